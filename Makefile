@@ -1,0 +1,31 @@
+# Two commands: `make audit` runs the main audit, `make test` checks everything.
+# Both make their own virtual environment in $(VENV) first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# One thread per process: two OpenMP threads on a busy machine stall each other.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: audit test lint types clean
+
+audit: $(VENV)/.installed
+	$(BIN)/python -m audit.run --threat ETCV --canary dirac --out runs/etcv-dirac
+
+test: lint types
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,65 @@
+"""The contract between the game and an engine: lanes in, outcomes out.
+
+A *lane* is one run of DP-SGD (Xiang et al. 2024, eq. 1). The game draws the number of runs of every
+trial first, flattens all runs to lanes, and hands them to an engine in packs, whatever trial they
+belong to. Nothing of a trajectory is kept: proxies and scores accumulate as the steps go.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A pack of R independent runs of DP-SGD.
+
+    Attributes:
+        included: [R] bool, whether the canary is in the lane's data set (X' rather than X).
+        candidate: [R] int, the index of the lane's hyper-parameter candidate in Omega.
+        seeds: [R] uint64, the seed of each lane's own random stream. A lane's noise depends on its
+            seed alone, never on its place in the pack.
+    """
+
+    included: NDArray[np.bool_]
+    candidate: NDArray[np.int64]
+    seeds: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        """Number of lanes."""
+        return len(self.seeds)
+
+
+@dataclass(frozen=True)
+class LaneOutcomes:
+    """What is kept of R runs.
+
+    Attributes:
+        lambda_a: [R] float64, the paper's base proxy (1/N) sum_i <p_i^z, p_i> / C^2 (eq. 10).
+        scores: [R] float64, the threat model's score g(y), higher is better.
+        finite: [R] bool, False where the run diverged (non-finite weights). Such a lane's score is
+            minus infinity and its lambda_a 0.
+    """
+
+    lambda_a: NDArray[np.float64]
+    scores: NDArray[np.float64]
+    finite: NDArray[np.bool_]
+
+
+class Engine(Protocol):
+    """Runs packs of lanes for one threat model at one noise level."""
+
+    name: str
+
+    def run(self, lanes: Lanes) -> LaneOutcomes:
+        """Runs every lane from the first step to the last.
+
+        Args:
+            lanes: the pack; any length.
+
+        Returns:
+            One outcome per lane, in the order of the pack.
+        """
+        ...

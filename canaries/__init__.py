@@ -1,0 +1,1 @@
+"""Canaries: the record z in which the two neighbouring data sets differ."""

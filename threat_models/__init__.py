@@ -1,0 +1,1 @@
+"""Threat models: what the adversary of the distinguishing game may do."""
