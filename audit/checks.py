@@ -1,0 +1,62 @@
+"""Checks of what a user passes in: one clear error names the parameter, the range, the value."""
+
+import difflib
+import math
+from collections.abc import Iterable
+
+
+def interval(
+    name: str,
+    value: float,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    closed_low: bool = False,
+    closed_high: bool = False,
+) -> float:
+    """Returns `value` as a float if it lies in the interval, else raises.
+
+    Args:
+        name: the parameter's name, as the user knows it.
+        value: what came.
+        low: lower end, excluded unless `closed_low`.
+        high: upper end, excluded unless `closed_high`.
+        closed_low: whether `low` itself is allowed.
+        closed_high: whether `high` itself is allowed.
+
+    Raises:
+        ValueError: `value` is not a number inside the interval; NaN never is.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    above = number >= low if closed_low else number > low
+    below = number <= high if closed_high else number < high
+    if not (above and below):
+        opening, closing = "[" if closed_low else "(", "]" if closed_high else ")"
+        raise ValueError(f"{name} must be in {opening}{low:g}, {high:g}{closing}, got {value!r}")
+    return number
+
+
+def whole(name: str, value: float, low: int, high: int | None = None) -> int:
+    """Returns `value` as an int if it is a whole number in [low, high], else raises ValueError."""
+    in_words = f">= {low}" if high is None else f"in [{low}, {high}]"
+    try:
+        number = int(value)
+        exact = number == float(value)
+    except (TypeError, ValueError, OverflowError):
+        number, exact = 0, False
+    if not exact or number < low or (high is not None and number > high):
+        raise ValueError(f"{name} must be a whole number {in_words}, got {value!r}")
+    return number
+
+
+def one_of(name: str, value: str, allowed: Iterable[str]) -> str:
+    """Returns `value` if it is allowed, else raises ValueError with the nearest allowed name."""
+    names = list(allowed)
+    if value in names:
+        return value
+    near = difflib.get_close_matches(str(value).lower(), [n.lower() for n in names], 1, 0.4)
+    hint = "".join(f"; did you mean {n!r}?" for n in names if near and n.lower() == near[0])
+    raise ValueError(f"{name} must be one of {', '.join(names)}, got {value!r}{hint}")
