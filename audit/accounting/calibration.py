@@ -1,0 +1,81 @@
+"""The noise that a budget for one run asks for, and the papers' single-parameter summaries mu."""
+
+import math
+
+from scipy import optimize, special
+
+from audit import checks
+from audit.accounting.mechanisms import GaussianMechanism
+
+ACCOUNTINGS = ("rdp", "exact")
+"""How epsilon_B is counted: `rdp` as the papers do, `exact` by the Gaussian profile."""
+
+_SMALLEST_MU, _LARGEST_MU = 1e-12, 1e3
+
+
+def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float:
+    """The largest mu for which one run is (epsilon, delta)-DP.
+
+    Args:
+        epsilon: the budget of one run, > 0.
+        delta: in (0, 1).
+        accounting: `rdp` (Renyi divergences of all orders, the papers' way) or `exact`.
+
+    Returns:
+        mu, rounded down, so that the budget is kept.
+
+    Raises:
+        ValueError: an argument is out of its range, or no mu in (1e-12, 1000) spends the budget.
+    """
+    checks.interval("epsilon", epsilon, 0.0)
+    checks.interval("delta", delta, 0.0, 1.0)
+    checks.one_of("accounting", accounting, ACCOUNTINGS)
+
+    def spent(log_mu: float) -> float:
+        mechanism = GaussianMechanism(math.exp(log_mu))
+        used = mechanism.renyi_epsilon(delta) if accounting == "rdp" else mechanism.epsilon(delta)
+        return used - epsilon
+
+    low, high = math.log(_SMALLEST_MU), math.log(_LARGEST_MU)
+    if spent(high) <= 0 or spent(low) > 0:
+        raise ValueError(
+            f"epsilon must be a budget that some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) spends "
+            f"at delta={delta:g}, got {epsilon!r}"
+        )
+    log_mu = float(optimize.brentq(spent, low, high, xtol=1e-13, rtol=1e-13))
+    while spent(log_mu) > 0:
+        log_mu -= 1e-12
+    return math.exp(log_mu)
+
+
+def noise_multiplier_for(mu: float, steps: int) -> float:
+    """The noise multiplier sigma at which `steps` full-batch iterations have this mu."""
+    checks.interval("mu", mu, 0.0)
+    return math.sqrt(checks.whole("steps", steps, 1)) / mu
+
+
+def mean_inclusion_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0) -> float:
+    """The mu called "O": tau sqrt(N) / sigma (Xiang, Wang & Wang 2024, eq. 19).
+
+    Exact at sampling rate 1. Below 1 it replaces the random number of times the record is sampled
+    by its mean: an approximation, not a bound.
+    """
+    checks.interval("noise_multiplier", noise_multiplier, 0.0)
+    checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
+    return sampling_rate * math.sqrt(checks.whole("steps", steps, 1)) / noise_multiplier
+
+
+def gdp_limit_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0) -> float:
+    """The mu called "G": the central limit of Gaussian DP (Dong, Roth & Su; Xiang et al., cor. 2).
+
+    sqrt(2) tau sqrt(N) sqrt(e^(1/sigma^2) Phi(1.5/sigma) + 3 Phi(-0.5/sigma) - 2): asymptotic in
+    the number of steps, not a bound.
+    """
+    checks.interval("noise_multiplier", noise_multiplier, 0.04)
+    checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
+    c = sampling_rate * math.sqrt(checks.whole("steps", steps, 1))
+    u = 1.0 / noise_multiplier
+    # The sum cancels to u^2/2 + O(u^3) as the noise grows; expm1 and erf keep its digits.
+    half = [0.5 * special.erf(t * u * math.sqrt(0.5)) for t in (1.5, 0.5)]
+    inside = math.expm1(u * u) * (0.5 + half[0]) + half[0] - 3.0 * half[1]
+    return math.sqrt(2.0) * c * math.sqrt(inside)
