@@ -1,1 +1,6 @@
 """Canaries: the record z in which the two neighbouring data sets differ."""
+
+from canaries.dirac import DiracCanary
+from canaries.input_space import InputCanary
+
+__all__ = ["DiracCanary", "InputCanary"]

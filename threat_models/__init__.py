@@ -1,1 +1,38 @@
 """Threat models: what the adversary of the distinguishing game may do."""
+
+from threat_models.base import ThreatModel
+from threat_models.datasets import Records
+from threat_models.etcv import etcv
+from threat_models.ntcv import ntcv
+from threat_models.ntnv import ntnv
+from threat_models.scores import (
+    CanaryLoss,
+    FirstCoordinate,
+    Observation,
+    Score,
+    UserScore,
+    ValidationLoss,
+    WorstOrder,
+    worst_order_key,
+)
+from threat_models.table import CANARIES, SCORES, THREATS, build
+
+__all__ = [
+    "CANARIES",
+    "SCORES",
+    "THREATS",
+    "CanaryLoss",
+    "FirstCoordinate",
+    "Observation",
+    "Records",
+    "Score",
+    "ThreatModel",
+    "UserScore",
+    "ValidationLoss",
+    "WorstOrder",
+    "build",
+    "etcv",
+    "ntcv",
+    "ntnv",
+    "worst_order_key",
+]

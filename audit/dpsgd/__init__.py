@@ -1,0 +1,16 @@
+"""DP-SGD, the base mechanism, run in lanes. Importing this does not import torch."""
+
+from audit.dpsgd.base import Engine, LaneOutcomes, Lanes
+from audit.dpsgd.engines import ENGINES, choose_engine, make_engine
+from audit.dpsgd.settings import MODELS, DpSgdSettings
+
+__all__ = [
+    "ENGINES",
+    "MODELS",
+    "DpSgdSettings",
+    "Engine",
+    "LaneOutcomes",
+    "Lanes",
+    "choose_engine",
+    "make_engine",
+]

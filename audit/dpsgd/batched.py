@@ -1,0 +1,302 @@
+"""Many runs of DP-SGD at once: every parameter of every lane, in every step."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from audit import checks
+from audit.dpsgd import streams
+from audit.dpsgd.base import LaneOutcomes, Lanes
+from audit.dpsgd.gradients import ClippedSums, StackedModel, stacked
+from audit.dpsgd.layers import Parameters
+from audit.dpsgd.models import make_model
+from audit.dpsgd.settings import DpSgdSettings
+from canaries import InputCanary
+from threat_models import Observation, ThreatModel
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+# On a CPU: numbers that the state of a pack, and one chunk of records, may have to stay in cache.
+_CPU_STATE_FLOATS = 400_000
+_CPU_CHUNK_FLOATS = 1_000_000
+_MAX_LANES = 4096
+# Noise is drawn for so many numbers of a lane at once: a call per step is slow for small models.
+_NOISE_BLOCK = 16_384
+
+
+class BatchedEngine:
+    """DP-SGD in lanes; see `Engine`.
+
+    The lanes' weights are [R, parameters]; clipped sums come from `gradients`. lambda_a and what
+    the scores need accumulate as the steps go. Rounding apart, a lane's outcome depends on its seed
+    alone.
+
+    Args:
+        threat_model: data, canary and score.
+        settings: the base mechanism.
+        device: a torch device.
+        precision: "float32" or "float64". Lower precisions break the clipping bound.
+
+    Raises:
+        ValueError: a precision, device or model that cannot be had.
+    """
+
+    name = "batched"
+
+    def __init__(
+        self,
+        threat_model: ThreatModel,
+        settings: DpSgdSettings,
+        device: str = "cpu",
+        precision: str = "float32",
+    ) -> None:
+        dtype = check_precision(precision)
+        self._device = check_device(device)
+        model = make_model(
+            settings.model,
+            settings.model_seed,
+            threat_model.record_shape,
+            threat_model.classes,
+            dtype,
+        )
+        self._set_up(threat_model, settings, model)
+
+    def _set_up(self, threat_model: ThreatModel, settings: DpSgdSettings, model: nn.Module) -> None:
+        self._threat_model = threat_model
+        self._settings = settings
+        self._initial = [p.detach().to(self._device) for p in model.parameters() if p.requires_grad]
+        self.parameters = sum(p.numel() for p in self._initial)
+        self._model = stacked(model.to(self._device), threat_model.record_shape)
+        self._chunk_floats = self._chunk_size()
+        self._training = self._canary = None
+        if threat_model.training_set is not None:
+            records = threat_model.training_set
+            self._training = self._sums(records.features, records.labels)
+            self._training_size = len(records)
+        else:
+            self._training_size = 0
+        if isinstance(threat_model.canary, InputCanary):
+            canary = threat_model.canary
+            self._canary = self._sums(canary.features[None], np.array([canary.label]))
+
+    def _sums(self, features: NDArray[np.float32], labels: NDArray[np.int64]) -> ClippedSums:
+        x, y = self._tensors(features, labels)
+        return ClippedSums(self._model, x, y, self._settings.max_grad_norm)
+
+    def _tensors(
+        self, features: NDArray[np.float32], labels: NDArray[np.int64]
+    ) -> tuple[Tensor, Tensor]:
+        x = torch.from_numpy(np.array(features)).to(self._device, self._initial[0].dtype)
+        return x, torch.from_numpy(np.array(labels)).to(self._device)
+
+    def _chunk_size(self) -> int:
+        if self._device.type == "cpu":
+            return _CPU_CHUNK_FLOATS
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free // (4 * self._initial[0].element_size()))
+
+    def lanes_per_pack(self) -> int:
+        """How many lanes run side by side: from the cache on a CPU, from free memory on a GPU."""
+        if self._device.type == "cpu":
+            lanes = _CPU_STATE_FLOATS // self.parameters
+            return min(max(lanes, 4), 1024)
+        free, _ = torch.cuda.mem_get_info(self._device)
+        block = max(1, _NOISE_BLOCK // self.parameters)
+        per_lane = self.parameters * self._initial[0].element_size() * (6 + block)
+        return min(max(int(free // 4 // per_lane), 1), _MAX_LANES)
+
+    def run(self, lanes: Lanes) -> LaneOutcomes:
+        """See `Engine.run`. Packs that do not fit the memory are halved and tried again."""
+        parts: list[LaneOutcomes] = []
+        size, start = self.lanes_per_pack(), 0
+        while start < len(lanes):
+            part = slice(start, start + size)
+            pack = Lanes(lanes.included[part], lanes.candidate[part], lanes.seeds[part])
+            try:
+                parts.append(self._run_pack(pack))
+            except (MemoryError, RuntimeError) as error:
+                smallest = len(pack) == 1 and self._chunk_floats <= self._model.record_floats
+                if not _is_out_of_memory(error) or smallest:
+                    raise
+                if len(pack) > 1:
+                    size = len(pack) // 2
+                else:
+                    self._chunk_floats //= 2
+                if self._device.type == "cuda":
+                    torch.cuda.empty_cache()
+            else:
+                start += len(pack)
+        return LaneOutcomes(
+            np.concatenate([np.empty(0), *(p.lambda_a for p in parts)]),
+            np.concatenate([np.empty(0), *(p.scores for p in parts)]),
+            np.concatenate([np.empty(0, np.bool_), *(p.finite for p in parts)]),
+        )
+
+    @torch.no_grad()
+    def _run_pack(self, lanes: Lanes) -> LaneOutcomes:
+        s = self._settings
+        clip, count = s.max_grad_norm, len(lanes)
+        theta = [p.expand(count, *p.shape).clone() for p in self._initial]
+        flat = [p.view(count, -1) for p in theta]
+        included = torch.from_numpy(np.array(lanes.included)).to(self._device)
+        rates = torch.tensor(s.learning_rates, dtype=theta[0].dtype, device=self._device)
+        descent = -rates[torch.from_numpy(np.array(lanes.candidate)).to(self._device)][:, None]
+        velocity = [torch.zeros_like(p) for p in flat] if s.momentum else None
+        product = torch.zeros(count, dtype=torch.float64, device=self._device)
+        residual = torch.zeros_like(product)
+
+        noise = self._noise(lanes, theta[0].dtype)
+        batches = self._batches(lanes)
+        for released, (taken, canary_taken) in zip(noise, batches, strict=True):
+            # released grows from the noise to p_i; the canary's gradient z is taken before step i.
+            hit = (included & canary_taken).to(theta[0].dtype)[:, None]
+            z: Parameters | None = None
+            if self._canary is None:
+                released[0][:, 0] += clip * hit[:, 0]
+            else:
+                z = [g.view(count, -1) for g in self._canary(theta, None, self._chunk_floats)]
+                for p, g in zip(released, z, strict=True):
+                    p.addcmul_(g, hit)
+            residual += released[0][:, 0]
+            if self._training is not None:
+                sums = self._training(theta, taken, self._chunk_floats)
+                for p, g in zip(released, sums, strict=True):
+                    p.add_(g.view(count, -1))
+            if z is None:
+                product += clip * released[0][:, 0]
+            else:
+                for p, g in zip(released, z, strict=True):
+                    product += (p[:, None] @ g[:, :, None])[:, 0, 0]
+            step = released
+            if velocity is not None:
+                step = [v.mul_(s.momentum).add_(p) for v, p in zip(velocity, released, strict=True)]
+            for w, v in zip(flat, step, strict=True):
+                w.addcmul_(v, descent)
+
+        finite = torch.stack([w.isfinite().all(1) for w in flat]).all(0).cpu().numpy()
+        unit = clip * s.noise_multiplier * math.sqrt(s.steps)
+        observation = ModelObservation(
+            first_displacement=_to_numpy(self._initial[0].flatten()[0] - flat[0][:, 0]),
+            standardised_sum=_to_numpy(residual / unit),
+            model=self._model,
+            theta=theta,
+            chunk_floats=self._chunk_floats,
+        )
+        scores = np.asarray(self._threat_model.score(observation), dtype=np.float64)
+        if scores.shape != (count,):
+            raise ValueError(
+                f"score {self._threat_model.score.name} must give one number per run, "
+                f"[{count}], got shape {list(scores.shape)}"
+            )
+        lambda_a = _to_numpy(product / (s.steps * clip**2))
+        finite &= np.isfinite(scores) & np.isfinite(lambda_a)
+        return LaneOutcomes(
+            np.where(finite, lambda_a, 0.0), np.where(finite, scores, -np.inf), finite
+        )
+
+    def _noise(self, lanes: Lanes, dtype: torch.dtype) -> Iterator[Parameters]:
+        """For every step N(0, C^2 sigma^2) noise as one [R, size] per parameter."""
+        s = self._settings
+        scale = s.max_grad_norm * s.noise_multiplier
+        sizes = [p.numel() for p in self._initial]
+        generators = streams.generators(lanes.seeds, 0, str(self._device))
+        block = min(s.steps, max(1, _NOISE_BLOCK // self.parameters))
+        buffer = torch.empty(len(lanes), block, self.parameters, dtype=dtype, device=self._device)
+        for start in range(0, s.steps, block):
+            for lane, generator in zip(buffer, generators, strict=True):
+                lane.normal_(0, scale, generator=generator)
+            for row in range(min(block, s.steps - start)):
+                yield list(torch.split(buffer[:, row], sizes, dim=1))
+
+    def _batches(self, lanes: Lanes) -> Iterator[tuple[Tensor | None, Tensor]]:
+        """For every step the records taken, [R, n] (None: all), and whether the canary is."""
+        s = self._settings
+        if s.sampling_rate == 1:
+            everything = torch.ones(len(lanes), dtype=torch.bool, device=self._device)
+            for _ in range(s.steps):
+                yield None, everything
+            return
+        width = self._training_size + 1
+        generators = streams.generators(lanes.seeds, 1, str(self._device))
+        block = min(s.steps, max(1, _NOISE_BLOCK // width))
+        buffer = torch.empty(len(lanes), block, width, dtype=torch.float64, device=self._device)
+        for start in range(0, s.steps, block):
+            for lane, generator in zip(buffer, generators, strict=True):
+                lane.uniform_(generator=generator)
+            for row in range(min(block, s.steps - start)):
+                taken = buffer[:, row] < s.sampling_rate
+                yield taken[:, :-1], taken[:, -1]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelObservation(Observation):
+    """An observation with the final models at hand."""
+
+    model: StackedModel
+    theta: Parameters
+    chunk_floats: int
+
+    def parameters(self) -> NDArray[np.float64]:
+        """See `Observation.parameters`."""
+        return _to_numpy(torch.cat([p.flatten(1) for p in self.theta], dim=1))
+
+    @torch.no_grad()
+    def loss(self, features: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+        """See `Observation.loss`."""
+        like = self.theta[0]
+        total = torch.zeros(len(like), dtype=torch.float64, device=like.device)
+        chunk = max(1, self.chunk_floats // (len(like) * self.model.record_floats))
+        for start in range(0, len(labels), chunk):
+            part = slice(start, start + chunk)
+            x = torch.from_numpy(np.array(features[part])).to(like)
+            y = torch.from_numpy(np.array(labels[part])).to(like.device)
+            logits = self.model.logits(self.theta, self.model.prepare(x)).double()
+            index = y.expand(logits.shape[:2])[..., None]
+            total -= logits.log_softmax(-1).gather(-1, index).sum((1, 2))
+        return _to_numpy(total)
+
+
+def check_precision(precision: str) -> torch.dtype:
+    """The dtype of a precision; switches TF32 off, which breaks the clipping bound.
+
+    Raises:
+        ValueError: another precision.
+    """
+    checks.one_of("precision", precision, DTYPES)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    return DTYPES[precision]
+
+
+def check_device(name: str) -> torch.device:
+    """A torch device that is there.
+
+    Raises:
+        ValueError: one that is not.
+    """
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"device must be cpu or a CUDA device that is there, got {name}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, got {name}")
+    return device
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        "DefaultCPUAllocator" in str(error)
+    )
+
+
+def _to_numpy(tensor: Tensor) -> NDArray[np.float64]:
+    return tensor.double().cpu().numpy()

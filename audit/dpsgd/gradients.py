@@ -1,0 +1,254 @@
+"""Sums of clipped per-record gradients of R stacked models."""
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from audit.dpsgd.layers import (
+    Conv2d,
+    Dense,
+    Free,
+    Layer,
+    Linear,
+    Parameters,
+    RecordGradients,
+    stack,
+)
+
+
+class StackedModel(Protocol):
+    """R models of one architecture side by side; their parameters are a list of [R, ...]."""
+
+    record_floats: int
+    """Roughly how many numbers one record of one lane needs while its gradient is taken."""
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """What can be computed from [m, ...] records once for all steps and lanes."""
+        ...
+
+    def logits(self, theta: Parameters, x: Tensor) -> Tensor:
+        """[R, m, classes], from prepared records [m, ...] or, lane by lane, [R, m, ...]."""
+        ...
+
+    def clipped_sum(
+        self, theta: Parameters, x: Tensor, labels: Tensor, weights: Tensor, clip: float
+    ) -> Parameters:
+        """sum_j weights[:, j] * g_j min(1, clip / |g_j|), one [R, ...] per parameter.
+
+        Args:
+            theta: parameters.
+            x: prepared records, [m, ...] or [R, m, ...].
+            labels: [m] or [R, m].
+            weights: [R, m], 0 or 1: whether the lane takes the record.
+            clip: C, the largest norm of one record's contribution.
+        """
+        ...
+
+
+def stacked(model: nn.Module, record_shape: tuple[int, ...]) -> StackedModel:
+    """The fastest form that knows the model: book-keeping, else vmap over single records."""
+    layers = stack(model)
+    if layers is not None and sum(layer.parameters for layer in layers) == len(
+        list(model.parameters())
+    ):
+        split = next((i for i, layer in enumerate(layers) if layer.parameters), 0)
+        prefix = [layer for layer in layers[:split] if isinstance(layer, Free)]
+        first = layers[split]
+        if isinstance(first, Linear | Conv2d):
+            kept = BookkeepingModel(prefix, first, layers[split + 1 :])
+            if _agrees(kept, model, record_shape):
+                return kept
+    return VmapModel(model, record_shape)
+
+
+def _agrees(candidate: "BookkeepingModel", model: nn.Module, record_shape: tuple[int, ...]) -> bool:
+    """Whether both give the same logits: a hook may have changed what a layer does."""
+    theta = [p.detach()[None] for p in model.parameters()]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2, *record_shape, generator=generator).to(theta[0])
+    with torch.no_grad():
+        try:
+            got = candidate.logits(theta, candidate.prepare(x))[0]
+        except NotImplementedError:
+            return False
+        candidate.measure(theta, candidate.prepare(x))
+        return torch.allclose(got, model(x), rtol=1e-4, atol=1e-5)
+
+
+class BookkeepingModel:
+    """A sequential model of known layers; see `layers`."""
+
+    def __init__(self, prefix: list[Free], first: Linear | Conv2d, rest: list[Layer]) -> None:
+        self._prefix = prefix
+        self._first = first
+        self._rest = rest
+        self.record_floats = 0
+
+    def measure(self, theta: Parameters, x: Tensor) -> None:
+        """Sets `record_floats` from the sizes of the activations and of convolution gradients."""
+        _, tape = self._forward(theta, x)
+        floats = 0
+        for _, parameters, saved in tape:
+            tensors = saved if isinstance(saved, tuple) else (saved,)
+            floats += sum(math.prod(t.shape[1:]) for t in tensors if isinstance(t, Tensor))
+            floats += sum(p[0].numel() for p in parameters if p.dim() == 5)
+        self.record_floats = floats
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """The layers before the first parameters, then the first layer's own preparation."""
+        for free in self._prefix:
+            features = free(features)
+        return self._first.prepare(features)
+
+    def logits(self, theta: Parameters, x: Tensor) -> Tensor:
+        """See `StackedModel`."""
+        return self._forward(theta, x)[0]
+
+    def _forward(
+        self, theta: Parameters, x: Tensor
+    ) -> tuple[Tensor, list[tuple[Layer, Parameters, object]]]:
+        at = self._first.parameters
+        y, saved = self._first.forward_prepared(theta[:at], x)
+        tape: list[tuple[Layer, Parameters, object]] = [(self._first, theta[:at], saved)]
+        for layer in self._rest:
+            own = theta[at : at + layer.parameters]
+            at += layer.parameters
+            y, saved = layer.forward(own, y)
+            tape.append((layer, own, saved))
+        return y, tape
+
+    def clipped_sum(
+        self, theta: Parameters, x: Tensor, labels: Tensor, weights: Tensor, clip: float
+    ) -> Parameters:
+        """One forward and one backward pass; see `StackedModel`."""
+        y, tape = self._forward(theta, x)
+        # The gradient of the cross-entropy by the logits.
+        delta = y.softmax(-1)
+        index = labels.expand(delta.shape[:2])[..., None]
+        delta.scatter_add_(-1, index, delta.new_full((), -1.0).expand(index.shape))
+        squared = torch.zeros_like(weights)
+        found: list[RecordGradients] = []
+        for i, (layer, own, saved) in reversed(list(enumerate(tape))):
+            back, gradients = layer.backward(own, saved, delta, need_input=i > 0)
+            if gradients is not None:
+                squared += gradients.squared_norms()
+                found.append(gradients)
+            if back is not None:
+                delta = back
+        factors = weights * _clip_factors(squared, clip)
+        return [s for gradients in reversed(found) for s in gradients.weighted_sum(factors)]
+
+
+def _clip_factors(squared_norms: Tensor, clip: float) -> Tensor:
+    """min(1, clip / norm)."""
+    return (clip / squared_norms.sqrt()).clamp_(max=1.0)
+
+
+class VmapModel:
+    """Any module, one record at a time under `torch.func.vmap`: slower, and needs more memory."""
+
+    def __init__(self, model: nn.Module, record_shape: tuple[int, ...]) -> None:
+        self._model = model
+        self._record_dims = len(record_shape)
+        self._names = [name for name, p in model.named_parameters() if p.requires_grad]
+        self._fixed = dict(model.named_buffers())
+        self._fixed |= {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
+        # The written-out gradient, and as much again for what autograd holds.
+        self.record_floats = 2 * sum(p.numel() for p in model.parameters())
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Identity."""
+        return features
+
+    def logits(self, theta: Parameters, x: Tensor) -> Tensor:
+        """See `StackedModel`."""
+        by_lane = 0 if x.dim() > self._record_dims + 1 else None
+        y: Tensor = vmap(self._apply, in_dims=(0, by_lane))(theta, x)
+        return y
+
+    def clipped_sum(
+        self, theta: Parameters, x: Tensor, labels: Tensor, weights: Tensor, clip: float
+    ) -> Parameters:
+        """Writes every gradient out; see `StackedModel`."""
+        by_lane = 0 if x.dim() > self._record_dims + 1 else None
+        of_records = vmap(grad(self._loss), in_dims=(None, 0, 0))
+        of_lanes = vmap(of_records, in_dims=(0, by_lane, by_lane))
+        gradients = Dense(of_lanes(theta, x, labels))
+        factors = weights * _clip_factors(gradients.squared_norms(), clip)
+        return gradients.weighted_sum(factors)
+
+    def _apply(self, theta: Parameters, x: Tensor) -> Tensor:
+        """Logits of one lane's model for records [m, ...]."""
+        named = dict(zip(self._names, theta, strict=True)) | self._fixed
+        y: Tensor = functional_call(self._model, named, (x,))
+        return y
+
+    def _loss(self, theta: Parameters, x: Tensor, label: Tensor) -> Tensor:
+        """Loss of one lane's model on one record."""
+        return functional.cross_entropy(self._apply(theta, x[None]), label[None])
+
+
+class ClippedSums:
+    """Clipped sums over a fixed set of records, in chunks.
+
+    Args:
+        model: the stacked model.
+        features: [n, ...] records.
+        labels: [n] classes.
+        clip: C.
+    """
+
+    # Prepared records above this many bytes are prepared anew for every chunk.
+    _KEEP_BYTES = 2**29
+
+    def __init__(self, model: StackedModel, features: Tensor, labels: Tensor, clip: float) -> None:
+        self._model = model
+        self._labels = labels
+        self._clip = clip
+        one = model.prepare(features[:1])
+        self._is_kept = one.numel() * one.element_size() * len(features) <= self._KEEP_BYTES
+        self._records = model.prepare(features) if self._is_kept else features
+
+    def __call__(self, theta: Parameters, taken: Tensor | None, chunk_floats: int) -> Parameters:
+        """The sums of R lanes.
+
+        Args:
+            theta: parameters, each [R, ...].
+            taken: [R, n] bool, the records of each lane's batch; None takes all.
+            chunk_floats: how many numbers one chunk of [R, m] records may need.
+
+        Returns:
+            One [R, ...] per parameter.
+        """
+        lanes = len(theta[0])
+        if taken is None:
+            index, weights = None, theta[0].new_ones(lanes, len(self._labels))
+        else:
+            # Lanes differ in the size of their batches: the smaller are filled up at weight 0.
+            size = int(taken.sum(1).max())
+            order = taken.to(torch.uint8).sort(dim=1, descending=True, stable=True)
+            index, weights = order.indices[:, :size], order.values[:, :size].to(theta[0].dtype)
+        total: Parameters | None = None
+        chunk = max(1, chunk_floats // (lanes * self._model.record_floats))
+        for start in range(0, weights.shape[1], chunk):
+            part = slice(start, start + chunk)
+            rows: slice | Tensor = part if index is None else index[:, part]
+            sums = self._model.clipped_sum(
+                theta, self._take(rows), self._labels[rows], weights[:, part], self._clip
+            )
+            total = sums if total is None else [t.add_(s) for t, s in zip(total, sums, strict=True)]
+        return [torch.zeros_like(p) for p in theta] if total is None else total
+
+    def _take(self, rows: slice | Tensor) -> Tensor:
+        """Prepared records of a slice [m, ...] or of an index [R, m, ...]."""
+        records = self._records[rows]
+        if self._is_kept:
+            return records
+        if isinstance(rows, slice):
+            return self._model.prepare(records)
+        prepared = self._model.prepare(records.flatten(0, 1))
+        return prepared.view(*rows.shape, *prepared.shape[1:])

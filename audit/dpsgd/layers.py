@@ -1,0 +1,390 @@
+"""Layers of R stacked models, with the gradients of single records kept as factors.
+
+Activations are [R, m, ...]: R lanes, m records, any strides. The input of the first layer is the
+same in every lane and has no lane dimension, [m, ...]; its work is then one matrix product for all
+lanes. Each layer's `backward` gives per-record gradients in a form that knows their norms and
+their weighted sum without ever being written out as [R, m, parameters] (book-keeping: Bu et al.
+2023, "Differentially private optimization on large model at small cost").
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Parameters = list[Tensor]
+
+
+class RecordGradients(Protocol):
+    """The gradients of m records in R lanes with respect to one layer's parameters."""
+
+    def squared_norms(self) -> Tensor:
+        """Squared l2 norms, [R, m]."""
+        ...
+
+    def weighted_sum(self, factors: Tensor) -> Parameters:
+        """sum_j factors[:, j] * gradient_j for factors [R, m]; one [R, ...] per parameter."""
+        ...
+
+
+class Layer(Protocol):
+    """One layer of R stacked models."""
+
+    parameters: int
+    """How many parameter tensors it owns."""
+
+    def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
+        """The output [R, m, ...], and what `backward` needs."""
+        ...
+
+    def backward(
+        self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
+    ) -> tuple[Tensor | None, RecordGradients | None]:
+        """From the loss's gradient by the output: that by the input, and those of the records."""
+        ...
+
+
+@dataclass
+class Outer:
+    """Gradients delta_j x_j^T of a weight, and delta_j of a bias."""
+
+    delta: Tensor  # [R, m, outputs]
+    x: Tensor  # [R, m, inputs], or [m, inputs] where all lanes share it
+    has_bias: bool
+
+    def squared_norms(self) -> Tensor:
+        """|delta|^2 (|x|^2 + 1)."""
+        sizes = self.x.square().sum(-1) + float(self.has_bias)
+        return self.delta.square().sum(-1) * sizes
+
+    def weighted_sum(self, factors: Tensor) -> Parameters:
+        """One matrix product for all lanes where they share the input."""
+        delta = self.delta * factors[..., None]
+        lanes, records, outputs = delta.shape
+        if self.x.dim() == 3:
+            weight = delta.transpose(1, 2) @ self.x
+        elif records == 1:
+            weight = delta.reshape(lanes, outputs, 1) * self.x
+        else:
+            flat = delta.transpose(0, 1).reshape(records, lanes * outputs)
+            weight = (flat.T @ self.x).view(lanes, outputs, -1)
+        return [weight, delta.sum(1)] if self.has_bias else [weight]
+
+
+@dataclass
+class Dense:
+    """Gradients written out, for layers with few parameters per record."""
+
+    gradients: Parameters  # each [R, m, ...]
+
+    def squared_norms(self) -> Tensor:
+        """Sum of squares."""
+        return sum(
+            (torch.linalg.vector_norm(g.flatten(2), dim=2).square() for g in self.gradients),
+            start=torch.zeros((), dtype=self.gradients[0].dtype, device=self.gradients[0].device),
+        )
+
+    def weighted_sum(self, factors: Tensor) -> Parameters:
+        """A matrix product per lane."""
+        return [
+            (factors[:, None] @ g.flatten(2)).view(len(g), *g.shape[2:]) for g in self.gradients
+        ]
+
+
+class Linear:
+    """`nn.Linear` on [m, inputs]."""
+
+    def __init__(self, module: nn.Linear) -> None:
+        self._has_bias = module.bias is not None
+        self.parameters = 1 + self._has_bias
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Identity."""
+        return features
+
+    def forward_prepared(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
+        """As `forward`."""
+        return self.forward(theta, x)
+
+    def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
+        """X W^T + b."""
+        if x.dim() > 3:
+            raise NotImplementedError("Linear on more than one position per record")
+        weight = theta[0]
+        lanes, outputs, inputs = weight.shape
+        if x.dim() == 2:
+            y = (x @ weight.view(lanes * outputs, inputs).T).view(len(x), lanes, outputs)
+            y = y.transpose(0, 1)
+        else:
+            y = x @ weight.transpose(1, 2)
+        return (y + theta[1][:, None] if self._has_bias else y), x
+
+    def backward(
+        self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
+    ) -> tuple[Tensor | None, RecordGradients | None]:
+        """Delta W, and the outer products."""
+        return (delta @ theta[0] if need_input else None), Outer(delta, saved, self._has_bias)
+
+
+class Conv2d:
+    """`nn.Conv2d` as a matrix product over patches; its record gradients are written out.
+
+    They are small beside the activations, and cheaper than norms by Gram matrices of the patches.
+    """
+
+    def __init__(self, module: nn.Conv2d) -> None:
+        self._has_bias = module.bias is not None
+        self.parameters = 1 + self._has_bias
+        self._kernel: tuple[int, ...] = module.kernel_size
+        self._stride: tuple[int, ...] = module.stride
+        self._dilation: tuple[int, ...] = module.dilation
+        # [left, right, top, bottom], as functional.pad takes them; "same" may be lopsided.
+        self._pad = list(module._reversed_padding_repeated_twice)
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Patches of [m, c, h, w] as [m, height, width, kh * kw * c]."""
+        return self._patches(features).contiguous()
+
+    def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
+        """Patches times kernels."""
+        y, (patches, _) = self.forward_prepared(theta, self._patches(x))
+        return y, (patches, tuple(x.shape))
+
+    def forward_prepared(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
+        """As `forward`, from patches; channels come last in memory."""
+        weight = self._flat(theta[0])
+        lanes, outputs, size = weight.shape
+        *_, records, height, width, _ = x.shape
+        if x.dim() == 4:
+            y = x.reshape(-1, size) @ weight.view(lanes * outputs, size).T
+            y = y.view(records, height, width, lanes, outputs).permute(3, 0, 4, 1, 2)
+        else:
+            y = x.reshape(lanes, -1, size) @ weight.transpose(1, 2)
+            y = y.view(lanes, records, height, width, outputs).permute(0, 1, 4, 2, 3)
+        if self._has_bias:
+            y = y + theta[1][:, None, :, None, None]
+        return y, (x, ())
+
+    def backward(
+        self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
+    ) -> tuple[Tensor | None, RecordGradients | None]:
+        """Delta W scattered back to the input, and the gradients of the kernels."""
+        patches, shape = saved
+        lanes, records, outputs = delta.shape[:3]
+        size = patches.shape[-1]
+        rows = delta.flatten(3).transpose(2, 3)  # [R, m, positions, outputs]
+        if patches.dim() == 4:
+            by_record = rows.permute(1, 0, 3, 2).reshape(records, lanes * outputs, -1)
+            gradient = by_record @ patches.reshape(records, -1, size)
+            gradient = gradient.view(records, lanes, outputs, size).transpose(0, 1)
+        else:
+            flat = patches.reshape(lanes, records, -1, size)
+            gradient = rows.transpose(2, 3) @ flat
+        channels = theta[0].shape[2]
+        kernel = gradient.view(lanes, records, outputs, *self._kernel, channels)
+        gradients = [kernel.permute(0, 1, 2, 5, 3, 4)]
+        if self._has_bias:
+            gradients.append(rows.sum(2))
+        back = None
+        if need_input:
+            columns = rows.reshape(lanes, -1, outputs) @ self._flat(theta[0])
+            back = self._scatter(columns.view(*patches.shape), shape)
+        return back, Dense(gradients)
+
+    def _flat(self, weight: Tensor) -> Tensor:
+        """[R, out, c, kh, kw] as [R, out, kh * kw * c], the order of the patches."""
+        return weight.permute(0, 1, 3, 4, 2).reshape(len(weight), weight.shape[1], -1)
+
+    def _patches(self, x: Tensor) -> Tensor:
+        """[..., c, h, w] to [..., height, width, kh * kw * c]."""
+        x = functional.pad(x, self._pad) if any(self._pad) else x
+        (kh, kw), (sh, sw), (dh, dw) = self._kernel, self._stride, self._dilation
+        *lead, channels, h, w = x.shape
+        height, width = (h - dh * (kh - 1) - 1) // sh + 1, (w - dw * (kw - 1) - 1) // sw + 1
+        *outer, c_step, h_step, w_step = x.stride()
+        windows = x.as_strided(
+            (*lead, height, width, kh, kw, channels),
+            (*outer, sh * h_step, sw * w_step, dh * h_step, dw * w_step, c_step),
+        )
+        return windows.reshape(*lead, height, width, kh * kw * channels)
+
+    def _scatter(self, columns: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The adjoint of `_patches`."""
+        (kh, kw), (sh, sw), (dh, dw) = self._kernel, self._stride, self._dilation
+        lanes, records, channels, h, w = shape
+        left, right, top, bottom = self._pad
+        height, width = columns.shape[2:4]
+        columns = columns.view(lanes, records, height, width, kh, kw, channels)
+        back = columns.new_zeros(lanes, records, h + top + bottom, w + left + right, channels)
+        for i in range(kh):
+            for j in range(kw):
+                back[
+                    :, :, i * dh : i * dh + sh * height : sh, j * dw : j * dw + sw * width : sw
+                ] += columns[:, :, :, :, i, j]
+        return back[:, :, top : top + h, left : left + w].permute(0, 1, 4, 2, 3)
+
+
+class Affine:
+    """The gain and bias after a normalisation, on the dimensions from `axis` (of a record)."""
+
+    def __init__(self, has_bias: bool, per_channel: bool) -> None:
+        self._has_bias = has_bias
+        self._per_channel = per_channel
+        self.parameters = 1 + has_bias
+
+    def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
+        """Gain * x + bias."""
+        gain = self._spread(theta[0], x)
+        y = x * gain
+        return (y + self._spread(theta[1], x) if self._has_bias else y), x
+
+    def backward(
+        self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
+    ) -> tuple[Tensor | None, RecordGradients | None]:
+        """Sums over the positions that share a parameter."""
+        terms = [delta * saved, delta] if self._has_bias else [delta * saved]
+        shape = theta[0].shape[1:]
+        if self._per_channel:
+            gradients = [term.flatten(3).sum(3) if term.dim() > 3 else term for term in terms]
+        else:
+            lead = delta.shape[:2]
+            gradients = [term.reshape(*lead, -1, *shape).sum(2) for term in terms]
+        return (delta * self._spread(theta[0], delta) if need_input else None), Dense(gradients)
+
+    def _spread(self, parameter: Tensor, x: Tensor) -> Tensor:
+        """[R, ...] made to broadcast with [R, m, ...]."""
+        if self._per_channel:
+            return parameter.view(len(parameter), 1, -1, *[1] * (x.dim() - 3))
+        ones = [1] * (x.dim() - parameter.dim())
+        return parameter.view(len(parameter), *ones, *parameter.shape[1:])
+
+
+class Free:
+    """A function without parameters; autograd finds its backward pass."""
+
+    parameters = 0
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self._function = function
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """The function of [m, ...]."""
+        y: Tensor = self._function(features[None])[0]
+        return y
+
+    def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
+        """The function of x, and its graph."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = self._function(x)
+        return y.detach(), (x, y)
+
+    def backward(
+        self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
+    ) -> tuple[Tensor | None, RecordGradients | None]:
+        """The function's vector-Jacobian product."""
+        if not need_input:
+            return None, None
+        x, y = saved
+        return torch.autograd.grad(y, x, delta)[0], None
+
+
+class Relu(Free):
+    """ReLU, without a graph."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.relu)
+
+    def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
+        """Max(x, 0)."""
+        y = torch.relu(x)
+        return y, y
+
+    def backward(
+        self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
+    ) -> tuple[Tensor | None, RecordGradients | None]:
+        """Delta where the output is positive."""
+        return torch.ops.aten.threshold_backward(delta, saved, 0), None
+
+
+_POINTWISE: tuple[type[nn.Module], ...] = (
+    nn.Tanh,
+    nn.GELU,
+    nn.Sigmoid,
+    nn.SiLU,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Softplus,
+    nn.Identity,
+)
+_POOLS: tuple[type[nn.Module], ...] = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+
+
+def stack(model: nn.Module) -> list[Layer] | None:
+    """The layers of a sequential model; None where book-keeping does not know one of them."""
+    layers: list[Layer] = []
+    for module in _flatten_sequential(model):
+        found = _layers_of(module)
+        if found is None:
+            return None
+        layers += found
+    return layers
+
+
+def _flatten_sequential(model: nn.Module) -> list[nn.Module]:
+    if type(model) is nn.Sequential:
+        return [part for child in model for part in _flatten_sequential(child)]
+    return [model]
+
+
+def _layers_of(module: nn.Module) -> list[Layer] | None:
+    known = type(module).__module__.startswith("torch.nn.modules.")
+    if not known or any(not p.requires_grad for p in module.parameters()):
+        return None
+    match module:
+        case nn.Linear():
+            return [Linear(module)]
+        case nn.Conv2d() if module.groups == 1 and module.padding_mode == "zeros":
+            return [Conv2d(module)]
+        case nn.ReLU():
+            return [Relu()]
+        case nn.Flatten() if module.start_dim == 1 and module.end_dim == -1:
+            return [Free(lambda x: x.flatten(2))]
+        case nn.LayerNorm():
+            normalise = Free(
+                lambda x: functional.layer_norm(x, module.normalized_shape, eps=module.eps)
+            )
+            return _with_affine(normalise, module, per_channel=False)
+        case nn.GroupNorm():
+            normalise = Free(
+                lambda x: functional.group_norm(
+                    x.flatten(0, 1), module.num_groups, eps=module.eps
+                ).view(x.shape)
+            )
+            return _with_affine(normalise, module, per_channel=True)
+    if isinstance(module, _POINTWISE) and not getattr(module, "inplace", False):
+        return [Free(module)]
+    if isinstance(module, _POOLS) and not getattr(module, "return_indices", False):
+        return [Free(lambda x: _pool(module, x))]
+    return None
+
+
+def _with_affine(
+    normalise: Free, module: nn.LayerNorm | nn.GroupNorm, per_channel: bool
+) -> list[Layer]:
+    if not list(module.parameters()):
+        return [normalise]
+    return [normalise, Affine(module.bias is not None, per_channel)]
+
+
+def _pool(module: nn.Module, x: Tensor) -> Tensor:
+    """Pools [R, m, c, h, w]; lanes join the channels where that costs no copy, else the records."""
+    lanes, records, channels = x.shape[:3]
+    if x.stride(2) == 1 and x.stride(0) == channels:
+        y: Tensor = module(x.transpose(0, 1).flatten(1, 2))
+        return y.view(records, lanes, channels, *y.shape[2:]).transpose(0, 1)
+    y = module(x.flatten(0, 1))
+    return y.view(lanes, records, *y.shape[1:])

@@ -1,0 +1,138 @@
+"""The models that are trained, by name."""
+
+import importlib
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from audit import checks
+from audit.dpsgd.settings import MODELS
+
+
+def logistic(record_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Logistic regression."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(_size(record_shape), classes))
+
+
+def mlp(record_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """One hidden layer of 32 ReLU units."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(_size(record_shape), 32), nn.ReLU(), nn.Linear(32, classes)
+    )
+
+
+def convnet(record_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The small ConvNet of Tensorflow Privacy and Opacus (Wang et al. 2023, appendix E.1).
+
+    Raises:
+        ValueError: records that are no images of at least 8x8 pixels.
+    """
+    if len(record_shape) != 3 or min(record_shape[1:]) < 8:
+        raise ValueError(
+            "model convnet must have records of [channels, height >= 8, width >= 8], "
+            f"got {record_shape}"
+        )
+    channels, *sides = record_shape
+    first = [(side + 6 - 8) // 2 + 1 - 1 for side in sides]
+    # On 8x8 pixels a 4x4 kernel does not fit what the first pooling leaves: 2x2 then, no pooling.
+    if min(first) >= 6:
+        second = [(side - 4) // 2 + 1 - 1 for side in first]
+        middle: list[nn.Module] = [nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1)]
+    else:
+        second = [(side - 2) // 2 + 1 for side in first]
+        middle = [nn.Conv2d(16, 32, 2, 2), nn.ReLU()]
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 8, 2, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        *middle,
+        nn.Flatten(),
+        nn.Linear(32 * second[0] * second[1], 32),
+        nn.ReLU(),
+        nn.Linear(32, classes),
+    )
+
+
+_FACTORIES = dict(zip(MODELS, (logistic, mlp, convnet), strict=True))
+
+
+def make_model(
+    name: str, seed: int, record_shape: tuple[int, ...], classes: int, dtype: torch.dtype
+) -> nn.Module:
+    """A model with its initial weights w_0.
+
+    Args:
+        name: one of MODELS, or a dotted name "package.module.callable" of a callable that
+            gives a `torch.nn.Module`; it is passed record_shape and classes where it has
+            parameters of these names.
+        seed: seed of the initial weights; torch's global generator is left as it was.
+        record_shape: shape of one record.
+        classes: number of classes.
+        dtype: of the parameters.
+
+    Returns:
+        The model, in training mode.
+
+    Raises:
+        ValueError: an unknown name, a model that does not fit the records or the classes, or one
+            whose gradient cannot be clipped per record.
+    """
+    factory: Any = _FACTORIES[name] if name in MODELS else _user_factory(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        takes = set(inspect.signature(factory).parameters)
+        fits = takes >= {"record_shape", "classes"}
+        model = factory(record_shape=record_shape, classes=classes) if fits else factory()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model {name} must give a torch.nn.Module, got {type(model).__name__}")
+    _refuse_mixing(name, model)
+    model = model.to(dtype).train()
+    try:
+        with torch.no_grad():
+            shape = tuple(model(torch.zeros(2, *record_shape, dtype=dtype)).shape)
+    except RuntimeError as error:
+        raise ValueError(
+            f"model {name} does not fit records of shape {record_shape}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    if shape != (2, classes):
+        raise ValueError(
+            f"model {name} must give [records, {classes}] logits, got {list(shape)} for 2 records"
+        )
+    return model
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _user_factory(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    if not module:
+        checks.one_of("model", name, MODELS)
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"model must be one of {', '.join(MODELS)} or a dotted name, got {name}: {error}"
+        ) from error
+    return factory
+
+
+def _refuse_mixing(name: str, model: nn.Module) -> None:
+    for part in model.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise ValueError(
+                f"model {name} must have a gradient per record, got "
+                f"{type(part).__name__}, which mixes the records of a batch; "
+                "GroupNorm does not"
+            )
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+            raise ValueError(
+                f"model {name} must be deterministic, got {type(part).__name__}, "
+                "whose randomness is outside the lanes' streams"
+            )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"model {name} must have parameters to train, got none")

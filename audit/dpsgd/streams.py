@@ -1,0 +1,111 @@
+"""Random numbers of a lane that depend on its seed alone."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+if TYPE_CHECKING:
+    import torch
+
+Words = NDArray[np.uint64]
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MERSENNE_WORDS = 624
+
+
+def _mix(z: Words) -> Words:
+    """The finaliser of SplitMix64 (Steele, Lea & Flood 2014): a bijection that mixes all bits."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)))
+
+
+def words(seeds: Words, stream: int, count: int) -> Words:
+    """Random 64-bit words by SplitMix64, as a function of (seed, stream, index).
+
+    Args:
+        seeds: [R], one seed per lane.
+        stream: which of a lane's independent streams.
+        count: how many words of each.
+
+    Returns:
+        [R, count] words.
+    """
+    # The seed is mixed before the counter is added, so that close seeds do not share a sequence.
+    key = _mix(_mix(seeds) + np.uint64(stream + 1))
+    counter = np.arange(1, count + 1, dtype=np.uint64) * _GAMMA
+    return _mix(key[:, None] + counter)
+
+
+def uniforms(seeds: Words, stream: int) -> NDArray[np.float64]:
+    """One uniform number in (0, 1) per lane, with 53 bits, [R]."""
+    high = words(seeds, stream, 1)[:, 0] >> np.uint64(11)
+    return (high.astype(np.float64) + 0.5) * 2.0**-53
+
+
+def normals(seeds: Words, stream: int) -> NDArray[np.float64]:
+    """One standard normal number per lane, [R], by inversion.
+
+    The sign takes one bit and the magnitude 53 others, so that both tails are resolved down to a
+    probability of 2^-55.
+    """
+    word = words(seeds, stream, 1)[:, 0]
+    tail = ((word >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-54
+    return np.where(word & np.uint64(1), ndtri(tail), -ndtri(tail))
+
+
+def generators(seeds: Words, stream: int, device: str) -> "list[torch.Generator]":
+    """One torch generator per lane.
+
+    On a CPU torch seeds its Mersenne twister with 32 bits only, so that among 43,000 lanes two
+    would share their noise with probability 0.2; here its whole state is filled instead.
+
+    Args:
+        seeds: [R], one seed per lane.
+        stream: which of a lane's independent streams.
+        device: a torch device.
+
+    Returns:
+        R generators.
+    """
+    import torch
+
+    made = [torch.Generator(device=device) for _ in seeds]
+    if torch.device(device).type != "cpu":
+        for generator, word in zip(made, words(seeds, stream, 1)[:, 0], strict=True):
+            generator.manual_seed(int(word))
+        return made
+    for generator, row in zip(made, words(seeds, stream, _MERSENNE_WORDS), strict=True):
+        generator.set_state(torch.from_numpy(mersenne_state(row)))
+    return made
+
+
+def mersenne_state(key: Words) -> NDArray[np.uint8]:
+    """The state of a torch CPU generator whose Mersenne twister starts from `key`.
+
+    Args:
+        key: [624] words, of which the lower 32 bits are taken.
+
+    Returns:
+        [5056] bytes, as `torch.Generator.set_state` takes them.
+    """
+    state = np.zeros(1, _STATE)
+    state["left"] = 1  # none of the key's words has been given out: twist first
+    state["seeded"] = 1
+    state["key"] = key & np.uint64(0xFFFFFFFF)
+    return state.view(np.uint8)
+
+
+# The layout of torch's CPUGeneratorImplState: the twister, then two cached normal numbers.
+_STATE = np.dtype(
+    [
+        ("seed", "u8"),
+        ("left", "i4"),
+        ("seeded", "i4"),
+        ("next", "u8"),
+        ("key", "u8", _MERSENNE_WORDS),
+        ("cached_normals", "u1", 40),
+    ]
+)

@@ -1,0 +1,137 @@
+"""The reduced engine against the closed law; each statistical test alarms falsely at 1e-4."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.stats as st
+
+import threat_models
+from audit.dpsgd import DpSgdSettings, Lanes, choose_engine, make_engine, streams
+
+ALARM = 1e-4
+
+
+def lanes(count: int, included: bool, seed: int = 0, candidates: int = 1) -> Lanes:
+    random = np.random.default_rng(seed)
+    return Lanes(
+        np.full(count, included),
+        random.integers(candidates, size=count),
+        random.integers(2**63, size=count, dtype=np.uint64),
+    )
+
+
+def dirac(score: str = "first-coordinate", worst_order=None):
+    return threat_models.build("ETCV", "dirac", score, worst_order=worst_order)
+
+
+@pytest.mark.parametrize("included", [False, True])
+def test_law_of_the_proxy_and_the_score(included):
+    settings = DpSgdSettings(30, 4.0, 0.5, (0.1, 0.7))
+    pack = lanes(200_000, included, seed=1, candidates=2)
+    out = make_engine("reduced", dirac(), settings).run(pack)
+    # S / (N C) is N(b, sigma^2 / N), and the score is lr N C lambda_a.
+    law = st.norm(float(included), 4 / np.sqrt(30))
+    assert st.kstest(out.lambda_a, law.cdf).pvalue > ALARM
+    rates = np.array([0.1, 0.7])[pack.candidate]
+    np.testing.assert_allclose(out.scores, rates * 30 * 0.5 * out.lambda_a, rtol=1e-12)
+    assert out.finite.all()
+
+
+def test_worst_order_sees_the_standardised_sum():
+    settings = DpSgdSettings(30, 4.0, 0.5, (0.1,))
+    order = threat_models.WorstOrder(-1.5, 2.0, ascending=(True, False, True))
+    pack = lanes(10_000, True)
+    plain = make_engine("reduced", dirac(), settings).run(pack)
+    ordered = make_engine("reduced", dirac("worst-order", order), settings).run(pack)
+    x = plain.lambda_a * np.sqrt(30) / 4.0
+    expected = np.where(x > 2, 2e6 + x, np.where(x < -1.5, 1e6 - x, x))
+    np.testing.assert_allclose(ordered.scores, expected, rtol=1e-12)
+
+
+def test_sampling_rate_mixes_binomially():
+    settings = DpSgdSettings(8, 0.4, 1.0, (0.1,), sampling_rate=0.3)
+    out = make_engine("reduced", dirac(), settings).run(lanes(100_000, True))
+    hits = np.arange(9)
+    weights = st.binom.pmf(hits, 8, 0.3)
+
+    def cdf(x):
+        return (weights * st.norm.cdf(x[:, None] * 8, hits, 0.4 * np.sqrt(8))).sum(1)
+
+    assert st.kstest(out.lambda_a, cdf).pvalue > ALARM
+
+
+def test_momentum_against_a_simulation_step_by_step():
+    settings = DpSgdSettings(6, 2.0, 1.5, (0.1,), momentum=0.8)
+    out = make_engine("reduced", dirac(), settings).run(lanes(100_000, True))
+    released = 1.5 + 3.0 * np.random.default_rng(5).standard_normal((100_000, 6))
+    velocity, moved = np.zeros(100_000), np.zeros(100_000)
+    for column in released.T:
+        velocity = 0.8 * velocity + column
+        moved += 0.1 * velocity
+    proxy = released.sum(1) / (6 * 1.5)
+    assert st.ks_2samp(out.scores, moved).pvalue > ALARM
+    # The joint law too: any direction in the plane of proxy and score.
+    for weight in (1.0, -2.0):
+        mixed = out.lambda_a + weight * out.scores
+        assert st.ks_2samp(mixed, proxy + weight * moved).pvalue > ALARM
+
+
+def test_a_lane_depends_on_its_seed_alone():
+    engine = make_engine("reduced", dirac(), DpSgdSettings(10, 1.0, 1.0, (0.1,)))
+    pack = lanes(1000, True)
+    whole = engine.run(pack)
+    turned = engine.run(Lanes(pack.included[::-1], pack.candidate[::-1], pack.seeds[::-1]))
+    np.testing.assert_array_equal(whole.lambda_a, turned.lambda_a[::-1])
+    assert len(np.unique(whole.lambda_a)) == 1000
+
+
+def test_normals_of_consecutive_seeds_are_independent_down_to_the_tails():
+    z = streams.normals(np.arange(4_000_000, dtype=np.uint64), 0)
+    assert st.kstest(z, "norm").pvalue > ALARM
+    # Beyond 4.5: 27.2 expected, a Poisson count. Serial correlation: N(0, 1/n).
+    low, high = st.poisson(4_000_000 * 2 * st.norm.sf(4.5)).ppf([ALARM / 2, 1 - ALARM / 2])
+    assert low <= np.sum(np.abs(z) > 4.5) <= high
+    assert abs(np.mean(z[1:] * z[:-1])) < st.norm.isf(ALARM / 2) / 2000
+    other = streams.normals(np.arange(4_000_000, dtype=np.uint64), 1)
+    assert abs(np.mean(z * other)) < st.norm.isf(ALARM / 2) / 2000
+
+
+def test_what_has_no_closed_law_is_refused_with_the_reason():
+    settings = DpSgdSettings(3, 1.0, 1.0, (0.1,))
+    digits = threat_models.build("ETCV", "input")
+    assert choose_engine(dirac(), settings)[0] == "reduced"
+    assert "law of the released statistic is known" in choose_engine(dirac(), settings)[1]
+    assert choose_engine(digits, settings)[0] != "reduced"
+    with pytest.raises(ValueError, match="input canary"):
+        make_engine("reduced", digits, settings)
+    with pytest.raises(ValueError, match="did you mean 'reduced'"):
+        make_engine("reducd", digits, settings)
+
+
+def test_settings_are_checked():
+    with pytest.raises(ValueError, match="noise_multiplier must be > 0, got -1"):
+        DpSgdSettings(3, -1, 1.0, (0.1,))
+    with pytest.raises(ValueError, match="max_grad_norm must be > 0, got nan"):
+        DpSgdSettings(3, 1, float("nan"), (0.1,))
+    with pytest.raises(ValueError, match="learning_rates"):
+        DpSgdSettings(3, 1, 1.0, ())
+    with pytest.raises(ValueError, match="sampling_rate"):
+        DpSgdSettings(3, 1, 1.0, (0.1,), sampling_rate=0)
+    with pytest.raises(ValueError, match="momentum"):
+        DpSgdSettings(3, 1, 1.0, (0.1,), momentum=1.0)
+    with pytest.raises(ValueError, match="steps"):
+        DpSgdSettings(0, 1, 1.0, (0.1,))
+
+
+def test_it_needs_no_torch():
+    code = (
+        "import sys, numpy as np, threat_models\n"
+        "from audit.dpsgd import *\n"
+        "e = make_engine('reduced', threat_models.build('ETCV', 'dirac'), "
+        "DpSgdSettings(3, 1.0, 1.0, (0.1,)))\n"
+        "e.run(Lanes(np.ones(3, bool), np.zeros(3, int), np.arange(3, dtype=np.uint64)))\n"
+        "assert 'torch' not in sys.modules and 'sklearn' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

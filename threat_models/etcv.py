@@ -1,0 +1,25 @@
+"""ETCV: empty training set, controlled score (table 2, last row).
+
+X is empty and X' = {z}: the strongest adversary, since no other gradient hides the canary's.
+"""
+
+from canaries import DiracCanary, InputCanary
+from threat_models.base import ThreatModel
+from threat_models.scores import Score
+
+
+def etcv(
+    canary: DiracCanary | InputCanary, score: Score, record_shape: tuple[int, ...], classes: int
+) -> ThreatModel:
+    """The threat model ETCV.
+
+    Args:
+        canary: z.
+        score: g, any the adversary likes.
+        record_shape: shape of one record as the model sees it.
+        classes: number of classes.
+
+    Returns:
+        X = {}, X' = {z}, lambda_b = lambda_a + g.
+    """
+    return ThreatModel("ETCV", None, None, canary, score, 1, record_shape, classes)

@@ -1,0 +1,35 @@
+"""NTCV: normal training, controlled score (table 2, second row)."""
+
+from canaries import DiracCanary, InputCanary
+from threat_models.base import ThreatModel
+from threat_models.datasets import Records
+from threat_models.scores import Score
+
+
+def ntcv(
+    training_set: Records,
+    validation_set: Records | None,
+    canary: DiracCanary | InputCanary,
+    score: Score,
+) -> ThreatModel:
+    """The threat model NTCV.
+
+    Args:
+        training_set: X.
+        validation_set: honest validation records, for scores that want them.
+        canary: z.
+        score: g, any the adversary likes.
+
+    Returns:
+        X, X' = X plus z, lambda_b = lambda_a + g.
+    """
+    return ThreatModel(
+        "NTCV",
+        training_set,
+        validation_set,
+        canary,
+        score,
+        1,
+        training_set.features.shape[1:],
+        training_set.classes,
+    )

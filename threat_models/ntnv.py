@@ -1,0 +1,31 @@
+"""NTNV: normal training, normal validation (table 2, first row)."""
+
+from canaries import DiracCanary, InputCanary
+from threat_models.base import ThreatModel
+from threat_models.datasets import Records
+from threat_models.scores import ValidationLoss
+
+
+def ntnv(
+    training_set: Records, validation_set: Records, canary: DiracCanary | InputCanary
+) -> ThreatModel:
+    """The threat model NTNV: the score is honest, and a harmful canary lowers it.
+
+    Args:
+        training_set: X.
+        validation_set: the honest validation records.
+        canary: z.
+
+    Returns:
+        X, X' = X plus z, g = minus the validation loss, lambda_b = lambda_a - g.
+    """
+    return ThreatModel(
+        "NTNV",
+        training_set,
+        validation_set,
+        canary,
+        ValidationLoss(validation_set),
+        -1,
+        training_set.features.shape[1:],
+        training_set.classes,
+    )
