@@ -80,6 +80,10 @@ class Repetitions(ABC):
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
         """Draws [size] independent K, exactly from the law."""
 
+    def some_phi_at(self, log_x: ArrayLike) -> Array:
+        """phi(x) - phi(0): at least one run, and an event of probability x in every run."""
+        return np.exp(self.log_phi_at(log_x))
+
     def pmf(self, k: ArrayLike) -> Array:
         """P[K = k]."""
         return np.exp(self.log_pmf(k))
@@ -282,6 +286,11 @@ class Poisson(Repetitions):
     def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
         return np.asarray(-np.expm1(self.mu * np.expm1(log_x)))
 
+    def some_phi_at(self, log_x: ArrayLike) -> Array:
+        # e^-mu expm1(mu x), written so that a large mu overflows nothing.
+        x = np.exp(log_x)
+        return np.asarray(np.exp(self.mu * np.expm1(log_x)) * -np.expm1(-self.mu * x))
+
     def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
         return np.asarray(math.log(self.mu) + self.mu * np.expm1(log_x))
 
@@ -337,6 +346,13 @@ class Binomial(Repetitions):
 
     def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
         return -np.expm1(self.n * self._log_base(log_x))
+
+    def some_phi_at(self, log_x: ArrayLike) -> Array:
+        # (1-p+px)^n - (1-p)^n as a share of the first term.
+        log_base = self._log_base(log_x)
+        with np.errstate(divide="ignore"):
+            share = np.log1p(-self.p * np.exp(np.asarray(log_x) - log_base))
+        return np.exp(self.n * log_base) * -np.expm1(self.n * share)
 
     def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
         # n = 1 needs care: 0 * log(0) is 0 here.
@@ -509,6 +525,10 @@ class Truncated(Repetitions):
         more_than = np.cumsum(self._pmf[::-1])[::-1][1:]
         log_sum = self._log_polynomial(np.asarray(more_than), log_x)
         return np.clip(-np.expm1(log_x) * np.exp(log_sum), 0.0, 1.0)
+
+    def some_phi_at(self, log_x: ArrayLike) -> Array:
+        possible = np.concatenate([[0.0], self._pmf[1:]])
+        return np.minimum(np.exp(self._log_polynomial(possible, log_x)), 1.0)
 
     def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
         return self._log_polynomial((self._pmf * np.arange(self.most + 1.0))[1:], log_x)

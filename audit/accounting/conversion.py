@@ -21,8 +21,9 @@ def best_order(
 ) -> tuple[float, float]:
     """Minimises a function of the order alpha over the continuum 1 + [low, high].
 
-    A grid of alpha - 1, uniform on the logarithmic scale, is refined twice around its best point.
-    Any order gives a valid bound, so the result is safe whatever the shape of the function.
+    A grid of alpha - 1, uniform on the logarithmic scale, is refined around its best point until
+    its spacing is below 1e-4. Any order gives a valid bound, so the result is safe whatever the
+    shape of the function.
 
     Args:
         objective: maps orders [n] to values [n]; infinite where an order is not usable.
@@ -33,8 +34,9 @@ def best_order(
         The best order and the value there.
     """
     left, right = math.log(low), math.log(high)
-    for _ in range(3):
-        grid = np.linspace(left, right, 513)
+    spacing = math.inf
+    while spacing > 1e-4:
+        grid, spacing = np.linspace(left, right, 97, retstep=True)
         values = objective(1.0 + np.exp(grid))
         best = int(np.argmin(values))
         left, right = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]

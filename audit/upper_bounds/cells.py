@@ -1,0 +1,62 @@
+"""The tuned output told apart by cells: exact masses, with the rounding of every one."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.repetitions import Repetitions
+
+Array = NDArray[np.float64]
+
+_ROUNDING = 1e-14
+
+
+def log_of_worse(better: Array, worse: Array) -> Array:
+    """Log of the probability [n] that one run is worse, from whichever side keeps its digits."""
+    with np.errstate(divide="ignore"):
+        return np.where(better < 0.5, np.log1p(-np.minimum(better, 0.5)), np.log(worse))
+
+
+def cell_masses(log_worse: Array, repetitions: Repetitions) -> tuple[Array, Array]:
+    """Probability that the best of K runs falls between consecutive outputs.
+
+    By theorem 2 of Xiang, Wang & Wang 2024, a set of outputs with probability x of being worse
+    than it and x + p of being worse or in it holds the best run with phi(x + p) - phi(x).
+
+    Args:
+        log_worse: log probability [n] that one run is worse than each of n outputs, the best output
+            first (decreasing).
+        repetitions: the law of K.
+
+    Returns:
+        The masses [n-1] and how far rounding can have moved each, [n-1]. Differences are taken on
+        the side of the smaller tail, so that a mass of 1e-300 keeps its digits.
+    """
+    beaten = repetitions.one_minus_phi_at(log_worse)
+    not_beaten = repetitions.some_phi_at(log_worse)
+    use_beaten = beaten[1:] < not_beaten[:-1]
+    masses = np.where(use_beaten, np.diff(beaten), -np.diff(not_beaten))
+    rounding = _ROUNDING * np.where(use_beaten, beaten[1:], not_beaten[:-1])
+    return np.maximum(masses, 0.0), rounding
+
+
+def scale(mass: Array, epsilon: float) -> Array:
+    """e^epsilon times masses, without overflow; anything above e is as good as e."""
+    with np.errstate(divide="ignore"):
+        return np.exp(np.minimum(epsilon + np.log(mass), 1.0))
+
+
+def divergence_of_cells(
+    epsilon: float, without: tuple[Array, Array], with_canary: tuple[Array, Array]
+) -> float:
+    """The larger of both directions' hockey-stick divergences over cells, rounded down.
+
+    Args:
+        epsilon: any real number.
+        without: masses and their rounding without the canary.
+        with_canary: the same with the canary.
+    """
+    (p, p_error), (q, q_error) = without, with_canary
+    # A cell whose other mass underflows says nothing: its true ratio is unknown.
+    forward = np.where(q > 0, p - p_error - scale(q + q_error, epsilon), 0.0)
+    backward = np.where(p > 0, q - q_error - scale(p + p_error, epsilon), 0.0)
+    return max(float(np.maximum(side, 0.0).sum()) for side in (forward, backward))

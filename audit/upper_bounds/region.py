@@ -1,0 +1,197 @@
+r"""The region bound: valid for every score and every law of K, and nearly attained.
+
+For a pair (Q, Q') that dominates the base, and R the set of probabilities (s, s') of one event,
+
+    delta_A(eps) <= int max_{(s, s') in R} [Q phi'(1-s) - e^eps Q' phi'(1-s')]_+ .
+
+With r = Q/Q' the integrand is Q' h(r), h the upper envelope of the lines a r - e^eps b through the
+curve of points (a, b) = (phi'(1-s), phi'(1-s')), the origin included. An envelope of lines is a sum
+of hinges, and a hinge integrates to the base's own profile, so with the vertices (a_j, b_j) of the
+curve's lower convex hull and u_j = log((b_j - b_{j-1}) / (a_j - a_{j-1})),
+
+    delta_A(eps) <= sum_j (a_j - a_{j-1}) delta_base(eps + u_j).
+
+The hull does not depend on epsilon: it is computed once. The weights sum to E[K] and the smallest
+u_j, the slope of the tangent from the origin, is the penalty: the generic profile bound is this sum
+with every u_j replaced by (a bound on) the smallest.
+
+Proof of the first inequality: Koskela, Redberg & Wang 2024, theorem 4.1 with f(r) = [r - e^eps]_+,
+each term bounded by its maximum over R. What remains is an f-divergence of (Q, Q'), h being a
+maximum of convex functions, so it only grows when (Q, Q') is replaced by a dominating pair; phi'
+increases, so for given s the worst s' is the largest. K = 0 adds nothing for eps >= 0.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.accounting import DominatingPair, Mechanism, solve_epsilon
+from audit.repetitions import Repetitions
+from audit.upper_bounds.result import UpperBound
+
+Array = NDArray[np.float64]
+
+_SOURCE = (
+    "region bound: Koskela, Redberg & Wang 2024, theorem 4.1, maximised over achievable events"
+)
+_POINTS = 1 << 14
+_COARSE = 1 << 12
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A sum of shifted base profiles, sum_j weights_j delta_base(eps + shifts_j).
+
+    Attributes:
+        pair: the base's dominating pair.
+        weights: [n], >= 0.
+        shifts: [n], increasing; the first is minus the penalty.
+    """
+
+    pair: DominatingPair
+    weights: Array
+    shifts: Array
+
+    def delta(self, epsilon: float) -> float:
+        """The sum at epsilon."""
+        return float(self.weights @ self.pair.profile(epsilon + self.shifts))
+
+
+@dataclass(frozen=True)
+class RegionCurve:
+    """The region bound as a function of epsilon, for one direction of the base.
+
+    Attributes:
+        pair: the base's dominating pair.
+        repetitions: the law of K.
+    """
+
+    pair: DominatingPair
+    repetitions: Repetitions
+
+    @cached_property
+    def upper(self) -> Mixture:
+        """The bound, rounded up.
+
+        At every point a is raised and b lowered by as much as the curve can leave its chords, so
+        that every line through the curve is dominated. Beyond the last points a is at most, and b
+        at least, its limit.
+        """
+        t, a, b = self._curve
+        bend_a, bend_b = _bend(t, a), _bend(t, b)
+        smooth = (bend_a < 0.1 * a) & (bend_b < 0.1 * b)
+        # Where the points are too far apart for that, the box of two points still bounds the curve.
+        boxed = ~(smooth[:-1] & smooth[1:])
+        most, least = self.repetitions.mean, float(np.exp(self._log_slope(np.array(-np.inf))))
+        a_points = [np.array([most]), np.minimum(a + bend_a, most)[smooth], a[:-1][boxed], a[-1:]]
+        b_points = [b[:1], np.maximum(b - bend_b, least)[smooth], b[1:][boxed], np.array([least])]
+        return self._mixture(np.concatenate(a_points), np.concatenate(b_points))
+
+    @cached_property
+    def lower(self) -> Mixture:
+        """The envelope of finitely many of the bound's lines: below it by the discretisation."""
+        return self._mixture(*self._curve[1:])
+
+    def delta(self, epsilon: float) -> float:
+        """The bound on delta at epsilon >= 0, rounded up."""
+        return min(self.upper.delta(epsilon) * (1.0 + 1e-9), 1.0)
+
+    def _log_slope(self, log_x: Array) -> Array:
+        return np.asarray(self.repetitions.log_phi_prime_at(log_x))
+
+    @cached_property
+    def _curve(self) -> tuple[Array, Array, Array]:
+        """Parameters t and points (a, b) of the curve, a decreasing, dense where a or b moves."""
+        t = np.linspace(*self.pair.event_range, _COARSE)
+        for points in (_COARSE, _POINTS, _POINTS):
+            logs = np.stack([self._log_slope(v) for v in self.pair.events(t)])
+            # Events that seldom win matter less, but light terms can decide a small delta.
+            height = np.exp(0.125 * (logs - np.log(self.repetitions.mean)))
+            moves = np.abs(np.diff(height, axis=1)).sum(axis=0) + 1e-9
+            moved = np.concatenate([[0.0], np.cumsum(moves)])
+            t = np.unique(np.interp(np.linspace(0.0, moved[-1], points), moved, t))
+        log_a, log_b = (self._log_slope(v) for v in self.pair.events(t))
+        return t, np.exp(log_a), np.exp(log_b)
+
+    def _mixture(self, a: Array, b: Array) -> Mixture:
+        a, b = _lower_hull(a, b)
+        weights = np.diff(a, prepend=0.0)
+        with np.errstate(divide="ignore"):
+            shifts = np.log(np.diff(b, prepend=0.0)) - np.log(weights)
+        # Where b is 0 the output tells the data sets apart: any very negative shift says so.
+        shifts = np.maximum(shifts, -1e6)
+        return Mixture(self.pair, weights, shifts)
+
+
+def _bend(t: Array, values: Array) -> Array:
+    """How far a curve can be from its chords next to each point, and rounding.
+
+    Between points h apart a smooth curve leaves its chord by h^2/8 |f''| at most, a kinked one by a
+    quarter of h times the kink. A point's distance from its neighbours' chord is h^2/2 |f''|; the
+    largest of three such distances is taken, four times what a smooth curve asks for.
+    """
+    inner = values[:-2] + np.diff(t)[:-1] / (t[2:] - t[:-2]) * (values[2:] - values[:-2])
+    distance = np.zeros(len(values))
+    distance[1:-1] = np.abs(values[1:-1] - inner)
+    around = np.maximum(distance, np.maximum(np.roll(distance, 1), np.roll(distance, -1)))
+    return around + 1e-15 * values
+
+
+def _lower_hull(a: Array, b: Array) -> tuple[Array, Array]:
+    """Vertices of the lower convex hull of the origin and the points, from the origin on.
+
+    Args:
+        a: [n] >= 0.
+        b: [n] >= 0.
+
+    Returns:
+        The vertices after the origin, a strictly increasing, slopes strictly increasing. Rounding
+        can only leave a vertex too many, which changes the envelope by rounding alone.
+    """
+    order = np.lexsort((-b, a))
+    a, b = a[order], b[order]
+    # Of points with one and the same a only the one with the smallest b, the last, matters.
+    keep = np.append(np.diff(a) > 0, True) & (a > 0)
+    a, b = a[keep], b[keep]
+    first = int(np.argmin(b / a))
+    a, b = a[first:], b[first:]
+    for _ in range(6):
+        slopes = np.diff(np.concatenate([[0.0], b])) / np.diff(np.concatenate([[0.0], a]))
+        drop = np.concatenate([slopes[1:] <= slopes[:-1], [False]])
+        if not drop.any():
+            return a, b
+        # A point is judged by its neighbours, so of two neighbours only one may go at a time.
+        drop[1:] &= ~drop[:-1]
+        a, b = a[~drop], b[~drop]
+    return _monotone_chain(a, b)
+
+
+def _monotone_chain(a: Array, b: Array) -> tuple[Array, Array]:
+    """Andrew's monotone chain, for what the vectorised passes leave."""
+    hull = [(0.0, 0.0)]
+    for x, y in zip(a.tolist(), b.tolist(), strict=True):
+        while len(hull) > 1:
+            (x1, y1), (x2, y2) = hull[-2], hull[-1]
+            if (y2 - y1) * (x - x2) < (y - y2) * (x2 - x1):
+                break
+            hull.pop()
+        hull.append((x, y))
+    vertices = np.array(hull[1:])
+    return vertices[:, 0], vertices[:, 1]
+
+
+def region(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+    """Smallest epsilon that the region bound gives at delta, over both directions.
+
+    Args:
+        base: the base mechanism, any with dominating pairs.
+        repetitions: the law of K, any.
+        delta: in (0, 1).
+    """
+    curves = [RegionCurve(pair, repetitions) for pair in base.pairs]
+    epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
+    below = max(solve_epsilon(curve.lower.delta, delta) for curve in curves)
+    error = epsilon - min(below, epsilon)
+    return UpperBound("region", epsilon, "any score", _SOURCE, error=error)
