@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from numpy.typing import ArrayLike
 
 from audit import checks
-from audit.lower_bounds import scan, thresholds
+from audit.lower_bounds import thresholds
 from audit.lower_bounds.curves import BestOfGaussian, Curve, Raw, gaussian
 from audit.lower_bounds.result import LowerBound
+from audit.lower_bounds.scan import scan
 from audit.lower_bounds.scores import Scores
 from audit.lower_bounds.thresholds import Choice
 from audit.repetitions import Fixed, Repetitions
@@ -71,30 +72,21 @@ class _Setting:
 
 def _scan(setting: _Setting) -> LowerBound:
     def one_way(scores: Scores, alpha: float) -> LowerBound:
-        low, high = scores.sorted_without, scores.sorted_with
-        by_fn = scan.tail_bound(low, high, setting.delta, alpha / 2.0)
-        by_fp = scan.tail_bound(-high[::-1], -low[::-1], setting.delta, alpha / 2.0)
-        n0, n1 = len(low), len(high)
-        if by_fn.epsilon >= by_fp.epsilon:
-            threshold = float(low[by_fn.rank - 1]) if by_fn.rank else None
-            fp, fn, epsilon = n0 - by_fn.rank, by_fn.ones, by_fn.epsilon
-        else:
-            threshold = float(high[n1 - by_fp.rank])
-            fp, fn, epsilon = by_fp.ones, n1 - by_fp.rank, by_fp.epsilon
+        found = scan(scores, setting.delta, alpha)
         return LowerBound(
             name="scan",
             rule="all ranks",
-            epsilon=epsilon,
+            epsilon=found.epsilon,
             confidence=setting.confidence,
             valid=True,
             assumes=_NOTHING,
             label=VALID,
             source="this project; recursion after Noe 1972",
-            threshold=threshold,
-            false_positives=fp,
-            false_negatives=fn,
-            trials_without=n0,
-            trials_with=n1,
+            threshold=found.threshold,
+            false_positives=found.false_positives,
+            false_negatives=found.false_negatives,
+            trials_without=len(scores.without),
+            trials_with=len(scores.with_record),
         )
 
     return setting.strongest(one_way)
