@@ -1,0 +1,332 @@
+"""The batched engine against torch.optim, the reduced engine and the law of its noise.
+
+Each statistical test has a false-alarm rate of 1e-4.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.stats as st
+import torch
+
+import threat_models
+from audit.dpsgd import DpSgdSettings, Lanes, make_engine, streams
+from audit.dpsgd.models import make_model
+from canaries import DiracCanary, InputCanary
+from threat_models import Records, UserScore, etcv, ntcv, ntnv
+
+torch.set_num_threads(1)
+ALARM = 1e-4
+SILENT = 1e-30  # a noise that is lost to rounding
+
+
+def lanes(count: int, included: bool, seed: int = 0, candidates: int = 1) -> Lanes:
+    random = np.random.default_rng(seed)
+    return Lanes(
+        np.full(count, included),
+        random.integers(candidates, size=count),
+        random.integers(2**63, size=count, dtype=np.uint64),
+    )
+
+
+def records(count: int = 12, seed: int = 0, name: str = "TOY") -> Records:
+    random = np.random.default_rng(seed)
+    x = random.random((count, 1, 8, 8)).astype(np.float32)
+    return Records(x, random.integers(10, size=count), 10, name)
+
+
+def final_weights(threat_model, settings, pack, precision="float64"):
+    """The final parameters of every lane, seen through a score."""
+    seen = []
+
+    def look(observation):
+        seen.append(observation.parameters())
+        return np.zeros(len(observation.first_displacement))
+
+    spy = replace(threat_model, score=UserScore(look))
+    outcome = make_engine("batched", spy, settings, precision=precision).run(pack)
+    return np.concatenate(seen), outcome
+
+
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_without_noise_and_clipping_it_is_plain_sgd(model, momentum):
+    data, canary = records(), records(1, seed=9).canary(0)
+    settings = DpSgdSettings(6, SILENT, 1e6, (0.02, 0.1), momentum=momentum, model=model)
+    pack = Lanes(np.array([False, True, True]), np.array([0, 0, 1]), np.arange(3, dtype=np.uint64))
+    got, outcome = final_weights(ntcv(data, None, canary, UserScore(len)), settings, pack)
+    for lane in range(3):
+        reference = make_model(model, 0, (1, 8, 8), 10, torch.float64)
+        rate = settings.learning_rates[pack.candidate[lane]]
+        optimizer = torch.optim.SGD(reference.parameters(), lr=rate, momentum=momentum)
+        x, y = torch.from_numpy(data.features).double(), torch.from_numpy(data.labels)
+        z, label = torch.from_numpy(canary.features)[None].double(), torch.tensor([canary.label])
+        proxy = 0.0
+        for _ in range(6):
+            own = torch.autograd.grad(loss(reference, z, label), [*reference.parameters()])
+            optimizer.zero_grad()
+            loss(reference, x, y).backward()
+            for p, g in zip(reference.parameters(), own, strict=True):
+                p.grad += g * float(pack.included[lane])
+                proxy += float((p.grad * g).sum())
+            optimizer.step()
+        expected = torch.cat([p.detach().flatten() for p in reference.parameters()]).numpy()
+        assert np.abs(got[lane] - expected).max() < 1e-11
+        assert outcome.lambda_a[lane] == pytest.approx(proxy / (6 * 1e12), rel=1e-9)
+
+
+def loss(model, x, y):
+    return torch.nn.functional.cross_entropy(model(x), y, reduction="sum")
+
+
+def test_noise_is_independent_and_of_the_right_size():
+    # One step on an empty set: (w_0 - w_N) / lr is the noise itself.
+    settings = DpSgdSettings(1, 1.7, 0.3, (0.25,), model="logistic")
+    threat = etcv(DiracCanary(), UserScore(len), (1, 8, 8), 10)
+    got, _ = final_weights(threat, settings, lanes(3000, False))
+    start = np.concatenate(
+        [p.detach().numpy().ravel() for p in make_model("logistic", 0, (1, 8, 8), 10,
+                                                        torch.float64).parameters()]
+    )  # fmt: skip
+    z = (start - got) / (0.25 * 1.7 * 0.3)
+    assert z.shape == (3000, 650)
+    assert st.kstest(z.ravel(), "norm").pvalue > ALARM
+    # Largest correlation between any two lanes, and any two coordinates, by Bonferroni.
+    for sample in (z, z.T):
+        pairs = len(sample) * (len(sample) - 1) / 2
+        correlations = np.corrcoef(sample)[np.triu_indices(len(sample), 1)]
+        limit = st.norm.isf(ALARM / 2 / pairs) / np.sqrt(sample.shape[1])
+        assert np.abs(correlations).max() < 1.05 * limit
+
+
+def test_noise_of_different_steps_is_independent():
+    threat = etcv(DiracCanary(), UserScore(len), (1, 8, 8), 10)
+    settings = DpSgdSettings(60, 2.0, 0.3, (1.0,), model="logistic")
+    engine = make_engine("batched", threat, settings)
+    noise = [torch.cat(list(p), 1) / 0.6 for p in engine._noise(lanes(50, False), torch.float32)]
+    steps = torch.stack(noise).double().numpy().reshape(60, -1)  # three blocks of steps
+    assert st.kstest(steps.ravel(), "norm").pvalue > ALARM
+    correlations = np.corrcoef(steps)[np.triu_indices(60, 1)]
+    limit = st.norm.isf(ALARM / 2 / len(correlations)) / np.sqrt(steps.shape[1])
+    assert np.abs(correlations).max() < limit
+
+
+@pytest.mark.parametrize("included", [False, True])
+@pytest.mark.parametrize(
+    "changes", [{}, {"momentum": 0.7}, {"sampling_rate": 0.4}, {"model": "convnet"}]
+)
+def test_dirac_agrees_in_law_with_reduced(included, changes):
+    settings = DpSgdSettings(10, 2.0, 0.7, (0.1, 0.3), model="logistic")
+    settings = replace(settings, **changes)
+    threat = threat_models.build("ETCV", "dirac")
+    full = make_engine("batched", threat, settings).run(lanes(4000, included, 1, 2))
+    law = make_engine("reduced", threat, settings).run(lanes(100_000, included, 2, 2))
+    assert st.ks_2samp(full.lambda_a, law.lambda_a).pvalue > ALARM
+    assert st.ks_2samp(full.scores, law.scores).pvalue > ALARM
+    if not changes.get("momentum"):
+        rates = np.array(settings.learning_rates)[lanes(4000, included, 1, 2).candidate]
+        np.testing.assert_allclose(full.scores, rates * 7.0 * full.lambda_a, atol=1e-5)
+
+
+def test_worst_order_agrees_in_law_with_reduced():
+    order = (-1.0, 1.2, False)
+    threat = threat_models.build("ETCV", "dirac", "worst-order", worst_order=order)
+    settings = DpSgdSettings(10, 2.0, 0.7, (0.1,), model="logistic")
+    full = make_engine("batched", threat, settings).run(lanes(4000, True, 1))
+    law = make_engine("reduced", threat, settings).run(lanes(100_000, True, 2))
+    assert st.ks_2samp(full.scores, law.scores).pvalue > ALARM
+
+
+@pytest.mark.parametrize("threat", ["ETCV", "NTCV"])
+@pytest.mark.parametrize("changes", [{}, {"sampling_rate": 0.5, "momentum": 0.5}])
+def test_a_lane_does_not_depend_on_its_pack(threat, changes):
+    settings = DpSgdSettings(5, 1.0, 1.0, (0.1, 0.2), model="convnet")
+    settings = replace(settings, **changes)
+    canary = records(1, seed=3).canary(0)
+    score = threat_models.CanaryLoss(canary)
+    if threat == "ETCV":
+        model = etcv(canary, score, (1, 8, 8), 10)
+    else:
+        model = ntcv(records(), None, canary, score)
+    engine = make_engine("batched", model, settings, precision="float64")
+    pack = lanes(9, True, candidates=2)
+    whole = engine.run(pack)
+    order = np.array([8, 3, 0])
+    few = engine.run(Lanes(pack.included[order], pack.candidate[order], pack.seeds[order]))
+    np.testing.assert_allclose(few.lambda_a, whole.lambda_a[order], rtol=1e-9)
+    np.testing.assert_allclose(few.scores, whole.scores[order], rtol=1e-9)
+    assert len(np.unique(whole.scores)) == 9
+    assert len(engine.run(Lanes(*(a[:0] for a in vars(pack).values()))).scores) == 0
+
+
+def test_float32_follows_float64():
+    canary = records(1, seed=3).canary(0)
+    model = ntcv(records(), None, canary, threat_models.CanaryLoss(canary))
+    settings = DpSgdSettings(20, SILENT, 0.5, (0.02,), model="mlp")
+    pack = lanes(2, True)
+    single = make_engine("batched", model, settings).run(pack)
+    double = make_engine("batched", model, settings, precision="float64").run(pack)
+    np.testing.assert_allclose(single.lambda_a, double.lambda_a, rtol=1e-5)
+    np.testing.assert_allclose(single.scores, double.scores, rtol=1e-5)
+
+
+def test_dirac_moves_the_first_weight_by_the_proxy():
+    # NTNV with the Dirac canary: (w_0 - w_N)[0] = lr N C lambda_a, to rounding.
+    seen = []
+
+    def look(observation):
+        seen.append(observation.first_displacement)
+        return observation.loss(data.features, data.labels)
+
+    data = records()
+    threat = replace(ntnv(data, data, DiracCanary()), score=UserScore(look))
+    settings = DpSgdSettings(8, 1.0, 0.5, (0.1,), model="mlp")
+    out = make_engine("batched", threat, settings, precision="float64").run(lanes(5, True))
+    np.testing.assert_allclose(seen[0], 0.1 * 8 * 0.5 * out.lambda_a, rtol=1e-10)
+
+
+def test_the_adversary_subtracts_the_training_gradients_it_knows():
+    # The standardised sum keeps the law N(b sqrt(N) / sigma, 1) on a real training set.
+    seen = []
+
+    def look(observation):
+        seen.append(observation.standardised_sum)
+        return observation.standardised_sum
+
+    threat = ntcv(records(3), None, DiracCanary(), UserScore(look))
+    settings = DpSgdSettings(4, 2.0, 0.5, (0.01,), model="logistic")
+    make_engine("batched", threat, settings).run(lanes(2000, True))
+    assert st.kstest(np.concatenate(seen), st.norm(1, 1).cdf).pvalue > ALARM
+
+
+def test_poisson_batches_take_each_record_at_the_sampling_rate():
+    # Without noise and clipping one step moves by lr times the sum over the batch.
+    data = records(6)
+    settings = DpSgdSettings(1, SILENT, 1e6, (0.01,), sampling_rate=0.3, model="logistic")
+    got, _ = final_weights(ntcv(data, None, DiracCanary(), UserScore(len)), settings,
+                           lanes(4000, False))  # fmt: skip
+    reference = make_model("logistic", 0, (1, 8, 8), 10, torch.float64)
+    x, y = torch.from_numpy(data.features).double(), torch.from_numpy(data.labels)
+    gradients = []
+    for j in range(6):
+        parts = torch.autograd.grad(
+            loss(reference, x[j : j + 1], y[j : j + 1]), [*reference.parameters()]
+        )
+        gradients.append(torch.cat([p.flatten() for p in parts]).numpy())
+    start = torch.cat([p.detach().flatten() for p in reference.parameters()]).numpy()
+    taken = np.linalg.lstsq(np.array(gradients).T, ((start - got) / 0.01).T, rcond=None)[0].T
+    np.testing.assert_allclose(taken, np.round(taken), atol=1e-6)
+    counts = np.round(taken).sum(0)
+    low, high = st.binom(4000, 0.3).ppf([ALARM / 12, 1 - ALARM / 12])
+    assert ((low <= counts) & (counts <= high)).all()
+    sizes = np.bincount(np.round(taken).sum(1).astype(int), minlength=7)
+    assert st.chisquare(sizes, 4000 * st.binom.pmf(range(7), 6, 0.3)).pvalue > ALARM
+
+
+def test_a_diverging_run_is_marked_and_leaves_the_others_alone():
+    canary = records(1, seed=3).canary(0)
+    threat = etcv(canary, threat_models.CanaryLoss(canary), (1, 8, 8), 10)
+    settings = DpSgdSettings(3, 1.0, 1.0, (1e38, 0.1), model="mlp")
+    pack = Lanes(np.ones(4, bool), np.array([1, 0, 1, 0]), np.arange(4, dtype=np.uint64))
+    out = make_engine("batched", threat, settings).run(pack)
+    assert out.finite.tolist() == [True, False, True, False]
+    assert (out.scores[1::2] == -np.inf).all()
+    assert (out.lambda_a[1::2] == 0).all()
+    calm = make_engine("batched", threat, replace(settings, learning_rates=(0.5, 0.1)))
+    np.testing.assert_allclose(out.scores[::2], calm.run(pack).scores[::2], rtol=1e-4)
+
+
+def test_out_of_memory_halves_the_packs(monkeypatch):
+    threat = threat_models.build("ETCV", "dirac")
+    settings = DpSgdSettings(3, 1.0, 1.0, (0.1,), model="logistic")
+    engine = make_engine("batched", threat, settings)
+    pack = lanes(21, True)
+    expected = engine.run(pack)
+    sizes = []
+    run_pack = type(engine)._run_pack
+
+    def scarce(self, part):
+        sizes.append(len(part))
+        if len(part) > 5:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+        return run_pack(self, part)
+
+    monkeypatch.setattr(type(engine), "_run_pack", scarce)
+    out = engine.run(pack)
+    assert sizes == [21, 10, 5, 5, 5, 5, 1]
+    np.testing.assert_allclose(out.lambda_a, expected.lambda_a)
+
+    def broken(self, part):
+        raise RuntimeError("another matter")
+
+    monkeypatch.setattr(type(engine), "_run_pack", broken)
+    with pytest.raises(RuntimeError, match="another matter"):
+        engine.run(pack)
+
+
+def test_memory_of_one_lane_shrinks_the_chunks(monkeypatch):
+    threat = ntcv(records(), None, DiracCanary(), UserScore(lambda o: o.first_displacement))
+    settings = DpSgdSettings(2, 1.0, 1.0, (0.1,), model="mlp")
+    engine = make_engine("batched", threat, settings)
+    run_pack = type(engine)._run_pack
+    chunks = []
+
+    def scarce(self, part):
+        chunks.append(self._chunk_floats)
+        if self._chunk_floats > 300_000:
+            raise MemoryError
+        return run_pack(self, part)
+
+    monkeypatch.setattr(type(engine), "_run_pack", scarce)
+    assert engine.run(lanes(1, True)).finite.all()
+    assert chunks == [1_000_000, 500_000, 250_000]
+
+
+def test_the_twister_is_filled_as_torch_and_numpy_seed_it():
+    key = np.random.RandomState(77).get_state()[1].astype(np.uint64)
+    ours = torch.Generator()
+    ours.set_state(torch.from_numpy(streams.mersenne_state(key)))
+    theirs = torch.Generator().manual_seed(77)
+    assert torch.equal(torch.randn(999, generator=ours), torch.randn(999, generator=theirs))
+
+
+def test_seeds_that_agree_in_their_lower_half_differ_in_their_noise():
+    seeds = np.array([5, 5 + 2**32, 5], dtype=np.uint64)
+    a, b, c = (torch.randn(8, generator=g) for g in streams.generators(seeds, 0, "cpu"))
+    assert torch.equal(a, c)
+    assert not torch.equal(a, b)
+    assert not torch.equal(a, torch.randn(8, generator=streams.generators(seeds, 1, "cpu")[0]))
+
+
+def test_losses_of_the_final_models():
+    data = records(50)
+    seen = []
+
+    def look(observation):
+        seen.append((observation.parameters(), observation.loss(data.features, data.labels)))
+        return seen[-1][1]
+
+    threat = etcv(DiracCanary(), UserScore(look), (1, 8, 8), 10)
+    engine = make_engine("batched", threat, DpSgdSettings(3, 1.0, 0.1, (0.1,), model="mlp"))
+    engine.run(lanes(3, True))
+    parameters, losses = seen[0]
+    model = make_model("mlp", 0, (1, 8, 8), 10, torch.float64)
+    for row, value in zip(parameters, losses, strict=True):
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(row), model.parameters())
+        expected = loss(model, torch.from_numpy(data.features).double(), torch.tensor(data.labels))
+        assert value == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_bad_input():
+    threat = threat_models.build("ETCV", "dirac")
+    settings = DpSgdSettings(3, 1.0, 1.0, (0.1,))
+    with pytest.raises(ValueError, match="device must be cpu or a CUDA device"):
+        make_engine("batched", threat, settings, device="cuda:99")
+    with pytest.raises(ValueError, match="precision must be one of float32, float64"):
+        make_engine("batched", threat, settings, precision="bf16")
+    shapeless = replace(threat, score=UserScore(lambda observation: np.zeros(1)))
+    with pytest.raises(ValueError, match=r"one number per run, \[3\], got shape \[1\]"):
+        make_engine("batched", shapeless, settings).run(lanes(3, True))
+    with pytest.raises(ValueError, match="must have shape"):
+        etcv(InputCanary(np.zeros((1, 9, 9), np.float32), 0), UserScore(len), (1, 8, 8), 10)

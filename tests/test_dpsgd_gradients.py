@@ -1,0 +1,253 @@
+"""Clipped sums of every path against a naive loop over records in float64."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from audit.dpsgd.gradients import BookkeepingModel, ClippedSums, VmapModel, stacked
+from audit.dpsgd.models import make_model
+
+LANES, RECORDS, CLASSES = 3, 7, 5
+torch.set_num_threads(1)
+
+
+class Residual(nn.Module):
+    """A module that is no sequence of known layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(36, 36)
+        self.last = nn.Linear(36, CLASSES)
+        self.register_buffer("shift", torch.ones(36))
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.last(x + torch.tanh(self.first(x)) * self.shift)
+
+
+class Doubled(nn.Sequential):
+    """A subclass whose forward is not that of its base."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def hooked():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
+    model[1].register_forward_hook(lambda module, args, output: output + 1)
+    return model
+
+
+SEQUENCES = {
+    "mlp": lambda: make_model("mlp", 0, (1, 6, 6), CLASSES, torch.float64),
+    "no bias": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 8, bias=False), nn.Tanh(), nn.Linear(8, CLASSES, bias=False)
+    ),
+    "conv": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3, 2, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 2, bias=False), nn.GELU(),
+        nn.Flatten(), nn.Linear(12, CLASSES),
+    ),
+    "conv, lopsided": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, (4, 2), padding="same"), nn.MaxPool2d(2, 1), nn.ReLU(),
+        nn.Sequential(nn.Conv2d(4, 6, (2, 3), (2, 1), padding=(1, 2), dilation=(2, 1)), nn.SiLU()),
+        nn.AvgPool2d(2, 1, padding=1), nn.Flatten(), nn.LazyLinear(CLASSES),
+    ),
+    "norms": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ELU(), nn.LayerNorm((4, 4)),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LayerNorm(16, elementwise_affine=False),
+        nn.Linear(16, 6), nn.LayerNorm(6, bias=False), nn.GroupNorm(3, 6), nn.Linear(6, CLASSES),
+    ),
+    "pool first": lambda: nn.Sequential(
+        nn.AvgPool2d(2), nn.Sigmoid(), nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, CLASSES)
+    ),
+}  # fmt: skip
+OTHERS = {
+    "residual": Residual,
+    "subclass": lambda: Doubled(nn.Flatten(), nn.Linear(36, CLASSES)),
+    "hook": hooked,
+    "grouped conv": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 2, groups=2), nn.Flatten(), nn.Linear(36, CLASSES)
+    ),
+    "norm first": lambda: nn.Sequential(
+        nn.LayerNorm((1, 6, 6)), nn.Flatten(), nn.Linear(36, CLASSES)
+    ),
+    "linear on rows": lambda: nn.Sequential(
+        nn.Linear(6, 4), nn.ReLU(), nn.Flatten(), nn.Linear(24, CLASSES)
+    ),
+    "inplace": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 8), nn.ELU(inplace=True), nn.Linear(8, CLASSES)
+    ),
+}
+
+
+def make(factory, dtype=torch.float64):
+    torch.manual_seed(3)
+    model = factory().to(dtype)
+    model(torch.zeros(2, 1, 6, 6, dtype=dtype))  # lazy layers take their size
+    return model
+
+
+def problem(model, shape=(1, 6, 6), dtype=torch.float64):
+    """Records and lanes whose weights differ, with gradients on both sides of the threshold."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.rand(RECORDS, *shape, generator=generator, dtype=dtype)
+    y = torch.randint(CLASSES, (RECORDS,), generator=generator)
+    theta = [
+        p.detach() + 0.3 * torch.randn(LANES, *p.shape, generator=generator, dtype=dtype)
+        for p in model.parameters()
+    ]
+    return x, y, theta
+
+
+def naive(model, x, y, theta, clip, taken=None):
+    """One record of one lane at a time: [R, n, d] contributions and their norms before clipping."""
+    names = [name for name, _ in model.named_parameters()]
+    rows, norms = [], []
+    for lane in range(LANES):
+        for j in range(len(y)):
+            own = [t[lane].double().clone().requires_grad_() for t in theta]
+            named = dict(zip(names, own, strict=True))
+            named |= {name: b.double() for name, b in model.named_buffers()}
+            logits = functional_call(model, named, (x[j : j + 1].double(),))
+            loss = nn.functional.cross_entropy(logits, y[j : j + 1])
+            flat = torch.cat([g.flatten() for g in torch.autograd.grad(loss, own)])
+            norms.append(flat.norm())
+            rows.append(flat * min(1.0, clip / float(flat.norm())))
+    parts = torch.stack(rows).view(LANES, len(y), -1)
+    if taken is not None:
+        parts = parts * taken[..., None]
+    return parts, torch.stack(norms).view(LANES, -1)
+
+
+def flat(sums):
+    return torch.cat([s.flatten(1) for s in sums], dim=1)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("name", [*SEQUENCES, *OTHERS])
+def test_against_the_naive_loop(name):
+    model = make((SEQUENCES | OTHERS)[name])
+    x, y, theta = problem(model)
+    stack = stacked(model, (1, 6, 6))
+    assert isinstance(stack, BookkeepingModel if name in SEQUENCES else VmapModel)
+    _, norms = naive(model, x, y, theta, 1.0)
+    clip = float(norms.median())
+    assert (norms < clip).any()
+    assert (norms > clip).any()
+    sums = ClippedSums(stack, x, y, clip)
+    taken = torch.rand(LANES, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.5
+    for batch in (None, taken):
+        expected = naive(model, x, y, theta, clip, batch)[0].sum(1)
+        for chunk_floats in (1, 3 * LANES * stack.record_floats, 10**9):
+            got = flat(sums(theta, batch, chunk_floats))
+            assert (got - expected).abs().max() < 1e-12 * expected.abs().max()
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8)])
+def test_convnet_against_the_naive_loop(shape):
+    model = make_model("convnet", 0, shape, CLASSES, torch.float64)
+    x, y, theta = problem(model, shape)
+    theta = [0.2 * t for t in theta]
+    stack = stacked(model, shape)
+    assert isinstance(stack, BookkeepingModel)
+    _, norms = naive(model, x, y, theta, 1.0)
+    clip = float(norms.median())
+    expected = naive(model, x, y, theta, clip)[0].sum(1)
+    got = flat(ClippedSums(stack, x, y, clip)(theta, None, 10**6))
+    assert (got - expected).abs().max() < 1e-12 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv", "norms", "residual"])
+def test_no_record_contributes_more_than_the_threshold_in_float32(name):
+    model = make((SEQUENCES | OTHERS)[name], torch.float32)
+    x, y, theta = problem(model, dtype=torch.float32)
+    clip = 1e-3
+    for j in range(RECORDS):
+        one = ClippedSums(stacked(model, (1, 6, 6)), x[j : j + 1], y[j : j + 1], clip)
+        norms = flat(one(theta, None, 10**6)).double().norm(dim=1)
+        assert (norms <= clip * (1 + 1e-6)).all()
+        assert (norms >= clip * (1 - 1e-6)).all()  # far over the threshold, so that clipping binds
+
+
+def test_records_prepared_for_every_chunk_give_the_same(monkeypatch):
+    model = make(SEQUENCES["conv"])
+    x, y, theta = problem(model)
+    taken = torch.tensor([[True, False] * 3 + [True]] * LANES)
+    stack = stacked(model, (1, 6, 6))
+    kept = ClippedSums(stack, x, y, 0.5)
+    monkeypatch.setattr(ClippedSums, "_KEEP_BYTES", 0)
+    fresh = ClippedSums(stack, x, y, 0.5)
+    for batch in (None, taken):
+        torch.testing.assert_close(
+            flat(kept(theta, batch, 500)), flat(fresh(theta, batch, 500)), rtol=1e-12, atol=1e-14
+        )
+
+
+def test_an_empty_batch_sums_to_zero():
+    model = make(SEQUENCES["mlp"])
+    x, y, theta = problem(model)
+    none = torch.zeros(LANES, RECORDS, dtype=torch.bool)
+    got = flat(ClippedSums(stacked(model, (1, 6, 6)), x, y, 1.0)(theta, none, 10**6))
+    assert torch.equal(got, torch.zeros_like(got))
+
+
+def test_a_dead_lane_leaves_the_others_alone():
+    model = make(SEQUENCES["conv"])
+    x, y, theta = problem(model)
+    sums = ClippedSums(stacked(model, (1, 6, 6)), x, y, 0.5)
+    whole = flat(sums(theta, None, 10**6))
+    for t in theta:
+        t[1] = float("nan")
+    broken = flat(sums(theta, None, 10**6))
+    torch.testing.assert_close(broken[[0, 2]], whole[[0, 2]], rtol=1e-12, atol=1e-14)
+
+
+class TestModels:
+    """What a model must be."""
+
+    def make(self, name, shape=(1, 8, 8), classes=10):
+        return make_model(name, 0, shape, classes, torch.float32)
+
+    def test_initial_weights_depend_on_the_seed_alone(self):
+        torch.manual_seed(1)
+        before = torch.random.get_rng_state()
+        one = self.make("mlp")
+        assert torch.equal(before, torch.random.get_rng_state())
+        two = self.make("mlp")
+        assert all(
+            torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True)
+        )
+
+    def test_a_dotted_name(self):
+        model = self.make(f"{__name__}.user_model", (1, 6, 6), CLASSES)
+        assert isinstance(model, Residual)
+        assert sum(p.numel() for p in self.make("audit.dpsgd.models.logistic").parameters()) == 650
+
+    def test_errors(self):
+        with pytest.raises(ValueError, match="did you mean 'convnet'"):
+            self.make("convnt")
+        with pytest.raises(ValueError, match=r"no\.such\.thing"):
+            self.make("no.such.thing")
+        with pytest.raises(ValueError, match="convnet must have records"):
+            self.make("convnet", (1, 5, 5))
+        with pytest.raises(ValueError, match=r"does not fit records of shape \(1, 8, 8\)"):
+            self.make(f"{__name__}.user_model")
+        with pytest.raises(ValueError, match=r"\[records, 3\] logits, got \[2, 5\]"):
+            self.make(f"{__name__}.user_model", (1, 6, 6), 3)
+        with pytest.raises(ValueError, match="BatchNorm2d, which mixes the records"):
+            self.make(f"{__name__}.mixing_model")
+        with pytest.raises(ValueError, match="must give a torch"):
+            self.make(f"{__name__}.no_model")
+
+
+def user_model():
+    return Residual()
+
+
+def no_model():
+    return "a model"
+
+
+def mixing_model(record_shape, classes):
+    return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, classes))
