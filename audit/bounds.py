@@ -157,6 +157,10 @@ def _mu_of(arguments: argparse.Namespace, law: Repetitions) -> float:
     return solve_mu(arguments.target_epsilon, law, arguments.delta, arguments.bound)
 
 
+def _as_json(row: UpperBound) -> dict[str, object]:
+    return asdict(row) | ({"reason": row.assumes} if row.epsilon is None else {})
+
+
 def _print_table(base: BaseReport, law: Repetitions, delta: float, rows: list[UpperBound]) -> None:
     noise = ""
     if base.noise_multiplier is not None:
@@ -168,7 +172,8 @@ def _print_table(base: BaseReport, law: Repetitions, delta: float, rows: list[Up
     print(f"{'bound':{width}}  {'epsilon':>9}  what it needs to be true")
     for row in rows:
         value = "-" if row.epsilon is None else f"{row.epsilon:.4f}"
-        print(f"{row.name:{width}}  {value:>9}  {row.assumes}")
+        rounded = f" (rounded up by < {row.error:.0e})" if row.error > 0 else ""
+        print(f"{row.name:{width}}  {value:>9}  {row.assumes}{rounded}")
         print(f"{'':{width}}  {'':>9}    {row.source}")
 
 
@@ -198,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "delta": arguments.delta,
             "repetitions": law.spec,
             "base": asdict(base),
-            "bounds": [asdict(row) for row in rows],
+            "bounds": [_as_json(row) for row in rows],
         }
         print(json.dumps(answer, indent=2))
     else:
