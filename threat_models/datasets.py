@@ -86,7 +86,7 @@ class Records:
 class RemoteFile:
     """One file of a data set: where it lies under the root, and where it comes from.
 
-    `checksum` is the md5 of the download; `archive_member` tells that the download is a tar archive
+    `checksum` is the md5 of the download; `is_archived` tells that the download is a tar archive,
     unpacked into the root.
     """
 
@@ -196,9 +196,9 @@ def load(name: str, train: bool, data_root: str | None = None) -> Records:
     root = _root(data_root)
     files = _split_files(name, train)
     for file in files:
-        if not (root / file.path).exists():
+        if not _local(root, file).exists():
             _download(name, files, root)
-    paths = [root / file.path for file in files]
+    paths = [_local(root, file) for file in files]
     pixels, labels = _READERS[name](paths)
     return Records(
         np.ascontiguousarray(pixels, dtype=np.float32) / np.float32(255),
@@ -238,6 +238,13 @@ def _root(data_root: str | None) -> Path:
     return Path(root) if root else Path.home() / ".cache" / "dp-tuning-audit"
 
 
+def _local(root: Path, file: RemoteFile) -> Path:
+    """Where a file lies; unpacked where only that is there."""
+    path = root / file.path
+    unpacked = path.with_suffix("")
+    return unpacked if path.suffix == ".gz" and unpacked.exists() else path
+
+
 def _split_files(name: str, train: bool) -> tuple[RemoteFile, ...]:
     files = FILES[name]
     test = 2 if len(files) == 4 else 1
@@ -251,11 +258,11 @@ def _download(name: str, files: tuple[RemoteFile, ...], root: Path) -> None:
         FileNotFoundError: where nothing can be fetched, saying which files go where.
     """
     try:
-        import pooch  # type: ignore[import-not-found, unused-ignore]
+        import pooch
 
         for file in files:
             target = root / file.path
-            if target.exists():
+            if _local(root, file).exists():
                 continue
             fetched = pooch.retrieve(
                 file.url,
@@ -284,7 +291,8 @@ def _unpack(archive: Path, members: list[str], root: Path) -> None:
 
 def _read_idx(path: Path) -> Bytes:
     """An IDX file of unsigned bytes: magic 00 00 08 ndim, big-endian dimensions, data."""
-    raw = gzip.decompress(path.read_bytes())
+    raw = path.read_bytes()
+    raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
     if raw[:3] != b"\0\0\x08":
         raise ValueError(f"{path} must be an IDX file of bytes, got magic {raw[:4].hex()}")
     shape = np.frombuffer(raw, ">u4", count=raw[3], offset=4)

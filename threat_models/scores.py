@@ -83,7 +83,7 @@ def worst_order_key(
     bottom: float,
     top: float,
     mirrored: bool = False,
-    ascending: tuple[bool, bool, bool] = (True, True, True),
+    ascending: tuple[bool, bool, bool] = (False, False, True),
 ) -> Array:
     """The rank of x in a split order of the line, as one number: larger is better.
 
@@ -96,7 +96,9 @@ def worst_order_key(
         bottom: where the low block ends.
         top: where the top block begins, >= bottom.
         mirrored: take -x for x throughout, so that the best are x < -top.
-        ascending: for the middle, low and top block, whether a larger x is better inside it.
+        ascending: for the middle, low and top block, whether a larger x is better inside it. By
+            default the smaller x is better everywhere below top: the split order of the theory,
+            in which bottom plays no part.
 
     Returns:
         Keys, of the shape of x.
@@ -114,21 +116,19 @@ class WorstOrder:
     See `worst_order_key`; the thresholds come from the theory of the order (upper_bounds).
 
     Raises:
-        ValueError: bottom above top, or not finite.
+        ValueError: bottom above top, or NaN. Infinite thresholds make blocks empty.
     """
 
     bottom: float
     top: float
     mirrored: bool = False
-    ascending: tuple[bool, bool, bool] = (True, True, True)
+    ascending: tuple[bool, bool, bool] = (False, False, True)
     name: str = "worst-order"
     needs_model: bool = False
 
     def __post_init__(self) -> None:
-        if not -np.inf < self.bottom <= self.top < np.inf:
-            raise ValueError(
-                f"worst_order needs finite bottom <= top, got {self.bottom}, {self.top}"
-            )
+        if not self.bottom <= self.top:
+            raise ValueError(f"worst_order must have bottom <= top, got {self.bottom}, {self.top}")
         if len(self.ascending) != 3:
             raise ValueError(f"worst_order ascending must have 3 entries, got {self.ascending}")
 

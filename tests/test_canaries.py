@@ -1,0 +1,31 @@
+"""Canaries say what they are and refuse what cannot be one."""
+
+import numpy as np
+import pytest
+
+from canaries import DiracCanary, InputCanary
+
+
+def test_dirac_is_a_value():
+    assert DiracCanary() == DiracCanary()
+    assert DiracCanary().name == "dirac"
+
+
+def test_input_canary_keeps_its_record():
+    pixels = np.ones((1, 2, 2), np.float32)
+    canary = InputCanary(pixels, 3, "TOY[0]")
+    assert canary.features is pixels
+    assert (canary.label, canary.name) == (3, "TOY[0]")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_input_canary_refuses_what_is_not_finite(value):
+    with pytest.raises(ValueError, match=r"canary features must be finite .* \(1, 2, 2\)"):
+        InputCanary(np.full((1, 2, 2), value, np.float32), 0)
+
+
+def test_input_canary_refuses_no_pixels_and_a_negative_label():
+    with pytest.raises(ValueError, match="not empty"):
+        InputCanary(np.zeros((0,), np.float32), 0)
+    with pytest.raises(ValueError, match="canary label must be >= 0, got -1"):
+        InputCanary(np.zeros((1,), np.float32), -1)

@@ -1,0 +1,209 @@
+"""Readers of the official formats, from files written here and, where they are, from real ones."""
+
+import collections
+import gzip
+import io
+import logging
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+
+from threat_models import Records, datasets
+
+REAL = Path(os.environ.get("AUDIT_DATA_ROOT") or Path(__file__).parents[2] / "shared" / "data")
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """No download: as on a machine without a network."""
+    import pooch
+
+    def refuse(*args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr(pooch, "retrieve", refuse)
+    monkeypatch.delenv("AUDIT_DATA_ROOT", raising=False)
+
+
+def write_idx(path, array, compressed=True):
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = header + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(content) if compressed else content)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize(("name", "folder"), [("MNIST", "MNIST"), ("FASHION", "FashionMNIST")])
+def test_idx(tmp_path, offline, monkeypatch, name, folder, compressed):
+    pixels = np.arange(3 * 28 * 28).reshape(3, 28, 28) % 256
+    suffix = ".gz" if compressed else ""
+    raw = tmp_path / folder / "raw"
+    write_idx(raw / f"train-images-idx3-ubyte{suffix}", pixels, compressed)
+    write_idx(raw / f"train-labels-idx1-ubyte{suffix}", np.array([4, 0, 9]), compressed)
+    monkeypatch.setenv("AUDIT_DATA_ROOT", str(tmp_path))
+    records = datasets.load(name, train=True)
+    assert records.features.shape == (3, *datasets.RECORD_SHAPES[name])
+    assert records.features.dtype == np.float32
+    np.testing.assert_allclose(records.features[:, 0] * 255, pixels, atol=1e-4)
+    assert records.labels.tolist() == [4, 0, 9]
+    with pytest.raises(FileNotFoundError, match=rf"{folder}/raw/t10k-images.*, {folder}/raw/t10k-"):
+        datasets.load(name, train=False)
+
+
+def test_damaged_idx(tmp_path, offline):
+    raw = tmp_path / "MNIST" / "raw"
+    write_idx(raw / "train-images-idx3-ubyte.gz", np.zeros((2, 28, 28)))
+    write_idx(raw / "train-labels-idx1-ubyte.gz", np.zeros(2))
+    path = raw / "train-images-idx3-ubyte.gz"
+    content = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(content[:-1]))
+    with pytest.raises(ValueError, match="must hold 1568 bytes, got 1567"):
+        datasets.load("MNIST", True, str(tmp_path))
+    path.write_bytes(gzip.compress(b"\0\0\x0d\x01" + content[4:]))
+    with pytest.raises(ValueError, match="must be an IDX file of bytes"):
+        datasets.load("MNIST", True, str(tmp_path))
+
+
+def write_cifar(path, pixels, labels, old_names):
+    content = {b"data": pixels, b"labels": labels, b"batch_label": b"toy"}
+    raw = pickle.dumps(content, protocol=2)
+    old, new = b"numpy.core.multiarray", b"numpy._core.multiarray"
+    raw = raw.replace(new, old) if old_names else raw
+    assert (old in raw) == old_names
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("old_names", [True, False])
+def test_cifar(tmp_path, offline, old_names):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    pixels = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
+    for i in range(1, 6):
+        write_cifar(folder / f"data_batch_{i}", pixels + i, [i, 9], old_names)
+    records = datasets.load("CIFAR10", True, str(tmp_path))
+    assert records.features.shape == (10, 3, 32, 32)
+    np.testing.assert_allclose(
+        records.features[2].ravel() * 255, (pixels + np.uint8(2))[0], atol=1e-4
+    )
+    assert records.labels.tolist() == [1, 9, 2, 9, 3, 9, 4, 9, 5, 9]
+    with pytest.raises(FileNotFoundError, match="cifar-10-batches-py/test_batch"):
+        datasets.load("CIFAR10", False, str(tmp_path))
+
+
+class Shell:
+    """What a hostile pickle would run."""
+
+    def __reduce__(self):
+        return (os.system, ("exit 1",))
+
+
+@pytest.mark.parametrize(
+    "content", [Shell(), collections.OrderedDict(a=1), np.float64(1), {"data": [Shell()]}, eval]
+)
+def test_other_pickles_are_refused(content):
+    raw = pickle.dumps(content, protocol=2)
+    with pytest.raises(pickle.UnpicklingError, match="refused: the pickle asks for"):
+        datasets.PlainUnpickler(io.BytesIO(raw)).load()
+
+
+def test_svhn(tmp_path, offline):
+    pixels = np.random.default_rng(0).integers(256, size=(32, 32, 3, 4), dtype=np.uint8)
+    scipy.io.savemat(tmp_path / "train_32x32.mat", {"X": pixels, "y": [[1], [10], [9], [2]]})
+    records = datasets.load("SVHN", True, str(tmp_path))
+    assert records.features.shape == (4, 3, 32, 32)
+    assert records.features[2, 1, 5, 7] == np.float32(pixels[5, 7, 1, 2]) / np.float32(255)
+    assert records.labels.tolist() == [1, 0, 9, 2]
+
+
+def test_a_download_lands_where_it_is_looked_for(tmp_path, monkeypatch):
+    import pooch
+
+    asked = []
+
+    def retrieve(url, known_hash, path, fname, progressbar):
+        asked.append((url, known_hash, progressbar))
+        array = np.zeros((1, 28, 28)) if "images" in fname else np.zeros(1)
+        write_idx(Path(path) / fname, array)
+        return str(Path(path) / fname)
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    assert len(datasets.load("MNIST", False, str(tmp_path))) == 1
+    assert [a[1] for a in asked] == [
+        "md5:9fb629c4189551a2d022fa330f9573f3", "md5:ec29112dd5afa0611ce80d1b7f02629c",
+    ]  # fmt: skip
+    assert all(a[2] for a in asked)
+
+
+def test_an_archive_is_unpacked(tmp_path, monkeypatch):
+    import tarfile
+
+    import pooch
+
+    source = tmp_path / "source"
+    source.mkdir()
+    write_cifar(source / "test_batch", np.zeros((1, 3072), np.uint8), [3], False)
+
+    def retrieve(url, known_hash, path, fname, progressbar):
+        Path(path).mkdir(exist_ok=True)
+        with tarfile.open(Path(path) / fname, "w:gz") as tar:
+            tar.add(source / "test_batch", "cifar-10-batches-py/test_batch")
+        return str(Path(path) / fname)
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    assert datasets.load("CIFAR10", False, str(tmp_path / "root")).labels.tolist() == [3]
+
+
+def test_digits_split_and_size(caplog):
+    train, validation = (datasets.load("DIGITS", train=part) for part in (True, False))
+    assert (len(train), len(validation)) == (1437, 360)
+    assert 0 <= train.features.min() < train.features.max() == 1
+    with caplog.at_level(logging.WARNING):
+        assert len(train.first(100)) == 100
+        assert not caplog.records
+        assert len(train.first(5000)) == 1437
+    assert "DIGITS has 1437 records, not 5000" in caplog.text
+
+
+def test_the_foreign_canary_of_digits_is_a_patch_of_a_photograph():
+    first, second = (datasets.foreign_canary("DIGITS", i) for i in (0, 1))
+    assert first.features.shape == (1, 8, 8)
+    assert (first.label, second.label) == (0, 1)
+    assert not np.array_equal(first.features, second.features)
+    assert 0 <= first.features.min() < first.features.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "message"),
+    [
+        (np.zeros((0, 2)), [], "must have records, got none"),
+        (np.zeros((2, 2)), [0], "1 labels for 2 records"),
+        (np.full((1, 2), np.nan), [0], "must be finite"),
+        (np.zeros((1, 2)), [3], r"labels of TOY must be in \[0, 2\], got 3 to 3"),
+        (np.zeros((1, 2)), [-1], "labels of TOY"),
+    ],
+)
+def test_bad_records(features, labels, message):
+    with pytest.raises(ValueError, match=message):
+        Records(features.astype(np.float32), np.array(labels, np.int64), 3, "TOY")
+
+
+@pytest.mark.parametrize("name", ["MNIST", "FASHION", "CIFAR10", "SVHN"])
+def test_real_files(name):
+    if not all((REAL / file.path).exists() for file in datasets.FILES[name]):
+        pytest.skip(f"no files of {name} under AUDIT_DATA_ROOT")
+    for train in (True, False):
+        records = datasets.load(name, train, str(REAL))
+        assert records.features.shape[1:] == datasets.RECORD_SHAPES[name]
+        assert set(records.labels) == set(range(10))
+        assert records.features.max() == 1
+        # Photographs and digits alike: neighbouring pixels agree, unless the axes are mixed up.
+        rows = records.features[:200]
+        steps = np.abs(np.diff(rows, axis=-1)).mean(), np.abs(np.diff(rows, axis=-2)).mean()
+        assert max(steps) < 0.5 * rows.std()
+    if name == "MNIST":
+        assert datasets.load(name, True, str(REAL)).labels[:5].tolist() == [5, 0, 4, 1, 9]

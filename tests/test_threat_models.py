@@ -1,0 +1,140 @@
+"""The rows of the paper's table 2, the scores and the worst order."""
+
+import numpy as np
+import pytest
+
+import threat_models
+from canaries import DiracCanary, InputCanary
+from threat_models import Observation, Records, WorstOrder, worst_order_key
+
+
+@pytest.mark.parametrize(
+    ("threat", "canary", "score", "sign", "trains"),
+    [
+        ("NTNV", "input", "validation-loss", -1, True),
+        ("NTNV", "dirac", "validation-loss", -1, True),
+        ("NTCV", "input", "canary-loss", 1, True),
+        ("NTCV", "dirac", "first-coordinate", 1, True),
+        ("ETCV", "input", "canary-loss", 1, False),
+        ("ETCV", "dirac", "first-coordinate", 1, False),
+    ],
+)
+def test_the_rows_of_table_2(threat, canary, score, sign, trains):
+    model = threat_models.build(threat, canary, dataset="DIGITS", train_size=100)
+    assert model.name == threat
+    assert model.score.name == score
+    assert model.proxy_sign == sign
+    assert isinstance(model.canary, InputCanary if canary == "input" else DiracCanary)
+    assert (model.training_set is not None) == trains
+    assert model.record_shape == (1, 8, 8)
+    if model.training_set is not None:
+        assert len(model.training_set) == 100
+    lambda_a, g = np.array([0.5, 1.0]), np.array([3.0, -2.0])
+    np.testing.assert_array_equal(model.lambda_b(lambda_a, g), lambda_a + sign * g)
+
+
+def test_the_canary_of_etcv_is_a_record_of_the_data_set():
+    first = threat_models.build("ETCV", "input").canary
+    third = threat_models.build("ETCV", "input", canary_index=2).canary
+    digits = threat_models.datasets.load("DIGITS", train=True)
+    np.testing.assert_array_equal(first.features, digits.features[0])
+    np.testing.assert_array_equal(third.features, digits.features[2])
+    assert first.label == digits.labels[0] == 0
+    assert first.name == "DIGITS[0]"
+
+
+def test_dirac_in_etcv_takes_the_shape_of_a_data_set_without_reading_it():
+    model = threat_models.build("ETCV", "dirac", dataset="CIFAR10", data_root="/nowhere")
+    assert model.record_shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("ETVC", "dirac"), "threat must be one of NTNV, NTCV, ETCV, got 'ETVC'.* 'ETCV'"),
+        (("ETCV", "dirc"), "canary must be one of dirac, input, got 'dirc'; did you mean 'dirac'"),
+        (("ETCV", "dirac", "worst-ordr"), "did you mean 'worst-order'"),
+        (("ETCV", "dirac", "canary-loss"), "score for ETCV with canary dirac must be one of"),
+        (("NTNV", "dirac", "first-coordinate"), "must be one of validation-loss"),
+        (("ETCV", "dirac", None, "DIGIT"), "dataset must be one of .* did you mean 'DIGITS'"),
+        (("ETCV", "dirac", "worst-order"), "worst_order must be given"),
+        (("ETCV", "input", None, None, None, 5000), r"canary_index must be in \[0, 1436\]"),
+        (("NTNV", "dirac", None, None, None, 0, 0), "size of DIGITS must be >= 1, got 0"),
+    ],
+)
+def test_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        threat_models.build(*arguments)
+
+
+def test_a_canary_must_fit_the_data_set():
+    digits = threat_models.datasets.load("DIGITS", train=True)
+    wide = InputCanary(np.zeros((1, 28, 28), np.float32), 0, "WIDE")
+    with pytest.raises(ValueError, match=r"WIDE must have shape \(1, 8, 8\).* got \(1, 28, 28\)"):
+        threat_models.ntnv(digits, digits, wide)
+    unknown = InputCanary(np.zeros((1, 8, 8), np.float32), 10)
+    with pytest.raises(ValueError, match=r"canary label must be in \[0, 9\], got 10"):
+        threat_models.ntnv(digits, digits, unknown)
+    other = Records(np.zeros((1, 3), np.float32), np.zeros(1, np.int64), 10, "OTHER")
+    with pytest.raises(ValueError, match="records of OTHER must have shape"):
+        threat_models.ntnv(digits, other, DiracCanary())
+
+
+def observation(x):
+    class Told(Observation):
+        def loss(self, features, labels):
+            return len(labels) * self.first_displacement
+
+    x = np.asarray(x, float)
+    return Told(x, 2 * x)
+
+
+def test_scores_look_at_what_they_say():
+    seen = observation([1.0, -3.0])
+    digits = threat_models.datasets.load("DIGITS", train=False)
+    np.testing.assert_array_equal(threat_models.FirstCoordinate()(seen), [1, -3])
+    np.testing.assert_array_equal(threat_models.CanaryLoss(digits.canary(0))(seen), [-1, 3])
+    np.testing.assert_array_equal(threat_models.ValidationLoss(digits)(seen), [-360, 1080])
+    user = threat_models.UserScore(lambda seen: -seen.standardised_sum, "mine")
+    np.testing.assert_array_equal(user(seen), [-2, 6])
+    with pytest.raises(ValueError, match="keeps no model"):
+        Observation(np.ones(1), np.ones(1)).loss(digits.features, digits.labels)
+
+
+def best_to_worst(x, **order):
+    return x[np.argsort(-worst_order_key(x, **order))].tolist()
+
+
+def test_worst_order_blocks():
+    x = np.array([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0])
+    up = (True, True, True)
+    assert best_to_worst(x, bottom=-1.5, top=1.5, ascending=up) == [2 + 1, 2, -2, -3, 1, 0, -1]
+    assert best_to_worst(x, bottom=-1.5, top=1.5, ascending=(False, True, False)) == [
+        2, 3, -2, -3, -1, 0, 1,
+    ]  # fmt: skip
+    assert best_to_worst(x, bottom=-1.5, top=1.5, mirrored=True, ascending=up) == [
+        -3, -2, 2, 3, -1, 0, 1,
+    ]  # fmt: skip
+    # The default: above top the larger, below it the smaller is better, wherever bottom lies.
+    for bottom in (-np.inf, -1.5, 1.5):
+        assert best_to_worst(x, bottom=bottom, top=1.5) == [3, 2, -3, -2, -1, 0, 1]
+    assert best_to_worst(x, bottom=-np.inf, top=-np.inf) == x[::-1].tolist()
+
+
+def test_worst_order_resolves_neighbours():
+    x = np.nextafter(np.array([2.0, 2.0]), [3, 2])
+    keys = worst_order_key(np.array([2.0, 2.0 + 1e-9]), -1, 1)
+    assert keys[1] > keys[0]
+    assert worst_order_key(x, -1, 1).dtype == np.float64
+
+
+def test_worst_order_as_a_score():
+    score = WorstOrder(-1.0, 1.0, mirrored=True)
+    expected = worst_order_key(np.array([2.0, -6.0]), -1.0, 1.0, True)
+    np.testing.assert_array_equal(score(observation([1.0, -3.0])), expected)
+    with pytest.raises(ValueError, match=r"worst_order must have bottom <= top, got 2.0, 1.0"):
+        WorstOrder(2.0, 1.0)
+    with pytest.raises(ValueError, match="worst_order must have bottom <= top, got nan"):
+        WorstOrder(float("nan"), 1.0)
+    built = threat_models.build("ETCV", "dirac", "worst-order", worst_order=(-1.0, 1.0, True))
+    assert built.score == score
