@@ -11,7 +11,7 @@ from scipy import special, stats
 
 from audit import repetitions
 from audit.accounting import GaussianMechanism, calibrate_mu
-from audit.lower_bounds import curves, thresholds
+from audit.lower_bounds import methods, thresholds
 from audit.lower_bounds.scores import Scores
 from audit.upper_bounds.reduced import reduced_exact
 
@@ -35,7 +35,7 @@ def test_a_fixed_threshold_covers_by_the_lifted_curve_and_not_by_the_gaussian_on
     assert truth.epsilon is not None
     truth_low = truth.epsilon - truth.error
     rng = np.random.default_rng(20)
-    lifted, gaussian = curves.BestOfGaussian(TNB), curves.gaussian()
+    lifted, gaussian = methods.BestOfGaussian(TNB), methods.gaussian()
     values = {"lifted": [], "gaussian": []}
     for _ in range(games):
         scores = Scores.of(best_of(TNB, rng, trials), mu + best_of(TNB, rng, trials))

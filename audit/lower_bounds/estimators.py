@@ -1,42 +1,61 @@
 """The estimators by name: what is computed, and what is claimed."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from numpy.typing import ArrayLike
 
 from audit import checks
 from audit.lower_bounds import thresholds
-from audit.lower_bounds.curves import BestOfGaussian, Curve, Raw, gaussian
+from audit.lower_bounds.methods import (
+    Bayesian,
+    BestOfGaussian,
+    Conditional,
+    Curve,
+    Method,
+    Raw,
+    gaussian,
+)
 from audit.lower_bounds.result import LowerBound
-from audit.lower_bounds.scan import scan
+from audit.lower_bounds.scan import Scan, scan
 from audit.lower_bounds.scores import Scores
 from audit.lower_bounds.thresholds import Choice
 from audit.repetitions import Fixed, Repetitions
 
+# (scores, method, delta, alpha) -> what the rule settles on; some take curves only.
+Chooser = Callable[[Scores, Any, float, float], Choice]
+
 DIRECTIONS = ("higher", "lower", "both")
-VALID, UNCORRECTED = "valid", "uncorrected"
+VALID, UNCORRECTED, BAYESIAN = "valid", "uncorrected", "Bayesian"
 NOT_FOR_TUNED = "not valid for tuned outputs"
 
-_NOTHING = "independent trials"
+_INDEPENDENT = "independent trials"
 _CLAIMS = {
-    "clopper-pearson": (
-        _NOTHING,
-        "Clopper & Pearson 1934; Xiang, Wang & Wang 2024, eq. 4",
+    "scan": (_INDEPENDENT, "this project; recursion after Noe 1972"),
+    "clopper-pearson": (_INDEPENDENT, "Clopper & Pearson 1934; Xiang, Wang & Wang 2024, eq. 4"),
+    "conditional": (
+        "independent trials, each with its own fair coin",
+        "Fisher 1935; the proof for delta > 0 is this project's",
     ),
+    "bayesian": ("independent trials, Jeffreys' prior", "Zanella-Beguelin et al. 2023"),
     "gaussian-curve": (
         "independent trials of a Gaussian mechanism that was not tuned, score increasing",
         "Nasr et al. 2023",
     ),
     "lifted-curve": (
         "independent trials; best of K by an increasing score of one Gaussian statistic",
-        "this project; the curve of Xiang, Wang & Wang 2024, algorithm 3",
+        "this project; the family is that of Xiang, Wang & Wang 2024, algorithm 3",
     ),
 }
 _RULES = {
+    "scan": "all ranks of a grid, paid for by their joint law",
     "fixed": "threshold fixed in advance",
-    "split": "threshold from the even trials, limits from the odd ones",
+    "split": "threshold from the even trials, judged by the odd ones",
+    "multi-split": "median of 21 random splits, Meinshausen et al. 2009",
     "bonferroni": "thresholds at ranks fixed in advance, each paid for",
+    "band": "all thresholds, by a simultaneous band after Berk & Jones 1979",
     "max-grid": "best of a grid on the same trials, not paid for",
 }
 
@@ -70,57 +89,51 @@ class _Setting:
         return max(found, key=lambda bound: bound.epsilon)
 
 
-def _scan(setting: _Setting) -> LowerBound:
+def _bound(
+    setting: _Setting, name: str, rule: str, epsilon: float, found: Choice | Scan, *, tuned: bool
+) -> LowerBound:
+    """One result with its claim."""
+    assumes, source = _CLAIMS[name]
+    label = VALID
+    if name == "bayesian":
+        label = BAYESIAN
+    elif name == "gaussian-curve" and tuned:
+        label = NOT_FOR_TUNED
+    elif rule == "max-grid":
+        label = UNCORRECTED
+    threshold = found.threshold
+    return LowerBound(
+        name=name,
+        rule=rule,
+        epsilon=epsilon,
+        confidence=setting.confidence,
+        valid=label == VALID,
+        assumes=f"{assumes}; {_RULES[rule]}",
+        label=label,
+        source=source,
+        threshold=None if threshold is None or math.isnan(threshold) else threshold,
+        false_positives=found.false_positives,
+        false_negatives=found.false_negatives,
+        trials_without=found.trials_without,
+        trials_with=found.trials_with,
+    )
+
+
+def _by_scan(setting: _Setting) -> LowerBound:
     def one_way(scores: Scores, alpha: float) -> LowerBound:
         found = scan(scores, setting.delta, alpha)
-        return LowerBound(
-            name="scan",
-            rule="all ranks",
-            epsilon=found.epsilon,
-            confidence=setting.confidence,
-            valid=True,
-            assumes=_NOTHING,
-            label=VALID,
-            source="this project; recursion after Noe 1972",
-            threshold=found.threshold,
-            false_positives=found.false_positives,
-            false_negatives=found.false_negatives,
-            trials_without=len(scores.without),
-            trials_with=len(scores.with_record),
-        )
+        return _bound(setting, "scan", "scan", found.epsilon, found, tuned=True)
 
     return setting.strongest(one_way)
 
 
-def _by_curve(
-    setting: _Setting,
-    curve: Curve,
-    rule: str,
-    choose: Callable[[Scores, float], Choice],
-    tuned: bool,
+def _by_method(
+    setting: _Setting, method: Method, rule: str, choose: Chooser, *, tuned: bool
 ) -> LowerBound:
-    assumes, source = _CLAIMS[curve.name]
-    label = UNCORRECTED if rule == "max-grid" else VALID
-    if tuned and curve.name == "gaussian-curve":
-        label = NOT_FOR_TUNED
-
     def one_way(scores: Scores, alpha: float) -> LowerBound:
-        choice = choose(scores, alpha)
-        return LowerBound(
-            name=curve.name,
-            rule=rule,
-            epsilon=curve.epsilon(choice.strength, setting.delta),
-            confidence=setting.confidence,
-            valid=label == VALID,
-            assumes=f"{assumes}; {_RULES[rule]}",
-            label=label,
-            source=source,
-            threshold=choice.threshold,
-            false_positives=choice.false_positives,
-            false_negatives=choice.false_negatives,
-            trials_without=choice.trials_without,
-            trials_with=choice.trials_with,
-        )
+        found = choose(scores, method, setting.delta, alpha)
+        epsilon = method.epsilon(found.strength, setting.delta)
+        return _bound(setting, method.name, rule, epsilon, found, tuned=tuned)
 
     return setting.strongest(one_way)
 
@@ -166,9 +179,9 @@ def lower_bound(
     Example:
         >>> scores = list(range(100))
         >>> round(lower_bound(scores, [s + 90 for s in scores]).epsilon, 2)
-        3.08
+        3.17
     """
-    return _scan(_setting(scores_without, scores_with, delta, confidence, direction))
+    return _by_scan(_setting(scores_without, scores_with, delta, confidence, direction))
 
 
 def all_bounds(
@@ -207,36 +220,44 @@ def all_bounds(
     if threshold is not None:
         checks.interval("threshold", threshold)
     law = Fixed(1) if repetitions is None else repetitions
-    curves: list[Curve] = [Raw(), gaussian()]
-    if repetitions is not None:
-        curves.append(BestOfGaussian(repetitions))
-    bounds = [_scan(setting)]
-    for curve in curves:
-        rules = _rules(setting, curve, law, mu, threshold)
+    tuned = law != Fixed(1)
+    in_advance = _in_advance(setting, law, mu, threshold)
+    bounds = [_by_scan(setting)]
+    for method in (Raw(), Conditional(), Bayesian(), gaussian(), BestOfGaussian(law)):
+        if isinstance(method, BestOfGaussian) and method.name == "lifted-curve" and not tuned:
+            continue
+        rules: dict[str, Chooser] = {}
+        if in_advance is not None:
+            rules["fixed"] = in_advance
+        rules["split"] = thresholds.split
+        if method.name in ("clopper-pearson", "lifted-curve"):
+            rules["multi-split"] = thresholds.multi_split
+            rules["bonferroni"] = thresholds.bonferroni
+            rules["band"] = thresholds.band
+        if isinstance(method, Curve):
+            rules["max-grid"] = thresholds.max_grid
         for rule, choose in rules.items():
-            bounds.append(_by_curve(setting, curve, rule, choose, tuned=law != Fixed(1)))
+            bounds.append(_by_method(setting, method, rule, choose, tuned=tuned))
     return bounds
 
 
-def _rules(
-    setting: _Setting, curve: Curve, law: Repetitions, mu: float | None, threshold: float | None
-) -> dict[str, Callable[[Scores, float], Choice]]:
-    delta = setting.delta
+def _in_advance(
+    setting: _Setting, law: Repetitions, mu: float | None, threshold: float | None
+) -> Chooser | None:
+    """The rule with a threshold fixed before the game, if there is one."""
 
-    def in_advance(scores: Scores, alpha: float) -> Choice:
+    def given(scores: Scores, method: Method, delta: float, alpha: float) -> Choice:
+        assert threshold is not None
+        # A mirrored game has its scores negated.
+        at = threshold if scores is setting.scores else -threshold
+        return thresholds.fixed(scores, at, method, delta, alpha)
+
+    def from_theory(scores: Scores, method: Method, delta: float, alpha: float) -> Choice:
+        assert mu is not None
         n0, n1 = len(scores.without), len(scores.with_record)
-        if threshold is not None:
-            # A mirrored game has its scores negated.
-            at = threshold if scores is setting.scores else -threshold
-        else:
-            assert mu is not None
-            at = thresholds.from_theory(mu, law, n0, n1, curve, delta, alpha)
-        return thresholds.fixed(scores, at, curve, delta, alpha)
+        at = thresholds.from_theory(mu, law, n0, n1, method, delta, alpha)
+        return thresholds.fixed(scores, at, method, delta, alpha)
 
-    rules: dict[str, Callable[[Scores, float], Choice]] = {}
-    if mu is not None or threshold is not None:
-        rules["fixed"] = in_advance
-    rules["split"] = lambda s, alpha: thresholds.split(s, curve, delta, alpha)
-    rules["bonferroni"] = lambda s, alpha: thresholds.bonferroni(s, curve, delta, alpha)
-    rules["max-grid"] = lambda s, alpha: thresholds.max_grid(s, curve, delta, alpha)
-    return rules
+    if threshold is not None:
+        return given
+    return None if mu is None else from_theory

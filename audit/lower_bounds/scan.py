@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from audit.lower_bounds.recursion import convolve
 from audit.lower_bounds.scores import Scores
 
 Array = NDArray[np.float64]
@@ -61,12 +62,16 @@ class Scan:
         threshold: the most telling threshold; None if there is no score.
         false_positives: scores without the record above it.
         false_negatives: scores with the record not above it.
+        trials_without: number of scores without the record.
+        trials_with: number of scores with it.
     """
 
     epsilon: float
     threshold: float | None
     false_positives: int
     false_negatives: int
+    trials_without: int
+    trials_with: int
 
 
 def scan(scores: Scores, delta: float, alpha: float) -> Scan:
@@ -83,7 +88,7 @@ def scan(scores: Scores, delta: float, alpha: float) -> Scan:
     without, with_record = scores.sorted_without, scores.sorted_with
     n0, n1 = len(without), len(with_record)
     if n0 == 0 or n1 == 0:
-        return Scan(0.0, None, 0, 0)
+        return Scan(0.0, None, 0, 0, n0, n1)
     low = _most_telling(without, with_record, delta)
     high = _most_telling(-with_record[::-1], -without[::-1], delta)
     # With equal numbers both tails have the same law, and more evidence means a larger bound.
@@ -91,8 +96,9 @@ def scan(scores: Scores, delta: float, alpha: float) -> Scan:
     by_low = 0.0 if skip_low else _invert(n0, n1, delta, alpha / 2.0, low)
     by_high = 0.0 if skip_high else _invert(n1, n0, delta, alpha / 2.0, high)
     if by_high > by_low or skip_low:
-        return Scan(by_high, float(with_record[n1 - high.rank]), high.ones, n1 - high.rank)
-    return Scan(by_low, float(without[low.rank - 1]), n0 - low.rank, low.ones)
+        at = float(with_record[n1 - high.rank])
+        return Scan(by_high, at, high.ones, n1 - high.rank, n0, n1)
+    return Scan(by_low, float(without[low.rank - 1]), n0 - low.rank, low.ones, n0, n1)
 
 
 @dataclass(frozen=True, order=True)
@@ -241,7 +247,7 @@ def _crossing(
     for rank, limit in zip(ranks.tolist(), boundary.tolist(), strict=True):
         kernel, shift = _negative_binomial(rank - arrived, log_odds)
         start += shift
-        states = _convolve(states, kernel)[: last - start + 1]
+        states = convolve(states, kernel)[: last - start + 1]
         arrived = rank
         out = min(max(limit - start + 1, 0), len(states))
         if out:
@@ -271,14 +277,6 @@ def _negative_binomial(zeros: int, log_odds: float) -> tuple[Array, int]:
     k = np.arange(low, high + 1.0)
     log_ways = special.gammaln(zeros + k) - special.gammaln(k + 1.0) - math.lgamma(zeros)
     return np.exp(log_ways + zeros * log_zero + k * log_one), low
-
-
-def _convolve(a: Array, b: Array) -> Array:
-    if len(a) * len(b) < 300_000:
-        return np.convolve(a, b)
-    size = 1 << (len(a) + len(b) - 2).bit_length()
-    product = np.fft.irfft(np.fft.rfft(a, size) * np.fft.rfft(b, size), size)
-    return np.maximum(product[: len(a) + len(b) - 1], 0.0)
 
 
 def _weight(

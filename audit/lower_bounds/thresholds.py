@@ -1,7 +1,7 @@
 """Where to put the threshold, and what looking for it costs.
 
-A rule takes the scores and a curve and returns the threshold it settles on with upper limits of
-both error rates there that hold together with confidence 1 - alpha (`max-grid` excepted).
+A rule takes the scores and a method and returns the threshold it settles on, with the strength
+proved there. With every rule but `max_grid` the strength is proved with error alpha.
 """
 
 import math
@@ -11,17 +11,17 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.lower_bounds.curves import BestOfGaussian, Curve, best_of_gaussian_rates
-from audit.lower_bounds.rates import upper_limit
+from audit.lower_bounds.methods import Counts, Curve, Method, best_of_gaussian_rates
+from audit.lower_bounds.rates import band_limit
 from audit.lower_bounds.scores import Scores
 from audit.repetitions import Repetitions
 
 Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 _GRID_SIZE = 200
 # Ratio of neighbouring ranks among those that Bonferroni's inequality is paid for.
 _RANK_RATIO = 2.0
+_SPLITS = 21
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Choice:
 
     Attributes:
         threshold: on the scale of the scores.
-        strength: what the limits prove, on the scale of the curve.
+        strength: what is proved there, on the scale of the method.
         false_positives: counted at the threshold.
         false_negatives: counted at the threshold.
         trials_without: trials without the record that were counted.
@@ -45,37 +45,53 @@ class Choice:
     trials_with: int
 
 
-def best_of(scores: Scores, thresholds: Array, curve: Curve, delta: float, alpha: float) -> Choice:
-    """The strongest of some thresholds, each with both limits at level alpha / 2."""
-    n0, n1 = len(scores.without), len(scores.with_record)
-    fp, fn = scores.false_positives(thresholds), scores.false_negatives(thresholds)
-    strength = curve.strength(
-        upper_limit(fp, n0, alpha / 2.0), upper_limit(fn, n1, alpha / 2.0), delta
+def _counted(scores: Scores, thresholds: Array) -> Counts:
+    return Counts(
+        scores.false_positives(thresholds),
+        scores.false_negatives(thresholds),
+        len(scores.without),
+        len(scores.with_record),
     )
+
+
+def _strongest(thresholds: Array, strength: Array, counts: Counts) -> Choice:
     best = int(np.argmax(strength))
     return Choice(
-        float(thresholds[best]), float(strength[best]), int(fp[best]), int(fn[best]), n0, n1
+        float(thresholds[best]),
+        float(strength[best]),
+        int(counts.false_positives[best]),
+        int(counts.false_negatives[best]),
+        counts.trials_without,
+        counts.trials_with,
     )
 
 
-def fixed(scores: Scores, threshold: float, curve: Curve, delta: float, alpha: float) -> Choice:
+def fixed(scores: Scores, threshold: float, method: Method, delta: float, alpha: float) -> Choice:
     """One threshold chosen before the game."""
-    return best_of(scores, np.array([threshold]), curve, delta, alpha)
+    at = np.array([threshold])
+    counts = _counted(scores, at)
+    return _strongest(at, method.strength(counts, delta, alpha), counts)
 
 
 def candidates(scores: Scores) -> Array:
-    """Up to 200 thresholds, evenly spaced over the finite scores, as papers search them."""
-    pooled = np.concatenate([scores.without, scores.with_record])
-    finite = pooled[np.isfinite(pooled)]
-    if len(finite) == 0:
+    """200 thresholds, evenly spaced over the finite scores, as the papers search them."""
+    ends = [
+        side[np.isfinite(side)][[0, -1]]
+        for side in (scores.sorted_without, scores.sorted_with)
+        if np.isfinite(side).any()
+    ]
+    if not ends:
         return np.zeros(1)
-    # Half of each end, so that the span of scores near the largest float does not overflow.
-    return np.asarray(2.0 * np.linspace(finite.min() / 2.0, finite.max() / 2.0, _GRID_SIZE))
+    # Halves, so that the span of scores near the largest float does not overflow.
+    halves = np.concatenate(ends) / 2.0
+    return np.asarray(2.0 * np.linspace(halves.min(), halves.max(), _GRID_SIZE))
 
 
-def max_grid(scores: Scores, curve: Curve, delta: float, alpha: float) -> Choice:
+def max_grid(scores: Scores, method: Method, delta: float, alpha: float) -> Choice:
     """The best of the candidates, as if it had been the only one: too large."""
-    return best_of(scores, candidates(scores), curve, delta, alpha)
+    at = candidates(scores)
+    counts = _counted(scores, at)
+    return _strongest(at, method.strength(counts, delta, alpha), counts)
 
 
 def bonferroni(scores: Scores, curve: Curve, delta: float, alpha: float) -> Choice:
@@ -90,30 +106,65 @@ def bonferroni(scores: Scores, curve: Curve, delta: float, alpha: float) -> Choi
     if n0 == 0:
         return Choice(math.nan, -math.inf, 0, 0, n0, n1)
     ranks = _ranks(n0)
-    thresholds = scores.sorted_without[ranks - 1]
-    share = alpha / (2.0 * len(ranks))
-    fn = scores.false_negatives(thresholds)
-    strength = curve.strength(upper_limit(n0 - ranks, n0, share), upper_limit(fn, n1, share), delta)
-    best = int(np.argmax(strength))
-    return Choice(
-        float(thresholds[best]), float(strength[best]), int(n0 - ranks[best]), int(fn[best]), n0, n1
-    )
+    at = scores.sorted_without[ranks - 1]
+    counts = Counts(n0 - ranks, scores.false_negatives(at), n0, n1)
+    return _strongest(at, curve.strength(counts, delta, alpha / len(ranks)), counts)
 
 
 @lru_cache(maxsize=64)
-def _ranks(n: int) -> Counts:
+def _ranks(n: int) -> NDArray[np.int64]:
+    """Ranks dense at both ends: 1/2, 1/4, ... of n from either."""
     steps = np.arange(int(math.log(n) / math.log(_RANK_RATIO)) + 1)
     from_end = np.rint(n / 2.0 * _RANK_RATIO**-steps).astype(np.int64)
-    from_end = from_end[from_end > 0]
-    return np.unique(np.concatenate([from_end, n - from_end, [n]]))[1 if n > 8 else 0 :]
+    ranks = np.unique(np.concatenate([from_end, n - from_end, [n]]))
+    return ranks[ranks > 0]
 
 
-def split(scores: Scores, curve: Curve, delta: float, alpha: float) -> Choice:
+def band(scores: Scores, curve: Curve, delta: float, alpha: float) -> Choice:
+    """The best of all thresholds, by limits that hold at all of them at once."""
+    at = np.concatenate([scores.sorted_without, np.nextafter(scores.sorted_with, -np.inf)])
+    if len(at) == 0:
+        return Choice(math.nan, -math.inf, 0, 0, 0, 0)
+    counts = _counted(scores, at)
+    return _strongest(at, curve.strength(counts, delta, alpha, limit=band_limit), counts)
+
+
+def split(scores: Scores, method: Method, delta: float, alpha: float) -> Choice:
     """The best threshold of the even trials, judged by the odd ones."""
-    search = Scores(scores.without[0::2], scores.with_record[0::2])
-    judge = Scores(scores.without[1::2], scores.with_record[1::2])
-    threshold = max_grid(search, curve, delta, alpha).threshold
-    return fixed(judge, threshold, curve, delta, alpha)
+    return _judged(scores, np.arange(2) == 0, np.arange(2) == 0, method, delta, alpha)
+
+
+def _judged(
+    scores: Scores,
+    search_without: NDArray[np.bool_],
+    search_with: NDArray[np.bool_],
+    method: Method,
+    delta: float,
+    alpha: float,
+) -> Choice:
+    """Searches among the marked trials, judges by the others; marks repeat to the needed length."""
+    first = np.resize(search_without, len(scores.without))
+    second = np.resize(search_with, len(scores.with_record))
+    search = Scores(scores.without[first], scores.with_record[second])
+    judge = Scores(scores.without[~first], scores.with_record[~second])
+    return fixed(
+        judge, max_grid(search, method.scout, delta, alpha).threshold, method, delta, alpha
+    )
+
+
+def multi_split(scores: Scores, method: Method, delta: float, alpha: float) -> Choice:
+    """The median of many random splits, each with error alpha / 2 (Meinshausen et al. 2009).
+
+    On average at most alpha / 2 of the splits' bounds are too large, so by Markov's inequality
+    half of them are with probability at most alpha. The splits are the same ones every time.
+    """
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(_SPLITS):
+        without = rng.permutation(len(scores.without)) % 2 == 0
+        with_record = rng.permutation(len(scores.with_record)) % 2 == 0
+        found.append(_judged(scores, without, with_record, method, delta, alpha / 2.0))
+    return sorted(found, key=lambda choice: choice.strength)[_SPLITS // 2]
 
 
 @lru_cache(maxsize=256)
@@ -122,13 +173,13 @@ def from_theory(
     repetitions: Repetitions,
     trials_without: int,
     trials_with: int,
-    curve: Curve,
+    method: Method,
     delta: float,
     alpha: float,
 ) -> float:
     """The threshold to fix in advance for standardised scores, N(b mu, 1) in one run, best of K.
 
-    It maximises what the curve proves when the counts come out as expected. Any threshold fixed in
+    It maximises what the method proves when the counts come out as expected. Any threshold fixed in
     advance gives a valid bound; only the strength depends on whether the expectation was right.
 
     Args:
@@ -136,36 +187,19 @@ def from_theory(
         repetitions: law of K.
         trials_without: planned trials without the record.
         trials_with: planned trials with it.
-        curve: the curve to be used.
+        method: the method to be used.
         delta: in [0, 1).
-        alpha: total error of both limits.
+        alpha: total error.
 
     Returns:
         Threshold in standard deviations from the mean without the record.
     """
     low, high, best = -9.0, 9.0 + mu, 0.0
     for _ in range(3):
-        grid = np.linspace(low, high, 201)
+        grid = np.linspace(low, high, 101)
         fp, _, fn, _ = best_of_gaussian_rates(grid, mu, repetitions)
-        strength = curve.strength(
-            upper_limit(fp * trials_without, trials_without, alpha / 2.0),
-            upper_limit(fn * trials_with, trials_with, alpha / 2.0),
-            delta,
-        )
-        peak = int(np.argmax(strength))
+        expected = Counts(fp * trials_without, fn * trials_with, trials_without, trials_with)
+        peak = int(np.argmax(method.scout.strength(expected, delta, alpha)))
         best = float(grid[peak])
         low, high = grid[max(peak - 1, 0)], grid[min(peak + 1, len(grid) - 1)]
     return best
-
-
-__all__ = [
-    "BestOfGaussian",
-    "Choice",
-    "best_of",
-    "bonferroni",
-    "candidates",
-    "fixed",
-    "from_theory",
-    "max_grid",
-    "split",
-]
