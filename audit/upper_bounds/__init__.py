@@ -17,6 +17,7 @@ from audit.upper_bounds.result import UpperBound
 from audit.upper_bounds.worst_order import (
     SplitOrder,
     TunedOrder,
+    attack_order,
     best_split_order,
     worst_order,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "TunedOrder",
     "UpperBound",
     "all_bounds",
+    "attack_order",
     "best_split_order",
     "liu_talwar",
     "profile",

@@ -119,6 +119,19 @@ def best_split_order(mu: float, repetitions: Repetitions, delta: float) -> tuple
     return SplitOrder(best), tried[best]
 
 
+def _beaten_only_by_top(
+    mu: float, repetitions: Repetitions, top: Array, bottom: Array
+) -> tuple[Array, Array]:
+    """Chance of the output "x < bottom", preferred to all but "x > top", for both data sets."""
+    masses = []
+    for mean in (0.0, mu):
+        above = special.ndtr(mean - top)
+        low = special.ndtr(np.minimum(bottom, top) - mean)
+        better = repetitions.phi_survival(above)
+        masses.append(repetitions.phi_survival(np.minimum(above + low, 1.0)) - better)
+    return masses[0], masses[1]
+
+
 def _three_outputs(
     mu: float, repetitions: Repetitions, delta: float, top: Array, bottom: Array
 ) -> Array:
@@ -126,13 +139,7 @@ def _three_outputs(
 
     One such event certifies that much epsilon, whatever else the output tells.
     """
-    masses = []
-    for mean in (0.0, mu):
-        above = special.ndtr(mean - top)
-        low = special.ndtr(np.minimum(bottom, top) - mean)
-        better = repetitions.phi_survival(above)
-        masses.append(repetitions.phi_survival(np.minimum(above + low, 1.0)) - better)
-    a, a_with = masses
+    a, a_with = _beaten_only_by_top(mu, repetitions, top, bottom)
     enough = (a > 2.0 * delta) & (a_with > 1e-14)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(enough, np.log((a - delta) / a_with), -np.inf)
@@ -151,3 +158,35 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Uppe
     order, epsilon = best_split_order(base.gaussian_mu, repetitions, delta)
     source = f"{_SOURCE} (split at {order.top:.3f})"
     return UpperBound("worst-order", epsilon, _ASSUMES, source, attained=True)
+
+
+def attack_order(
+    mu: float, repetitions: Repetitions, delta: float, trials: int, confidence: float = 0.95
+) -> tuple[SplitOrder, float]:
+    """The split order, and the threshold on x, whose audit is expected to certify most.
+
+    Rare events leak most but cannot be seen in few trials. The certified epsilon at the expected
+    counts, log((1 - FP_u - delta) / FN_u) with Clopper-Pearson limits, is maximised over the split
+    and over the threshold below which the adversary says "without the canary".
+
+    Args:
+        mu: the base's mu.
+        repetitions: the law of K.
+        delta: in (0, 1).
+        trials: trials on each side.
+        confidence: of the two limits together.
+
+    Returns:
+        The order and the threshold.
+    """
+    tops = np.linspace(-1.0, 5.0 + min(mu, 8.0), 121)
+    bottoms = np.linspace(-6.0, 2.0 + mu, 121)
+    top, bottom = (grid.ravel() for grid in np.meshgrid(tops, bottoms, indexing="ij"))
+    without, with_canary = _beaten_only_by_top(mu, repetitions, top, bottom)
+    alpha = (1.0 - confidence) / 2.0
+    hits, misses = trials * without, trials * with_canary
+    # Clopper & Pearson's limits are beta quantiles; real counts interpolate them.
+    lower = special.betaincinv(np.maximum(hits, 1e-9), trials - hits + 1.0, alpha)
+    upper = special.betaincinv(misses + 1.0, np.maximum(trials - misses, 1e-9), 1.0 - alpha)
+    best = int(np.argmax(np.maximum(lower - delta, 1e-300) / upper))
+    return SplitOrder(float(top[best])), float(bottom[best])

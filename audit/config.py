@@ -1,0 +1,170 @@
+"""Every setting of an audit, checked once, here."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from audit import accounting, checks
+from audit.dpsgd import ENGINES, DpSgdSettings
+from audit.repetitions import Repetitions, parse
+from threat_models import CANARIES, SCORES, THREATS
+from threat_models.datasets import RECORD_SHAPES
+
+# What the results do not depend on.
+_INCIDENTAL = ("jobs", "out")
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    """The settings of an audit: the command line's options and the presets' keys.
+
+    Attributes:
+        threat: NTNV, NTCV or ETCV (Xiang, Wang & Wang 2024, table 2).
+        canary: dirac or input.
+        score: how the best run is chosen; empty takes the paper's for this threat and canary.
+        dataset: the data set of the training records, or of the input canary in ETCV.
+        data_root: folder of the data sets; empty takes AUDIT_DATA_ROOT or downloads.
+        canary_index: which record is the input canary.
+        train_size: training records, at most.
+        validation_size: validation records, at most.
+        epsilon: the budgets eps_B of one run.
+        accounting: how eps_B is counted, rdp (the papers' way) or exact.
+        delta: in (0, 1).
+        repetitions: the law of K, for instance tnb:0,0.01.
+        trials: games per budget and repeat.
+        repeats: how often the whole audit is repeated.
+        steps: N, iterations of one run.
+        learning_rates: Omega, the candidates of the tuning.
+        max_grad_norm: C.
+        momentum: of SGD, in [0, 1).
+        model: logistic, mlp, convnet or the dotted name of a torch module.
+        engine: auto, or an engine by name.
+        precision: of the batched engine.
+        device: cpu, cuda or cuda:N.
+        confidence: of the lower bounds.
+        seed: of everything random.
+        jobs: worker processes.
+        out: folder of the results; empty takes runs/THREAT-CANARY-SCORE.
+    """
+
+    threat: str = "ETCV"
+    canary: str = "dirac"
+    score: str = ""
+    dataset: str = "DIGITS"
+    data_root: str = ""
+    canary_index: int = 0
+    train_size: int = 5000
+    validation_size: int = 10000
+    epsilon: tuple[float, ...] = (1.0, 2.0, 4.0)
+    accounting: str = "rdp"
+    delta: float = 1e-5
+    repetitions: str = "tnb:0,0.01"
+    trials: int = 2000
+    repeats: int = 3
+    steps: int = 100
+    learning_rates: tuple[float, ...] = (0.001,)
+    max_grad_norm: float = 1.0
+    momentum: float = 0.0
+    model: str = "mlp"
+    engine: str = "auto"
+    precision: str = "float32"
+    device: str = "cpu"
+    confidence: float = 0.95
+    seed: int = 0
+    jobs: int = 1
+    out: str = ""
+
+    def __post_init__(self) -> None:
+        checks.one_of("threat", self.threat, THREATS)
+        checks.one_of("canary", self.canary, CANARIES)
+        allowed = SCORES[self.threat][self.canary]
+        self._set("score", self.score or allowed[0])
+        checks.one_of(f"score for {self.threat} with canary {self.canary}", self.score, allowed)
+        checks.one_of("dataset", self.dataset, RECORD_SHAPES)
+        for name in ("canary_index", "seed"):
+            checks.whole(name, getattr(self, name), 0)
+        for name in ("train_size", "validation_size", "repeats", "steps", "jobs"):
+            checks.whole(name, getattr(self, name), 1)
+        checks.whole("trials", self.trials, 2)
+        self._set("epsilon", _numbers("epsilon", self.epsilon))
+        if len(set(self.epsilon)) < len(self.epsilon):
+            raise ValueError(f"epsilon must name each budget once, got {self.epsilon}")
+        self._set("learning_rates", _numbers("learning_rates", self.learning_rates))
+        checks.one_of("accounting", self.accounting, accounting.ACCOUNTINGS)
+        checks.interval("delta", self.delta, 0.0, 1.0)
+        checks.interval("confidence", self.confidence, 0.0, 1.0)
+        self._set("repetitions", parse(self.repetitions).spec)
+        checks.one_of("engine", self.engine, ("auto", *ENGINES))
+        DpSgdSettings(
+            self.steps, 1.0, self.max_grad_norm, self.learning_rates, momentum=self.momentum
+        )
+        if not self.out:
+            self._set("out", f"runs/{self.threat}-{self.canary}-{self.score}".lower())
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The settings that the results depend on, as json knows them."""
+        settings = {k: v for k, v in asdict(self).items() if k not in _INCIDENTAL}
+        return dict(json.loads(json.dumps(settings)))
+
+    @property
+    def law(self) -> Repetitions:
+        """The law of K."""
+        return parse(self.repetitions)
+
+    def settings(self, mu: float) -> DpSgdSettings:
+        """DP-SGD at the noise that gives one run this mu."""
+        return DpSgdSettings(
+            steps=self.steps,
+            noise_multiplier=accounting.noise_multiplier_for(mu, self.steps),
+            max_grad_norm=self.max_grad_norm,
+            learning_rates=self.learning_rates,
+            momentum=self.momentum,
+            model=self.model,
+            model_seed=self.seed,
+        )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "AuditConfig":
+        """A config from names and values; unknown names are refused with the nearest valid one.
+
+        Raises:
+            ValueError: an unknown name, or a value out of its range.
+        """
+        names = [field.name for field in fields(cls)]
+        for name in values:
+            checks.one_of("setting", name, names)
+        lists = {name: tuple(v) for name, v in values.items() if isinstance(v, list)}
+        return cls(**{**values, **lists})
+
+
+def read_preset(path: str) -> dict[str, Any]:
+    """The settings of a preset file; its name is the default results folder beside it.
+
+    Args:
+        path: a TOML file whose keys are those of `AuditConfig`.
+
+    Raises:
+        ValueError: no such file, or not TOML.
+    """
+    file = Path(path)
+    try:
+        values = tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ValueError(f"preset must be a readable TOML file, got {path!r}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"preset must be TOML, got {path!r}: {error}") from error
+    return {"out": str(file.with_suffix("")), **values}
+
+
+def _numbers(name: str, values: object) -> tuple[float, ...]:
+    items = tuple(values) if isinstance(values, list | tuple) else (values,)
+    if not items:
+        raise ValueError(f"{name} must name at least one number, got none")
+    return tuple(checks.interval(name, item, 0.0) for item in items)

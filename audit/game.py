@@ -1,0 +1,178 @@
+"""The distinguishing game against the tuning protocol (Xiang, Wang & Wang 2024, algorithm 1)."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+import threat_models
+from audit import accounting, upper_bounds
+from audit.config import AuditConfig
+from audit.dpsgd import Engine, choose_engine, make_engine
+from audit.tuning import best_of_runs
+from threat_models import ThreatModel, WorstOrder
+
+# Trials of a block: with an exact law the block is what one draw fills, else what a kill may lose.
+_TRIALS_PER_BLOCK = {"reduced": 1 << 14}
+_RUNS_PER_BLOCK = 1 << 11
+
+
+@dataclass(frozen=True, order=True)
+class Block:
+    """A range of trials with its own random stream, played in one go.
+
+    Attributes:
+        budget: index of eps_B in the config.
+        repeat: index of the repeat.
+        index: index of the block within them.
+        start: its first trial.
+        trials: how many.
+    """
+
+    budget: int
+    repeat: int
+    index: int
+    start: int
+    trials: int
+
+    @property
+    def name(self) -> str:
+        """Name of the block's shard."""
+        return f"budget{self.budget}-repeat{self.repeat}-block{self.index:06d}"
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What T games leave: one row each.
+
+    Attributes:
+        trial: [T] index within budget and repeat.
+        bit: [T] whether the canary was in the data.
+        runs: [T] K.
+        chosen: [T] index of the chosen run, -1 where there is none.
+        candidate: [T] index of its hyper-parameter candidate, -1 where there is none.
+        score: [T] its score; minus infinity where there is none.
+        lambda_a: [T] its base proxy; minus infinity where there is none.
+        lambda_b: [T] the proxy that adds the score; minus infinity where there is none.
+        diverged: [T] number of runs that diverged.
+    """
+
+    trial: NDArray[np.int64]
+    bit: NDArray[np.bool_]
+    runs: NDArray[np.int64]
+    chosen: NDArray[np.int64]
+    candidate: NDArray[np.int64]
+    score: NDArray[np.float64]
+    lambda_a: NDArray[np.float64]
+    lambda_b: NDArray[np.float64]
+    diverged: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Everything a block needs at one budget.
+
+    Attributes:
+        mu: the base's mu at this budget.
+        threat_model: what the adversary does.
+        engine: runs DP-SGD.
+        reason: why this engine.
+        threshold: the threshold on the standardised lambda_a fixed in advance for a worst-order
+            score; None lets the theory of the reduced game choose.
+    """
+
+    mu: float
+    threat_model: ThreatModel
+    engine: Engine
+    reason: str
+    threshold: float | None
+
+
+@functools.lru_cache(maxsize=8)
+def stage(config: AuditConfig, budget: int) -> Stage:
+    """Builds the threat model and the engine for one budget; a process keeps the last few.
+
+    Args:
+        config: the audit.
+        budget: index of eps_B.
+
+    Raises:
+        ValueError: settings that do not fit each other.
+    """
+    mu = accounting.calibrate_mu(config.epsilon[budget], config.delta, config.accounting)
+    order, threshold = None, None
+    if config.score == "worst-order":
+        split, threshold = upper_bounds.attack_order(
+            mu, config.law, config.delta, max(config.trials // 2, 1), config.confidence
+        )
+        order = WorstOrder(
+            bottom=min(threshold, split.top), top=split.top, ascending=(False, False, True)
+        )
+    threat_model = threat_models.build(
+        config.threat,
+        config.canary,
+        score=config.score,
+        dataset=config.dataset,
+        data_root=config.data_root or None,
+        canary_index=config.canary_index,
+        train_size=config.train_size,
+        validation_size=config.validation_size,
+        worst_order=order,
+    )
+    settings = config.settings(mu)
+    if config.engine == "auto":
+        name, reason = choose_engine(threat_model, settings)
+    else:
+        name, reason = config.engine, "as asked"
+    engine = make_engine(name, threat_model, settings, config.device, config.precision)
+    return Stage(mu, threat_model, engine, reason, threshold)
+
+
+def blocks(config: AuditConfig, engine: str) -> list[Block]:
+    """All blocks of an audit, in order. They depend on the config alone, never on the workers.
+
+    Args:
+        config: the audit.
+        engine: name of the engine that plays it.
+    """
+    by_runs = max(1, math.ceil(_RUNS_PER_BLOCK / max(config.law.mean, 1.0)))
+    size = _TRIALS_PER_BLOCK.get(engine, by_runs)
+    return [
+        Block(budget, repeat, index, start, min(size, config.trials - start))
+        for budget in range(len(config.epsilon))
+        for repeat in range(config.repeats)
+        for index, start in enumerate(range(0, config.trials, size))
+    ]
+
+
+def play(config: AuditConfig, block: Block) -> Trials:
+    """Plays the games of one block: a coin, a K, K runs on X or X', the best by score.
+
+    The block's random stream is `SeedSequence(seed, (budget, repeat, index))`: the result depends
+    on nothing else, neither on other blocks nor on who plays it.
+
+    Args:
+        config: the audit.
+        block: which games.
+    """
+    scene = stage(config, block.budget)
+    key = (block.budget, block.repeat, block.index)
+    rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=key))
+    bit = rng.integers(0, 2, block.trials).astype(np.bool_)
+    winners = best_of_runs(scene.engine, config.law, len(config.learning_rates), bit, rng)
+    some = winners.chosen >= 0
+    lambda_b = np.full(block.trials, -np.inf)
+    lambda_b[some] = scene.threat_model.lambda_b(winners.lambda_a[some], winners.score[some])
+    return Trials(
+        trial=block.start + np.arange(block.trials),
+        bit=bit,
+        runs=winners.runs,
+        chosen=winners.chosen,
+        candidate=winners.candidate,
+        score=winners.score,
+        lambda_a=winners.lambda_a,
+        lambda_b=lambda_b,
+        diverged=winners.diverged,
+    )

@@ -1,0 +1,96 @@
+"""The picture of an audit: lower bounds by proxy and upper bounds over the budget of one run."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from audit.report import PAPER_PROTOCOL, PROXIES, recommended
+
+_PROXY_NAMES = {"lambda_a": r"$\lambda_a$", "lambda_b": r"$\lambda_b$"}
+_LINES = {
+    "renyi": (r"$\varepsilon_U$ Renyi (any score)", ":"),
+    "profile": (r"$\varepsilon_U$ profile (any score)", "-."),
+    "region": (r"$\varepsilon_U$ region (any score)", "-"),
+    "worst-order": ("worst order (attained)", (0, (1, 1))),
+    "reduced-exact": (r"$\varepsilon_U$ reduced (monotone score)", "--"),
+    "base": (r"$\varepsilon_B$ one run", "-"),
+}
+
+
+def draw(summary: Mapping[str, Any], path: Path) -> None:
+    """Draws an audit in the manner of the paper's figures 1 to 4.
+
+    Every budget eps_B is a group: eps_L by proxy with the range over the repeats, the valid bound
+    filled and the paper's uncorrected one hollow, under the levels of the upper bounds.
+
+    Args:
+        summary: the summary of a report.
+        path: the PNG to write.
+    """
+    config, results = summary["config"], summary["results"]
+    with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.15):
+        figure = Figure(figsize=(4.2 + 2.0 * len(results), 6.0), layout="constrained")
+        axes = figure.subplots()
+        colours = sns.color_palette("colorblind", 10).as_hex()
+        _draw_upper(axes, results, colours)
+        _draw_lower(axes, summary, colours)
+        axes.set_xticks(range(len(results)), [f"{result['epsilon_base']:g}" for result in results])
+        axes.set_xlim(-0.6, len(results) - 0.4)
+        axes.set_ylim(bottom=0.0)
+        axes.grid(False, axis="x")
+        axes.set_xlabel(r"budget of one run, $\varepsilon_B$")
+        axes.set_ylabel(rf"$\varepsilon$ of the tuning at $\delta$ = {config['delta']:g}")
+        axes.set_title(
+            f"{config['threat']}, canary {config['canary']}, score {config['score']}\n"
+            f"K ~ {config['repetitions']}, {config['trials']} trials x {config['repeats']}",
+            fontsize="medium",
+        )
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def _draw_upper(axes: Axes, results: list[dict[str, Any]], colours: list[str]) -> None:
+    # Highest first, so that the legend reads in the order of the levels.
+    shades = dict(
+        zip(_LINES, (*colours[3:5], colours[2], colours[8], colours[9], "black"), strict=True)
+    )
+    for name, (title, style) in _LINES.items():
+        levels = [
+            (x, result["upper_bounds"][name]["epsilon"])
+            for x, result in enumerate(results)
+            if result["upper_bounds"][name]["epsilon"] is not None
+        ]
+        if not levels:
+            continue
+        at, values = zip(*levels, strict=True)
+        left, right = [x - 0.42 for x in at], [x + 0.42 for x in at]
+        axes.hlines(values, left, right, colors=shades[name], linestyles=style, lw=2.2, label=title)
+
+
+def _draw_lower(axes: Axes, summary: Mapping[str, Any], colours: list[str]) -> None:
+    results = summary["results"]
+    kinds = ((recommended(summary), "valid"), (PAPER_PROTOCOL, "paper's, uncorrected"))
+    offsets = iter((-0.27, 0.09, -0.09, 0.27))
+    for key, kind in kinds:
+        for proxy, colour, marker in zip(PROXIES, colours[:2], "os", strict=True):
+            offset = next(offsets)
+            bounds = [result["lower_bounds"][proxy][key] for result in results]
+            means = [bound["mean"] for bound in bounds]
+            below = [bound["mean"] - bound["min"] for bound in bounds]
+            above = [bound["max"] - bound["mean"] for bound in bounds]
+            axes.errorbar(
+                [x + offset for x in range(len(results))],
+                means,
+                yerr=[below, above],
+                fmt=marker,
+                ms=9,
+                mew=2,
+                capsize=5,
+                color=colour,
+                mfc=colour if key != PAPER_PROTOCOL else "white",
+                label=rf"$\varepsilon_L$ from {_PROXY_NAMES[proxy]} ({kind})",
+            )

@@ -1,0 +1,208 @@
+"""From finished games to numbers: every lower and upper bound, with what each needs to be true."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from audit import lower_bounds, upper_bounds
+from audit.accounting import GaussianMechanism
+from audit.bounds import report_base
+from audit.config import AuditConfig
+from audit.game import Stage, Trials
+from audit.lower_bounds import LowerBound
+from audit.upper_bounds import UpperBound
+
+PROXIES = ("lambda_a", "lambda_b")
+PAPER_PROTOCOL = "gaussian-curve:max-grid"
+"""The key of the estimator that the paper uses: the f-curve at the best of a grid, uncorrected."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All results of an audit.
+
+    Attributes:
+        table: one row per lower bound, budget, repeat and proxy, and per upper bound and budget.
+        summary: the config, the engine, every bound by name with min, mean, max over repeats.
+    """
+
+    table: pd.DataFrame
+    summary: dict[str, Any]
+
+
+def report(
+    config: AuditConfig, stages: Sequence[Stage], games: Mapping[tuple[int, int], Trials]
+) -> Report:
+    """Computes every bound.
+
+    Args:
+        config: the audit.
+        stages: what each budget was played with.
+        games: the trials of every (budget, repeat).
+    """
+    rows: list[dict[str, Any]] = []
+    results = []
+    for budget, scene in enumerate(stages):
+        epsilon_base = config.epsilon[budget]
+        of_budget = {"epsilon_base": epsilon_base, "mu": scene.mu, "score": config.score}
+        base = report_base(scene.mu, config.delta, config.accounting, config.steps)
+        upper = [
+            base.bound,
+            *upper_bounds.all_bounds(GaussianMechanism(scene.mu), config.law, config.delta),
+        ]
+        lower_rows = [
+            {"proxy": proxy, "repeat": repeat, **_lower_row(bound)}
+            for repeat in range(config.repeats)
+            for proxy in PROXIES
+            for bound in _lower_bounds(config, scene, games[budget, repeat], proxy)
+        ]
+        rows += [{**of_budget, "side": "lower", **row} for row in lower_rows]
+        rows += [{**of_budget, "side": "upper", **_upper_row(bound)} for bound in upper]
+        diverged = sum(int(games[budget, r].diverged.sum()) for r in range(config.repeats))
+        results.append(
+            {
+                **of_budget,
+                "base": asdict(base),
+                "diverged_runs": diverged,
+                "lower_bounds": {proxy: _over_repeats(lower_rows, proxy) for proxy in PROXIES},
+                "upper_bounds": {bound.name: asdict(bound) for bound in upper},
+            }
+        )
+    engine = {"name": stages[0].engine.name, "reason": stages[0].reason}
+    summary = {"config": config.identity, "engine": engine, "results": results}
+    return Report(pd.DataFrame(rows), summary)
+
+
+def _lower_bounds(
+    config: AuditConfig, scene: Stage, trials: Trials, proxy: str
+) -> list[LowerBound]:
+    values = getattr(trials, proxy)
+    mu, threshold = None, scene.threshold
+    if proxy == "lambda_a":
+        # sum_i p_i[0] / (C sigma sqrt N), N(b mu, 1) in one run when every gradient has norm C.
+        values, mu = values * scene.mu, scene.mu
+    else:
+        threshold = None
+    found = lower_bounds.all_bounds(
+        values[~trials.bit],
+        values[trials.bit],
+        delta=config.delta,
+        confidence=config.confidence,
+        repetitions=config.law,
+        mu=mu,
+        threshold=threshold,
+    )
+    increasing = config.score == "first-coordinate" and len(config.learning_rates) == 1
+    if increasing and config.canary == "dirac":
+        return found
+    return [_not_for_this_score(b) if b.name == "lifted-curve" else b for b in found]
+
+
+def _not_for_this_score(bound: LowerBound) -> LowerBound:
+    return replace(bound, valid=False, label="not valid for this score")
+
+
+def _lower_row(bound: LowerBound) -> dict[str, Any]:
+    row = asdict(bound)
+    row["key"] = bound.key
+    return row
+
+
+def _upper_row(bound: UpperBound) -> dict[str, Any]:
+    attained = "attained" if bound.attained else "valid"
+    label = "does not apply" if bound.epsilon is None else attained
+    row = {"key": bound.name, "label": label, "valid": label == "valid"}
+    return {**asdict(bound), **row}
+
+
+def _over_repeats(rows: Sequence[Mapping[str, Any]], proxy: str) -> dict[str, dict[str, Any]]:
+    """Every lower bound of one proxy by key, in the order of the estimators."""
+    by_key: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["proxy"] == proxy:
+            by_key.setdefault(row["key"], []).append(row)
+    told = ("name", "rule", "valid", "label", "assumes", "source", "confidence")
+    summary = {}
+    for key, group in by_key.items():
+        values = [row["epsilon"] for row in group]
+        spread = {"min": min(values), "mean": float(np.mean(values)), "max": max(values)}
+        summary[key] = {**spread, **{name: group[0][name] for name in told}}
+    return summary
+
+
+def recommended(summary: Mapping[str, Any]) -> str:
+    """Key of the lower bound shown first: valid, and assuming nothing but independent trials."""
+    lower = summary["results"][0]["lower_bounds"]["lambda_a"]
+    return next(key for key, bound in lower.items() if bound["valid"])
+
+
+def to_csv(table: pd.DataFrame) -> str:
+    """The table as text, the same bytes for the same numbers."""
+    first = ["epsilon_base", "score", "side", "proxy", "repeat", "name", "rule", "epsilon", "valid"]
+    ordered = table[first + [name for name in table.columns if name not in first]]
+    return ordered.to_csv(index=False, float_format="%.12g", lineterminator="\n")
+
+
+def to_json(summary: Mapping[str, Any]) -> str:
+    """The summary as text; numbers that json does not know become null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: plain(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        return value
+
+    return json.dumps(plain(summary), indent=2, allow_nan=False) + "\n"
+
+
+def to_text(summary: Mapping[str, Any]) -> str:
+    """The table that the command prints."""
+    config = summary["config"]
+    best = recommended(summary)
+    first = summary["results"][0]["lower_bounds"]["lambda_a"]
+    lines = [
+        f"{config['threat']}, canary {config['canary']}, score {config['score']}, "
+        f"repetitions {config['repetitions']}, delta {config['delta']:g}, "
+        f"{config['trials']} trials x {config['repeats']}",
+        f"engine {summary['engine']['name']}: {summary['engine']['reason']}",
+        "",
+    ]
+
+    def row(name: str, cells: Sequence[str]) -> str:
+        return f"{name:34}" + "".join(f"{cell:>22}" for cell in cells)
+
+    lines.append(row("", [f"eps_B = {r['epsilon_base']:g}" for r in summary["results"]]))
+
+    for key, title in ((best, "eps_L"), (PAPER_PROTOCOL, "paper's eps_L")):
+        for proxy in PROXIES:
+            cells = []
+            for result in summary["results"]:
+                bound = result["lower_bounds"][proxy][key]
+                cells.append(f"{bound['mean']:.3f} [{bound['min']:.3f}, {bound['max']:.3f}]")
+            lines.append(row(f"{title} from {proxy}", cells))
+    for name in summary["results"][0]["upper_bounds"]:
+        bounds = [result["upper_bounds"][name] for result in summary["results"]]
+        cells = ["-" if b["epsilon"] is None else f"{b['epsilon']:.3f}" for b in bounds]
+        title = {"base": "one run", "worst-order": "worst-order (attained)"}.get(name, name)
+        lines.append(row(title, cells))
+    confidence = f"{100 * first[best]['confidence']:g} %"
+    lines += [
+        "",
+        "Cells of eps_L: mean [min, max] over the repeats.",
+        f"eps_L: {best}, {confidence} confidence; {first[best]['assumes']}.",
+        f"paper's eps_L: {PAPER_PROTOCOL}; {first[PAPER_PROTOCOL]['label']}.",
+        "Upper bounds: renyi, profile, region and liu-talwar hold for any score; reduced-* for a",
+        "monotone score; worst-order is what the worst score found leaks, not a bound.",
+    ]
+    diverged = sum(result["diverged_runs"] for result in summary["results"])
+    if diverged:
+        lines.append(f"{diverged} runs diverged (non-finite weights); they were never chosen.")
+    return "\n".join(lines)

@@ -1,0 +1,136 @@
+"""The audit, end to end: `python -m audit.run --help`.
+
+Plays the distinguishing game against the tuning protocol, turns the outcomes into lower bounds,
+computes the upper bounds beside them, and draws the two together.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from typing import Any
+
+import numpy as np
+
+# Two OpenMP threads of one process stall each other on a busy machine; set before torch starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from audit import game, plots, report, store, workers
+from audit.config import AuditConfig, read_preset
+from audit.game import Block, Trials
+from audit.report import Report
+
+_HELP = {
+    "threat": "NTNV, NTCV or ETCV",
+    "canary": "dirac or input",
+    "score": "how the best run is chosen (default: the paper's)",
+    "epsilon": "budgets eps_B of one run",
+    "repetitions": "the law of K, for instance tnb:0,0.01",
+    "trials": "games per budget and repeat",
+    "learning_rates": "Omega, the candidates",
+    "engine": "auto, or an engine by name",
+    "device": "cpu, cuda or cuda:N",
+    "jobs": "worker processes",
+    "out": "folder of the results; the same command goes on where it was stopped",
+    "data_root": "folder of the data sets, in torchvision's layout",
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m audit.run",
+        description="Audits the privacy of hyper-parameter tuning with DP-SGD.",
+    )
+    parser.add_argument("--preset", metavar="FILE", help="a TOML file of settings; options win")
+    for field in fields(AuditConfig):
+        assert field.default is not MISSING
+        several = isinstance(field.default, tuple)
+        kind = type(field.default[0]) if isinstance(field.default, tuple) else type(field.default)
+        shown = " ".join(map(str, field.default)) if several else field.default
+        default = f"(default: {shown})" if shown != "" else ""
+        parser.add_argument(
+            "--" + field.name.replace("_", "-"),
+            type=kind,
+            nargs="+" if several else None,
+            default=argparse.SUPPRESS,
+            metavar=field.name.upper().replace("_", "-"),
+            help=f"{_HELP.get(field.name, '')} {default}".strip(),
+        )
+    return parser
+
+
+def parse(argv: Sequence[str] | None = None) -> AuditConfig:
+    """The config that a command line asks for.
+
+    Raises:
+        ValueError: an unknown name or a value out of its range.
+    """
+    options: dict[str, Any] = vars(_parser().parse_args(argv))
+    preset = options.pop("preset", None)
+    values = read_preset(preset) if preset else {}
+    return AuditConfig.from_mapping({**values, **options})
+
+
+def run(config: AuditConfig) -> Report:
+    """Plays the audit (or what is missing of it) and writes its results.
+
+    The folder `config.out` then holds config.json, the shards of trials, results.csv, summary.json
+    and figure.png. Interrupted at any moment, the same call goes on from the finished shards and
+    ends with the same results.
+
+    Args:
+        config: the audit.
+
+    Raises:
+        ValueError: settings that do not fit each other, or a folder that cannot be used.
+    """
+    stages = [game.stage(config, budget) for budget in range(len(config.epsilon))]
+    folder = store.RunFolder.open(config)
+    blocks = game.blocks(config, stages[0].engine.name)
+    workers.play_all(config, folder, blocks)
+    finished = report.report(config, stages, _gather(folder, blocks))
+    folder.write_text("results.csv", report.to_csv(finished.table))
+    folder.write_text("summary.json", report.to_json(finished.summary))
+    plots.draw(finished.summary, folder.path / "figure.png")
+    return finished
+
+
+def _gather(folder: store.RunFolder, blocks: Sequence[Block]) -> dict[tuple[int, int], Trials]:
+    """All trials of every (budget, repeat), in order."""
+    parts: dict[tuple[int, int], list[Trials]] = {}
+    for block in blocks:
+        parts.setdefault((block.budget, block.repeat), []).append(folder.load(block))
+    return {
+        key: Trials(
+            **{
+                field.name: np.concatenate([getattr(trials, field.name) for trials in group])
+                for field in fields(Trials)
+            }
+        )
+        for key, group in parts.items()
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+
+    Returns:
+        The exit code: 0, or 2 after one clear line about what was wrong.
+    """
+    try:
+        config = parse(argv)
+        finished = run(config)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(report.to_text(finished.summary))
+    print(f"\nresults in {config.out}, figure: {config.out}/figure.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
