@@ -19,7 +19,7 @@ class InputCanary:
         ValueError: features that are empty or not finite, or a negative label.
     """
 
-    features: NDArray[np.float32]
+    features: NDArray[np.float32] | NDArray[np.float64]
     label: int
     name: str = "input"
 

@@ -15,6 +15,7 @@ from canaries import InputCanary
 from threat_models.datasets import Records
 
 Array = NDArray[np.float64]
+Features = NDArray[np.float32] | NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,7 @@ class Observation:
         """The flat parameters of every final model, [R, d]."""
         raise ValueError("this engine keeps no model: take the batched engine for this score")
 
-    def loss(self, features: NDArray[np.float32], labels: NDArray[np.int64]) -> Array:
+    def loss(self, features: Features, labels: NDArray[np.int64]) -> Array:
         """The sum of every final model's cross-entropy over n records.
 
         Args:

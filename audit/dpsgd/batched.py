@@ -14,10 +14,10 @@ from audit.dpsgd import streams
 from audit.dpsgd.base import LaneOutcomes, Lanes
 from audit.dpsgd.gradients import ClippedSums, StackedModel, stacked
 from audit.dpsgd.layers import Parameters
-from audit.dpsgd.models import make_model
 from audit.dpsgd.settings import DpSgdSettings
 from canaries import InputCanary
 from threat_models import Observation, ThreatModel
+from threat_models.scores import Features
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -39,58 +39,46 @@ class BatchedEngine:
     Args:
         threat_model: data, canary and score.
         settings: the base mechanism.
+        model: with the initial weights w_0; its dtype is that of all computation.
         device: a torch device.
-        precision: "float32" or "float64". Lower precisions break the clipping bound.
+        name: of the engine, where `reductions` made the problem smaller.
 
     Raises:
-        ValueError: a precision, device or model that cannot be had.
+        ValueError: a device that is not there.
     """
-
-    name = "batched"
 
     def __init__(
         self,
         threat_model: ThreatModel,
         settings: DpSgdSettings,
+        model: nn.Module,
         device: str = "cpu",
-        precision: str = "float32",
+        name: str = "batched",
     ) -> None:
-        dtype = check_precision(precision)
+        self.name = name
         self._device = check_device(device)
-        model = make_model(
-            settings.model,
-            settings.model_seed,
-            threat_model.record_shape,
-            threat_model.classes,
-            dtype,
-        )
-        self._set_up(threat_model, settings, model)
-
-    def _set_up(self, threat_model: ThreatModel, settings: DpSgdSettings, model: nn.Module) -> None:
         self._threat_model = threat_model
         self._settings = settings
-        self._initial = [p.detach().to(self._device) for p in model.parameters() if p.requires_grad]
+        model = model.to(self._device)
+        self._initial = [p.detach() for p in model.parameters() if p.requires_grad]
         self.parameters = sum(p.numel() for p in self._initial)
-        self._model = stacked(model.to(self._device), threat_model.record_shape)
+        self._model = stacked(model, threat_model.record_shape)
         self._chunk_floats = self._chunk_size()
         self._training = self._canary = None
+        self._training_size = 0
         if threat_model.training_set is not None:
             records = threat_model.training_set
             self._training = self._sums(records.features, records.labels)
             self._training_size = len(records)
-        else:
-            self._training_size = 0
         if isinstance(threat_model.canary, InputCanary):
             canary = threat_model.canary
             self._canary = self._sums(canary.features[None], np.array([canary.label]))
 
-    def _sums(self, features: NDArray[np.float32], labels: NDArray[np.int64]) -> ClippedSums:
+    def _sums(self, features: Features, labels: NDArray[np.int64]) -> ClippedSums:
         x, y = self._tensors(features, labels)
         return ClippedSums(self._model, x, y, self._settings.max_grad_norm)
 
-    def _tensors(
-        self, features: NDArray[np.float32], labels: NDArray[np.int64]
-    ) -> tuple[Tensor, Tensor]:
+    def _tensors(self, features: Features, labels: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(np.array(features)).to(self._device, self._initial[0].dtype)
         return x, torch.from_numpy(np.array(labels)).to(self._device)
 
@@ -139,6 +127,39 @@ class BatchedEngine:
 
     @torch.no_grad()
     def _run_pack(self, lanes: Lanes) -> LaneOutcomes:
+        """Trains a pack and scores it."""
+        s = self._settings
+        theta, product, residual = self._train(lanes)
+        finite = torch.stack([w.flatten(1).isfinite().all(1) for w in theta]).all(0).cpu().numpy()
+        start = self._initial[0].flatten()[0]
+        observation = ModelObservation(
+            first_displacement=_to_numpy(start - theta[0].flatten(1)[:, 0]),
+            standardised_sum=_to_numpy(
+                residual / (s.max_grad_norm * s.noise_multiplier * math.sqrt(s.steps))
+            ),
+            model=self._model,
+            theta=theta,
+            chunk_floats=self._chunk_floats,
+        )
+        scores = np.asarray(self._threat_model.score(observation), dtype=np.float64)
+        if scores.shape != (len(lanes),):
+            raise ValueError(
+                f"score {self._threat_model.score.name} must give one number per run, "
+                f"[{len(lanes)}], got shape {list(scores.shape)}"
+            )
+        lambda_a = _to_numpy(product / (s.steps * s.max_grad_norm**2))
+        finite &= np.isfinite(scores) & np.isfinite(lambda_a)
+        return LaneOutcomes(
+            np.where(finite, lambda_a, 0.0), np.where(finite, scores, -np.inf), finite
+        )
+
+    def _train(self, lanes: Lanes) -> tuple[Parameters, Tensor, Tensor]:
+        """All steps of a pack.
+
+        Returns:
+            The final parameters; sum_i <p_i^z, p_i>, [R]; and sum_i of the first coordinate of p_i
+            less the training records' part, [R].
+        """
         s = self._settings
         clip, count = s.max_grad_norm, len(lanes)
         theta = [p.expand(count, *p.shape).clone() for p in self._initial]
@@ -178,26 +199,7 @@ class BatchedEngine:
             for w, v in zip(flat, step, strict=True):
                 w.addcmul_(v, descent)
 
-        finite = torch.stack([w.isfinite().all(1) for w in flat]).all(0).cpu().numpy()
-        unit = clip * s.noise_multiplier * math.sqrt(s.steps)
-        observation = ModelObservation(
-            first_displacement=_to_numpy(self._initial[0].flatten()[0] - flat[0][:, 0]),
-            standardised_sum=_to_numpy(residual / unit),
-            model=self._model,
-            theta=theta,
-            chunk_floats=self._chunk_floats,
-        )
-        scores = np.asarray(self._threat_model.score(observation), dtype=np.float64)
-        if scores.shape != (count,):
-            raise ValueError(
-                f"score {self._threat_model.score.name} must give one number per run, "
-                f"[{count}], got shape {list(scores.shape)}"
-            )
-        lambda_a = _to_numpy(product / (s.steps * clip**2))
-        finite &= np.isfinite(scores) & np.isfinite(lambda_a)
-        return LaneOutcomes(
-            np.where(finite, lambda_a, 0.0), np.where(finite, scores, -np.inf), finite
-        )
+        return theta, product, residual
 
     def _noise(self, lanes: Lanes, dtype: torch.dtype) -> Iterator[Parameters]:
         """For every step N(0, C^2 sigma^2) noise as one [R, size] per parameter."""
@@ -246,7 +248,7 @@ class ModelObservation(Observation):
         return _to_numpy(torch.cat([p.flatten(1) for p in self.theta], dim=1))
 
     @torch.no_grad()
-    def loss(self, features: NDArray[np.float32], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    def loss(self, features: Features, labels: NDArray[np.int64]) -> NDArray[np.float64]:
         """See `Observation.loss`."""
         like = self.theta[0]
         total = torch.zeros(len(like), dtype=torch.float64, device=like.device)

@@ -1,12 +1,14 @@
 """Which engine runs a threat model, by name or by what its law allows."""
 
 from audit import checks
-from audit.dpsgd import reduced
 from audit.dpsgd.base import Engine
+from audit.dpsgd.reduced import ReducedEngine, why_not_reduced
+from audit.dpsgd.reductions import collapse, project
 from audit.dpsgd.settings import DpSgdSettings
+from canaries import DiracCanary
 from threat_models import ThreatModel
 
-ENGINES = ("reduced", "batched")
+ENGINES = ("reduced", "collapsed", "projected", "batched", "opacus")
 
 
 def make_engine(
@@ -19,7 +21,9 @@ def make_engine(
     """An engine by name.
 
     Args:
-        name: one of ENGINES.
+        name: one of ENGINES. "reduced" draws the released statistic from its law; "collapsed" and
+            "projected" train an exactly equivalent smaller problem (`reductions`); "batched" trains
+            many lanes at once, and "opacus" one after the other through Opacus, the reference.
         threat_model: data, canary and score.
         settings: the base mechanism.
         device: a torch device; the reduced engine needs none.
@@ -33,11 +37,33 @@ def make_engine(
     """
     checks.one_of("engine", name, ENGINES)
     if name == "reduced":
-        return reduced.ReducedEngine(threat_model, settings)
+        return ReducedEngine(threat_model, settings)
     # torch takes seconds to import: only where something is trained.
-    from audit.dpsgd.batched import BatchedEngine
+    from audit.dpsgd.batched import BatchedEngine, check_precision
+    from audit.dpsgd.models import make_model
 
-    return BatchedEngine(threat_model, settings, device, precision)
+    model = make_model(
+        settings.model,
+        settings.model_seed,
+        threat_model.record_shape,
+        threat_model.classes,
+        check_precision(precision),
+    )
+    if name == "opacus":
+        from audit.dpsgd.reference import OpacusEngine
+
+        return OpacusEngine(threat_model, settings, model, device)
+    if name == "collapsed":
+        one_step = collapse(threat_model, settings)
+        if isinstance(one_step, str):
+            raise ValueError(f"engine collapsed does not apply, because of {one_step}")
+        settings = one_step
+    if name == "projected":
+        smaller = project(threat_model, model)
+        if isinstance(smaller, str):
+            raise ValueError(f"engine projected does not apply, because of {smaller}")
+        threat_model, model = smaller
+    return BatchedEngine(threat_model, settings, model, device, name)
 
 
 def choose_engine(threat_model: ThreatModel, settings: DpSgdSettings) -> tuple[str, str]:
@@ -50,10 +76,27 @@ def choose_engine(threat_model: ThreatModel, settings: DpSgdSettings) -> tuple[s
     Returns:
         Its name and the reason in one line.
     """
-    obstacle = reduced.why_not(threat_model, settings)
+    obstacle = why_not_reduced(threat_model, settings)
     if obstacle is None:
         return "reduced", (
             "the law of the released statistic is known: a sum of Gaussian steps in the first "
             "coordinate, one draw per run"
         )
+    if not isinstance(collapse(threat_model, settings), str):
+        return "collapsed", (
+            "the law of the final model is known: its gradients do not depend on the weights, one "
+            "draw of all steps per run"
+        )
+    if threat_model.training_set is None and not isinstance(threat_model.canary, DiracCanary):
+        import torch
+
+        from audit.dpsgd.models import make_model
+
+        shape, classes = threat_model.record_shape, threat_model.classes
+        model = make_model(settings.model, settings.model_seed, shape, classes, torch.float32)
+        if not isinstance(project(threat_model, model), str):
+            return "projected", (
+                "only the canary's own direction of the first layer's weights reaches the outcome: "
+                "an equivalent model of one input is trained"
+            )
     return "batched", f"no closed law, because of {obstacle}: every run is trained"

@@ -326,7 +326,7 @@ _POOLS: tuple[type[nn.Module], ...] = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAv
 def stack(model: nn.Module) -> list[Layer] | None:
     """The layers of a sequential model; None where book-keeping does not know one of them."""
     layers: list[Layer] = []
-    for module in _flatten_sequential(model):
+    for module in flatten_sequential(model):
         found = _layers_of(module)
         if found is None:
             return None
@@ -334,9 +334,10 @@ def stack(model: nn.Module) -> list[Layer] | None:
     return layers
 
 
-def _flatten_sequential(model: nn.Module) -> list[nn.Module]:
+def flatten_sequential(model: nn.Module) -> list[nn.Module]:
+    """The modules of nested `nn.Sequential`, in order; the model itself where it is none."""
     if type(model) is nn.Sequential:
-        return [part for child in model for part in _flatten_sequential(child)]
+        return [part for child in model for part in flatten_sequential(child)]
     return [model]
 
 

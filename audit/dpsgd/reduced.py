@@ -25,7 +25,7 @@ class ReducedEngine:
     name = "reduced"
 
     def __init__(self, threat_model: ThreatModel, settings: DpSgdSettings) -> None:
-        reason = why_not(threat_model, settings)
+        reason = why_not_reduced(threat_model, settings)
         if reason:
             raise ValueError(f"engine reduced must have a known law, got {reason}")
         self._threat_model = threat_model
@@ -63,7 +63,7 @@ class ReducedEngine:
         )
 
 
-def why_not(threat_model: ThreatModel, settings: DpSgdSettings) -> str | None:
+def why_not_reduced(threat_model: ThreatModel, settings: DpSgdSettings) -> str | None:
     """Why the law of the released statistic is not known in closed form; None where it is."""
     if threat_model.training_set is not None:
         return "a training set, whose gradients depend on the weights"

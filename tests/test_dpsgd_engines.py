@@ -1,0 +1,169 @@
+"""Engines against each other: the Opacus reference, and the exact reductions.
+
+Each statistical test has a false-alarm rate of 1e-4.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.stats as st
+import torch
+
+import threat_models
+from audit.dpsgd import DpSgdSettings, Lanes, choose_engine, make_engine
+from canaries import DiracCanary
+from threat_models import CanaryLoss, Records, UserScore, etcv, ntcv, ntnv
+
+torch.set_num_threads(1)
+ALARM = 1e-4
+SILENT = 1e-30  # a noise that is lost to rounding
+
+
+def lanes(count: int, included: bool, seed: int = 0, candidates: int = 1) -> Lanes:
+    random = np.random.default_rng(seed)
+    return Lanes(
+        np.full(count, included),
+        random.integers(candidates, size=count),
+        random.integers(2**63, size=count, dtype=np.uint64),
+    )
+
+
+def records(count: int = 10, seed: int = 0) -> Records:
+    random = np.random.default_rng(seed)
+    x = random.random((count, 1, 8, 8)).astype(np.float32)
+    return Records(x, random.integers(10, size=count), 10, "TOY")
+
+
+def threats():
+    data, canary = records(), records(1, seed=9).canary(0)
+    return {
+        "NTNV input": ntnv(data, records(7, seed=2), canary),
+        "NTCV input": ntcv(data, None, canary, CanaryLoss(canary)),
+        "NTCV dirac": ntcv(data, None, DiracCanary(), threat_models.FirstCoordinate()),
+        "ETCV input": etcv(canary, CanaryLoss(canary), (1, 8, 8), 10),
+        "ETCV dirac": etcv(DiracCanary(), threat_models.FirstCoordinate(), (1, 8, 8), 10),
+    }
+
+
+@pytest.mark.parametrize("threat", threats())
+@pytest.mark.parametrize("changes", [{}, {"momentum": 0.5, "sampling_rate": 0.5}])
+def test_opacus_takes_the_same_path_without_noise(threat, changes):
+    # The threshold binds for most records; Opacus adds 1e-6 to every norm.
+    settings = DpSgdSettings(6, SILENT, 0.7, (0.05, 0.2), model="convnet")
+    settings = replace(settings, **changes)
+    pack = Lanes(np.array([False, True, True]), np.array([0, 1, 0]), np.arange(3, dtype=np.uint64))
+    ours, theirs = (
+        make_engine(name, threats()[threat], settings, precision="float64").run(pack)
+        for name in ("batched", "opacus")
+    )
+    np.testing.assert_allclose(theirs.lambda_a, ours.lambda_a, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(theirs.scores, ours.scores, rtol=1e-5, atol=1e-12)
+    assert ours.lambda_a[1] != 0
+    assert theirs.finite.all()
+
+
+@pytest.mark.parametrize("threat", ["ETCV input", "ETCV dirac", "NTCV dirac"])
+def test_opacus_agrees_in_law(threat):
+    settings = DpSgdSettings(3, 1.0, 0.7, (0.3,), model="logistic")
+    ours = make_engine("batched", threats()[threat], settings).run(lanes(4000, True, 1))
+    theirs = make_engine("opacus", threats()[threat], settings).run(lanes(300, True, 2))
+    assert st.ks_2samp(theirs.lambda_a, ours.lambda_a).pvalue > ALARM
+    assert st.ks_2samp(theirs.scores, ours.scores).pvalue > ALARM
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+@pytest.mark.parametrize("changes", [{}, {"momentum": 0.8}, {"sampling_rate": 0.5}])
+def test_projected_takes_the_same_path_without_noise(model, changes):
+    settings = DpSgdSettings(8, SILENT, 0.7, (0.05, 0.2), model=model)
+    settings = replace(settings, **changes)
+    pack = lanes(6, True, candidates=2)
+    full, small = (
+        make_engine(name, threats()["ETCV input"], settings, precision="float64").run(pack)
+        for name in ("batched", "projected")
+    )
+    np.testing.assert_allclose(small.lambda_a, full.lambda_a, rtol=1e-12)
+    np.testing.assert_allclose(small.scores, full.scores, rtol=1e-12)
+
+
+@pytest.mark.parametrize("included", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"model": "logistic"}, {"momentum": 0.8}])
+def test_projected_agrees_in_law(included, changes):
+    settings = replace(DpSgdSettings(10, 1.0, 0.7, (0.2,), model="mlp"), **changes)
+    threat = threat_models.build("ETCV", "input")
+    full = make_engine("batched", threat, settings).run(lanes(4000, included, 1))
+    small = make_engine("projected", threat, settings).run(lanes(20_000, included, 2))
+    assert st.ks_2samp(full.lambda_a, small.lambda_a).pvalue > ALARM
+    assert st.ks_2samp(full.scores, small.scores).pvalue > ALARM
+    mixed = [out.lambda_a + 0.3 * out.scores for out in (full, small)]
+    assert st.ks_2samp(*mixed).pvalue > ALARM
+
+
+@pytest.mark.parametrize("included", [False, True])
+def test_collapsed_agrees_in_law(included):
+    data = records(30)
+    settings = DpSgdSettings(10, 1.0, 0.3, (0.2, 0.4), model="mlp")
+    scores = (
+        UserScore(lambda seen: seen.loss(data.features, data.labels)),
+        UserScore(lambda seen: seen.parameters()[:, -1]),
+        UserScore(lambda seen: seen.standardised_sum),
+    )
+    for score in scores:
+        threat = etcv(DiracCanary(), score, (1, 8, 8), 10)
+        full = make_engine("batched", threat, settings).run(lanes(4000, included, 1, 2))
+        small = make_engine("collapsed", threat, settings).run(lanes(20_000, included, 2, 2))
+        assert st.ks_2samp(full.lambda_a, small.lambda_a).pvalue > ALARM
+        assert st.ks_2samp(full.scores, small.scores).pvalue > ALARM
+
+
+def test_auto_takes_the_smallest_exact_problem():
+    settings = DpSgdSettings(5, 1.0, 1.0, (0.1,), model="mlp")
+    made = threats()
+    last = replace(made["ETCV dirac"], score=UserScore(lambda seen: seen.parameters()[:, -1]))
+    cases = [
+        (made["ETCV dirac"], settings, "reduced", "law of the released statistic is known"),
+        (last, settings, "collapsed", "law of the final model is known"),
+        (last, replace(settings, momentum=0.5), "batched", "whole model"),
+        (made["ETCV input"], settings, "projected", "one input is trained"),
+        (made["ETCV input"], replace(settings, model="convnet"), "batched", "input canary"),
+        (made["NTCV dirac"], settings, "batched", "a training set"),
+    ]
+    for threat, chosen, name, reason in cases:
+        got, said = choose_engine(threat, chosen)
+        assert got == name
+        assert reason in said
+        make_engine(got, threat, chosen)
+
+
+def test_reductions_that_do_not_apply_say_why():
+    settings = DpSgdSettings(5, 1.0, 1.0, (0.1,), model="mlp")
+    made = threats()
+    for name, threat, reason in [
+        ("collapsed", "ETCV input", "an input canary"),
+        ("collapsed", "NTCV dirac", "a training set"),
+        ("projected", "NTCV input", "a training set"),
+        ("projected", "ETCV dirac", "a Dirac canary"),
+    ]:
+        with pytest.raises(ValueError, match=f"engine {name} does not apply, .*{reason}"):
+            make_engine(name, made[threat], settings)
+    with pytest.raises(ValueError, match="does not begin with a Linear layer"):
+        make_engine("projected", made["ETCV input"], replace(settings, model="convnet"))
+    with pytest.raises(ValueError, match="momentum"):
+        make_engine("collapsed", made["ETCV dirac"], replace(settings, momentum=0.5))
+    other = replace(made["ETCV input"], score=threat_models.FirstCoordinate())
+    with pytest.raises(ValueError, match="first-coordinate, which looks beyond"):
+        make_engine("projected", other, settings)
+
+
+@pytest.mark.parametrize("threat", ["NTNV", "NTCV"])
+@pytest.mark.parametrize("canary", ["dirac", "input"])
+def test_real_training_on_digits(threat, canary):
+    model = threat_models.build(threat, canary, train_size=300)
+    settings = DpSgdSettings(20, 0.5, 1.0, (0.02,), model="mlp")
+    out = make_engine("batched", model, settings).run(lanes(6, True))
+    without = make_engine("batched", model, settings).run(lanes(6, False))
+    assert out.finite.all()
+    assert (out.lambda_a > without.lambda_a).mean() > 0.5
+    if threat == "NTNV":
+        # It learns: a model that knows nothing loses log(10) on each of 360 records.
+        assert (-out.scores / 360 < 0.7 * np.log(10)).all()
