@@ -8,14 +8,14 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from audit.report import PAPER_PROTOCOL, PROXIES, recommended
+from audit.report import PAPER_PROTOCOL, shown
 
 _PROXY_NAMES = {"lambda_a": r"$\lambda_a$", "lambda_b": r"$\lambda_b$"}
-_LINES = {
+_LEVELS = {
     "renyi": (r"$\varepsilon_U$ Renyi (any score)", ":"),
     "profile": (r"$\varepsilon_U$ profile (any score)", "-."),
     "region": (r"$\varepsilon_U$ region (any score)", "-"),
-    "worst-order": ("worst order (attained)", (0, (1, 1))),
+    "worst-order": ("worst order (attained)", "D"),
     "reduced-exact": (r"$\varepsilon_U$ reduced (monotone score)", "--"),
     "base": (r"$\varepsilon_B$ one run", "-"),
 }
@@ -55,10 +55,8 @@ def draw(summary: Mapping[str, Any], path: Path) -> None:
 
 def _draw_upper(axes: Axes, results: list[dict[str, Any]], colours: list[str]) -> None:
     # Highest first, so that the legend reads in the order of the levels.
-    shades = dict(
-        zip(_LINES, (*colours[3:5], colours[2], colours[8], colours[9], "black"), strict=True)
-    )
-    for name, (title, style) in _LINES.items():
+    picked = (colours[3], colours[4], colours[2], colours[7], colours[9], "black")
+    for (name, (title, style)), colour in zip(_LEVELS.items(), picked, strict=True):
         levels = [
             (x, result["upper_bounds"][name]["epsilon"])
             for x, result in enumerate(results)
@@ -66,31 +64,37 @@ def _draw_upper(axes: Axes, results: list[dict[str, Any]], colours: list[str]) -
         ]
         if not levels:
             continue
-        at, values = zip(*levels, strict=True)
-        left, right = [x - 0.42 for x in at], [x + 0.42 for x in at]
-        axes.hlines(values, left, right, colors=shades[name], linestyles=style, lw=2.2, label=title)
+        at, values = (list(axis) for axis in zip(*levels, strict=True))
+        if name == "worst-order":
+            # It lies just under the region bound: a mark at the end of the line, not a line on it.
+            ends = [x + 0.42 for x in at]
+            axes.plot(ends, values, style, color=colour, ms=8, label=title, clip_on=False)
+        else:
+            left, right = [x - 0.42 for x in at], [x + 0.42 for x in at]
+            axes.hlines(values, left, right, colors=colour, linestyles=style, lw=2.2, label=title)
 
 
 def _draw_lower(axes: Axes, summary: Mapping[str, Any], colours: list[str]) -> None:
     results = summary["results"]
-    kinds = ((recommended(summary), "valid"), (PAPER_PROTOCOL, "paper's, uncorrected"))
-    offsets = iter((-0.27, 0.09, -0.09, 0.27))
-    for key, kind in kinds:
-        for proxy, colour, marker in zip(PROXIES, colours[:2], "os", strict=True):
-            offset = next(offsets)
-            bounds = [result["lower_bounds"][proxy][key] for result in results]
-            means = [bound["mean"] for bound in bounds]
-            below = [bound["mean"] - bound["min"] for bound in bounds]
-            above = [bound["max"] - bound["mean"] for bound in bounds]
-            axes.errorbar(
-                [x + offset for x in range(len(results))],
-                means,
-                yerr=[below, above],
-                fmt=marker,
-                ms=9,
-                mew=2,
-                capsize=5,
-                color=colour,
-                mfc=colour if key != PAPER_PROTOCOL else "white",
-                label=rf"$\varepsilon_L$ from {_PROXY_NAMES[proxy]} ({kind})",
-            )
+    drawn = [(key, kind, proxy) for key, kind, proxies in shown(summary) for proxy in proxies]
+    for place, (key, kind, proxy) in enumerate(drawn):
+        offset = 0.72 * ((place + 0.5) / len(drawn) - 0.5)
+        bounds = [result["lower_bounds"][proxy][key] for result in results]
+        means = [bound["mean"] for bound in bounds]
+        below = [bound["mean"] - bound["min"] for bound in bounds]
+        above = [bound["max"] - bound["mean"] for bound in bounds]
+        colour, marker = (colours[0], "o") if proxy == "lambda_a" else (colours[1], "s")
+        if kind == "valid if monotone":
+            marker = "^"
+        axes.errorbar(
+            [x + offset for x in range(len(results))],
+            means,
+            yerr=[below, above],
+            fmt=marker,
+            ms=9,
+            mew=2,
+            capsize=5,
+            color=colour,
+            mfc="white" if key == PAPER_PROTOCOL else colour,
+            label=rf"$\varepsilon_L$ from {_PROXY_NAMES[proxy]} ({kind})",
+        )

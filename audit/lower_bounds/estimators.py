@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -214,6 +215,30 @@ def all_bounds(
     Raises:
         ValueError: a parameter is out of its range, or a score is NaN.
     """
+    jobs = plan(
+        scores_without,
+        scores_with,
+        delta,
+        confidence,
+        repetitions=repetitions,
+        mu=mu,
+        threshold=threshold,
+        direction=direction,
+    )
+    return [job() for job in jobs.values()]
+
+
+def plan(
+    scores_without: ArrayLike,
+    scores_with: ArrayLike,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    repetitions: Repetitions | None = None,
+    mu: float | None = None,
+    threshold: float | None = None,
+    direction: str = "higher",
+) -> dict[str, Callable[[], LowerBound]]:
+    """What `all_bounds` computes, by key, not computed yet; the arguments are the same."""
     setting = _setting(scores_without, scores_with, delta, confidence, direction)
     if mu is not None:
         checks.interval("mu", mu, 0.0, 1e4)
@@ -222,10 +247,11 @@ def all_bounds(
     law = Fixed(1) if repetitions is None else repetitions
     tuned = law != Fixed(1)
     in_advance = _in_advance(setting, law, mu, threshold)
-    bounds = [_by_scan(setting)]
-    for method in (Raw(), Conditional(), Bayesian(), gaussian(), BestOfGaussian(law)):
-        if isinstance(method, BestOfGaussian) and method.name == "lifted-curve" and not tuned:
-            continue
+    jobs: dict[str, Callable[[], LowerBound]] = {"scan:scan": partial(_by_scan, setting)}
+    methods: list[Method] = [Raw(), Conditional(), Bayesian(), gaussian()]
+    if tuned:
+        methods.append(BestOfGaussian(law))
+    for method in methods:
         rules: dict[str, Chooser] = {}
         if in_advance is not None:
             rules["fixed"] = in_advance
@@ -237,8 +263,9 @@ def all_bounds(
         if isinstance(method, Curve):
             rules["max-grid"] = thresholds.max_grid
         for rule, choose in rules.items():
-            bounds.append(_by_method(setting, method, rule, choose, tuned=tuned))
-    return bounds
+            job = partial(_by_method, setting, method, rule, choose, tuned=tuned)
+            jobs[f"{method.name}:{rule}"] = job
+    return jobs
 
 
 def _in_advance(

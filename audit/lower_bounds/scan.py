@@ -40,17 +40,20 @@ from audit.lower_bounds.scores import Scores
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-# Ratio of neighbouring ranks on the grid, the nominal error of the last rank, and the power of the
-# rank that the others' follow: they steer the strength of the bound, never its validity.
+# Ratio of neighbouring ranks on the grid; near the last rank, where counts are large and their
+# noise small, neighbours are closer. Then the nominal error of the last rank, and the power of the
+# rank that the others' follow. All steer the strength of the bound, never its validity.
 _RANK_RATIO = 1.15
+_TOP_SHARE = 1.0 / 16.0
+_TOP_STEP = 0.03
 _NOMINAL = 0.02
 _NOMINAL_POWER = 0.4
 # Chance of more atoms than are followed, as a share of alpha; it is added to the error.
 _ATOM_SHARE = 5e-3
 # Relative allowance for the quadrature and the truncated tails of the recursion.
 _ALLOWANCE = 1e-6
-# The inversion stops when the error is within this factor of alpha, on the safe side.
-_TOLERANCE = 5e-3
+# The inversion stops this close to alpha on the probit scale, on the safe side.
+_TOLERANCE = 2e-3
 
 
 @dataclass(frozen=True)
@@ -152,11 +155,16 @@ class _Grid:
 
 @lru_cache(maxsize=64)
 def _grid(n0: int, delta: float) -> _Grid:
-    steps = int(math.log(n0) / math.log(_RANK_RATIO)) + 1
-    ranks = np.unique(np.rint(n0 * _RANK_RATIO ** -np.arange(steps, dtype=np.float64)))
+    top_ratio = min(1.0 + max(_TOP_STEP, n0**-0.5), _RANK_RATIO)
+    spans = [(top_ratio, _TOP_SHARE, 1.0), (_RANK_RATIO, 1.0 / n0, _TOP_SHARE)]
+    shares = [
+        high * ratio ** -np.arange(max(math.log(high / low) / math.log(ratio), 0.0) + 1.0)
+        for ratio, low, high in spans
+    ]
+    ranks = np.unique(np.rint(n0 * np.concatenate(shares)))
     # No evidence in ranks that chance alone would fill with atoms.
     atoms = float(special.bdtrik(0.999, n0, delta)) if delta > 0.0 else 0.0
-    ranks = ranks[ranks > math.ceil(atoms)]
+    ranks = ranks[ranks > max(math.ceil(atoms), 0)]
     if len(ranks) == 0:
         ranks = np.array([float(n0)])
     shares = np.maximum(ranks - math.ceil(atoms), 1e-3)
@@ -174,15 +182,17 @@ def _invert(n0: int, n1: int, delta: float, alpha: float, evidence: _Evidence) -
     boundary = np.maximum.accumulate(boundary)
     ranks, boundary = grid.ranks[boundary >= 0], boundary[boundary >= 0]
 
+    # On the probit scale the error is close to linear in epsilon.
+    target = float(special.ndtri(alpha))
+
     def excess(epsilon: float) -> float:
         error = _error(n0, n1, delta, alpha, epsilon, ranks, boundary)
-        return math.log(max(error, 1e-300) / alpha)
+        return float(special.ndtri(max(error, 1e-300))) - target
 
     # The error grows with epsilon. Secant steps within a bracket [low, high].
     low, high, epsilon = 0.0, math.inf, max(evidence.limit, 0.0)
     before: tuple[float, float] | None = None
-    # About that of the log of a normal tail around its 2 % point.
-    first_slope = 2.4 / math.sqrt(1.0 / (evidence.ones + 1.0) + 1.0 / evidence.rank)
+    first_slope = 1.0 / math.sqrt(1.0 / (evidence.ones + 1.0) + 1.0 / evidence.rank)
     for _ in range(60):
         value = excess(epsilon)
         if value <= 0.0:
@@ -211,10 +221,10 @@ def _error(
     if len(ranks) == 0:
         return 0.0
     log_ceiling = math.log1p(-delta) - epsilon
-    # Their number at the start is binomial; when many are likely, it is rounded up to every
-    # other or every few, and what is rare beyond is an error.
-    step = 1 + int(math.sqrt(n0 * delta))
-    total, followed, atoms = 0.0, 0.0, 0
+    # Their number at the start is binomial; when many are likely, it is rounded up to the next of
+    # a few, and what is rare beyond is an error.
+    step = 1 + int(2.0 * math.sqrt(n0 * delta))
+    total, followed, atoms = 0.0, 0.0, min(step - 1, n0)
     while True:
         up_to = float(special.bdtr(atoms, n0, delta)) if atoms < n0 else 1.0
         total += (up_to - followed) * _crossing(n0, n1, atoms, log_ceiling, ranks, boundary)
@@ -260,7 +270,7 @@ def _crossing(
     if not crossed:
         return 0.0
     chance = np.concatenate(crossed)
-    kept = chance > 1e-13 * chance.sum()
+    kept = chance > 1e-9 / len(chance) * chance.sum()
     rank_of, count = np.concatenate(zeros)[kept], np.concatenate(ones)[kept]
     weight = _weight(n0, n1, atoms, log_ceiling, log_odds, rank_of, count)
     return min(float(chance[kept] @ weight), 1.0)
