@@ -52,6 +52,10 @@ _NOMINAL_POWER = 0.4
 _ATOM_SHARE = 5e-3
 # Relative allowance for the quadrature and the truncated tails of the recursion.
 _ALLOWANCE = 1e-6
+# Longer stretches than this are interpolated, through the Chebyshev nodes of [-1, 1].
+_LONG = 24
+_NODES = np.cos(np.pi * (np.arange(9) + 0.5) / 9)
+_FIT = np.linalg.inv(np.polynomial.chebyshev.chebvander(_NODES, 8))
 # The inversion stops this close to alpha on the probit scale, on the safe side.
 _TOLERANCE = 2e-3
 
@@ -223,7 +227,7 @@ def _error(
     log_ceiling = math.log1p(-delta) - epsilon
     # Their number at the start is binomial; when many are likely, it is rounded up to the next of
     # a few, and what is rare beyond is an error.
-    step = 1 + int(2.0 * math.sqrt(n0 * delta))
+    step = 1 + int(math.sqrt(n0 * delta))
     total, followed, atoms = 0.0, 0.0, min(step - 1, n0)
     while True:
         up_to = float(special.bdtr(atoms, n0, delta)) if atoms < n0 else 1.0
@@ -250,30 +254,58 @@ def _crossing(
     log_odds = math.log((n0 - atoms) / n1) - log_ceiling  # of a zero, in the recursion
     last = int(boundary[-1])
     states, start = np.ones(1), 0  # chances of having `start`, `start` + 1, ... ones, not crossed
-    crossed: list[Array] = []
-    ones: list[Counts] = []
-    zeros: list[Counts] = []
+    crossed: list[tuple[int, int, Array]] = []  # rank, first number of ones, chances
     arrived = atoms
     for rank, limit in zip(ranks.tolist(), boundary.tolist(), strict=True):
         kernel, shift = _negative_binomial(rank - arrived, log_odds)
         start += shift
-        states = convolve(states, kernel)[: last - start + 1]
+        states = convolve(states, kernel)[: max(last - start + 1, 0)]
+        matter = np.flatnonzero(states > 1e-14 * states.max(initial=0.0))
+        if len(matter) == 0:
+            break
+        states, start = states[matter[0] : matter[-1] + 1], start + int(matter[0])
         arrived = rank
         out = min(max(limit - start + 1, 0), len(states))
         if out:
-            crossed.append(states[:out])
-            ones.append(np.arange(start, start + out))
-            zeros.append(np.full(out, rank))
+            crossed.append((rank, start, states[:out]))
             states, start = states[out:], start + out
-        if len(states) == 0:
-            break
+            if len(states) == 0:
+                break
     if not crossed:
         return 0.0
-    chance = np.concatenate(crossed)
-    kept = chance > 1e-9 / len(chance) * chance.sum()
-    rank_of, count = np.concatenate(zeros)[kept], np.concatenate(ones)[kept]
-    weight = _weight(n0, n1, atoms, log_ceiling, log_odds, rank_of, count)
-    return min(float(chance[kept] @ weight), 1.0)
+    # Chances that do not matter are dropped. Along many numbers of ones the log of the weight is
+    # taken through a few: it is smooth, and close to a parabola.
+    floor = 1e-9 * sum(c.sum() for _, _, c in crossed) / sum(len(c) for _, _, c in crossed)
+    stretches: list[Array] = []
+    zeros: list[Array] = []
+    ones: list[Array] = []
+    for rank, first, chances in crossed:
+        matter = np.flatnonzero(chances > floor)
+        if len(matter) == 0:
+            continue
+        kept = chances[matter[0] : matter[-1] + 1]
+        span = np.arange(len(kept), dtype=np.float64)
+        if len(kept) > _LONG:
+            span = (len(kept) - 1) * 0.5 * (1.0 + _NODES)
+        stretches.append(kept)
+        ones.append(first + matter[0] + span)
+        zeros.append(np.full(len(span), float(rank)))
+    if not stretches:
+        return 0.0
+    log_weight = _log_weight(
+        n0, n1, atoms, log_ceiling, log_odds, np.concatenate(zeros), np.concatenate(ones)
+    )
+    total, at = 0.0, 0
+    for kept, span in zip(stretches, ones, strict=True):
+        known = log_weight[at : at + len(span)]
+        at += len(span)
+        if len(kept) > _LONG:
+            powers = np.polynomial.chebyshev.chebvander(
+                np.linspace(-1.0, 1.0, len(kept)), len(_NODES) - 1
+            )
+            known = powers @ (_FIT @ known)
+        total += float(kept @ np.exp(known))
+    return min(total, 1.0)
 
 
 def _negative_binomial(zeros: int, log_odds: float) -> tuple[Array, int]:
@@ -289,16 +321,16 @@ def _negative_binomial(zeros: int, log_odds: float) -> tuple[Array, int]:
     return np.exp(log_ways + zeros * log_zero + k * log_one), low
 
 
-def _weight(
+def _log_weight(
     n0: int,
     n1: int,
     atoms: int,
     log_ceiling: float,
     log_odds: float,
-    rank: Counts,
-    count: Counts,
+    rank: Array,
+    count: Array,
 ) -> Array:
-    """Probability of one beginning that ends with the rank-th zero, over that of the recursion.
+    """Log probability of one beginning that ends with the rank-th zero, over that of the recursion.
 
     With the last zero at v, the others of the beginning lie below v and the rest above it (or
     beyond the ceiling), so it is an integral over v of v^x (1-v)^y (1 - ceiling v)^z. On the logit
@@ -306,7 +338,7 @@ def _weight(
     """
     ceiling, beyond = math.exp(log_ceiling), -math.expm1(log_ceiling)
     seen = rank - atoms
-    x, y, z = seen - 1.0 + count, (n0 - rank).astype(np.float64), (n1 - count).astype(np.float64)
+    x, y, z = seen - 1.0 + count, n0 - rank, n1 - count
     # The mode on the logit scale, where v = expit(s) has derivative v (1 - v); then its width.
     v = (x + 1.0) / (x + y + 2.0 + z * ceiling)
     for _ in range(12):
@@ -328,4 +360,4 @@ def _weight(
     log_ways += special.gammaln(n1 + 1.0) - special.gammaln(z + 1.0) - special.gammaln(x + 1.0)
     log_actual = log_ways + count * log_ceiling + log_integral
     log_followed = seen * special.log_expit(log_odds) + count * special.log_expit(-log_odds)
-    return np.asarray(np.exp(log_actual - log_followed), dtype=np.float64)
+    return np.asarray(log_actual - log_followed, dtype=np.float64)

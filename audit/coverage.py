@@ -1,0 +1,334 @@
+"""`python -m audit.coverage`: do the lower bounds hold? Games whose epsilon is known exactly.
+
+Every estimator is played against every mechanism, many times, with few and with many trials. The
+table says how often a bound came out above the truth, how large it is, and what it costs in time.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import special, stats
+
+from audit import checks
+from audit.accounting import GaussianMechanism, calibrate_mu
+from audit.lower_bounds import LowerBound
+from audit.lower_bounds.estimators import plan
+from audit.repetitions import Repetitions, parse
+from audit.upper_bounds import TunedOrder, reduced_exact
+from audit.upper_bounds.worst_order import attack_order
+
+Array = NDArray[np.float64]
+Sampler = Callable[[np.random.Generator, int], tuple[Array, Array]]
+
+DELTA = 1e-5
+# Trials per side, and how many games are played with so many: about ten minutes on one core.
+STUDY = {50: 500, 200: 500, 1_000: 500, 10_000: 60, 100_000: 12}
+# Chance that a study in which every bound covers exactly flags any cell at all.
+FALSE_ALARM = 0.01
+
+
+@dataclass(frozen=True)
+class Game:
+    """A mechanism with scores, and what is known of it.
+
+    Attributes:
+        name: as in the table.
+        epsilon: the truth at `delta`, rounded down.
+        delta: the delta at which bounds are asked for.
+        sample: draws scores of so many trials without and with the record.
+        threshold: fixed in advance; None to take it from theory.
+        mu: of a Gaussian base.
+        repetitions: law of K; None if nothing is tuned.
+        increasing: whether the score increases in the Gaussian statistic.
+    """
+
+    name: str
+    epsilon: float
+    sample: Sampler
+    delta: float = DELTA
+    threshold: float | None = None
+    mu: float | None = None
+    repetitions: Repetitions | None = None
+    increasing: bool = False
+
+    def claims(self, bound: LowerBound) -> bool:
+        """Whether the bound says that it holds here: labelled valid, and its assumption is met."""
+        if bound.name == "gaussian-curve":
+            return bound.valid and self.increasing and self.repetitions is None
+        return bound.valid and (bound.name != "lifted-curve" or self.increasing)
+
+
+def best_of(law: Repetitions, rng: np.random.Generator, trials: int) -> Array:
+    """The largest of K standard normal draws: a uniform to the power 1/K; minus infinity at K=0."""
+    runs = law.sample(rng, trials)
+    with np.errstate(divide="ignore"):
+        quantile = np.where(runs > 0, rng.random(trials) ** (1.0 / np.maximum(runs, 1)), 0.0)
+    return np.asarray(special.ndtri(quantile), dtype=np.float64)
+
+
+def best_by_split_order(
+    law: Repetitions, top: float, mean: float, rng: np.random.Generator, trials: int
+) -> Array:
+    """The winner's statistic if above `top` the larger and below it the smaller is preferred."""
+    runs = np.maximum(law.sample(rng, trials), 1)
+    quantile = rng.random(trials) ** (1.0 / runs)
+    below = special.ndtr(top - mean)
+    # Given that all are below top, the smallest of them.
+    smallest = below * -np.expm1(np.log(rng.random(trials)) / runs)
+    return np.asarray(
+        mean + special.ndtri(np.where(quantile > below, quantile, smallest)), dtype=np.float64
+    )
+
+
+def _normal(mu: float) -> Sampler:
+    return lambda rng, n: (rng.normal(size=n), rng.normal(mu, size=n))
+
+
+def _leaky_response(epsilon: float, delta: float) -> Sampler:
+    """Randomised response that tells the truth outright with probability delta."""
+
+    def sample(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        honest = math.exp(epsilon) / (1.0 + math.exp(epsilon))
+        sides = []
+        for truth in (-1.0, 1.0):
+            answer = np.where(rng.random(n) < honest, truth, -truth)
+            sides.append(np.where(rng.random(n) < delta, 2.0 * truth, answer))
+        return sides[0], sides[1]
+
+    return sample
+
+
+def _laplace(epsilon: float) -> Sampler:
+    return lambda rng, n: (rng.laplace(size=n), rng.laplace(epsilon, size=n))
+
+
+def _reduced(name: str, spec: str, epsilon_base: float) -> Game:
+    law, mu = parse(spec), calibrate_mu(epsilon_base, DELTA)
+    truth = reduced_exact(GaussianMechanism(mu), law, DELTA)
+    assert truth.epsilon is not None
+    return Game(
+        name,
+        truth.epsilon - truth.error,
+        lambda rng, n: (best_of(law, rng, n), mu + best_of(law, rng, n)),
+        mu=mu,
+        repetitions=law,
+        increasing=True,
+    )
+
+
+def _worst_order(name: str, spec: str, epsilon_base: float, trials: int) -> Game:
+    law, mu = parse(spec), calibrate_mu(epsilon_base, DELTA)
+    order, threshold = attack_order(mu, law, DELTA, trials)
+    return Game(
+        name,
+        TunedOrder(mu, law, order).epsilon(DELTA),
+        lambda rng, n: (
+            best_by_split_order(law, order.top, 0.0, rng, n),
+            best_by_split_order(law, order.top, mu, rng, n),
+        ),
+        threshold=threshold,
+        repetitions=law,
+    )
+
+
+def games(trials: int) -> list[Game]:
+    """The mechanisms of the study; the worst order depends on the number of trials per side."""
+    share = math.exp(1.0) / (1.0 + math.exp(1.0))
+    return [
+        Game("pure noise", 0.0, _normal(0.0), threshold=0.0),
+        Game(
+            "randomised response",
+            math.log((share - DELTA) / (1.0 - share)),
+            _leaky_response(1.0, 0.0),
+            threshold=0.0,
+        ),
+        Game("leaky response", 1.0, _leaky_response(1.0, 0.01), delta=0.01, threshold=0.0),
+        Game("Laplace", 1.0 + 2.0 * math.log1p(-DELTA), _laplace(1.0), threshold=0.0),
+        *(
+            Game(
+                f"Gaussian mu={mu:g}",
+                GaussianMechanism(mu).epsilon(DELTA) * (1.0 - 2e-9),
+                _normal(mu),
+                mu=mu,
+                increasing=True,
+            )
+            for mu in (0.5, 1.5)
+        ),
+        _reduced("tuned tnb:0,0.01 base 1", "tnb:0,0.01", 1.0),
+        _reduced("tuned tnb:0,0.01 base 4", "tnb:0,0.01", 4.0),
+        _reduced("tuned tnb:1,0.01 base 1", "tnb:1,0.01", 1.0),
+        _reduced("tuned poisson:20 base 2", "poisson:20", 2.0),
+        _worst_order("worst order tnb:0,0.01 base 4", "tnb:0,0.01", 4.0, trials),
+    ]
+
+
+def play(game: Game, trials: int, repeats: int, seed: int) -> list[dict[str, object]]:
+    """Plays one mechanism `repeats` times; one row per estimator."""
+    name = [ord(letter) for letter in game.name]
+    rng = np.random.default_rng(np.random.SeedSequence([seed, trials, *name]))
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    seconds: defaultdict[str, float] = defaultdict(float)
+    last: dict[str, LowerBound] = {}
+    for _ in range(repeats):
+        jobs = plan(
+            *game.sample(rng, trials),
+            delta=game.delta,
+            repetitions=game.repetitions,
+            mu=game.mu,
+            threshold=game.threshold,
+        )
+        for key, job in jobs.items():
+            begin = time.perf_counter()
+            last[key] = job()
+            seconds[key] += time.perf_counter() - begin
+            values[key].append(last[key].epsilon)
+    rows: list[dict[str, object]] = []
+    for key, bound in last.items():
+        found = np.array(values[key])
+        violations = int(np.sum(found > game.epsilon))
+        low, high = _interval(violations, repeats)
+        rows.append(
+            {
+                "mechanism": game.name,
+                "trials": trials,
+                "estimator": bound.name,
+                "rule": bound.rule,
+                "label": bound.label,
+                "claimed": game.claims(bound),
+                "truth": game.epsilon,
+                "games": repeats,
+                "violations": violations,
+                "rate": violations / repeats,
+                "rate_low": low,
+                "rate_high": high,
+                "mean": found.mean(),
+                "spread": found.std(),
+                "milliseconds": 1e3 * seconds[key] / repeats,
+            }
+        )
+    return rows
+
+
+def _interval(count: int, trials: int) -> tuple[float, float]:
+    """Clopper-Pearson interval of 95 %."""
+    interval = stats.binomtest(count, trials).proportion_ci(0.95)
+    return float(interval.low), float(interval.high)
+
+
+def failures(study: pd.DataFrame, alpha: float = 0.05) -> pd.DataFrame:
+    """The rows that claim to hold and are significantly above alpha, all rows considered."""
+    claimed = study.loc[study["claimed"]]
+    p_value = stats.binom.sf(claimed["violations"] - 1, claimed["games"], alpha)
+    return pd.DataFrame(claimed[p_value < FALSE_ALARM / max(len(claimed), 1)])
+
+
+def run(sizes: dict[int, int], seed: int, only: Sequence[str] = ()) -> Iterator[pd.DataFrame]:
+    """The study, one mechanism and number of trials after the other."""
+    for trials, repeats in sizes.items():
+        for game in games(trials):
+            if not only or game.name in only:
+                yield pd.DataFrame(play(game, trials, repeats, seed))
+
+
+def report(study: pd.DataFrame, command: str) -> str:
+    """The study as a page."""
+    claimed = study[study["claimed"]]
+    bad = failures(study)
+    flagged = set(zip(bad["mechanism"], bad["trials"], bad["estimator"], bad["rule"], strict=True))
+    lines = [
+        "# Coverage",
+        "",
+        "How often does a lower bound of 95 % confidence come out above the true epsilon? Each",
+        "mechanism below has an epsilon that is known exactly. The full table, with the number of",
+        "games, the spread and the time of every estimator, is `coverage.csv`; made by",
+        "",
+        f"    {command}",
+        "",
+        f"{len(claimed)} combinations of estimator, mechanism and number of trials claim to hold;",
+        f"{len(bad)} are significantly above 5 % (one-sided binomial test, {FALSE_ALARM:.0%} for",
+        "the whole table). The largest violation rate among those that claim to hold, with 200",
+        f"games or more, is {claimed[claimed['games'] >= 200]['rate'].max():.1%}.",
+        "",
+        "Cells: mean lower bound, and the share of games in which it was above the truth.",
+        "An estimator whose claim does not apply to the mechanism stands in brackets.",
+    ]
+    for trials, part in study.groupby("trials"):
+        repeats = int(part["games"].max())
+        lines += ["", f"## {trials:,} + {trials:,} trials, {repeats} games", ""]
+        names = list(dict.fromkeys(part["mechanism"]))
+        truths = [f"{part[part['mechanism'] == n]['truth'].iloc[0]:.2f}" for n in names]
+        lines.append("| estimator | " + " | ".join(names) + " | ms |")
+        lines.append("|---" * (len(names) + 2) + "|")
+        lines.append("| **truth** | " + " | ".join(truths) + " | |")
+        for (estimator, rule), rows in part.groupby(["estimator", "rule"], sort=False):
+            by_name = rows.set_index("mechanism")
+            cells = []
+            for name in names:
+                if name not in by_name.index:
+                    cells.append("")
+                    continue
+                row = by_name.loc[name]
+                text = f"{row['mean']:.2f} {row['rate']:.1%}"
+                if (name, trials, estimator, rule) in flagged:
+                    text = f"**{text}**"
+                cells.append(text if row["claimed"] else f"({text})")
+            label = str(estimator) if estimator == rule else f"{estimator}, {rule}"
+            lines.append(
+                f"| {label} | " + " | ".join(cells) + f" | {rows['milliseconds'].mean():.1f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """The command; returns the exit code: 1 if a bound that claims to hold does not."""
+    parser = argparse.ArgumentParser(prog="python -m audit.coverage", description=__doc__)
+    parser.add_argument("--trials", type=int, nargs="+", default=list(STUDY), help="per side")
+    parser.add_argument("--games", type=int, help="games per cell, instead of the study's own")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--mechanisms", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder for the table")
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    try:
+        names = [game.name for game in games(1_000)]
+        for name in options.mechanisms:
+            checks.one_of("mechanisms", name, names)
+        for trials in options.trials:
+            checks.whole("trials", trials, 1)
+        if options.games is not None:
+            checks.whole("games", options.games, 1)
+        options.out.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    sizes = {t: options.games or STUDY.get(t, 100) for t in options.trials}
+    parts = []
+    for part in run(sizes, options.seed, options.mechanisms):
+        parts.append(part)
+        row = part.iloc[0]
+        print(
+            f"{row['mechanism']:32} {row['trials']:7d} trials  {row['games']:4d} games  "
+            f"default {row['mean']:.3f} of {row['truth']:.3f}, violations {row['rate']:.1%}",
+            flush=True,
+        )
+    study = pd.concat(parts, ignore_index=True)
+    command = " ".join(["python -m audit.coverage", *(sys.argv[1:] if arguments is None else [])])
+    study.to_csv(options.out / "coverage.csv", index=False, float_format="%.6g")
+    (options.out / "coverage.md").write_text(report(study, command.strip()))
+    bad = failures(study)
+    if len(bad):
+        print(bad.to_string())
+    print(f"{len(bad)} of {int(study['claimed'].sum())} claims fail; written to {options.out}")
+    return 1 if len(bad) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
