@@ -1,0 +1,128 @@
+"""One run: profiles against high precision, conversions, calibration, the papers' mu."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+
+from audit import accounting
+from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, PureDp
+
+
+@pytest.mark.parametrize("mu", [1e-4, 0.01, 0.3, 2.0, 30.0])
+def test_gaussian_profile_to_1e10_of_sixty_digits(mu):
+    mpmath.mp.dps = 60
+    z = np.array([-20.0, -5.0, -3.99, -1.0, 0.0, 1.0, 5.0, 15.0, 30.0])
+    epsilon = mu * (z + mu / 2)
+    for e, value in zip(epsilon, GaussianMechanism(mu).delta(epsilon), strict=True):
+        m, x = mpmath.mpf(mu), mpmath.mpf(float(e))
+        exact = mpmath.ncdf(-x / m + m / 2) - mpmath.e**x * mpmath.ncdf(-x / m - m / 2)
+        assert value == pytest.approx(float(exact), rel=1e-10)
+
+
+def test_gaussian_profile_is_the_mass_of_its_best_event():
+    mu, epsilon = 0.7, 0.9
+    below, below_shifted = GaussianMechanism(mu).pairs[0].events(np.linspace(-9, 9, 200_001))
+    s, shifted = -np.expm1(below), -np.expm1(below_shifted)
+    # H_eps(P||P') = max over events; s' >= s, so P' plays the larger part.
+    best = np.max(shifted - math.exp(epsilon) * s)
+    assert GaussianMechanism(mu).delta(epsilon) == pytest.approx(best, rel=1e-7)
+
+
+def test_epsilon_inverts_the_profile_and_rounds_up():
+    for mu in (1e-4, 0.3, 5.0, 30.0):
+        for delta in (1e-30, 1e-5, 0.1):
+            mechanism = GaussianMechanism(mu)
+            epsilon = mechanism.epsilon(delta)
+            assert mechanism.delta(epsilon) <= delta
+            if epsilon > 0:
+                assert mechanism.delta(epsilon * (1 - 1e-6)) > delta * (1 - 1e-8)
+
+
+def test_renyi_conversion_is_the_infimum_over_orders():
+    mu, delta = 0.5, 1e-6
+    alpha = 1 + np.exp(np.linspace(-6, 6, 2_000_001))
+    values = alpha * mu**2 / 2 + np.log1p(-1 / alpha)
+    values -= (math.log(delta) + np.log(alpha)) / (alpha - 1)
+    assert GaussianMechanism(mu).renyi_epsilon(delta) == pytest.approx(values.min(), rel=1e-7)
+    assert GaussianMechanism(mu).renyi_epsilon(delta) >= GaussianMechanism(mu).epsilon(delta)
+
+
+@pytest.mark.parametrize("method", accounting.ACCOUNTINGS)
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 4.0, 200.0])
+def test_calibration_spends_the_budget(method, epsilon):
+    mechanism = GaussianMechanism(accounting.calibrate_mu(epsilon, 1e-5, method))
+    spent = mechanism.renyi_epsilon(1e-5) if method == "rdp" else mechanism.epsilon(1e-5)
+    assert epsilon * (1 - 1e-6) <= spent <= epsilon
+
+
+def test_the_papers_budgets():
+    assert accounting.calibrate_mu(1.0, 1e-5) == pytest.approx(0.24721, abs=5e-6)
+
+
+def test_dp_sgd_is_one_gaussian():
+    mechanism = DpSgd(noise_multiplier=20.0, steps=100)
+    assert mechanism.gaussian_mu == 0.5
+    assert accounting.noise_multiplier_for(0.5, 100) == 20.0
+    # N steps of alpha/(2 sigma^2) each.
+    assert mechanism.renyi(7.0) == pytest.approx(100 * 7.0 / (2 * 20.0**2))
+    assert mechanism.delta(1.0) == GaussianMechanism(0.5).delta(1.0)
+
+
+def test_the_papers_mu():
+    assert accounting.mean_inclusion_mu(10.0, 400, 0.5) == pytest.approx(0.5 * 20 / 10)
+    mpmath.mp.dps = 50
+    for sigma in (0.5, 2.0, 1e3, 1e6):
+        u = 1 / mpmath.mpf(sigma)
+        inside = mpmath.e ** (u**2) * mpmath.ncdf(1.5 * u) + 3 * mpmath.ncdf(-0.5 * u) - 2
+        exact = float(mpmath.sqrt(2) * mpmath.mpf("0.1") * 10 * mpmath.sqrt(inside))
+        assert accounting.gdp_limit_mu(sigma, 100, 0.1) == pytest.approx(exact, rel=1e-9)
+
+
+def test_pure_dp_costs_its_parameter_and_no_more():
+    mechanism = PureDp(1.3)
+    assert mechanism.delta(1.3) == pytest.approx(0.0, abs=1e-15)
+    assert mechanism.epsilon(1e-9) == pytest.approx(1.3, rel=1e-8)
+    yes = 1 / (1 + math.exp(-1.3))
+    assert mechanism.delta(0.0) == pytest.approx(2 * yes - 1)
+
+
+def test_discrete_mechanism_by_hand():
+    p, q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.1, 0.3, 0.2, 0.4])
+    mechanism = DiscreteMechanism(p, q)
+    # Towards q the last output tells the data sets apart: 0.4 for every epsilon.
+    assert mechanism.delta(50.0) == pytest.approx(0.4)
+    assert mechanism.pairs[0].profile(0.0) == pytest.approx(0.4)
+    assert mechanism.renyi(2.0) == math.inf
+    order_two = math.log(0.5**2 / 0.1 + 0.3 + 0.2)
+    assert mechanism.pairs[0].renyi(np.array([2.0]))[0] == pytest.approx(order_two)
+    below_p, below_q = mechanism.pairs[0].events(np.arange(5.0))
+    # Likelier under q first: the output of mass 0 and 0.4, then the two equal ones.
+    np.testing.assert_allclose(np.exp(below_p), [1.0, 1.0, 0.7, 0.5, 0.0], atol=1e-15)
+    np.testing.assert_allclose(np.exp(below_q), [1.0, 0.6, 0.3, 0.1, 0.0], atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: GaussianMechanism(0.0), r"mu must be in \(0, 1000\], got 0.0"),
+        (lambda: GaussianMechanism(math.nan), r"mu must be in"),
+        (lambda: DpSgd(-1.0, 10), r"noise_multiplier must be in \(0, inf\), got -1.0"),
+        (lambda: DpSgd(1.0, 0), r"steps must be a whole number >= 1, got 0"),
+        (lambda: GaussianMechanism(1.0).epsilon(0.0), r"delta must be in \(0, 1\), got 0.0"),
+        (lambda: accounting.calibrate_mu(-1.0, 1e-5), r"epsilon must be in \(0, inf\), got -1.0"),
+        (lambda: accounting.calibrate_mu(1.0, 2.0), r"delta must be in \(0, 1\), got 2.0"),
+        (
+            lambda: accounting.calibrate_mu(1.0, 1e-5, "exakt"),
+            r"accounting must be one of rdp, exact, got 'exakt'; did you mean 'exact'\?",
+        ),
+        (
+            lambda: DiscreteMechanism(np.array([0.5, 0.6]), np.array([0.5, 0.5])),
+            r"p must be probabilities that sum to 1",
+        ),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,178 @@
+"""The laws of K against their definitions: sums over the pmf, limits, and exact samplers."""
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from audit import repetitions
+
+SPECS = [
+    "tnb:0,0.01",
+    "tnb:-0.5,0.01",
+    "tnb:3.5,0.2",
+    "tnb:1,0.3",
+    "geometric:0.05",
+    "poisson:20",
+    "poisson:0.3",
+    "binomial:30,0.5",
+    "binomial:1,0.4",
+    "two-point:0.01,100",
+    "fixed:10",
+    "fixed:1",
+    "tnb:0,0.01@100",
+    "poisson:3@4",
+    "fixed:7@9",
+]
+
+
+@pytest.fixture(params=SPECS)
+def law(request):
+    return repetitions.parse(request.param)
+
+
+def support(law):
+    k = np.arange(8000.0)
+    return k, law.pmf(k)
+
+
+def test_pmf_sums_to_one_and_to_the_mean(law):
+    k, p = support(law)
+    assert p.sum() == pytest.approx(1.0, abs=1e-9)
+    assert (p * k).sum() == pytest.approx(law.mean, rel=1e-8)
+    assert p[0] == pytest.approx(law.probability_of_none, abs=1e-15)
+
+
+def test_generating_functions_are_sums_over_the_pmf(law):
+    k, p = support(law)
+    x = np.array([1e-3, 0.1, 0.5, 0.9, 0.99])
+    phi = (p[:, None] * x ** k[:, None]).sum(0)
+    phi_prime = (p[1:, None] * k[1:, None] * x ** (k[1:, None] - 1)).sum(0)
+    np.testing.assert_allclose(law.phi(x), phi, rtol=1e-9)
+    np.testing.assert_allclose(law.phi_prime(x), phi_prime, rtol=1e-9)
+    np.testing.assert_allclose(law.phi_prime_survival(1 - x), phi_prime, rtol=1e-9)
+    np.testing.assert_allclose(law.phi_survival(1 - x), 1 - phi, atol=1e-12)
+    np.testing.assert_allclose(
+        law.some_phi_at(np.log(x)), phi - law.probability_of_none, rtol=1e-9, atol=1e-300
+    )
+
+
+def test_survival_form_keeps_its_digits_where_the_event_is_rare(law):
+    # 1 - phi(1-s) = E[K] s - phi''(1) s^2/2 + ...: the first term to 1e-9 at s = 1e-14 / E[K].
+    s = 1e-14 / law.mean
+    assert law.phi_survival(s) == pytest.approx(law.mean * s, rel=1e-9)
+    assert law.phi_survival(1e-300) == pytest.approx(law.mean * 1e-300, rel=1e-9)
+    assert law.phi_prime_survival(0.0) == pytest.approx(law.mean, rel=1e-12)
+
+
+def test_ends(law):
+    assert law.phi(1.0) == pytest.approx(1.0, abs=1e-15)
+    assert law.phi(0.0) == pytest.approx(law.probability_of_none, rel=1e-12, abs=1e-300)
+    assert law.phi_survival(0.0) == 0.0
+    assert law.phi_survival(1.0) == pytest.approx(1.0 - law.probability_of_none)
+
+
+def test_inverse(law):
+    s = np.array([1e-15, 1e-8, 1e-3, 0.2, 0.7, 1.0])
+    np.testing.assert_allclose(law.inverse_survival(law.phi_survival(s)), s, rtol=1e-6)
+    assert law.inverse_survival(0.0) == 0.0
+    y = np.array([0.999, 0.9])
+    np.testing.assert_allclose(law.phi(law.inverse(y)), np.maximum(y, law.phi(0.0)), rtol=1e-9)
+
+
+def test_sampler_follows_the_pmf(law):
+    # Chi-square over cells of expected count >= 20; false alarm 1e-4 for each of the laws.
+    size = 200_000
+    drawn = law.sample(np.random.default_rng(5), size)
+    k, p = support(law)
+    cells = [int(i) for i in k if p[int(i)] * size >= 20]
+    observed = np.array([np.sum(drawn == i) for i in cells] + [0], dtype=float)
+    expected = np.array([p[i] for i in cells] + [0.0]) * size
+    observed[-1], expected[-1] = size - observed.sum(), size - expected.sum()
+    if expected[-1] < 5:
+        assert observed[-1] < 40
+        observed, expected = observed[:-1], expected[:-1]
+    statistic = np.sum((observed - expected) ** 2 / expected)
+    assert statistic <= stats.chi2.ppf(1 - 1e-4, max(len(expected) - 1, 1))
+
+
+def test_expected_quantile_of_the_best_run(law):
+    # Gauss-Legendre over the whole polynomial, an independent quadrature.
+    nodes, weights = special.roots_legendre(2000)
+    integral = float(np.sum(weights * law.phi((nodes + 1) / 2)) / 2)
+    assert law.expected_quantile() == pytest.approx(1 - integral, abs=2e-7)
+
+
+def test_spec_is_read_back(law):
+    assert repetitions.parse(law.spec) == law
+    assert repetitions.parse(law) is law
+    assert str(law) == law.spec
+
+
+def test_logarithmic_law_is_the_limit_of_small_eta():
+    x = np.linspace(0.01, 0.999, 7)
+    limit = repetitions.parse("tnb:0,0.01")
+    for eta in (1e-9, -1e-9):
+        near = repetitions.TruncatedNegativeBinomial(eta, 0.01)
+        np.testing.assert_allclose(near.phi(x), limit.phi(x), rtol=1e-6)
+        np.testing.assert_allclose(near.phi_survival(x), limit.phi_survival(x), rtol=1e-6)
+        np.testing.assert_allclose(near.inverse_survival(x), limit.inverse_survival(x), rtol=1e-5)
+
+
+def test_geometric_is_tnb_one_and_truncation_conditions():
+    assert repetitions.parse("geometric:0.2") == repetitions.parse("tnb:1,0.2")
+    law, cut = repetitions.parse("poisson:3"), repetitions.parse("poisson:3@4")
+    k = np.arange(5)
+    np.testing.assert_allclose(cut.pmf(k), law.pmf(k) / law.pmf(k).sum(), rtol=1e-12)
+    assert cut.pmf(5) == 0.0
+
+
+def test_chance_to_include_one_of_m_candidates():
+    law = repetitions.parse("fixed:3")
+    assert law.chance_to_include(4) == pytest.approx(1 - (3 / 4) ** 3)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "tnb:100,1e-9",
+        "tnb:0,1e-290",
+        "tnb:-0.99,1e-290",
+        "tnb:1000,0.5",
+        "poisson:1e6",
+        "binomial:2000000,0.5",
+        "two-point:1e-9,1000000",
+        "fixed:1000000",
+        "tnb:0,0.001@20000",
+    ],
+)
+def test_extreme_laws_overflow_nothing(spec):
+    law = repetitions.parse(spec)
+    log_x = np.array([-np.inf, -700.0, -1.0, -1e-12, -1e-300, 0.0])
+    for values in (law.log_phi_at(log_x), law.one_minus_phi_at(log_x), law.log_phi_prime_at(log_x)):
+        assert not np.isnan(values).any()
+    assert np.all(np.diff(law.one_minus_phi_at(log_x)) <= 0)
+    s = law.inverse_survival(np.array([1e-12, 0.3]))
+    np.testing.assert_allclose(law.phi_survival(s), [1e-12, 0.3], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("tnb:0,1.2", r"gamma must be in \(0, 1\), got 1.2"),
+        ("tnb:0,0", r"gamma must be in \(0, 1\), got 0"),
+        ("tnb:-1,0.5", r"eta must be in \(-1, "),
+        ("tnb:0", r"takes 2 numbers separated by a comma, got '0'"),
+        ("poisson:-3", r"mu must be in \(0, "),
+        ("poisson:nan", r"mu must be in \(0, "),
+        ("binomial:2.5,0.5", r"n must be a whole number >= 1, got 2.5"),
+        ("two-point:0.5,1", r"L must be a whole number >= 2, got 1"),
+        ("fixed:0", r"k must be a whole number >= 1, got 0"),
+        ("fixed:5@3", r"most must leave fixed:5 a possible number of runs, got 3"),
+        ("poison:3", r"got 'poison'; did you mean 'poisson'\?"),
+        ("", r"repetitions must be one of tnb"),
+    ],
+)
+def test_bad_specs_are_refused_in_one_line(spec, message):
+    with pytest.raises(ValueError, match=message) as refusal:
+        repetitions.parse(spec)
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,279 @@
+"""Upper bounds against exact small cases, brute force over all orders, and one another."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, special
+
+from audit import accounting, repetitions, upper_bounds
+from audit.accounting import DiscreteMechanism, GaussianMechanism, PureDp
+from audit.upper_bounds import (
+    ReducedGame,
+    RegionCurve,
+    SplitOrder,
+    TunedOrder,
+    attack_order,
+    best_split_order,
+)
+
+LAWS = [
+    "tnb:0,0.01",
+    "tnb:1,0.01",
+    "tnb:-0.5,0.05",
+    "tnb:3,0.1",
+    "poisson:20",
+    "poisson:0.5",
+    "binomial:30,0.5",
+    "two-point:0.01,100",
+    "fixed:1",
+    "fixed:10",
+    "tnb:0,0.01@100",
+]
+
+
+def by_name(base, spec, delta):
+    law = repetitions.parse(spec)
+    return {bound.name: bound for bound in upper_bounds.all_bounds(base, law, delta)}
+
+
+def hockey_stick(p, q, epsilon):
+    return float(np.sum(np.maximum(p - math.exp(epsilon) * q, 0.0)))
+
+
+def tuned(masses, order, law):
+    """Law of the best of K outputs, the order from worst to best (X theorem 2)."""
+    at_or_below = np.cumsum(masses[list(order)])
+    phi = law.phi(np.minimum(np.concatenate([[0.0], at_or_below]), 1.0))
+    result = np.empty(len(masses))
+    result[list(order)] = np.diff(phi)
+    return result
+
+
+def test_known_values():
+    bounds = by_name(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5)
+    expected = {
+        "renyi": 1.889,
+        "profile": 1.720,
+        "reduced-renyi": 1.164,
+        "reduced-exact": 1.089,
+        "region": 1.449,
+    }
+    for name, value in expected.items():
+        assert bounds[name].epsilon == pytest.approx(value, rel=3e-3), name
+    assert bounds["worst-order"].epsilon >= 1.443
+    assert bounds["worst-order"].attained
+    assert bounds["region"].epsilon >= 1.4434
+
+
+@pytest.mark.parametrize(
+    ("mu", "spec", "values"),
+    [
+        (1.0, "tnb:0,0.01", {"renyi": 7.910, "profile": 7.26, "region": 6.55}),
+        (1.0, "tnb:1,0.01", {"renyi": 10.741, "profile": 9.79, "region": 8.36}),
+    ],
+)
+def test_published_values(mu, spec, values):
+    # `renyi` is what dp-accounting's RepeatAndSelectDpEvent gives for sigma = 1.
+    bounds = by_name(GaussianMechanism(mu), spec, 1e-5)
+    for name, value in values.items():
+        assert bounds[name].epsilon == pytest.approx(value, rel=2e-3), name
+
+
+@pytest.mark.parametrize("mu", [0.02, 0.24721, 1.0, 4.0])
+@pytest.mark.parametrize("spec", LAWS)
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 1e-2])
+def test_hierarchy(mu, spec, delta):
+    bounds = by_name(GaussianMechanism(mu), spec, delta)
+    exact, worst, region = (bounds[n] for n in ("reduced-exact", "worst-order", "region"))
+    # The cells of worst-order are coarser than those of reduced-exact, by under 1e-4.
+    assert exact.epsilon - exact.error <= worst.epsilon * (1 + 1e-4) + 1e-6
+    assert worst.epsilon <= region.epsilon
+    assert exact.epsilon - exact.error <= bounds["reduced-renyi"].epsilon
+    for name in ("renyi", "profile"):
+        if bounds[name].epsilon is not None and delta < 1e-2:
+            assert region.epsilon - region.error <= bounds[name].epsilon, name
+    assert 0 <= region.error <= 2e-3 * region.epsilon
+    assert 0 <= exact.error <= 1e-3 * max(exact.epsilon, 1e-3)
+
+
+def test_one_run_costs_one_run():
+    base = GaussianMechanism(0.8)
+    bounds = by_name(base, "fixed:1", 1e-6)
+    for name in ("reduced-exact", "worst-order", "region"):
+        assert bounds[name].epsilon == pytest.approx(base.epsilon(1e-6), rel=1e-5), name
+    assert bounds["reduced-renyi"].epsilon == pytest.approx(base.renyi_epsilon(1e-6), rel=1e-6)
+
+
+def test_fixed_k_of_the_largest_is_the_extreme_value_law():
+    # P[max of k <= x] = Phi(x)^k; hockey stick by adaptive quadrature, a second computation.
+    k, mu, epsilon = 5, 0.6, 0.7
+    game = ReducedGame(mu, repetitions.parse(f"fixed:{k}"))
+
+    def density(x):
+        return k * special.ndtr(x) ** (k - 1) * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+    def positive(x, sign):
+        p, q = density(x), density(x - mu)
+        p, q = (p, q) if sign > 0 else (q, p)
+        return max(p - math.exp(epsilon) * q, 0.0)
+
+    exact = max(
+        integrate.quad(positive, -9, 9 + mu, args=(sign,), limit=400, epsabs=1e-13)[0]
+        for sign in (1, -1)
+    )
+    assert game.delta(epsilon) == pytest.approx(exact, rel=1e-5)
+    assert game.attained_delta(epsilon) <= exact * (1 + 1e-9)
+    assert game.delta(epsilon) >= exact * (1 - 1e-9)
+
+
+def test_reduced_renyi_by_quadrature():
+    mu, law, alpha = 0.5, repetitions.parse("tnb:0,0.02"), 6.0
+    game = ReducedGame(mu, law)
+
+    def density(x):
+        value = float(law.phi_prime_survival(special.ndtr(-x)))
+        return value * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+    for sign in (1.0, -1.0):
+        shifts = (0.0, mu) if sign > 0 else (mu, 0.0)
+        total = integrate.quad(
+            lambda x, s=shifts: density(x - s[0]) ** alpha * density(x - s[1]) ** (1 - alpha),
+            -12,
+            12,
+            limit=400,
+            epsabs=1e-13,
+        )[0]
+        expected = math.log(total) / (alpha - 1)
+        assert game.renyi(np.array([alpha]), sign)[0] == pytest.approx(expected, rel=1e-8)
+
+
+def test_split_order_masses_by_simulation():
+    # 400,000 tunings; each cell's count within 5 standard deviations (false alarm 6e-7 a cell).
+    mu, law, top, size = 0.9, repetitions.parse("poisson:4"), 0.8, 400_000
+    rng = np.random.default_rng(3)
+    order = SplitOrder(top)
+    edges = np.array([-np.inf, -1.5, -0.5, 0.3, top, 1.6, np.inf])
+    for mean, masses in zip((0.0, mu), TunedOrder(mu, law, order).masses, strict=True):
+        runs = law.sample(rng, size)
+        x = rng.normal(mean, 1.0, runs.sum())
+        key = np.where(x > top, 1e6 + x, -x)
+        starts = np.concatenate([[0], np.cumsum(runs)[:-1]])[runs > 0]
+        best = np.maximum.reduceat(key, starts)
+        winner = np.where(best > 1e5, best - 1e6, -best)
+        observed = np.histogram(winner, edges)[0] / size
+        # The library's cells run from the best output to the worst; sum them into the edges.
+        step = 0.005
+        high = np.arange(top, 38.0 + mu, step)[::-1]
+        low = np.arange(top, -38.0, -step)[:0:-1]
+        centres = np.concatenate([[np.inf], high[:-1] - step / 2, [-np.inf], low - step / 2, [top]])
+        centres[len(high) + len(low)] = top - step / 2
+        mass = masses[0]
+        expected = np.histogram(centres[: len(mass)], edges, weights=mass)[0]
+        spread = 5 * np.sqrt(expected * (1 - expected) / size) + 2e-3
+        assert np.all(np.abs(observed - expected) < spread)
+        assert mass.sum() == pytest.approx(1 - law.probability_of_none, abs=1e-9)
+
+
+def test_best_split_order_beats_the_increasing_score():
+    law = repetitions.parse("tnb:1,0.01")
+    order, epsilon = best_split_order(1.0, law, 1e-5)
+    increasing = TunedOrder(1.0, law, SplitOrder(-np.inf)).epsilon(1e-5)
+    decreasing = TunedOrder(1.0, law, SplitOrder(np.inf)).epsilon(1e-5)
+    # By symmetry the decreasing order leaks what the increasing one does, in the other direction.
+    assert increasing == pytest.approx(decreasing, rel=1e-3)
+    assert epsilon > 1.5 * increasing
+    assert epsilon == pytest.approx(TunedOrder(1.0, law, order).epsilon(1e-5), rel=1e-12)
+
+
+def test_attack_order_prefers_events_that_can_be_seen():
+    law, mu = repetitions.parse("tnb:0,0.01"), accounting.calibrate_mu(4.0, 1e-5)
+    _, few = attack_order(mu, law, 1e-5, 300)
+    _, many = attack_order(mu, law, 1e-5, 1_000_000)
+    assert many < few < 0
+
+
+def test_region_of_pure_dp_tends_to_two_plus_eta():
+    # Discrete dominating pair: (2 + eta) eps as gamma -> 0 (PS corollary 3), from below.
+    for eta, spec in ((0.0, "tnb:0,1e-12"), (1.0, "tnb:1,1e-12"), (0.5, "tnb:0.5,1e-12")):
+        epsilon = upper_bounds.region(PureDp(1.0), repetitions.parse(spec), 1e-9).epsilon
+        assert epsilon == pytest.approx(2.0 + eta, rel=1e-4)
+        assert epsilon <= 2.0 + eta + 1e-6
+    bounds = by_name(PureDp(1.0), "geometric:1e-6", 1e-9)
+    assert bounds["liu-talwar"].epsilon == pytest.approx(3.0, rel=1e-5)
+    assert bounds["reduced-exact"].epsilon is None
+    assert "Gaussian" in bounds["reduced-exact"].assumes
+
+
+def test_example_1_of_xiang_et_al_nearly_attains_three_epsilon():
+    b, d, e = 1e-3, 1e2, math.e
+    p = np.array([1 - b * e - d * b, b * e, d * b])
+    q = np.array([1 - b - d * b * e, b, d * b * e])
+    law = repetitions.parse("tnb:1,0.001")
+    a, a_q = tuned(p, (0, 1, 2), law), tuned(q, (0, 1, 2), law)
+    np.testing.assert_allclose(a, [8.66e-3, 2.60e-4, 9.91e-1], rtol=5e-3)
+    np.testing.assert_allclose(a_q, [2.66e-3, 1.34e-5, 9.97e-1], rtol=5e-3)
+    attained = float(np.max(np.abs(np.log(a / a_q))))
+    assert attained == pytest.approx(2.96, abs=0.01)
+    region = upper_bounds.region(DiscreteMechanism(p, q), law, 1e-9).epsilon
+    assert attained <= region <= 3.0 + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_order_of_a_discrete_base_exceeds_the_region_bound(seed):
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(2, 6))
+    concentration = float(rng.choice([0.2, 1.0, 5.0]))
+    p, q = (rng.dirichlet(np.full(size, concentration)) for _ in range(2))
+    if rng.random() < 0.3:
+        q = np.append(q[:-1] * (1 - 1e-3), q[-1] * (1 - 1e-3) + 1e-3)
+    law = repetitions.parse(str(rng.choice(LAWS)))
+    base = DiscreteMechanism(p, q)
+    curves = [RegionCurve(pair, law) for pair in base.pairs]
+    tightest = math.inf
+    for epsilon in (0.0, 0.3, 1.0, 2.5, 6.0):
+        bounds = [curve.delta(epsilon) for curve in curves]
+        for order in itertools.permutations(range(size)):
+            a, a_q = tuned(p, order, law), tuned(q, order, law)
+            assert hockey_stick(a, a_q, epsilon) <= bounds[0] + 1e-12
+            assert hockey_stick(a_q, a, epsilon) <= bounds[1] + 1e-12
+        # Discretisation: the envelope of the curve's own lines is below, and close.
+        for curve, bound in zip(curves, bounds, strict=True):
+            lower = curve.lower.delta(epsilon)
+            assert min(lower, 1.0) <= bound * (1 + 1e-9) + 1e-15
+            tightest = min(tightest, bound - lower)
+    assert tightest <= 1e-4
+
+
+def test_region_bound_grows_with_everything():
+    law = repetitions.parse("tnb:0,0.01")
+    by_mu = [upper_bounds.region(GaussianMechanism(m), law, 1e-5).epsilon for m in (0.1, 0.2, 0.4)]
+    assert by_mu == sorted(by_mu)
+    base = GaussianMechanism(0.3)
+    by_delta = [upper_bounds.region(base, law, d).epsilon for d in (1e-3, 1e-6, 1e-9)]
+    assert by_delta == sorted(by_delta)
+    by_runs = [
+        upper_bounds.region(base, repetitions.parse(f"tnb:0,{g}"), 1e-5).epsilon
+        for g in (0.5, 0.1, 1e-3, 1e-6)
+    ]
+    assert by_runs == sorted(by_runs)
+
+
+@pytest.mark.parametrize("mu", [1e-4, 30.0])
+@pytest.mark.parametrize("delta", [1e-30, 0.5])
+@pytest.mark.parametrize("spec", ["tnb:0,1e-9", "poisson:1e6", "two-point:1e-6,1000000"])
+def test_extreme_settings_are_finite(mu, delta, spec):
+    for bound in by_name(GaussianMechanism(mu), spec, delta).values():
+        if bound.epsilon is not None:
+            assert math.isfinite(bound.epsilon)
+            assert bound.epsilon >= 0
+
+
+def test_bounds_that_do_not_apply_say_why():
+    bounds = by_name(GaussianMechanism(0.5), "two-point:0.1,10", 1e-5)
+    for name in ("liu-talwar", "renyi", "profile"):
+        assert bounds[name].epsilon is None
+        assert bounds[name].assumes.startswith("does not apply: K must be")
+    with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got 1.5"):
+        by_name(GaussianMechanism(0.5), "fixed:2", 1.5)
