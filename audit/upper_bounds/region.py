@@ -108,8 +108,9 @@ class RegionCurve:
         # Each pass resolves the steepest cell of the last one: events of 1e-15 take a few.
         for points in (*[_COARSE] * 6, _POINTS, _POINTS):
             logs = np.stack([self._log_slope(v) for v in self.pair.events(t)])
+            logs = np.maximum(logs - np.log(self.repetitions.mean), -700.0)
             # Events that seldom win matter less, but light terms can decide a small delta.
-            height = np.exp(0.125 * (logs - np.log(self.repetitions.mean)))
+            height = np.exp(0.125 * logs)
             moves = [np.abs(np.diff(v, axis=1)).sum(axis=0) + 1e-9 for v in (height, logs)]
             moves = 0.8 * moves[0] / moves[0].sum() + 0.2 * moves[1] / moves[1].sum()
             moved = np.concatenate([[0.0], np.cumsum(moves)])
