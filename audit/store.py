@@ -108,7 +108,7 @@ class RunFolder:
         """
         path = self.shard(block)
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {field.name: file[field.name] for field in fields(Trials)}
         except FileNotFoundError:
             raise

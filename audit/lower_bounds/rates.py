@@ -50,6 +50,8 @@ def _clopper_pearson(count: ArrayLike, trials: int, alpha: float) -> Array:
     count = np.asarray(count, dtype=np.float64)
     if trials == 0:
         return np.ones_like(count)
+    # An expected count of 1e-300 overflows the beta quantile; more events only raise the limit.
+    count = np.where((count > 0) & (count < 1e-9), 1e-9, count)
     limit = np.asarray(proportion_confint(count, trials, alpha=2.0 * alpha, method="beta")[1])
     return np.minimum(limit * (1.0 + _ALLOWANCE), 1.0)
 

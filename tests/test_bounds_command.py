@@ -1,0 +1,146 @@
+"""The accountant, `python -m audit.bounds`."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from audit import bounds, repetitions, upper_bounds
+from audit.accounting import GaussianMechanism
+
+NAMES = ["base", *upper_bounds.BOUNDS]
+
+
+def run(capsys, *argv):
+    code = bounds.main(argv)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_json_has_every_bound_by_name(capsys):
+    code, out, _ = run(
+        capsys, "--repetitions", "tnb:0,0.01", "--delta", "1e-5", "--mu", "0.24721", "--json"
+    )
+    answer = json.loads(out)
+    assert code == 0
+    assert (answer["delta"], answer["repetitions"]) == (1e-5, "tnb:0,0.01")
+    assert [bound["name"] for bound in answer["bounds"]] == NAMES
+    for bound in answer["bounds"]:
+        assert bound["epsilon"] > 0
+        assert bound["assumes"]
+        assert bound["source"]
+    assert answer["base"]["epsilon_rdp"] == pytest.approx(1.0, rel=1e-4)
+    assert answer["base"]["epsilon_exact"] < answer["base"]["epsilon_rdp"]
+
+
+def test_bounds_that_do_not_apply_are_null_with_a_reason(capsys):
+    _, out, _ = run(capsys, "--repetitions", "two-point:0.01,100", "--mu", "1", "--json")
+    answer = {bound["name"]: bound for bound in json.loads(out)["bounds"]}
+    for name in ("liu-talwar", "renyi", "profile"):
+        assert answer[name]["epsilon"] is None
+        assert "K must be" in answer[name]["reason"]
+    assert answer["region"]["epsilon"] > answer["reduced-exact"]["epsilon"]
+
+
+def test_ways_to_name_the_base_agree(capsys):
+    answers = []
+    for base in (
+        ["--epsilon-base", "1", "--steps", "100"],
+        ["--noise-multiplier", str(10 / 0.24721082), "--steps", "100"],
+        ["--mu", "0.24721082"],
+    ):
+        _, out, _ = run(capsys, *base, "--json")
+        answers.append([bound["epsilon"] for bound in json.loads(out)["bounds"]])
+    assert answers[0] == pytest.approx(answers[1], rel=1e-6)
+    assert answers[0] == pytest.approx(answers[2], rel=1e-6)
+
+
+@pytest.mark.parametrize("accounting", ["rdp", "exact"])
+def test_epsilon_base_is_named_by_its_accounting(capsys, accounting):
+    _, out, _ = run(capsys, "--epsilon-base", "2", "--accounting", accounting, "--json")
+    answer = json.loads(out)
+    assert answer["base"]["accounting"] == accounting
+    assert answer["base"][f"epsilon_{accounting}"] == pytest.approx(2.0, rel=1e-6)
+    assert answer["bounds"][0]["epsilon"] == pytest.approx(2.0, rel=1e-6)
+
+
+def test_table_names_every_bound_and_what_it_assumes(capsys):
+    code, out, _ = run(capsys, "--epsilon-base", "1", "--steps", "300")
+    assert code == 0
+    for name in NAMES:
+        assert f"\n{name} " in out
+    assert "noise multiplier" in out
+    assert "any score" in out
+    assert "Renyi divergences" in out
+
+
+@pytest.mark.parametrize("bound", ["region", "renyi", "profile", "liu-talwar", "reduced-exact"])
+@pytest.mark.parametrize("target", [0.05, 2.0, 30.0])
+def test_target_epsilon_is_kept_and_spent(bound, target):
+    law = repetitions.parse("tnb:0,0.01")
+    mu = bounds.solve_mu(target, law, 1e-5, bound)
+    spent = upper_bounds.BOUNDS[bound](GaussianMechanism(mu), law, 1e-5).epsilon
+    assert target * (1 - 1e-6) <= spent <= target
+
+
+def test_target_epsilon_from_the_command_line(capsys):
+    _, out, _ = run(capsys, "--target-epsilon", "2", "--steps", "400", "--json")
+    answer = json.loads(out)
+    base = answer["base"]
+    assert base["noise_multiplier"] == pytest.approx(math.sqrt(400) / base["mu"])
+    region = next(b for b in answer["bounds"] if b["name"] == "region")
+    assert region["epsilon"] == pytest.approx(2.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--mu", "1", "--delta", "1.5"], "delta must be in (0, 1), got 1.5"),
+        (["--mu", "1", "--repetitions", "tnb:0,2"], "gamma must be in (0, 1), got 2.0"),
+        (["--mu", "1", "--repetitions", "geometrik:0.1"], "did you mean 'geometric'?"),
+        (["--mu", "-1"], "mu must be in (0, 1000], got -1.0"),
+        (["--mu", "nan"], "mu must be in (0, 1000], got nan"),
+        ([], "exactly one of --mu"),
+        (["--mu", "1", "--epsilon-base", "1"], "got --mu, --epsilon-base"),
+        (["--noise-multiplier", "5"], "steps must be given with --noise-multiplier, got none"),
+        (
+            ["--noise-multiplier", "-5", "--steps", "10"],
+            "noise_multiplier must be in (0, inf), got -5.0",
+        ),
+        (["--epsilon-base", "0"], "epsilon must be in (0, inf), got 0.0"),
+        (["--target-epsilon", "1", "--steps", "9", "--bound", "regoin"], "did you mean 'region'?"),
+        (["--target-epsilon", "1", "--steps", "9", "--bound", "worst-order"], "bound must be one"),
+        (
+            [
+                "--target-epsilon",
+                "1",
+                "--steps",
+                "9",
+                "--bound",
+                "renyi",
+                "--repetitions",
+                "fixed:3",
+            ],
+            "does not apply: K must be",
+        ),
+        (["--mu", "1", "--accounting", "pld"], "accounting must be one of rdp, exact, got 'pld'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(capsys, argv, message):
+    code, out, err = run(capsys, *argv)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_starts_without_torch():
+    script = (
+        "import sys; from audit import bounds, lower_bounds, upper_bounds, accounting; "
+        "bounds.main(['--mu', '1']); "
+        "sys.exit('torch' in sys.modules or 'statsmodels' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == 0

@@ -1,0 +1,139 @@
+"""Algorithm 1: the two engines play the same game, and the report says what holds."""
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from audit import game, report
+from audit.config import AuditConfig
+
+
+def play(**settings):
+    config = AuditConfig(**settings)
+    stages = [game.stage(config, budget) for budget in range(len(config.epsilon))]
+    parts = {}
+    for block in game.blocks(config, stages[0].engine.name):
+        parts.setdefault((block.budget, block.repeat), []).append(game.play(config, block))
+    games = {
+        key: game.Trials(
+            **{
+                name: np.concatenate([getattr(part, name) for part in group])
+                for name in game.Trials.__dataclass_fields__
+            }
+        )
+        for key, group in parts.items()
+    }
+    return config, stages, games
+
+
+def test_blocks_cover_every_trial_once():
+    config = AuditConfig(trials=50, repeats=2, epsilon=(1.0, 3.0))
+    blocks = game.blocks(config, "batched")
+    assert len({block.name for block in blocks}) == len(blocks)
+    for budget in range(2):
+        for repeat in range(2):
+            own = [b for b in blocks if (b.budget, b.repeat) == (budget, repeat)]
+            covered = np.concatenate([b.start + np.arange(b.trials) for b in own])
+            np.testing.assert_array_equal(covered, np.arange(50))
+
+
+def test_tuned_statistic_has_its_law():
+    # Best of K of N(b mu, 1): phi(Phi(x - b mu)) is uniform. KS, false alarm 1e-3 per coin.
+    config, (scene,), games = play(epsilon=(4.0,), trials=4000, repeats=1)
+    trials = games[0, 0]
+    x = trials.lambda_a * scene.mu
+    for bit in (False, True):
+        uniform = config.law.phi(special.ndtr(x[trials.bit == bit] - bit * scene.mu))
+        assert stats.kstest(uniform, "uniform").pvalue > 1e-3
+    # A fair coin: within 4 standard deviations, false alarm 6e-5.
+    assert abs(trials.bit.mean() - 0.5) < 4 * 0.5 / np.sqrt(4000)
+    # g = (w_0 - w_N)[0] = lr N C lambda_a, and lambda_b = lambda_a + g.
+    np.testing.assert_allclose(trials.score, 0.001 * 100 * trials.lambda_a, rtol=1e-9)
+    np.testing.assert_allclose(trials.lambda_b, trials.lambda_a + trials.score, rtol=1e-12)
+
+
+@pytest.mark.parametrize("score", ["first-coordinate", "worst-order"])
+@pytest.mark.parametrize("rates", [(0.01,), (0.01, 0.05)])
+def test_engines_play_the_same_game(score, rates):
+    # Two-sample KS for 2 proxies x 2 coins at 1e-3 each: false alarm under 0.4 % per case.
+    settings = {"epsilon": (4.0,), "repeats": 1, "repetitions": "tnb:0,0.1", "score": score}
+    settings |= {"trials": 500, "learning_rates": rates, "steps": 20, "model": "logistic"}
+    _, _, exact = play(engine="reduced", seed=1, **settings | {"repeats": 12})
+    _, _, full = play(engine="batched", seed=2, **settings)
+    for bit in (False, True):
+        for proxy in report.PROXIES:
+            a, b = (
+                np.concatenate([getattr(t, proxy)[t.bit == bit] for t in games.values()])
+                for games in (exact, full)
+            )
+            assert stats.ks_2samp(a, b).pvalue > 1e-3, (bit, proxy)
+
+
+def test_the_coin_shows_in_a_game_on_real_input():
+    # ETCV row 1 on digits: the canary shifts lambda_a; Mann-Whitney finds it at 1e-6.
+    settings = {"canary": "input", "epsilon": (8.0,), "trials": 200, "repeats": 1, "steps": 20}
+    _, (scene,), games = play(repetitions="tnb:0,0.2", **settings)
+    trials = games[0, 0]
+    assert np.isfinite(trials.score).all()
+    shifted = stats.mannwhitneyu(trials.lambda_a[trials.bit], trials.lambda_a[~trials.bit])
+    assert shifted.pvalue < 1e-6
+    assert scene.threat_model.name == "ETCV"
+
+
+def test_a_block_depends_on_nothing_but_itself():
+    config = AuditConfig(trials=40_000, repeats=2, epsilon=(1.0,))
+    blocks = game.blocks(config, "reduced")
+    alone = game.play(config, blocks[-1])
+    for block in blocks:
+        again = game.play(config, block)
+    for name in game.Trials.__dataclass_fields__:
+        np.testing.assert_array_equal(getattr(again, name), getattr(alone, name))
+    other = game.play(config, blocks[0])
+    assert not np.array_equal(other.score[:100], alone.score[:100])
+
+
+def test_report_keeps_valid_lower_bounds_below_upper_bounds():
+    config, stages, games = play(trials=1000, repeats=2, epsilon=(1.0, 4.0))
+    finished = report.report(config, stages, games)
+    assert finished.summary["engine"]["name"] == "reduced"
+    for result in finished.summary["results"]:
+        exact = result["upper_bounds"]["reduced-exact"]["epsilon"]
+        for proxy in report.PROXIES:
+            for key, bound in result["lower_bounds"][proxy].items():
+                assert bound["min"] <= bound["mean"] <= bound["max"]
+                if bound["valid"]:
+                    assert bound["max"] <= exact, key
+    key = report.recommended(finished.summary)
+    first = finished.summary["results"][0]["lower_bounds"]["lambda_a"]
+    assert first[key]["valid"]
+    assert next(iter(first)) == key
+    assert not first[report.PAPER_PROTOCOL]["valid"]
+    table = finished.table
+    assert set(table["side"]) == {"lower", "upper"}
+    assert len(table[table["side"] == "upper"]) == 2 * 8
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"score": "worst-order"}, {"learning_rates": (0.001, 0.01)}, {"canary": "input", "steps": 2}],
+)
+def test_lifted_curve_is_claimed_only_for_an_increasing_score(settings):
+    config, stages, games = play(trials=60, repeats=1, epsilon=(4.0,), **settings)
+    summary = report.report(config, stages, games).summary
+    lower = summary["results"][0]["lower_bounds"]["lambda_a"]
+    lifted = [bound for bound in lower.values() if bound["name"] == "lifted-curve"]
+    assert lifted
+    assert not any(bound["valid"] for bound in lifted)
+    assert [kind for _, kind, _ in report.shown(summary)] == ["valid", "paper's, uncorrected"]
+
+
+def test_worst_order_audit_certifies_more_than_the_increasing_score():
+    # The default bound at 20,000 trials: 4.5 against 3.4 expected at eps_B = 4, far apart.
+    values = {}
+    for score in ("first-coordinate", "worst-order"):
+        config, stages, games = play(trials=20_000, repeats=1, epsilon=(4.0,), score=score)
+        result = report.report(config, stages, games).summary["results"][0]
+        lower = result["lower_bounds"]["lambda_a"]
+        values[score] = lower[next(iter(lower))]["mean"]
+        assert values[score] <= result["upper_bounds"]["worst-order"]["epsilon"]
+    assert values["worst-order"] > values["first-coordinate"] + 0.3

@@ -1,0 +1,216 @@
+"""The main command: outputs, resuming, damage, refusals."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from audit import run, store
+from audit.config import AuditConfig
+from audit.game import Trials
+
+ROOT = Path(__file__).parents[1]
+QUICK = ["--trials", "300", "--repeats", "2", "--epsilon", "1", "4"]
+
+
+def audit(capsys, *argv):
+    code = run.main([str(arg) for arg in argv])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_folder_holds_everything(tmp_path, capsys):
+    out = tmp_path / "audit"
+    code, text, _ = audit(capsys, *QUICK, "--threat", "ETCV", "--canary", "dirac", "--out", out)
+    assert code == 0
+    assert f"{out}/figure.png" in text
+    assert "engine reduced" in text
+    assert json.loads((out / "config.json").read_text())["trials"] == 300
+    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+    shards = sorted((out / "shards").iterdir())
+    assert len(shards) == 4
+    with np.load(shards[0], allow_pickle=False) as shard:
+        assert set(shard) == set(Trials.__dataclass_fields__)
+    table = pd.read_csv(out / "results.csv")
+    assert set(table["epsilon_base"]) == {1.0, 4.0}
+    lower = table[table["side"] == "lower"]
+    assert set(lower["proxy"]) == {"lambda_a", "lambda_b"}
+    assert set(lower["repeat"]) == {0, 1}
+    summary = json.loads((out / "summary.json").read_text())
+    upper = summary["results"][0]["upper_bounds"]
+    assert set(upper) >= {"base", "liu-talwar", "renyi", "profile", "reduced-exact", "region"}
+    best = next(iter(summary["results"][1]["lower_bounds"]["lambda_a"].values()))
+    assert 0 < best["min"] <= best["mean"] <= best["max"] < upper["region"]["epsilon"] * 4
+
+
+def test_killed_and_started_again_it_ends_with_the_same_bytes(tmp_path, capsys):
+    # The batched engine in small blocks: a run of a few seconds, killed when some are done.
+    options = ["--engine", "batched", "--steps", "40", "--trials", "700", "--repeats", "1"]
+    options += ["--epsilon", "2", "--model", "logistic", "--repetitions", "fixed:20"]
+    whole, killed, parallel = (tmp_path / name for name in ("whole", "killed", "parallel"))
+    assert audit(capsys, *options, "--out", whole)[0] == 0
+    command = [sys.executable, "-m", "audit.run", *options, "--out", str(killed)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True, cwd=ROOT)
+    deadline = time.monotonic() + 120
+    while len(list(killed.glob("shards/*.npz"))) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = set(killed.glob("shards/*.npz"))
+    assert not (killed / "results.csv").exists()
+    assert len(done) < len(list(whole.glob("shards/*.npz")))
+    kept = {path: path.stat().st_mtime_ns for path in done}
+    assert audit(capsys, *options, "--out", killed)[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in done} == kept
+    assert audit(capsys, *options, "--out", parallel, "--jobs", "2")[0] == 0
+    for folder in (killed, parallel):
+        for name in ("results.csv", "summary.json"):
+            assert (folder / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_damaged_shards_are_named_and_played_again(tmp_path, capsys):
+    out = tmp_path / "audit"
+    audit(capsys, *QUICK, "--out", out)
+    before = (out / "results.csv").read_bytes()
+    first, second, third, fourth = sorted((out / "shards").iterdir())
+    data = bytearray(first.read_bytes())
+    with np.load(first) as shard:
+        data[data.index(shard["lambda_a"].tobytes()) + 100] ^= 0x01
+    first.write_bytes(bytes(data))
+    second.write_bytes(second.read_bytes()[:100])
+    third.write_bytes(b"")
+    with np.load(fourth) as shard:
+        arrays = dict(shard)
+    arrays["trial"] = arrays["trial"] + 1
+    np.savez(fourth, **arrays)
+    code, _, err = audit(capsys, *QUICK, "--out", out)
+    assert code == 0
+    for shard in (first, second, third, fourth):
+        assert f"damaged shard, played again: {shard}" in err
+    assert (out / "results.csv").read_bytes() == before
+
+
+def test_finished_audit_is_not_played_again(tmp_path, capsys):
+    out = tmp_path / "audit"
+    audit(capsys, *QUICK, "--out", out)
+    times = [path.stat().st_mtime_ns for path in sorted((out / "shards").iterdir())]
+    assert audit(capsys, *QUICK, "--out", out)[0] == 0
+    assert [path.stat().st_mtime_ns for path in sorted((out / "shards").iterdir())] == times
+
+
+def test_other_settings_in_the_same_folder_are_refused(tmp_path, capsys):
+    out = tmp_path / "audit"
+    audit(capsys, *QUICK, "--out", out)
+    before = (out / "results.csv").read_bytes()
+    code, _, err = audit(capsys, *QUICK, "--out", out, "--seed", 1)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "seed 0 there and 1 now" in err
+    assert (out / "results.csv").read_bytes() == before
+    assert audit(capsys, *QUICK, "--out", out, "--jobs", 2)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--threat", "ETVC"], "did you mean 'ETCV'?"),
+        (["--canary", "dirc"], "did you mean 'dirac'?"),
+        (["--canary", "input", "--score", "worst-order"], "score for ETCV with canary input must"),
+        (["--score", "first-cordinate"], "did you mean 'first-coordinate'?"),
+        (["--dataset", "MNISTT"], "did you mean 'MNIST'?"),
+        (["--engine", "reducd"], "did you mean 'reduced'?"),
+        (["--canary", "input", "--engine", "reduced"], "engine reduced"),
+        (["--epsilon", "-1"], "epsilon must be in (0, inf), got -1.0"),
+        (["--epsilon", "1", "1"], "epsilon must name each budget once"),
+        (["--delta", "0"], "delta must be in (0, 1), got 0.0"),
+        (["--repetitions", "tnb:0,1.2"], "gamma must be in (0, 1), got 1.2"),
+        (["--trials", "1"], "trials must be a whole number >= 2, got 1"),
+        (["--learning-rates", "0"], "learning_rates must be"),
+        (["--confidence", "1"], "confidence must be in (0, 1), got 1.0"),
+        (["--preset", "missing.toml"], "preset must be a readable TOML file, got 'missing.toml'"),
+        (["--engine", "batched", "--device", "cuda:7"], "device"),
+        (["--model", "resnet"], "model"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(tmp_path, capsys, argv, message):
+    if "--model" in argv:
+        argv = [*argv, "--engine", "batched"]
+    out = tmp_path / "audit"
+    code, text, err = audit(capsys, *argv, "--out", out)
+    assert code == 2
+    assert text == ""
+    assert err.count("\n") == 1, err
+    assert message in err
+    assert not (out / "results.csv").exists()
+
+
+def test_unwritable_folder_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    code, _, err = audit(capsys, *QUICK, "--out", tmp_path / "file" / "below")
+    assert code == 2
+    assert "out must be a writable folder" in err
+    config = tmp_path / "audit" / "config.json"
+    config.parent.mkdir()
+    config.write_text("{")
+    code, _, err = audit(capsys, *QUICK, "--out", config.parent)
+    assert code == 2
+    assert "not json" in err
+
+
+def test_preset_keys_are_the_options_and_options_win(tmp_path):
+    preset = tmp_path / "mine.toml"
+    preset.write_text('threat = "ETCV"\nepsilon = [2.0]\ntrials = 77\n')
+    config = run.parse(["--preset", str(preset), "--trials", "88"])
+    assert (config.epsilon, config.trials, config.out) == ((2.0,), 88, str(tmp_path / "mine"))
+    preset.write_text("trails = 77\n")
+    with pytest.raises(ValueError, match="did you mean 'trials'"):
+        run.parse(["--preset", str(preset)])
+    preset.write_text("trials = \n")
+    with pytest.raises(ValueError, match="preset must be TOML"):
+        run.parse(["--preset", str(preset)])
+
+
+AUDITS = [
+    path
+    for path in sorted((ROOT / "runs").glob("*.toml"))
+    if "threat" in tomllib.loads(path.read_text())
+]
+
+
+@pytest.mark.parametrize("path", AUDITS, ids=lambda path: path.stem)
+def test_presets_are_valid(path):
+    config = run.parse(["--preset", str(path)])
+    assert config.out == str(path.with_suffix(""))
+    assert config.delta == 1e-5
+
+
+def test_config_round_trips_through_json():
+    config = AuditConfig(epsilon=(1.5,), learning_rates=(0.1, 0.2), trials=10)
+    values = config.identity
+    assert AuditConfig.from_mapping(values) == config
+    assert "jobs" not in values
+
+
+def test_shard_is_written_whole_or_not_at_all(tmp_path):
+    folder = store.RunFolder(tmp_path)
+
+    def stop_halfway():
+        with folder._whole(tmp_path / "name") as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        stop_halfway()
+    assert list(tmp_path.iterdir()) == []

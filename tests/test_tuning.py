@@ -1,0 +1,100 @@
+"""Algorithm 2: the best of K runs, against a plain loop and against its closed law."""
+
+import numpy as np
+from scipy import special, stats
+
+from audit import repetitions
+from audit.dpsgd import LaneOutcomes
+from audit.tuning import best_of_runs, random_search
+
+
+class Recorder:
+    """An engine whose outcomes are functions of the lane's seed alone; it keeps its packs."""
+
+    name = "recorder"
+
+    def __init__(self, levels=None, diverge=False):
+        self.levels, self.diverge, self.lanes = levels, diverge, []
+
+    def run(self, lanes):
+        self.lanes.append(lanes)
+        uniform = lanes.seeds.astype(np.float64) / 2.0**64
+        x = special.ndtri(np.clip(uniform, 1e-15, 1 - 1e-15)) + lanes.included
+        scores = x if self.levels is None else np.floor(x * self.levels)
+        finite = np.ones(len(lanes), bool) if not self.diverge else uniform < 0.5
+        return LaneOutcomes(lambda_a=x, scores=scores, finite=finite)
+
+
+def play(engine, spec, trials=300, seed=0, candidates=3):
+    rng = np.random.default_rng(seed)
+    included = rng.random(trials) < 0.5
+    return included, best_of_runs(engine, repetitions.parse(spec), candidates, included, rng)
+
+
+def check_against_a_loop(engine, winners):
+    scores, lambdas, candidates, finite = [], [], [], []
+    for lanes in engine.lanes:
+        outcomes = engine.__class__(engine.levels, engine.diverge).run(lanes)
+        scores.append(np.where(outcomes.finite, outcomes.scores, -np.inf))
+        lambdas.append(outcomes.lambda_a)
+        candidates.append(lanes.candidate)
+        finite.append(outcomes.finite)
+    scores, lambdas, candidates, finite = (
+        np.concatenate(v) for v in (scores, lambdas, candidates, finite)
+    )
+    start = 0
+    for t, runs in enumerate(winners.runs):
+        best, who = -np.inf, -1
+        for i in range(runs):
+            if scores[start + i] > best:
+                best, who = scores[start + i], i
+        assert winners.chosen[t] == who
+        assert winners.score[t] == best
+        if who >= 0:
+            assert winners.lambda_a[t] == lambdas[start + who]
+            assert winners.candidate[t] == candidates[start + who]
+        else:
+            assert winners.lambda_a[t] == -np.inf
+        assert winners.diverged[t] == np.sum(~finite[start : start + runs])
+        start += runs
+
+
+def test_best_run_is_the_one_a_plain_loop_finds(monkeypatch):
+    # Packs of 97 lanes split many tunings; levels make ties, which the first run wins.
+    monkeypatch.setattr(random_search, "_PACK", 97)
+    for spec in ("tnb:0,0.01", "poisson:2", "fixed:1", "two-point:0.5,400"):
+        for levels, diverge in ((None, False), (1, False), (2, True)):
+            engine = Recorder(levels, diverge)
+            _, winners = play(engine, spec)
+            check_against_a_loop(engine, winners)
+
+
+def test_no_run_releases_nothing():
+    _, winners = play(Recorder(), "poisson:0.2")
+    none = winners.runs == 0
+    assert none.any()
+    assert np.all(winners.chosen[none] == -1)
+    assert np.all(winners.candidate[none] == -1)
+    assert np.all(np.isneginf(winners.lambda_a[none]))
+
+
+def test_law_of_the_best_score():
+    # P[best <= t] = phi(P[score <= t]); Kolmogorov-Smirnov, false alarm 1e-3 for each of 3 laws.
+    for spec in ("tnb:0,0.01", "tnb:1,0.1", "fixed:7"):
+        law = repetitions.parse(spec)
+        included, winners = play(Recorder(), spec, trials=4000, seed=2)
+        uniform = law.phi(special.ndtr(winners.score - included))
+        assert stats.kstest(uniform, "uniform").pvalue > 1e-3
+
+
+def test_candidates_are_drawn_uniformly():
+    # Chi-square with 2 degrees of freedom, false alarm 1e-3.
+    engine = Recorder()
+    play(engine, "fixed:20", trials=1500)
+    counts = np.bincount(np.concatenate([lanes.candidate for lanes in engine.lanes]), minlength=3)
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_no_trials_at_all():
+    _, winners = play(Recorder(), "fixed:3", trials=0)
+    assert len(winners.runs) == 0
