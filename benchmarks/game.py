@@ -1,0 +1,68 @@
+"""Speed of the reduced game and of the accountant: ratios measured side by side in one run.
+
+python benchmarks/game.py [TRIALS]
+"""
+
+import sys
+import time
+
+import numpy as np
+
+from audit import accounting, game, lower_bounds, repetitions, upper_bounds
+from audit.config import AuditConfig
+
+
+def seconds(call, repeats=3):
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def plain_loop(config, mu, trials):
+    """The reduced game, one trial and one run at a time."""
+    rng = np.random.default_rng(0)
+    law = config.law
+    released = []
+    for _ in range(trials):
+        bit = rng.integers(2)
+        best = -np.inf
+        for _ in range(int(law.sample(rng, 1)[0])):
+            best = max(best, rng.normal(bit * mu, 1.0))
+        released.append((bit, best))
+    return released
+
+
+def main():
+    trials = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    config = AuditConfig(epsilon=(1.0,), trials=trials, repeats=1)
+    blocks = game.blocks(config, "reduced")
+    mu = game.stage(config, 0).mu
+    played = seconds(lambda: [game.play(config, block) for block in blocks], 1)
+    few = 5_000
+    loop = seconds(lambda: plain_loop(config, mu, few), 1) * trials / few
+    runs = trials * config.law.mean
+    print(f"reduced game, {trials:,} trials ({runs:,.0f} runs): {played:.2f} s")
+    print(f"  a plain loop would take {loop:.0f} s: ratio {loop / played:.0f}")
+
+    law = repetitions.parse("tnb:0,0.01")
+    base = accounting.GaussianMechanism(mu)
+    print("upper bounds of one setting, seconds and share of the whole:")
+    whole = seconds(lambda: upper_bounds.all_bounds(base, law, 1e-5))
+    for name, bound in upper_bounds.BOUNDS.items():
+        took = seconds(lambda bound=bound: bound(base, law, 1e-5))
+        print(f"  {name:14} {took:7.4f} {took / whole:6.2f}")
+    print(f"  {'all':14} {whole:7.4f}")
+
+    rng = np.random.default_rng(1)
+    without, with_canary = rng.normal(0, 1, 1000), rng.normal(1.5, 1, 1000)
+    lower_bounds.all_bounds(without, with_canary, repetitions=law, mu=1.5)
+    one = seconds(lambda: lower_bounds.lower_bound(without, with_canary))
+    every = seconds(lambda: lower_bounds.all_bounds(without, with_canary, repetitions=law, mu=1.5))
+    print(f"lower bounds of 1,000 + 1,000 scores: recommended {one:.4f} s, all {every:.4f} s")
+
+
+if __name__ == "__main__":
+    main()
