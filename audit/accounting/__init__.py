@@ -8,28 +8,46 @@ from audit.accounting.calibration import (
     noise_multiplier_for,
 )
 from audit.accounting.conversion import best_order, renyi_to_epsilon, solve_epsilon
+from audit.accounting.dpsgd import Composition, DpSgd
 from audit.accounting.mechanisms import (
+    NEIGHBOURS,
+    ApproximateDp,
     DiscreteMechanism,
-    DominatingPair,
-    DpSgd,
     GaussianMechanism,
+    LaplaceMechanism,
     Mechanism,
+    PrivacyProfile,
     PureDp,
+    RandomisedResponse,
+    RenyiCurve,
+    ZeroConcentratedDp,
+    read_curve,
 )
+from audit.accounting.pairs import DominatingPair, LossPair
 
 __all__ = [
     "ACCOUNTINGS",
+    "NEIGHBOURS",
+    "ApproximateDp",
+    "Composition",
     "DiscreteMechanism",
     "DominatingPair",
     "DpSgd",
     "GaussianMechanism",
+    "LaplaceMechanism",
+    "LossPair",
     "Mechanism",
+    "PrivacyProfile",
     "PureDp",
+    "RandomisedResponse",
+    "RenyiCurve",
+    "ZeroConcentratedDp",
     "best_order",
     "calibrate_mu",
     "gdp_limit_mu",
     "mean_inclusion_mu",
     "noise_multiplier_for",
+    "read_curve",
     "renyi_to_epsilon",
     "solve_epsilon",
 ]

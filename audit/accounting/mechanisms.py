@@ -1,15 +1,12 @@
-"""Base mechanisms, by their dominating pairs.
+"""Base mechanisms: what one run costs."""
 
-A mechanism's privacy is that of one or two pairs of distributions (P, P'): every neighbouring pair
-of output laws is a postprocessing of one of them. A pair that is its own mirror image stands for
-both directions. Selection bounds need three things of a pair: its Renyi divergence, its
-hockey-stick profile, and the achievable probabilities of one event (its trade-off curve).
-"""
-
+import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,35 +14,22 @@ from scipy import special
 
 from audit import checks
 from audit.accounting.conversion import renyi_to_epsilon, solve_epsilon
+from audit.accounting.pairs import (
+    Atoms,
+    DiscretePair,
+    DominatingPair,
+    GaussianPair,
+    LaplacePair,
+    LossLaw,
+    LossPair,
+)
 
 Array = NDArray[np.float64]
 
+NEIGHBOURS = ("add-remove", "replace-one")
+"""Neighbouring data sets: one record more or less, or one record replaced."""
 
-class DominatingPair(ABC):
-    """One direction (P, P') of a mechanism."""
-
-    @abstractmethod
-    def renyi(self, alpha: Array) -> Array:
-        """D_alpha(P || P') for orders [n] > 1; may be infinite."""
-
-    @abstractmethod
-    def profile(self, epsilon: ArrayLike) -> Array:
-        """H_eps(P || P') = sum max(P - e^eps P', 0), for any real epsilon."""
-
-    @property
-    @abstractmethod
-    def event_range(self) -> tuple[float, float]:
-        """The first and last parameter t of the extreme events; s grows with t."""
-
-    @abstractmethod
-    def events(self, t: Array) -> tuple[Array, Array]:
-        """The extreme events: log(1 - s) and log(1 - s'), for P- and P'-probabilities s and s'.
-
-        For given s, s' is the largest that any event reaches, 1 - T(s) with T the trade-off curve.
-
-        Args:
-            t: parameters [n] within `event_range`; both results decrease in t.
-        """
+_SMALLEST_DELTA = 1e-40  # where a sampled profile ends
 
 
 class Mechanism(ABC):
@@ -60,6 +44,16 @@ class Mechanism(ABC):
     @abstractmethod
     def pairs(self) -> tuple[DominatingPair, ...]:
         """The dominating pairs of both directions; one if it is its own mirror image."""
+
+    @property
+    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
+        """The runs that make up the first pair, for composition; the second is its mirror image."""
+        return ((self.pairs[0], 1),)
+
+    @property
+    def description(self) -> str:
+        """The mechanism in words; neighbours are those of its parameter where none are named."""
+        return repr(self)
 
     def renyi(self, alpha: ArrayLike) -> Array:
         """Renyi divergence of orders [n] > 1, the larger direction."""
@@ -77,95 +71,6 @@ class Mechanism(ABC):
     def renyi_epsilon(self, delta: float) -> float:
         """Smallest epsilon at delta by Renyi divergences, as the papers account."""
         return renyi_to_epsilon(self.renyi, delta)
-
-
-@dataclass(frozen=True)
-class GaussianPair(DominatingPair):
-    """N(0, 1) against N(mu, 1), its own mirror image."""
-
-    mu: float
-
-    def renyi(self, alpha: Array) -> Array:
-        return np.asarray(alpha, dtype=np.float64) * (self.mu * self.mu / 2.0)
-
-    def profile(self, epsilon: ArrayLike) -> Array:
-        """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2) (Balle & Wang 2018, theorem 8).
-
-        In the tail the difference is taken between Mills ratios, where nothing cancels but mu/t
-        itself: the relative error is under 1e-10 for mu >= 1e-4.
-        """
-        epsilon = np.asarray(epsilon, dtype=np.float64)
-        a = epsilon / self.mu - self.mu / 2.0
-        b = epsilon / self.mu + self.mu / 2.0
-        root = math.sqrt(0.5)
-        with np.errstate(under="ignore"):
-            near, far = (special.erfcx(np.maximum(t, -4.0) * root) for t in (a, b))
-            in_tail = 0.5 * np.exp(-0.5 * np.square(np.minimum(a, 1e3))) * (near - far)
-            shifted = np.exp(np.minimum(epsilon + special.log_ndtr(-b), 0.0))
-            inside = special.ndtr(-a) - shifted
-        return np.clip(np.where(a > -4.0, in_tail, inside), 0.0, 1.0)
-
-    @property
-    def event_range(self) -> tuple[float, float]:
-        # Beyond it one of the two normal tails is below 1e-300.
-        return -37.5 - self.mu, 37.5
-
-    def events(self, t: Array) -> tuple[Array, Array]:
-        # {x < t} is likelier under P; its mirror image gives s = Phi(t), s' = Phi(t + mu).
-        return special.log_ndtr(-t), special.log_ndtr(-t - self.mu)
-
-
-@dataclass(frozen=True)
-class DiscretePair(DominatingPair):
-    """Two distributions on finitely many outputs.
-
-    Attributes:
-        p: probabilities [n] under P.
-        q: probabilities [n] under P'.
-    """
-
-    p: Array
-    q: Array
-
-    def __post_init__(self) -> None:
-        p, q = (np.asarray(v, dtype=np.float64) for v in (self.p, self.q))
-        for name, v in (("p", p), ("q", q)):
-            if v.ndim != 1 or not np.all(v >= 0) or abs(v.sum() - 1.0) > 1e-9:
-                raise ValueError(f"{name} must be probabilities that sum to 1, got {v!r}")
-        if p.shape != q.shape:
-            raise ValueError(f"q must have the length of p, {len(p)}, got {len(q)}")
-        object.__setattr__(self, "p", p)
-        object.__setattr__(self, "q", q)
-
-    def renyi(self, alpha: Array) -> Array:
-        orders = np.asarray(alpha, dtype=np.float64)[..., None]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            terms = orders * np.log(self.p) + (1.0 - orders) * np.log(self.q)
-        terms = np.where(self.p == 0, -np.inf, np.where(self.q == 0, np.inf, terms))
-        return special.logsumexp(terms, axis=-1) / (orders[..., 0] - 1.0)
-
-    def profile(self, epsilon: ArrayLike) -> Array:
-        factor = np.exp(np.minimum(np.asarray(epsilon, dtype=np.float64), 700.0))[..., None]
-        return np.sum(np.maximum(self.p - factor * self.q, 0.0), axis=-1)
-
-    @property
-    def event_range(self) -> tuple[float, float]:
-        return 0.0, float(len(self.p))
-
-    @cached_property
-    def _vertices(self) -> tuple[Array, Array]:
-        """1 - s and 1 - s' after 0, 1, ..., n outputs, those likelier under P' first."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(self.q > 0, self.p / self.q, np.inf)
-        order = np.argsort(ratio, kind="stable")
-        left = [np.append(np.cumsum(v[order][::-1])[::-1], 0.0) for v in (self.p, self.q)]
-        return left[0] / left[0][0], left[1] / left[1][0]
-
-    def events(self, t: Array) -> tuple[Array, Array]:
-        at = np.arange(len(self.p) + 1.0)
-        with np.errstate(divide="ignore"):
-            log_p, log_q = (np.log(np.interp(t, at, v)) for v in self._vertices)
-        return log_p, log_q
 
 
 @dataclass(frozen=True)
@@ -188,42 +93,6 @@ class GaussianMechanism(Mechanism):
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
         return (GaussianPair(self.mu),)
-
-
-@dataclass(frozen=True)
-class DpSgd(Mechanism):
-    """DP-SGD whose every iterate is released (Xiang, Wang & Wang 2024, eq. 1).
-
-    Attributes:
-        noise_multiplier: sigma, noise standard deviation in units of the clipping norm, > 0.
-        steps: number of iterations, >= 1.
-        sampling_rate: chance of a record to be in a batch; only 1 (full batch) is accounted for.
-    """
-
-    noise_multiplier: float
-    steps: int
-    sampling_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        checks.interval("noise_multiplier", self.noise_multiplier, 0.0)
-        checks.whole("steps", self.steps, 1)
-        checks.interval("sampling_rate", self.sampling_rate, 0.0, 1.0, closed_high=True)
-        if self.sampling_rate != 1.0:
-            raise ValueError(
-                f"sampling_rate must be 1 (only full batches are accounted for so far), "
-                f"got {self.sampling_rate!r}"
-            )
-        checks.interval(
-            "sqrt(steps) / noise_multiplier", self.gaussian_mu, 0.0, 1e3, closed_high=True
-        )
-
-    @property
-    def gaussian_mu(self) -> float:
-        return math.sqrt(self.steps) / self.noise_multiplier
-
-    @property
-    def pairs(self) -> tuple[DominatingPair, ...]:
-        return (GaussianPair(self.gaussian_mu),)
 
 
 @dataclass(frozen=True)
@@ -261,6 +130,260 @@ class PureDp(Mechanism):
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
-        yes = special.expit(self.epsilon_0)
-        no = special.expit(-self.epsilon_0)
-        return (DiscretePair(np.array([yes, no]), np.array([no, yes])),)
+        return ApproximateDp(self.epsilon_0, 0.0).pairs
+
+
+@dataclass(frozen=True)
+class ApproximateDp(Mechanism):
+    """Any (epsilon, delta)-DP mechanism, by the pair that dominates it (Kairouz et al. 2015).
+
+    Attributes:
+        epsilon_0: in (0, 500].
+        delta_0: in [0, 1).
+    """
+
+    epsilon_0: float
+    delta_0: float
+
+    def __post_init__(self) -> None:
+        checks.interval("epsilon_0", self.epsilon_0, 0.0, 500.0, closed_high=True)
+        checks.interval("delta_0", self.delta_0, 0.0, 1.0, closed_low=True)
+
+    @property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        loss = np.array([-self.epsilon_0, self.epsilon_0])
+        log_mass = special.log_expit(loss) + math.log1p(-self.delta_0)
+        return (LossPair(Atoms(loss, log_mass, self.delta_0, self.delta_0)),)
+
+
+@dataclass(frozen=True)
+class RandomisedResponse(Mechanism):
+    """One of several options told truly with e^epsilon_0 times the chance of each other option.
+
+    Attributes:
+        epsilon_0: in (0, 500].
+        options: number of options, >= 2.
+    """
+
+    epsilon_0: float
+    options: int = 2
+
+    def __post_init__(self) -> None:
+        checks.interval("epsilon_0", self.epsilon_0, 0.0, 500.0, closed_high=True)
+        checks.whole("options", self.options, 2)
+
+    @property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        log_lie = -float(np.logaddexp(self.epsilon_0, math.log(self.options - 1.0)))
+        loss = [-self.epsilon_0, self.epsilon_0]
+        log_mass = [log_lie, log_lie + self.epsilon_0]
+        if self.options > 2:
+            loss.insert(1, 0.0)
+            log_mass.insert(1, log_lie + math.log(self.options - 2.0))
+        return (LossPair(Atoms(np.array(loss), np.array(log_mass))),)
+
+
+@dataclass(frozen=True)
+class LaplaceMechanism(Mechanism):
+    """Laplace noise.
+
+    Attributes:
+        scale: of the noise, in units of the sensitivity, >= 0.002.
+    """
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        checks.interval("scale", self.scale, 0.002, closed_low=True)
+
+    @property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        return (LaplacePair(self.scale),)
+
+
+@dataclass(frozen=True)
+class PrivacyProfile(Mechanism):
+    """Any mechanism that is (epsilon_i, delta_i)-DP for every i.
+
+    The pair is the least private of all such mechanisms: its profile is the lower convex hull of
+    the points, as a function of e^epsilon, and beyond the last epsilon delta stays.
+
+    Attributes:
+        epsilons: [n] >= 0, strictly increasing.
+        deltas: [n] in [0, 1].
+    """
+
+    epsilons: Array
+    deltas: Array
+
+    def __post_init__(self) -> None:
+        epsilons, deltas = _curve("epsilons", self.epsilons, "deltas", self.deltas, 0.0)
+        if np.any(deltas > 1.0):
+            raise ValueError(f"deltas must be in [0, 1], got {deltas.max():g}")
+        object.__setattr__(self, "epsilons", epsilons)
+        object.__setattr__(self, "deltas", deltas)
+
+    @cached_property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        return (_pair_of_profile(self.epsilons, self.deltas),)
+
+    @property
+    def description(self) -> str:
+        return f"a privacy profile of {len(self.epsilons)} points"
+
+
+@dataclass(frozen=True)
+class RenyiCurve(Mechanism):
+    """Any mechanism whose Renyi divergences are bounded at some orders, both directions.
+
+    Between two orders (alpha - 1) D_alpha is convex, and at order 1 it is 0: chords bound it. Above
+    the last order nothing is known.
+
+    Attributes:
+        orders: [n] > 1, strictly increasing.
+        divergences: [n] >= 0.
+    """
+
+    orders: Array
+    divergences: Array
+
+    def __post_init__(self) -> None:
+        orders, divergences = _curve("orders", self.orders, "divergences", self.divergences, 1.0)
+        if orders[0] <= 1.0:
+            raise ValueError(f"orders must be > 1, got {orders[0]:g}")
+        object.__setattr__(self, "orders", orders)
+        object.__setattr__(self, "divergences", divergences)
+
+    def renyi(self, alpha: ArrayLike) -> Array:
+        rest = np.asarray(alpha, dtype=np.float64) - 1.0
+        known = np.append(0.0, self.orders - 1.0)
+        log_moments = np.append(0.0, self.divergences) * known
+        return np.interp(rest, known, log_moments, right=np.inf) / rest
+
+    @cached_property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        return (_pair_of_renyi(self.renyi),)
+
+    @property
+    def description(self) -> str:
+        return f"Renyi divergences at {len(self.orders)} orders up to {self.orders[-1]:g}"
+
+
+@dataclass(frozen=True)
+class ZeroConcentratedDp(Mechanism):
+    """Any rho-zCDP mechanism: D_alpha <= rho alpha for every order (Bun & Steinke 2016).
+
+    Attributes:
+        rho: in (0, 1e5].
+    """
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        checks.interval("rho", self.rho, 0.0, 1e5, closed_high=True)
+
+    def renyi(self, alpha: ArrayLike) -> Array:
+        return self.rho * np.asarray(alpha, dtype=np.float64)
+
+    @cached_property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        return (_pair_of_renyi(self.renyi),)
+
+
+def _curve(x_name: str, x: ArrayLike, y_name: str, y: ArrayLike, low: float) -> tuple[Array, Array]:
+    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if x.ndim != 1 or x.size == 0 or np.any(np.diff(x) <= 0) or not np.all(x >= low):
+        raise ValueError(f"{x_name} must be increasing numbers >= {low:g}, got {x!r}")
+    if not np.isfinite(x).all():
+        raise ValueError(f"{x_name} must be finite, got {x!r}")
+    if y.shape != x.shape or not np.all(y >= 0):
+        raise ValueError(f"{y_name} must be {x.size} numbers >= 0, got {y!r}")
+    return x, y
+
+
+def _pair_of_renyi(renyi: Callable[[Array], Array]) -> LossPair:
+    """The pair of the profile that a Renyi curve gives, sampled finely: chords only add.
+
+    delta = min over alpha of e^((alpha-1) (D - eps)) (1 - 1/alpha)^(alpha-1) / alpha: the inverse
+    of the conversion `renyi_to_epsilon`.
+    """
+    most = renyi_to_epsilon(renyi, _SMALLEST_DELTA)
+    epsilons = np.linspace(0.0, most, 2049)
+    alpha = 1.0 + np.geomspace(1e-5, 1e9, 2801)
+    rest, divergences = alpha - 1.0, renyi(alpha)
+    usable = np.isfinite(divergences)
+    alpha, rest, divergences = alpha[usable], rest[usable], divergences[usable]
+    constant = rest * (divergences + np.log1p(-1.0 / alpha)) - np.log(alpha)
+    log_delta = np.array([float(np.min(constant - rest * epsilon)) for epsilon in epsilons])
+    return _pair_of_profile(epsilons, np.exp(np.minimum(log_delta, 0.0)))
+
+
+def _pair_of_profile(epsilons: Array, deltas: Array) -> LossPair:
+    """The self-mirrored pair whose profile is the lower convex hull of points (e^eps, delta).
+
+    A slope of the hull is minus a tail of P'; the atoms at negative losses are the mirror image of
+    those at positive ones, and what is left of the mass has loss 0.
+    """
+    # A point and its mirror image bound the profile at 0 too (the total variation distance).
+    # (2 delta + e^eps - 1)/(1 + e^eps), written so that a large eps overflows nothing.
+    small = np.exp(-epsilons)
+    at_zero = float(np.min((2.0 * deltas * small - np.expm1(-epsilons)) / (1.0 + small)))
+    later = epsilons > 0
+    points = [(0.0, min(at_zero, 1.0))]
+    points += zip(epsilons[later].tolist(), deltas[later].tolist(), strict=True)
+    hull: list[tuple[float, float]] = []
+    for point in points:
+        if hull and point[1] >= hull[-1][1]:
+            continue  # a larger epsilon at no smaller delta says nothing
+        while len(hull) > 1 and _log_slope(hull[-1], point) >= _log_slope(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(point)
+    left = hull[-1][1]
+    loss = np.array([epsilon for epsilon, _ in hull[1:]])
+    log_tail = np.array([_log_slope(*ends) for ends in itertools.pairwise(hull)])
+    with np.errstate(divide="ignore"):
+        # q_i = tail_i - tail_{i+1} and p_i = e^loss q_i.
+        following = np.append(log_tail[1:], -np.inf) - log_tail
+        log_q = log_tail + np.log(-np.expm1(np.minimum(following, 0.0)))
+    log_p = log_q + loss
+    rest = max(1.0 - left - float(np.exp(log_p).sum() + np.exp(log_q).sum()), 0.0)
+    with np.errstate(divide="ignore"):
+        log_mass = np.concatenate([log_q[::-1], [math.log(rest) if rest > 0 else -np.inf], log_p])
+    kept = log_mass > -np.inf
+    kept[len(loss)] = True
+    return LossPair(
+        Atoms(np.concatenate([-loss[::-1], [0.0], loss])[kept], log_mass[kept], left, left)
+    )
+
+
+def _log_slope(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """log of (delta - delta') / (e^eps' - e^eps)."""
+    (epsilon, delta), (later, smaller) = one, other
+    return math.log(delta - smaller) - later - math.log(-math.expm1(epsilon - later))
+
+
+def read_curve(path: str | Path) -> tuple[Array, Array]:
+    """Two columns of numbers from a csv file (commas or spaces; a heading is skipped).
+
+    Raises:
+        ValueError: the file is missing, or a line holds no two numbers.
+    """
+    rows = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"path must be a readable csv file, got {str(path)!r}") from error
+    for number, line in enumerate(lines):
+        fields = line.replace(",", " ").split()
+        try:
+            x, y = (float(field) for field in fields)
+            rows.append((x, y))
+        except ValueError:
+            if fields and number > 0:
+                raise ValueError(
+                    f"path must hold two numbers per line, got {line!r} in {str(path)!r}"
+                ) from None
+    if not rows:
+        raise ValueError(f"path must hold two numbers per line, got none in {str(path)!r}")
+    x, y = np.array(rows).T
+    return x, y

@@ -1,0 +1,171 @@
+"""Composition: the law of the total privacy loss of many runs, rounded to the safe side.
+
+The loss of a composition is the sum of independent losses. Each law is first moved to a grid: a
+mass whose loss lies between two grid points is split between them so that its P- and its
+P'-probability both stay. That is a spread of the likelihood ratio, so the pair on the grid
+dominates the true one, in every f-divergence and in both directions (the "connect the dots" of
+Doroshenko et al. 2022). Sums are convolutions by Fourier transform.
+
+A transform's rounding is relative to the largest mass, while a small delta is decided by masses of
+1e-30. So the law is tilted, p(l) e^(theta l), before it is transformed, for several theta; each
+loss is read off where its Chernoff bound is smallest, and keeps its digits throughout the window.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft, special
+
+from audit.accounting.pairs import Atoms, LossLaw, LossPair
+
+Array = NDArray[np.float64]
+
+_TAIL = 1e-40  # mass left outside the window, on either side: counted as a full leak
+_CELLS = 1 << 17
+_TILTS = 12
+_FEW = 2048
+_LARGEST_TRANSFORM = 1 << 21
+
+
+def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPair:
+    """The pair of (P1^n1 x P2^n2 x ..., P1'^n1 x ...), dominated by the result.
+
+    Args:
+        parts: laws of one run and how often each is run.
+        cells: grid cells across the window; the error shrinks with its square.
+
+    Returns:
+        A pair on a uniform grid of losses; `mirrored` is the other direction. The masses lie within
+        a relative 1e-10 of the grid's exact law, down to 1e-40; less than that is left outside.
+    """
+    coarse = [(_coarse(law.atoms(math.inf)), count) for law, count in parts]
+    cumulants = _Cumulants(coarse)
+    low, high = cumulants.window()
+    spacing = max(high - low, 1e-9) / cells
+    exact = [law.atoms(spacing) for law, _ in parts]
+    grids = [
+        (*_on_grid(atoms, spacing), count) for atoms, (_, count) in zip(exact, parts, strict=True)
+    ]
+    lowest = sum(start * count for start, _, count in grids)
+    highest = sum((start + len(log_p) - 1) * count for start, log_p, count in grids)
+    first = max(math.floor(low / spacing) - 2, lowest)
+    last = min(math.ceil(high / spacing) + 2, highest)
+    # Twice the window, so that under a tilt to one of its ends little wraps around.
+    longest = max(len(log_p) for _, log_p, _ in grids)
+    size = int(fft.next_fast_len(2 * max(last - first, longest) + 8, real=True))
+    if size > _LARGEST_TRANSFORM:
+        raise ValueError(
+            f"a composition must reach as far as each of its runs, got losses of width "
+            f"{longest * spacing:.3g} in one of {(last - first) * spacing:.3g}"
+        )
+    index = np.arange(first, last + 1)
+    log_mass: Array = np.full(len(index), -np.inf)
+    best = np.full(len(index), np.inf)
+    above, below, below_q = (
+        (math.inf if last < highest else -math.inf),
+        *([math.inf if first > lowest else -math.inf] * 2),
+    )
+    for target in np.linspace(low, high, _TILTS):
+        tilt = cumulants.tilt_towards(target)
+        spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
+        log_total = 0.0
+        for start, log_p, count in grids:
+            at = start + np.arange(len(log_p))
+            tilted = log_p + tilt * spacing * at
+            log_one = float(special.logsumexp(tilted))
+            law = np.zeros(size)
+            law[at % size] = np.exp(tilted - log_one)
+            spectrum *= fft.rfft(law) ** count
+            log_total += count * log_one
+        sums = np.maximum(fft.irfft(spectrum, size), 0.0)[index % size]
+        chernoff = log_total - tilt * spacing * index
+        better = chernoff < best
+        with np.errstate(divide="ignore"):
+            log_mass = np.where(better, np.log(sums) + chernoff, log_mass)
+        best = np.minimum(best, chernoff)
+        # What is outside the window, by the same bound.
+        if tilt > 0:
+            above = min(above, chernoff[-1])
+        if tilt < 0:
+            below = min(below, chernoff[0])
+        if tilt < -1:
+            below_q = min(below_q, chernoff[0] - spacing * first)
+    kept = np.isfinite(log_mass)
+    counts = np.array([count for _, count in parts])
+    p_only, q_only = (
+        -math.expm1(counts @ np.log1p(-np.array(side)))
+        for side in ([a.p_only for a in exact], [a.q_only for a in exact])
+    )
+    return LossPair(
+        Atoms(
+            spacing * index[kept].astype(np.float64),
+            log_mass[kept],
+            p_only + math.exp(min(above, 0.0)) + math.exp(min(below, 0.0)),
+            q_only + math.exp(min(below_q, 0.0)),
+        )
+    )
+
+
+def _coarse(atoms: Atoms) -> Atoms:
+    """The same law on few losses: enough to find the window and the tilts."""
+    width = float(np.ptp(atoms.loss))
+    if len(atoms.loss) <= _FEW or width == 0.0:
+        return atoms
+    first, log_mass = _on_grid(atoms, width / _FEW)
+    loss = width / _FEW * (first + np.arange(len(log_mass)))
+    kept = np.isfinite(log_mass)
+    return Atoms(loss[kept], log_mass[kept], atoms.p_only, atoms.q_only)
+
+
+class _Cumulants:
+    """K(theta) = log E_P[e^(theta loss)] of the composition, and its derivative, on a grid."""
+
+    def __init__(self, parts: Sequence[tuple[Atoms, int]]) -> None:
+        outer = np.geomspace(1e-7, 1e7, 561)
+        # 0 is P itself, -1 is P'.
+        theta = np.concatenate([-1.0 - outer[::-1], np.linspace(-1.0, 0.0, 41), outer])
+        self.theta = theta
+        self.value, self.slope = np.zeros_like(theta), np.zeros_like(theta)
+        self.ends = [0.0, 0.0]
+        for atoms, count in parts:
+            terms = atoms.log_mass + theta[:, None] * atoms.loss
+            top = terms.max(axis=1, keepdims=True)
+            weights = np.exp(terms - top)
+            total = weights.sum(axis=1)
+            self.value += count * (np.log(total) + top[:, 0])
+            self.slope += count * (weights @ atoms.loss) / total
+            self.ends[0] += count * float(atoms.loss.min())
+            self.ends[1] += count * float(atoms.loss.max())
+
+    def window(self) -> tuple[float, float]:
+        """Losses beyond which P above, and P' below, have less than the tail (Chernoff)."""
+        spent = math.log(1.0 / _TAIL)
+        above, below = self.theta > 0, self.theta < -1
+        high = float(np.min((self.value[above] + spent) / self.theta[above]))
+        low = float(np.max((self.value[below] + spent) / (1.0 + self.theta[below])))
+        return max(low, self.ends[0]), min(high, self.ends[1])
+
+    def tilt_towards(self, loss: float) -> float:
+        """The theta under which the mean loss is the given one."""
+        return float(np.interp(loss, self.slope, self.theta))
+
+
+def _on_grid(atoms: Atoms, spacing: float) -> tuple[int, Array]:
+    """Masses on the grid: the first index, and the log masses from there on."""
+    place = np.floor(atoms.loss / spacing)
+    first = int(place.min())
+    cell = (place - first).astype(np.int64)
+    gap = np.clip(atoms.loss - spacing * place, 0.0, spacing)
+    # a + b = p and a e^-l + b e^-(l+h) = p e^-loss.
+    upper = -np.expm1(-gap) / -math.expm1(-spacing)
+    size = int(cell.max()) + 2
+    top = np.full(size, -np.inf)
+    np.maximum.at(top, cell, atoms.log_mass)
+    np.maximum.at(top, cell + 1, atoms.log_mass)
+    masses = np.zeros(size)
+    np.add.at(masses, cell, np.exp(atoms.log_mass - top[cell]) * (1.0 - upper))
+    np.add.at(masses, cell + 1, np.exp(atoms.log_mass - top[cell + 1]) * upper)
+    with np.errstate(divide="ignore"):
+        return first, np.log(masses) + top
