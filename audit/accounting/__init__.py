@@ -7,7 +7,7 @@ from audit.accounting.calibration import (
     mean_inclusion_mu,
     noise_multiplier_for,
 )
-from audit.accounting.conversion import best_order, renyi_to_epsilon, solve_epsilon
+from audit.accounting.conversion import Unreachable, best_order, renyi_to_epsilon, solve_epsilon
 from audit.accounting.dpsgd import Composition, DpSgd
 from audit.accounting.mechanisms import (
     NEIGHBOURS,
@@ -41,6 +41,7 @@ __all__ = [
     "PureDp",
     "RandomisedResponse",
     "RenyiCurve",
+    "Unreachable",
     "ZeroConcentratedDp",
     "best_order",
     "calibrate_mu",

@@ -43,7 +43,7 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
     coarse = [(_coarse(law.atoms(math.inf)), count) for law, count in parts]
     cumulants = _Cumulants(coarse)
     low, high = cumulants.window()
-    spacing = max(high - low, 1e-9) / cells
+    spacing = float(max(high - low, 1e-9) / cells)
     exact = [law.atoms(spacing) for law, _ in parts]
     grids = [
         (*_on_grid(atoms, spacing), count) for atoms, (_, count) in zip(exact, parts, strict=True)
@@ -100,7 +100,7 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
     )
     return LossPair(
         Atoms(
-            spacing * index[kept].astype(np.float64),
+            np.asarray(spacing * index[kept], dtype=np.float64),
             log_mass[kept],
             p_only + math.exp(min(above, 0.0)) + math.exp(min(below, 0.0)),
             q_only + math.exp(min(below_q, 0.0)),
@@ -114,7 +114,7 @@ def _coarse(atoms: Atoms) -> Atoms:
     if len(atoms.loss) <= _FEW or width == 0.0:
         return atoms
     first, log_mass = _on_grid(atoms, width / _FEW)
-    loss = width / _FEW * (first + np.arange(len(log_mass)))
+    loss = np.asarray(width / _FEW * (first + np.arange(len(log_mass))), dtype=np.float64)
     kept = np.isfinite(log_mass)
     return Atoms(loss[kept], log_mass[kept], atoms.p_only, atoms.q_only)
 

@@ -11,6 +11,11 @@ from audit import checks
 
 Array = NDArray[np.float64]
 
+
+class Unreachable(ValueError):
+    """No epsilon reaches the delta asked for: the mechanism fails with more than that."""
+
+
 _LARGEST_EPSILON = 1e8
 # Relative accuracy that every evaluation of a profile is known to have; see tests.
 _PROFILE_ACCURACY = 1e-9
@@ -81,7 +86,8 @@ def solve_epsilon(profile: Callable[[float], float], delta: float) -> float:
         An epsilon at which the profile is at most delta, within a relative 1e-9 of the smallest.
 
     Raises:
-        ValueError: delta is not in (0, 1), or the profile stays above it for every epsilon.
+        ValueError: delta is not in (0, 1).
+        Unreachable: the profile stays above delta for every epsilon.
     """
     checks.interval("delta", delta, 0.0, 1.0)
     target = delta * (1.0 - _PROFILE_ACCURACY)
@@ -91,7 +97,9 @@ def solve_epsilon(profile: Callable[[float], float], delta: float) -> float:
     while profile(high) > target:
         low, high = high, 2.0 * high
         if high > _LARGEST_EPSILON:
-            raise ValueError(f"delta must be above the profile's limit, got {delta!r}")
+            raise Unreachable(
+                f"delta must be above {profile(high):.3g}, which no epsilon removes, got {delta!r}"
+            )
 
     def excess(epsilon: float) -> float:
         # The floor keeps the logarithm finite where the profile underflows.

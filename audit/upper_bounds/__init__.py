@@ -6,14 +6,14 @@ Each number says what it needs to be true: any score, a monotone score, a Gaussi
 from collections.abc import Callable
 
 from audit import checks
-from audit.accounting import Mechanism
+from audit.accounting import Mechanism, Unreachable
 from audit.repetitions import Repetitions
 from audit.upper_bounds.profile import profile
 from audit.upper_bounds.pure import liu_talwar
 from audit.upper_bounds.reduced import ReducedGame, reduced_exact, reduced_renyi
 from audit.upper_bounds.region import RegionCurve, region
 from audit.upper_bounds.renyi import renyi
-from audit.upper_bounds.result import UpperBound
+from audit.upper_bounds.result import UpperBound, not_applicable
 from audit.upper_bounds.worst_order import (
     SplitOrder,
     TunedOrder,
@@ -51,7 +51,13 @@ def all_bounds(base: Mechanism, repetitions: Repetitions, delta: float) -> list[
         ValueError: delta is not in (0, 1).
     """
     checks.interval("delta", delta, 0.0, 1.0)
-    return [bound(base, repetitions, delta) for bound in BOUNDS.values()]
+    rows = []
+    for name, bound in BOUNDS.items():
+        try:
+            rows.append(bound(base, repetitions, delta))
+        except Unreachable as error:
+            rows.append(not_applicable(name, str(error), ""))
+    return rows
 
 
 __all__ = [

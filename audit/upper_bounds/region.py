@@ -38,6 +38,7 @@ _SOURCE = (
 )
 _POINTS = 1 << 14
 _COARSE = 1 << 12
+_ROUNDING = 1e-14
 
 
 @dataclass(frozen=True)
@@ -75,24 +76,27 @@ class RegionCurve:
     def upper(self) -> Mixture:
         """The bound, rounded up.
 
-        At every point a is raised and b lowered by as much as the curve can leave its chords, so
-        that every line through the curve is dominated. Beyond the last points a is at most, and b
-        at least, its limit.
+        Both a = phi'(1-s) and b = phi'(1-s') are convex and decreasing along the curve as functions
+        of s: phi' is convex and increasing, and s' is a concave function of s (a trade-off curve).
+        So between two points a is below its chord, and b is above the lines that prolong the chords
+        on either side. The corner of those lines joins the points; nothing else is assumed, of
+        smooth curves or of curves with a kink at every atom.
         """
-        t, a, b = self._curve
-        bend_a, bend_b = _bend(t, a), _bend(t, b)
-        smooth = (bend_a < 0.1 * a) & (bend_b < 0.1 * b)
-        # Where the points are too far apart for that, the box of two points still bounds the curve.
-        boxed = ~(smooth[:-1] & smooth[1:])
+        widths, a, b = self._curve
+        # Moved towards the worse by rounding.
+        a, b = a * (1.0 + _ROUNDING), b * (1.0 - _ROUNDING)
+        corner_a, corner_b = _corners(widths, a, b)
         most, least = self.repetitions.mean, float(np.exp(self._log_slope(np.array(-np.inf))))
-        a_points = [np.array([most]), np.minimum(a + bend_a, most)[smooth], a[:-1][boxed], a[-1:]]
-        b_points = [b[:1], np.maximum(b - bend_b, least)[smooth], b[1:][boxed], np.array([least])]
-        return self._mixture(np.concatenate(a_points), np.concatenate(b_points))
+        # Before the first point and after the last the box of the limits bounds the curve.
+        a_points = np.concatenate([[most], a, corner_a, a[-1:]])
+        b_points = np.concatenate([b[:1], b, corner_b, [least]])
+        return self._mixture(np.minimum(a_points, most * (1.0 + _ROUNDING)), b_points)
 
     @cached_property
     def lower(self) -> Mixture:
         """The envelope of finitely many of the bound's lines: below it by the discretisation."""
-        return self._mixture(*self._curve[1:])
+        _, a, b = self._curve
+        return self._mixture(a, b)
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
@@ -103,7 +107,7 @@ class RegionCurve:
 
     @cached_property
     def _curve(self) -> tuple[Array, Array, Array]:
-        """Parameters t and points (a, b) of the curve, a decreasing, dense where a or b moves."""
+        """Points (a, b) [n] of the curve, dense where a or b moves, and their distances in s."""
         t = np.linspace(*self.pair.event_range, _COARSE)
         # Each pass resolves the steepest cell of the last one: events of 1e-15 take a few.
         for points in (*[_COARSE] * 6, _POINTS, _POINTS):
@@ -115,8 +119,11 @@ class RegionCurve:
             moves = 0.8 * moves[0] / moves[0].sum() + 0.2 * moves[1] / moves[1].sum()
             moved = np.concatenate([[0.0], np.cumsum(moves)])
             t = np.unique(np.interp(np.linspace(0.0, moved[-1], points), moved, t))
-        log_a, log_b = (self._log_slope(v) for v in self.pair.events(t))
-        return t, np.exp(log_a), np.exp(log_b)
+        log_left, log_left_with = self.pair.events(t)
+        with np.errstate(invalid="ignore"):
+            widths = np.exp(log_left[:-1]) * -np.expm1(np.diff(log_left))
+        a, b = (np.exp(self._log_slope(v)) for v in (log_left, log_left_with))
+        return np.where(np.isfinite(log_left[:-1]), widths, 0.0), a, b
 
     def _mixture(self, a: Array, b: Array) -> Mixture:
         a, b = _lower_hull(a, b)
@@ -128,18 +135,27 @@ class RegionCurve:
         return Mixture(self.pair, weights, shifts)
 
 
-def _bend(t: Array, values: Array) -> Array:
-    """How far a curve can be from its chords next to each point, and rounding.
+def _corners(widths: Array, a: Array, b: Array) -> tuple[Array, Array]:
+    """Between every two points: where the neighbouring chords of b, prolonged, meet.
 
-    Between points h apart a smooth curve leaves its chord by h^2/8 |f''| at most, a kinked one by a
-    quarter of h times the kink. A point's distance from its neighbours' chord is h^2/2 |f''|; the
-    largest of three such distances is taken, four times what a smooth curve asks for.
+    Args:
+        widths: distances [n-1] of the points in s.
+        a: [n], convex and decreasing in s.
+        b: [n], the same.
+
+    Returns:
+        The corners [n-1]: a on its own chord, b where the prolonged chords meet.
     """
-    inner = values[:-2] + np.diff(t)[:-1] / (t[2:] - t[:-2]) * (values[2:] - values[:-2])
-    distance = np.zeros(len(values))
-    distance[1:-1] = np.abs(values[1:-1] - inner)
-    around = np.maximum(distance, np.maximum(np.roll(distance, 1), np.roll(distance, -1)))
-    return around + 1e-15 * values
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slopes = np.diff(b) / widths
+        before, after = np.append(-np.inf, slopes[:-1]), np.append(slopes[1:], 0.0)
+        # b + before x = b' + after (x - width), in shares of the width.
+        share = (slopes - after) / (before - after)
+        corner = b[:-1] + before * share * widths
+    # Where rounding or an end leaves no corner, the box of the two points.
+    bad = ~np.isfinite(corner) | ~((share >= 0.0) & (share <= 1.0))
+    share, corner = np.where(bad, 0.0, share), np.where(bad, b[1:], np.maximum(corner, b[1:]))
+    return a[:-1] + np.diff(a) * share, corner
 
 
 def _lower_hull(a: Array, b: Array) -> tuple[Array, Array]:
