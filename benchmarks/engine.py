@@ -14,15 +14,6 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
-    "MALLOC_TRIM_THRESHOLD_": str(2**33),
-}
-if __name__ == "__main__" and any(os.environ.get(k) != v for k, v in ENVIRONMENT.items()):
-    # They are read when a process starts.
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | ENVIRONMENT)
-
 import numpy as np
 from torch import nn
 
@@ -31,6 +22,11 @@ from audit.dpsgd import DpSgdSettings, Lanes, make_engine, models
 from threat_models import CanaryLoss, Records, etcv, ntcv
 
 SHAPE = (1, 28, 28)
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TRIM_THRESHOLD_": str(2**33),
+}
 
 
 class Opaque(nn.Module):
@@ -70,12 +66,13 @@ def threat(size: int) -> threat_models.ThreatModel:
 
 
 def measure(
-    answer: Connection, engine: str, model: str, size: int, steps: int, count: int, seconds: float
+    answer: Connection, engine: str, model: str, size: int, steps: int, seconds: float
 ) -> None:
-    """Sends the median rate and the growth of memory in MB, from a process of its own."""
+    """Sends lanes in a pack, the median rate and the growth of memory in MB, from a process."""
     settings = DpSgdSettings(steps, 1.0, 1.0, (0.01,), model=model)
     made = make_engine(engine, threat(size), settings)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    count = made.lanes_per_pack()
     pack = lanes(count)
     rates = []
     end = time.perf_counter() + seconds
@@ -85,14 +82,12 @@ def measure(
         rates.append(count * steps / (time.process_time() - start))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     # The first round warms the caches up.
-    answer.send((float(np.median(rates[1:])), grown / 1024))
+    answer.send((count, float(np.median(rates[1:])), grown / 1024))
 
 
-def row(*arguments) -> tuple[float, float]:
+def row(*arguments) -> tuple[int, float, float]:
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(
-        target=measure, args=(theirs, *arguments)
-    )
+    process = multiprocessing.get_context("fork").Process(target=measure, args=(theirs, *arguments))
     process.start()
     result = ours.recv()
     process.join()
@@ -107,16 +102,15 @@ def main() -> None:
     print(f"{'setup':<18}{'engine':<12}{'lanes':>6}{'run-steps/s':>13}{'ratio':>8}{'peak MB':>9}")
     for model in ("mlp", "convnet"):
         for size in (0, options.records):
-            many = (16 if model == "mlp" else 4) if size else 64
             # A run's start costs Opacus milliseconds: enough steps to make it small.
             steps = 2 if size else 100
-            cases = [("opacus", model, 1), ("batched", model, many)]
-            cases.append(("batched", f"{__spec__.name}.opaque_{model}", 1 if size else many))
+            cases = [("opacus", model), ("batched", model)]
+            cases.append(("batched", f"{__spec__.name}.opaque_{model}"))
             if size == 0 and model == "mlp":
-                cases.append(("projected", model, 1024))
+                cases.append(("projected", model))
             base = None
-            for engine, name, count in cases:
-                rate, memory = row(engine, name, size, steps, count, options.seconds)
+            for engine, name in cases:
+                count, rate, memory = row(engine, name, size, steps, options.seconds)
                 base = base or rate
                 label = f"{model} n={size}" if size else f"{model} ETCV"
                 shown = "vmap" if "opaque" in name else engine
@@ -125,4 +119,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
+        # They are read when a process starts.
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | ENVIRONMENT)
     main()

@@ -280,7 +280,7 @@ def test_memory_of_one_lane_shrinks_the_chunks(monkeypatch):
 
     monkeypatch.setattr(type(engine), "_run_pack", scarce)
     assert engine.run(lanes(1, True)).finite.all()
-    assert chunks == [1_000_000, 500_000, 250_000]
+    assert chunks == [2_000_000, 1_000_000, 500_000, 250_000]
 
 
 def test_the_twister_is_filled_as_torch_and_numpy_seed_it():

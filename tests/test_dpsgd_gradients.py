@@ -50,13 +50,17 @@ SEQUENCES = {
     ),
     "conv, lopsided": lambda: nn.Sequential(
         nn.Conv2d(1, 4, (4, 2), padding="same"), nn.MaxPool2d(2, 1), nn.ReLU(),
-        nn.Sequential(nn.Conv2d(4, 6, (2, 3), (2, 1), padding=(1, 2), dilation=(2, 1)), nn.SiLU()),
+        nn.Sequential(nn.Conv2d(4, 6, (2, 3), (2, 1), padding=(1, 2)), nn.SiLU()),
         nn.AvgPool2d(2, 1, padding=1), nn.Flatten(), nn.LazyLinear(CLASSES),
     ),
     "norms": lambda: nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ELU(), nn.LayerNorm((4, 4)),
         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LayerNorm(16, elementwise_affine=False),
         nn.Linear(16, 6), nn.LayerNorm(6, bias=False), nn.GroupNorm(3, 6), nn.Linear(6, CLASSES),
+    ),
+    "conv, wide strides": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 2), nn.Tanh(), nn.Conv2d(4, 6, (1, 3), (2, 2), padding=(1, 0)), nn.ReLU(),
+        nn.Conv2d(6, 3, 2, (3, 1), padding=1), nn.Flatten(), nn.LazyLinear(CLASSES),
     ),
     "pool first": lambda: nn.Sequential(
         nn.AvgPool2d(2), nn.Sigmoid(), nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, CLASSES)
@@ -68,6 +72,9 @@ OTHERS = {
     "hook": hooked,
     "grouped conv": lambda: nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 2, groups=2), nn.Flatten(), nn.Linear(36, CLASSES)
+    ),
+    "dilated conv": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 2, dilation=2), nn.Flatten(), nn.Linear(64, CLASSES)
     ),
     "norm first": lambda: nn.Sequential(
         nn.LayerNorm((1, 6, 6)), nn.Flatten(), nn.Linear(36, CLASSES)

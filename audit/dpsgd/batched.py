@@ -22,8 +22,8 @@ from threat_models.scores import Features
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # On a CPU: numbers that the state of a pack, and one chunk of records, may have to stay in cache.
-_CPU_STATE_FLOATS = 400_000
-_CPU_CHUNK_FLOATS = 1_000_000
+_CPU_STATE_FLOATS = 800_000
+_CPU_CHUNK_FLOATS = 2_000_000
 _MAX_LANES = 4096
 # Noise is drawn for so many numbers of a lane at once: a call per step is slow for small models.
 _NOISE_BLOCK = 16_384
@@ -92,6 +92,9 @@ class BatchedEngine:
         """How many lanes run side by side: from the cache on a CPU, from free memory on a GPU."""
         if self._device.type == "cpu":
             lanes = _CPU_STATE_FLOATS // self.parameters
+            if self._training is not None:
+                # A chunk should still hold several records of every lane.
+                lanes = min(lanes, self._chunk_floats // (8 * self._model.record_floats))
             return min(max(lanes, 4), 1024)
         free, _ = torch.cuda.mem_get_info(self._device)
         block = max(1, _NOISE_BLOCK // self.parameters)
@@ -176,23 +179,17 @@ class BatchedEngine:
         for released, (taken, canary_taken) in zip(noise, batches, strict=True):
             # released grows from the noise to p_i; the canary's gradient z is taken before step i.
             hit = (included & canary_taken).to(theta[0].dtype)[:, None]
-            z: Parameters | None = None
-            if self._canary is None:
+            z = None if self._canary is None else self._canary.only(theta)
+            if z is None:
                 released[0][:, 0] += clip * hit[:, 0]
             else:
-                z = [g.view(count, -1) for g in self._canary(theta, None, self._chunk_floats)]
-                for p, g in zip(released, z, strict=True):
-                    p.addcmul_(g, hit)
+                z.add_to(released, hit)
             residual += released[0][:, 0]
             if self._training is not None:
                 sums = self._training(theta, taken, self._chunk_floats)
                 for p, g in zip(released, sums, strict=True):
                     p.add_(g.view(count, -1))
-            if z is None:
-                product += clip * released[0][:, 0]
-            else:
-                for p, g in zip(released, z, strict=True):
-                    product += (p[:, None] @ g[:, :, None])[:, 0, 0]
+            product += clip * released[0][:, 0] if z is None else z.inner(released)
             step = released
             if velocity is not None:
                 step = [v.mul_(s.momentum).add_(p) for v, p in zip(velocity, released, strict=True)]

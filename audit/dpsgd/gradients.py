@@ -1,6 +1,6 @@
 """Sums of clipped per-record gradients of R stacked models."""
 
-import math
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -34,17 +34,13 @@ class StackedModel(Protocol):
         """[R, m, classes], from prepared records [m, ...] or, lane by lane, [R, m, ...]."""
         ...
 
-    def clipped_sum(
-        self, theta: Parameters, x: Tensor, labels: Tensor, weights: Tensor, clip: float
-    ) -> Parameters:
-        """sum_j weights[:, j] * g_j min(1, clip / |g_j|), one [R, ...] per parameter.
+    def gradients(self, theta: Parameters, x: Tensor, labels: Tensor) -> list[RecordGradients]:
+        """The cross-entropy's gradients by single records, in the order of the parameters.
 
         Args:
             theta: parameters.
             x: prepared records, [m, ...] or [R, m, ...].
             labels: [m] or [R, m].
-            weights: [R, m], 0 or 1: whether the lane takes the record.
-            clip: C, the largest norm of one record's contribution.
         """
         ...
 
@@ -89,12 +85,13 @@ class BookkeepingModel:
         self.record_floats = 0
 
     def measure(self, theta: Parameters, x: Tensor) -> None:
-        """Sets `record_floats` from the sizes of the activations and of convolution gradients."""
-        _, tape = self._forward(theta, x)
-        floats = 0
-        for _, parameters, saved in tape:
+        """Sets `record_floats`: activations and convolution gradients, not the shared input."""
+        y, tape = self._forward(theta, x)
+        floats = y[0, 0].numel()
+        for i, (_, parameters, saved) in enumerate(tape):
             tensors = saved if isinstance(saved, tuple) else (saved,)
-            floats += sum(math.prod(t.shape[1:]) for t in tensors if isinstance(t, Tensor))
+            if i > 0:
+                floats += sum(t[0].numel() for t in tensors if isinstance(t, Tensor))
             floats += sum(p[0].numel() for p in parameters if p.dim() == 5)
         self.record_floats = floats
 
@@ -121,31 +118,22 @@ class BookkeepingModel:
             tape.append((layer, own, saved))
         return y, tape
 
-    def clipped_sum(
-        self, theta: Parameters, x: Tensor, labels: Tensor, weights: Tensor, clip: float
-    ) -> Parameters:
+    def gradients(self, theta: Parameters, x: Tensor, labels: Tensor) -> list[RecordGradients]:
         """One forward and one backward pass; see `StackedModel`."""
         y, tape = self._forward(theta, x)
-        # The gradient of the cross-entropy by the logits.
-        delta = y.softmax(-1)
+        # The gradient of the cross-entropy by the logits; torch's softmax is slow over few numbers
+        # in a row and fast over many rows of them.
+        delta = y.transpose(1, 2).contiguous().softmax(1).transpose(1, 2)
         index = labels.expand(delta.shape[:2])[..., None]
         delta.scatter_add_(-1, index, delta.new_full((), -1.0).expand(index.shape))
-        squared = torch.zeros_like(weights)
         found: list[RecordGradients] = []
         for i, (layer, own, saved) in reversed(list(enumerate(tape))):
             back, gradients = layer.backward(own, saved, delta, need_input=i > 0)
             if gradients is not None:
-                squared += gradients.squared_norms()
                 found.append(gradients)
             if back is not None:
                 delta = back
-        factors = weights * _clip_factors(squared, clip)
-        return [s for gradients in reversed(found) for s in gradients.weighted_sum(factors)]
-
-
-def _clip_factors(squared_norms: Tensor, clip: float) -> Tensor:
-    """min(1, clip / norm)."""
-    return (clip / squared_norms.sqrt()).clamp_(max=1.0)
+        return found[::-1]
 
 
 class VmapModel:
@@ -170,16 +158,12 @@ class VmapModel:
         y: Tensor = vmap(self._apply, in_dims=(0, by_lane))(theta, x)
         return y
 
-    def clipped_sum(
-        self, theta: Parameters, x: Tensor, labels: Tensor, weights: Tensor, clip: float
-    ) -> Parameters:
+    def gradients(self, theta: Parameters, x: Tensor, labels: Tensor) -> list[RecordGradients]:
         """Writes every gradient out; see `StackedModel`."""
         by_lane = 0 if x.dim() > self._record_dims + 1 else None
         of_records = vmap(grad(self._loss), in_dims=(None, 0, 0))
         of_lanes = vmap(of_records, in_dims=(0, by_lane, by_lane))
-        gradients = Dense(of_lanes(theta, x, labels))
-        factors = weights * _clip_factors(gradients.squared_norms(), clip)
-        return gradients.weighted_sum(factors)
+        return [Dense(of_lanes(theta, x, labels))]
 
     def _apply(self, theta: Parameters, x: Tensor) -> Tensor:
         """Logits of one lane's model for records [m, ...]."""
@@ -190,6 +174,41 @@ class VmapModel:
     def _loss(self, theta: Parameters, x: Tensor, label: Tensor) -> Tensor:
         """Loss of one lane's model on one record."""
         return functional.cross_entropy(self._apply(theta, x[None]), label[None])
+
+
+def clip_factors(gradients: list[RecordGradients], clip: float) -> Tensor:
+    """min(1, clip / norm) of every record, [R, m]."""
+    squared = torch.stack([g.squared_norms() for g in gradients]).sum(0)
+    return (clip / squared.sqrt()).clamp_(max=1.0)
+
+
+class ClippedRecord:
+    """The clipped gradient of one record, such as the canary, in R lanes.
+
+    Args:
+        gradients: of one record, m = 1.
+        clip: C.
+    """
+
+    def __init__(self, gradients: list[RecordGradients], clip: float) -> None:
+        self._gradients = gradients
+        self._factors = clip_factors(gradients, clip)
+
+    def add_to(self, vectors: Parameters, weights: Tensor) -> None:
+        """Adds weights [R, 1] times the gradient to vectors, one [R, size] per parameter."""
+        for gradients, own in self._with(vectors):
+            gradients.add_to(own, weights * self._factors)
+
+    def inner(self, vectors: Parameters) -> Tensor:
+        """<gradient, vectors>, [R]."""
+        parts = [gradients.inner(own) for gradients, own in self._with(vectors)]
+        return torch.stack(parts).sum(0) * self._factors[:, 0]
+
+    def _with(self, vectors: Parameters) -> Iterator[tuple[RecordGradients, Parameters]]:
+        at = 0
+        for gradients in self._gradients:
+            yield gradients, vectors[at : at + gradients.parameters]
+            at += gradients.parameters
 
 
 class ClippedSums:
@@ -225,23 +244,30 @@ class ClippedSums:
             One [R, ...] per parameter.
         """
         lanes = len(theta[0])
-        if taken is None:
-            index, weights = None, theta[0].new_ones(lanes, len(self._labels))
-        else:
+        index, weights, size = None, None, len(self._labels)
+        if taken is not None:
             # Lanes differ in the size of their batches: the smaller are filled up at weight 0.
             size = int(taken.sum(1).max())
             order = taken.to(torch.uint8).sort(dim=1, descending=True, stable=True)
             index, weights = order.indices[:, :size], order.values[:, :size].to(theta[0].dtype)
         total: Parameters | None = None
         chunk = max(1, chunk_floats // (lanes * self._model.record_floats))
-        for start in range(0, weights.shape[1], chunk):
+        for start in range(0, size, chunk):
             part = slice(start, start + chunk)
             rows: slice | Tensor = part if index is None else index[:, part]
-            sums = self._model.clipped_sum(
-                theta, self._take(rows), self._labels[rows], weights[:, part], self._clip
-            )
+            gradients = self._model.gradients(theta, self._take(rows), self._labels[rows])
+            factors = clip_factors(gradients, self._clip)
+            if weights is not None:
+                factors *= weights[:, part]
+            sums = [s for g in gradients for s in g.weighted_sum(factors)]
             total = sums if total is None else [t.add_(s) for t, s in zip(total, sums, strict=True)]
         return [torch.zeros_like(p) for p in theta] if total is None else total
+
+    def only(self, theta: Parameters) -> ClippedRecord:
+        """The clipped gradient where there is but one record."""
+        rows = slice(0, 1)
+        gradients = self._model.gradients(theta, self._take(rows), self._labels[rows])
+        return ClippedRecord(gradients, self._clip)
 
     def _take(self, rows: slice | Tensor) -> Tensor:
         """Prepared records of a slice [m, ...] or of an index [R, m, ...]."""

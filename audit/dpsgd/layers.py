@@ -9,6 +9,7 @@ their weighted sum without ever being written out as [R, m, parameters] (book-ke
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -21,12 +22,25 @@ Parameters = list[Tensor]
 class RecordGradients(Protocol):
     """The gradients of m records in R lanes with respect to one layer's parameters."""
 
+    @property
+    def parameters(self) -> int:
+        """How many parameter tensors these are the gradients of."""
+        ...
+
     def squared_norms(self) -> Tensor:
         """Squared l2 norms, [R, m]."""
         ...
 
     def weighted_sum(self, factors: Tensor) -> Parameters:
         """sum_j factors[:, j] * gradient_j for factors [R, m]; one [R, ...] per parameter."""
+        ...
+
+    def inner(self, vectors: Parameters) -> Tensor:
+        """<gradient, vectors> of a single record, [R]; vectors are one [R, size] per parameter."""
+        ...
+
+    def add_to(self, vectors: Parameters, factors: Tensor) -> None:
+        """Adds factors [R, 1] * gradient of a single record to vectors [R, size], in place."""
         ...
 
 
@@ -55,6 +69,11 @@ class Outer:
     x: Tensor  # [R, m, inputs], or [m, inputs] where all lanes share it
     has_bias: bool
 
+    @property
+    def parameters(self) -> int:
+        """The weight and, if any, the bias."""
+        return 1 + self.has_bias
+
     def squared_norms(self) -> Tensor:
         """|delta|^2 (|x|^2 + 1)."""
         sizes = self.x.square().sum(-1) + float(self.has_bias)
@@ -73,12 +92,33 @@ class Outer:
             weight = (flat.T @ self.x).view(lanes, outputs, -1)
         return [weight, delta.sum(1)] if self.has_bias else [weight]
 
+    def inner(self, vectors: Parameters) -> Tensor:
+        """delta^T V x, without writing delta x^T out."""
+        matrix = vectors[0].view(len(vectors[0]), self.delta.shape[2], -1)
+        x = self.x if self.x.dim() == 3 else self.x.expand(len(matrix), 1, -1)
+        product = x @ matrix.transpose(1, 2)
+        if self.has_bias:
+            product = product + vectors[1][:, None]
+        return (product * self.delta).sum((1, 2))
+
+    def add_to(self, vectors: Parameters, factors: Tensor) -> None:
+        """A product of rank one."""
+        delta = self.delta[:, 0] * factors
+        vectors[0].view(*delta.shape, -1).addcmul_(delta[:, :, None], self.x)
+        if self.has_bias:
+            vectors[1].add_(delta)
+
 
 @dataclass
 class Dense:
     """Gradients written out, for layers with few parameters per record."""
 
     gradients: Parameters  # each [R, m, ...]
+
+    @property
+    def parameters(self) -> int:
+        """One for each of the gradients."""
+        return len(self.gradients)
 
     def squared_norms(self) -> Tensor:
         """Sum of squares."""
@@ -92,6 +132,45 @@ class Dense:
         return [
             (factors[:, None] @ g.flatten(2)).view(len(g), *g.shape[2:]) for g in self.gradients
         ]
+
+    @cached_property
+    def _single(self) -> Parameters:
+        """The gradient of a single record, [R, size], as the parameters lie in memory."""
+        return [g.flatten(1) for g in self.gradients]
+
+    def inner(self, vectors: Parameters) -> Tensor:
+        """Sum of products."""
+        return torch.stack(
+            [torch.linalg.vecdot(v, g) for v, g in zip(vectors, self._single, strict=True)]
+        ).sum(0)
+
+    def add_to(self, vectors: Parameters, factors: Tensor) -> None:
+        """Scaled addition."""
+        for v, g in zip(vectors, self._single, strict=True):
+            v.addcmul_(g, factors)
+
+
+@dataclass
+class Kernels(Dense):
+    """Gradients of a convolution, the first [R, m, outputs, kh * kw * c]."""
+
+    kernel: tuple[int, ...]
+
+    def weighted_sum(self, factors: Tensor) -> Parameters:
+        """As for `Dense`, brought to [R, outputs, c, kh, kw]: cheaper after the sum than before."""
+        first, *others = super().weighted_sum(factors)
+        return [self._in_order(first), *others]
+
+    @cached_property
+    def _single(self) -> Parameters:
+        first, *others = self.gradients
+        return [self._in_order(first[:, 0]).flatten(1), *(g.flatten(1) for g in others)]
+
+    def _in_order(self, weight: Tensor) -> Tensor:
+        """[R, outputs, kh * kw * c] as [R, outputs, c, kh, kw]."""
+        channels = weight.shape[-1] // (self.kernel[0] * self.kernel[1])
+        weight = weight.reshape(*weight.shape[:2], *self.kernel, channels)
+        return weight.permute(0, 1, 4, 2, 3).contiguous()
 
 
 class Linear:
@@ -140,7 +219,6 @@ class Conv2d:
         self.parameters = 1 + self._has_bias
         self._kernel: tuple[int, ...] = module.kernel_size
         self._stride: tuple[int, ...] = module.stride
-        self._dilation: tuple[int, ...] = module.dilation
         # [left, right, top, bottom], as functional.pad takes them; "same" may be lopsided.
         self._pad = list(module._reversed_padding_repeated_twice)
 
@@ -150,8 +228,8 @@ class Conv2d:
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
         """Patches times kernels."""
-        y, (patches, _) = self.forward_prepared(theta, self._patches(x))
-        return y, (patches, tuple(x.shape))
+        y, (patches, weight, _) = self.forward_prepared(theta, self._patches(x))
+        return y, (patches, weight, tuple(x.shape))
 
     def forward_prepared(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
         """As `forward`, from patches; channels come last in memory."""
@@ -166,13 +244,13 @@ class Conv2d:
             y = y.view(lanes, records, height, width, outputs).permute(0, 1, 4, 2, 3)
         if self._has_bias:
             y = y + theta[1][:, None, :, None, None]
-        return y, (x, ())
+        return y, (x, weight, ())
 
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
         """Delta W scattered back to the input, and the gradients of the kernels."""
-        patches, shape = saved
+        patches, weight, shape = saved
         lanes, records, outputs = delta.shape[:3]
         size = patches.shape[-1]
         rows = delta.flatten(3).transpose(2, 3)  # [R, m, positions, outputs]
@@ -183,16 +261,12 @@ class Conv2d:
         else:
             flat = patches.reshape(lanes, records, -1, size)
             gradient = rows.transpose(2, 3) @ flat
-        channels = theta[0].shape[2]
-        kernel = gradient.view(lanes, records, outputs, *self._kernel, channels)
-        gradients = [kernel.permute(0, 1, 2, 5, 3, 4)]
-        if self._has_bias:
-            gradients.append(rows.sum(2))
+        gradients = [gradient, rows.sum(2)] if self._has_bias else [gradient]
         back = None
         if need_input:
-            columns = rows.reshape(lanes, -1, outputs) @ self._flat(theta[0])
+            columns = rows.reshape(lanes, -1, outputs) @ weight
             back = self._scatter(columns.view(*patches.shape), shape)
-        return back, Dense(gradients)
+        return back, Kernels(gradients, self._kernel)
 
     def _flat(self, weight: Tensor) -> Tensor:
         """[R, out, c, kh, kw] as [R, out, kh * kw * c], the order of the patches."""
@@ -201,29 +275,36 @@ class Conv2d:
     def _patches(self, x: Tensor) -> Tensor:
         """[..., c, h, w] to [..., height, width, kh * kw * c]."""
         x = functional.pad(x, self._pad) if any(self._pad) else x
-        (kh, kw), (sh, sw), (dh, dw) = self._kernel, self._stride, self._dilation
+        (kh, kw), (sh, sw) = self._kernel, self._stride
         *lead, channels, h, w = x.shape
-        height, width = (h - dh * (kh - 1) - 1) // sh + 1, (w - dw * (kw - 1) - 1) // sw + 1
+        height, width = (h - kh) // sh + 1, (w - kw) // sw + 1
         *outer, c_step, h_step, w_step = x.stride()
         windows = x.as_strided(
             (*lead, height, width, kh, kw, channels),
-            (*outer, sh * h_step, sw * w_step, dh * h_step, dw * w_step, c_step),
+            (*outer, sh * h_step, sw * w_step, h_step, w_step, c_step),
         )
         return windows.reshape(*lead, height, width, kh * kw * channels)
 
     def _scatter(self, columns: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The adjoint of `_patches`."""
-        (kh, kw), (sh, sw), (dh, dw) = self._kernel, self._stride, self._dilation
+        """The adjoint of `_patches`.
+
+        Parts of the kernel as large as the stride tile the input without overlap: one addition for
+        each part.
+        """
+        (kh, kw), (sh, sw) = self._kernel, self._stride
         lanes, records, channels, h, w = shape
-        left, right, top, bottom = self._pad
+        left, _, top, _ = self._pad
         height, width = columns.shape[2:4]
         columns = columns.view(lanes, records, height, width, kh, kw, channels)
-        back = columns.new_zeros(lanes, records, h + top + bottom, w + left + right, channels)
-        for i in range(kh):
-            for j in range(kw):
-                back[
-                    :, :, i * dh : i * dh + sh * height : sh, j * dw : j * dw + sw * width : sw
-                ] += columns[:, :, :, :, i, j]
+        rows = max(h + top, sh * (height + (kh - 1) // sh))
+        across = max(w + left, sw * (width + (kw - 1) // sw))
+        back = columns.new_zeros(lanes, records, rows, across, channels)
+        for i in range(0, kh, sh):
+            for j in range(0, kw, sw):
+                part = columns[:, :, :, :, i : i + sh, j : j + sw]
+                tiles = back[:, :, i : i + sh * height, j : j + sw * width]
+                tiles = tiles.view(lanes, records, height, sh, width, sw, channels).transpose(3, 4)
+                tiles[:, :, :, :, : part.shape[4], : part.shape[5]].add_(part)
         return back[:, :, top : top + h, left : left + w].permute(0, 1, 4, 2, 3)
 
 
@@ -310,6 +391,61 @@ class Relu(Free):
         return torch.ops.aten.threshold_backward(delta, saved, 0), None
 
 
+class MaxPool2d(Free):
+    """`nn.MaxPool2d`, which is several times faster where channels come last in memory."""
+
+    def __init__(self, module: nn.MaxPool2d) -> None:
+        super().__init__(lambda x: module(x.flatten(0, 1)).unflatten(0, x.shape[:2]))
+        self._arguments = (
+            _pair(module.kernel_size),
+            _pair(module.stride),
+            _pair(module.padding),
+            _pair(module.dilation),
+            module.ceil_mode,
+        )
+
+    def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
+        """The largest of every window; saves where it was."""
+        lanes, channels = len(x), x.shape[2]
+        # After a first layer that all lanes share, they lie side by side with the channels: pooled
+        # as one picture of lanes * channels, nothing is copied.
+        is_joined = x.stride(2) == 1 and x.stride(0) == channels
+        x = _channels_last(x, is_joined)
+        y, index = torch.ops.aten.max_pool2d_with_indices(x, *self._arguments)
+        return _lanes_first(y, lanes, is_joined), (x, index, is_joined)
+
+    def backward(
+        self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
+    ) -> tuple[Tensor | None, RecordGradients | None]:
+        """Delta at the places of the largest."""
+        x, index, is_joined = saved
+        lanes = len(delta)
+        delta = _channels_last(delta, is_joined)
+        back = torch.ops.aten.max_pool2d_with_indices_backward(delta, x, *self._arguments, index)
+        return _lanes_first(back, lanes, is_joined), None
+
+
+def _pair(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    return size if isinstance(size, tuple) else (size, size)
+
+
+def _channels_last(x: Tensor, is_joined: bool) -> Tensor:
+    """[R, m, c, h, w] as [m, R * c, h, w] where joined, else [R * m, c, h, w], channels last."""
+    x = x.permute(1, 3, 4, 0, 2) if is_joined else x.permute(0, 1, 3, 4, 2)
+    height, width = (x.shape[1], x.shape[2]) if is_joined else (x.shape[2], x.shape[3])
+    across = x.shape[3] * x.shape[4] if is_joined else x.shape[4]
+    # By way of rows, so that even a single picture has the strides that torch takes for channels
+    # last.
+    return x.reshape(-1, width, across).view(-1, height, width, across).permute(0, 3, 1, 2)
+
+
+def _lanes_first(x: Tensor, lanes: int, is_joined: bool) -> Tensor:
+    """The inverse of `_channels_last`."""
+    if is_joined:
+        return x.view(len(x), lanes, -1, *x.shape[2:]).transpose(0, 1)
+    return x.view(lanes, -1, *x.shape[1:])
+
+
 _POINTWISE: tuple[type[nn.Module], ...] = (
     nn.Tanh,
     nn.GELU,
@@ -320,7 +456,7 @@ _POINTWISE: tuple[type[nn.Module], ...] = (
     nn.Softplus,
     nn.Identity,
 )
-_POOLS: tuple[type[nn.Module], ...] = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+_POOLS: tuple[type[nn.Module], ...] = (nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
 def stack(model: nn.Module) -> list[Layer] | None:
@@ -348,10 +484,13 @@ def _layers_of(module: nn.Module) -> list[Layer] | None:
     match module:
         case nn.Linear():
             return [Linear(module)]
-        case nn.Conv2d() if module.groups == 1 and module.padding_mode == "zeros":
-            return [Conv2d(module)]
+        case nn.Conv2d():
+            plain = module.groups == 1 and module.dilation == (1, 1)
+            return [Conv2d(module)] if plain and module.padding_mode == "zeros" else None
         case nn.ReLU():
             return [Relu()]
+        case nn.MaxPool2d() if not module.return_indices:
+            return [MaxPool2d(module)]
         case nn.Flatten() if module.start_dim == 1 and module.end_dim == -1:
             return [Free(lambda x: x.flatten(2))]
         case nn.LayerNorm():
@@ -368,8 +507,8 @@ def _layers_of(module: nn.Module) -> list[Layer] | None:
             return _with_affine(normalise, module, per_channel=True)
     if isinstance(module, _POINTWISE) and not getattr(module, "inplace", False):
         return [Free(module)]
-    if isinstance(module, _POOLS) and not getattr(module, "return_indices", False):
-        return [Free(lambda x: _pool(module, x))]
+    if isinstance(module, _POOLS):
+        return [Free(lambda x: module(x.flatten(0, 1)).unflatten(0, x.shape[:2]))]
     return None
 
 
@@ -379,13 +518,3 @@ def _with_affine(
     if not list(module.parameters()):
         return [normalise]
     return [normalise, Affine(module.bias is not None, per_channel)]
-
-
-def _pool(module: nn.Module, x: Tensor) -> Tensor:
-    """Pools [R, m, c, h, w]; lanes join the channels where that costs no copy, else the records."""
-    lanes, records, channels = x.shape[:3]
-    if x.stride(2) == 1 and x.stride(0) == channels:
-        y: Tensor = module(x.transpose(0, 1).flatten(1, 2))
-        return y.view(records, lanes, channels, *y.shape[2:]).transpose(0, 1)
-    y = module(x.flatten(0, 1))
-    return y.view(lanes, records, *y.shape[1:])
