@@ -31,7 +31,7 @@ Sampler = Callable[[np.random.Generator, int], tuple[Array, Array]]
 
 DELTA = 1e-5
 # Trials per side, and how many games are played with so many: about ten minutes on one core.
-STUDY = {50: 500, 200: 500, 1_000: 500, 10_000: 60, 100_000: 12}
+STUDY = {50: 400, 200: 400, 1_000: 400, 10_000: 60, 100_000: 12}
 # Chance that a study in which every bound covers exactly flags any cell at all.
 FALSE_ALARM = 0.01
 

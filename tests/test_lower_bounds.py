@@ -6,12 +6,16 @@ under 1e-3, so a correct estimator fails one of these tests with that probabilit
 fixed, so it fails always or never.
 """
 
+import math
+import time
+
 import numpy as np
+import pytest
 from scipy import special, stats
 
-from audit import repetitions
+from audit import lower_bounds, repetitions
 from audit.accounting import GaussianMechanism, calibrate_mu
-from audit.lower_bounds import methods, thresholds
+from audit.lower_bounds import methods, one_run, pooled, rates, scan, thresholds
 from audit.lower_bounds.scores import Scores
 from audit.upper_bounds.reduced import reduced_exact
 
@@ -58,3 +62,368 @@ def test_a_fixed_threshold_covers_by_the_lifted_curve_and_not_by_the_gaussian_on
         choice = thresholds.fixed(scores, at, gaussian, DELTA, alpha)
         above += gaussian.epsilon(choice.strength, DELTA) > truth.epsilon
     assert above >= 9
+
+
+def leaky_response(
+    epsilon: float, delta: float, rng: np.random.Generator, trials: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The (epsilon, delta)-DP mechanism that all others are postprocessings of."""
+    honest = math.exp(epsilon) / (1.0 + math.exp(epsilon))
+    sides = []
+    for truth in (-1.0, 1.0):
+        answer = np.where(rng.random(trials) < honest, truth, -truth)
+        sides.append(np.where(rng.random(trials) < delta, 2.0 * truth, answer))
+    return sides[0], sides[1]
+
+
+def least_favourable(
+    epsilon: float, delta: float, rng: np.random.Generator, n0: int, n1: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The continuous game that attains both constraints at every threshold.
+
+    Ones are uniform, zeros have distribution function min(e^eps u + delta, 1 - e^-eps (1-delta-u)).
+    """
+    growth = math.exp(epsilon)
+    corner = (1.0 - delta) * (1.0 - 1.0 / growth) / (growth - 1.0 / growth)
+    v = rng.random(n0)
+    low = np.clip((v - delta) / growth, 0.0, None)
+    high = 1.0 - delta - (1.0 - v) * growth
+    return np.where(v <= growth * corner + delta, low, high), rng.random(n1)
+
+
+@pytest.mark.parametrize(
+    ("n0", "n1", "epsilon", "delta"),
+    [(300, 300, 1.0, 1e-5), (100, 40, 0.5, 1e-2), (30, 200, 2.0, 0.0), (400, 400, 3.0, 1e-3)],
+)
+def test_the_scan_holds_in_its_least_favourable_game_and_wastes_little(
+    n0: int, n1: int, epsilon: float, delta: float
+) -> None:
+    rng = np.random.default_rng(1)
+    games, alpha = 1500, 0.05
+    above = 0
+    for _ in range(games):
+        scores = Scores.of(*least_favourable(epsilon, delta, rng, n0, n1))
+        above += scan.scan(scores, delta, alpha).epsilon > epsilon
+    assert above <= allowed(games, alpha)
+    # Counts are whole numbers, so the error is not quite spent; but much of it is.
+    assert above >= 0.4 * alpha * games
+
+
+def exact_crossing(
+    n0: int, n1: int, delta: float, epsilon: float, boundary: dict[int, int]
+) -> float:
+    """P[c_j <= boundary_j for some j] by counting lattice paths in whole numbers."""
+    ceiling, total = (1.0 - delta) * math.exp(-epsilon), 0.0
+    for atoms in range(n0 + 1):
+        p_atoms = math.comb(n0, atoms) * delta**atoms * (1.0 - delta) ** (n0 - atoms)
+        for low_ones in range(n1 + 1):
+            p_ones = (
+                math.comb(n1, low_ones) * ceiling**low_ones * (1.0 - ceiling) ** (n1 - low_ones)
+            )
+            crossed = any(rank <= atoms and limit >= 0 for rank, limit in boundary.items())
+            inside = 0.0
+            if not crossed:
+                ways = [1] * (low_ones + 1)  # paths with so many ones before the next zero
+                for rank in range(atoms + 1, n0 + 1):
+                    limit = boundary.get(rank, -1)
+                    ways = [0 if ones <= limit else w for ones, w in enumerate(ways)]
+                    ways = np.cumsum(np.array(ways, dtype=object)).tolist()
+                inside = ways[-1] / math.comb(n0 - atoms + low_ones, low_ones)
+            total += p_atoms * p_ones * (1.0 - inside)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("n0", "n1", "epsilon", "delta", "slack"),
+    [
+        (40, 40, 3.0, 0.0, 1e-5),
+        (30, 20, 0.0, 0.0, 1e-5),
+        (25, 60, 0.7, 0.0, 1e-5),
+        (60, 45, 2.0, 1e-3, 2e-3),
+        (20, 30, 1.0, 0.02, 2e-2),
+    ],
+)
+def test_the_recursion_is_exact(
+    n0: int, n1: int, epsilon: float, delta: float, slack: float
+) -> None:
+    ranks = np.array([n0 // 6, n0 // 3, n0 // 2, n0 - 3, n0])
+    # About half the expected number of ones at each rank.
+    limits = np.maximum(ranks * math.exp(-epsilon) * n1 / n0 / 2.0 - 1.0, 0.0).astype(np.int64)
+    exact = exact_crossing(
+        n0, n1, delta, epsilon, dict(zip(ranks.tolist(), limits.tolist(), strict=True))
+    )
+    found = scan._error(n0, n1, delta, 0.05, epsilon, ranks, limits)
+    assert exact <= found <= exact * (1.0 + slack) + 5e-3 * 0.05
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 100, 3000])
+def test_the_band_holds_at_every_rank_at_once(n: int) -> None:
+    rng = np.random.default_rng(2)
+    games, alpha = 3000, 0.05
+    above_each = rates.band_limit(np.arange(n + 1), n, alpha)
+    uniforms = np.sort(rng.random((games, n)), axis=1)
+    # With j - 1 scores at or below a threshold just under the j-th, the rate above is 1 - U_(j).
+    rate_above = 1.0 - uniforms
+    limit = above_each[n - np.arange(1, n + 1)]
+    broken = int(np.sum(np.any(rate_above > limit, axis=1)))
+    assert broken <= allowed(games, alpha)
+    assert broken >= 0.6 * alpha * games
+
+
+CASES: dict[str, tuple[list[float], list[float]]] = {
+    "nothing": ([], []),
+    "one side only": ([], [1.0, 2.0]),
+    "other side only": ([1.0], []),
+    "one trial": ([0.0], [1.0]),
+    "constant": ([1.0] * 40, [1.0] * 40),
+    "minus infinity": ([-math.inf] * 30, [-math.inf] * 30),
+    "wrong way round": ([1.0] * 40, [0.0] * 40),
+    "huge": ([1e308, -1e308] * 20, [1e308, -1e308] * 20),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("direction", ["higher", "lower", "both"])
+def test_scores_that_say_nothing_give_zero(name: str, direction: str) -> None:
+    if (name, direction) in {("wrong way round", "lower"), ("wrong way round", "both")}:
+        return
+    without, with_record = CASES[name]
+    bounds = lower_bounds.all_bounds(
+        without, with_record, repetitions=TNB, mu=1.0, direction=direction
+    )
+    valid = [b for b in bounds if b.valid and not b.name.startswith("lifted")]
+    assert all(b.epsilon == 0.0 for b in valid)
+    assert all(math.isfinite(b.epsilon) for b in bounds)
+
+
+def test_scores_apart_give_what_their_number_allows() -> None:
+    for trials in (20, 200, 2000):
+        bound = lower_bounds.lower_bound([-math.inf] * trials, [math.inf] * trials)
+        # No test at level alpha can do better than the one that looks only here, at full alpha.
+        single = math.log((1.0 - DELTA) / (1.0 - 0.05 ** (1.0 / trials)))
+        assert 0.75 * single - 0.5 < bound.epsilon < single
+        assert (bound.false_positives, bound.false_negatives) == (0, 0)
+    far = lower_bounds.lower_bound([0.0] * 50, [1.0] * 500)
+    assert far.trials_without == 50
+    assert far.trials_with == 500
+    assert far.epsilon > lower_bounds.lower_bound([0.0] * 50, [1.0] * 50).epsilon
+
+
+def test_both_directions_cost_something_and_find_either() -> None:
+    rng = np.random.default_rng(3)
+    low, high = rng.normal(size=500), rng.normal(2.0, size=500)
+    one_way = lower_bounds.lower_bound(low, high)
+    both = lower_bounds.lower_bound(low, high, direction="both")
+    turned = lower_bounds.lower_bound(high, low, direction="both")
+    assert 0.9 * one_way.epsilon < both.epsilon < one_way.epsilon
+    assert (both.direction, turned.direction) == ("higher", "lower")
+    # Turning the scores upside down is the same game.
+    upside_down = lower_bounds.lower_bound(-low, -high, direction="lower")
+    assert upside_down.epsilon == one_way.epsilon
+    assert upside_down.threshold == -one_way.threshold
+    assert lower_bounds.lower_bound(high, low).epsilon == 0.0
+
+
+def test_the_default_needs_no_seed_and_no_order() -> None:
+    rng = np.random.default_rng(4)
+    low, high = rng.normal(size=400), rng.normal(1.0, size=300)
+    first = lower_bounds.lower_bound(low, high)
+    assert lower_bounds.lower_bound(rng.permutation(low), rng.permutation(high)) == first
+    # Nor does a strictly increasing change of scale move it.
+    assert lower_bounds.lower_bound(np.exp(low), np.exp(high)).epsilon == first.epsilon
+
+
+def test_more_confidence_or_ties_mean_less() -> None:
+    rng = np.random.default_rng(5)
+    low, high = rng.normal(size=400), rng.normal(1.5, size=400)
+    values = [lower_bounds.lower_bound(low, high, confidence=c).epsilon for c in (0.5, 0.9, 0.999)]
+    assert values == sorted(values, reverse=True)
+    assert values[0] > values[1] > values[2] > 0.0
+    deltas = [lower_bounds.lower_bound(low, high, delta=d).epsilon for d in (0.0, 1e-4, 0.05)]
+    assert deltas[0] >= deltas[1] > deltas[2]
+    rounded = lower_bounds.lower_bound(np.round(low), np.round(high)).epsilon
+    assert rounded < values[1] * 1.2
+
+
+def test_the_default_beats_the_best_valid_figures_of_others() -> None:
+    """Issue 4's goal: N(0,1) against N(1.5,1), 1000+1000 trials; others reach 2.33 at most."""
+    rng = np.random.default_rng(6)
+    bounds = [
+        lower_bounds.lower_bound(rng.normal(size=1000), rng.normal(1.5, size=1000)).epsilon
+        for _ in range(30)
+    ]
+    mean, error = np.mean(bounds), np.std(bounds) / math.sqrt(len(bounds))
+    assert mean - 2.0 * error > 2.33
+
+
+def test_bad_input_is_refused_in_one_line() -> None:
+    good = [0.0, 1.0]
+    cases = [
+        (
+            ([0.0, math.nan, math.nan], good),
+            {},
+            "scores_without must not be NaN, got 2 NaN among 3",
+        ),
+        ((good, [[1.0]]), {}, r"scores_with must have one dimension, got shape \(1, 1\)"),
+        ((good, ["a"]), {}, "scores_with must be a list of numbers"),
+        ((good, good), {"delta": 1.0}, r"delta must be in \[0, 1\), got 1.0"),
+        ((good, good), {"confidence": 1.0}, r"confidence must be in \(0, 1\), got 1.0"),
+        ((good, good), {"direction": "up"}, "direction must be one of higher, lower, both"),
+    ]
+    for scores, options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            lower_bounds.lower_bound(*scores, **options)
+    with pytest.raises(ValueError, match=r"mu must be in \(0, 10000\), got -1"):
+        lower_bounds.all_bounds(good, good, mu=-1)
+    with pytest.raises(ValueError, match="guesses must be a whole number in"):
+        lower_bounds.one_run_bounds(good, good, guesses=9)
+
+
+def test_every_bound_names_its_claim() -> None:
+    rng = np.random.default_rng(7)
+    low, high = best_of(TNB, rng, 200), 1.0 + best_of(TNB, rng, 200)
+    bounds = lower_bounds.all_bounds(low, high, repetitions=TNB, mu=1.0)
+    assert len({b.key for b in bounds}) == len(bounds)
+    assert bounds[0] == lower_bounds.lower_bound(low, high)
+    assert bounds[0].valid
+    labels = {b.key: b.label for b in bounds}
+    assert labels["gaussian-curve:fixed"] == "not valid for tuned outputs"
+    assert labels["clopper-pearson:max-grid"] == "uncorrected"
+    assert labels["bayesian:fixed"] == "Bayesian"
+    assert labels["lifted-curve:fixed"] == "valid"
+    assert all(b.valid == (b.label == "valid") and b.assumes and b.source for b in bounds)
+    untuned = {b.key: b for b in lower_bounds.all_bounds(low, high, mu=1.0)}
+    assert untuned["gaussian-curve:fixed"].label == "valid"
+    assert not any(key.startswith("lifted") for key in untuned)
+
+
+def test_clopper_pearson_is_the_exact_binomial_limit() -> None:
+    for count, trials, alpha in [(0, 10, 0.05), (3, 50, 0.025), (49, 50, 0.01), (50, 50, 0.05)]:
+        limit = float(rates.upper_limit(np.array([count]), trials, alpha)[0])
+        if count == trials:
+            assert limit == 1.0
+        else:
+            assert stats.binom.cdf(count, trials, limit) == pytest.approx(alpha, rel=1e-7)
+
+
+def test_the_bayesian_interval_is_the_posterior_quantile() -> None:
+    fp, fn, n, delta = 12, 7, 400, 1e-3
+    found = methods.Bayesian().strength(
+        methods.Counts(np.array([fp]), np.array([fn]), n, n), delta, 0.05
+    )[0]
+    rng = np.random.default_rng(8)
+    draws = 400_000
+    fp_rate = rng.beta(fp + 0.5, n - fp + 0.5, draws)
+    fn_rate = rng.beta(fn + 0.5, n - fn + 0.5, draws)
+    below = np.mean(methods.raw_epsilon(fp_rate, fn_rate, delta) <= found)
+    assert below == pytest.approx(0.05, abs=4.0 * math.sqrt(0.05 * 0.95 / draws))
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (1.0, 1e-2), (2.5, 1e-3)])
+def test_the_conditional_test_holds_with_fair_coins(epsilon: float, delta: float) -> None:
+    rng = np.random.default_rng(9)
+    games, trials, method = 3000, 400, methods.Conditional()
+    above = 0
+    for _ in range(games):
+        with_record = int(rng.binomial(2 * trials, 0.5))
+        without, _ = leaky_response(epsilon, delta, rng, 2 * trials - with_record)
+        _, with_scores = leaky_response(epsilon, delta, rng, with_record)
+        choice = thresholds.fixed(Scores.of(without, with_scores), 0.0, method, delta, 0.05)
+        above += method.epsilon(choice.strength, delta) > epsilon
+    assert above <= allowed(games)
+    assert above > 0.3 * 0.05 * games
+
+
+def test_the_curve_of_the_reduced_game_is_its_exact_epsilon() -> None:
+    for spec in ("fixed:1", "tnb:0,0.01", "tnb:1,0.01", "poisson:20", "two-point:0.01,100"):
+        for mu in (0.247, 0.864):
+            law = repetitions.parse(spec)
+            exact = reduced_exact(GaussianMechanism(mu), law, DELTA)
+            assert exact.epsilon is not None
+            found = methods.best_of_gaussian_epsilon(mu, law, DELTA)
+            assert 0.999 * exact.epsilon < found <= exact.epsilon
+
+
+def test_pooled_runs_hold_and_reach_further_than_winners() -> None:
+    mu, delta = calibrate_mu(4.0, DELTA), DELTA
+    truth = reduced_exact(GaussianMechanism(mu), TNB, delta)
+    assert truth.epsilon is not None
+    rng = np.random.default_rng(10)
+    games, runs = 400, 4000
+    above: dict[str, int] = {}
+    for _ in range(games):
+        for bound in lower_bounds.pooled_bounds(
+            rng.normal(size=runs), rng.normal(mu, size=runs), TNB, delta, threshold=2.5
+        ):
+            above[bound.key] = above.get(bound.key, 0) + (
+                bound.epsilon > truth.epsilon - truth.error
+            )
+    assert len(above) == 8
+    assert max(above.values()) <= allowed(games)
+
+
+def test_the_selected_rate_covers_when_the_statistic_is_not_the_score() -> None:
+    rng = np.random.default_rng(11)
+    law, runs, games, alpha = repetitions.parse("geometric:0.1"), 2000, 400, 0.05
+    # Score and released statistic correlate; the truth by playing the protocol many times.
+    correlation = 0.6
+    many = law.sample(rng, 200_000)
+    score = special.ndtri(rng.random(len(many)) ** (1.0 / many))
+    noise = rng.normal(size=len(many))
+    truth = np.mean(correlation * score + math.sqrt(1 - correlation**2) * noise > 1.5)
+    below = 0
+    for _ in range(games):
+        scores = rng.normal(size=runs)
+        released = correlation * scores + math.sqrt(1 - correlation**2) * rng.normal(size=runs)
+        limit = pooled.selected_rate_limit(scores, released > 1.5, law, alpha)
+        below += limit < truth
+    assert below <= allowed(games)
+    assert below >= 0.2 * alpha * games
+
+
+def test_one_run_bounds_hold_with_many_independent_canaries() -> None:
+    rng = np.random.default_rng(12)
+    games, canaries, epsilon, mu = 150, 200, 1.0, 1.0
+    gaussian_truth = GaussianMechanism(mu).epsilon(DELTA)
+    above: dict[str, int] = {}
+    for _ in range(games):
+        coins = rng.random(canaries) < 0.5
+        honest = rng.random(canaries) < math.exp(epsilon) / (1.0 + math.exp(epsilon))
+        answers = np.where(honest, coins, ~coins).astype(float)
+        normal = rng.normal(size=canaries) + mu * coins
+        for scores, truth in [(answers, epsilon), (normal, gaussian_truth)]:
+            for bound in lower_bounds.one_run_bounds(
+                scores[~coins], scores[coins], DELTA, guesses=canaries // 2
+            ):
+                if truth == epsilon and bound.name == "one-run-gaussian-curve":
+                    continue
+                key = f"{bound.key} {truth:.1f}"
+                above[key] = above.get(key, 0) + (bound.epsilon > truth)
+    assert len(above) == 9
+    assert max(above.values()) <= allowed(games)
+    assert above["one-run:fixed 1.0"] > 0  # randomised response spends the error
+
+
+def test_one_run_reproduces_the_published_p_value() -> None:
+    # All guesses right with delta = 0: q^r.
+    q = math.exp(2.0) / (1.0 + math.exp(2.0))
+    assert one_run.p_value(50, 20, 20, 2.0, 0.0) == pytest.approx(q**20)
+    assert one_run.p_value(50, 20, 0, 2.0, 0.0) == 1.0
+    by_hand = stats.binom.sf(14, 20, q)
+    slope = max((stats.binom.sf(14 - i, 20, q) - by_hand) / i for i in range(1, 16))
+    expected = by_hand + 2 * 50 * 1e-4 * slope
+    assert one_run.p_value(50, 20, 15, 2.0, 1e-4) == pytest.approx(expected)
+
+
+def test_a_million_scores_and_two_thousand() -> None:
+    rng = np.random.default_rng(13)
+    low, high = rng.normal(size=500_000), rng.normal(1.0, size=500_000)
+    begin = time.process_time()
+    bound = lower_bounds.lower_bound(low, high)
+    assert time.process_time() - begin < 6.0  # about 0.6 s on an idle core
+    assert 2.5 < bound.epsilon < GaussianMechanism(1.0).epsilon(DELTA)
+    setting = {"repetitions": TNB, "mu": 0.9}
+    lower_bounds.all_bounds(low[:1000], high[:1000], **setting)
+    begin = time.process_time()
+    lower_bounds.all_bounds(low[1000:2000], high[1000:2000], **setting)
+    assert time.process_time() - begin < 0.3  # about 30 ms on an idle core

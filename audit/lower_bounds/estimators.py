@@ -19,6 +19,7 @@ from audit.lower_bounds.methods import (
     Raw,
     gaussian,
 )
+from audit.lower_bounds.pooled import Lifted, LiftedGaussian
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.scan import Scan, scan
 from audit.lower_bounds.scores import Scores
@@ -44,6 +45,14 @@ _CLAIMS = {
     "gaussian-curve": (
         "independent trials of a Gaussian mechanism that was not tuned, score increasing",
         "Nasr et al. 2023",
+    ),
+    "pooled": (
+        "independent runs, released statistic is the score",
+        "this project; limits of Clopper & Pearson 1934",
+    ),
+    "pooled-gaussian-curve": (
+        "independent runs of a Gaussian base, released statistic is an increasing score",
+        "this project; the curve is that of Nasr et al. 2023",
     ),
     "lifted-curve": (
         "independent trials; best of K by an increasing score of one Gaussian statistic",
@@ -180,7 +189,7 @@ def lower_bound(
     Example:
         >>> scores = list(range(100))
         >>> round(lower_bound(scores, [s + 90 for s in scores]).epsilon, 2)
-        3.17
+        3.2
     """
     return _by_scan(_setting(scores_without, scores_with, delta, confidence, direction))
 
@@ -288,3 +297,48 @@ def _in_advance(
     if threshold is not None:
         return given
     return None if mu is None else from_theory
+
+
+def pooled_bounds(
+    runs_without: ArrayLike,
+    runs_with: ArrayLike,
+    repetitions: Repetitions,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    threshold: float | None = None,
+) -> list[LowerBound]:
+    """Lower bounds on the epsilon of the tuning from the scores of single runs, winners or not.
+
+    The score, the larger the better, has to be what is released, or to decide it; otherwise see
+    `pooled.selected_rate_limit`.
+
+    Args:
+        runs_without: scores [r0] of runs of the base mechanism without the record.
+        runs_with: scores [r1] of runs with it.
+        repetitions: law of K.
+        delta: in [0, 1).
+        confidence: in (0, 1).
+        threshold: a threshold fixed in advance, if there is one.
+
+    Returns:
+        Lower bounds by "pooled" (nothing assumed of the base) and "pooled-gaussian-curve".
+
+    Raises:
+        ValueError: a parameter is out of its range, or a score is NaN.
+    """
+    setting = _setting(runs_without, runs_with, delta, confidence, "higher")
+    if threshold is not None:
+        checks.interval("threshold", threshold)
+    in_advance = _in_advance(setting, repetitions, None, threshold)
+    bounds = []
+    for method in (Lifted(repetitions), LiftedGaussian(repetitions)):
+        rules: dict[str, Chooser] = {
+            "split": thresholds.split,
+            "bonferroni": thresholds.bonferroni,
+            "band": thresholds.band,
+        }
+        if in_advance is not None:
+            rules["fixed"] = in_advance
+        for rule, choose in rules.items():
+            bounds.append(_by_method(setting, method, rule, choose, tuned=True))
+    return bounds

@@ -23,6 +23,9 @@ Array = NDArray[np.float64]
 
 # Allowance for rounding in the inverse normal and inverse generating functions (about 1e-14).
 _MU_ALLOWANCE = 1e-9
+_CELLS = 2000
+_MASS_ALLOWANCE = 1e-9
+_LARGEST_EPSILON = 300.0
 # Standard deviations by which the numbers of trials may differ under fair coins.
 _UNFAIR = 5.0
 
@@ -144,24 +147,39 @@ def best_of_gaussian_rates(
 
 
 def best_of_gaussian_epsilon(mu: float, repetitions: Repetitions, delta: float) -> float:
-    """A lower bound on the epsilon of the best of K draws of N(0, 1) against N(mu, 1).
+    """The epsilon of the best of K draws of N(0, 1) against N(mu, 1), rounded down.
 
-    Every event gives a lower bound on epsilon, so whatever the grid of events the value is safe.
-    The events are half lines: exact when the likelihood ratio of the pair is monotone.
+    The hockey-stick divergence of the outputs told apart only by cells of a grid is at most that of
+    the outputs themselves, so whatever the grid the value is safe; it is about 1e-4 below.
     """
-    low, high = -39.0, 39.0 + mu
-    best = 0.0
-    for _ in range(3):
-        grid = np.linspace(low, high, 401)
-        fp, tn, fn, tp = best_of_gaussian_rates(grid, mu, repetitions)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            by_fp = np.log(np.maximum(tp - delta, 0.0)) - np.log(fp)
-            by_fn = np.log(np.maximum(tn - delta, 0.0)) - np.log(fn)
-        values = np.nan_to_num(np.maximum(by_fp, by_fn), nan=0.0, posinf=0.0)
-        peak = int(np.argmax(values))
-        best = max(best, float(values[peak]))
-        low, high = grid[max(peak - 1, 0)], grid[min(peak + 1, len(grid) - 1)]
-    return best * (1.0 - 1e-9)
+    edges = np.linspace(-9.0, 9.0 + mu, _CELLS)
+    fp, tn, fn, tp = best_of_gaussian_rates(edges, mu, repetitions)
+
+    def masses(below: Array, above: Array) -> Array:
+        # Differences on the side of the smaller tail keep their digits. K = 0 is in the first cell.
+        below = np.concatenate([[0.0], below, [1.0]])
+        above = np.concatenate([[1.0], above, [0.0]])
+        return np.asarray(np.where(above[1:] < 0.5, -np.diff(above), np.diff(below)))
+
+    without, with_record = masses(tn, fp), masses(fn, tp)
+
+    def excess(epsilon: float) -> float:
+        growth = math.exp(epsilon) * (1.0 + _MASS_ALLOWANCE)
+        scaled = 1.0 - _MASS_ALLOWANCE
+        forward = np.maximum(scaled * without - growth * with_record, 0.0).sum()
+        backward = np.maximum(scaled * with_record - growth * without, 0.0).sum()
+        return float(max(forward, backward)) - delta
+
+    # delta = 0 has no finite answer for a Gaussian; the cells' own largest ratio stands for it.
+    low, high = 0.0, 1.0
+    if excess(low) <= 0.0:
+        return 0.0
+    while excess(high) > 0.0 and high < _LARGEST_EPSILON:
+        low, high = high, 2.0 * high
+    while high - low > 1e-6:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if excess(middle) > 0.0 else (low, middle)
+    return low
 
 
 @dataclass(frozen=True)

@@ -40,14 +40,14 @@ from audit.lower_bounds.scores import Scores
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-# Ratio of neighbouring ranks on the grid; near the last rank, where counts are large and their
-# noise small, neighbours are closer. Then the nominal error of the last rank, and the power of the
-# rank that the others' follow. All steer the strength of the bound, never its validity.
-_RANK_RATIO = 1.15
-_TOP_SHARE = 1.0 / 16.0
-_TOP_STEP = 0.03
-_NOMINAL = 0.02
-_NOMINAL_POWER = 0.4
+# Neighbouring ranks j on the grid differ by about half a standard deviation of a count of j, within
+# these shares of j. The nominal errors follow a power of the rank and are larger in the upper half,
+# where scores of few values need it. All steer the strength of the bound, never its validity.
+_SMALLEST_STEP = 0.02
+_LARGEST_STEP = 0.15
+_NOMINAL = 0.05
+_NOMINAL_POWER = 0.6
+_UPPER_HALF = 4.0
 # Chance of more atoms than are followed, as a share of alpha; it is added to the error.
 _ATOM_SHARE = 5e-3
 # Relative allowance for the quadrature and the truncated tails of the recursion.
@@ -159,20 +159,20 @@ class _Grid:
 
 @lru_cache(maxsize=64)
 def _grid(n0: int, delta: float) -> _Grid:
-    top_ratio = min(1.0 + max(_TOP_STEP, n0**-0.5), _RANK_RATIO)
-    spans = [(top_ratio, _TOP_SHARE, 1.0), (_RANK_RATIO, 1.0 / n0, _TOP_SHARE)]
-    shares = [
-        high * ratio ** -np.arange(max(math.log(high / low) / math.log(ratio), 0.0) + 1.0)
-        for ratio, low, high in spans
-    ]
-    ranks = np.unique(np.rint(n0 * np.concatenate(shares)))
+    steps = [float(n0)]
+    while steps[-1] > 1.0:
+        share = min(max(0.5 * steps[-1] ** -0.5, _SMALLEST_STEP), _LARGEST_STEP)
+        steps.append(steps[-1] * (1.0 - share))
+    ranks = np.unique(np.rint(steps))
     # No evidence in ranks that chance alone would fill with atoms.
     atoms = float(special.bdtrik(0.999, n0, delta)) if delta > 0.0 else 0.0
     ranks = ranks[ranks > max(math.ceil(atoms), 0)]
     if len(ranks) == 0:
         ranks = np.array([float(n0)])
     shares = np.maximum(ranks - math.ceil(atoms), 1e-3)
-    return _Grid(ranks.astype(np.int64), shares, _NOMINAL * (ranks / n0) ** _NOMINAL_POWER)
+    levels = _NOMINAL * (ranks / n0) ** _NOMINAL_POWER
+    levels = np.where(ranks > n0 / 2.0, _UPPER_HALF, 1.0) * levels
+    return _Grid(ranks.astype(np.int64), shares, levels)
 
 
 @lru_cache(maxsize=4096)
