@@ -14,7 +14,8 @@ from threat_models import CANARIES, SCORES, THREATS
 from threat_models.datasets import RECORD_SHAPES
 
 # What the results do not depend on.
-_INCIDENTAL = ("jobs", "out")
+_INCIDENTAL = ("jobs", "out", "devices", "backend", "scheduler")
+BACKENDS = ("loky", "dask", "ray")
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,12 @@ class AuditConfig:
         model: logistic, mlp, convnet or the dotted name of a torch module.
         engine: auto, or an engine by name.
         precision: of the batched engine.
-        device: cpu, cuda or cuda:N.
+        devices: cpu, cuda or cuda:N; of several each gets a worker process of its own.
         confidence: of the lower bounds.
         seed: of everything random.
         jobs: worker processes.
+        backend: loky (this machine), dask or ray.
+        scheduler: address of the dask scheduler or ray cluster; empty starts a local one.
         out: folder of the results; empty takes runs/THREAT-CANARY-SCORE.
     """
 
@@ -71,10 +74,12 @@ class AuditConfig:
     model: str = "mlp"
     engine: str = "auto"
     precision: str = "float32"
-    device: str = "cpu"
+    devices: tuple[str, ...] = ("cpu",)
     confidence: float = 0.95
     seed: int = 0
     jobs: int = 1
+    backend: str = "loky"
+    scheduler: str = ""
     out: str = ""
 
     def __post_init__(self) -> None:
@@ -101,6 +106,9 @@ class AuditConfig:
         DpSgdSettings(
             self.steps, 1.0, self.max_grad_norm, self.learning_rates, momentum=self.momentum
         )
+        checks.one_of("backend", self.backend, BACKENDS)
+        if not self.devices or len({device.split(":")[0] for device in self.devices}) > 1:
+            raise ValueError(f"devices must be of one kind, got {', '.join(self.devices)}")
         if not self.out:
             self._set("out", f"runs/{self.threat}-{self.canary}-{self.score}".lower())
 
@@ -111,6 +119,7 @@ class AuditConfig:
     def identity(self) -> dict[str, Any]:
         """The settings that the results depend on, as json knows them."""
         settings = {k: v for k, v in asdict(self).items() if k not in _INCIDENTAL}
+        settings["device"] = self.devices[0].split(":")[0]
         return dict(json.loads(json.dumps(settings)))
 
     @property
@@ -132,11 +141,14 @@ class AuditConfig:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "AuditConfig":
-        """A config from names and values; unknown names are refused with the nearest valid one.
+        """A config from names and values; `device` names a single one of `devices`.
 
         Raises:
             ValueError: an unknown name, or a value out of its range.
         """
+        values = dict(values)
+        if "device" in values:
+            values["devices"] = (values.pop("device"),)
         names = [field.name for field in fields(cls)]
         for name in values:
             checks.one_of("setting", name, names)

@@ -126,7 +126,7 @@ def stage(config: AuditConfig, budget: int) -> Stage:
         name, reason = choose_engine(threat_model, settings)
     else:
         name, reason = config.engine, "as asked"
-    engine = make_engine(name, threat_model, settings, config.device, config.precision)
+    engine = make_engine(name, threat_model, settings, config.devices[0], config.precision)
     return Stage(mu, threat_model, engine, reason, threshold)
 
 

@@ -1,13 +1,15 @@
-"""The picture of an audit: lower bounds by proxy and upper bounds over the budget of one run."""
+"""The pictures of an audit: bounds over the budget of one run, and what the scores tell."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from audit.game import Trials
 from audit.report import PAPER_PROTOCOL, shown
 
 _PROXY_NAMES = {"lambda_a": r"$\lambda_a$", "lambda_b": r"$\lambda_b$"}
@@ -98,3 +100,45 @@ def _draw_lower(axes: Axes, summary: Mapping[str, Any], colours: list[str]) -> N
             mfc="white" if key == PAPER_PROTOCOL else colour,
             label=rf"$\varepsilon_L$ from {_PROXY_NAMES[proxy]} ({kind})",
         )
+
+
+def draw_scores(
+    summary: Mapping[str, Any], games: Mapping[tuple[int, int], Trials], path: Path
+) -> None:
+    """Draws the scores of the released runs with and without the canary (figures 7 to 9).
+
+    One panel per budget, all repeats together. The middle 99.8 % of the scores is shown.
+
+    Args:
+        summary: the summary of a report.
+        games: the trials of every (budget, repeat).
+        path: the PNG to write.
+    """
+    config, results = summary["config"], summary["results"]
+    with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.15):
+        figure = Figure(figsize=(1.5 + 4.0 * len(results), 4.2), layout="constrained")
+        panels = figure.subplots(1, len(results), squeeze=False)[0]
+        colours = sns.color_palette("colorblind", 2).as_hex()
+        for budget, axes in enumerate(panels):
+            trials = [game for (at, _), game in games.items() if at == budget]
+            bit = np.concatenate([game.bit for game in trials])
+            score = np.concatenate([game.score for game in trials])
+            shown_scores = score[np.isfinite(score)]
+            if len(shown_scores) == 0:
+                continue
+            low, high = np.quantile(shown_scores, [0.001, 0.999])
+            edges = np.linspace(low, max(high, low + 1e-9), 41)
+            for side, title, colour, style in (
+                (False, "without the canary", colours[0], "-"),
+                (True, "with the canary", colours[1], "--"),
+            ):
+                inside = score[(bit == side) & np.isfinite(score)]
+                share = np.histogram(inside, edges)[0] / max(len(inside), 1)
+                axes.stairs(share, edges, color=colour, linestyle=style, lw=2.2, label=title)
+            axes.set_title(rf"$\varepsilon_B$ = {results[budget]['epsilon_base']:g}")
+            axes.set_xlabel(f"score ({config['score']})")
+            axes.tick_params(axis="x", rotation=30)
+        panels[0].set_ylabel("share of the trials")
+        handles, titles = panels[0].get_legend_handles_labels()
+        figure.legend(handles, titles, loc="outside upper center", ncols=2, frameon=False)
+        figure.savefig(path, dpi=150, metadata={"Software": None})

@@ -30,7 +30,9 @@ _HELP = {
     "trials": "games per budget and repeat",
     "learning_rates": "Omega, the candidates",
     "engine": "auto, or an engine by name",
-    "device": "cpu, cuda or cuda:N",
+    "devices": "cpu, cuda or cuda:N; each of several gets a worker of its own",
+    "backend": "loky (this machine), dask or ray",
+    "scheduler": "address of the dask scheduler or ray cluster",
     "jobs": "worker processes",
     "out": "folder of the results; the same command goes on where it was stopped",
     "data_root": "folder of the data sets, in torchvision's layout",
@@ -49,8 +51,10 @@ def _parser() -> argparse.ArgumentParser:
         kind = type(field.default[0]) if isinstance(field.default, tuple) else type(field.default)
         shown = " ".join(map(str, field.default)) if several else field.default
         default = f"(default: {shown})" if shown != "" else ""
+        flags = ["--" + field.name.replace("_", "-")]
         parser.add_argument(
-            "--" + field.name.replace("_", "-"),
+            *flags,
+            *(["--device"] if field.name == "devices" else []),
             type=kind,
             nargs="+" if several else None,
             default=argparse.SUPPRESS,
@@ -75,8 +79,8 @@ def parse(argv: Sequence[str] | None = None) -> AuditConfig:
 def run(config: AuditConfig) -> Report:
     """Plays the audit (or what is missing of it) and writes its results.
 
-    The folder `config.out` then holds config.json, the shards of trials, results.csv, summary.json
-    and figure.png. Interrupted at any moment, the same call goes on from the finished shards and
+    The folder `config.out` then holds config.json, the shards of trials, results.csv, summary.json,
+    figure.png and scores.png. Interrupted at any moment, the same call goes on from the finished shards and
     ends with the same results.
 
     Args:
@@ -89,10 +93,12 @@ def run(config: AuditConfig) -> Report:
     folder = store.RunFolder.open(config)
     blocks = game.blocks(config, stages[0].engine.name)
     workers.play_all(config, folder, blocks)
-    finished = report.report(config, stages, _gather(folder, blocks))
+    games = _gather(folder, blocks)
+    finished = report.report(config, stages, games)
     folder.write_text("results.csv", report.to_csv(finished.table))
     folder.write_text("summary.json", report.to_json(finished.summary))
     plots.draw(finished.summary, folder.path / "figure.png")
+    plots.draw_scores(finished.summary, games, folder.path / "scores.png")
     return finished
 
 
@@ -124,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = parse(argv)
         finished = run(config)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, workers.WorkersDied) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(report.to_text(finished.summary))

@@ -1,15 +1,30 @@
-"""Blocks of trials handed out to processes."""
+"""Blocks of trials handed out to processes, on one machine or a cluster."""
 
+import contextlib
+import fcntl
+import functools
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
 
 import joblib
+from joblib.externals.loky.process_executor import TerminatedWorkerError
 from tqdm import tqdm
 
 from audit import game
 from audit.config import AuditConfig
-from audit.game import Block
+from audit.game import Block, Trials
 from audit.store import DamagedShard, RunFolder
+
+# A block that kills its worker this often is not tried again.
+_DEATHS_WITHOUT_PROGRESS = 3
+
+
+class WorkersDied(RuntimeError):
+    """Workers keep dying on the same blocks."""
 
 
 def missing_blocks(folder: RunFolder, blocks: Sequence[Block]) -> list[Block]:
@@ -29,39 +44,111 @@ def missing_blocks(folder: RunFolder, blocks: Sequence[Block]) -> list[Block]:
 def play_all(config: AuditConfig, folder: RunFolder, blocks: Sequence[Block]) -> None:
     """Plays what is missing and leaves every block's trials in the folder.
 
-    A block is saved by the process that played it, as soon as it is played: whatever stops the run,
-    no finished block is lost.
+    A block is saved as soon as it is played: whatever stops the run, no finished block is lost. A
+    worker that dies is replaced and its block played again, and the run says so.
 
     Args:
-        config: the audit; `jobs` processes of one thread each.
+        config: the audit; `jobs` processes of one thread each, one per device where several are
+            named, on this machine or through `backend`.
         folder: where the trials go.
         blocks: all blocks of the audit.
+
+    Raises:
+        WorkersDied: workers keep dying on the same blocks.
     """
     missing = missing_blocks(folder, blocks)
-    if not missing:
-        return
-    done = sum(block.trials for block in blocks) - sum(block.trials for block in missing)
     total = sum(block.trials for block in blocks)
+    done = total - sum(block.trials for block in missing)
     patience = 0.5 if sys.stderr.isatty() else 15.0
+    deaths = 0
     with tqdm(
-        total=total, initial=done, unit="trial", smoothing=0.05, mininterval=patience
+        total=total,
+        initial=done,
+        unit="trial",
+        smoothing=0.05,
+        mininterval=patience,
+        disable=not missing,
     ) as progress:
-        for trials in _played(config, folder, missing):
-            progress.update(trials)
+        while missing:
+            before = len(missing)
+            try:
+                for block, trials in _played(config, missing):
+                    folder.save(block, trials)
+                    progress.update(block.trials)
+            except (TerminatedWorkerError, BrokenProcessPool) as death:
+                missing = missing_blocks(folder, missing)
+                deaths = deaths + 1 if len(missing) == before else 0
+                if deaths == _DEATHS_WITHOUT_PROGRESS:
+                    raise WorkersDied(
+                        f"workers died {deaths} times without finishing a block: {death}"
+                    ) from death
+                print(f"a worker died; its blocks are played again ({death})", file=sys.stderr)
+            else:
+                return
 
 
-def _played(config: AuditConfig, folder: RunFolder, blocks: Sequence[Block]) -> Iterator[int]:
-    if config.jobs == 1:
-        yield from (_play_and_save(config, folder, block) for block in blocks)
+def _played(config: AuditConfig, blocks: Sequence[Block]) -> Iterator[tuple[Block, Trials]]:
+    """The blocks as they get done, in any order."""
+    workers = max(config.jobs, len(config.devices))
+    if workers == 1 and config.backend == "loky":
+        yield from (_play(config, block, None) for block in blocks)
         return
-    # One thread per process: two OpenMP threads on a busy machine stall each other.
-    with joblib.parallel_config("loky", n_jobs=config.jobs, inner_max_num_threads=1):
-        parallel = joblib.Parallel(return_as="generator_unordered", batch_size=1)
-        yield from parallel(
-            joblib.delayed(_play_and_save)(config, folder, block) for block in blocks
-        )
+    locks = config.out if len(config.devices) > 1 else None
+    calls = [joblib.delayed(_play)(config, block, locks) for block in blocks]
+    if config.backend == "loky":
+        # One thread per process: two OpenMP threads on a busy machine stall each other.
+        with joblib.parallel_config("loky", n_jobs=workers, inner_max_num_threads=1):
+            yield from joblib.Parallel(return_as="generator_unordered", batch_size=1)(calls)
+        return
+    with _cluster(config), joblib.parallel_config(config.backend, n_jobs=-1):
+        # Not every backend can stream: a few blocks per worker at a time.
+        share = max(4 * workers, 16)
+        for start in range(0, len(calls), share):
+            yield from joblib.Parallel()(calls[start : start + share])
 
 
-def _play_and_save(config: AuditConfig, folder: RunFolder, block: Block) -> int:
-    folder.save(block, game.play(config, block))
-    return block.trials
+@contextlib.contextmanager
+def _cluster(config: AuditConfig) -> Iterator[None]:
+    """A connection to the Dask or Ray cluster, or a local one; each is an optional extra."""
+    if config.backend == "dask":
+        try:
+            from distributed import Client
+        except ImportError as error:
+            raise ValueError(
+                "backend dask needs the extra 'dask': pip install 'dp-tuning-audit[dask]'"
+            ) from error
+        local = {} if config.scheduler else {"n_workers": config.jobs, "threads_per_worker": 1}
+        with Client(config.scheduler or None, set_as_default=True, **local):
+            yield
+        return
+    try:
+        import ray
+        from ray.util.joblib import register_ray
+    except ImportError as error:
+        raise ValueError(
+            "backend ray needs the extra 'ray': pip install 'dp-tuning-audit[ray]'"
+        ) from error
+    local = {} if config.scheduler else {"num_cpus": config.jobs, "include_dashboard": False}
+    with ray.init(address=config.scheduler or None, log_to_driver=False, **local):
+        register_ray()
+        yield
+
+
+def _play(config: AuditConfig, block: Block, locks: str | None) -> tuple[Block, Trials]:
+    device = config.devices[0] if locks is None else _claim(config.devices, locks)[0]
+    return block, game.play(replace(config, devices=(device,), jobs=1), block)
+
+
+@functools.cache
+def _claim(devices: tuple[str, ...], locks: str) -> tuple[str, IO[str]]:
+    """This process's own device: the first whose lock no other living worker holds."""
+    for place, device in enumerate(devices):
+        # The lock lasts while the file is open, and falls with the process.
+        lock = open(Path(locks) / f".device{place}.lock", "w")  # noqa: SIM115
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+        else:
+            return device, lock
+    raise RuntimeError(f"more workers than devices: every one of {', '.join(devices)} is taken")
