@@ -80,8 +80,8 @@ def run(config: AuditConfig) -> Report:
     """Plays the audit (or what is missing of it) and writes its results.
 
     The folder `config.out` then holds config.json, the shards of trials, results.csv, summary.json,
-    figure.png and scores.png. Interrupted at any moment, the same call goes on from the finished shards and
-    ends with the same results.
+    figure.png and scores.png. Interrupted at any moment, the same call goes on from the finished
+    shards and ends with the same results.
 
     Args:
         config: the audit.
