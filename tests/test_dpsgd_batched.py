@@ -274,13 +274,13 @@ def test_memory_of_one_lane_shrinks_the_chunks(monkeypatch):
 
     def scarce(self, part):
         chunks.append(self._chunk_floats)
-        if self._chunk_floats > 300_000:
+        if self._chunk_floats > 1_000_000:
             raise MemoryError
         return run_pack(self, part)
 
     monkeypatch.setattr(type(engine), "_run_pack", scarce)
     assert engine.run(lanes(1, True)).finite.all()
-    assert chunks == [2_000_000, 1_000_000, 500_000, 250_000]
+    assert chunks == [8_000_000, 4_000_000, 2_000_000, 1_000_000]
 
 
 def test_the_twister_is_filled_as_torch_and_numpy_seed_it():

@@ -21,9 +21,10 @@ from threat_models.scores import Features
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
-# On a CPU: numbers that the state of a pack, and one chunk of records, may have to stay in cache.
+# On a CPU: numbers that the state of a pack, and one chunk of records, may have to stay in cache
+# (2 MB and 32 MB of it; larger and smaller ones were both slower).
 _CPU_STATE_FLOATS = 800_000
-_CPU_CHUNK_FLOATS = 2_000_000
+_CPU_CHUNK_FLOATS = 8_000_000
 _MAX_LANES = 4096
 # Noise is drawn for so many numbers of a lane at once: a call per step is slow for small models.
 _NOISE_BLOCK = 16_384
@@ -94,7 +95,7 @@ class BatchedEngine:
             lanes = _CPU_STATE_FLOATS // self.parameters
             if self._training is not None:
                 # A chunk should still hold several records of every lane.
-                lanes = min(lanes, self._chunk_floats // (8 * self._model.record_floats))
+                lanes = min(lanes, self._chunk_floats // (16 * self._model.record_floats))
             return min(max(lanes, 4), 1024)
         free, _ = torch.cuda.mem_get_info(self._device)
         block = max(1, _NOISE_BLOCK // self.parameters)

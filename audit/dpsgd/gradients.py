@@ -221,8 +221,8 @@ class ClippedSums:
         clip: C.
     """
 
-    # Prepared records above this many bytes are prepared anew for every chunk.
-    _KEEP_BYTES = 2**29
+    # Above this many bytes, reading prepared records takes as long as preparing them anew.
+    _KEEP_BYTES = 2**24
 
     def __init__(self, model: StackedModel, features: Tensor, labels: Tensor, clip: float) -> None:
         self._model = model
