@@ -7,6 +7,7 @@ from audit.accounting.calibration import (
     mean_inclusion_mu,
     noise_multiplier_for,
 )
+from audit.accounting.composition import compose
 from audit.accounting.conversion import Unreachable, best_order, renyi_to_epsilon, solve_epsilon
 from audit.accounting.dpsgd import Composition, DpSgd
 from audit.accounting.mechanisms import (
@@ -45,6 +46,7 @@ __all__ = [
     "ZeroConcentratedDp",
     "best_order",
     "calibrate_mu",
+    "compose",
     "gdp_limit_mu",
     "mean_inclusion_mu",
     "noise_multiplier_for",

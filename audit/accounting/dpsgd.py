@@ -180,6 +180,10 @@ class DpSgd(Mechanism):
         )
 
     @property
+    def attained(self) -> bool:
+        return True
+
+    @property
     def laws(self) -> tuple[tuple[LossLaw, int], ...]:
         if self.gaussian_mu is not None:
             return ((GaussianPair(self.gaussian_mu), 1),)
@@ -229,6 +233,10 @@ class Composition(Mechanism):
         each = [part.gaussian_mu for part in self.parts]
         known = [mu for mu in each if mu is not None]
         return math.hypot(*known) if len(known) == len(each) else None
+
+    @property
+    def attained(self) -> bool:
+        return all(part.attained for part in self.parts)
 
     @property
     def laws(self) -> tuple[tuple[LossLaw, int], ...]:

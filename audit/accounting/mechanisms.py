@@ -51,6 +51,11 @@ class Mechanism(ABC):
         return ((self.pairs[0], 1),)
 
     @property
+    def attained(self) -> bool:
+        """Whether some neighbours really have the first pair, so that it can be played."""
+        return False
+
+    @property
     def description(self) -> str:
         """The mechanism in words; neighbours are those of its parameter where none are named."""
         return repr(self)
@@ -91,6 +96,10 @@ class GaussianMechanism(Mechanism):
         return self.mu
 
     @property
+    def attained(self) -> bool:
+        return True
+
+    @property
     def pairs(self) -> tuple[DominatingPair, ...]:
         return (GaussianPair(self.mu),)
 
@@ -109,6 +118,10 @@ class DiscreteMechanism(Mechanism):
 
     def __post_init__(self) -> None:
         DiscretePair(self.p, self.q)
+
+    @property
+    def attained(self) -> bool:
+        return True
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
@@ -173,6 +186,10 @@ class RandomisedResponse(Mechanism):
         checks.whole("options", self.options, 2)
 
     @property
+    def attained(self) -> bool:
+        return True
+
+    @property
     def pairs(self) -> tuple[DominatingPair, ...]:
         log_lie = -float(np.logaddexp(self.epsilon_0, math.log(self.options - 1.0)))
         loss = [-self.epsilon_0, self.epsilon_0]
@@ -195,6 +212,10 @@ class LaplaceMechanism(Mechanism):
 
     def __post_init__(self) -> None:
         checks.interval("scale", self.scale, 0.002, closed_low=True)
+
+    @property
+    def attained(self) -> bool:
+        return True
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:

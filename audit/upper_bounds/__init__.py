@@ -9,15 +9,39 @@ from audit import checks
 from audit.accounting import Mechanism, Unreachable
 from audit.repetitions import Repetitions
 from audit.upper_bounds.profile import profile
-from audit.upper_bounds.pure import liu_talwar
-from audit.upper_bounds.reduced import ReducedGame, reduced_exact, reduced_renyi
+from audit.upper_bounds.pure import (
+    approximate,
+    approximate_to_delta,
+    corollary_21,
+    liu_talwar,
+    without_failures,
+)
+from audit.upper_bounds.reduced import (
+    LikelihoodOrder,
+    ReducedGame,
+    reduced_exact,
+    reduced_gdp_limit,
+    reduced_mean_inclusion,
+    reduced_renyi,
+)
 from audit.upper_bounds.region import RegionCurve, region
-from audit.upper_bounds.renyi import renyi
+from audit.upper_bounds.renyi import (
+    corollary_4,
+    corollary_4_curve,
+    lemma_7,
+    lemma_7_curve,
+    lemma_22,
+    lemma_22_curve,
+    renyi,
+    renyi_curve,
+)
 from audit.upper_bounds.result import UpperBound, not_applicable
 from audit.upper_bounds.worst_order import (
+    FoldedOrder,
     SplitOrder,
     TunedOrder,
     attack_order,
+    best_order,
     best_split_order,
     worst_order,
 )
@@ -26,16 +50,31 @@ Bound = Callable[[Mechanism, Repetitions, float], UpperBound]
 
 BOUNDS: dict[str, Bound] = {
     "liu-talwar": liu_talwar,
+    "approximate": approximate,
+    "corollary-4": corollary_4,
     "renyi": renyi,
+    "lemma-22": lemma_22,
+    "lemma-7": lemma_7,
     "profile": profile,
     "reduced-renyi": reduced_renyi,
+    "reduced-O": reduced_mean_inclusion,
+    "reduced-G": reduced_gdp_limit,
     "reduced-exact": reduced_exact,
     "worst-order": worst_order,
     "region": region,
 }
 """Every bound by name, the loosest kind first."""
 
-VALID_FOR_ANY_SCORE = ("liu-talwar", "renyi", "profile", "region")
+VALID_FOR_ANY_SCORE = (
+    "liu-talwar",
+    "approximate",
+    "corollary-4",
+    "renyi",
+    "lemma-22",
+    "lemma-7",
+    "profile",
+    "region",
+)
 """The names of the upper bounds that hold whatever the score."""
 
 
@@ -64,19 +103,35 @@ __all__ = [
     "BOUNDS",
     "VALID_FOR_ANY_SCORE",
     "Bound",
+    "FoldedOrder",
+    "LikelihoodOrder",
     "ReducedGame",
     "RegionCurve",
     "SplitOrder",
     "TunedOrder",
     "UpperBound",
     "all_bounds",
+    "approximate",
+    "approximate_to_delta",
     "attack_order",
+    "best_order",
     "best_split_order",
+    "corollary_4",
+    "corollary_4_curve",
+    "corollary_21",
+    "lemma_7",
+    "lemma_7_curve",
+    "lemma_22",
+    "lemma_22_curve",
     "liu_talwar",
     "profile",
     "reduced_exact",
+    "reduced_gdp_limit",
+    "reduced_mean_inclusion",
     "reduced_renyi",
     "region",
     "renyi",
+    "renyi_curve",
+    "without_failures",
     "worst_order",
 ]

@@ -1,13 +1,33 @@
-"""Bounds through pure DP: a base that is (epsilon, 0)-DP but for a small chance of failure."""
+"""Bounds through pure DP: a base that is (epsilon, 0)-DP but for a small chance of failure.
 
-from audit.accounting import Mechanism
-from audit.repetitions import Repetitions, TruncatedNegativeBinomial
+An (epsilon_0, delta_0)-DP pair is, but for an event of probability delta_0, a pair of pure DP. Some
+run fails with probability 1 - phi(1 - delta_0), and given that none does K has another law. So a
+delta inside the base grows with E[K], whatever bound is used for the rest.
+"""
+
+import math
+
+import numpy as np
+
+from audit import checks
+from audit.accounting import Mechanism, PureDp, Unreachable, renyi_to_epsilon
+from audit.repetitions import (
+    Binomial,
+    Fixed,
+    Poisson,
+    Repetitions,
+    Truncated,
+    TruncatedNegativeBinomial,
+    TwoPoint,
+)
+from audit.upper_bounds.renyi import lemma_7_curve
 from audit.upper_bounds.result import UpperBound, not_applicable
 
 _SOURCE = (
     "Liu & Talwar 2019 (geometric: 3 eps); Papernot & Steinke 2022, cor. 3 ((2+eta) eps) "
     "and lemma 20 (delta > 0)"
 )
+_SHARES = (0.01, 0.3, 0.7, 0.99)
 
 
 def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
@@ -28,3 +48,86 @@ def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> Upper
     delta_0 = float(repetitions.inverse_survival(delta)) * (1.0 - 1e-12)
     epsilon = (2.0 + repetitions.eta) * base.epsilon(delta_0)
     return UpperBound(name, epsilon, "any score, any base", _SOURCE)
+
+
+def without_failures(repetitions: Repetitions, delta_0: float) -> Repetitions:
+    """The law of K given that none of the runs failed, each with chance delta_0.
+
+    P[K = k] (1-delta_0)^k / phi(1-delta_0) (Papernot & Steinke 2022, lemma 20).
+
+    Args:
+        repetitions: the law of K.
+        delta_0: in [0, 1).
+    """
+    keep = 1.0 - delta_0
+    if isinstance(repetitions, TruncatedNegativeBinomial):
+        gamma = repetitions.gamma + (1.0 - repetitions.gamma) * delta_0
+        return TruncatedNegativeBinomial(repetitions.eta, gamma)
+    if isinstance(repetitions, Poisson):
+        return Poisson(repetitions.mu * keep)
+    if isinstance(repetitions, Binomial):
+        p = repetitions.p
+        return Binomial(repetitions.n, p * keep / (1.0 - p * delta_0))
+    if isinstance(repetitions, TwoPoint):
+        one, many = repetitions.s, (1.0 - repetitions.s) * keep ** (repetitions.L - 1)
+        return TwoPoint(one / (one + many), repetitions.L) if many > 0.0 else Fixed(1)
+    if isinstance(repetitions, Truncated):
+        return Truncated(without_failures(repetitions.law, delta_0), repetitions.most)
+    return repetitions
+
+
+def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+    """Lemma 20: lemma 7 for the pure part of the base, beside the chance that some run fails.
+
+    delta_0 takes a share of delta, the Renyi conversion the rest; the best of several shares.
+
+    Args:
+        base: the base mechanism, through its privacy profile.
+        repetitions: the law of K, any.
+        delta: in (0, 1).
+    """
+    best = math.inf
+    for share in _SHARES:
+        delta_0 = float(repetitions.inverse_survival(share * delta)) * (1.0 - 1e-9)
+        try:
+            pure = PureDp(max(base.epsilon(delta_0), 1e-9))
+        except Unreachable:
+            continue
+        law = without_failures(repetitions, delta_0)
+        rest = (1.0 - share) * delta
+        best = min(best, renyi_to_epsilon(lemma_7_curve(pure, law, 512), rest))
+    source = "Papernot & Steinke 2022, lemma 20 (and 7)"
+    if math.isinf(best):
+        return not_applicable("approximate", "delta must be above E[K] times the base's", source)
+    return UpperBound("approximate", best, "any score, any base", source)
+
+
+def corollary_21(
+    epsilon_0: float, delta_0: float, repetitions: Poisson
+) -> tuple[float, float, float]:
+    """Papernot & Steinke's corollary 21: Poisson repetitions of an (epsilon_0, delta_0)-DP base.
+
+    Args:
+        epsilon_0: > 0.
+        delta_0: in [0, 1).
+        repetitions: Poisson.
+
+    Returns:
+        alpha, epsilon' and delta': the tuned mechanism is delta'-approximately (alpha,
+        epsilon')-RDP, at every smaller order too; `approximate_to_delta` converts it.
+    """
+    checks.interval("epsilon_0", epsilon_0, 0.0)
+    checks.interval("delta_0", delta_0, 0.0, 1.0, closed_low=True)
+    growth = math.expm1(epsilon_0)
+    # As in theorem 6, having no run at all adds its own term, which matters where E[K] is small.
+    mu = repetitions.mu * (1.0 - delta_0)
+    log_sum = float(np.logaddexp(-mu, epsilon_0 / growth + math.log(mu)))
+    return 1.0 + 1.0 / growth, growth * log_sum, float(repetitions.phi_survival(delta_0))
+
+
+def approximate_to_delta(alpha: float, divergence: float, failure: float, epsilon: float) -> float:
+    """delta at epsilon of a failure-approximately (alpha, divergence)-RDP mechanism.
+
+    failure + e^((alpha-1)(divergence-epsilon)) (Papernot & Steinke 2022, section E).
+    """
+    return min(failure + math.exp(min((alpha - 1.0) * (divergence - epsilon), 0.0)), 1.0)

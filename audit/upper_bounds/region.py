@@ -67,10 +67,12 @@ class RegionCurve:
     Attributes:
         pair: the base's dominating pair.
         repetitions: the law of K.
+        points: points on the curve of events; fewer are faster and no less safe.
     """
 
     pair: DominatingPair
     repetitions: Repetitions
+    points: int = _POINTS
 
     @cached_property
     def upper(self) -> Mixture:
@@ -91,6 +93,12 @@ class RegionCurve:
         a_points = np.concatenate([[most], a, corner_a, a[-1:]])
         b_points = np.concatenate([b[:1], b, corner_b, [least]])
         return self._mixture(np.minimum(a_points, most * (1.0 + _ROUNDING)), b_points)
+
+    @cached_property
+    def vertices(self) -> tuple[Array, Array]:
+        """Points (a, b) [n] of the hull: every event has a point of it with more a and less b."""
+        weights, shifts = self.upper.weights, self.upper.shifts
+        return np.cumsum(weights), np.cumsum(weights * np.exp(shifts))
 
     @cached_property
     def lower(self) -> Mixture:

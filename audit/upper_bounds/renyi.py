@@ -2,19 +2,22 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
-from audit.accounting import Mechanism, best_order, renyi_to_epsilon
-from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial
+from audit.accounting import Mechanism, ZeroConcentratedDp, best_order, renyi_to_epsilon
+from audit.repetitions import Poisson, Repetitions, Truncated, TruncatedNegativeBinomial
+from audit.upper_bounds.region import RegionCurve
 from audit.upper_bounds.result import UpperBound, not_applicable
 
 Array = NDArray[np.float64]
 Curve = Callable[[Array], Array]
 
-_NAME = "renyi"
 _ASSUMES = "any score, any base"
+_POINTS = 1 << 11
 
 
 def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
@@ -30,22 +33,166 @@ def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound
     """
     if isinstance(repetitions, TruncatedNegativeBinomial):
         source = "Papernot & Steinke 2022, theorem 2"
-        curve = _truncated_negative_binomial(base, repetitions)
     elif isinstance(repetitions, Poisson):
         source = "Papernot & Steinke 2022, theorem 6"
-        curve = _poisson(base, repetitions)
     else:
-        return not_applicable(
-            _NAME, "K must be truncated negative binomial or Poisson", "Papernot & Steinke 2022"
-        )
+        reason = "K must be truncated negative binomial or Poisson"
+        return not_applicable("renyi", reason, "Papernot & Steinke 2022")
+    return _converted("renyi", base, renyi_curve, repetitions, delta, source)
 
-    # D_alpha grows with alpha, so the bound at its best order serves every smaller order too.
+
+def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+    """The generic Renyi bound for any law of K, maximised over the events of the base.
+
+    Args:
+        base: the base mechanism, through its Renyi divergences and its pairs.
+        repetitions: the law of K, any.
+        delta: in (0, 1).
+    """
+    source = "Papernot & Steinke 2022, lemma 7"
+    return _converted("lemma-7", base, lemma_7_curve, repetitions, delta, source)
+
+
+def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+    """The generic Renyi bound for a truncated law, through the law before truncation.
+
+    Args:
+        base: the base mechanism.
+        repetitions: a law conditioned on K <= most.
+        delta: in (0, 1).
+    """
+    source = "Papernot & Steinke 2022, lemma 22"
+    if not isinstance(repetitions, Truncated):
+        return not_applicable("lemma-22", "K must be conditioned on K <= most", source)
+    return _converted("lemma-22", base, lemma_22_curve, repetitions, delta, source)
+
+
+def corollary_4(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+    """Theorem 2 in closed form for a rho-zCDP base.
+
+    Args:
+        base: Gaussian (rho = mu^2/2) or rho-zCDP.
+        repetitions: truncated negative binomial, with log(1/gamma) >= rho.
+        delta: in (0, 1).
+    """
+    name, source = "corollary-4", "Papernot & Steinke 2022, corollary 4"
+    if zero_concentrated(base) is None:
+        return not_applicable(name, "the base must be Gaussian or zero-concentrated", source)
+    if not isinstance(repetitions, TruncatedNegativeBinomial):
+        return not_applicable(name, "K must be truncated negative binomial", source)
+    if -math.log(repetitions.gamma) < (zero_concentrated(base) or 0.0):
+        return not_applicable(name, "log(1/gamma) must be at least rho", source)
+    return _converted(name, base, corollary_4_curve, repetitions, delta, source)
+
+
+def _converted(
+    name: str,
+    base: Mechanism,
+    curve_of: Callable[[Mechanism, Any], Curve],
+    repetitions: Repetitions,
+    delta: float,
+    source: str,
+) -> UpperBound:
+    if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
+        return not_applicable(name, "the base has no finite Renyi divergence", source)
+    return UpperBound(name, renyi_to_epsilon(curve_of(base, repetitions), delta), _ASSUMES, source)
+
+
+def renyi_curve(base: Mechanism, repetitions: Repetitions) -> Curve:
+    """Theorem 2 or 6 as a function of the order: maps orders [n] > 1 to divergences [n].
+
+    Raises:
+        ValueError: K is neither truncated negative binomial nor Poisson.
+    """
+    if isinstance(repetitions, TruncatedNegativeBinomial):
+        return _monotone(_truncated_negative_binomial(base, repetitions))
+    if isinstance(repetitions, Poisson):
+        return _monotone(_poisson(base, repetitions))
+    raise ValueError(
+        f"repetitions must be truncated negative binomial or Poisson, got {repetitions.spec}"
+    )
+
+
+def _monotone(curve: Curve) -> Curve:
+    """D_alpha grows with alpha, so a bound at its best order serves every smaller order too."""
     flat_until, lowest = best_order(curve)
 
     def monotone(alpha: Array) -> Array:
-        return np.where(alpha <= flat_until, np.minimum(lowest, curve(alpha)), curve(alpha))
+        values = curve(alpha)
+        return np.where(alpha <= flat_until, np.minimum(lowest, values), values)
 
-    return UpperBound(_NAME, renyi_to_epsilon(monotone, delta), _ASSUMES, source)
+    return monotone
+
+
+def lemma_7_curve(base: Mechanism, repetitions: Repetitions, points: int = _POINTS) -> Curve:
+    """D_alpha + log max phi'(q)^alpha phi'(q')^(1-alpha) / (alpha-1) over the events of the base.
+
+    The maximum is over the hull of the region bound: a^alpha b^(1-alpha) is convex, grows with a
+    and falls with b, so it is largest at a vertex.
+
+    Args:
+        base: the base mechanism.
+        repetitions: the law of K, any.
+        points: points on the curve of events; fewer are faster and no less safe.
+    """
+    logs = []
+    for pair in base.pairs:
+        a, b = RegionCurve(pair, repetitions, points).vertices
+        with np.errstate(divide="ignore"):
+            logs.append((np.log(a), np.log(b)))
+    log_none = -np.inf
+    if repetitions.probability_of_none > 0:
+        log_none = math.log(repetitions.probability_of_none)
+
+    def curve(alpha: Array) -> Array:
+        rest = alpha - 1.0
+        gain = np.max(
+            [np.max(log_a + np.outer(rest, log_a - log_b), axis=1) for log_a, log_b in logs], axis=0
+        )
+        return np.maximum(np.logaddexp(log_none, rest * base.renyi(alpha) + gain), 0.0) / rest
+
+    return _monotone(curve)
+
+
+def lemma_22_curve(base: Mechanism, repetitions: Truncated) -> Curve:
+    """Lemma 7 of the law before truncation, and what truncation adds at most.
+
+    log(1/P[K<=m]) / (alpha-1) + log(1 + T/(E[K]-T)), T = E[K; K > m].
+    """
+    untruncated = lemma_7_curve(base, repetitions.law)
+    counts = np.arange(repetitions.most + 1.0)
+    log_kept = min(float(special.logsumexp(repetitions.law.log_pmf(counts))), 0.0)  # log P[K <= m]
+    log_share = log_kept + math.log(repetitions.mean / repetitions.law.mean)  # of E[K], for K <= m
+    return lambda alpha: (
+        untruncated(alpha) + max(-log_share, 0.0) + 1e-12 - log_kept / (alpha - 1.0)
+    )
+
+
+def zero_concentrated(base: Mechanism) -> float | None:
+    """The rho for which D_alpha = rho alpha, where the base is of that kind."""
+    if isinstance(base, ZeroConcentratedDp):
+        return base.rho
+    return None if base.gaussian_mu is None else base.gaussian_mu**2 / 2.0
+
+
+def corollary_4_curve(base: Mechanism, repetitions: TruncatedNegativeBinomial) -> Curve:
+    """Corollary 4 as a function of the order; flat up to the order 1 + sqrt(log E[K] / rho).
+
+    Raises:
+        ValueError: the base is not zero-concentrated, or rho > log(1/gamma).
+    """
+    rho, log_inverse_gamma = zero_concentrated(base), -math.log(repetitions.gamma)
+    if rho is None or rho > log_inverse_gamma:
+        raise ValueError(f"rho must be at most log(1/gamma) = {log_inverse_gamma:g}, got {rho!r}")
+    eta, log_mean = repetitions.eta, math.log(repetitions.mean)
+    constant = 2.0 * (1.0 + eta) * math.sqrt(rho * log_inverse_gamma) - eta * rho
+    best = math.sqrt(log_mean / rho)
+
+    def curve(alpha: Array) -> Array:
+        rest = np.maximum(alpha - 1.0, best)
+        return rho * rest + log_mean / rest + constant
+
+    return curve
 
 
 def _truncated_negative_binomial(base: Mechanism, repetitions: TruncatedNegativeBinomial) -> Curve:
