@@ -1,14 +1,23 @@
-"""What the worst score leaks: the exact leakage of split orders, and the attack that attains it.
+"""What the worst score leaks: the exact leakage of folded orders, and the attack that attains it.
 
-Nothing in the protocol forces a score to be a continuous function of the statistic x: who controls
-the score controls the order of the outputs. A split order puts x > top first (the larger the
-better) and below it prefers the smaller x. A small x then wins only if no run exceeds `top`; that
-is likelier without the canary, and a small x is so too: the two add up. A top of minus infinity is
-the increasing score of the reduced game, so no split order search ends below it.
+Nothing in the protocol forces a score to be an increasing function of the statistic x: who controls
+the score controls the order of the outputs. Take a small x, which speaks against the canary. It is
+released only if no run does better, so it speaks louder still if what is preferred to it is likely
+with the canary: the x above some threshold t(x). How high that threshold should be depends on how
+telling x itself is, so the worst scores fold the line,
+
+    g(x) = x for x >= fold, and t(x) below it, t decreasing,
+
+and a score as plain as |x - c| leaks more than any increasing one. Given epsilon and the fold, the
+best t(x) is found point by point: everything below x and above t(x) is preferred to x, whatever the
+rest of t is, so each x contributes its own maximum over t to the hockey-stick divergence.
+
+A constant t is a split order: x > top first, and below it the smaller the better.
 """
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,29 +25,67 @@ from scipy import special
 
 from audit.accounting import Mechanism, solve_epsilon
 from audit.repetitions import Repetitions
-from audit.upper_bounds.cells import cell_masses, divergence_of_cells, log_of_worse
+from audit.upper_bounds.cells import cell_masses, log_of_worse, scale
 from audit.upper_bounds.result import UpperBound, not_applicable
 
 Array = NDArray[np.float64]
 
-_SOURCE = "exact leakage of the best split order found"
+_SOURCE = "exact leakage of the best folded order found"
 _ASSUMES = "Gaussian base, the adversary chooses the score: attained by an attack, not a bound"
+
+
+class Order(Protocol):
+    """An order on the standardised statistic x = sum_i p_i[0] / (C sigma sqrt N)."""
+
+    @property
+    def fold(self) -> float:
+        """Where the line is folded: above it a larger x is preferred."""
+        ...
+
+    def rank(self, x: Array) -> Array:
+        """The score of x [n], higher is better; of equal scores the smaller x is preferred."""
+        ...
 
 
 @dataclass(frozen=True)
 class SplitOrder:
-    """An order on the standardised statistic x = sum_i p_i[0] / (C sigma sqrt N).
+    """x > top first, the larger the better; below it the smaller the better.
 
     Attributes:
-        top: where the order splits, in standard deviations; may be infinite.
+        top: where the order splits; may be infinite.
     """
 
     top: float
 
+    @property
+    def fold(self) -> float:
+        return self.top
+
+    def rank(self, x: Array) -> Array:
+        return np.where(x > self.top, x, self.top)
+
+
+@dataclass(frozen=True)
+class FoldedOrder:
+    """x above the fold scores x, below it a decreasing function of x.
+
+    Attributes:
+        fold: where the line is folded.
+        low: increasing points x below the fold.
+        scores: their scores, decreasing and at least `fold`; linear in between.
+    """
+
+    fold: float
+    low: tuple[float, ...]
+    scores: tuple[float, ...]
+
+    def rank(self, x: Array) -> Array:
+        return np.where(x > self.fold, x, np.interp(x, self.low, self.scores))
+
 
 @dataclass(frozen=True)
 class TunedOrder:
-    """The tuned output under a split order, told apart by cells: a game that is really played.
+    """The tuned output under an order, told apart by cells: a game that is really played.
 
     Attributes:
         mu: the base's mu.
@@ -49,39 +96,123 @@ class TunedOrder:
 
     mu: float
     repetitions: Repetitions
-    order: SplitOrder
+    order: Order
     step: float = field(default=0.005)
 
     @cached_property
+    def edges(self) -> tuple[Array, Array]:
+        """Left and right ends [n] of the cells, from the most preferred cell to the least."""
+        fold = min(max(self.order.fold, -38.0), 38.0 + self.mu)
+        below = np.arange(fold, -38.0, -self.step)[:0:-1]
+        inner = np.concatenate([below, np.arange(fold, 38.0 + self.mu, self.step)])
+        left, right = np.append(-np.inf, inner), np.append(inner, np.inf)
+        middle = np.concatenate([inner[:1], 0.5 * (inner[1:] + inner[:-1]), inner[-1:]])
+        best_first = np.lexsort((middle, -self.order.rank(middle)))
+        return left[best_first], right[best_first]
+
+    @cached_property
     def masses(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-        """Masses and their rounding, of every cell, without and with the canary."""
-        top = min(max(self.order.top, -38.0), 38.0 + self.mu)
-        low = np.arange(top, -38.0, -self.step)[:0:-1]
-        high = np.arange(top, 38.0 + self.mu, self.step)[::-1]
+        """Bounds (lower, upper) on the mass [n] of every cell, without and with the canary."""
+        left, right = self.edges
         laws = []
         for mean in (0.0, self.mu):
-            # From the best output to the worst: down from the right to top, then up from the left.
-            above_top = special.ndtr(mean - top)
-            below_top = special.ndtr(top - mean)
-            better = [special.ndtr(mean - high), above_top + special.ndtr(low - mean)]
-            between = np.where(
-                low > mean,
-                special.ndtr(mean - low) - above_top,
-                below_top - special.ndtr(low - mean),
+            a, b = left - mean, right - mean
+            one_run = np.where(
+                a > 0, special.ndtr(-a) - special.ndtr(-b), special.ndtr(b) - special.ndtr(a)
             )
-            worse = [special.ndtr(high - mean), np.maximum(between, 0.0)]
-            log_worse = log_of_worse(np.concatenate(better), np.concatenate(worse))
-            log_worse = np.concatenate([[0.0], log_worse, [-np.inf]])
-            laws.append(cell_masses(log_worse, self.repetitions))
+            better = np.concatenate([[0.0], np.cumsum(one_run)])
+            worse = np.concatenate([np.cumsum(one_run[::-1])[::-1], [0.0]])
+            log_worse = log_of_worse(np.minimum(better, 1.0), np.minimum(worse, 1.0))
+            mass, rounding = cell_masses(log_worse, self.repetitions)
+            # The sums over cells round more than single tails do. phi' grows, so its values at both
+            # ends of a cell bound the cell's mass too, without cancellation.
+            slope = np.exp(self.repetitions.log_phi_prime_at(log_worse))
+            lower = np.maximum(mass - 1e3 * rounding, slope[1:] * one_run * (1.0 - 1e-9))
+            upper = np.minimum(mass + 1e3 * rounding, slope[:-1] * one_run * (1.0 + 1e-9))
+            laws.append((np.minimum(lower, upper), upper))
         return laws[0], laws[1]
 
     def delta(self, epsilon: float) -> float:
         """The larger of both directions' hockey-stick divergences over the cells, rounded down."""
-        return divergence_of_cells(epsilon, *self.masses)
+        (p_low, p_high), (q_low, q_high) = self.masses
+        # A cell whose other mass underflows says nothing: its true ratio is unknown.
+        forward = np.where(q_high > 0, p_low - scale(q_high, epsilon), 0.0)
+        backward = np.where(p_high > 0, q_low - scale(p_high, epsilon), 0.0)
+        return max(float(np.maximum(side, 0.0).sum()) for side in (forward, backward))
 
     def epsilon(self, delta: float) -> float:
         """Epsilon that this order attains at delta, rounded down."""
         return solve_epsilon(self.delta, delta) * (1.0 - 1e-9)
+
+
+def best_order(mu: float, repetitions: Repetitions, delta: float) -> tuple[Order, float]:
+    """Searches the folded order that leaks most at delta.
+
+    From the best split order on, the best scores below the fold are computed for the epsilon found
+    so far, and the fold is searched, twice.
+
+    Args:
+        mu: the base's mu.
+        repetitions: the law of K.
+        delta: in (0, 1).
+
+    Returns:
+        The order and the epsilon that it attains. The increasing order is among those tried.
+    """
+    best: Order
+    best, epsilon = best_split_order(mu, repetitions, delta)
+    centre, reach = 0.5, 3.5
+    for step, tries in ((0.03, 21), (0.03, 9)):
+        grid = _Contributions.at(mu, repetitions, epsilon)
+        found: tuple[float, Order] = (epsilon, best)
+        for fold in np.linspace(centre - reach, centre + reach, tries):
+            order = grid.best_scores(float(fold))
+            if order is not None:
+                attained = TunedOrder(mu, repetitions, order, step).epsilon(delta)
+                if attained > found[0]:
+                    found = attained, order
+        epsilon, best = found
+        centre, reach = best.fold, 0.3
+        if not np.isfinite(centre):
+            break
+    return best, max(epsilon, TunedOrder(mu, repetitions, best).epsilon(delta))
+
+
+@dataclass(frozen=True)
+class _Contributions:
+    """What every x adds to the divergence for every threshold t above which others win.
+
+    Attributes:
+        low: x [n], increasing.
+        thresholds: t [m], decreasing.
+        values: [n, m] contributions, up to a factor for each x.
+    """
+
+    low: Array
+    thresholds: Array
+    values: Array
+
+    @classmethod
+    def at(cls, mu: float, repetitions: Repetitions, epsilon: float) -> "_Contributions":
+        low, thresholds = np.linspace(-9.0, 4.0, 261), np.linspace(9.0 + mu, -4.0, 261)
+        logs = []
+        for mean in (0.0, mu):
+            better = special.ndtr(mean - thresholds) + special.ndtr(low[:, None] - mean)
+            worse = special.ndtr(thresholds - mean) - special.ndtr(low[:, None] - mean)
+            worse = np.maximum(worse, 0.0)
+            logs.append(repetitions.log_phi_prime_at(log_of_worse(np.minimum(better, 1), worse)))
+        log_ratio = (mu * (mu / 2.0 - low) - epsilon)[:, None]
+        gain = np.exp(np.minimum(log_ratio + logs[0], 700.0))
+        return cls(low, thresholds, gain - np.exp(logs[1]))
+
+    def best_scores(self, fold: float) -> FoldedOrder | None:
+        """The best scores below a fold, made decreasing; None if the fold leaves nothing below."""
+        below, above = self.low < fold, self.thresholds >= fold
+        if not below.any() or above.sum() < 2:
+            return None
+        best = self.thresholds[above][self.values[np.ix_(below, above)].argmax(axis=1)]
+        scores = np.minimum.accumulate(best)
+        return FoldedOrder(fold, tuple(self.low[below]), tuple(scores))
 
 
 def best_split_order(mu: float, repetitions: Repetitions, delta: float) -> tuple[SplitOrder, float]:
@@ -146,7 +277,7 @@ def _three_outputs(
 
 
 def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
-    """Epsilon that the best split order found attains: no bound for all scores can be smaller.
+    """Epsilon that the best folded order found attains: no bound for all scores can be smaller.
 
     Args:
         base: the base mechanism; it must be Gaussian.
@@ -155,8 +286,8 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Uppe
     """
     if base.gaussian_mu is None:
         return not_applicable("worst-order", "the base must be Gaussian", _SOURCE)
-    order, epsilon = best_split_order(base.gaussian_mu, repetitions, delta)
-    source = f"{_SOURCE} (split at {order.top:.3f})"
+    order, epsilon = best_order(base.gaussian_mu, repetitions, delta)
+    source = f"{_SOURCE} (fold at {order.fold:.3f})"
     return UpperBound("worst-order", epsilon, _ASSUMES, source, attained=True)
 
 
