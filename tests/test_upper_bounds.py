@@ -191,8 +191,8 @@ def test_a_folded_order_leaks_more_than_any_split_order():
     assert folded > 1.003 * split
     assert folded <= region <= 1.0005 * folded
     assert folded == pytest.approx(TunedOrder(1.0, law, order).epsilon(1e-5), rel=1e-4)
-    x = np.linspace(-9, 9, 2001)
-    v_shaped = FoldedOrder(0.9, tuple(x[x < 0.9]), tuple(1.8 - x[x < 0.9]))
+    x = np.linspace(-12.0, -1.25, 2001)[:-1]
+    v_shaped = FoldedOrder(-1.25, tuple(x), tuple(-2.5 - x))
     increasing = TunedOrder(1.0, law, SplitOrder(-np.inf)).epsilon(1e-5)
     assert TunedOrder(1.0, law, v_shaped).epsilon(1e-5) > 1.5 * increasing
 
@@ -233,7 +233,7 @@ def test_region_of_pure_dp_tends_to_two_plus_eta():
     bounds = by_name(PureDp(1.0), "geometric:1e-6", 1e-9)
     assert bounds["liu-talwar"].epsilon == pytest.approx(3.0, rel=1e-5)
     assert bounds["reduced-exact"].epsilon is None
-    assert "Gaussian" in bounds["reduced-exact"].assumes
+    assert bounds["reduced-exact"].assumes.startswith("does not apply")
 
 
 def test_example_1_of_xiang_et_al_nearly_attains_three_epsilon():
