@@ -22,6 +22,7 @@ from torch import nn
 
 import threat_models
 from audit.dpsgd import DpSgdSettings, Lanes, make_engine, models
+from canaries import InputCanary
 from threat_models import CanaryLoss, Records, etcv, ntcv
 
 SHAPE = (1, 28, 28)
@@ -61,12 +62,12 @@ def lanes(count: int) -> Lanes:
 def threat(size: int) -> threat_models.ThreatModel:
     random = np.random.default_rng(0)
     x = random.random((size + 1, *SHAPE), dtype=np.float32)
-    records = Records(x, random.integers(10, size=size + 1), 10, "NOISE")
-    canary = records.canary(size)
+    y = random.integers(10, size=size + 1)
+    canary = InputCanary(x[size], int(y[size]), "NOISE")
     score = CanaryLoss(canary)
     if size == 0:
         return etcv(canary, score, SHAPE, 10)
-    return ntcv(records.first(size), None, canary, score)
+    return ntcv(Records(x[:size], y[:size], 10, "NOISE"), None, canary, score)
 
 
 def measure(

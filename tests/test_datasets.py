@@ -163,9 +163,9 @@ def test_digits_split_and_size(caplog):
     assert (len(train), len(validation)) == (1437, 360)
     assert 0 <= train.features.min() < train.features.max() == 1
     with caplog.at_level(logging.WARNING):
-        assert len(train.first(100)) == 100
+        assert len(datasets.load("DIGITS", train=True, size=100)) == 100
         assert not caplog.records
-        assert len(train.first(5000)) == 1437
+        assert len(datasets.load("DIGITS", train=True, size=5000)) == 1437
     assert "DIGITS has 1437 records, not 5000" in caplog.text
 
 

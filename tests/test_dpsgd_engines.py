@@ -3,7 +3,9 @@
 Each statistical test has a false-alarm rate of 1e-4.
 """
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +15,11 @@ import torch
 import threat_models
 from audit.dpsgd import DpSgdSettings, Lanes, choose_engine, make_engine
 from canaries import DiracCanary
-from threat_models import CanaryLoss, Records, UserScore, etcv, ntcv, ntnv
+from threat_models import CanaryLoss, Records, UserScore, datasets, etcv, ntcv, ntnv
 
 torch.set_num_threads(1)
 ALARM = 1e-4
+REAL = Path(os.environ.get("AUDIT_DATA_ROOT") or Path(__file__).parents[2] / "shared" / "data")
 SILENT = 1e-30  # a noise that is lost to rounding
 
 
@@ -167,3 +170,18 @@ def test_real_training_on_digits(threat, canary):
     if threat == "NTNV":
         # It learns: a model that knows nothing loses log(10) on each of 360 records.
         assert (-out.scores / 360 < 0.7 * np.log(10)).all()
+
+
+@pytest.mark.parametrize("dataset", ["FASHION", "CIFAR10"])
+def test_real_files(dataset):
+    other = "MNIST" if dataset == "FASHION" else dataset
+    if not all((REAL / f.path).exists() for name in (dataset, other) for f in datasets.FILES[name]):
+        pytest.skip(f"no files of {dataset} and {other} under AUDIT_DATA_ROOT")
+    canary = datasets.canary(other, 7, str(REAL))
+    data = datasets.load(dataset, True, str(REAL), 200)
+    threat = ntnv(data, datasets.load(dataset, False, str(REAL), 100), canary)
+    settings = DpSgdSettings(4, SILENT, 0.5, (0.02,), model="convnet")
+    pack = lanes(1, True)
+    ours, theirs = (make_engine(name, threat, settings).run(pack) for name in ("batched", "opacus"))
+    np.testing.assert_allclose(theirs.lambda_a, ours.lambda_a, rtol=1e-3)
+    np.testing.assert_allclose(theirs.scores, ours.scores, rtol=1e-4)

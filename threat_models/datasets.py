@@ -65,14 +65,6 @@ class Records:
         """Number of records."""
         return len(self.labels)
 
-    def first(self, size: int) -> "Records":
-        """The first `size` records; all, and a logged warning, where there are fewer."""
-        if size < 1:
-            raise ValueError(f"size of {self.name} must be >= 1, got {size}")
-        if size > len(self):
-            log.warning("%s has %d records, not %d: taking all", self.name, len(self), size)
-        return Records(self.features[:size], self.labels[:size], self.classes, self.name)
-
     def canary(self, index: int) -> InputCanary:
         """Record `index` as a canary, the paper's notation M[I]."""
         if not 0 <= index < len(self):
@@ -174,7 +166,7 @@ CLASSES = 10
 _FOREIGN = {"FASHION": "MNIST", "MNIST": "FASHION", "CIFAR10": "SVHN", "SVHN": "CIFAR10"}
 
 
-def load(name: str, train: bool, data_root: str | None = None) -> Records:
+def load(name: str, train: bool, data_root: str | None = None, size: int | None = None) -> Records:
     """One split of a data set.
 
     Args:
@@ -182,30 +174,38 @@ def load(name: str, train: bool, data_root: str | None = None) -> Records:
         train: the training split, else the test split, which serves as validation set.
         data_root: folder of the files; None takes the environment variable AUDIT_DATA_ROOT, else
             a folder of the user's cache. Files that are absent are downloaded and checked.
+        size: how many records, the first ones; None takes all. Where there are fewer, a warning is
+            logged and all are taken.
 
     Returns:
         Its records.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name, a size below 1, or a damaged file.
         FileNotFoundError: files that are absent and cannot be downloaded; the message lists them.
     """
     check_name(name)
+    if size is not None and size < 1:
+        raise ValueError(f"size of {name} must be >= 1, got {size}")
     if name == "DIGITS":
-        return _digits(train)
-    root = _root(data_root)
-    files = _split_files(name, train)
-    for file in files:
-        if not _local(root, file).exists():
+        pixels, labels = _digits(train)
+    else:
+        root = _root(data_root)
+        files = _split_files(name, train)
+        if not all(_local(root, file).exists() for file in files):
             _download(name, files, root)
-    paths = [_local(root, file) for file in files]
-    pixels, labels = _READERS[name](paths)
-    return Records(
-        np.ascontiguousarray(pixels, dtype=np.float32) / np.float32(255),
-        labels.astype(np.int64),
-        CLASSES,
-        name,
-    )
+        pixels, labels = _READERS[name]([_local(root, file) for file in files])
+    if size is not None and size > len(labels):
+        log.warning("%s has %d records, not %d: taking all", name, len(labels), size)
+    whole = np.float32(16 if name == "DIGITS" else 255)
+    features = np.ascontiguousarray(pixels[:size], dtype=np.float32) / whole
+    return Records(features, labels[:size].astype(np.int64), CLASSES, name)
+
+
+def canary(name: str, index: int, data_root: str | None = None) -> InputCanary:
+    """Record `index` of a training split; see `load` and `Records.canary`."""
+    size = index + 1 if index >= 0 else None
+    return load(name, train=True, data_root=data_root, size=size).canary(index)
 
 
 def foreign_canary(name: str, index: int, data_root: str | None = None) -> InputCanary:
@@ -225,7 +225,7 @@ def foreign_canary(name: str, index: int, data_root: str | None = None) -> Input
     check_name(name)
     if name == "DIGITS":
         return _natural_patches().canary(index)
-    return load(_FOREIGN[name], train=True, data_root=data_root).canary(index)
+    return canary(_FOREIGN[name], index, data_root)
 
 
 def check_name(name: str) -> None:
@@ -360,14 +360,13 @@ _READERS: dict[str, Callable[[list[Path]], tuple[Bytes, Bytes]]] = {
 }
 
 
-def _digits(train: bool) -> Records:
+def _digits(train: bool) -> tuple[Bytes, Bytes]:
     """scikit-learn's 1,797 digits of 8x8 pixels: the first 1,437 train, the last 360 validate."""
     from sklearn.datasets import load_digits
 
     content = load_digits()
     part = slice(None, 1437) if train else slice(1437, None)
-    features = (content.images[part, None] / 16).astype(np.float32)
-    return Records(features, content.target[part].astype(np.int64), CLASSES, "DIGITS")
+    return content.images[part, None].astype(np.uint8), content.target[part].astype(np.uint8)
 
 
 def _natural_patches() -> Records:

@@ -78,8 +78,8 @@ def build(
     if threat == "ETCV":
         shape, classes = datasets.RECORD_SHAPES[dataset], datasets.CLASSES
         return etcv(z, _score(score, z, None, worst_order), shape, classes)
-    training_set = datasets.load(dataset, True, data_root).first(train_size)
-    validation_set = datasets.load(dataset, False, data_root).first(validation_size)
+    training_set = datasets.load(dataset, True, data_root, train_size)
+    validation_set = datasets.load(dataset, False, data_root, validation_size)
     if threat == "NTNV":
         return ntnv(training_set, validation_set, z)
     return ntcv(training_set, validation_set, z, _score(score, z, validation_set, worst_order))
@@ -91,7 +91,7 @@ def _canary(
     if canary == "dirac":
         return DiracCanary()
     if threat == "ETCV":
-        return datasets.load(dataset, True, data_root).canary(index)
+        return datasets.canary(dataset, index, data_root)
     return datasets.foreign_canary(dataset, index, data_root)
 
 

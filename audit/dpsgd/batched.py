@@ -22,7 +22,7 @@ from threat_models.scores import Features
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # On a CPU: numbers that the state of a pack, and one chunk of records, may have to stay in cache
-# (2 MB and 32 MB of it; larger and smaller ones were both slower).
+# (3 MB and 32 MB of it; larger and smaller ones were both slower).
 _CPU_STATE_FLOATS = 800_000
 _CPU_CHUNK_FLOATS = 8_000_000
 _MAX_LANES = 4096
@@ -87,7 +87,7 @@ class BatchedEngine:
         if self._device.type == "cpu":
             return _CPU_CHUNK_FLOATS
         free, _ = torch.cuda.mem_get_info(self._device)
-        return int(free // (4 * self._initial[0].element_size()))
+        return min(_floor_to_power_of_two(free / (4 * self._initial[0].element_size())), 2**31)
 
     def lanes_per_pack(self) -> int:
         """How many lanes run side by side: from the cache on a CPU, from free memory on a GPU."""
@@ -100,7 +100,7 @@ class BatchedEngine:
         free, _ = torch.cuda.mem_get_info(self._device)
         block = max(1, _NOISE_BLOCK // self.parameters)
         per_lane = self.parameters * self._initial[0].element_size() * (6 + block)
-        return min(max(int(free // 4 // per_lane), 1), _MAX_LANES)
+        return min(_floor_to_power_of_two(free / (4 * per_lane)), _MAX_LANES)
 
     def run(self, lanes: Lanes) -> LaneOutcomes:
         """See `Engine.run`. Packs that do not fit the memory are halved and tried again."""
@@ -208,9 +208,10 @@ class BatchedEngine:
         block = min(s.steps, max(1, _NOISE_BLOCK // self.parameters))
         buffer = torch.empty(len(lanes), block, self.parameters, dtype=dtype, device=self._device)
         for start in range(0, s.steps, block):
+            rows = min(block, s.steps - start)
             for lane, generator in zip(buffer, generators, strict=True):
-                lane.normal_(0, scale, generator=generator)
-            for row in range(min(block, s.steps - start)):
+                lane[:rows].normal_(0, scale, generator=generator)
+            for row in range(rows):
                 yield list(torch.split(buffer[:, row], sizes, dim=1))
 
     def _batches(self, lanes: Lanes) -> Iterator[tuple[Tensor | None, Tensor]]:
@@ -226,9 +227,10 @@ class BatchedEngine:
         block = min(s.steps, max(1, _NOISE_BLOCK // width))
         buffer = torch.empty(len(lanes), block, width, dtype=torch.float64, device=self._device)
         for start in range(0, s.steps, block):
+            rows = min(block, s.steps - start)
             for lane, generator in zip(buffer, generators, strict=True):
-                lane.uniform_(generator=generator)
-            for row in range(min(block, s.steps - start)):
+                lane[:rows].uniform_(generator=generator)
+            for row in range(rows):
                 taken = buffer[:, row] < s.sampling_rate
                 yield taken[:, :-1], taken[:, -1]
 
@@ -290,6 +292,11 @@ def check_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, got {name}")
     return device
+
+
+def _floor_to_power_of_two(number: float) -> int:
+    """So that a little more or less free memory does not change the rounding of results."""
+    return 1 << max(0, int(number).bit_length() - 1)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
