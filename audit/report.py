@@ -200,20 +200,17 @@ def to_text(summary: Mapping[str, Any]) -> str:
             cells = [f"{b['mean']:.3f} [{b['min']:.3f}, {b['max']:.3f}]" for b in bounds]
             lines.append(row(f"eps_L from {proxy} ({number})", cells))
     for name in summary["results"][0]["upper_bounds"]:
-        bounds = [result["upper_bounds"][name] for result in summary["results"]]
-        cells = ["-" if b["epsilon"] is None else f"{b['epsilon']:.3f}" for b in bounds]
-        title = {"base": "one run", "worst-order": "worst-order (attained)"}.get(name, name)
-        lines.append(row(title, cells))
+        upper = [result["upper_bounds"][name] for result in summary["results"]]
+        if any(bound["epsilon"] is not None for bound in upper):
+            cells = ["-" if b["epsilon"] is None else f"{b['epsilon']:.3f}" for b in upper]
+            told = next(b["assumes"] for b in upper if b["epsilon"] is not None)
+            lines.append(f"{row({'base': 'one run'}.get(name, name), cells)}  {told}")
     lines += ["", "Cells of eps_L: mean [min, max] over the repeats."]
     for number, (key, _, _) in enumerate(shown(summary), 1):
         bound = first[key]
         confidence = f"{100 * bound['confidence']:g} % confidence" if bound["valid"] else "no claim"
         told = bound["assumes"] if bound["valid"] else bound["label"]
         lines.append(f"({number}) {key}, {confidence}: {told}")
-    lines += [
-        "Upper bounds: liu-talwar, renyi, profile and region hold for any score, reduced-* for a",
-        "monotone score; worst-order is what the worst score found leaks, not a bound.",
-    ]
     diverged = sum(result["diverged_runs"] for result in summary["results"])
     if diverged:
         lines.append(f"{diverged} runs diverged (non-finite weights); they were never chosen.")
