@@ -11,7 +11,7 @@ import threat_models
 from audit import accounting, upper_bounds
 from audit.config import AuditConfig
 from audit.dpsgd import Engine, choose_engine, make_engine
-from audit.tuning import best_of_runs
+from audit.tuning import Winners, best_of_runs
 from threat_models import ThreatModel, WorstOrder
 
 # Trials of a block: with an exact law the block is what one draw fills, else what a kill may lose.
@@ -44,30 +44,18 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Trials:
-    """What T games leave: one row each.
+class Trials(Winners):
+    """What T games leave: one row each, what the tuning released and the coin behind it.
 
     Attributes:
         trial: [T] index within budget and repeat.
         bit: [T] whether the canary was in the data.
-        runs: [T] K.
-        chosen: [T] index of the chosen run, -1 where there is none.
-        candidate: [T] index of its hyper-parameter candidate, -1 where there is none.
-        score: [T] its score; minus infinity where there is none.
-        lambda_a: [T] its base proxy; minus infinity where there is none.
-        lambda_b: [T] the proxy that adds the score; minus infinity where there is none.
-        diverged: [T] number of runs that diverged.
+        lambda_b: [T] the proxy that adds the score; minus infinity where nothing was released.
     """
 
     trial: NDArray[np.int64]
     bit: NDArray[np.bool_]
-    runs: NDArray[np.int64]
-    chosen: NDArray[np.int64]
-    candidate: NDArray[np.int64]
-    score: NDArray[np.float64]
-    lambda_a: NDArray[np.float64]
     lambda_b: NDArray[np.float64]
-    diverged: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -165,14 +153,5 @@ def play(config: AuditConfig, block: Block) -> Trials:
     some = winners.chosen >= 0
     lambda_b = np.full(block.trials, -np.inf)
     lambda_b[some] = scene.threat_model.lambda_b(winners.lambda_a[some], winners.score[some])
-    return Trials(
-        trial=block.start + np.arange(block.trials),
-        bit=bit,
-        runs=winners.runs,
-        chosen=winners.chosen,
-        candidate=winners.candidate,
-        score=winners.score,
-        lambda_a=winners.lambda_a,
-        lambda_b=lambda_b,
-        diverged=winners.diverged,
-    )
+    trial = block.start + np.arange(block.trials)
+    return Trials(**vars(winners), trial=trial, bit=bit, lambda_b=lambda_b)
