@@ -246,18 +246,18 @@ def test_out_of_memory_halves_the_packs(monkeypatch):
     sizes = []
     run_pack = type(engine)._run_pack
 
-    def scarce(self, part):
+    def scarce(self, part, scores):
         sizes.append(len(part))
         if len(part) > 5:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
-        return run_pack(self, part)
+        return run_pack(self, part, scores)
 
     monkeypatch.setattr(type(engine), "_run_pack", scarce)
     out = engine.run(pack)
     assert sizes == [21, 10, 5, 5, 5, 5, 1]
     np.testing.assert_allclose(out.lambda_a, expected.lambda_a)
 
-    def broken(self, part):
+    def broken(self, part, scores):
         raise RuntimeError("another matter")
 
     monkeypatch.setattr(type(engine), "_run_pack", broken)
@@ -272,11 +272,11 @@ def test_memory_of_one_lane_shrinks_the_chunks(monkeypatch):
     run_pack = type(engine)._run_pack
     chunks = []
 
-    def scarce(self, part):
+    def scarce(self, part, scores):
         chunks.append(self._chunk_floats)
         if self._chunk_floats > 1_000_000:
             raise MemoryError
-        return run_pack(self, part)
+        return run_pack(self, part, scores)
 
     monkeypatch.setattr(type(engine), "_run_pack", scarce)
     assert engine.run(lanes(1, True)).finite.all()
@@ -316,6 +316,18 @@ def test_losses_of_the_final_models():
         torch.nn.utils.vector_to_parameters(torch.from_numpy(row), model.parameters())
         expected = loss(model, torch.from_numpy(data.features).double(), torch.tensor(data.labels))
         assert value == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_one_set_of_runs_serves_several_scores():
+    data, canary = records(), records(1, seed=3).canary(0)
+    honest, chosen = ntnv(data, data, canary), threat_models.CanaryLoss(canary)
+    settings = DpSgdSettings(3, 1.0, 1.0, (0.1,), model="mlp")
+    pack = lanes(5, True)
+    shared = make_engine("batched", honest, settings).run_scores(pack, (honest.score, chosen))
+    for out, threat in zip(shared, (honest, ntcv(data, data, canary, chosen)), strict=True):
+        alone = make_engine("batched", threat, settings).run(pack)
+        np.testing.assert_array_equal(out.lambda_a, alone.lambda_a)
+        np.testing.assert_array_equal(out.scores, alone.scores)
 
 
 def test_bad_input():

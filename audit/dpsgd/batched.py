@@ -1,7 +1,7 @@
 """Many runs of DP-SGD at once: every parameter of every lane, in every step."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from audit.dpsgd.gradients import ClippedSums, StackedModel, stacked
 from audit.dpsgd.layers import Parameters
 from audit.dpsgd.settings import DpSgdSettings
 from canaries import InputCanary
-from threat_models import Observation, ThreatModel
+from threat_models import Observation, Score, ThreatModel
 from threat_models.scores import Features
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -103,14 +103,29 @@ class BatchedEngine:
         return min(_floor_to_power_of_two(free / (4 * per_lane)), _MAX_LANES)
 
     def run(self, lanes: Lanes) -> LaneOutcomes:
-        """See `Engine.run`. Packs that do not fit the memory are halved and tried again."""
-        parts: list[LaneOutcomes] = []
+        """See `Engine.run`."""
+        return self.run_scores(lanes, (self._threat_model.score,))[0]
+
+    def run_scores(self, lanes: Lanes, scores: Sequence[Score]) -> list[LaneOutcomes]:
+        """One set of runs, scored in several ways: NTNV and NTCV share theirs.
+
+        Each outcome has its exact law; outcomes of different scores are dependent. Packs that do
+        not fit the memory are halved and tried again.
+
+        Args:
+            lanes: the pack.
+            scores: any number of score functions.
+
+        Returns:
+            For each score what `run` would return with it.
+        """
+        parts: list[list[LaneOutcomes]] = []
         size, start = self.lanes_per_pack(), 0
         while start < len(lanes):
             part = slice(start, start + size)
             pack = Lanes(lanes.included[part], lanes.candidate[part], lanes.seeds[part])
             try:
-                parts.append(self._run_pack(pack))
+                parts.append(self._run_pack(pack, scores))
             except (MemoryError, RuntimeError) as error:
                 smallest = len(pack) == 1 and self._chunk_floats <= self._model.record_floats
                 if not _is_out_of_memory(error) or smallest:
@@ -123,14 +138,17 @@ class BatchedEngine:
                     torch.cuda.empty_cache()
             else:
                 start += len(pack)
-        return LaneOutcomes(
-            np.concatenate([np.empty(0), *(p.lambda_a for p in parts)]),
-            np.concatenate([np.empty(0), *(p.scores for p in parts)]),
-            np.concatenate([np.empty(0, np.bool_), *(p.finite for p in parts)]),
-        )
+        return [
+            LaneOutcomes(
+                np.concatenate([np.empty(0), *(p[i].lambda_a for p in parts)]),
+                np.concatenate([np.empty(0), *(p[i].scores for p in parts)]),
+                np.concatenate([np.empty(0, np.bool_), *(p[i].finite for p in parts)]),
+            )
+            for i in range(len(scores))
+        ]
 
     @torch.no_grad()
-    def _run_pack(self, lanes: Lanes) -> LaneOutcomes:
+    def _run_pack(self, lanes: Lanes, scores: Sequence[Score]) -> list[LaneOutcomes]:
         """Trains a pack and scores it."""
         s = self._settings
         theta, product, residual = self._train(lanes)
@@ -145,17 +163,21 @@ class BatchedEngine:
             theta=theta,
             chunk_floats=self._chunk_floats,
         )
-        scores = np.asarray(self._threat_model.score(observation), dtype=np.float64)
-        if scores.shape != (len(lanes),):
-            raise ValueError(
-                f"score {self._threat_model.score.name} must give one number per run, "
-                f"[{len(lanes)}], got shape {list(scores.shape)}"
-            )
         lambda_a = _to_numpy(product / (s.steps * s.max_grad_norm**2))
-        finite &= np.isfinite(scores) & np.isfinite(lambda_a)
-        return LaneOutcomes(
-            np.where(finite, lambda_a, 0.0), np.where(finite, scores, -np.inf), finite
-        )
+        finite &= np.isfinite(lambda_a)
+        outcomes = []
+        for score in scores:
+            values = np.asarray(score(observation), dtype=np.float64)
+            if values.shape != (len(lanes),):
+                raise ValueError(
+                    f"score {score.name} must give one number per run, [{len(lanes)}], "
+                    f"got shape {list(values.shape)}"
+                )
+            kept = finite & np.isfinite(values)
+            outcomes.append(
+                LaneOutcomes(np.where(kept, lambda_a, 0.0), np.where(kept, values, -np.inf), kept)
+            )
+        return outcomes
 
     def _train(self, lanes: Lanes) -> tuple[Parameters, Tensor, Tensor]:
         """All steps of a pack.
