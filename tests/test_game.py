@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from audit import game, report
+from audit import game, report, upper_bounds
 from audit.config import AuditConfig
 
 
@@ -110,7 +110,7 @@ def test_report_keeps_valid_lower_bounds_below_upper_bounds():
     assert not first[report.PAPER_PROTOCOL]["valid"]
     table = finished.table
     assert set(table["side"]) == {"lower", "upper"}
-    assert len(table[table["side"] == "upper"]) == 2 * 8
+    assert len(table[table["side"] == "upper"]) == 2 * (1 + len(upper_bounds.BOUNDS))
 
 
 @pytest.mark.parametrize(
