@@ -49,6 +49,7 @@ class Game:
         mu: of a Gaussian base.
         repetitions: law of K; None if nothing is tuned.
         increasing: whether the score increases in the Gaussian statistic.
+        split_top: where the order splits, for the worst-order score.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Game:
     mu: float | None = None
     repetitions: Repetitions | None = None
     increasing: bool = False
+    split_top: float | None = None
 
     def claims(self, bound: LowerBound) -> bool:
         """Whether the bound says that it holds here: labelled valid, and its assumption is met."""
@@ -137,6 +139,7 @@ def _worst_order(name: str, spec: str, epsilon_base: float, trials: int) -> Game
         ),
         threshold=threshold,
         repetitions=law,
+        split_top=order.top,
     )
 
 
@@ -185,6 +188,7 @@ def play(game: Game, trials: int, repeats: int, seed: int) -> list[dict[str, obj
             repetitions=game.repetitions,
             mu=game.mu,
             threshold=game.threshold,
+            split_top=game.split_top,
         )
         for key, job in jobs.items():
             begin = time.perf_counter()

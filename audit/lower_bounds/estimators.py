@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike
 
 from audit import checks
 from audit.lower_bounds import thresholds
+from audit.lower_bounds.families import SplitOrderCurve
 from audit.lower_bounds.methods import (
     Bayesian,
     BestOfGaussian,
     Conditional,
-    Curve,
     Method,
     Raw,
     gaussian,
@@ -54,6 +54,10 @@ _CLAIMS = {
         "independent runs of a Gaussian base, released statistic is an increasing score",
         "this project; the curve is that of Nasr et al. 2023",
     ),
+    "worst-order-curve": (
+        "independent trials; best of K by a split order of one standardised Gaussian statistic",
+        "this project",
+    ),
     "lifted-curve": (
         "independent trials; best of K by an increasing score of one Gaussian statistic",
         "this project; the family is that of Xiang, Wang & Wang 2024, algorithm 3",
@@ -63,7 +67,7 @@ _RULES = {
     "scan": "all ranks of a grid, paid for by their joint law",
     "fixed": "threshold fixed in advance",
     "split": "threshold from the even trials, judged by the odd ones",
-    "multi-split": "median of 21 random splits, Meinshausen et al. 2009",
+    "multi-split": "median of random splits at half the error, Meinshausen et al. 2009",
     "bonferroni": "thresholds at ranks fixed in advance, each paid for",
     "band": "all thresholds, by a simultaneous band after Berk & Jones 1979",
     "max-grid": "best of a grid on the same trials, not paid for",
@@ -203,6 +207,7 @@ def all_bounds(
     mu: float | None = None,
     threshold: float | None = None,
     direction: str = "higher",
+    split_top: float | None = None,
 ) -> list[LowerBound]:
     """Every lower bound that can be had from these scores; the recommended one comes first.
 
@@ -217,6 +222,8 @@ def all_bounds(
             standardised (N(b mu, 1) in one run), and thresholds are fixed from theory.
         threshold: a threshold fixed in advance, instead of the one from theory.
         direction: as in `lower_bound`.
+        split_top: where the order of the outputs splits, for the worst-order score; it adds
+            "worst-order-curve", and needs standardised scores, `repetitions` and `threshold`.
 
     Returns:
         Lower bounds, each with its claim; names may repeat, `key` does not.
@@ -233,6 +240,7 @@ def all_bounds(
         mu=mu,
         threshold=threshold,
         direction=direction,
+        split_top=split_top,
     )
     return [job() for job in jobs.values()]
 
@@ -246,6 +254,7 @@ def plan(
     mu: float | None = None,
     threshold: float | None = None,
     direction: str = "higher",
+    split_top: float | None = None,
 ) -> dict[str, Callable[[], LowerBound]]:
     """What `all_bounds` computes, by key, not computed yet; the arguments are the same."""
     setting = _setting(scores_without, scores_with, delta, confidence, direction)
@@ -258,18 +267,24 @@ def plan(
     in_advance = _in_advance(setting, law, mu, threshold)
     jobs: dict[str, Callable[[], LowerBound]] = {"scan:scan": partial(_by_scan, setting)}
     methods: list[Method] = [Raw(), Conditional(), Bayesian(), gaussian()]
-    if tuned:
+    if split_top is not None:
+        # The reduced game's curve does not hold for this score: this one takes its place.
+        if repetitions is None or threshold is None or direction != "higher":
+            raise ValueError("split_top must come with repetitions, threshold and direction higher")
+        methods.append(SplitOrderCurve(law, checks.interval("split_top", split_top), threshold))
+    elif tuned:
         methods.append(BestOfGaussian(law))
     for method in methods:
         rules: dict[str, Chooser] = {}
         if in_advance is not None:
             rules["fixed"] = in_advance
-        rules["split"] = thresholds.split
+        if not isinstance(method, SplitOrderCurve):
+            rules["split"] = thresholds.split
         if method.name in ("clopper-pearson", "lifted-curve"):
             rules["multi-split"] = thresholds.multi_split
             rules["bonferroni"] = thresholds.bonferroni
             rules["band"] = thresholds.band
-        if isinstance(method, Curve):
+        if isinstance(method, Raw | BestOfGaussian):
             rules["max-grid"] = thresholds.max_grid
         for rule, choose in rules.items():
             job = partial(_by_method, setting, method, rule, choose, tuned=tuned)

@@ -255,14 +255,14 @@ class Bayesian(Method):
         return np.array([_posterior_quantile(fp, n0, fn, n1, delta, alpha) for fp, fn in pairs])
 
     def epsilon(self, strength: float, delta: float) -> float:
-        return max(strength - 1e-6, 0.0)
+        return max(strength, 0.0)
 
 
 def _posterior_quantile(
     fp: float, n0: int, fn: float, n1: int, delta: float, alpha: float
 ) -> float:
     a0, b0, a1, b1 = fp + 0.5, n0 - fp + 0.5, fn + 0.5, n1 - fn + 0.5
-    t = np.linspace(-6.0, 6.0, 129)
+    t = np.linspace(-6.0, 6.0, 65)
     s = math.log(a0 / b0) + math.sqrt(1.0 / a0 + 1.0 / b0) * np.sinh(t)
     log_density = a0 * special.log_expit(s) + b0 * special.log_expit(-s) - special.betaln(a0, b0)
     weights = np.exp(log_density + np.log(np.cosh(t)))
@@ -278,7 +278,7 @@ def _posterior_quantile(
     low, high = 0.0, 60.0
     if below(low) >= alpha:
         return 0.0
-    while high - low > 1e-7:
+    while high - low > 1e-5:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if below(middle) < alpha else (low, middle)
     return low

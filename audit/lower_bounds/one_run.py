@@ -18,7 +18,7 @@ from scipy import special
 from audit import checks
 from audit.lower_bounds.methods import best_of_gaussian_epsilon
 from audit.lower_bounds.result import LowerBound
-from audit.lower_bounds.scores import Scores
+from audit.lower_bounds.scores import checked
 from audit.repetitions import Fixed
 
 Array = NDArray[np.float64]
@@ -144,41 +144,41 @@ _READINGS = (
 
 
 def one_run_bounds(
-    scores_out: ArrayLike,
-    scores_in: ArrayLike,
+    scores: ArrayLike,
+    included: ArrayLike,
     delta: float = 1e-5,
     confidence: float = 0.95,
     guesses: int | None = None,
-    seed: int = 0,
 ) -> list[LowerBound]:
     """Lower bounds on epsilon from one run with many canaries.
 
     Args:
-        scores_out: scores of the canaries that their coins left out.
-        scores_in: scores of the canaries that went in; high scores speak for "in".
+        scores: of the canaries [m], in an order that does not depend on their coins; high scores
+            speak for "in". Ties are guessed in this order.
+        included: whether the coin of each canary put it in, [m].
         delta: in [0, 1).
         confidence: in (0, 1).
         guesses: how many canaries to guess, half of them "in", if fixed before the run.
-        seed: of the random order in which tied scores are guessed and canaries are split.
 
     Returns:
         One bound for every reading and rule: "fixed" (where `guesses` is given), "bonferroni"
-        (a short list of numbers of guesses, each paid for) and "split".
+        (a short list of numbers of guesses, each paid for) and "split" (by the first half).
 
     Raises:
         ValueError: a parameter is out of its range, or a score is NaN.
     """
     checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
     checks.interval("confidence", confidence, 0.0, 1.0)
-    scores = Scores.of(scores_out, scores_in)
-    labels = np.repeat([False, True], [len(scores.without), len(scores.with_record)])
-    values = np.concatenate([scores.without, scores.with_record])
-    canaries = len(values)
+    values = checked("scores", scores)
+    labels = np.asarray(included)
+    if labels.shape != values.shape or labels.dtype != np.bool_:
+        raise ValueError(
+            f"included must be one true or false per score, got {labels.dtype} of shape "
+            f"{labels.shape} for {values.shape}"
+        )
+    canaries, went_in = len(values), int(labels.sum())
     if guesses is not None:
         checks.whole("guesses", guesses, 1, max(canaries, 1))
-    # Ties are broken at random, not by the coin: canaries are put into a random order first.
-    order = np.random.default_rng(seed).permutation(canaries)
-    values, labels = values[order], labels[order]
     alpha = 1.0 - confidence
     bounds = []
     for reading in _READINGS:
@@ -198,8 +198,8 @@ def one_run_bounds(
                     assumes=reading.assumes,
                     label=reading.label,
                     source=reading.source,
-                    trials_without=len(scores.without),
-                    trials_with=len(scores.with_record),
+                    trials_without=canaries - went_in,
+                    trials_with=went_in,
                 )
             )
     return bounds

@@ -19,7 +19,7 @@ from audit.lower_bounds.methods import (
     raw_epsilon,
 )
 from audit.lower_bounds.rates import upper_limit
-from audit.lower_bounds.scores import Scores
+from audit.lower_bounds.scores import checked
 from audit.repetitions import Repetitions
 
 Array = NDArray[np.float64]
@@ -77,7 +77,7 @@ def selected_rate_limit(
         alpha: error of the one-sided limit.
     """
     checks.interval("alpha", alpha, 0.0, 1.0)
-    score = Scores.of(scores, []).without
+    score = checked("scores", scores)
     hit = np.asarray(hits, dtype=bool)
     if hit.shape != score.shape:
         raise ValueError(f"hits must have one entry per score, got {hit.shape} for {score.shape}")

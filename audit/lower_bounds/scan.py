@@ -227,7 +227,7 @@ def _error(
     log_ceiling = math.log1p(-delta) - epsilon
     # Their number at the start is binomial; when many are likely, it is rounded up to the next of
     # a few, and what is rare beyond is an error.
-    step = 1 + int(math.sqrt(n0 * delta))
+    step = 1 + int(1.5 * math.sqrt(n0 * delta))
     total, followed, atoms = 0.0, 0.0, min(step - 1, n0)
     while True:
         up_to = float(special.bdtr(atoms, n0, delta)) if atoms < n0 else 1.0

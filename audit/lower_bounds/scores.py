@@ -10,7 +10,8 @@ Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 
-def _checked(name: str, scores: ArrayLike) -> Array:
+def checked(name: str, scores: ArrayLike) -> Array:
+    """Scores [n] as numbers, or a ValueError that names them: NaN is refused and counted."""
     try:
         values = np.asarray(scores, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -43,7 +44,7 @@ class Scores:
         Raises:
             ValueError: an argument is not a list of numbers, or has NaN in it.
         """
-        return cls(_checked("scores_without", scores_without), _checked("scores_with", scores_with))
+        return cls(checked("scores_without", scores_without), checked("scores_with", scores_with))
 
     @cached_property
     def sorted_without(self) -> Array:

@@ -1,0 +1,169 @@
+"""Families of mechanisms of unknown strength: the largest strength that the counts refute.
+
+A family is anything that has a privacy profile for every strength: DP-SGD with Poisson sampling by
+its privacy-loss distribution (`lambda s: DpSgd(1 / s, steps, rate).delta`), or a tuning with any
+score by the region bound (`lambda mu: RegionCurve(GaussianMechanism(mu).pairs[0], K).delta`). A
+strength is refuted if the upper limits of both error rates lie where its profile does not allow
+them: 1 - FN - e^eps FP > delta(eps) for some epsilon, or the same with FP and FN exchanged. Where
+the profile is only an upper bound on the truth, refuting it takes more evidence, never less.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from audit import checks
+from audit.lower_bounds import thresholds
+from audit.lower_bounds.methods import Counts, Curve, Raw
+from audit.lower_bounds.rates import Limit, upper_limit
+from audit.lower_bounds.result import LowerBound
+from audit.lower_bounds.scores import Scores
+from audit.repetitions import Repetitions
+
+Array = NDArray[np.float64]
+Profile = Callable[[float], float]
+
+_EPSILONS = 24
+
+
+def refutes(profile: Profile, fp_upper: float, fn_upper: float) -> bool:
+    """Whether limits of both error rates refute a profile, epsilon -> delta, of both directions."""
+    for few, other in ((fp_upper, fn_upper), (fn_upper, fp_upper)):
+        room = 1.0 - other
+        if room <= few:
+            continue
+        # Beyond log(room/few) nothing is left to refute; the evidence is below it.
+        for epsilon in np.linspace(0.0, math.log(room / few), _EPSILONS, endpoint=False)[::-1]:
+            if room - math.exp(epsilon) * few > profile(float(epsilon)):
+                return True
+    return False
+
+
+def family_bound(
+    scores_without: ArrayLike,
+    scores_with: ArrayLike,
+    family: Callable[[float], Profile],
+    epsilon: Callable[[float], float],
+    strengths: tuple[float, float],
+    assumes: str,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    threshold: float | None = None,
+    name: str = "family-curve",
+    source: str = "Nasr et al. 2023, for any family with a profile",
+) -> LowerBound:
+    """Lower bound on epsilon for a protocol of a known family and unknown strength.
+
+    Args:
+        scores_without: scores [n0] of the trials without the record.
+        scores_with: scores [n1] of the trials with it.
+        family: the privacy profile of every strength (epsilon to an upper bound on delta), growing
+            with the strength.
+        epsilon: what to report for a strength, at `delta`; rounded down.
+        strengths: the smallest and largest strength to consider.
+        assumes: what has to be true for the family to contain the protocol.
+        delta: in (0, 1), for the search of a threshold.
+        confidence: in (0, 1).
+        threshold: fixed in advance; without it the even trials choose one for the odd.
+        name: of the estimator, in the result.
+        source: of the family.
+
+    Returns:
+        The epsilon of the largest strength refuted; 0 if not even the smallest is.
+
+    Raises:
+        ValueError: a parameter is out of its range, or a score is NaN.
+    """
+    checks.interval("delta", delta, 0.0, 1.0)
+    checks.interval("confidence", confidence, 0.0, 1.0)
+    low, high = strengths
+    checks.interval("strengths", low, 0.0, high)
+    scores, alpha = Scores.of(scores_without, scores_with), 1.0 - confidence
+    if threshold is None:
+        found = thresholds.split(scores, Raw(), delta, alpha)
+    else:
+        found = thresholds.fixed(scores, threshold, Raw(), delta, alpha)
+    fp = float(upper_limit(found.false_positives, found.trials_without, alpha / 2.0))
+    fn = float(upper_limit(found.false_negatives, found.trials_with, alpha / 2.0))
+    value = 0.0
+    if refutes(family(low), fp, fn):
+        while high / low > 1.0 + 1e-3:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if refutes(family(middle), fp, fn) else (low, middle)
+        value = max(epsilon(low), 0.0)
+    return LowerBound(
+        name=name,
+        rule="split" if threshold is None else "fixed",
+        epsilon=value,
+        confidence=confidence,
+        valid=True,
+        assumes=assumes,
+        label="valid",
+        source=source,
+        threshold=found.threshold,
+        false_positives=found.false_positives,
+        false_negatives=found.false_negatives,
+        trials_without=found.trials_without,
+        trials_with=found.trials_with,
+    )
+
+
+@dataclass(frozen=True)
+class SplitOrderCurve(Curve):
+    """The tuned output under a split order, at a threshold fixed in advance; the strength is mu.
+
+    The order prefers x > top, the larger the better, and below it the smaller x. The output falls
+    below t < top if no run is above top and one is below t. Scores are the released x, in standard
+    deviations: N(b mu, 1) in one run. What they do without the record is then known, and the false
+    negatives alone bound mu: their rate falls as mu grows.
+
+    Attributes:
+        repetitions: law of K.
+        top: where the order splits, in standard deviations.
+        threshold: t.
+    """
+
+    repetitions: Repetitions
+    top: float
+    threshold: float
+    name: str = "worst-order-curve"
+
+    def rate_below(self, mu: float) -> float:
+        """P[output <= threshold] with the record."""
+        above = float(special.ndtr(mu - self.top))
+        low = float(special.ndtr(min(self.threshold, self.top) - mu))
+        beaten_or_below = self.repetitions.phi_survival(min(above + low, 1.0))
+        return float(beaten_or_below - self.repetitions.phi_survival(above))
+
+    def strength(
+        self, counts: Counts, delta: float, alpha: float, limit: Limit = upper_limit
+    ) -> Array:
+        return self.from_limits(
+            np.ones(len(counts.false_negatives)),
+            limit(counts.false_negatives, counts.trials_with, alpha),
+            delta,
+        )
+
+    def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
+        return np.array([self._refuted(float(fn)) for fn in np.asarray(fn_upper)])
+
+    def _refuted(self, fn_upper: float) -> float:
+        """The largest mu whose rate below the threshold is above the limit."""
+        low, high = 0.0, 40.0
+        if self.rate_below(low) <= fn_upper:
+            return 0.0
+        while high - low > 1e-9:
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if self.rate_below(middle) > fn_upper else (low, middle)
+        return low
+
+    def epsilon(self, strength: float, delta: float) -> float:
+        from audit.upper_bounds import SplitOrder, TunedOrder
+
+        if strength <= 0.0 or delta <= 0.0:
+            return 0.0
+        return TunedOrder(strength, self.repetitions, SplitOrder(self.top)).epsilon(delta)

@@ -1,0 +1,92 @@
+"""A small coverage study with fixed seeds: whatever claims to hold, holds.
+
+Each cell has 150 games. A row fails if its number of violations is beyond what a 5 % error gives
+with probability 1e-2 over all rows together (Bonferroni), so a study of correct estimators fails
+one time in a hundred; seeds are fixed, so always or never.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from audit import coverage
+
+SIZES = {60: 150}
+
+
+@pytest.fixture(scope="module")
+def study() -> pd.DataFrame:
+    return pd.concat(coverage.run(SIZES, seed=5), ignore_index=True)
+
+
+def test_no_estimator_that_claims_to_hold_is_above_five_percent(study: pd.DataFrame) -> None:
+    assert len(study["mechanism"].unique()) == 11
+    assert study["claimed"].sum() > 80
+    assert len(coverage.failures(study)) == 0
+
+
+def test_the_check_would_see_an_estimator_that_does_not_hold(study: pd.DataFrame) -> None:
+    pretended = study.assign(claimed=study["rule"] == "max-grid")
+    caught = set(coverage.failures(pretended)["estimator"])
+    assert "gaussian-curve" in caught  # on randomised response and Laplace
+
+
+def test_truths_are_in_order(study: pd.DataFrame) -> None:
+    truth = study.groupby("mechanism")["truth"].first()
+    assert truth["pure noise"] == 0.0
+    assert truth["leaky response"] == 1.0
+    assert truth["randomised response"] == pytest.approx(1.0, abs=1e-4)
+    assert truth["Gaussian mu=1.5"] == pytest.approx(7.0514, abs=1e-3)
+    assert truth["tuned tnb:0,0.01 base 1"] == pytest.approx(1.089, rel=3e-3)
+
+
+def test_samplers_have_the_law_they_claim() -> None:
+    """P[output <= threshold] by play and by formula: 4 standard deviations, one in 16,000 each."""
+    trials = 40_000
+    rng = np.random.default_rng(6)
+    for game in coverage.games(1_000):
+        low, high = game.sample(rng, trials)
+        if game.name.startswith("worst order"):
+            assert game.repetitions is not None
+            assert game.threshold is not None
+            assert game.split_top is not None
+            from audit.lower_bounds.families import SplitOrderCurve
+
+            curve = SplitOrderCurve(game.repetitions, game.split_top, game.threshold)
+            rates = [curve.rate_below(0.0), curve.rate_below(0.8638796)]
+        elif game.repetitions is not None:
+            assert game.mu is not None
+            from scipy import special
+
+            points = special.ndtr(2.0 - np.array([0.0, game.mu]))
+            rates = game.repetitions.phi(points).tolist()
+        else:
+            continue
+        at = game.threshold if game.threshold is not None else 2.0
+        for scores, rate in [(low, rates[0]), (high, rates[1])]:
+            error = 4.0 * np.sqrt(rate * (1.0 - rate) / trials)
+            assert abs(np.mean(scores <= at) - rate) < error
+
+
+def test_the_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--trials", "50", "--games", "3", "--mechanisms", "pure noise", "Laplace"]
+    assert coverage.main([*arguments, "--out", str(tmp_path)]) == 0
+    written = pd.read_csv(tmp_path / "coverage.csv")
+    assert set(written["mechanism"]) == {"pure noise", "Laplace"}
+    page = (tmp_path / "coverage.md").read_text()
+    assert "50 + 50 trials, 3 games" in page
+    assert "| scan |" in page
+    assert coverage.main(["--mechanisms", "Laplacian", "--out", str(tmp_path)]) == 2
+    assert "did you mean 'Laplace'?" in capsys.readouterr().err
+    assert coverage.main(["--trials", "0", "--out", str(tmp_path)]) == 2
+
+
+def test_the_committed_study_is_complete_and_clean() -> None:
+    path = Path(__file__).parent.parent / "docs" / "coverage.csv"
+    committed = pd.read_csv(path)
+    assert len(coverage.failures(committed)) == 0
+    assert set(committed["trials"]) == set(coverage.STUDY)
+    expected = committed.groupby("trials")["games"].first().to_dict()
+    assert expected == coverage.STUDY
