@@ -8,10 +8,17 @@ from audit.accounting.calibration import (
     noise_multiplier_for,
 )
 from audit.accounting.composition import compose
-from audit.accounting.conversion import Unreachable, best_order, renyi_to_epsilon, solve_epsilon
+from audit.accounting.conversion import (
+    Unreachable,
+    best_order,
+    reach,
+    renyi_to_epsilon,
+    solve_epsilon,
+)
 from audit.accounting.dpsgd import Composition, DpSgd
 from audit.accounting.mechanisms import (
     NEIGHBOURS,
+    AnyOf,
     ApproximateDp,
     DiscreteMechanism,
     GaussianMechanism,
@@ -29,6 +36,7 @@ from audit.accounting.pairs import DominatingPair, LossPair
 __all__ = [
     "ACCOUNTINGS",
     "NEIGHBOURS",
+    "AnyOf",
     "ApproximateDp",
     "Composition",
     "DiscreteMechanism",
@@ -50,6 +58,7 @@ __all__ = [
     "gdp_limit_mu",
     "mean_inclusion_mu",
     "noise_multiplier_for",
+    "reach",
     "read_curve",
     "renyi_to_epsilon",
     "solve_epsilon",

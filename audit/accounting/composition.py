@@ -161,7 +161,7 @@ def _on_grid(atoms: Atoms, spacing: float) -> tuple[int, Array]:
     # a + b = p and a e^-l + b e^-(l+h) = p e^-loss.
     upper = -np.expm1(-gap) / -math.expm1(-spacing)
     size = int(cell.max()) + 2
-    top = np.full(size, -np.inf)
+    top = np.full(size, -1e300)
     np.maximum.at(top, cell, atoms.log_mass)
     np.maximum.at(top, cell + 1, atoms.log_mass)
     masses = np.zeros(size)

@@ -16,6 +16,9 @@ class Unreachable(ValueError):
     """No epsilon reaches the delta asked for: the mechanism fails with more than that."""
 
 
+SMALLEST_DELTA = 1e-40
+"""Where a sampled profile ends: less than that is as good as its limit."""
+
 _LARGEST_EPSILON = 1e8
 # Relative accuracy that every evaluation of a profile is known to have; see tests.
 _PROFILE_ACCURACY = 1e-9
@@ -111,3 +114,15 @@ def solve_epsilon(profile: Callable[[float], float], delta: float) -> float:
         root += step
         step *= 2.0
     return root
+
+
+def reach(profile: Callable[[float], float]) -> float:
+    """An epsilon, not much too large, beyond which the profile is 1e-40 or all but its limit."""
+    enough = max(SMALLEST_DELTA, 1.001 * profile(_LARGEST_EPSILON))
+    low, high = 0.0, 1e-6
+    while profile(high) > enough and high < _LARGEST_EPSILON:
+        low, high = high, 2.0 * high
+    for _ in range(4):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if profile(middle) > enough else (low, middle)
+    return high

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.accounting.conversion import renyi_to_epsilon, solve_epsilon
+from audit.accounting.conversion import SMALLEST_DELTA, reach, renyi_to_epsilon, solve_epsilon
 from audit.accounting.pairs import (
     Atoms,
     DiscretePair,
@@ -28,8 +28,6 @@ Array = NDArray[np.float64]
 
 NEIGHBOURS = ("add-remove", "replace-one")
 """Neighbouring data sets: one record more or less, or one record replaced."""
-
-_SMALLEST_DELTA = 1e-40  # where a sampled profile ends
 
 
 class Mechanism(ABC):
@@ -68,6 +66,10 @@ class Mechanism(ABC):
     def delta(self, epsilon: ArrayLike) -> Array:
         """Privacy profile delta(epsilon), the larger direction."""
         return np.max([pair.profile(epsilon) for pair in self.pairs], axis=0)
+
+    def profile_grid(self, points: int = 2049) -> Array:
+        """Epsilons [n] from 0 to where the profile is negligible or no longer falls."""
+        return np.linspace(0.0, reach(lambda epsilon: float(self.delta(epsilon))), points)
 
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon at delta by the exact profile, rounded up."""
@@ -311,6 +313,37 @@ class ZeroConcentratedDp(Mechanism):
         return (_pair_of_renyi(self.renyi),)
 
 
+@dataclass(frozen=True)
+class AnyOf(Mechanism):
+    """One of several mechanisms, whichever: as private as the least private at every epsilon.
+
+    Attributes:
+        candidates: the mechanisms.
+    """
+
+    candidates: tuple[Mechanism, ...]
+
+    def __post_init__(self) -> None:
+        if not self.candidates:
+            raise ValueError("candidates must name at least one mechanism, got none")
+        object.__setattr__(self, "candidates", tuple(self.candidates))
+
+    def renyi(self, alpha: ArrayLike) -> Array:
+        return np.max([one.renyi(alpha) for one in self.candidates], axis=0)
+
+    def delta(self, epsilon: ArrayLike) -> Array:
+        return np.max([one.delta(epsilon) for one in self.candidates], axis=0)
+
+    @cached_property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        epsilons = self.profile_grid()
+        return (_pair_of_profile(epsilons, self.delta(epsilons)),)
+
+    @property
+    def description(self) -> str:
+        return "any of: " + "; ".join(one.description for one in self.candidates)
+
+
 def _curve(x_name: str, x: ArrayLike, y_name: str, y: ArrayLike, low: float) -> tuple[Array, Array]:
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if x.ndim != 1 or x.size == 0 or np.any(np.diff(x) <= 0) or not np.all(x >= low):
@@ -328,7 +361,7 @@ def _pair_of_renyi(renyi: Callable[[Array], Array]) -> LossPair:
     delta = min over alpha of e^((alpha-1) (D - eps)) (1 - 1/alpha)^(alpha-1) / alpha: the inverse
     of the conversion `renyi_to_epsilon`.
     """
-    most = renyi_to_epsilon(renyi, _SMALLEST_DELTA)
+    most = renyi_to_epsilon(renyi, SMALLEST_DELTA)
     epsilons = np.linspace(0.0, most, 2049)
     alpha = 1.0 + np.geomspace(1e-5, 1e9, 2801)
     rest, divergences = alpha - 1.0, renyi(alpha)

@@ -8,6 +8,22 @@ from collections.abc import Callable
 from audit import checks
 from audit.accounting import Mechanism, Unreachable
 from audit.repetitions import Repetitions
+from audit.upper_bounds.candidates import (
+    corollary_6_2,
+    largest_steps,
+    many_candidates,
+    propose_test_release,
+)
+from audit.upper_bounds.composed import TunedMechanism
+from audit.upper_bounds.conditional import (
+    conditional_curve,
+    conditional_sampling,
+    corollary_16,
+    repeated_response,
+    repeated_response_divergence,
+)
+from audit.upper_bounds.hypo import hypo, hypo_curve, hypo_pure, project_density
+from audit.upper_bounds.noisy_max import noisy_max, noisy_max_closed_form, noisy_max_renyi
 from audit.upper_bounds.profile import profile
 from audit.upper_bounds.pure import (
     approximate,
@@ -36,6 +52,12 @@ from audit.upper_bounds.renyi import (
     renyi_curve,
 )
 from audit.upper_bounds.result import UpperBound, not_applicable
+from audit.upper_bounds.subset import (
+    cost_ratio,
+    scaled_learning_rate,
+    subset_divergences,
+    subset_tuning,
+)
 from audit.upper_bounds.worst_order import (
     FoldedOrder,
     SplitOrder,
@@ -108,6 +130,7 @@ __all__ = [
     "ReducedGame",
     "RegionCurve",
     "SplitOrder",
+    "TunedMechanism",
     "TunedOrder",
     "UpperBound",
     "all_bounds",
@@ -116,15 +139,30 @@ __all__ = [
     "attack_order",
     "best_order",
     "best_split_order",
+    "conditional_curve",
+    "conditional_sampling",
     "corollary_4",
     "corollary_4_curve",
+    "corollary_6_2",
+    "corollary_16",
     "corollary_21",
+    "cost_ratio",
+    "hypo",
+    "hypo_curve",
+    "hypo_pure",
+    "largest_steps",
     "lemma_7",
     "lemma_7_curve",
     "lemma_22",
     "lemma_22_curve",
     "liu_talwar",
+    "many_candidates",
+    "noisy_max",
+    "noisy_max_closed_form",
+    "noisy_max_renyi",
     "profile",
+    "project_density",
+    "propose_test_release",
     "reduced_exact",
     "reduced_gdp_limit",
     "reduced_mean_inclusion",
@@ -132,6 +170,11 @@ __all__ = [
     "region",
     "renyi",
     "renyi_curve",
+    "repeated_response",
+    "repeated_response_divergence",
+    "scaled_learning_rate",
+    "subset_divergences",
+    "subset_tuning",
     "without_failures",
     "worst_order",
 ]

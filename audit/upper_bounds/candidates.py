@@ -1,0 +1,98 @@
+"""Candidates that differ in what one run costs, and candidates that test before they release."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from audit import checks
+from audit.accounting import AnyOf, DpSgd, Mechanism, PrivacyProfile
+from audit.repetitions import TruncatedNegativeBinomial
+from audit.upper_bounds.profile import profile
+from audit.upper_bounds.result import UpperBound
+
+
+def corollary_6_2(
+    epsilon_1: float, delta_1: float, epsilon_hat: float, repetitions: TruncatedNegativeBinomial
+) -> float:
+    """Epsilon of tuning over candidates that all keep two points of a privacy profile.
+
+    If each is (epsilon_1, delta_1)- and (epsilon_hat, d)-DP, tuning is (epsilon, E[K] d)-DP with
+    epsilon = epsilon_hat + (eta+1) log(e^epsilon_1 + ((1-gamma)/gamma) delta_1) (Koskela, Redberg
+    & Wang 2024, corollary 6.2).
+    """
+    checks.interval("epsilon_1", epsilon_1, 0.0, closed_low=True)
+    checks.interval("delta_1", delta_1, 0.0, 1.0, closed_low=True, closed_high=True)
+    checks.interval("epsilon_hat", epsilon_hat, 0.0, closed_low=True)
+    log_odds = math.log1p(-repetitions.gamma) - math.log(repetitions.gamma)
+    with np.errstate(divide="ignore"):
+        inside = float(np.logaddexp(epsilon_1, log_odds + np.log(delta_1)))
+    return epsilon_hat + (repetitions.eta + 1.0) * inside
+
+
+def many_candidates(
+    candidates: Sequence[Mechanism], repetitions: TruncatedNegativeBinomial, delta: float
+) -> UpperBound:
+    """Corollary 6.2 at its best epsilon_1, for runs that each draw one of several candidates.
+
+    Args:
+        candidates: the mechanisms among which a run may choose, in any way.
+        repetitions: the law of K.
+        delta: in (0, 1).
+    """
+    found = profile(AnyOf(tuple(candidates)), repetitions, delta)
+    source = "Koskela, Redberg & Wang 2024, corollary 6.2"
+    return UpperBound("many-candidates", found.epsilon, found.assumes, source)
+
+
+def largest_steps(
+    noise_multiplier: float,
+    sampling_rate: float,
+    thresholds: Sequence[tuple[float, float]],
+    most: int = 1 << 20,
+) -> int:
+    """The most steps for which DP-SGD stays (epsilon, delta)-DP at every threshold; 0 if none.
+
+    Args:
+        noise_multiplier: sigma of the candidate.
+        sampling_rate: of its batches.
+        thresholds: pairs (epsilon, delta) that all candidates keep.
+        most: the largest number of steps tried.
+    """
+
+    def keeps(steps: int) -> bool:
+        base = DpSgd(noise_multiplier, steps, sampling_rate)
+        return all(float(base.delta(epsilon)) <= delta for epsilon, delta in thresholds)
+
+    if not keeps(1):
+        return 0
+    low, high = 1, 2
+    while high <= most and keeps(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
+
+
+def propose_test_release(
+    released: Mechanism, test_epsilon: float, test_delta: float, failure: float
+) -> PrivacyProfile:
+    """A generalised propose-test-release step, to be tuned like any base.
+
+    (eps + test_epsilon, delta(eps) + test_delta + failure)-DP for every eps (Koskela, Redberg &
+    Wang 2024, theorem 6.1, after Redberg et al. 2023).
+
+    Args:
+        released: what is released when the test passes, as private as the test promises.
+        test_epsilon: epsilon of the test, >= 0.
+        test_delta: delta of the test, in [0, 1).
+        failure: chance that the test passes wrongly, in [0, 1).
+    """
+    checks.interval("test_epsilon", test_epsilon, 0.0, closed_low=True)
+    checks.interval("test_delta", test_delta, 0.0, 1.0, closed_low=True)
+    checks.interval("failure", failure, 0.0, 1.0, closed_low=True)
+    epsilons = released.profile_grid()
+    deltas = np.minimum(released.delta(epsilons) + test_delta + failure, 1.0)
+    return PrivacyProfile(epsilons + test_epsilon, deltas)
