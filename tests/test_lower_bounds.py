@@ -465,7 +465,7 @@ def test_the_largest_refuted_member_of_a_family_is_below_the_truth() -> None:
     bound = lower_bounds.family_bound(
         lost(0.8, 0.2, 20, False, 2000),
         lost(0.8, 0.2, 20, True, 2000),
-        lambda s: lambda epsilon: float(DpSgd(1.0 / s, 20, 0.2).delta(epsilon)),
+        lambda s: DpSgd(1.0 / s, 20, 0.2).delta,
         lambda s: DpSgd(1.0 / s, 20, 0.2).epsilon(DELTA),
         (0.6, 2.0),
         "DP-SGD with Poisson sampling, strength one over the noise multiplier",

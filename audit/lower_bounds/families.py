@@ -25,7 +25,7 @@ from audit.lower_bounds.scores import Scores
 from audit.repetitions import Repetitions
 
 Array = NDArray[np.float64]
-Profile = Callable[[float], float]
+Profile = Callable[[float], float | Array]
 
 _EPSILONS = 24
 
@@ -38,7 +38,7 @@ def refutes(profile: Profile, fp_upper: float, fn_upper: float) -> bool:
             continue
         # Beyond log(room/few) nothing is left to refute; the evidence is below it.
         for epsilon in np.linspace(0.0, math.log(room / few), _EPSILONS, endpoint=False)[::-1]:
-            if room - math.exp(epsilon) * few > profile(float(epsilon)):
+            if room - math.exp(epsilon) * few > float(profile(float(epsilon))):
                 return True
     return False
 

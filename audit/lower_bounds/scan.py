@@ -50,8 +50,8 @@ _NOMINAL_POWER = 0.6
 _UPPER_HALF = 4.0
 # Chance of more atoms than are followed, as a share of alpha; it is added to the error.
 _ATOM_SHARE = 5e-3
-# Relative allowance for the quadrature and the truncated tails of the recursion.
-_ALLOWANCE = 1e-6
+# Allowances for the quadrature (relative) and the truncated tails of the recursion (absolute).
+_ALLOWANCE, _TAILS = 1e-6, 1e-10
 # Longer stretches than this are interpolated, through the Chebyshev nodes of [-1, 1].
 _LONG = 24
 _NODES = np.cos(np.pi * (np.arange(9) + 0.5) / 9)
@@ -67,8 +67,8 @@ class Scan:
     Attributes:
         epsilon: the lower bound.
         threshold: the most telling threshold; None if there is no score.
-        false_positives: scores without the record above it.
-        false_negatives: scores with the record not above it.
+        false_positives: scores without the record above it; with ties, as many at most.
+        false_negatives: scores with the record not above it; with ties, as many at most.
         trials_without: number of scores without the record.
         trials_with: number of scores with it.
     """
@@ -103,7 +103,8 @@ def scan(scores: Scores, delta: float, alpha: float) -> Scan:
     by_low = 0.0 if skip_low else _invert(n0, n1, delta, alpha / 2.0, low)
     by_high = 0.0 if skip_high else _invert(n1, n0, delta, alpha / 2.0, high)
     if by_high > by_low or skip_low:
-        at = float(with_record[n1 - high.rank])
+        # Scores at this one speak for the record too: the threshold is just below.
+        at = float(np.nextafter(with_record[n1 - high.rank], -np.inf))
         return Scan(by_high, at, high.ones, n1 - high.rank, n0, n1)
     return Scan(by_low, float(without[low.rank - 1]), n0 - low.rank, low.ones, n0, n1)
 
@@ -165,11 +166,11 @@ def _grid(n0: int, delta: float) -> _Grid:
         steps.append(steps[-1] * (1.0 - share))
     ranks = np.unique(np.rint(steps))
     # No evidence in ranks that chance alone would fill with atoms.
-    atoms = float(special.bdtrik(0.999, n0, delta)) if delta > 0.0 else 0.0
-    ranks = ranks[ranks > max(math.ceil(atoms), 0)]
-    if len(ranks) == 0:
-        ranks = np.array([float(n0)])
-    shares = np.maximum(ranks - math.ceil(atoms), 1e-3)
+    atoms = 0
+    if n0 * delta > 1e-4:
+        atoms = math.ceil(special.bdtrik(0.999, n0, delta))
+    ranks = ranks[ranks > atoms] if atoms < n0 else ranks[-1:]
+    shares = np.maximum(ranks - atoms, 1e-3)
     levels = _NOMINAL * (ranks / n0) ** _NOMINAL_POWER
     levels = np.where(ranks > n0 / 2.0, _UPPER_HALF, 1.0) * levels
     return _Grid(ranks.astype(np.int64), shares, levels)
@@ -235,7 +236,7 @@ def _error(
         followed = up_to
         beyond = float(special.bdtrc(atoms, n0, delta)) if atoms < n0 else 0.0
         if beyond <= _ATOM_SHARE * alpha:
-            return min((total + beyond) * (1.0 + _ALLOWANCE), 1.0)
+            return min((total + beyond) * (1.0 + _ALLOWANCE) + _TAILS, 1.0)
         atoms = min(atoms + step, n0)
 
 
@@ -257,9 +258,11 @@ def _crossing(
     crossed: list[tuple[int, int, Array]] = []  # rank, first number of ones, chances
     arrived = atoms
     for rank, limit in zip(ranks.tolist(), boundary.tolist(), strict=True):
-        kernel, shift = _negative_binomial(rank - arrived, log_odds)
+        kernel, shift = _negative_binomial(rank - arrived, log_odds, last - start)
+        if len(kernel) == 0:
+            break
         start += shift
-        states = convolve(states, kernel)[: max(last - start + 1, 0)]
+        states = convolve(states, kernel)[: last - start + 1]
         matter = np.flatnonzero(states > 1e-14 * states.max(initial=0.0))
         if len(matter) == 0:
             break
@@ -308,14 +311,14 @@ def _crossing(
     return min(total, 1.0)
 
 
-def _negative_binomial(zeros: int, log_odds: float) -> tuple[Array, int]:
-    """Chances of the number of ones that arrive with so many zeros, from some first number on."""
+def _negative_binomial(zeros: int, log_odds: float, most: int) -> tuple[Array, int]:
+    """Chances of the number of ones that arrive with so many zeros, from some first to `most`."""
     log_one, log_zero = special.log_expit(-log_odds), special.log_expit(log_odds)
     mean = zeros * math.exp(-log_odds)
     spread = math.sqrt(mean * (1.0 + math.exp(-log_odds)))
     # Outside of these the chance is under 1e-15: a normal left, a gamma right tail.
     low = max(int(mean - 8.5 * spread), 0)
-    high = int(mean + 9.0 * spread - 40.0 / log_one) + 1
+    high = int(min(mean + 9.0 * spread - 40.0 / log_one + 1.0, most))
     k = np.arange(low, high + 1.0)
     log_ways = special.gammaln(zeros + k) - special.gammaln(k + 1.0) - math.lgamma(zeros)
     return np.exp(log_ways + zeros * log_zero + k * log_one), low
