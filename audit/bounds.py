@@ -1,24 +1,24 @@
 """What does this tuning cost? The accountant: `python -m audit.bounds --help`.
 
-Prints every bound on the epsilon of releasing the best of K runs, or solves for the noise at which
-the whole tuning keeps a budget. Needs no torch.
+Prints every bound on the epsilon of releasing the best of K runs; or solves for the noise, for the
+number of runs or for the law of K that keep a budget for the whole tuning. Needs no torch.
 """
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from scipy import optimize
+import numpy as np
 
 from audit import accounting, checks, repetitions, upper_bounds
-from audit.accounting import GaussianMechanism
+from audit.accounting import Composition, DpSgd, GaussianMechanism, Mechanism
 from audit.repetitions import Repetitions
-from audit.upper_bounds import UpperBound
+from audit.upper_bounds import Bound, TunedMechanism, UpperBound, with_mean
 
-_SMALLEST_MU, _LARGEST_MU = 1e-4, 100.0
+_SOLVES = ("noise", "runs", "law")
+_APPROXIMATE = ("worst-order", "reduced-O", "reduced-G")
 
 
 @dataclass(frozen=True)
@@ -26,28 +26,34 @@ class BaseReport:
     """One run of the base mechanism, as reported.
 
     Attributes:
-        mu: distance of the two output laws in standard deviations.
+        mu: distance of the two output laws in standard deviations, where they are normal.
         noise_multiplier: sigma, where the number of steps is known.
-        steps: full-batch iterations, where known.
-        epsilon_rdp: epsilon of one run by Renyi divergences, as the papers count.
-        epsilon_exact: epsilon of one run by the Gaussian profile.
+        steps: iterations, where known.
+        epsilon_rdp: epsilon of one run by Renyi divergences, as the papers count; None if infinite.
+        epsilon_exact: epsilon of one run by its privacy profile; None if delta is out of reach.
         accounting: which of the two is called epsilon_B.
+        description: the mechanism in words, neighbours included.
     """
 
-    mu: float
+    mu: float | None
     noise_multiplier: float | None
     steps: int | None
-    epsilon_rdp: float
-    epsilon_exact: float
+    epsilon_rdp: float | None
+    epsilon_exact: float | None
     accounting: str
+    description: str = ""
 
     @property
     def bound(self) -> UpperBound:
         """One run alone, as a first row beside the bounds."""
-        epsilon = self.epsilon_rdp if self.accounting == "rdp" else self.epsilon_exact
-        how = "Renyi divergences" if self.accounting == "rdp" else "the exact Gaussian profile"
-        source = "Xiang, Wang & Wang 2024, theorem 6" if self.accounting == "rdp" else ""
-        source = source or "Balle & Wang 2018, theorem 8"
+        if self.accounting == "rdp":
+            epsilon, how = self.epsilon_rdp, "Renyi divergences"
+            source = "Xiang, Wang & Wang 2024, theorem 6"
+        else:
+            epsilon, how = self.epsilon_exact, "the privacy profile"
+            source = "Balle & Wang 2018, theorem 8"
+            if self.mu is None:
+                source = "hockey-stick divergence of the dominating pair"
         return UpperBound("base", epsilon, f"a single run, not the tuning; by {how}", source)
 
 
@@ -60,15 +66,46 @@ def report_base(mu: float, delta: float, method: str, steps: int | None = None) 
         method: `rdp` or `exact`, which epsilon is called epsilon_B.
         steps: full-batch iterations, to name the noise multiplier.
     """
-    base = GaussianMechanism(mu)
+    if steps is None:
+        return report_mechanism(GaussianMechanism(mu), delta, method)
+    noise_multiplier = accounting.noise_multiplier_for(mu, steps)
+    report = report_mechanism(DpSgd(noise_multiplier, steps), delta, method)
+    return BaseReport(**(asdict(report) | {"mu": mu}))
+
+
+def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
+    """Accounts for one run of any base.
+
+    Args:
+        base: the base mechanism.
+        delta: in (0, 1).
+        method: `rdp` or `exact`, which epsilon is called epsilon_B.
+    """
+    by_renyi = base.renyi_epsilon(delta)
+    try:
+        exact: float | None = base.epsilon(delta)
+    except accounting.Unreachable:
+        exact = None
     return BaseReport(
-        mu=mu,
-        noise_multiplier=None if steps is None else accounting.noise_multiplier_for(mu, steps),
-        steps=steps,
-        epsilon_rdp=base.renyi_epsilon(delta),
-        epsilon_exact=base.epsilon(delta),
+        mu=base.gaussian_mu,
+        noise_multiplier=base.noise_multiplier if isinstance(base, DpSgd) else None,
+        steps=base.steps if isinstance(base, DpSgd) else None,
+        epsilon_rdp=by_renyi if np.isfinite(by_renyi) else None,
+        epsilon_exact=exact,
         accounting=checks.one_of("accounting", method, accounting.ACCOUNTINGS),
+        description=base.description,
     )
+
+
+def bound_named(name: str) -> Bound | None:
+    """The bound of that name, to solve with; None stands for the region bound.
+
+    Raises:
+        ValueError: there is none, or it is no upper bound.
+    """
+    usable = [each for each in upper_bounds.BOUNDS if each not in _APPROXIMATE]
+    checks.one_of("bound", name, usable)
+    return None if name == "region" else upper_bounds.BOUNDS[name]
 
 
 def solve_mu(target: float, law: Repetitions, delta: float, bound: str = "region") -> float:
@@ -78,7 +115,7 @@ def solve_mu(target: float, law: Repetitions, delta: float, bound: str = "region
         target: epsilon allowed for the tuning, > 0.
         law: the law of K.
         delta: in (0, 1).
-        bound: the name of a bound; `worst-order` is refused, for it is not a bound.
+        bound: the name of a bound; what is no upper bound is refused.
 
     Returns:
         mu, rounded down so that the bound keeps the target.
@@ -86,58 +123,63 @@ def solve_mu(target: float, law: Repetitions, delta: float, bound: str = "region
     Raises:
         ValueError: the bound does not apply to the law, or no mu in (1e-4, 100) meets the target.
     """
-    checks.interval("target-epsilon", target, 0.0, 1e4)
-    usable = [name for name in upper_bounds.BOUNDS if name != "worst-order"]
-    function = upper_bounds.BOUNDS[checks.one_of("bound", bound, usable)]
-
-    def excess(log_mu: float) -> float:
-        answer = function(GaussianMechanism(math.exp(log_mu)), law, delta)
-        if answer.epsilon is None:
-            raise ValueError(f"bound {bound!r} {answer.assumes}, got repetitions {law.spec}")
-        return answer.epsilon - target
-
-    low, high = math.log(_SMALLEST_MU), math.log(_LARGEST_MU)
-    if excess(low) > 0 or excess(high) < 0:
-        raise ValueError(
-            f"target-epsilon must be what some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) gives by "
-            f"{bound} at delta={delta:g} with {law.spec}, got {target!r}"
-        )
-    log_mu = float(optimize.brentq(excess, low, high, xtol=1e-10))
-    while excess(log_mu) > 0:
-        log_mu -= 1e-9
-    return math.exp(log_mu)
+    return upper_bounds.solve_mu(target, law, delta, bound_named(bound), bound)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m audit.bounds",
-        description="Bounds on the privacy cost of releasing the best of K DP-SGD runs.",
+        description="Bounds on the privacy cost of releasing the best of K runs.",
     )
     parser.add_argument("--repetitions", default="tnb:0,0.01", metavar="SPEC", help="the law of K")
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--mu", type=float, help="mu of the base (Gaussian DP)")
-    parser.add_argument("--noise-multiplier", type=float, metavar="SIGMA", help="with --steps")
-    parser.add_argument("--steps", type=int, metavar="N", help="full-batch iterations of one run")
-    parser.add_argument("--epsilon-base", type=float, metavar="E", help="budget of one run")
-    parser.add_argument(
-        "--target-epsilon", type=float, metavar="E", help="budget of the whole tuning; with --steps"
+    base = parser.add_argument_group("one run, in one of these ways")
+    base.add_argument("--mu", type=float, help="mu of a Gaussian base")
+    base.add_argument("--noise-multiplier", type=float, metavar="SIGMA", help="with --steps")
+    base.add_argument("--epsilon-base", type=float, metavar="E", help="budget of one Gaussian run")
+    base.add_argument(
+        "--base",
+        metavar="SPEC",
+        help="laplace:SCALE, response:E,OPTIONS, pure:E, approximate:E,DELTA, zcdp:RHO, "
+        "renyi:FILE or profile:FILE (csv of two columns)",
     )
-    parser.add_argument("--bound", default="region", help="the bound that keeps --target-epsilon")
-    parser.add_argument(
+    more = parser.add_argument_group("about one run")
+    more.add_argument("--steps", type=int, metavar="N", help="iterations of one run")
+    more.add_argument(
+        "--sampling-rate", type=float, default=1.0, metavar="TAU", help="1: full batch"
+    )
+    more.add_argument("--neighbours", default="add-remove", help="add-remove or replace-one")
+    more.add_argument(
         "--accounting",
         default="rdp",
         help="how epsilon_B of one run is counted: rdp (the papers' way) or exact",
     )
+    total = parser.add_argument_group("the whole")
+    total.add_argument("--tunings", type=int, default=1, metavar="N", help="how often it is tuned")
+    total.add_argument("--final-run", action="store_true", help="one more run is released at last")
+    solve = parser.add_argument_group("what does a budget afford")
+    solve.add_argument(
+        "--target-epsilon", type=float, metavar="E", help="budget of the whole tuning"
+    )
+    solve.add_argument(
+        "--solve",
+        default="noise",
+        help="noise (least noise multiplier; with --steps), runs (most expected runs of the law's "
+        "family) or law (the law of K with the best expected quantile)",
+    )
+    solve.add_argument("--bound", default="region", help="the bound that keeps --target-epsilon")
+    parser.add_argument("--plot", metavar="FILE", help="draws epsilon against E[K], several laws")
     parser.add_argument("--json", action="store_true", help="print json instead of a table")
     return parser
 
 
-def _mu_of(arguments: argparse.Namespace, law: Repetitions) -> float:
+def _base_of(arguments: argparse.Namespace, law: Repetitions) -> Mechanism:
     ways = {
         "--mu": arguments.mu,
         "--noise-multiplier": arguments.noise_multiplier,
         "--epsilon-base": arguments.epsilon_base,
-        "--target-epsilon": arguments.target_epsilon,
+        "--base": arguments.base,
+        "--target-epsilon": arguments.target_epsilon if arguments.solve == "noise" else None,
     }
     given = [name for name, value in ways.items() if value is not None]
     if len(given) != 1:
@@ -146,15 +188,44 @@ def _mu_of(arguments: argparse.Namespace, law: Repetitions) -> float:
         )
     if given[0] in ("--noise-multiplier", "--target-epsilon") and arguments.steps is None:
         raise ValueError(f"steps must be given with {given[0]}, got none")
-    if arguments.mu is not None:
-        return checks.interval("mu", arguments.mu, 0.0, 1e3, closed_high=True)
-    if arguments.noise_multiplier is not None:
-        return accounting.DpSgd(arguments.noise_multiplier, arguments.steps).gaussian_mu
-    if arguments.epsilon_base is not None:
-        return accounting.calibrate_mu(
-            arguments.epsilon_base, arguments.delta, arguments.accounting
+    rate, neighbours = arguments.sampling_rate, arguments.neighbours
+    if given[0] == "--target-epsilon":
+        bound = bound_named(arguments.bound)
+        noise = upper_bounds.solve_noise_multiplier(
+            arguments.target_epsilon, law, arguments.delta, arguments.steps, rate, neighbours, bound
         )
-    return solve_mu(arguments.target_epsilon, law, arguments.delta, arguments.bound)
+        return DpSgd(noise, arguments.steps, rate, neighbours)
+    if arguments.noise_multiplier is not None:
+        return DpSgd(arguments.noise_multiplier, arguments.steps, rate, neighbours)
+    if rate != 1.0 or neighbours != "add-remove":
+        raise ValueError(f"sampling-rate and neighbours need --noise-multiplier, got {given[0]}")
+    if arguments.base is not None:
+        return accounting.parse(arguments.base)
+    mu = arguments.mu
+    if mu is None:
+        mu = accounting.calibrate_mu(arguments.epsilon_base, arguments.delta, arguments.accounting)
+    if arguments.steps is not None:
+        return DpSgd(accounting.noise_multiplier_for(mu, arguments.steps), arguments.steps)
+    return GaussianMechanism(mu)
+
+
+def _total(base: Mechanism, law: Repetitions, arguments: argparse.Namespace) -> list[UpperBound]:
+    """Tuned several times, or followed by a final run: the region bound, composed."""
+    times = checks.whole("tunings", arguments.tunings, 1)
+    if times == 1 and not arguments.final_run:
+        return []
+    parts: tuple[Mechanism, ...] = (TunedMechanism(base, law),) * times
+    if arguments.final_run:
+        parts += (base,)
+    then = ", then one run of the base" if arguments.final_run else ""
+    return [
+        UpperBound(
+            "total",
+            Composition(parts).epsilon(arguments.delta),
+            f"any score; tuned {times} time(s){then}",
+            "region bound, composed by privacy loss distributions",
+        )
+    ]
 
 
 def _as_json(row: UpperBound) -> dict[str, object]:
@@ -162,19 +233,61 @@ def _as_json(row: UpperBound) -> dict[str, object]:
 
 
 def _print_table(base: BaseReport, law: Repetitions, delta: float, rows: list[UpperBound]) -> None:
-    noise = ""
-    if base.noise_multiplier is not None:
-        noise = f", noise multiplier {base.noise_multiplier:.6g} for {base.steps} full-batch steps"
     print(f"repetitions {law.spec} (E[K] = {law.mean:.4g}), delta = {delta:g}")
-    print(f"base: mu = {base.mu:.6g}{noise}")
+    mu = "" if base.mu is None else f"mu = {base.mu:.6g}; "
+    print(f"base: {mu}{base.description}")
     print()
     width = max(len(row.name) for row in rows)
     print(f"{'bound':{width}}  {'epsilon':>9}  what it needs to be true")
     for row in rows:
-        value = "-" if row.epsilon is None else f"{row.epsilon:.4f}"
+        if row.epsilon is None:
+            continue
         rounded = f" (rounded up by < {row.error:.0e})" if row.error > 0 else ""
-        print(f"{row.name:{width}}  {value:>9}  {row.assumes}{rounded}")
+        print(f"{row.name:{width}}  {row.epsilon:9.4f}  {row.assumes}{rounded}")
         print(f"{'':{width}}  {'':>9}    {row.source}")
+    silent = [row for row in rows if row.epsilon is None]
+    for row in silent:
+        print(f"{row.name:{width}}  {'-':>9}  {row.assumes}")
+
+
+def plot_cost(
+    base: Mechanism, delta: float, path: str, bound: Bound | None = None, points: int = 13
+) -> None:
+    """Draws epsilon of the tuning against the expected number of runs, for several laws of K.
+
+    Args:
+        base: one run.
+        delta: in (0, 1).
+        path: where the figure goes; its ending names the format.
+        bound: the bound drawn; the region bound by default.
+        points: numbers of runs from 2 to 1000.
+    """
+    import matplotlib  # slow to import, and only wanted here
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    families = {
+        "truncated negative binomial, eta = -0.5": "tnb:-0.5,0.5",
+        "logarithmic (eta = 0)": "tnb:0,0.5",
+        "geometric (eta = 1)": "tnb:1,0.5",
+        "Poisson": "poisson:1",
+        "fixed": "fixed:2",
+    }
+    means = np.geomspace(2.0, 1000.0, points)
+    figure, axes = plt.subplots(figsize=(6.0, 4.0))
+    for label, spec in families.items():
+        laws = [with_mean(repetitions.parse(spec), mean) for mean in means]
+        values = [(bound or upper_bounds.region)(base, law, delta).epsilon for law in laws]
+        axes.plot(
+            [law.mean for law in laws], [np.nan if v is None else v for v in values], label=label
+        )
+    axes.set(xscale="log", xlabel="expected number of runs, E[K]", ylabel=f"epsilon at {delta:g}")
+    axes.set_title(base.description, fontsize="small", wrap=True)
+    axes.legend(fontsize="small", frameon=False)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,27 +300,49 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, or 2 after one clear line about what was wrong.
     """
     arguments = _parser().parse_args(argv)
+    affordable: list[upper_bounds.Affordable] = []
     try:
         law = repetitions.parse(arguments.repetitions)
-        checks.interval("delta", arguments.delta, 0.0, 1.0)
+        delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
         checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
-        mu = _mu_of(arguments, law)
-        base = report_base(mu, arguments.delta, arguments.accounting, arguments.steps)
-        bounds = upper_bounds.all_bounds(GaussianMechanism(mu), law, arguments.delta)
+        solve = checks.one_of("solve", arguments.solve, _SOLVES)
+        bound = bound_named(arguments.bound)
+        base = _base_of(arguments, law)
+        if solve != "noise":
+            if arguments.target_epsilon is None:
+                raise ValueError(f"target-epsilon must be given with --solve {solve}, got none")
+            if solve == "runs":
+                law = upper_bounds.solve_runs(arguments.target_epsilon, base, law, delta, bound)
+            else:
+                affordable = upper_bounds.best_law(arguments.target_epsilon, base, delta, bound)
+                law = affordable[0].law
+        report = report_mechanism(base, delta, arguments.accounting)
+        rows = [report.bound, *upper_bounds.all_bounds(base, law, delta)]
+        rows += _total(base, law, arguments)
+        if arguments.plot:
+            plot_cost(base, delta, arguments.plot, bound)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    rows = [base.bound, *bounds]
     if arguments.json:
         answer = {
-            "delta": arguments.delta,
+            "delta": delta,
             "repetitions": law.spec,
-            "base": asdict(base),
+            "expected_quantile": law.expected_quantile(),
+            "base": asdict(report),
             "bounds": [_as_json(row) for row in rows],
+            "affordable": [
+                {"repetitions": one.law.spec, "expected_quantile": one.expected_quantile}
+                for one in affordable
+            ],
         }
         print(json.dumps(answer, indent=2))
     else:
-        _print_table(base, law, arguments.delta, rows)
+        _print_table(report, law, delta, rows)
+        for one in affordable:
+            print(
+                f"{one.law.spec:24} expected quantile of the best run {one.expected_quantile:.5f}"
+            )
     return 0
 
 

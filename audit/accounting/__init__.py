@@ -29,8 +29,10 @@ from audit.accounting.mechanisms import (
     RandomisedResponse,
     RenyiCurve,
     ZeroConcentratedDp,
+    parse,
     read_curve,
 )
+from audit.accounting.opacus import from_opacus, tuning_epsilon
 from audit.accounting.pairs import DominatingPair, LossPair
 
 __all__ = [
@@ -55,11 +57,14 @@ __all__ = [
     "best_order",
     "calibrate_mu",
     "compose",
+    "from_opacus",
     "gdp_limit_mu",
     "mean_inclusion_mu",
     "noise_multiplier_for",
+    "parse",
     "reach",
     "read_curve",
     "renyi_to_epsilon",
     "solve_epsilon",
+    "tuning_epsilon",
 ]

@@ -21,6 +21,7 @@ from scipy import fft, special
 from audit.accounting.pairs import Atoms, LossLaw, LossPair
 
 Array = NDArray[np.float64]
+Complex = NDArray[np.complex128]
 
 _TAIL = 1e-40  # mass left outside the window, on either side: counted as a full leak
 _CELLS = 1 << 17
@@ -77,7 +78,7 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
             log_one = float(special.logsumexp(tilted))
             law = np.zeros(size)
             law[at % size] = np.exp(tilted - log_one)
-            spectrum *= fft.rfft(law) ** count
+            spectrum *= _power(fft.rfft(law), count)
             log_total += count * log_one
         sums = np.maximum(fft.irfft(spectrum, size), 0.0)[index % size]
         chernoff = log_total - tilt * spacing * index
@@ -106,6 +107,17 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
             q_only + math.exp(min(below_q, 0.0)),
         )
     )
+
+
+def _power(values: Complex, exponent: int) -> Complex:
+    """values^exponent by squaring: faster than a general power, and as exact."""
+    result = np.ones_like(values)
+    while exponent:
+        if exponent & 1:
+            result = result * values
+        values = values * values
+        exponent >>= 1
+    return result
 
 
 def _coarse(atoms: Atoms) -> Atoms:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,9 +30,13 @@ Array = NDArray[np.float64]
 NEIGHBOURS = ("add-remove", "replace-one")
 """Neighbouring data sets: one record more or less, or one record replaced."""
 
+_GIVEN = "neighbours are those for which its parameters hold"
+
 
 class Mechanism(ABC):
     """Privacy of one run."""
+
+    _words: ClassVar[str] = ""
 
     @property
     def gaussian_mu(self) -> float | None:
@@ -55,8 +60,8 @@ class Mechanism(ABC):
 
     @property
     def description(self) -> str:
-        """The mechanism in words; neighbours are those of its parameter where none are named."""
-        return repr(self)
+        """The mechanism in words, and its neighbours."""
+        return self._words.format(**vars(self)) + f"; {_GIVEN}"
 
     def renyi(self, alpha: ArrayLike) -> Array:
         """Renyi divergence of orders [n] > 1, the larger direction."""
@@ -90,6 +95,8 @@ class GaussianMechanism(Mechanism):
 
     mu: float
 
+    _words: ClassVar[str] = "Gaussian, mu = {mu:.6g}"
+
     def __post_init__(self) -> None:
         checks.interval("mu", self.mu, 0.0, 1e3, closed_high=True)
 
@@ -118,6 +125,8 @@ class DiscreteMechanism(Mechanism):
     p: Array
     q: Array
 
+    _words: ClassVar[str] = "finitely many outputs, both laws given"
+
     def __post_init__(self) -> None:
         DiscretePair(self.p, self.q)
 
@@ -140,6 +149,8 @@ class PureDp(Mechanism):
 
     epsilon_0: float
 
+    _words: ClassVar[str] = "epsilon-DP, epsilon = {epsilon_0:.6g}"
+
     def __post_init__(self) -> None:
         checks.interval("epsilon_0", self.epsilon_0, 0.0, 500.0, closed_high=True)
 
@@ -159,6 +170,8 @@ class ApproximateDp(Mechanism):
 
     epsilon_0: float
     delta_0: float
+
+    _words: ClassVar[str] = "(epsilon, delta)-DP, epsilon = {epsilon_0:.6g}, delta = {delta_0:.3g}"
 
     def __post_init__(self) -> None:
         checks.interval("epsilon_0", self.epsilon_0, 0.0, 500.0, closed_high=True)
@@ -182,6 +195,8 @@ class RandomisedResponse(Mechanism):
 
     epsilon_0: float
     options: int = 2
+
+    _words: ClassVar[str] = "randomised response, epsilon = {epsilon_0:.6g}, {options} options"
 
     def __post_init__(self) -> None:
         checks.interval("epsilon_0", self.epsilon_0, 0.0, 500.0, closed_high=True)
@@ -211,6 +226,8 @@ class LaplaceMechanism(Mechanism):
     """
 
     scale: float
+
+    _words: ClassVar[str] = "Laplace noise of scale {scale:.6g} sensitivities"
 
     def __post_init__(self) -> None:
         checks.interval("scale", self.scale, 0.002, closed_low=True)
@@ -252,7 +269,7 @@ class PrivacyProfile(Mechanism):
 
     @property
     def description(self) -> str:
-        return f"a privacy profile of {len(self.epsilons)} points"
+        return f"a privacy profile of {len(self.epsilons)} points; {_GIVEN}"
 
 
 @dataclass(frozen=True)
@@ -289,7 +306,7 @@ class RenyiCurve(Mechanism):
 
     @property
     def description(self) -> str:
-        return f"Renyi divergences at {len(self.orders)} orders up to {self.orders[-1]:g}"
+        return f"Renyi divergences at {len(self.orders)} orders; {_GIVEN}"
 
 
 @dataclass(frozen=True)
@@ -301,6 +318,8 @@ class ZeroConcentratedDp(Mechanism):
     """
 
     rho: float
+
+    _words: ClassVar[str] = "rho-zCDP, rho = {rho:.6g}"
 
     def __post_init__(self) -> None:
         checks.interval("rho", self.rho, 0.0, 1e5, closed_high=True)
@@ -441,3 +460,49 @@ def read_curve(path: str | Path) -> tuple[Array, Array]:
         raise ValueError(f"path must hold two numbers per line, got none in {str(path)!r}")
     x, y = np.array(rows).T
     return x, y
+
+
+_BASES = ("gaussian", "laplace", "response", "pure", "approximate", "zcdp", "renyi", "profile")
+
+
+def parse(spec: str) -> Mechanism:
+    """Reads a base mechanism from text.
+
+    Args:
+        spec: `gaussian:MU`, `laplace:SCALE`, `response:EPSILON[,OPTIONS]`, `pure:EPSILON`,
+            `approximate:EPSILON,DELTA`, `zcdp:RHO`, `renyi:FILE` (orders and divergences in two
+            columns) or `profile:FILE` (epsilons and deltas).
+
+    Raises:
+        ValueError: an unknown mechanism, a wrong number of parameters, or one out of its range.
+
+    Example:
+        >>> parse("pure:0.5")
+        PureDp(epsilon_0=0.5)
+    """
+    name, _, text = spec.strip().partition(":")
+    checks.one_of("base", name, _BASES)
+    if name == "renyi":
+        return RenyiCurve(*read_curve(text))
+    if name == "profile":
+        return PrivacyProfile(*read_curve(text))
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    allowed = {"approximate": (2,), "response": (1, 2)}.get(name, (1,))
+    if len(numbers) not in allowed:
+        count = " or ".join(map(str, allowed))
+        raise ValueError(f"base {name!r} takes {count} numbers after the colon, got {text!r}")
+    if name == "response":
+        options = checks.whole("options", numbers[1], 2) if len(numbers) > 1 else 2
+        return RandomisedResponse(numbers[0], options)
+    if name == "approximate":
+        return ApproximateDp(numbers[0], numbers[1])
+    kinds: dict[str, Callable[[float], Mechanism]] = {
+        "gaussian": GaussianMechanism,
+        "laplace": LaplaceMechanism,
+        "pure": PureDp,
+        "zcdp": ZeroConcentratedDp,
+    }
+    return kinds[name](numbers[0])

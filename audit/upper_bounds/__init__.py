@@ -23,6 +23,14 @@ from audit.upper_bounds.conditional import (
     repeated_response_divergence,
 )
 from audit.upper_bounds.hypo import hypo, hypo_curve, hypo_pure, project_density
+from audit.upper_bounds.inverse import (
+    Affordable,
+    best_law,
+    solve_mu,
+    solve_noise_multiplier,
+    solve_runs,
+    with_mean,
+)
 from audit.upper_bounds.noisy_max import noisy_max, noisy_max_closed_form, noisy_max_renyi
 from audit.upper_bounds.profile import profile
 from audit.upper_bounds.pure import (
@@ -124,6 +132,7 @@ def all_bounds(base: Mechanism, repetitions: Repetitions, delta: float) -> list[
 __all__ = [
     "BOUNDS",
     "VALID_FOR_ANY_SCORE",
+    "Affordable",
     "Bound",
     "FoldedOrder",
     "LikelihoodOrder",
@@ -137,6 +146,7 @@ __all__ = [
     "approximate",
     "approximate_to_delta",
     "attack_order",
+    "best_law",
     "best_order",
     "best_split_order",
     "conditional_curve",
@@ -173,8 +183,12 @@ __all__ = [
     "repeated_response",
     "repeated_response_divergence",
     "scaled_learning_rate",
+    "solve_mu",
+    "solve_noise_multiplier",
+    "solve_runs",
     "subset_divergences",
     "subset_tuning",
+    "with_mean",
     "without_failures",
     "worst_order",
 ]

@@ -27,6 +27,7 @@ _SOURCE = (
     "Liu & Talwar 2019 (geometric: 3 eps); Papernot & Steinke 2022, cor. 3 ((2+eta) eps) "
     "and lemma 20 (delta > 0)"
 )
+_TOO_SMALL = "delta must be above the chance that one of K runs fails, about E[K] delta_base"
 _SHARES = (0.01, 0.3, 0.7, 0.99)
 
 
@@ -46,7 +47,10 @@ def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> Upper
     if not isinstance(repetitions, TruncatedNegativeBinomial):
         return not_applicable(name, "K must be truncated negative binomial", _SOURCE)
     delta_0 = float(repetitions.inverse_survival(delta)) * (1.0 - 1e-12)
-    epsilon = (2.0 + repetitions.eta) * base.epsilon(delta_0)
+    try:
+        epsilon = (2.0 + repetitions.eta) * base.epsilon(delta_0)
+    except Unreachable:
+        return not_applicable(name, _TOO_SMALL, _SOURCE)
     return UpperBound(name, epsilon, "any score, any base", _SOURCE)
 
 
@@ -98,7 +102,7 @@ def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Uppe
         best = min(best, renyi_to_epsilon(lemma_7_curve(pure, law, 512), rest))
     source = "Papernot & Steinke 2022, lemma 20 (and 7)"
     if math.isinf(best):
-        return not_applicable("approximate", "delta must be above E[K] times the base's", source)
+        return not_applicable("approximate", _TOO_SMALL, source)
     return UpperBound("approximate", best, "any score, any base", source)
 
 

@@ -1,0 +1,283 @@
+"""What a budget for the whole tuning affords: how little noise, how many runs, which law of K."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import optimize
+
+from audit import checks
+from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable
+from audit.repetitions import (
+    Binomial,
+    Fixed,
+    Poisson,
+    Repetitions,
+    Truncated,
+    TruncatedNegativeBinomial,
+    TwoPoint,
+)
+from audit.upper_bounds.region import RegionCurve
+from audit.upper_bounds.result import UpperBound
+
+Bound = Callable[[Mechanism, Repetitions, float], UpperBound]
+
+_SMALLEST_MU, _LARGEST_MU = 1e-4, 100.0
+_LEAST_NOISE = 0.06
+_MOST_RUNS = 1e7
+_POINTS = 1 << 11
+
+
+def with_mean(law: Repetitions, mean: float) -> Repetitions:
+    """The law of the same family with another expected number of runs, as near as it goes.
+
+    Truncated negative binomial laws keep eta, binomial laws n, two-point laws s, and truncated laws
+    where they are cut.
+
+    Args:
+        law: any law of K.
+        mean: E[K] asked for (before truncation), > 0; at least 1 where K >= 1.
+
+    Raises:
+        ValueError: the family has no law with that mean.
+    """
+    checks.interval("mean", mean, 0.0, 1e15)
+    if isinstance(law, Truncated):
+        return Truncated(with_mean(law.law, mean), law.most)
+    if isinstance(law, Poisson):
+        return Poisson(mean)
+    if isinstance(law, Binomial):
+        return Binomial(law.n, min(mean / law.n, 1.0))
+    if isinstance(law, Fixed):
+        return Fixed(max(round(mean), 1))
+    if isinstance(law, TwoPoint):
+        return TwoPoint(law.s, max(round((mean - law.s) / (1.0 - law.s)), 2))
+    if isinstance(law, TruncatedNegativeBinomial):
+        checks.interval("mean", mean, 1.0, closed_low=True)
+
+        def excess(log_gamma: float) -> float:
+            found = TruncatedNegativeBinomial(law.eta, math.exp(log_gamma)).mean
+            return math.log(found) - math.log(mean)
+
+        low, high = math.log(1e-290), -1e-9
+        if excess(high) >= 0.0:
+            return replace(law, gamma=math.exp(high))
+        if excess(low) < 0.0:
+            raise ValueError(f"mean must be one that eta = {law.eta:g} reaches, got {mean!r}")
+        return replace(law, gamma=math.exp(float(optimize.brentq(excess, low, high, xtol=1e-12))))
+    raise ValueError(f"law must be of a known family, got {law.spec}")
+
+
+def excess(
+    base: Mechanism, law: Repetitions, target: float, delta: float, bound: Bound | None = None
+) -> float:
+    """By how much a bound misses (target, delta)-DP: at most 0 where the tuning keeps it.
+
+    For the region bound, the default, log(delta_A(target) / delta); for others, epsilon - target.
+
+    Raises:
+        ValueError: the bound does not apply to this base and law.
+    """
+    if bound is None:
+        curves = (RegionCurve(pair, law, _POINTS) for pair in base.pairs)
+        reached = max(curve.delta(target) for curve in curves)
+        return math.log(max(reached, 1e-320)) - math.log(delta)
+    try:
+        answer = bound(base, law, delta)
+    except Unreachable:
+        return math.inf
+    if answer.epsilon is None:
+        raise ValueError(f"bound {answer.name!r} {answer.assumes}, got repetitions {law.spec}")
+    return answer.epsilon - target
+
+
+def _last_kept(missed: Callable[[float], float], low: float, high: float, digits: float) -> float:
+    """The largest x in [low, high] with missed(x) <= 0, to within `digits`; missed(low) <= 0.
+
+    Regula falsi (Illinois), as the function may be infinite and may have steps: bisection then.
+    """
+    left, right = missed(low), missed(high)
+    if right <= 0.0:
+        return high
+    halves = 0
+    while high - low > digits:
+        usable = math.isfinite(left) and math.isfinite(right) and left < 0.0
+        share = left / (left - right) if usable and halves < 3 else 0.5
+        middle = low + min(max(share, 0.01), 0.99) * (high - low)
+        if not low < middle < high:
+            break
+        value, before = missed(middle), high - low
+        if value <= 0.0:
+            low, left, right = middle, value, 0.5 * right
+        else:
+            high, right, left = middle, value, 0.5 * left
+        halves = halves + 1 if high - low > 0.5 * before else 0
+    return low
+
+
+def solve_mu(
+    target: float, law: Repetitions, delta: float, bound: Bound | None = None, name: str = "region"
+) -> float:
+    """The largest mu of a Gaussian base at which the whole tuning is (target, delta)-DP.
+
+    Args:
+        target: epsilon allowed for the tuning, > 0.
+        law: the law of K.
+        delta: in (0, 1).
+        bound: the bound that keeps it; the region bound by default.
+        name: what the bound is called in an error.
+
+    Returns:
+        mu, rounded down so that the bound keeps the target.
+
+    Raises:
+        ValueError: the bound does not apply to the law, or no mu in (1e-4, 100) meets the target.
+    """
+    checks.interval("target-epsilon", target, 0.0, 1e4)
+
+    def missed(log_mu: float) -> float:
+        return excess(GaussianMechanism(math.exp(log_mu)), law, target, delta, bound)
+
+    low, high = math.log(_SMALLEST_MU), math.log(_LARGEST_MU)
+    if missed(low) > 0.0 or missed(high) <= 0.0:
+        raise ValueError(
+            f"target-epsilon must be what some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) gives by "
+            f"{name} at delta={delta:g} with {law.spec}, got {target!r}"
+        )
+    return math.exp(_last_kept(missed, low, high, 1e-10))
+
+
+def solve_noise_multiplier(
+    target: float,
+    law: Repetitions,
+    delta: float,
+    steps: int,
+    sampling_rate: float = 1.0,
+    neighbours: str = "add-remove",
+    bound: Bound | None = None,
+) -> float:
+    """The least noise multiplier at which tuning DP-SGD is (target, delta)-DP.
+
+    Args:
+        target: epsilon allowed for the tuning, > 0.
+        law: the law of K.
+        delta: in (0, 1).
+        steps: of one run.
+        sampling_rate: of one step, in (0, 1].
+        neighbours: `add-remove` or `replace-one`.
+        bound: the bound that keeps it; the region bound by default.
+
+    Returns:
+        sigma, rounded up by less than 1e-6 of itself.
+
+    Raises:
+        ValueError: the bound does not apply, or the target is out of reach.
+    """
+    checks.interval("target-epsilon", target, 0.0, 1e4)
+
+    # A full batch is a Gaussian base, and bounds the noise that sampled batches ask for.
+    distance = 2.0 if neighbours == "replace-one" else 1.0
+    mu = solve_mu(target, law, delta, bound)
+    full_batch = distance * math.sqrt(checks.whole("steps", steps, 1)) / mu
+    if sampling_rate == 1.0:
+        return full_batch
+
+    def missed(minus_log: float) -> float:
+        base = DpSgd(math.exp(-minus_log), steps, sampling_rate, neighbours)
+        return excess(base, law, target, delta, bound)
+
+    # The noise shrinks by the sampling rate at most, but for the loss of one single step.
+    low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, _LEAST_NOISE))
+    return math.exp(-_last_kept(missed, low, max(low, high), 1e-6))
+
+
+def solve_runs(
+    target: float, base: Mechanism, law: Repetitions, delta: float, bound: Bound | None = None
+) -> Repetitions:
+    """The law of the same family with the most expected runs for which (target, delta)-DP holds.
+
+    Args:
+        target: epsilon allowed for the tuning, > 0.
+        base: one run.
+        law: names the family, as in `with_mean`.
+        delta: in (0, 1).
+        bound: the bound that keeps it; the region bound by default.
+
+    Raises:
+        ValueError: not even one expected run keeps the target, or 10^7 do.
+    """
+    checks.interval("target-epsilon", target, 0.0, 1e4)
+    least, most = 1.0, _MOST_RUNS
+    if isinstance(law, Binomial):
+        most = float(law.n)
+    if isinstance(law, TwoPoint):
+        least = law.s + 2.0 * (1.0 - law.s)
+    if isinstance(law, TruncatedNegativeBinomial) and law.eta < 0.0:
+        most = min(most, 0.1 * TruncatedNegativeBinomial(law.eta, 1e-280).mean)
+
+    def missed(log_mean: float) -> float:
+        return excess(base, with_mean(law, math.exp(log_mean)), target, delta, bound)
+
+    if missed(math.log(least)) > 0.0:
+        raise ValueError(
+            f"target-epsilon must be one that {least:g} expected runs keep with {law.spec}, "
+            f"got {target!r}"
+        )
+    return with_mean(law, math.exp(_last_kept(missed, math.log(least), math.log(most), 1e-6)))
+
+
+@dataclass(frozen=True)
+class Affordable:
+    """A law of K within the budget.
+
+    Attributes:
+        law: the law of K.
+        expected_quantile: of the best candidate found, 1 - int phi (Papernot & Steinke, sec. 3.6).
+    """
+
+    law: Repetitions
+    expected_quantile: float
+
+
+def best_law(
+    target: float, base: Mechanism, delta: float, bound: Bound | None = None
+) -> list[Affordable]:
+    """The laws of K within the budget, the one with the highest expected quantile first.
+
+    Truncated negative binomial laws over a range of eta, refined around the best, and Poisson.
+
+    Args:
+        target: epsilon allowed for the tuning, > 0.
+        base: one run.
+        delta: in (0, 1).
+        bound: the bound that keeps it; the region bound by default.
+
+    Raises:
+        ValueError: no law keeps the target.
+    """
+    checks.interval("target-epsilon", target, 0.0, 1e4)
+    found: dict[float, Affordable] = {}
+
+    def afford(eta: float) -> float:
+        if eta not in found:
+            family: Repetitions = Poisson(1.0)
+            if math.isfinite(eta):
+                family = TruncatedNegativeBinomial(eta, 0.5)
+            try:
+                law = solve_runs(target, base, family, delta, bound)
+                found[eta] = Affordable(law, law.expected_quantile())
+            except ValueError:
+                return -math.inf
+        return found[eta].expected_quantile
+
+    etas = [-0.75, -0.5, -0.25, 0.0, 0.5, 1.0, 2.0, 5.0, 20.0]
+    best = max(etas, key=afford)
+    afford(math.inf)
+    place = etas.index(best)
+    low, high = etas[max(place - 1, 0)], etas[min(place + 1, len(etas) - 1)]
+    for eta in np.linspace(low, high, 7).tolist():
+        afford(eta)
+    if not found:
+        raise ValueError(f"target-epsilon must be one that some law of K keeps, got {target!r}")
+    return sorted(found.values(), key=lambda one: -one.expected_quantile)
