@@ -66,6 +66,23 @@ def test_opacus_takes_the_same_path_without_noise(threat, changes):
     assert theirs.finite.all()
 
 
+@pytest.mark.parametrize("threat", ["NTCV input", "NTCV dirac", "ETCV dirac"])
+def test_opacus_subtracts_the_same_training_gradients(threat):
+    settings = DpSgdSettings(4, SILENT, 0.7, (0.05,), model="mlp")
+    unit = 0.7 * SILENT * 2  # of the standardised sum
+    score = UserScore(lambda seen: unit * seen.standardised_sum)
+    spy = replace(threats()[threat], score=score)
+    pack = Lanes(np.array([False, True]), np.zeros(2, int), np.arange(2, dtype=np.uint64))
+    ours, theirs = (
+        make_engine(name, spy, settings, precision="float64").run(pack).scores
+        for name in ("batched", "opacus")
+    )
+    np.testing.assert_allclose(theirs, ours, atol=1e-5)
+    np.testing.assert_allclose(ours[0], 0, atol=1e-12)
+    if "dirac" in threat:
+        np.testing.assert_allclose(ours[1], 4 * 0.7)
+
+
 @pytest.mark.parametrize("threat", ["ETCV input", "ETCV dirac", "NTCV dirac"])
 def test_opacus_agrees_in_law(threat):
     settings = DpSgdSettings(3, 1.0, 0.7, (0.3,), model="logistic")
