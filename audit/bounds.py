@@ -18,7 +18,7 @@ from audit.repetitions import Repetitions
 from audit.upper_bounds import Bound, TunedMechanism, UpperBound, with_mean
 
 _SOLVES = ("noise", "runs", "law")
-_APPROXIMATE = ("worst-order", "reduced-O", "reduced-G")
+_ATTAINED = "worst-order"
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def bound_named(name: str) -> Bound | None:
     Raises:
         ValueError: there is none, or it is no upper bound.
     """
-    usable = [each for each in upper_bounds.BOUNDS if each not in _APPROXIMATE]
+    usable = [each for each in upper_bounds.BOUNDS if each != _ATTAINED]
     checks.one_of("bound", name, usable)
     return None if name == "region" else upper_bounds.BOUNDS[name]
 

@@ -164,10 +164,13 @@ class DpSgd(Mechanism):
             checks.interval("noise_multiplier", self.noise_multiplier, 0.05)
 
     @property
+    def distance(self) -> float:
+        """How far neighbours are apart, in clipping norms: a replaced record moves the sum by 2."""
+        return 2.0 if self.neighbours == "replace-one" else 1.0
+
+    @property
     def _full_batch_mu(self) -> float:
-        # Replacing a record moves the sum by twice the clipping norm.
-        distance = 2.0 if self.neighbours == "replace-one" else 1.0
-        return distance * math.sqrt(self.steps) / self.noise_multiplier
+        return self.distance * math.sqrt(self.steps) / self.noise_multiplier
 
     @property
     def gaussian_mu(self) -> float | None:

@@ -32,6 +32,8 @@ NEIGHBOURS = ("add-remove", "replace-one")
 
 _GIVEN = "neighbours are those for which its parameters hold"
 
+_LARGEST_PURE = 1e6
+
 
 class Mechanism(ABC):
     """Privacy of one run."""
@@ -144,7 +146,7 @@ class PureDp(Mechanism):
     """Any (epsilon, 0)-DP mechanism: randomised response dominates it (Kairouz et al. 2015).
 
     Attributes:
-        epsilon_0: the pure privacy parameter, in (0, 500].
+        epsilon_0: the pure privacy parameter, in (0, 1e6].
     """
 
     epsilon_0: float
@@ -152,7 +154,7 @@ class PureDp(Mechanism):
     _words: ClassVar[str] = "epsilon-DP, epsilon = {epsilon_0:.6g}"
 
     def __post_init__(self) -> None:
-        checks.interval("epsilon_0", self.epsilon_0, 0.0, 500.0, closed_high=True)
+        checks.interval("epsilon_0", self.epsilon_0, 0.0, _LARGEST_PURE, closed_high=True)
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
@@ -164,7 +166,7 @@ class ApproximateDp(Mechanism):
     """Any (epsilon, delta)-DP mechanism, by the pair that dominates it (Kairouz et al. 2015).
 
     Attributes:
-        epsilon_0: in (0, 500].
+        epsilon_0: in (0, 1e6].
         delta_0: in [0, 1).
     """
 
@@ -174,7 +176,7 @@ class ApproximateDp(Mechanism):
     _words: ClassVar[str] = "(epsilon, delta)-DP, epsilon = {epsilon_0:.6g}, delta = {delta_0:.3g}"
 
     def __post_init__(self) -> None:
-        checks.interval("epsilon_0", self.epsilon_0, 0.0, 500.0, closed_high=True)
+        checks.interval("epsilon_0", self.epsilon_0, 0.0, _LARGEST_PURE, closed_high=True)
         checks.interval("delta_0", self.delta_0, 0.0, 1.0, closed_low=True)
 
     @property
@@ -189,7 +191,7 @@ class RandomisedResponse(Mechanism):
     """One of several options told truly with e^epsilon_0 times the chance of each other option.
 
     Attributes:
-        epsilon_0: in (0, 500].
+        epsilon_0: in (0, 1e6].
         options: number of options, >= 2.
     """
 
@@ -199,7 +201,7 @@ class RandomisedResponse(Mechanism):
     _words: ClassVar[str] = "randomised response, epsilon = {epsilon_0:.6g}, {options} options"
 
     def __post_init__(self) -> None:
-        checks.interval("epsilon_0", self.epsilon_0, 0.0, 500.0, closed_high=True)
+        checks.interval("epsilon_0", self.epsilon_0, 0.0, _LARGEST_PURE, closed_high=True)
         checks.whole("options", self.options, 2)
 
     @property

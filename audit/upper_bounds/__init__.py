@@ -83,17 +83,21 @@ BOUNDS: dict[str, Bound] = {
     "approximate": approximate,
     "corollary-4": corollary_4,
     "renyi": renyi,
-    "lemma-22": lemma_22,
     "lemma-7": lemma_7,
     "profile": profile,
     "reduced-renyi": reduced_renyi,
-    "reduced-O": reduced_mean_inclusion,
-    "reduced-G": reduced_gdp_limit,
     "reduced-exact": reduced_exact,
     "worst-order": worst_order,
     "region": region,
 }
 """Every bound by name, the loosest kind first."""
+
+SPECIAL: dict[str, Bound] = {
+    "lemma-22": lemma_22,
+    "reduced-O": reduced_mean_inclusion,
+    "reduced-G": reduced_gdp_limit,
+}
+"""For truncated laws and for sampled batches only: no row where they do not apply."""
 
 VALID_FOR_ANY_SCORE = (
     "liu-talwar",
@@ -109,7 +113,7 @@ VALID_FOR_ANY_SCORE = (
 
 
 def all_bounds(base: Mechanism, repetitions: Repetitions, delta: float) -> list[UpperBound]:
-    """Every bound at one setting, in the order of `BOUNDS`.
+    """Every bound at one setting, in the order of `BOUNDS`, and those of `SPECIAL` that apply.
 
     Args:
         base: the base mechanism.
@@ -126,11 +130,13 @@ def all_bounds(base: Mechanism, repetitions: Repetitions, delta: float) -> list[
             rows.append(bound(base, repetitions, delta))
         except Unreachable as error:
             rows.append(not_applicable(name, str(error), ""))
-    return rows
+    special = (bound(base, repetitions, delta) for bound in SPECIAL.values())
+    return rows + [row for row in special if row.epsilon is not None]
 
 
 __all__ = [
     "BOUNDS",
+    "SPECIAL",
     "VALID_FOR_ANY_SCORE",
     "Affordable",
     "Bound",

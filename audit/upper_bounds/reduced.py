@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 _ASSUMES = "monotone score, Gaussian base"
 _RENYI_SOURCE = "Xiang, Wang & Wang 2024, algorithm 3"
 _LIKELIHOOD_ASSUMES = "score monotone in the likelihood ratio of what is released"
-_NEEDS_STEPS = "the base must be DP-SGD with add-remove neighbours"
+_NEEDS_STEPS = "the base must be DP-SGD with sampling rate < 1"
 _EXACT_SOURCE = "hockey stick of the reduced game, integrated directly (no Renyi step)"
 # Orders above shift / mu are never best, and their integrand peaks that far from the origin.
 _LARGEST_SHIFT = 200.0
@@ -228,10 +228,10 @@ def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: flo
         delta: in (0, 1).
     """
     source = f"{_RENYI_SOURCE}, mu by eq. 19"
-    if not isinstance(base, DpSgd) or base.neighbours != "add-remove":
+    if not (isinstance(base, DpSgd) and base.sampling_rate < 1.0):
         return not_applicable("reduced-O", _NEEDS_STEPS, source)
-    mu = mean_inclusion_mu(base.noise_multiplier, base.steps, base.sampling_rate)
-    return _approximation("reduced-O", mu, base, repetitions, delta, source)
+    mu = base.distance * mean_inclusion_mu(base.noise_multiplier, base.steps, base.sampling_rate)
+    return _approximation("reduced-O", mu, repetitions, delta, source)
 
 
 def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
@@ -243,17 +243,17 @@ def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -
         delta: in (0, 1).
     """
     source = f"{_RENYI_SOURCE}, mu by corollary 2"
-    if not isinstance(base, DpSgd) or base.neighbours != "add-remove":
+    if not (isinstance(base, DpSgd) and base.sampling_rate < 1.0):
         return not_applicable("reduced-G", _NEEDS_STEPS, source)
+    if base.distance != 1.0:
+        return not_applicable("reduced-G", "neighbours must be add-remove", source)
     mu = gdp_limit_mu(base.noise_multiplier, base.steps, base.sampling_rate)
-    return _approximation("reduced-G", mu, base, repetitions, delta, source)
+    return _approximation("reduced-G", mu, repetitions, delta, source)
 
 
 def _approximation(
-    name: str, mu: float, base: DpSgd, repetitions: Repetitions, delta: float, source: str
+    name: str, mu: float, repetitions: Repetitions, delta: float, source: str
 ) -> UpperBound:
     epsilon = reduced_renyi(GaussianMechanism(mu), repetitions, delta).epsilon
-    if base.gaussian_mu is not None and mu == base.gaussian_mu:
-        return UpperBound(name, epsilon, _ASSUMES, source)
     assumes = f"monotone score; an approximation by mu = {mu:.4g}, not a bound"
     return UpperBound(name, epsilon, assumes, source)

@@ -95,7 +95,10 @@ def _converted(
 ) -> UpperBound:
     if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
         return not_applicable(name, "the base has no finite Renyi divergence", source)
-    return UpperBound(name, renyi_to_epsilon(curve_of(base, repetitions), delta), _ASSUMES, source)
+    epsilon = renyi_to_epsilon(curve_of(base, repetitions), delta)
+    if not math.isfinite(epsilon):
+        return not_applicable(name, "the divergence is too large for a number", source)
+    return UpperBound(name, epsilon, _ASSUMES, source)
 
 
 def renyi_curve(base: Mechanism, repetitions: Repetitions) -> Curve:
@@ -139,7 +142,8 @@ def lemma_7_curve(base: Mechanism, repetitions: Repetitions, points: int = _POIN
     for pair in base.pairs:
         a, b = RegionCurve(pair, repetitions, points).vertices
         with np.errstate(divide="ignore"):
-            logs.append((np.log(a), np.log(b)))
+            log_b = np.maximum(np.log(b), repetitions.log_phi_prime_at(-np.inf))  # b underflows
+            logs.append((np.log(a), log_b))
     log_none = -np.inf
     if repetitions.probability_of_none > 0:
         log_none = math.log(repetitions.probability_of_none)
