@@ -1,0 +1,38 @@
+"""The papers' theoretical tables and figures, each from one command: `python -m audit.reproduce`.
+
+Everything is computed by the library's functions; the numbers that the papers print are data, shown
+beside ours. Settings that a paper does not tell are arguments with a default.
+"""
+
+from audit.reproduce import koskela_redberg_wang as krw
+from audit.reproduce import others, xiang
+from audit.reproduce import papernot_steinke as ps
+from audit.reproduce.result import Comparison, Reproduction, Result
+
+_PS, _KRW = "Papernot & Steinke 2022", "Koskela, Redberg & Wang 2024"
+_X, _HYPO, _KK = "Xiang, Wang & Wang 2024", "Wang et al. 2023", "Koskela & Kulkarni 2023"
+
+REPRODUCTIONS: dict[str, Reproduction] = {
+    "ps-fig2": Reproduction("Renyi DP of a logarithmic K", f"{_PS}, figure 2", ps.figure_2),
+    "ps-fig3": Reproduction("Renyi DP of laws with one mean", f"{_PS}, figure 3", ps.figure_3),
+    "ps-fig4": Reproduction("epsilon over E[K]", f"{_PS}, figure 4", ps.figure_4),
+    "ps-fig5": Reproduction("expected quantile over epsilon", f"{_PS}, figure 5", ps.figure_5),
+    "ps-fig6": Reproduction("chance of success over epsilon", f"{_PS}, figure 6", ps.figure_6),
+    "ps-fig8": Reproduction("conditional sampling", f"{_PS}, figure 8", ps.figure_8),
+    "krw-fig1": Reproduction("report noisy max", f"{_KRW}, figure 1", krw.figure_1),
+    "krw-fig2": Reproduction("profiles, geometric K", f"{_KRW}, figure 2", krw.figure_2),
+    "krw-fig3": Reproduction("epsilon over geometric E[K]", f"{_KRW}, figure 3", krw.figure_3),
+    "krw-fig4": Reproduction("binomial against Poisson K", f"{_KRW}, figure 4", krw.figure_4),
+    "krw-fig6": Reproduction("DP-SGD, Poisson and geometric K", f"{_KRW}, figure 6", krw.figure_6),
+    "krw-fig7": Reproduction("DP-SGD with large batches", f"{_KRW}, figure 7", krw.figure_7),
+    "krw-fig8": Reproduction("tuning the noise multiplier", f"{_KRW}, figure 8", krw.figure_8),
+    "x-example1": Reproduction("3 eps is nearly attained", f"{_X}, example 1", xiang.example_1),
+    "x-table3": Reproduction("the generic bound", f"{_X}, table 3, eps_U", xiang.table_3),
+    "x-table4": Reproduction("two-point K", f"{_X}, table 4", xiang.table_4),
+    "x-fig6": Reproduction("bounds and audit of the game", f"{_X}, figure 6", xiang.figure_6),
+    "hypo-budgets": Reproduction("DP-HyPO's budgets", f"{_HYPO}, sec. 4.2", others.hypo_budgets),
+    "kk-subset": Reproduction("tuning on a subset, over q", f"{_KK}, theorem", others.subset_bound),
+}
+"""Every reproduction by name."""
+
+__all__ = ["REPRODUCTIONS", "Comparison", "Reproduction", "Result"]

@@ -1,0 +1,101 @@
+"""The command: `python -m audit.reproduce NAME`."""
+
+import argparse
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from audit import checks
+from audit.reproduce import REPRODUCTIONS
+from audit.reproduce.result import Result
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m audit.reproduce",
+        description="The tables and figures of the papers, computed; their numbers beside ours.",
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="one of --list, or all")
+    parser.add_argument("--list", action="store_true", help="print every name and what it shows")
+    parser.add_argument(
+        "--preset", metavar="FILE", help="a TOML file of settings other than the paper's"
+    )
+    parser.add_argument(
+        "--out",
+        default="runs/reproductions",
+        metavar="FOLDER",
+        help="results go to FOLDER/NAME (default: %(default)s)",
+    )
+    return parser
+
+
+def _settings(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"preset must be a readable TOML file, got {path!r}: {error}") from error
+
+
+def _print_list() -> None:
+    width = max(len(name) for name in REPRODUCTIONS)
+    for name, reproduction in REPRODUCTIONS.items():
+        print(f"{name:{width}}  {reproduction.title} ({reproduction.source})")
+
+
+def _report(result: Result, folder: Path, seconds: float) -> None:
+    if result.comparisons:
+        width = max(len(row.what) for row in result.comparisons)
+        print(f"  {'':{width}}  {'published':>10}  {'ours':>10}  {'differs by':>10}")
+        for row in result.comparisons:
+            print(
+                f"  {row.what:{width}}  {row.published:>10.5g}  {row.ours:>10.5g}"
+                f"  {100.0 * row.difference:>+9.1f}%"
+            )
+    print(f"  {folder}/table.csv, {folder}/figure.png ({seconds:.1f} s)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+
+    Returns:
+        The exit code: 0, or 2 after one clear line about what was wrong.
+    """
+    arguments = _parser().parse_args(argv)
+    if arguments.list:
+        _print_list()
+        return 0
+    try:
+        if arguments.name is None:
+            raise ValueError("name must be given (see --list), got none")
+        checks.one_of("name", arguments.name, (*REPRODUCTIONS, "all"))
+        if arguments.name == "all" and arguments.preset is not None:
+            raise ValueError("preset must come with one name, got all")
+        settings = _settings(arguments.preset)
+        names = list(REPRODUCTIONS) if arguments.name == "all" else [arguments.name]
+        for name in names:
+            reproduction = REPRODUCTIONS[name]
+            print(f"{name}: {reproduction.title} ({reproduction.source})", flush=True)
+            start = time.perf_counter()
+            result = reproduction.run(settings)
+            folder = Path(arguments.out) / name
+            result.write(folder)
+            _report(result, folder, time.perf_counter() - start)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: out must be a writable folder: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,345 @@
+"""Xiang, Wang & Wang 2024: table 3 (the bound), table 4, figure 6 and example 1."""
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+from scipy import optimize
+from tqdm import tqdm
+
+from audit.accounting import (
+    DiscreteMechanism,
+    DpSgd,
+    GaussianMechanism,
+    Mechanism,
+    calibrate_mu,
+    gdp_limit_mu,
+    mean_inclusion_mu,
+)
+from audit.coverage import best_of
+from audit.lower_bounds.estimators import plan
+from audit.repetitions import Repetitions, TruncatedNegativeBinomial, TwoPoint
+from audit.reproduce.result import (
+    COLOURS,
+    Comparison,
+    Curves,
+    Result,
+    figure,
+    legend,
+    plot,
+    style,
+    tidy,
+)
+from audit.upper_bounds import (
+    Bound,
+    UpperBound,
+    reduced_exact,
+    reduced_renyi,
+    region,
+    renyi,
+)
+
+Array = NDArray[np.float64]
+
+_DELTA = 1e-5
+_TABLE_3 = {1.0: 1.86, 2.0: 3.59, 4.0: 6.79}
+_EXAMPLE_1 = ((8.66e-3, 2.60e-4, 9.91e-1), (2.66e-3, 1.34e-5, 9.97e-1))
+# (s, L) by column; rows (eps_B, tau): eps_U-G, then eps_U-O.
+_TABLE_4_LAWS = ((0.1, 10), (0.01, 10), (0.01, 100), (0.001, 100), (0.001, 1000))
+_TABLE_4 = {
+    (1.0, 1.0): ((1.13, 1.29, 2.58, 3.34, 5.42), (1.12, 1.28, 2.57, 3.33, 5.40)),
+    (1.0, 0.5): ((1.13, 1.30, 2.59, 3.36, 5.43), (1.12, 1.28, 2.57, 3.33, 5.40)),
+    (1.0, 0.1): ((1.13, 1.30, 2.59, 3.36, 5.44), (1.08, 1.24, 2.49, 3.23, 5.25)),
+    (2.0, 1.0): ((2.23, 2.39, 4.28, 5.56, 8.27), (2.21, 2.38, 4.25, 5.53, 8.23)),
+    (2.0, 0.5): ((2.25, 2.41, 4.30, 5.59, 8.31), (2.21, 2.38, 4.25, 5.53, 8.23)),
+    (2.0, 0.1): ((2.40, 2.56, 4.48, 5.83, 8.57), (2.19, 2.36, 4.23, 5.50, 8.20)),
+    (4.0, 1.0): ((4.51, 4.52, 5.93, 7.85, 10.22), (4.43, 4.44, 5.90, 7.80, 10.20)),
+    (4.0, 0.5): ((4.51, 4.52, 5.93, 7.85, 10.22), (4.35, 4.37, 5.88, 7.76, 10.18)),
+    (4.0, 0.1): ((4.96, 4.98, 6.15, 8.05, 10.27), (4.15, 4.16, 5.79, 7.63, 10.12)),
+}
+
+
+def calibrated(epsilon: float, sampling_rate: float, steps: int, delta: float) -> DpSgd:
+    """DP-SGD with the least noise that keeps (epsilon, delta) for one run, by Renyi divergences."""
+
+    def spent(log_noise: float) -> float:
+        base = DpSgd(math.exp(log_noise), steps, sampling_rate)
+        return math.log(base.renyi_epsilon(delta) / epsilon)
+
+    largest = math.log(math.sqrt(steps) / calibrate_mu(epsilon, delta)) + 0.1
+    smallest = max(largest + math.log(sampling_rate) - 2.0, math.log(0.06))
+    return DpSgd(
+        math.exp(optimize.brentq(spent, smallest, largest, xtol=1e-7)), steps, sampling_rate
+    )
+
+
+def epsilon_g(base: Mechanism, law: Repetitions, delta: float) -> UpperBound:
+    """eps_U-G: algorithm 3 for the mu of Gaussian DP's central limit; an approximation."""
+    assert isinstance(base, DpSgd)
+    mu = gdp_limit_mu(base.noise_multiplier, base.steps, base.sampling_rate)
+    return reduced_renyi(GaussianMechanism(mu), law, delta)
+
+
+def epsilon_o(base: Mechanism, law: Repetitions, delta: float) -> UpperBound:
+    """eps_U-O: algorithm 3 for the mu of equation 19; an approximation below sampling rate 1."""
+    assert isinstance(base, DpSgd)
+    mu = mean_inclusion_mu(base.noise_multiplier, base.steps, base.sampling_rate)
+    return reduced_renyi(GaussianMechanism(mu), law, delta)
+
+
+def table_3(
+    epsilons: Sequence[float] = (1.0, 2.0, 4.0), eta: float = 0.0, gamma: float = 0.01
+) -> Result:
+    """The generic bound eps_U for K ~ TNB(0, 0.01), and what is known by now."""
+    law = TruncatedNegativeBinomial(eta, gamma)
+    bounds: dict[str, Bound] = {
+        "generic, theorem 2 of P&S": renyi,
+        "region (ours), any score": region,
+        "exact, monotone score": reduced_exact,
+    }
+    curves = Curves("epsilon_base", "epsilon")
+    bases = [GaussianMechanism(calibrate_mu(value, _DELTA)) for value in epsilons]
+    for name, bound in bounds.items():
+        curves.add(name, epsilons, [bound(base, law, _DELTA).epsilon for base in bases])
+    table = curves.table
+    generic = table.loc[table["curve"] == next(iter(bounds)), "epsilon"]
+    compared = tuple(
+        Comparison(f"eps_U at eps_B = {value:g}", _TABLE_3[value], ours)
+        for value, ours in zip(epsilons, generic, strict=True)
+        if value in _TABLE_3
+    )
+    if compared:
+        curves.add(
+            "printed in table 3",
+            [value for value in epsilons if value in _TABLE_3],
+            [one.published for one in compared],
+        )
+    with style():
+        page = figure()
+        axes = page.subplots()
+        plot(axes, curves.table, curves.x, curves.y, points=["printed in table 3"])
+        axes.set(xlabel=r"$\varepsilon_B$ of one run", ylim=(0.0, None))
+        axes.set_ylabel(rf"$\varepsilon$ of the tuning at $\delta$ = {_DELTA:g}")
+        axes.set_title(f"K ~ {law.spec}", fontsize="medium", loc="left")
+        legend(axes)
+    return Result(curves.table, page, compared)
+
+
+def table_4(
+    settings: Sequence[tuple[float, float]] = tuple(_TABLE_4),
+    laws: Sequence[tuple[float, int]] = _TABLE_4_LAWS,
+    steps: int = 500,
+) -> Result:
+    """Two-point K: eps_U-G and eps_U-O, with the region bound and the exact reduced game beside.
+
+    Args:
+        settings: pairs (eps_B, sampling rate), rows of the table.
+        laws: pairs (s, L), columns of the table.
+        steps: N.
+    """
+    bounds: dict[str, Bound] = {
+        "G": epsilon_g,
+        "O": epsilon_o,
+        "exact": reduced_exact,
+        "region": region,
+    }
+    curves = Curves("column", "epsilon")
+    compared = []
+    names = [f"s = {s:g}\nL = {most}" for s, most in laws]
+    for epsilon_base, sampling_rate in settings:
+        base = calibrated(epsilon_base, sampling_rate, steps, _DELTA)
+        at = {"epsilon_base": epsilon_base, "sampling_rate": sampling_rate}
+        at["noise_multiplier"] = base.noise_multiplier
+        for name, bound in bounds.items():
+            values = [bound(base, TwoPoint(*law), _DELTA).epsilon for law in laws]
+            curves.add(name, names, values, **at)
+            printed = dict(zip("GO", _TABLE_4[epsilon_base, sampling_rate], strict=True))
+            for law, value in zip(laws, values, strict=True):
+                if name in printed and value is not None:
+                    where = f"eps_U-{name} at eps_B = {epsilon_base:g}, tau = {sampling_rate:g}"
+                    where += f", s = {law[0]:g}, L = {law[1]}"
+                    number = printed[name][_TABLE_4_LAWS.index(tuple(law))]
+                    compared.append(Comparison(where, number, value))
+    table = curves.table
+    page = _draw_table_4(table)
+    table["column"] = table["column"].str.replace("\n", ", ")
+    return Result(table, page, tuple(compared))
+
+
+_LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
+    r"$\varepsilon_U$-G": ("G", {"ls": "", "marker": "^", "ms": 9, "mfc": "white", "mew": 1.8}),
+    r"$\varepsilon_U$-O": ("O", {"ls": "", "marker": "o", "ms": 6}),
+    "exact, monotone score": ("exact", {"ls": "-", "lw": 1.8}),
+    "region (ours), any score": ("region", {"ls": "--", "lw": 1.8}),
+}
+
+
+def _draw_table_4(table: pd.DataFrame) -> Figure:
+    """One panel for every sampling rate, one colour for every budget."""
+    rates, budgets = (list(table[name].unique()) for name in ("sampling_rate", "epsilon_base"))
+    colours = dict(zip(budgets, COLOURS, strict=False))
+    with style():
+        page = figure(4.6 * len(rates) + 2.4, 5.0)
+        panels = page.subplots(1, len(rates), sharey=True, squeeze=False)[0]
+        for axes, rate in zip(panels, rates, strict=True):
+            for budget, colour in colours.items():
+                at = table[(table["sampling_rate"] == rate) & (table["epsilon_base"] == budget)]
+                for name, look in _LOOKS.values():
+                    rows = at[at["curve"] == name]
+                    axes.plot(rows["column"], rows["epsilon"], color=colour, **look)
+            tidy(axes)
+            axes.set_title(rf"$\tau$ = {rate:g}", fontsize="medium")
+            axes.tick_params(axis="x", labelsize="x-small")
+        label = rf"$\varepsilon$ of the tuning at $\delta$ = {_DELTA:g}"
+        panels[0].set(ylabel=label, ylim=(0.0, None))
+        handles = [
+            Line2D([], [], color="0.3", label=key, **look) for key, (_, look) in _LOOKS.items()
+        ]
+        handles += [
+            Line2D([], [], color=colour, lw=6, label=rf"$\varepsilon_B$ = {budget:g}")
+            for budget, colour in colours.items()
+        ]
+        legend(panels[-1], handles)
+    return page
+
+
+_UPPER = {
+    "generic (U-P)": renyi,
+    "region (ours)": region,
+    "U-G": epsilon_g,
+    "U-O": epsilon_o,
+    "exact, by likelihood": reduced_exact,
+}
+_LOWER = {
+    "L, valid, monotone score": "lifted-curve:fixed",
+    "L, valid for any score": "scan:scan",
+    "L, published protocol": "gaussian-curve:max-grid",
+}
+
+
+def figure_6(
+    epsilons: Sequence[float] = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0),
+    sampling_rates: Sequence[float] = (1.0, 0.5, 0.1),
+    laws: Sequence[tuple[float, float]] = ((0.0, 0.01), (1.0, 0.01)),
+    steps: int = 500,
+    games: int = 1_000_000,
+    seed: int = 0,
+) -> Result:
+    """Upper bounds, and an audit of the reduced game with this many games at every point.
+
+    Args:
+        epsilons: budgets eps_B of one run.
+        sampling_rates: rows of the figure.
+        laws: pairs (eta, gamma), columns of the figure.
+        steps: N.
+        games: per point, half of them with the record.
+        seed: of the games.
+    """
+    curves = Curves("epsilon_base", "epsilon")
+    total = len(epsilons) * len(sampling_rates) * len(laws)
+    patience = 0.5 if sys.stderr.isatty() else 15.0
+    with tqdm(total=total, unit="point", mininterval=patience) as progress:
+        for row, rate in enumerate(sampling_rates):
+            bases = [calibrated(value, rate, steps, _DELTA) for value in epsilons]
+            for column, parameters in enumerate(laws):
+                law = TruncatedNegativeBinomial(*parameters)
+                found: dict[str, list[float | None]] = {name: [] for name in (*_UPPER, *_LOWER)}
+                for index, base in enumerate(bases):
+                    for name, bound in _UPPER.items():
+                        found[name].append(bound(base, law, _DELTA).epsilon)
+                    key = np.random.SeedSequence(seed, spawn_key=(row, column, index))
+                    audited = audit(base, law, games, np.random.default_rng(key))
+                    for name, value in audited.items():
+                        found[name].append(value)
+                    progress.update()
+                for name, values in found.items():
+                    curves.add(name, epsilons, values, sampling_rate=rate, law=law.spec)
+    table = curves.table
+    with style():
+        page = figure(5.2 * len(laws) + 2.6, 3.4 * len(sampling_rates) + 0.4)
+        grid = page.subplots(len(sampling_rates), len(laws), sharex=True, squeeze=False)
+        specs = list(dict.fromkeys(table["law"]))
+        for line, rate in zip(grid, sampling_rates, strict=True):
+            for axes, spec in zip(line, specs, strict=True):
+                rows = table[(table["sampling_rate"] == rate) & (table["law"] == spec)]
+                plot(axes, rows, "epsilon_base", "epsilon", points=list(_LOWER))
+                axes.set_title(rf"$\tau$ = {rate:g}, K ~ {spec}", fontsize="medium")
+                axes.set_ylim(0.0, None)
+            line[0].set_ylabel(rf"$\varepsilon$ at $\delta$ = {_DELTA:g}")
+        for axes in grid[-1]:
+            axes.set_xlabel(r"$\varepsilon_B$ of one run")
+        middle = grid[len(sampling_rates) // 2][-1]
+        legend(middle)
+    return Result(table, page)
+
+
+def audit(base: DpSgd, law: Repetitions, games: int, rng: np.random.Generator) -> dict[str, float]:
+    """Plays the reduced game: the best of K draws of N(0, 1) against the best of K of N(mu, 1).
+
+    Args:
+        base: DP-SGD, played by its mu "O", as the paper does.
+        law: the law of K.
+        games: half of them with the record.
+        rng: source of the games.
+
+    Returns:
+        eps_L by the names of `_LOWER`.
+    """
+    mu = mean_inclusion_mu(base.noise_multiplier, base.steps, base.sampling_rate)
+    without = best_of(law, rng, games // 2)
+    with_record = mu + best_of(law, rng, games - games // 2)
+    jobs = plan(without, with_record, _DELTA, repetitions=law, mu=mu)
+    return {name: jobs[key]().epsilon for name, key in _LOWER.items()}
+
+
+def example_1(
+    epsilon: float = 1.0, b: float = 1e-3, d: float = 100.0, gamma: float = 1e-3
+) -> Result:
+    """Three outputs A, B, C, a geometric K, the score C > B > A: P&S's 3 eps is nearly attained."""
+    e = math.exp(epsilon)
+    base = (
+        np.array([1.0 - b * e - d * b, b * e, d * b]),
+        np.array([1.0 - b - d * b * e, b, d * b * e]),
+    )
+    law = TruncatedNegativeBinomial(1.0, gamma)
+    tuned = [np.diff(law.phi(np.concatenate([[0.0], np.cumsum(p)]))) for p in base]
+    curves = Curves("output", "probability")
+    compared = []
+    for data, one, best, printed in zip(("X", "X'"), base, tuned, _EXAMPLE_1, strict=True):
+        curves.add(f"one run on {data}", list("ABC"), one)
+        curves.add(f"tuned on {data}", list("ABC"), best)
+        compared += [
+            Comparison(f"P[{output}] tuned on {data}", number, float(value))
+            for output, number, value in zip("ABC", printed, best, strict=True)
+        ]
+    attained = float(np.max(np.abs(np.log(tuned[0] / tuned[1]))))
+    bound = renyi(DiscreteMechanism(*base), law, _DELTA)
+    approximate = DiscreteMechanism(*(p / p.sum() for p in tuned)).epsilon(_DELTA)
+    compared += [
+        Comparison("epsilon attained, of 3", 2.96, attained),
+        Comparison("epsilon attained at delta = 1e-5", 2.92, approximate),
+        Comparison(
+            "the bound at delta = 1e-5",
+            3.11,
+            bound.epsilon or math.nan,
+        ),
+    ]
+    with style():
+        page = figure()
+        axes = page.subplots()
+        plot(axes, curves.table, curves.x, curves.y, points=list(curves.table["curve"].unique()))
+        axes.set(yscale="log", xlabel="output", ylabel="probability")
+        axes.set_title(
+            rf"$\varepsilon$ = {epsilon:g} in one run, {attained:.3f} after tuning",
+            fontsize="medium",
+            loc="left",
+        )
+        axes.margins(x=0.2)
+        legend(axes)
+    return Result(curves.table, page, tuple(compared))
