@@ -10,7 +10,7 @@ from typing import Any
 from audit import accounting, checks
 from audit.dpsgd import ENGINES, DpSgdSettings
 from audit.repetitions import Repetitions, parse
-from threat_models import CANARIES, SCORES, THREATS
+from threat_models import check_names
 from threat_models.datasets import RECORD_SHAPES
 
 # What the results do not depend on.
@@ -24,8 +24,9 @@ class AuditConfig:
 
     Attributes:
         threat: NTNV, NTCV or ETCV (Xiang, Wang & Wang 2024, table 2).
-        canary: dirac or input.
-        score: how the best run is chosen; empty takes the paper's for this threat and canary.
+        canary: dirac, input, or the dotted name of a function that gives an InputCanary.
+        score: how the best run is chosen; empty takes the paper's for this threat and canary, a
+            dotted name a function of one's own (`threat_models.build`).
         dataset: the data set of the training records, or of the input canary in ETCV.
         data_root: folder of the data sets; empty takes AUDIT_DATA_ROOT or downloads.
         canary_index: which record is the input canary.
@@ -83,11 +84,7 @@ class AuditConfig:
     out: str = ""
 
     def __post_init__(self) -> None:
-        checks.one_of("threat", self.threat, THREATS)
-        checks.one_of("canary", self.canary, CANARIES)
-        allowed = SCORES[self.threat][self.canary]
-        self._set("score", self.score or allowed[0])
-        checks.one_of(f"score for {self.threat} with canary {self.canary}", self.score, allowed)
+        self._set("score", check_names(self.threat, self.canary, self.score or None))
         checks.one_of("dataset", self.dataset, RECORD_SHAPES)
         for name in ("canary_index", "seed"):
             checks.whole(name, getattr(self, name), 0)

@@ -12,7 +12,7 @@ from audit import accounting, upper_bounds
 from audit.config import AuditConfig
 from audit.dpsgd import Engine, choose_engine, make_engine
 from audit.tuning import Winners, best_of_runs
-from threat_models import ThreatModel, WorstOrder
+from threat_models import ThreatModel
 
 # Trials of a block: with an exact law the block is what one draw fills, else what a kill may lose.
 _TRIALS_PER_BLOCK = {"reduced": 1 << 14}
@@ -90,14 +90,12 @@ def stage(config: AuditConfig, budget: int) -> Stage:
         ValueError: settings that do not fit each other.
     """
     mu = accounting.calibrate_mu(config.epsilon[budget], config.delta, config.accounting)
-    order, threshold = None, None
+    top, threshold = None, None
     if config.score == "worst-order":
         split, threshold = upper_bounds.attack_order(
             mu, config.law, config.delta, max(config.trials // 2, 1), config.confidence
         )
-        order = WorstOrder(
-            bottom=min(threshold, split.top), top=split.top, ascending=(False, False, True)
-        )
+        top = split.top
     threat_model = threat_models.build(
         config.threat,
         config.canary,
@@ -107,7 +105,7 @@ def stage(config: AuditConfig, budget: int) -> Stage:
         canary_index=config.canary_index,
         train_size=config.train_size,
         validation_size=config.validation_size,
-        worst_order=order,
+        worst_order=top,
     )
     settings = config.settings(mu)
     if config.engine == "auto":

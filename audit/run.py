@@ -23,8 +23,8 @@ from audit.report import Report
 
 _HELP = {
     "threat": "NTNV, NTCV or ETCV",
-    "canary": "dirac or input",
-    "score": "how the best run is chosen (default: the paper's)",
+    "canary": "dirac, input, or the dotted name of your own",
+    "score": "how the best run is chosen (default: the paper's), or the dotted name of your own",
     "epsilon": "budgets eps_B of one run",
     "repetitions": "the law of K, for instance tnb:0,0.01",
     "trials": "games per budget and repeat",

@@ -132,8 +132,7 @@ def test_dirac_agrees_in_law_with_reduced(included, changes):
 
 
 def test_worst_order_agrees_in_law_with_reduced():
-    order = (-1.0, 1.2, False)
-    threat = threat_models.build("ETCV", "dirac", "worst-order", worst_order=order)
+    threat = threat_models.build("ETCV", "dirac", "worst-order", worst_order=1.2)
     settings = DpSgdSettings(10, 2.0, 0.7, (0.1,), model="logistic")
     full = make_engine("batched", threat, settings).run(lanes(4000, True, 1))
     law = make_engine("reduced", threat, settings).run(lanes(100_000, True, 2))

@@ -5,7 +5,7 @@ import pytest
 
 import threat_models
 from canaries import DiracCanary, InputCanary
-from threat_models import Observation, Records, WorstOrder, worst_order_key
+from threat_models import Observation, Records, WorstOrder
 
 
 @pytest.mark.parametrize(
@@ -103,40 +103,50 @@ def test_scores_look_at_what_they_say():
         Observation(np.ones(1), np.ones(1)).loss(digits.features, digits.labels)
 
 
-def best_to_worst(x, **order):
-    return x[np.argsort(-worst_order_key(x, **order))].tolist()
-
-
-def test_worst_order_blocks():
+def test_worst_order_prefers_the_large_and_then_the_small():
     x = np.array([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0])
-    up = (True, True, True)
-    assert best_to_worst(x, bottom=-1.5, top=1.5, ascending=up) == [2 + 1, 2, -2, -3, 1, 0, -1]
-    assert best_to_worst(x, bottom=-1.5, top=1.5, ascending=(False, True, False)) == [
-        2, 3, -2, -3, -1, 0, 1,
-    ]  # fmt: skip
-    assert best_to_worst(x, bottom=-1.5, top=1.5, mirrored=True, ascending=up) == [
-        -3, -2, 2, 3, -1, 0, 1,
-    ]  # fmt: skip
-    # The default: above top the larger, below it the smaller is better, wherever bottom lies.
-    for bottom in (-np.inf, -1.5, 1.5):
-        assert best_to_worst(x, bottom=bottom, top=1.5) == [3, 2, -3, -2, -1, 0, 1]
-    assert best_to_worst(x, bottom=-np.inf, top=-np.inf) == x[::-1].tolist()
 
+    def best_to_worst(top):
+        scores = WorstOrder(top)(Observation(x, x))
+        return x[np.argsort(-scores)].tolist()
 
-def test_worst_order_resolves_neighbours():
-    x = np.nextafter(np.array([2.0, 2.0]), [3, 2])
-    keys = worst_order_key(np.array([2.0, 2.0 + 1e-9]), -1, 1)
-    assert keys[1] > keys[0]
-    assert worst_order_key(x, -1, 1).dtype == np.float64
+    assert best_to_worst(1.5) == [3, 2, -3, -2, -1, 0, 1]
+    assert best_to_worst(-np.inf) == x[::-1].tolist()
+    assert best_to_worst(np.inf) == x.tolist()
+    near = WorstOrder(1.0)(Observation(x[:2], np.array([2.0, 2.0 + 1e-9])))
+    assert near[1] > near[0]
 
 
 def test_worst_order_as_a_score():
-    score = WorstOrder(-1.0, 1.0, mirrored=True)
-    expected = worst_order_key(np.array([2.0, -6.0]), -1.0, 1.0, True)
-    np.testing.assert_array_equal(score(observation([1.0, -3.0])), expected)
-    with pytest.raises(ValueError, match=r"worst_order must have bottom <= top, got 2.0, 1.0"):
-        WorstOrder(2.0, 1.0)
-    with pytest.raises(ValueError, match="worst_order must have bottom <= top, got nan"):
-        WorstOrder(float("nan"), 1.0)
-    built = threat_models.build("ETCV", "dirac", "worst-order", worst_order=(-1.0, 1.0, True))
+    score = WorstOrder(1.0)
+    with pytest.raises(ValueError, match="worst_order must be a number, got nan"):
+        WorstOrder(float("nan"))
+    built = threat_models.build("ETCV", "dirac", "worst-order", worst_order=1.0)
     assert built.score == score
+
+
+OWN = """
+import numpy as np
+from canaries import InputCanary
+def score(seen):
+    return -np.abs(seen.first_displacement)
+def canary():
+    return InputCanary(np.full((1, 8, 8), 0.5, np.float32), 3, "grey")
+def nothing():
+    return None
+"""
+
+
+def test_own_score_and_canary_by_dotted_name(tmp_path, monkeypatch):
+    (tmp_path / "own_audit_parts.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    built = threat_models.build("ETCV", "own_audit_parts.canary", "own_audit_parts.score")
+    assert built.canary.name == "grey"
+    np.testing.assert_array_equal(built.score(observation([1.0, -3.0])), [-1, -3])
+    assert threat_models.build("ETCV", "own_audit_parts.canary").score.name == "canary-loss"
+    with pytest.raises(ValueError, match="canary must give an InputCanary, got None"):
+        threat_models.build("ETCV", "own_audit_parts.nothing")
+    with pytest.raises(ValueError, match="score must be a name that can be imported"):
+        threat_models.build("ETCV", "dirac", "own_audit_parts.missing")
+    with pytest.raises(ValueError, match="score for NTNV"):
+        threat_models.build("NTNV", "dirac", "own_audit_parts.score")

@@ -13,9 +13,8 @@ from threat_models.scores import (
     UserScore,
     ValidationLoss,
     WorstOrder,
-    worst_order_key,
 )
-from threat_models.table import CANARIES, SCORES, THREATS, build
+from threat_models.table import CANARIES, SCORES, THREATS, build, check_names
 
 __all__ = [
     "CANARIES",
@@ -31,8 +30,8 @@ __all__ = [
     "ValidationLoss",
     "WorstOrder",
     "build",
+    "check_names",
     "etcv",
     "ntcv",
     "ntnv",
-    "worst_order_key",
 ]

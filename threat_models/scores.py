@@ -79,64 +79,37 @@ class FirstCoordinate:
         return observation.first_displacement
 
 
-def worst_order_key(
-    x: Array,
-    bottom: float,
-    top: float,
-    mirrored: bool = False,
-    ascending: tuple[bool, bool, bool] = (False, False, True),
-) -> Array:
-    """The rank of x in a split order of the line, as one number: larger is better.
-
-    The line falls into three blocks, from worst to best: the middle [bottom, top], the low x <
-    bottom, the top x > top. The key is ``block * 1e6 + inner`` with block 0, 1, 2 and inner = x or
-    -x; it orders rightly where |x| < 5e5.
-
-    Args:
-        x: standardised sums, any shape.
-        bottom: where the low block ends.
-        top: where the top block begins, >= bottom.
-        mirrored: take -x for x throughout, so that the best are x < -top.
-        ascending: for the middle, low and top block, whether a larger x is better inside it. By
-            default the smaller x is better everywhere below top: the split order of the theory,
-            in which bottom plays no part.
-
-    Returns:
-        Keys, of the shape of x.
-    """
-    x = -x if mirrored else x
-    block = np.where(x > top, 2, np.where(x < bottom, 1, 0))
-    sign = np.where(ascending, 1.0, -1.0)
-    return np.asarray(block * 1e6 + sign[block] * x)
+# Above any standardised sum: one of 1e6 has probability 0 in double precision.
+_ABOVE = 1e6
 
 
 @dataclass(frozen=True)
 class WorstOrder:
-    """A split order of the standardised sum, which leaks more than any continuous score can.
+    """A split order of the standardised sum x, which leaks more than any increasing score can.
 
-    See `worst_order_key`; the thresholds come from the theory of the order (upper_bounds).
+    x > top is best, the larger the better; below it the smaller the better. So a small x, which
+    speaks against the canary, is released only if no run exceeds top, which does so too. What it
+    leaks, and where to split, is the theory's (`audit.upper_bounds.worst_order`).
+
+    Attributes:
+        top: where the order splits, in standard deviations; may be infinite.
 
     Raises:
-        ValueError: bottom above top, or NaN. Infinite thresholds make blocks empty.
+        ValueError: top is NaN.
     """
 
-    bottom: float
     top: float
-    mirrored: bool = False
-    ascending: tuple[bool, bool, bool] = (False, False, True)
     name: str = "worst-order"
     needs_model: bool = False
 
     def __post_init__(self) -> None:
-        if not self.bottom <= self.top:
-            raise ValueError(f"worst_order must have bottom <= top, got {self.bottom}, {self.top}")
-        if len(self.ascending) != 3:
-            raise ValueError(f"worst_order ascending must have 3 entries, got {self.ascending}")
+        if np.isnan(self.top):
+            raise ValueError(f"worst_order must be a number, got {self.top}")
 
     def __call__(self, observation: Observation) -> Array:
         """The scores of R runs, [R]."""
         x = observation.standardised_sum
-        return worst_order_key(x, self.bottom, self.top, self.mirrored, self.ascending)
+        return np.where(x > self.top, _ABOVE + x, -x)
 
 
 @dataclass(frozen=True, eq=False)

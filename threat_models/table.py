@@ -4,13 +4,14 @@ from canaries import DiracCanary, InputCanary
 from threat_models import datasets
 from threat_models.base import ThreatModel
 from threat_models.etcv import etcv
-from threat_models.names import check_choice
+from threat_models.names import check_choice, imported
 from threat_models.ntcv import ntcv
 from threat_models.ntnv import ntnv
 from threat_models.scores import (
     CanaryLoss,
     FirstCoordinate,
     Score,
+    UserScore,
     ValidationLoss,
     WorstOrder,
 )
@@ -40,23 +41,24 @@ def build(
     canary_index: int = 0,
     train_size: int = 5000,
     validation_size: int = 10000,
-    worst_order: tuple[float, float, bool] | WorstOrder | None = None,
+    worst_order: float | None = None,
 ) -> ThreatModel:
     """The threat model that the names stand for (Xiang et al. 2024, table 2).
 
     Args:
         threat: "NTNV", "NTCV" or "ETCV".
-        canary: "dirac" or "input". In NTNV and NTCV the input canary is a record of another data
-            set (`datasets.foreign_canary`), in ETCV a record of `dataset` itself.
-        score: one of SCORES[threat][canary]; None takes the first, the paper's.
+        canary: "dirac", "input", or the dotted name of a function of no arguments that gives an
+            `InputCanary`. In NTNV and NTCV the input canary is a record of another data set
+            (`datasets.foreign_canary`), in ETCV a record of `dataset` itself.
+        score: one of SCORES[threat][canary]; None takes the first, the paper's. NTCV and ETCV also
+            take the dotted name of a function that maps an `Observation` of R runs to [R] scores.
         dataset: FASHION, MNIST, CIFAR10, SVHN or DIGITS; None takes DIGITS. With the Dirac canary
             and an empty training set only the shape of its records is used, no file is read.
         data_root: folder of the data sets (see `datasets.load`).
         canary_index: I, which record is the canary.
         train_size: how many training records, at most.
         validation_size: how many validation records, at most.
-        worst_order: thresholds of the worst-order score, (bottom, top, mirrored) or the score;
-            needed by it alone.
+        worst_order: where the worst-order score splits; needed by it alone.
 
     Returns:
         The threat model.
@@ -66,11 +68,7 @@ def build(
             fit the threat, or an index or size out of range.
         FileNotFoundError: data that is absent and cannot be downloaded.
     """
-    check_choice("threat", threat, THREATS)
-    check_choice("canary", canary, CANARIES)
-    allowed = SCORES[threat][canary]
-    score = allowed[0] if score is None else score
-    check_choice(f"score for {threat} with canary {canary}", score, allowed)
+    score = check_names(threat, canary, score)
     dataset = "DIGITS" if dataset is None else dataset
     datasets.check_name(dataset)
 
@@ -85,11 +83,41 @@ def build(
     return ntcv(training_set, validation_set, z, _score(score, z, validation_set, worst_order))
 
 
+def check_names(threat: str, canary: str, score: str | None) -> str:
+    """Checks that a score fits a threat and a canary.
+
+    Args:
+        threat: see `build`.
+        canary: see `build`.
+        score: see `build`.
+
+    Returns:
+        The score, the paper's where None came.
+
+    Raises:
+        ValueError: an unknown name, or a canary or score that does not fit.
+    """
+    check_choice("threat", threat, THREATS)
+    own_canary = "." in canary
+    if not own_canary:
+        check_choice("canary", canary, CANARIES)
+    allowed = SCORES[threat]["input" if own_canary else canary]
+    score = allowed[0] if score is None else score
+    if "." not in score or threat == "NTNV":
+        check_choice(f"score for {threat} with canary {canary}", score, allowed)
+    return score
+
+
 def _canary(
     threat: str, canary: str, dataset: str, index: int, data_root: str | None
 ) -> DiracCanary | InputCanary:
     if canary == "dirac":
         return DiracCanary()
+    if "." in canary:
+        own = imported("canary", canary)()
+        if not isinstance(own, InputCanary):
+            raise ValueError(f"canary must give an InputCanary, got {own!r} from {canary}")
+        return own
     if threat == "ETCV":
         return datasets.canary(dataset, index, data_root)
     return datasets.foreign_canary(dataset, index, data_root)
@@ -99,17 +127,16 @@ def _score(
     name: str,
     canary: DiracCanary | InputCanary,
     validation_set: datasets.Records | None,
-    worst_order: tuple[float, float, bool] | WorstOrder | None,
+    worst_order: float | None,
 ) -> Score:
     if name == "first-coordinate":
         return FirstCoordinate()
     if name == "worst-order":
         if worst_order is None:
-            raise ValueError(
-                "worst_order must be given with the score worst-order: "
-                "(bottom, top, mirrored), got None"
-            )
-        return worst_order if isinstance(worst_order, WorstOrder) else WorstOrder(*worst_order)
+            raise ValueError("worst_order must be given with the score worst-order, got None")
+        return WorstOrder(worst_order)
+    if "." in name:
+        return UserScore(imported("score", name), name)
     if name == "canary-loss":
         assert isinstance(canary, InputCanary)
         return CanaryLoss(canary)
