@@ -1,6 +1,8 @@
 """Every reproduction at reduced size: published numbers, orderings, limits."""
 
+import inspect
 import math
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -313,3 +315,13 @@ def test_the_list_and_the_page_name_every_reproduction(capsys: pytest.CaptureFix
     for name in REPRODUCTIONS:
         assert name in printed
         assert f"`{name}`" in page
+
+
+PRESETS = sorted((ROOT / "runs").glob("reproduce-*.toml"))
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_presets_name_settings_that_exist(path: Path) -> None:
+    settings = tomllib.loads(path.read_text())
+    name = next(name for name in REPRODUCTIONS if path.stem.startswith(f"reproduce-{name}"))
+    assert settings.keys() <= inspect.signature(REPRODUCTIONS[name].compute).parameters.keys()

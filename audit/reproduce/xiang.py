@@ -333,13 +333,18 @@ def example_1(
     with style():
         page = figure()
         axes = page.subplots()
-        plot(axes, curves.table, curves.x, curves.y, points=list(curves.table["curve"].unique()))
+        groups = list(curves.table.groupby("curve", sort=False))
+        for rank, (name, rows) in enumerate(groups):
+            # Side by side, as some are nearly equal.
+            left = np.arange(3.0) + 0.2 * (rank - (len(groups) - 1) / 2.0)
+            axes.bar(left, rows["probability"], 0.18, color=COLOURS[rank], label=name)
+        tidy(axes)
+        axes.set_xticks(range(3), list("ABC"))
         axes.set(yscale="log", xlabel="output", ylabel="probability")
         axes.set_title(
             rf"$\varepsilon$ = {epsilon:g} in one run, {attained:.3f} after tuning",
             fontsize="medium",
             loc="left",
         )
-        axes.margins(x=0.2)
         legend(axes)
     return Result(curves.table, page, tuple(compared))
