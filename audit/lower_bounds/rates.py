@@ -79,11 +79,17 @@ def band_limit(count: ArrayLike, trials: int, alpha: float) -> Array:
 
 
 @lru_cache(maxsize=64)
-def _band(n: int, alpha: float) -> tuple[Counts, Array]:
-    """Ranks [m], and what the uniform order statistics there all exceed."""
+def band_ranks(n: int) -> Counts:
+    """The ranks [m] at which the limits of the band change, ascending from 1 to n."""
     steps = np.arange(int(math.log(n) / math.log(_RANK_RATIO)) + 1, dtype=np.float64)
     from_end = np.rint(n * _RANK_RATIO**-steps).astype(np.int64)
-    ranks = np.unique(np.concatenate([from_end, n + 1 - from_end]))
+    return np.unique(np.concatenate([from_end, n + 1 - from_end]))
+
+
+@lru_cache(maxsize=64)
+def _band(n: int, alpha: float) -> tuple[Counts, Array]:
+    """Ranks [m], and what the uniform order statistics there all exceed."""
+    ranks = band_ranks(n)
 
     def quantiles(level: float) -> Array:
         return np.asarray(special.betaincinv(ranks, n + 1.0 - ranks, level), dtype=np.float64)

@@ -9,6 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
+# Splits are the dearer and the more alike the more trials there are.
+_SPLITS, _SPLITS_OF_MANY, _MANY = 21, 7, 20_000
+
 
 def checked(name: str, scores: ArrayLike) -> Array:
     """Scores [n] as numbers, or a ValueError that names them: NaN is refused and counted."""
@@ -60,6 +63,34 @@ class Scores:
     def mirrored(self) -> "Scores":
         """The same game for an adversary who takes low scores to speak for the record."""
         return Scores(-self.without, -self.with_record)
+
+    @cached_property
+    def even_and_odd(self) -> tuple["Scores", "Scores"]:
+        """The trials of even and of odd place on each side."""
+        return (
+            Scores(self.without[0::2], self.with_record[0::2]),
+            Scores(self.without[1::2], self.with_record[1::2]),
+        )
+
+    @cached_property
+    def random_halves(self) -> list[tuple["Scores", "Scores"]]:
+        """Splits of the trials at random, the same ones every time.
+
+        They go by the order of the trials: by the order of the scores, a fixed choice would make
+        the halves depend on each other.
+        """
+        rng = np.random.default_rng(0)
+        n0, n1 = len(self.without), len(self.with_record)
+        halves = []
+        for _ in range(_SPLITS if n0 + n1 < _MANY else _SPLITS_OF_MANY):
+            first, second = rng.permutation(n0) % 2 == 0, rng.permutation(n1) % 2 == 0
+            halves.append(
+                (
+                    Scores(self.without[first], self.with_record[second]),
+                    Scores(self.without[~first], self.with_record[~second]),
+                )
+            )
+        return halves
 
     def false_positives(self, thresholds: Array) -> Counts:
         """How many scores without the record are above each threshold."""

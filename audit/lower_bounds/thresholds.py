@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.lower_bounds.methods import Counts, Curve, Method, best_of_gaussian_rates
-from audit.lower_bounds.rates import band_limit
+from audit.lower_bounds.rates import band_limit, band_ranks
 from audit.lower_bounds.scores import Scores
 from audit.repetitions import Repetitions
 
@@ -21,8 +21,6 @@ Array = NDArray[np.float64]
 _GRID_SIZE = 200
 # Ratio of neighbouring ranks among those that Bonferroni's inequality is paid for.
 _RANK_RATIO = 2.0
-# Splits are the dearer and the more alike the more trials there are.
-_SPLITS, _SPLITS_OF_MANY, _MANY = 21, 7, 20_000
 
 
 @dataclass(frozen=True)
@@ -122,35 +120,22 @@ def _ranks(n: int) -> NDArray[np.int64]:
 
 
 def band(scores: Scores, curve: Curve, delta: float, alpha: float) -> Choice:
-    """The best of all thresholds, by limits that hold at all of them at once."""
-    at = np.concatenate([scores.sorted_without, np.nextafter(scores.sorted_with, -np.inf)])
-    if len(at) == 0:
-        return Choice(math.nan, -math.inf, 0, 0, 0, 0)
+    """The best of all thresholds, by limits that hold at all of them at once.
+
+    The limits change at few ranks only: at a score without the record or just below one with it.
+    """
+    n0, n1 = len(scores.without), len(scores.with_record)
+    if n0 == 0 or n1 == 0:
+        return Choice(math.nan, -math.inf, 0, 0, n0, n1)
+    below = np.nextafter(scores.sorted_with[n1 - band_ranks(n1)], -np.inf)
+    at = np.concatenate([scores.sorted_without[band_ranks(n0) - 1], below])
     counts = _counted(scores, at)
     return _strongest(at, curve.strength(counts, delta, alpha, limit=band_limit), counts)
 
 
 def split(scores: Scores, method: Method, delta: float, alpha: float) -> Choice:
     """The best threshold of the even trials, judged by the odd ones."""
-    return _judged(scores, np.arange(2) == 0, np.arange(2) == 0, method, delta, alpha)
-
-
-def _judged(
-    scores: Scores,
-    search_without: NDArray[np.bool_],
-    search_with: NDArray[np.bool_],
-    method: Method,
-    delta: float,
-    alpha: float,
-) -> Choice:
-    """Searches among the marked trials, judges by the others; marks repeat to the needed length."""
-    first = np.resize(search_without, len(scores.without))
-    second = np.resize(search_with, len(scores.with_record))
-    search = Scores(scores.without[first], scores.with_record[second])
-    judge = Scores(scores.without[~first], scores.with_record[~second])
-    return fixed(
-        judge, max_grid(search, method.scout, delta, alpha).threshold, method, delta, alpha
-    )
+    return _judged(*scores.even_and_odd, method, delta, alpha)
 
 
 def multi_split(scores: Scores, method: Method, delta: float, alpha: float) -> Choice:
@@ -159,16 +144,15 @@ def multi_split(scores: Scores, method: Method, delta: float, alpha: float) -> C
     On average at most alpha / 2 of the splits' bounds are too large, so by Markov's inequality
     half of them are with probability at most alpha. The splits are the same ones every time.
     """
-    rng = np.random.default_rng(0)
-    n0, n1 = len(scores.without), len(scores.with_record)
-    splits = _SPLITS if n0 + n1 < _MANY else _SPLITS_OF_MANY
-    found = []
-    for _ in range(splits):
-        without, with_record = rng.permutation(n0) % 2 == 0, rng.permutation(n1) % 2 == 0
-        # Marks go by the order of the trials: by the order of the scores, a fixed choice of marks
-        # would make both parts depend on each other.
-        found.append(_judged(scores, without, with_record, method, delta, alpha / 2.0))
-    return sorted(found, key=lambda choice: choice.strength)[splits // 2]
+    found = [
+        _judged(search, judge, method, delta, alpha / 2.0) for search, judge in scores.random_halves
+    ]
+    return sorted(found, key=lambda choice: choice.strength)[len(found) // 2]
+
+
+def _judged(search: Scores, judge: Scores, method: Method, delta: float, alpha: float) -> Choice:
+    at = max_grid(search, method.scout, delta, alpha).threshold
+    return fixed(judge, at, method, delta, alpha)
 
 
 @lru_cache(maxsize=256)
