@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from threat_models.datasets import RECORD_SHAPES
 
 # What the results do not depend on.
 _INCIDENTAL = ("jobs", "out", "devices", "backend", "scheduler")
+# Their training set and canary are the same, so are their runs; only the score differs.
+_SHARED = "NTNV+NTCV"
 BACKENDS = ("loky", "dask", "ray")
 
 
@@ -23,7 +25,8 @@ class AuditConfig:
     """The settings of an audit: the command line's options and the presets' keys.
 
     Attributes:
-        threat: NTNV, NTCV or ETCV (Xiang, Wang & Wang 2024, table 2).
+        threat: NTNV, NTCV or ETCV (Xiang, Wang & Wang 2024, table 2); NTNV+NTCV plays both on one
+            set of runs, each with the paper's score.
         canary: dirac, input, or the dotted name of a function that gives an InputCanary.
         score: how the best run is chosen; empty takes the paper's for this threat and canary, a
             dotted name a function of one's own (`threat_models.build`).
@@ -84,7 +87,15 @@ class AuditConfig:
     out: str = ""
 
     def __post_init__(self) -> None:
-        self._set("score", check_names(self.threat, self.canary, self.score or None))
+        if self.threat == _SHARED:
+            if self.score:
+                raise ValueError(
+                    f"score must be left to the paper's for {_SHARED}, got {self.score!r}"
+                )
+            for threat in self.threats:
+                check_names(threat, self.canary, None)
+        else:
+            self._set("score", check_names(self.threat, self.canary, self.score or None))
         checks.one_of("dataset", self.dataset, RECORD_SHAPES)
         for name in ("canary_index", "seed"):
             checks.whole(name, getattr(self, name), 0)
@@ -107,7 +118,23 @@ class AuditConfig:
         if not self.devices or len({device.split(":")[0] for device in self.devices}) > 1:
             raise ValueError(f"devices must be of one kind, got {', '.join(self.devices)}")
         if not self.out:
-            self._set("out", f"runs/{self.threat}-{self.canary}-{self.score}".lower())
+            parts = [self.threat.replace("+", "-"), self.canary, self.score]
+            self._set("out", "runs/" + "-".join(filter(None, parts)).lower())
+
+    @property
+    def threats(self) -> tuple[str, ...]:
+        """The threat models that one set of runs is played as."""
+        return tuple(self.threat.split("+"))
+
+    @property
+    def views(self) -> tuple["AuditConfig", ...]:
+        """One config for every threat model; where there are several, each has its own folder."""
+        if len(self.threats) == 1:
+            return (self,)
+        return tuple(
+            replace(self, threat=threat, out=f"{self.out}/{threat.lower()}")
+            for threat in self.threats
+        )
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

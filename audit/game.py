@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 import threat_models
 from audit import accounting, upper_bounds
 from audit.config import AuditConfig
-from audit.dpsgd import Engine, choose_engine, make_engine
+from audit.dpsgd import Engine, LaneOutcomes, Lanes, SharingEngine, choose_engine, make_engine
 from audit.tuning import Winners, best_of_runs
 from threat_models import ThreatModel
 
@@ -64,7 +65,7 @@ class Stage:
 
     Attributes:
         mu: the base's mu at this budget.
-        threat_model: what the adversary does.
+        threat_models: what the adversary does, for every threat model that the runs serve.
         engine: runs DP-SGD.
         reason: why this engine.
         threshold: the threshold on the standardised lambda_a fixed in advance for a worst-order
@@ -72,10 +73,17 @@ class Stage:
     """
 
     mu: float
-    threat_model: ThreatModel
+    threat_models: tuple[ThreatModel, ...]
     engine: Engine
     reason: str
     threshold: float | None
+
+    def run(self, lanes: Lanes) -> Sequence[LaneOutcomes]:
+        """Outcomes of a pack of lanes under the score of every threat model."""
+        if len(self.threat_models) == 1:
+            return [self.engine.run(lanes)]
+        assert isinstance(self.engine, SharingEngine)
+        return self.engine.run_scores(lanes, [threat.score for threat in self.threat_models])
 
 
 @functools.lru_cache(maxsize=8)
@@ -96,24 +104,28 @@ def stage(config: AuditConfig, budget: int) -> Stage:
             mu, config.law, config.delta, max(config.trials // 2, 1), config.confidence
         )
         top = split.top
-    threat_model = threat_models.build(
-        config.threat,
-        config.canary,
-        score=config.score,
-        dataset=config.dataset,
-        data_root=config.data_root or None,
-        canary_index=config.canary_index,
-        train_size=config.train_size,
-        validation_size=config.validation_size,
-        worst_order=top,
+    served = tuple(
+        threat_models.build(
+            threat,
+            config.canary,
+            score=config.score or None,
+            dataset=config.dataset,
+            data_root=config.data_root or None,
+            canary_index=config.canary_index,
+            train_size=config.train_size,
+            validation_size=config.validation_size,
+            worst_order=top,
+        )
+        for threat in config.threats
     )
     settings = config.settings(mu)
+    if len(served) > 1 and config.engine not in ("auto", "batched"):
+        raise ValueError(f"engine must be batched for {config.threat}, got {config.engine!r}")
+    name, reason = config.engine, "as asked"
     if config.engine == "auto":
-        name, reason = choose_engine(threat_model, settings)
-    else:
-        name, reason = config.engine, "as asked"
-    engine = make_engine(name, threat_model, settings, config.devices[0], config.precision)
-    return Stage(mu, threat_model, engine, reason, threshold)
+        name, reason = choose_engine(served[0], settings)
+    engine = make_engine(name, served[0], settings, config.devices[0], config.precision)
+    return Stage(mu, served, engine, reason, threshold)
 
 
 def blocks(config: AuditConfig, engine: str) -> list[Block]:
@@ -133,7 +145,7 @@ def blocks(config: AuditConfig, engine: str) -> list[Block]:
     ]
 
 
-def play(config: AuditConfig, block: Block) -> Trials:
+def play(config: AuditConfig, block: Block) -> tuple[Trials, ...]:
     """Plays the games of one block: a coin, a K, K runs on X or X', the best by score.
 
     The block's random stream is `SeedSequence(seed, (budget, repeat, index))`: the result depends
@@ -142,14 +154,22 @@ def play(config: AuditConfig, block: Block) -> Trials:
     Args:
         config: the audit.
         block: which games.
+
+    Returns:
+        The trials of every threat model that the runs serve.
     """
     scene = stage(config, block.budget)
     key = (block.budget, block.repeat, block.index)
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=key))
     bit = rng.integers(0, 2, block.trials).astype(np.bool_)
-    winners = best_of_runs(scene.engine, config.law, len(config.learning_rates), bit, rng)
-    some = winners.chosen >= 0
-    lambda_b = np.full(block.trials, -np.inf)
-    lambda_b[some] = scene.threat_model.lambda_b(winners.lambda_a[some], winners.score[some])
+    judged = best_of_runs(
+        scene.run, config.law, len(config.learning_rates), bit, rng, len(scene.threat_models)
+    )
     trial = block.start + np.arange(block.trials)
-    return Trials(**vars(winners), trial=trial, bit=bit, lambda_b=lambda_b)
+    games = []
+    for threat_model, winners in zip(scene.threat_models, judged, strict=True):
+        some = winners.chosen >= 0
+        lambda_b = np.full(block.trials, -np.inf)
+        lambda_b[some] = threat_model.lambda_b(winners.lambda_a[some], winners.score[some])
+        games.append(Trials(**vars(winners), trial=trial, bit=bit, lambda_b=lambda_b))
+    return tuple(games)

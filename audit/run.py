@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def parse(argv: Sequence[str] | None = None) -> AuditConfig:
     return AuditConfig.from_mapping({**values, **options})
 
 
-def run(config: AuditConfig) -> Report:
+def run(config: AuditConfig) -> list[Report]:
     """Plays the audit (or what is missing of it) and writes its results.
 
     The folder `config.out` then holds config.json, the shards of trials, results.csv, summary.json,
@@ -86,6 +87,9 @@ def run(config: AuditConfig) -> Report:
     Args:
         config: the audit.
 
+    Returns:
+        The report of every threat model that the runs serve; several write to folders below.
+
     Raises:
         ValueError: settings that do not fit each other, or a folder that cannot be used.
     """
@@ -94,28 +98,38 @@ def run(config: AuditConfig) -> Report:
     blocks = game.blocks(config, stages[0].engine.name)
     workers.play_all(config, folder, blocks)
     games = _gather(folder, blocks)
-    finished = report.report(config, stages, games)
-    folder.write_text("results.csv", report.to_csv(finished.table))
-    folder.write_text("summary.json", report.to_json(finished.summary))
-    plots.draw(finished.summary, folder.path / "figure.png")
-    plots.draw_scores(finished.summary, games, folder.path / "scores.png")
-    return finished
+    reports = []
+    for view, of_view in zip(config.views, games, strict=True):
+        finished = report.report(view, stages, of_view)
+        results = store.RunFolder(Path(view.out), view.threats)
+        results.write_text("results.csv", report.to_csv(finished.table))
+        results.write_text("summary.json", report.to_json(finished.summary))
+        plots.draw(finished.summary, results.path / "figure.png")
+        plots.draw_scores(finished.summary, of_view, results.path / "scores.png")
+        reports.append(finished)
+    return reports
 
 
-def _gather(folder: store.RunFolder, blocks: Sequence[Block]) -> dict[tuple[int, int], Trials]:
-    """All trials of every (budget, repeat), in order."""
-    parts: dict[tuple[int, int], list[Trials]] = {}
+def _gather(
+    folder: store.RunFolder, blocks: Sequence[Block]
+) -> list[dict[tuple[int, int], Trials]]:
+    """For every threat model all trials of every (budget, repeat), in order."""
+    parts: dict[tuple[int, int], list[tuple[Trials, ...]]] = {}
     for block in blocks:
         parts.setdefault((block.budget, block.repeat), []).append(folder.load(block))
-    return {
-        key: Trials(
-            **{
-                field.name: np.concatenate([getattr(trials, field.name) for trials in group])
-                for field in fields(Trials)
-            }
-        )
-        for key, group in parts.items()
-    }
+    return [
+        {key: _joined([games[view] for games in group]) for key, group in parts.items()}
+        for view in range(len(folder.threats))
+    ]
+
+
+def _joined(parts: Sequence[Trials]) -> Trials:
+    return Trials(
+        **{
+            field.name: np.concatenate([getattr(trials, field.name) for trials in parts])
+            for field in fields(Trials)
+        }
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,12 +143,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         config = parse(argv)
-        finished = run(config)
+        reports = run(config)
     except (ValueError, FileNotFoundError, workers.WorkersDied) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(report.to_text(finished.summary))
-    print(f"\nresults in {config.out}, figure: {config.out}/figure.png")
+    for view, finished in zip(config.views, reports, strict=True):
+        print(report.to_text(finished.summary))
+        print(f"\nresults in {view.out}, figure: {view.out}/figure.png")
+    if len(reports) > 1:
+        print(f"\n{config.threat} are judged on the same runs: their results are correlated.")
     return 0
 
 

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ class RunFolder:
 
     Attributes:
         path: the folder.
+        threats: the threat models that every block is played as.
     """
 
     path: Path
+    threats: tuple[str, ...]
 
     @classmethod
     def open(cls, config: AuditConfig) -> "RunFolder":
@@ -39,7 +41,7 @@ class RunFolder:
             ValueError: the folder cannot be written, or holds an audit with other settings.
         """
         path = Path(config.out)
-        folder = cls(path)
+        folder = cls(path, config.threats)
         try:
             (path / _SHARDS).mkdir(parents=True, exist_ok=True)
             if (path / _CONFIG).exists():
@@ -73,6 +75,7 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> Path:
         """Writes a text file of the folder, whole or not at all."""
+        self.path.mkdir(exist_ok=True)
         with self._whole(self.path / name) as temporary:
             temporary.write_text(text, encoding="utf-8", newline="\n")
         return self.path / name
@@ -89,36 +92,42 @@ class RunFolder:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def shard(self, block: Block) -> Path:
-        """Where a block's trials lie."""
-        return self.path / _SHARDS / f"{block.name}.npz"
+    def shards(self, block: Block) -> list[Path]:
+        """Where a block's trials lie, one file for every threat model."""
+        several = len(self.threats) > 1
+        names = [f"{block.name}-{threat}" if several else block.name for threat in self.threats]
+        return [self.path / _SHARDS / f"{name}.npz" for name in names]
 
-    def save(self, block: Block, trials: Trials) -> None:
-        """Writes a block's trials, whole or not at all."""
-        arrays = {field.name: getattr(trials, field.name) for field in fields(Trials)}
-        with self._whole(self.shard(block)) as temporary, open(temporary, "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+    def save(self, block: Block, games: Sequence[Trials]) -> None:
+        """Writes a block's trials, each file whole or not at all."""
+        for path, trials in zip(self.shards(block), games, strict=True):
+            arrays = {field.name: getattr(trials, field.name) for field in fields(Trials)}
+            with self._whole(path) as temporary, open(temporary, "wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
 
-    def load(self, block: Block) -> Trials:
+    def load(self, block: Block) -> tuple[Trials, ...]:
         """Reads a block's trials and checks that they are what the block must have left.
 
         Raises:
             FileNotFoundError: the block was not played yet.
-            DamagedShard: the file cannot be read, or holds something else.
+            DamagedShard: a file cannot be read, or holds something else.
         """
-        path = self.shard(block)
-        try:
-            with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-                arrays = {field.name: file[field.name] for field in fields(Trials)}
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise DamagedShard(f"{path}: {error}") from error
-        for name, array in arrays.items():
-            if array.shape != (block.trials,):
-                raise DamagedShard(f"{path}: {name} has shape {array.shape}, not {block.trials}")
-        trials = Trials(**arrays)
-        expected = block.start + np.arange(block.trials)
-        if not np.array_equal(trials.trial, expected) or np.isnan(trials.score).any():
-            raise DamagedShard(f"{path}: its trials are not those of the block")
-        return trials
+        return tuple(_read(path, block) for path in self.shards(block))
+
+
+def _read(path: Path, block: Block) -> Trials:
+    try:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+            arrays = {field.name: file[field.name] for field in fields(Trials)}
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DamagedShard(f"{path}: {error}") from error
+    for name, array in arrays.items():
+        if array.shape != (block.trials,):
+            raise DamagedShard(f"{path}: {name} has shape {array.shape}, not {block.trials}")
+    trials = Trials(**arrays)
+    expected = block.start + np.arange(block.trials)
+    if not np.array_equal(trials.trial, expected) or np.isnan(trials.score).any():
+        raise DamagedShard(f"{path}: its trials are not those of the block")
+    return trials

@@ -72,8 +72,8 @@ def play_all(config: AuditConfig, folder: RunFolder, blocks: Sequence[Block]) ->
         while missing:
             before = len(missing)
             try:
-                for block, trials in _played(config, missing):
-                    folder.save(block, trials)
+                for block, games in _played(config, missing):
+                    folder.save(block, games)
                     progress.update(block.trials)
             except (TerminatedWorkerError, BrokenProcessPool) as death:
                 missing = missing_blocks(folder, missing)
@@ -87,7 +87,9 @@ def play_all(config: AuditConfig, folder: RunFolder, blocks: Sequence[Block]) ->
                 return
 
 
-def _played(config: AuditConfig, blocks: Sequence[Block]) -> Iterator[tuple[Block, Trials]]:
+def _played(
+    config: AuditConfig, blocks: Sequence[Block]
+) -> Iterator[tuple[Block, tuple[Trials, ...]]]:
     """The blocks as they get done, in any order."""
     workers = max(config.jobs, len(config.devices))
     if workers == 1 and config.backend == "loky":
@@ -134,7 +136,7 @@ def _cluster(config: AuditConfig) -> Iterator[None]:
         yield
 
 
-def _play(config: AuditConfig, block: Block, locks: str | None) -> tuple[Block, Trials]:
+def _play(config: AuditConfig, block: Block, locks: str | None) -> tuple[Block, tuple[Trials, ...]]:
     device = config.devices[0] if locks is None else _claim(config.devices, locks)[0]
     return block, game.play(replace(config, devices=(device,), jobs=1), block)
 

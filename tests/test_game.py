@@ -8,12 +8,13 @@ from audit import game, report, upper_bounds
 from audit.config import AuditConfig
 
 
-def play(**settings):
+def play(view=0, **settings):
     config = AuditConfig(**settings)
     stages = [game.stage(config, budget) for budget in range(len(config.epsilon))]
     parts = {}
     for block in game.blocks(config, stages[0].engine.name):
-        parts.setdefault((block.budget, block.repeat), []).append(game.play(config, block))
+        trials = game.play(config, block)[view]
+        parts.setdefault((block.budget, block.repeat), []).append(trials)
     games = {
         key: game.Trials(
             **{
@@ -23,7 +24,7 @@ def play(**settings):
         )
         for key, group in parts.items()
     }
-    return config, stages, games
+    return config.views[view], stages, games
 
 
 def test_blocks_cover_every_trial_once():
@@ -77,18 +78,18 @@ def test_the_coin_shows_in_a_game_on_real_input():
     assert np.isfinite(trials.score).all()
     shifted = stats.mannwhitneyu(trials.lambda_a[trials.bit], trials.lambda_a[~trials.bit])
     assert shifted.pvalue < 1e-6
-    assert scene.threat_model.name == "ETCV"
+    assert [threat.name for threat in scene.threat_models] == ["ETCV"]
 
 
 def test_a_block_depends_on_nothing_but_itself():
     config = AuditConfig(trials=40_000, repeats=2, epsilon=(1.0,))
     blocks = game.blocks(config, "reduced")
-    alone = game.play(config, blocks[-1])
+    (alone,) = game.play(config, blocks[-1])
     for block in blocks:
-        again = game.play(config, block)
+        (again,) = game.play(config, block)
     for name in game.Trials.__dataclass_fields__:
         np.testing.assert_array_equal(getattr(again, name), getattr(alone, name))
-    other = game.play(config, blocks[0])
+    (other,) = game.play(config, blocks[0])
     assert not np.array_equal(other.score[:100], alone.score[:100])
 
 
@@ -137,3 +138,16 @@ def test_worst_order_audit_certifies_more_than_the_increasing_score():
         values[score] = lower[next(iter(lower))]["mean"]
         assert values[score] <= result["upper_bounds"]["worst-order"]["epsilon"]
     assert values["worst-order"] > values["first-coordinate"] + 0.3
+
+
+@pytest.mark.parametrize("canary", ["input", "dirac"])
+def test_shared_runs_play_each_threat_model_as_it_would_play_alone(canary):
+    settings = {"canary": canary, "trials": 12, "repeats": 1, "epsilon": (4.0,), "steps": 3}
+    settings |= {"repetitions": "fixed:3", "train_size": 40, "validation_size": 20}
+    for view, threat in enumerate(("NTNV", "NTCV")):
+        shared_config, _, shared = play(view, threat="NTNV+NTCV", **settings)
+        alone_config, _, alone = play(threat=threat, **settings)
+        assert (shared_config.threat, shared_config.score) == (threat, alone_config.score)
+        for name in game.Trials.__dataclass_fields__:
+            a, b = getattr(shared[0, 0], name), getattr(alone[0, 0], name)
+            np.testing.assert_array_equal(a, b, err_msg=name)

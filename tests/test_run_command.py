@@ -80,6 +80,23 @@ def test_killed_and_started_again_it_ends_with_the_same_bytes(tmp_path, capsys):
             assert (folder / name).read_bytes() == (whole / name).read_bytes()
 
 
+def test_shared_runs_report_each_threat_model_in_its_folder(tmp_path, capsys):
+    out = tmp_path / "audit"
+    options = ["--threat", "NTNV+NTCV", "--trials", "20", "--repeats", "1", "--epsilon", "4"]
+    options += ["--steps", "2", "--train-size", "30", "--validation-size", "20", "--out", out]
+    code, text, _ = audit(capsys, *options)
+    assert code == 0
+    assert "judged on the same runs: their results are correlated" in text
+    for threat, score in (("ntnv", "validation-loss"), ("ntcv", "first-coordinate")):
+        summary = json.loads((out / threat / "summary.json").read_text())
+        assert summary["config"]["score"] == score
+        assert (out / threat / "figure.png").exists()
+    before = (out / "ntcv" / "results.csv").read_bytes()
+    next(iter(out.glob("shards/*NTCV.npz"))).unlink()
+    assert audit(capsys, *options)[0] == 0
+    assert (out / "ntcv" / "results.csv").read_bytes() == before
+
+
 def test_damaged_shards_are_named_and_played_again(tmp_path, capsys):
     out = tmp_path / "audit"
     audit(capsys, *QUICK, "--out", out)
@@ -128,6 +145,8 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, capsys):
         (["--threat", "ETVC"], "did you mean 'ETCV'?"),
         (["--canary", "dirc"], "did you mean 'dirac'?"),
         (["--canary", "input", "--score", "worst-order"], "score for ETCV with canary input must"),
+        (["--threat", "NTNV+NTCV", "--score", "canary-loss"], "score must be left to the paper's"),
+        (["--threat", "NTNV+NTCV", "--engine", "opacus"], "engine must be batched for NTNV+NTCV"),
         (["--score", "first-cordinate"], "did you mean 'first-coordinate'?"),
         (["--dataset", "MNISTT"], "did you mean 'MNIST'?"),
         (["--engine", "reducd"], "did you mean 'reduced'?"),
@@ -204,7 +223,7 @@ def test_config_round_trips_through_json():
 
 
 def test_shard_is_written_whole_or_not_at_all(tmp_path):
-    folder = store.RunFolder(tmp_path)
+    folder = store.RunFolder(tmp_path, ("ETCV",))
 
     def stop_halfway():
         with folder._whole(tmp_path / "name") as temporary:

@@ -28,7 +28,9 @@ class Recorder:
 def play(engine, spec, trials=300, seed=0, candidates=3):
     rng = np.random.default_rng(seed)
     included = rng.random(trials) < 0.5
-    return included, best_of_runs(engine, repetitions.parse(spec), candidates, included, rng)
+    law = repetitions.parse(spec)
+    (winners,) = best_of_runs(lambda lanes: [engine.run(lanes)], law, candidates, included, rng)
+    return included, winners
 
 
 def check_against_a_loop(engine, winners):
@@ -98,3 +100,18 @@ def test_candidates_are_drawn_uniformly():
 def test_no_trials_at_all():
     _, winners = play(Recorder(), "fixed:3", trials=0)
     assert len(winners.runs) == 0
+
+
+def test_several_scores_judge_the_same_runs():
+    law, included = repetitions.parse("fixed:5"), np.zeros(50, bool)
+    engine = Recorder()
+
+    def run(lanes):
+        up = engine.run(lanes)
+        return up, LaneOutcomes(up.lambda_a, -up.scores, up.finite)
+
+    best, worst = best_of_runs(run, law, 3, included, np.random.default_rng(1), scores=2)
+    x = np.concatenate([Recorder().run(lanes).scores for lanes in engine.lanes]).reshape(50, 5)
+    np.testing.assert_array_equal(best.chosen, x.argmax(1))
+    np.testing.assert_array_equal(worst.chosen, x.argmin(1))
+    np.testing.assert_array_equal(worst.score, -x.min(1))

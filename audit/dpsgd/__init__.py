@@ -1,6 +1,6 @@
 """DP-SGD, the base mechanism, run in lanes. Importing this does not import torch."""
 
-from audit.dpsgd.base import Engine, LaneOutcomes, Lanes
+from audit.dpsgd.base import Engine, LaneOutcomes, Lanes, SharingEngine
 from audit.dpsgd.engines import ENGINES, choose_engine, make_engine
 from audit.dpsgd.settings import MODELS, DpSgdSettings
 
@@ -11,6 +11,7 @@ __all__ = [
     "Engine",
     "LaneOutcomes",
     "Lanes",
+    "SharingEngine",
     "choose_engine",
     "make_engine",
 ]

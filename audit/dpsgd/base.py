@@ -5,11 +5,14 @@ trial first, flattens all runs to lanes, and hands them to an engine in packs, w
 belong to. Nothing of a trajectory is kept: proxies and scores accumulate as the steps go.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from threat_models import Score
 
 
 @dataclass(frozen=True)
@@ -61,5 +64,23 @@ class Engine(Protocol):
 
         Returns:
             One outcome per lane, in the order of the pack.
+        """
+        ...
+
+
+@runtime_checkable
+class SharingEngine(Engine, Protocol):
+    """An engine whose runs can be judged by several scores."""
+
+    def run_scores(self, lanes: Lanes, scores: Sequence[Score]) -> Sequence[LaneOutcomes]:
+        """Runs every lane once.
+
+        Args:
+            lanes: the pack; any length.
+            scores: any number of score functions.
+
+        Returns:
+            For each score what `run` would return with it; outcomes of different scores are
+            dependent.
         """
         ...

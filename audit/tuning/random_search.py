@@ -1,11 +1,12 @@
 """Private hyper-parameter tuning by random search (Xiang, Wang & Wang 2024, algorithm 2)."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.dpsgd import Engine, Lanes
+from audit.dpsgd import LaneOutcomes, Lanes
 from audit.repetitions import Repetitions
 
 # Lanes handed to an engine at a time. It is part of the results: seeds are drawn pack by pack.
@@ -34,36 +35,37 @@ class Winners:
 
 
 def best_of_runs(
-    engine: Engine,
+    run: Callable[[Lanes], Sequence[LaneOutcomes]],
     law: Repetitions,
     candidates: int,
     included: NDArray[np.bool_],
     rng: np.random.Generator,
-) -> Winners:
+    scores: int = 1,
+) -> list[Winners]:
     """Plays T tunings at once: draws every K, flattens all runs to lanes, keeps the best of each.
 
     Each run takes one of the candidates uniformly. Of equal scores the first run wins, whatever
     the data.
 
     Args:
-        engine: runs the lanes.
+        run: runs a pack of lanes and gives its outcomes under every score.
         law: the law of K.
         candidates: how many hyper-parameter candidates there are.
         included: [T] whether the canary is in the data set of each tuning.
         rng: source of K, candidates and lane seeds.
+        scores: how many scores the same runs are judged by.
+
+    Returns:
+        What each score makes of the same runs.
+
+    Raises:
+        ValueError: a score is NaN.
     """
     tunings = len(included)
     runs = law.sample(rng, tunings)
     ends = np.cumsum(runs)
     total = int(ends[-1]) if tunings else 0
-    winners = Winners(
-        runs=runs,
-        chosen=np.full(tunings, -1, dtype=np.int64),
-        candidate=np.full(tunings, -1, dtype=np.int64),
-        score=np.full(tunings, -np.inf),
-        lambda_a=np.full(tunings, -np.inf),
-        diverged=np.zeros(tunings, dtype=np.int64),
-    )
+    all_winners = [_nobody(runs) for _ in range(scores)]
     for start in range(0, total, _PACK):
         lane = np.arange(start, min(start + _PACK, total))
         tuning = np.searchsorted(ends, lane, side="right")
@@ -72,20 +74,44 @@ def best_of_runs(
             candidate=rng.integers(0, candidates, len(lane)),
             seeds=rng.integers(0, 2**64, len(lane), dtype=np.uint64),
         )
-        outcomes = engine.run(lanes)
-        scores = np.where(outcomes.finite, outcomes.scores, -np.inf)
-        if np.isnan(scores).any():
-            raise ValueError(f"score must be a number for every run, got NaN from {engine.name}")
-        np.add.at(winners.diverged, tuning, ~outcomes.finite)
-        first = np.flatnonzero(np.diff(tuning, prepend=-1))
-        highest = np.maximum.reduceat(scores, first)
-        is_best = scores == np.repeat(highest, np.diff(np.append(first, len(lane))))
-        best = np.minimum.reduceat(np.where(is_best, np.arange(len(lane)), len(lane)), first)
-        # A pack may continue a tuning that an earlier pack began: only a better score replaces.
-        better = highest > winners.score[tuning[first]]
-        best, who = best[better], tuning[first][better]
-        winners.chosen[who] = lane[best] - (ends[who] - runs[who])
-        winners.candidate[who] = lanes.candidate[best]
-        winners.score[who] = scores[best]
-        winners.lambda_a[who] = outcomes.lambda_a[best]
-    return winners
+        for winners, outcomes in zip(all_winners, run(lanes), strict=True):
+            _update(winners, outcomes, lanes, tuning, lane - (ends - runs)[tuning])
+    return all_winners
+
+
+def _nobody(runs: NDArray[np.int64]) -> Winners:
+    size = len(runs)
+    return Winners(
+        runs=runs,
+        chosen=np.full(size, -1, dtype=np.int64),
+        candidate=np.full(size, -1, dtype=np.int64),
+        score=np.full(size, -np.inf),
+        lambda_a=np.full(size, -np.inf),
+        diverged=np.zeros(size, dtype=np.int64),
+    )
+
+
+def _update(
+    winners: Winners,
+    outcomes: LaneOutcomes,
+    lanes: Lanes,
+    tuning: NDArray[np.int64],
+    index: NDArray[np.int64],
+) -> None:
+    """Lets a pack of lanes, sorted by tuning, compete; `index` is a lane's place in its tuning."""
+    scores = np.where(outcomes.finite, outcomes.scores, -np.inf)
+    if np.isnan(scores).any():
+        raise ValueError("score must be a number for every run, got NaN")
+    np.add.at(winners.diverged, tuning, ~outcomes.finite)
+    first = np.flatnonzero(np.diff(tuning, prepend=-1))
+    highest = np.maximum.reduceat(scores, first)
+    lane = np.arange(len(lanes))
+    is_best = scores == np.repeat(highest, np.diff(np.append(first, len(lanes))))
+    best = np.minimum.reduceat(np.where(is_best, lane, len(lanes)), first)
+    # A pack may continue a tuning that an earlier pack began: only a better score replaces.
+    better = highest > winners.score[tuning[first]]
+    best, who = best[better], tuning[first][better]
+    winners.chosen[who] = index[best]
+    winners.candidate[who] = lanes.candidate[best]
+    winners.score[who] = scores[best]
+    winners.lambda_a[who] = outcomes.lambda_a[best]
