@@ -44,22 +44,27 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
     coarse = [(_coarse(law.atoms(math.inf)), count) for law, count in parts]
     cumulants = _Cumulants(coarse)
     low, high = cumulants.window()
-    spacing = float(max(high - low, 1e-9) / cells)
+    runs = sum(count for _, count in parts)
+    # Every run spreads its loss by spacing^2/6 at most; together that must stay a small part.
+    finest = math.sqrt(0.3 * cumulants.deviation / runs)
+    spacing = float(max(min((high - low) / cells, finest), 1e-18))
     exact = [law.atoms(spacing) for law, _ in parts]
     grids = [
         (*_on_grid(atoms, spacing), count) for atoms, (_, count) in zip(exact, parts, strict=True)
     ]
     lowest = sum(start * count for start, _, count in grids)
     highest = sum((start + len(log_p) - 1) * count for start, log_p, count in grids)
-    first = max(math.floor(low / spacing) - 2, lowest)
-    last = min(math.ceil(high / spacing) + 2, highest)
+    # On the grid every run can reach a cell beyond its own loss.
+    slack = 2 + min(runs, cells // 8)
+    first = max(math.floor(low / spacing) - slack, lowest)
+    last = min(math.ceil(high / spacing) + slack, highest)
     # Twice the window, so that under a tilt to one of its ends little wraps around.
     longest = max(len(log_p) for _, log_p, _ in grids)
     size = int(fft.next_fast_len(2 * max(last - first, longest) + 8, real=True))
     if size > _LARGEST_TRANSFORM:
         raise ValueError(
-            f"a composition must reach as far as each of its runs, got losses of width "
-            f"{longest * spacing:.3g} in one of {(last - first) * spacing:.3g}"
+            f"a composition must have losses that a grid resolves, got {runs} runs that together "
+            f"reach from {low:.3g} to {high:.3g}"
         )
     index = np.arange(first, last + 1)
     log_mass: Array = np.full(len(index), -np.inf)
@@ -99,6 +104,11 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
         -math.expm1(counts @ np.log1p(-np.array(side)))
         for side in ([a.p_only for a in exact], [a.q_only for a in exact])
     )
+    total = float(np.exp(log_mass[kept]).sum()) + p_only
+    if not abs(total - 1.0) < 1e-6:
+        raise ValueError(
+            f"a composition must have losses that a grid resolves, got masses that sum to {total:g}"
+        )
     return LossPair(
         Atoms(
             np.asarray(spacing * index[kept], dtype=np.float64),
@@ -135,8 +145,10 @@ class _Cumulants:
     """K(theta) = log E_P[e^(theta loss)] of the composition, and its derivative, on a grid."""
 
     def __init__(self, parts: Sequence[tuple[Atoms, int]]) -> None:
-        outer = np.geomspace(1e-7, 1e7, 561)
-        # 0 is P itself, -1 is P'.
+        # 0 is P itself, -1 is P'; further out by what the loss varies.
+        variance = sum(count * _variance(atoms) for atoms, count in parts)
+        self.deviation = max(math.sqrt(variance), 1e-12)
+        outer = np.geomspace(1e-7, 1e7, 561) / self.deviation
         theta = np.concatenate([-1.0 - outer[::-1], np.linspace(-1.0, 0.0, 41), outer])
         self.theta = theta
         self.value, self.slope = np.zeros_like(theta), np.zeros_like(theta)
@@ -162,6 +174,12 @@ class _Cumulants:
     def tilt_towards(self, loss: float) -> float:
         """The theta under which the mean loss is the given one."""
         return float(np.interp(loss, self.slope, self.theta))
+
+
+def _variance(atoms: Atoms) -> float:
+    mass = np.exp(atoms.log_mass)
+    mean = float(mass @ atoms.loss / mass.sum())
+    return float(mass @ (atoms.loss - mean) ** 2 / mass.sum())
 
 
 def _on_grid(atoms: Atoms, spacing: float) -> tuple[int, Array]:

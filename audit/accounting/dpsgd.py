@@ -162,6 +162,9 @@ class DpSgd(Mechanism):
             checks.interval("sqrt(steps) / noise_multiplier", mu, 0.0, 1e3, closed_high=True)
         else:
             checks.interval("noise_multiplier", self.noise_multiplier, 0.05)
+            spread = self.sampling_rate * self._full_batch_mu
+            name = "sampling_rate * sqrt(steps) / noise_multiplier"
+            checks.interval(name, spread, 0.0, 1e3, closed_high=True)
 
     @property
     def distance(self) -> float:

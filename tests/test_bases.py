@@ -1,0 +1,397 @@
+"""Base mechanisms: against closed forms, exact small cases, and other accountants."""
+
+import logging
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, special, stats
+
+from audit import accounting, repetitions, upper_bounds
+from audit.accounting import (
+    AnyOf,
+    ApproximateDp,
+    Composition,
+    DiscreteMechanism,
+    DpSgd,
+    GaussianMechanism,
+    LaplaceMechanism,
+    PrivacyProfile,
+    PureDp,
+    RandomisedResponse,
+    RenyiCurve,
+    ZeroConcentratedDp,
+)
+from audit.accounting.composition import compose
+from audit.accounting.pairs import Atoms, GaussianPair, LaplacePair, LossPair
+
+EPSILONS = np.array([-3.0, -1.0, -0.2, 0.0, 0.1, 0.5, 1.0, 2.0, 5.0])
+BASES = {
+    "gaussian": GaussianMechanism(0.8),
+    "laplace": LaplaceMechanism(1.5),
+    "response": RandomisedResponse(0.7, 5),
+    "pure": PureDp(1.2),
+    "approximate": ApproximateDp(0.4, 1e-3),
+    "discrete": DiscreteMechanism(np.array([0.1, 0.2, 0.7, 0.0]), np.array([0.2, 0.2, 0.5, 0.1])),
+    "zcdp": ZeroConcentratedDp(0.1),
+    "sampled": DpSgd(1.0, 50, 0.05),
+    "replaced": DpSgd(1.0, 20, 0.05, "replace-one"),
+    "profile": PrivacyProfile(np.array([0.0, 0.5, 1.0]), np.array([0.4, 0.1, 0.01])),
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_profile_and_events_are_two_views_of_one_pair(name):
+    # The hockey stick is the largest P(E) - e^eps P'(E) over events, attained by extreme ones.
+    for pair in BASES[name].pairs:
+        left, right = pair.event_range
+        t = np.unique(np.concatenate([np.linspace(left, right, 40001), np.arange(0.0, 12.0)]))
+        log_p, log_q = pair.events(t[(t >= left) & (t <= right)])
+        assert np.all(np.diff(np.exp(log_p)) <= 1e-12)
+        assert np.all(np.diff(np.exp(log_q)) <= 1e-12)
+        for epsilon in EPSILONS:
+            best = np.max(np.exp(log_p) - np.exp(epsilon + log_q))
+            assert best == pytest.approx(float(pair.profile(epsilon)), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_directions_mirror_each_other(name):
+    # H_-eps(P || P') = 1 - e^-eps + e^-eps H_eps(P' || P).
+    pairs = BASES[name].pairs
+    there, back = pairs[0], pairs[-1]
+    for epsilon in EPSILONS:
+        mirrored = -math.expm1(-epsilon) + math.exp(-epsilon) * float(back.profile(epsilon))
+        assert float(there.profile(-epsilon)) == pytest.approx(mirrored, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("mu", "count"), [(0.1, 100), (1.0, 1), (3.0, 9), (1e-3, 10), (1e-4, 1), (10.0, 4)]
+)
+def test_composed_gaussians_keep_their_digits_far_into_the_tail(mu, count):
+    pair = compose([(GaussianPair(mu), count)])
+    exact = GaussianPair(mu * math.sqrt(count))
+    for z in (-3.0, 0.0, 2.0, 5.0, 8.0, 11.0):
+        epsilon = exact.mu * z
+        for side in (pair, pair.mirrored):
+            error = float(side.profile(epsilon)) / float(exact.profile(epsilon)) - 1.0
+            assert -1e-9 < error < 3e-4
+
+
+def test_composed_responses_are_binomial():
+    epsilon_0, count = 0.3, 40
+    pair = Composition((RandomisedResponse(epsilon_0),) * count).pairs[0]
+    truths = np.arange(count + 1)
+    yes = special.expit(epsilon_0)
+    mass = stats.binom.pmf(truths, count, yes)
+    loss = epsilon_0 * (2 * truths - count)
+    for epsilon in (0.0, 0.5, 1.0, 3.0, 8.0):
+        exact = float(np.sum(mass * np.maximum(-np.expm1(epsilon - loss), 0.0)))
+        assert exact * (1 - 1e-9) <= float(pair.profile(epsilon)) <= exact * (1 + 2e-3) + 1e-9
+
+
+def test_composition_of_unlike_parts_agrees_with_the_gaussian_closed_form():
+    mechanism = Composition((GaussianMechanism(0.3), GaussianMechanism(0.4)))
+    assert mechanism.gaussian_mu == pytest.approx(0.5)
+    pair = compose([(GaussianPair(0.3), 1), (GaussianPair(0.1), 16)])
+    exact = GaussianPair(0.5)
+    for epsilon in (0.0, 1.0, 3.0):
+        assert float(pair.profile(epsilon)) == pytest.approx(
+            float(exact.profile(epsilon)), rel=1e-4
+        )
+    both = Composition((LaplaceMechanism(2.0), GaussianMechanism(0.3)))
+    alone = [part.epsilon(5e-6) for part in both.parts]
+    assert max(alone) < both.epsilon(1e-5) < sum(alone)
+    orders = np.array([1.5, 4.0])
+    assert both.renyi(orders) == pytest.approx(sum(part.renyi(orders) for part in both.parts))
+
+
+def test_a_laplace_pair_is_what_integration_says():
+    pair, scale = LaplacePair(0.8), 0.8
+    first, second = stats.laplace(0.0, scale), stats.laplace(1.0, scale)
+    for epsilon in (-1.0, 0.0, 0.4, 1.2):
+        exact, _ = integrate.quad(
+            lambda x, e=epsilon: max(first.pdf(x) - math.exp(e) * second.pdf(x), 0.0),
+            -40,
+            40,
+            points=[0.0, 0.5 * (1 - scale * epsilon), 1.0],
+            limit=400,
+        )
+        assert float(pair.profile(epsilon)) == pytest.approx(exact, abs=1e-8)
+    for alpha in (1.2, 3.0, 20.0):
+        moment, _ = integrate.quad(
+            lambda x, a=alpha: math.exp(a * first.logpdf(x) + (1 - a) * second.logpdf(x)),
+            -30,
+            30,
+            points=[0.0, 1.0],
+        )
+        exact = math.log(moment) / (alpha - 1)
+        assert pair.renyi(np.array([alpha]))[0] == pytest.approx(exact, rel=1e-7)
+    one = Composition((LaplaceMechanism(scale), PureDp(1e-9)))
+    assert one.delta(EPSILONS) == pytest.approx(LaplaceMechanism(scale).delta(EPSILONS), abs=1e-8)
+
+
+SETTINGS = [(1.0, 0.01, 500), (0.7, 0.05, 100), (4.0, 0.1, 1000), (0.5, 0.3, 5)]
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps"), SETTINGS)
+def test_renyi_of_sampled_steps_agrees_with_opacus_and_dp_accounting(sigma, rate, steps):
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    from dp_accounting.rdp import RdpAccountant
+    from opacus.accountants.analysis import rdp
+
+    orders = [1.1, 1.5, 2.0, 3.5, 8.0, 32.0, 100.0]
+    ours = DpSgd(sigma, steps, rate).renyi(np.array(orders))
+    opacus = rdp.compute_rdp(q=rate, noise_multiplier=sigma, steps=steps, orders=orders)
+    assert ours == pytest.approx(np.array(opacus), rel=1e-6)
+    accountant = RdpAccountant(orders=orders)
+    accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(sigma)), steps)
+    theirs, whole = np.array(accountant._rdp), np.array(orders) % 1 == 0
+    assert ours[whole] == pytest.approx(theirs[whole], rel=1e-6)
+    assert np.all(ours <= theirs * (1 + 1e-6))  # its fractional orders are bounds, or give up
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps"), SETTINGS)
+def test_profile_of_sampled_steps_agrees_with_dp_accounting_in_both_directions(sigma, rate, steps):
+    from dp_accounting.pld import privacy_loss_distribution
+
+    pld = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, sampling_prob=rate, value_discretization_interval=1e-4
+    ).self_compose(steps)
+    removed, added = DpSgd(sigma, steps, rate).pairs
+    for pair, other in ((removed, pld._pmf_remove), (added, pld._pmf_add)):
+        for delta in (1e-2, 1e-5, 1e-9):
+            epsilon = other.get_epsilon_for_delta(delta)
+            ours = accounting.solve_epsilon(lambda e, p=pair: float(p.profile(e)), delta)
+            assert ours == pytest.approx(epsilon, rel=1e-3)
+
+
+def test_the_prv_accountant_agrees():
+    from opacus.accountants import PRVAccountant
+
+    logging.getLogger().setLevel(logging.ERROR)
+    accountant = PRVAccountant()
+    accountant.history = [(1.0, 0.01, 500)]
+    epsilon = DpSgd(1.0, 500, 0.01).epsilon(1e-5)
+    assert epsilon == pytest.approx(accountant.get_epsilon(1e-5), abs=0.02)
+
+
+@pytest.mark.parametrize("neighbours", accounting.NEIGHBOURS)
+def test_sampling_everything_is_the_gaussian_mechanism(neighbours):
+    almost, whole = (DpSgd(3.0, 20, rate, neighbours) for rate in (1.0 - 1e-12, 1.0))
+    for delta in (1e-2, 1e-5, 1e-20):
+        assert almost.epsilon(delta) == pytest.approx(whole.epsilon(delta), rel=2e-4)
+    orders = np.array([1.5, 3.0, 40.0])
+    assert almost.renyi(orders) == pytest.approx(whole.renyi(orders), rel=1e-6)
+
+
+def test_rdp_and_profile_of_one_sampled_step_are_what_integration_says():
+    sigma, rate = 0.8, 0.1
+    x = np.linspace(-20.0, 24.0, 800001)
+
+    def log_density(mean):
+        rest, moved = stats.norm.logpdf(x, 0, sigma), stats.norm.logpdf(x, mean, sigma)
+        return np.logaddexp(math.log(1 - rate) + rest, math.log(rate) + moved)
+
+    for neighbours, pair in (
+        ("add-remove", (log_density(1.0), log_density(0.0))),
+        ("replace-one", (log_density(1.0), log_density(-1.0))),
+    ):
+        base = DpSgd(sigma, 1, rate, neighbours)
+        for epsilon in (0.0, 0.3, 1.0, 2.5):
+            exact = [
+                integrate.trapezoid(np.maximum(np.exp(p) - np.exp(epsilon + q), 0), x)
+                for p, q in (pair, pair[::-1])
+            ]
+            assert float(base.delta(epsilon)) == pytest.approx(max(exact), rel=1e-5)
+        for alpha in (1.3, 4.0, 11.0):
+            exact = [
+                math.log(integrate.trapezoid(np.exp(alpha * p + (1 - alpha) * q), x)) / (alpha - 1)
+                for p, q in (pair, pair[::-1])
+            ]
+            assert base.renyi(np.array([alpha]))[0] == pytest.approx(max(exact), rel=1e-8)
+
+
+def test_opposite_gradients_dominate_every_replacement():
+    # One step, records with gradients g and g' anywhere in the unit disc.
+    sigma, rate = 0.9, 0.2
+    base = DpSgd(sigma, 1, rate, "replace-one")
+    side = np.linspace(-6.0, 6.0, 401)
+    x, y = np.meshgrid(side, side)
+    cell = (side[1] - side[0]) ** 2
+
+    def density(radius, angle):
+        a, b = radius * math.cos(angle), radius * math.sin(angle)
+        moved = stats.norm.pdf(x, a, sigma) * stats.norm.pdf(y, b, sigma)
+        return (1 - rate) * stats.norm.pdf(x, 0, sigma) * stats.norm.pdf(y, 0, sigma) + rate * moved
+
+    for radius, angle in ((1.0, math.pi), (1.0, 2.0), (1.0, 0.5), (0.5, math.pi), (0.0, 0.0)):
+        p, q = density(1.0, 0.0), density(radius, angle)
+        for epsilon in (0.0, 0.2, 0.6):
+            exact = np.sum(np.maximum(p - math.exp(epsilon) * q, 0.0)) * cell
+            assert exact <= float(base.delta(epsilon)) * (1 + 1e-4)
+
+
+def test_replacing_a_record_costs_less_than_removing_and_adding():
+    one, both = DpSgd(1.0, 100, 0.05), DpSgd(1.0, 100, 0.05, "replace-one")
+    assert one.epsilon(1e-6) < both.epsilon(1e-6)
+    # Group privacy: eps -> 2 eps, delta -> (1 + e^eps) delta.
+    epsilon = one.epsilon(1e-6)
+    assert both.epsilon(1e-6 * (1 + math.exp(epsilon))) <= 2 * epsilon
+    assert "replace-one" in both.description
+    assert "add-remove" in one.description
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(0.5, 20.0), st.floats(1e-4, 0.9), st.integers(1, 3000), st.floats(-70.0, -0.7))
+def test_renyi_and_profile_agree_at_any_setting(sigma, rate, steps, log_delta):
+    base, delta = DpSgd(sigma, steps, rate), math.exp(log_delta)
+    exact = base.epsilon(delta)
+    assert 0.0 <= exact <= base.renyi_epsilon(delta) * (1 + 1e-4) + 1e-6
+    assert exact <= DpSgd(sigma, steps, 1.0).epsilon(delta) * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 30.0])
+@pytest.mark.parametrize("rate", [1e-6, 0.9])
+@pytest.mark.parametrize("steps", [1, 100, 10**4])
+def test_extreme_sampling_is_finite(sigma, rate, steps):
+    base = DpSgd(sigma, steps, rate)
+    if rate * math.sqrt(steps) / sigma > 100.0:
+        with pytest.raises(ValueError, match="losses that a grid resolves"):
+            base.epsilon(1e-5)
+        return
+    values = [base.epsilon(delta) for delta in (0.5, 1e-5, 1e-30)]
+    assert np.isfinite(values).all()
+    assert values == sorted(values)
+
+
+def test_a_profile_of_points_is_the_least_private_mechanism_that_keeps_them():
+    base = GaussianMechanism(1.0)
+    epsilons = np.linspace(0.0, 12.0, 1201)
+    copy = PrivacyProfile(epsilons, base.delta(epsilons))
+    at = np.linspace(0.0, 8.0, 37) + 0.003
+    assert np.all(copy.delta(at) >= base.delta(at) * (1 - 1e-9))
+    assert copy.delta(at) == pytest.approx(base.delta(at), rel=1e-3)
+    assert copy.delta(epsilons) == pytest.approx(base.delta(epsilons), rel=1e-6, abs=1e-12)
+    two = PrivacyProfile([0.0, 1.0], [1.0, 1e-3])
+    other = ApproximateDp(1.0, 1e-3)
+    assert two.delta(EPSILONS) == pytest.approx(other.delta(EPSILONS), rel=1e-9)
+
+
+def test_a_renyi_curve_between_its_orders():
+    orders = np.array([1.25, 2.0, 4.0, 8.0, 32.0])
+    base = RenyiCurve(orders, 0.5 * orders)
+    between = np.array([1.01, 1.5, 3.0, 31.0])
+    assert np.all(base.renyi(between) >= 0.5 * between)
+    assert base.renyi(orders) == pytest.approx(0.5 * orders)
+    assert np.isinf(base.renyi(np.array([33.0]))).all()
+    fine = RenyiCurve(np.linspace(1.01, 60.0, 3000), 0.5 * np.linspace(1.01, 60.0, 3000))
+    assert fine.renyi_epsilon(1e-5) == pytest.approx(4.7284, rel=1e-3)
+    assert fine.epsilon(1e-5) == pytest.approx(fine.renyi_epsilon(1e-5), rel=1e-3)
+    concentrated = ZeroConcentratedDp(0.5)
+    assert concentrated.epsilon(1e-5) >= concentrated.renyi_epsilon(1e-5) * (1 - 1e-9)
+    assert concentrated.epsilon(1e-5) == pytest.approx(concentrated.renyi_epsilon(1e-5), rel=1e-4)
+
+
+def test_any_of_several_is_the_worst_of_them():
+    several = AnyOf((GaussianMechanism(0.5), PureDp(0.7)))
+    for epsilon in (0.1, 0.6, 0.8):
+        worst = max(float(one.delta(epsilon)) for one in several.candidates)
+        assert float(several.delta(epsilon)) == worst
+        assert float(several.pairs[0].profile(epsilon)) >= worst * (1 - 1e-9)
+
+
+def test_a_base_that_leaks_with_a_small_chance_leaks_more_often_when_tuned():
+    # One run in 10^4 gives the record away. The best of K prefers to: 1 - phi(1 - d) of the time.
+    law, leak = repetitions.parse("tnb:0,0.01"), 1e-4
+    base = DiscreteMechanism(np.array([1 - leak, leak, 0.0]), np.array([1 - leak, 0.0, leak]))
+    rng = np.random.default_rng(7)
+    runs = law.sample(rng, 200_000)
+    leaked = np.mean(rng.random(200_000) < -np.expm1(runs * math.log1p(-leak)))
+    curve = upper_bounds.RegionCurve(base.pairs[0], law)
+    assert float(law.phi_survival(leak)) == pytest.approx(leaked, rel=0.1)
+    assert leaked > 10 * leak  # an accountant that keeps the base's delta is wrong
+    assert float(law.phi_survival(leak)) <= curve.delta(50.0) <= law.mean * leak * (1 + 1e-6)
+    with pytest.raises(accounting.Unreachable, match="delta must be above"):
+        upper_bounds.region(base, law, 1e-3)
+
+
+def test_loss_pairs_with_one_sided_outputs():
+    pair = LossPair(Atoms(np.array([0.0]), np.array([math.log(0.9)]), 0.1, 0.1))
+    assert pair.profile([0.0, 5.0]) == pytest.approx([0.1, 0.1])
+    assert np.isinf(pair.renyi(np.array([2.0]))).all()
+    apart = DiscreteMechanism([1.0, 0.0], [0.0, 1.0])
+    assert float(apart.delta(100.0)) == 1.0
+
+
+def test_curves_are_read_from_files(tmp_path):
+    path = tmp_path / "curve.csv"
+    path.write_text("epsilon,delta\n0,0.3\n1, 0.01\n\n2 1e-6\n")
+    base = accounting.parse(f"profile:{path}")
+    assert base.delta(np.array([1.0, 2.0, 9.0])) == pytest.approx([0.01, 1e-6, 1e-6])
+    path.write_text("2,0.1\n4,0.2\n")
+    assert accounting.parse(f"renyi:{path}").renyi(np.array([4.0]))[0] == pytest.approx(0.2)
+    path.write_text("1,2\nthree,4\n")
+    with pytest.raises(ValueError, match="two numbers per line, got 'three,4'"):
+        accounting.read_curve(path)
+    with pytest.raises(ValueError, match="readable csv file"):
+        accounting.read_curve(tmp_path / "missing.csv")
+
+
+@pytest.mark.parametrize(
+    ("spec", "base"),
+    [
+        ("gaussian:0.5", GaussianMechanism(0.5)),
+        ("laplace:2", LaplaceMechanism(2.0)),
+        ("response:1,3", RandomisedResponse(1.0, 3)),
+        ("pure:1", PureDp(1.0)),
+        ("approximate:1,1e-6", ApproximateDp(1.0, 1e-6)),
+        ("zcdp:0.1", ZeroConcentratedDp(0.1)),
+    ],
+)
+def test_bases_by_name(spec, base):
+    assert accounting.parse(spec) == base
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: accounting.parse("laplace"), "takes 1 numbers"),
+        (lambda: accounting.parse("lapalce:1"), "did you mean 'laplace'"),
+        (lambda: DpSgd(1.0, 10, 1.5), r"sampling_rate must be in \(0, 1\]"),
+        (lambda: DpSgd(0.01, 10, 0.5), "noise_multiplier must be in"),
+        (
+            lambda: DpSgd(0.1, 10**6, 0.9),
+            r"sampling_rate \* sqrt\(steps\) / noise_multiplier must be",
+        ),
+        (lambda: DpSgd(1.0, 10, 0.5, "swap"), "neighbours must be one of"),
+        (lambda: PrivacyProfile([1.0, 0.5], [0.1, 0.1]), "epsilons must be increasing"),
+        (lambda: PrivacyProfile([0.0], [1.5]), r"deltas must be in \[0, 1\]"),
+        (lambda: RenyiCurve([1.0], [0.1]), "orders must be > 1"),
+        (lambda: Composition(()), "parts must name at least one"),
+    ],
+)
+def test_what_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_an_opacus_accountant_is_enough():
+    from opacus.accountants import RDPAccountant
+
+    accountant = RDPAccountant()
+    for _ in range(100):
+        accountant.step(noise_multiplier=1.0, sample_rate=0.01)
+    for _ in range(50):
+        accountant.step(noise_multiplier=2.0, sample_rate=0.02)
+    run = accounting.from_opacus(accountant)
+    assert run.renyi_epsilon(1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=0.02)
+    cost = accounting.tuning_epsilon(accountant, "tnb:0,0.1", 1e-5)
+    assert (
+        run.epsilon(1e-5)
+        < cost
+        < upper_bounds.profile(run, repetitions.parse("tnb:0,0.1"), 1e-5).epsilon
+    )
+    with pytest.raises(ValueError, match="accountant must have recorded a step"):
+        accounting.tuning_epsilon(RDPAccountant(), "tnb:0,0.1", 1e-5)
