@@ -86,7 +86,7 @@ def _draw_lower(axes: Axes, summary: Mapping[str, Any], colours: list[str]) -> N
         below = [bound["mean"] - bound["min"] for bound in bounds]
         above = [bound["max"] - bound["mean"] for bound in bounds]
         colour, marker = (colours[0], "o") if proxy == "lambda_a" else (colours[1], "s")
-        if kind == "valid if monotone":
+        if kind not in ("valid", "paper's, uncorrected"):
             marker = "^"
         axes.errorbar(
             [x + offset for x in range(len(results))],

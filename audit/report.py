@@ -16,11 +16,15 @@ from audit.config import AuditConfig
 from audit.game import Stage, Trials
 from audit.lower_bounds import LowerBound
 from audit.upper_bounds import UpperBound
+from threat_models import WorstOrder
 
 PROXIES = ("lambda_a", "lambda_b")
 PAPER_PROTOCOL = "gaussian-curve:max-grid"
 """The key of the estimator that the paper uses: the f-curve at the best of a grid, uncorrected."""
-_LIFTED = "lifted-curve:fixed"
+_OWN_CURVES = {
+    "lifted-curve:fixed": "valid if monotone",
+    "worst-order-curve:fixed": "valid for this order",
+}
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,12 @@ def _lower_bounds(
     config: AuditConfig, scene: Stage, trials: Trials, proxy: str
 ) -> list[LowerBound]:
     values = getattr(trials, proxy)
-    mu, threshold = None, scene.threshold
+    mu = threshold = split_top = None
     if proxy == "lambda_a":
         # sum_i p_i[0] / (C sigma sqrt N), N(b mu, 1) in one run when every gradient has norm C.
-        values, mu = values * scene.mu, scene.mu
-    else:
-        threshold = None
+        values, mu, threshold = values * scene.mu, scene.mu, scene.threshold
+        score = scene.threat_models[0].score
+        split_top = score.top if isinstance(score, WorstOrder) else None
     found = lower_bounds.all_bounds(
         values[~trials.bit],
         values[trials.bit],
@@ -97,6 +101,7 @@ def _lower_bounds(
         repetitions=config.law,
         mu=mu,
         threshold=threshold,
+        split_top=split_top,
     )
     increasing = config.score == "first-coordinate" and len(config.learning_rates) == 1
     if increasing and config.canary == "dirac":
@@ -139,13 +144,14 @@ def _over_repeats(rows: Sequence[Mapping[str, Any]], proxy: str) -> dict[str, di
 def shown(summary: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
     """The lower bounds worth showing: key, what kind of claim, and from which proxies.
 
-    The recommended one comes first; then the lifted curve where it is valid, which assumes more and
-    gets more; last the paper's protocol, for comparison.
+    The recommended one comes first; then the curve of the score's own law where it is valid, which
+    assumes more and gets more; last the paper's protocol, for comparison.
     """
     lower = summary["results"][0]["lower_bounds"]["lambda_a"]
     kinds: list[tuple[str, str, tuple[str, ...]]] = [(recommended(summary), "valid", PROXIES)]
-    if _LIFTED in lower and lower[_LIFTED]["valid"]:
-        kinds.append((_LIFTED, "valid if monotone", ("lambda_a",)))
+    for key, kind in _OWN_CURVES.items():
+        if key in lower and lower[key]["valid"]:
+            kinds.append((key, kind, ("lambda_a",)))
     return [*kinds, (PAPER_PROTOCOL, "paper's, uncorrected", PROXIES)]
 
 
@@ -190,7 +196,7 @@ def to_text(summary: Mapping[str, Any]) -> str:
     ]
 
     def row(name: str, cells: Sequence[str]) -> str:
-        return f"{name:34}" + "".join(f"{cell:>22}" for cell in cells)
+        return f"{name:34}" + "".join(f"{cell:>24}" for cell in cells)
 
     lines.append(row("", [f"eps_B = {r['epsilon_base']:g}" for r in summary["results"]]))
 

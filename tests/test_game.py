@@ -115,8 +115,7 @@ def test_report_keeps_valid_lower_bounds_below_upper_bounds():
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"score": "worst-order"}, {"learning_rates": (0.001, 0.01)}, {"canary": "input", "steps": 2}],
+    "settings", [{"learning_rates": (0.001, 0.01)}, {"canary": "input", "steps": 2}]
 )
 def test_lifted_curve_is_claimed_only_for_an_increasing_score(settings):
     config, stages, games = play(trials=60, repeats=1, epsilon=(4.0,), **settings)
@@ -137,6 +136,11 @@ def test_worst_order_audit_certifies_more_than_the_increasing_score():
         lower = result["lower_bounds"]["lambda_a"]
         values[score] = lower[next(iter(lower))]["mean"]
         assert values[score] <= result["upper_bounds"]["worst-order"]["epsilon"]
+        for bound in lower.values():
+            if bound["valid"]:
+                assert bound["max"] <= result["upper_bounds"]["worst-order"]["epsilon"]
+    assert "worst-order-curve:fixed" in lower
+    assert not any(bound["valid"] for bound in lower.values() if "lifted" in bound["name"])
     assert values["worst-order"] > values["first-coordinate"] + 0.3
 
 
