@@ -75,6 +75,8 @@ class DominatingPair(LossLaw):
         """The extreme events: log(1 - s) and log(1 - s'), for P- and P'-probabilities s and s'.
 
         For given s, s' is the largest that any event reaches, 1 - T(s) with T the trade-off curve.
+        Where the curve reaches s = s' = 1 within the range, its last pieces of unit length in t are
+        straight.
 
         Args:
             t: parameters [n] within `event_range`; both results decrease in t.

@@ -87,7 +87,10 @@ class RegionCurve:
         widths, a, b = self._curve
         # Moved towards the worse by rounding.
         a, b = a * (1.0 + _ROUNDING), b * (1.0 - _ROUNDING)
-        corner_a, corner_b = _corners(widths, a, b)
+        # A last piece that ends in the certain event is a straight line, where b/a only grows (log
+        # phi' is convex in log x): it needs no corner.
+        inner = (a[1:] > 0.0) | (b[1:] > 0.0)
+        corner_a, corner_b = (corner[inner] for corner in _corners(widths, a, b))
         most, least = self.repetitions.mean, float(np.exp(self._log_slope(np.array(-np.inf))))
         # Before the first point and after the last the box of the limits bounds the curve.
         a_points = np.concatenate([[most], a, corner_a, a[-1:]])
@@ -127,6 +130,7 @@ class RegionCurve:
             moves = 0.8 * moves[0] / moves[0].sum() + 0.2 * moves[1] / moves[1].sum()
             moved = np.concatenate([[0.0], np.cumsum(moves)])
             t = np.unique(np.interp(np.linspace(0.0, moved[-1], points), moved, t))
+        t = np.union1d(t, self.pair.event_range[1] - np.array([1.0, 2.0]))  # the last pieces
         log_left, log_left_with = self.pair.events(t)
         with np.errstate(invalid="ignore"):
             widths = np.exp(log_left[:-1]) * -np.expm1(np.diff(log_left))

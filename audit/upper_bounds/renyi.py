@@ -141,21 +141,28 @@ def lemma_7_curve(base: Mechanism, repetitions: Repetitions, points: int = _POIN
     logs = []
     for pair in base.pairs:
         a, b = RegionCurve(pair, repetitions, points).vertices
+        kept = a > 1e-200 * a[-1]  # below, b underflows
         with np.errstate(divide="ignore"):
-            log_b = np.maximum(np.log(b), repetitions.log_phi_prime_at(-np.inf))  # b underflows
-            logs.append((np.log(a), log_b))
+            log_b = np.maximum(np.log(b[kept]), repetitions.log_phi_prime_at(-np.inf))
+        logs.append((np.log(a[kept]), log_b))
     log_none = -np.inf
     if repetitions.probability_of_none > 0:
         log_none = math.log(repetitions.probability_of_none)
 
     def curve(alpha: Array) -> Array:
         rest = alpha - 1.0
-        gain = np.max(
-            [np.max(log_a + np.outer(rest, log_a - log_b), axis=1) for log_a, log_b in logs], axis=0
-        )
+        gain = np.max([_largest(rest, log_a, log_b) for log_a, log_b in logs], axis=0)
         return np.maximum(np.logaddexp(log_none, rest * base.renyi(alpha) + gain), 0.0) / rest
 
     return _monotone(curve)
+
+
+def _largest(rest: Array, log_a: Array, log_b: Array) -> Array:
+    """Largest a (a/b)^rest [n] over the vertices; infinite if it may lie below those kept."""
+    heights = log_a + np.outer(rest, log_a - log_b)
+    best = np.argmax(heights, axis=1)
+    cut = (best == 0) & (len(log_a) > 1) & (log_a[0] < -400.0 + log_a[-1])
+    return np.where(cut, np.inf, heights[np.arange(len(rest)), best])
 
 
 def lemma_22_curve(base: Mechanism, repetitions: Truncated) -> Curve:
