@@ -14,9 +14,6 @@ from audit.run import run
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
-# The client's own transport warns that a local connection is not encrypted.
-pytestmark = pytest.mark.filterwarnings("default::UserWarning", "default::DeprecationWarning")
-
 
 def executed(name: str) -> nbformat.NotebookNode:
     notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)

@@ -10,7 +10,13 @@ import pandas as pd
 import pytest
 
 from audit import repetitions, upper_bounds
-from audit.accounting import GaussianMechanism, ZeroConcentratedDp, calibrate_mu
+from audit.accounting import (
+    DpSgd,
+    GaussianMechanism,
+    RenyiCurve,
+    ZeroConcentratedDp,
+    calibrate_mu,
+)
 from audit.reproduce import REPRODUCTIONS, Result
 from audit.reproduce.__main__ import main
 from audit.reproduce.laws import with_mean
@@ -261,6 +267,15 @@ def test_kk_subset_lies_between_one_run_and_tuning_on_everything() -> None:
     everything = curve(result.table, "tune on everything, E[K] = 10")[0]
     assert shared[0] == pytest.approx(single, rel=0.01)
     assert shared[-1] == pytest.approx(everything, rel=0.01)
+    # With theorem 6 for the tuning, as published.
+    base, orders = DpSgd(2.0, 1000, 0.01), np.arange(2.0, 128.0)
+    tuned = upper_bounds.renyi_curve(base, repetitions.Poisson(10.0))
+    for share, ours in zip(
+        curve(result.table, "tune on a share q, E[K] = 10", "q"), shared, strict=True
+    ):
+        both = upper_bounds.subset_divergences(tuned, base.renyi, share, orders)
+        published = RenyiCurve(orders, np.maximum(*both)).renyi_epsilon(1e-5)
+        assert ours == pytest.approx(published, rel=5e-3)
 
 
 def test_the_command_writes_a_table_a_comparison_and_a_figure(
@@ -306,6 +321,32 @@ def test_an_unknown_setting_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     preset.write_text("epsilon = [1.0]\n")
     assert main(["x-table3", "--preset", str(preset)]) == 2
     assert "did you mean 'epsilons'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("games = 'many'", "games must be a whole number >= 1, got 'many'"),
+        ("games = 1", "games must be a whole number >= 2, got 1"),
+        ("steps = 0", "steps must be a whole number >= 1, got 0"),
+        ("epsilons = 1.0", "epsilons must be a list, got 1.0"),
+        ("epsilons = []", "epsilons must be a list"),
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_named(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preset = tmp_path / "wrong.toml"
+    preset.write_text(text)
+    assert main(["x-fig6", "--preset", str(preset), "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_other_settings_are_not_compared_with_what_was_printed() -> None:
+    assert not computed("x-table3", gamma=0.1).comparisons
+    other = computed("x-table4", settings=[(3.0, 1.0)], laws=[(0.5, 20)])
+    assert not other.comparisons
+    assert np.all(curve(other.table, "exact") < curve(other.table, "region"))
 
 
 def test_the_list_and_the_page_name_every_reproduction(capsys: pytest.CaptureFixture[str]) -> None:

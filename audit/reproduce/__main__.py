@@ -83,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in names:
             reproduction = REPRODUCTIONS[name]
             print(f"{name}: {reproduction.title} ({reproduction.source})", flush=True)
+            if settings:
+                print("  other settings than the paper's; what it prints belongs to its own")
             start = time.perf_counter()
             result = reproduction.run(settings)
             folder = Path(arguments.out) / name

@@ -97,12 +97,23 @@ class Reproduction:
         """Computes it, with some settings changed.
 
         Raises:
-            ValueError: a setting that it does not have.
+            ValueError: a setting that it does not have, or of another kind than its default.
         """
         known = inspect.signature(self.compute).parameters
-        for name in settings or {}:
+        for name, value in (settings or {}).items():
             checks.one_of("setting", name, known)
+            _check(name, value, known[name].default)
         return self.compute(**(settings or {}))
+
+
+def _check(name: str, value: object, default: object) -> None:
+    """A setting is a number or a list where its default is one; counts are positive."""
+    if isinstance(default, int):
+        checks.whole(name, value, 0 if name == "seed" else 1)  # type: ignore[arg-type]
+    elif isinstance(default, float):
+        checks.interval(name, value)  # type: ignore[arg-type]
+    elif not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"{name} must be a list, got {value!r}")
 
 
 @dataclass
