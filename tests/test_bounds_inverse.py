@@ -1,0 +1,187 @@
+"""What a budget affords, and the accountant's command around it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from audit import bounds, repetitions, upper_bounds
+from audit.accounting import DpSgd, GaussianMechanism, LaplaceMechanism
+
+DELTA = 1e-5
+
+
+def run(capsys, *argv):
+    code = bounds.main(list(argv))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def answer(capsys, *argv):
+    code, out, err = run(capsys, *argv, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    return found, {bound["name"]: bound["epsilon"] for bound in found["bounds"]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "mean"),
+    [
+        ("tnb:0,0.5", 21.5),
+        ("tnb:-0.5,0.5", 3.0),
+        ("tnb:3,0.5", 1000.0),
+        ("geometric:0.5", 1.0),
+        ("poisson:1", 0.5),
+        ("binomial:50,0.5", 20.0),
+        ("fixed:3", 17.0),
+        ("two-point:0.5,3", 10.5),
+    ],
+)
+def test_a_family_takes_any_mean(spec, mean):
+    law = repetitions.parse(spec)
+    assert upper_bounds.with_mean(law, mean).mean == pytest.approx(mean, rel=1e-6)
+    cut = upper_bounds.with_mean(repetitions.Truncated(law, 40), mean)
+    assert cut == repetitions.Truncated(upper_bounds.with_mean(law, mean), 40)
+    with pytest.raises(ValueError, match="mean must be in"):
+        upper_bounds.with_mean(law, 0.0)
+
+
+@pytest.mark.parametrize("spec", ["tnb:0,0.01", "poisson:10", "fixed:4"])
+@pytest.mark.parametrize("target", [0.3, 8.0])
+def test_the_least_noise_keeps_the_budget_and_no_less_does(spec, target):
+    law = repetitions.parse(spec)
+    mu = upper_bounds.solve_mu(target, law, DELTA)
+    spent = upper_bounds.region(GaussianMechanism(mu), law, DELTA).epsilon
+    assert target * (1 - 1e-6) < spent <= target
+    noise = upper_bounds.solve_noise_multiplier(target, law, DELTA, 100)
+    assert noise == pytest.approx(10.0 / mu, rel=1e-9)
+
+
+@pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
+def test_the_least_noise_of_sampled_batches(neighbours):
+    law = repetitions.parse("tnb:0,0.05")
+    noise = upper_bounds.solve_noise_multiplier(3.0, law, DELTA, 200, 0.02, neighbours)
+
+    def spent(sigma):
+        return upper_bounds.region(DpSgd(sigma, 200, 0.02, neighbours), law, DELTA).epsilon
+
+    assert spent(noise) <= 3.0 < spent(noise * (1 - 1e-4))
+
+
+@pytest.mark.parametrize(
+    "spec", ["tnb:0,0.5", "tnb:-0.5,0.5", "poisson:1", "fixed:1", "two-point:0.5,3"]
+)
+@pytest.mark.parametrize("base", [GaussianMechanism(0.3), LaplaceMechanism(5.0)])
+def test_the_most_runs_keep_the_budget(spec, base):
+    law = upper_bounds.solve_runs(1.6, base, repetitions.parse(spec), DELTA)
+    assert upper_bounds.region(base, law, DELTA).epsilon <= 1.6
+    more = upper_bounds.with_mean(law, law.mean * 1.01 + (2.0 if law.spec[0] in "ft" else 0.0))
+    if law.mean < 9e6:
+        assert upper_bounds.region(base, more, DELTA).epsilon > 1.6
+    by_renyi = upper_bounds.solve_runs(
+        1.8, GaussianMechanism(0.3), repetitions.parse("tnb:0,0.5"), DELTA, upper_bounds.renyi
+    )
+    by_region = upper_bounds.solve_runs(
+        1.8, GaussianMechanism(0.3), repetitions.parse("tnb:0,0.5"), DELTA
+    )
+    assert by_renyi.mean < by_region.mean
+
+
+def test_the_best_law_has_the_highest_quantile_within_the_budget():
+    base = GaussianMechanism(0.3)
+    found = upper_bounds.best_law(1.6, base, DELTA)
+    quantiles = [one.expected_quantile for one in found]
+    assert quantiles == sorted(quantiles, reverse=True)
+    families = {one.law.spec.split(",")[0].split(":")[0] for one in found}
+    assert families == {"tnb", "poisson"}
+    for one in found:
+        assert one.expected_quantile == pytest.approx(one.law.expected_quantile())
+        assert upper_bounds.region(base, one.law, DELTA).epsilon <= 1.6
+    with pytest.raises(ValueError, match="target-epsilon must be one that some law"):
+        upper_bounds.best_law(0.1, base, DELTA)
+
+
+def test_an_unreachable_budget_is_refused():
+    law = repetitions.parse("tnb:0,0.01")
+    with pytest.raises(ValueError, match="expected runs keep"):
+        upper_bounds.solve_runs(0.1, GaussianMechanism(1.0), law, DELTA)
+    with pytest.raises(ValueError, match="target-epsilon must be in"):
+        upper_bounds.solve_noise_multiplier(-1.0, law, DELTA, 10)
+    with pytest.raises(ValueError, match="does not apply: K must be"):
+        upper_bounds.solve_mu(1.0, repetitions.parse("fixed:3"), DELTA, upper_bounds.renyi)
+
+
+def test_the_command_accounts_for_sampled_batches(capsys):
+    argv = ["--noise-multiplier", "1", "--steps", "500", "--sampling-rate", "0.01"]
+    found, rows = answer(capsys, *argv, "--tunings", "2", "--final-run")
+    base = DpSgd(1.0, 500, 0.01)
+    law = repetitions.parse("tnb:0,0.01")
+    assert rows["region"] == pytest.approx(upper_bounds.region(base, law, DELTA).epsilon)
+    assert found["base"]["description"].endswith("add-remove neighbours")
+    assert found["base"]["epsilon_rdp"] == pytest.approx(1.6527, abs=1e-3)
+    assert rows["region"] < rows["total"] < 2 * rows["region"] + found["base"]["epsilon_exact"]
+    assert rows["reduced-exact"] < rows["region"]
+    reasons = {row["name"]: row["assumes"] for row in found["bounds"]}
+    assert "not a bound" in reasons["reduced-G"]
+    _, replaced = answer(capsys, *argv, "--neighbours", "replace-one")
+    assert replaced["region"] > rows["region"]
+
+
+def test_the_command_solves_for_runs_and_for_the_law(capsys):
+    argv = ["--mu", "0.3", "--target-epsilon", "2"]
+    found, rows = answer(capsys, *argv, "--solve", "runs", "--repetitions", "tnb:0,0.5")
+    assert 1.99 < rows["region"] <= 2.0
+    assert repetitions.parse(found["repetitions"]).mean > 50
+    best, rows = answer(capsys, *argv, "--solve", "law")
+    assert rows["region"] <= 2.0
+    assert best["expected_quantile"] >= found["expected_quantile"]
+    assert best["affordable"][0]["repetitions"] == best["repetitions"]
+
+
+def test_the_command_takes_other_bases_and_solves_for_sampled_noise(capsys, tmp_path):
+    path = tmp_path / "profile.csv"
+    path.write_text("0,0.2\n1,1e-4\n2,1e-9\n")
+    for spec in ("laplace:5", "pure:0.2", "zcdp:0.01", f"profile:{path}"):
+        code, out, _ = run(capsys, "--base", spec, "--delta", "0.001")
+        assert code == 0
+        assert "neighbours are those for which its parameters hold" in out
+        assert "region" in out
+    argv = ["--target-epsilon", "2", "--steps", "100", "--sampling-rate", "0.05"]
+    found, rows = answer(capsys, *argv)
+    assert 1.999 < rows["region"] <= 2.0
+    assert found["base"]["noise_multiplier"] > 1.0
+
+
+def test_the_command_draws(capsys, tmp_path):
+    path = tmp_path / "cost.png"
+    assert run(capsys, "--mu", "0.3", "--plot", str(path))[0] == 0
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--mu", "1", "--solve", "runs"], "target-epsilon must be given with --solve runs"),
+        (["--mu", "1", "--solve", "walk"], "solve must be one of noise, runs, law"),
+        (["--mu", "1", "--sampling-rate", "0.1"], "need --noise-multiplier, got --mu"),
+        (["--base", "pure:-1"], "epsilon_0 must be in"),
+        (["--mu", "1", "--tunings", "0"], "tunings must be a whole number >= 1"),
+        (["--mu", "1", "--bound", "worst-order"], "bound must be one of"),
+    ],
+)
+def test_the_command_says_what_was_wrong(capsys, argv, message):
+    code, _, err = run(capsys, *argv)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_the_command_needs_neither_torch_nor_other_accountants():
+    script = (
+        "import sys; from audit import bounds; bounds.main(['--mu', '1', '--json']);"
+        "heavy = {'torch', 'opacus', 'dp_accounting', 'matplotlib', 'pandas'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
