@@ -11,8 +11,8 @@ from audit.reproduce.laws import with_mean
 from audit.reproduce.result import Comparison, Curves, Result, draw, figure, plot, style
 from audit.upper_bounds import cost_ratio, hypo, lemma_7, subset_tuning
 
-# (data set, records, epsilon of the tuning, sigma of GP, sigma of Uniform).
 _SPENT = "E[K] at which theorem 1 spends the budget"
+# (data set, records, epsilon of the tuning, sigma of GP, sigma of Uniform).
 _HYPO = (("MNIST", 60000, 15.0, 0.71, 0.64), ("CIFAR-10", 50000, 12.0, 0.65, 0.60))
 
 
