@@ -22,6 +22,7 @@ from audit.reproduce.__main__ import main
 from audit.reproduce.laws import with_mean
 
 ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "reproductions.md"
 
 
 def computed(name: str, **settings: object) -> Result:
@@ -177,6 +178,9 @@ def test_x_example_1_meets_the_printed_probabilities() -> None:
 def test_x_table_3_meets_the_printed_bounds() -> None:
     result = computed("x-table3")
     assert np.all((differences(result) >= 0) & (differences(result) < 0.016))
+    page = PAGE.read_text()
+    for one in result.comparisons:
+        assert f"| {one.published:g} | {one.ours:.3f} |" in page
     exact = curve(result.table, "exact, monotone score")
     any_score = curve(result.table, "region (ours), any score")
     assert np.all(exact < any_score)
@@ -352,7 +356,7 @@ def test_other_settings_are_not_compared_with_what_was_printed() -> None:
 def test_the_list_and_the_page_name_every_reproduction(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     printed = capsys.readouterr().out
-    page = (ROOT / "docs" / "reproductions.md").read_text()
+    page = PAGE.read_text()
     for name in REPRODUCTIONS:
         assert name in printed
         assert f"`{name}`" in page
