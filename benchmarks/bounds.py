@@ -2,9 +2,9 @@
 
 Epsilon of the tuning at one delta by the region bound and by every public alternative:
 dp-accounting (Renyi divergences, its own list of orders), Papernot & Steinke's theorems at their
-best orders, Koskela, Redberg & Wang's profiles, Liu & Talwar. The ratio is the best alternative over the region
-bound: above 1 the region bound is tighter. Then the seconds that each bound takes, the base's own
-accounting included, and what the goals are.
+best orders, Koskela, Redberg & Wang's profiles, Liu & Talwar. The ratio is the best alternative
+over the region bound: above 1 the region bound is tighter. Then the seconds that each bound takes,
+the base's own accounting included, and what the goals are.
 """
 
 import argparse

@@ -13,6 +13,7 @@ loss is read off where its Chernoff bound is smallest, and keeps its digits thro
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ _TAIL = 1e-40  # mass left outside the window, on either side: counted as a full
 _CELLS = 1 << 17
 _TILTS = 12
 _FEW = 2048
+_ROUNDING = 1e-17
 _LARGEST_TRANSFORM = 1 << 21
 
 
@@ -41,82 +43,107 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
         A pair on a uniform grid of losses; `mirrored` is the other direction. The masses lie within
         a relative 1e-10 of the grid's exact law, down to 1e-40; less than that is left outside.
     """
-    coarse = [(_coarse(law.atoms(math.inf)), count) for law, count in parts]
-    cumulants = _Cumulants(coarse)
+    cumulants = _Cumulants([(_coarse(law.atoms(math.inf)), count) for law, count in parts])
     low, high = cumulants.window()
     runs = sum(count for _, count in parts)
     # Every run spreads its loss by spacing^2/6 at most; together that must stay a small part.
     finest = math.sqrt(0.3 * cumulants.deviation / runs)
     spacing = float(max(min((high - low) / cells, finest), 1e-18))
-    exact = [law.atoms(spacing) for law, _ in parts]
-    grids = [
-        (*_on_grid(atoms, spacing), count) for atoms, (_, count) in zip(exact, parts, strict=True)
-    ]
-    lowest = sum(start * count for start, _, count in grids)
-    highest = sum((start + len(log_p) - 1) * count for start, log_p, count in grids)
+    laws = [(law.atoms(spacing), count) for law, count in parts]
+    grids = [_Grid(*_on_grid(atoms, spacing), count) for atoms, count in laws]
     # On the grid every run can reach a cell beyond its own loss.
     slack = 2 + min(runs, cells // 8)
-    first = max(math.floor(low / spacing) - slack, lowest)
-    last = min(math.ceil(high / spacing) + slack, highest)
+    first = max(math.floor(low / spacing) - slack, sum(one.start * one.count for one in grids))
+    last = min(math.ceil(high / spacing) + slack, sum(one.end * one.count for one in grids))
+    tilts = [cumulants.tilt_towards(loss) for loss in np.linspace(low, high, _TILTS).tolist()]
+    log_mass, p_outside, q_outside = _sum_of(grids, spacing, first, last, tilts)
+    p_only, q_only = (
+        -math.expm1(sum(count * math.log1p(-part) for part, count in side))
+        for side in (
+            [(atoms.p_only, count) for atoms, count in laws],
+            [(atoms.q_only, count) for atoms, count in laws],
+        )
+    )
+    total = float(np.exp(log_mass).sum()) + p_only
+    if not abs(total - 1.0) < 1e-6:
+        raise _unresolved(f"masses that sum to {total:g}")
+    loss = np.asarray(spacing * np.arange(first, last + 1), dtype=np.float64)
+    return LossPair(Atoms(loss, log_mass, p_only + p_outside, q_only + q_outside))
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """A law on the grid: its first index, log masses from there on, and how often it is run."""
+
+    start: int
+    log_p: Array
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.log_p) - 1
+
+    @property
+    def index(self) -> NDArray[np.int64]:
+        return np.arange(self.start, self.end + 1)
+
+
+def _unresolved(what: str) -> ValueError:
+    return ValueError(f"a composition must have losses that a grid resolves, got {what}")
+
+
+def _sum_of(
+    grids: list[_Grid], spacing: float, first: int, last: int, tilts: list[float]
+) -> tuple[Array, float, float]:
+    """The law of the sum on the grid, and what P and P' have outside.
+
+    Args:
+        grids: the laws of the single runs.
+        spacing: of the grid.
+        first: first index of the window.
+        last: last index of the window.
+        tilts: exponents theta; at every loss the one with the smallest Chernoff bound is used.
+
+    Returns:
+        Log masses [last - first + 1], and Chernoff bounds on the P- and P'-mass outside.
+    """
     # Twice the window, so that under a tilt to one of its ends little wraps around.
-    longest = max(len(log_p) for _, log_p, _ in grids)
+    longest = max(len(one.log_p) for one in grids)
     size = int(fft.next_fast_len(2 * max(last - first, longest) + 8, real=True))
     if size > _LARGEST_TRANSFORM:
-        raise ValueError(
-            f"a composition must have losses that a grid resolves, got {runs} runs that together "
-            f"reach from {low:.3g} to {high:.3g}"
-        )
+        raise _unresolved(f"{sum(one.count for one in grids)} runs on {size} points")
     index = np.arange(first, last + 1)
     log_mass: Array = np.full(len(index), -np.inf)
-    best = np.full(len(index), np.inf)
-    above, below, below_q = (
-        (math.inf if last < highest else -math.inf),
-        *([math.inf if first > lowest else -math.inf] * 2),
-    )
-    for target in np.linspace(low, high, _TILTS):
-        tilt = cumulants.tilt_towards(target)
+    smallest = np.full(len(index), np.inf)
+    below_p = below_q = above = math.inf
+    for tilt in tilts:
         spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
         log_total = 0.0
-        for start, log_p, count in grids:
-            at = start + np.arange(len(log_p))
-            tilted = log_p + tilt * spacing * at
+        for one in grids:
+            tilted = one.log_p + tilt * spacing * one.index
             log_one = float(special.logsumexp(tilted))
             law = np.zeros(size)
-            law[at % size] = np.exp(tilted - log_one)
-            spectrum *= _power(fft.rfft(law), count)
-            log_total += count * log_one
-        sums = np.maximum(fft.irfft(spectrum, size), 0.0)[index % size]
+            law[one.index % size] = np.exp(tilted - log_one)
+            spectrum *= _power(fft.rfft(law), one.count)
+            log_total += one.count * log_one
+        # The transform is off by less than _ROUNDING at any point.
+        sums = np.maximum(fft.irfft(spectrum, size), 0.0)[index % size] + _ROUNDING
         chernoff = log_total - tilt * spacing * index
-        better = chernoff < best
-        with np.errstate(divide="ignore"):
-            log_mass = np.where(better, np.log(sums) + chernoff, log_mass)
-        best = np.minimum(best, chernoff)
-        # What is outside the window, by the same bound.
+        log_mass = np.where(chernoff < smallest, np.log(sums) + chernoff, log_mass)
+        smallest = np.minimum(smallest, chernoff)
         if tilt > 0:
             above = min(above, chernoff[-1])
         if tilt < 0:
-            below = min(below, chernoff[0])
+            below_p = min(below_p, chernoff[0])
         if tilt < -1:
             below_q = min(below_q, chernoff[0] - spacing * first)
-    kept = np.isfinite(log_mass)
-    counts = np.array([count for _, count in parts])
-    p_only, q_only = (
-        -math.expm1(counts @ np.log1p(-np.array(side)))
-        for side in ([a.p_only for a in exact], [a.q_only for a in exact])
-    )
-    total = float(np.exp(log_mass[kept]).sum()) + p_only
-    if not abs(total - 1.0) < 1e-6:
-        raise ValueError(
-            f"a composition must have losses that a grid resolves, got masses that sum to {total:g}"
-        )
-    return LossPair(
-        Atoms(
-            np.asarray(spacing * index[kept], dtype=np.float64),
-            log_mass[kept],
-            p_only + math.exp(min(above, 0.0)) + math.exp(min(below, 0.0)),
-            q_only + math.exp(min(below_q, 0.0)),
-        )
-    )
+    # Nothing is outside where the window ends with the grid itself.
+    if last == sum(one.end * one.count for one in grids):
+        above = -math.inf
+    if first == sum(one.start * one.count for one in grids):
+        below_p = below_q = -math.inf
+    p_outside = math.exp(min(above, 0.0)) + math.exp(min(below_p, 0.0))
+    return log_mass, p_outside, math.exp(min(below_q, 0.0))
 
 
 def _power(values: Complex, exponent: int) -> Complex:
