@@ -33,7 +33,9 @@ def tuning_epsilon(
     delta: float,
     neighbours: str = "add-remove",
 ) -> float:
-    """What it cost to train K times and release the best run: the region bound.
+    """What it cost to train K times and release the best run, by the tightest bound.
+
+    Whatever the score by which the best run was chosen.
 
     Args:
         accountant: the Opacus accountant of one of the runs, after training.
@@ -47,7 +49,7 @@ def tuning_epsilon(
         >>> round(tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5), 3)
         2.01
     """
-    from audit.upper_bounds import region  # bounds stand on accounting, so only here
+    from audit.upper_bounds import tightest  # bounds stand on accounting, so only here
 
     law = laws.parse(repetitions)
-    return region(from_opacus(accountant, neighbours), law, delta).epsilon or 0.0
+    return tightest(from_opacus(accountant, neighbours), law, delta).epsilon or 0.0

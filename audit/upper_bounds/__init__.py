@@ -47,6 +47,7 @@ from audit.upper_bounds.reduced import (
     reduced_gdp_limit,
     reduced_mean_inclusion,
     reduced_renyi,
+    split_order,
 )
 from audit.upper_bounds.region import RegionCurve, region
 from audit.upper_bounds.renyi import (
@@ -96,8 +97,9 @@ SPECIAL: dict[str, Bound] = {
     "lemma-22": lemma_22,
     "reduced-O": reduced_mean_inclusion,
     "reduced-G": reduced_gdp_limit,
+    "split-order": split_order,
 }
-"""For truncated laws and for sampled batches only: no row where they do not apply."""
+"""For truncated laws, sampled batches and other known bases: no row where they do not apply."""
 
 VALID_FOR_ANY_SCORE = (
     "liu-talwar",
@@ -132,6 +134,30 @@ def all_bounds(base: Mechanism, repetitions: Repetitions, delta: float) -> list[
             rows.append(not_applicable(name, str(error), ""))
     special = (bound(base, repetitions, delta) for bound in SPECIAL.values())
     return rows + [row for row in special if row.epsilon is not None]
+
+
+def tightest(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+    """The smallest bound that holds whatever the score.
+
+    It is the region bound nearly always; where delta is large, setting the chance of a failure
+    apart can be tighter.
+
+    Args:
+        base: the base mechanism.
+        repetitions: the law of K.
+        delta: in (0, 1).
+
+    Raises:
+        Unreachable: no bound reaches delta.
+    """
+    rows = [
+        row
+        for row in all_bounds(base, repetitions, delta)
+        if row.name in VALID_FOR_ANY_SCORE and row.epsilon is not None
+    ]
+    if not rows:
+        raise Unreachable(f"delta must be above what no epsilon removes, got {delta!r}")
+    return min(rows, key=lambda row: row.epsilon or 0.0)
 
 
 __all__ = [
@@ -192,8 +218,10 @@ __all__ = [
     "solve_mu",
     "solve_noise_multiplier",
     "solve_runs",
+    "split_order",
     "subset_divergences",
     "subset_tuning",
+    "tightest",
     "with_mean",
     "without_failures",
     "worst_order",
