@@ -126,14 +126,17 @@ def all_bounds(base: Mechanism, repetitions: Repetitions, delta: float) -> list[
         ValueError: delta is not in (0, 1).
     """
     checks.interval("delta", delta, 0.0, 1.0)
-    rows = []
-    for name, bound in BOUNDS.items():
-        try:
-            rows.append(bound(base, repetitions, delta))
-        except Unreachable as error:
-            rows.append(not_applicable(name, str(error), ""))
-    special = (bound(base, repetitions, delta) for bound in SPECIAL.values())
+    rows = [_row(name, base, repetitions, delta) for name in BOUNDS]
+    special = (_row(name, base, repetitions, delta) for name in SPECIAL)
     return rows + [row for row in special if row.epsilon is not None]
+
+
+def _row(name: str, base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+    """One bound, with a reason in place of a value where no epsilon reaches delta."""
+    try:
+        return (BOUNDS | SPECIAL)[name](base, repetitions, delta)
+    except Unreachable as error:
+        return not_applicable(name, str(error), "")
 
 
 def tightest(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
@@ -150,14 +153,12 @@ def tightest(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBo
     Raises:
         Unreachable: no bound reaches delta.
     """
-    rows = [
-        row
-        for row in all_bounds(base, repetitions, delta)
-        if row.name in VALID_FOR_ANY_SCORE and row.epsilon is not None
-    ]
-    if not rows:
+    checks.interval("delta", delta, 0.0, 1.0)
+    rows = [_row(name, base, repetitions, delta) for name in VALID_FOR_ANY_SCORE]
+    known = [(row.epsilon, row) for row in rows if row.epsilon is not None]
+    if not known:
         raise Unreachable(f"delta must be above what no epsilon removes, got {delta!r}")
-    return min(rows, key=lambda row: row.epsilon or 0.0)
+    return min(known, key=lambda one: one[0])[1]
 
 
 __all__ = [
