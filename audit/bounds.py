@@ -54,7 +54,10 @@ class BaseReport:
             source = "Balle & Wang 2018, theorem 8"
             if self.mu is None:
                 source = "hockey-stick divergence of the dominating pair"
-        return UpperBound("base", epsilon, f"a single run, not the tuning; by {how}", source)
+        assumes = f"a single run, not the tuning; by {how}"
+        if epsilon is None:
+            assumes = f"a single run: infinite by {how}"
+        return UpperBound("base", epsilon, assumes, source)
 
 
 def report_base(mu: float, delta: float, method: str, steps: int | None = None) -> BaseReport:
@@ -242,7 +245,8 @@ def _print_table(base: BaseReport, law: Repetitions, delta: float, rows: list[Up
     for row in rows:
         if row.epsilon is None:
             continue
-        rounded = f" (rounded up by < {row.error:.0e})" if row.error > 0 else ""
+        way = "down" if row.attained else "up"
+        rounded = f" (rounded {way} by < {row.error:.0e})" if row.error > 0 else ""
         print(f"{row.name:{width}}  {row.epsilon:9.4f}  {row.assumes}{rounded}")
         print(f"{'':{width}}  {'':>9}    {row.source}")
     silent = [row for row in rows if row.epsilon is None]
