@@ -159,7 +159,7 @@ def test_krw_figure_7_allows_three_times_as_many_models() -> None:
 
 def test_krw_figure_8_one_bound_for_all_candidates_costs_little() -> None:
     result = computed(
-        "krw-fig8", noise_multipliers=[2.0, 4.0], steps=[4000, 18000], largest=100.0, points=2
+        "krw-fig8", noise_multipliers=[2.0, 3.0], steps=[4000, 10000], largest=100.0, points=2
     )
     assert np.all(np.abs(differences(result)) < 0.02)
     together = curve(result.table, "all candidates, corollary 6.2")
