@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from audit import accounting, checks
+from audit import checks
+from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, DpSgdSettings
 from audit.repetitions import Repetitions, parse
 from threat_models import check_names
@@ -42,6 +43,7 @@ class AuditConfig:
         trials: games per budget and repeat.
         repeats: how often the whole audit is repeated.
         steps: N, iterations of one run.
+        sampling_rate: tau, chance of a record to be in a batch; 1 is the full batch.
         learning_rates: Omega, the candidates of the tuning.
         max_grad_norm: C.
         momentum: of SGD, in [0, 1).
@@ -72,6 +74,7 @@ class AuditConfig:
     trials: int = 2000
     repeats: int = 3
     steps: int = 100
+    sampling_rate: float = 1.0
     learning_rates: tuple[float, ...] = (0.001,)
     max_grad_norm: float = 1.0
     momentum: float = 0.0
@@ -106,14 +109,16 @@ class AuditConfig:
         if len(set(self.epsilon)) < len(self.epsilon):
             raise ValueError(f"epsilon must name each budget once, got {self.epsilon}")
         self._set("learning_rates", _numbers("learning_rates", self.learning_rates))
-        checks.one_of("accounting", self.accounting, accounting.ACCOUNTINGS)
+        checks.one_of("accounting", self.accounting, ACCOUNTINGS)
         checks.interval("delta", self.delta, 0.0, 1.0)
         checks.interval("confidence", self.confidence, 0.0, 1.0)
         self._set("repetitions", parse(self.repetitions).spec)
         checks.one_of("engine", self.engine, ("auto", *ENGINES))
-        DpSgdSettings(
-            self.steps, 1.0, self.max_grad_norm, self.learning_rates, momentum=self.momentum
-        )
+        self._settings(1.0)
+        if self.score == "worst-order" and self.sampling_rate != 1.0:
+            raise ValueError(
+                f"sampling_rate must be 1 for the score worst-order, got {self.sampling_rate!r}"
+            )
         checks.one_of("backend", self.backend, BACKENDS)
         if not self.devices or len({device.split(":")[0] for device in self.devices}) > 1:
             raise ValueError(f"devices must be of one kind, got {', '.join(self.devices)}")
@@ -151,13 +156,28 @@ class AuditConfig:
         """The law of K."""
         return parse(self.repetitions)
 
-    def settings(self, mu: float) -> DpSgdSettings:
-        """DP-SGD at the noise that gives one run this mu."""
+    def base(self, budget: int) -> DpSgd:
+        """One run of DP-SGD at the noise that spends a budget.
+
+        Args:
+            budget: index of eps_B.
+        """
+        noise_multiplier = calibrate_noise_multiplier(
+            self.epsilon[budget], self.delta, self.steps, self.sampling_rate, self.accounting
+        )
+        return DpSgd(noise_multiplier, self.steps, self.sampling_rate)
+
+    def settings(self, budget: int) -> DpSgdSettings:
+        """What the engine is set to at a budget."""
+        return self._settings(self.base(budget).noise_multiplier)
+
+    def _settings(self, noise_multiplier: float) -> DpSgdSettings:
         return DpSgdSettings(
             steps=self.steps,
-            noise_multiplier=accounting.noise_multiplier_for(mu, self.steps),
+            noise_multiplier=noise_multiplier,
             max_grad_norm=self.max_grad_norm,
             learning_rates=self.learning_rates,
+            sampling_rate=self.sampling_rate,
             momentum=self.momentum,
             model=self.model,
             model_seed=self.seed,

@@ -64,7 +64,7 @@ class Stage:
     """Everything a block needs at one budget.
 
     Attributes:
-        mu: the base's mu at this budget.
+        base: one run of DP-SGD at this budget.
         threat_models: what the adversary does, for every threat model that the runs serve.
         engine: runs DP-SGD.
         reason: why this engine.
@@ -72,11 +72,16 @@ class Stage:
             score; None lets the theory of the reduced game choose.
     """
 
-    mu: float
+    base: accounting.DpSgd
     threat_models: tuple[ThreatModel, ...]
     engine: Engine
     reason: str
     threshold: float | None
+
+    @property
+    def mu(self) -> float | None:
+        """The base's mu; None where sampling makes it other than Gaussian."""
+        return self.base.gaussian_mu
 
     def run(self, lanes: Lanes) -> Sequence[LaneOutcomes]:
         """Outcomes of a pack of lanes under the score of every threat model."""
@@ -97,9 +102,11 @@ def stage(config: AuditConfig, budget: int) -> Stage:
     Raises:
         ValueError: settings that do not fit each other.
     """
-    mu = accounting.calibrate_mu(config.epsilon[budget], config.delta, config.accounting)
+    base = config.base(budget)
     top, threshold = None, None
     if config.score == "worst-order":
+        mu = base.gaussian_mu
+        assert mu is not None
         split, threshold = upper_bounds.attack_order(
             mu, config.law, config.delta, max(config.trials // 2, 1), config.confidence
         )
@@ -118,14 +125,14 @@ def stage(config: AuditConfig, budget: int) -> Stage:
         )
         for threat in config.threats
     )
-    settings = config.settings(mu)
+    settings = config.settings(budget)
     if len(served) > 1 and config.engine not in ("auto", "batched"):
         raise ValueError(f"engine must be batched for {config.threat}, got {config.engine!r}")
     name, reason = config.engine, "as asked"
     if config.engine == "auto":
         name, reason = choose_engine(served[0], settings)
     engine = make_engine(name, served[0], settings, config.devices[0], config.precision)
-    return Stage(mu, served, engine, reason, threshold)
+    return Stage(base, served, engine, reason, threshold)
 
 
 def blocks(config: AuditConfig, engine: str) -> list[Block]:

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from audit import lower_bounds, upper_bounds
-from audit.accounting import GaussianMechanism
-from audit.bounds import report_base
+from audit.bounds import report_mechanism
 from audit.config import AuditConfig
 from audit.game import Stage, Trials
 from audit.lower_bounds import LowerBound
@@ -55,11 +54,8 @@ def report(
     for budget, scene in enumerate(stages):
         epsilon_base = config.epsilon[budget]
         of_budget = {"epsilon_base": epsilon_base, "mu": scene.mu, "score": config.score}
-        base = report_base(scene.mu, config.delta, config.accounting, config.steps)
-        upper = [
-            base.bound,
-            *upper_bounds.all_bounds(GaussianMechanism(scene.mu), config.law, config.delta),
-        ]
+        base = report_mechanism(scene.base, config.delta, config.accounting)
+        upper = [base.bound, *upper_bounds.all_bounds(scene.base, config.law, config.delta)]
         lower_rows = [
             {"proxy": proxy, "repeat": repeat, **_lower_row(bound)}
             for repeat in range(config.repeats)
@@ -88,7 +84,7 @@ def _lower_bounds(
 ) -> list[LowerBound]:
     values = getattr(trials, proxy)
     mu = threshold = split_top = None
-    if proxy == "lambda_a":
+    if proxy == "lambda_a" and scene.mu is not None:
         # sum_i p_i[0] / (C sigma sqrt N), N(b mu, 1) in one run when every gradient has norm C.
         values, mu, threshold = values * scene.mu, scene.mu, scene.threshold
         score = scene.threat_models[0].score
@@ -104,7 +100,7 @@ def _lower_bounds(
         split_top=split_top,
     )
     increasing = config.score == "first-coordinate" and len(config.learning_rates) == 1
-    if increasing and config.canary == "dirac":
+    if increasing and config.canary == "dirac" and scene.mu is not None:
         return found
     return [_not_for_this_score(b) if b.name == "lifted-curve" else b for b in found]
 

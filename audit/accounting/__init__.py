@@ -3,6 +3,7 @@
 from audit.accounting.calibration import (
     ACCOUNTINGS,
     calibrate_mu,
+    calibrate_noise_multiplier,
     gdp_limit_mu,
     mean_inclusion_mu,
     noise_multiplier_for,
@@ -56,6 +57,7 @@ __all__ = [
     "ZeroConcentratedDp",
     "best_order",
     "calibrate_mu",
+    "calibrate_noise_multiplier",
     "compose",
     "from_opacus",
     "gdp_limit_mu",

@@ -5,12 +5,14 @@ import math
 from scipy import optimize, special
 
 from audit import checks
+from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanisms import GaussianMechanism
 
 ACCOUNTINGS = ("rdp", "exact")
 """How epsilon_B is counted: `rdp` as the papers do, `exact` by the Gaussian profile."""
 
 _SMALLEST_MU, _LARGEST_MU = 1e-12, 1e3
+_SMALLEST_NOISE = 0.1
 
 
 def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float:
@@ -52,6 +54,51 @@ def noise_multiplier_for(mu: float, steps: int) -> float:
     """The noise multiplier sigma at which `steps` full-batch iterations have this mu."""
     checks.interval("mu", mu, 0.0)
     return math.sqrt(checks.whole("steps", steps, 1)) / mu
+
+
+def calibrate_noise_multiplier(
+    epsilon: float, delta: float, steps: int, sampling_rate: float = 1.0, accounting: str = "rdp"
+) -> float:
+    """The least noise multiplier at which one run of DP-SGD is (epsilon, delta)-DP.
+
+    Args:
+        epsilon: the budget of one run, > 0.
+        delta: in (0, 1).
+        steps: iterations of one run.
+        sampling_rate: in (0, 1].
+        accounting: `rdp` or `exact`, as in `calibrate_mu`.
+
+    Returns:
+        sigma, rounded up by less than 1e-6 of itself, so that the budget is kept.
+
+    Raises:
+        ValueError: an argument is out of its range, or no noise spends the budget.
+    """
+    # Sampling only hides: the noise of a full batch is enough.
+    enough = noise_multiplier_for(calibrate_mu(epsilon, delta, accounting), steps)
+    if sampling_rate == 1.0:
+        return enough
+
+    def spent(log_sigma: float) -> float:
+        mechanism = DpSgd(math.exp(log_sigma), steps, sampling_rate)
+        used = mechanism.renyi_epsilon(delta) if accounting == "rdp" else mechanism.epsilon(delta)
+        return used - epsilon
+
+    high = math.log(enough)
+    low = high
+    while spent(low) <= 0:
+        if low < math.log(_SMALLEST_NOISE):
+            raise ValueError(
+                f"epsilon must be a budget that some noise above {_SMALLEST_NOISE:g} spends at "
+                f"sampling_rate={sampling_rate:g}, got {epsilon!r}"
+            )
+        high, low = low, low - 1.0
+    if low == high:
+        return enough
+    while high - low > 1e-7:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if spent(middle) > 0 else (low, middle)
+    return math.exp(high)
 
 
 def mean_inclusion_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0) -> float:
