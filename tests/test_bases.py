@@ -395,3 +395,35 @@ def test_an_opacus_accountant_is_enough():
     )
     with pytest.raises(ValueError, match="accountant must have recorded a step"):
         accounting.tuning_epsilon(RDPAccountant(), "tnb:0,0.1", 1e-5)
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(2.0, 0.01), (1.0, 1e-4), (0.5, 0.5), (10.0, 0.1)])
+def test_one_sampled_step_keeps_its_digits_where_its_loss_jumps(sigma, rate):
+    # Outputs beyond x leak more than eps: P(> x) - e^eps P'(> x), x where the loss is eps.
+    removed, added = DpSgd(sigma, 1, rate).pairs
+    spacing = float(np.diff(removed.law.loss).min())
+
+    def check(pair, epsilon, exact, rounding):
+        # Never below, and above by less than one cell of the grid and the transform's rounding.
+        assert exact <= float(pair.profile(epsilon)) * (1 + 1e-9) + rounding
+        assert float(pair.profile(epsilon + spacing)) <= exact * (1 + 1e-9) + 1e-15
+
+    for x in np.linspace(0.0, 11.0, 12):
+        epsilon = math.log1p(rate * math.expm1((x - 0.5 / sigma) / sigma))
+        stays, moved = stats.norm.sf(x), stats.norm.sf(x - 1 / sigma)
+        exact = (1 - rate) * stays + rate * moved - math.exp(epsilon) * stays
+        check(removed, epsilon, exact, 1e-15 * stays)
+        below, moved = stats.norm.cdf(-x), stats.norm.cdf(-x - 1 / sigma)
+        epsilon = -math.log1p(rate * math.expm1((-x - 0.5 / sigma) / sigma))
+        exact = below - math.exp(epsilon) * ((1 - rate) * below + rate * moved)
+        check(added, epsilon, exact, 1e-15 * below)
+
+
+def test_few_steps_are_the_sum_of_their_jumps():
+    # Two steps, by quadrature over the first: the second's profile at what is left of eps.
+    sigma, rate = 2.0, 0.01
+    one, two = DpSgd(sigma, 1, rate).pairs[0], DpSgd(sigma, 2, rate).pairs[0]
+    atoms = DpSgd(sigma, 1, rate).laws[0][0].atoms(1e-4)
+    for epsilon in (0.0, 0.1, 0.5, 1.0, 1.5):
+        exact = float(np.exp(atoms.log_mass) @ one.profile(epsilon - atoms.loss))
+        assert float(two.profile(epsilon)) == pytest.approx(exact, rel=1e-3)

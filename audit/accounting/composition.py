@@ -26,9 +26,9 @@ Complex = NDArray[np.complex128]
 
 _TAIL = 1e-40  # mass left outside the window, on either side: counted as a full leak
 _CELLS = 1 << 17
-_TILTS = 12
+_TILTS = 14
 _FEW = 2048
-_ROUNDING = 1e-17
+_WRAPPED = math.log(1e-8)
 _LARGEST_TRANSFORM = 1 << 21
 
 
@@ -40,8 +40,8 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
         cells: grid cells across the window; the error shrinks with its square.
 
     Returns:
-        A pair on a uniform grid of losses; `mirrored` is the other direction. The masses lie within
-        a relative 1e-10 of the grid's exact law, down to 1e-40; less than that is left outside.
+        A pair on a uniform grid of losses; `mirrored` is the other direction. What is outside the
+        window (1e-40 on either side) and what the transforms round is added to its masses.
     """
     cumulants = _Cumulants([(_coarse(law.atoms(math.inf)), count) for law, count in parts])
     low, high = cumulants.window()
@@ -55,8 +55,13 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
     slack = 2 + min(runs, cells // 8)
     first = max(math.floor(low / spacing) - slack, sum(one.start * one.count for one in grids))
     last = min(math.ceil(high / spacing) + slack, sum(one.end * one.count for one in grids))
-    tilts = [cumulants.tilt_towards(loss) for loss in np.linspace(low, high, _TILTS).tolist()]
-    log_mass, p_outside, q_outside = _sum_of(grids, spacing, first, last, tilts)
+    # Twice the window, and a tilt must leave little to wrap around it.
+    longest = max(len(one.log_p) for one in grids)
+    size = int(fft.next_fast_len(2 * max(last - first, longest) + 8, real=True))
+    if size > _LARGEST_TRANSFORM:
+        raise _unresolved(f"{runs} runs on {size} points")
+    tilts = cumulants.tilts(low, high, (last - size) * spacing, (first + size) * spacing)
+    log_mass, p_outside, q_outside = _sum_of(grids, spacing, first, last, size, tilts)
     p_only, q_only = (
         -math.expm1(sum(count * math.log1p(-part) for part, count in side))
         for side in (
@@ -93,7 +98,7 @@ def _unresolved(what: str) -> ValueError:
 
 
 def _sum_of(
-    grids: list[_Grid], spacing: float, first: int, last: int, tilts: list[float]
+    grids: list[_Grid], spacing: float, first: int, last: int, size: int, tilts: list[float]
 ) -> tuple[Array, float, float]:
     """The law of the sum on the grid, and what P and P' have outside.
 
@@ -102,16 +107,12 @@ def _sum_of(
         spacing: of the grid.
         first: first index of the window.
         last: last index of the window.
+        size: points of the transforms; what wraps around only adds to the masses.
         tilts: exponents theta; at every loss the one with the smallest Chernoff bound is used.
 
     Returns:
         Log masses [last - first + 1], and Chernoff bounds on the P- and P'-mass outside.
     """
-    # Twice the window, so that under a tilt to one of its ends little wraps around.
-    longest = max(len(one.log_p) for one in grids)
-    size = int(fft.next_fast_len(2 * max(last - first, longest) + 8, real=True))
-    if size > _LARGEST_TRANSFORM:
-        raise _unresolved(f"{sum(one.count for one in grids)} runs on {size} points")
     index = np.arange(first, last + 1)
     log_mass: Array = np.full(len(index), -np.inf)
     smallest = np.full(len(index), np.inf)
@@ -126,8 +127,10 @@ def _sum_of(
             law[one.index % size] = np.exp(tilted - log_one)
             spectrum *= _power(fft.rfft(law), one.count)
             log_total += one.count * log_one
-        # The transform is off by less than _ROUNDING at any point.
-        sums = np.maximum(fft.irfft(spectrum, size), 0.0)[index % size] + _ROUNDING
+        sums = fft.irfft(spectrum, size)
+        # Rounding shows where it makes masses negative: twice the worst of it is added everywhere.
+        rounding = 2.0 * max(-float(sums.min()), 1e-19)
+        sums = np.maximum(sums[index % size], 0.0) + rounding
         chernoff = log_total - tilt * spacing * index
         log_mass = np.where(chernoff < smallest, np.log(sums) + chernoff, log_mass)
         smallest = np.minimum(smallest, chernoff)
@@ -198,9 +201,33 @@ class _Cumulants:
         low = float(np.max((self.value[below] + spent) / (1.0 + self.theta[below])))
         return max(low, self.ends[0]), min(high, self.ends[1])
 
-    def tilt_towards(self, loss: float) -> float:
-        """The theta under which the mean loss is the given one."""
-        return float(np.interp(loss, self.slope, self.theta))
+    def tilts(self, low: float, high: float, wrap_low: float, wrap_high: float) -> list[float]:
+        """Exponents theta whose mean losses cover the window, evenly by how rare those losses are.
+
+        The Chernoff exponent I = theta K' - K of a normal loss is z^2/2, z standard deviations out.
+        Exponents that put more than 1e-8 where it wraps around into the window are left out.
+        """
+        rate = np.maximum(self.theta * self.slope - self.value, 0.0)
+        z = np.maximum.accumulate(np.sign(self.theta) * np.sqrt(2.0 * rate))
+        least, most = np.interp([low, high], self.slope, z)
+        usable = (self._beyond(wrap_high, 1.0) < _WRAPPED) & (
+            self._beyond(wrap_low, -1.0) < _WRAPPED
+        )
+        if usable.any():
+            least, most = max(least, z[usable].min()), min(most, z[usable].max())
+        tilts: list[float] = np.interp(np.linspace(least, most, _TILTS), z, self.theta).tolist()
+        return tilts
+
+    def _beyond(self, loss: float, side: float) -> Array:
+        """Chernoff bound on the log mass [n] beyond a loss, under every tilt theta."""
+        height = self.value - self.theta * loss
+        further = side * self.theta
+        # The smallest height among tilts further out than each, in order of `further`.
+        order = np.argsort(-further)
+        smallest = np.minimum.accumulate(height[order])
+        found = np.empty_like(height)
+        found[order] = smallest
+        return found - height
 
 
 def _variance(atoms: Atoms) -> float:
