@@ -116,10 +116,12 @@ def _lower_row(bound: LowerBound) -> dict[str, Any]:
 
 
 def _upper_row(bound: UpperBound) -> dict[str, Any]:
-    attained = "attained" if bound.attained else "valid"
-    label = "does not apply" if bound.epsilon is None else attained
-    row = {"key": bound.name, "label": label, "valid": label == "valid"}
-    return {**asdict(bound), **row}
+    label = "valid"
+    if bound.epsilon is None:
+        label = "does not apply"
+    elif bound.attained or bound.approximate:
+        label = "attained" if bound.attained else "approximation"
+    return {**asdict(bound), "key": bound.name, "label": label, "valid": label == "valid"}
 
 
 def _over_repeats(rows: Sequence[Mapping[str, Any]], proxy: str) -> dict[str, dict[str, Any]]:

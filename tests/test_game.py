@@ -155,3 +155,26 @@ def test_shared_runs_play_each_threat_model_as_it_would_play_alone(canary):
         for name in game.Trials.__dataclass_fields__:
             a, b = getattr(shared[0, 0], name), getattr(alone[0, 0], name)
             np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def test_sampled_batches_are_accounted_for_and_audited():
+    # tau = 0.1: noise for the budget; valid eps_L below every valid eps_U; "O" and "G" are none.
+    config, (scene,), games = play(
+        sampling_rate=0.1, steps=200, epsilon=(4.0,), trials=20_000, repeats=1
+    )
+    assert scene.mu is None
+    assert scene.base.renyi_epsilon(config.delta) == pytest.approx(4.0, rel=1e-4)
+    # The statistic mixes N(k, .) over the Binomial number k of batches with the canary.
+    trials = games[0, 0]
+    hits = np.arange(201)
+    weights = stats.binom.pmf(hits, 200, 0.1)
+    x = trials.lambda_a[trials.bit] * 200
+    unit = scene.base.noise_multiplier * np.sqrt(200)
+    one_run = (weights * stats.norm.cdf((x[:, None] - hits) / unit)).sum(1)
+    assert stats.kstest(config.law.phi(one_run), "uniform").pvalue > 1e-3  # false alarm 1e-3
+    table = report.report(config, [scene], games).table
+    lower = table[(table["side"] == "lower") & table["valid"]]
+    upper = table[(table["side"] == "upper") & table["valid"] & (table["key"] != "base")]
+    assert 1.0 < lower["epsilon"].max() < upper["epsilon"].min()
+    assert {"reduced-O", "reduced-G"}.isdisjoint(upper["key"])
+    assert set(table["label"]) >= {"approximation", "attained", "valid"}

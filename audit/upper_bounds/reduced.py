@@ -301,4 +301,4 @@ def _approximation(
 ) -> UpperBound:
     epsilon = reduced_renyi(GaussianMechanism(mu), repetitions, delta).epsilon
     assumes = f"monotone score; an approximation by mu = {mu:.4g}, not a bound"
-    return UpperBound(name, epsilon, assumes, source)
+    return UpperBound(name, epsilon, assumes, source, approximate=True)

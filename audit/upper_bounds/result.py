@@ -15,6 +15,7 @@ class UpperBound:
         error: the value without discretisation lies in [epsilon - error, epsilon] (for an attained
             value, [epsilon, epsilon + error]).
         attained: True where the value is no upper bound but what an attack attains.
+        approximate: True where the value is no bound but an approximation.
     """
 
     name: str
@@ -23,6 +24,7 @@ class UpperBound:
     source: str
     error: float = 0.0
     attained: bool = False
+    approximate: bool = False
 
 
 def not_applicable(name: str, reason: str, source: str) -> UpperBound:
