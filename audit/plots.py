@@ -18,6 +18,7 @@ _LEVELS = {
     "profile": (r"$\varepsilon_U$ profile (any score)", "-."),
     "region": (r"$\varepsilon_U$ region (any score)", "-"),
     "worst-order": ("worst order (attained)", "D"),
+    "split-order": ("split order (attained)", "D"),
     "reduced-exact": (r"$\varepsilon_U$ reduced (monotone score)", "--"),
     "base": (r"$\varepsilon_B$ one run", "-"),
 }
@@ -57,17 +58,18 @@ def draw(summary: Mapping[str, Any], path: Path) -> None:
 
 def _draw_upper(axes: Axes, results: list[dict[str, Any]], colours: list[str]) -> None:
     # Highest first, so that the legend reads in the order of the levels.
-    picked = (colours[3], colours[4], colours[2], colours[7], colours[9], "black")
+    grey = colours[7]
+    picked = (colours[3], colours[4], colours[2], grey, grey, colours[9], "black")
     for (name, (title, style)), colour in zip(_LEVELS.items(), picked, strict=True):
         levels = [
             (x, result["upper_bounds"][name]["epsilon"])
             for x, result in enumerate(results)
-            if result["upper_bounds"][name]["epsilon"] is not None
+            if result["upper_bounds"].get(name, {}).get("epsilon") is not None
         ]
         if not levels:
             continue
         at, values = (list(axis) for axis in zip(*levels, strict=True))
-        if name == "worst-order":
+        if style == "D":
             # It lies just under the region bound: a mark at the end of the line, not a line on it.
             ends = [x + 0.42 for x in at]
             axes.plot(ends, values, style, color=colour, ms=8, label=title, clip_on=False)

@@ -116,7 +116,7 @@ def _lower_row(bound: LowerBound) -> dict[str, Any]:
 
 
 def _upper_row(bound: UpperBound) -> dict[str, Any]:
-    label = "valid"
+    label = "one run" if bound.name == "base" else "valid"
     if bound.epsilon is None:
         label = "does not apply"
     elif bound.attained or bound.approximate:
