@@ -36,7 +36,7 @@ def draw(summary: Mapping[str, Any], path: Path) -> None:
     """
     config, results = summary["config"], summary["results"]
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.15):
-        figure = Figure(figsize=(4.2 + 2.0 * len(results), 6.0), layout="constrained")
+        figure = Figure(figsize=(5.4 + 1.7 * len(results), 6.0), layout="constrained")
         axes = figure.subplots()
         colours = sns.color_palette("colorblind", 10).as_hex()
         _draw_upper(axes, results, colours)
@@ -47,7 +47,7 @@ def draw(summary: Mapping[str, Any], path: Path) -> None:
         axes.grid(False, axis="x")
         axes.set_xlabel(r"budget of one run, $\varepsilon_B$")
         axes.set_ylabel(rf"$\varepsilon$ of the tuning at $\delta$ = {config['delta']:g}")
-        axes.set_title(
+        figure.suptitle(
             f"{config['threat']}, canary {config['canary']}, score {config['score']}\n"
             f"K ~ {config['repetitions']}, {config['trials']} trials x {config['repeats']}",
             fontsize="medium",
