@@ -23,6 +23,7 @@ from audit import checks
 Array = NDArray[np.float64]
 
 _LONGEST_TRUNCATION = 1_000_000
+_POWERS_AT_ONCE = 2_000_000
 
 
 def _log(x: ArrayLike) -> Array:
@@ -507,15 +508,30 @@ class Truncated(Repetitions):
 
     @staticmethod
     def _log_polynomial(coefficients: Array, log_x: ArrayLike) -> Array:
-        """log sum_j c_j x^j for c_j >= 0, by Horner's rule; every term is positive."""
+        """log sum_j c_j x^j for c_j >= 0; every term is positive, so nothing cancels.
+
+        Paterson & Stockmeyer's scheme: blocks of about sqrt(n) powers by one matrix product, the
+        blocks by Horner's rule.
+        """
         log_x = np.asarray(log_x, dtype=np.float64)
         first = int(np.flatnonzero(coefficients)[0])
-        x = np.exp(log_x)
+        wanted = coefficients[first:]
+        width = math.isqrt(len(wanted) - 1) + 1
+        blocks = np.zeros((math.ceil(len(wanted) / width), width))
+        blocks.ravel()[: len(wanted)] = wanted
+        x = np.exp(log_x).ravel()
         total = np.zeros_like(x)
-        for c in coefficients[first:][::-1]:
-            total = total * x + c
+        share = max(_POWERS_AT_ONCE // width, 1)
+        for start in range(0, len(x), share):
+            part = x[start : start + share]
+            powers = np.cumprod(
+                np.column_stack([np.ones_like(part), *[part] * (width - 1)]), axis=1
+            )
+            step = powers[:, -1] * part
+            for block in (powers @ blocks.T).T[::-1]:
+                total[start : start + share] = total[start : start + share] * step + block
         # The lowest power is factored out, so that x underflowing to 0 leaves a finite logarithm.
-        return np.log(total) + (first * log_x if first else 0.0)
+        return np.log(total).reshape(log_x.shape) + (first * log_x if first else 0.0)
 
     def log_phi_at(self, log_x: ArrayLike) -> Array:
         return np.minimum(self._log_polynomial(self._pmf, log_x), 0.0)
