@@ -266,32 +266,40 @@ def plot_cost(
         bound: the bound drawn; the region bound by default.
         points: numbers of runs from 2 to 1000.
     """
-    import matplotlib  # slow to import, and only wanted here
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    # Slow to import, and only wanted here.
+    import seaborn as sns
+    from matplotlib.figure import Figure
 
     families = {
-        "truncated negative binomial, eta = -0.5": "tnb:-0.5,0.5",
-        "logarithmic (eta = 0)": "tnb:0,0.5",
-        "geometric (eta = 1)": "tnb:1,0.5",
-        "Poisson": "poisson:1",
-        "fixed": "fixed:2",
+        "fixed": ("fixed:2", (0, (1, 1))),
+        "Poisson": ("poisson:1", "-."),
+        "geometric (eta = 1)": ("tnb:1,0.5", "--"),
+        "logarithmic (eta = 0)": ("tnb:0,0.5", "-"),
+        "eta = -0.5": ("tnb:-0.5,0.5", (0, (5, 1, 1, 1))),
     }
     means = np.geomspace(2.0, 1000.0, points)
-    figure, axes = plt.subplots(figsize=(6.0, 4.0))
-    for label, spec in families.items():
-        laws = [with_mean(repetitions.parse(spec), mean) for mean in means]
-        values = [(bound or upper_bounds.region)(base, law, delta).epsilon for law in laws]
-        axes.plot(
-            [law.mean for law in laws], [np.nan if v is None else v for v in values], label=label
-        )
-    axes.set(xscale="log", xlabel="expected number of runs, E[K]", ylabel=f"epsilon at {delta:g}")
-    axes.set_title(base.description, fontsize="small", wrap=True)
-    axes.legend(fontsize="small", frameon=False)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.1):
+        figure = Figure(figsize=(8.5, 5.0), layout="constrained")
+        axes = figure.subplots()
+        colours = sns.color_palette("colorblind", len(families)).as_hex()
+        for (label, (spec, style)), colour in zip(families.items(), colours, strict=True):
+            laws = [with_mean(repetitions.parse(spec), mean) for mean in means]
+            values = [(bound or upper_bounds.region)(base, law, delta).epsilon for law in laws]
+            axes.plot(
+                [law.mean for law in laws],
+                [np.nan if v is None else v for v in values],
+                color=colour,
+                linestyle=style,
+                lw=2.2,
+                label=label,
+            )
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0.0)
+        axes.set_xlabel("expected number of runs, E[K]")
+        axes.set_ylabel(f"epsilon of the tuning at delta = {delta:g}")
+        figure.suptitle(base.description.split(";")[0], fontsize="medium")
+        axes.legend(title="law of K", loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        figure.savefig(path, dpi=150)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
