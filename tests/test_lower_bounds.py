@@ -250,7 +250,7 @@ def test_more_confidence_or_ties_mean_less() -> None:
 
 
 def test_the_default_beats_the_best_valid_figures_of_others() -> None:
-    """Issue 4's goal: N(0,1) against N(1.5,1), 1000+1000 trials; others reach 2.33 at most."""
+    """N(0,1) against N(1.5,1), 1000+1000 trials; others reach 2.33 at most."""
     rng = np.random.default_rng(6)
     bounds = [
         lower_bounds.lower_bound(rng.normal(size=1000), rng.normal(1.5, size=1000)).epsilon
