@@ -52,4 +52,6 @@ def tuning_epsilon(
     from audit.upper_bounds import tightest  # bounds stand on accounting, so only here
 
     law = laws.parse(repetitions)
-    return tightest(from_opacus(accountant, neighbours), law, delta).epsilon or 0.0
+    epsilon = tightest(from_opacus(accountant, neighbours), law, delta).epsilon
+    assert epsilon is not None  # tightest raises where no bound applies
+    return epsilon
