@@ -61,22 +61,6 @@ class BaseReport:
         return UpperBound("base", epsilon, assumes, source)
 
 
-def report_base(mu: float, delta: float, method: str, steps: int | None = None) -> BaseReport:
-    """Accounts for one run of a Gaussian base.
-
-    Args:
-        mu: the base's mu.
-        delta: in (0, 1).
-        method: `rdp` or `exact`, which epsilon is called epsilon_B.
-        steps: full-batch iterations, to name the noise multiplier.
-    """
-    if steps is None:
-        return report_mechanism(GaussianMechanism(mu), delta, method)
-    noise_multiplier = accounting.noise_multiplier_for(mu, steps)
-    report = report_mechanism(DpSgd(noise_multiplier, steps), delta, method)
-    return BaseReport(**(asdict(report) | {"mu": mu}))
-
-
 def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
     """Accounts for one run of any base.
 
@@ -110,24 +94,6 @@ def bound_named(name: str) -> Bound | None:
     usable = [each for each in upper_bounds.BOUNDS if each != _ATTAINED]
     checks.one_of("bound", name, usable)
     return None if name == "region" else upper_bounds.BOUNDS[name]
-
-
-def solve_mu(target: float, law: Repetitions, delta: float, bound: str = "region") -> float:
-    """The largest mu at which the whole tuning is (target, delta)-DP by the chosen bound.
-
-    Args:
-        target: epsilon allowed for the tuning, > 0.
-        law: the law of K.
-        delta: in (0, 1).
-        bound: the name of a bound; what is no upper bound is refused.
-
-    Returns:
-        mu, rounded down so that the bound keeps the target.
-
-    Raises:
-        ValueError: the bound does not apply to the law, or no mu in (1e-4, 100) meets the target.
-    """
-    return upper_bounds.solve_mu(target, law, delta, bound_named(bound), bound)
 
 
 def _parser() -> argparse.ArgumentParser:
