@@ -114,7 +114,7 @@ class AuditConfig:
         checks.interval("confidence", self.confidence, 0.0, 1.0)
         self._set("repetitions", parse(self.repetitions).spec)
         checks.one_of("engine", self.engine, ("auto", *ENGINES))
-        self._settings(1.0)
+        self.settings(1.0)
         if self.score == "worst-order" and self.sampling_rate != 1.0:
             raise ValueError(
                 f"sampling_rate must be 1 for the score worst-order, got {self.sampling_rate!r}"
@@ -167,11 +167,8 @@ class AuditConfig:
         )
         return DpSgd(noise_multiplier, self.steps, self.sampling_rate)
 
-    def settings(self, budget: int) -> DpSgdSettings:
-        """What the engine is set to at a budget."""
-        return self._settings(self.base(budget).noise_multiplier)
-
-    def _settings(self, noise_multiplier: float) -> DpSgdSettings:
+    def settings(self, noise_multiplier: float) -> DpSgdSettings:
+        """What the engine is set to at a noise."""
         return DpSgdSettings(
             steps=self.steps,
             noise_multiplier=noise_multiplier,

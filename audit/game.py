@@ -125,7 +125,7 @@ def stage(config: AuditConfig, budget: int) -> Stage:
         )
         for threat in config.threats
     )
-    settings = config.settings(budget)
+    settings = config.settings(base.noise_multiplier)
     if len(served) > 1 and config.engine not in ("auto", "batched"):
         raise ValueError(f"engine must be batched for {config.threat}, got {config.engine!r}")
     name, reason = config.engine, "as asked"
