@@ -45,6 +45,11 @@ def scale(mass: Array, epsilon: float) -> Array:
         return np.exp(np.minimum(epsilon + np.log(mass), 1.0))
 
 
+def rounded(masses: Array, rounding: Array) -> tuple[Array, Array]:
+    """Bounds (lower, upper) on masses, from what `cell_masses` gives."""
+    return masses - rounding, np.where(masses > 0, masses + rounding, 0.0)
+
+
 def divergence_of_cells(
     epsilon: float, without: tuple[Array, Array], with_canary: tuple[Array, Array]
 ) -> float:
@@ -52,11 +57,11 @@ def divergence_of_cells(
 
     Args:
         epsilon: any real number.
-        without: masses and their rounding without the canary.
+        without: bounds (lower, upper) on the masses without the canary.
         with_canary: the same with the canary.
     """
-    (p, p_error), (q, q_error) = without, with_canary
+    (p_low, p_high), (q_low, q_high) = without, with_canary
     # A cell whose other mass underflows says nothing: its true ratio is unknown.
-    forward = np.where(q > 0, p - p_error - scale(q + q_error, epsilon), 0.0)
-    backward = np.where(p > 0, q - q_error - scale(p + p_error, epsilon), 0.0)
+    forward = np.where(q_high > 0, p_low - scale(q_high, epsilon), 0.0)
+    backward = np.where(p_high > 0, q_low - scale(p_high, epsilon), 0.0)
     return max(float(np.maximum(side, 0.0).sum()) for side in (forward, backward))

@@ -24,7 +24,7 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.repetitions import Repetitions
-from audit.upper_bounds.cells import cell_masses, divergence_of_cells, scale
+from audit.upper_bounds.cells import cell_masses, divergence_of_cells, rounded, scale
 from audit.upper_bounds.result import UpperBound, not_applicable
 
 Array = NDArray[np.float64]
@@ -102,7 +102,8 @@ class ReducedGame:
 
     def attained_delta(self, epsilon: float) -> float:
         """The same, rounded down: the divergence of the outputs told apart by cells only."""
-        return divergence_of_cells(epsilon, *self._masses)
+        without, with_canary = (rounded(*law) for law in self._masses)
+        return divergence_of_cells(epsilon, without, with_canary)
 
     def renyi(self, alpha: Array, sign: float = 1.0) -> Array:
         """Renyi divergence of orders [n]; sign 1: without || with the canary, -1: the reverse.
@@ -177,9 +178,10 @@ class LikelihoodOrder:
 
     @cached_property
     def masses(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-        """Masses and their rounding, of every loss from the largest on, under P and under P'."""
+        """Bounds on the mass of every loss from the largest on, under P and under P'."""
         log_p, log_q = self.pair.ranked(self.cut)
-        return cell_masses(log_p, self.repetitions), cell_masses(log_q, self.repetitions)
+        under_p, under_q = (cell_masses(log, self.repetitions) for log in (log_p, log_q))
+        return rounded(*under_p), rounded(*under_q)
 
     def delta(self, epsilon: float) -> float:
         """The larger of both directions' hockey-stick divergences."""

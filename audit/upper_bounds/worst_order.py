@@ -25,7 +25,7 @@ from scipy import special
 
 from audit.accounting import Mechanism, solve_epsilon
 from audit.repetitions import Repetitions
-from audit.upper_bounds.cells import cell_masses, log_of_worse, scale
+from audit.upper_bounds.cells import cell_masses, divergence_of_cells, log_of_worse
 from audit.upper_bounds.result import UpperBound, not_applicable
 
 Array = NDArray[np.float64]
@@ -134,11 +134,7 @@ class TunedOrder:
 
     def delta(self, epsilon: float) -> float:
         """The larger of both directions' hockey-stick divergences over the cells, rounded down."""
-        (p_low, p_high), (q_low, q_high) = self.masses
-        # A cell whose other mass underflows says nothing: its true ratio is unknown.
-        forward = np.where(q_high > 0, p_low - scale(q_high, epsilon), 0.0)
-        backward = np.where(p_high > 0, q_low - scale(p_high, epsilon), 0.0)
-        return max(float(np.maximum(side, 0.0).sum()) for side in (forward, backward))
+        return divergence_of_cells(epsilon, *self.masses)
 
     def epsilon(self, delta: float) -> float:
         """Epsilon that this order attains at delta, rounded down."""
