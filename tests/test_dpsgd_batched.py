@@ -9,31 +9,15 @@ import numpy as np
 import pytest
 import scipy.stats as st
 import torch
+from toy import ALARM, SILENT, lanes, records
 
 import threat_models
 from audit.dpsgd import DpSgdSettings, Lanes, make_engine, streams
 from audit.dpsgd.models import make_model
 from canaries import DiracCanary, InputCanary
-from threat_models import Records, UserScore, etcv, ntcv, ntnv
+from threat_models import UserScore, etcv, ntcv, ntnv
 
 torch.set_num_threads(1)
-ALARM = 1e-4
-SILENT = 1e-30  # a noise that is lost to rounding
-
-
-def lanes(count: int, included: bool, seed: int = 0, candidates: int = 1) -> Lanes:
-    random = np.random.default_rng(seed)
-    return Lanes(
-        np.full(count, included),
-        random.integers(candidates, size=count),
-        random.integers(2**63, size=count, dtype=np.uint64),
-    )
-
-
-def records(count: int = 12, seed: int = 0, name: str = "TOY") -> Records:
-    random = np.random.default_rng(seed)
-    x = random.random((count, 1, 8, 8)).astype(np.float32)
-    return Records(x, random.integers(10, size=count), 10, name)
 
 
 def final_weights(threat_model, settings, pack, precision="float64"):
@@ -52,7 +36,7 @@ def final_weights(threat_model, settings, pack, precision="float64"):
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_without_noise_and_clipping_it_is_plain_sgd(model, momentum):
-    data, canary = records(), records(1, seed=9).canary(0)
+    data, canary = records(12), records(1, seed=9).canary(0)
     settings = DpSgdSettings(6, SILENT, 1e6, (0.02, 0.1), momentum=momentum, model=model)
     pack = Lanes(np.array([False, True, True]), np.array([0, 0, 1]), np.arange(3, dtype=np.uint64))
     got, outcome = final_weights(ntcv(data, None, canary, UserScore(len)), settings, pack)
@@ -149,7 +133,7 @@ def test_a_lane_does_not_depend_on_its_pack(threat, changes):
     if threat == "ETCV":
         model = etcv(canary, score, (1, 8, 8), 10)
     else:
-        model = ntcv(records(), None, canary, score)
+        model = ntcv(records(12), None, canary, score)
     engine = make_engine("batched", model, settings, precision="float64")
     pack = lanes(9, True, candidates=2)
     whole = engine.run(pack)
@@ -163,7 +147,7 @@ def test_a_lane_does_not_depend_on_its_pack(threat, changes):
 
 def test_float32_follows_float64():
     canary = records(1, seed=3).canary(0)
-    model = ntcv(records(), None, canary, threat_models.CanaryLoss(canary))
+    model = ntcv(records(12), None, canary, threat_models.CanaryLoss(canary))
     settings = DpSgdSettings(20, SILENT, 0.5, (0.02,), model="mlp")
     pack = lanes(2, True)
     single = make_engine("batched", model, settings).run(pack)
@@ -180,7 +164,7 @@ def test_dirac_moves_the_first_weight_by_the_proxy():
         seen.append(observation.first_displacement)
         return observation.loss(data.features, data.labels)
 
-    data = records()
+    data = records(12)
     threat = replace(ntnv(data, data, DiracCanary()), score=UserScore(look))
     settings = DpSgdSettings(8, 1.0, 0.5, (0.1,), model="mlp")
     out = make_engine("batched", threat, settings, precision="float64").run(lanes(5, True))
@@ -271,7 +255,7 @@ def test_out_of_memory_halves_the_packs(monkeypatch):
 
 
 def test_memory_of_one_lane_shrinks_the_chunks(monkeypatch):
-    threat = ntcv(records(), None, DiracCanary(), UserScore(lambda o: o.first_displacement))
+    threat = ntcv(records(12), None, DiracCanary(), UserScore(lambda o: o.first_displacement))
     settings = DpSgdSettings(2, 1.0, 1.0, (0.1,), model="mlp")
     engine = make_engine("batched", threat, settings)
     run_pack = type(engine)._run_pack
@@ -324,7 +308,7 @@ def test_losses_of_the_final_models():
 
 
 def test_one_set_of_runs_serves_several_scores():
-    data, canary = records(), records(1, seed=3).canary(0)
+    data, canary = records(12), records(1, seed=3).canary(0)
     honest, chosen = ntnv(data, data, canary), threat_models.CanaryLoss(canary)
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,), model="mlp")
     pack = lanes(5, True)

@@ -11,35 +11,19 @@ import numpy as np
 import pytest
 import scipy.stats as st
 import torch
+from toy import ALARM, SILENT, lanes, records
 
 import threat_models
 from audit.dpsgd import DpSgdSettings, Lanes, choose_engine, make_engine
 from canaries import DiracCanary
-from threat_models import CanaryLoss, Records, UserScore, datasets, etcv, ntcv, ntnv
+from threat_models import CanaryLoss, UserScore, datasets, etcv, ntcv, ntnv
 
 torch.set_num_threads(1)
-ALARM = 1e-4
 REAL = Path(os.environ.get("AUDIT_DATA_ROOT") or Path(__file__).parents[2] / "shared" / "data")
-SILENT = 1e-30  # a noise that is lost to rounding
-
-
-def lanes(count: int, included: bool, seed: int = 0, candidates: int = 1) -> Lanes:
-    random = np.random.default_rng(seed)
-    return Lanes(
-        np.full(count, included),
-        random.integers(candidates, size=count),
-        random.integers(2**63, size=count, dtype=np.uint64),
-    )
-
-
-def records(count: int = 10, seed: int = 0) -> Records:
-    random = np.random.default_rng(seed)
-    x = random.random((count, 1, 8, 8)).astype(np.float32)
-    return Records(x, random.integers(10, size=count), 10, "TOY")
 
 
 def threats():
-    data, canary = records(), records(1, seed=9).canary(0)
+    data, canary = records(10), records(1, seed=9).canary(0)
     return {
         "NTNV input": ntnv(data, records(7, seed=2), canary),
         "NTCV input": ntcv(data, None, canary, CanaryLoss(canary)),

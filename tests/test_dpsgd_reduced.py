@@ -6,20 +6,10 @@ import sys
 import numpy as np
 import pytest
 import scipy.stats as st
+from toy import ALARM, lanes
 
 import threat_models
 from audit.dpsgd import DpSgdSettings, Lanes, choose_engine, make_engine, streams
-
-ALARM = 1e-4
-
-
-def lanes(count: int, included: bool, seed: int = 0, candidates: int = 1) -> Lanes:
-    random = np.random.default_rng(seed)
-    return Lanes(
-        np.full(count, included),
-        random.integers(candidates, size=count),
-        random.integers(2**63, size=count, dtype=np.uint64),
-    )
 
 
 def dirac(score: str = "first-coordinate", worst_order=None):

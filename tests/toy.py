@@ -1,0 +1,26 @@
+"""What the tests of the engines share."""
+
+import numpy as np
+
+from audit.dpsgd import Lanes
+from threat_models import Records
+
+ALARM = 1e-4
+"""False-alarm rate of every statistical test of the engines."""
+SILENT = 1e-30
+"""A noise that is lost to rounding."""
+
+
+def lanes(count: int, included: bool, seed: int = 0, candidates: int = 1) -> Lanes:
+    random = np.random.default_rng(seed)
+    return Lanes(
+        np.full(count, included),
+        random.integers(candidates, size=count),
+        random.integers(2**63, size=count, dtype=np.uint64),
+    )
+
+
+def records(count: int, seed: int = 0, name: str = "TOY") -> Records:
+    random = np.random.default_rng(seed)
+    x = random.random((count, 1, 8, 8)).astype(np.float32)
+    return Records(x, random.integers(10, size=count), 10, name)
