@@ -108,7 +108,10 @@ def problem(model, shape=(1, 6, 6), dtype=torch.float64):
 
 
 def naive(model, x, y, theta, clip, taken=None):
-    """One record of one lane at a time: [R, n, d] contributions and their norms before clipping."""
+    """One record of one lane at a time: [R, n, d] contributions and their norms before clipping.
+
+    `clip` is C of every lane.
+    """
     names = [name for name, _ in model.named_parameters()]
     rows, norms = [], []
     for lane in range(LANES):
@@ -120,7 +123,7 @@ def naive(model, x, y, theta, clip, taken=None):
             loss = nn.functional.cross_entropy(logits, y[j : j + 1])
             flat = torch.cat([g.flatten() for g in torch.autograd.grad(loss, own)])
             norms.append(flat.norm())
-            rows.append(flat * min(1.0, clip / float(flat.norm())))
+            rows.append(flat * min(1.0, float(clip[lane]) / float(flat.norm())))
     parts = torch.stack(rows).view(LANES, len(y), -1)
     if taken is not None:
         parts = parts * taken[..., None]
@@ -138,16 +141,16 @@ def test_against_the_naive_loop(name):
     x, y, theta = problem(model)
     stack = stacked(model, (1, 6, 6))
     assert isinstance(stack, BookkeepingModel if name in SEQUENCES else VmapModel)
-    _, norms = naive(model, x, y, theta, 1.0)
-    clip = float(norms.median())
-    assert (norms < clip).any()
-    assert (norms > clip).any()
-    sums = ClippedSums(stack, x, y, clip)
+    _, norms = naive(model, x, y, theta, torch.ones(LANES))
+    clip = norms.median() * torch.tensor([0.9, 1.0, 1.1])
+    assert (norms < clip[:, None]).any()
+    assert (norms > clip[:, None]).any()
+    sums = ClippedSums(stack, x, y)
     taken = torch.rand(LANES, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.5
     for batch in (None, taken):
         expected = naive(model, x, y, theta, clip, batch)[0].sum(1)
         for chunk_floats in (1, 3 * LANES * stack.record_floats, 10**9):
-            got = flat(sums(theta, batch, chunk_floats))
+            got = flat(sums(theta, clip, batch, chunk_floats))
             assert (got - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
@@ -158,10 +161,10 @@ def test_convnet_against_the_naive_loop(shape):
     theta = [0.2 * t for t in theta]
     stack = stacked(model, shape)
     assert isinstance(stack, BookkeepingModel)
-    _, norms = naive(model, x, y, theta, 1.0)
-    clip = float(norms.median())
+    _, norms = naive(model, x, y, theta, torch.ones(LANES))
+    clip = norms.median().expand(LANES)
     expected = naive(model, x, y, theta, clip)[0].sum(1)
-    got = flat(ClippedSums(stack, x, y, clip)(theta, None, 10**6))
+    got = flat(ClippedSums(stack, x, y)(theta, clip, None, 10**6))
     assert (got - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
@@ -171,8 +174,8 @@ def test_no_record_contributes_more_than_the_threshold_in_float32(name):
     x, y, theta = problem(model, dtype=torch.float32)
     clip = 1e-3
     for j in range(RECORDS):
-        one = ClippedSums(stacked(model, (1, 6, 6)), x[j : j + 1], y[j : j + 1], clip)
-        norms = flat(one(theta, None, 10**6)).double().norm(dim=1)
+        one = ClippedSums(stacked(model, (1, 6, 6)), x[j : j + 1], y[j : j + 1])
+        norms = flat(one(theta, x.new_full((LANES,), clip), None, 10**6)).double().norm(dim=1)
         assert (norms <= clip * (1 + 1e-6)).all()
         assert (norms >= clip * (1 - 1e-6)).all()  # far over the threshold, so that clipping binds
 
@@ -182,12 +185,16 @@ def test_records_prepared_for_every_chunk_give_the_same(monkeypatch):
     x, y, theta = problem(model)
     taken = torch.tensor([[True, False] * 3 + [True]] * LANES)
     stack = stacked(model, (1, 6, 6))
-    kept = ClippedSums(stack, x, y, 0.5)
+    kept = ClippedSums(stack, x, y)
     monkeypatch.setattr(ClippedSums, "_KEEP_BYTES", 0)
-    fresh = ClippedSums(stack, x, y, 0.5)
+    fresh = ClippedSums(stack, x, y)
+    clip = x.new_full((LANES,), 0.5)
     for batch in (None, taken):
         torch.testing.assert_close(
-            flat(kept(theta, batch, 500)), flat(fresh(theta, batch, 500)), rtol=1e-12, atol=1e-14
+            flat(kept(theta, clip, batch, 500)),
+            flat(fresh(theta, clip, batch, 500)),
+            rtol=1e-12,
+            atol=1e-14,
         )
 
 
@@ -195,18 +202,19 @@ def test_an_empty_batch_sums_to_zero():
     model = make(SEQUENCES["mlp"])
     x, y, theta = problem(model)
     none = torch.zeros(LANES, RECORDS, dtype=torch.bool)
-    got = flat(ClippedSums(stacked(model, (1, 6, 6)), x, y, 1.0)(theta, none, 10**6))
+    sums = ClippedSums(stacked(model, (1, 6, 6)), x, y)
+    got = flat(sums(theta, x.new_ones(LANES), none, 10**6))
     assert torch.equal(got, torch.zeros_like(got))
 
 
 def test_a_dead_lane_leaves_the_others_alone():
     model = make(SEQUENCES["conv"])
     x, y, theta = problem(model)
-    sums = ClippedSums(stacked(model, (1, 6, 6)), x, y, 0.5)
-    whole = flat(sums(theta, None, 10**6))
+    sums, clip = ClippedSums(stacked(model, (1, 6, 6)), x, y), x.new_full((LANES,), 0.5)
+    whole = flat(sums(theta, clip, None, 10**6))
     for t in theta:
         t[1] = float("nan")
-    broken = flat(sums(theta, None, 10**6))
+    broken = flat(sums(theta, clip, None, 10**6))
     torch.testing.assert_close(broken[[0, 2]], whole[[0, 2]], rtol=1e-12, atol=1e-14)
 
 

@@ -77,7 +77,7 @@ class BatchedEngine:
 
     def _sums(self, features: Features, labels: NDArray[np.int64]) -> ClippedSums:
         x, y = self._tensors(features, labels)
-        return ClippedSums(self._model, x, y, self._settings.max_grad_norm)
+        return ClippedSums(self._model, x, y)
 
     def _tensors(self, features: Features, labels: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(np.array(features)).to(self._device, self._initial[0].dtype)
@@ -187,8 +187,9 @@ class BatchedEngine:
             less the training records' part, [R].
         """
         s = self._settings
-        clip, count = s.max_grad_norm, len(lanes)
+        count = len(lanes)
         theta = [p.expand(count, *p.shape).clone() for p in self._initial]
+        clip = theta[0].new_full((count,), s.max_grad_norm)
         flat = [p.view(count, -1) for p in theta]
         included = torch.from_numpy(np.array(lanes.included)).to(self._device)
         rates = torch.tensor(s.learning_rates, dtype=theta[0].dtype, device=self._device)
@@ -202,14 +203,14 @@ class BatchedEngine:
         for released, (taken, canary_taken) in zip(noise, batches, strict=True):
             # released grows from the noise to p_i; the canary's gradient z is taken before step i.
             hit = (included & canary_taken).to(theta[0].dtype)[:, None]
-            z = None if self._canary is None else self._canary.only(theta)
+            z = None if self._canary is None else self._canary.only(theta, clip)
             if z is None:
                 released[0][:, 0] += clip * hit[:, 0]
             else:
                 z.add_to(released, hit)
             residual += released[0][:, 0]
             if self._training is not None:
-                sums = self._training(theta, taken, self._chunk_floats)
+                sums = self._training(theta, clip, taken, self._chunk_floats)
                 for p, g in zip(released, sums, strict=True):
                     p.add_(g.view(count, -1))
             product += clip * released[0][:, 0] if z is None else z.inner(released)

@@ -176,10 +176,10 @@ class VmapModel:
         return functional.cross_entropy(self._apply(theta, x[None]), label[None])
 
 
-def clip_factors(gradients: list[RecordGradients], clip: float) -> Tensor:
-    """min(1, clip / norm) of every record, [R, m]."""
+def clip_factors(gradients: list[RecordGradients], clip: Tensor) -> Tensor:
+    """min(1, clip / norm) of every record, [R, m], from the lanes' thresholds [R]."""
     squared = torch.stack([g.squared_norms() for g in gradients]).sum(0)
-    return (clip / squared.sqrt()).clamp_(max=1.0)
+    return squared.sqrt().reciprocal_().mul_(clip[:, None]).clamp_(max=1.0)
 
 
 class ClippedRecord:
@@ -187,10 +187,10 @@ class ClippedRecord:
 
     Args:
         gradients: of one record, m = 1.
-        clip: C.
+        clip: C of every lane, [R].
     """
 
-    def __init__(self, gradients: list[RecordGradients], clip: float) -> None:
+    def __init__(self, gradients: list[RecordGradients], clip: Tensor) -> None:
         self._gradients = gradients
         self._factors = clip_factors(gradients, clip)
 
@@ -218,25 +218,26 @@ class ClippedSums:
         model: the stacked model.
         features: [n, ...] records.
         labels: [n] classes.
-        clip: C.
     """
 
     # Above this many bytes, reading prepared records takes as long as preparing them anew.
     _KEEP_BYTES = 2**24
 
-    def __init__(self, model: StackedModel, features: Tensor, labels: Tensor, clip: float) -> None:
+    def __init__(self, model: StackedModel, features: Tensor, labels: Tensor) -> None:
         self._model = model
         self._labels = labels
-        self._clip = clip
         one = model.prepare(features[:1])
         self._is_kept = one.numel() * one.element_size() * len(features) <= self._KEEP_BYTES
         self._records = model.prepare(features) if self._is_kept else features
 
-    def __call__(self, theta: Parameters, taken: Tensor | None, chunk_floats: int) -> Parameters:
+    def __call__(
+        self, theta: Parameters, clip: Tensor, taken: Tensor | None, chunk_floats: int
+    ) -> Parameters:
         """The sums of R lanes.
 
         Args:
             theta: parameters, each [R, ...].
+            clip: C of every lane, [R].
             taken: [R, n] bool, the records of each lane's batch; None takes all.
             chunk_floats: how many numbers one chunk of [R, m] records may need.
 
@@ -256,18 +257,18 @@ class ClippedSums:
             part = slice(start, start + chunk)
             rows: slice | Tensor = part if index is None else index[:, part]
             gradients = self._model.gradients(theta, self._take(rows), self._labels[rows])
-            factors = clip_factors(gradients, self._clip)
+            factors = clip_factors(gradients, clip)
             if weights is not None:
                 factors *= weights[:, part]
             sums = [s for g in gradients for s in g.weighted_sum(factors)]
             total = sums if total is None else [t.add_(s) for t, s in zip(total, sums, strict=True)]
         return [torch.zeros_like(p) for p in theta] if total is None else total
 
-    def only(self, theta: Parameters) -> ClippedRecord:
-        """The clipped gradient where there is but one record."""
+    def only(self, theta: Parameters, clip: Tensor) -> ClippedRecord:
+        """The clipped gradient where there is but one record; `clip` is C of every lane, [R]."""
         rows = slice(0, 1)
         gradients = self._model.gradients(theta, self._take(rows), self._labels[rows])
-        return ClippedRecord(gradients, self._clip)
+        return ClippedRecord(gradients, clip)
 
     def _take(self, rows: slice | Tensor) -> Tensor:
         """Prepared records of a slice [m, ...] or of an index [R, m, ...]."""
