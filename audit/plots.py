@@ -1,6 +1,6 @@
 """The pictures of an audit: bounds over the budget of one run, and what the scores tell."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from audit.game import Trials
-from audit.report import PAPER_PROTOCOL, shown
+from audit.report import PAPER_PROTOCOL, UNCORRECTED, VALID, shown
 
 _PROXY_NAMES = {"lambda_a": r"$\lambda_a$", "lambda_b": r"$\lambda_b$"}
+_BUDGET = r"budget of one run, $\varepsilon_B$"
 _LEVELS = {
     "renyi": (r"$\varepsilon_U$ Renyi (any score)", ":"),
     "profile": (r"$\varepsilon_U$ profile (any score)", "-."),
@@ -38,25 +39,78 @@ def draw(summary: Mapping[str, Any], path: Path) -> None:
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.15):
         figure = Figure(figsize=(5.4 + 1.7 * len(results), 6.0), layout="constrained")
         axes = figure.subplots()
-        colours = sns.color_palette("colorblind", 10).as_hex()
-        _draw_upper(axes, results, colours)
-        _draw_lower(axes, summary, colours)
-        axes.set_xticks(range(len(results)), [f"{result['epsilon_base']:g}" for result in results])
-        axes.set_xlim(-0.6, len(results) - 0.4)
-        axes.set_ylim(bottom=0.0)
-        axes.grid(False, axis="x")
-        axes.set_xlabel(r"budget of one run, $\varepsilon_B$")
-        axes.set_ylabel(rf"$\varepsilon$ of the tuning at $\delta$ = {config['delta']:g}")
+        _draw_bounds(axes, summary)
+        axes.set_xlabel(_BUDGET)
+        axes.set_ylabel(_of_the_tuning(config))
         figure.suptitle(
             f"{config['threat']}, canary {config['canary']}, score {config['score']}\n"
             f"K ~ {config['repetitions']}, {config['trials']} trials x {config['repeats']}",
             fontsize="medium",
         )
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-        figure.savefig(path, dpi=150, metadata={"Software": None})
+        save(figure, path)
 
 
-def _draw_upper(axes: Axes, results: list[dict[str, Any]], colours: list[str]) -> None:
+def draw_grid(grid: Sequence[Sequence[tuple[str, Mapping[str, Any]]]], note: str) -> Figure:
+    """Draws several audits in one picture: the paper's figures 1 to 4, one panel per audit.
+
+    All panels share their axes, their marks (see `draw`) and one legend.
+
+    Args:
+        grid: rows of panels, each the panel's title and the summary of its report.
+        note: what all panels have in common; the title of the picture.
+    """
+    wide = max(len(row) for row in grid)
+    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
+        size = (4.0 + 2.9 * wide, 1.3 + 2.7 * len(grid))
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(len(grid), wide, sharex=True, sharey=True, squeeze=False)
+        legend: dict[str, Any] = {}
+        for at, row in enumerate(grid):
+            for place, axes in enumerate(panels[at]):
+                if place >= len(row):
+                    axes.set_axis_off()
+                    continue
+                title, summary = row[place]
+                _draw_bounds(axes, summary, scale=0.75)
+                axes.set_title(title, fontsize="medium")
+                lowest = at + 1 == len(grid) or place >= len(grid[at + 1])
+                axes.tick_params(labelbottom=lowest)
+                handles, names = axes.get_legend_handles_labels()
+                legend |= dict(zip(names, handles, strict=True))
+        figure.suptitle(note, fontsize="medium")
+        figure.supxlabel(_BUDGET, fontsize="medium")
+        figure.supylabel(_of_the_tuning(grid[0][0][1]["config"]), fontsize="medium")
+        figure.legend(
+            legend.values(), legend, loc="outside right center", frameon=False, fontsize="small"
+        )
+    return figure
+
+
+def save(figure: Figure, path: Path, dpi: int = 150) -> None:
+    """Writes a picture, the same bytes for the same numbers."""
+    figure.savefig(path, dpi=dpi, metadata={"Software": None})
+
+
+def _of_the_tuning(config: Mapping[str, Any]) -> str:
+    return rf"$\varepsilon$ of the tuning at $\delta$ = {config['delta']:g}"
+
+
+def _draw_bounds(axes: Axes, summary: Mapping[str, Any], scale: float = 1.0) -> None:
+    """The bounds of one audit: a group of marks under its levels for every budget eps_B."""
+    results = summary["results"]
+    colours = sns.color_palette("colorblind", 10).as_hex()
+    _draw_upper(axes, results, colours, scale)
+    _draw_lower(axes, summary, colours, scale)
+    axes.set_xticks(range(len(results)), [f"{result['epsilon_base']:g}" for result in results])
+    axes.set_xlim(-0.6, len(results) - 0.4)
+    axes.set_ylim(bottom=0.0)
+    axes.grid(False, axis="x")
+
+
+def _draw_upper(
+    axes: Axes, results: list[dict[str, Any]], colours: list[str], scale: float
+) -> None:
     # Highest first, so that the legend reads in the order of the levels.
     grey = colours[7]
     picked = (colours[3], colours[4], colours[2], grey, grey, colours[9], "black")
@@ -72,13 +126,15 @@ def _draw_upper(axes: Axes, results: list[dict[str, Any]], colours: list[str]) -
         if style == "D":
             # It lies just under the region bound: a mark at the end of the line, not a line on it.
             ends = [x + 0.42 for x in at]
-            axes.plot(ends, values, style, color=colour, ms=8, label=title, clip_on=False)
+            ms = 8 * scale
+            axes.plot(ends, values, style, color=colour, ms=ms, label=title, clip_on=False)
         else:
             left, right = [x - 0.42 for x in at], [x + 0.42 for x in at]
-            axes.hlines(values, left, right, colors=colour, linestyles=style, lw=2.2, label=title)
+            lw = 2.2 * scale
+            axes.hlines(values, left, right, colors=colour, linestyles=style, lw=lw, label=title)
 
 
-def _draw_lower(axes: Axes, summary: Mapping[str, Any], colours: list[str]) -> None:
+def _draw_lower(axes: Axes, summary: Mapping[str, Any], colours: list[str], scale: float) -> None:
     results = summary["results"]
     drawn = [(key, kind, proxy) for key, kind, proxies in shown(summary) for proxy in proxies]
     for place, (key, kind, proxy) in enumerate(drawn):
@@ -88,16 +144,16 @@ def _draw_lower(axes: Axes, summary: Mapping[str, Any], colours: list[str]) -> N
         below = [bound["mean"] - bound["min"] for bound in bounds]
         above = [bound["max"] - bound["mean"] for bound in bounds]
         colour, marker = (colours[0], "o") if proxy == "lambda_a" else (colours[1], "s")
-        if kind not in ("valid", "paper's, uncorrected"):
+        if kind not in (VALID, UNCORRECTED):
             marker = "^"
         axes.errorbar(
             [x + offset for x in range(len(results))],
             means,
             yerr=[below, above],
             fmt=marker,
-            ms=9,
-            mew=2,
-            capsize=5,
+            ms=9 * scale,
+            mew=2 * scale,
+            capsize=5 * scale,
             color=colour,
             mfc="white" if key == PAPER_PROTOCOL else colour,
             label=rf"$\varepsilon_L$ from {_PROXY_NAMES[proxy]} ({kind})",
@@ -143,4 +199,4 @@ def draw_scores(
         panels[0].set_ylabel("share of the trials")
         handles, titles = panels[0].get_legend_handles_labels()
         figure.legend(handles, titles, loc="outside upper center", ncols=2, frameon=False)
-        figure.savefig(path, dpi=150, metadata={"Software": None})
+        save(figure, path)

@@ -20,6 +20,8 @@ from threat_models import WorstOrder
 PROXIES = ("lambda_a", "lambda_b")
 PAPER_PROTOCOL = "gaussian-curve:max-grid"
 """The key of the estimator that the paper uses: the f-curve at the best of a grid, uncorrected."""
+VALID, UNCORRECTED = "valid", "paper's, uncorrected"
+_FIRST = ("epsilon_base", "score", "side", "proxy", "repeat", "name", "rule", "epsilon", "valid")
 _OWN_CURVES = {
     "lifted-curve:fixed": "valid if monotone",
     "worst-order-curve:fixed": "valid for this order",
@@ -76,7 +78,9 @@ def report(
         )
     engine = {"name": stages[0].engine.name, "reason": stages[0].reason}
     summary = {"config": config.identity, "engine": engine, "results": results}
-    return Report(pd.DataFrame(rows), summary)
+    table = pd.DataFrame(rows)
+    ordered = [*_FIRST, *table.columns.drop(list(_FIRST))]
+    return Report(table[ordered], summary)
 
 
 def _lower_bounds(
@@ -146,11 +150,11 @@ def shown(summary: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
     assumes more and gets more; last the paper's protocol, for comparison.
     """
     lower = summary["results"][0]["lower_bounds"]["lambda_a"]
-    kinds: list[tuple[str, str, tuple[str, ...]]] = [(recommended(summary), "valid", PROXIES)]
+    kinds: list[tuple[str, str, tuple[str, ...]]] = [(recommended(summary), VALID, PROXIES)]
     for key, kind in _OWN_CURVES.items():
         if key in lower and lower[key]["valid"]:
             kinds.append((key, kind, ("lambda_a",)))
-    return [*kinds, (PAPER_PROTOCOL, "paper's, uncorrected", PROXIES)]
+    return [*kinds, (PAPER_PROTOCOL, UNCORRECTED, PROXIES)]
 
 
 def recommended(summary: Mapping[str, Any]) -> str:
@@ -161,9 +165,7 @@ def recommended(summary: Mapping[str, Any]) -> str:
 
 def to_csv(table: pd.DataFrame) -> str:
     """The table as text, the same bytes for the same numbers."""
-    first = ["epsilon_base", "score", "side", "proxy", "repeat", "name", "rule", "epsilon", "valid"]
-    ordered = table[first + [name for name in table.columns if name not in first]]
-    return ordered.to_csv(index=False, float_format="%.12g", lineterminator="\n")
+    return table.to_csv(index=False, float_format="%.12g", lineterminator="\n")
 
 
 def to_json(summary: Mapping[str, Any]) -> str:

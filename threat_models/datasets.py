@@ -163,7 +163,14 @@ RECORD_SHAPES: dict[str, tuple[int, int, int]] = {
 CLASSES = 10
 """All five data sets have ten classes."""
 
-_FOREIGN = {"FASHION": "MNIST", "MNIST": "FASHION", "CIFAR10": "SVHN", "SVHN": "CIFAR10"}
+FOREIGN = {
+    "FASHION": "MNIST",
+    "MNIST": "FASHION",
+    "CIFAR10": "SVHN",
+    "SVHN": "CIFAR10",
+    "DIGITS": "PATCHES",
+}
+"""Where the input canary of a training set comes from (`foreign_canary`)."""
 
 
 def load(name: str, train: bool, data_root: str | None = None, size: int | None = None) -> Records:
@@ -225,7 +232,7 @@ def foreign_canary(name: str, index: int, data_root: str | None = None) -> Input
     check_name(name)
     if name == "DIGITS":
         return _natural_patches().canary(index)
-    return canary(_FOREIGN[name], index, data_root)
+    return canary(FOREIGN[name], index, data_root)
 
 
 def check_name(name: str) -> None:
