@@ -156,6 +156,7 @@ def _draw_lower(axes: Axes, summary: Mapping[str, Any], colours: list[str], scal
             capsize=5 * scale,
             color=colour,
             mfc="white" if key == PAPER_PROTOCOL else colour,
+            clip_on=False,  # a mark at 0 is whole
             label=rf"$\varepsilon_L$ from {_PROXY_NAMES[proxy]} ({kind})",
         )
 

@@ -1,0 +1,179 @@
+"""Finished audits side by side: the table of means, the panels, the refusals."""
+
+import csv
+import json
+import shutil
+
+import pandas as pd
+import pytest
+
+from audit import compare, run
+from audit.report import PAPER_PROTOCOL
+
+SMALL = ["--trials", "60", "--repeats", "2", "--epsilon", "1", "4", "--steps", "2"]
+SMALL += ["--train-size", "30", "--validation-size", "20"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Folders of NTNV and NTCV on one set of runs, and of ETCV."""
+    root = tmp_path_factory.mktemp("finished")
+    for name, *options in (
+        ("nt", "--threat", "NTNV+NTCV", "--canary", "input"),
+        ("etcv", "--threat", "ETCV", "--canary", "dirac"),
+    ):
+        assert run.main([*SMALL, *options, "--out", str(root / name)]) == 0
+    return root
+
+
+def command(capsys, *argv):
+    code = compare.main([str(arg) for arg in argv])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def changed(finished, tmp_path, **settings):
+    """A copy of the ETCV audit with other settings in its summary."""
+    folder = tmp_path / "-".join(settings)
+    shutil.copytree(finished / "etcv", folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["config"] |= settings
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_means_are_those_of_the_results(finished, tmp_path, capsys):
+    code, text, _ = command(capsys, finished / "etcv", finished / "nt", "--out", tmp_path)
+    assert code == 0
+    table = pd.read_csv(tmp_path / "table.csv")
+    assert len(table) == 3 * 2 * 2 * 2  # audits, budgets, claims, proxies
+    for row in table.itertuples():
+        with open(f"{row.folder}/results.csv", newline="") as file:
+            found = [
+                float(bound["epsilon"])
+                for bound in csv.DictReader(file)
+                if bound["side"] == "lower"
+                and (bound["key"], bound["proxy"]) == (row.key, row.proxy)
+                and float(bound["epsilon_base"]) == row.epsilon_base
+            ]
+        assert row.key == ("scan:scan" if row.claim == "valid" else PAPER_PROTOCOL)
+        assert len(found) == 2
+        assert row.epsilon_lower == pytest.approx(sum(found) / 2, abs=1e-9)
+        assert (row.min, row.max) == pytest.approx((min(found), max(found)), abs=1e-9)
+        results = pd.read_csv(f"{row.folder}/results.csv").query("side == 'upper'")
+        name = "region" if row.claim == "valid" else "renyi"
+        upper = results[(results["name"] == name) & (results["epsilon_base"] == row.epsilon_base)]
+        assert row.epsilon_upper == pytest.approx(upper["epsilon"].item(), abs=1e-9)
+    of_dirac = table[(table["threat"] == "ETCV") & (table["epsilon_base"] == 4)]
+    for row in of_dirac.itertuples():
+        cells = ["4", row.claim, f"{row.epsilon_upper:.2f}", row.proxy, f"{row.epsilon_lower:.2f}"]
+        assert f"| {' | '.join(cells)} |" in (tmp_path / "table.md").read_text()
+        assert " ".join(cells) in [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_shared_runs_stand_for_their_views_and_are_told_to_be_correlated(finished):
+    together = compare.read([finished / "nt"])
+    one_by_one = compare.read([finished / "nt" / "ntcv", finished / "nt" / "ntnv"])
+    assert together == one_by_one
+    assert [audit.row for audit in together] == [
+        ("NTNV", "DIGITS", "PATCHES[0]"),
+        ("NTCV", "DIGITS", "PATCHES[0]"),
+    ]
+    told = "so correlated: NTNV DIGITS PATCHES[0], NTCV DIGITS PATCHES[0]"
+    assert told in compare.to_text(together)
+    assert "correlated" not in compare.to_text(compare.read([finished / "etcv"]))
+
+
+def test_a_panel_per_audit(finished):
+    figure = compare.draw(compare.read([finished / "etcv", finished / "nt"]))
+    panels = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_title() for axes in panels] == [
+        "NTNV, X = DIGITS\nz = PATCHES[0]",
+        "NTCV, X = DIGITS\nz = PATCHES[0]",
+        "ETCV, X empty\nz = dirac",
+    ]
+    for axes, audit in zip(panels, compare.read([finished / "etcv", finished / "nt"]), strict=True):
+        marks, _, _ = next(c for c in axes.containers if "lambda_a" in c.get_label())
+        bounds = [r["lower_bounds"]["lambda_a"]["scan:scan"] for r in audit.summary["results"]]
+        assert list(marks.get_ydata()) == [bound["mean"] for bound in bounds]
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4"]
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert len(set(names)) == len(names)
+    assert any("region" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ({"NTNV": (3, 3)}, [3, 3]),
+        ({"NTNV": (3, 3), "NTCV": (3, 3), "ETCV": (3, 1)}, [3, 3, 3, 3, 3, 1]),
+        ({"NTNV": (1, 0), "NTCV": (1, 0), "ETCV": (0, 1)}, [3]),
+        ({"ETCV": (0, 1)}, [1]),
+        ({"NTNV": (0, 4), "NTCV": (0, 2)}, [4, 2]),
+    ],
+)
+def test_rows_of_panels_follow_the_paper(finished, rows, expected):
+    (audit,) = compare.read([finished / "etcv"])
+    audits = [
+        compare.Audit(
+            audit.folder / f"{threat}{canary}{number}",
+            audit.runs,
+            audit.summary | {"config": audit.config | {"threat": threat, "canary": canary}},
+        )
+        for threat, counts in rows.items()
+        for canary, count in zip(("input", "dirac"), counts, strict=True)
+        for number in range(count)
+    ]
+    grid = compare._rows(audits)
+    assert [len(row) for row in grid] == expected
+    assert [audit for row in grid for audit in row] == audits
+
+
+def test_same_row_twice_is_told_apart_by_its_folder(finished, tmp_path):
+    copy = changed(finished, tmp_path, trials=70)
+    audits = compare.read([finished / "etcv", copy])
+    titles = [axes.get_title() for axes in compare.draw(audits).axes if axes.axison]
+    assert [title.splitlines()[-1] for title in titles] == [str(finished / "etcv"), str(copy)]
+    assert "60 or 70 trials" in compare.to_text(audits)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("delta", 1e-6), ("confidence", 0.9), ("repetitions", "fixed:3")]
+)
+def test_audits_that_cannot_share_a_table(finished, tmp_path, capsys, setting, value):
+    copy = changed(finished, tmp_path, **{setting: value})
+    out = tmp_path / "out"
+    code, text, err = command(capsys, finished / "etcv", copy, "--out", out)
+    assert code == 2
+    assert text == ""
+    assert err.startswith(f"error: {setting} must be the same in audits that share a table, got ")
+    assert err.endswith(f"and {value}\n")
+    assert not out.exists()
+
+
+def test_folders_without_a_finished_audit(finished, tmp_path, capsys):
+    begun = tmp_path / "begun"
+    shutil.copytree(finished / "nt", begun)
+    (begun / "ntcv" / "summary.json").unlink()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "summary.json").write_text("{")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "summary.json").write_text("{}")
+    (tmp_path / "preset.toml").write_text("")
+    for folder, named in (
+        (tmp_path / "absent", tmp_path / "absent"),
+        (begun, begun / "ntcv"),
+        (tmp_path / "damaged", tmp_path / "damaged"),
+        (tmp_path / "foreign", tmp_path / "foreign"),
+    ):
+        code, _, err = command(capsys, folder, tmp_path / "preset.toml", "--out", tmp_path / "out")
+        assert code == 2
+        assert err.startswith("error: folders must hold ")
+        assert repr(str(named)) in err
+        assert err.count("\n") == 1
+    code, _, err = command(capsys, tmp_path / "preset.toml")
+    assert (code, err) == (2, "error: folders must hold finished audits, got none\n")
+    code, _, err = command(capsys, finished / "etcv", "--out", tmp_path / "preset.toml")
+    assert code == 2
+    assert "out must be a writable folder" in err
