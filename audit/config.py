@@ -1,5 +1,6 @@
 """Every setting of an audit, checked once, here."""
 
+import itertools
 import json
 import tomllib
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from threat_models.datasets import RECORD_SHAPES
 
 # What the results do not depend on.
 _INCIDENTAL = ("jobs", "out", "devices", "backend", "scheduler")
-# Their training set and canary are the same, so are their runs; only the score differs.
+# Their training set is the same, and so are their runs; only the score differs.
 _SHARED = "NTNV+NTCV"
 BACKENDS = ("loky", "dask", "ray")
 
@@ -27,8 +28,9 @@ class AuditConfig:
 
     Attributes:
         threat: NTNV, NTCV or ETCV (Xiang, Wang & Wang 2024, table 2); NTNV+NTCV plays both on one
-            set of runs, each with the paper's score.
-        canary: dirac, input, or the dotted name of a function that gives an InputCanary.
+            set of runs.
+        canary: dirac, input, or the dotted name of a function that gives an InputCanary; several,
+            joined by +, share the runs without a canary.
         score: how the best run is chosen; empty takes the paper's for this threat and canary, a
             dotted name a function of one's own (`threat_models.build`).
         dataset: the data set of the training records, or of the input canary in ETCV.
@@ -90,15 +92,12 @@ class AuditConfig:
     out: str = ""
 
     def __post_init__(self) -> None:
-        if self.threat == _SHARED:
-            if self.score:
-                raise ValueError(
-                    f"score must be left to the paper's for {_SHARED}, got {self.score!r}"
-                )
-            for threat in self.threats:
-                check_names(threat, self.canary, None)
-        else:
-            self._set("score", check_names(self.threat, self.canary, self.score or None))
+        if len(set(self.canaries)) < len(self.canaries):
+            raise ValueError(f"canary must name each canary once, got {self.canary!r}")
+        for threat, canary in self.pairs:
+            score = check_names(threat, canary, self.score or None)
+            if len(self.pairs) == 1:
+                self._set("score", score)
         checks.one_of("dataset", self.dataset, RECORD_SHAPES)
         for name in ("canary_index", "seed"):
             checks.whole(name, getattr(self, name), 0)
@@ -123,22 +122,36 @@ class AuditConfig:
         if not self.devices or len({device.split(":")[0] for device in self.devices}) > 1:
             raise ValueError(f"devices must be of one kind, got {', '.join(self.devices)}")
         if not self.out:
-            parts = [self.threat.replace("+", "-"), self.canary, self.score]
-            self._set("out", "runs/" + "-".join(filter(None, parts)).lower())
+            parts = [self.threat, self.canary, self.score]
+            self._set("out", "runs/" + "-".join(filter(None, parts)).lower().replace("+", "-"))
 
     @property
-    def threats(self) -> tuple[str, ...]:
-        """The threat models that one set of runs is played as."""
-        return tuple(self.threat.split("+"))
+    def canaries(self) -> tuple[str, ...]:
+        """The canaries that one set of runs is played with."""
+        return tuple(self.canary.split("+"))
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The views of one set of runs: every threat model with every canary."""
+        threats = _SHARED.split("+") if self.threat == _SHARED else [self.threat]
+        return tuple(itertools.product(threats, self.canaries))
+
+    @property
+    def view_names(self) -> tuple[str, ...]:
+        """What tells the views apart in the names of files; nothing where there is but one."""
+        if len(self.pairs) == 1:
+            return ("",)
+        several = len(self.canaries) > 1
+        return tuple(f"{threat}-{canary}" if several else threat for threat, canary in self.pairs)
 
     @property
     def views(self) -> tuple["AuditConfig", ...]:
-        """One config for every threat model; where there are several, each has its own folder."""
-        if len(self.threats) == 1:
+        """One config for every view; where there are several, each has its own folder."""
+        if len(self.pairs) == 1:
             return (self,)
         return tuple(
-            replace(self, threat=threat, out=f"{self.out}/{threat.lower()}")
-            for threat in self.threats
+            replace(self, threat=threat, canary=canary, out=f"{self.out}/{name.lower()}")
+            for (threat, canary), name in zip(self.pairs, self.view_names, strict=True)
         )
 
     def _set(self, name: str, value: object) -> None:

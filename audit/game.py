@@ -65,7 +65,7 @@ class Stage:
 
     Attributes:
         base: one run of DP-SGD at this budget.
-        threat_models: what the adversary does, for every threat model that the runs serve.
+        threat_models: what the adversary does, for every view that the runs serve.
         engine: runs DP-SGD.
         reason: why this engine.
         threshold: the threshold on the standardised lambda_a fixed in advance for a worst-order
@@ -84,16 +84,16 @@ class Stage:
         return self.base.gaussian_mu
 
     def run(self, lanes: Lanes) -> Sequence[LaneOutcomes]:
-        """Outcomes of a pack of lanes under the score of every threat model."""
+        """Outcomes of a pack of lanes in every view."""
         if len(self.threat_models) == 1:
             return [self.engine.run(lanes)]
         assert isinstance(self.engine, SharingEngine)
-        return self.engine.run_scores(lanes, [threat.score for threat in self.threat_models])
+        return self.engine.run_shared(lanes, self.threat_models)
 
 
 @functools.lru_cache(maxsize=8)
 def stage(config: AuditConfig, budget: int) -> Stage:
-    """Builds the threat model and the engine for one budget; a process keeps the last few.
+    """Builds the threat models and the engine for one budget; a process keeps the last few.
 
     Args:
         config: the audit.
@@ -114,7 +114,7 @@ def stage(config: AuditConfig, budget: int) -> Stage:
     served = tuple(
         threat_models.build(
             threat,
-            config.canary,
+            canary,
             score=config.score or None,
             dataset=config.dataset,
             data_root=config.data_root or None,
@@ -123,13 +123,18 @@ def stage(config: AuditConfig, budget: int) -> Stage:
             validation_size=config.validation_size,
             worst_order=top,
         )
-        for threat in config.threats
+        for threat, canary in config.pairs
     )
     settings = config.settings(base.noise_multiplier)
-    if len(served) > 1 and config.engine not in ("auto", "batched"):
-        raise ValueError(f"engine must be batched for {config.threat}, got {config.engine!r}")
     name, reason = config.engine, "as asked"
-    if config.engine == "auto":
+    if len(served) > 1:
+        together = f"{config.threat}, canary {config.canary}"
+        if name not in ("auto", "batched"):
+            raise ValueError(
+                f"engine must be batched for {together} on one set of runs, got {name!r}"
+            )
+        name, reason = "batched", f"one set of runs serves {together}: results are correlated"
+    elif name == "auto":
         name, reason = choose_engine(served[0], settings)
     engine = make_engine(name, served[0], settings, config.devices[0], config.precision)
     return Stage(base, served, engine, reason, threshold)
@@ -163,7 +168,7 @@ def play(config: AuditConfig, block: Block) -> tuple[Trials, ...]:
         block: which games.
 
     Returns:
-        The trials of every threat model that the runs serve.
+        The trials of every view that the runs serve.
     """
     scene = stage(config, block.budget)
     key = (block.budget, block.repeat, block.index)

@@ -23,8 +23,8 @@ from audit.game import Block, Trials
 from audit.report import Report
 
 _HELP = {
-    "threat": "NTNV, NTCV or ETCV",
-    "canary": "dirac, input, or the dotted name of your own",
+    "threat": "NTNV, NTCV, ETCV, or NTNV+NTCV on one set of runs",
+    "canary": "dirac, input, or the dotted name of your own; several share runs: input+dirac",
     "score": "how the best run is chosen (default: the paper's), or the dotted name of your own",
     "epsilon": "budgets eps_B of one run",
     "repetitions": "the law of K, for instance tnb:0,0.01",
@@ -88,7 +88,7 @@ def run(config: AuditConfig) -> list[Report]:
         config: the audit.
 
     Returns:
-        The report of every threat model that the runs serve; several write to folders below.
+        The report of every view that the runs serve; several write to folders below.
 
     Raises:
         ValueError: settings that do not fit each other, or a folder that cannot be used.
@@ -101,7 +101,7 @@ def run(config: AuditConfig) -> list[Report]:
     reports = []
     for view, of_view in zip(config.views, games, strict=True):
         finished = report.report(view, stages, of_view)
-        results = store.RunFolder(Path(view.out), view.threats)
+        results = store.RunFolder(Path(view.out))
         results.write_text("results.csv", report.to_csv(finished.table))
         results.write_text("summary.json", report.to_json(finished.summary))
         plots.draw(finished.summary, results.path / "figure.png")
@@ -113,13 +113,13 @@ def run(config: AuditConfig) -> list[Report]:
 def _gather(
     folder: store.RunFolder, blocks: Sequence[Block]
 ) -> list[dict[tuple[int, int], Trials]]:
-    """For every threat model all trials of every (budget, repeat), in order."""
+    """For every view all trials of every (budget, repeat), in order."""
     parts: dict[tuple[int, int], list[tuple[Trials, ...]]] = {}
     for block in blocks:
         parts.setdefault((block.budget, block.repeat), []).append(folder.load(block))
     return [
         {key: _joined([games[view] for games in group]) for key, group in parts.items()}
-        for view in range(len(folder.threats))
+        for view in range(len(folder.views))
     ]
 
 
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(report.to_text(finished.summary))
         print(f"\nresults in {view.out}, figure: {view.out}/figure.png")
     if len(reports) > 1:
-        print(f"\n{config.threat} are judged on the same runs: their results are correlated.")
+        print(f"\n{config.threat}, canary {config.canary}, share runs: results are correlated.")
     return 0
 
 

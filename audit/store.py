@@ -27,11 +27,11 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        threats: the threat models that every block is played as.
+        views: names of the views that every block's runs serve (`AuditConfig.view_names`).
     """
 
     path: Path
-    threats: tuple[str, ...]
+    views: tuple[str, ...] = ("",)
 
     @classmethod
     def open(cls, config: AuditConfig) -> "RunFolder":
@@ -41,7 +41,7 @@ class RunFolder:
             ValueError: the folder cannot be written, or holds an audit with other settings.
         """
         path = Path(config.out)
-        folder = cls(path, config.threats)
+        folder = cls(path, config.view_names)
         try:
             (path / _SHARDS).mkdir(parents=True, exist_ok=True)
             if (path / _CONFIG).exists():
@@ -93,9 +93,8 @@ class RunFolder:
             temporary.unlink(missing_ok=True)
 
     def shards(self, block: Block) -> list[Path]:
-        """Where a block's trials lie, one file for every threat model."""
-        several = len(self.threats) > 1
-        names = [f"{block.name}-{threat}" if several else block.name for threat in self.threats]
+        """Where a block's trials lie, one file for every view."""
+        names = [f"{block.name}-{view}" if view else block.name for view in self.views]
         return [self.path / _SHARDS / f"{name}.npz" for name in names]
 
     def save(self, block: Block, games: Sequence[Trials]) -> None:

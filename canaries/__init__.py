@@ -3,4 +3,7 @@
 from canaries.dirac import DiracCanary
 from canaries.input_space import InputCanary
 
-__all__ = ["DiracCanary", "InputCanary"]
+Canary = DiracCanary | InputCanary
+"""Either kind."""
+
+__all__ = ["Canary", "DiracCanary", "InputCanary"]

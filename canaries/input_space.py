@@ -31,3 +31,14 @@ class InputCanary:
             )
         if self.label < 0:
             raise ValueError(f"canary label must be >= 0, got {self.label}")
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same record, whatever their names."""
+        return (
+            isinstance(other, InputCanary)
+            and self.label == other.label
+            and np.array_equal(self.features, other.features)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.label, self.features.shape, float(self.features.sum())))

@@ -18,6 +18,15 @@ def test_input_canary_keeps_its_record():
     assert (canary.label, canary.name) == (3, "TOY[0]")
 
 
+def test_input_canaries_are_equal_as_records():
+    pixels = np.ones((1, 2, 2), np.float32)
+    canary = InputCanary(pixels, 3, "one")
+    same = InputCanary(pixels.copy(), 3, "two")
+    assert canary == same
+    assert hash(canary) == hash(same)
+    assert canary not in (InputCanary(pixels, 4), InputCanary(0 * pixels, 3), DiracCanary())
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_input_canary_refuses_what_is_not_finite(value):
     with pytest.raises(ValueError, match=r"canary features must be finite .* \(1, 2, 2\)"):

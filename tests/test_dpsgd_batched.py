@@ -235,18 +235,18 @@ def test_out_of_memory_halves_the_packs(monkeypatch):
     sizes = []
     run_pack = type(engine)._run_pack
 
-    def scarce(self, part, scores):
+    def scarce(self, part, views):
         sizes.append(len(part))
         if len(part) > 5:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
-        return run_pack(self, part, scores)
+        return run_pack(self, part, views)
 
     monkeypatch.setattr(type(engine), "_run_pack", scarce)
     out = engine.run(pack)
     assert sizes == [21, 10, 5, 5, 5, 5, 1]
     np.testing.assert_allclose(out.lambda_a, expected.lambda_a)
 
-    def broken(self, part, scores):
+    def broken(self, part, views):
         raise RuntimeError("another matter")
 
     monkeypatch.setattr(type(engine), "_run_pack", broken)
@@ -261,11 +261,11 @@ def test_memory_of_one_lane_shrinks_the_chunks(monkeypatch):
     run_pack = type(engine)._run_pack
     chunks = []
 
-    def scarce(self, part, scores):
+    def scarce(self, part, views):
         chunks.append(self._chunk_floats)
         if self._chunk_floats > 1_000_000:
             raise MemoryError
-        return run_pack(self, part, scores)
+        return run_pack(self, part, views)
 
     monkeypatch.setattr(type(engine), "_run_pack", scarce)
     assert engine.run(lanes(1, True)).finite.all()
@@ -309,14 +309,38 @@ def test_losses_of_the_final_models():
 
 def test_one_set_of_runs_serves_several_scores():
     data, canary = records(12), records(1, seed=3).canary(0)
-    honest, chosen = ntnv(data, data, canary), threat_models.CanaryLoss(canary)
+    honest = ntnv(data, data, canary)
+    threats = (honest, ntcv(data, data, canary, threat_models.CanaryLoss(canary)))
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,), model="mlp")
     pack = lanes(5, True)
-    shared = make_engine("batched", honest, settings).run_scores(pack, (honest.score, chosen))
-    for out, threat in zip(shared, (honest, ntcv(data, data, canary, chosen)), strict=True):
+    shared = make_engine("batched", honest, settings).run_shared(pack, threats)
+    for out, threat in zip(shared, threats, strict=True):
         alone = make_engine("batched", threat, settings).run(pack)
         np.testing.assert_array_equal(out.lambda_a, alone.lambda_a)
         np.testing.assert_array_equal(out.scores, alone.scores)
+
+
+@pytest.mark.parametrize("changes", [{}, {"momentum": 0.5, "sampling_rate": 0.5}])
+def test_lanes_without_a_canary_serve_every_canary(changes):
+    data, canary = records(12), records(1, seed=3).canary(0)
+    same, other = replace(canary, name="again"), records(1, seed=5).canary(0)
+    threats = (
+        ntnv(data, data, canary),
+        ntcv(data, None, DiracCanary(), threat_models.FirstCoordinate()),
+        ntcv(data, None, same, threat_models.CanaryLoss(same)),
+        ntnv(data, data, other),
+    )
+    settings = replace(DpSgdSettings(3, 1.0, 0.7, (0.1, 0.2), model="mlp"), **changes)
+    pack = replace(lanes(7, True, candidates=2), included=np.arange(7) % 3 == 0)
+    engine = make_engine("batched", threats[0], settings, precision="float64")
+    shared = engine.run_shared(pack, threats)
+    for out, threat in zip(shared, threats, strict=True):
+        alone = make_engine("batched", threat, settings, precision="float64").run(pack)
+        np.testing.assert_allclose(out.lambda_a, alone.lambda_a, rtol=1e-10)
+        np.testing.assert_allclose(out.scores, alone.scores, rtol=1e-10)
+        np.testing.assert_array_equal(out.finite, alone.finite)
+    np.testing.assert_array_equal(shared[0].lambda_a, shared[2].lambda_a)  # the same record
+    assert len({out.lambda_a.tobytes() for out in shared}) == 3
 
 
 def test_bad_input():

@@ -6,6 +6,7 @@ from scipy import special, stats
 
 from audit import game, report, upper_bounds
 from audit.config import AuditConfig
+from audit.dpsgd.batched import BatchedEngine
 
 
 def play(view=0, **settings):
@@ -155,6 +156,34 @@ def test_shared_runs_play_each_threat_model_as_it_would_play_alone(canary):
         for name in game.Trials.__dataclass_fields__:
             a, b = getattr(shared[0, 0], name), getattr(alone[0, 0], name)
             np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def test_runs_without_a_canary_serve_every_canary(monkeypatch):
+    # Every view is the audit played alone, rounding apart: it has its law exactly.
+    settings = {"trials": 12, "repeats": 1, "epsilon": (4.0,), "steps": 3, "precision": "float64"}
+    settings |= {"repetitions": "fixed:3", "train_size": 40, "validation_size": 20, "seed": 4}
+    trained = []
+    train = BatchedEngine._train
+
+    def counted(self, lanes, canaries):
+        trained.append(len(lanes))
+        return train(self, lanes, canaries)
+
+    monkeypatch.setattr(BatchedEngine, "_train", counted)
+    names = set()
+    for view in range(4):
+        trained.clear()
+        shared_config, _, shared = play(view, threat="NTNV+NTCV", canary="input+dirac", **settings)
+        bit = shared[0, 0].bit
+        assert sum(trained) == 3 * (np.sum(~bit) + 2 * np.sum(bit))
+        pair = {"threat": shared_config.threat, "canary": shared_config.canary}
+        names.add("-".join(pair.values()))
+        alone_config, _, alone = play(**pair, **settings)
+        assert shared_config.score == alone_config.score
+        for name in game.Trials.__dataclass_fields__:
+            a, b = getattr(shared[0, 0], name), getattr(alone[0, 0], name)
+            np.testing.assert_allclose(a, b, rtol=1e-9, err_msg=name)
+    assert names == {"NTNV-input", "NTNV-dirac", "NTCV-input", "NTCV-dirac"}
 
 
 def test_sampled_batches_are_accounted_for_and_audited():

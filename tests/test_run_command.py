@@ -86,7 +86,7 @@ def test_shared_runs_report_each_threat_model_in_its_folder(tmp_path, capsys):
     options += ["--steps", "2", "--train-size", "30", "--validation-size", "20", "--out", out]
     code, text, _ = audit(capsys, *options)
     assert code == 0
-    assert "judged on the same runs: their results are correlated" in text
+    assert "share runs: results are correlated" in text
     for threat, score in (("ntnv", "validation-loss"), ("ntcv", "first-coordinate")):
         summary = json.loads((out / threat / "summary.json").read_text())
         assert summary["config"]["score"] == score
@@ -95,6 +95,29 @@ def test_shared_runs_report_each_threat_model_in_its_folder(tmp_path, capsys):
     next(iter(out.glob("shards/*NTCV.npz"))).unlink()
     assert audit(capsys, *options)[0] == 0
     assert (out / "ntcv" / "results.csv").read_bytes() == before
+
+
+def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(tmp_path, capsys):
+    options = ["--threat", "NTCV", "--canary", "input+dirac", "--repetitions", "fixed:40"]
+    options += ["--trials", "80", "--repeats", "1", "--epsilon", "4", "--steps", "2"]
+    options += ["--train-size", "20", "--validation-size", "20", "--model", "logistic"]
+    options += ["--out", tmp_path]
+    code, text, _ = audit(capsys, *options)
+    assert code == 0
+    assert "NTCV, canary input+dirac, share runs: results are correlated" in text
+    views = {"ntcv-input", "ntcv-dirac"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == views | {"shards"}
+    for view in views:
+        summary = json.loads((tmp_path / view / "summary.json").read_text())
+        assert summary["config"]["canary"] == view.split("-")[1]
+        assert "one set of runs serves NTCV, canary input+dirac" in summary["engine"]["reason"]
+    kept = [*tmp_path.glob("*/results.csv"), *tmp_path.glob("shards/*.npz")]
+    assert len(kept) == 2 + 2 * 2
+    before = [path.read_bytes() for path in kept]
+    for path in (kept[2], kept[-1]):
+        path.unlink()
+    assert audit(capsys, *options, "--jobs", "2")[0] == 0
+    assert [path.read_bytes() for path in kept] == before
 
 
 def test_damaged_shards_are_named_and_played_again(tmp_path, capsys):
@@ -145,7 +168,15 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, capsys):
         (["--threat", "ETVC"], "did you mean 'ETCV'?"),
         (["--canary", "dirc"], "did you mean 'dirac'?"),
         (["--canary", "input", "--score", "worst-order"], "score for ETCV with canary input must"),
-        (["--threat", "NTNV+NTCV", "--score", "canary-loss"], "score must be left to the paper's"),
+        (
+            ["--threat", "NTNV+NTCV", "--score", "canary-loss"],
+            "score for NTNV with canary dirac must",
+        ),
+        (["--threat", "ETCV+NTCV"], "threat must be one of"),
+        (["--canary", "dirac+input", "--score", "worst-order"], "score for ETCV with canary input"),
+        (["--canary", "dirac+dirac"], "canary must name each canary once, got 'dirac+dirac'"),
+        (["--canary", "dirac+inptu"], "did you mean 'input'?"),
+        (["--canary", "dirac+input", "--engine", "reduced"], "engine must be batched for ETCV"),
         (["--threat", "NTNV+NTCV", "--engine", "opacus"], "engine must be batched for NTNV+NTCV"),
         (["--score", "first-cordinate"], "did you mean 'first-coordinate'?"),
         (["--dataset", "MNISTT"], "did you mean 'MNIST'?"),
@@ -223,7 +254,7 @@ def test_config_round_trips_through_json():
 
 
 def test_shard_is_written_whole_or_not_at_all(tmp_path):
-    folder = store.RunFolder(tmp_path, ("ETCV",))
+    folder = store.RunFolder(tmp_path)
 
     def stop_halfway():
         with folder._whole(tmp_path / "name") as temporary:

@@ -110,7 +110,7 @@ def test_several_scores_judge_the_same_runs():
         up = engine.run(lanes)
         return up, LaneOutcomes(up.lambda_a, -up.scores, up.finite)
 
-    best, worst = best_of_runs(run, law, 3, included, np.random.default_rng(1), scores=2)
+    best, worst = best_of_runs(run, law, 3, included, np.random.default_rng(1), views=2)
     x = np.concatenate([Recorder().run(lanes).scores for lanes in engine.lanes]).reshape(50, 5)
     np.testing.assert_array_equal(best.chosen, x.argmax(1))
     np.testing.assert_array_equal(worst.chosen, x.argmin(1))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from canaries import DiracCanary, InputCanary
+from canaries import Canary, InputCanary
 from threat_models.datasets import Records
 from threat_models.scores import Score
 
@@ -31,7 +31,7 @@ class ThreatModel:
     name: str
     training_set: Records | None
     validation_set: Records | None
-    canary: DiracCanary | InputCanary
+    canary: Canary
     score: Score
     proxy_sign: int
     record_shape: tuple[int, ...]

@@ -3,14 +3,12 @@
 X is empty and X' = {z}: the strongest adversary, since no other gradient hides the canary's.
 """
 
-from canaries import DiracCanary, InputCanary
+from canaries import Canary
 from threat_models.base import ThreatModel
 from threat_models.scores import Score
 
 
-def etcv(
-    canary: DiracCanary | InputCanary, score: Score, record_shape: tuple[int, ...], classes: int
-) -> ThreatModel:
+def etcv(canary: Canary, score: Score, record_shape: tuple[int, ...], classes: int) -> ThreatModel:
     """The threat model ETCV.
 
     Args:

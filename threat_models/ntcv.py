@@ -1,6 +1,6 @@
 """NTCV: normal training, controlled score (table 2, second row)."""
 
-from canaries import DiracCanary, InputCanary
+from canaries import Canary
 from threat_models.base import ThreatModel
 from threat_models.datasets import Records
 from threat_models.scores import Score
@@ -9,7 +9,7 @@ from threat_models.scores import Score
 def ntcv(
     training_set: Records,
     validation_set: Records | None,
-    canary: DiracCanary | InputCanary,
+    canary: Canary,
     score: Score,
 ) -> ThreatModel:
     """The threat model NTCV.

@@ -1,14 +1,12 @@
 """NTNV: normal training, normal validation (table 2, first row)."""
 
-from canaries import DiracCanary, InputCanary
+from canaries import Canary
 from threat_models.base import ThreatModel
 from threat_models.datasets import Records
 from threat_models.scores import ValidationLoss
 
 
-def ntnv(
-    training_set: Records, validation_set: Records, canary: DiracCanary | InputCanary
-) -> ThreatModel:
+def ntnv(training_set: Records, validation_set: Records, canary: Canary) -> ThreatModel:
     """The threat model NTNV: the score is honest, and a harmful canary lowers it.
 
     Args:

@@ -1,6 +1,6 @@
 """From names to a threat model: the rows of the paper's table 2 and their kin."""
 
-from canaries import DiracCanary, InputCanary
+from canaries import Canary, DiracCanary, InputCanary
 from threat_models import datasets
 from threat_models.base import ThreatModel
 from threat_models.etcv import etcv
@@ -108,9 +108,7 @@ def check_names(threat: str, canary: str, score: str | None) -> str:
     return score
 
 
-def _canary(
-    threat: str, canary: str, dataset: str, index: int, data_root: str | None
-) -> DiracCanary | InputCanary:
+def _canary(threat: str, canary: str, dataset: str, index: int, data_root: str | None) -> Canary:
     if canary == "dirac":
         return DiracCanary()
     if "." in canary:
@@ -125,7 +123,7 @@ def _canary(
 
 def _score(
     name: str,
-    canary: DiracCanary | InputCanary,
+    canary: Canary,
     validation_set: datasets.Records | None,
     worst_order: float | None,
 ) -> Score:

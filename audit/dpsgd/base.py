@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from threat_models import Score
+from threat_models import ThreatModel
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Lanes:
     def __len__(self) -> int:
         """Number of lanes."""
         return len(self.seeds)
+
+    def at(self, rows: slice | NDArray[np.bool_]) -> "Lanes":
+        """Some of the lanes, in their order."""
+        return Lanes(self.included[rows], self.candidate[rows], self.seeds[rows])
 
 
 @dataclass(frozen=True)
@@ -70,17 +74,22 @@ class Engine(Protocol):
 
 @runtime_checkable
 class SharingEngine(Engine, Protocol):
-    """An engine whose runs can be judged by several scores."""
+    """An engine whose runs serve several threat models."""
 
-    def run_scores(self, lanes: Lanes, scores: Sequence[Score]) -> Sequence[LaneOutcomes]:
-        """Runs every lane once.
+    def run_shared(
+        self, lanes: Lanes, threat_models: Sequence[ThreatModel]
+    ) -> Sequence[LaneOutcomes]:
+        """Runs every lane once for all threat models that its data set is the same for.
+
+        A lane without the canary is run once; a lane with it once for every canary, from the same
+        seed.
 
         Args:
             lanes: the pack; any length.
-            scores: any number of score functions.
+            threat_models: any number, with the training set of this engine's own.
 
         Returns:
-            For each score what `run` would return with it; outcomes of different scores are
-            dependent.
+            For each threat model what `run` of an engine of its own would return, rounding apart;
+            outcomes of different threat models are dependent.
         """
         ...

@@ -15,8 +15,8 @@ from audit.dpsgd.base import LaneOutcomes, Lanes
 from audit.dpsgd.gradients import ClippedSums, StackedModel, stacked
 from audit.dpsgd.layers import Parameters
 from audit.dpsgd.settings import DpSgdSettings
-from canaries import InputCanary
-from threat_models import Observation, Score, ThreatModel
+from canaries import Canary, InputCanary
+from threat_models import Observation, ThreatModel
 from threat_models.scores import Features
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -65,19 +65,22 @@ class BatchedEngine:
         self.parameters = sum(p.numel() for p in self._initial)
         self._model = stacked(model, threat_model.record_shape)
         self._chunk_floats = self._chunk_size()
-        self._training = self._canary = None
+        self._training = None
         self._training_size = 0
         if threat_model.training_set is not None:
             records = threat_model.training_set
             self._training = self._sums(records.features, records.labels)
             self._training_size = len(records)
-        if isinstance(threat_model.canary, InputCanary):
-            canary = threat_model.canary
-            self._canary = self._sums(canary.features[None], np.array([canary.label]))
 
     def _sums(self, features: Features, labels: NDArray[np.int64]) -> ClippedSums:
         x, y = self._tensors(features, labels)
         return ClippedSums(self._model, x, y)
+
+    def _record(self, canary: Canary) -> ClippedSums | None:
+        """The gradient of an input canary; the Dirac canary needs none."""
+        if not isinstance(canary, InputCanary):
+            return None
+        return self._sums(canary.features[None], np.array([canary.label]))
 
     def _tensors(self, features: Features, labels: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(np.array(features)).to(self._device, self._initial[0].dtype)
@@ -104,28 +107,42 @@ class BatchedEngine:
 
     def run(self, lanes: Lanes) -> LaneOutcomes:
         """See `Engine.run`."""
-        return self.run_scores(lanes, (self._threat_model.score,))[0]
+        return self._run_packs(lanes, (self._threat_model,))[0]
 
-    def run_scores(self, lanes: Lanes, scores: Sequence[Score]) -> list[LaneOutcomes]:
-        """One set of runs, scored in several ways: NTNV and NTCV share theirs.
+    def run_shared(self, lanes: Lanes, threat_models: Sequence[ThreatModel]) -> list[LaneOutcomes]:
+        """See `SharingEngine.run_shared`."""
+        canaries = dict.fromkeys(threat_model.canary for threat_model in threat_models)
+        if len(canaries) == 1:
+            return self._run_packs(lanes, threat_models)
+        size = len(lanes)
+        shared = [
+            LaneOutcomes(np.empty(size), np.empty(size), np.empty(size, np.bool_))
+            for _ in threat_models
+        ]
+        everyone = range(len(threat_models))
+        served = [(~lanes.included, list(everyone))]
+        for canary in canaries:
+            served.append(
+                (lanes.included, [i for i in everyone if threat_models[i].canary == canary])
+            )
+        for rows, judges in served:
+            found = self._run_packs(lanes.at(rows), [threat_models[i] for i in judges])
+            for i, outcomes in zip(judges, found, strict=True):
+                for name, values in vars(outcomes).items():
+                    getattr(shared[i], name)[rows] = values
+        return shared
 
-        Each outcome has its exact law; outcomes of different scores are dependent. Packs that do
-        not fit the memory are halved and tried again.
+    def _run_packs(self, lanes: Lanes, threat_models: Sequence[ThreatModel]) -> list[LaneOutcomes]:
+        """Runs every lane once for all threat models; those of lanes with a canary share it.
 
-        Args:
-            lanes: the pack.
-            scores: any number of score functions.
-
-        Returns:
-            For each score what `run` would return with it.
+        Packs that do not fit the memory are halved and tried again.
         """
         parts: list[list[LaneOutcomes]] = []
         size, start = self.lanes_per_pack(), 0
         while start < len(lanes):
-            part = slice(start, start + size)
-            pack = Lanes(lanes.included[part], lanes.candidate[part], lanes.seeds[part])
+            pack = lanes.at(slice(start, start + size))
             try:
-                parts.append(self._run_pack(pack, scores))
+                parts.append(self._run_pack(pack, threat_models))
             except (MemoryError, RuntimeError) as error:
                 smallest = len(pack) == 1 and self._chunk_floats <= self._model.record_floats
                 if not _is_out_of_memory(error) or smallest:
@@ -144,14 +161,15 @@ class BatchedEngine:
                 np.concatenate([np.empty(0), *(p[i].scores for p in parts)]),
                 np.concatenate([np.empty(0, np.bool_), *(p[i].finite for p in parts)]),
             )
-            for i in range(len(scores))
+            for i in range(len(threat_models))
         ]
 
     @torch.no_grad()
-    def _run_pack(self, lanes: Lanes, scores: Sequence[Score]) -> list[LaneOutcomes]:
-        """Trains a pack and scores it."""
+    def _run_pack(self, lanes: Lanes, threat_models: Sequence[ThreatModel]) -> list[LaneOutcomes]:
+        """Trains a pack and judges it."""
         s = self._settings
-        theta, product, residual = self._train(lanes)
+        canaries = list(dict.fromkeys(threat_model.canary for threat_model in threat_models))
+        theta, products, residual = self._train(lanes, canaries)
         finite = torch.stack([w.flatten(1).isfinite().all(1) for w in theta]).all(0).cpu().numpy()
         start = self._initial[0].flatten()[0]
         observation = ModelObservation(
@@ -163,28 +181,34 @@ class BatchedEngine:
             theta=theta,
             chunk_floats=self._chunk_floats,
         )
-        lambda_a = _to_numpy(product / (s.steps * s.max_grad_norm**2))
-        finite &= np.isfinite(lambda_a)
         outcomes = []
-        for score in scores:
-            values = np.asarray(score(observation), dtype=np.float64)
+        for threat_model in threat_models:
+            product = products[canaries.index(threat_model.canary)]
+            lambda_a = _to_numpy(product / (s.steps * s.max_grad_norm**2))
+            values = np.asarray(threat_model.score(observation), dtype=np.float64)
             if values.shape != (len(lanes),):
                 raise ValueError(
-                    f"score {score.name} must give one number per run, [{len(lanes)}], "
-                    f"got shape {list(values.shape)}"
+                    f"score {threat_model.score.name} must give one number per run, "
+                    f"[{len(lanes)}], got shape {list(values.shape)}"
                 )
-            kept = finite & np.isfinite(values)
+            kept = finite & np.isfinite(lambda_a) & np.isfinite(values)
             outcomes.append(
                 LaneOutcomes(np.where(kept, lambda_a, 0.0), np.where(kept, values, -np.inf), kept)
             )
         return outcomes
 
-    def _train(self, lanes: Lanes) -> tuple[Parameters, Tensor, Tensor]:
+    def _train(
+        self, lanes: Lanes, canaries: Sequence[Canary]
+    ) -> tuple[Parameters, list[Tensor], Tensor]:
         """All steps of a pack.
 
+        Args:
+            lanes: the pack.
+            canaries: whose products to take; the first is the one that lanes may include.
+
         Returns:
-            The final parameters; sum_i <p_i^z, p_i>, [R]; and sum_i of the first coordinate of p_i
-            less the training records' part, [R].
+            The final parameters; for every canary sum_i <p_i^z, p_i>, [R]; and sum_i of the first
+            coordinate of p_i less the training records' part, [R].
         """
         s = self._settings
         count = len(lanes)
@@ -195,32 +219,34 @@ class BatchedEngine:
         rates = torch.tensor(s.learning_rates, dtype=theta[0].dtype, device=self._device)
         descent = -rates[torch.from_numpy(np.array(lanes.candidate)).to(self._device)][:, None]
         velocity = [torch.zeros_like(p) for p in flat] if s.momentum else None
-        product = torch.zeros(count, dtype=torch.float64, device=self._device)
-        residual = torch.zeros_like(product)
+        residual = torch.zeros(count, dtype=torch.float64, device=self._device)
+        products = [torch.zeros_like(residual) for _ in canaries]
+        records = [self._record(canary) for canary in canaries]
 
         noise = self._noise(lanes, theta[0].dtype)
         batches = self._batches(lanes)
         for released, (taken, canary_taken) in zip(noise, batches, strict=True):
-            # released grows from the noise to p_i; the canary's gradient z is taken before step i.
+            # released grows from the noise to p_i; a canary's gradient z is taken before step i.
             hit = (included & canary_taken).to(theta[0].dtype)[:, None]
-            z = None if self._canary is None else self._canary.only(theta, clip)
-            if z is None:
+            zs = [None if record is None else record.only(theta, clip) for record in records]
+            if zs[0] is None:
                 released[0][:, 0] += clip * hit[:, 0]
             else:
-                z.add_to(released, hit)
+                zs[0].add_to(released, hit)
             residual += released[0][:, 0]
             if self._training is not None:
                 sums = self._training(theta, clip, taken, self._chunk_floats)
                 for p, g in zip(released, sums, strict=True):
                     p.add_(g.view(count, -1))
-            product += clip * released[0][:, 0] if z is None else z.inner(released)
+            for product, z in zip(products, zs, strict=True):
+                product += clip * released[0][:, 0] if z is None else z.inner(released)
             step = released
             if velocity is not None:
                 step = [v.mul_(s.momentum).add_(p) for v, p in zip(velocity, released, strict=True)]
             for w, v in zip(flat, step, strict=True):
                 w.addcmul_(v, descent)
 
-        return theta, product, residual
+        return theta, products, residual
 
     def _noise(self, lanes: Lanes, dtype: torch.dtype) -> Iterator[Parameters]:
         """For every step N(0, C^2 sigma^2) noise as one [R, size] per parameter."""

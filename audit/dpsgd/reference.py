@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from audit.dpsgd.base import Lanes
 from audit.dpsgd.batched import BatchedEngine
 from audit.dpsgd.layers import Parameters
 from audit.dpsgd.settings import DpSgdSettings
-from canaries import InputCanary
+from canaries import Canary, DiracCanary, InputCanary
 from threat_models import ThreatModel
 
 
@@ -38,6 +39,7 @@ class OpacusEngine(BatchedEngine):
         if threat_model.training_set is not None:
             records = threat_model.training_set
             x[0], y[0] = self._tensors(records.features, records.labels)
+        self._is_dirac = isinstance(threat_model.canary, DiracCanary)
         if isinstance(threat_model.canary, InputCanary):
             canary = self._tensors(
                 threat_model.canary.features[None], np.array([threat_model.canary.label])
@@ -50,8 +52,11 @@ class OpacusEngine(BatchedEngine):
         """One run at a time."""
         return 1
 
-    def _train(self, lanes: Lanes) -> tuple[Parameters, Tensor, Tensor]:
-        """See `BatchedEngine._train`; `lanes` holds one."""
+    def _train(
+        self, lanes: Lanes, canaries: Sequence[Canary]
+    ) -> tuple[Parameters, list[Tensor], Tensor]:
+        """See `BatchedEngine._train`; `lanes` holds one, and the canary is the engine's own."""
+        assert list(canaries) == [self._threat_model.canary]
         s = self._settings
         clip = s.max_grad_norm
         with warnings.catch_warnings():
@@ -77,7 +82,7 @@ class OpacusEngine(BatchedEngine):
                 optimizer.clip_and_accumulate()
                 first = parameters[0].summed_grad.view(-1)
                 known = first[0] - hit * z[0].view(-1)[0]
-                if self._canary is None:
+                if self._is_dirac:
                     known = first[0].clone()
                     first[0] += hit * clip
                 optimizer.add_noise()
@@ -85,7 +90,7 @@ class OpacusEngine(BatchedEngine):
                 for p, g in zip(parameters, z, strict=True):
                     product += (p.grad * g).sum()
                 optimizer.original_optimizer.step()
-        return [p.detach()[None] for p in parameters], product, residual
+        return [p.detach()[None] for p in parameters], [product], residual
 
     def _backward(
         self, model: nn.Module, parameters: list[Any], taken: Tensor | None, hit: bool
@@ -103,7 +108,7 @@ class OpacusEngine(BatchedEngine):
                 logits = model(self._x[keep])
                 loss = functional.cross_entropy(logits, self._y[keep], reduction="sum")
                 torch.autograd.backward(loss)
-        if self._canary is None:
+        if self._is_dirac:
             z = [torch.zeros_like(p) for p in parameters]
             z[0].view(-1)[0] = clip
             return z

@@ -40,7 +40,7 @@ def best_of_runs(
     candidates: int,
     included: NDArray[np.bool_],
     rng: np.random.Generator,
-    scores: int = 1,
+    views: int = 1,
 ) -> list[Winners]:
     """Plays T tunings at once: draws every K, flattens all runs to lanes, keeps the best of each.
 
@@ -48,15 +48,15 @@ def best_of_runs(
     the data.
 
     Args:
-        run: runs a pack of lanes and gives its outcomes under every score.
+        run: runs a pack of lanes and gives its outcomes in every view.
         law: the law of K.
         candidates: how many hyper-parameter candidates there are.
         included: [T] whether the canary is in the data set of each tuning.
         rng: source of K, candidates and lane seeds.
-        scores: how many scores the same runs are judged by.
+        views: how many views the same runs serve.
 
     Returns:
-        What each score makes of the same runs.
+        What each view makes of the runs.
 
     Raises:
         ValueError: a score is NaN.
@@ -65,7 +65,7 @@ def best_of_runs(
     runs = law.sample(rng, tunings)
     ends = np.cumsum(runs)
     total = int(ends[-1]) if tunings else 0
-    all_winners = [_nobody(runs) for _ in range(scores)]
+    all_winners = [_nobody(runs) for _ in range(views)]
     for start in range(0, total, _PACK):
         lane = np.arange(start, min(start + _PACK, total))
         tuning = np.searchsorted(ends, lane, side="right")
