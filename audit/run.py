@@ -5,6 +5,7 @@ computes the upper bounds beside them, and draws the two together.
 """
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -96,8 +97,7 @@ def run(config: AuditConfig) -> list[Report]:
     stages = [game.stage(config, budget) for budget in range(len(config.epsilon))]
     folder = store.RunFolder.open(config)
     blocks = game.blocks(config, stages[0].engine.name)
-    workers.play_all(config, folder, blocks)
-    games = _gather(folder, blocks)
+    games = _gather(blocks, workers.play_all(config, folder, blocks))
     reports = []
     for view, of_view in zip(config.views, games, strict=True):
         finished = report.report(view, stages, of_view)
@@ -111,16 +111,15 @@ def run(config: AuditConfig) -> list[Report]:
 
 
 def _gather(
-    folder: store.RunFolder, blocks: Sequence[Block]
+    blocks: Sequence[Block], played: dict[Block, tuple[Trials, ...]]
 ) -> list[dict[tuple[int, int], Trials]]:
-    """For every view all trials of every (budget, repeat), in order."""
-    parts: dict[tuple[int, int], list[tuple[Trials, ...]]] = {}
-    for block in blocks:
-        parts.setdefault((block.budget, block.repeat), []).append(folder.load(block))
-    return [
-        {key: _joined([games[view] for games in group]) for key, group in parts.items()}
-        for view in range(len(folder.views))
-    ]
+    """For every view all trials of every (budget, repeat), in order; empties `played`."""
+    groups = itertools.groupby(blocks, lambda block: (block.budget, block.repeat))
+    joined = {
+        key: [_joined(parts) for parts in zip(*map(played.pop, group), strict=True)]
+        for key, group in groups
+    }
+    return [dict(zip(joined, views, strict=True)) for views in zip(*joined.values(), strict=True)]
 
 
 def _joined(parts: Sequence[Trials]) -> Trials:

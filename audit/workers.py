@@ -27,21 +27,22 @@ class WorkersDied(RuntimeError):
     """Workers keep dying on the same blocks."""
 
 
-def missing_blocks(folder: RunFolder, blocks: Sequence[Block]) -> list[Block]:
-    """The blocks that still have to be played; a damaged shard is named and counts as missing."""
-    missing = []
+def finished_blocks(folder: RunFolder, blocks: Sequence[Block]) -> dict[Block, tuple[Trials, ...]]:
+    """The trials of the blocks that were played; a damaged shard is named and left out."""
+    finished = {}
     for block in blocks:
         try:
-            folder.load(block)
+            finished[block] = folder.load(block)
         except FileNotFoundError:
-            missing.append(block)
+            continue
         except DamagedShard as damage:
             print(f"damaged shard, played again: {damage}", file=sys.stderr)
-            missing.append(block)
-    return missing
+    return finished
 
 
-def play_all(config: AuditConfig, folder: RunFolder, blocks: Sequence[Block]) -> None:
+def play_all(
+    config: AuditConfig, folder: RunFolder, blocks: Sequence[Block]
+) -> dict[Block, tuple[Trials, ...]]:
     """Plays what is missing and leaves every block's trials in the folder.
 
     A block is saved as soon as it is played: whatever stops the run, no finished block is lost. A
@@ -53,38 +54,39 @@ def play_all(config: AuditConfig, folder: RunFolder, blocks: Sequence[Block]) ->
         folder: where the trials go.
         blocks: all blocks of the audit.
 
+    Returns:
+        The trials of every block, in every view; a shard is read once, or not at all where its
+        block was played just now.
+
     Raises:
         WorkersDied: workers keep dying on the same blocks.
     """
-    missing = missing_blocks(folder, blocks)
-    total = sum(block.trials for block in blocks)
-    done = total - sum(block.trials for block in missing)
+    played = finished_blocks(folder, blocks)
     patience = 0.5 if sys.stderr.isatty() else 15.0
     deaths = 0
     with tqdm(
-        total=total,
-        initial=done,
+        total=sum(block.trials for block in blocks),
+        initial=sum(block.trials for block in played),
         unit="trial",
         smoothing=0.05,
         mininterval=patience,
-        disable=not missing,
+        disable=len(played) == len(blocks),
     ) as progress:
-        while missing:
-            before = len(missing)
+        while missing := [block for block in blocks if block not in played]:
+            before = len(played)
             try:
                 for block, games in _played(config, missing):
                     folder.save(block, games)
+                    played[block] = games
                     progress.update(block.trials)
             except (TerminatedWorkerError, BrokenProcessPool) as death:
-                missing = missing_blocks(folder, missing)
-                deaths = deaths + 1 if len(missing) == before else 0
+                deaths = deaths + 1 if len(played) == before else 0
                 if deaths == _DEATHS_WITHOUT_PROGRESS:
                     raise WorkersDied(
                         f"workers died {deaths} times without finishing a block: {death}"
                     ) from death
                 print(f"a worker died; its blocks are played again ({death})", file=sys.stderr)
-            else:
-                return
+    return played
 
 
 def _played(

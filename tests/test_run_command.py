@@ -142,12 +142,21 @@ def test_damaged_shards_are_named_and_played_again(tmp_path, capsys):
     assert (out / "results.csv").read_bytes() == before
 
 
-def test_finished_audit_is_not_played_again(tmp_path, capsys):
+def test_finished_audit_is_read_once_and_not_played_again(tmp_path, capsys, monkeypatch):
     out = tmp_path / "audit"
+    read = []
+    of_store = store._read
+    monkeypatch.setattr(
+        store, "_read", lambda path, block: (read.append(path), of_store(path, block))[1]
+    )
     audit(capsys, *QUICK, "--out", out)
-    times = [path.stat().st_mtime_ns for path in sorted((out / "shards").iterdir())]
+    before = (out / "results.csv").read_bytes()
+    times = {path: path.stat().st_mtime_ns for path in sorted((out / "shards").iterdir())}
+    read.clear()
     assert audit(capsys, *QUICK, "--out", out)[0] == 0
-    assert [path.stat().st_mtime_ns for path in sorted((out / "shards").iterdir())] == times
+    assert sorted(read) == list(times)
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert (out / "results.csv").read_bytes() == before
 
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path, capsys):
