@@ -21,7 +21,6 @@ from audit import plots, report
 from audit.config import AuditConfig
 from audit.store import RunFolder
 from threat_models import THREATS
-from threat_models.datasets import FOREIGN
 
 # eps_B, eps_L and eps_U mean the same in audits that agree on these.
 _COMMON = ("epsilon", "accounting", "delta", "confidence", "repetitions", "sampling_rate")
@@ -52,12 +51,8 @@ class Audit:
 
     @property
     def row(self) -> tuple[str, str, str]:
-        """Its row of table 2: threat model, X and z, for instance NTNV, FASHION, MNIST[0]."""
-        threat, canary, dataset = (self.config[name] for name in ("threat", "canary", "dataset"))
-        empty = threat == "ETCV"
-        if canary == "input":
-            canary = f"{dataset if empty else FOREIGN[dataset]}[{self.config['canary_index']}]"
-        return threat, "empty" if empty else dataset, canary
+        """Its row of table 2: threat model, X and z."""
+        return report.row_of_table(self.config)
 
     @property
     def place(self) -> tuple[int, int, str]:
@@ -288,8 +283,7 @@ def _rows(audits: Sequence[Audit]) -> list[list[Audit]]:
 
 
 def _title(threat: str, training_set: str, canary: str, folder: str = "") -> str:
-    x = "X empty" if training_set == "empty" else f"X = {training_set}"
-    return f"{threat}, {x}\nz = {canary}" + (f"\n{folder}" if folder else "")
+    return f"{threat}, X = {training_set}\nz = {canary}" + (f"\n{folder}" if folder else "")
 
 
 def write(audits: Sequence[Audit], out: str | Path) -> None:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from audit.game import Trials
-from audit.report import PAPER_PROTOCOL, UNCORRECTED, VALID, shown
+from audit.report import PAPER_PROTOCOL, UNCORRECTED, VALID, row_of_table, shown
 
 _PROXY_NAMES = {"lambda_a": r"$\lambda_a$", "lambda_b": r"$\lambda_b$"}
 _BUDGET = r"budget of one run, $\varepsilon_B$"
@@ -36,6 +36,7 @@ def draw(summary: Mapping[str, Any], path: Path) -> None:
         path: the PNG to write.
     """
     config, results = summary["config"], summary["results"]
+    threat, training_set, canary = row_of_table(config)
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.15):
         figure = Figure(figsize=(5.4 + 1.7 * len(results), 6.0), layout="constrained")
         axes = figure.subplots()
@@ -43,7 +44,7 @@ def draw(summary: Mapping[str, Any], path: Path) -> None:
         axes.set_xlabel(_BUDGET)
         axes.set_ylabel(_of_the_tuning(config))
         figure.suptitle(
-            f"{config['threat']}, canary {config['canary']}, score {config['score']}\n"
+            f"{threat}, X = {training_set}, z = {canary}, score {config['score']}\n"
             f"K ~ {config['repetitions']}, {config['trials']} trials x {config['repeats']}",
             fontsize="medium",
         )

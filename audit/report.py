@@ -16,6 +16,7 @@ from audit.game import Stage, Trials
 from audit.lower_bounds import LowerBound
 from audit.upper_bounds import UpperBound
 from threat_models import WorstOrder
+from threat_models.datasets import FOREIGN
 
 PROXIES = ("lambda_a", "lambda_b")
 PAPER_PROTOCOL = "gaussian-curve:max-grid"
@@ -163,6 +164,19 @@ def recommended(summary: Mapping[str, Any]) -> str:
     return next(key for key, bound in lower.items() if bound["valid"])
 
 
+def row_of_table(config: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The row of table 2: threat model, X and z, for instance NTNV, FASHION, MNIST[0].
+
+    Args:
+        config: the settings of an audit of one threat model and canary.
+    """
+    threat, canary, dataset = config["threat"], config["canary"], config["dataset"]
+    empty = threat == "ETCV"
+    if canary == "input":
+        canary = f"{dataset if empty else FOREIGN[dataset]}[{config['canary_index']}]"
+    return threat, "empty" if empty else dataset, canary
+
+
 def to_csv(table: pd.DataFrame) -> str:
     """The table as text, the same bytes for the same numbers."""
     return table.to_csv(index=False, float_format="%.12g", lineterminator="\n")
@@ -186,9 +200,10 @@ def to_json(summary: Mapping[str, Any]) -> str:
 def to_text(summary: Mapping[str, Any]) -> str:
     """The table that the command prints."""
     config = summary["config"]
+    threat, training_set, canary = row_of_table(config)
     first = summary["results"][0]["lower_bounds"]["lambda_a"]
     lines = [
-        f"{config['threat']}, canary {config['canary']}, score {config['score']}, "
+        f"{threat}, X = {training_set}, z = {canary}, score {config['score']}, "
         f"repetitions {config['repetitions']}, delta {config['delta']:g}, "
         f"{config['trials']} trials x {config['repeats']}",
         f"engine {summary['engine']['name']}: {summary['engine']['reason']}",

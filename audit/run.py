@@ -18,7 +18,7 @@ import numpy as np
 # Two OpenMP threads of one process stall each other on a busy machine; set before torch starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from audit import game, plots, report, store, workers
+from audit import compare, game, plots, report, store, workers
 from audit.config import AuditConfig, read_preset
 from audit.game import Block, Trials
 from audit.report import Report
@@ -36,7 +36,8 @@ _HELP = {
     "backend": "loky (this machine), dask or ray",
     "scheduler": "address of the dask scheduler or ray cluster",
     "jobs": "worker processes",
-    "out": "folder of the results; the same command goes on where it was stopped",
+    "out": "folder of the results, of several presets the folder above; "
+    "the same command goes on where it was stopped",
     "data_root": "folder of the data sets, in torchvision's layout",
 }
 
@@ -46,7 +47,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m audit.run",
         description="Audits the privacy of hyper-parameter tuning with DP-SGD.",
     )
-    parser.add_argument("--preset", metavar="FILE", help="a TOML file of settings; options win")
+    parser.add_argument(
+        "--preset",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="TOML files of settings, an audit each; options win",
+    )
     for field in fields(AuditConfig):
         assert field.default is not MISSING
         several = isinstance(field.default, tuple)
@@ -66,16 +73,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse(argv: Sequence[str] | None = None) -> AuditConfig:
-    """The config that a command line asks for.
+def parse(argv: Sequence[str] | None = None) -> list[AuditConfig]:
+    """The audits that a command line asks for: one, or one per preset.
 
     Raises:
-        ValueError: an unknown name or a value out of its range.
+        ValueError: an unknown name or a value out of its range, or several audits that share a
+            folder or cannot be compared.
     """
     options: dict[str, Any] = vars(_parser().parse_args(argv))
-    preset = options.pop("preset", None)
-    values = read_preset(preset) if preset else {}
-    return AuditConfig.from_mapping({**values, **options})
+    presets = options.pop("preset")
+    if len(presets) <= 1:
+        values = read_preset(presets[0]) if presets else {}
+        return [AuditConfig.from_mapping({**values, **options})]
+    configs = []
+    for preset in presets:
+        below = {"out": str(Path(options["out"], Path(preset).stem))} if "out" in options else {}
+        configs.append(AuditConfig.from_mapping({**read_preset(preset), **options, **below}))
+    folders = [config.out for config in configs]
+    if len(set(folders)) < len(folders):
+        raise ValueError(f"out must be another folder for every preset, got {', '.join(folders)}")
+    compare.check_comparable([config.identity for config in configs])
+    return configs
 
 
 def run(config: AuditConfig) -> list[Report]:
@@ -141,17 +159,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, or 2 after one clear line about what was wrong.
     """
     try:
-        config = parse(argv)
-        reports = run(config)
+        configs = parse(argv)
+        for config in configs:
+            _show(config, run(config))
     except (ValueError, FileNotFoundError, workers.WorkersDied) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if len(configs) == 1:
+        return 0
+    folders = [config.out for config in configs]
+    return compare.main([*folders, "--out", str(Path(folders[0]).with_name("comparison"))])
+
+
+def _show(config: AuditConfig, reports: Sequence[Report]) -> None:
     for view, finished in zip(config.views, reports, strict=True):
         print(report.to_text(finished.summary))
-        print(f"\nresults in {view.out}, figure: {view.out}/figure.png")
+        print(f"\nresults in {view.out}, figure: {view.out}/figure.png\n")
     if len(reports) > 1:
-        print(f"\n{config.threat}, canary {config.canary}, share runs: results are correlated.")
-    return 0
+        print(f"{config.threat}, canary {config.canary}, share runs: results are correlated.\n")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def test_a_panel_per_audit(finished):
     assert [axes.get_title() for axes in panels] == [
         "NTNV, X = DIGITS\nz = PATCHES[0]",
         "NTCV, X = DIGITS\nz = PATCHES[0]",
-        "ETCV, X empty\nz = dirac",
+        "ETCV, X = empty\nz = dirac",
     ]
     for axes, audit in zip(panels, compare.read([finished / "etcv", finished / "nt"]), strict=True):
         marks, _, _ = next(c for c in axes.containers if "lambda_a" in c.get_label())

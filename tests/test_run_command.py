@@ -231,7 +231,7 @@ def test_unwritable_folder_is_refused(tmp_path, capsys):
 def test_preset_keys_are_the_options_and_options_win(tmp_path):
     preset = tmp_path / "mine.toml"
     preset.write_text('threat = "ETCV"\nepsilon = [2.0]\ntrials = 77\n')
-    config = run.parse(["--preset", str(preset), "--trials", "88"])
+    (config,) = run.parse(["--preset", str(preset), "--trials", "88"])
     assert (config.epsilon, config.trials, config.out) == ((2.0,), 88, str(tmp_path / "mine"))
     preset.write_text("trails = 77\n")
     with pytest.raises(ValueError, match="did you mean 'trials'"):
@@ -239,6 +239,38 @@ def test_preset_keys_are_the_options_and_options_win(tmp_path):
     preset.write_text("trials = \n")
     with pytest.raises(ValueError, match="preset must be TOML"):
         run.parse(["--preset", str(preset)])
+
+
+def test_several_presets_are_played_in_turn_and_compared(tmp_path, capsys):
+    for name, threat in (("weak", "NTNV"), ("strong", "ETCV")):
+        (tmp_path / f"{name}.toml").write_text(f'threat = "{threat}"\nsteps = 2\n')
+    command = ["--preset", tmp_path / "weak.toml", tmp_path / "strong.toml", *QUICK]
+    command += ["--trials", "20", "--train-size", "30", "--validation-size", "20"]
+    code, text, _ = audit(capsys, *command)
+    assert code == 0
+    for name in ("weak", "strong"):
+        assert f"results in {tmp_path / name}" in text
+        assert (tmp_path / name / "summary.json").exists()
+    table = pd.read_csv(tmp_path / "comparison" / "table.csv")
+    assert list(table["threat"].unique()) == ["NTNV", "ETCV"]
+    assert audit(capsys, *command, "--out", tmp_path / "below")[0] == 0
+    again = pd.read_csv(tmp_path / "below" / "comparison" / "table.csv")
+    assert list(again["epsilon_lower"]) == list(table["epsilon_lower"])
+    assert (tmp_path / "below" / "weak" / "config.json").exists()
+
+
+def test_presets_that_cannot_be_compared_are_refused_before_they_are_played(tmp_path, capsys):
+    one, other = tmp_path / "one.toml", tmp_path / "other.toml"
+    one.write_text("delta = 1e-5\n")
+    other.write_text("delta = 1e-6\n")
+    for presets, message in (
+        ((one, other), "delta must be the same in audits that share a table, got 1e-05 and 1e-06"),
+        ((one, one), "out must be another folder for every preset"),
+    ):
+        code, _, err = audit(capsys, "--preset", *presets)
+        assert code == 2
+        assert message in err
+    assert not (tmp_path / "one").exists()
 
 
 AUDITS = [
@@ -250,7 +282,7 @@ AUDITS = [
 
 @pytest.mark.parametrize("path", AUDITS, ids=lambda path: path.stem)
 def test_presets_are_valid(path):
-    config = run.parse(["--preset", str(path)])
+    (config,) = run.parse(["--preset", str(path)])
     assert config.out == str(path.with_suffix(""))
     assert config.delta == 1e-5
 
