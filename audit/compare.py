@@ -193,9 +193,8 @@ def _tables(
     means = table_of_means(audits)
     names = _names(audits)
     titles = {"input": "an input canary", "dirac": "the Dirac canary"}
-    for canary, group in itertools.groupby(
-        sorted(audits, key=lambda audit: audit.place[1:]), lambda audit: audit.config["canary"]
-    ):
+    for group in _by_canary(audits):
+        canary = group[0].config["canary"]
         folders = [audit.folder for audit in group]
         heads: list[Sequence[str]] = [("eps_B",), ("claim",), ("eps_U",), ("proxy",)]
         heads += [names[folder] for folder in folders]
@@ -249,16 +248,13 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
 def _settings(audits: Sequence[Audit]) -> str:
     """How large the audits were, with "or" where they differ."""
     trained = [audit for audit in audits if audit.row[1] != "empty"]
-    told = []
-    for title, name, of in (
-        ("trials", "trials", audits),
-        ("repeats", "repeats", audits),
-        ("steps", "steps", audits),
-        ("training records", "train_size", trained),
-    ):
-        values = sorted({audit.config[name] for audit in of})
-        told += [f"{' or '.join(map(str, values))} {title}"] if values else []
-    return ", ".join(told)
+
+    def told(name: str, of: Sequence[Audit]) -> str:
+        return " or ".join(map(str, sorted({audit.config[name] for audit in of})))
+
+    records = f", {told('train_size', trained)} training records" if trained else ""
+    played = f"{told('trials', audits)} trials x {told('repeats', audits)}"
+    return f"{played}, {told('steps', audits)} steps{records}"
 
 
 def draw(audits: Sequence[Audit]) -> Figure:
@@ -271,15 +267,20 @@ def draw(audits: Sequence[Audit]) -> Figure:
 
 
 def _rows(audits: Sequence[Audit]) -> list[list[Audit]]:
-    """Rows of panels: what belongs together stays together, in a new row where it does not fit."""
-    groups = [list(group) for _, group in itertools.groupby(audits, lambda audit: audit.place)]
-    width = max(_PANELS_IN_A_ROW, *map(len, groups))
-    rows: list[list[Audit]] = [[]]
-    for group in groups:
-        if len(rows[-1]) + len(group) > width:
-            rows.append([])
-        rows[-1] += group
-    return rows
+    """Rows of panels, one per kind of canary, or per threat model and kind where those are long."""
+    width = _PANELS_IN_A_ROW
+    if len(audits) <= width:
+        return [list(audits)]
+    rows = _by_canary(audits)
+    if max(map(len, rows)) > width:
+        rows = [list(row) for _, row in itertools.groupby(audits, lambda audit: audit.place)]
+    return [row[at : at + width] for row in rows for at in range(0, len(row), width)]
+
+
+def _by_canary(audits: Sequence[Audit]) -> list[list[Audit]]:
+    """The audits of each kind of canary, input canaries first."""
+    ordered = sorted(audits, key=lambda audit: audit.place[1:])
+    return [list(same) for _, same in itertools.groupby(ordered, lambda audit: audit.place[1:])]
 
 
 def _title(threat: str, training_set: str, canary: str, folder: str = "") -> str:
