@@ -1,4 +1,7 @@
-"""Checks of what a user passes in: one clear error names the parameter, the range, the value."""
+"""Checks of what a user passes in: one clear error names the parameter, the range, the value.
+
+The lowest module: it imports nothing of ours, so that every package may use it.
+"""
 
 import difflib
 import math
@@ -57,6 +60,7 @@ def one_of(name: str, value: str, allowed: Iterable[str]) -> str:
     names = list(allowed)
     if value in names:
         return value
-    near = difflib.get_close_matches(str(value).lower(), [n.lower() for n in names], 1, 0.4)
-    hint = "".join(f"; did you mean {n!r}?" for n in names if near and n.lower() == near[0])
+    folded = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(str(value).lower(), folded, n=1, cutoff=0.4)
+    hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
     raise ValueError(f"{name} must be one of {', '.join(names)}, got {value!r}{hint}")

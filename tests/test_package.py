@@ -35,3 +35,15 @@ def test_library_floor_needs_no_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_checks_import_nothing_but_the_standard_library():
+    # They lie below every package: an import of ours here would close a circle.
+    script = (
+        "import sys; before = set(sys.modules); import audit.checks; "
+        "new = set(sys.modules) - before; "
+        "print(*(name for name in new if name.split('.')[0] not in sys.stdlib_module_names))"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert set(done.stdout.split()) == {"audit", "audit.checks"}

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit import checks
 from canaries import InputCanary
-from threat_models.names import check_choice
 
 Bytes = NDArray[np.uint8]
 
@@ -237,7 +237,7 @@ def foreign_canary(name: str, index: int, data_root: str | None = None) -> Input
 
 def check_name(name: str) -> None:
     """Raises ValueError where `name` is no data set of ours."""
-    check_choice("dataset", name, tuple(FILES))
+    checks.one_of("dataset", name, tuple(FILES))
 
 
 def _root(data_root: str | None) -> Path:

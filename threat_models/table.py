@@ -1,10 +1,11 @@
 """From names to a threat model: the rows of the paper's table 2 and their kin."""
 
+from audit import checks
 from canaries import Canary, DiracCanary, InputCanary
 from threat_models import datasets
 from threat_models.base import ThreatModel
 from threat_models.etcv import etcv
-from threat_models.names import check_choice, imported
+from threat_models.names import imported
 from threat_models.ntcv import ntcv
 from threat_models.ntnv import ntnv
 from threat_models.scores import (
@@ -97,14 +98,14 @@ def check_names(threat: str, canary: str, score: str | None) -> str:
     Raises:
         ValueError: an unknown name, or a canary or score that does not fit.
     """
-    check_choice("threat", threat, THREATS)
+    checks.one_of("threat", threat, THREATS)
     own_canary = "." in canary
     if not own_canary:
-        check_choice("canary", canary, CANARIES)
+        checks.one_of("canary", canary, CANARIES)
     allowed = SCORES[threat]["input" if own_canary else canary]
     score = allowed[0] if score is None else score
     if "." not in score or threat == "NTNV":
-        check_choice(f"score for {threat} with canary {canary}", score, allowed)
+        checks.one_of(f"score for {threat} with canary {canary}", score, allowed)
     return score
 
 
