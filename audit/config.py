@@ -10,7 +10,7 @@ from typing import Any
 
 from audit import checks
 from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
-from audit.dpsgd import ENGINES, DpSgdSettings
+from audit.dpsgd import ENGINES, Candidate, DpSgdSettings
 from audit.repetitions import Repetitions, parse
 from threat_models import check_names
 from threat_models.datasets import RECORD_SHAPES
@@ -46,9 +46,10 @@ class AuditConfig:
         repeats: how often the whole audit is repeated.
         steps: N, iterations of one run.
         sampling_rate: tau, chance of a record to be in a batch; 1 is the full batch.
-        learning_rates: Omega, the candidates of the tuning.
-        max_grad_norm: C.
-        momentum: of SGD, in [0, 1).
+        learning_rates: of the candidates; Omega, what the tuning chooses from, is the grid of these
+            and the next two.
+        max_grad_norm: C of the candidates, one number or several.
+        momentum: m of the candidates, in [0, 1), one number or several.
         model: logistic, mlp, convnet or the dotted name of a torch module.
         engine: auto, or an engine by name.
         precision: of the batched engine.
@@ -78,8 +79,8 @@ class AuditConfig:
     steps: int = 100
     sampling_rate: float = 1.0
     learning_rates: tuple[float, ...] = (0.001,)
-    max_grad_norm: float = 1.0
-    momentum: float = 0.0
+    max_grad_norm: tuple[float, ...] = (1.0,)
+    momentum: tuple[float, ...] = (0.0,)
     model: str = "mlp"
     engine: str = "auto"
     precision: str = "float32"
@@ -107,13 +108,14 @@ class AuditConfig:
         self._set("epsilon", _numbers("epsilon", self.epsilon))
         if len(set(self.epsilon)) < len(self.epsilon):
             raise ValueError(f"epsilon must name each budget once, got {self.epsilon}")
-        self._set("learning_rates", _numbers("learning_rates", self.learning_rates))
         checks.one_of("accounting", self.accounting, ACCOUNTINGS)
         checks.interval("delta", self.delta, 0.0, 1.0)
         checks.interval("confidence", self.confidence, 0.0, 1.0)
         self._set("repetitions", parse(self.repetitions).spec)
         checks.one_of("engine", self.engine, ("auto", *ENGINES))
-        self.settings(1.0)
+        settings = self.settings(1.0)
+        for name in ("learning_rates", "max_grad_norm", "momentum"):
+            self._set(name, getattr(settings, name))
         if self.score == "worst-order" and self.sampling_rate != 1.0:
             raise ValueError(
                 f"sampling_rate must be 1 for the score worst-order, got {self.sampling_rate!r}"
@@ -162,6 +164,9 @@ class AuditConfig:
         """The settings that the results depend on, as json knows them."""
         settings = {k: v for k, v in asdict(self).items() if k not in _INCIDENTAL}
         settings["device"] = self.devices[0].split(":")[0]
+        for name in ("max_grad_norm", "momentum"):
+            values = settings[name]
+            settings[name] = values[0] if len(values) == 1 else values
         return dict(json.loads(json.dumps(settings)))
 
     @property
@@ -179,6 +184,11 @@ class AuditConfig:
             self.epsilon[budget], self.delta, self.steps, self.sampling_rate, self.accounting
         )
         return DpSgd(noise_multiplier, self.steps, self.sampling_rate)
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Omega; the trials' candidates are indices of it."""
+        return self.settings(1.0).candidates
 
     def settings(self, noise_multiplier: float) -> DpSgdSettings:
         """What the engine is set to at a noise."""

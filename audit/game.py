@@ -175,7 +175,7 @@ def play(config: AuditConfig, block: Block) -> tuple[Trials, ...]:
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=key))
     bit = rng.integers(0, 2, block.trials).astype(np.bool_)
     judged = best_of_runs(
-        scene.run, config.law, len(config.learning_rates), bit, rng, len(scene.threat_models)
+        scene.run, config.law, len(config.candidates), bit, rng, len(scene.threat_models)
     )
     trial = block.start + np.arange(block.trials)
     games = []

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -78,7 +78,12 @@ def report(
             }
         )
     engine = {"name": stages[0].engine.name, "reason": stages[0].reason}
-    summary = {"config": config.identity, "engine": engine, "results": results}
+    summary = {
+        "config": config.identity,
+        "candidates": [candidate._asdict() for candidate in config.candidates],
+        "engine": engine,
+        "results": results,
+    }
     table = pd.DataFrame(rows)
     ordered = [*_FIRST, *table.columns.drop(list(_FIRST))]
     return Report(table[ordered], summary)
@@ -92,8 +97,10 @@ def _lower_bounds(
     if proxy == "lambda_a" and scene.mu is not None:
         # sum_i p_i[0] / (C sigma sqrt N), N(b mu, 1) in one run when every gradient has norm C.
         values, mu, threshold = values * scene.mu, scene.mu, scene.threshold
-        score = scene.threat_models[0].score
-        split_top = score.top if isinstance(score, WorstOrder) else None
+        score, training_set = scene.threat_models[0].score, scene.threat_models[0].training_set
+        # On a training set the order is that of lambda_a less the part the adversary knows.
+        if isinstance(score, WorstOrder) and training_set is None:
+            split_top = score.top
     found = lower_bounds.all_bounds(
         values[~trials.bit],
         values[trials.bit],
@@ -104,8 +111,10 @@ def _lower_bounds(
         threshold=threshold,
         split_top=split_top,
     )
-    increasing = config.score == "first-coordinate" and len(config.learning_rates) == 1
-    if increasing and config.canary == "dirac" and scene.mu is not None:
+    # g = lr N C lambda_a: another lr or C changes the order, and momentum weighs the steps anew.
+    plain = len(config.candidates) == 1 and config.momentum == (0.0,)
+    increasing = config.score == "first-coordinate" and config.canary == "dirac" and plain
+    if increasing and scene.mu is not None:
         return found
     return [_not_for_this_score(b) if b.name == "lifted-curve" else b for b in found]
 
@@ -197,6 +206,16 @@ def to_json(summary: Mapping[str, Any]) -> str:
     return json.dumps(plain(summary), indent=2, allow_nan=False) + "\n"
 
 
+def _candidates(candidates: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """A line about the grid, where there is more than one point of it."""
+    if len(candidates) > 1:
+        values = {
+            name: dict.fromkeys(point[name] for point in candidates) for name in candidates[0]
+        }
+        axes = [f"{name} {', '.join(f'{v:g}' for v in of)}" for name, of in values.items()]
+        yield f"{len(candidates)} candidates: {'; '.join(axes)}"
+
+
 def to_text(summary: Mapping[str, Any]) -> str:
     """The table that the command prints."""
     config = summary["config"]
@@ -207,6 +226,7 @@ def to_text(summary: Mapping[str, Any]) -> str:
         f"repetitions {config['repetitions']}, delta {config['delta']:g}, "
         f"{config['trials']} trials x {config['repeats']}",
         f"engine {summary['engine']['name']}: {summary['engine']['reason']}",
+        *_candidates(summary["candidates"]),
         "",
     ]
 

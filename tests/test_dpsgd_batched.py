@@ -64,6 +64,45 @@ def loss(model, x, y):
     return torch.nn.functional.cross_entropy(model(x), y, reduction="sum")
 
 
+@pytest.mark.parametrize("name", ["batched", "opacus", "projected", "collapsed", "reduced"])
+def test_every_lane_has_the_clipping_and_momentum_of_its_candidate(name):
+    # Lane by lane equal to the engine of this candidate alone: noise, clipping, momentum, proxies.
+    canary = records(1, seed=3).canary(0)
+    first, loss = threat_models.FirstCoordinate(), threat_models.CanaryLoss(canary)
+    threat, momenta = {
+        "batched": (ntcv(records(6), None, canary, loss), (0.0, 0.6)),
+        "opacus": (ntcv(records(6), None, canary, loss), (0.0, 0.6)),
+        "projected": (etcv(canary, loss, (1, 8, 8), 10), (0.0, 0.6)),
+        "collapsed": (etcv(DiracCanary(), loss, (1, 8, 8), 10), (0.0,)),
+        "reduced": (etcv(DiracCanary(), first, (1, 8, 8), 10), (0.0, 0.6)),
+    }[name]
+    settings = DpSgdSettings(4, 0.3, (0.2, 1.5), (0.1, 0.2), momentum=momenta, model="mlp")
+    count = len(settings.candidates)
+    assert count == 4 * len(momenta)
+    pack = replace(lanes(2 * count, True), candidate=np.arange(2 * count) % count)
+    whole = make_engine(name, threat, settings, precision="float64").run(pack)
+    for lane in range(2 * count):
+        rate, clip, momentum = settings.candidates[lane % count]
+        single = DpSgdSettings(4, 0.3, clip, (rate,), momentum=momentum, model="mlp")
+        one = replace(pack.at(slice(lane, lane + 1)), candidate=np.zeros(1, np.int64))
+        alone = make_engine(name, threat, single, precision="float64").run(one)
+        np.testing.assert_allclose(whole.lambda_a[lane], alone.lambda_a, rtol=1e-10)
+        np.testing.assert_allclose(whole.scores[lane], alone.scores, rtol=1e-10)
+    assert len(np.unique(whole.scores)) == 2 * count
+
+
+def test_the_standardised_sum_knows_the_threshold_of_its_lane():
+    # N(sqrt(N) / sigma, 1) whatever C and momentum.
+    score = UserScore(lambda seen: seen.standardised_sum)
+    threat = ntcv(records(3), None, DiracCanary(), score)
+    settings = DpSgdSettings(4, 2.0, (0.1, 3.0), (0.01,), momentum=(0.0, 0.5), model="logistic")
+    pack = lanes(2000, True, candidates=4)
+    out = make_engine("batched", threat, settings).run(pack)
+    for candidate in range(4):
+        own = out.scores[pack.candidate == candidate]
+        assert st.kstest(own, st.norm(1, 1).cdf).pvalue > ALARM
+
+
 def test_noise_is_independent_and_of_the_right_size():
     # One step on an empty set: (w_0 - w_N) / lr is the noise itself.
     settings = DpSgdSettings(1, 1.7, 0.3, (0.25,), model="logistic")
@@ -100,14 +139,22 @@ def test_noise_of_different_steps_is_independent():
 
 @pytest.mark.parametrize("included", [False, True])
 @pytest.mark.parametrize(
-    "changes", [{}, {"momentum": 0.7}, {"sampling_rate": 0.4}, {"model": "convnet"}]
+    "changes",
+    [
+        {},
+        {"momentum": 0.7},
+        {"sampling_rate": 0.4},
+        {"model": "convnet"},
+        {"max_grad_norm": (0.3, 0.7), "momentum": (0.0, 0.9), "learning_rates": (0.1,)},
+    ],
 )
 def test_dirac_agrees_in_law_with_reduced(included, changes):
     settings = DpSgdSettings(10, 2.0, 0.7, (0.1, 0.3), model="logistic")
     settings = replace(settings, **changes)
     threat = threat_models.build("ETCV", "dirac")
-    full = make_engine("batched", threat, settings).run(lanes(4000, included, 1, 2))
-    law = make_engine("reduced", threat, settings).run(lanes(100_000, included, 2, 2))
+    count = len(settings.candidates)
+    full = make_engine("batched", threat, settings).run(lanes(4000, included, 1, count))
+    law = make_engine("reduced", threat, settings).run(lanes(100_000, included, 2, count))
     assert st.ks_2samp(full.lambda_a, law.lambda_a).pvalue > ALARM
     assert st.ks_2samp(full.scores, law.scores).pvalue > ALARM
     if not changes.get("momentum"):

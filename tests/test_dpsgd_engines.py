@@ -106,7 +106,7 @@ def test_projected_agrees_in_law(included, changes):
 @pytest.mark.parametrize("included", [False, True])
 def test_collapsed_agrees_in_law(included):
     data = records(30)
-    settings = DpSgdSettings(10, 1.0, 0.3, (0.2, 0.4), model="mlp")
+    settings = DpSgdSettings(10, 1.0, (0.2, 0.3), (0.2, 0.4), model="mlp")
     scores = (
         UserScore(lambda seen: seen.loss(data.features, data.labels)),
         UserScore(lambda seen: seen.parameters()[:, -1]),
@@ -114,8 +114,8 @@ def test_collapsed_agrees_in_law(included):
     )
     for score in scores:
         threat = etcv(DiracCanary(), score, (1, 8, 8), 10)
-        full = make_engine("batched", threat, settings).run(lanes(4000, included, 1, 2))
-        small = make_engine("collapsed", threat, settings).run(lanes(20_000, included, 2, 2))
+        full = make_engine("batched", threat, settings).run(lanes(4000, included, 1, 4))
+        small = make_engine("collapsed", threat, settings).run(lanes(20_000, included, 2, 4))
         assert st.ks_2samp(full.lambda_a, small.lambda_a).pvalue > ALARM
         assert st.ks_2samp(full.scores, small.scores).pvalue > ALARM
 
@@ -127,7 +127,8 @@ def test_auto_takes_the_smallest_exact_problem():
     cases = [
         (made["ETCV dirac"], settings, "reduced", "law of the released statistic is known"),
         (last, settings, "collapsed", "law of the final model is known"),
-        (last, replace(settings, momentum=0.5), "batched", "whole model"),
+        (last, replace(settings, momentum=(0.0, 0.5)), "batched", "whole model"),
+        (last, replace(settings, max_grad_norm=(0.5, 1.0)), "collapsed", "final model is known"),
         (made["ETCV input"], settings, "projected", "one input is trained"),
         (made["ETCV input"], replace(settings, model="convnet"), "batched", "input canary"),
         (made["NTCV dirac"], settings, "batched", "a training set"),
@@ -153,7 +154,7 @@ def test_reductions_that_do_not_apply_say_why():
     with pytest.raises(ValueError, match="does not begin with a Linear layer"):
         make_engine("projected", made["ETCV input"], replace(settings, model="convnet"))
     with pytest.raises(ValueError, match="momentum"):
-        make_engine("collapsed", made["ETCV dirac"], replace(settings, momentum=0.5))
+        make_engine("collapsed", made["ETCV dirac"], replace(settings, momentum=(0.0, 0.5)))
     other = replace(made["ETCV input"], score=threat_models.FirstCoordinate())
     with pytest.raises(ValueError, match="first-coordinate, which looks beyond"):
         make_engine("projected", other, settings)

@@ -55,11 +55,18 @@ def test_tuned_statistic_has_its_law():
 
 
 @pytest.mark.parametrize("score", ["first-coordinate", "worst-order"])
-@pytest.mark.parametrize("rates", [(0.01,), (0.01, 0.05)])
-def test_engines_play_the_same_game(score, rates):
+@pytest.mark.parametrize(
+    "omega",
+    [
+        {"learning_rates": (0.01,)},
+        {"learning_rates": (0.01, 0.05)},
+        {"learning_rates": (0.01, 0.02), "max_grad_norm": (0.5, 2.0), "momentum": (0.0, 0.9)},
+    ],
+)
+def test_engines_play_the_same_game(score, omega):
     # Two-sample KS for 2 proxies x 2 coins at 1e-3 each: false alarm under 0.4 % per case.
     settings = {"epsilon": (4.0,), "repeats": 1, "repetitions": "tnb:0,0.1", "score": score}
-    settings |= {"trials": 500, "learning_rates": rates, "steps": 20, "model": "logistic"}
+    settings |= {"trials": 500, "steps": 20, "model": "logistic"} | omega
     _, _, exact = play(engine="reduced", seed=1, **settings | {"repeats": 12})
     _, _, full = play(engine="batched", seed=2, **settings)
     for bit in (False, True):
@@ -116,7 +123,13 @@ def test_report_keeps_valid_lower_bounds_below_upper_bounds():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"learning_rates": (0.001, 0.01)}, {"canary": "input", "steps": 2}]
+    "settings",
+    [
+        {"learning_rates": (0.001, 0.01)},
+        {"max_grad_norm": (0.5, 1.0)},
+        {"momentum": 0.5},
+        {"canary": "input", "steps": 2},
+    ],
 )
 def test_lifted_curve_is_claimed_only_for_an_increasing_score(settings):
     config, stages, games = play(trials=60, repeats=1, epsilon=(4.0,), **settings)
@@ -126,6 +139,17 @@ def test_lifted_curve_is_claimed_only_for_an_increasing_score(settings):
     assert lifted
     assert not any(bound["valid"] for bound in lifted)
     assert [kind for _, kind, _ in report.shown(summary)] == ["valid", "paper's, uncorrected"]
+
+
+def test_worst_order_curve_is_claimed_only_for_the_statistic_that_is_ordered():
+    # On a training set the score orders lambda_a less the training gradients, not lambda_a.
+    settings = {"trials": 40, "repeats": 1, "epsilon": (4.0,), "score": "worst-order", "steps": 2}
+    for threat, claimed in (("ETCV", True), ("NTCV", False)):
+        config, stages, games = play(threat=threat, train_size=20, **settings)
+        summary = report.report(config, stages, games).summary
+        lower = summary["results"][0]["lower_bounds"]["lambda_a"]
+        assert ("worst-order-curve:fixed" in lower) == claimed
+        assert not any(b["valid"] for b in lower.values() if b["name"] == "lifted-curve")
 
 
 def test_worst_order_audit_certifies_more_than_the_increasing_score():

@@ -197,6 +197,8 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, capsys):
         (["--repetitions", "tnb:0,1.2"], "gamma must be in (0, 1), got 1.2"),
         (["--trials", "1"], "trials must be a whole number >= 2, got 1"),
         (["--learning-rates", "0"], "learning_rates must be"),
+        (["--max-grad-norm", "1", "-2"], "max_grad_norm must be in (0, inf), got -2.0"),
+        (["--momentum", "0.5", "1"], "momentum must be in [0, 1), got 1.0"),
         (["--confidence", "1"], "confidence must be in (0, 1), got 1.0"),
         (["--preset", "missing.toml"], "preset must be a readable TOML file, got 'missing.toml'"),
         (["--engine", "batched", "--device", "cuda:7"], "device"),
@@ -292,6 +294,23 @@ def test_config_round_trips_through_json():
     values = config.identity
     assert AuditConfig.from_mapping(values) == config
     assert "jobs" not in values
+    # A single threshold or momentum is told as a number, as it always was.
+    assert (values["max_grad_norm"], values["momentum"]) == (1.0, 0.0)
+    several = AuditConfig(max_grad_norm=(0.5, 1.0), momentum=0.9)
+    assert AuditConfig.from_mapping(several.identity) == several
+    assert several.identity["max_grad_norm"] == [0.5, 1.0]
+
+
+def test_candidates_are_the_grid_of_their_parts(tmp_path, capsys):
+    options = ["--learning-rates", "0.01", "0.1", "--max-grad-norm", "0.5", "2"]
+    code, text, _ = audit(capsys, *QUICK, *options, "--momentum", "0.9", "--out", tmp_path)
+    assert code == 0
+    line = "4 candidates: learning_rate 0.01, 0.1; max_grad_norm 0.5, 2; momentum 0.9"
+    assert line in text.splitlines()
+    candidates = json.loads((tmp_path / "summary.json").read_text())["candidates"]
+    assert candidates[2] == {"learning_rate": 0.1, "max_grad_norm": 0.5, "momentum": 0.9}
+    with np.load(next(tmp_path.glob("shards/*.npz"))) as shard:
+        assert set(shard["candidate"]) == {0, 1, 2, 3}
 
 
 def test_shard_is_written_whole_or_not_at_all(tmp_path):

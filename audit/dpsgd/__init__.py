@@ -2,11 +2,12 @@
 
 from audit.dpsgd.base import Engine, LaneOutcomes, Lanes, SharingEngine
 from audit.dpsgd.engines import ENGINES, choose_engine, make_engine
-from audit.dpsgd.settings import MODELS, DpSgdSettings
+from audit.dpsgd.settings import MODELS, Candidate, DpSgdSettings
 
 __all__ = [
     "ENGINES",
     "MODELS",
+    "Candidate",
     "DpSgdSettings",
     "Engine",
     "LaneOutcomes",

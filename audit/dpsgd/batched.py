@@ -172,11 +172,11 @@ class BatchedEngine:
         theta, products, residual = self._train(lanes, canaries)
         finite = torch.stack([w.flatten(1).isfinite().all(1) for w in theta]).all(0).cpu().numpy()
         start = self._initial[0].flatten()[0]
+        _, clip, _ = s.of_lanes(lanes.candidate)
+        unit = clip * s.noise_multiplier * math.sqrt(s.steps)
         observation = ModelObservation(
             first_displacement=_to_numpy(start - theta[0].flatten(1)[:, 0]),
-            standardised_sum=_to_numpy(
-                residual / (s.max_grad_norm * s.noise_multiplier * math.sqrt(s.steps))
-            ),
+            standardised_sum=_to_numpy(residual) / unit,
             model=self._model,
             theta=theta,
             chunk_floats=self._chunk_floats,
@@ -184,7 +184,7 @@ class BatchedEngine:
         outcomes = []
         for threat_model in threat_models:
             product = products[canaries.index(threat_model.canary)]
-            lambda_a = _to_numpy(product / (s.steps * s.max_grad_norm**2))
+            lambda_a = _to_numpy(product) / (s.steps * clip**2)
             values = np.asarray(threat_model.score(observation), dtype=np.float64)
             if values.shape != (len(lanes),):
                 raise ValueError(
@@ -213,12 +213,11 @@ class BatchedEngine:
         s = self._settings
         count = len(lanes)
         theta = [p.expand(count, *p.shape).clone() for p in self._initial]
-        clip = theta[0].new_full((count,), s.max_grad_norm)
+        rate, clip, momentum = torch.from_numpy(s.of_lanes(lanes.candidate)).to(theta[0])
         flat = [p.view(count, -1) for p in theta]
         included = torch.from_numpy(np.array(lanes.included)).to(self._device)
-        rates = torch.tensor(s.learning_rates, dtype=theta[0].dtype, device=self._device)
-        descent = -rates[torch.from_numpy(np.array(lanes.candidate)).to(self._device)][:, None]
-        velocity = [torch.zeros_like(p) for p in flat] if s.momentum else None
+        descent, momentum = -rate[:, None], momentum[:, None]
+        velocity = [torch.zeros_like(p) for p in flat] if momentum.any() else None
         residual = torch.zeros(count, dtype=torch.float64, device=self._device)
         products = [torch.zeros_like(residual) for _ in canaries]
         records = [self._record(canary) for canary in canaries]
@@ -242,7 +241,7 @@ class BatchedEngine:
                 product += clip * released[0][:, 0] if z is None else z.inner(released)
             step = released
             if velocity is not None:
-                step = [v.mul_(s.momentum).add_(p) for v, p in zip(velocity, released, strict=True)]
+                step = [v.mul_(momentum).add_(p) for v, p in zip(velocity, released, strict=True)]
             for w, v in zip(flat, step, strict=True):
                 w.addcmul_(v, descent)
 
@@ -251,14 +250,15 @@ class BatchedEngine:
     def _noise(self, lanes: Lanes, dtype: torch.dtype) -> Iterator[Parameters]:
         """For every step N(0, C^2 sigma^2) noise as one [R, size] per parameter."""
         s = self._settings
-        scale = s.max_grad_norm * s.noise_multiplier
+        _, clip, _ = s.of_lanes(lanes.candidate)
+        scales = (clip * s.noise_multiplier).tolist()
         sizes = [p.numel() for p in self._initial]
         generators = streams.generators(lanes.seeds, 0, str(self._device))
         block = min(s.steps, max(1, _NOISE_BLOCK // self.parameters))
         buffer = torch.empty(len(lanes), block, self.parameters, dtype=dtype, device=self._device)
         for start in range(0, s.steps, block):
             rows = min(block, s.steps - start)
-            for lane, generator in zip(buffer, generators, strict=True):
+            for lane, generator, scale in zip(buffer, generators, scales, strict=True):
                 lane[:rows].normal_(0, scale, generator=generator)
             for row in range(rows):
                 yield list(torch.split(buffer[:, row], sizes, dim=1))

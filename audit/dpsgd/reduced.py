@@ -34,7 +34,8 @@ class ReducedEngine:
     def run(self, lanes: Lanes) -> LaneOutcomes:
         """Draws every lane; a million take about a second. See `Engine.run`."""
         s = self._settings
-        steps, clip, sigma = s.steps, s.max_grad_norm, s.noise_multiplier
+        steps, sigma = s.steps, s.noise_multiplier
+        rate, clip, _ = s.of_lanes(lanes.candidate)
         if s.sampling_rate < 1:
             from scipy.stats import binom  # half a second to import, and rarely needed
 
@@ -46,16 +47,15 @@ class ReducedEngine:
         unit = math.sqrt(steps) * sigma * clip
         total = clip * hits + unit * noise
 
-        if s.momentum > 0:
-            m = s.momentum
+        moved = total
+        if max(s.momentum) > 0:
+            m = np.array([candidate.momentum for candidate in s.candidates])[:, None]
             weights = (1 - m ** np.arange(steps, 0, -1)) / (1 - m)
-            mean = weights.mean()
-            spread = math.sqrt(np.square(weights - mean).mean())
-            moved = mean * total + spread * unit * streams.normals(lanes.seeds, 1)
-        else:
-            moved = total
-        rates = np.asarray(s.learning_rates)[lanes.candidate]
-        observation = Observation(rates * moved, total / unit)
+            mean = weights.mean(axis=1)
+            spread = np.sqrt(np.square(weights - mean[:, None]).mean(axis=1))
+            apart = spread[lanes.candidate] * unit * streams.normals(lanes.seeds, 1)
+            moved = mean[lanes.candidate] * total + apart
+        observation = Observation(rate * moved, total / unit)
         return LaneOutcomes(
             lambda_a=total / (steps * clip),
             scores=self._threat_model.score(observation),
@@ -71,6 +71,6 @@ def why_not_reduced(threat_model: ThreatModel, settings: DpSgdSettings) -> str |
         return "an input canary, whose gradient depends on the weights"
     if threat_model.score.needs_model:
         return f"the score {threat_model.score.name}, which looks at the whole model"
-    if settings.momentum > 0 and settings.sampling_rate < 1:
+    if max(settings.momentum) > 0 and settings.sampling_rate < 1:
         return "momentum together with a sampling rate below 1"
     return None

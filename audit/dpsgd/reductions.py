@@ -30,12 +30,12 @@ def collapse(threat_model: ThreatModel, settings: DpSgdSettings) -> DpSgdSetting
         return "a training set, whose gradients depend on the weights"
     if not isinstance(threat_model.canary, DiracCanary):
         return "an input canary, whose gradient depends on the weights"
-    if settings.momentum > 0 or settings.sampling_rate < 1:
+    if max(settings.momentum) > 0 or settings.sampling_rate < 1:
         return "momentum or a sampling rate below 1, which make the steps unlike"
     return replace(
         settings,
         steps=1,
-        max_grad_norm=settings.steps * settings.max_grad_norm,
+        max_grad_norm=tuple(settings.steps * clip for clip in settings.max_grad_norm),
         noise_multiplier=settings.noise_multiplier / math.sqrt(settings.steps),
     )
 

@@ -58,15 +58,14 @@ class OpacusEngine(BatchedEngine):
         """See `BatchedEngine._train`; `lanes` holds one, and the canary is the engine's own."""
         assert list(canaries) == [self._threat_model.canary]
         s = self._settings
-        clip = s.max_grad_norm
+        rate, clip, momentum = s.candidates[int(lanes.candidate[0])]
         with warnings.catch_warnings():
             # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             model = GradSampleModule(copy.deepcopy(self._template), loss_reduction="sum")
             parameters = [p for p in model.parameters() if p.requires_grad]
-            rate = s.learning_rates[int(lanes.candidate[0])]
             optimizer = DPOptimizer(
-                torch.optim.SGD(parameters, lr=rate, momentum=s.momentum),
+                torch.optim.SGD(parameters, lr=rate, momentum=momentum),
                 noise_multiplier=s.noise_multiplier,
                 max_grad_norm=clip,
                 expected_batch_size=None,
@@ -78,7 +77,7 @@ class OpacusEngine(BatchedEngine):
             for taken, canary_taken in self._batches(lanes):
                 hit = bool(lanes.included[0]) and bool(canary_taken[0])
                 optimizer.zero_grad()
-                z = self._backward(model, parameters, taken, hit)
+                z = self._backward(model, parameters, taken, hit, clip)
                 optimizer.clip_and_accumulate()
                 first = parameters[0].summed_grad.view(-1)
                 known = first[0] - hit * z[0].view(-1)[0]
@@ -93,10 +92,14 @@ class OpacusEngine(BatchedEngine):
         return [p.detach()[None] for p in parameters], [product], residual
 
     def _backward(
-        self, model: nn.Module, parameters: list[Any], taken: Tensor | None, hit: bool
+        self,
+        model: nn.Module,
+        parameters: list[Any],
+        taken: Tensor | None,
+        hit: bool,
+        clip: float,
     ) -> Parameters:
         """Leaves the batch's gradients in `grad_sample`, and returns the canary's, clipped."""
-        clip = self._settings.max_grad_norm
         keep = torch.ones(len(self._y), dtype=torch.bool, device=self._device)
         if taken is not None:
             keep[: self._training_size] = taken[0]

@@ -1,12 +1,28 @@
 """What one run of DP-SGD is set to."""
 
-import math
+import functools
+import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from audit import checks
 
 MODELS = ("logistic", "mlp", "convnet")
 """Names of the models in `models`, known without torch."""
+
+
+class Candidate(NamedTuple):
+    """One point of Omega: the hyper-parameters of a run that leave its privacy alone.
+
+    At a fixed noise multiplier eps_B depends on none of them, so tuning may choose among them.
+    """
+
+    learning_rate: float
+    max_grad_norm: float
+    momentum: float
 
 
 @dataclass(frozen=True)
@@ -16,13 +32,16 @@ class DpSgdSettings:
     p_i = sum of clipped gradients + N(0, C^2 sigma^2 I), w_i = w_{i-1} - lr * p_i; with momentum m,
     v_i = m v_{i-1} + p_i and w_i = w_{i-1} - lr * v_i.
 
+    Of lr, C and m there may be several: Omega, what tuning chooses from, is their grid. A single
+    number stands for a tuple of one.
+
     Attributes:
         steps: N.
         noise_multiplier: sigma.
-        max_grad_norm: C.
-        learning_rates: Omega, the candidates that tuning chooses from.
+        max_grad_norm: values of C.
+        learning_rates: values of lr.
         sampling_rate: tau; 1 takes every record in every step, less is Poisson sampling.
-        momentum: m in [0, 1).
+        momentum: values of m, in [0, 1).
         model: a name of MODELS, or the dotted name of a callable that gives a torch.nn.Module.
         model_seed: seed of the initial weights w_0, which are public and the same in every run.
 
@@ -32,23 +51,42 @@ class DpSgdSettings:
 
     steps: int
     noise_multiplier: float
-    max_grad_norm: float
+    max_grad_norm: tuple[float, ...]
     learning_rates: tuple[float, ...]
     sampling_rate: float = 1.0
-    momentum: float = 0.0
+    momentum: tuple[float, ...] = (0.0,)
     model: str = "mlp"
     model_seed: int = 0
 
     def __post_init__(self) -> None:
         checks.whole("steps", self.steps, 1)
-        for name in ("noise_multiplier", "max_grad_norm"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be > 0, got {value}")
-        if not self.learning_rates:
-            raise ValueError("learning_rates must name at least one candidate, got none")
-        for rate in self.learning_rates:
-            if not (rate > 0 and math.isfinite(rate)):
-                raise ValueError(f"learning_rates must be > 0, got {rate}")
+        checks.interval("noise_multiplier", self.noise_multiplier, 0)
         checks.interval("sampling_rate", self.sampling_rate, 0, 1, closed_high=True)
-        checks.interval("momentum", self.momentum, 0, 1, closed_low=True)
+        for name in ("max_grad_norm", "learning_rates", "momentum"):
+            given = getattr(self, name)
+            values = tuple(given) if isinstance(given, list | tuple) else (given,)
+            if not values:
+                raise ValueError(f"{name} must name at least one candidate, got none")
+            for value in values:
+                if name == "momentum":
+                    checks.interval(name, value, 0, 1, closed_low=True)
+                else:
+                    checks.interval(name, value, 0)
+            object.__setattr__(self, name, values)
+
+    @functools.cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Omega; a lane's candidate is an index of it."""
+        grid = itertools.product(self.learning_rates, self.max_grad_norm, self.momentum)
+        return tuple(Candidate(*values) for values in grid)
+
+    def of_lanes(self, candidate: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The hyper-parameters of R lanes.
+
+        Args:
+            candidate: [R] indices of their candidates.
+
+        Returns:
+            [3, R]: learning rates, thresholds C, momenta.
+        """
+        return np.array(self.candidates)[candidate].T
