@@ -135,32 +135,32 @@ def table_of_means(audits: Sequence[Audit]) -> pd.DataFrame:
     rows = []
     for audit in audits:
         threat, training_set, canary = audit.row
-        estimators = {
-            report.VALID: report.recommended(audit.summary),
-            report.UNCORRECTED: report.PAPER_PROTOCOL,
-        }
-        for result, (claim, key), proxy in itertools.product(
-            audit.summary["results"], estimators.items(), report.PROXIES
+        for result, (key, claim, proxies) in itertools.product(
+            audit.summary["results"], report.shown(audit.summary)
         ):
-            lower = result["lower_bounds"][proxy][key]
-            rows.append(
-                {
-                    "folder": audit.folder.as_posix(),
-                    "threat": threat,
-                    "training_set": training_set,
-                    "canary": canary,
-                    "score": audit.config["score"],
-                    "epsilon_base": result["epsilon_base"],
-                    "claim": claim,
-                    "key": key,
-                    "proxy": proxy,
-                    "epsilon_lower": lower["mean"],
-                    "min": lower["min"],
-                    "max": lower["max"],
-                    "upper_bound": _UPPER[claim],
-                    "epsilon_upper": result["upper_bounds"][_UPPER[claim]]["epsilon"],
-                }
-            )
+            if claim not in _UPPER:
+                continue
+            upper = result["upper_bounds"][_UPPER[claim]]
+            for proxy in proxies:
+                lower = result["lower_bounds"][proxy][key]
+                rows.append(
+                    {
+                        "folder": audit.folder.as_posix(),
+                        "threat": threat,
+                        "training_set": training_set,
+                        "canary": canary,
+                        "score": audit.config["score"],
+                        "epsilon_base": result["epsilon_base"],
+                        "claim": claim,
+                        "key": key,
+                        "proxy": proxy,
+                        "epsilon_lower": lower["mean"],
+                        "min": lower["min"],
+                        "max": lower["max"],
+                        "upper_bound": _UPPER[claim],
+                        "epsilon_upper": upper["epsilon"],
+                    }
+                )
     return pd.DataFrame(rows)
 
 

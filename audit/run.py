@@ -164,6 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         configs = parse(argv)
         for config in configs:
             _show(config, run(config))
+            if len(configs) > 1:
+                print()
     except (ValueError, FileNotFoundError, workers.WorkersDied) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -176,9 +178,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _show(config: AuditConfig, reports: Sequence[Report]) -> None:
     for view, finished in zip(config.views, reports, strict=True):
         print(report.to_text(finished.summary))
-        print(f"\nresults in {view.out}, figure: {view.out}/figure.png\n")
+        print(f"\nresults in {view.out}, figure: {view.out}/figure.png")
     if len(reports) > 1:
-        print(f"{config.threat}, canary {config.canary}, share runs: results are correlated.\n")
+        print(f"\n{config.threat}, canary {config.canary}, share runs: results are correlated.")
 
 
 if __name__ == "__main__":
