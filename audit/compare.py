@@ -21,12 +21,14 @@ from audit import plots, report
 from audit.config import AuditConfig
 from audit.store import RunFolder
 from threat_models import THREATS
+from threat_models.datasets import FOREIGN
 
 # eps_B, eps_L and eps_U mean the same in audits that agree on these.
 _COMMON = ("epsilon", "accounting", "delta", "confidence", "repetitions", "sampling_rate")
 # What a lower bound is printed with: our upper bound for any score, or the paper's.
 _UPPER = {report.VALID: "region", report.UNCORRECTED: "renyi"}
 _CANARIES = ("input", "dirac")
+_RECORDS = ("MNIST", "SVHN", "CIFAR10")  # z of the first three rows of every threat model
 _PANELS_IN_A_ROW = 3
 
 
@@ -55,11 +57,20 @@ class Audit:
         return report.row_of_table(self.config)
 
     @property
-    def place(self) -> tuple[int, int, str]:
-        """Where table 2 has it: by threat model, then by the kind of canary."""
+    def group(self) -> tuple[int, int, str]:
+        """Its threat model and kind of canary, in the order of table 2."""
         canary = self.config["canary"]
-        rank = _CANARIES.index(canary) if canary in _CANARIES else len(_CANARIES)
-        return THREATS.index(self.config["threat"]), rank, canary
+        return THREATS.index(self.config["threat"]), _rank(canary, _CANARIES), canary
+
+    @property
+    def column(self) -> int:
+        """Its column in the paper's figures."""
+        dataset = self.config["dataset"]
+        return _rank(dataset if self.row[1] == "empty" else FOREIGN[dataset], _RECORDS)
+
+
+def _rank(name: str, order: Sequence[str]) -> int:
+    return order.index(name) if name in order else len(order)
 
 
 def read(folders: Sequence[str | Path]) -> list[Audit]:
@@ -77,7 +88,7 @@ def read(folders: Sequence[str | Path]) -> list[Audit]:
     found = {audit.folder: audit for path in paths for audit in _audits(path)}
     if not found:
         raise ValueError("folders must hold finished audits, got none")
-    audits = sorted(found.values(), key=lambda audit: audit.place)
+    audits = sorted(found.values(), key=lambda audit: (audit.group, audit.column))
     check_comparable([audit.config for audit in audits])
     return audits
 
@@ -273,14 +284,14 @@ def _rows(audits: Sequence[Audit]) -> list[list[Audit]]:
         return [list(audits)]
     rows = _by_canary(audits)
     if max(map(len, rows)) > width:
-        rows = [list(row) for _, row in itertools.groupby(audits, lambda audit: audit.place)]
+        rows = [list(row) for _, row in itertools.groupby(audits, lambda audit: audit.group)]
     return [row[at : at + width] for row in rows for at in range(0, len(row), width)]
 
 
 def _by_canary(audits: Sequence[Audit]) -> list[list[Audit]]:
     """The audits of each kind of canary, input canaries first."""
-    ordered = sorted(audits, key=lambda audit: audit.place[1:])
-    return [list(same) for _, same in itertools.groupby(ordered, lambda audit: audit.place[1:])]
+    ordered = sorted(audits, key=lambda audit: audit.group[1:])
+    return [list(same) for _, same in itertools.groupby(ordered, lambda audit: audit.group[1:])]
 
 
 def _title(threat: str, training_set: str, canary: str, folder: str = "") -> str:

@@ -136,6 +136,24 @@ def test_rows_of_panels_follow_the_paper(finished, rows, expected):
         assert all(len({audit.config["canary"] for audit in row}) == 1 for row in grid)
 
 
+def test_order_of_table_2_whatever_the_order_of_the_folders(finished, tmp_path):
+    rows = [
+        *(
+            ("NTNV", canary, x)
+            for canary in ("input", "dirac")
+            for x in ("FASHION", "CIFAR10", "SVHN")
+        ),
+        *(("ETCV", "input", z) for z in ("MNIST", "SVHN", "CIFAR10")),
+        ("ETCV", "dirac", "DIGITS"),
+    ]
+    folders = [
+        changed(finished, tmp_path / "-".join(row), threat=row[0], canary=row[1], dataset=row[2])
+        for row in sorted(rows)
+    ]
+    read = [audit.config for audit in compare.read(folders)]
+    assert [(found["threat"], found["canary"], found["dataset"]) for found in read] == rows
+
+
 def test_same_row_twice_is_told_apart_by_its_folder(finished, tmp_path):
     copy = changed(finished, tmp_path, trials=70)
     audits = compare.read([finished / "etcv", copy])
