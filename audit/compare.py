@@ -309,7 +309,7 @@ def write(audits: Sequence[Audit], out: str | Path) -> None:
         ValueError: the folder cannot be written.
     """
     try:
-        folder = RunFolder(Path(out), ())
+        folder = RunFolder(Path(out))
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.write_text("table.csv", report.to_csv(table_of_means(audits)))
         folder.write_text("table.md", to_markdown(audits))
