@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from audit.dpsgd.products import affine, affines
+
 Parameters = list[Tensor]
 
 
@@ -89,7 +91,7 @@ class Outer:
             weight = delta.reshape(lanes, outputs, 1) * self.x
         else:
             flat = delta.transpose(0, 1).reshape(records, lanes * outputs)
-            weight = (flat.T @ self.x).view(lanes, outputs, -1)
+            weight = affine(flat.T, self.x.T).view(lanes, outputs, -1)
         return [weight, delta.sum(1)] if self.has_bias else [weight]
 
     def inner(self, vectors: Parameters) -> Tensor:
@@ -192,14 +194,10 @@ class Linear:
         """X W^T + b."""
         if x.dim() > 3:
             raise NotImplementedError("Linear on more than one position per record")
-        weight = theta[0]
-        lanes, outputs, inputs = weight.shape
+        weight, bias = theta[0], theta[1] if self._has_bias else None
         if x.dim() == 2:
-            y = (x @ weight.view(lanes * outputs, inputs).T).view(len(x), lanes, outputs)
-            y = y.transpose(0, 1)
-        else:
-            y = x @ weight.transpose(1, 2)
-        return (y + theta[1][:, None] if self._has_bias else y), x
+            return _shared(x, weight, bias), x
+        return affines(x, weight, bias), x
 
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
@@ -233,17 +231,12 @@ class Conv2d:
 
     def forward_prepared(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
         """As `forward`, from patches; channels come last in memory."""
-        weight = self._flat(theta[0])
-        lanes, outputs, size = weight.shape
-        *_, records, height, width, _ = x.shape
+        weight, bias = self._flat(theta[0]), theta[1] if self._has_bias else None
         if x.dim() == 4:
-            y = x.reshape(-1, size) @ weight.view(lanes * outputs, size).T
-            y = y.view(records, height, width, lanes, outputs).permute(3, 0, 4, 1, 2)
+            y = _shared(x.flatten(0, 2), weight, bias)
         else:
-            y = x.reshape(lanes, -1, size) @ weight.transpose(1, 2)
-            y = y.view(lanes, records, height, width, outputs).permute(0, 1, 4, 2, 3)
-        if self._has_bias:
-            y = y + theta[1][:, None, :, None, None]
+            y = affines(x.flatten(1, 3), weight, bias)
+        y = y.view(len(y), *x.shape[-4:-1], -1).permute(0, 1, 4, 2, 3)
         return y, (x, weight, ())
 
     def backward(
@@ -256,7 +249,7 @@ class Conv2d:
         rows = delta.flatten(3).transpose(2, 3)  # [R, m, positions, outputs]
         if patches.dim() == 4:
             by_record = rows.permute(1, 0, 3, 2).reshape(records, lanes * outputs, -1)
-            gradient = by_record @ patches.reshape(records, -1, size)
+            gradient = affines(by_record, patches.flatten(1, 2).transpose(1, 2))
             gradient = gradient.view(records, lanes, outputs, size).transpose(0, 1)
         else:
             flat = patches.reshape(lanes, records, -1, size)
@@ -423,6 +416,12 @@ class MaxPool2d(Free):
         delta = _channels_last(delta, is_joined)
         back = torch.ops.aten.max_pool2d_with_indices_backward(delta, x, *self._arguments, index)
         return _lanes_first(back, lanes, is_joined), None
+
+
+def _shared(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """X W^T + b for [m, inputs] that R lanes share: [R, m, outputs], m outermost in memory."""
+    y = affine(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+    return y.view(len(x), *weight.shape[:2]).transpose(0, 1)
 
 
 def _pair(size: int | tuple[int, ...]) -> tuple[int, ...]:
