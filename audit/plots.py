@@ -12,7 +12,12 @@ from matplotlib.figure import Figure
 from audit.game import Trials
 from audit.report import PAPER_PROTOCOL, UNCORRECTED, VALID, row_of_table, shown
 
-_PROXY_NAMES = {"lambda_a": r"$\lambda_a$", "lambda_b": r"$\lambda_b$"}
+# How a proxy is called, its colour in the palette and its mark.
+_PROXIES = {
+    "lambda_a": (r"$\lambda_a$", 0, "o"),
+    "lambda_b": (r"$\lambda_b$", 1, "s"),
+    "lambda_c": (r"$\lambda_c$", 5, "v"),
+}
 _BUDGET = r"budget of one run, $\varepsilon_B$"
 _LEVELS = {
     "renyi": (r"$\varepsilon_U$ Renyi (any score)", ":"),
@@ -144,7 +149,8 @@ def _draw_lower(axes: Axes, summary: Mapping[str, Any], colours: list[str], scal
         means = [bound["mean"] for bound in bounds]
         below = [bound["mean"] - bound["min"] for bound in bounds]
         above = [bound["max"] - bound["mean"] for bound in bounds]
-        colour, marker = (colours[0], "o") if proxy == "lambda_a" else (colours[1], "s")
+        title, shade, marker = _PROXIES[proxy]
+        colour = colours[shade]
         if kind not in (VALID, UNCORRECTED):
             marker = "^"
         axes.errorbar(
@@ -158,7 +164,7 @@ def _draw_lower(axes: Axes, summary: Mapping[str, Any], colours: list[str], scal
             color=colour,
             mfc="white" if key == PAPER_PROTOCOL else colour,
             clip_on=False,  # a mark at 0 is whole
-            label=rf"$\varepsilon_L$ from {_PROXY_NAMES[proxy]} ({kind})",
+            label=rf"$\varepsilon_L$ from {title} ({kind})",
         )
 
 

@@ -19,6 +19,7 @@ from threat_models import WorstOrder
 from threat_models.datasets import FOREIGN
 
 PROXIES = ("lambda_a", "lambda_b")
+"""The paper's proxies; sampled batches are told by lambda_c too, the likelihood ratio of a run."""
 PAPER_PROTOCOL = "gaussian-curve:max-grid"
 """The key of the estimator that the paper uses: the f-curve at the best of a grid, uncorrected."""
 VALID, UNCORRECTED = "valid", "paper's, uncorrected"
@@ -59,10 +60,11 @@ def report(
         of_budget = {"epsilon_base": epsilon_base, "mu": scene.mu, "score": config.score}
         base = report_mechanism(scene.base, config.delta, config.accounting)
         upper = [base.bound, *upper_bounds.all_bounds(scene.base, config.law, config.delta)]
+        proxies = PROXIES if config.sampling_rate == 1 else (*PROXIES, "lambda_c")
         lower_rows = [
             {"proxy": proxy, "repeat": repeat, **_lower_row(bound)}
             for repeat in range(config.repeats)
-            for proxy in PROXIES
+            for proxy in proxies
             for bound in _lower_bounds(config, scene, games[budget, repeat], proxy)
         ]
         rows += [{**of_budget, "side": "lower", **row} for row in lower_rows]
@@ -73,7 +75,7 @@ def report(
                 **of_budget,
                 "base": asdict(base),
                 "diverged_runs": diverged,
-                "lower_bounds": {proxy: _over_repeats(lower_rows, proxy) for proxy in PROXIES},
+                "lower_bounds": {proxy: _over_repeats(lower_rows, proxy) for proxy in proxies},
                 "upper_bounds": {bound.name: asdict(bound) for bound in upper},
             }
         )
@@ -159,8 +161,9 @@ def shown(summary: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
     The recommended one comes first; then the curve of the score's own law where it is valid, which
     assumes more and gets more; last the paper's protocol, for comparison.
     """
-    lower = summary["results"][0]["lower_bounds"]["lambda_a"]
-    kinds: list[tuple[str, str, tuple[str, ...]]] = [(recommended(summary), VALID, PROXIES)]
+    by_proxy = summary["results"][0]["lower_bounds"]
+    lower, proxies = by_proxy["lambda_a"], tuple(by_proxy)
+    kinds: list[tuple[str, str, tuple[str, ...]]] = [(recommended(summary), VALID, proxies)]
     for key, kind in _OWN_CURVES.items():
         if key in lower and lower[key]["valid"]:
             kinds.append((key, kind, ("lambda_a",)))
@@ -247,6 +250,8 @@ def to_text(summary: Mapping[str, Any]) -> str:
             told = next(b["assumes"] for b in upper if b["epsilon"] is not None)
             lines.append(f"{row({'base': 'one run'}.get(name, name), cells)}  {told}")
     lines += ["", "Cells of eps_L: mean [min, max] over the repeats."]
+    if "lambda_c" in summary["results"][0]["lower_bounds"]:
+        lines.append("lambda_c: the likelihood ratio of a run with sampled batches, X put aside.")
     for number, (key, _, _) in enumerate(shown(summary), 1):
         bound = first[key]
         confidence = f"{100 * bound['confidence']:g} % confidence" if bound["valid"] else "no claim"

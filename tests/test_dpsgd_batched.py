@@ -157,6 +157,9 @@ def test_dirac_agrees_in_law_with_reduced(included, changes):
     law = make_engine("reduced", threat, settings).run(lanes(100_000, included, 2, count))
     assert st.ks_2samp(full.lambda_a, law.lambda_a).pvalue > ALARM
     assert st.ks_2samp(full.scores, law.scores).pvalue > ALARM
+    assert st.ks_2samp(full.lambda_c, law.lambda_c).pvalue > ALARM
+    mixed = [out.lambda_c - out.lambda_a + out.scores for out in (full, law)]
+    assert st.ks_2samp(*mixed).pvalue > ALARM
     if not changes.get("momentum"):
         rates = np.array(settings.learning_rates)[lanes(4000, included, 1, 2).candidate]
         np.testing.assert_allclose(full.scores, rates * 7.0 * full.lambda_a, atol=1e-5)
@@ -216,6 +219,22 @@ def test_dirac_moves_the_first_weight_by_the_proxy():
     settings = DpSgdSettings(8, 1.0, 0.5, (0.1,), model="mlp")
     out = make_engine("batched", threat, settings, precision="float64").run(lanes(5, True))
     np.testing.assert_allclose(seen[0], 0.1 * 8 * 0.5 * out.lambda_a, rtol=1e-10)
+
+
+@pytest.mark.parametrize("clip", [0.5, 20.0])
+def test_lambda_c_is_the_likelihood_ratio_of_sampled_batches(clip):
+    # E[exp(L) | without] = E[exp(-L) | with] = 1 for the law's own likelihood ratio, whether the
+    # canary is clipped or not (norm about 6 here). Means of 4,000 within 4 standard errors.
+    canary = records(1, seed=3).canary(0)
+    threat = etcv(canary, threat_models.CanaryLoss(canary), (1, 8, 8), 10)
+    settings = DpSgdSettings(8, 1.2, clip, (0.01,), sampling_rate=0.3, model="logistic")
+    engine = make_engine("batched", threat, settings)
+    for included in (False, True):
+        out = engine.run(lanes(4000, included, 1))
+        log_ratio = (out.lambda_c - 0.5) * settings.steps / settings.noise_multiplier**2
+        ratio = np.exp(-log_ratio if included else log_ratio)
+        assert abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(4000)
+        assert ratio.std() > 0.1
 
 
 def test_the_adversary_subtracts_the_training_gradients_it_knows():
@@ -384,6 +403,7 @@ def test_lanes_without_a_canary_serve_every_canary(changes):
     for out, threat in zip(shared, threats, strict=True):
         alone = make_engine("batched", threat, settings, precision="float64").run(pack)
         np.testing.assert_allclose(out.lambda_a, alone.lambda_a, rtol=1e-10)
+        np.testing.assert_allclose(out.lambda_c, alone.lambda_c, rtol=1e-10)
         np.testing.assert_allclose(out.scores, alone.scores, rtol=1e-10)
         np.testing.assert_array_equal(out.finite, alone.finite)
     np.testing.assert_array_equal(shared[0].lambda_a, shared[2].lambda_a)  # the same record

@@ -45,6 +45,7 @@ def test_opacus_takes_the_same_path_without_noise(threat, changes):
         for name in ("batched", "opacus")
     )
     np.testing.assert_allclose(theirs.lambda_a, ours.lambda_a, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(theirs.lambda_c, ours.lambda_c, rtol=1e-5, atol=1e-12)
     np.testing.assert_allclose(theirs.scores, ours.scores, rtol=1e-5, atol=1e-12)
     assert ours.lambda_a[1] != 0
     assert theirs.finite.all()

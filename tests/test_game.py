@@ -229,5 +229,6 @@ def test_sampled_batches_are_accounted_for_and_audited():
     lower = table[(table["side"] == "lower") & table["valid"]]
     upper = table[(table["side"] == "upper") & table["valid"] & (table["key"] != "base")]
     assert 1.0 < lower["epsilon"].max() < upper["epsilon"].min()
+    assert set(lower["proxy"]) == {"lambda_a", "lambda_b", "lambda_c"}
     assert {"reduced-O", "reduced-G"}.isdisjoint(upper["key"])
     assert set(table["label"]) >= {"approximation", "attained", "valid"}

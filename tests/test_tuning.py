@@ -1,5 +1,7 @@
 """Algorithm 2: the best of K runs, against a plain loop and against its closed law."""
 
+from dataclasses import replace
+
 import numpy as np
 from scipy import special, stats
 
@@ -22,7 +24,7 @@ class Recorder:
         x = special.ndtri(np.clip(uniform, 1e-15, 1 - 1e-15)) + lanes.included
         scores = x if self.levels is None else np.floor(x * self.levels)
         finite = np.ones(len(lanes), bool) if not self.diverge else uniform < 0.5
-        return LaneOutcomes(lambda_a=x, scores=scores, finite=finite)
+        return LaneOutcomes(lambda_a=x, lambda_c=2 * x, scores=scores, finite=finite)
 
 
 def play(engine, spec, trials=300, seed=0, candidates=3):
@@ -54,6 +56,7 @@ def check_against_a_loop(engine, winners):
         assert winners.score[t] == best
         if who >= 0:
             assert winners.lambda_a[t] == lambdas[start + who]
+            assert winners.lambda_c[t] == 2 * lambdas[start + who]
             assert winners.candidate[t] == candidates[start + who]
         else:
             assert winners.lambda_a[t] == -np.inf
@@ -108,7 +111,7 @@ def test_several_scores_judge_the_same_runs():
 
     def run(lanes):
         up = engine.run(lanes)
-        return up, LaneOutcomes(up.lambda_a, -up.scores, up.finite)
+        return up, replace(up, scores=-up.scores)
 
     best, worst = best_of_runs(run, law, 3, included, np.random.default_rng(1), views=2)
     x = np.concatenate([Recorder().run(lanes).scores for lanes in engine.lanes]).reshape(50, 5)

@@ -45,14 +45,30 @@ class LaneOutcomes:
 
     Attributes:
         lambda_a: [R] float64, the paper's base proxy (1/N) sum_i <p_i^z, p_i> / C^2 (eq. 10).
+        lambda_c: [R] float64, the proxy for sampled batches, 1/2 + (sigma^2 / N) L with the
+            log-likelihood ratio L = sum_i log(1 - tau + tau exp((2 x_i - c_i^2) / (2 sigma^2))) of
+            x_i = <p_i^z, p_i> / C^2 and c_i = |p_i^z| / C. By Neyman & Pearson no other tells more
+            of one run on an empty training set. At sampling rate 1 lambda_a stands for it, which it
+            is where every c_i is 1.
         scores: [R] float64, the threat model's score g(y), higher is better.
         finite: [R] bool, False where the run diverged (non-finite weights). Such a lane's score is
-            minus infinity and its lambda_a 0.
+            minus infinity and its proxies 0.
     """
 
     lambda_a: NDArray[np.float64]
+    lambda_c: NDArray[np.float64]
     scores: NDArray[np.float64]
     finite: NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls, size: int) -> "LaneOutcomes":
+        """Room for `size` lanes."""
+        return cls(np.empty(size), np.empty(size), np.empty(size), np.empty(size, np.bool_))
+
+    def put(self, rows: slice | NDArray[np.bool_], part: "LaneOutcomes") -> None:
+        """Writes the outcomes of some of the lanes."""
+        for name, values in vars(part).items():
+            getattr(self, name)[rows] = values
 
 
 class Engine(Protocol):

@@ -1,7 +1,7 @@
 """Many runs of DP-SGD at once: every parameter of every lane, in every step."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from audit import checks
 from audit.dpsgd import streams
 from audit.dpsgd.base import LaneOutcomes, Lanes
-from audit.dpsgd.gradients import ClippedSums, StackedModel, stacked
+from audit.dpsgd.gradients import ClippedRecord, ClippedSums, StackedModel, stacked
 from audit.dpsgd.layers import Parameters
 from audit.dpsgd.settings import DpSgdSettings
 from canaries import Canary, InputCanary
@@ -76,11 +76,13 @@ class BatchedEngine:
         x, y = self._tensors(features, labels)
         return ClippedSums(self._model, x, y)
 
-    def _record(self, canary: Canary) -> ClippedSums | None:
-        """The gradient of an input canary; the Dirac canary needs none."""
+    def _gradient(
+        self, canary: Canary
+    ) -> "Callable[[Parameters, Tensor], ClippedRecord | DiracGradient]":
+        """The canary's clipped gradient, from the parameters and every lane's C, [R]."""
         if not isinstance(canary, InputCanary):
-            return None
-        return self._sums(canary.features[None], np.array([canary.label]))
+            return lambda _, clip: DiracGradient(clip)
+        return self._sums(canary.features[None], np.array([canary.label])).only
 
     def _tensors(self, features: Features, labels: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(np.array(features)).to(self._device, self._initial[0].dtype)
@@ -114,11 +116,7 @@ class BatchedEngine:
         canaries = dict.fromkeys(threat_model.canary for threat_model in threat_models)
         if len(canaries) == 1:
             return self._run_packs(lanes, threat_models)
-        size = len(lanes)
-        shared = [
-            LaneOutcomes(np.empty(size), np.empty(size), np.empty(size, np.bool_))
-            for _ in threat_models
-        ]
+        shared = [LaneOutcomes.empty(len(lanes)) for _ in threat_models]
         everyone = range(len(threat_models))
         served = [(~lanes.included, list(everyone))]
         for canary in canaries:
@@ -128,8 +126,7 @@ class BatchedEngine:
         for rows, judges in served:
             found = self._run_packs(lanes.at(rows), [threat_models[i] for i in judges])
             for i, outcomes in zip(judges, found, strict=True):
-                for name, values in vars(outcomes).items():
-                    getattr(shared[i], name)[rows] = values
+                shared[i].put(rows, outcomes)
         return shared
 
     def _run_packs(self, lanes: Lanes, threat_models: Sequence[ThreatModel]) -> list[LaneOutcomes]:
@@ -137,12 +134,12 @@ class BatchedEngine:
 
         Packs that do not fit the memory are halved and tried again.
         """
-        parts: list[list[LaneOutcomes]] = []
+        found = [LaneOutcomes.empty(len(lanes)) for _ in threat_models]
         size, start = self.lanes_per_pack(), 0
         while start < len(lanes):
             pack = lanes.at(slice(start, start + size))
             try:
-                parts.append(self._run_pack(pack, threat_models))
+                outcomes = self._run_pack(pack, threat_models)
             except (MemoryError, RuntimeError) as error:
                 smallest = len(pack) == 1 and self._chunk_floats <= self._model.record_floats
                 if not _is_out_of_memory(error) or smallest:
@@ -154,22 +151,17 @@ class BatchedEngine:
                 if self._device.type == "cuda":
                     torch.cuda.empty_cache()
             else:
+                for whole, part in zip(found, outcomes, strict=True):
+                    whole.put(slice(start, start + len(pack)), part)
                 start += len(pack)
-        return [
-            LaneOutcomes(
-                np.concatenate([np.empty(0), *(p[i].lambda_a for p in parts)]),
-                np.concatenate([np.empty(0), *(p[i].scores for p in parts)]),
-                np.concatenate([np.empty(0, np.bool_), *(p[i].finite for p in parts)]),
-            )
-            for i in range(len(threat_models))
-        ]
+        return found
 
     @torch.no_grad()
     def _run_pack(self, lanes: Lanes, threat_models: Sequence[ThreatModel]) -> list[LaneOutcomes]:
         """Trains a pack and judges it."""
         s = self._settings
         canaries = list(dict.fromkeys(threat_model.canary for threat_model in threat_models))
-        theta, products, residual = self._train(lanes, canaries)
+        theta, proxies, residual = self._train(lanes, canaries)
         finite = torch.stack([w.flatten(1).isfinite().all(1) for w in theta]).all(0).cpu().numpy()
         start = self._initial[0].flatten()[0]
         _, clip, _ = s.of_lanes(lanes.candidate)
@@ -183,8 +175,8 @@ class BatchedEngine:
         )
         outcomes = []
         for threat_model in threat_models:
-            product = products[canaries.index(threat_model.canary)]
-            lambda_a = _to_numpy(product) / (s.steps * clip**2)
+            own = proxies[canaries.index(threat_model.canary)]
+            lambda_a = own.lambda_a()
             values = np.asarray(threat_model.score(observation), dtype=np.float64)
             if values.shape != (len(lanes),):
                 raise ValueError(
@@ -193,22 +185,27 @@ class BatchedEngine:
                 )
             kept = finite & np.isfinite(lambda_a) & np.isfinite(values)
             outcomes.append(
-                LaneOutcomes(np.where(kept, lambda_a, 0.0), np.where(kept, values, -np.inf), kept)
+                LaneOutcomes(
+                    lambda_a=np.where(kept, lambda_a, 0.0),
+                    lambda_c=np.where(kept, own.lambda_c(), 0.0),
+                    scores=np.where(kept, values, -np.inf),
+                    finite=kept,
+                )
             )
         return outcomes
 
     def _train(
         self, lanes: Lanes, canaries: Sequence[Canary]
-    ) -> tuple[Parameters, list[Tensor], Tensor]:
+    ) -> tuple[Parameters, "list[Proxies]", Tensor]:
         """All steps of a pack.
 
         Args:
             lanes: the pack.
-            canaries: whose products to take; the first is the one that lanes may include.
+            canaries: whose proxies to take; the first is the one that lanes may include.
 
         Returns:
-            The final parameters; for every canary sum_i <p_i^z, p_i>, [R]; and sum_i of the first
-            coordinate of p_i less the training records' part, [R].
+            The final parameters; the proxies of every canary; and sum_i of the first coordinate of
+            p_i less the training records' part, [R].
         """
         s = self._settings
         count = len(lanes)
@@ -219,33 +216,30 @@ class BatchedEngine:
         descent, momentum = -rate[:, None], momentum[:, None]
         velocity = [torch.zeros_like(p) for p in flat] if momentum.any() else None
         residual = torch.zeros(count, dtype=torch.float64, device=self._device)
-        products = [torch.zeros_like(residual) for _ in canaries]
-        records = [self._record(canary) for canary in canaries]
+        proxies = [Proxies(s, lanes.candidate, self._device) for _ in canaries]
+        gradients = [self._gradient(canary) for canary in canaries]
 
         noise = self._noise(lanes, theta[0].dtype)
         batches = self._batches(lanes)
         for released, (taken, canary_taken) in zip(noise, batches, strict=True):
             # released grows from the noise to p_i; a canary's gradient z is taken before step i.
             hit = (included & canary_taken).to(theta[0].dtype)[:, None]
-            zs = [None if record is None else record.only(theta, clip) for record in records]
-            if zs[0] is None:
-                released[0][:, 0] += clip * hit[:, 0]
-            else:
-                zs[0].add_to(released, hit)
+            zs = [gradient(theta, clip) for gradient in gradients]
+            zs[0].add_to(released, hit)
             residual += released[0][:, 0]
             if self._training is not None:
                 sums = self._training(theta, clip, taken, self._chunk_floats)
                 for p, g in zip(released, sums, strict=True):
                     p.add_(g.view(count, -1))
-            for product, z in zip(products, zs, strict=True):
-                product += clip * released[0][:, 0] if z is None else z.inner(released)
+            for own, z in zip(proxies, zs, strict=True):
+                own.add(z.inner(released), z.squared_norm)
             step = released
             if velocity is not None:
                 step = [v.mul_(momentum).add_(p) for v, p in zip(velocity, released, strict=True)]
             for w, v in zip(flat, step, strict=True):
                 w.addcmul_(v, descent)
 
-        return theta, products, residual
+        return theta, proxies, residual
 
     def _noise(self, lanes: Lanes, dtype: torch.dtype) -> Iterator[Parameters]:
         """For every step N(0, C^2 sigma^2) noise as one [R, size] per parameter."""
@@ -282,6 +276,62 @@ class BatchedEngine:
             for row in range(rows):
                 taken = buffer[:, row] < s.sampling_rate
                 yield taken[:, :-1], taken[:, -1]
+
+
+class DiracGradient:
+    """(C, 0, ..., 0) in R lanes, with what a `ClippedRecord` can do."""
+
+    def __init__(self, clip: Tensor) -> None:
+        self._clip = clip
+        self.squared_norm = clip.square()
+
+    def add_to(self, vectors: Parameters, weights: Tensor) -> None:
+        """See `ClippedRecord.add_to`."""
+        vectors[0][:, 0] += self._clip * weights[:, 0]
+
+    def inner(self, vectors: Parameters) -> Tensor:
+        """See `ClippedRecord.inner`."""
+        return self._clip * vectors[0][:, 0]
+
+
+class Proxies:
+    """One canary's lambda_a and lambda_c in R lanes, as the steps go; see `LaneOutcomes`.
+
+    Args:
+        settings: the base mechanism.
+        candidate: [R], every lane's candidate.
+        device: where the products are.
+    """
+
+    def __init__(
+        self, settings: DpSgdSettings, candidate: NDArray[np.int64], device: torch.device
+    ) -> None:
+        self._settings = settings
+        _, clip, _ = settings.of_lanes(candidate)
+        self._square = torch.from_numpy(clip**2).to(device)
+        self._product = torch.zeros_like(self._square)
+        self._log_ratio = torch.zeros_like(self._square)
+
+    def add(self, product: Tensor, squared_norm: Tensor) -> None:
+        """Adds a step's <p_i^z, p_i> and |p_i^z|^2, [R] each."""
+        s = self._settings
+        self._product += product
+        if s.sampling_rate < 1:
+            gain = (2 * product.double() - squared_norm) / self._square
+            taken = math.log(s.sampling_rate) + gain / (2 * s.noise_multiplier**2)
+            missed = torch.full_like(taken, math.log1p(-s.sampling_rate))
+            self._log_ratio += torch.logaddexp(missed, taken)
+
+    def lambda_a(self) -> NDArray[np.float64]:
+        """The mean product over C^2, [R]."""
+        return _to_numpy(self._product / (self._settings.steps * self._square))
+
+    def lambda_c(self) -> NDArray[np.float64]:
+        """The proxy for sampled batches, [R]."""
+        s = self._settings
+        if s.sampling_rate == 1:
+            return self.lambda_a()
+        return 0.5 + s.noise_multiplier**2 / s.steps * _to_numpy(self._log_ratio)
 
 
 @dataclass(frozen=True, eq=False)

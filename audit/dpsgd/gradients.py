@@ -176,9 +176,13 @@ class VmapModel:
         return functional.cross_entropy(self._apply(theta, x[None]), label[None])
 
 
-def clip_factors(gradients: list[RecordGradients], clip: Tensor) -> Tensor:
-    """min(1, clip / norm) of every record, [R, m], from the lanes' thresholds [R]."""
-    squared = torch.stack([g.squared_norms() for g in gradients]).sum(0)
+def squared_norms(gradients: list[RecordGradients]) -> Tensor:
+    """|gradient|^2 of every record, [R, m]."""
+    return torch.stack([g.squared_norms() for g in gradients]).sum(0)
+
+
+def clip_factors(squared: Tensor, clip: Tensor) -> Tensor:
+    """min(1, clip / norm) of every record, [R, m], from squared norms and thresholds [R]."""
     return squared.sqrt().reciprocal_().mul_(clip[:, None]).clamp_(max=1.0)
 
 
@@ -188,11 +192,16 @@ class ClippedRecord:
     Args:
         gradients: of one record, m = 1.
         clip: C of every lane, [R].
+
+    Attributes:
+        squared_norm: of the clipped gradient, [R].
     """
 
     def __init__(self, gradients: list[RecordGradients], clip: Tensor) -> None:
         self._gradients = gradients
-        self._factors = clip_factors(gradients, clip)
+        squared = squared_norms(gradients)
+        self._factors = clip_factors(squared, clip)
+        self.squared_norm = (squared * self._factors.square())[:, 0]
 
     def add_to(self, vectors: Parameters, weights: Tensor) -> None:
         """Adds weights [R, 1] times the gradient to vectors, one [R, size] per parameter."""
@@ -257,7 +266,7 @@ class ClippedSums:
             part = slice(start, start + chunk)
             rows: slice | Tensor = part if index is None else index[:, part]
             gradients = self._model.gradients(theta, self._take(rows), self._labels[rows])
-            factors = clip_factors(gradients, clip)
+            factors = clip_factors(squared_norms(gradients), clip)
             if weights is not None:
                 factors *= weights[:, part]
             sums = [s for g in gradients for s in g.weighted_sum(factors)]

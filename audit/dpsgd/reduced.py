@@ -3,12 +3,16 @@
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from audit.dpsgd import streams
 from audit.dpsgd.base import LaneOutcomes, Lanes
 from audit.dpsgd.settings import DpSgdSettings
 from canaries import DiracCanary
 from threat_models import Observation, ThreatModel
+
+# Numbers of single steps drawn at a time, to stay in cache.
+_CHUNK = 1 << 17
 
 
 class ReducedEngine:
@@ -19,7 +23,8 @@ class ReducedEngine:
     steps that took the canary: N b at sampling rate 1, Binomial(N, tau) below where b = 1. Then
     lambda_a = S / (N C) and (w_0 - w_N)[0] = lr S. With momentum m the displacement is lr M with
     M = sum_i c_i p_i[0], c_i = (1 - m^(N-i+1)) / (1 - m), jointly Gaussian with S. Equality in law,
-    not an approximation (X sec. 5; Dirac canary of Nasr et al. 2023).
+    not an approximation (X sec. 5; Dirac canary of Nasr et al. 2023). Where batches are sampled,
+    lambda_c needs the single steps: they are drawn given S.
     """
 
     name = "reduced"
@@ -32,7 +37,10 @@ class ReducedEngine:
         self._settings = settings
 
     def run(self, lanes: Lanes) -> LaneOutcomes:
-        """Draws every lane; a million take about a second. See `Engine.run`."""
+        """Draws every lane; a million take a second, with sampled batches every step does.
+
+        See `Engine.run`.
+        """
         s = self._settings
         steps, sigma = s.steps, s.noise_multiplier
         rate, clip, _ = s.of_lanes(lanes.candidate)
@@ -55,12 +63,40 @@ class ReducedEngine:
             spread = np.sqrt(np.square(weights - mean[:, None]).mean(axis=1))
             apart = spread[lanes.candidate] * unit * streams.normals(lanes.seeds, 1)
             moved = mean[lanes.candidate] * total + apart
+        lambda_a = total / (steps * clip)
         observation = Observation(rate * moved, total / unit)
         return LaneOutcomes(
-            lambda_a=total / (steps * clip),
+            lambda_a=lambda_a,
+            lambda_c=lambda_a if s.sampling_rate == 1 else self._lambda_c(lanes, hits, noise),
             scores=self._threat_model.score(observation),
             finite=np.ones(len(lanes), dtype=np.bool_),
         )
+
+    def _lambda_c(
+        self, lanes: Lanes, hits: NDArray[np.float64], noise: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Draws lambda_c of sampled batches, [R], given what lambda_a was drawn from.
+
+        The steps are exchangeable: the hits may come first, and independent normal numbers shifted
+        to a mean have the law of a run's noise given its mean.
+
+        Args:
+            lanes: the pack.
+            hits: [R], how many steps took the canary.
+            noise: [R], the standardised sum of a run's noise.
+        """
+        s = self._settings
+        sigma, missed = s.noise_multiplier, math.log1p(-s.sampling_rate)
+        log_ratio = np.empty(len(lanes))
+        rows = max(1, _CHUNK // s.steps)
+        for start in range(0, len(lanes), rows):
+            part = slice(start, start + rows)
+            z = streams.normal_rows(lanes.seeds[part], 3, s.steps)
+            z += (noise[part] / math.sqrt(s.steps) - z.mean(axis=1))[:, None]
+            x = (np.arange(s.steps) < hits[part, None]) + sigma * z
+            taken = math.log(s.sampling_rate) + (2 * x - 1) / (2 * sigma**2)
+            log_ratio[part] = np.logaddexp(missed, taken).sum(axis=1)
+        return 0.5 + sigma**2 / s.steps * log_ratio
 
 
 def why_not_reduced(threat_model: ThreatModel, settings: DpSgdSettings) -> str | None:

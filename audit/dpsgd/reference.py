@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from audit.dpsgd import streams
 from audit.dpsgd.base import Lanes
-from audit.dpsgd.batched import BatchedEngine
+from audit.dpsgd.batched import BatchedEngine, Proxies
 from audit.dpsgd.layers import Parameters
 from audit.dpsgd.settings import DpSgdSettings
 from canaries import Canary, DiracCanary, InputCanary
@@ -54,7 +54,7 @@ class OpacusEngine(BatchedEngine):
 
     def _train(
         self, lanes: Lanes, canaries: Sequence[Canary]
-    ) -> tuple[Parameters, list[Tensor], Tensor]:
+    ) -> tuple[Parameters, list[Proxies], Tensor]:
         """See `BatchedEngine._train`; `lanes` holds one, and the canary is the engine's own."""
         assert list(canaries) == [self._threat_model.canary]
         s = self._settings
@@ -72,8 +72,8 @@ class OpacusEngine(BatchedEngine):
                 loss_reduction="sum",
                 generator=streams.generators(lanes.seeds, 0, str(self._device))[0],
             )
-            product = torch.zeros(1, dtype=torch.float64, device=self._device)
-            residual = torch.zeros_like(product)
+            proxies = Proxies(s, lanes.candidate, self._device)
+            residual = torch.zeros(1, dtype=torch.float64, device=self._device)
             for taken, canary_taken in self._batches(lanes):
                 hit = bool(lanes.included[0]) and bool(canary_taken[0])
                 optimizer.zero_grad()
@@ -86,10 +86,12 @@ class OpacusEngine(BatchedEngine):
                     first[0] += hit * clip
                 optimizer.add_noise()
                 residual += parameters[0].grad.view(-1)[0] - known
-                for p, g in zip(parameters, z, strict=True):
-                    product += (p.grad * g).sum()
+                products = [(p.grad * g).sum() for p, g in zip(parameters, z, strict=True)]
+                squares = [g.square().sum() for g in z]
+                product, squared_norm = (torch.stack(s).double().sum() for s in (products, squares))
+                proxies.add(product[None], squared_norm[None])
                 optimizer.original_optimizer.step()
-        return [p.detach()[None] for p in parameters], [product], residual
+        return [p.detach()[None] for p in parameters], [proxies], residual
 
     def _backward(
         self,

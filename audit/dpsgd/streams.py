@@ -46,12 +46,17 @@ def uniforms(seeds: Words, stream: int) -> NDArray[np.float64]:
 
 
 def normals(seeds: Words, stream: int) -> NDArray[np.float64]:
-    """One standard normal number per lane, [R], by inversion.
+    """One standard normal number per lane, [R]; see `normal_rows`."""
+    return normal_rows(seeds, stream, 1)[:, 0]
+
+
+def normal_rows(seeds: Words, stream: int, count: int) -> NDArray[np.float64]:
+    """Standard normal numbers of every lane, [R, count], by inversion.
 
     The sign takes one bit and the magnitude 53 others, so that both tails are resolved down to a
     probability of 2^-55.
     """
-    word = words(seeds, stream, 1)[:, 0]
+    word = words(seeds, stream, count)
     tail = ((word >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-54
     return np.where(word & np.uint64(1), ndtri(tail), -ndtri(tail))
 

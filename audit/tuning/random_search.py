@@ -23,6 +23,7 @@ class Winners:
         candidate: [T] index of its hyper-parameter candidate, -1 likewise.
         score: [T] its score, minus infinity likewise.
         lambda_a: [T] its proxy, minus infinity likewise.
+        lambda_c: [T] its proxy for sampled batches, minus infinity likewise.
         diverged: [T] number of runs that diverged; they are never chosen.
     """
 
@@ -31,6 +32,7 @@ class Winners:
     candidate: NDArray[np.int64]
     score: NDArray[np.float64]
     lambda_a: NDArray[np.float64]
+    lambda_c: NDArray[np.float64]
     diverged: NDArray[np.int64]
 
 
@@ -87,6 +89,7 @@ def _nobody(runs: NDArray[np.int64]) -> Winners:
         candidate=np.full(size, -1, dtype=np.int64),
         score=np.full(size, -np.inf),
         lambda_a=np.full(size, -np.inf),
+        lambda_c=np.full(size, -np.inf),
         diverged=np.zeros(size, dtype=np.int64),
     )
 
@@ -115,3 +118,4 @@ def _update(
     winners.candidate[who] = lanes.candidate[best]
     winners.score[who] = scores[best]
     winners.lambda_a[who] = outcomes.lambda_a[best]
+    winners.lambda_c[who] = outcomes.lambda_c[best]
