@@ -117,16 +117,14 @@ class BatchedEngine:
         if len(canaries) == 1:
             return self._run_packs(lanes, threat_models)
         shared = [LaneOutcomes.empty(len(lanes)) for _ in threat_models]
-        everyone = range(len(threat_models))
-        served = [(~lanes.included, list(everyone))]
+        views = list(zip(threat_models, shared, strict=True))
+        served = [(~lanes.included, views)]
         for canary in canaries:
-            served.append(
-                (lanes.included, [i for i in everyone if threat_models[i].canary == canary])
-            )
+            served.append((lanes.included, [view for view in views if view[0].canary == canary]))
         for rows, judges in served:
-            found = self._run_packs(lanes.at(rows), [threat_models[i] for i in judges])
-            for i, outcomes in zip(judges, found, strict=True):
-                shared[i].put(rows, outcomes)
+            found = self._run_packs(lanes.at(rows), [threat_model for threat_model, _ in judges])
+            for (_, whole), part in zip(judges, found, strict=True):
+                whole.put(rows, part)
         return shared
 
     def _run_packs(self, lanes: Lanes, threat_models: Sequence[ThreatModel]) -> list[LaneOutcomes]:
