@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from audit import checks
 from audit.dpsgd import streams
 from audit.dpsgd.base import LaneOutcomes, Lanes
-from audit.dpsgd.gradients import ClippedRecord, ClippedSums, StackedModel, stacked
+from audit.dpsgd.gradients import ClippedRecord, ClippedSums, StackedModel, clipped_sums, stacked
 from audit.dpsgd.layers import Parameters
 from audit.dpsgd.settings import DpSgdSettings
 from canaries import Canary, InputCanary
@@ -69,12 +69,9 @@ class BatchedEngine:
         self._training_size = 0
         if threat_model.training_set is not None:
             records = threat_model.training_set
-            self._training = self._sums(records.features, records.labels)
+            x, y = self._tensors(records.features, records.labels)
+            self._training = clipped_sums(model, self._model, x, y)
             self._training_size = len(records)
-
-    def _sums(self, features: Features, labels: NDArray[np.int64]) -> ClippedSums:
-        x, y = self._tensors(features, labels)
-        return ClippedSums(self._model, x, y)
 
     def _gradient(
         self, canary: Canary
@@ -82,7 +79,8 @@ class BatchedEngine:
         """The canary's clipped gradient, from the parameters and every lane's C, [R]."""
         if not isinstance(canary, InputCanary):
             return lambda _, clip: DiracGradient(clip)
-        return self._sums(canary.features[None], np.array([canary.label])).only
+        x, y = self._tensors(canary.features[None], np.array([canary.label]))
+        return ClippedSums(self._model, x, y).only
 
     def _tensors(self, features: Features, labels: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(np.array(features)).to(self._device, self._initial[0].dtype)
@@ -98,7 +96,7 @@ class BatchedEngine:
         """How many lanes run side by side: from the cache on a CPU, from free memory on a GPU."""
         if self._device.type == "cpu":
             lanes = _CPU_STATE_FLOATS // self.parameters
-            if self._training is not None:
+            if isinstance(self._training, ClippedSums):
                 # A chunk should still hold several records of every lane.
                 lanes = min(lanes, self._chunk_floats // (16 * self._model.record_floats))
             return min(max(lanes, 4), 1024)

@@ -50,5 +50,6 @@ def affines(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _pays(x: Tensor, multiplications: int) -> bool:
-    is_known = x.device.type == "cpu" and x.dtype == torch.float32
-    return is_known and multiplications >= _WORTH_A_CALL and torch.backends.mkldnn.is_available()
+    if multiplications < _WORTH_A_CALL or x.device.type != "cpu" or x.dtype != torch.float32:
+        return False
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]

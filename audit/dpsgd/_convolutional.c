@@ -1,0 +1,489 @@
+/* Sums of clipped per-record gradients of convolutional networks, record by record in cache.
+ *
+ * A few records at a time go forward and backward through all layers while everything they need
+ * stays in the second-level cache; a record's gradient is formed, its norm taken, and the clipped
+ * gradient added to the sum, before the next records come. Layouts (channels last, padded to whole
+ * vectors) are made by convolutional.py, the only caller.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANE 16 /* floats of a vector */
+#define RECORDS 4 /* that go through the layers together */
+#define FLUSH 16 /* groups of records whose sum is kept apart, against rounding */
+
+typedef float vector __attribute__((vector_size(64)));
+typedef int32_t mask __attribute__((vector_size(64)));
+#define INLINE static inline __attribute__((always_inline))
+
+enum { AFFINE, RELU, MAX_POOL, PAD };
+
+/* One row of the table; what a kind does not use is 0. Sizes are in floats. */
+typedef struct {
+    int32_t kind;
+    int32_t in_size, out_size; /* of one record */
+    /* AFFINE: out[p] = b + sum over `rows` runs of W in[offset[p] + row * stride ...]. */
+    int32_t is_linear; /* one position: the records take the place of positions */
+    int32_t positions, rows, run, stride;
+    int32_t outputs; /* padded */
+    int32_t weight, bias; /* where they lie; bias -1: none */
+    int32_t transposed;
+    int32_t offsets;
+    /* MAX_POOL and PAD: a picture, and what becomes of it. */
+    int32_t height, width, channels, out_height, out_width;
+    int32_t kernel_height, kernel_width, stride_height, stride_width;
+    int32_t top, left;
+} layer;
+
+INLINE vector load(const float *p) {
+    vector v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE void store(float *p, vector v) { memcpy(p, &v, sizeof v); }
+
+/* out[p] = bias + W^T in[p], for P positions and V vectors of outputs. */
+INLINE void forward_block(const int P, const int V, const layer *l, const float *in,
+                          const int32_t *offsets, const float *w, const float *bias, float *out) {
+    vector acc[8][2];
+    for (int p = 0; p < P; p++)
+        for (int v = 0; v < V; v++) acc[p][v] = bias ? load(bias + v * LANE) : (vector){0};
+    for (int row = 0; row < l->rows; row++) {
+        const float *from[8];
+        for (int p = 0; p < P; p++) from[p] = in + offsets[p] + (int64_t)row * l->stride;
+        for (int t = 0; t < l->run; t++, w += l->outputs) {
+            vector weight[2];
+            for (int v = 0; v < V; v++) weight[v] = load(w + v * LANE);
+            for (int p = 0; p < P; p++)
+                for (int v = 0; v < V; v++) acc[p][v] += weight[v] * from[p][t];
+        }
+    }
+    for (int p = 0; p < P; p++)
+        for (int v = 0; v < V; v++) store(out + (int64_t)p * l->outputs + v * LANE, acc[p][v]);
+}
+
+static void forward(const layer *l, int positions, const float *in, const int32_t *offsets,
+                    const float *w, const float *bias, float *out) {
+    for (int o = 0; o < l->outputs; o += 2 * LANE) {
+        const float *b = bias ? bias + o : NULL;
+        const int wide = o + LANE < l->outputs;
+        int p = 0;
+#define BLOCK(P, V)                                                                              \
+    for (; p + P <= positions; p += P)                                                           \
+        forward_block(P, V, l, in, offsets + p, w + o, b, out + (int64_t)p * l->outputs + o);
+        if (wide) {
+            BLOCK(8, 2) BLOCK(4, 2) BLOCK(1, 2)
+        } else {
+            BLOCK(8, 1) BLOCK(4, 1) BLOCK(1, 1)
+        }
+#undef BLOCK
+    }
+}
+
+/* g[t] += sum over positions of in[p][t] * delta[p], for T taps and V vectors of outputs. */
+INLINE void gradient_block(const int T, const int V, const layer *l, int positions, const float *in,
+                           const int32_t *offsets, const float *delta, float *g) {
+    vector acc[8][2];
+    for (int t = 0; t < T; t++)
+        for (int v = 0; v < V; v++) acc[t][v] = load(g + (int64_t)t * l->outputs + v * LANE);
+    for (int p = 0; p < positions; p++) {
+        const float *from = in + offsets[p];
+        vector d[2];
+        for (int v = 0; v < V; v++) d[v] = load(delta + (int64_t)p * l->outputs + v * LANE);
+        for (int t = 0; t < T; t++)
+            for (int v = 0; v < V; v++) acc[t][v] += d[v] * from[t];
+    }
+    for (int t = 0; t < T; t++)
+        for (int v = 0; v < V; v++) store(g + (int64_t)t * l->outputs + v * LANE, acc[t][v]);
+}
+
+static void gradient(const layer *l, int positions, const float *in, const int32_t *offsets,
+                     const float *delta, float *g) {
+    for (int row = 0; row < l->rows; row++)
+        for (int o = 0; o < l->outputs; o += 2 * LANE) {
+            const float *from = in + (int64_t)row * l->stride;
+            float *to = g + (int64_t)row * l->run * l->outputs + o;
+            const int wide = o + LANE < l->outputs;
+            int t = 0;
+#define BLOCK(T, V)                                                                              \
+    for (; t + T <= l->run; t += T)                                                              \
+        gradient_block(T, V, l, positions, from + t, offsets, delta + o,                         \
+                       to + (int64_t)t * l->outputs);
+            if (wide) {
+                BLOCK(8, 2) BLOCK(1, 2)
+            } else {
+                BLOCK(8, 1) BLOCK(1, 1)
+            }
+#undef BLOCK
+        }
+}
+
+/* back[p] += W delta[p], for P positions and U vectors of a run. */
+INLINE void backward_block(const int P, const int U, const layer *l, const float *delta,
+                           const int32_t *offsets, const float *w, float *back) {
+    const int64_t taps = (int64_t)l->rows * l->run;
+    vector acc[4][4];
+    for (int p = 0; p < P; p++)
+        for (int u = 0; u < U; u++) acc[p][u] = (vector){0};
+    for (int o = 0; o < l->outputs; o++, w += taps) {
+        vector weight[4];
+        for (int u = 0; u < U; u++) weight[u] = load(w + u * LANE);
+        for (int p = 0; p < P; p++)
+            for (int u = 0; u < U; u++) acc[p][u] += weight[u] * delta[(int64_t)p * l->outputs + o];
+    }
+    for (int p = 0; p < P; p++)
+        for (int u = 0; u < U; u++) {
+            float *to = back + offsets[p] + u * LANE;
+            store(to, load(to) + acc[p][u]);
+        }
+}
+
+static void backward(const layer *l, int positions, const float *delta, const int32_t *offsets,
+                     const float *w, float *back) {
+    for (int row = 0; row < l->rows; row++) {
+        const float *from = w + (int64_t)row * l->run;
+        float *to = back + (int64_t)row * l->stride;
+        int t = 0;
+#define BLOCK(P, U)                                                                              \
+    for (; p + P <= positions; p += P)                                                           \
+        backward_block(P, U, l, delta + (int64_t)p * l->outputs, offsets + p, from + t, to + t);
+        for (; t + 4 * LANE <= l->run; t += 4 * LANE) {
+            int p = 0;
+            BLOCK(4, 4) BLOCK(1, 4)
+        }
+        for (; t < l->run; t += LANE) {
+            int p = 0;
+            BLOCK(4, 1) BLOCK(1, 1)
+        }
+#undef BLOCK
+    }
+}
+
+static float squared(const float *x, int64_t size) {
+    vector acc = {0};
+    for (int64_t i = 0; i < size; i += LANE) acc += load(x + i) * load(x + i);
+    float sum = 0;
+    for (int i = 0; i < LANE; i++) sum += acc[i];
+    return sum;
+}
+
+/* to += factor * from */
+static void accumulate(float *to, const float *from, float factor, int64_t size) {
+    for (int64_t i = 0; i < size; i += LANE) store(to + i, load(to + i) + load(from + i) * factor);
+}
+
+static void relu(float *x, int64_t size) {
+    const vector zero = {0};
+    for (int64_t i = 0; i < size; i += LANE) {
+        const vector v = load(x + i);
+        /* Not a number stays so. */
+        store(x + i, (vector)((mask)v & ~(v < zero)));
+    }
+}
+
+static void relu_backward(float *delta, const float *y, int64_t size) {
+    const vector zero = {0};
+    for (int64_t i = 0; i < size; i += LANE)
+        store(delta + i, (vector)((mask)load(delta + i) & (load(y + i) > zero)));
+}
+
+/* Of equals the first wins, as in torch. */
+static void max_pool(const layer *l, const float *in, float *out, int32_t *index) {
+    for (int y = 0; y < l->out_height; y++)
+        for (int x = 0; x < l->out_width; x++)
+            for (int c = 0; c < l->channels; c += LANE) {
+                const int64_t at = ((int64_t)y * l->out_width + x) * l->channels + c;
+                vector best = {0};
+                mask which = {0};
+                for (int i = 0, tap = 0; i < l->kernel_height; i++)
+                    for (int j = 0; j < l->kernel_width; j++, tap++) {
+                        const int row = y * l->stride_height + i, column = x * l->stride_width + j;
+                        const vector v =
+                            load(in + ((int64_t)row * l->width + column) * l->channels + c);
+                        const mask more = tap ? ((v > best) | (v != v)) : ~(mask){0};
+                        best = (vector)(((mask)v & more) | ((mask)best & ~more));
+                        which = (more & tap) | (which & ~more);
+                    }
+                store(out + at, best);
+                memcpy(index + at, &which, sizeof which);
+            }
+}
+
+static void max_pool_backward(const layer *l, const float *delta, const int32_t *index,
+                              float *back) {
+    for (int y = 0; y < l->out_height; y++)
+        for (int x = 0; x < l->out_width; x++)
+            for (int c = 0; c < l->channels; c += LANE) {
+                const int64_t at = ((int64_t)y * l->out_width + x) * l->channels + c;
+                const mask d = (mask)load(delta + at);
+                mask which;
+                memcpy(&which, index + at, sizeof which);
+                for (int i = 0, tap = 0; i < l->kernel_height; i++)
+                    for (int j = 0; j < l->kernel_width; j++, tap++) {
+                        const int row = y * l->stride_height + i, column = x * l->stride_width + j;
+                        float *to = back + ((int64_t)row * l->width + column) * l->channels + c;
+                        store(to, load(to) + (vector)(d & (which == tap)));
+                    }
+            }
+}
+
+/* Copies a picture into the middle of a larger one, or back out of it. */
+static void pad(const layer *l, const float *in, float *out, int is_backward) {
+    const int64_t row = (int64_t)l->width * l->channels;
+    for (int y = 0; y < l->height; y++) {
+        const int64_t inner = y * row;
+        const int64_t outer =
+            ((int64_t)(y + l->top) * l->out_width + l->left) * l->channels;
+        if (is_backward)
+            memcpy(out + inner, in + outer, row * sizeof(float));
+        else
+            memcpy(out + outer, in + inner, row * sizeof(float));
+    }
+}
+
+/* From logits to the gradient of the cross-entropy by them, in place. */
+static void cross_entropy(float *logits, int classes, int padded, int64_t label) {
+    float top = logits[0], sum = 0;
+    for (int i = 1; i < classes; i++) top = logits[i] > top ? logits[i] : top;
+    for (int i = 0; i < classes; i++) sum += logits[i] = expf(logits[i] - top);
+    for (int i = 0; i < classes; i++) logits[i] /= sum;
+    for (int i = classes; i < padded; i++) logits[i] = 0;
+    logits[label] -= 1;
+}
+
+typedef struct {
+    const layer *layers;
+    int count, classes;
+    int64_t parameters;
+    const int32_t *offsets;
+    float **activation, **delta; /* [count + 1], of RECORDS records; delta[l] is by the input of l */
+    int32_t **index;
+    float *gradients; /* [RECORDS, parameters], those of convolutions */
+    float *sums;
+    const float *first; /* the records themselves */
+} network;
+
+static const float *input(const network *net, int l, int record, const int64_t *which) {
+    const int64_t size = net->layers[l].in_size;
+    return l ? net->activation[l] + record * size : net->first + which[record] * size;
+}
+
+static void run_forward(const network *net, int records, const int64_t *which, const float *theta) {
+    for (int i = 0; i < net->count; i++) {
+        const layer *l = net->layers + i;
+        const int32_t *offsets = net->offsets + l->offsets;
+        const float *bias = l->bias < 0 ? NULL : theta + l->bias;
+        float *out = net->activation[i + 1];
+        if (l->kind == RELU) {
+            relu(out, (int64_t)records * l->out_size);
+        } else if (l->kind == AFFINE && l->is_linear) {
+            forward(l, records, net->activation[i], offsets, theta + l->weight, bias, out);
+        } else {
+            for (int r = 0; r < records; r++, out += l->out_size) {
+                const float *in = input(net, i, r, which);
+                if (l->kind == AFFINE)
+                    forward(l, l->positions, in, offsets, theta + l->weight, bias, out);
+                else if (l->kind == MAX_POOL)
+                    max_pool(l, in, out, net->index[i] + (int64_t)r * l->out_size);
+                else
+                    pad(l, in, out, 0);
+            }
+        }
+    }
+}
+
+/* Leaves the gradients of convolutions in net->gradients and squared norms of all in `norms`. */
+static void run_backward(const network *net, int records, const int64_t *which,
+                         const float *transposed, float *norms) {
+    for (int i = net->count - 1; i >= 0; i--) {
+        const layer *l = net->layers + i;
+        const int32_t *offsets = net->offsets + l->offsets;
+        float *delta = net->delta[i + 1], *back = i ? net->delta[i] : NULL;
+        if (l->kind == RELU) {
+            relu_backward(delta, net->activation[i + 1], (int64_t)records * l->out_size);
+            continue;
+        }
+        if (back && l->kind != PAD)
+            memset(back, 0, (size_t)records * l->in_size * sizeof(float));
+        if (l->kind == AFFINE && l->is_linear && back)
+            backward(l, records, delta, offsets, transposed + l->transposed, back);
+        for (int r = 0; r < records; r++, delta += l->out_size) {
+            const float *in = input(net, i, r, which);
+            float *to = back ? back + (int64_t)r * l->in_size : NULL;
+            if (l->kind == MAX_POOL && to) {
+                max_pool_backward(l, delta, net->index[i] + (int64_t)r * l->out_size, to);
+            } else if (l->kind == PAD && to) {
+                pad(l, delta, to, 1);
+            } else if (l->kind == AFFINE && l->is_linear) {
+                norms[r] += squared(delta, l->outputs) * (squared(in, l->in_size) + (l->bias >= 0));
+            } else if (l->kind == AFFINE) {
+                float *own = net->gradients + (int64_t)r * net->parameters;
+                const int64_t size = (int64_t)l->rows * l->run * l->outputs;
+                memset(own + l->weight, 0, size * sizeof(float));
+                gradient(l, l->positions, in, offsets, delta, own + l->weight);
+                norms[r] += squared(own + l->weight, size);
+                if (l->bias >= 0) {
+                    memset(own + l->bias, 0, l->outputs * sizeof(float));
+                    for (int p = 0; p < l->positions; p++)
+                        accumulate(own + l->bias, delta + (int64_t)p * l->outputs, 1, l->outputs);
+                    norms[r] += squared(own + l->bias, l->outputs);
+                }
+                if (to) backward(l, l->positions, delta, offsets, transposed + l->transposed, to);
+            }
+        }
+    }
+}
+
+static void add_clipped(const network *net, int records, const float *factors) {
+    for (int i = 0; i < net->count; i++) {
+        const layer *l = net->layers + i;
+        if (l->kind != AFFINE) continue;
+        float *delta = net->delta[i + 1];
+        if (l->is_linear) {
+            for (int r = 0; r < records; r++) {
+                float *own = delta + (int64_t)r * l->outputs;
+                for (int o = 0; o < l->outputs; o += LANE)
+                    store(own + o, load(own + o) * factors[r]);
+                if (l->bias >= 0) accumulate(net->sums + l->bias, own, 1, l->outputs);
+            }
+            gradient(l, records, net->activation[i], net->offsets + l->offsets, delta,
+                     net->sums + l->weight);
+            continue;
+        }
+        for (int r = 0; r < records; r++) {
+            const float *own = net->gradients + (int64_t)r * net->parameters;
+            const int64_t size = (int64_t)l->rows * l->run * l->outputs;
+            accumulate(net->sums + l->weight, own + l->weight, factors[r], size);
+            if (l->bias >= 0)
+                accumulate(net->sums + l->bias, own + l->bias, factors[r], l->outputs);
+        }
+    }
+}
+
+static void run_lane(const network *net, int64_t size, const int64_t *labels, const uint8_t *taken,
+                     const float *theta, const float *transposed, float clip, float *total) {
+    int64_t which[RECORDS], next = 0;
+    int groups = 0;
+    memset(net->sums, 0, net->parameters * sizeof(float));
+    while (next < size) {
+        int records = 0;
+        for (; next < size && records < RECORDS; next++)
+            if (!taken || taken[next]) which[records++] = next;
+        if (!records) break;
+        run_forward(net, records, which, theta);
+        float *delta = net->delta[net->count], norms[RECORDS] = {0}, factors[RECORDS];
+        const int padded = net->layers[net->count - 1].out_size;
+        memcpy(delta, net->activation[net->count], (size_t)records * padded * sizeof(float));
+        for (int r = 0; r < records; r++)
+            cross_entropy(delta + r * padded, net->classes, padded, labels[which[r]]);
+        run_backward(net, records, which, transposed, norms);
+        for (int r = 0; r < records; r++) {
+            const float factor = clip / sqrtf(norms[r]);
+            factors[r] = factor > 1 ? 1 : factor; /* not a number stays so */
+        }
+        add_clipped(net, records, factors);
+        if (++groups % FLUSH == 0) {
+            accumulate(total, net->sums, 1, net->parameters);
+            memset(net->sums, 0, net->parameters * sizeof(float));
+        }
+    }
+    accumulate(total, net->sums, 1, net->parameters);
+}
+
+/* Room for `floats` floats at a multiple of the vector's size; NULL where there is none. */
+static float *room(int64_t floats) {
+    void *p = NULL;
+    return posix_memalign(&p, 64, (size_t)(floats + LANE) * sizeof(float)) ? NULL : p;
+}
+
+static int run(network *net, int lanes, int64_t size, const int64_t *labels, const uint8_t *taken,
+               const float *theta, const float *transposed, int64_t transposed_size,
+               const float *clips, float *totals) {
+    const int n = net->count;
+    float **buffers = calloc(4 * (size_t)(n + 1), sizeof *buffers);
+    if (!buffers) return -1;
+    net->activation = buffers;
+    net->delta = buffers + n + 1;
+    net->index = (int32_t **)(buffers + 2 * (n + 1));
+    int ok = 1;
+    for (int i = 0; i < n; i++) {
+        const layer *l = net->layers + i;
+        if (l->kind == RELU) { /* in place, both ways */
+            net->activation[i + 1] = net->activation[i];
+            net->delta[i + 1] = net->delta[i];
+            continue;
+        }
+        const int64_t floats = (int64_t)RECORDS * l->out_size;
+        ok &= (net->activation[i + 1] = room(floats)) && (net->delta[i + 1] = room(floats));
+        if (ok && l->kind == PAD) memset(net->activation[i + 1], 0, floats * sizeof(float));
+        if (l->kind == MAX_POOL) ok &= !!(net->index[i] = (int32_t *)room(floats));
+    }
+    net->gradients = room(RECORDS * net->parameters);
+    net->sums = room(net->parameters);
+    ok &= net->gradients && net->sums;
+    for (int lane = 0; ok && lane < lanes; lane++)
+        run_lane(net, size, labels, taken ? taken + lane * size : NULL,
+                 theta + lane * net->parameters, transposed + lane * transposed_size, clips[lane],
+                 totals + lane * net->parameters);
+    for (int i = 0; i < n; i++) {
+        if (net->layers[i].kind == RELU) continue;
+        free(net->activation[i + 1]);
+        free(net->delta[i + 1]);
+        free(net->index[i]);
+    }
+    free(net->gradients);
+    free(net->sums);
+    free(buffers);
+    return ok ? 0 : -1;
+}
+
+static PyObject *clipped_sums(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long layers, offsets, records, labels, taken, theta, transposed, clips, totals;
+    long long size, parameters, transposed_size;
+    int count, classes, lanes;
+    if (!PyArg_ParseTuple(args, "(KiKi)(KKLK)(iKLKL)(KK)", &layers, &count, &offsets, &classes,
+                          &records, &labels, &size, &taken, &lanes, &theta, &parameters,
+                          &transposed, &transposed_size, &clips, &totals))
+        return NULL;
+    network net = {.layers = (const layer *)(uintptr_t)layers,
+                   .count = count,
+                   .classes = classes,
+                   .parameters = parameters,
+                   .offsets = (const int32_t *)(uintptr_t)offsets,
+                   .first = (const float *)(uintptr_t)records};
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = run(&net, lanes, size, (const int64_t *)(uintptr_t)labels,
+                 (const uint8_t *)(uintptr_t)taken, (const float *)(uintptr_t)theta,
+                 (const float *)(uintptr_t)transposed, transposed_size,
+                 (const float *)(uintptr_t)clips, (float *)(uintptr_t)totals);
+    Py_END_ALLOW_THREADS
+    if (status) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"clipped_sums", clipped_sums, METH_VARARGS,
+     "clipped_sums((layers, count, offsets, classes), (records, labels, size, taken), "
+     "(lanes, theta, parameters, transposed, transposed_size), (clips, totals)); addresses as ints."},
+    {NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_convolutional", NULL, -1, methods,
+                                    NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__convolutional(void) {
+    PyObject *made = PyModule_Create(&module);
+    if (made && PyModule_AddIntConstant(made, "RECORDS", RECORDS) < 0) {
+        Py_DECREF(made);
+        return NULL;
+    }
+    return made;
+}

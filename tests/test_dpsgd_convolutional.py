@@ -1,0 +1,164 @@
+"""The compiled sums against the float64 loop of torch operations, which has its own tests."""
+
+import pytest
+import torch
+from torch import nn
+
+from audit.dpsgd import convolutional, gradients, models
+from audit.dpsgd.gradients import ClippedSums, clipped_sums, stacked
+
+LANES, RECORDS, CLASSES = 3, 11, 5
+
+pytestmark = pytest.mark.skipif(
+    not convolutional.is_available(), reason="no compiler when installed, or no AVX-512"
+)
+
+
+def small(*layers, flat):
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, CLASSES))
+
+
+NETWORKS = {
+    "one convolution": (small(nn.Conv2d(1, 3, 3), flat=3 * 7 * 6), (1, 9, 8)),
+    "channels beside whole vectors": (
+        small(
+            nn.Conv2d(3, 20, 3), nn.ReLU(), nn.Conv2d(20, 37, 2), nn.ReLU(), nn.Conv2d(37, 16, 1),
+            flat=16 * 3 * 3,
+        ),
+        (3, 6, 6),
+    ),
+    "strides, padding and no bias": (
+        small(
+            nn.Conv2d(2, 5, (3, 2), (2, 1), padding=(2, 1), bias=False),
+            nn.ReLU(),
+            nn.Conv2d(5, 4, 3, 2, padding=1, bias=False),
+            flat=4 * 3 * 4,
+        ),
+        (2, 7, 6),
+    ),
+    "lopsided padding": (
+        small(
+            nn.Conv2d(1, 4, 4, padding="same"), nn.ReLU(), nn.Conv2d(4, 3, 2, padding="same"),
+            flat=3 * 5 * 5,
+        ),
+        (1, 5, 5),
+    ),
+    "overlapping and leaping pools": (
+        small(
+            nn.MaxPool2d(1), nn.Conv2d(1, 6, 3), nn.MaxPool2d((3, 2), 1), nn.ReLU(),
+            nn.Conv2d(6, 2, 2), nn.MaxPool2d(2, 3),
+            flat=2 * 2 * 2,
+        )[1:],
+        (1, 10, 9),
+    ),
+    "several linear layers": (
+        nn.Sequential(
+            nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2 * 4 * 4, 33), nn.ReLU(),
+            nn.Linear(33, 7, bias=False), nn.Linear(7, CLASSES),
+        ),
+        (1, 6, 6),
+    ),
+    "the papers' ConvNet": (models.convnet((1, 28, 28), CLASSES), (1, 28, 28)),
+    "the papers' ConvNet in colour": (models.convnet((3, 32, 32), CLASSES), (3, 32, 32)),
+    "the papers' ConvNet on digits": (models.convnet((1, 8, 8), CLASSES), (1, 8, 8)),
+}  # fmt: skip
+
+
+def setting(model, shape):
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*size):
+        return torch.randn(*size, generator=generator)
+
+    theta = [p.detach()[None] + 0.1 * normal(LANES, *p.shape) for p in model.parameters()]
+    y = torch.randint(CLASSES, (RECORDS,), generator=generator)
+    return theta, normal(RECORDS, *shape), y, torch.tensor([0.3, 1.0, 100.0])
+
+
+def exact(model, theta, x, y, clip, taken):
+    twin = stacked(model.double(), tuple(x.shape[1:]))
+    sums = ClippedSums(twin, x.double(), y)
+    model.float()
+    return sums([p.double() for p in theta], clip.double(), taken, 10**6)
+
+
+# torch warns that it copies the input where padding is lopsided.
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_sums_are_those_of_the_exact_loop(name):
+    model, shape = NETWORKS[name]
+    theta, x, y, clip = setting(model, shape)
+    sums = clipped_sums(model, stacked(model, shape), x, y)
+    assert isinstance(sums, convolutional.CompiledSums)
+    batch = torch.rand(LANES, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.4
+    batch[1] = False
+    for taken in (None, batch):
+        found = sums(theta, clip, taken, 1)
+        for got, want in zip(found, exact(model, theta, x, y, clip, taken), strict=True):
+            assert got.dtype == torch.float32
+            torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5 * want.abs().max())
+
+
+def test_long_sums_keep_their_digits():
+    # The same record 5,000 times: the sum is 5,000 times its gradient.
+    model, shape = NETWORKS["one convolution"]
+    theta, x, y, clip = setting(model, shape)
+    stack = stacked(model, shape)
+    once = clipped_sums(model, stack, x[:1], y[:1])(theta, clip, None, 1)
+    many = clipped_sums(model, stack, x[:1].repeat(5000, 1, 1, 1), y[:1].repeat(5000))
+    for one, sum_ in zip(once, many(theta, clip, None, 1), strict=True):
+        torch.testing.assert_close(sum_, 5000 * one, rtol=2e-6, atol=1e-4)
+
+
+def test_no_record_contributes_more_than_c():
+    model, shape = NETWORKS["the papers' ConvNet"]
+    theta, x, y, _ = setting(model, shape)
+    clip = torch.tensor([1e-3, 1e-2, 0.1])
+    for j in range(RECORDS):
+        one = clipped_sums(model, stacked(model, shape), x[j : j + 1], y[j : j + 1])
+        found = one(theta, clip, None, 1)
+        norms = torch.cat([p.double().flatten(1) for p in found], 1).norm(dim=1)
+        assert (norms <= clip.double() * (1 + 1e-6)).all()
+        assert (norms >= clip.double() * (1 - 1e-5)).all()  # clipped they are, at such a C
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_diverged_lane_stays_visible_and_alone(value):
+    model, shape = NETWORKS["the papers' ConvNet on digits"]
+    theta, x, y, clip = setting(model, shape)
+    sums = clipped_sums(model, stacked(model, shape), x, y)
+    before = sums(theta, clip, None, 1)
+    theta[0] = theta[0].clone()
+    theta[0][1] = value
+    after = sums(theta, clip, None, 1)
+    assert not all(p[1].isfinite().all() for p in after)
+    for lane in (0, 2):
+        assert all(torch.equal(p[lane], q[lane]) for p, q in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Conv2d(1, 2, 3, dilation=2), nn.Flatten(), nn.Linear(2 * 16, CLASSES)),
+        (nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.Flatten(),
+         nn.Linear(2 * 64, CLASSES)),
+        (nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 36, CLASSES)),
+        (nn.Conv2d(1, 2, 3), nn.MaxPool2d(2, padding=1), nn.Flatten(), nn.Linear(2 * 16, CLASSES)),
+        (nn.Flatten(), nn.Linear(64, CLASSES)),
+    ],
+)  # fmt: skip
+def test_other_networks_are_left_to_torch(layers):
+    model = nn.Sequential(*layers)
+    x, y = torch.rand(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
+    assert isinstance(clipped_sums(model, stacked(model, (1, 8, 8)), x, y), ClippedSums)
+
+
+def test_without_the_extension_torch_does_the_same(monkeypatch):
+    model, shape = NETWORKS["the papers' ConvNet"]
+    theta, x, y, clip = setting(model, shape)
+    compiled = clipped_sums(model, stacked(model, shape), x, y)(theta, clip, None, 10**6)
+    monkeypatch.setattr(gradients.convolutional, "is_available", lambda: False)
+    plain = clipped_sums(model, stacked(model, shape), x, y)
+    assert isinstance(plain, ClippedSums)
+    for got, want in zip(plain(theta, clip, None, 10**6), compiled, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
