@@ -15,9 +15,11 @@ from audit.dpsgd import Engine, LaneOutcomes, Lanes, SharingEngine, choose_engin
 from audit.tuning import Winners, best_of_runs
 from threat_models import ThreatModel
 
-# Trials of a block: with an exact law the block is what one draw fills, else what a kill may lose.
+# Trials of a block: with an exact law the block is what one draw fills, else what a kill may lose,
+# which is so many gradients of records, between so many runs.
 _TRIALS_PER_BLOCK = {"reduced": 1 << 14}
-_RUNS_PER_BLOCK = 1 << 11
+_GRADIENTS_PER_BLOCK = 1 << 28
+_RUNS_PER_BLOCK = (1 << 6, 1 << 11)
 
 
 @dataclass(frozen=True, order=True)
@@ -147,7 +149,10 @@ def blocks(config: AuditConfig, engine: str) -> list[Block]:
         config: the audit.
         engine: name of the engine that plays it.
     """
-    by_runs = max(1, math.ceil(_RUNS_PER_BLOCK / max(config.law.mean, 1.0)))
+    records = 1 if config.threat == "ETCV" else config.train_size
+    fewest, most = _RUNS_PER_BLOCK
+    runs = min(max(_GRADIENTS_PER_BLOCK // (config.steps * records), fewest), most)
+    by_runs = max(1, math.ceil(runs / max(config.law.mean, 1.0)))
     size = _TRIALS_PER_BLOCK.get(engine, by_runs)
     return [
         Block(budget, repeat, index, start, min(size, config.trials - start))

@@ -232,3 +232,19 @@ def test_sampled_batches_are_accounted_for_and_audited():
     assert set(lower["proxy"]) == {"lambda_a", "lambda_b", "lambda_c"}
     assert {"reduced-O", "reduced-G"}.isdisjoint(upper["key"])
     assert set(table["label"]) >= {"approximation", "attained", "valid"}
+
+
+def test_a_block_is_no_more_work_than_a_kill_may_lose():
+    def runs(**settings):
+        config = AuditConfig(repetitions="fixed:4", trials=10_000, **settings)
+        parts = game.blocks(config, "batched")
+        assert [part.start for part in parts[1:]] == [
+            0 if part.start + part.trials == config.trials else part.start + part.trials
+            for part in parts[:-1]
+        ]
+        return 4 * parts[0].trials
+
+    assert runs(threat="ETCV", canary="input", steps=300) == 2048
+    assert runs(threat="NTNV", canary="input", steps=300) == 180  # of 300 * 5,000 gradients each
+    assert runs(threat="NTNV", canary="input", steps=10_000) == 64
+    assert runs(threat="NTNV", canary="input", steps=20, train_size=200) == 2048
