@@ -10,7 +10,7 @@ from typing import Any
 
 from audit import checks
 from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
-from audit.dpsgd import ENGINES, Candidate, DpSgdSettings
+from audit.dpsgd import ENGINES, PRECISIONS, Candidate, DpSgdSettings
 from audit.repetitions import Repetitions, parse
 from threat_models import check_names
 from threat_models.datasets import RECORD_SHAPES
@@ -52,7 +52,8 @@ class AuditConfig:
         momentum: m of the candidates, in [0, 1), one number or several.
         model: logistic, mlp, convnet or the dotted name of a torch module.
         engine: auto, or an engine by name.
-        precision: of the batched engine.
+        precision: of training: float32, float64, or tf32 or bf16 for the operands of products, with
+            C made good for their rounding (`audit.dpsgd.precision`).
         devices: cpu, cuda or cuda:N; of several each gets a worker process of its own.
         confidence: of the lower bounds.
         seed: of everything random.
@@ -113,6 +114,7 @@ class AuditConfig:
         checks.interval("confidence", self.confidence, 0.0, 1.0)
         self._set("repetitions", parse(self.repetitions).spec)
         checks.one_of("engine", self.engine, ("auto", *ENGINES))
+        checks.one_of("precision", self.precision, PRECISIONS)
         settings = self.settings(1.0)
         for name in ("learning_rates", "max_grad_norm", "momentum"):
             self._set(name, getattr(settings, name))

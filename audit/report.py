@@ -12,6 +12,7 @@ import pandas as pd
 from audit import lower_bounds, upper_bounds
 from audit.bounds import report_mechanism
 from audit.config import AuditConfig
+from audit.dpsgd import PRECISIONS
 from audit.game import Stage, Trials
 from audit.lower_bounds import LowerBound
 from audit.upper_bounds import UpperBound
@@ -80,15 +81,25 @@ def report(
             }
         )
     engine = {"name": stages[0].engine.name, "reason": stages[0].reason}
+    rounding = _rounding(config, engine["name"])
     summary = {
         "config": config.identity,
         "candidates": [candidate._asdict() for candidate in config.candidates],
         "engine": engine,
+        **({"precision": rounding} if rounding else {}),
         "results": results,
     }
     table = pd.DataFrame(rows)
     ordered = [*_FIRST, *table.columns.drop(list(_FIRST))]
     return Report(table[ordered], summary)
+
+
+def _rounding(config: AuditConfig, engine: str) -> dict[str, Any]:
+    """What rounded products do to the clipping threshold; nothing where none are."""
+    precision = PRECISIONS[config.precision]
+    if engine == "reduced" or precision.significand_bits is None:
+        return {}
+    return {"product_error": precision.product_error, "sensitivity": precision.statement}
 
 
 def _lower_bounds(
@@ -230,6 +241,7 @@ def to_text(summary: Mapping[str, Any]) -> str:
         f"{config['trials']} trials x {config['repeats']}",
         f"engine {summary['engine']['name']}: {summary['engine']['reason']}",
         *_candidates(summary["candidates"]),
+        *([summary["precision"]["sensitivity"]] if "precision" in summary else []),
         "",
     ]
 

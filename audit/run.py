@@ -34,6 +34,7 @@ _HELP = {
     "max_grad_norm": "C, one number or several",
     "momentum": "of SGD, one number or several",
     "engine": "auto, or an engine by name",
+    "precision": "float32, float64, or tf32 or bf16 for products, with clipping made good for it",
     "devices": "cpu, cuda or cuda:N; each of several gets a worker of its own",
     "backend": "loky (this machine), dask or ray",
     "scheduler": "address of the dask scheduler or ray cluster",

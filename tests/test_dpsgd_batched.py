@@ -415,8 +415,8 @@ def test_bad_input():
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,))
     with pytest.raises(ValueError, match="device must be cpu or a CUDA device"):
         make_engine("batched", threat, settings, device="cuda:99")
-    with pytest.raises(ValueError, match="precision must be one of float32, float64"):
-        make_engine("batched", threat, settings, precision="bf16")
+    with pytest.raises(ValueError, match="precision must be one of float32, float64, tf32, bf16"):
+        make_engine("batched", threat, settings, precision="float16")
     shapeless = replace(threat, score=UserScore(lambda observation: np.zeros(1)))
     with pytest.raises(ValueError, match=r"one number per run, \[3\], got shape \[1\]"):
         make_engine("batched", shapeless, settings).run(lanes(3, True))

@@ -2,16 +2,19 @@
 
 from audit.dpsgd.base import Engine, LaneOutcomes, Lanes, SharingEngine
 from audit.dpsgd.engines import ENGINES, choose_engine, make_engine
+from audit.dpsgd.precision import PRECISIONS, Precision
 from audit.dpsgd.settings import MODELS, Candidate, DpSgdSettings
 
 __all__ = [
     "ENGINES",
     "MODELS",
+    "PRECISIONS",
     "Candidate",
     "DpSgdSettings",
     "Engine",
     "LaneOutcomes",
     "Lanes",
+    "Precision",
     "SharingEngine",
     "choose_engine",
     "make_engine",

@@ -9,17 +9,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from audit import checks
 from audit.dpsgd import streams
 from audit.dpsgd.base import LaneOutcomes, Lanes
 from audit.dpsgd.gradients import ClippedRecord, ClippedSums, StackedModel, clipped_sums, stacked
 from audit.dpsgd.layers import Parameters
+from audit.dpsgd.precision import FLOAT32, Precision
+from audit.dpsgd.products import allow_tf32
 from audit.dpsgd.settings import DpSgdSettings
 from canaries import Canary, InputCanary
 from threat_models import Observation, ThreatModel
 from threat_models.scores import Features
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # On a CPU: numbers that the state of a pack, and one chunk of records, may have to stay in cache
 # (3 MB and 32 MB of it; larger and smaller ones were both slower).
@@ -40,9 +39,10 @@ class BatchedEngine:
     Args:
         threat_model: data, canary and score.
         settings: the base mechanism.
-        model: with the initial weights w_0; its dtype is that of all computation.
+        model: with the initial weights w_0, in the precision's dtype.
         device: a torch device.
         name: of the engine, where `reductions` made the problem smaller.
+        precision: to what the operands of products are rounded.
 
     Raises:
         ValueError: a device that is not there.
@@ -55,9 +55,12 @@ class BatchedEngine:
         model: nn.Module,
         device: str = "cpu",
         name: str = "batched",
+        precision: Precision = FLOAT32,
     ) -> None:
         self.name = name
         self._device = check_device(device)
+        self._precision = precision
+        allow_tf32(False)
         self._threat_model = threat_model
         self._settings = settings
         model = model.to(self._device)
@@ -70,7 +73,7 @@ class BatchedEngine:
         if threat_model.training_set is not None:
             records = threat_model.training_set
             x, y = self._tensors(records.features, records.labels)
-            self._training = clipped_sums(model, self._model, x, y)
+            self._training = clipped_sums(model, self._model, x, y, precision)
             self._training_size = len(records)
 
     def _gradient(
@@ -80,7 +83,7 @@ class BatchedEngine:
         if not isinstance(canary, InputCanary):
             return lambda _, clip: DiracGradient(clip)
         x, y = self._tensors(canary.features[None], np.array([canary.label]))
-        return ClippedSums(self._model, x, y).only
+        return ClippedSums(self._model, x, y, self._precision).only
 
     def _tensors(self, features: Features, labels: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(np.array(features)).to(self._device, self._initial[0].dtype)
@@ -356,18 +359,6 @@ class ModelObservation(Observation):
             index = y.expand(logits.shape[:2])[..., None]
             total -= logits.log_softmax(-1).gather(-1, index).sum((1, 2))
         return _to_numpy(total)
-
-
-def check_precision(precision: str) -> torch.dtype:
-    """The dtype of a precision; switches TF32 off, which breaks the clipping bound.
-
-    Raises:
-        ValueError: another precision.
-    """
-    checks.one_of("precision", precision, DTYPES)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    return DTYPES[precision]
 
 
 def check_device(name: str) -> torch.device:

@@ -2,6 +2,7 @@
 
 from audit import checks
 from audit.dpsgd.base import Engine
+from audit.dpsgd.precision import check_precision
 from audit.dpsgd.reduced import ReducedEngine, why_not_reduced
 from audit.dpsgd.reductions import collapse, project
 from audit.dpsgd.settings import DpSgdSettings
@@ -27,7 +28,8 @@ def make_engine(
         threat_model: data, canary and score.
         settings: the base mechanism.
         device: a torch device; the reduced engine needs none.
-        precision: "float32" or "float64"; the reduced engine always takes float64.
+        precision: a name of PRECISIONS; the reduced engine always takes float64, Opacus has no
+            "tf32" or "bf16".
 
     Returns:
         The engine.
@@ -36,10 +38,13 @@ def make_engine(
         ValueError: an unknown name, or an engine that does not apply, with the reason.
     """
     checks.one_of("engine", name, ENGINES)
+    formats = check_precision(precision)
     if name == "reduced":
         return ReducedEngine(threat_model, settings)
     # torch takes seconds to import: only where something is trained.
-    from audit.dpsgd.batched import BatchedEngine, check_precision
+    import torch
+
+    from audit.dpsgd.batched import BatchedEngine
     from audit.dpsgd.models import make_model
 
     model = make_model(
@@ -47,11 +52,15 @@ def make_engine(
         settings.model_seed,
         threat_model.record_shape,
         threat_model.classes,
-        check_precision(precision),
+        getattr(torch, formats.dtype),
     )
     if name == "opacus":
         from audit.dpsgd.reference import OpacusEngine
 
+        if formats.significand_bits is not None:
+            raise ValueError(
+                f"precision must be float32 or float64 for engine opacus, got {precision!r}"
+            )
         return OpacusEngine(threat_model, settings, model, device)
     if name == "collapsed":
         one_step = collapse(threat_model, settings)
@@ -63,7 +72,7 @@ def make_engine(
         if isinstance(smaller, str):
             raise ValueError(f"engine projected does not apply, because of {smaller}")
         threat_model, model = smaller
-    return BatchedEngine(threat_model, settings, model, device, name)
+    return BatchedEngine(threat_model, settings, model, device, name, formats)
 
 
 def choose_engine(threat_model: ThreatModel, settings: DpSgdSettings) -> tuple[str, str]:

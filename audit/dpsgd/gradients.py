@@ -20,6 +20,8 @@ from audit.dpsgd.layers import (
     RecordGradients,
     stack,
 )
+from audit.dpsgd.precision import FLOAT32, Precision
+from audit.dpsgd.products import rounded_operands
 
 
 class StackedModel(Protocol):
@@ -223,10 +225,15 @@ class ClippedRecord:
 
 
 def clipped_sums(
-    model: nn.Module, stack: StackedModel, features: Tensor, labels: Tensor
+    model: nn.Module,
+    stack: StackedModel,
+    features: Tensor,
+    labels: Tensor,
+    precision: Precision = FLOAT32,
 ) -> "ClippedSums | CompiledSums":
     """The fastest form of the sums over a training set: compiled where that knows the model."""
-    is_plain = features.device.type == "cpu" and features.dtype == torch.float32
+    is_plain = features.dtype == torch.float32 and precision.significand_bits is None
+    is_plain = is_plain and features.device.type == "cpu"
     if is_plain and isinstance(stack, BookkeepingModel) and convolutional.is_available():
         try:
             network = convolutional.Network(model, tuple(features.shape[1:]))
@@ -234,7 +241,7 @@ def clipped_sums(
             pass
         else:
             return CompiledSums(network, features, labels)
-    return ClippedSums(stack, features, labels)
+    return ClippedSums(stack, features, labels, precision)
 
 
 class ClippedSums:
@@ -244,14 +251,23 @@ class ClippedSums:
         model: the stacked model.
         features: [n, ...] records.
         labels: [n] classes.
+        precision: to what the operands of products are rounded; norms are clipped to less than C,
+            so that every record's part of the sum stays within it (`Precision.product_error`).
     """
 
     # Above this many bytes, reading prepared records takes as long as preparing them anew.
     _KEEP_BYTES = 2**24
 
-    def __init__(self, model: StackedModel, features: Tensor, labels: Tensor) -> None:
+    def __init__(
+        self,
+        model: StackedModel,
+        features: Tensor,
+        labels: Tensor,
+        precision: Precision = FLOAT32,
+    ) -> None:
         self._model = model
         self._labels = labels
+        self._precision = precision
         one = model.prepare(features[:1])
         self._is_kept = one.numel() * one.element_size() * len(features) <= self._KEEP_BYTES
         self._records = model.prepare(features) if self._is_kept else features
@@ -282,19 +298,25 @@ class ClippedSums:
         for start in range(0, size, chunk):
             part = slice(start, start + chunk)
             rows: slice | Tensor = part if index is None else index[:, part]
-            gradients = self._model.gradients(theta, self._take(rows), self._labels[rows])
-            factors = clip_factors(squared_norms(gradients), clip)
-            if weights is not None:
-                factors *= weights[:, part]
-            sums = [s for g in gradients for s in g.weighted_sum(factors)]
+            with rounded_operands(self._precision, clip.device):
+                gradients = self._model.gradients(theta, self._take(rows), self._labels[rows])
+                factors = clip_factors(squared_norms(gradients), self._bound(clip))
+                if weights is not None:
+                    factors *= weights[:, part]
+                sums = [s for g in gradients for s in g.weighted_sum(factors)]
             total = sums if total is None else [t.add_(s) for t, s in zip(total, sums, strict=True)]
         return [torch.zeros_like(p) for p in theta] if total is None else total
 
     def only(self, theta: Parameters, clip: Tensor) -> ClippedRecord:
         """The clipped gradient where there is but one record; `clip` is C of every lane, [R]."""
         rows = slice(0, 1)
-        gradients = self._model.gradients(theta, self._take(rows), self._labels[rows])
-        return ClippedRecord(gradients, clip)
+        with rounded_operands(self._precision, clip.device):
+            gradients = self._model.gradients(theta, self._take(rows), self._labels[rows])
+        return ClippedRecord(gradients, self._bound(clip))
+
+    def _bound(self, clip: Tensor) -> Tensor:
+        """What norms are clipped to, [R], so that no record's part of a sum is above `clip`."""
+        return clip / (1 + self._precision.product_error)
 
     def _take(self, rows: slice | Tensor) -> Tensor:
         """Prepared records of a slice [m, ...] or of an index [R, m, ...]."""

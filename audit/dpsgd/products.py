@@ -1,13 +1,20 @@
-"""Matrix products by the faster of the two libraries inside torch.
+"""Matrix products: by the faster of the two libraries inside torch, and with rounded operands.
 
 On a CPU torch gives float32 products to MKL, which leaves half of a processor's width unused where
 it is not Intel's; oneDNN, which torch has for convolutions, uses all of it: 2.2 times the speed on
 Zen 5, the same on Intel.
 """
 
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from audit.dpsgd.precision import Precision
 
 # Below so many multiplications a call of oneDNN costs more than it saves.
 _WORTH_A_CALL = 1 << 21
@@ -53,3 +60,97 @@ def _pays(x: Tensor, multiplications: int) -> bool:
     if multiplications < _WORTH_A_CALL or x.device.type != "cpu" or x.dtype != torch.float32:
         return False
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def rounded_operands(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Inside, the operands of matrix products on `device` are rounded as the precision says.
+
+    A GPU rounds to tf32 by itself, and multiplies in bf16 with sums in float32. Elsewhere operands
+    are rounded before a float32 product, which gives the same numbers slowly. A fused kernel
+    (attention) is left as it is.
+    """
+    if precision.significand_bits is None:
+        yield
+        return
+    is_cuda = device.type == "cuda"
+    allow_tf32(True)
+    try:
+        if is_cuda and precision.name == "tf32":
+            yield
+        else:
+            with _RoundedOperands(precision.significand_bits, _OF_BF16 if is_cuda else {}):
+                yield
+    finally:
+        allow_tf32(False)
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Whether a GPU may round the operands of float32 products to tf32."""
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def rounded(x: Tensor, significand_bits: int) -> Tensor:
+    """The nearest numbers of so many significant bits.
+
+    Args:
+        x: float32, any shape and strides.
+        significand_bits: 8 gives bf16, with ties to even; other numbers round ties away from zero,
+            as the conversion to tf32 (11) of NVIDIA's processors does.
+
+    Returns:
+        float32 numbers; infinities and NaN stay what they are.
+    """
+    if significand_bits == 8:
+        return x.bfloat16().float()
+    last = 1 << (24 - significand_bits)  # of the bits that are kept, float32 having 24
+    bits = (x.view(torch.int32) + last // 2).bitwise_and_(-last)
+    return torch.where(x.isnan(), x, bits.view(torch.float32))
+
+
+_ATEN = torch.ops.aten
+# Where among their arguments torch's products have their two factors.
+_FACTORS = {
+    _ATEN.mm: (0, 1),
+    _ATEN.bmm: (0, 1),
+    _ATEN.mv: (0, 1),
+    _ATEN.dot: (0, 1),
+    _ATEN.addmm: (1, 2),
+    _ATEN.addbmm: (1, 2),
+    _ATEN.baddbmm: (1, 2),
+    _ATEN.addmv: (1, 2),
+    _ATEN.convolution: (0, 1),
+    _ATEN.convolution_backward: (0, 1, 2),
+    torch.ops.mkldnn._linear_pointwise: (0, 1),
+}
+# Products of bf16 numbers with a float32 result, which torch has on a GPU since 2.8. The others are
+# left to tf32, which holds every bf16 number.
+_OF_BF16 = {_ATEN.mm: torch.mm, _ATEN.bmm: torch.bmm} if hasattr(_ATEN.mm, "dtype") else {}
+
+
+class _RoundedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Rounds the factors of every product that torch comes to, also below vmap and autograd."""
+
+    def __init__(self, significand_bits: int, of_bf16: Mapping[Any, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._significand_bits = significand_bits
+        self._of_bf16 = of_bf16
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        product = func.overloadpacket
+        factors = _FACTORS.get(product, ())
+        if product in self._of_bf16:
+            x, y = (args[i].bfloat16() for i in factors)
+            return self._of_bf16[product](x, y, out_dtype=torch.float32)
+        operands = (
+            rounded(each, self._significand_bits) if i in factors else each
+            for i, each in enumerate(args)
+        )
+        return func(*operands, **kwargs or {})
