@@ -155,17 +155,21 @@ def test_no_record_contributes_more_than_the_threshold(name, model):
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_the_threshold_is_no_lower_than_it_must_be(name):
-    # Both operands of delta x^T just above halfway: the part comes to C, less 2 u^2.
+    # Both operands of f d x^T just above halfway: the part comes to C, short of 2 u^2.
     precision = ROUNDED[name]
     u = 2.0**-precision.significand_bits
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2, bias=False))
-    x = torch.full((1, 1, 4, 4), 1 + u + 2.0**-20)
-    theta = [torch.randn(64, 2, 16, generator=torch.Generator().manual_seed(0))]
-    entries = (1 + u) * (1 + 2.0 ** -torch.linspace(8, 20, 64).double())
-    clip = entries * np.sqrt(2) * x.double().norm() * (1 + precision.product_error)
+    x, y = torch.full((1, 1, 4, 4), 1 + u + 2.0**-20), torch.zeros(1, dtype=torch.int64)
+    theta = [torch.randn(LANES, 2, 16, generator=torch.Generator().manual_seed(0))]
+    # Two classes: two entries of d of one size, which a threshold makes any wished for.
+    entries = (1 + u) * (1 + 2.0 ** -torch.linspace(8, 20, LANES).double()) / 64
+    clip = entries * np.sqrt(2) * x.double().norm()
     stack = stacked(model, (1, 4, 4))
-    parts = longest_part(stack, x, torch.zeros(1, dtype=torch.int64), theta, clip / 64, precision)
-    assert (1 + u) ** -4 * (1 + 2 * u) ** 2 - 1e-4 * u**0.5 < parts.max() <= 1 + 1e-6
+    repaired = clip * (1 + precision.product_error)
+    largest = longest_part(stack, x, y, theta, repaired, precision).max()
+    assert 1 - precision.product_error / 100 < largest <= 1 + 1e-6
+    # Clipped to C itself, a part is longer than C by nearly delta.
+    assert largest * (1 + precision.product_error) > 1 + 0.99 * precision.product_error
 
 
 @pytest.mark.parametrize(("name", "error"), [("tf32", 1e-2), ("bf16", 3e-2)])
@@ -222,6 +226,10 @@ def test_lambda_a_is_taken_of_the_gradient_as_it_enters(name):
     out = make_engine("batched", threat, settings, precision=name).run(lanes(3, True))
     expected = (1 + ROUNDED[name].product_error) ** -2
     np.testing.assert_allclose(out.lambda_a, expected, rtol=1e-6)
+    # The Dirac gradient is no record's: its norm is C itself.
+    dirac = threat_models.build("ETCV", "dirac")
+    out = make_engine("batched", dirac, settings, precision=name).run(lanes(3, True))
+    np.testing.assert_allclose(out.lambda_a, 1, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +266,7 @@ def test_the_compiled_sums_are_left_out():
 
 def test_on_a_gpu_tf32_is_the_hardware_s_and_only_inside(monkeypatch):
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
-    x, y = torch.randn(2, 3), torch.randn(3, 4)
+    x, y, bias = torch.randn(2, 3), torch.randn(3, 4), torch.randn(4)
     products.allow_tf32(False)
     with products.rounded_operands(ROUNDED["tf32"], torch.device("cuda")):
         assert all(flag.allow_tf32 for flag in flags)
@@ -279,9 +287,14 @@ def test_on_a_gpu_tf32_is_the_hardware_s_and_only_inside(monkeypatch):
 
     monkeypatch.setattr(products, "_OF_BF16", dict.fromkeys(products._OF_BF16, of_bf16))
     with products.rounded_operands(ROUNDED["bf16"], torch.device("cuda")):
-        got = x @ y, (x[None] @ y[None])[0], nn.functional.linear(x, y.T, torch.zeros(4))
+        got = x @ y, (x[None] @ y[None])[0]
+        shifted = (
+            nn.functional.linear(x, y.T, bias),
+            torch.baddbmm(bias, x[None], y[None])[0],
+            torch.addmm(bias / 2, x, y, beta=2),
+        )
     expected = products.rounded(x, 8) @ products.rounded(y, 8)
-    for each in got:
+    for each in (*got, *(each - bias for each in shifted)):
         torch.testing.assert_close(each, expected)
 
 

@@ -29,7 +29,7 @@ def make_engine(
         settings: the base mechanism.
         device: a torch device; the reduced engine needs none.
         precision: a name of PRECISIONS; the reduced engine always takes float64, Opacus has no
-            "tf32" or "bf16".
+            "tf32" or "bf16", and equivalent problems have other products to round.
 
     Returns:
         The engine.

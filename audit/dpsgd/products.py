@@ -124,9 +124,16 @@ _FACTORS = {
     _ATEN.convolution_backward: (0, 1, 2),
     torch.ops.mkldnn._linear_pointwise: (0, 1),
 }
-# Products of bf16 numbers with a float32 result, which torch has on a GPU since 2.8. The others are
+# Products of bf16 numbers with a float32 result, which torch has on a GPU since 2.8. All others are
 # left to tf32, which holds every bf16 number.
-_OF_BF16 = {_ATEN.mm: torch.mm, _ATEN.bmm: torch.bmm} if hasattr(_ATEN.mm, "dtype") else {}
+_OF_BF16 = {
+    _ATEN.mm: torch.mm,
+    _ATEN.bmm: torch.bmm,
+    _ATEN.addmm: torch.mm,
+    _ATEN.baddbmm: torch.bmm,
+}
+if not hasattr(_ATEN.mm, "dtype"):
+    _OF_BF16 = {}
 
 
 class _RoundedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -146,9 +153,10 @@ class _RoundedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         product = func.overloadpacket
         factors = _FACTORS.get(product, ())
-        if product in self._of_bf16:
+        if product in self._of_bf16 and not kwargs:
             x, y = (args[i].bfloat16() for i in factors)
-            return self._of_bf16[product](x, y, out_dtype=torch.float32)
+            z = self._of_bf16[product](x, y, out_dtype=torch.float32)
+            return z if factors == (0, 1) else z.add_(args[0])
         operands = (
             rounded(each, self._significand_bits) if i in factors else each
             for i, each in enumerate(args)
