@@ -25,8 +25,11 @@ from threat_models.scores import Features
 _CPU_STATE_FLOATS = 800_000
 _CPU_CHUNK_FLOATS = 8_000_000
 _MAX_LANES = 4096
-# Noise is drawn for so many numbers of a lane at once: a call per step is slow for small models.
-_NOISE_BLOCK = 16_384
+# A chunk should still hold so many records of every lane.
+_RECORDS_PER_LANE = {"cpu": 16, "cuda": 64}
+# So many random numbers of a lane are drawn at once: a call per step is slow for small models, and
+# on a GPU, where every call is a launch of a kernel, for all.
+_NOISE_BLOCK = {"cpu": 1 << 14, "cuda": 1 << 18}
 
 
 class BatchedEngine:
@@ -92,21 +95,38 @@ class BatchedEngine:
     def _chunk_size(self) -> int:
         if self._device.type == "cpu":
             return _CPU_CHUNK_FLOATS
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return min(_floor_to_power_of_two(free / (4 * self._initial[0].element_size())), 2**31)
+        return min(_floor_to_power_of_two(self._gpu_floats()), 2**31)
+
+    def _gpu_floats(self) -> float:
+        """Numbers that a quarter of the GPU's memory holds.
+
+        Of all of it, not of what is free: that changes from block to block, and so would the
+        rounding of results.
+        """
+        _, total = torch.cuda.mem_get_info(self._device)
+        return total / (4 * self._initial[0].element_size())
 
     def lanes_per_pack(self) -> int:
-        """How many lanes run side by side: from the cache on a CPU, from free memory on a GPU."""
-        if self._device.type == "cpu":
+        """How many lanes run side by side: from the cache on a CPU, from the memory on a GPU."""
+        kind = self._device.type
+        if kind == "cpu":
             lanes = _CPU_STATE_FLOATS // self.parameters
-            if isinstance(self._training, ClippedSums):
-                # A chunk should still hold several records of every lane.
-                lanes = min(lanes, self._chunk_floats // (16 * self._model.record_floats))
-            return min(max(lanes, 4), 1024)
-        free, _ = torch.cuda.mem_get_info(self._device)
-        block = max(1, _NOISE_BLOCK // self.parameters)
-        per_lane = self.parameters * self._initial[0].element_size() * (6 + block)
-        return min(_floor_to_power_of_two(free / (4 * per_lane)), _MAX_LANES)
+        else:
+            # Weights, velocity, p_i and the sums of two chunks; noise; batches, in float64.
+            per_lane = self.parameters * (6 + self._block(self.parameters))
+            if self._settings.sampling_rate < 1:
+                width = self._training_size + 1
+                per_lane += 2 * width * self._block(width)
+            lanes = _floor_to_power_of_two(self._gpu_floats() / per_lane)
+        if isinstance(self._training, ClippedSums):
+            together = self._chunk_floats // (_RECORDS_PER_LANE[kind] * self._model.record_floats)
+            lanes = min(lanes, together if kind == "cpu" else _floor_to_power_of_two(together))
+        return min(max(lanes, 4), 1024) if kind == "cpu" else min(lanes, _MAX_LANES)
+
+    def _block(self, width: int) -> int:
+        """For how many steps a lane's random numbers are drawn at once, `width` of them a step."""
+        numbers = _NOISE_BLOCK[self._device.type]
+        return min(self._settings.steps, max(1, numbers // width))
 
     def run(self, lanes: Lanes) -> LaneOutcomes:
         """See `Engine.run`."""
@@ -131,9 +151,11 @@ class BatchedEngine:
     def _run_packs(self, lanes: Lanes, threat_models: Sequence[ThreatModel]) -> list[LaneOutcomes]:
         """Runs every lane once for all threat models; those of lanes with a canary share it.
 
-        Packs that do not fit the memory are halved and tried again.
+        Packs that do not fit the memory are halved and tried again, and their chunks with them;
+        the next call begins with whole ones, so that it depends on no other.
         """
         found = [LaneOutcomes.empty(len(lanes)) for _ in threat_models]
+        self._chunk_floats = self._chunk_size()
         size, start = self.lanes_per_pack(), 0
         while start < len(lanes):
             pack = lanes.at(slice(start, start + size))
@@ -143,16 +165,16 @@ class BatchedEngine:
                 smallest = len(pack) == 1 and self._chunk_floats <= self._model.record_floats
                 if not _is_out_of_memory(error) or smallest:
                     raise
-                if len(pack) > 1:
-                    size = len(pack) // 2
-                else:
-                    self._chunk_floats //= 2
-                if self._device.type == "cuda":
-                    torch.cuda.empty_cache()
             else:
                 for whole, part in zip(found, outcomes, strict=True):
                     whole.put(slice(start, start + len(pack)), part)
                 start += len(pack)
+                continue
+            # The error is gone by now, and with it the tensors of the pack that it held on to.
+            size = max(len(pack) // 2, 1)
+            self._chunk_floats = max(self._chunk_floats // 2, self._model.record_floats)
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
         return found
 
     @torch.no_grad()
@@ -247,7 +269,7 @@ class BatchedEngine:
         scales = (clip * s.noise_multiplier).tolist()
         sizes = [p.numel() for p in self._initial]
         generators = streams.generators(lanes.seeds, 0, str(self._device))
-        block = min(s.steps, max(1, _NOISE_BLOCK // self.parameters))
+        block = self._block(self.parameters)
         buffer = torch.empty(len(lanes), block, self.parameters, dtype=dtype, device=self._device)
         for start in range(0, s.steps, block):
             rows = min(block, s.steps - start)
@@ -266,7 +288,7 @@ class BatchedEngine:
             return
         width = self._training_size + 1
         generators = streams.generators(lanes.seeds, 1, str(self._device))
-        block = min(s.steps, max(1, _NOISE_BLOCK // width))
+        block = self._block(width)
         buffer = torch.empty(len(lanes), block, width, dtype=torch.float64, device=self._device)
         for start in range(0, s.steps, block):
             rows = min(block, s.steps - start)
@@ -381,13 +403,14 @@ def check_device(name: str) -> torch.device:
 
 
 def _floor_to_power_of_two(number: float) -> int:
-    """So that a little more or less free memory does not change the rounding of results."""
+    """So that a little more or less memory does not change the rounding of results."""
     return 1 << max(0, int(number).bit_length() - 1)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        "DefaultCPUAllocator" in str(error)
+    said = ("DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in said
     )
 
 

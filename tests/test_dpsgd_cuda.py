@@ -1,0 +1,252 @@
+"""The batched engine on a pretended GPU: nothing is left on the CPU, and few waits and launches."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from pretended_cuda import MixedDevices, PretendedCuda
+from torch import nn
+from toy import lanes, records
+
+from audit.dpsgd import DpSgdSettings, make_engine, streams
+from audit.dpsgd.batched import BatchedEngine
+from canaries import DiracCanary
+from threat_models import CanaryLoss, FirstCoordinate, Records, UserScore, etcv, ntcv, ntnv
+
+torch.set_num_threads(1)
+DATA, CANARY, OTHER = records(12), records(1, seed=3).canary(0), records(1, seed=5).canary(0)
+SHAPE = (1, 8, 8)
+
+
+def normed():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ELU(), nn.LayerNorm((6, 6)), nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10),
+    )  # fmt: skip
+
+
+class Residual(nn.Module):
+    """A module that only vmap knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 16), nn.Linear(16, 10)
+        self.norm = nn.GroupNorm(2, 16)
+        self.register_buffer("shift", torch.ones(16))
+
+    def forward(self, x):
+        x = self.norm(self.first(x.flatten(1)))
+        return self.last(x + torch.tanh(x) * self.shift)
+
+
+def look(observation):
+    return observation.parameters()[:, 3] + observation.standardised_sum
+
+
+THREATS = {
+    "NT": (
+        ntnv(DATA, records(7, seed=2), CANARY),
+        ntcv(DATA, None, DiracCanary(), FirstCoordinate()),
+        ntcv(DATA, None, OTHER, UserScore(look)),
+    ),
+    "ETCV": (
+        etcv(CANARY, CanaryLoss(CANARY), SHAPE, 10),
+        etcv(DiracCanary(), UserScore(look), SHAPE, 10),
+    ),
+}
+SETTINGS = DpSgdSettings(4, 1.0, 0.7, (0.1, 0.3), model="mlp")
+
+
+def play(threats, settings, device="cpu", name="batched", precision="float64", count=7):
+    engine = make_engine(name, threats[0], settings, device, precision)
+    pack = lanes(count, True, candidates=len(settings.candidates))
+    pack = replace(pack, included=np.arange(count) % 3 == 0)
+    return engine.run_shared(pack, threats) if len(threats) > 1 else [engine.run(pack)]
+
+
+def assert_same(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        for name, values in vars(ours).items():
+            np.testing.assert_allclose(values, getattr(theirs, name), rtol=1e-9, err_msg=name)
+
+
+@pytest.fixture
+def as_seeded_there(monkeypatch):
+    """On a GPU a lane's seed is given to the generator as it is; for once on the CPU too."""
+    generators = streams.generators
+    with_cuda = lambda seeds, stream, _: generators(seeds, stream, "cuda")  # noqa: E731
+    monkeypatch.setattr(streams, "generators", with_cuda)
+    monkeypatch.setattr("audit.dpsgd.batched._NOISE_BLOCK", {"cpu": 2**12, "cuda": 2**12})
+
+
+@pytest.mark.usefixtures("as_seeded_there")
+@pytest.mark.parametrize("threat", THREATS)
+@pytest.mark.parametrize("changes", [{}, {"sampling_rate": 0.4, "momentum": (0, 0.5)}])
+@pytest.mark.parametrize("model", ["logistic", "convnet", "normed", "Residual"])
+def test_a_gpu_computes_what_the_cpu_does(monkeypatch, model, threat, changes):
+    dotted = f"{__name__}.{model}" if model in ("normed", "Residual") else model
+    settings = replace(SETTINGS, model=dotted, max_grad_norm=(0.3, 0.7), **changes)
+    with PretendedCuda(monkeypatch):
+        found = play(THREATS[threat], settings, "cuda")
+    assert_same(found, play(THREATS[threat], settings))
+    assert all(len(np.unique(out.scores)) == 7 for out in found)
+
+
+@pytest.mark.usefixtures("as_seeded_there")
+@pytest.mark.parametrize("name", ["projected", "collapsed"])
+def test_so_do_the_reductions(monkeypatch, name):
+    threat = etcv(CANARY if name == "projected" else DiracCanary(), CanaryLoss(CANARY), SHAPE, 10)
+    with PretendedCuda(monkeypatch):
+        found = play([threat], SETTINGS, "cuda", name)
+    assert_same(found, play([threat], SETTINGS, name=name))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_any_tensor_left_on_the_cpu_is_found(monkeypatch, precision):
+    # Every copy to the GPU is left out once.
+    settings = replace(SETTINGS, steps=2, sampling_rate=0.5, momentum=0.5)
+    with PretendedCuda(monkeypatch) as gpu:
+        play(THREATS["NT"], settings, "cuda", precision=precision)
+        copies = gpu.counts["copies"]
+    assert copies > 20
+    for lost in range(1, copies):  # the first is the probe whether the device is there
+        with PretendedCuda(monkeypatch) as gpu:
+            gpu.lost = lost
+            with pytest.raises(MixedDevices):
+                play(THREATS["NT"], settings, "cuda", precision=precision)
+
+
+def per_step(monkeypatch, threats, settings, lanes_together, records_together=10**6):
+    """Launches by kernel, copies and waits of one step."""
+    found = []
+    for steps in (2, 4):
+        with PretendedCuda(monkeypatch) as gpu:
+            engine = make_engine(
+                "batched", threats[0], replace(settings, steps=steps), "cuda", "float32"
+            )
+            floats = lanes_together * records_together * engine._model.record_floats
+            monkeypatch.setattr(BatchedEngine, "_chunk_size", lambda self: floats)  # noqa: B023
+            gpu.counts.clear()
+            engine.run_shared(lanes(lanes_together, True), threats)
+            found.append(gpu.counts)
+        monkeypatch.undo()
+    assert found[0]["launches"] > 0
+    return {name: (found[1][name] - found[0][name]) / 2 for name in found[1]}
+
+
+@pytest.mark.parametrize("threat", THREATS)
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+def test_a_step_waits_for_nothing_and_launches_the_same_for_any_lanes(monkeypatch, model, threat):
+    settings = replace(SETTINGS, model=model, momentum=0.5)
+    threats = THREATS[threat][:1]
+    few, many = (per_step(monkeypatch, threats, settings, count) for count in (2, 11))
+    assert few == many
+    assert few["waits"] == few["copies"] == 0
+    assert few["launches"] < (120 if model == "mlp" else 220)
+
+
+def test_sampled_batches_cost_one_wait_for_their_size(monkeypatch):
+    found = per_step(monkeypatch, THREATS["NT"][:1], replace(SETTINGS, sampling_rate=0.5), 3)
+    assert (found["waits"], found["copies"]) == (1, 0)
+
+
+def test_a_chunk_more_is_no_more_launches_than_its_own(monkeypatch):
+    one, three = (per_step(monkeypatch, THREATS["NT"][:1], SETTINGS, 3, n) for n in (12, 4))
+    assert three["launches"] - one["launches"] <= 2 * 40
+
+
+def test_noise_is_launched_once_for_many_steps(monkeypatch):
+    # One launch per lane and block of steps: at 5 us each, once a step would cost an hour a row.
+    settings = replace(SETTINGS, steps=300, model="mlp")
+    with PretendedCuda(monkeypatch) as gpu:
+        engine = make_engine("batched", THREATS["ETCV"][1], settings, "cuda")
+        engine.run(lanes(3, True))
+        assert gpu.kernels["normal_"] == 3 * -(-300 * engine.parameters // 2**18)
+
+
+def images(count, size):
+    random = np.random.default_rng(0)
+    x = random.random((count, 1, size, size), dtype=np.float32)
+    return Records(x, random.integers(10, size=count), 10, "NOISE")
+
+
+def large(training, size=28):
+    data = images(20, size)
+    canary = data.canary(0)
+    if training:
+        return ntnv(data, data, canary)
+    return etcv(canary, CanaryLoss(canary), canary.features.shape, 10)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "model", "training", "expected"),
+    [
+        # Lanes, and records of all lanes in one chunk.
+        (141, "mlp", True, (4096, 15_561_475)),
+        (141, "convnet", True, (512, 44_331)),
+        (141, "convnet", False, (4096, 44_331)),
+        (8, "mlp", True, (1024, 1_945_184)),
+        (8, "convnet", True, (64, 5_541)),
+        (8, "convnet", False, (1024, 5_541)),
+        (0.1, "mlp", True, (8, 30_393)),
+        (0.1, "convnet", True, (1, 86)),
+        (0.001, "convnet", True, (1, 0)),
+    ],
+)
+def test_what_runs_side_by_side(monkeypatch, gigabytes, model, training, expected):
+    settings = DpSgdSettings(300, 1.0, 1.0, (0.1,), model=model)
+    with PretendedCuda(monkeypatch, gigabytes * 1e9):
+        engine = make_engine("batched", large(training), settings, "cuda")
+        found = engine.lanes_per_pack(), engine._chunk_size() // engine._model.record_floats
+        assert found == expected
+        # The same bytes from any worker: whatever lies in the memory already.
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1e5, gigabytes * 1e9))
+        assert engine.lanes_per_pack() == expected[0]
+
+
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+def test_what_runs_side_by_side_fits(monkeypatch, model):
+    settings = DpSgdSettings(40, 1.0, 1.0, (0.1,), model=model, momentum=0.5)
+    with PretendedCuda(monkeypatch, 3e7) as gpu:
+        engine = make_engine("batched", large(True), settings, "cuda")
+        engine.run(lanes(engine.lanes_per_pack(), True))
+        assert gpu.peak < 1.5e7
+
+
+def test_out_of_memory_halves_packs_and_chunks(monkeypatch):
+    settings = replace(SETTINGS, model="convnet")
+    freed = []
+    with PretendedCuda(monkeypatch) as gpu:
+        engine = make_engine("batched", THREATS["NT"][0], settings, "cuda", "float64")
+        before = gpu.live
+        pack = lanes(21, True, candidates=2)
+        expected = engine.run(pack)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(gpu.live - before))
+        for share in (0.6, 0.2, 0.05):
+            gpu.limit, gpu.peak = before + share * (gpu.peak - before), 0
+            found = engine.run(pack)
+            assert_same([found], [expected])
+            gpu.limit, gpu.peak = float("inf"), 0
+            engine.run(pack)
+        assert len(freed) >= 1 + 2 + 4
+        # What the failed pack had is free before the next is tried.
+        assert max(freed) <= 0
+        gpu.limit = before
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.run(pack)
+
+
+def test_other_words_for_out_of_memory(monkeypatch):
+    engine = make_engine("batched", THREATS["NT"][0], SETTINGS)
+    run_pack, sizes = BatchedEngine._run_pack, []
+
+    def scarce(self, pack, views):
+        sizes.append(len(pack))
+        if len(pack) > 2:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+        return run_pack(self, pack, views)
+
+    monkeypatch.setattr(BatchedEngine, "_run_pack", scarce)
+    engine.run(lanes(4, True))
+    assert sizes == [4, 2, 2]
