@@ -25,6 +25,7 @@ CPU = torch.device("cpu:0")
 _ATEN = torch.ops.aten
 _COPIES = ("aten::_to_copy", "aten::copy_")
 _WAITS = ("aten::_local_scalar_dense", "aten::equal", "aten::masked_select", "aten::nonzero")
+_WIDER = [p.dtype for p in (_ATEN.mm, _ATEN.bmm) if hasattr(p, "dtype")]
 _FREE = ("aten::empty", "aten::new_empty", "aten::_unsafe_view")
 
 
@@ -175,7 +176,7 @@ class _Kernels(TorchDispatchMode):
         if is_copy or (is_there and strays and name == "aten::copy_"):
             gpu.counts["copies"] += 1
             is_there = gpu.counts["copies"] - 1 != gpu.lost
-        out = function(*args, **kwargs)
+        out = _on_cpu(function, args, kwargs)
         if is_there:
             for each in tree_iter(out):
                 if isinstance(each, Tensor) and not gpu.has(each):
@@ -186,6 +187,14 @@ class _Kernels(TorchDispatchMode):
             gpu.counts["launches"] += 1
             gpu.kernels[name.removeprefix("aten::")] += 1
         return out
+
+
+def _on_cpu(function, args, kwargs):
+    """What a kernel computes; products wider than their factors are known on a GPU only."""
+    if function not in _WIDER:
+        return function(*args, **kwargs)
+    x, y = (each.float() for each in args[:2])
+    return x @ y
 
 
 def _has_mask(name, args):

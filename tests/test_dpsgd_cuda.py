@@ -65,10 +65,11 @@ def play(threats, settings, device="cpu", name="batched", precision="float64", c
     return engine.run_shared(pack, threats) if len(threats) > 1 else [engine.run(pack)]
 
 
-def assert_same(found, expected):
+def assert_same(found, expected, **tolerance):
+    tolerance = tolerance or {"rtol": 1e-9}
     for ours, theirs in zip(found, expected, strict=True):
         for name, values in vars(ours).items():
-            np.testing.assert_allclose(values, getattr(theirs, name), rtol=1e-9, err_msg=name)
+            np.testing.assert_allclose(values, getattr(theirs, name), **tolerance, err_msg=name)
 
 
 @pytest.fixture
@@ -102,7 +103,17 @@ def test_so_do_the_reductions(monkeypatch, name):
     assert_same(found, play([threat], SETTINGS, name=name))
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.usefixtures("as_seeded_there")
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+def test_products_of_bf16_numbers_are_those_that_a_cpu_rounds(monkeypatch, model):
+    settings = replace(SETTINGS, model=model)
+    with PretendedCuda(monkeypatch):
+        found = play(THREATS["NT"], settings, "cuda", precision="bf16")
+    expected = play(THREATS["NT"], settings, precision="bf16")
+    assert_same(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64", "tf32"])
 def test_any_tensor_left_on_the_cpu_is_found(monkeypatch, precision):
     # Every copy to the GPU is left out once.
     settings = replace(SETTINGS, steps=2, sampling_rate=0.5, momentum=0.5)
