@@ -9,9 +9,16 @@ from audit.dpsgd.gradients import ClippedSums, clipped_sums, stacked
 
 LANES, RECORDS, CLASSES = 3, 11, 5
 
-pytestmark = pytest.mark.skipif(
-    not convolutional.is_available(), reason="no compiler when installed, or no AVX-512"
-)
+
+@pytest.fixture(params=["AVX2", "AVX512"], autouse=True)
+def extension(request, monkeypatch):
+    narrower = ["AVX2", "AVX512"].index(request.param)
+    if torch.backends.cpu.get_cpu_capability() not in ["AVX2", "AVX512"][narrower:]:
+        pytest.skip(f"a processor without {request.param}")
+    found = convolutional._extension(request.param)
+    if found is None:
+        pytest.skip("no compiler when this was installed")
+    monkeypatch.setattr(convolutional, "_convolutional", found)
 
 
 def small(*layers, flat):

@@ -14,12 +14,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LANE 16 /* floats of a vector */
+/* Floats of a vector, and how many of a block's numbers fit the registers: 32 of 16 or 16 of 8. */
+#ifdef __AVX512F__
+#define LANE 16
+#define POSITIONS 8
+#define TAPS 8
+#define RUN 4
+#else
+#define LANE 8
+#define POSITIONS 6
+#define TAPS 4
+#define RUN 2
+#endif
 #define RECORDS 4 /* that go through the layers together */
 #define FLUSH 16 /* groups of records whose sum is kept apart, against rounding */
 
-typedef float vector __attribute__((vector_size(64)));
-typedef int32_t mask __attribute__((vector_size(64)));
+typedef float vector __attribute__((vector_size(4 * LANE)));
+typedef int32_t mask __attribute__((vector_size(4 * LANE)));
 #define INLINE static inline __attribute__((always_inline))
 
 enum { AFFINE, RELU, MAX_POOL, PAD };
@@ -52,11 +63,11 @@ INLINE void store(float *p, vector v) { memcpy(p, &v, sizeof v); }
 /* out[p] = bias + W^T in[p], for P positions and V vectors of outputs. */
 INLINE void forward_block(const int P, const int V, const layer *l, const float *in,
                           const int32_t *offsets, const float *w, const float *bias, float *out) {
-    vector acc[8][2];
+    vector acc[POSITIONS][2];
     for (int p = 0; p < P; p++)
         for (int v = 0; v < V; v++) acc[p][v] = bias ? load(bias + v * LANE) : (vector){0};
     for (int row = 0; row < l->rows; row++) {
-        const float *from[8];
+        const float *from[POSITIONS];
         for (int p = 0; p < P; p++) from[p] = in + offsets[p] + (int64_t)row * l->stride;
         for (int t = 0; t < l->run; t++, w += l->outputs) {
             vector weight[2];
@@ -79,9 +90,9 @@ static void forward(const layer *l, int positions, const float *in, const int32_
     for (; p + P <= positions; p += P)                                                           \
         forward_block(P, V, l, in, offsets + p, w + o, b, out + (int64_t)p * l->outputs + o);
         if (wide) {
-            BLOCK(8, 2) BLOCK(4, 2) BLOCK(1, 2)
+            BLOCK(POSITIONS, 2) BLOCK(4, 2) BLOCK(1, 2)
         } else {
-            BLOCK(8, 1) BLOCK(4, 1) BLOCK(1, 1)
+            BLOCK(POSITIONS, 1) BLOCK(4, 1) BLOCK(1, 1)
         }
 #undef BLOCK
     }
@@ -90,7 +101,7 @@ static void forward(const layer *l, int positions, const float *in, const int32_
 /* g[t] += sum over positions of in[p][t] * delta[p], for T taps and V vectors of outputs. */
 INLINE void gradient_block(const int T, const int V, const layer *l, int positions, const float *in,
                            const int32_t *offsets, const float *delta, float *g) {
-    vector acc[8][2];
+    vector acc[TAPS][2];
     for (int t = 0; t < T; t++)
         for (int v = 0; v < V; v++) acc[t][v] = load(g + (int64_t)t * l->outputs + v * LANE);
     for (int p = 0; p < positions; p++) {
@@ -117,9 +128,9 @@ static void gradient(const layer *l, int positions, const float *in, const int32
         gradient_block(T, V, l, positions, from + t, offsets, delta + o,                         \
                        to + (int64_t)t * l->outputs);
             if (wide) {
-                BLOCK(8, 2) BLOCK(1, 2)
+                BLOCK(TAPS, 2) BLOCK(1, 2)
             } else {
-                BLOCK(8, 1) BLOCK(1, 1)
+                BLOCK(TAPS, 1) BLOCK(1, 1)
             }
 #undef BLOCK
         }
@@ -129,11 +140,11 @@ static void gradient(const layer *l, int positions, const float *in, const int32
 INLINE void backward_block(const int P, const int U, const layer *l, const float *delta,
                            const int32_t *offsets, const float *w, float *back) {
     const int64_t taps = (int64_t)l->rows * l->run;
-    vector acc[4][4];
+    vector acc[4][RUN];
     for (int p = 0; p < P; p++)
         for (int u = 0; u < U; u++) acc[p][u] = (vector){0};
     for (int o = 0; o < l->outputs; o++, w += taps) {
-        vector weight[4];
+        vector weight[RUN];
         for (int u = 0; u < U; u++) weight[u] = load(w + u * LANE);
         for (int p = 0; p < P; p++)
             for (int u = 0; u < U; u++) acc[p][u] += weight[u] * delta[(int64_t)p * l->outputs + o];
@@ -154,9 +165,9 @@ static void backward(const layer *l, int positions, const float *delta, const in
 #define BLOCK(P, U)                                                                              \
     for (; p + P <= positions; p += P)                                                           \
         backward_block(P, U, l, delta + (int64_t)p * l->outputs, offsets + p, from + t, to + t);
-        for (; t + 4 * LANE <= l->run; t += 4 * LANE) {
+        for (; t + RUN * LANE <= l->run; t += RUN * LANE) {
             int p = 0;
-            BLOCK(4, 4) BLOCK(1, 4)
+            BLOCK(4, RUN) BLOCK(1, RUN)
         }
         for (; t < l->run; t += LANE) {
             int p = 0;
@@ -476,10 +487,14 @@ static PyMethodDef methods[] = {
      "(lanes, theta, parameters, transposed, transposed_size), (clips, totals)); addresses as ints."},
     {NULL, NULL, 0, NULL}};
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_convolutional", NULL, -1, methods,
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "convolutional", NULL, -1, methods,
                                     NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__convolutional(void) {
+/* NAME is given when compiling: there is one extension for every width of vectors. */
+#define INIT_OF(name) PyInit_##name
+#define INIT(name) INIT_OF(name)
+
+PyMODINIT_FUNC INIT(NAME)(void) {
     PyObject *made = PyModule_Create(&module);
     if (made && PyModule_AddIntConstant(made, "RECORDS", RECORDS) < 0) {
         Py_DECREF(made);

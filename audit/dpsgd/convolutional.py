@@ -2,11 +2,14 @@
 
 torch takes each layer through memory for many records at once; here a few records at a time go
 through all layers while what they need stays in cache. Only where the extension was built (a C
-compiler was there) and the processor has AVX-512; elsewhere torch's own operations do the same.
+compiler was there) and the processor has AVX2 or AVX-512; elsewhere torch's own operations do the
+same.
 """
 
+import importlib
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +19,17 @@ from torch.nn import functional
 
 from audit.dpsgd.layers import Parameters, flatten_sequential
 
-try:
-    from audit.dpsgd import _convolutional
-except ImportError:
-    _convolutional = None  # type: ignore[assignment]
+
+def _extension(capability: str) -> Any:
+    """The extension for a processor, in torch's words; None where there is none."""
+    names = {"AVX512": "_convolutional_avx512", "AVX2": "_convolutional_avx2"}
+    try:
+        return importlib.import_module(f"audit.dpsgd.{names[capability]}")
+    except (KeyError, ImportError):
+        return None
+
+
+_convolutional = _extension(torch.backends.cpu.get_cpu_capability())
 
 _VECTOR = 16
 _KINDS = {"affine": 0, "relu": 1, "max_pool": 2, "pad": 3}
@@ -33,7 +43,7 @@ _FIELDS = (
 
 def is_available() -> bool:
     """Whether the extension was built and this processor can run it."""
-    return _convolutional is not None and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return _convolutional is not None
 
 
 class CompiledSums:
