@@ -125,6 +125,10 @@ class AuditConfig:
         checks.one_of("backend", self.backend, BACKENDS)
         if not self.devices or len({device.split(":")[0] for device in self.devices}) > 1:
             raise ValueError(f"devices must be of one kind, got {', '.join(self.devices)}")
+        if self.devices[0] != "cpu" and self.jobs > len(self.devices):
+            raise ValueError(
+                f"jobs must be at most one per GPU, got {self.jobs} for {', '.join(self.devices)}"
+            )
         if not self.out:
             parts = [self.threat, self.canary, self.score]
             self._set("out", "runs/" + "-".join(filter(None, parts)).lower().replace("+", "-"))

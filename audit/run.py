@@ -9,7 +9,7 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +115,13 @@ def run(config: AuditConfig) -> list[Report]:
     Raises:
         ValueError: settings that do not fit each other, or a folder that cannot be used.
     """
-    stages = [game.stage(config, budget) for budget in range(len(config.epsilon))]
-    folder = store.RunFolder.open(config)
+    # To plan and to report needs no GPU; who plays a block makes an engine on it.
+    plan = replace(config, devices=("cpu",))
+    stages = [game.stage(plan, budget) for budget in range(len(config.epsilon))]
     blocks = game.blocks(config, stages[0].engine.name)
+    if not store.RunFolder(Path(config.out), config.view_names).has(blocks):
+        workers.check_devices(config)
+    folder = store.RunFolder.open(config)
     games = _gather(blocks, workers.play_all(config, folder, blocks))
     reports = []
     for view, of_view in zip(config.views, games, strict=True):

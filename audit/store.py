@@ -97,6 +97,10 @@ class RunFolder:
         names = [f"{block.name}-{view}" if view else block.name for view in self.views]
         return [self.path / _SHARDS / f"{name}.npz" for name in names]
 
+    def has(self, blocks: Sequence[Block]) -> bool:
+        """Whether every block has left its shards, whatever they hold."""
+        return all(path.exists() for block in blocks for path in self.shards(block))
+
     def save(self, block: Block, games: Sequence[Trials]) -> None:
         """Writes a block's trials, each file whole or not at all."""
         for path, trials in zip(self.shards(block), games, strict=True):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 import joblib
+from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from tqdm import tqdm
 
@@ -25,6 +26,25 @@ _DEATHS_WITHOUT_PROGRESS = 3
 
 class WorkersDied(RuntimeError):
     """Workers keep dying on the same blocks."""
+
+
+def check_devices(config: AuditConfig) -> None:
+    """Checks the devices of this machine's workers. CUDA is not started here, only in workers.
+
+    Raises:
+        ValueError: a device that is not there.
+    """
+    if config.backend != "loky" or set(config.devices) == {"cpu"}:
+        return
+    import torch  # which takes seconds
+
+    count = torch.cuda.device_count()
+    there = ["cpu", *["cuda"][:count], *(f"cuda:{index}" for index in range(count))]
+    for device in config.devices:
+        if device not in there:
+            raise ValueError(
+                f"device must be one that is there: {', '.join(there)}, got {device!r}"
+            )
 
 
 def finished_blocks(folder: RunFolder, blocks: Sequence[Block]) -> dict[Block, tuple[Trials, ...]]:
@@ -103,8 +123,11 @@ def _played(
         # One thread per process: two OpenMP threads on a busy machine stall each other.
         with joblib.parallel_config("loky", n_jobs=workers, inner_max_num_threads=1):
             yield from joblib.Parallel(return_as="generator_unordered", batch_size=1)(calls)
+        if locks is not None:
+            # A worker keeps its device, and what it has there, for life.
+            get_reusable_executor().shutdown()
         return
-    with _cluster(config), joblib.parallel_config(config.backend, n_jobs=-1):
+    with _cluster(config, workers), joblib.parallel_config(config.backend, n_jobs=-1):
         # Not every backend can stream: a few blocks per worker at a time.
         share = max(4 * workers, 16)
         for start in range(0, len(calls), share):
@@ -112,7 +135,7 @@ def _played(
 
 
 @contextlib.contextmanager
-def _cluster(config: AuditConfig) -> Iterator[None]:
+def _cluster(config: AuditConfig, workers: int) -> Iterator[None]:
     """A connection to the Dask or Ray cluster, or a local one; each is an optional extra."""
     if config.backend == "dask":
         try:
@@ -121,7 +144,7 @@ def _cluster(config: AuditConfig) -> Iterator[None]:
             raise ValueError(
                 "backend dask needs the extra 'dask': pip install 'dp-tuning-audit[dask]'"
             ) from error
-        local = {} if config.scheduler else {"n_workers": config.jobs, "threads_per_worker": 1}
+        local = {} if config.scheduler else {"n_workers": workers, "threads_per_worker": 1}
         with Client(config.scheduler or None, set_as_default=True, **local):
             yield
         return
@@ -132,7 +155,7 @@ def _cluster(config: AuditConfig) -> Iterator[None]:
         raise ValueError(
             "backend ray needs the extra 'ray': pip install 'dp-tuning-audit[ray]'"
         ) from error
-    local = {} if config.scheduler else {"num_cpus": config.jobs, "include_dashboard": False}
+    local = {} if config.scheduler else {"num_cpus": workers, "include_dashboard": False}
     with ray.init(address=config.scheduler or None, log_to_driver=False, **local):
         register_ray()
         yield

@@ -58,7 +58,7 @@ class PretendedCuda:
         self._modes = (_Attributes(self), _Kernels(self))
         monkeypatch.setattr(torch, "Generator", _Generator)
         monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (memory / 3, memory))
 
     def __enter__(self):

@@ -1,5 +1,9 @@
-"""Processes, devices and clusters: the same bytes from any of them, and dead workers replaced."""
+"""Processes, devices and clusters: the same bytes from any of them, and dead workers replaced.
 
+No GPU is needed: "cuda" is pretended, or stands for a name.
+"""
+
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -7,8 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from pretended_cuda import PretendedCuda
 
-from audit import run
+from audit import game, run, workers
+from audit.config import AuditConfig
 
 ROOT = Path(__file__).parents[1]
 OPTIONS = ["--trials", "40000", "--repeats", "1", "--epsilon", "2"]
@@ -90,3 +97,78 @@ def test_workers_that_keep_dying_end_the_run(tmp_path, monkeypatch):
     done = mortal(tmp_path, 10_000, monkeypatch)
     assert done.returncode == 2
     assert "workers died 3 times without finishing a block" in done.stderr
+
+
+SMALL = ["--engine", "batched", "--model", "logistic", "--steps", "2", "--trials", "20"]
+SMALL += ["--repeats", "1", "--epsilon", "2"]
+
+
+def test_only_who_plays_needs_the_gpu(tmp_path, monkeypatch, capsys):
+    options = [*SMALL, "--device", "cuda", "--out", str(tmp_path / "audit")]
+    with PretendedCuda(monkeypatch) as gpu:
+        assert run.main(options) == 0
+    assert gpu.counts["launches"] > 0
+    monkeypatch.undo()
+    game.stage.cache_clear()
+    expected = capsys.readouterr().out
+
+    def started():
+        raise AssertionError("CUDA was started")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", started)
+    assert run.main(options) == 0
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize("devices", [["cuda"], ["cuda:0", "cuda:1"], ["gpu"]])
+def test_a_device_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys, devices):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    out = tmp_path / "audit"
+    assert run.main([*SMALL, "--devices", *devices, "--out", str(out)]) == 2
+    said = f"error: device must be one that is there: cpu, got {devices[0]!r}\n"
+    assert capsys.readouterr().err == said
+    assert not out.exists()  # nor is the folder taken for the GPU
+
+
+def test_the_second_of_two_gpus_may_be_missing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    workers.check_devices(AuditConfig(devices=("cuda:0",)))
+    with pytest.raises(ValueError, match="there: cpu, cuda, cuda:0, got 'cuda:1'"):
+        workers.check_devices(AuditConfig(devices=("cuda:0", "cuda:1")))
+    workers.check_devices(AuditConfig(devices=("cuda:0", "cuda:1"), backend="dask"))
+
+
+def test_one_process_per_gpu():
+    with pytest.raises(ValueError, match="jobs must be at most one per GPU, got 3 for cuda:0"):
+        AuditConfig(devices=("cuda:0", "cuda:1"), jobs=3)
+
+
+def test_every_worker_has_a_device_of_its_own(tmp_path, monkeypatch):
+    devices = ("cuda:0", "cuda:1")
+    claim = workers._claim.__wrapped__  # what a process asks once
+    with contextlib.ExitStack() as held:
+        for expected in devices:
+            device, lock = claim(devices, str(tmp_path))
+            held.enter_context(lock)
+            assert device == expected
+        with pytest.raises(RuntimeError, match="more workers than devices"):
+            claim(devices, str(tmp_path))
+    device, lock = claim(devices, str(tmp_path))  # a worker that dies lets go
+    lock.close()
+    assert device == "cuda:0"
+
+    played = []
+    monkeypatch.setattr(game, "play", lambda config, block: played.append(config.devices))
+    config = AuditConfig(devices=devices, out=str(tmp_path))
+    monkeypatch.setattr(workers, "_claim", lambda devices, locks: (devices[1], None))
+    workers._play(config, None, config.out)
+    assert played == [("cuda:1",)]
+
+
+def test_workers_let_go_of_their_devices_when_the_blocks_are_done(tmp_path):
+    # Else they would keep what they have on their GPUs while others play the next audit.
+    out = str(tmp_path / "audit")
+    assert run.main([*SMALL, "--devices", "cpu", "cpu", "--out", out]) == 0
+    with contextlib.ExitStack() as held:
+        for _ in range(2):
+            held.enter_context(workers._claim.__wrapped__(("cpu", "cpu"), out)[1])
