@@ -64,6 +64,8 @@ class BatchedEngine:
         self._device = check_device(device)
         self._precision = precision
         allow_tf32(False)
+        # cuDNN, which only `gradients.VmapModel` calls, would sum in any order.
+        torch.backends.cudnn.deterministic = True
         self._threat_model = threat_model
         self._settings = settings
         model = model.to(self._device)
