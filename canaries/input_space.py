@@ -5,18 +5,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from audit import checks
+
 
 @dataclass(frozen=True, eq=False)
 class InputCanary:
     """A record of another data set, or any the adversary makes (Xiang et al. 2024, sec. 4.1).
 
     Attributes:
-        features: one record, e.g. [channels, height, width], without a batch dimension; finite.
+        features: one record, e.g. [channels, height, width], without a batch dimension; an array
+            of finite real numbers.
         label: its class, >= 0.
         name: what reports call it, e.g. "MNIST[0]".
 
     Raises:
-        ValueError: features that are empty or not finite, or a negative label.
+        ValueError: features that are no array of real numbers, empty or not finite, or a label that
+            is no whole number >= 0.
     """
 
     features: NDArray[np.float32] | NDArray[np.float64]
@@ -24,13 +28,19 @@ class InputCanary:
     name: str = "input"
 
     def __post_init__(self) -> None:
+        is_array = isinstance(self.features, np.ndarray)
+        if not is_array or self.features.dtype.kind not in "biuf":
+            came = self.features.dtype if is_array else type(self.features).__name__
+            raise ValueError(
+                "canary features must be a numpy array of real numbers, "
+                f"got {self.name} with {came}"
+            )
         if self.features.size == 0 or not np.all(np.isfinite(self.features)):
             raise ValueError(
                 f"canary features must be finite and not empty, got {self.name} with "
                 f"shape {self.features.shape}"
             )
-        if self.label < 0:
-            raise ValueError(f"canary label must be >= 0, got {self.label}")
+        object.__setattr__(self, "label", checks.whole("canary label", self.label, 0))
 
     def __eq__(self, other: object) -> bool:
         """Whether both are the same record, whatever their names."""

@@ -36,5 +36,21 @@ def test_input_canary_refuses_what_is_not_finite(value):
 def test_input_canary_refuses_no_pixels_and_a_negative_label():
     with pytest.raises(ValueError, match="not empty"):
         InputCanary(np.zeros((0,), np.float32), 0)
-    with pytest.raises(ValueError, match="canary label must be >= 0, got -1"):
+    with pytest.raises(ValueError, match="canary label must be a whole number >= 0, got -1"):
         InputCanary(np.zeros((1,), np.float32), -1)
+
+
+@pytest.mark.parametrize("label", [3.7, np.nan, "three"])
+def test_input_canary_refuses_a_label_that_is_no_whole_number(label):
+    with pytest.raises(ValueError, match="canary label must be a whole number >= 0, got"):
+        InputCanary(np.zeros((1,), np.float32), label)
+
+
+def test_input_canary_keeps_a_label_of_numpy_as_a_plain_number():
+    assert type(InputCanary(np.zeros((1,), np.float32), np.int64(3)).label) is int
+
+
+@pytest.mark.parametrize("features", [[[1.0]], np.ones(1, complex), np.array(["a"]), None])
+def test_input_canary_refuses_what_is_no_array_of_real_numbers(features):
+    with pytest.raises(ValueError, match="canary features must be a numpy array of real numbers"):
+        InputCanary(features, 0)

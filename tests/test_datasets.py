@@ -69,6 +69,26 @@ def test_damaged_idx(tmp_path, offline):
         datasets.load("MNIST", True, str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-20],
+        lambda content: content[:40] + bytes([content[40] ^ 255]) + content[41:],
+        lambda content: b"no archive",
+        lambda content: gzip.compress(gzip.decompress(content)[:6]),
+    ],
+    ids=["cut", "flipped", "foreign", "header"],
+)
+def test_damaged_archive(tmp_path, offline, damage):
+    raw = tmp_path / "MNIST" / "raw"
+    write_idx(raw / "train-images-idx3-ubyte.gz", np.arange(2 * 784).reshape(2, 28, 28))
+    write_idx(raw / "train-labels-idx1-ubyte.gz", np.zeros(2))
+    path = raw / "train-images-idx3-ubyte.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"files of MNIST must be whole .*images-idx3-ubyte\.gz"):
+        datasets.load("MNIST", True, str(tmp_path))
+
+
 def write_cifar(path, pixels, labels, old_names):
     content = {b"data": pixels, b"labels": labels, b"batch_label": b"toy"}
     raw = pickle.dumps(content, protocol=2)
@@ -109,6 +129,29 @@ def test_other_pickles_are_refused(content):
     raw = pickle.dumps(content, protocol=2)
     with pytest.raises(pickle.UnpicklingError, match="refused: the pickle asks for"):
         datasets.PlainUnpickler(io.BytesIO(raw)).load()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [pickle.dumps(Shell()), pickle.dumps([1]), pickle.dumps({"data": 1}), b"", b"hello"],
+    ids=["hostile", "list", "key", "empty", "text"],
+)
+def test_damaged_cifar(tmp_path, offline, content):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    (folder / "test_batch").write_bytes(content)
+    with pytest.raises(ValueError, match=r"files of CIFAR10 must be whole .*test_batch"):
+        datasets.load("CIFAR10", False, str(tmp_path))
+
+
+def test_damaged_svhn(tmp_path, offline):
+    path = tmp_path / "test_32x32.mat"
+    path.write_bytes(b"no mat" * 100)
+    with pytest.raises(ValueError, match=r"files of SVHN must be whole .*test_32x32"):
+        datasets.load("SVHN", False, str(tmp_path))
+    scipy.io.savemat(path, {"Z": np.zeros(3)})
+    with pytest.raises(ValueError, match=r"files of SVHN must be whole .*test_32x32"):
+        datasets.load("SVHN", False, str(tmp_path))
 
 
 def test_svhn(tmp_path, offline):

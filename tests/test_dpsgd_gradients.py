@@ -254,6 +254,17 @@ class TestModels:
             self.make(f"{__name__}.mixing_model")
         with pytest.raises(ValueError, match="must give a torch"):
             self.make(f"{__name__}.no_model")
+        with pytest.raises(ValueError, match=r"\[records, 10\] logits, got tuple for 2 records"):
+            self.make(f"{__name__}.two_headed_model")
+
+    @pytest.mark.parametrize("name", ["centring_model", "forgetful_model"])
+    def test_every_record_has_logits_of_its_own(self, name):
+        with pytest.raises(ValueError, match="must give each record logits of its own, the same"):
+            self.make(f"{__name__}.{name}")
+
+    def test_what_vmap_cannot_take(self):
+        with pytest.raises(ValueError, match=r"known to torch\.func\.vmap, .* got Of: "):
+            stacked(self.make(f"{__name__}.branching_model"), (1, 8, 8))
 
 
 def user_model():
@@ -266,3 +277,30 @@ def no_model():
 
 def mixing_model(record_shape, classes):
     return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, classes))
+
+
+class Of(nn.Module):
+    """A linear layer, and what a function makes of its input and output."""
+
+    def __init__(self, before=lambda x: x, after=lambda y: y):
+        super().__init__()
+        self.before, self.linear, self.after = before, nn.Linear(64, 10), after
+
+    def forward(self, x):
+        return self.after(self.linear(self.before(x.flatten(1))))
+
+
+def two_headed_model():
+    return Of(after=lambda y: (y, y))
+
+
+def centring_model():
+    return Of(lambda x: x - x.mean(0, keepdim=True))
+
+
+def forgetful_model():
+    return Of(nn.functional.dropout)
+
+
+def branching_model():
+    return Of(after=lambda y: y if (y**2).sum().item() >= 0 else 2 * y)

@@ -134,6 +134,7 @@ def canary():
     return InputCanary(np.full((1, 8, 8), 0.5, np.float32), 3, "grey")
 def nothing():
     return None
+number = 5
 """
 
 
@@ -146,6 +147,10 @@ def test_own_score_and_canary_by_dotted_name(tmp_path, monkeypatch):
     assert threat_models.build("ETCV", "own_audit_parts.canary").score.name == "canary-loss"
     with pytest.raises(ValueError, match="canary must give an InputCanary, got None"):
         threat_models.build("ETCV", "own_audit_parts.nothing")
+    with pytest.raises(ValueError, match="canary must give an InputCanary, got 5"):
+        threat_models.build("ETCV", "own_audit_parts.number")
+    with pytest.raises(ValueError, match="score must be a function, got 5"):
+        threat_models.build("ETCV", "dirac", "own_audit_parts.number")
     with pytest.raises(ValueError, match="score must be a name that can be imported"):
         threat_models.build("ETCV", "dirac", "own_audit_parts.missing")
     with pytest.raises(ValueError, match="score for NTNV"):

@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import pickle
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,7 +202,7 @@ def load(name: str, train: bool, data_root: str | None = None, size: int | None 
         files = _split_files(name, train)
         if not all(_local(root, file).exists() for file in files):
             _download(name, files, root)
-        pixels, labels = _READERS[name]([_local(root, file) for file in files])
+        pixels, labels = _read(name, [_local(root, file) for file in files])
     if size is not None and size > len(labels):
         log.warning("%s has %d records, not %d: taking all", name, len(labels), size)
     whole = np.float32(16 if name == "DIGITS" else 255)
@@ -296,6 +297,17 @@ def _unpack(archive: Path, members: list[str], root: Path) -> None:
             tar.extract(member, root, filter="data")
 
 
+def _read(name: str, paths: list[Path]) -> tuple[Bytes, Bytes]:
+    """Pixels and labels of one split, with a clear error where its files are damaged."""
+    try:
+        return _READERS[name](paths)
+    except (*_DAMAGE, OSError) as error:
+        files = ", ".join(map(str, paths))
+        raise ValueError(
+            f"files of {name} must be whole and in the official format, got {files}: {error}"
+        ) from error
+
+
 def _read_idx(path: Path) -> Bytes:
     """An IDX file of unsigned bytes: magic 00 00 08 ndim, big-endian dimensions, data."""
     raw = path.read_bytes()
@@ -359,6 +371,16 @@ def _read_svhn(paths: list[Path]) -> tuple[Bytes, Bytes]:
     return content["X"].transpose(3, 2, 0, 1), content["y"].ravel() % 10
 
 
+# What readers of damaged files raise: a key, attribute, type or index of what is something else.
+_DAMAGE = (
+    ValueError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    EOFError,
+    zlib.error,
+    pickle.UnpicklingError,
+)
 _READERS: dict[str, Callable[[list[Path]], tuple[Bytes, Bytes]]] = {
     "FASHION": _read_idx_pair,
     "MNIST": _read_idx_pair,

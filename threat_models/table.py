@@ -113,7 +113,8 @@ def _canary(threat: str, canary: str, dataset: str, index: int, data_root: str |
     if canary == "dirac":
         return DiracCanary()
     if "." in canary:
-        own = imported("canary", canary)()
+        function = imported("canary", canary)
+        own = function() if callable(function) else function
         if not isinstance(own, InputCanary):
             raise ValueError(f"canary must give an InputCanary, got {own!r} from {canary}")
         return own
@@ -135,7 +136,10 @@ def _score(
             raise ValueError("worst_order must be given with the score worst-order, got None")
         return WorstOrder(worst_order)
     if "." in name:
-        return UserScore(imported("score", name), name)
+        function = imported("score", name)
+        if not callable(function):
+            raise ValueError(f"score must be a function, got {function!r} from {name}")
+        return UserScore(function, name)
     if name == "canary-loss":
         assert isinstance(canary, InputCanary)
         return CanaryLoss(canary)

@@ -141,7 +141,11 @@ class BookkeepingModel:
 
 
 class VmapModel:
-    """Any module, one record at a time under `torch.func.vmap`: slower, and needs more memory."""
+    """Any module, one record at a time under `torch.func.vmap`: slower, and needs more memory.
+
+    Raises:
+        ValueError: a module that vmap cannot take.
+    """
 
     def __init__(self, model: nn.Module, record_shape: tuple[int, ...]) -> None:
         self._model = model
@@ -151,6 +155,15 @@ class VmapModel:
         self._fixed |= {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
         # The written-out gradient, and as much again for what autograd holds.
         self.record_floats = 2 * sum(p.numel() for p in model.parameters())
+        theta = [p.detach()[None] for p in model.parameters() if p.requires_grad]
+        try:
+            x = theta[0].new_zeros(1, *record_shape)
+            self.gradients(theta, x, x.new_zeros(1, dtype=torch.long))
+        except RuntimeError as error:
+            raise ValueError(
+                "model must be known to torch.func.vmap, which takes its gradient record by "
+                f"record, got {type(model).__name__}: {str(error).splitlines()[0]}"
+            ) from error
 
     def prepare(self, features: Tensor) -> Tensor:
         """Identity."""

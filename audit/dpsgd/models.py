@@ -91,15 +91,28 @@ def make_model(
     model = model.to(dtype).train()
     try:
         with torch.no_grad():
-            shape = tuple(model(torch.zeros(2, *record_shape, dtype=dtype)).shape)
+            generator = torch.Generator().manual_seed(0)
+            records = torch.rand(2, *record_shape, dtype=dtype, generator=generator)
+            logits = model(records)
+            alone = [model(record[None]) for record in records]
     except RuntimeError as error:
         raise ValueError(
             f"model {name} does not fit records of shape {record_shape}: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    if shape != (2, classes):
+    got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if got != [2, classes]:
         raise ValueError(
-            f"model {name} must give [records, {classes}] logits, got {list(shape)} for 2 records"
+            f"model {name} must give [records, {classes}] logits, got {got} for 2 records"
+        )
+    apart = torch.cat(alone)
+    same = apart.shape == logits.shape and torch.allclose(
+        apart, logits, rtol=1e-3, atol=1e-4, equal_nan=True
+    )
+    if not same:
+        raise ValueError(
+            f"model {name} must give each record logits of its own, the same every time, got "
+            "others for 2 records together than for each alone"
         )
     return model
 
