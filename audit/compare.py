@@ -110,7 +110,7 @@ def _audits(path: Path) -> Iterator[Audit]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(
             f"folders must hold finished audits, got {str(path.parent)!r}: {error}"
         ) from error

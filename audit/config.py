@@ -12,7 +12,7 @@ from audit import checks
 from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, PRECISIONS, Candidate, DpSgdSettings
 from audit.repetitions import Repetitions, parse
-from threat_models import check_names
+from threat_models import THREATS, check_names
 from threat_models.datasets import RECORD_SHAPES
 
 # What the results do not depend on.
@@ -94,6 +94,7 @@ class AuditConfig:
     out: str = ""
 
     def __post_init__(self) -> None:
+        checks.one_of("threat", self.threat, (*THREATS, _SHARED))
         if len(set(self.canaries)) < len(self.canaries):
             raise ValueError(f"canary must name each canary once, got {self.canary!r}")
         for threat, canary in self.pairs:
@@ -158,7 +159,12 @@ class AuditConfig:
         if len(self.pairs) == 1:
             return (self,)
         return tuple(
-            replace(self, threat=threat, canary=canary, out=f"{self.out}/{name.lower()}")
+            replace(
+                self,
+                threat=threat,
+                canary=canary,
+                out=f"{self.out}/{name.replace(threat, threat.lower(), 1)}",
+            )
             for (threat, canary), name in zip(self.pairs, self.view_names, strict=True)
         )
 
@@ -240,7 +246,7 @@ def read_preset(path: str) -> dict[str, Any]:
         values = tomllib.loads(file.read_text())
     except OSError as error:
         raise ValueError(f"preset must be a readable TOML file, got {path!r}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"preset must be TOML, got {path!r}: {error}") from error
     return {"out": str(file.with_suffix("")), **values}
 

@@ -271,5 +271,7 @@ def to_text(summary: Mapping[str, Any]) -> str:
         lines.append(f"({number}) {key}, {confidence}: {told}")
     diverged = sum(result["diverged_runs"] for result in summary["results"])
     if diverged:
-        lines.append(f"{diverged} runs diverged (non-finite weights); they were never chosen.")
+        lines.append(
+            f"{diverged} runs diverged (weights or score not finite); they were never chosen."
+        )
     return "\n".join(lines)

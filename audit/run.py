@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _show(config, run(config))
             if len(configs) > 1:
                 print()
-    except (ValueError, FileNotFoundError, workers.WorkersDied) as error:
+    except (ValueError, OSError, workers.WorkersDied) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if len(configs) == 1:

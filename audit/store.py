@@ -82,15 +82,24 @@ class RunFolder:
 
     @contextlib.contextmanager
     def _whole(self, path: Path) -> Iterator[Path]:
-        """A temporary neighbour of `path` that takes its place when the block ends well."""
+        """A temporary neighbour of `path` that takes its place when the block ends well.
+
+        Raises:
+            ValueError: it cannot be written, for instance because the disk is full.
+        """
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             yield temporary
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+        except OSError as error:
+            raise ValueError(
+                f"out must be a writable folder with room, got {str(self.path)!r}: {error}"
+            ) from error
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
     def shards(self, block: Block) -> list[Path]:
         """Where a block's trials lie, one file for every view."""

@@ -182,6 +182,8 @@ def test_folders_without_a_finished_audit(finished, tmp_path, capsys):
     (begun / "ntcv" / "summary.json").unlink()
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "summary.json").write_text("{")
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "summary.json").write_text("[1]")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "summary.json").write_text("{}")
     (tmp_path / "preset.toml").write_text("")
@@ -189,6 +191,7 @@ def test_folders_without_a_finished_audit(finished, tmp_path, capsys):
         (tmp_path / "absent", tmp_path / "absent"),
         (begun, begun / "ntcv"),
         (tmp_path / "damaged", tmp_path / "damaged"),
+        (tmp_path / "list", tmp_path / "list"),
         (tmp_path / "foreign", tmp_path / "foreign"),
     ):
         code, _, err = command(capsys, folder, tmp_path / "preset.toml", "--out", tmp_path / "out")

@@ -181,7 +181,8 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, capsys):
             ["--threat", "NTNV+NTCV", "--score", "canary-loss"],
             "score for NTNV with canary dirac must",
         ),
-        (["--threat", "ETCV+NTCV"], "threat must be one of"),
+        (["--threat", "NTCV+NTNV"], "must be one of NTNV, NTCV, ETCV, NTNV+NTCV, got 'NTCV+NTNV'"),
+        (["--preset", sys.executable], "preset must be TOML"),
         (["--canary", "dirac+input", "--score", "worst-order"], "score for ETCV with canary input"),
         (["--canary", "dirac+dirac"], "canary must name each canary once, got 'dirac+dirac'"),
         (["--canary", "dirac+inptu"], "did you mean 'input'?"),
@@ -228,6 +229,35 @@ def test_unwritable_folder_is_refused(tmp_path, capsys):
     code, _, err = audit(capsys, *QUICK, "--out", config.parent)
     assert code == 2
     assert "not json" in err
+
+
+def test_views_that_differ_in_case_alone_have_folders_of_their_own():
+    views = AuditConfig(canary="own.dark+own.Dark", out="here").views
+    assert [view.out for view in views] == ["here/etcv-own.dark", "here/etcv-own.Dark"]
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, capsys, monkeypatch):
+    options = [*QUICK, "--threat", "NTNV", "--train-size", 20, "--validation-size", 10]
+    options += ["--steps", 1, "--repetitions", "fixed:4", "--out", tmp_path]
+    whole, saved = np.savez, []
+
+    def savez(file, **arrays):
+        if len(saved) == 2:
+            raise OSError(28, "No space left on device")
+        saved.append(file.name)
+        whole(file, **arrays)
+
+    monkeypatch.setattr(np, "savez", savez)
+    code, _, err = audit(capsys, *options)
+    assert code == 2
+    line = err.splitlines()[-1]
+    assert line.startswith("error: out must be a writable folder with room, got ")
+    assert "No space left" in line
+    assert "Traceback" not in err
+    assert len(list(tmp_path.glob("shards/*"))) == 2
+    assert not list(tmp_path.glob("shards/.*"))
+    monkeypatch.undo()
+    assert audit(capsys, *options)[0] == 0
 
 
 def test_preset_keys_are_the_options_and_options_win(tmp_path):

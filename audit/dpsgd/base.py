@@ -51,8 +51,8 @@ class LaneOutcomes:
             of one run on an empty training set. At sampling rate 1 lambda_a stands for it, which it
             is where every c_i is 1.
         scores: [R] float64, the threat model's score g(y), higher is better.
-        finite: [R] bool, False where the run diverged (non-finite weights). Such a lane's score is
-            minus infinity and its proxies 0.
+        finite: [R] bool, False where the run diverged (weights or score not finite). Such a lane's
+            score is minus infinity and its proxies 0.
     """
 
     lambda_a: NDArray[np.float64]
