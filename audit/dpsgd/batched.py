@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from audit.dpsgd import streams
 from audit.dpsgd.base import LaneOutcomes, Lanes
 from audit.dpsgd.gradients import ClippedRecord, ClippedSums, StackedModel, clipped_sums, stacked
-from audit.dpsgd.layers import Parameters
+from audit.dpsgd.layers import Parameters, flat, shaped
 from audit.dpsgd.precision import FLOAT32, Precision
 from audit.dpsgd.products import allow_tf32
 from audit.dpsgd.settings import DpSgdSettings
@@ -232,12 +232,12 @@ class BatchedEngine:
         """
         s = self._settings
         count = len(lanes)
-        theta = [p.expand(count, *p.shape).clone() for p in self._initial]
+        state = [flat(p[None]).repeat(count, 1) for p in self._initial]
+        theta = [shaped(w, p.shape) for w, p in zip(state, self._initial, strict=True)]
         rate, clip, momentum = torch.from_numpy(s.of_lanes(lanes.candidate)).to(theta[0])
-        flat = [p.view(count, -1) for p in theta]
         included = torch.from_numpy(np.array(lanes.included)).to(self._device)
         descent, momentum = -rate[:, None], momentum[:, None]
-        velocity = [torch.zeros_like(p) for p in flat] if momentum.any() else None
+        velocity = [torch.zeros_like(w) for w in state] if momentum.any() else None
         residual = torch.zeros(count, dtype=torch.float64, device=self._device)
         proxies = [Proxies(s, lanes.candidate, self._device) for _ in canaries]
         gradients = [self._gradient(canary) for canary in canaries]
@@ -253,13 +253,13 @@ class BatchedEngine:
             if self._training is not None:
                 sums = self._training(theta, clip, taken, self._chunk_floats)
                 for p, g in zip(released, sums, strict=True):
-                    p.add_(g.view(count, -1))
+                    p.add_(flat(g))
             for own, z in zip(proxies, zs, strict=True):
                 own.add(z.inner(released), z.squared_norm)
             step = released
             if velocity is not None:
                 step = [v.mul_(momentum).add_(p) for v, p in zip(velocity, released, strict=True)]
-            for w, v in zip(flat, step, strict=True):
+            for w, v in zip(state, step, strict=True):
                 w.addcmul_(v, descent)
 
         return theta, proxies, residual

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audit.dpsgd.layers import Parameters, flatten_sequential
+from audit.dpsgd.layers import Parameters, flatten_sequential, shaped
 
 
 def _extension(capability: str) -> Any:
@@ -106,9 +106,12 @@ class _Weights:
         """The inverse of `pack`; `shape` is that of the weight, [R, ...]."""
         outputs, channels, height, width = self.shape
         weight = packed[:, : self.size].view(-1, height, width, self.channels, self.outputs)
-        weight = weight[..., :channels, :outputs].permute(0, 4, 3, 1, 2)
+        weight = weight[..., :channels, :outputs]
+        if len(shape) == 5:
+            weight = shaped(weight.permute(0, 4, 1, 2, 3).flatten(1), shape[1:])
+        else:
+            weight = weight.permute(0, 4, 3, 1, 2).reshape(shape)
         bias = packed[:, self.size :][:, :outputs]
-        weight = weight.reshape(shape).contiguous()
         return [weight, bias] if self.has_bias else [weight]
 
 

@@ -21,6 +21,23 @@ from audit.dpsgd.products import affine, affines
 Parameters = list[Tensor]
 
 
+def flat(parameter: Tensor) -> Tensor:
+    """A parameter [R, ...] of R lanes as vectors [R, size].
+
+    Kernels [R, outputs, c, kh, kw] are flattened with the channels last, as patches have them, so
+    that nothing is copied where they lie so in memory (`shaped`).
+    """
+    return (parameter.permute(0, 1, 3, 4, 2) if parameter.dim() == 5 else parameter).flatten(1)
+
+
+def shaped(vectors: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The inverse of `flat`, without a copy; `shape` is that of one lane."""
+    if len(shape) != 4:
+        return vectors.view(len(vectors), *shape)
+    outputs, channels, *kernel = shape
+    return vectors.view(len(vectors), outputs, *kernel, channels).permute(0, 1, 4, 2, 3)
+
+
 class RecordGradients(Protocol):
     """The gradients of m records in R lanes with respect to one layer's parameters."""
 
@@ -137,8 +154,8 @@ class Dense:
 
     @cached_property
     def _single(self) -> Parameters:
-        """The gradient of a single record, [R, size], as the parameters lie in memory."""
-        return [g.flatten(1) for g in self.gradients]
+        """The gradient of a single record, [R, size]."""
+        return [flat(g[:, 0]) for g in self.gradients]
 
     def inner(self, vectors: Parameters) -> Tensor:
         """Sum of products."""
@@ -156,23 +173,12 @@ class Dense:
 class Kernels(Dense):
     """Gradients of a convolution, the first [R, m, outputs, kh * kw * c]."""
 
-    kernel: tuple[int, ...]
+    shape: tuple[int, ...]  # of the kernels, [outputs, c, kh, kw]
 
     def weighted_sum(self, factors: Tensor) -> Parameters:
-        """As for `Dense`, brought to [R, outputs, c, kh, kw]: cheaper after the sum than before."""
+        """As for `Dense`, the first as [R, outputs, c, kh, kw]."""
         first, *others = super().weighted_sum(factors)
-        return [self._in_order(first), *others]
-
-    @cached_property
-    def _single(self) -> Parameters:
-        first, *others = self.gradients
-        return [self._in_order(first[:, 0]).flatten(1), *(g.flatten(1) for g in others)]
-
-    def _in_order(self, weight: Tensor) -> Tensor:
-        """[R, outputs, kh * kw * c] as [R, outputs, c, kh, kw]."""
-        channels = weight.shape[-1] // (self.kernel[0] * self.kernel[1])
-        weight = weight.reshape(*weight.shape[:2], *self.kernel, channels)
-        return weight.permute(0, 1, 4, 2, 3).contiguous()
+        return [shaped(first.flatten(1), self.shape), *others]
 
 
 class Linear:
@@ -259,7 +265,7 @@ class Conv2d:
         if need_input:
             columns = rows.reshape(lanes, -1, outputs) @ weight
             back = self._scatter(columns.view(*patches.shape), shape)
-        return back, Kernels(gradients, self._kernel)
+        return back, Kernels(gradients, theta[0].shape[1:])
 
     def _flat(self, weight: Tensor) -> Tensor:
         """[R, out, c, kh, kw] as [R, out, kh * kw * c], the order of the patches."""
