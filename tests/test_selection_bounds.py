@@ -106,32 +106,6 @@ def test_the_likelihood_order_is_played_exactly(spec):
     assert value("reduced-exact", base, spec, 0.01) <= value("region", base, spec, 0.01)
 
 
-@pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8", "fixed:4"])
-def test_split_orders_are_played_exactly(spec):
-    p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1])
-    base, law, delta = DiscreteMechanism(p, q), repetitions.parse(spec), 0.01
-    pair, attained = base.pairs[0], []
-    for side, (first, second) in ((pair, (p, q)), (pair.mirrored, (q[::-1], p[::-1]))):
-        for cut in range(4):
-            # Two ends of no mass frame the four outputs: the first `cut` are ranked backwards.
-            game = LikelihoodOrder(side, law, cut + 1 if cut else 0)
-            order = [*range(cut)[::-1], *range(cut, 4)]
-            there, back = tuned(first, order, law), tuned(second, order, law)
-            for epsilon in (0.0, 0.5, 1.5):
-                exact = max(hockey_stick(there, back, epsilon), hockey_stick(back, there, epsilon))
-                assert game.delta(epsilon) == pytest.approx(exact, rel=1e-9, abs=1e-13)
-            attained.append(
-                accounting.solve_epsilon(
-                    lambda e, a=there, b=back: max(hockey_stick(a, b, e), hockey_stick(b, a, e)),
-                    delta,
-                )
-            )
-    found = upper_bounds.split_order(base, law, delta)
-    assert found.epsilon == pytest.approx(max(attained), rel=1e-6)
-    assert found.attained
-    assert found.epsilon <= value("region", base, spec, delta)
-
-
 @pytest.mark.parametrize(
     ("base", "eta", "published"),
     [
@@ -176,8 +150,9 @@ def test_the_hierarchy_holds_for_gaussian_bases(mu, spec, delta):
         elif row.name in upper_bounds.VALID_FOR_ANY_SCORE:
             assert row.epsilon >= rows["worst-order"].epsilon - rows["worst-order"].error
             # Bounds that set the chance of a failure apart may be smaller where delta is large.
-            if row.name not in ("approximate", "liu-talwar"):
+            if row.name not in ("approximate", "liu-talwar", "tight"):
                 assert row.epsilon >= region * (1 - 1e-9)
+    assert rows["tight"].epsilon <= region * (1 + 1e-9)
     assert rows["reduced-exact"].epsilon <= rows["reduced-renyi"].epsilon * (1 + 1e-6) + 1e-9
 
 
@@ -190,9 +165,10 @@ def test_the_hierarchy_holds_for_sampled_bases(base, spec):
     assert rows["reduced-exact"].epsilon <= region
     assert rows["reduced-exact"].error < 1e-3 * region
     assert "not a bound" in rows["reduced-O"].assumes
-    assert 0.8 * region < rows["split-order"].epsilon <= region
+    assert rows["tight"].epsilon * (1 - 1e-3) < rows["worst-order"].epsilon
+    assert rows["worst-order"].epsilon <= rows["tight"].epsilon <= region * (1 + 1e-9)
     for name in upper_bounds.VALID_FOR_ANY_SCORE:
-        if name in rows and rows[name].epsilon is not None:
+        if name in rows and rows[name].epsilon is not None and name != "tight":
             assert rows[name].epsilon >= region * (1 - 1e-9)
     assert base.epsilon(DELTA) <= region
 
@@ -528,12 +504,12 @@ def test_what_is_refused():
     assert accounting.Unreachable.__mro__[1] is ValueError
 
 
-def test_the_tightest_bound_is_the_region_bound_but_where_delta_is_large():
+def test_the_tightest_bound_is_the_tight_one():
     law = repetitions.parse("tnb:0,0.05")
-    usual = upper_bounds.tightest(GaussianMechanism(0.5), law, DELTA)
-    assert usual.name == "region"
-    large = upper_bounds.tightest(GaussianMechanism(0.0117), law, 0.01)
-    assert large.name == "approximate"
-    assert large.epsilon < value("region", GaussianMechanism(0.0117), law.spec, 0.01)
+    assert upper_bounds.tightest(GaussianMechanism(0.5), law, DELTA).name == "tight"
+    # Where delta is large, setting the chance of a failure apart beats the region bound only.
+    weak = GaussianMechanism(0.0117)
+    assert value("approximate", weak, law.spec, 0.01) < value("region", weak, law.spec, 0.01)
+    assert upper_bounds.tightest(weak, law, 0.01).name == "tight"
     with pytest.raises(accounting.Unreachable, match="no epsilon removes"):
         upper_bounds.tightest(ApproximateDp(0.1, 0.01), law, 0.01)

@@ -222,24 +222,15 @@ class LossPair(DominatingPair):
         p, q = (self._log_left(np.interp(t, at, a), np.interp(t, at, b)) for a, b in self._vertices)
         return p, q
 
-    def ranked(self, cut: int = 0) -> tuple[Array, Array]:
-        """The outputs in an order of preference: how likely a run is worse, from the best on.
-
-        The largest loss is preferred, down to the first `cut` outputs; of those the smallest.
-
-        Args:
-            cut: 0 for the plain order of the likelihood ratio. What P' alone gives counts as the
-                first output.
+    def ranked(self) -> tuple[Array, Array]:
+        """The outputs from the largest loss on: how likely a run is worse.
 
         Returns:
-            log P[worse] and log P'[worse] at the ends [n+3] of the outputs, from 0 to -inf.
+            log P[worse] and log P'[worse] at the ends [n+3] of the outputs, from 0 to -inf. What P'
+            alone gives is the worst output.
         """
-        sides = []
-        for done, left in self._vertices:
-            top = self._log_left(left, done)[: cut - 1 if cut else None : -1]
-            rest = np.maximum(done[cut] - done[1 : cut + 1], 0.0)
-            sides.append(np.append(top, self._log_left(left[cut] + done[1 : cut + 1], rest)))
-        return sides[0], sides[1]
+        p, q = (self._log_left(left, done)[::-1] for done, left in self._vertices)
+        return p, q
 
     @staticmethod
     def _log_left(done: Array, left: Array) -> Array:

@@ -47,7 +47,6 @@ from audit.upper_bounds.reduced import (
     reduced_gdp_limit,
     reduced_mean_inclusion,
     reduced_renyi,
-    split_order,
 )
 from audit.upper_bounds.region import RegionCurve, region
 from audit.upper_bounds.renyi import (
@@ -67,6 +66,7 @@ from audit.upper_bounds.subset import (
     subset_divergences,
     subset_tuning,
 )
+from audit.upper_bounds.tight import FoldedGame, TightCurve, tight
 from audit.upper_bounds.worst_order import (
     FoldedOrder,
     SplitOrder,
@@ -90,6 +90,7 @@ BOUNDS: dict[str, Bound] = {
     "reduced-exact": reduced_exact,
     "worst-order": worst_order,
     "region": region,
+    "tight": tight,
 }
 """Every bound by name, the loosest kind first."""
 
@@ -97,7 +98,6 @@ SPECIAL: dict[str, Bound] = {
     "lemma-22": lemma_22,
     "reduced-O": reduced_mean_inclusion,
     "reduced-G": reduced_gdp_limit,
-    "split-order": split_order,
 }
 """For truncated laws, sampled batches and other known bases: no row where they do not apply."""
 
@@ -110,6 +110,7 @@ VALID_FOR_ANY_SCORE = (
     "lemma-7",
     "profile",
     "region",
+    "tight",
 )
 """The names of the upper bounds that hold whatever the score."""
 
@@ -142,8 +143,7 @@ def _row(name: str, base: Mechanism, repetitions: Repetitions, delta: float) -> 
 def tightest(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
     """The smallest bound that holds whatever the score.
 
-    It is the region bound nearly always; where delta is large, setting the chance of a failure
-    apart can be tighter.
+    It is the tight bound, but where the discretisation of that one tells.
 
     Args:
         base: the base mechanism.
@@ -167,11 +167,13 @@ __all__ = [
     "VALID_FOR_ANY_SCORE",
     "Affordable",
     "Bound",
+    "FoldedGame",
     "FoldedOrder",
     "LikelihoodOrder",
     "ReducedGame",
     "RegionCurve",
     "SplitOrder",
+    "TightCurve",
     "TunedMechanism",
     "TunedOrder",
     "UpperBound",
@@ -219,9 +221,9 @@ __all__ = [
     "solve_mu",
     "solve_noise_multiplier",
     "solve_runs",
-    "split_order",
     "subset_divergences",
     "subset_tuning",
+    "tight",
     "tightest",
     "with_mean",
     "without_failures",

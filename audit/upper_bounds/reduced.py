@@ -33,7 +33,6 @@ _ASSUMES = "monotone score, Gaussian base"
 _RENYI_SOURCE = "Xiang, Wang & Wang 2024, algorithm 3"
 _LIKELIHOOD_ASSUMES = "score monotone in the likelihood ratio of what is released"
 _NEEDS_STEPS = "the base must be DP-SGD with sampling rate < 1"
-_CUTS = 48
 _EXACT_SOURCE = "hockey stick of the reduced game, integrated directly (no Renyi step)"
 # Orders above shift / mu are never best, and their integrand peaks that far from the origin.
 _LARGEST_SHIFT = 200.0
@@ -169,17 +168,15 @@ class LikelihoodOrder:
     Attributes:
         pair: the base's pair, as a discretised law of the privacy loss.
         repetitions: the law of K.
-        cut: so many outputs of the smallest loss are ranked the other way round, as `ranked` does.
     """
 
     pair: LossPair
     repetitions: Repetitions
-    cut: int = 0
 
     @cached_property
     def masses(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         """Bounds on the mass of every loss from the largest on, under P and under P'."""
-        log_p, log_q = self.pair.ranked(self.cut)
+        log_p, log_q = self.pair.ranked()
         under_p, under_q = (cell_masses(log, self.repetitions) for log in (log_p, log_q))
         return rounded(*under_p), rounded(*under_q)
 
@@ -222,48 +219,6 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Up
 def _by_likelihood(pair: LossPair, repetitions: Repetitions, delta: float) -> float:
     orders = LikelihoodOrder(pair, repetitions), LikelihoodOrder(pair.mirrored, repetitions)
     return max(solve_epsilon(order.delta, delta) for order in orders)
-
-
-def split_order(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
-    """What a base that is not Gaussian leaks under the best split order of its likelihood ratio.
-
-    Preferred are the largest ratios, down to a cut, and below it the smallest: they are released
-    only if no run is above the cut, and both speak against the record.
-
-    Args:
-        base: the base mechanism; its pair must be one that neighbours really have.
-        repetitions: the law of K.
-        delta: in (0, 1).
-    """
-    name, source = "split-order", "exact leakage of the best split order found"
-    if base.gaussian_mu is not None or not base.attained:
-        return not_applicable(name, "the base must be known and not Gaussian", source)
-    (law, count), *others = base.laws
-    single = isinstance(law, LossPair) and count == 1 and not others
-    found = [
-        _best_split(law, repetitions, delta)
-        if isinstance(law, LossPair) and single
-        else _best_split(compose(base.laws, cells), repetitions, delta)
-        for cells in ([1] if single else [1 << 14, 1 << 15])
-    ]
-    error = abs(found[-1] - found[0])
-    assumes = "the adversary chooses the score: attained by an attack, not a bound"
-    return UpperBound(name, max(found[-1] - error, 0.0), assumes, source, 2.0 * error, True)
-
-
-def _best_split(pair: LossPair, repetitions: Repetitions, delta: float) -> float:
-    """The largest epsilon over cuts in both directions; the cuts are spread by the chance above."""
-    best = 0.0
-    for side in (pair, pair.mirrored):
-        log_p, _ = side.ranked()
-        above = -np.expm1(log_p[::-1])  # P-probability above the first 0, 1, ... outputs
-        wanted = np.concatenate([[2.0], np.geomspace(0.999, 1e-6, _CUTS), [0.0]])
-        cuts = np.unique(len(above) - np.searchsorted(above[::-1], wanted, side="left") - 1)
-        for cut in np.clip(cuts, 0, len(above) - 2).tolist():
-            game = LikelihoodOrder(side, repetitions, cut)
-            if game.delta(best) > delta:
-                best = solve_epsilon(game.delta, delta)
-    return best
 
 
 def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:

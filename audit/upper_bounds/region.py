@@ -90,7 +90,8 @@ class RegionCurve:
         # A last piece that ends in the certain event is a straight line, where b/a only grows (log
         # phi' is convex in log x): it needs no corner.
         inner = (a[1:] > 0.0) | (b[1:] > 0.0)
-        corner_a, corner_b = (corner[inner] for corner in _corners(widths, a, b))
+        share, corner_b = (found[inner] for found in corners(widths, b))
+        corner_a = a[:-1][inner] + np.diff(a)[inner] * share
         most, least = self.repetitions.mean, float(np.exp(self._log_slope(np.array(-np.inf))))
         # Before the first point and after the last the box of the limits bounds the curve.
         a_points = np.concatenate([[most], a, corner_a, a[-1:]])
@@ -147,27 +148,32 @@ class RegionCurve:
         return Mixture(self.pair, weights, shifts)
 
 
-def _corners(widths: Array, a: Array, b: Array) -> tuple[Array, Array]:
+def corners(widths: Array, b: Array) -> tuple[Array, Array]:
     """Between every two points: where the neighbouring chords of b, prolonged, meet.
 
     Args:
         widths: distances [n-1] of the points in s.
-        a: [n], convex and decreasing in s.
-        b: [n], the same.
+        b: [..., n], convex and decreasing in s.
 
     Returns:
-        The corners [n-1]: a on its own chord, b where the prolonged chords meet.
+        How far between its points each corner is, from 0 to 1, and b there, [..., n-1]: no convex
+        function through the points is below the chords from the points to the corners.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         slopes = np.diff(b) / widths
-        before, after = np.append(-np.inf, slopes[:-1]), np.append(slopes[1:], 0.0)
+        before, after = slopes.copy(), np.zeros_like(slopes)
+        before[..., 0], before[..., 1:], after[..., :-1] = (
+            -np.inf,
+            slopes[..., :-1],
+            slopes[..., 1:],
+        )
         # b + before x = b' + after (x - width), in shares of the width.
         share = (slopes - after) / (before - after)
-        corner = b[:-1] + before * share * widths
+        corner = b[..., :-1] + before * share * widths
     # Where rounding or an end leaves no corner, the box of the two points.
     bad = ~np.isfinite(corner) | ~((share >= 0.0) & (share <= 1.0))
-    share, corner = np.where(bad, 0.0, share), np.where(bad, b[1:], np.maximum(corner, b[1:]))
-    return a[:-1] + np.diff(a) * share, corner
+    corner = np.where(bad, b[..., 1:], np.maximum(corner, b[..., 1:]))
+    return np.where(bad, 0.0, share), corner
 
 
 def _lower_hull(a: Array, b: Array) -> tuple[Array, Array]:

@@ -8,13 +8,13 @@ telling x itself is, so the worst scores fold the line,
 
     g(x) = x for x >= fold, and t(x) below it, t decreasing,
 
-and a score as plain as |x - c| leaks more than any increasing one. Given epsilon and the fold, the
-best t(x) is found point by point: everything below x and above t(x) is preferred to x, whatever the
-rest of t is, so each x contributes its own maximum over t to the hockey-stick divergence.
+and a score as plain as |x - c| leaks more than any increasing one. No score of any kind leaks more
+than the best folded order: `tight` has the proof, and the search, for any base.
 
 A constant t is a split order: x > top first, and below it the smaller the better.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -23,15 +23,23 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from audit.accounting import Mechanism, solve_epsilon
+from audit.accounting import (
+    DominatingPair,
+    GaussianMechanism,
+    Mechanism,
+    compose,
+    solve_epsilon,
+)
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import cell_masses, divergence_of_cells, log_of_worse
 from audit.upper_bounds.result import UpperBound, not_applicable
+from audit.upper_bounds.tight import FoldedGame, TightCurve
 
 Array = NDArray[np.float64]
 
 _SOURCE = "exact leakage of the best folded order found"
-_ASSUMES = "Gaussian base, the adversary chooses the score: attained by an attack, not a bound"
+_ASSUMES = "the adversary chooses the score: attained by an attack, not a bound"
+_CELLS = (1 << 15, 1 << 16)
 
 
 class Order(Protocol):
@@ -141,11 +149,8 @@ class TunedOrder:
         return solve_epsilon(self.delta, delta) * (1.0 - 1e-9)
 
 
-def best_order(mu: float, repetitions: Repetitions, delta: float) -> tuple[Order, float]:
-    """Searches the folded order that leaks most at delta.
-
-    From the best split order on, the best scores below the fold are computed for the epsilon found
-    so far, and the fold is searched, twice.
+def best_order(mu: float, repetitions: Repetitions, delta: float) -> tuple[FoldedOrder, float]:
+    """The folded order of a Gaussian statistic that leaks most at delta, as a score.
 
     Args:
         mu: the base's mu.
@@ -153,62 +158,16 @@ def best_order(mu: float, repetitions: Repetitions, delta: float) -> tuple[Order
         delta: in (0, 1).
 
     Returns:
-        The order and the epsilon that it attains. The increasing order is among those tried.
+        The order and the epsilon that it attains.
     """
-    best: Order
-    best, epsilon = best_split_order(mu, repetitions, delta)
-    centre, reach = 0.5, 3.5
-    for step, tries in ((0.03, 21), (0.03, 9)):
-        grid = _Contributions.at(mu, repetitions, epsilon)
-        found: tuple[float, Order] = (epsilon, best)
-        for fold in np.linspace(centre - reach, centre + reach, tries):
-            order = grid.best_scores(float(fold))
-            if order is not None:
-                attained = TunedOrder(mu, repetitions, order, step).epsilon(delta)
-                if attained > found[0]:
-                    found = attained, order
-        epsilon, best = found
-        centre, reach = best.fold, 0.3
-        if not np.isfinite(centre):
-            break
-    return best, max(epsilon, TunedOrder(mu, repetitions, best).epsilon(delta))
-
-
-@dataclass(frozen=True)
-class _Contributions:
-    """What every x adds to the divergence for every threshold t above which others win.
-
-    Attributes:
-        low: x [n], increasing.
-        thresholds: t [m], decreasing.
-        values: [n, m] contributions, up to a factor for each x.
-    """
-
-    low: Array
-    thresholds: Array
-    values: Array
-
-    @classmethod
-    def at(cls, mu: float, repetitions: Repetitions, epsilon: float) -> "_Contributions":
-        low, thresholds = np.linspace(-9.0, 4.0, 261), np.linspace(9.0 + mu, -4.0, 261)
-        logs = []
-        for mean in (0.0, mu):
-            better = special.ndtr(mean - thresholds) + special.ndtr(low[:, None] - mean)
-            worse = special.ndtr(thresholds - mean) - special.ndtr(low[:, None] - mean)
-            worse = np.maximum(worse, 0.0)
-            logs.append(repetitions.log_phi_prime_at(log_of_worse(np.minimum(better, 1), worse)))
-        log_ratio = (mu * (mu / 2.0 - low) - epsilon)[:, None]
-        gain = np.exp(np.minimum(log_ratio + logs[0], 700.0))
-        return cls(low, thresholds, gain - np.exp(logs[1]))
-
-    def best_scores(self, fold: float) -> FoldedOrder | None:
-        """The best scores below a fold, made decreasing; None if the fold leaves nothing below."""
-        below, above = self.low < fold, self.thresholds >= fold
-        if not below.any() or above.sum() < 2:
-            return None
-        best = self.thresholds[above][self.values[np.ix_(below, above)].argmax(axis=1)]
-        scores = np.minimum.accumulate(best)
-        return FoldedOrder(fold, tuple(self.low[below]), tuple(scores))
+    (pair,) = GaussianMechanism(mu).pairs
+    curve = TightCurve.at(pair, repetitions, delta)
+    game = _best_game(curve, delta)
+    x = np.concatenate([[np.inf], -curve.t, [-np.inf]])  # the event t is x > -t
+    x = np.clip(x, -40.0, 40.0 + mu)
+    low, scores = 0.5 * (x[game.cells + 1] + x[game.cells]), x[game.before[game.cells]]
+    order = FoldedOrder(float(x[game.cells[-1]]), tuple(low), tuple(scores))
+    return order, TunedOrder(mu, repetitions, order).epsilon(delta)
 
 
 def best_split_order(mu: float, repetitions: Repetitions, delta: float) -> tuple[SplitOrder, float]:
@@ -275,16 +234,38 @@ def _three_outputs(
 def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
     """Epsilon that the best folded order found attains: no bound for all scores can be smaller.
 
+    The losses of many sampled steps are composed on a grid, whose error is taken to be what a grid
+    twice as coarse changes.
+
     Args:
-        base: the base mechanism; it must be Gaussian.
+        base: the base mechanism; its pair must be one that neighbours really have.
         repetitions: the law of K.
         delta: in (0, 1).
     """
-    if base.gaussian_mu is None:
-        return not_applicable("worst-order", "the base must be Gaussian", _SOURCE)
-    order, epsilon = best_order(base.gaussian_mu, repetitions, delta)
-    source = f"{_SOURCE} (fold at {order.fold:.3f})"
-    return UpperBound("worst-order", epsilon, _ASSUMES, source, attained=True)
+    if not base.attained:
+        return not_applicable(
+            "worst-order", "the base must be one whose outputs are known", _SOURCE
+        )
+    (law, count), *others = base.laws
+    if base.gaussian_mu is not None or (
+        isinstance(law, DominatingPair) and count == 1 and not others
+    ):
+        found, error = _attained(base.pairs, repetitions, delta), 0.0
+    else:
+        grids = (compose(base.laws, cells) for cells in _CELLS)
+        coarse, found = (_attained((pair, pair.mirrored), repetitions, delta) for pair in grids)
+        error = abs(found - coarse)
+    epsilon = max(found - error, 0.0)
+    return UpperBound("worst-order", epsilon, _ASSUMES, _SOURCE, 2.0 * error, attained=True)
+
+
+def _attained(pairs: Sequence[DominatingPair], repetitions: Repetitions, delta: float) -> float:
+    curves = (TightCurve.at(pair, repetitions, delta) for pair in pairs)
+    return max(_best_game(curve, delta).epsilon(delta) for curve in curves)
+
+
+def _best_game(curve: TightCurve, delta: float) -> FoldedGame:
+    return curve.best_order(solve_epsilon(curve.estimate, delta))
 
 
 def attack_order(

@@ -1,0 +1,380 @@
+r"""The tight bound: valid for every score and every law of K, and attained by folded orders.
+
+Let s, s' be the probabilities without and with the record that one run is preferred to the output
+y. Then the best of K runs is y with density phi'(1-s) Q(y), or phi'(1-s') Q'(y). Take any order of
+the outputs, any set E of them, and go through the order from the best output on: of what is
+preferred, the outputs in E have probabilities (e, e'), the others (f, f'), and
+
+    A(E) - e^eps A'(E) = int phi'(1-e-f) de - e^eps int phi'(1-e'-f') de'.
+
+As phi' grows, a larger f' makes it larger. So does a smaller e' then, for
+
+    - int phi'(1-e'-f') de' = [phi(1-e'-f')] + int phi'(1-e'-f') df',
+
+the bracket taken at the end less at the beginning. (Below 0, phi' is set to 0.) Let a pair (P, P')
+dominate (Q, Q'), U(f) be the largest P'-probability of events of P-probability f, and L(e) =
+1 - U(1-e) the smallest. Then f' <= U(f) and e' >= L(e), so
+
+    delta_A(eps) <= sup int [phi'(1-e-f) - e^eps L'(e) phi'(1-L(e)-U(f))] de
+                 <= int_0^1 max_{0 <= f <= 1-e} [phi'(1-e-f) - e^eps L'(e) phi'(1-L(e)-U(f))]_+ de,
+
+the supremum over paths on which e and f grow from 0 until e + f = 1. Where the pair is one that
+neighbours have, a path is an order that can be played: the outputs that speak most for P first in
+one row, those that speak most for P' first in another, merged. It folds the line of the likelihood
+ratio. So no score leaks more than the best folded order, whatever the law of K, and the last step
+loses nothing where the best f grows with e.
+
+Ties are broken by an independent uniform label of every run; to release it too only adds leakage.
+The region bound is the same integral with every event (s, s') in place of (e + f, L(e) + U(f)).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.accounting import DominatingPair, Mechanism, solve_epsilon
+from audit.repetitions import Repetitions
+from audit.upper_bounds.cells import cell_masses, scale
+from audit.upper_bounds.region import RegionCurve, corners
+from audit.upper_bounds.result import UpperBound
+
+Array = NDArray[np.float64]
+Masses = tuple[tuple[Array, Array], tuple[Array, Array]]
+
+_SOURCE = "tight bound: every order of the outputs rearranged into a folded one"
+_COARSE, _POINTS = 96, 700
+_ENOUGH = 1.001
+_LEAST = -45.0
+_NEAR = 8
+_ROUNDING = 1e-13
+
+
+@dataclass(frozen=True)
+class FoldedGame:
+    """The tuned output under a folded order of the likelihood ratio, told apart by cells.
+
+    The extreme events (f, U(f)) cut the outputs into cells, those likelier under P' in front. Cells
+    from the front, f, and from the back, e, take turns.
+
+    Attributes:
+        left: log(1-f) and log(1-U(f)) [n] of the events, decreasing from 0 to -inf.
+        repetitions: the law of K.
+        before: for every cell [n-1] how many from the front are preferred to it when its turn comes
+            from the back; no more than its own place, not increasing.
+    """
+
+    left: tuple[Array, Array]
+    repetitions: Repetitions
+    before: NDArray[np.int64]
+
+    @cached_property
+    def cells(self) -> NDArray[np.int64]:
+        """The cells that come from the back [m], in the order of their turns."""
+        cells = np.arange(len(self.before))[::-1]
+        return cells[self.before[cells] <= cells]
+
+    @cached_property
+    def masses(self) -> Masses:
+        """Bounds (lower, upper) [2m+1] on masses under P and under P', the best outputs first.
+
+        Before every cell stands what comes from the front since the last, and in the end the rest.
+        """
+        cells, front = self.cells, self.before[self.cells]
+        done = np.concatenate([[0], np.repeat(front, 2), cells[-1:]])
+        kept = np.stack([cells + 1, cells], axis=1).ravel()
+        kept = np.concatenate([[len(self.before)], kept, cells[-1:]])
+        sides = []
+        for log_left in self.left:
+            # Between the events `done` and `kept` is what is worse.
+            front_left, back_left = log_left[done], log_left[kept]
+            log_worse = log_rest(front_left, back_left)
+            mass, rounding = cell_masses(log_worse, self.repetitions)
+            # phi' grows, so its ends bound a mass too, without cancellation.
+            slope = np.exp(self.repetitions.log_phi_prime_at(log_worse))
+            one_run = np.exp(log_rest(front_left[:-1], front_left[1:]))
+            one_run += np.exp(log_rest(back_left[1:], back_left[:-1]))
+            lower = np.maximum(mass - 1e3 * rounding, slope[1:] * one_run * (1.0 - 1e-9))
+            upper = np.minimum(mass + 1e3 * rounding, slope[:-1] * one_run * (1.0 + 1e-9))
+            sides.append((np.minimum(lower, upper), upper))
+        return sides[0], sides[1]
+
+    def delta(self, epsilon: float) -> float:
+        """The hockey-stick divergence of P and P' over the cells, rounded down."""
+        (mass, _), (_, mass_with) = self.masses
+        # Where the other mass underflows the true ratio is unknown.
+        gains = np.where(mass_with > 0.0, mass - scale(mass_with, epsilon), 0.0)
+        return float(np.maximum(gains, 0.0).sum())
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon that this order attains at delta, rounded down."""
+        return solve_epsilon(self.delta, delta) * (1.0 - 1e-9)
+
+
+@dataclass(frozen=True)
+class TightCurve:
+    """The tight bound as a function of epsilon, for one direction of the base.
+
+    Attributes:
+        pair: the base's dominating pair.
+        repetitions: the law of K.
+        t: parameters [n] of extreme events of the pair, increasing; the bound is safe for any, and
+            sharp where they are dense.
+    """
+
+    pair: DominatingPair
+    repetitions: Repetitions
+    t: Array
+
+    @classmethod
+    def at(
+        cls,
+        pair: DominatingPair,
+        repetitions: Repetitions,
+        delta: float,
+        points: int = _POINTS,
+    ) -> "TightCurve":
+        """The curve with events that are dense where they matter for one delta.
+
+        Args:
+            pair: the base's dominating pair.
+            repetitions: the law of K.
+            delta: in (0, 1).
+            points: how many events end the refinement.
+        """
+        curve = cls(pair, repetitions, _first_events(pair, repetitions))
+        while len(curve.t) < points:
+            game = curve.best_order(solve_epsilon(curve.estimate, delta))
+            finer = curve._refined(game, game.epsilon(delta), delta)
+            if len(finer.t) == len(curve.t):
+                break
+            curve = finer
+        return curve
+
+    def delta(self, epsilon: float) -> float:
+        """The bound on delta at epsilon >= 0, rounded up.
+
+        It is never above the region bound, whose discretisation is finer where little is gained.
+        """
+        total = 0.0
+        for weights, weights_with, a, b in self._lines:
+            gains = weights[:, None] * a - _scaled(weights_with, epsilon) * b
+            total += 0.5 * float(np.maximum(gains.max(axis=1), 0.0).sum())
+        return min(total * (1.0 + 1e-9), self._region.delta(epsilon))
+
+    @cached_property
+    def _region(self) -> RegionCurve:
+        return RegionCurve(self.pair, self.repetitions)
+
+    def estimate(self, epsilon: float) -> float:
+        """The bound on delta at epsilon >= 0 by the trapezoid rule, not rounded."""
+        return float(np.maximum(self._trapezoids(epsilon).max(axis=1), 0.0).sum())
+
+    def best_order(self, epsilon: float) -> FoldedGame:
+        """The folded order that leaks most at epsilon."""
+        gains = self._trapezoids(epsilon)
+        before = np.where(gains.max(axis=1) > 0.0, gains.argmax(axis=1), 0)
+        # From the back on, the front is used up.
+        before = np.maximum.accumulate(before[::-1])[::-1]
+        return FoldedGame(self.left, self.repetitions, before)
+
+    @cached_property
+    def left(self) -> tuple[Array, Array]:
+        """log(1-f) and log(1-U(f)) [n] as f grows from 0 to 1: log e and log L(e) as e falls."""
+        p, q = (np.concatenate([[0.0], v, [-np.inf]]) for v in self.pair.events(self.t))
+        return p, q
+
+    @cached_property
+    def _slopes(self) -> tuple[Array, Array]:
+        """phi'(1-e-f) and phi'(1-L(e)-U(f)) for every e (rows) and f (columns), [n, n].
+
+        Where f is too large for e, phi'(0): they remain convex functions of each.
+        """
+        sides = []
+        for log_left in self.left:
+            e, f = np.tril_indices(len(log_left))
+            slopes = np.full((len(log_left),) * 2, self._slope(np.array(-np.inf)))
+            slopes[e, f] = self._slope(log_rest(log_left[f], log_left[e]))
+            sides.append(slopes)
+        return sides[0], sides[1]
+
+    def _slope(self, log_x: Array) -> Array:
+        return np.exp(self.repetitions.log_phi_prime_at(log_x))
+
+    @cached_property
+    def _widths(self) -> tuple[Array, Array]:
+        """P- and P'-probabilities [n-1] between consecutive events."""
+        p, q = (np.exp(log_rest(v[:-1], v[1:])) for v in self.left)
+        return p, q
+
+    @cached_property
+    def _doubt(self) -> Array:
+        """Relative error [n-1] that rounding can leave in the ratio of both widths."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            errors = [1e-15 * (1.0 - v[:-1]) / -np.expm1(np.diff(v)) for v in self.left]
+        return np.nan_to_num(sum(errors, np.zeros(1)), nan=np.inf)
+
+    def _trapezoids(self, epsilon: float) -> Array:
+        """What a cell (rows) adds to delta if it follows so many from the front, [n-1, n]."""
+        (a, b), (widths, widths_with) = self._slopes, self._widths
+        gains = 0.5 * widths[:, None] * (a[1:] + a[:-1])
+        gains -= 0.5 * _scaled(widths_with, epsilon) * (b[1:] + b[:-1])
+        return np.tril(gains)
+
+    @cached_property
+    def _lines(self) -> list[tuple[Array, Array, Array, Array]]:
+        """Weights [n-1] of e and of L(e), and slopes a, b [n-1, m]: the bound is half of the sum.
+
+        In every cell: phi'(1-e-f) is a convex function of e, below its chord; L is above the chords
+        of both neighbours prolonged, a line to a corner and one from it; phi'(1-L-U) is a convex
+        function of L, above the chord of the next larger L prolonged. What is left is linear in e
+        on both sides of the corner, so its maximum over f is convex there, and its mean at most
+        half the sum over both ends. Both slopes are convex functions of f, too: a chord for the
+        one, a corner for the other.
+        """
+        (p, _), (a, b), (widths, widths_with) = self.left, self._slopes, self._widths
+        a, b, b_up = a * (1.0 + _ROUNDING), b * (1.0 - _ROUNDING), b * (1.0 + _ROUNDING)
+        # Cell i is between the events i + 1, of smaller e, and i.
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            chord = widths_with / widths
+            chord_before = np.append(chord[1:] * (1.0 - self._doubt[1:]), 0.0)
+            chord_before = np.where(chord_before > 0.0, chord_before, 0.0)
+            chord_after = np.append(np.inf, chord[:-1] * (1.0 + self._doubt[:-1]))
+            rise = chord_after - chord * (1.0 - self._doubt)
+            near = rise / (chord_after - chord_before)
+            near = np.where((near >= 0.0) & (near < 1.0), near, 1.0)
+            near_with = np.nan_to_num(np.clip(near * chord_before / chord, 0.0, 1.0), nan=0.0)
+            growth = widths_with / np.append(np.inf, widths_with[:-1])
+            growth *= 1.0 - self._doubt - np.append(0.0, self._doubt[:-1])
+        # Steps from a small cell to a large one would magnify rounding.
+        growth = np.where((growth > 0.0) & (growth < 8.0), growth, 0.0)[:, None]
+        smooth = widths < 1e3 * np.minimum(
+            np.append(widths[1:], np.inf), np.append(0.0, widths[:-1])
+        )
+
+        after = np.vstack([b_up[:1], b_up[:-2]])
+        b_points = b[:-1] + growth * (b[:-1] - after)
+        share, b_end = corners(widths, b[:-1])
+        b_start = b_end + growth * (b_end - after[:, :-1] - np.diff(after) * share)
+        box = (share == 0.0) | ~smooth | (b_start < b_points[:, 1:])
+        share = np.where(box, 0.0, share)
+        b_start, b_end = np.where(box, b_points[:, 1:], b_start), np.where(box, b[:-1, 1:], b_end)
+        a_start, a_end = (v[:, :-1] + np.diff(v) * share for v in (a[1:], a[:-1]))
+
+        # Up to f = 1 - e: 1-L(e)-U(f) >= L'(e) (1-e-f), and log phi' is convex in log x, so that
+        # the gain, where positive, falls with f.
+        cells = np.arange(len(p) - 1)
+        last = np.maximum(cells - _NEAR, 0)
+        rest = log_rest(p[last], p[cells + 1])
+        most = self._slope(rest)[:, None] * (1.0 + _ROUNDING)
+        with np.errstate(divide="ignore"):
+            least = self._slope(rest + np.log(chord_before))[:, None] * (1.0 - _ROUNDING)
+        inner = (np.arange(len(p)) <= last[:, None]) & (last[:, None] > 0)
+        a_start, a_end, b_start, b_end = (
+            np.hstack([np.where(inner, at, 0.0), np.where(inner[:, 1:], between, 0.0), beyond])
+            for at, between, beyond in (
+                (a[1:], a_start, most),
+                (a[:-1], a_end, most),
+                (b_points, b_start, least),
+                (b[:-1], b_end, least),
+            )
+        )
+        a_corner = a_start + (a_end - a_start) * near[:, None]
+        b_corner = b_start + (b_end - b_start) * near_with[:, None]
+        to, to_with = near * widths, near_with * widths_with
+        on, on_with = (1.0 - near) * widths, (1.0 - near_with) * widths_with
+        return [
+            (to, to_with, a_start, b_start),
+            (to, to_with, a_corner, b_corner),
+            (on, on_with, a_corner, b_corner),
+            (on, on_with, a_end, b_end),
+        ]
+
+    def _refined(self, game: FoldedGame, epsilon: float, delta: float) -> "TightCurve":
+        """With new events where the bound exceeds a game most; itself if it does so by little."""
+        cells = np.arange(len(self.t) + 1)
+        excess = np.zeros(len(cells))
+        at_points, total = np.zeros(len(cells)), 0.0
+        for weights, weights_with, a, b in self._lines:
+            gains = weights[:, None] * a - _scaled(weights_with, epsilon) * b
+            points, between = np.hsplit(gains, [len(cells) + 1])
+            best = between.argmax(axis=1)
+            point = np.maximum(points.max(axis=1), 0.0)
+            more = np.maximum(between[cells, best] - point, 0.0)
+            # What lies between two f is the fault of their distance, the rest of that of the e.
+            where = np.where(best < len(cells), best, np.maximum(cells - 1, 0))
+            excess += 0.5 * np.bincount(where, more, len(cells))
+            at_points += 0.5 * point
+            total += 0.5 * float((point + more).sum())
+        (mass, _), (_, mass_with) = game.masses
+        gains = mass[1::2] - _scaled(mass_with[1::2], epsilon)[:, 0]
+        at_points[game.cells] -= np.maximum(gains, 0.0)
+        excess += np.maximum(at_points, 0.0)
+        if total <= _ENOUGH * delta or not excess.any():
+            return self
+        worst = np.argsort(-excess)
+        most = int(np.searchsorted(np.cumsum(excess[worst]), 0.9 * excess.sum())) + 1
+        split = worst[: max(most, len(cells) // 10)]
+        split = split[(split >= 1) & (split < len(self.t))]
+        split = split[self._doubt[split] < 1e-8]
+        middle = 0.5 * (self.t[split - 1] + self.t[split])
+        return TightCurve(self.pair, self.repetitions, np.union1d(self.t, middle))
+
+
+def log_rest(log_x: Array, log_y: Array) -> Array:
+    """log(x - y) for y <= x, elementwise."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.minimum(log_y - log_x, 0.0)
+        share = np.where(ratio > -0.7, np.log(-np.expm1(ratio)), np.log1p(-np.exp(ratio)))
+        return np.where(ratio < 0.0, log_x + share, -np.inf)
+
+
+def _scaled(weights: Array, epsilon: float) -> Array:
+    """e^epsilon times weights, as a column, without overflow."""
+    with np.errstate(divide="ignore"):
+        return np.exp(np.minimum(epsilon + np.log(weights), 600.0))[:, None]
+
+
+def _first_events(pair: DominatingPair, repetitions: Repetitions) -> Array:
+    """Parameters of a few events, dense where e or phi' move."""
+    low, high = pair.event_range
+    t = np.linspace(low, high, 8 * _COARSE)
+    for _ in range(8):
+        log_left, log_left_with = pair.events(t)
+        slopes = np.asarray(repetitions.log_phi_prime_at(np.stack([log_left, log_left_with])))
+        slopes = np.maximum(slopes - np.log(repetitions.mean), -700.0)
+        large = log_left > _LEAST
+        moves = np.zeros(len(t) - 1)
+        for share, height in (
+            (0.4, np.exp(0.125 * slopes)),
+            (0.1, slopes),
+            (0.3, np.maximum(log_left, log_left[large].min())[None]),
+            (0.2, np.maximum(log_left_with, max(log_left_with[large].min(), -700.0))[None]),
+        ):
+            move = np.abs(np.diff(height)).sum(axis=0) + 1e-9
+            moves += share * move / move.sum()
+        moved = np.append(0.0, np.cumsum(moves))
+        t = np.unique(np.interp(np.linspace(0.0, moved[-1], _COARSE), moved, t))
+    if high - low < 0.25 * _COARSE:  # a few straight pieces: three parts of each
+        t = np.union1d(t, np.arange(3.0 * low, 3.0 * high + 1.0) / 3.0)
+    log_left, _ = pair.events(t)
+    # Of events of the same probability the one next to the others, where there is more to resolve.
+    new = log_left[1:] != log_left[:-1]
+    return t[np.where(log_left == 0.0, np.append(new, True), np.append(True, new))]
+
+
+def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+    """Smallest epsilon that the tight bound gives at delta, over both directions.
+
+    The error is what the best folded order found falls short of it.
+
+    Args:
+        base: the base mechanism, any with dominating pairs.
+        repetitions: the law of K, any.
+        delta: in (0, 1).
+    """
+    curves = [TightCurve.at(pair, repetitions, delta) for pair in base.pairs]
+    epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
+    attained = max(curve.best_order(epsilon).epsilon(delta) for curve in curves)
+    return UpperBound("tight", epsilon, "any score", _SOURCE, error=max(epsilon - attained, 0.0))

@@ -1,0 +1,139 @@
+"""The tight bound: against every order of small bases, the games that attain it, and limits."""
+
+import numpy as np
+import pytest
+
+from audit import repetitions, upper_bounds
+from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, LaplaceMechanism, PureDp
+from audit.upper_bounds import FoldedGame, RegionCurve, TightCurve, TunedOrder, best_order
+
+LAWS = ["fixed:2", "fixed:5", "poisson:3", "binomial:6,0.5", "tnb:0,0.05", "two-point:0.3,9"]
+
+
+def random_pair(seed, outputs):
+    rng = np.random.default_rng(seed)
+    return rng.dirichlet(np.ones(outputs)), rng.dirichlet(np.ones(outputs))
+
+
+def phi(x, law):
+    with np.errstate(divide="ignore"):
+        return np.exp(law.log_phi_at(np.minimum(np.log(x), 0.0)))
+
+
+def worst_of_all_orders(p, q, law, epsilon):
+    """The largest hockey-stick divergence over all orders of n outputs, by 2^n subproblems.
+
+    What an output adds depends on the set preferred to it, not on the order of that set.
+    """
+    n = len(p)
+    sets = np.arange(1 << n)
+    outside = 1 - (sets[:, None] >> np.arange(n) & 1)
+    best = [phi(outside @ v, law) for v in (p, q)]
+    worst = np.zeros(1 << n)
+    for size in range(n - 1, -1, -1):
+        preferred = sets[outside.sum(axis=1) == n - size]
+        for i in range(n):
+            one = preferred[outside[preferred, i] == 1]
+            with_it = one | (1 << i)
+            mass, mass_with = (v[one] - v[with_it] for v in best)
+            gain = np.maximum(mass - np.exp(epsilon) * mass_with, 0.0)
+            worst[one] = np.maximum(worst[one], gain + worst[with_it])
+    return worst[0]
+
+
+@pytest.mark.parametrize("spec", LAWS)
+@pytest.mark.parametrize(("outputs", "parts"), [(3, 4), (11, 1)])
+def test_no_order_leaks_more_and_one_leaks_as_much(spec, outputs, parts):
+    # A score may be randomised: every output is split into equal parts, ranked on their own.
+    law = repetitions.parse(spec)
+    for seed in range(2):
+        p, q = random_pair(seed, outputs)
+        base = DiscreteMechanism(p, q)
+        split, split_with = (np.repeat(v / parts, parts) for v in (p, q))
+        for epsilon in (0.0, 0.5):
+            for pair, sides in zip(
+                base.pairs, ((split, split_with), (split_with, split)), strict=True
+            ):
+                truth = worst_of_all_orders(*sides, law, epsilon)
+                curve = TightCurve.at(pair, law, max(truth, 1e-3))
+                claimed = curve.delta(epsilon)
+                assert truth <= claimed * (1 + 1e-12)
+                assert claimed <= RegionCurve(pair, law).delta(epsilon)
+                if truth > 0.02:
+                    assert truth >= 0.95 * claimed
+                    assert curve.best_order(epsilon).delta(epsilon) >= 0.995 * claimed
+
+
+@pytest.mark.parametrize("spec", [*LAWS, "tnb:1,0.1@12"])
+@pytest.mark.parametrize("points", [3, 40])
+def test_the_bound_is_safe_however_few_the_events(spec, points):
+    law, (pair,) = repetitions.parse(spec), GaussianMechanism(0.7).pairs
+    coarse = TightCurve(pair, law, np.linspace(-6.0, 6.0, points))
+    fine = TightCurve.at(pair, law, 1e-3)
+    for epsilon in (0.0, 0.5, 2.0, 4.0):
+        game = fine.best_order(epsilon)
+        assert game.delta(epsilon) <= coarse.delta(epsilon)
+        assert game.delta(epsilon) <= fine.delta(epsilon)
+
+
+@pytest.mark.parametrize("spec", ["fixed:4", "poisson:3", "tnb:0,0.05"])
+def test_folded_games_are_played_exactly(spec):
+    law, epsilon = repetitions.parse(spec), 0.3
+    p, q = np.array([0.1, 0.15, 0.2, 0.25, 0.3]), np.array([0.3, 0.25, 0.2, 0.15, 0.1])
+    left = [np.append(np.cumsum(v[::-1])[::-1], 0.0) for v in (p, q)]
+    with np.errstate(divide="ignore"):
+        logs = np.log(left[0]), np.log(left[1])
+    # Cell 4 after none from the front, cells 3 and 2 after two.
+    game = FoldedGame(logs, law, np.array([2, 2, 2, 2, 0]))
+    chunks = [[4], [0, 1], [3], [2]]
+    preferred = np.cumsum([0, *(p[c].sum() for c in chunks)])
+    preferred_with = np.cumsum([0, *(q[c].sum() for c in chunks)])
+    mass, mass_with = (
+        -np.diff(phi(np.maximum(1.0 - v, 0.0), law)) for v in (preferred, preferred_with)
+    )
+    exact = np.maximum(mass - np.exp(epsilon) * mass_with, 0.0).sum()
+    assert game.delta(epsilon) == pytest.approx(exact, rel=1e-8)
+    assert game.delta(epsilon) <= exact * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        GaussianMechanism(0.24721),
+        GaussianMechanism(1.0),
+        LaplaceMechanism(2.0),
+        PureDp(0.3),
+        DpSgd(1.0, 200, 0.02),
+    ],
+)
+@pytest.mark.parametrize("spec", ["fixed:3", "poisson:20", "tnb:0,0.01"])
+@pytest.mark.parametrize("delta", [1e-2, 1e-5])
+def test_it_is_attained(base, spec, delta):
+    law = repetitions.parse(spec)
+    tight = upper_bounds.tight(base, law, delta)
+    assert tight.epsilon <= upper_bounds.region(base, law, delta).epsilon * (1 + 1e-9)
+    assert tight.error <= 2e-3 * tight.epsilon
+    worst = upper_bounds.worst_order(base, law, delta)
+    if base.attained:
+        assert tight.epsilon * (1 - 3e-3) <= worst.epsilon <= tight.epsilon
+
+
+@pytest.mark.parametrize(
+    ("spec", "region", "tight"),
+    [("fixed:10", 3.0096, 2.7273), ("fixed:3", 1.7186, 1.6306), ("poisson:20", 2.5734, 2.5511)],
+)
+def test_it_closes_the_gap_of_the_region_bound(spec, region, tight):
+    base, law = GaussianMechanism(0.24721), repetitions.parse(spec)
+    assert upper_bounds.region(base, law, 1e-5).epsilon == pytest.approx(region, rel=1e-4)
+    assert upper_bounds.tight(base, law, 1e-5).epsilon == pytest.approx(tight, rel=2e-4)
+    # The order as a score on the line, told apart by other cells.
+    order, attained = best_order(0.24721, law, 1e-5)
+    assert attained == pytest.approx(tight, rel=1e-4)
+    assert attained == pytest.approx(TunedOrder(0.24721, law, order, 0.01).epsilon(1e-5), rel=1e-4)
+
+
+def test_one_run_costs_one_run():
+    base, law = GaussianMechanism(0.8), repetitions.parse("fixed:1")
+    assert upper_bounds.tight(base, law, 1e-6).epsilon == pytest.approx(
+        base.epsilon(1e-6), rel=1e-6
+    )
