@@ -94,6 +94,10 @@ class AuditConfig:
     out: str = ""
 
     def __post_init__(self) -> None:
+        texts = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(f.default, str)}
+        for name, value in (*texts.items(), *(("devices", device) for device in self.devices)):
+            if not isinstance(value, str):
+                raise ValueError(f"{name} must be text, got {value!r}")
         checks.one_of("threat", self.threat, (*THREATS, _SHARED))
         if len(set(self.canaries)) < len(self.canaries):
             raise ValueError(f"canary must name each canary once, got {self.canary!r}")
@@ -103,10 +107,10 @@ class AuditConfig:
                 self._set("score", score)
         checks.one_of("dataset", self.dataset, RECORD_SHAPES)
         for name in ("canary_index", "seed"):
-            checks.whole(name, getattr(self, name), 0)
+            self._set(name, checks.whole(name, getattr(self, name), 0))
         for name in ("train_size", "validation_size", "repeats", "steps", "jobs"):
-            checks.whole(name, getattr(self, name), 1)
-        checks.whole("trials", self.trials, 2)
+            self._set(name, checks.whole(name, getattr(self, name), 1))
+        self._set("trials", checks.whole("trials", self.trials, 2))
         self._set("epsilon", _numbers("epsilon", self.epsilon))
         if len(set(self.epsilon)) < len(self.epsilon):
             raise ValueError(f"epsilon must name each budget once, got {self.epsilon}")
@@ -217,7 +221,7 @@ class AuditConfig:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "AuditConfig":
-        """A config from names and values; `device` names a single one of `devices`.
+        """A config from names and values; `device`, or `devices` that are none, name a single one.
 
         Raises:
             ValueError: an unknown name, or a value out of its range.
@@ -225,6 +229,8 @@ class AuditConfig:
         values = dict(values)
         if "device" in values:
             values["devices"] = (values.pop("device"),)
+        if isinstance(values.get("devices"), str):
+            values["devices"] = (values["devices"],)
         names = [field.name for field in fields(cls)]
         for name in values:
             checks.one_of("setting", name, names)

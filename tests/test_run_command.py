@@ -236,6 +236,30 @@ def test_views_that_differ_in_case_alone_have_folders_of_their_own():
     assert [view.out for view in views] == ["here/etcv-own.dark", "here/etcv-own.Dark"]
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('canary = ["input", "dirac"]', r"canary must be text, got \('input', 'dirac'\)"),
+        ("data_root = 3", "data_root must be text, got 3"),
+        ("devices = [0]", "devices must be text, got 0"),
+        ("model = 3", "model must be text, got 3"),
+    ],
+)
+def test_preset_settings_of_the_wrong_kind(tmp_path, line, message):
+    preset = tmp_path / "mine.toml"
+    preset.write_text(line + "\n")
+    with pytest.raises(ValueError, match=message):
+        run.parse(["--preset", str(preset)])
+
+
+def test_preset_settings_of_a_kin_kind(tmp_path):
+    preset = tmp_path / "mine.toml"
+    preset.write_text('devices = "cpu"\nseed = 1e3\nsteps = 2.0\n')
+    (config,) = run.parse(["--preset", str(preset)])
+    assert config.devices == ("cpu",)
+    assert (type(config.seed), config.seed, type(config.steps)) == (int, 1000, int)
+
+
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, capsys, monkeypatch):
     options = [*QUICK, "--threat", "NTNV", "--train-size", 20, "--validation-size", 10]
     options += ["--steps", 1, "--repetitions", "fixed:4", "--out", tmp_path]
