@@ -163,7 +163,14 @@ def test_same_row_twice_is_told_apart_by_its_folder(finished, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("delta", 1e-6), ("confidence", 0.9), ("repetitions", "fixed:3")]
+    ("setting", "value"),
+    [
+        ("delta", 1e-6),
+        ("confidence", 0.9),
+        ("repetitions", "fixed:3"),
+        ("accounting", "exact"),
+        ("sampling_rate", 0.5),
+    ],
 )
 def test_audits_that_cannot_share_a_table(finished, tmp_path, capsys, setting, value):
     copy = changed(finished, tmp_path, **{setting: value})
@@ -174,6 +181,15 @@ def test_audits_that_cannot_share_a_table(finished, tmp_path, capsys, setting, v
     assert err.startswith(f"error: {setting} must be the same in audits that share a table, got ")
     assert err.endswith(f"and {value}\n")
     assert not out.exists()
+
+
+def test_steps_matter_where_batches_are_sampled(finished, tmp_path):
+    def steps(folder, number, rate):
+        return changed(finished, tmp_path / folder, steps=number, sampling_rate=rate)
+
+    assert len(compare.read([steps("a", 7, 1.0), steps("b", 8, 1.0)])) == 2
+    with pytest.raises(ValueError, match=r"steps must be the same .*, got 7 and 8"):
+        compare.read([steps("c", 7, 0.5), steps("d", 8, 0.5)])
 
 
 def test_folders_without_a_finished_audit(finished, tmp_path, capsys):

@@ -58,6 +58,14 @@ NETWORKS = {
         )[1:],
         (1, 10, 9),
     ),
+    "rows unlike columns": (
+        small(
+            nn.Conv2d(1, 4, (2, 3)), nn.MaxPool2d((2, 3), (1, 2)), nn.ReLU(),
+            nn.Conv2d(4, 3, (4, 2), (1, 2), padding=(2, 1)),
+            flat=3 * 7 * 2,
+        ),
+        (1, 8, 10),
+    ),
     "several linear layers": (
         nn.Sequential(
             nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2 * 4 * 4, 33), nn.ReLU(),
@@ -104,6 +112,17 @@ def test_the_sums_are_those_of_the_exact_loop(name):
         for got, want in zip(found, exact(model, theta, x, y, clip, taken), strict=True):
             assert got.dtype == torch.float32
             torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5 * want.abs().max())
+
+
+def test_of_equals_the_first_is_pooled():
+    # Whole numbers, whose equal convolutions have unequal patches and so unequal gradients.
+    shape = (1, 8, 8)
+    model = small(nn.Conv2d(1, 3, 2), nn.MaxPool2d(3, 2), flat=3 * 3 * 3)
+    theta, x, y, clip = setting(model, shape)
+    theta, x = [(5 * t).round() for t in theta], x.round()
+    found = clipped_sums(model, stacked(model, shape), x, y)(theta, clip, None, 1)
+    for got, want in zip(found, exact(model, theta, x, y, clip, None), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5 * want.abs().max())
 
 
 def test_long_sums_keep_their_digits():
