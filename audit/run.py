@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: command-line arguments, without the program's name.
 
     Returns:
-        The exit code: 0, or 2 after one clear line about what was wrong.
+        The exit code: 0; 2 after one clear line about what was wrong; 130 where a user stopped it.
     """
     try:
         configs = parse(argv)
@@ -174,6 +174,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, workers.WorkersDied) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from the finished blocks", file=sys.stderr)
+        return 130
     if len(configs) == 1:
         return 0
     folders = [config.out for config in configs]

@@ -265,6 +265,8 @@ class TestModels:
     def test_what_vmap_cannot_take(self):
         with pytest.raises(ValueError, match=r"known to torch\.func\.vmap, .* got Of: "):
             stacked(self.make(f"{__name__}.branching_model"), (1, 8, 8))
+        with pytest.raises(ValueError, match=r"known to torch\.func\.vmap, .* got Recurrent: "):
+            stacked(self.make(f"{__name__}.Recurrent"), (1, 8, 8))
 
 
 def user_model():
@@ -304,3 +306,14 @@ def forgetful_model():
 
 def branching_model():
     return Of(after=lambda y: y if (y**2).sum().item() >= 0 else 2 * y)
+
+
+class Recurrent(nn.Module):
+    """Rows of pixels as a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(8, 10, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x[:, 0])[0][:, -1]

@@ -112,6 +112,9 @@ def test_report_keeps_valid_lower_bounds_below_upper_bounds():
                 assert bound["min"] <= bound["mean"] <= bound["max"]
                 if bound["valid"]:
                     assert bound["max"] <= exact, key
+        # A threshold can be fixed in advance where the scale is known: that of lambda_a alone.
+        for proxy, known in (("lambda_a", True), ("lambda_b", False)):
+            assert ("clopper-pearson:fixed" in result["lower_bounds"][proxy]) == known
     key = report.recommended(finished.summary)
     first = finished.summary["results"][0]["lower_bounds"]["lambda_a"]
     assert first[key]["valid"]

@@ -260,6 +260,15 @@ def test_preset_settings_of_a_kin_kind(tmp_path):
     assert (type(config.seed), config.seed, type(config.steps)) == (int, 1000, int)
 
 
+def test_stopped_by_its_user_it_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.workers, "play_all", stop)
+    code, _, err = audit(capsys, *QUICK, "--out", tmp_path)
+    assert (code, err) == (130, "stopped; the same command goes on from the finished blocks\n")
+
+
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, capsys, monkeypatch):
     options = [*QUICK, "--threat", "NTNV", "--train-size", 20, "--validation-size", 10]
     options += ["--steps", 1, "--repetitions", "fixed:4", "--out", tmp_path]

@@ -158,6 +158,7 @@ class VmapModel:
         theta = [p.detach()[None] for p in model.parameters() if p.requires_grad]
         try:
             x = theta[0].new_zeros(1, *record_shape)
+            self.logits(theta, x)
             self.gradients(theta, x, x.new_zeros(1, dtype=torch.long))
         except RuntimeError as error:
             raise ValueError(
