@@ -71,7 +71,7 @@ def test_every_product_is_one_of_rounded_operands(name):
     torch.manual_seed(0)
     x, y, z = torch.randn(2, 5, 7), torch.randn(2, 7, 4), torch.randn(4)
     image, kernel = torch.randn(3, 2, 6, 6), torch.randn(4, 2, 3, 3)
-    big, wide = torch.randn(300, 200), torch.randn(100, 200)
+    big, wide, back = torch.randn(300, 200), torch.randn(100, 200), torch.randn(3, 4, 4, 4)
 
     def loss(weight, row):
         hidden = nn.functional.conv2d(row[None], weight).flatten()
@@ -86,6 +86,8 @@ def test_every_product_is_one_of_rounded_operands(name):
         yield r(z) @ r(z)
         yield products.affine(r(big), r(wide))
         yield nn.functional.conv2d(r(image), r(kernel), z)
+        yield nn.grad.conv2d_input(image.shape, r(kernel), r(back))
+        yield nn.grad.conv2d_weight(r(image), kernel.shape, r(back))
         yield torch.einsum("abc,acd->abd", r(x), r(y))
 
     def inside(r):

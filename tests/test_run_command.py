@@ -140,6 +140,11 @@ def test_damaged_shards_are_named_and_played_again(tmp_path, capsys):
     for shard in (first, second, third, fourth):
         assert f"damaged shard, played again: {shard}" in err
     assert (out / "results.csv").read_bytes() == before
+    with np.load(first) as shard:
+        arrays = dict(shard)
+    arrays["score"][3] = np.nan
+    np.savez(first, **arrays)
+    assert f"damaged shard, played again: {first}" in audit(capsys, *QUICK, "--out", out)[2]
 
 
 def test_finished_audit_is_read_once_and_not_played_again(tmp_path, capsys, monkeypatch):
