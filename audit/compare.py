@@ -26,7 +26,7 @@ from threat_models.datasets import FOREIGN
 # eps_B, eps_L and eps_U mean the same in audits that agree on these.
 _COMMON = ("epsilon", "accounting", "delta", "confidence", "repetitions", "sampling_rate")
 # What a lower bound is printed with: our upper bound for any score, or the paper's.
-_UPPER = {report.VALID: "region", report.UNCORRECTED: "renyi"}
+_UPPER = {report.VALID: "tight", report.UNCORRECTED: "renyi"}
 _CANARIES = ("input", "dirac")
 _RECORDS = ("MNIST", "SVHN", "CIFAR10")  # z of the first three rows of every threat model
 _PANELS_IN_A_ROW = 3
@@ -138,7 +138,7 @@ def table_of_means(audits: Sequence[Audit]) -> pd.DataFrame:
     """The means of eps_L over the repeats, with eps_B and eps_U (the paper's table 3).
 
     Every eps_L is given by two claims: the recommended bound, valid for any score, with eps_U of
-    the region bound; and the paper's protocol, which is no bound, with the paper's eps_U.
+    the tight bound; and the paper's protocol, which is no bound, with the paper's eps_U.
 
     Returns:
         One row per audit, budget, claim and proxy.

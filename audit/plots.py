@@ -22,9 +22,8 @@ _BUDGET = r"budget of one run, $\varepsilon_B$"
 _LEVELS = {
     "renyi": (r"$\varepsilon_U$ Renyi (any score)", ":"),
     "profile": (r"$\varepsilon_U$ profile (any score)", "-."),
-    "region": (r"$\varepsilon_U$ region (any score)", "-"),
+    "tight": (r"$\varepsilon_U$ tight (any score)", "-"),
     "worst-order": ("worst order (attained)", "D"),
-    "split-order": ("split order (attained)", "D"),
     "reduced-exact": (r"$\varepsilon_U$ reduced (monotone score)", "--"),
     "base": (r"$\varepsilon_B$ one run", "-"),
 }
@@ -118,8 +117,7 @@ def _draw_upper(
     axes: Axes, results: list[dict[str, Any]], colours: list[str], scale: float
 ) -> None:
     # Highest first, so that the legend reads in the order of the levels.
-    grey = colours[7]
-    picked = (colours[3], colours[4], colours[2], grey, grey, colours[9], "black")
+    picked = (colours[3], colours[4], colours[2], colours[7], colours[9], "black")
     for (name, (title, style)), colour in zip(_LEVELS.items(), picked, strict=True):
         levels = [
             (x, result["upper_bounds"][name]["epsilon"])
@@ -130,7 +128,7 @@ def _draw_upper(
             continue
         at, values = (list(axis) for axis in zip(*levels, strict=True))
         if style == "D":
-            # It lies just under the region bound: a mark at the end of the line, not a line on it.
+            # It lies just under the tight bound: a mark at the end of the line, not a line on it.
             ends = [x + 0.42 for x in at]
             ms = 8 * scale
             axes.plot(ends, values, style, color=colour, ms=ms, label=title, clip_on=False)

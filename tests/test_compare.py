@@ -61,7 +61,7 @@ def test_means_are_those_of_the_results(finished, tmp_path, capsys):
         assert row.epsilon_lower == pytest.approx(sum(found) / 2, abs=1e-9)
         assert (row.min, row.max) == pytest.approx((min(found), max(found)), abs=1e-9)
         results = pd.read_csv(f"{row.folder}/results.csv").query("side == 'upper'")
-        name = "region" if row.claim == "valid" else "renyi"
+        name = "tight" if row.claim == "valid" else "renyi"
         upper = results[(results["name"] == name) & (results["epsilon_base"] == row.epsilon_base)]
         assert row.epsilon_upper == pytest.approx(upper["epsilon"].item(), abs=1e-9)
     of_dirac = table[(table["threat"] == "ETCV") & (table["epsilon_base"] == 4)]
@@ -100,7 +100,7 @@ def test_a_panel_per_audit(finished):
     (legend,) = figure.legends
     names = [text.get_text() for text in legend.get_texts()]
     assert len(set(names)) == len(names)
-    assert any("region" in name for name in names)
+    assert any("tight" in name for name in names)
 
 
 @pytest.mark.parametrize(

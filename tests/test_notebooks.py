@@ -72,9 +72,9 @@ def test_compare_reads_a_finished_run(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("AUDIT_RUN", str(folder))
     shown = texts(executed("compare"))
     table = pd.read_csv(folder / "results.csv")
-    region = table.loc[table["key"] == "region", "epsilon"].item()
+    tight = table.loc[table["key"] == "tight", "epsilon"].item()
     assert "eps_B = 3" in shown
-    assert f"{region:.3f}" in shown
+    assert f"{tight:.3f}" in shown
 
 
 def test_what_did_it_cost_agrees_with_the_accountant() -> None:
@@ -83,7 +83,7 @@ def test_what_did_it_cost_agrees_with_the_accountant() -> None:
     assert complaints(notebook) == []
     shown = texts(notebook)
     base = accounting.DpSgd(1.0, 500, 0.01)
-    cost = upper_bounds.region(base, repetitions.parse("tnb:1,0.05"), 1e-5).epsilon
+    cost = upper_bounds.tight(base, repetitions.parse("tnb:1,0.05"), 1e-5).epsilon
     assert f"one run costs epsilon = {base.epsilon(1e-5):.3f}" in shown
     assert f"{cost:.3f}\n" in shown
     assert "the tuning 3.0000" in shown

@@ -47,7 +47,7 @@ def test_folder_holds_everything(tmp_path, capsys):
     assert set(lower["repeat"]) == {0, 1}
     summary = json.loads((out / "summary.json").read_text())
     upper = summary["results"][0]["upper_bounds"]
-    assert set(upper) >= {"base", "liu-talwar", "renyi", "profile", "reduced-exact", "region"}
+    assert set(upper) >= {"base", "liu-talwar", "renyi", "profile", "reduced-exact", "region", "tight"}
     best = next(iter(summary["results"][1]["lower_bounds"]["lambda_a"].values()))
     assert 0 < best["min"] <= best["mean"] <= best["max"] < upper["region"]["epsilon"] * 4
 
