@@ -561,7 +561,7 @@ def _numbers(name: str, text: str, count: int) -> list[float]:
         values = []
     if len(values) != count:
         plural = "number" if count == 1 else "numbers separated by a comma"
-        raise ValueError(f"repetitions {name!r} takes {count} {plural}, got {text!r}")
+        raise ValueError(f"{name} takes {count} {plural}, got {text!r}")
     return values
 
 
@@ -590,22 +590,27 @@ def parse(spec: "str | Repetitions") -> Repetitions:
     text, at, most = str(spec).strip().partition("@")
     name, _, parameters = text.partition(":")
     checks.one_of("repetitions", name, _LAWS)
-    law: Repetitions
-    if name == "tnb":
-        law = TruncatedNegativeBinomial(*_numbers(name, parameters, 2))
-    elif name == "geometric":
-        law = TruncatedNegativeBinomial(1.0, *_numbers(name, parameters, 1))
-    elif name == "poisson":
-        law = Poisson(*_numbers(name, parameters, 1))
-    elif name == "binomial":
-        n, p = _numbers(name, parameters, 2)
-        law = Binomial(checks.whole("n", n, 1), p)
-    elif name == "two-point":
-        s, many = _numbers(name, parameters, 2)
-        law = TwoPoint(s, checks.whole("L", many, 2))
-    else:
-        law = Fixed(checks.whole("k", _numbers(name, parameters, 1)[0], 1))
-    if at:
-        limit = _numbers("@", most, 1)[0]
-        law = Truncated(law, checks.whole("most", limit, 1, _LONGEST_TRUNCATION))
+    try:
+        law = _law(name, parameters)
+        if at:
+            limit = _numbers("@", most, 1)[0]
+            law = Truncated(law, checks.whole("most", limit, 1, _LONGEST_TRUNCATION))
+    except ValueError as error:
+        raise ValueError(f"repetitions {spec}: {error}") from error
     return law
+
+
+def _law(name: str, parameters: str) -> Repetitions:
+    if name == "tnb":
+        return TruncatedNegativeBinomial(*_numbers(name, parameters, 2))
+    if name == "geometric":
+        return TruncatedNegativeBinomial(1.0, *_numbers(name, parameters, 1))
+    if name == "poisson":
+        return Poisson(*_numbers(name, parameters, 1))
+    if name == "binomial":
+        n, p = _numbers(name, parameters, 2)
+        return Binomial(checks.whole("n", n, 1), p)
+    if name == "two-point":
+        s, many = _numbers(name, parameters, 2)
+        return TwoPoint(s, checks.whole("L", many, 2))
+    return Fixed(checks.whole("k", _numbers(name, parameters, 1)[0], 1))

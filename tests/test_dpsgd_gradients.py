@@ -252,6 +252,8 @@ class TestModels:
             self.make(f"{__name__}.user_model", (1, 6, 6), 3)
         with pytest.raises(ValueError, match="BatchNorm2d, which mixes the records"):
             self.make(f"{__name__}.mixing_model")
+        with pytest.raises(ValueError, match="got a backward hook on Linear"):
+            self.make(f"{__name__}.backward_hooked_model")
         with pytest.raises(ValueError, match="must give a torch"):
             self.make(f"{__name__}.no_model")
         with pytest.raises(ValueError, match=r"\[records, 10\] logits, got tuple for 2 records"):
@@ -279,6 +281,12 @@ def no_model():
 
 def mixing_model(record_shape, classes):
     return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, classes))
+
+
+def backward_hooked_model(record_shape, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+    model[1].weight.register_hook(lambda gradient: 2 * gradient)
+    return model
 
 
 class Of(nn.Module):

@@ -47,7 +47,15 @@ def test_folder_holds_everything(tmp_path, capsys):
     assert set(lower["repeat"]) == {0, 1}
     summary = json.loads((out / "summary.json").read_text())
     upper = summary["results"][0]["upper_bounds"]
-    assert set(upper) >= {"base", "liu-talwar", "renyi", "profile", "reduced-exact", "region", "tight"}
+    assert set(upper) >= {
+        "base",
+        "liu-talwar",
+        "renyi",
+        "profile",
+        "reduced-exact",
+        "region",
+        "tight",
+    }
     best = next(iter(summary["results"][1]["lower_bounds"]["lambda_a"].values()))
     assert 0 < best["min"] <= best["mean"] <= best["max"] < upper["region"]["epsilon"] * 4
 
@@ -203,6 +211,11 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, capsys):
         (["--repetitions", "tnb:0,1.2"], "gamma must be in (0, 1), got 1.2"),
         (["--trials", "1"], "trials must be a whole number >= 2, got 1"),
         (["--learning-rates", "0"], "learning_rates must be"),
+        (["--momentum", "0.5", "0.5"], "momentum must name each value once, got (0.5, 0.5)"),
+        (
+            ["--repetitions", "fixed:0"],
+            "repetitions fixed:0: k must be a whole number >= 1, got 0.0",
+        ),
         (["--max-grad-norm", "1", "-2"], "max_grad_norm must be in (0, inf), got -2.0"),
         (["--momentum", "0.5", "1"], "momentum must be in [0, 1), got 1.0"),
         (["--confidence", "1"], "confidence must be in (0, 1), got 1.0"),

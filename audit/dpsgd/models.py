@@ -136,6 +136,12 @@ def _user_factory(name: str) -> Any:
 
 def _refuse_mixing(name: str, model: nn.Module) -> None:
     for part in model.modules():
+        of_tensors = any(each._backward_hooks for each in part.parameters(recurse=False))
+        if of_tensors or part._backward_hooks or part._backward_pre_hooks:
+            raise ValueError(
+                f"model {name} must have the gradient of what it computes, got a backward hook on "
+                f"{type(part).__name__}"
+            )
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise ValueError(
                 f"model {name} must have a gradient per record, got "

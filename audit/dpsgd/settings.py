@@ -67,6 +67,8 @@ class DpSgdSettings:
             values = tuple(given) if isinstance(given, list | tuple) else (given,)
             if not values:
                 raise ValueError(f"{name} must name at least one candidate, got none")
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} must name each value once, got {values}")
             for value in values:
                 if name == "momentum":
                     checks.interval(name, value, 0, 1, closed_low=True)
