@@ -218,7 +218,7 @@ def main() -> None:
         sys.exit(f"no measurement on {options.device}")
     print(f"roof: {roofs[0]:.3g} FLOP/s of float32 products, {roofs[1]:.3g} normal numbers/s")
     print(f"{'setup':<24}{'engine':<12}{'lanes':>6}{'run-steps/s':>13}{'ratio':>8}"
-          f"{'peak MB':>9}{'a lane':>8}{'hours':>9}{'of roof':>9}", flush=True)  # fmt: skip
+          f"{'peak MB':>9}{'a lane':>9}{'hours':>9}{'of roof':>9}", flush=True)  # fmt: skip
     for model in options.models:
         total = 0.0
         for shape, size in itertools.product((GREY, COLOUR), (0, options.records)):
@@ -239,7 +239,7 @@ def main() -> None:
                 ratio = f"{rate / base:.1f}" if base else "-"
                 hours = ROW_RUN_STEPS / rate / 3600
                 print(f"{label:<24}{shown:<12}{count:>6}{rate:>13.4g}{ratio:>8}"
-                      f"{memory:>9.0f}{memory / count:>8.3g}{hours:>9.3g}{share:>9.1%}",
+                      f"{memory:>9.0f}{memory / count:>9.3g}{hours:>9.3g}{share:>9.1%}",
                       flush=True)  # fmt: skip
                 if engine != "opacus" and shown != "vmap":
                     best = hours
