@@ -64,6 +64,22 @@ def test_no_order_leaks_more_and_one_leaks_as_much(spec, outputs, parts):
                     assert curve.best_order(epsilon).delta(epsilon) >= 0.995 * claimed
 
 
+@pytest.mark.parametrize("spec", LAWS)
+def test_outputs_that_one_side_never_gives(spec):
+    law, rng = repetitions.parse(spec), np.random.default_rng(1)
+    for seed in range(4):
+        p, q = random_pair(seed, 7)
+        p[0] = q[-1] = 0.0
+        p, q = p / p.sum(), q / q.sum()
+        for pair, sides in zip(DiscreteMechanism(p, q).pairs, ((p, q), (q, p)), strict=True):
+            low, high = pair.event_range
+            curve = TightCurve(pair, law, np.sort(rng.uniform(low, high, 5)))
+            for epsilon in (0.0, 1.0, 3.0):
+                claimed = curve.delta(epsilon)
+                assert worst_of_all_orders(*sides, law, epsilon) <= claimed * (1 + 1e-12)
+                assert claimed <= RegionCurve(pair, law).delta(epsilon)
+
+
 @pytest.mark.parametrize("spec", [*LAWS, "tnb:1,0.1@12"])
 @pytest.mark.parametrize("points", [3, 40])
 def test_the_bound_is_safe_however_few_the_events(spec, points):

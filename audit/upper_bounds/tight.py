@@ -239,7 +239,9 @@ class TightCurve:
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             chord = widths_with / widths
             chord_before = np.append(chord[1:] * (1.0 - self._doubt[1:]), 0.0)
-            chord_before = np.where(chord_before > 0.0, chord_before, 0.0)
+            # A slope of 0 is safe where there is none, as before a step of L alone.
+            usable = (chord_before > 0.0) & (chord_before < np.inf)
+            chord_before = np.where(usable, chord_before, 0.0)
             chord_after = np.append(np.inf, chord[:-1] * (1.0 + self._doubt[:-1]))
             rise = chord_after - chord * (1.0 - self._doubt)
             near = rise / (chord_after - chord_before)
