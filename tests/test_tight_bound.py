@@ -153,3 +153,15 @@ def test_one_run_costs_one_run():
     assert upper_bounds.tight(base, law, 1e-6).epsilon == pytest.approx(
         base.epsilon(1e-6), rel=1e-6
     )
+
+
+@pytest.mark.parametrize("mu", [1e-3, 10.0, 40.0])
+@pytest.mark.parametrize("spec", ["tnb:0,0.01", "fixed:1000", "poisson:0.01"])
+def test_extreme_bases_keep_their_order(mu, spec):
+    base, law = GaussianMechanism(mu), repetitions.parse(spec)
+    for delta in (1e-15, 0.3):
+        attained, tight, region = (
+            upper_bounds.BOUNDS[name](base, law, delta).epsilon
+            for name in ("worst-order", "tight", "region")
+        )
+        assert 0.0 <= attained <= tight <= region * (1 + 1e-9)

@@ -34,7 +34,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.accounting import DominatingPair, Mechanism, solve_epsilon
+from audit.accounting import DominatingPair, Mechanism, Unreachable, solve_epsilon
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import cell_masses, scale
 from audit.upper_bounds.region import RegionCurve, corners
@@ -145,7 +145,7 @@ class TightCurve:
         """
         curve = cls(pair, repetitions, _first_events(pair, repetitions))
         while len(curve.t) < points:
-            game = curve.best_order(solve_epsilon(curve.estimate, delta))
+            game = curve.worst_order(delta)
             finer = curve._refined(game, game.epsilon(delta), delta)
             if len(finer.t) == len(curve.t):
                 break
@@ -170,6 +170,18 @@ class TightCurve:
     def estimate(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0 by the trapezoid rule, not rounded."""
         return float(np.maximum(self._trapezoids(epsilon).max(axis=1), 0.0).sum())
+
+    def worst_order(self, delta: float) -> FoldedGame:
+        """The folded order that leaks most at delta.
+
+        Raises:
+            Unreachable: no epsilon reaches delta.
+        """
+        try:
+            epsilon = solve_epsilon(self.estimate, delta)
+        except Unreachable:  # by the trapezoid rule, whose events are too few for a very large mu
+            epsilon = solve_epsilon(self.delta, delta)
+        return self.best_order(epsilon)
 
     def best_order(self, epsilon: float) -> FoldedGame:
         """The folded order that leaks most at epsilon."""

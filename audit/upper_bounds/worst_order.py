@@ -33,7 +33,7 @@ from audit.accounting import (
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import cell_masses, divergence_of_cells, log_of_worse
 from audit.upper_bounds.result import UpperBound, not_applicable
-from audit.upper_bounds.tight import FoldedGame, TightCurve
+from audit.upper_bounds.tight import TightCurve
 
 Array = NDArray[np.float64]
 
@@ -162,7 +162,7 @@ def best_order(mu: float, repetitions: Repetitions, delta: float) -> tuple[Folde
     """
     (pair,) = GaussianMechanism(mu).pairs
     curve = TightCurve.at(pair, repetitions, delta)
-    game = _best_game(curve, delta)
+    game = curve.worst_order(delta)
     x = np.concatenate([[np.inf], -curve.t, [-np.inf]])  # the event t is x > -t
     x = np.clip(x, -40.0, 40.0 + mu)
     low, scores = 0.5 * (x[game.cells + 1] + x[game.cells]), x[game.before[game.cells]]
@@ -261,11 +261,7 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Uppe
 
 def _attained(pairs: Sequence[DominatingPair], repetitions: Repetitions, delta: float) -> float:
     curves = (TightCurve.at(pair, repetitions, delta) for pair in pairs)
-    return max(_best_game(curve, delta).epsilon(delta) for curve in curves)
-
-
-def _best_game(curve: TightCurve, delta: float) -> FoldedGame:
-    return curve.best_order(solve_epsilon(curve.estimate, delta))
+    return max(curve.worst_order(delta).epsilon(delta) for curve in curves)
 
 
 def attack_order(
