@@ -126,6 +126,12 @@ def test_target_epsilon_from_the_command_line(capsys):
             "does not apply: K must be",
         ),
         (["--mu", "1", "--accounting", "pld"], "accounting must be one of rdp, exact, got 'pld'"),
+        (["--mu", "1", "--solve", "runs"], "target-epsilon must be given with --solve runs"),
+        (["--mu", "1", "--solve", "walk"], "solve must be one of noise, runs, law"),
+        (["--mu", "1", "--sampling-rate", "0.1"], "need --noise-multiplier, got --mu"),
+        (["--base", "pure:-1"], "epsilon_0 must be in"),
+        (["--mu", "1", "--tunings", "0"], "tunings must be a whole number >= 1"),
+        (["--mu", "1", "--bound", "worst-order"], "bound must be one of"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(capsys, argv, message):

@@ -159,24 +159,6 @@ def test_the_command_draws(capsys, tmp_path):
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--mu", "1", "--solve", "runs"], "target-epsilon must be given with --solve runs"),
-        (["--mu", "1", "--solve", "walk"], "solve must be one of noise, runs, law"),
-        (["--mu", "1", "--sampling-rate", "0.1"], "need --noise-multiplier, got --mu"),
-        (["--base", "pure:-1"], "epsilon_0 must be in"),
-        (["--mu", "1", "--tunings", "0"], "tunings must be a whole number >= 1"),
-        (["--mu", "1", "--bound", "worst-order"], "bound must be one of"),
-    ],
-)
-def test_the_command_says_what_was_wrong(capsys, argv, message):
-    code, _, err = run(capsys, *argv)
-    assert code == 2
-    assert message in err
-    assert err.count("\n") == 1
-
-
 def test_the_command_needs_neither_torch_nor_other_accountants():
     script = (
         "import sys; from audit import bounds; bounds.main(['--mu', '1', '--json']);"

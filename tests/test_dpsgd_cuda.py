@@ -13,7 +13,7 @@ import scipy.stats as st
 import torch
 from pretended_cuda import MixedDevices, PretendedCuda
 from torch import nn
-from toy import ALARM, SILENT, lanes, records
+from toy import ALARM, SILENT, assert_uncorrelated, lanes, records
 
 from audit.dpsgd import DpSgdSettings, make_engine, streams
 from audit.dpsgd.batched import BatchedEngine
@@ -322,11 +322,7 @@ class TestGpu:
         noise = torch.stack([torch.cat(step, 1) for step in engine._noise(pack, torch.float32)])
         z = noise.double().cpu().numpy().reshape(-1, noise.shape[-1]) / 0.7
         assert st.kstest(z.ravel(), "norm").pvalue > ALARM
-        for sample in (z, z.T):
-            pairs = len(sample) * (len(sample) - 1) / 2
-            correlations = np.corrcoef(sample)[np.triu_indices(len(sample), 1)]
-            limit = st.norm.isf(ALARM / 2 / pairs) / np.sqrt(sample.shape[1])
-            assert np.abs(correlations).max() < 1.05 * limit
+        assert_uncorrelated(z)
 
     @pytest.mark.parametrize("changes", [{}, {"sampling_rate": 0.4}, {"momentum": 0.5}])
     def test_dirac_agrees_in_law_with_reduced(self, changes):

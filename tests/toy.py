@@ -1,6 +1,7 @@
 """What the tests of the engines share."""
 
 import numpy as np
+from scipy import stats
 
 from audit.dpsgd import Lanes
 from threat_models import Records
@@ -9,6 +10,15 @@ ALARM = 1e-4
 """False-alarm rate of every statistical test of the engines."""
 SILENT = 1e-30
 """A noise that is lost to rounding."""
+
+
+def assert_uncorrelated(sample: np.ndarray) -> None:
+    """No two rows or two columns of standard normal numbers correlate, by Bonferroni."""
+    for rows in (sample, sample.T):
+        pairs = len(rows) * (len(rows) - 1) / 2
+        correlations = np.corrcoef(rows)[np.triu_indices(len(rows), 1)]
+        limit = stats.norm.isf(ALARM / 2 / pairs) / np.sqrt(rows.shape[1])
+        assert np.abs(correlations).max() < 1.05 * limit
 
 
 def lanes(count: int, included: bool, seed: int = 0, candidates: int = 1) -> Lanes:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audit.dpsgd.layers import Parameters, flatten_sequential, shaped
+from audit.dpsgd.layers import Parameters, flatten_sequential, pair, shaped
 
 
 def _extension(capability: str) -> Any:
@@ -154,10 +154,10 @@ class Network:
             case nn.ReLU() if self._rows:
                 self._push("relu", self._size)
             case nn.MaxPool2d() if self._rows and not self._is_flat and not module.return_indices:
-                plain = _pair(module.padding) == (0, 0) and _pair(module.dilation) == (1, 1)
+                plain = pair(module.padding) == (0, 0) and pair(module.dilation) == (1, 1)
                 if not plain or module.ceil_mode:
                     raise NotImplementedError("a pooling with padding, dilation or ceil_mode")
-                self._pool(_pair(module.kernel_size), _pair(module.stride))
+                self._pool(pair(module.kernel_size), pair(module.stride))
             case nn.Flatten() if (module.start_dim, module.end_dim) == (1, -1):
                 self._is_flat = True
             case nn.Linear() if self._is_flat and self._rows:
@@ -325,7 +325,3 @@ class Network:
 
 def _whole_vectors(size: int) -> int:
     return -(-size // _VECTOR) * _VECTOR
-
-
-def _pair(size: int | tuple[int, ...]) -> tuple[int, ...]:
-    return size if isinstance(size, tuple) else (size, size)

@@ -237,7 +237,8 @@ class Conv2d:
 
     def forward_prepared(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
         """As `forward`, from patches; channels come last in memory."""
-        weight, bias = self._flat(theta[0]), theta[1] if self._has_bias else None
+        weight, bias = flat(theta[0]), theta[1] if self._has_bias else None
+        weight = weight.view(*theta[0].shape[:2], -1)  # [R, outputs, kh * kw * c]
         if x.dim() == 4:
             y = _shared(x.flatten(0, 2), weight, bias)
         else:
@@ -266,10 +267,6 @@ class Conv2d:
             columns = rows.reshape(lanes, -1, outputs) @ weight
             back = self._scatter(columns.view(*patches.shape), shape)
         return back, Kernels(gradients, theta[0].shape[1:])
-
-    def _flat(self, weight: Tensor) -> Tensor:
-        """[R, out, c, kh, kw] as [R, out, kh * kw * c], the order of the patches."""
-        return weight.permute(0, 1, 3, 4, 2).reshape(len(weight), weight.shape[1], -1)
 
     def _patches(self, x: Tensor) -> Tensor:
         """[..., c, h, w] to [..., height, width, kh * kw * c]."""
@@ -396,10 +393,10 @@ class MaxPool2d(Free):
     def __init__(self, module: nn.MaxPool2d) -> None:
         super().__init__(lambda x: module(x.flatten(0, 1)).unflatten(0, x.shape[:2]))
         self._arguments = (
-            _pair(module.kernel_size),
-            _pair(module.stride),
-            _pair(module.padding),
-            _pair(module.dilation),
+            pair(module.kernel_size),
+            pair(module.stride),
+            pair(module.padding),
+            pair(module.dilation),
             module.ceil_mode,
         )
 
@@ -430,7 +427,8 @@ def _shared(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y.view(len(x), *weight.shape[:2]).transpose(0, 1)
 
 
-def _pair(size: int | tuple[int, ...]) -> tuple[int, ...]:
+def pair(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    """A size in both directions."""
     return size if isinstance(size, tuple) else (size, size)
 
 

@@ -50,6 +50,25 @@ def rounded(masses: Array, rounding: Array) -> tuple[Array, Array]:
     return masses - rounding, np.where(masses > 0, masses + rounding, 0.0)
 
 
+def bounded_masses(
+    log_worse: Array, one_run: Array, repetitions: Repetitions
+) -> tuple[Array, Array]:
+    """Bounds (lower, upper) on masses [n-1] of cells that are sums, which round more than tails do.
+
+    phi' grows, so its values at both ends of a cell bound its mass too, without cancellation.
+
+    Args:
+        log_worse: as for `cell_masses`, [n].
+        one_run: probability [n-1] of one run in every cell.
+        repetitions: the law of K.
+    """
+    mass, rounding = cell_masses(log_worse, repetitions)
+    slope = np.exp(repetitions.log_phi_prime_at(log_worse))
+    lower = np.maximum(mass - 1e3 * rounding, slope[1:] * one_run * (1.0 - 1e-9))
+    upper = np.minimum(mass + 1e3 * rounding, slope[:-1] * one_run * (1.0 + 1e-9))
+    return np.minimum(lower, upper), upper
+
+
 def divergence_of_cells(
     epsilon: float, without: tuple[Array, Array], with_canary: tuple[Array, Array]
 ) -> float:

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from audit.accounting import DominatingPair, Mechanism, Unreachable, solve_epsilon
 from audit.repetitions import Repetitions
-from audit.upper_bounds.cells import cell_masses, scale
+from audit.upper_bounds.cells import bounded_masses, scale
 from audit.upper_bounds.region import RegionCurve, corners
 from audit.upper_bounds.result import UpperBound
 
@@ -90,14 +90,9 @@ class FoldedGame:
             # Between the events `done` and `kept` is what is worse.
             front_left, back_left = log_left[done], log_left[kept]
             log_worse = log_rest(front_left, back_left)
-            mass, rounding = cell_masses(log_worse, self.repetitions)
-            # phi' grows, so its ends bound a mass too, without cancellation.
-            slope = np.exp(self.repetitions.log_phi_prime_at(log_worse))
             one_run = np.exp(log_rest(front_left[:-1], front_left[1:]))
             one_run += np.exp(log_rest(back_left[1:], back_left[:-1]))
-            lower = np.maximum(mass - 1e3 * rounding, slope[1:] * one_run * (1.0 - 1e-9))
-            upper = np.minimum(mass + 1e3 * rounding, slope[:-1] * one_run * (1.0 + 1e-9))
-            sides.append((np.minimum(lower, upper), upper))
+            sides.append(bounded_masses(log_worse, one_run, self.repetitions))
         return sides[0], sides[1]
 
     def delta(self, epsilon: float) -> float:

@@ -31,7 +31,7 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.repetitions import Repetitions
-from audit.upper_bounds.cells import cell_masses, divergence_of_cells, log_of_worse
+from audit.upper_bounds.cells import bounded_masses, divergence_of_cells, log_of_worse
 from audit.upper_bounds.result import UpperBound, not_applicable
 from audit.upper_bounds.tight import TightCurve
 
@@ -131,13 +131,7 @@ class TunedOrder:
             better = np.concatenate([[0.0], np.cumsum(one_run)])
             worse = np.concatenate([np.cumsum(one_run[::-1])[::-1], [0.0]])
             log_worse = log_of_worse(np.minimum(better, 1.0), np.minimum(worse, 1.0))
-            mass, rounding = cell_masses(log_worse, self.repetitions)
-            # The sums over cells round more than single tails do. phi' grows, so its values at both
-            # ends of a cell bound the cell's mass too, without cancellation.
-            slope = np.exp(self.repetitions.log_phi_prime_at(log_worse))
-            lower = np.maximum(mass - 1e3 * rounding, slope[1:] * one_run * (1.0 - 1e-9))
-            upper = np.minimum(mass + 1e3 * rounding, slope[:-1] * one_run * (1.0 + 1e-9))
-            laws.append((np.minimum(lower, upper), upper))
+            laws.append(bounded_masses(log_worse, one_run, self.repetitions))
         return laws[0], laws[1]
 
     def delta(self, epsilon: float) -> float:
