@@ -1,0 +1,155 @@
+"""The numbers of the first version: no move of code may change one.
+
+`python -m tests.test_unchanged` writes them anew, which only a mended error justifies; the change
+log then says which and why.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from audit import accounting, lower_bounds, repetitions, upper_bounds
+from audit.accounting import Mechanism
+
+NUMBERS = Path(__file__).with_name("numbers.json")
+
+BASES: dict[str, Mechanism] = {
+    "gaussian 0.05": accounting.GaussianMechanism(0.05),
+    "gaussian 0.24721": accounting.GaussianMechanism(0.24721),
+    "gaussian 1": accounting.GaussianMechanism(1.0),
+    "gaussian 4": accounting.GaussianMechanism(4.0),
+    "dpsgd": accounting.DpSgd(1.0, 500, 0.01),
+    "dpsgd replace": accounting.DpSgd(2.0, 50, 0.1, "replace-one"),
+    "laplace": accounting.LaplaceMechanism(3.0),
+    "response": accounting.RandomisedResponse(0.5, 3),
+    "pure": accounting.PureDp(0.7),
+    "approximate": accounting.ApproximateDp(0.5, 1e-9),
+    "zcdp": accounting.ZeroConcentratedDp(0.03),
+    "discrete": accounting.DiscreteMechanism(np.array([0.5, 0.3, 0.2]), np.array([0.3, 0.3, 0.4])),
+}
+LAWS = (
+    "tnb:0,0.01",
+    "tnb:1,0.1",
+    "tnb:-0.5,0.001",
+    "tnb:2.5,0.05",
+    "poisson:20",
+    "poisson:0.3",
+    "binomial:30,0.5",
+    "two-point:0.01,100",
+    "fixed:1",
+    "fixed:10",
+    "tnb:0,0.01@50",
+)
+SETTINGS = [
+    (base, law, delta)
+    for base in BASES
+    for law in LAWS
+    for delta in (1e-5, 1e-2)
+    # Every pair of the common ones, a slice of the rest: two minutes would be too long.
+    if base in ("gaussian 0.24721", "gaussian 1") or (law in LAWS[:1] and delta == 1e-5)
+]
+
+
+def upper() -> dict[str, float]:
+    found = {}
+    for name, spec, delta in SETTINGS:
+        law = repetitions.parse(spec)
+        for row in upper_bounds.all_bounds(BASES[name], law, delta):
+            if row.epsilon is not None:
+                found[f"{name} {spec} {delta:g} {row.name}"] = row.epsilon
+    return found
+
+
+def games() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(7)
+    return {
+        "apart": (rng.normal(size=500), rng.normal(1.5, size=400)),
+        "alike": (rng.normal(size=200), rng.normal(size=200)),
+        "ties": (
+            rng.integers(0, 5, 300).astype(float),
+            rng.integers(1, 6, 300).astype(float),
+        ),
+        "few": (np.arange(20.0), np.arange(20.0) + 30.0),
+    }
+
+
+def lower() -> dict[str, float]:
+    law = repetitions.parse("tnb:0,0.01")
+    found = {}
+    for name, (without, with_record) in games().items():
+        given = {
+            "plain": {},
+            "tuned": {"repetitions": law, "mu": 1.0},
+            "both": {"direction": "both"},
+            "split": {"repetitions": law, "threshold": -0.5, "split_top": 1.5},
+            "delta": {"delta": 0.01, "confidence": 0.9},
+        }
+        for how, options in given.items():
+            for bound in lower_bounds.all_bounds(without, with_record, **options):
+                found[f"{name} {how} {bound.key}"] = bound.epsilon
+        for bound in lower_bounds.pooled_bounds(without, with_record, law):
+            found[f"{name} pooled {bound.key}"] = bound.epsilon
+    return found
+
+
+def trials(folder: Path) -> dict[str, list[float]]:
+    """What small audits leave; the last digits of training are the processor's."""
+    from audit.run import main
+
+    common = ["--trials", "40", "--repeats", "1", "--epsilon", "2", "--steps", "5"]
+    small = ["--dataset", "DIGITS", "--train-size", "30", "--validation-size", "20"]
+    audits = {
+        "reduced": ["--threat", "ETCV", "--canary", "dirac"],
+        "worst": ["--threat", "ETCV", "--canary", "dirac", "--score", "worst-order"],
+        "batched": ["--threat", "ETCV", "--canary", "dirac", "--engine", "batched", *small],
+        "projected": ["--threat", "ETCV", "--canary", "input", *small],
+        "NTNV": ["--threat", "NTNV", "--canary", "input", "--model", "logistic", *small],
+        "sampled": [
+            *["--threat", "NTCV", "--canary", "dirac", "--model", "logistic"],
+            *["--sampling-rate", "0.2", *small],
+        ],
+    }
+    kept = ("trial", "bit", "runs", "chosen", "score", "lambda_a", "lambda_b", "lambda_c")
+    found = {}
+    for name, arguments in audits.items():
+        out = folder / name
+        assert main([*arguments, *common, "--out", str(out)]) == 0
+        for shard in sorted((out / "shards").glob("*.npz")):
+            with np.load(shard) as arrays:
+                for key in kept:
+                    values = np.nan_to_num(arrays[key].astype(float), neginf=-1e300)
+                    at = f"{name} {shard.stem} {key}"
+                    found[at] = [float(f"{value:.9g}") for value in values]
+    return found
+
+
+@pytest.mark.parametrize(("kind", "rel"), [("upper", 1e-9), ("lower", 1e-9)])
+def test_bounds_are_those_of_the_first_version(kind: str, rel: float) -> None:
+    known = json.loads(NUMBERS.read_text())[kind]
+    found = {"upper": upper, "lower": lower}[kind]()
+    assert set(known) <= set(found)
+    changed = {
+        name: (value, found[name])
+        for name, value in known.items()
+        if not math.isclose(value, found[name], rel_tol=rel, abs_tol=1e-12)
+    }
+    assert not changed
+
+
+def test_trials_are_those_of_the_first_version(tmp_path: Path) -> None:
+    known = json.loads(NUMBERS.read_text())["trials"]
+    found = trials(tmp_path)
+    assert set(known) == set(found)
+    for name, values in known.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        numbers = {"upper": upper(), "lower": lower(), "trials": trials(Path(folder))}
+    NUMBERS.write_text(json.dumps(numbers, separators=(",", ":")).replace("],", "],\n") + "\n")
