@@ -64,3 +64,12 @@ def one_of(name: str, value: str, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(value).lower(), folded, n=1, cutoff=0.4)
     hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
     raise ValueError(f"{name} must be one of {', '.join(names)}, got {value!r}{hint}")
+
+
+def keep(instance: object, **values: object) -> None:
+    """Stores checked values in a frozen dataclass, from its `__post_init__`.
+
+    So that what is used is what was checked: 0.5, not the "0.5" that came.
+    """
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)

@@ -370,11 +370,21 @@ def test_bases_by_name(spec, base):
         (lambda: PrivacyProfile([0.0], [1.5]), r"deltas must be in \[0, 1\]"),
         (lambda: RenyiCurve([1.0], [0.1]), "orders must be > 1"),
         (lambda: Composition(()), "parts must name at least one"),
+        (lambda: Composition((1.0,)), "parts must be mechanisms, got 1.0"),
+        (lambda: accounting.AnyOf(3), "candidates must be mechanisms, got 3"),
+        (lambda: PrivacyProfile(["x"], [0.1]), "epsilons must be numbers, got"),
     ],
 )
 def test_what_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+class Accountant:
+    """What of an Opacus accountant is read."""
+
+    def __init__(self, *history):
+        self.history = list(history)
 
 
 def test_an_opacus_accountant_is_enough():
@@ -395,6 +405,52 @@ def test_an_opacus_accountant_is_enough():
     )
     with pytest.raises(ValueError, match="accountant must have recorded a step"):
         accounting.tuning_epsilon(RDPAccountant(), "tnb:0,0.1", 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:GDP accounting", "ignore:Secure RNG")
+@pytest.mark.parametrize("name", ["rdp", "gdp", "prv"])
+def test_every_accountant_and_the_engine_itself(name):
+    from opacus import PrivacyEngine
+
+    engine = PrivacyEngine(accountant=name)
+    for _ in range(10):
+        engine.accountant.step(noise_multiplier=1.0, sample_rate=0.01)
+    expected = DpSgd(1.0, 10, 0.01)
+    assert accounting.from_opacus(engine) == expected
+    assert accounting.from_opacus(engine.accountant) == expected
+
+
+def test_phases_of_one_noise_and_rate_are_one():
+    run = accounting.from_opacus(
+        Accountant((1.0, 0.1, 3), (2.0, 0.1, 5), (1.0, 0.1, 4), (2.0, 0.2, 1))
+    )
+    assert run == Composition((DpSgd(1.0, 7, 0.1), DpSgd(2.0, 5, 0.1), DpSgd(2.0, 1, 0.2)))
+
+
+@pytest.mark.parametrize(
+    ("accountant", "message"),
+    [
+        ([Accountant((1.0, 0.1, 3))] * 2, "or PrivacyEngine, got a list of 2; runs that are tuned"),
+        (None, "accountant must be an Opacus accountant or PrivacyEngine, got a NoneType"),
+        (Accountant((1.0, 0.1)), r"history must be of \(noise multiplier, .* got \(1.0, 0.1\)"),
+        (Accountant((1.0, 0.1, 2.5)), "steps must be a whole number >= 1, got 2.5"),
+        (Accountant((0.0, 0.1, 2)), r"noise_multiplier must be in \(0, inf\), got 0.0"),
+    ],
+)
+def test_what_is_no_accountant_of_one_run(accountant, message):
+    with pytest.raises(ValueError, match=message):
+        accounting.from_opacus(accountant)
+
+
+def test_what_is_used_is_what_was_checked():
+    # As text from a preset or a csv: the checked number is kept, not the text.
+    assert accounting.GaussianMechanism("0.5") == accounting.GaussianMechanism(0.5)
+    assert DpSgd("70", "300") == DpSgd(70.0, 300)
+    assert float(accounting.PureDp("1").epsilon(1e-5)) == accounting.PureDp(1.0).epsilon(1e-5)
+
+
+def test_a_mechanism_is_its_own_text():
+    assert accounting.parse(DpSgd(70.0, 300)) == DpSgd(70.0, 300)
 
 
 @pytest.mark.parametrize(("sigma", "rate"), [(2.0, 0.01), (1.0, 1e-4), (0.5, 0.5), (10.0, 0.1)])

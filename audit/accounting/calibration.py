@@ -6,7 +6,7 @@ from scipy import optimize, special
 
 from audit import checks
 from audit.accounting.dpsgd import DpSgd
-from audit.accounting.mechanisms import GaussianMechanism
+from audit.accounting.gaussian import GaussianMechanism
 
 ACCOUNTINGS = ("rdp", "exact")
 """How epsilon_B is counted: `rdp` as the papers do, `exact` by the Gaussian profile."""

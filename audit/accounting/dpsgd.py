@@ -25,7 +25,7 @@ from scipy import special
 
 from audit import checks
 from audit.accounting.composition import compose
-from audit.accounting.mechanisms import NEIGHBOURS, Mechanism
+from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import (
     LOG_ROOT_TWO_PI,
     REACH,
@@ -38,6 +38,9 @@ from audit.accounting.pairs import (
 )
 
 Array = NDArray[np.float64]
+
+NEIGHBOURS = ("add-remove", "replace-one")
+"""Neighbouring data sets: one record more or less, or one record replaced."""
 
 _LARGEST_SHIFT = 400.0
 
@@ -153,10 +156,14 @@ class DpSgd(Mechanism):
     neighbours: str = "add-remove"
 
     def __post_init__(self) -> None:
-        checks.interval("noise_multiplier", self.noise_multiplier, 0.0)
-        checks.whole("steps", self.steps, 1)
-        checks.interval("sampling_rate", self.sampling_rate, 0.0, 1.0, closed_high=True)
-        checks.one_of("neighbours", self.neighbours, NEIGHBOURS)
+        rate = checks.interval("sampling_rate", self.sampling_rate, 0.0, 1.0, closed_high=True)
+        checks.keep(
+            self,
+            noise_multiplier=checks.interval("noise_multiplier", self.noise_multiplier, 0.0),
+            steps=checks.whole("steps", self.steps, 1),
+            sampling_rate=rate,
+            neighbours=checks.one_of("neighbours", self.neighbours, NEIGHBOURS),
+        )
         if self.sampling_rate == 1.0:
             mu = self._full_batch_mu
             checks.interval("sqrt(steps) / noise_multiplier", mu, 0.0, 1e3, closed_high=True)
@@ -217,52 +224,3 @@ class DpSgd(Mechanism):
             f"DP-SGD, noise multiplier {self.noise_multiplier:.6g}, {self.steps} steps, {rate}, "
             f"{self.neighbours} neighbours"
         )
-
-
-@dataclass(frozen=True)
-class Composition(Mechanism):
-    """Several mechanisms on the same data, one after the other.
-
-    Attributes:
-        parts: the mechanisms; each may depend on what the earlier ones released.
-    """
-
-    parts: tuple[Mechanism, ...]
-
-    def __post_init__(self) -> None:
-        if not self.parts:
-            raise ValueError("parts must name at least one mechanism, got none")
-        object.__setattr__(self, "parts", tuple(self.parts))
-
-    @property
-    def gaussian_mu(self) -> float | None:
-        each = [part.gaussian_mu for part in self.parts]
-        known = [mu for mu in each if mu is not None]
-        return math.hypot(*known) if len(known) == len(each) else None
-
-    @property
-    def attained(self) -> bool:
-        return all(part.attained for part in self.parts)
-
-    @property
-    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
-        mu = self.gaussian_mu
-        if mu is not None:
-            return ((GaussianPair(mu), 1),)
-        return tuple(law for part in self.parts for law in part.laws)
-
-    @cached_property
-    def pairs(self) -> tuple[DominatingPair, ...]:
-        mu = self.gaussian_mu
-        if mu is not None:
-            return (GaussianPair(mu),)
-        pair = compose(self.laws)
-        both = any(len(part.pairs) > 1 for part in self.parts)
-        return (pair, pair.mirrored) if both else (pair,)
-
-    def renyi(self, alpha: ArrayLike) -> Array:
-        return np.sum([part.renyi(alpha) for part in self.parts], axis=0)
-
-    @property
-    def description(self) -> str:
-        return "; then ".join(part.description for part in self.parts)

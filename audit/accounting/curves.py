@@ -1,0 +1,186 @@
+"""Mechanisms of which only a curve is known: a privacy profile or Renyi divergences."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from audit import checks
+from audit.accounting.conversion import SMALLEST_DELTA, renyi_to_epsilon
+from audit.accounting.mechanism import GIVEN, Mechanism
+from audit.accounting.pairs import Atoms, DominatingPair, LossPair
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class PrivacyProfile(Mechanism):
+    """Any mechanism that is (epsilon_i, delta_i)-DP for every i.
+
+    The pair is the least private of all such mechanisms: its profile is the lower convex hull of
+    the points, as a function of e^epsilon, and beyond the last epsilon delta stays.
+
+    Attributes:
+        epsilons: [n] >= 0, strictly increasing.
+        deltas: [n] in [0, 1].
+    """
+
+    epsilons: Array
+    deltas: Array
+
+    def __post_init__(self) -> None:
+        epsilons, deltas = _checked("epsilons", self.epsilons, "deltas", self.deltas, 0.0)
+        if np.any(deltas > 1.0):
+            raise ValueError(f"deltas must be in [0, 1], got {deltas.max():g}")
+        checks.keep(self, epsilons=epsilons, deltas=deltas)
+
+    @cached_property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        return (pair_of_profile(self.epsilons, self.deltas),)
+
+    @property
+    def description(self) -> str:
+        return f"a privacy profile of {len(self.epsilons)} points; {GIVEN}"
+
+
+@dataclass(frozen=True, eq=False)
+class RenyiCurve(Mechanism):
+    """Any mechanism whose Renyi divergences are bounded at some orders, both directions.
+
+    Between two orders (alpha - 1) D_alpha is convex, and at order 1 it is 0: chords bound it. Above
+    the last order nothing is known.
+
+    Attributes:
+        orders: [n] > 1, strictly increasing.
+        divergences: [n] >= 0.
+    """
+
+    orders: Array
+    divergences: Array
+
+    def __post_init__(self) -> None:
+        orders, divergences = _checked("orders", self.orders, "divergences", self.divergences, 1.0)
+        if orders[0] <= 1.0:
+            raise ValueError(f"orders must be > 1, got {orders[0]:g}")
+        checks.keep(self, orders=orders, divergences=divergences)
+
+    def renyi(self, alpha: ArrayLike) -> Array:
+        rest = np.asarray(alpha, dtype=np.float64) - 1.0
+        known = np.append(0.0, self.orders - 1.0)
+        log_moments = np.append(0.0, self.divergences) * known
+        return np.interp(rest, known, log_moments, right=np.inf) / rest
+
+    @cached_property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        return (_pair_of_renyi(self.renyi),)
+
+    @property
+    def description(self) -> str:
+        return f"Renyi divergences at {len(self.orders)} orders; {GIVEN}"
+
+
+@dataclass(frozen=True)
+class ZeroConcentratedDp(Mechanism):
+    """Any rho-zCDP mechanism: D_alpha <= rho alpha for every order (Bun & Steinke 2016).
+
+    Attributes:
+        rho: in (0, 1e5].
+    """
+
+    rho: float
+
+    _words: ClassVar[str] = "rho-zCDP, rho = {rho:.6g}"
+
+    def __post_init__(self) -> None:
+        checks.keep(self, rho=checks.interval("rho", self.rho, 0.0, 1e5, closed_high=True))
+
+    def renyi(self, alpha: ArrayLike) -> Array:
+        return self.rho * np.asarray(alpha, dtype=np.float64)
+
+    @cached_property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        return (_pair_of_renyi(self.renyi),)
+
+
+def _checked(
+    x_name: str, x: ArrayLike, y_name: str, y: ArrayLike, low: float
+) -> tuple[Array, Array]:
+    for name, values in ((x_name, x), (y_name, y)):
+        try:
+            np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name} must be numbers, got {values!r}") from error
+    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if x.ndim != 1 or x.size == 0 or np.any(np.diff(x) <= 0) or not np.all(x >= low):
+        raise ValueError(f"{x_name} must be increasing numbers >= {low:g}, got {x!r}")
+    if not np.isfinite(x).all():
+        raise ValueError(f"{x_name} must be finite, got {x!r}")
+    if y.shape != x.shape or not np.all(y >= 0):
+        raise ValueError(f"{y_name} must be {x.size} numbers >= 0, got {y!r}")
+    return x, y
+
+
+def _pair_of_renyi(renyi: Callable[[Array], Array]) -> LossPair:
+    """The pair of the profile that a Renyi curve gives, sampled finely: chords only add.
+
+    delta = min over alpha of e^((alpha-1) (D - eps)) (1 - 1/alpha)^(alpha-1) / alpha: the inverse
+    of the conversion `renyi_to_epsilon`.
+    """
+    most = renyi_to_epsilon(renyi, SMALLEST_DELTA)
+    epsilons = np.linspace(0.0, most, 2049)
+    alpha = 1.0 + np.geomspace(1e-5, 1e9, 2801)
+    rest, divergences = alpha - 1.0, renyi(alpha)
+    usable = np.isfinite(divergences)
+    alpha, rest, divergences = alpha[usable], rest[usable], divergences[usable]
+    constant = rest * (divergences + np.log1p(-1.0 / alpha)) - np.log(alpha)
+    log_delta = np.array([float(np.min(constant - rest * epsilon)) for epsilon in epsilons])
+    return pair_of_profile(epsilons, np.exp(np.minimum(log_delta, 0.0)))
+
+
+def pair_of_profile(epsilons: Array, deltas: Array) -> LossPair:
+    """The self-mirrored pair whose profile is the lower convex hull of points (e^eps, delta).
+
+    A slope of the hull is minus a tail of P'; the atoms at negative losses are the mirror image of
+    those at positive ones, and what is left of the mass has loss 0.
+    """
+    # A point and its mirror image bound the profile at 0 too (the total variation distance).
+    # (2 delta + e^eps - 1)/(1 + e^eps), written so that a large eps overflows nothing.
+    small = np.exp(-epsilons)
+    at_zero = float(np.min((2.0 * deltas * small - np.expm1(-epsilons)) / (1.0 + small)))
+    later = epsilons > 0
+    points = [(0.0, min(at_zero, 1.0))]
+    points += zip(epsilons[later].tolist(), deltas[later].tolist(), strict=True)
+    hull: list[tuple[float, float]] = []
+    for point in points:
+        if hull and point[1] >= hull[-1][1]:
+            continue  # a larger epsilon at no smaller delta says nothing
+        while len(hull) > 1 and _log_slope(hull[-1], point) >= _log_slope(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(point)
+    left = hull[-1][1]
+    loss = np.array([epsilon for epsilon, _ in hull[1:]])
+    log_tail = np.array([_log_slope(*ends) for ends in itertools.pairwise(hull)])
+    with np.errstate(divide="ignore"):
+        # q_i = tail_i - tail_{i+1} and p_i = e^loss q_i.
+        following = np.append(log_tail[1:], -np.inf) - log_tail
+        log_q = log_tail + np.log(-np.expm1(np.minimum(following, 0.0)))
+    log_p = log_q + loss
+    rest = max(1.0 - left - float(np.exp(log_p).sum() + np.exp(log_q).sum()), 0.0)
+    with np.errstate(divide="ignore"):
+        log_mass = np.concatenate([log_q[::-1], [math.log(rest) if rest > 0 else -np.inf], log_p])
+    kept = log_mass > -np.inf
+    kept[len(loss)] = True
+    return LossPair(
+        Atoms(np.concatenate([-loss[::-1], [0.0], loss])[kept], log_mass[kept], left, left)
+    )
+
+
+def _log_slope(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """log of (delta - delta') / (e^eps' - e^eps)."""
+    (epsilon, delta), (later, smaller) = one, other
+    return math.log(delta - smaller) - later - math.log(-math.expm1(epsilon - later))

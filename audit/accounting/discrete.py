@@ -1,0 +1,127 @@
+"""Mechanisms with finitely many outputs, and those that such a one dominates."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from audit import checks
+from audit.accounting.mechanism import Mechanism
+from audit.accounting.pairs import Atoms, DiscretePair, DominatingPair, LossPair
+
+Array = NDArray[np.float64]
+
+_LARGEST_PURE = 1e6
+
+
+def _pure(epsilon_0: float) -> float:
+    return checks.interval("epsilon_0", epsilon_0, 0.0, _LARGEST_PURE, closed_high=True)
+
+
+@dataclass(frozen=True, eq=False)
+class DiscreteMechanism(Mechanism):
+    """A mechanism with finitely many outputs and one neighbouring pair of laws, both directions.
+
+    Attributes:
+        p: probabilities [n] on one data set.
+        q: probabilities [n] on its neighbour.
+    """
+
+    p: Array
+    q: Array
+
+    _words: ClassVar[str] = "finitely many outputs, both laws given"
+
+    def __post_init__(self) -> None:
+        DiscretePair(self.p, self.q)  # refuses what are no probabilities
+        p, q = (np.asarray(law, dtype=np.float64) for law in (self.p, self.q))
+        checks.keep(self, p=p, q=q)
+
+    @property
+    def attained(self) -> bool:
+        return True
+
+    @property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        return DiscretePair(self.p, self.q), DiscretePair(self.q, self.p)
+
+
+@dataclass(frozen=True)
+class PureDp(Mechanism):
+    """Any (epsilon, 0)-DP mechanism: randomised response dominates it (Kairouz et al. 2015).
+
+    Attributes:
+        epsilon_0: the pure privacy parameter, in (0, 1e6].
+    """
+
+    epsilon_0: float
+
+    _words: ClassVar[str] = "epsilon-DP, epsilon = {epsilon_0:.6g}"
+
+    def __post_init__(self) -> None:
+        checks.keep(self, epsilon_0=_pure(self.epsilon_0))
+
+    @property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        return ApproximateDp(self.epsilon_0, 0.0).pairs
+
+
+@dataclass(frozen=True)
+class ApproximateDp(Mechanism):
+    """Any (epsilon, delta)-DP mechanism, by the pair that dominates it (Kairouz et al. 2015).
+
+    Attributes:
+        epsilon_0: in (0, 1e6].
+        delta_0: in [0, 1).
+    """
+
+    epsilon_0: float
+    delta_0: float
+
+    _words: ClassVar[str] = "(epsilon, delta)-DP, epsilon = {epsilon_0:.6g}, delta = {delta_0:.3g}"
+
+    def __post_init__(self) -> None:
+        delta_0 = checks.interval("delta_0", self.delta_0, 0.0, 1.0, closed_low=True)
+        checks.keep(self, epsilon_0=_pure(self.epsilon_0), delta_0=delta_0)
+
+    @property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        loss = np.array([-self.epsilon_0, self.epsilon_0])
+        log_mass = special.log_expit(loss) + math.log1p(-self.delta_0)
+        return (LossPair(Atoms(loss, log_mass, self.delta_0, self.delta_0)),)
+
+
+@dataclass(frozen=True)
+class RandomisedResponse(Mechanism):
+    """One of several options told truly with e^epsilon_0 times the chance of each other option.
+
+    Attributes:
+        epsilon_0: in (0, 1e6].
+        options: number of options, >= 2.
+    """
+
+    epsilon_0: float
+    options: int = 2
+
+    _words: ClassVar[str] = "randomised response, epsilon = {epsilon_0:.6g}, {options} options"
+
+    def __post_init__(self) -> None:
+        options = checks.whole("options", self.options, 2)
+        checks.keep(self, epsilon_0=_pure(self.epsilon_0), options=options)
+
+    @property
+    def attained(self) -> bool:
+        return True
+
+    @property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        log_lie = -float(np.logaddexp(self.epsilon_0, math.log(self.options - 1.0)))
+        loss = [-self.epsilon_0, self.epsilon_0]
+        log_mass = [log_lie, log_lie + self.epsilon_0]
+        if self.options > 2:
+            loss.insert(1, 0.0)
+            log_mass.insert(1, log_lie + math.log(self.options - 2.0))
+        return (LossPair(Atoms(np.array(loss), np.array(log_mass))),)

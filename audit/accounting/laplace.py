@@ -1,0 +1,32 @@
+"""The Laplace mechanism."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from audit import checks
+from audit.accounting.mechanism import Mechanism
+from audit.accounting.pairs import DominatingPair, LaplacePair
+
+
+@dataclass(frozen=True)
+class LaplaceMechanism(Mechanism):
+    """Laplace noise.
+
+    Attributes:
+        scale: of the noise, in units of the sensitivity, >= 0.002.
+    """
+
+    scale: float
+
+    _words: ClassVar[str] = "Laplace noise of scale {scale:.6g} sensitivities"
+
+    def __post_init__(self) -> None:
+        checks.keep(self, scale=checks.interval("scale", self.scale, 0.002, closed_low=True))
+
+    @property
+    def attained(self) -> bool:
+        return True
+
+    @property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        return (LaplacePair(self.scale),)

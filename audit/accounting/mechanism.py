@@ -1,0 +1,66 @@
+"""What every base mechanism answers about one run."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from audit.accounting.conversion import reach, renyi_to_epsilon, solve_epsilon
+from audit.accounting.pairs import DominatingPair, LossLaw
+
+Array = NDArray[np.float64]
+
+GIVEN = "neighbours are those for which its parameters hold"
+
+
+class Mechanism(ABC):
+    """Privacy of one run."""
+
+    _words: ClassVar[str] = ""
+
+    @property
+    def gaussian_mu(self) -> float | None:
+        """The mu of a Gaussian pair, where the mechanism is exactly Gaussian; else None."""
+        return None
+
+    @property
+    @abstractmethod
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        """The dominating pairs of both directions; one if it is its own mirror image."""
+
+    @property
+    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
+        """The runs that make up the first pair, for composition; the second is its mirror image."""
+        return ((self.pairs[0], 1),)
+
+    @property
+    def attained(self) -> bool:
+        """Whether some neighbours really have the first pair, so that it can be played."""
+        return False
+
+    @property
+    def description(self) -> str:
+        """The mechanism in words, and its neighbours."""
+        return self._words.format(**vars(self)) + f"; {GIVEN}"
+
+    def renyi(self, alpha: ArrayLike) -> Array:
+        """Renyi divergence of orders [n] > 1, the larger direction."""
+        orders = np.asarray(alpha, dtype=np.float64)
+        return np.max([pair.renyi(orders) for pair in self.pairs], axis=0)
+
+    def delta(self, epsilon: ArrayLike) -> Array:
+        """Privacy profile delta(epsilon), the larger direction."""
+        return np.max([pair.profile(epsilon) for pair in self.pairs], axis=0)
+
+    def profile_grid(self, points: int = 2049) -> Array:
+        """Epsilons [n] from 0 to where the profile is negligible or no longer falls."""
+        return np.linspace(0.0, reach(lambda epsilon: float(self.delta(epsilon))), points)
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest epsilon at delta by the exact profile, rounded up."""
+        return solve_epsilon(lambda epsilon: float(self.delta(epsilon)), delta)
+
+    def renyi_epsilon(self, delta: float) -> float:
+        """Smallest epsilon at delta by Renyi divergences, as the papers account."""
+        return renyi_to_epsilon(self.renyi, delta)

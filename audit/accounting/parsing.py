@@ -1,0 +1,91 @@
+"""Base mechanisms from text and from files."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit import checks
+from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
+from audit.accounting.discrete import ApproximateDp, PureDp, RandomisedResponse
+from audit.accounting.gaussian import GaussianMechanism
+from audit.accounting.laplace import LaplaceMechanism
+from audit.accounting.mechanism import Mechanism
+
+Array = NDArray[np.float64]
+
+
+def read_curve(path: str | Path) -> tuple[Array, Array]:
+    """Two columns of numbers from a csv file (commas or spaces; a heading is skipped).
+
+    Raises:
+        ValueError: the file is missing, or a line holds no two numbers.
+    """
+    rows = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"path must be a readable csv file, got {str(path)!r}") from error
+    for number, line in enumerate(lines):
+        fields = line.replace(",", " ").split()
+        try:
+            x, y = (float(field) for field in fields)
+            rows.append((x, y))
+        except ValueError:
+            if fields and number > 0:
+                raise ValueError(
+                    f"path must hold two numbers per line, got {line!r} in {str(path)!r}"
+                ) from None
+    if not rows:
+        raise ValueError(f"path must hold two numbers per line, got none in {str(path)!r}")
+    x, y = np.array(rows).T
+    return x, y
+
+
+_BASES = ("gaussian", "laplace", "response", "pure", "approximate", "zcdp", "renyi", "profile")
+
+
+def parse(spec: str | Mechanism) -> Mechanism:
+    """Reads a base mechanism from text; a mechanism is returned as it is.
+
+    Args:
+        spec: `gaussian:MU`, `laplace:SCALE`, `response:EPSILON[,OPTIONS]`, `pure:EPSILON`,
+            `approximate:EPSILON,DELTA`, `zcdp:RHO`, `renyi:FILE` (orders and divergences in two
+            columns) or `profile:FILE` (epsilons and deltas).
+
+    Raises:
+        ValueError: an unknown mechanism, a wrong number of parameters, or one out of its range.
+
+    Example:
+        >>> parse("pure:0.5")
+        PureDp(epsilon_0=0.5)
+    """
+    if isinstance(spec, Mechanism):
+        return spec
+    name, _, text = str(spec).strip().partition(":")
+    name = checks.one_of("base", name, _BASES)
+    if name == "renyi":
+        return RenyiCurve(*read_curve(text))
+    if name == "profile":
+        return PrivacyProfile(*read_curve(text))
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    allowed = {"approximate": (2,), "response": (1, 2)}.get(name, (1,))
+    if len(numbers) not in allowed:
+        count = " or ".join(map(str, allowed))
+        raise ValueError(f"base {name!r} takes {count} numbers after the colon, got {text!r}")
+    if name == "response":
+        options = checks.whole("options", numbers[1], 2) if len(numbers) > 1 else 2
+        return RandomisedResponse(numbers[0], options)
+    if name == "approximate":
+        return ApproximateDp(numbers[0], numbers[1])
+    kinds: dict[str, Callable[[float], Mechanism]] = {
+        "gaussian": GaussianMechanism,
+        "laplace": LaplaceMechanism,
+        "pure": PureDp,
+        "zcdp": ZeroConcentratedDp,
+    }
+    return kinds[name](numbers[0])
