@@ -55,15 +55,32 @@ def whole(name: str, value: float, low: int, high: int | None = None) -> int:
     return number
 
 
-def one_of(name: str, value: str, allowed: Iterable[str]) -> str:
-    """Returns `value` if it is allowed, else raises ValueError with the nearest allowed name."""
+def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = False) -> str:
+    """Returns the allowed name that `value` is in any case, else raises with the nearest one.
+
+    Use what is returned: `one_of("dataset", "digits", ["DIGITS"])` is "DIGITS".
+
+    Args:
+        name: the parameter's name, as the user knows it.
+        value: what came.
+        allowed: the names there are.
+        dotted: whether `package.name` is allowed too, for something of the user's own; it is
+            returned as it came.
+
+    Raises:
+        ValueError: `value` is none of them.
+    """
     names = list(allowed)
-    if value in names:
+    if value in names or (dotted and "." in str(value)):
         return value
     folded = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(str(value).lower(), folded, n=1, cutoff=0.4)
+    wanted = str(value).lower()
+    if isinstance(value, str) and wanted in folded:
+        return folded[wanted]
+    near = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.4)
     hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
-    raise ValueError(f"{name} must be one of {', '.join(names)}, got {value!r}{hint}")
+    own = " or a dotted name of your own" if dotted else ""
+    raise ValueError(f"{name} must be one of {', '.join(names)}{own}, got {value!r}{hint}")
 
 
 def keep(instance: object, **values: object) -> None:

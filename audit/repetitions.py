@@ -589,7 +589,7 @@ def parse(spec: "str | Repetitions") -> Repetitions:
         return spec
     text, at, most = str(spec).strip().partition("@")
     name, _, parameters = text.partition(":")
-    checks.one_of("repetitions", name, _LAWS)
+    name = checks.one_of("repetitions", name, _LAWS)
     try:
         law = _law(name, parameters)
         if at:

@@ -1,5 +1,7 @@
 """The rows of the paper's table 2, the scores and the worst order."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -54,7 +56,10 @@ def test_dirac_in_etcv_takes_the_shape_of_a_data_set_without_reading_it():
     ("arguments", "message"),
     [
         (("ETVC", "dirac"), "threat must be one of NTNV, NTCV, ETCV, got 'ETVC'.* 'ETCV'"),
-        (("ETCV", "dirc"), "canary must be one of dirac, input, got 'dirc'; did you mean 'dirac'"),
+        (
+            ("ETCV", "dirc"),
+            "canary must be one of dirac, input or .*, got 'dirc'; did you mean 'dirac'",
+        ),
         (("ETCV", "dirac", "worst-ordr"), "did you mean 'worst-order'"),
         (("ETCV", "dirac", "canary-loss"), "score for ETCV with canary dirac must be one of"),
         (("NTNV", "dirac", "first-coordinate"), "must be one of validation-loss"),
@@ -134,6 +139,12 @@ def canary():
     return InputCanary(np.full((1, 8, 8), 0.5, np.float32), 3, "grey")
 def nothing():
     return None
+def raises(*seen):
+    raise RuntimeError("first line\\nsecond line")
+def leaves(*seen):
+    raise SystemExit(3)
+def one_number(seen):
+    return 1.0
 number = 5
 """
 
@@ -155,3 +166,32 @@ def test_own_score_and_canary_by_dotted_name(tmp_path, monkeypatch):
         threat_models.build("ETCV", "dirac", "own_audit_parts.missing")
     with pytest.raises(ValueError, match="score for NTNV"):
         threat_models.build("NTNV", "dirac", "own_audit_parts.score")
+
+
+def test_what_is_wrong_with_ones_own_parts_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "own_audit_parts.py").write_text(OWN)
+    (tmp_path / "own_audit_leaves.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_audit_parts", raising=False)
+    for canary, said in (("raises", "RuntimeError: first line$"), ("leaves", "SystemExit: 3")):
+        with pytest.raises(ValueError, match=f"canary own_audit_parts.{canary} .*{said}"):
+            threat_models.build("ETCV", f"own_audit_parts.{canary}")
+    for score, said in (
+        ("raises", "RuntimeError: first line$"),
+        ("leaves", "SystemExit: 3"),
+        ("one_number", r"one number per run, got shape \(\) for 2 runs"),
+        ("nothing", "TypeError: "),
+    ):
+        built = threat_models.build("ETCV", "dirac", f"own_audit_parts.{score}")
+        with pytest.raises(ValueError, match=f"score own_audit_parts.{score} .*{said}"):
+            built.score(observation([1.0, -3.0]))
+    for name in ("...", "os.", ".path", "own_audit_leaves.x", "a b.c"):
+        with pytest.raises(ValueError, match="score must be a name that can be imported"):
+            threat_models.build("ETCV", "dirac", name)
+
+
+def test_names_in_any_case():
+    built = threat_models.build("etcv", "Input", "CANARY-Loss", "digits")
+    assert (built.name, built.score.name) == ("ETCV", "canary-loss")
+    assert built.canary.name == "DIGITS[0]"
+    assert threat_models.datasets.load("Digits", train=True, size=5).name == "DIGITS"

@@ -192,7 +192,7 @@ def load(name: str, train: bool, data_root: str | None = None, size: int | None 
         ValueError: an unknown name, a size below 1, or a damaged file.
         FileNotFoundError: files that are absent and cannot be downloaded; the message lists them.
     """
-    check_name(name)
+    name = check_name(name)
     if size is not None and size < 1:
         raise ValueError(f"size of {name} must be >= 1, got {size}")
     if name == "DIGITS":
@@ -230,15 +230,15 @@ def foreign_canary(name: str, index: int, data_root: str | None = None) -> Input
     Returns:
         The record.
     """
-    check_name(name)
+    name = check_name(name)
     if name == "DIGITS":
         return _natural_patches().canary(index)
     return canary(FOREIGN[name], index, data_root)
 
 
-def check_name(name: str) -> None:
-    """Raises ValueError where `name` is no data set of ours."""
-    checks.one_of("dataset", name, tuple(FILES))
+def check_name(name: str) -> str:
+    """The data set that `name` is in any case; raises ValueError where it is none of ours."""
+    return checks.one_of("dataset", name, tuple(FILES))
 
 
 def _root(data_root: str | None) -> Path:

@@ -12,12 +12,20 @@ def imported(parameter: str, dotted: str) -> Any:
         dotted: the name.
 
     Raises:
-        ValueError: no such module, or nothing of that name in it.
+        ValueError: no such module, one that cannot be imported, or nothing of that name in it.
     """
     module, _, name = dotted.rpartition(".")
     try:
+        if not all(part.isidentifier() for part in dotted.split(".")):
+            raise ValueError("no package.module.name")
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # another's module may raise anything
         raise ValueError(
-            f"{parameter} must be a name that can be imported, got {dotted!r}: {error}"
+            f"{parameter} must be a name that can be imported, got {dotted!r}: {in_line(error)}"
         ) from error
+
+
+def in_line(error: BaseException) -> str:
+    """What another's code raised, in one line."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from canaries import InputCanary
 from threat_models.datasets import Records
+from threat_models.names import in_line
 
 Array = NDArray[np.float64]
 Features = NDArray[np.float32] | NDArray[np.float64]
@@ -153,5 +154,19 @@ class UserScore:
     needs_model: bool = True
 
     def __call__(self, observation: Observation) -> Array:
-        """The scores of R runs, [R]."""
-        return self.function(observation)
+        """The scores of R runs, [R].
+
+        Raises:
+            ValueError: the function raises, or gives anything else.
+        """
+        try:
+            scores = np.asarray(self.function(observation), dtype=np.float64)
+        except (Exception, SystemExit) as error:  # a user's own code may raise anything
+            raise ValueError(f"score {self.name} must give numbers: {in_line(error)}") from error
+        runs = observation.first_displacement.shape
+        if scores.shape != runs:
+            raise ValueError(
+                f"score {self.name} must give one number per run, got shape {scores.shape} for "
+                f"{runs[0]} runs"
+            )
+        return scores

@@ -5,7 +5,7 @@ from canaries import Canary, DiracCanary, InputCanary
 from threat_models import datasets
 from threat_models.base import ThreatModel
 from threat_models.etcv import etcv
-from threat_models.names import imported
+from threat_models.names import imported, in_line
 from threat_models.ntcv import ntcv
 from threat_models.ntnv import ntnv
 from threat_models.scores import (
@@ -44,7 +44,7 @@ def build(
     validation_size: int = 10000,
     worst_order: float | None = None,
 ) -> ThreatModel:
-    """The threat model that the names stand for (Xiang et al. 2024, table 2).
+    """The threat model that the names stand for, in any case (Xiang et al. 2024, table 2).
 
     Args:
         threat: "NTNV", "NTCV" or "ETCV".
@@ -69,9 +69,10 @@ def build(
             fit the threat, or an index or size out of range.
         FileNotFoundError: data that is absent and cannot be downloaded.
     """
+    threat = checks.one_of("threat", threat, THREATS)
+    canary = checks.one_of("canary", canary, CANARIES, dotted=True)
     score = check_names(threat, canary, score)
-    dataset = "DIGITS" if dataset is None else dataset
-    datasets.check_name(dataset)
+    dataset = datasets.check_name("DIGITS" if dataset is None else dataset)
 
     z = _canary(threat, canary, dataset, canary_index, data_root)
     if threat == "ETCV":
@@ -93,20 +94,17 @@ def check_names(threat: str, canary: str, score: str | None) -> str:
         score: see `build`.
 
     Returns:
-        The score, the paper's where None came.
+        The score's name, the paper's where None came.
 
     Raises:
         ValueError: an unknown name, or a canary or score that does not fit.
     """
-    checks.one_of("threat", threat, THREATS)
-    own_canary = "." in canary
-    if not own_canary:
-        checks.one_of("canary", canary, CANARIES)
-    allowed = SCORES[threat]["input" if own_canary else canary]
+    threat = checks.one_of("threat", threat, THREATS)
+    canary = checks.one_of("canary", canary, CANARIES, dotted=True)
+    allowed = SCORES[threat]["input" if "." in canary else canary]
     score = allowed[0] if score is None else score
-    if "." not in score or threat == "NTNV":
-        checks.one_of(f"score for {threat} with canary {canary}", score, allowed)
-    return score
+    words = f"score for {threat} with canary {canary}"
+    return checks.one_of(words, score, allowed, dotted=threat != "NTNV")
 
 
 def _canary(threat: str, canary: str, dataset: str, index: int, data_root: str | None) -> Canary:
@@ -114,7 +112,10 @@ def _canary(threat: str, canary: str, dataset: str, index: int, data_root: str |
         return DiracCanary()
     if "." in canary:
         function = imported("canary", canary)
-        own = function() if callable(function) else function
+        try:
+            own = function() if callable(function) else function
+        except (Exception, SystemExit) as error:  # a user's own code may raise anything
+            raise ValueError(f"canary {canary} must give one: {in_line(error)}") from error
         if not isinstance(own, InputCanary):
             raise ValueError(f"canary must give an InputCanary, got {own!r} from {canary}")
         return own

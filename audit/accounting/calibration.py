@@ -31,7 +31,7 @@ def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float
     """
     checks.interval("epsilon", epsilon, 0.0)
     checks.interval("delta", delta, 0.0, 1.0)
-    checks.one_of("accounting", accounting, ACCOUNTINGS)
+    accounting = checks.one_of("accounting", accounting, ACCOUNTINGS)
 
     def spent(log_mu: float) -> float:
         mechanism = GaussianMechanism(math.exp(log_mu))

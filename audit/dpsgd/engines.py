@@ -37,7 +37,7 @@ def make_engine(
     Raises:
         ValueError: an unknown name, or an engine that does not apply, with the reason.
     """
-    checks.one_of("engine", name, ENGINES)
+    name = checks.one_of("engine", name, ENGINES)
     formats = check_precision(precision)
     if name == "reduced":
         return ReducedEngine(threat_model, settings)

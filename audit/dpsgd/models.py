@@ -1,6 +1,5 @@
 """The models that are trained, by name."""
 
-import importlib
 import inspect
 from typing import Any
 
@@ -9,6 +8,7 @@ from torch import nn
 
 from audit import checks
 from audit.dpsgd.settings import MODELS
+from threat_models.names import imported, in_line
 
 
 def logistic(record_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -79,12 +79,16 @@ def make_model(
         ValueError: an unknown name, a model that does not fit the records or the classes, or one
             whose gradient cannot be clipped per record.
     """
-    factory: Any = _FACTORIES[name] if name in MODELS else _user_factory(name)
+    name = checks.one_of("model", name, MODELS, dotted=True)
+    factory: Any = _FACTORIES.get(name) or _user_factory(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        takes = set(inspect.signature(factory).parameters)
-        fits = takes >= {"record_shape", "classes"}
-        model = factory(record_shape=record_shape, classes=classes) if fits else factory()
+        try:
+            takes = set(inspect.signature(factory).parameters)
+            fits = takes >= {"record_shape", "classes"}
+            model = factory(record_shape=record_shape, classes=classes) if fits else factory()
+        except (Exception, SystemExit) as error:  # a user's own code may raise anything
+            raise ValueError(f"model {name} cannot be made: {in_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name} must give a torch.nn.Module, got {type(model).__name__}")
     _refuse_mixing(name, model)
@@ -95,10 +99,9 @@ def make_model(
             records = torch.rand(2, *record_shape, dtype=dtype, generator=generator)
             logits = model(records)
             alone = [model(record[None]) for record in records]
-    except RuntimeError as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
-            f"model {name} does not fit records of shape {record_shape}: "
-            f"{str(error).splitlines()[0]}"
+            f"model {name} does not fit records of shape {record_shape}: {in_line(error)}"
         ) from error
     got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if got != [2, classes]:
@@ -122,15 +125,9 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def _user_factory(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
-    if not module:
-        checks.one_of("model", name, MODELS)
-    try:
-        factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"model must be one of {', '.join(MODELS)} or a dotted name, got {name}: {error}"
-        ) from error
+    factory = imported("model", name)
+    if not callable(factory):
+        raise ValueError(f"model must be a function or class, got {factory!r} from {name}")
     return factory
 
 

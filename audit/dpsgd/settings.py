@@ -59,22 +59,27 @@ class DpSgdSettings:
     model_seed: int = 0
 
     def __post_init__(self) -> None:
-        checks.whole("steps", self.steps, 1)
-        checks.interval("noise_multiplier", self.noise_multiplier, 0)
-        checks.interval("sampling_rate", self.sampling_rate, 0, 1, closed_high=True)
+        checks.keep(
+            self,
+            steps=checks.whole("steps", self.steps, 1),
+            noise_multiplier=checks.interval("noise_multiplier", self.noise_multiplier, 0),
+            sampling_rate=checks.interval(
+                "sampling_rate", self.sampling_rate, 0, 1, closed_high=True
+            ),
+        )
+        checks.keep(self, model=checks.one_of("model", self.model, MODELS, dotted=True))
         for name in ("max_grad_norm", "learning_rates", "momentum"):
             given = getattr(self, name)
             values = tuple(given) if isinstance(given, list | tuple) else (given,)
             if not values:
                 raise ValueError(f"{name} must name at least one candidate, got none")
+            if name == "momentum":
+                values = tuple(checks.interval(name, v, 0, 1, closed_low=True) for v in values)
+            else:
+                values = tuple(checks.interval(name, v, 0) for v in values)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} must name each value once, got {values}")
-            for value in values:
-                if name == "momentum":
-                    checks.interval(name, value, 0, 1, closed_low=True)
-                else:
-                    checks.interval(name, value, 0)
-            object.__setattr__(self, name, values)
+            checks.keep(self, **{name: values})
 
     @functools.cached_property
     def candidates(self) -> tuple[Candidate, ...]:

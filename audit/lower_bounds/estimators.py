@@ -161,7 +161,7 @@ def _setting(
 ) -> _Setting:
     checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
     checks.interval("confidence", confidence, 0.0, 1.0)
-    checks.one_of("direction", direction, DIRECTIONS)
+    direction = checks.one_of("direction", direction, DIRECTIONS)
     scores = Scores.of(scores_without, scores_with)
     return _Setting(scores, float(delta), float(confidence), direction)
 

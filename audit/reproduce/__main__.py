@@ -75,11 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.name is None:
             raise ValueError("name must be given (see --list), got none")
-        checks.one_of("name", arguments.name, (*REPRODUCTIONS, "all"))
-        if arguments.name == "all" and arguments.preset is not None:
+        chosen = checks.one_of("name", arguments.name, (*REPRODUCTIONS, "all"))
+        if chosen == "all" and arguments.preset is not None:
             raise ValueError("preset must come with one name, got all")
         settings = _settings(arguments.preset)
-        names = list(REPRODUCTIONS) if arguments.name == "all" else [arguments.name]
+        names = list(REPRODUCTIONS) if chosen == "all" else [chosen]
         for name in names:
             reproduction = REPRODUCTIONS[name]
             print(f"{name}: {reproduction.title} ({reproduction.source})", flush=True)

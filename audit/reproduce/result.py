@@ -100,10 +100,10 @@ class Reproduction:
             ValueError: a setting that it does not have, or of another kind than its default.
         """
         known = inspect.signature(self.compute).parameters
-        for name, value in (settings or {}).items():
-            checks.one_of("setting", name, known)
+        chosen = {checks.one_of("setting", n, known): v for n, v in (settings or {}).items()}
+        for name, value in chosen.items():
             _check(name, value, known[name].default)
-        return self.compute(**(settings or {}))
+        return self.compute(**chosen)
 
 
 def _check(name: str, value: object, default: object) -> None:

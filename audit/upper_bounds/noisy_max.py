@@ -23,7 +23,7 @@ _NOISES = ("gaussian", "laplace")
 
 def _one_release(noise: str, scale: float, monotone: bool) -> Mechanism:
     """The additive noise at sensitivity 2, or 1 if all queries move in the same direction."""
-    checks.one_of("noise", noise, _NOISES)
+    noise = checks.one_of("noise", noise, _NOISES)
     checks.interval("scale", scale, 0.0)
     moved = scale if monotone else scale / 2.0
     return GaussianMechanism(1.0 / moved) if noise == "gaussian" else LaplaceMechanism(moved)

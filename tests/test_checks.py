@@ -1,0 +1,56 @@
+"""What a user passes in: names in any case, and one line where it is none."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from audit import accounting, checks, repetitions
+from audit.dpsgd import DpSgdSettings
+from audit.dpsgd.precision import check_precision
+
+
+def test_a_name_in_any_case_is_the_name():
+    assert checks.one_of("dataset", "digits", ["DIGITS", "SVHN"]) == "DIGITS"
+    assert checks.one_of("dataset", "DIGITS", ["DIGITS", "SVHN"]) == "DIGITS"
+    # Where two differ by case alone, only what is written exactly so is meant for sure.
+    assert checks.one_of("which", "a", ["A", "a"]) == "a"
+    assert checks.one_of("which", "A", ["A", "a"]) == "A"
+
+
+@pytest.mark.parametrize("value", ["digit", "", " digits", None, 3, ["DIGITS"]])
+def test_what_is_no_name_is_refused(value):
+    with pytest.raises(ValueError, match=r"^dataset must be one of DIGITS, SVHN, got"):
+        checks.one_of("dataset", value, ["DIGITS", "SVHN"])
+
+
+def test_the_nearest_name_is_named():
+    with pytest.raises(ValueError, match="got 'digit'; did you mean 'DIGITS'"):
+        checks.one_of("dataset", "digit", ["DIGITS", "SVHN"])
+
+
+def test_dotted_names_only_where_they_are_allowed():
+    assert checks.one_of("score", "My.Score", ["first"], dotted=True) == "My.Score"
+    with pytest.raises(ValueError, match=r"must be one of first, got 'My.Score'"):
+        checks.one_of("score", "My.Score", ["first"])
+    with pytest.raises(ValueError, match="one of first or a dotted name of your own, got 'secnd'"):
+        checks.one_of("score", "secnd", ["first"], dotted=True)
+
+
+def test_names_in_any_case_wherever_one_is_taken():
+    assert repetitions.parse("TNB:0,0.01") == repetitions.parse("tnb:0,0.01")
+    assert accounting.parse("Gaussian:1") == accounting.GaussianMechanism(1.0)
+    assert accounting.DpSgd(1.0, 10, 0.1, "Replace-One").distance == 2.0
+    assert accounting.calibrate_mu(1.0, 1e-5, "EXACT") > accounting.calibrate_mu(1.0, 1e-5, "RDP")
+    assert DpSgdSettings(10, 1.0, 1.0, 0.1, model="MLP").model == "mlp"
+    assert check_precision("TF32").name == "tf32"
+
+
+def test_what_is_kept_is_what_was_checked():
+    @dataclass(frozen=True)
+    class Settings:
+        rate: float
+
+        def __post_init__(self) -> None:
+            checks.keep(self, rate=checks.interval("rate", self.rate, 0.0, 1.0))
+
+    assert Settings("0.5").rate == 0.5
