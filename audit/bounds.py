@@ -15,6 +15,8 @@ import numpy as np
 
 from audit import accounting, checks, repetitions, upper_bounds
 from audit.accounting import Composition, DpSgd, GaussianMechanism, Mechanism
+from audit.claims import Claim, Kind
+from audit.protocols import RandomSearch
 from audit.repetitions import Repetitions
 from audit.upper_bounds import Bound, TunedMechanism, UpperBound, with_mean
 
@@ -55,10 +57,10 @@ class BaseReport:
             source = "Balle & Wang 2018, theorem 8"
             if self.mu is None:
                 source = "hockey-stick divergence of the dominating pair"
-        assumes = f"a single run, not the tuning; by {how}"
-        if epsilon is None:
-            assumes = f"a single run: infinite by {how}"
-        return UpperBound("base", epsilon, assumes, source)
+        claim = Claim(Kind.ONE_RUN, source, about=(f"a single run, not the tuning; by {how}",))
+        return UpperBound(
+            "base", epsilon, claim, reason=f"infinite by {how}" if epsilon is None else ""
+        )
 
 
 def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
@@ -192,14 +194,15 @@ def _total(base: Mechanism, law: Repetitions, arguments: argparse.Namespace) -> 
         UpperBound(
             "total",
             Composition(parts).epsilon(arguments.delta),
-            f"any score; tuned {times} time(s){then}",
-            "region bound, composed by privacy loss distributions",
+            Claim(
+                Kind.BOUND,
+                "region bound, composed by privacy loss distributions",
+                (RandomSearch,),
+                about=(f"tuned {times} time(s){then}",),
+                is_upper=True,
+            ),
         )
     ]
-
-
-def _as_json(row: UpperBound) -> dict[str, object]:
-    return asdict(row) | ({"reason": row.assumes} if row.epsilon is None else {})
 
 
 def _print_table(base: BaseReport, law: Repetitions, delta: float, rows: list[UpperBound]) -> None:
@@ -309,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "repetitions": law.spec,
             "expected_quantile": law.expected_quantile(),
             "base": asdict(report),
-            "bounds": [_as_json(row) for row in rows],
+            "bounds": [row.as_dict() for row in rows],
             "affordable": [
                 {"repetitions": one.law.spec, "expected_quantile": one.expected_quantile}
                 for one in affordable

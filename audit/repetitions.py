@@ -565,7 +565,8 @@ def _numbers(name: str, text: str, count: int) -> list[float]:
     return values
 
 
-_LAWS = ("tnb", "geometric", "poisson", "binomial", "two-point", "fixed")
+FAMILIES = ("tnb", "geometric", "poisson", "binomial", "two-point", "fixed")
+"""The names of laws in texts."""
 
 
 def parse(spec: "str | Repetitions") -> Repetitions:
@@ -589,7 +590,7 @@ def parse(spec: "str | Repetitions") -> Repetitions:
         return spec
     text, at, most = str(spec).strip().partition("@")
     name, _, parameters = text.partition(":")
-    name = checks.one_of("repetitions", name, _LAWS)
+    name = checks.one_of("repetitions", name, FAMILIES)
     try:
         law = _law(name, parameters)
         if at:

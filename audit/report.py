@@ -11,10 +11,12 @@ import pandas as pd
 
 from audit import lower_bounds, upper_bounds
 from audit.bounds import report_mechanism
+from audit.claims import Facts, facts_of_game
 from audit.config import AuditConfig
 from audit.dpsgd import PRECISIONS
 from audit.game import Stage, Trials
 from audit.lower_bounds import LowerBound
+from audit.protocols import RandomSearch
 from audit.upper_bounds import UpperBound
 from threat_models import WorstOrder
 from threat_models.datasets import FOREIGN
@@ -59,6 +61,7 @@ def report(
     for budget, scene in enumerate(stages):
         epsilon_base = config.epsilon[budget]
         of_budget = {"epsilon_base": epsilon_base, "mu": scene.mu, "score": config.score}
+        facts = _facts(config, scene)
         base = report_mechanism(scene.base, config.delta, config.accounting)
         upper = [base.bound, *upper_bounds.all_bounds(scene.base, config.law, config.delta)]
         proxies = PROXIES if config.sampling_rate == 1 else (*PROXIES, "lambda_c")
@@ -69,7 +72,7 @@ def report(
             for bound in _lower_bounds(config, scene, games[budget, repeat], proxy)
         ]
         rows += [{**of_budget, "side": "lower", **row} for row in lower_rows]
-        rows += [{**of_budget, "side": "upper", **_upper_row(bound)} for bound in upper]
+        rows += [{**of_budget, "side": "upper", **_upper_row(bound, facts)} for bound in upper]
         diverged = sum(int(games[budget, r].diverged.sum()) for r in range(config.repeats))
         results.append(
             {
@@ -77,7 +80,7 @@ def report(
                 "base": asdict(base),
                 "diverged_runs": diverged,
                 "lower_bounds": {proxy: _over_repeats(lower_rows, proxy) for proxy in proxies},
-                "upper_bounds": {bound.name: asdict(bound) for bound in upper},
+                "upper_bounds": {bound.name: bound.as_dict() for bound in upper},
             }
         )
     engine = {"name": stages[0].engine.name, "reason": stages[0].reason}
@@ -92,6 +95,18 @@ def report(
     table = pd.DataFrame(rows)
     ordered = [*_FIRST, *table.columns.drop(list(_FIRST))]
     return Report(table[ordered], summary)
+
+
+def _facts(config: AuditConfig, scene: Stage) -> Facts:
+    """What is true of this game."""
+    return facts_of_game(
+        RandomSearch(config.law),
+        config.score,
+        config.canary,
+        empty_training_set=scene.threat_models[0].training_set is None,
+        full_batch=config.sampling_rate == 1.0,
+        one_plain_candidate=len(config.candidates) == 1 and config.momentum == (0.0,),
+    )
 
 
 def _rounding(config: AuditConfig, engine: str) -> dict[str, Any]:
@@ -142,13 +157,15 @@ def _lower_row(bound: LowerBound) -> dict[str, Any]:
     return row
 
 
-def _upper_row(bound: UpperBound) -> dict[str, Any]:
-    label = "one run" if bound.name == "base" else "valid"
-    if bound.epsilon is None:
-        label = "does not apply"
-    elif bound.attained or bound.approximate:
-        label = "attained" if bound.attained else "approximation"
-    return {**asdict(bound), "key": bound.name, "label": label, "valid": label == "valid"}
+def _upper_row(bound: UpperBound, facts: Facts) -> dict[str, Any]:
+    verdict = bound.claim.judged(facts)
+    applies = bound.epsilon is not None
+    return {
+        **bound.as_dict(),
+        "key": bound.name,
+        "label": verdict.label if applies else "does not apply",
+        "valid": verdict.valid and applies,
+    }
 
 
 def _over_repeats(rows: Sequence[Mapping[str, Any]], proxy: str) -> dict[str, dict[str, Any]]:

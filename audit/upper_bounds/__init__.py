@@ -1,13 +1,8 @@
-"""What does the choosing cost? Every bound is a function of (base, repetitions, delta).
+"""What does the choosing cost? Every bound is a function of (base, protocol, delta).
 
-Each number says what it needs to be true: any score, a monotone score, a Gaussian base.
+Each number says what it needs to be true: which protocol, any score or a monotone one, which base.
 """
 
-from collections.abc import Callable
-
-from audit import checks
-from audit.accounting import Mechanism, Unreachable
-from audit.repetitions import Repetitions
 from audit.upper_bounds.candidates import (
     corollary_6_2,
     largest_steps,
@@ -49,6 +44,7 @@ from audit.upper_bounds.reduced import (
     reduced_renyi,
 )
 from audit.upper_bounds.region import RegionCurve, region
+from audit.upper_bounds.registry import Bound, all_bounds, cost, entries, tightest
 from audit.upper_bounds.renyi import (
     corollary_4,
     corollary_4_curve,
@@ -59,7 +55,7 @@ from audit.upper_bounds.renyi import (
     renyi,
     renyi_curve,
 )
-from audit.upper_bounds.result import UpperBound, not_applicable
+from audit.upper_bounds.result import NotApplicable, UpperBound
 from audit.upper_bounds.subset import (
     cost_ratio,
     scaled_learning_rate,
@@ -77,89 +73,14 @@ from audit.upper_bounds.worst_order import (
     worst_order,
 )
 
-Bound = Callable[[Mechanism, Repetitions, float], UpperBound]
+BOUNDS: dict[str, Bound] = {e.name: e.function for e in entries() if not e.is_special}
+"""Every bound of a random search by name, the loosest kind first."""
 
-BOUNDS: dict[str, Bound] = {
-    "liu-talwar": liu_talwar,
-    "approximate": approximate,
-    "corollary-4": corollary_4,
-    "renyi": renyi,
-    "lemma-7": lemma_7,
-    "profile": profile,
-    "reduced-renyi": reduced_renyi,
-    "reduced-exact": reduced_exact,
-    "worst-order": worst_order,
-    "region": region,
-    "tight": tight,
-}
-"""Every bound by name, the loosest kind first."""
-
-SPECIAL: dict[str, Bound] = {
-    "lemma-22": lemma_22,
-    "reduced-O": reduced_mean_inclusion,
-    "reduced-G": reduced_gdp_limit,
-}
+SPECIAL: dict[str, Bound] = {e.name: e.function for e in entries() if e.is_special}
 """For truncated laws, sampled batches and other known bases: no row where they do not apply."""
 
-VALID_FOR_ANY_SCORE = (
-    "liu-talwar",
-    "approximate",
-    "corollary-4",
-    "renyi",
-    "lemma-22",
-    "lemma-7",
-    "profile",
-    "region",
-    "tight",
-)
-"""The names of the upper bounds that hold whatever the score."""
-
-
-def all_bounds(base: Mechanism, repetitions: Repetitions, delta: float) -> list[UpperBound]:
-    """Every bound at one setting, in the order of `BOUNDS`, and those of `SPECIAL` that apply.
-
-    Args:
-        base: the base mechanism.
-        repetitions: the law of K.
-        delta: in (0, 1).
-
-    Raises:
-        ValueError: delta is not in (0, 1).
-    """
-    checks.interval("delta", delta, 0.0, 1.0)
-    rows = [_row(name, base, repetitions, delta) for name in BOUNDS]
-    special = (_row(name, base, repetitions, delta) for name in SPECIAL)
-    return rows + [row for row in special if row.epsilon is not None]
-
-
-def _row(name: str, base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
-    """One bound, with a reason in place of a value where no epsilon reaches delta."""
-    try:
-        return (BOUNDS | SPECIAL)[name](base, repetitions, delta)
-    except Unreachable as error:
-        return not_applicable(name, str(error), "")
-
-
-def tightest(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
-    """The smallest bound that holds whatever the score.
-
-    It is the tight bound, but where the discretisation of that one tells.
-
-    Args:
-        base: the base mechanism.
-        repetitions: the law of K.
-        delta: in (0, 1).
-
-    Raises:
-        Unreachable: no bound reaches delta.
-    """
-    checks.interval("delta", delta, 0.0, 1.0)
-    rows = [_row(name, base, repetitions, delta) for name in VALID_FOR_ANY_SCORE]
-    known = [(row.epsilon, row) for row in rows if row.epsilon is not None]
-    if not known:
-        raise Unreachable(f"delta must be above what no epsilon removes, got {delta!r}")
-    return min(known, key=lambda one: one[0])[1]
-
+VALID_FOR_ANY_SCORE = tuple(e.name for e in entries() if e.claim.any_score)
+"""The names of the upper bounds of a random search that hold whatever the score."""
 
 __all__ = [
     "BOUNDS",
@@ -170,6 +91,7 @@ __all__ = [
     "FoldedGame",
     "FoldedOrder",
     "LikelihoodOrder",
+    "NotApplicable",
     "ReducedGame",
     "RegionCurve",
     "SplitOrder",
@@ -191,6 +113,7 @@ __all__ = [
     "corollary_6_2",
     "corollary_16",
     "corollary_21",
+    "cost",
     "cost_ratio",
     "hypo",
     "hypo_curve",

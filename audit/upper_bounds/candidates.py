@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,8 +42,8 @@ def many_candidates(
         delta: in (0, 1).
     """
     found = profile(AnyOf(tuple(candidates)), repetitions, delta)
-    source = "Koskela, Redberg & Wang 2024, corollary 6.2"
-    return UpperBound("many-candidates", found.epsilon, found.assumes, source)
+    claim = replace(found.claim, source="Koskela, Redberg & Wang 2024, corollary 6.2")
+    return replace(found, name="many-candidates", claim=claim)
 
 
 def largest_steps(

@@ -5,8 +5,10 @@ from numpy.typing import NDArray
 
 from audit import checks
 from audit.accounting import DiscreteMechanism, Mechanism, renyi_to_epsilon
+from audit.protocols import UntilAccepted
+from audit.upper_bounds.registry import Value, bound
 from audit.upper_bounds.renyi import Curve
-from audit.upper_bounds.result import UpperBound, not_applicable
+from audit.upper_bounds.result import NotApplicable, UpperBound
 
 Array = NDArray[np.float64]
 
@@ -48,12 +50,27 @@ def conditional_sampling(base: Mechanism, acceptance: float, delta: float) -> Up
         acceptance: the smallest chance, over both data sets, that a run is accepted.
         delta: in (0, 1).
     """
-    source = "Papernot & Steinke 2022, proposition 15"
+    return proposition_15(base, UntilAccepted(acceptance), delta)
+
+
+@bound(
+    "proposition-15",
+    10,
+    "Papernot & Steinke 2022, proposition 15",
+    about=("any base",),
+    protocol=UntilAccepted,
+)
+def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> Value:
+    """Proposition 15 converted to (epsilon, delta)-DP.
+
+    Args:
+        base: one run.
+        protocol: rerunning until a run is accepted.
+        delta: in (0, 1).
+    """
     if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
-        return not_applicable("conditional", "the base has no finite Renyi divergence", source)
-    epsilon = renyi_to_epsilon(conditional_curve(base, acceptance), delta, 1e-3, 1e7)
-    assumes = f"any base, rerun until accepted (chance >= {acceptance:g} per run)"
-    return UpperBound("conditional", epsilon, assumes, source)
+        raise NotApplicable("the base has no finite Renyi divergence")
+    return Value(renyi_to_epsilon(conditional_curve(base, protocol.acceptance), delta, 1e-3, 1e7))
 
 
 def corollary_16(base: Mechanism, acceptance: float) -> Curve:

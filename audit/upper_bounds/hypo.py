@@ -11,9 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit.accounting import Mechanism, best_order, renyi_to_epsilon
+from audit.protocols import Adaptive
 from audit.repetitions import Repetitions, TruncatedNegativeBinomial
+from audit.upper_bounds.registry import Value, bound
 from audit.upper_bounds.renyi import Curve
-from audit.upper_bounds.result import UpperBound, not_applicable
+from audit.upper_bounds.result import NotApplicable, UpperBound
 
 Array = NDArray[np.float64]
 
@@ -54,12 +56,31 @@ def hypo(base: Mechanism, repetitions: Repetitions, delta: float, ratio: float) 
         delta: in (0, 1).
         ratio: C/c >= 1, how far the density may move from the prior.
     """
-    source = "Wang et al. 2023 (DP-HyPO), theorem 1"
-    if not isinstance(repetitions, TruncatedNegativeBinomial):
-        return not_applicable("hypo", "K must be truncated negative binomial", source)
-    epsilon = renyi_to_epsilon(hypo_curve(base, repetitions, ratio), delta)
-    assumes = f"any score, any base, sampling density within C/c = {ratio:g}"
-    return UpperBound("hypo", epsilon, assumes, source)
+    checks.interval("ratio", ratio, 1.0, closed_low=True)
+    return hypo_theorem_1(
+        base, Adaptive(repetitions, 1.0 / math.sqrt(ratio), math.sqrt(ratio)), delta
+    )
+
+
+@bound(
+    "hypo",
+    10,
+    "Wang et al. 2023 (DP-HyPO), theorem 1",
+    about=("any base",),
+    protocol=Adaptive,
+)
+def hypo_theorem_1(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
+    """Theorem 1 converted to (epsilon, delta)-DP, for an adaptive protocol.
+
+    Args:
+        base: one run with any fixed hyper-parameter.
+        protocol: the law of K and how far the density may move from the prior.
+        delta: in (0, 1).
+    """
+    law = protocol.repetitions
+    if not isinstance(law, TruncatedNegativeBinomial):
+        raise NotApplicable("K must be truncated negative binomial")
+    return Value(renyi_to_epsilon(hypo_curve(base, law, protocol.high / protocol.low), delta))
 
 
 def hypo_pure(epsilon_0: float, repetitions: TruncatedNegativeBinomial, ratio: float) -> float:

@@ -16,6 +16,8 @@ from audit.accounting import (
     renyi_to_epsilon,
     solve_epsilon,
 )
+from audit.claims import Claim, Kind
+from audit.protocols import NoisyMax
 from audit.upper_bounds.result import UpperBound
 
 _NOISES = ("gaussian", "laplace")
@@ -56,8 +58,8 @@ def noisy_max(
         return factor * float(base.delta(epsilon))
 
     source = f"Koskela, Redberg & Wang 2024, theorem {'3.2' if rounds == 1 else '3.3'}"
-    assumes = "report noisy max of fixed queries of sensitivity 1"
-    return UpperBound("noisy-max", solve_epsilon(profile, delta), assumes, source)
+    claim = Claim(Kind.BOUND, source, (NoisyMax,), is_upper=True)
+    return UpperBound("noisy-max", solve_epsilon(profile, delta), claim)
 
 
 def noisy_max_closed_form(candidates: int, scale: float, delta: float) -> float:

@@ -7,14 +7,22 @@ from numpy.typing import NDArray
 
 from audit.accounting import Mechanism, solve_epsilon
 from audit.repetitions import Binomial, Poisson, Repetitions, TruncatedNegativeBinomial
-from audit.upper_bounds.result import UpperBound, not_applicable
+from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 
-_NAME = "profile"
+_SOURCE = "Koskela, Redberg & Wang 2024"
 
 
-def profile(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound(
+    "profile",
+    60,
+    _SOURCE,
+    about=("any base",),
+    title=r"$\varepsilon_U$ profile (any score)",
+)
+def profile(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """delta_A(eps) <= E[K] delta(eps - penalty), the penalty minimised over epsilon_1 >= 0.
 
     Theorem 5.2 for truncated negative binomial K, 5.7 for binomial, corollary 5.8 for Poisson. The
@@ -32,22 +40,15 @@ def profile(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBou
     elif isinstance(repetitions, Poisson):
         theorem = "corollary 5.8"
     else:
-        return not_applicable(
-            _NAME,
-            "K must be truncated negative binomial, binomial with p < 1, or Poisson",
-            "Koskela, Redberg & Wang 2024",
+        raise NotApplicable(
+            "K must be truncated negative binomial, binomial with p < 1, or Poisson"
         )
     penalty = _smallest_penalty(base, repetitions)
 
     def tuned(epsilon: float) -> float:
         return repetitions.mean * float(base.delta(epsilon - penalty))
 
-    return UpperBound(
-        _NAME,
-        solve_epsilon(tuned, delta),
-        "any score, any base",
-        f"Koskela, Redberg & Wang 2024, {theorem}",
-    )
+    return Value(solve_epsilon(tuned, delta), source=f"{_SOURCE}, {theorem}")
 
 
 def _smallest_penalty(base: Mechanism, repetitions: Repetitions) -> float:

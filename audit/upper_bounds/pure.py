@@ -20,8 +20,9 @@ from audit.repetitions import (
     TruncatedNegativeBinomial,
     TwoPoint,
 )
+from audit.upper_bounds.registry import Value, bound
 from audit.upper_bounds.renyi import lemma_7_curve
-from audit.upper_bounds.result import UpperBound, not_applicable
+from audit.upper_bounds.result import NotApplicable
 
 _SOURCE = (
     "Liu & Talwar 2019 (geometric: 3 eps); Papernot & Steinke 2022, cor. 3 ((2+eta) eps) "
@@ -31,7 +32,8 @@ _TOO_SMALL = "delta must be above the chance that one of K runs fails, about E[K
 _SHARES = (0.01, 0.3, 0.7, 0.99)
 
 
-def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound("liu-talwar", 10, _SOURCE, about=("any base",))
+def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """(2 + eta) epsilon_0 for TNB(eta, gamma) repetitions; 3 epsilon_0 when they are geometric.
 
     A base that is (epsilon_0, delta_0)-DP is pure but for an event of probability delta_0, and some
@@ -43,15 +45,14 @@ def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> Upper
         repetitions: the law of K.
         delta: in (0, 1).
     """
-    name = "liu-talwar"
     if not isinstance(repetitions, TruncatedNegativeBinomial):
-        return not_applicable(name, "K must be truncated negative binomial", _SOURCE)
+        raise NotApplicable("K must be truncated negative binomial")
     delta_0 = float(repetitions.inverse_survival(delta)) * (1.0 - 1e-12)
     try:
         epsilon = (2.0 + repetitions.eta) * base.epsilon(delta_0)
     except Unreachable:
-        return not_applicable(name, _TOO_SMALL, _SOURCE)
-    return UpperBound(name, epsilon, "any score, any base", _SOURCE)
+        raise NotApplicable(_TOO_SMALL) from None
+    return Value(epsilon)
 
 
 def without_failures(repetitions: Repetitions, delta_0: float) -> Repetitions:
@@ -80,7 +81,8 @@ def without_failures(repetitions: Repetitions, delta_0: float) -> Repetitions:
     return repetitions
 
 
-def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound("approximate", 20, "Papernot & Steinke 2022, lemma 20 (and 7)", about=("any base",))
+def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """Lemma 20: lemma 7 for the pure part of the base, beside the chance that some run fails.
 
     delta_0 takes a share of delta, the Renyi conversion the rest; the best of several shares.
@@ -100,10 +102,9 @@ def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Uppe
         law = without_failures(repetitions, delta_0)
         rest = (1.0 - share) * delta
         best = min(best, renyi_to_epsilon(lemma_7_curve(pure, law, 512), rest))
-    source = "Papernot & Steinke 2022, lemma 20 (and 7)"
     if math.isinf(best):
-        return not_applicable("approximate", _TOO_SMALL, source)
-    return UpperBound("approximate", best, "any score, any base", source)
+        raise NotApplicable(_TOO_SMALL)
+    return Value(best)
 
 
 def corollary_21(

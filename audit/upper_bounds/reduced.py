@@ -14,7 +14,6 @@ from scipy import special
 
 from audit.accounting import (
     DpSgd,
-    GaussianMechanism,
     LossPair,
     Mechanism,
     compose,
@@ -23,15 +22,16 @@ from audit.accounting import (
     renyi_to_epsilon,
     solve_epsilon,
 )
+from audit.claims import Condition, Kind
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import cell_masses, divergence_of_cells, rounded, scale
-from audit.upper_bounds.result import UpperBound, not_applicable
+from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 
-_ASSUMES = "monotone score, Gaussian base"
+_MONOTONE = (Condition.MONOTONE_SCORE,)
 _RENYI_SOURCE = "Xiang, Wang & Wang 2024, algorithm 3"
-_LIKELIHOOD_ASSUMES = "score monotone in the likelihood ratio of what is released"
 _NEEDS_STEPS = "the base must be DP-SGD with sampling rate < 1"
 _EXACT_SOURCE = "hockey stick of the reduced game, integrated directly (no Renyi step)"
 # Orders above shift / mu are never best, and their integrand peaks that far from the origin.
@@ -136,7 +136,8 @@ def _hockey_stick(epsilon: float, mass: Array, other: Array, low: Array, high: A
     return float(np.sum(np.where(low >= epsilon, exact, crossing)) + mass[0] + mass[-1])
 
 
-def reduced_renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound("reduced-renyi", 70, _RENYI_SOURCE, needs=_MONOTONE, about=("Gaussian base",))
+def reduced_renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """Epsilon of the reduced game by Renyi divergence.
 
     Each direction is converted to (epsilon, delta) on its own and the larger epsilon is taken;
@@ -148,14 +149,16 @@ def reduced_renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> Up
         repetitions: the law of K.
         delta: in (0, 1).
     """
-    name = "reduced-renyi"
     if base.gaussian_mu is None:
-        return not_applicable(name, "the base must be Gaussian", _RENYI_SOURCE)
-    game = ReducedGame(base.gaussian_mu, repetitions)
+        raise NotApplicable("the base must be Gaussian")
+    return Value(_renyi_epsilon(base.gaussian_mu, repetitions, delta))
+
+
+def _renyi_epsilon(mu: float, repetitions: Repetitions, delta: float) -> float:
+    game = ReducedGame(mu, repetitions)
     directions = [partial(game.renyi, sign=sign) for sign in (1.0, -1.0)]
     high = _LARGEST_SHIFT / game.mu
-    epsilon = max(renyi_to_epsilon(curve, delta, 1e-5, high) for curve in directions)
-    return UpperBound(name, epsilon, _ASSUMES, _RENYI_SOURCE)
+    return max(renyi_to_epsilon(curve, delta, 1e-5, high) for curve in directions)
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,14 @@ class LikelihoodOrder:
         return divergence_of_cells(epsilon, *self.masses)
 
 
-def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound(
+    "reduced-exact",
+    80,
+    _EXACT_SOURCE,
+    needs=_MONOTONE,
+    title=r"$\varepsilon_U$ reduced (monotone score)",
+)
+def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """Epsilon of the reduced game by its hockey-stick divergence: tight, and never above 3.15's.
 
     A Gaussian base is integrated directly. Any other base is played in the order of its likelihood
@@ -197,14 +207,13 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Up
         repetitions: the law of K.
         delta: in (0, 1).
     """
-    name = "reduced-exact"
     if base.gaussian_mu is not None:
         game = ReducedGame(base.gaussian_mu, repetitions)
         epsilon = solve_epsilon(game.delta, delta)
         error = max(epsilon - solve_epsilon(game.attained_delta, delta), 0.0)
-        return UpperBound(name, epsilon, _ASSUMES, _EXACT_SOURCE, error=error)
+        return Value(epsilon, error=error, about=("Gaussian base",))
     if not base.attained:
-        return not_applicable(name, "the base must be one whose outputs are known", _EXACT_SOURCE)
+        raise NotApplicable("the base must be one whose outputs are known")
     (pair, count), *others = base.laws
     if isinstance(pair, LossPair) and count == 1 and not others:
         epsilon, error = _by_likelihood(pair, repetitions, delta), 0.0
@@ -213,7 +222,7 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Up
         epsilon = _by_likelihood(fine, repetitions, delta)
         coarse = compose(base.laws, cells=1 << 16)
         error = abs(epsilon - _by_likelihood(coarse, repetitions, delta))
-    return UpperBound(name, epsilon + error, _LIKELIHOOD_ASSUMES, _EXACT_SOURCE, error=2.0 * error)
+    return Value(epsilon + error, error=2.0 * error)
 
 
 def _by_likelihood(pair: LossPair, repetitions: Repetitions, delta: float) -> float:
@@ -221,7 +230,15 @@ def _by_likelihood(pair: LossPair, repetitions: Repetitions, delta: float) -> fl
     return max(solve_epsilon(order.delta, delta) for order in orders)
 
 
-def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound(
+    "reduced-O",
+    70,
+    f"{_RENYI_SOURCE}, mu by eq. 19",
+    kind=Kind.APPROXIMATION,
+    needs=_MONOTONE,
+    is_special=True,
+)
+def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """eps_U-O: algorithm 3 for a Gaussian of mu "O" = tau sqrt(N) / sigma.
 
     Args:
@@ -229,14 +246,21 @@ def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: flo
         repetitions: the law of K.
         delta: in (0, 1).
     """
-    source = f"{_RENYI_SOURCE}, mu by eq. 19"
     if not (isinstance(base, DpSgd) and base.sampling_rate < 1.0):
-        return not_applicable("reduced-O", _NEEDS_STEPS, source)
+        raise NotApplicable(_NEEDS_STEPS)
     mu = base.distance * mean_inclusion_mu(base.noise_multiplier, base.steps, base.sampling_rate)
-    return _approximation("reduced-O", mu, repetitions, delta, source)
+    return _approximation(mu, repetitions, delta)
 
 
-def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound(
+    "reduced-G",
+    75,
+    f"{_RENYI_SOURCE}, mu by corollary 2",
+    kind=Kind.APPROXIMATION,
+    needs=_MONOTONE,
+    is_special=True,
+)
+def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """eps_U-G: algorithm 3 for a Gaussian of mu "G", the central limit of Gaussian DP.
 
     Args:
@@ -244,18 +268,14 @@ def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -
         repetitions: the law of K.
         delta: in (0, 1).
     """
-    source = f"{_RENYI_SOURCE}, mu by corollary 2"
     if not (isinstance(base, DpSgd) and base.sampling_rate < 1.0):
-        return not_applicable("reduced-G", _NEEDS_STEPS, source)
+        raise NotApplicable(_NEEDS_STEPS)
     if base.distance != 1.0:
-        return not_applicable("reduced-G", "neighbours must be add-remove", source)
+        raise NotApplicable("neighbours must be add-remove")
     mu = gdp_limit_mu(base.noise_multiplier, base.steps, base.sampling_rate)
-    return _approximation("reduced-G", mu, repetitions, delta, source)
+    return _approximation(mu, repetitions, delta)
 
 
-def _approximation(
-    name: str, mu: float, repetitions: Repetitions, delta: float, source: str
-) -> UpperBound:
-    epsilon = reduced_renyi(GaussianMechanism(mu), repetitions, delta).epsilon
-    assumes = f"monotone score; an approximation by mu = {mu:.4g}, not a bound"
-    return UpperBound(name, epsilon, assumes, source, approximate=True)
+def _approximation(mu: float, repetitions: Repetitions, delta: float) -> Value:
+    epsilon = _renyi_epsilon(mu, repetitions, delta)
+    return Value(epsilon, about=(f"an approximation by mu = {mu:.4g}, not a bound",))

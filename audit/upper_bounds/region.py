@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from audit.accounting import DominatingPair, Mechanism, solve_epsilon
 from audit.repetitions import Repetitions
-from audit.upper_bounds.result import UpperBound
+from audit.upper_bounds.registry import Value, bound
 
 Array = NDArray[np.float64]
 
@@ -219,7 +219,8 @@ def _monotone_chain(a: Array, b: Array) -> tuple[Array, Array]:
     return vertices[:, 0], vertices[:, 1]
 
 
-def region(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound("region", 100, _SOURCE)
+def region(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """Smallest epsilon that the region bound gives at delta, over both directions.
 
     Args:
@@ -230,5 +231,4 @@ def region(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBoun
     curves = [RegionCurve(pair, repetitions) for pair in base.pairs]
     epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
     below = max(solve_epsilon(curve.lower.delta, delta) for curve in curves)
-    error = epsilon - min(below, epsilon)
-    return UpperBound("region", epsilon, "any score", _SOURCE, error=error)
+    return Value(epsilon, error=epsilon - min(below, epsilon))

@@ -11,16 +11,24 @@ from scipy import special
 from audit.accounting import Mechanism, ZeroConcentratedDp, best_order, renyi_to_epsilon
 from audit.repetitions import Poisson, Repetitions, Truncated, TruncatedNegativeBinomial
 from audit.upper_bounds.region import RegionCurve
-from audit.upper_bounds.result import UpperBound, not_applicable
+from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 Curve = Callable[[Array], Array]
 
-_ASSUMES = "any score, any base"
+_ANY_BASE = ("any base",)
 _POINTS = 1 << 11
 
 
-def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound(
+    "renyi",
+    40,
+    "Papernot & Steinke 2022",
+    about=_ANY_BASE,
+    title=r"$\varepsilon_U$ Renyi (any score)",
+)
+def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """Renyi bound on the best of K runs, converted to (epsilon, delta)-DP.
 
     Theorem 2 for truncated negative binomial K, theorem 6 for Poisson K. Both orders are optimised
@@ -36,12 +44,12 @@ def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound
     elif isinstance(repetitions, Poisson):
         source = "Papernot & Steinke 2022, theorem 6"
     else:
-        reason = "K must be truncated negative binomial or Poisson"
-        return not_applicable("renyi", reason, "Papernot & Steinke 2022")
-    return _converted("renyi", base, renyi_curve, repetitions, delta, source)
+        raise NotApplicable("K must be truncated negative binomial or Poisson")
+    return _converted(base, renyi_curve, repetitions, delta, source)
 
 
-def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound("lemma-7", 50, "Papernot & Steinke 2022, lemma 7", about=_ANY_BASE)
+def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """The generic Renyi bound for any law of K, maximised over the events of the base.
 
     Args:
@@ -49,11 +57,11 @@ def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBou
         repetitions: the law of K, any.
         delta: in (0, 1).
     """
-    source = "Papernot & Steinke 2022, lemma 7"
-    return _converted("lemma-7", base, lemma_7_curve, repetitions, delta, source)
+    return _converted(base, lemma_7_curve, repetitions, delta)
 
 
-def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound("lemma-22", 45, "Papernot & Steinke 2022, lemma 22", about=_ANY_BASE, is_special=True)
+def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """The generic Renyi bound for a truncated law, through the law before truncation.
 
     Args:
@@ -61,13 +69,13 @@ def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBo
         repetitions: a law conditioned on K <= most.
         delta: in (0, 1).
     """
-    source = "Papernot & Steinke 2022, lemma 22"
     if not isinstance(repetitions, Truncated):
-        return not_applicable("lemma-22", "K must be conditioned on K <= most", source)
-    return _converted("lemma-22", base, lemma_22_curve, repetitions, delta, source)
+        raise NotApplicable("K must be conditioned on K <= most")
+    return _converted(base, lemma_22_curve, repetitions, delta)
 
 
-def corollary_4(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound("corollary-4", 30, "Papernot & Steinke 2022, corollary 4", about=_ANY_BASE)
+def corollary_4(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """Theorem 2 in closed form for a rho-zCDP base.
 
     Args:
@@ -75,30 +83,28 @@ def corollary_4(base: Mechanism, repetitions: Repetitions, delta: float) -> Uppe
         repetitions: truncated negative binomial, with log(1/gamma) >= rho.
         delta: in (0, 1).
     """
-    name, source = "corollary-4", "Papernot & Steinke 2022, corollary 4"
     if zero_concentrated(base) is None:
-        return not_applicable(name, "the base must be Gaussian or zero-concentrated", source)
+        raise NotApplicable("the base must be Gaussian or zero-concentrated")
     if not isinstance(repetitions, TruncatedNegativeBinomial):
-        return not_applicable(name, "K must be truncated negative binomial", source)
+        raise NotApplicable("K must be truncated negative binomial")
     if -math.log(repetitions.gamma) < (zero_concentrated(base) or 0.0):
-        return not_applicable(name, "log(1/gamma) must be at least rho", source)
-    return _converted(name, base, corollary_4_curve, repetitions, delta, source)
+        raise NotApplicable("log(1/gamma) must be at least rho")
+    return _converted(base, corollary_4_curve, repetitions, delta)
 
 
 def _converted(
-    name: str,
     base: Mechanism,
     curve_of: Callable[[Mechanism, Any], Curve],
     repetitions: Repetitions,
     delta: float,
-    source: str,
-) -> UpperBound:
+    source: str | None = None,
+) -> Value:
     if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
-        return not_applicable(name, "the base has no finite Renyi divergence", source)
+        raise NotApplicable("the base has no finite Renyi divergence")
     epsilon = renyi_to_epsilon(curve_of(base, repetitions), delta)
     if not math.isfinite(epsilon):
-        return not_applicable(name, "the divergence is too large for a number", source)
-    return UpperBound(name, epsilon, _ASSUMES, source)
+        raise NotApplicable("the divergence is too large for a number")
+    return Value(epsilon, source=source)
 
 
 def renyi_curve(base: Mechanism, repetitions: Repetitions) -> Curve:

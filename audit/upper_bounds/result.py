@@ -1,6 +1,13 @@
 """What every bound returns: a number, what it needs to be true, and where it comes from."""
 
 from dataclasses import dataclass
+from typing import Any
+
+from audit.claims import Claim, Kind
+
+
+class NotApplicable(ValueError):
+    """A bound says nothing about this base, protocol or delta; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -10,23 +17,47 @@ class UpperBound:
     Attributes:
         name: the bound's name.
         epsilon: the value, rounded to the safe side; None where the bound does not apply.
-        assumes: what the value needs to be true, in one line; the reason where it does not apply.
-        source: the paper and theorem.
+        claim: what the value needs to be true, and what it is then.
         error: the value without discretisation lies in [epsilon - error, epsilon] (for an attained
             value, [epsilon, epsilon + error]).
-        attained: True where the value is no upper bound but what an attack attains.
-        approximate: True where the value is no bound but an approximation.
+        reason: why the bound does not apply; empty where it does.
     """
 
     name: str
     epsilon: float | None
-    assumes: str
-    source: str
+    claim: Claim
     error: float = 0.0
-    attained: bool = False
-    approximate: bool = False
+    reason: str = ""
 
+    @property
+    def assumes(self) -> str:
+        """What the value needs to be true, in one line; the reason where it does not apply."""
+        return f"does not apply: {self.reason}" if self.reason else self.claim.words
 
-def not_applicable(name: str, reason: str, source: str) -> UpperBound:
-    """A bound that says nothing about this setting, with the reason."""
-    return UpperBound(name, None, f"does not apply: {reason}", source)
+    @property
+    def source(self) -> str:
+        """The paper and theorem."""
+        return self.claim.source
+
+    @property
+    def attained(self) -> bool:
+        """Whether the value is no upper bound but what an attack attains."""
+        return self.claim.kind is Kind.ATTAINED
+
+    @property
+    def approximate(self) -> bool:
+        """Whether the value is no bound but an approximation."""
+        return self.claim.kind is Kind.APPROXIMATION
+
+    def as_dict(self) -> dict[str, Any]:
+        """The answer in plain values, for json and tables."""
+        row: dict[str, Any] = {
+            "name": self.name,
+            "epsilon": self.epsilon,
+            "assumes": self.claim.words,
+            "source": self.source,
+            "error": self.error,
+            "attained": self.attained,
+            "approximate": self.approximate,
+        }
+        return row | ({"reason": self.reason} if self.reason else {})

@@ -8,9 +8,11 @@ from scipy import special
 
 from audit import checks
 from audit.accounting import Mechanism
+from audit.protocols import Subset
 from audit.repetitions import Repetitions
+from audit.upper_bounds.registry import Value, bound, find
 from audit.upper_bounds.renyi import Curve, lemma_7_curve
-from audit.upper_bounds.result import UpperBound
+from audit.upper_bounds.result import NotApplicable, UpperBound
 
 Array = NDArray[np.float64]
 
@@ -74,19 +76,45 @@ def subset_tuning(
         delta: in (0, 1).
     """
     checks.interval("delta", delta, 0.0, 1.0)
+    epsilon = _renyi_epsilon(tuning, final, repetitions, sampling_rate, delta)
+    return UpperBound("koskela-kulkarni", epsilon, find("koskela-kulkarni", Subset).claim)
+
+
+def _renyi_epsilon(
+    tuning: Mechanism,
+    final: Mechanism,
+    repetitions: Repetitions,
+    sampling_rate: float,
+    delta: float,
+) -> float:
     orders = np.arange(2.0, _LARGEST_ORDER + 1.0)
     both = subset_divergences(
         lemma_7_curve(tuning, repetitions), final.renyi, sampling_rate, orders
     )
     rest = orders - 1.0
     added = np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / rest
-    epsilon = max(float(np.min(curve + added)) for curve in both)
-    return UpperBound(
-        "subset",
-        max(epsilon, 0.0),
-        "any score, any base; tuned on a random subset, trained on the rest; add-remove neighbours",
-        "Koskela & Kulkarni 2023, with lemma 7 of Papernot & Steinke 2022 for the tuning",
-    )
+    return max(0.0, *(float(np.min(curve + added)) for curve in both))
+
+
+@bound(
+    "koskela-kulkarni",
+    10,
+    "Koskela & Kulkarni 2023, with lemma 7 of Papernot & Steinke 2022 for the tuning",
+    about=("any base, add-remove neighbours",),
+    protocol=Subset,
+)
+def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> Value:
+    """Their theorem, with runs while tuning as private as the final one.
+
+    Args:
+        base: one run, while tuning and in the end.
+        protocol: the law of K, the share of records tuned on.
+        delta: in (0, 1).
+    """
+    if protocol.final != "rest":
+        raise NotApplicable("the final run must take the rest of the records")
+    law, rate = protocol.repetitions, protocol.sampling_rate
+    return Value(_renyi_epsilon(base, base, law, rate, delta))
 
 
 def scaled_learning_rate(learning_rate: float, from_records: int, to_records: int) -> float:

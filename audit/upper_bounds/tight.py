@@ -38,7 +38,7 @@ from audit.accounting import DominatingPair, Mechanism, Unreachable, solve_epsil
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import bounded_masses, scale
 from audit.upper_bounds.region import RegionCurve, corners
-from audit.upper_bounds.result import UpperBound
+from audit.upper_bounds.registry import Value, bound
 
 Array = NDArray[np.float64]
 Masses = tuple[tuple[Array, Array], tuple[Array, Array]]
@@ -373,7 +373,8 @@ def _first_events(pair: DominatingPair, repetitions: Repetitions) -> Array:
     return t[np.where(log_left == 0.0, np.append(new, True), np.append(True, new))]
 
 
-def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound("tight", 110, _SOURCE, title=r"$\varepsilon_U$ tight (any score)")
+def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """Smallest epsilon that the tight bound gives at delta, over both directions.
 
     The error is what the best folded order found falls short of it.
@@ -386,4 +387,4 @@ def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound
     curves = [TightCurve.at(pair, repetitions, delta) for pair in base.pairs]
     epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
     attained = max(curve.best_order(epsilon).epsilon(delta) for curve in curves)
-    return UpperBound("tight", epsilon, "any score", _SOURCE, error=max(epsilon - attained, 0.0))
+    return Value(epsilon, error=max(epsilon - attained, 0.0))

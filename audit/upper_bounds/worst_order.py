@@ -30,15 +30,17 @@ from audit.accounting import (
     compose,
     solve_epsilon,
 )
+from audit.claims import Kind
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import bounded_masses, divergence_of_cells, log_of_worse
-from audit.upper_bounds.result import UpperBound, not_applicable
+from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.result import NotApplicable
 from audit.upper_bounds.tight import TightCurve
 
 Array = NDArray[np.float64]
 
 _SOURCE = "exact leakage of the best folded order found"
-_ASSUMES = "the adversary chooses the score: attained by an attack, not a bound"
+_ABOUT = ("the adversary chooses the score: attained by an attack, not a bound",)
 _CELLS = (1 << 15, 1 << 16)
 
 
@@ -225,7 +227,8 @@ def _three_outputs(
         return np.where(enough, np.log((a - delta) / a_with), -np.inf)
 
 
-def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+@bound("worst-order", 90, _SOURCE, kind=Kind.ATTAINED, about=_ABOUT, title="worst order (attained)")
+def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     """Epsilon that the best folded order found attains: no bound for all scores can be smaller.
 
     The losses of many sampled steps are composed on a grid, whose error is taken to be what a grid
@@ -237,9 +240,7 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Uppe
         delta: in (0, 1).
     """
     if not base.attained:
-        return not_applicable(
-            "worst-order", "the base must be one whose outputs are known", _SOURCE
-        )
+        raise NotApplicable("the base must be one whose outputs are known")
     (law, count), *others = base.laws
     if base.gaussian_mu is not None or (
         isinstance(law, DominatingPair) and count == 1 and not others
@@ -249,8 +250,7 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Uppe
         grids = (compose(base.laws, cells) for cells in _CELLS)
         coarse, found = (_attained((pair, pair.mirrored), repetitions, delta) for pair in grids)
         error = abs(found - coarse)
-    epsilon = max(found - error, 0.0)
-    return UpperBound("worst-order", epsilon, _ASSUMES, _SOURCE, 2.0 * error, attained=True)
+    return Value(max(found - error, 0.0), error=2.0 * error)
 
 
 def _attained(pairs: Sequence[DominatingPair], repetitions: Repetitions, delta: float) -> float:

@@ -1,0 +1,29 @@
+"""Ways of choosing a best run, as plain descriptions.
+
+A protocol knows neither data nor score nor noise: what choosing costs is `upper_bounds`', how it is
+done `tuning`'s.
+"""
+
+from audit.protocols.adaptive import Adaptive
+from audit.protocols.base import Protocol
+from audit.protocols.grid import Grid
+from audit.protocols.noisy_max import NoisyMax
+from audit.protocols.propose_test_release import ProposeTestRelease
+from audit.protocols.random_search import RandomSearch
+from audit.protocols.spec import DEFAULT_LAW, parse
+from audit.protocols.subset import Subset
+from audit.protocols.until import RandomStopping, UntilAccepted
+
+__all__ = [
+    "DEFAULT_LAW",
+    "Adaptive",
+    "Grid",
+    "NoisyMax",
+    "ProposeTestRelease",
+    "Protocol",
+    "RandomSearch",
+    "RandomStopping",
+    "Subset",
+    "UntilAccepted",
+    "parse",
+]

@@ -1,0 +1,45 @@
+"""Adaptive search: the density of the next candidate learns from the runs so far."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from audit import checks
+from audit.protocols.base import Protocol, law_of
+from audit.repetitions import Repetitions
+
+
+@dataclass(frozen=True)
+class Adaptive(Protocol):
+    """K runs, each candidate from a density within [low, high] times the prior, by all so far.
+
+    Wang et al. 2023 (DP-HyPO). K is drawn first, and the best of the runs is released.
+
+    Attributes:
+        repetitions: the law of K, also as text.
+        low: c in (0, 1].
+        high: C >= 1.
+    """
+
+    repetitions: Repetitions
+    low: float
+    high: float
+
+    name: ClassVar[str] = "adaptive"
+    assumption: ClassVar[str] = (
+        "K runs, each candidate from a density within [c, C] times the prior, whatever came before"
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "repetitions", law_of(self.repetitions))
+        low = checks.interval("low", self.low, 0.0, 1.0, closed_high=True)
+        high = checks.interval("high", self.high, 1.0, 1e6, closed_low=True, closed_high=True)
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+
+    @property
+    def spec(self) -> str:
+        return f"adaptive:{self.low!r},{self.high!r}/{self.repetitions.spec}"
+
+    @property
+    def mean_runs(self) -> float:
+        return self.repetitions.mean

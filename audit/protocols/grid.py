@@ -1,0 +1,40 @@
+"""A grid: every candidate of a list at most once."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from audit import checks
+from audit.protocols.base import Protocol
+
+
+@dataclass(frozen=True)
+class Grid(Protocol):
+    """Every candidate of a fixed list, once, or each with some chance; the best is released.
+
+    The score may prefer by candidate as well as by output, and the winner's index is released: a
+    role that is dealt without replacement, which K draws of one law do not have.
+
+    Attributes:
+        candidates: how many there are.
+        inclusion: chance, independent of all else, that a candidate is run at all, in (0, 1].
+    """
+
+    candidates: int
+    inclusion: float = 1.0
+
+    name: ClassVar[str] = "grid"
+    assumption: ClassVar[str] = "a fixed list of candidates, each run once or independently not"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "candidates", checks.whole("candidates", self.candidates, 1))
+        inclusion = checks.interval("inclusion", self.inclusion, 0.0, 1.0, closed_high=True)
+        object.__setattr__(self, "inclusion", inclusion)
+
+    @property
+    def spec(self) -> str:
+        inclusion = "" if self.inclusion == 1.0 else f",{self.inclusion!r}"
+        return f"grid:{self.candidates}{inclusion}"
+
+    @property
+    def mean_runs(self) -> float:
+        return self.candidates * self.inclusion

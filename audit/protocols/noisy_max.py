@@ -1,0 +1,42 @@
+"""Report noisy max: the best of fixed queries, each with its own noise."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from audit import checks
+from audit.protocols.base import Protocol
+
+
+@dataclass(frozen=True)
+class NoisyMax(Protocol):
+    """Noise is added to each of m values of sensitivity 1, and the index of the largest released.
+
+    One "run" is one noisy value: a Gaussian or Laplace mechanism of sensitivity 1 (Koskela, Redberg
+    & Wang 2024, section 3).
+
+    Attributes:
+        candidates: m, how many values.
+        monotone: whether between neighbours all values move in one direction.
+        rounds: how often it is done, each time with values that may depend on what was released.
+    """
+
+    candidates: int
+    monotone: bool = False
+    rounds: int = 1
+
+    name: ClassVar[str] = "noisy-max"
+    assumption: ClassVar[str] = "the index of the largest of noisy values of sensitivity 1"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "candidates", checks.whole("candidates", self.candidates, 1))
+        object.__setattr__(self, "rounds", checks.whole("rounds", self.rounds, 1))
+
+    @property
+    def spec(self) -> str:
+        monotone = ",monotone" if self.monotone else ""
+        rounds = f",{self.rounds}" if self.rounds > 1 else ""
+        return f"noisy-max:{self.candidates}{rounds}{monotone}"
+
+    @property
+    def mean_runs(self) -> float:
+        return float(self.candidates * self.rounds)

@@ -1,0 +1,46 @@
+"""Tuning over candidates that test before they release."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from audit import checks
+from audit.protocols.base import Protocol, law_of
+from audit.repetitions import Repetitions
+
+
+@dataclass(frozen=True)
+class ProposeTestRelease(Protocol):
+    """Random search over runs that first test privately whether they may release.
+
+    Koskela, Redberg & Wang 2024, theorem 6.1, after Redberg et al. 2023. The base is what a run
+    releases when its test passes.
+
+    Attributes:
+        repetitions: the law of K, also as text.
+        test_epsilon: epsilon of the test, >= 0.
+        test_delta: delta of the test, in [0, 1).
+        failure: chance that the test passes wrongly, in [0, 1).
+    """
+
+    repetitions: Repetitions
+    test_epsilon: float
+    test_delta: float
+    failure: float
+
+    name: ClassVar[str] = "ptr"
+    assumption: ClassVar[str] = "K independent runs, each of which tests before it releases"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "repetitions", law_of(self.repetitions))
+        for name, high in (("test_epsilon", 1e6), ("test_delta", 1.0), ("failure", 1.0)):
+            value = checks.interval(name, getattr(self, name), 0.0, high, closed_low=True)
+            object.__setattr__(self, name, value)
+
+    @property
+    def spec(self) -> str:
+        numbers = f"{self.test_epsilon!r},{self.test_delta!r},{self.failure!r}"
+        return f"ptr:{numbers}/{self.repetitions.spec}"
+
+    @property
+    def mean_runs(self) -> float:
+        return self.repetitions.mean

@@ -1,0 +1,35 @@
+"""Random search: draw K, train K candidates drawn anew, keep the best."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from audit.protocols.base import Protocol, law_of
+from audit.repetitions import Repetitions
+
+
+@dataclass(frozen=True)
+class RandomSearch(Protocol):
+    """K independent runs, each with a candidate drawn anew from one prior; the best is released.
+
+    Liu & Talwar 2019, Papernot & Steinke 2022; algorithm 2 of Xiang, Wang & Wang 2024. A law of K
+    alone means this.
+
+    Attributes:
+        repetitions: the law of K, also as text.
+    """
+
+    repetitions: Repetitions
+
+    name: ClassVar[str] = "search"
+    assumption: ClassVar[str] = "K independent runs, each candidate drawn anew"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "repetitions", law_of(self.repetitions))
+
+    @property
+    def spec(self) -> str:
+        return self.repetitions.spec
+
+    @property
+    def mean_runs(self) -> float:
+        return self.repetitions.mean

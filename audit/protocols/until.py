@@ -1,0 +1,69 @@
+"""Rerunning until a run is good enough."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from audit import checks
+from audit.protocols.base import Protocol
+
+
+@dataclass(frozen=True)
+class UntilAccepted(Protocol):
+    """Run until the output is acceptable, and release that one.
+
+    Conditional sampling (Papernot & Steinke 2022, proposition 15; Liu & Talwar 2019).
+
+    Attributes:
+        acceptance: a lower limit, on every data set, of the chance that one run is accepted, in
+            (0, 1].
+    """
+
+    acceptance: float
+
+    name: ClassVar[str] = "until"
+    assumption: ClassVar[str] = (
+        "independent runs until one is accepted, of no less than the stated chance on any data set"
+    )
+
+    def __post_init__(self) -> None:
+        acceptance = checks.interval("acceptance", self.acceptance, 0.0, 1.0, closed_high=True)
+        object.__setattr__(self, "acceptance", acceptance)
+
+    @property
+    def spec(self) -> str:
+        return f"until:{self.acceptance!r}"
+
+    @property
+    def mean_runs(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class RandomStopping(Protocol):
+    """Run until the output is acceptable; after every run that is not, stop with some chance.
+
+    Whoever stops releases nothing. No run need have any chance of being accepted (after algorithm
+    2 of Liu & Talwar 2019).
+
+    Attributes:
+        stop: chance to give up after a run that was not accepted, in (0, 1].
+    """
+
+    stop: float
+
+    name: ClassVar[str] = "stopping"
+    assumption: ClassVar[str] = (
+        "independent runs until one is accepted, each other one followed by a stop of fixed chance"
+    )
+
+    def __post_init__(self) -> None:
+        stop = checks.interval("stop", self.stop, 0.0, 1.0, closed_high=True)
+        object.__setattr__(self, "stop", stop)
+
+    @property
+    def spec(self) -> str:
+        return f"stopping:{self.stop!r}"
+
+    @property
+    def mean_runs(self) -> None:
+        return None

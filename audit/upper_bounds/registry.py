@@ -1,0 +1,201 @@
+"""Where every upper bound is found: by name, by protocol, in the order of tables.
+
+A bound registers itself with what it claims. Tables, comparisons, pictures and the documentation
+find it here, so a new bound touches one file: its own.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from audit import checks, protocols
+from audit.accounting import Mechanism, Unreachable
+from audit.claims import Claim, Kind
+from audit.protocols import Protocol, RandomSearch
+from audit.repetitions import Repetitions
+from audit.upper_bounds.result import NotApplicable, UpperBound
+
+Tuning = str | Repetitions | Protocol
+"""A protocol, or a law of K, which means random search; either as text, too."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What the body of a bound finds.
+
+    Attributes:
+        epsilon: rounded to the safe side.
+        error: how far rounding and discretisation may have moved it.
+        source: of the theorem used, where it depends on the setting.
+        about: what a reader must know of it besides the claim.
+    """
+
+    epsilon: float
+    error: float = 0.0
+    source: str | None = None
+    about: tuple[str, ...] = ()
+
+
+Body = Callable[[Mechanism, Any, float], Value]
+Bound = Callable[[Mechanism, Tuning, float], UpperBound]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered bound.
+
+    Attributes:
+        name: in tables and settings.
+        function: from (base, protocol, delta) to an answer.
+        claim: what its values need to be true.
+        protocol: the protocol it speaks of.
+        place: where its row stands; the loosest kind first.
+        is_special: whether tables leave it out where it does not apply.
+        title: what pictures call it; empty where they leave it out.
+    """
+
+    name: str
+    function: Bound
+    claim: Claim
+    protocol: type[Protocol]
+    place: float
+    is_special: bool
+    title: str
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def bound(
+    name: str,
+    place: float,
+    source: str,
+    *,
+    kind: Kind = Kind.BOUND,
+    needs: tuple[Any, ...] = (),
+    about: tuple[str, ...] = (),
+    protocol: type[Protocol] = RandomSearch,
+    is_special: bool = False,
+    title: str = "",
+) -> Callable[[Body], Bound]:
+    """Registers a bound.
+
+    The decorated function takes (base, repetitions, delta) for random search, else (base, protocol,
+    delta), and returns a `Value` or raises `NotApplicable`. What users call takes a protocol or a
+    law of K, as object or text, and answers with an `UpperBound`, also where it does not apply.
+
+    Args:
+        name: in tables and settings.
+        place: where its row stands among those of its protocol; the loosest kind first.
+        source: paper and theorem.
+        kind: what its values are.
+        needs: conditions besides the protocol.
+        about: what a reader must know besides.
+        protocol: the protocol it speaks of.
+        is_special: whether tables leave it out where it does not apply.
+        title: what pictures call it.
+    """
+    claim = Claim(kind, source, (protocol,), needs, about, is_upper=True)
+
+    def register(body: Body) -> Bound:
+        @functools.wraps(body)
+        def answer(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
+            checks.interval("delta", delta, 0.0, 1.0)
+            asked = protocols.parse(repetitions)
+            try:
+                if not isinstance(asked, protocol):
+                    raise NotApplicable(f"it needs {protocol.assumption}, got {asked.spec}")
+                argument = asked.repetitions if isinstance(asked, RandomSearch) else asked
+                found = body(base, argument, delta)
+            except NotApplicable as error:
+                return UpperBound(name, None, claim, reason=str(error))
+            exact = replace(
+                claim, source=found.source or claim.source, about=claim.about + found.about
+            )
+            return UpperBound(name, found.epsilon, exact, found.error)
+
+        if name in _ENTRIES:
+            raise ValueError(f"bound names must be used once, got {name!r} again")
+        _ENTRIES[name] = Entry(name, answer, claim, protocol, place, is_special, title)
+        return answer
+
+    return register
+
+
+def entries(protocol: type[Protocol] = RandomSearch) -> list[Entry]:
+    """The bounds that speak of a protocol, in the order of their rows."""
+    found = [entry for entry in _ENTRIES.values() if entry.protocol is protocol]
+    return sorted(found, key=lambda entry: (entry.is_special, entry.place))
+
+
+def find(name: str, protocol: type[Protocol] = RandomSearch) -> Entry:
+    """A bound by name, in any case.
+
+    Raises:
+        ValueError: the protocol has no such bound.
+    """
+    names = [entry.name for entry in entries(protocol)]
+    return _ENTRIES[checks.one_of("bound", name, names)]
+
+
+def all_bounds(base: Mechanism, repetitions: Tuning, delta: float) -> list[UpperBound]:
+    """Every bound that speaks of the protocol, the loosest kind first.
+
+    Args:
+        base: the base mechanism.
+        repetitions: the protocol, or the law of K of a random search; either as text, too.
+        delta: in (0, 1).
+
+    Raises:
+        ValueError: delta is not in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> rows = all_bounds(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5)
+        >>> [row.name for row in rows if row.epsilon is not None and row.epsilon < 1.45]
+        ['reduced-renyi', 'reduced-exact', 'worst-order', 'region', 'tight']
+    """
+    checks.interval("delta", delta, 0.0, 1.0)
+    asked = protocols.parse(repetitions)
+    known = [(entry, row(entry, base, asked, delta)) for entry in entries(type(asked))]
+    return [found for entry, found in known if found.epsilon is not None or not entry.is_special]
+
+
+def row(entry: Entry, base: Mechanism, protocol: Protocol, delta: float) -> UpperBound:
+    """One bound, with a reason in place of a value where no epsilon reaches delta."""
+    try:
+        return entry.function(base, protocol, delta)
+    except Unreachable as error:
+        return UpperBound(entry.name, None, entry.claim, reason=str(error))
+
+
+def cost(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
+    """What the tuning costs: the smallest bound that holds for any score, for any protocol.
+
+    Args:
+        base: the base mechanism.
+        repetitions: the protocol, or the law of K of a random search; either as text, too.
+        delta: in (0, 1).
+
+    Raises:
+        Unreachable: no bound reaches delta; the message says why not.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(cost(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5).epsilon, 4)
+        1.4488
+    """
+    checks.interval("delta", delta, 0.0, 1.0)
+    asked = protocols.parse(repetitions)
+    rows = [row(e, base, asked, delta) for e in entries(type(asked)) if e.claim.any_score]
+    known = [(found.epsilon, found) for found in rows if found.epsilon is not None]
+    if not known:
+        reasons = "; ".join(f"{found.name}: {found.reason}" for found in rows[:1])
+        raise Unreachable(
+            f"delta must be one that some bound for {asked.spec} reaches, got {delta!r} ({reasons})"
+        )
+    return min(known, key=lambda one: one[0])[1]
+
+
+tightest = cost

@@ -1,0 +1,77 @@
+"""Protocols as descriptions: their texts, their limits."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from audit import protocols, repetitions
+from audit.protocols import (
+    Adaptive,
+    Grid,
+    NoisyMax,
+    ProposeTestRelease,
+    RandomSearch,
+    RandomStopping,
+    Subset,
+    UntilAccepted,
+)
+
+chance = st.floats(1e-300, 1.0)
+law = st.sampled_from(["tnb:0,0.01", "poisson:10", "two-point:0.01,100@50", "fixed:3"]).map(
+    repetitions.parse
+)
+any_protocol = st.one_of(
+    st.builds(RandomSearch, law),
+    st.builds(Grid, st.integers(1, 10**9), chance),
+    st.builds(Adaptive, law, chance, st.floats(1.0, 1e6)),
+    st.builds(Subset, law, st.floats(0.0, 1.0), st.sampled_from(["rest", "all"])),
+    st.builds(UntilAccepted, chance),
+    st.builds(RandomStopping, chance),
+    st.builds(NoisyMax, st.integers(1, 10**9), st.booleans(), st.integers(1, 50)),
+    st.builds(ProposeTestRelease, law, st.floats(0, 9), st.floats(0, 0.5), st.floats(0, 0.5)),
+)
+
+
+@given(any_protocol)
+def test_text_and_protocol_are_the_same(protocol):
+    assert protocols.parse(protocol.spec) == protocol
+    assert protocols.parse(protocol) is protocol
+
+
+def test_a_law_of_k_alone_is_random_search():
+    law = repetitions.parse("geometric:0.1")
+    assert protocols.parse(law) == protocols.parse("geometric:0.1") == RandomSearch(law)
+    assert protocols.parse("search", "geometric:0.1") == RandomSearch("geometric:0.1")
+
+
+def test_expected_runs():
+    assert protocols.parse("grid:100,0.25").mean_runs == 25.0
+    assert protocols.parse("adaptive:0.5,2", "fixed:7").mean_runs == 7.0
+    assert protocols.parse("until:0.1").mean_runs is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "law", "message"),
+    [
+        ("gird:10", None, "did you mean 'grid'"),
+        ("grid", None, "CANDIDATES"),
+        ("grid:2.5", None, "candidates must be a whole number"),
+        ("grid:10,0", None, r"inclusion must be in \(0, 1\]"),
+        ("grid:10", "tnb:0,0.1", "repetitions must not be given with protocol grid"),
+        ("grid:10/tnb:0,0.1", None, "repetitions must not be given with protocol grid"),
+        ("adaptive:0.5", None, "LOW,HIGH"),
+        ("adaptive:1.5,2", None, r"low must be in \(0, 1\]"),
+        ("adaptive:0.5,0.9", None, "high must be in"),
+        ("subset:1.5", None, "sampling_rate must be in"),
+        ("subset:0.5,some", None, "final must be one of rest, all"),
+        ("until:0", None, r"acceptance must be in \(0, 1\]"),
+        ("stopping:nan", None, r"stop must be in \(0, 1\]"),
+        ("subset:0.1/tnb:0,0.1", "poisson:3", "repetitions must be given once"),
+        ("noisy-max:10,0", None, "rounds must be a whole number"),
+        ("ptr:1,0.1", None, "EPSILON,DELTA,FAILURE"),
+    ],
+)
+def test_bad_protocols_are_one_line(spec, law, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        protocols.parse(spec, law)
+    assert "\n" not in str(caught.value)
