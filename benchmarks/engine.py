@@ -153,7 +153,7 @@ def measure(
 
     made = make()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    count = min(made.lanes_per_pack(), runs_per_block(size))
+    count = 1 if engine == "opacus" else min(made.lanes_per_pack(), runs_per_block(size))
     if device != "cpu":
         # vmap's own kernels for many lanes may take minutes.
         count = min(count, 16) if model.startswith(OPAQUE) else count

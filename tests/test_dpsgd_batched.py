@@ -124,7 +124,7 @@ def test_noise_of_different_steps_is_independent():
     threat = etcv(DiracCanary(), UserScore(len), (1, 8, 8), 10)
     settings = DpSgdSettings(60, 2.0, 0.3, (1.0,), model="logistic")
     engine = make_engine("batched", threat, settings)
-    noise = [torch.cat(list(p), 1) / 0.6 for p in engine._noise(lanes(50, False), torch.float32)]
+    noise = [torch.cat(p, 1) / 0.6 for p in engine._noise(lanes(50, False), torch.zeros(1))]
     steps = torch.stack(noise).double().numpy().reshape(60, -1)  # three blocks of steps
     assert st.kstest(steps.ravel(), "norm").pvalue > ALARM
     correlations = np.corrcoef(steps)[np.triu_indices(60, 1)]
@@ -296,18 +296,18 @@ def test_out_of_memory_halves_the_packs(monkeypatch):
     sizes = []
     run_pack = type(engine)._run_pack
 
-    def scarce(self, part, views):
+    def scarce(self, part, *rest):
         sizes.append(len(part))
         if len(part) > 5:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
-        return run_pack(self, part, views)
+        return run_pack(self, part, *rest)
 
     monkeypatch.setattr(type(engine), "_run_pack", scarce)
     out = engine.run(pack)
     assert sizes == [21, 10, 5, 5, 5, 5, 1]
     np.testing.assert_allclose(out.lambda_a, expected.lambda_a)
 
-    def broken(self, part, views):
+    def broken(self, *rest):
         raise RuntimeError("another matter")
 
     monkeypatch.setattr(type(engine), "_run_pack", broken)
@@ -322,11 +322,11 @@ def test_memory_of_one_lane_shrinks_the_chunks(monkeypatch):
     run_pack = type(engine)._run_pack
     chunks = []
 
-    def scarce(self, part, views):
-        chunks.append(self._chunk_floats)
-        if self._chunk_floats > 1_000_000:
+    def scarce(self, part, views, chunk_floats):
+        chunks.append(chunk_floats)
+        if chunk_floats > 1_000_000:
             raise MemoryError
-        return run_pack(self, part, views)
+        return run_pack(self, part, views, chunk_floats)
 
     monkeypatch.setattr(type(engine), "_run_pack", scarce)
     assert engine.run(lanes(1, True)).finite.all()

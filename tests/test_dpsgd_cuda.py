@@ -17,6 +17,7 @@ from toy import ALARM, SILENT, assert_uncorrelated, lanes, records
 
 from audit.dpsgd import DpSgdSettings, make_engine, streams
 from audit.dpsgd.batched import BatchedEngine
+from audit.dpsgd.memory import MemoryPolicy
 from canaries import DiracCanary
 from threat_models import CanaryLoss, FirstCoordinate, Records, UserScore, etcv, ntcv, ntnv
 
@@ -84,7 +85,7 @@ def as_seeded_there(monkeypatch):
     generators = streams.generators
     with_cuda = lambda seeds, stream, _: generators(seeds, stream, "cuda")  # noqa: E731
     monkeypatch.setattr(streams, "generators", with_cuda)
-    monkeypatch.setattr("audit.dpsgd.batched._NOISE_BLOCK", {"cpu": 2**12, "cuda": 2**12})
+    monkeypatch.setattr("audit.dpsgd.memory._NOISE_BLOCK", {"cpu": 2**12, "cuda": 2**12})
 
 
 @pytest.mark.usefixtures("as_seeded_there")
@@ -143,7 +144,7 @@ def per_step(monkeypatch, threats, settings, lanes_together, records_together=10
                 "batched", threats[0], replace(settings, steps=steps), "cuda", "float32"
             )
             floats = lanes_together * records_together * engine._model.record_floats
-            monkeypatch.setattr(BatchedEngine, "_chunk_size", lambda self: floats)  # noqa: B023
+            monkeypatch.setattr(MemoryPolicy, "chunk_floats", lambda self: floats)  # noqa: B023
             gpu.counts.clear()
             engine.run_shared(lanes(lanes_together, True), threats)
             found.append(gpu.counts)
@@ -215,7 +216,7 @@ def test_what_runs_side_by_side(monkeypatch, gigabytes, model, training, expecte
     settings = DpSgdSettings(300, 1.0, 1.0, (0.1,), model=model)
     with PretendedCuda(monkeypatch, gigabytes * 1e9):
         engine = make_engine("batched", large(training), settings, "cuda")
-        found = engine.lanes_per_pack(), engine._chunk_size() // engine._model.record_floats
+        found = engine.lanes_per_pack(), engine.memory.chunk_floats() // engine._model.record_floats
         assert found == expected
         # The same bytes from any worker: whatever lies in the memory already.
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1e5, gigabytes * 1e9))
@@ -270,11 +271,11 @@ def test_other_words_for_out_of_memory(monkeypatch):
     engine = make_engine("batched", THREATS["NT"][0], SETTINGS)
     run_pack, sizes = BatchedEngine._run_pack, []
 
-    def scarce(self, pack, views):
+    def scarce(self, pack, *rest):
         sizes.append(len(pack))
         if len(pack) > 2:
             raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
-        return run_pack(self, pack, views)
+        return run_pack(self, pack, *rest)
 
     monkeypatch.setattr(BatchedEngine, "_run_pack", scarce)
     engine.run(lanes(4, True))
@@ -319,7 +320,9 @@ class TestGpu:
         )
         pack = replace(lanes(2000 // steps, False), seeds=np.arange(2000 // steps, dtype=np.uint64))
         pack = replace(pack, candidate=np.zeros(len(pack), np.int64))
-        noise = torch.stack([torch.cat(step, 1) for step in engine._noise(pack, torch.float32)])
+        noise = torch.stack(
+            [torch.cat(step, 1) for step in engine._noise(pack, torch.zeros(1, device="cuda"))]
+        )
         z = noise.double().cpu().numpy().reshape(-1, noise.shape[-1]) / 0.7
         assert st.kstest(z.ravel(), "norm").pvalue > ALARM
         assert_uncorrelated(z)

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import scipy.stats as st
 import torch
+from torch import nn
 from toy import ALARM, SILENT, lanes, records
 
 import threat_models
 from audit.dpsgd import DpSgdSettings, Lanes, choose_engine, make_engine
+from audit.dpsgd.reductions import project
 from canaries import DiracCanary
 from threat_models import CanaryLoss, UserScore, datasets, etcv, ntcv, ntnv
 
@@ -159,6 +161,12 @@ def test_reductions_that_do_not_apply_say_why():
     other = replace(made["ETCV input"], score=threat_models.FirstCoordinate())
     with pytest.raises(ValueError, match="first-coordinate, which looks beyond"):
         make_engine("projected", other, settings)
+
+
+def test_projected_refuses_weights_that_several_layers_share():
+    square = nn.Linear(64, 64)
+    tied = nn.Sequential(nn.Flatten(), square, nn.Tanh(), square, nn.Linear(64, 10))
+    assert "several layers share" in project(threats()["ETCV input"], tied)
 
 
 @pytest.mark.parametrize("threat", ["NTNV", "NTCV"])

@@ -66,7 +66,15 @@ SEQUENCES = {
         nn.AvgPool2d(2), nn.Sigmoid(), nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, CLASSES)
     ),
 }  # fmt: skip
+
+
+def tied():
+    square = nn.Linear(36, 36)
+    return nn.Sequential(nn.Flatten(), square, nn.Tanh(), square, nn.Linear(36, CLASSES))
+
+
 OTHERS = {
+    "tied weights": tied,
     "residual": Residual,
     "subclass": lambda: Doubled(nn.Flatten(), nn.Linear(36, CLASSES)),
     "hook": hooked,

@@ -14,7 +14,8 @@ from audit import run
 from audit.dpsgd import PRECISIONS, DpSgdSettings, gradients, make_engine, products
 from audit.dpsgd.gradients import BookkeepingModel, ClippedSums, VmapModel, stacked
 from audit.dpsgd.models import make_model
-from threat_models import etcv, ntcv
+from canaries import DiracCanary
+from threat_models import UserScore, etcv, ntcv
 
 torch.set_num_threads(1)
 ROUNDED = {name: p for name, p in PRECISIONS.items() if p.significand_bits is not None}
@@ -204,7 +205,7 @@ def test_the_canary_stays_below_the_threshold_and_is_what_enters(name):
     precision = ROUNDED[name]
     for model in ("mlp", "convnet", "vmap"):
         stack, x, y, theta, clip = problem(model, MODELS[model], precision.significand_bits)
-        z = ClippedSums(stack, x[:1], y[:1], precision).only(theta, clip)
+        z = ClippedSums(stack, x[:1], y[:1], precision).single_record(theta, clip)
         added = [torch.zeros_like(t).flatten(1) for t in theta]
         z.add_to(added, torch.ones(LANES, 1))
         noise = [torch.randn(t.shape) for t in added]
@@ -263,25 +264,25 @@ def test_the_compiled_sums_are_left_out():
     stack = stacked(model, (1, 8, 8))
     x, y = torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64)
     for precision in ROUNDED.values():
-        assert isinstance(gradients.clipped_sums(model, stack, x, y, precision), ClippedSums)
+        assert isinstance(gradients.clipped_sums(stack, x, y, precision), ClippedSums)
 
 
 def test_on_a_gpu_tf32_is_the_hardware_s_and_only_inside(monkeypatch):
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     x, y, bias = torch.randn(2, 3), torch.randn(3, 4), torch.randn(4)
-    products.allow_tf32(False)
-    with products.rounded_operands(ROUNDED["tf32"], torch.device("cuda")):
-        assert all(flag.allow_tf32 for flag in flags)
-        plain = x @ y
-    assert torch.equal(plain, x @ y)  # a CPU's numbers: the rounding was left to the GPU
-    with (
-        pytest.raises(MemoryError),
-        products.rounded_operands(ROUNDED["bf16"], torch.device("cpu")),
-    ):
-        raise MemoryError
-    assert not any(flag.allow_tf32 for flag in flags)
-    with products.rounded_operands(PRECISIONS["float32"], torch.device("cuda")):
+    with products.reproducible_products():
+        with products.rounded_operands(ROUNDED["tf32"], torch.device("cuda")):
+            assert all(flag.allow_tf32 for flag in flags)
+            plain = x @ y
+        assert torch.equal(plain, x @ y)  # a CPU's numbers: the rounding was left to the GPU
+        with (
+            pytest.raises(MemoryError),
+            products.rounded_operands(ROUNDED["bf16"], torch.device("cpu")),
+        ):
+            raise MemoryError
         assert not any(flag.allow_tf32 for flag in flags)
+        with products.rounded_operands(PRECISIONS["float32"], torch.device("cuda")):
+            assert not any(flag.allow_tf32 for flag in flags)
 
     def of_bf16(x, y, out_dtype):
         assert x.dtype == y.dtype == torch.bfloat16
@@ -298,6 +299,34 @@ def test_on_a_gpu_tf32_is_the_hardware_s_and_only_inside(monkeypatch):
     expected = products.rounded(x, 8) @ products.rounded(y, 8)
     for each in (*got, *(each - bias for each in shifted)):
         torch.testing.assert_close(each, expected)
+
+
+def test_flags_of_torch_are_left_as_they_were():
+    # On a machine without a GPU too: they belong to the whole process.
+    flags = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [flag.allow_tf32 for flag in flags] + [torch.backends.cudnn.deterministic]
+    seen = []
+
+    def look(observation):
+        seen.append([flag.allow_tf32 for flag in flags] + [torch.backends.cudnn.deterministic])
+        return observation.first_displacement
+
+    threat = etcv(DiracCanary(), UserScore(look), (1, 8, 8), 10)
+    settings = DpSgdSettings(1, 1.0, 1.0, (0.1,), model="logistic")
+    try:
+        for tf32 in (True, False):
+            for flag in flags:
+                flag.allow_tf32 = tf32
+            torch.backends.cudnn.deterministic = False
+            for name in ("batched", "opacus"):
+                make_engine(name, threat, settings).run(lanes(1, True))
+                assert [flag.allow_tf32 for flag in flags] == [tf32, tf32]
+                assert not torch.backends.cudnn.deterministic
+    finally:
+        for flag, value in zip(flags, before, strict=False):
+            flag.allow_tf32 = value
+        torch.backends.cudnn.deterministic = before[-1]
+    assert seen == [[False, False, True]] * 4
 
 
 def test_an_audit_in_bf16_says_its_sensitivity(tmp_path, capsys):

@@ -1,27 +1,25 @@
 """Sums of clipped per-record gradients of R stacked models."""
 
-from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from audit.dpsgd import convolutional
-from audit.dpsgd.convolutional import CompiledSums
-from audit.dpsgd.layers import (
-    Conv2d,
-    Dense,
-    Free,
-    Layer,
-    Linear,
-    Parameters,
-    RecordGradients,
-    stack,
-)
+from audit.dpsgd import compiled
+from audit.dpsgd.compiled import CompiledSums
+from audit.dpsgd.layers import Layer, Network, parse
+from audit.dpsgd.parameters import Parameters
 from audit.dpsgd.precision import FLOAT32, Precision
 from audit.dpsgd.products import rounded_operands
+from audit.dpsgd.record_gradients import (
+    ClippedRecord,
+    RecordGradients,
+    WrittenOut,
+    clip_factors,
+    squared_norms,
+)
 
 
 class StackedModel(Protocol):
@@ -51,59 +49,55 @@ class StackedModel(Protocol):
 
 def stacked(model: nn.Module, record_shape: tuple[int, ...]) -> StackedModel:
     """The fastest form that knows the model: book-keeping, else vmap over single records."""
-    layers = stack(model)
-    if layers is not None and sum(layer.parameters for layer in layers) == len(
-        list(model.parameters())
-    ):
-        split = next((i for i, layer in enumerate(layers) if layer.parameters), 0)
-        prefix = [layer for layer in layers[:split] if isinstance(layer, Free)]
-        first = layers[split]
-        if isinstance(first, Linear | Conv2d):
-            kept = BookkeepingModel(prefix, first, layers[split + 1 :])
-            if _agrees(kept, model, record_shape):
-                return kept
-    return VmapModel(model, record_shape)
-
-
-def _agrees(candidate: "BookkeepingModel", model: nn.Module, record_shape: tuple[int, ...]) -> bool:
-    """Whether both give the same logits: a hook may have changed what a layer does."""
     theta = [p.detach()[None] for p in model.parameters()]
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(2, *record_shape, generator=generator).to(theta[0])
-    with torch.no_grad():
-        try:
-            got = candidate.logits(theta, candidate.prepare(x))[0]
-        except NotImplementedError:
-            return False
-        candidate.measure(theta, candidate.prepare(x))
-        return torch.allclose(got, model(x), rtol=1e-4, atol=1e-5)
+    try:
+        known = BookkeepingModel(parse(model), theta, x)
+    except NotImplementedError:
+        return VmapModel(model, record_shape)
+    return known if _has_logits_of(known, model, theta, x) else VmapModel(model, record_shape)
+
+
+@torch.no_grad()
+def _has_logits_of(known: StackedModel, model: nn.Module, theta: Parameters, x: Tensor) -> bool:
+    """Whether both give the same logits: a hook may have changed what a layer does."""
+    return torch.allclose(known.logits(theta, known.prepare(x))[0], model(x), rtol=1e-4, atol=1e-5)
 
 
 class BookkeepingModel:
-    """A sequential model of known layers; see `layers`."""
+    """A sequence of known layers; see `layers`.
 
-    def __init__(self, prefix: list[Free], first: Linear | Conv2d, rest: list[Layer]) -> None:
-        self._prefix = prefix
-        self._first = first
-        self._rest = rest
-        self.record_floats = 0
+    Args:
+        network: the layers.
+        theta: weights of one lane, each [1, ...].
+        x: a few records, [m, ...].
 
-    def measure(self, theta: Parameters, x: Tensor) -> None:
-        """Sets `record_floats`: activations and convolution gradients, not the shared input."""
-        y, tape = self._forward(theta, x)
+    Raises:
+        NotImplementedError: layers that do not take such records.
+    """
+
+    def __init__(self, network: Network, theta: Parameters, x: Tensor) -> None:
+        self.network = network
+        self.record_floats = self._floats_of(theta, x)
+
+    @torch.no_grad()
+    def _floats_of(self, theta: Parameters, x: Tensor) -> int:
+        """Activations and gradients of kernels; not the first input, which all lanes share."""
+        y, tape = self._forward(theta, self.prepare(x))
         floats = y[0, 0].numel()
         for i, (_, parameters, saved) in enumerate(tape):
             tensors = saved if isinstance(saved, tuple) else (saved,)
             if i > 0:
                 floats += sum(t[0].numel() for t in tensors if isinstance(t, Tensor))
             floats += sum(p[0].numel() for p in parameters if p.dim() == 5)
-        self.record_floats = floats
+        return floats
 
     def prepare(self, features: Tensor) -> Tensor:
         """The layers before the first parameters, then the first layer's own preparation."""
-        for free in self._prefix:
-            features = free(features)
-        return self._first.prepare(features)
+        for layer in self.network.before:
+            features = layer.forward([], features[None])[0][0]
+        return self.network.first.prepare(features)
 
     def logits(self, theta: Parameters, x: Tensor) -> Tensor:
         """See `StackedModel`."""
@@ -111,11 +105,12 @@ class BookkeepingModel:
 
     def _forward(
         self, theta: Parameters, x: Tensor
-    ) -> tuple[Tensor, list[tuple[Layer, Parameters, object]]]:
-        at = self._first.parameters
-        y, saved = self._first.forward_prepared(theta[:at], x)
-        tape: list[tuple[Layer, Parameters, object]] = [(self._first, theta[:at], saved)]
-        for layer in self._rest:
+    ) -> tuple[Tensor, list[tuple[Layer, Parameters, Any]]]:
+        first = self.network.first
+        at = first.parameters
+        y, saved = first.forward_prepared(theta[:at], x)
+        tape: list[tuple[Layer, Parameters, Any]] = [(first, theta[:at], saved)]
+        for layer in self.network.after:
             own = theta[at : at + layer.parameters]
             at += layer.parameters
             y, saved = layer.forward(own, y)
@@ -181,7 +176,7 @@ class VmapModel:
         by_lane = 0 if x.dim() > self._record_dims + 1 else None
         of_records = vmap(grad(self._loss), in_dims=(None, 0, 0))
         of_lanes = vmap(of_records, in_dims=(0, by_lane, by_lane))
-        return [Dense(of_lanes(theta, x, labels))]
+        return [WrittenOut(of_lanes(theta, x, labels))]
 
     def _apply(self, theta: Parameters, x: Tensor) -> Tensor:
         """Logits of one lane's model for records [m, ...]."""
@@ -194,68 +189,18 @@ class VmapModel:
         return functional.cross_entropy(self._apply(theta, x[None]), label[None])
 
 
-def squared_norms(gradients: list[RecordGradients]) -> Tensor:
-    """|gradient|^2 of every record, [R, m]."""
-    return torch.stack([g.squared_norms() for g in gradients]).sum(0)
-
-
-def clip_factors(squared: Tensor, clip: Tensor) -> Tensor:
-    """min(1, clip / norm) of every record, [R, m], from squared norms and thresholds [R]."""
-    return squared.sqrt().reciprocal_().mul_(clip[:, None]).clamp_(max=1.0)
-
-
-class ClippedRecord:
-    """The clipped gradient of one record, such as the canary, in R lanes.
-
-    Args:
-        gradients: of one record, m = 1.
-        clip: C of every lane, [R].
-
-    Attributes:
-        squared_norm: of the clipped gradient, [R].
-    """
-
-    def __init__(self, gradients: list[RecordGradients], clip: Tensor) -> None:
-        self._gradients = gradients
-        squared = squared_norms(gradients)
-        self._factors = clip_factors(squared, clip)
-        self.squared_norm = (squared * self._factors.square())[:, 0]
-
-    def add_to(self, vectors: Parameters, weights: Tensor) -> None:
-        """Adds weights [R, 1] times the gradient to vectors, one [R, size] per parameter."""
-        for gradients, own in self._with(vectors):
-            gradients.add_to(own, weights * self._factors)
-
-    def inner(self, vectors: Parameters) -> Tensor:
-        """<gradient, vectors>, [R]."""
-        parts = [gradients.inner(own) for gradients, own in self._with(vectors)]
-        return torch.stack(parts).sum(0) * self._factors[:, 0]
-
-    def _with(self, vectors: Parameters) -> Iterator[tuple[RecordGradients, Parameters]]:
-        at = 0
-        for gradients in self._gradients:
-            yield gradients, vectors[at : at + gradients.parameters]
-            at += gradients.parameters
-
-
 def clipped_sums(
-    model: nn.Module,
-    stack: StackedModel,
-    features: Tensor,
-    labels: Tensor,
-    precision: Precision = FLOAT32,
+    model: StackedModel, features: Tensor, labels: Tensor, precision: Precision = FLOAT32
 ) -> "ClippedSums | CompiledSums":
     """The fastest form of the sums over a training set: compiled where that knows the model."""
     is_plain = features.dtype == torch.float32 and precision.significand_bits is None
     is_plain = is_plain and features.device.type == "cpu"
-    if is_plain and isinstance(stack, BookkeepingModel) and convolutional.is_available():
+    if is_plain and isinstance(model, BookkeepingModel) and compiled.is_available():
         try:
-            network = convolutional.Network(model, tuple(features.shape[1:]))
+            return CompiledSums(model.network, features, labels)
         except NotImplementedError:
             pass
-        else:
-            return CompiledSums(network, features, labels)
-    return ClippedSums(stack, features, labels, precision)
+    return ClippedSums(model, features, labels, precision)
 
 
 class ClippedSums:
@@ -321,7 +266,7 @@ class ClippedSums:
             total = sums if total is None else [t.add_(s) for t, s in zip(total, sums, strict=True)]
         return [torch.zeros_like(p) for p in theta] if total is None else total
 
-    def only(self, theta: Parameters, clip: Tensor) -> ClippedRecord:
+    def single_record(self, theta: Parameters, clip: Tensor) -> ClippedRecord:
         """The clipped gradient where there is but one record; `clip` is C of every lane, [R]."""
         rows = slice(0, 1)
         with rounded_operands(self._precision, clip.device):

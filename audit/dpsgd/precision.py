@@ -36,11 +36,11 @@ class Precision:
         Rounding a number to the nearest of p significant bits adds at most u / (1 + u) of it,
         u = 2^-p; truncation, which hardware may do instead, adds nothing. What is rounded before
         the norm is taken belongs to the gradient. After it comes at most one product, that over the
-        records: of f d and x in `layers.Outer` (d the gradient by the output, f the clipping
-        factor), of f and the gradient g in `layers.Dense` and `layers.Kernels`. Two rounded numbers
+        records: of f d and x in `OuterProducts` (d the gradient by the output, f the clipping
+        factor), of f and the gradient g in `WrittenOut`. Two rounded numbers
         have an exact product in float32, so every entry of f g grows by at most (1 + u / (1 + u))^2
         < (1 + u)^2 = 1 + delta, and so does its norm. The difference, 2 u^2 >= 4e-7, is left for
-        the roundings of float32. Biases in `Outer` and canaries (`gradients.ClippedRecord`) are
+        the roundings of float32. Biases in `OuterProducts` and canaries (`ClippedRecord`) are
         added without a product.
 
         Not for operands below 1e-38, subnormal in float32, whose relative error knows no bound.

@@ -56,6 +56,21 @@ def affines(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
 
 
+def shared_affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """X W^T + b of one matrix that R lanes share.
+
+    Args:
+        x: [m, k], any strides.
+        weight: [R, n, k].
+        bias: [R, n].
+
+    Returns:
+        [R, m, n], m outermost in memory.
+    """
+    y = affine(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+    return y.view(len(x), *weight.shape[:2]).transpose(0, 1)
+
+
 def _pays(x: Tensor, multiplications: int) -> bool:
     if multiplications < _WORTH_A_CALL or x.device.type != "cpu" or x.dtype != torch.float32:
         return False
@@ -74,21 +89,36 @@ def rounded_operands(precision: Precision, device: torch.device) -> Iterator[Non
         yield
         return
     is_cuda = device.type == "cuda"
-    allow_tf32(True)
-    try:
+    with _torch_flags(tf32=True):
         if is_cuda and precision.name == "tf32":
             yield
         else:
             with _RoundedOperands(precision.significand_bits, _OF_BF16 if is_cuda else {}):
                 yield
+
+
+@contextlib.contextmanager
+def reproducible_products() -> Iterator[None]:
+    """Inside, a GPU rounds no operands to tf32, and cuDNN sums in the same order every time.
+
+    cuDNN is called for convolutions under `gradients.VmapModel` and Opacus alone.
+    """
+    with _torch_flags(tf32=False, deterministic=True):
+        yield
+
+
+@contextlib.contextmanager
+def _torch_flags(tf32: bool, deterministic: bool | None = None) -> Iterator[None]:
+    """Sets flags of the whole process, and sets them back."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
+    if deterministic is not None:
+        cudnn.deterministic = deterministic
+    try:
+        yield
     finally:
-        allow_tf32(False)
-
-
-def allow_tf32(allowed: bool) -> None:
-    """Whether a GPU may round the operands of float32 products to tf32."""
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    torch.backends.cudnn.allow_tf32 = allowed
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
 
 
 def rounded(x: Tensor, significand_bits: int) -> Tensor:

@@ -53,7 +53,8 @@ def project(threat_model: ThreatModel, model: "nn.Module") -> "tuple[ThreatModel
     import torch
     from torch import nn
 
-    from audit.dpsgd.layers import Free, flatten_sequential, stack
+    from audit.dpsgd.layers import parse, sequence
+    from audit.dpsgd.layers.linear import Linear
 
     if threat_model.training_set is not None:
         return "a training set, whose records differ in direction"
@@ -62,16 +63,19 @@ def project(threat_model: ThreatModel, model: "nn.Module") -> "tuple[ThreatModel
         return "a Dirac canary, which is no record"
     if not isinstance(threat_model.score, CanaryLoss):
         return f"the score {threat_model.score.name}, which looks beyond the canary"
-    modules = flatten_sequential(model)
-    at = next((i for i, part in enumerate(modules) if list(part.parameters())), 0)
-    first, layers = modules[at], stack(model)
-    if layers is None or type(first) is not nn.Linear:
+    try:
+        network = parse(model)
+    except NotImplementedError as reason:
+        return f"a model that does not begin with a Linear layer: {reason}"
+    if not isinstance(network.first, Linear):
         return "a model that does not begin with a Linear layer"
+    first, *after = sequence(model)[len(network.before) :]
+    assert isinstance(first, nn.Linear)
     with torch.no_grad():
-        x = torch.from_numpy(np.array(canary.features)).to(first.weight)[None]
-        for free in layers[:at]:
-            assert isinstance(free, Free)
-            x = free(x)
+        x = torch.from_numpy(np.array(canary.features)).to(first.weight)[None, None]
+        for layer in network.before:
+            x, _ = layer.forward([], x)
+        x = x[0]
         if x.dim() != 2:
             return "a Linear layer at several positions of a record"
         size = (x.square().sum() + float(first.bias is not None)).sqrt()
@@ -79,4 +83,4 @@ def project(threat_model: ThreatModel, model: "nn.Module") -> "tuple[ThreatModel
         narrow.weight.copy_((first(x) / size.clamp(min=1e-30)).T)
     record = InputCanary(size.double().cpu().numpy()[None], canary.label, canary.name)
     smaller = etcv(record, CanaryLoss(record), (1,), threat_model.classes)
-    return smaller, nn.Sequential(narrow, *modules[at + 1 :])
+    return smaller, nn.Sequential(narrow, *after)

@@ -1,127 +1,216 @@
 """The reference: one run at a time through Opacus."""
 
 import copy
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audit.dpsgd import streams
-from audit.dpsgd.base import Lanes
-from audit.dpsgd.batched import BatchedEngine, Proxies
-from audit.dpsgd.layers import Parameters
+from audit.dpsgd import noise, streams
+from audit.dpsgd.base import LaneOutcomes, Lanes
+from audit.dpsgd.devices import check_device
+from audit.dpsgd.products import reproducible_products
 from audit.dpsgd.settings import DpSgdSettings
-from canaries import Canary, DiracCanary, InputCanary
-from threat_models import ThreatModel
+from canaries import DiracCanary, InputCanary
+from threat_models import Observation, ThreatModel
+from threat_models.scores import Features
 
 
-class OpacusEngine(BatchedEngine):
+@dataclass(frozen=True, eq=False)
+class TrainedModule(Observation):
+    """An observation of one run, with its module at hand."""
+
+    module: nn.Module
+
+    def parameters(self) -> NDArray[np.float64]:
+        """See `Observation.parameters`."""
+        trained = [p.detach().flatten() for p in self.module.parameters() if p.requires_grad]
+        return torch.cat(trained).double().cpu().numpy()[None]
+
+    @torch.no_grad()
+    def loss(self, features: Features, labels: NDArray[np.int64]) -> NDArray[np.float64]:
+        """See `Observation.loss`."""
+        like = next(self.module.parameters())
+        x = torch.from_numpy(np.array(features)).to(like)
+        y = torch.from_numpy(np.array(labels)).to(like.device)
+        total = functional.cross_entropy(self.module(x).double(), y, reduction="sum")
+        return np.array([float(total)])
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRun:
+    """What a run leaves.
+
+    Attributes:
+        observation: of its final model.
+        product: the sum of <p_i^z, p_i> over the steps.
+        log_ratio: the log-likelihood ratio of sampled batches; see `LaneOutcomes`.
+    """
+
+    observation: TrainedModule
+    product: float
+    log_ratio: float
+
+
+class OpacusEngine:
     """The same game through Opacus's own GradSampleModule and DPOptimizer; see `Engine`.
 
     An input canary is the last record of the batch, the Dirac canary is added to the clipped sum.
     It agrees with the batched engine in law, and pathwise where there is no noise, up to Opacus's
-    clipping by C / (norm + 1e-6).
+    clipping by C / (norm + 1e-6). It shares no code of training with that engine, which it checks.
     """
+
+    name = "opacus"
 
     def __init__(
         self, threat_model: ThreatModel, settings: DpSgdSettings, model: nn.Module, device: str
     ) -> None:
-        super().__init__(threat_model, settings, model, device, name="opacus")
+        self._device = check_device(device)
+        self._threat_model = threat_model
+        self._settings = settings
         self._template = model.to(self._device)
-        x = [torch.empty(0, *threat_model.record_shape).to(self._initial[0])]
-        y = [torch.empty(0, dtype=torch.int64, device=self._device)]
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.parameters = sum(p.numel() for p in trained)
+        self._dtype = trained[0].dtype
+        empty: Features = np.empty((0, *threat_model.record_shape))
+        features, labels = [self._tensor(empty)], [np.empty(0, np.int64)]
         if threat_model.training_set is not None:
-            records = threat_model.training_set
-            x[0], y[0] = self._tensors(records.features, records.labels)
+            features.append(self._tensor(threat_model.training_set.features))
+            labels.append(threat_model.training_set.labels)
+        self._training_size = sum(map(len, labels))
         self._is_dirac = isinstance(threat_model.canary, DiracCanary)
         if isinstance(threat_model.canary, InputCanary):
-            canary = self._tensors(
-                threat_model.canary.features[None], np.array([threat_model.canary.label])
-            )
-            x.append(canary[0])
-            y.append(canary[1])
-        self._x, self._y = torch.cat(x), torch.cat(y)
+            features.append(self._tensor(threat_model.canary.features[None]))
+            labels.append(np.array([threat_model.canary.label]))
+        self._x = torch.cat(features)
+        self._y = torch.from_numpy(np.concatenate(labels)).to(self._device)
 
-    def lanes_per_pack(self) -> int:
-        """One run at a time."""
-        return 1
+    def _tensor(self, features: Features) -> Tensor:
+        return torch.from_numpy(np.array(features)).to(self._device, self._dtype)
 
-    def _train(
-        self, lanes: Lanes, canaries: Sequence[Canary]
-    ) -> tuple[Parameters, list[Proxies], Tensor]:
-        """See `BatchedEngine._train`; `lanes` holds one, and the canary is the engine's own."""
-        assert list(canaries) == [self._threat_model.canary]
-        s = self._settings
-        rate, clip, momentum = s.candidates[int(lanes.candidate[0])]
-        with warnings.catch_warnings():
+    def run(self, lanes: Lanes) -> LaneOutcomes:
+        """See `Engine.run`."""
+        found = LaneOutcomes.empty(len(lanes))
+        with reproducible_products(), warnings.catch_warnings():
             # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            model = GradSampleModule(copy.deepcopy(self._template), loss_reduction="sum")
-            parameters = [p for p in model.parameters() if p.requires_grad]
-            optimizer = DPOptimizer(
-                torch.optim.SGD(parameters, lr=rate, momentum=momentum),
-                noise_multiplier=s.noise_multiplier,
-                max_grad_norm=clip,
-                expected_batch_size=None,
-                loss_reduction="sum",
-                generator=streams.generators(lanes.seeds, 0, str(self._device))[0],
+            for lane in range(len(lanes)):
+                rows = slice(lane, lane + 1)
+                found.put(rows, self._run(lanes.at(rows)))
+        return found
+
+    def _run(self, lane: Lanes) -> LaneOutcomes:
+        """Trains one run and judges it."""
+        s = self._settings
+        _, clip, _ = s.candidates[int(lane.candidate[0])]
+        run = self._train(lane)
+        score = np.asarray(self._threat_model.score(run.observation), dtype=np.float64)
+        if score.shape != (1,):
+            raise ValueError(
+                f"score {self._threat_model.score.name} must give one number per run, [1], "
+                f"got shape {list(score.shape)}"
             )
-            proxies = Proxies(s, lanes.candidate, self._device)
-            residual = torch.zeros(1, dtype=torch.float64, device=self._device)
-            for taken, canary_taken in self._batches(lanes):
-                hit = bool(lanes.included[0]) and bool(canary_taken[0])
-                optimizer.zero_grad()
-                z = self._backward(model, parameters, taken, hit, clip)
-                optimizer.clip_and_accumulate()
-                first = parameters[0].summed_grad.view(-1)
-                known = first[0] - hit * z[0].view(-1)[0]
-                if self._is_dirac:
-                    known = first[0].clone()
-                    first[0] += hit * clip
-                optimizer.add_noise()
-                residual += parameters[0].grad.view(-1)[0] - known
-                products = [(p.grad * g).sum() for p, g in zip(parameters, z, strict=True)]
-                squares = [g.square().sum() for g in z]
-                product, squared_norm = (torch.stack(s).double().sum() for s in (products, squares))
-                proxies.add(product[None], squared_norm[None])
-                optimizer.original_optimizer.step()
-        return [p.detach()[None] for p in parameters], [proxies], residual
+        lambda_a = np.array([run.product / (s.steps * clip**2)])
+        lambda_c = lambda_a
+        if s.sampling_rate < 1:
+            lambda_c = np.array([0.5 + s.noise_multiplier**2 / s.steps * run.log_ratio])
+        weights = run.observation.parameters()
+        finite = np.isfinite(weights).all(1) & np.isfinite(lambda_a) & np.isfinite(score)
+        return LaneOutcomes(
+            lambda_a=np.where(finite, lambda_a, 0.0),
+            lambda_c=np.where(finite, lambda_c, 0.0),
+            scores=np.where(finite, score, -np.inf),
+            finite=finite,
+        )
+
+    def _train(self, lane: Lanes) -> TrainedRun:
+        """All steps of one run."""
+        s = self._settings
+        rate, clip, momentum = s.candidates[int(lane.candidate[0])]
+        model = GradSampleModule(copy.deepcopy(self._template), loss_reduction="sum")
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        optimizer = DPOptimizer(
+            torch.optim.SGD(parameters, lr=rate, momentum=momentum),
+            noise_multiplier=s.noise_multiplier,
+            max_grad_norm=clip,
+            expected_batch_size=None,
+            loss_reduction="sum",
+            generator=streams.generators(lane.seeds, 0, str(self._device))[0],
+        )
+        start = float(parameters[0].detach().flatten()[0])
+        total, log_ratio, first_noise = 0.0, 0.0, 0.0
+        for taken, canary_taken in self._batches(lane):
+            has_canary = bool(lane.included[0]) and canary_taken
+            optimizer.zero_grad()
+            z = self._backward(model, parameters, taken, has_canary, clip)
+            optimizer.clip_and_accumulate()
+            first = parameters[0].summed_grad.view(-1)
+            known = float(first[0] - has_canary * z[0].view(-1)[0])
+            if self._is_dirac:
+                known = float(first[0])
+                first[0] += has_canary * clip
+            optimizer.add_noise()
+            first_noise += float(parameters[0].grad.view(-1)[0]) - known
+            product = sum(float((p.grad * g).sum()) for p, g in zip(parameters, z, strict=True))
+            squared_norm = sum(float(g.square().sum()) for g in z)
+            total += product
+            if s.sampling_rate < 1:
+                gain = (2 * product - squared_norm) / (2 * s.noise_multiplier**2 * clip**2)
+                terms = math.log1p(-s.sampling_rate), math.log(s.sampling_rate) + gain
+                log_ratio += float(np.logaddexp(*terms))
+            optimizer.original_optimizer.step()
+        observation = TrainedModule(
+            first_displacement=np.array([start - float(parameters[0].detach().flatten()[0])]),
+            standardised_sum=np.array(
+                [first_noise / (clip * s.noise_multiplier * math.sqrt(s.steps))]
+            ),
+            module=model,
+        )
+        return TrainedRun(observation, total, log_ratio)
+
+    def _batches(self, lane: Lanes) -> Iterator[tuple[Tensor, bool]]:
+        """For every step the records taken, of the training set and the canary, [n + 1 or n]."""
+        s = self._settings
+        everything = torch.ones(len(self._y), dtype=torch.bool, device=self._device)
+        if s.sampling_rate == 1:
+            for _ in range(s.steps):
+                yield everything, True
+            return
+        size = self._training_size
+        for drawn in noise.poisson_steps(
+            lane.seeds, s.sampling_rate, s.steps, self._device, size + 1, steps_at_once=1
+        ):
+            # The canary's gradient is taken in every step: the proxies need it.
+            yield torch.cat([drawn[0, :size], everything[size:]]), bool(drawn[0, size])
 
     def _backward(
-        self,
-        model: nn.Module,
-        parameters: list[Any],
-        taken: Tensor | None,
-        hit: bool,
-        clip: float,
-    ) -> Parameters:
+        self, model: nn.Module, parameters: list[Any], taken: Tensor, has_canary: bool, clip: float
+    ) -> list[Tensor]:
         """Leaves the batch's gradients in `grad_sample`, and returns the canary's, clipped."""
-        keep = torch.ones(len(self._y), dtype=torch.bool, device=self._device)
-        if taken is not None:
-            keep[: self._training_size] = taken[0]
-        if not keep.any():
+        if not taken.any():
             for p in parameters:
                 p.grad_sample = p.new_zeros(0, *p.shape)
         else:
-            with torch.enable_grad():
-                logits = model(self._x[keep])
-                loss = functional.cross_entropy(logits, self._y[keep], reduction="sum")
-                torch.autograd.backward(loss)
+            logits = model(self._x[taken])
+            loss = functional.cross_entropy(logits, self._y[taken], reduction="sum")
+            torch.autograd.backward(loss)
         if self._is_dirac:
             z = [torch.zeros_like(p) for p in parameters]
-            z[0].view(-1)[0] = clip
+            z[0].detach().view(-1)[0] = clip
             return z
         own = [p.grad_sample[-1] for p in parameters]
         norm = torch.stack([g.norm() for g in own]).norm()
         factor = (clip / (norm + 1e-6)).clamp(max=1.0)
-        z = [g * factor for g in own]
-        if not hit:
+        if not has_canary:
             for p in parameters:
                 p.grad_sample = p.grad_sample[:-1]
-        return z
+        return [g * factor for g in own]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from audit.dpsgd import convolutional, gradients, models
+from audit.dpsgd import compiled, gradients, models
 from audit.dpsgd.gradients import ClippedSums, clipped_sums, stacked
 
 LANES, RECORDS, CLASSES = 3, 11, 5
@@ -15,10 +15,10 @@ def extension(request, monkeypatch):
     narrower = ["AVX2", "AVX512"].index(request.param)
     if torch.backends.cpu.get_cpu_capability() not in ["AVX2", "AVX512"][narrower:]:
         pytest.skip(f"a processor without {request.param}")
-    found = convolutional._extension(request.param)
+    found = compiled._extension(request.param)
     if found is None:
         pytest.skip("no compiler when this was installed")
-    monkeypatch.setattr(convolutional, "_convolutional", found)
+    monkeypatch.setattr(compiled, "_convolutional", found)
 
 
 def small(*layers, flat):
@@ -114,8 +114,8 @@ def exact(model, theta, x, y, clip, taken):
 def test_the_sums_are_those_of_the_exact_loop(name):
     model, shape = NETWORKS[name]
     theta, x, y, clip = setting(model, shape)
-    sums = clipped_sums(model, stacked(model, shape), x, y)
-    assert isinstance(sums, convolutional.CompiledSums)
+    sums = clipped_sums(stacked(model, shape), x, y)
+    assert isinstance(sums, compiled.CompiledSums)
     batch = torch.rand(LANES, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.4
     batch[1] = False
     for taken in (None, batch):
@@ -130,7 +130,7 @@ def test_of_equals_the_first_is_pooled():
     model = small(nn.Conv2d(1, 3, 2), nn.MaxPool2d(3, 2), flat=3 * 3 * 3)
     theta, x, y, clip = setting(model, shape)
     theta, x = [(5 * t).round() for t in theta], x.round()
-    found = clipped_sums(model, stacked(model, shape), x, y)(theta, clip, None, 1)
+    found = clipped_sums(stacked(model, shape), x, y)(theta, clip, None, 1)
     assert_same(found, exact(model, theta, x, y, clip, None))
 
 
@@ -139,8 +139,8 @@ def test_long_sums_keep_their_digits():
     model, shape = NETWORKS["one convolution"]
     theta, x, y, clip = setting(model, shape)
     stack = stacked(model, shape)
-    once = clipped_sums(model, stack, x[:1], y[:1])(theta, clip, None, 1)
-    many = clipped_sums(model, stack, x[:1].repeat(5000, 1, 1, 1), y[:1].repeat(5000))
+    once = clipped_sums(stack, x[:1], y[:1])(theta, clip, None, 1)
+    many = clipped_sums(stack, x[:1].repeat(5000, 1, 1, 1), y[:1].repeat(5000))
     for one, sum_ in zip(once, many(theta, clip, None, 1), strict=True):
         torch.testing.assert_close(sum_, 5000 * one, rtol=2e-6, atol=1e-4)
 
@@ -150,7 +150,7 @@ def test_no_record_contributes_more_than_c():
     theta, x, y, _ = setting(model, shape)
     clip = torch.tensor([1e-3, 1e-2, 0.1])
     for j in range(RECORDS):
-        one = clipped_sums(model, stacked(model, shape), x[j : j + 1], y[j : j + 1])
+        one = clipped_sums(stacked(model, shape), x[j : j + 1], y[j : j + 1])
         found = one(theta, clip, None, 1)
         norms = torch.cat([p.double().flatten(1) for p in found], 1).norm(dim=1)
         assert (norms <= clip.double() * (1 + 1e-6)).all()
@@ -161,7 +161,7 @@ def test_no_record_contributes_more_than_c():
 def test_a_diverged_lane_stays_visible_and_alone(value):
     model, shape = NETWORKS["the papers' ConvNet on digits"]
     theta, x, y, clip = setting(model, shape)
-    sums = clipped_sums(model, stacked(model, shape), x, y)
+    sums = clipped_sums(stacked(model, shape), x, y)
     before = sums(theta, clip, None, 1)
     theta[0] = theta[0].clone()
     theta[0][1] = value
@@ -185,14 +185,14 @@ def test_a_diverged_lane_stays_visible_and_alone(value):
 def test_other_networks_are_left_to_torch(layers):
     model = nn.Sequential(*layers)
     x, y = torch.rand(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
-    assert isinstance(clipped_sums(model, stacked(model, (1, 8, 8)), x, y), ClippedSums)
+    assert isinstance(clipped_sums(stacked(model, (1, 8, 8)), x, y), ClippedSums)
 
 
 def test_without_the_extension_torch_does_the_same(monkeypatch):
     model, shape = NETWORKS["the papers' ConvNet"]
     theta, x, y, clip = setting(model, shape)
-    compiled = clipped_sums(model, stacked(model, shape), x, y)(theta, clip, None, 10**6)
-    monkeypatch.setattr(gradients.convolutional, "is_available", lambda: False)
-    plain = clipped_sums(model, stacked(model, shape), x, y)
+    fast = clipped_sums(stacked(model, shape), x, y)(theta, clip, None, 10**6)
+    monkeypatch.setattr(gradients.compiled, "is_available", lambda: False)
+    plain = clipped_sums(stacked(model, shape), x, y)
     assert isinstance(plain, ClippedSums)
-    assert_same(plain(theta, clip, None, 10**6), compiled)
+    assert_same(plain(theta, clip, None, 10**6), fast)

@@ -1,0 +1,35 @@
+"""`nn.Flatten`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from audit.dpsgd.layers.base import Layer, describes
+from audit.dpsgd.layers.functions import Function
+
+if TYPE_CHECKING:
+    from audit.dpsgd.compiled import Program
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.flatten(2)
+
+
+@dataclass(frozen=True)
+class Flatten(Function):
+    """Every record as a row."""
+
+    function: Callable[[Tensor], Tensor] = _rows
+
+    def compile(self, program: "Program") -> None:
+        """Nothing moves: the weights that come next are laid out as the picture is."""
+        program.is_flat = True
+
+
+@describes(nn.Flatten)
+def _flatten(module: nn.Flatten) -> list[Layer]:
+    if (module.start_dim, module.end_dim) != (1, -1):
+        raise NotImplementedError("Flatten of some dimensions")
+    return [Flatten()]

@@ -1,0 +1,74 @@
+"""Layers without parameters whose backward pass autograd finds, and ReLU, which needs no graph."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from audit.dpsgd.layers.base import Layer, describes
+from audit.dpsgd.parameters import Parameters
+from audit.dpsgd.record_gradients import RecordGradients
+
+if TYPE_CHECKING:
+    from audit.dpsgd.compiled import Program
+
+
+@dataclass(frozen=True)
+class Function(Layer):
+    """A function of [R, m, ...] that takes every record by itself."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
+        """The function of x, and its graph."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = self.function(x)
+        return y.detach(), (x, y)
+
+    def backward(
+        self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
+    ) -> tuple[Tensor | None, RecordGradients | None]:
+        """The function's vector-Jacobian product."""
+        if not need_input:
+            return None, None
+        x, y = saved
+        return torch.autograd.grad(y, x, delta)[0], None
+
+
+@dataclass(frozen=True)
+class Relu(Layer):
+    """`nn.ReLU`."""
+
+    def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
+        """Max(x, 0)."""
+        y = torch.relu(x)
+        return y, y
+
+    def backward(
+        self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
+    ) -> tuple[Tensor | None, RecordGradients | None]:
+        """Delta where the output is positive."""
+        return torch.ops.aten.threshold_backward(delta, saved, 0), None
+
+    def compile(self, program: "Program") -> None:
+        """In place, both ways."""
+        if not program.layers:
+            raise NotImplementedError("Relu as the first layer of a compiled network")
+        program.add("relu", program.size)
+
+
+@describes(nn.ReLU)
+def _relu(module: nn.ReLU) -> list[Layer]:
+    return [Relu()]
+
+
+@describes(
+    nn.Tanh, nn.GELU, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity
+)  # fmt: skip
+def _pointwise(module: nn.Module) -> list[Layer]:
+    if getattr(module, "inplace", False):
+        raise NotImplementedError(f"{type(module).__name__} in place")
+    return [Function(module)]

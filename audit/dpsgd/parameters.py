@@ -1,0 +1,29 @@
+"""Parameters of R stacked models, as tensors [R, ...] and as vectors [R, size]."""
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Parameters = list[Tensor]
+
+
+def flat(parameter: Tensor) -> Tensor:
+    """A parameter [R, ...] of R lanes as vectors [R, size].
+
+    Kernels [R, outputs, c, kh, kw] are flattened with the channels last, as patches have them, so
+    that nothing is copied where they lie so in memory (`shaped`).
+    """
+    return (parameter.permute(0, 1, 3, 4, 2) if parameter.dim() == 5 else parameter).flatten(1)
+
+
+def shaped(vectors: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The inverse of `flat`, without a copy; `shape` is that of one lane."""
+    if len(shape) != 4:
+        return vectors.view(len(vectors), *shape)
+    outputs, channels, *kernel = shape
+    return vectors.view(len(vectors), outputs, *kernel, channels).permute(0, 1, 4, 2, 3)
+
+
+def to_numpy(tensor: Tensor) -> NDArray[np.float64]:
+    """The same numbers as float64 in the processor's memory."""
+    return tensor.double().cpu().numpy()

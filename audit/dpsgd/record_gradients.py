@@ -1,0 +1,203 @@
+"""Gradients of single records in R lanes, as factors where they need not be written out.
+
+A layer's backward pass gives its records' gradients in a form that knows their norms and their
+weighted sum without ever being [R, m, parameters] in memory (book-keeping: Bu et al. 2023,
+"Differentially private optimization on large model at small cost").
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from audit.dpsgd.parameters import Parameters, flat, shaped
+from audit.dpsgd.products import affine
+
+
+class RecordGradients(Protocol):
+    """The gradients of m records in R lanes with respect to one layer's parameters."""
+
+    @property
+    def parameters(self) -> int:
+        """How many parameter tensors these are the gradients of."""
+        ...
+
+    def squared_norms(self) -> Tensor:
+        """Squared l2 norms, [R, m]."""
+        ...
+
+    def weighted_sum(self, factors: Tensor) -> Parameters:
+        """sum_j factors[:, j] * gradient_j for factors [R, m]; one [R, ...] per parameter."""
+        ...
+
+    def inner(self, vectors: Parameters) -> Tensor:
+        """<gradient, vectors> of a single record, [R]; vectors are one [R, size] per parameter."""
+        ...
+
+    def add_to(self, vectors: Parameters, factors: Tensor) -> None:
+        """Adds factors [R, 1] * gradient of a single record to vectors [R, size], in place."""
+        ...
+
+
+@dataclass
+class OuterProducts:
+    """Gradients delta_j x_j^T of a weight, and delta_j of a bias."""
+
+    delta: Tensor  # [R, m, outputs]
+    x: Tensor  # [R, m, inputs], or [m, inputs] where all lanes share it
+    has_bias: bool
+
+    @property
+    def parameters(self) -> int:
+        """The weight and, if any, the bias."""
+        return 1 + self.has_bias
+
+    def squared_norms(self) -> Tensor:
+        """|delta|^2 (|x|^2 + 1)."""
+        sizes = self.x.square().sum(-1) + float(self.has_bias)
+        return self.delta.square().sum(-1) * sizes
+
+    def weighted_sum(self, factors: Tensor) -> Parameters:
+        """One matrix product for all lanes where they share the input."""
+        delta = self.delta * factors[..., None]
+        lanes, records, outputs = delta.shape
+        if self.x.dim() == 3:
+            weight = delta.transpose(1, 2) @ self.x
+        elif records == 1:
+            weight = delta.reshape(lanes, outputs, 1) * self.x
+        else:
+            rows = delta.transpose(0, 1).reshape(records, lanes * outputs)
+            weight = affine(rows.T, self.x.T).view(lanes, outputs, -1)
+        return [weight, delta.sum(1)] if self.has_bias else [weight]
+
+    def inner(self, vectors: Parameters) -> Tensor:
+        """delta^T V x, without writing delta x^T out."""
+        matrix = vectors[0].view(len(vectors[0]), self.delta.shape[2], -1)
+        x = self.x if self.x.dim() == 3 else self.x.expand(len(matrix), 1, -1)
+        product = x @ matrix.transpose(1, 2)
+        if self.has_bias:
+            product = product + vectors[1][:, None]
+        return (product * self.delta).sum((1, 2))
+
+    def add_to(self, vectors: Parameters, factors: Tensor) -> None:
+        """A product of rank one."""
+        delta = self.delta[:, 0] * factors
+        vectors[0].view(*delta.shape, -1).addcmul_(delta[:, :, None], self.x)
+        if self.has_bias:
+            vectors[1].add_(delta)
+
+
+@dataclass
+class WrittenOut:
+    """Gradients written out, for layers with few parameters per record."""
+
+    gradients: Parameters  # each [R, m, ...]
+
+    @property
+    def parameters(self) -> int:
+        """One for each of the gradients."""
+        return len(self.gradients)
+
+    def squared_norms(self) -> Tensor:
+        """Sum of squares."""
+        return sum(
+            (torch.linalg.vector_norm(g.flatten(2), dim=2).square() for g in self.gradients),
+            start=torch.zeros((), dtype=self.gradients[0].dtype, device=self.gradients[0].device),
+        )
+
+    def weighted_sum(self, factors: Tensor) -> Parameters:
+        """A matrix product per lane."""
+        return [
+            (factors[:, None] @ g.flatten(2)).view(len(g), *g.shape[2:]) for g in self.gradients
+        ]
+
+    @cached_property
+    def _single(self) -> Parameters:
+        """The gradient of a single record, [R, size]."""
+        return [flat(g[:, 0]) for g in self.gradients]
+
+    def inner(self, vectors: Parameters) -> Tensor:
+        """Sum of products."""
+        return torch.stack(
+            [torch.linalg.vecdot(v, g) for v, g in zip(vectors, self._single, strict=True)]
+        ).sum(0)
+
+    def add_to(self, vectors: Parameters, factors: Tensor) -> None:
+        """Scaled addition."""
+        for v, g in zip(vectors, self._single, strict=True):
+            v.addcmul_(g, factors)
+
+
+@dataclass
+class KernelGradients(WrittenOut):
+    """Gradients of a convolution, the first [R, m, outputs, kh * kw * c]."""
+
+    shape: tuple[int, ...]  # of the kernels, [outputs, c, kh, kw]
+
+    def weighted_sum(self, factors: Tensor) -> Parameters:
+        """As for `WrittenOut`, the first as [R, outputs, c, kh, kw]."""
+        first, *others = super().weighted_sum(factors)
+        return [shaped(first.flatten(1), self.shape), *others]
+
+
+def squared_norms(gradients: list[RecordGradients]) -> Tensor:
+    """|gradient|^2 of every record over all layers, [R, m]."""
+    return torch.stack([g.squared_norms() for g in gradients]).sum(0)
+
+
+def clip_factors(squared: Tensor, clip: Tensor) -> Tensor:
+    """min(1, clip / norm) of every record, [R, m], from squared norms and thresholds [R]."""
+    return squared.sqrt().reciprocal_().mul_(clip[:, None]).clamp_(max=1.0)
+
+
+class ClippedRecord:
+    """The clipped gradient of one record, such as the canary, in R lanes.
+
+    Args:
+        gradients: of one record, m = 1.
+        clip: C of every lane, [R].
+
+    Attributes:
+        squared_norm: of the clipped gradient, [R].
+    """
+
+    def __init__(self, gradients: list[RecordGradients], clip: Tensor) -> None:
+        self._gradients = gradients
+        squared = squared_norms(gradients)
+        self._factors = clip_factors(squared, clip)
+        self.squared_norm = (squared * self._factors.square())[:, 0]
+
+    def add_to(self, vectors: Parameters, weights: Tensor) -> None:
+        """Adds weights [R, 1] times the gradient to vectors, one [R, size] per parameter."""
+        for gradients, own in self._with(vectors):
+            gradients.add_to(own, weights * self._factors)
+
+    def inner(self, vectors: Parameters) -> Tensor:
+        """<gradient, vectors>, [R]."""
+        parts = [gradients.inner(own) for gradients, own in self._with(vectors)]
+        return torch.stack(parts).sum(0) * self._factors[:, 0]
+
+    def _with(self, vectors: Parameters) -> Iterator[tuple[RecordGradients, Parameters]]:
+        at = 0
+        for gradients in self._gradients:
+            yield gradients, vectors[at : at + gradients.parameters]
+            at += gradients.parameters
+
+
+class DiracGradient:
+    """(C, 0, ..., 0) in R lanes, with what a `ClippedRecord` can do."""
+
+    def __init__(self, clip: Tensor) -> None:
+        self._clip = clip
+        self.squared_norm = clip.square()
+
+    def add_to(self, vectors: Parameters, weights: Tensor) -> None:
+        """See `ClippedRecord.add_to`."""
+        vectors[0][:, 0] += self._clip * weights[:, 0]
+
+    def inner(self, vectors: Parameters) -> Tensor:
+        """See `ClippedRecord.inner`."""
+        return self._clip * vectors[0][:, 0]
