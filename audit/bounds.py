@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 
@@ -24,69 +24,6 @@ _SOLVES = ("noise", "runs", "law")
 _ATTAINED = "worst-order"
 
 
-@dataclass(frozen=True)
-class BaseReport:
-    """One run of the base mechanism, as reported.
-
-    Attributes:
-        mu: distance of the two output laws in standard deviations, where they are normal.
-        noise_multiplier: sigma, where the number of steps is known.
-        steps: iterations, where known.
-        epsilon_rdp: epsilon of one run by Renyi divergences, as the papers count; None if infinite.
-        epsilon_exact: epsilon of one run by its privacy profile; None if delta is out of reach.
-        accounting: which of the two is called epsilon_B.
-        description: the mechanism in words, neighbours included.
-    """
-
-    mu: float | None
-    noise_multiplier: float | None
-    steps: int | None
-    epsilon_rdp: float | None
-    epsilon_exact: float | None
-    accounting: str
-    description: str = ""
-
-    @property
-    def bound(self) -> UpperBound:
-        """One run alone, as a first row beside the bounds."""
-        if self.accounting == "rdp":
-            epsilon, how = self.epsilon_rdp, "Renyi divergences"
-            source = "Xiang, Wang & Wang 2024, theorem 6"
-        else:
-            epsilon, how = self.epsilon_exact, "the privacy profile"
-            source = "Balle & Wang 2018, theorem 8"
-            if self.mu is None:
-                source = "hockey-stick divergence of the dominating pair"
-        claim = Claim(Kind.ONE_RUN, source, about=(f"a single run, not the tuning; by {how}",))
-        return UpperBound(
-            "base", epsilon, claim, reason=f"infinite by {how}" if epsilon is None else ""
-        )
-
-
-def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
-    """Accounts for one run of any base.
-
-    Args:
-        base: the base mechanism.
-        delta: in (0, 1).
-        method: `rdp` or `exact`, which epsilon is called epsilon_B.
-    """
-    by_renyi = base.renyi_epsilon(delta)
-    try:
-        exact: float | None = base.epsilon(delta)
-    except accounting.Unreachable:
-        exact = None
-    return BaseReport(
-        mu=base.gaussian_mu,
-        noise_multiplier=base.noise_multiplier if isinstance(base, DpSgd) else None,
-        steps=base.steps if isinstance(base, DpSgd) else None,
-        epsilon_rdp=by_renyi if np.isfinite(by_renyi) else None,
-        epsilon_exact=exact,
-        accounting=checks.one_of("accounting", method, accounting.ACCOUNTINGS),
-        description=base.description,
-    )
-
-
 def bound_named(name: str) -> Bound | None:
     """The bound of that name, to solve with; None stands for the region bound.
 
@@ -94,7 +31,7 @@ def bound_named(name: str) -> Bound | None:
         ValueError: there is none, or it is no upper bound.
     """
     usable = [each for each in upper_bounds.BOUNDS if each != _ATTAINED]
-    checks.one_of("bound", name, usable)
+    name = checks.one_of("bound", name, usable)
     return None if name == "region" else upper_bounds.BOUNDS[name]
 
 
@@ -205,7 +142,9 @@ def _total(base: Mechanism, law: Repetitions, arguments: argparse.Namespace) -> 
     ]
 
 
-def _print_table(base: BaseReport, law: Repetitions, delta: float, rows: list[UpperBound]) -> None:
+def _print_table(
+    base: upper_bounds.BaseReport, law: Repetitions, delta: float, rows: list[UpperBound]
+) -> None:
     print(f"repetitions {law.spec} (E[K] = {law.mean:.4g}), delta = {delta:g}")
     mu = "" if base.mu is None else f"mu = {base.mu:.6g}; "
     print(f"base: {mu}{base.description}")
@@ -287,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         law = repetitions.parse(arguments.repetitions)
         delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
         checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
-        solve = checks.one_of("solve", arguments.solve, _SOLVES)
+        solve = arguments.solve = checks.one_of("solve", arguments.solve, _SOLVES)
         bound = bound_named(arguments.bound)
         base = _base_of(arguments, law)
         if solve != "noise":
@@ -298,8 +237,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 affordable = upper_bounds.best_law(arguments.target_epsilon, base, delta, bound)
                 law = affordable[0].law
-        report = report_mechanism(base, delta, arguments.accounting)
-        rows = [report.bound, *upper_bounds.all_bounds(base, law, delta)]
+        report = upper_bounds.report_mechanism(base, delta, arguments.accounting)
+        rows = [*report.bounds, *upper_bounds.all_bounds(base, law, delta)]
         rows += _total(base, law, arguments)
         if arguments.plot:
             plot_cost(base, delta, arguments.plot, bound)

@@ -25,7 +25,7 @@ _LEVELS = {
     "tight": (r"$\varepsilon_U$ tight (any score)", "-"),
     "worst-order": ("worst order (attained)", "D"),
     "reduced-exact": (r"$\varepsilon_U$ reduced (monotone score)", "--"),
-    "base": (r"$\varepsilon_B$ one run", "-"),
+    "base": ("one run", "-"),
 }
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from audit import lower_bounds, upper_bounds
-from audit.bounds import report_mechanism
 from audit.claims import Facts, facts_of_game
 from audit.config import AuditConfig
 from audit.dpsgd import PRECISIONS
@@ -62,8 +61,8 @@ def report(
         epsilon_base = config.epsilon[budget]
         of_budget = {"epsilon_base": epsilon_base, "mu": scene.mu, "score": config.score}
         facts = _facts(config, scene)
-        base = report_mechanism(scene.base, config.delta, config.accounting)
-        upper = [base.bound, *upper_bounds.all_bounds(scene.base, config.law, config.delta)]
+        base = upper_bounds.report_mechanism(scene.base, config.delta, config.accounting)
+        upper = [*base.bounds, *upper_bounds.all_bounds(scene.base, config.law, config.delta)]
         proxies = PROXIES if config.sampling_rate == 1 else (*PROXIES, "lambda_c")
         lower_rows = [
             {"proxy": proxy, "repeat": repeat, **_lower_row(bound)}

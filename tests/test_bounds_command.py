@@ -10,7 +10,7 @@ import pytest
 from audit import bounds, repetitions, upper_bounds
 from audit.accounting import GaussianMechanism
 
-NAMES = ["base", *upper_bounds.BOUNDS]
+NAMES = ["base", "base-renyi", *upper_bounds.BOUNDS]
 
 
 def run(capsys, *argv):
@@ -63,7 +63,37 @@ def test_epsilon_base_is_named_by_its_accounting(capsys, accounting):
     answer = json.loads(out)
     assert answer["base"]["accounting"] == accounting
     assert answer["base"][f"epsilon_{accounting}"] == pytest.approx(2.0, rel=1e-6)
-    assert answer["bounds"][0]["epsilon"] == pytest.approx(2.0, rel=1e-6)
+    rows = {bound["name"]: bound["epsilon"] for bound in answer["bounds"]}
+    named = {"rdp": "base-renyi", "exact": "base"}[accounting]
+    assert rows[named] == pytest.approx(2.0, rel=1e-6)
+    assert rows["base"] < rows["base-renyi"]
+
+
+def test_one_run_is_its_profile_and_by_renyi_what_the_papers_count(capsys):
+    # Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2) = delta; min over alpha by hand.
+    _, out, _ = run(capsys, "--mu", "0.5", "--delta", "1e-6", "--json")
+    rows = {bound["name"]: bound for bound in json.loads(out)["bounds"]}
+    assert rows["base"]["epsilon"] == pytest.approx(2.254, abs=5e-4)
+    assert rows["base-renyi"]["epsilon"] == pytest.approx(2.419, abs=5e-4)
+    for name in ("base", "base-renyi"):
+        assert "a single run, not the tuning" in rows[name]["assumes"]
+
+
+def test_one_run_that_no_epsilon_describes(capsys):
+    _, out, _ = run(capsys, "--base", "approximate:1,0.001", "--json")
+    rows = {bound["name"]: bound for bound in json.loads(out)["bounds"]}
+    for name in ("base", "base-renyi"):
+        assert rows[name]["epsilon"] is None
+        assert rows[name]["reason"].startswith("infinite by ")
+
+
+def test_names_in_any_case(capsys):
+    asked = ["--accounting", "EXACT", "--solve", "Noise", "--bound", "Profile", "--json"]
+    told = ["--target-epsilon", "2", "--steps", "400", "--neighbours", "Add-Remove"]
+    _, upper_case, _ = run(capsys, *told, "--repetitions", "TNB:0,0.01", *asked)
+    asked = ["--accounting", "exact", "--bound", "profile", "--json"]
+    _, plain, _ = run(capsys, *told[:4], "--repetitions", "tnb:0,0.01", *asked)
+    assert upper_case == plain
 
 
 def test_table_names_every_bound_and_what_it_assumes(capsys):

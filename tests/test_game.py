@@ -122,7 +122,7 @@ def test_report_keeps_valid_lower_bounds_below_upper_bounds():
     assert not first[report.PAPER_PROTOCOL]["valid"]
     table = finished.table
     assert set(table["side"]) == {"lower", "upper"}
-    assert len(table[table["side"] == "upper"]) == 2 * (1 + len(upper_bounds.BOUNDS))
+    assert len(table[table["side"] == "upper"]) == 2 * (2 + len(upper_bounds.BOUNDS))
 
 
 @pytest.mark.parametrize(

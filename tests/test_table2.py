@@ -35,7 +35,7 @@ def check(**settings):
     upper = {
         name: bound["epsilon"]
         for name, bound in result["upper_bounds"].items()
-        if bound["epsilon"] is not None and name != "base"
+        if bound["epsilon"] is not None and not name.startswith("base")
     }
     best = 0.0
     for proxy in report.PROXIES:

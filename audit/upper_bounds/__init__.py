@@ -27,6 +27,7 @@ from audit.upper_bounds.inverse import (
     with_mean,
 )
 from audit.upper_bounds.noisy_max import noisy_max, noisy_max_closed_form, noisy_max_renyi
+from audit.upper_bounds.one_run import BaseReport, report_mechanism
 from audit.upper_bounds.profile import profile
 from audit.upper_bounds.pure import (
     approximate,
@@ -87,6 +88,7 @@ __all__ = [
     "SPECIAL",
     "VALID_FOR_ANY_SCORE",
     "Affordable",
+    "BaseReport",
     "Bound",
     "FoldedGame",
     "FoldedOrder",
@@ -140,6 +142,7 @@ __all__ = [
     "renyi_curve",
     "repeated_response",
     "repeated_response_divergence",
+    "report_mechanism",
     "scaled_learning_rate",
     "solve_mu",
     "solve_noise_multiplier",

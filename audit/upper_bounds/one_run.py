@@ -1,0 +1,80 @@
+"""One run of the base mechanism alone, as reported beside the bounds on its tuning."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from audit import checks
+from audit.accounting import ACCOUNTINGS, DpSgd, Mechanism, Unreachable
+from audit.claims import Claim, Kind
+from audit.upper_bounds.result import UpperBound
+
+
+@dataclass(frozen=True)
+class BaseReport:
+    """One run of the base mechanism, as reported.
+
+    Attributes:
+        mu: distance of the two output laws in standard deviations, where they are normal.
+        noise_multiplier: sigma, where the number of steps is known.
+        steps: iterations, where known.
+        epsilon_rdp: epsilon of one run by Renyi divergences, as the papers count; None if infinite.
+        epsilon_exact: epsilon of one run by its privacy profile; None if delta is out of reach.
+        accounting: which of the two is called epsilon_B.
+        description: the mechanism in words, neighbours included.
+    """
+
+    mu: float | None
+    noise_multiplier: float | None
+    steps: int | None
+    epsilon_rdp: float | None
+    epsilon_exact: float | None
+    accounting: str
+    description: str = ""
+
+    @property
+    def bounds(self) -> tuple[UpperBound, UpperBound]:
+        """One run alone, as the first rows beside the bounds: by its profile, and by Renyi."""
+        profile = "hockey-stick divergence of the dominating pair"
+        if self.mu is not None:
+            profile = "Balle & Wang 2018, theorem 8"
+        return (
+            _row("base", self.epsilon_exact, "the exact privacy profile", profile),
+            _row(
+                "base-renyi",
+                self.epsilon_rdp,
+                "Renyi divergences, the eps_B of the papers",
+                "Xiang, Wang & Wang 2024, theorem 6",
+            ),
+        )
+
+
+def _row(name: str, epsilon: float | None, how: str, source: str) -> UpperBound:
+    claim = Claim(Kind.ONE_RUN, source, about=(f"a single run, not the tuning; by {how}",))
+    return UpperBound(
+        name, epsilon, claim, reason="" if epsilon is not None else f"infinite by {how}"
+    )
+
+
+def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
+    """Accounts for one run of any base.
+
+    Args:
+        base: the base mechanism.
+        delta: in (0, 1).
+        method: `rdp` or `exact`, which epsilon is called epsilon_B.
+    """
+    by_renyi = base.renyi_epsilon(delta)
+    try:
+        exact: float | None = base.epsilon(delta)
+    except Unreachable:
+        exact = None
+    return BaseReport(
+        mu=base.gaussian_mu,
+        noise_multiplier=base.noise_multiplier if isinstance(base, DpSgd) else None,
+        steps=base.steps if isinstance(base, DpSgd) else None,
+        epsilon_rdp=by_renyi if np.isfinite(by_renyi) else None,
+        epsilon_exact=exact,
+        accounting=checks.one_of("accounting", method, ACCOUNTINGS),
+        description=base.description,
+    )
