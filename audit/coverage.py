@@ -20,10 +20,18 @@ from scipy import special, stats
 
 from audit import checks
 from audit.accounting import GaussianMechanism, calibrate_mu
-from audit.lower_bounds import LowerBound, pooled_bounds, thresholds
-from audit.lower_bounds.estimators import plan
-from audit.lower_bounds.methods import Counts, Method, Raw, best_of_gaussian_rates
-from audit.lower_bounds.pooled import Lifted
+from audit.claims import Condition, Facts, facts_of_tuning
+from audit.lower_bounds import (
+    ClopperPearson,
+    LowerBound,
+    PooledClopperPearson,
+    all_estimators,
+    pooled_bounds,
+)
+from audit.lower_bounds.estimator import ThresholdEstimator
+from audit.lower_bounds.rules import ErrorCounts, best_expected_threshold, best_of_gaussian_rates
+from audit.lower_bounds.scores import Scores
+from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions, parse
 from audit.upper_bounds import TunedOrder, reduced_exact
 from audit.upper_bounds.worst_order import attack_order
@@ -32,6 +40,7 @@ Array = NDArray[np.float64]
 Sampler = Callable[[np.random.Generator, int], tuple[Array, Array]]
 
 DELTA = 1e-5
+CONFIDENCE = 0.95
 # Trials per side, and how many games are played with so many: about ten minutes on one core.
 STUDY = {50: 300, 200: 300, 1_000: 300, 10_000: 40, 100_000: 8}
 # Pooled runs are E[K] times as many as trials; with more trials than this they are left out.
@@ -52,7 +61,7 @@ class Game:
         threshold: fixed in advance; None to take it from theory.
         mu: of a Gaussian base.
         repetitions: law of K; None if nothing is tuned.
-        increasing: whether the score increases in the Gaussian statistic.
+        known: what else is true of it.
         split_top: where the order splits, for the worst-order score.
     """
 
@@ -63,16 +72,18 @@ class Game:
     threshold: float | None = None
     mu: float | None = None
     repetitions: Repetitions | None = None
-    increasing: bool = False
+    known: frozenset[Condition] = frozenset()
     split_top: float | None = None
 
-    def claims(self, bound: LowerBound) -> bool:
-        """Whether the bound says that it holds here: labelled valid, and its assumption is met."""
-        if bound.name == "gaussian-curve":
-            return bound.valid and self.increasing and self.repetitions is None
-        if bound.name == "conditional":
-            return False  # the study has equal numbers on both sides, not coins
-        return bound.valid and (bound.name != "lifted-curve" or self.increasing)
+    @property
+    def facts(self) -> Facts:
+        """What is true of it; trials are independent, but of equal numbers and without coins."""
+        law = Fixed(1) if self.repetitions is None else self.repetitions
+        return facts_of_tuning(RandomSearch(law), Condition.INDEPENDENT_TRIALS, *self.known)
+
+
+_GAUSSIAN = frozenset({Condition.GAUSSIAN_BASE, Condition.GAUSSIAN_STATISTIC})
+_INCREASING = _GAUSSIAN | {Condition.MONOTONE_SCORE, Condition.RELEASED_SCORE}
 
 
 def best_of(law: Repetitions, rng: np.random.Generator, trials: int) -> Array:
@@ -129,7 +140,7 @@ def _reduced(name: str, spec: str, epsilon_base: float) -> Game:
         lambda rng, n: (best_of(law, rng, n), mu + best_of(law, rng, n)),
         mu=mu,
         repetitions=law,
-        increasing=True,
+        known=_INCREASING,
     )
 
 
@@ -145,6 +156,7 @@ def _worst_order(name: str, spec: str, epsilon_base: float, trials: int) -> Game
         ),
         threshold=threshold,
         repetitions=law,
+        known=_GAUSSIAN | {Condition.SPLIT_SCORE},
         split_top=order.top,
     )
 
@@ -168,7 +180,7 @@ def games(trials: int) -> list[Game]:
                 GaussianMechanism(mu).epsilon(DELTA) * (1.0 - 2e-9),
                 _normal(mu),
                 mu=mu,
-                increasing=True,
+                known=_INCREASING,
             )
             for mu in (0.5, 1.5)
         ),
@@ -187,21 +199,17 @@ def play(game: Game, trials: int, repeats: int, seed: int) -> list[dict[str, obj
     values: defaultdict[str, list[float]] = defaultdict(list)
     seconds: defaultdict[str, float] = defaultdict(float)
     last: dict[str, LowerBound] = {}
-    pooled = game.increasing and game.repetitions is not None and trials <= _POOLED_TRIALS
+    estimators = all_estimators(game.repetitions, game.mu, game.threshold, game.split_top)
+    pooled = game.known >= _INCREASING and game.repetitions is not None
+    pooled = pooled and trials <= _POOLED_TRIALS
     for _ in range(repeats):
-        jobs = plan(
-            *game.sample(rng, trials),
-            delta=game.delta,
-            repetitions=game.repetitions,
-            mu=game.mu,
-            threshold=game.threshold,
-            split_top=game.split_top,
-        )
-        for key, job in jobs.items():
+        scores = Scores.of(*game.sample(rng, trials))
+        for estimator in estimators:
             begin = time.perf_counter()
-            last[key] = job()
-            seconds[key] += time.perf_counter() - begin
-            values[key].append(last[key].epsilon)
+            bound = estimator.bound(scores, game.delta, CONFIDENCE, known=game.facts)
+            seconds[bound.key] += time.perf_counter() - begin
+            last[bound.key] = bound
+            values[bound.key].append(bound.epsilon)
         if pooled:
             begin = time.perf_counter()
             found_by_runs = _by_runs(game, rng, trials)
@@ -221,7 +229,7 @@ def play(game: Game, trials: int, repeats: int, seed: int) -> list[dict[str, obj
                 "estimator": bound.name,
                 "rule": bound.rule,
                 "label": bound.label,
-                "claimed": game.claims(bound),
+                "claimed": bound.valid,
                 "truth": game.epsilon,
                 "games": repeats,
                 "violations": violations,
@@ -242,17 +250,17 @@ def _by_runs(game: Game, rng: np.random.Generator, trials: int) -> list[LowerBou
     assert game.mu is not None
     runs = max(round(trials * game.repetitions.mean), 1)
     low, high = rng.normal(size=runs), rng.normal(game.mu, size=runs)
-    return pooled_bounds(low, high, game.repetitions, game.delta)
+    return pooled_bounds(low, high, game.repetitions, game.delta, known=game.facts)
 
 
 def expected_bound(
-    mu: float, law: Repetitions, trials: int, method: Method, alpha: float = 0.05
+    mu: float, law: Repetitions, trials: int, estimator: ThresholdEstimator, alpha: float = 0.05
 ) -> float:
     """The bound at the best threshold when the best of K draws come out as expected."""
-    at = thresholds.from_theory(mu, law, trials, trials, method, DELTA, alpha)
+    at = best_expected_threshold(mu, law, trials, trials, estimator, DELTA, alpha)
     fp, _, fn, _ = best_of_gaussian_rates(np.array([at]), mu, law)
-    counts = Counts(fp * trials, fn * trials, trials, trials)
-    return method.epsilon(float(method.strength(counts, DELTA, alpha)[0]), DELTA)
+    counts = ErrorCounts(fp * trials, fn * trials, trials, trials)
+    return estimator.epsilon_at(float(estimator.lower_limit(counts, DELTA, alpha)[0]), DELTA)
 
 
 def runs_for_the_same(epsilon_base: float, law: Repetitions, trials: int) -> tuple[float, int]:
@@ -261,13 +269,13 @@ def runs_for_the_same(epsilon_base: float, law: Repetitions, trials: int) -> tup
     Both by Clopper-Pearson limits at the best threshold; runs per side, pooled.
     """
     mu = calibrate_mu(epsilon_base, DELTA)
-    target = expected_bound(mu, law, trials, Raw())
+    target = expected_bound(mu, law, trials, ClopperPearson())
     low, high = 1, 1
-    while expected_bound(mu, Fixed(1), high, Lifted(law)) < target:
+    while expected_bound(mu, Fixed(1), high, PooledClopperPearson(law)) < target:
         low, high = high, 2 * high
     while high - low > max(1, low // 200):
         middle = (low + high) // 2
-        if expected_bound(mu, Fixed(1), middle, Lifted(law)) < target:
+        if expected_bound(mu, Fixed(1), middle, PooledClopperPearson(law)) < target:
             low = middle
         else:
             high = middle

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -65,10 +65,10 @@ def report(
         upper = [*base.bounds, *upper_bounds.all_bounds(scene.base, config.law, config.delta)]
         proxies = PROXIES if config.sampling_rate == 1 else (*PROXIES, "lambda_c")
         lower_rows = [
-            {"proxy": proxy, "repeat": repeat, **_lower_row(bound)}
+            {"proxy": proxy, "repeat": repeat, **bound.as_dict()}
             for repeat in range(config.repeats)
             for proxy in proxies
-            for bound in _lower_bounds(config, scene, games[budget, repeat], proxy)
+            for bound in _lower_bounds(config, scene, games[budget, repeat], proxy, facts)
         ]
         rows += [{**of_budget, "side": "lower", **row} for row in lower_rows]
         rows += [{**of_budget, "side": "upper", **_upper_row(bound, facts)} for bound in upper]
@@ -117,7 +117,7 @@ def _rounding(config: AuditConfig, engine: str) -> dict[str, Any]:
 
 
 def _lower_bounds(
-    config: AuditConfig, scene: Stage, trials: Trials, proxy: str
+    config: AuditConfig, scene: Stage, trials: Trials, proxy: str, facts: Facts
 ) -> list[LowerBound]:
     values = getattr(trials, proxy)
     mu = threshold = split_top = None
@@ -128,7 +128,7 @@ def _lower_bounds(
         # On a training set the order is that of lambda_a less the part the adversary knows.
         if isinstance(score, WorstOrder) and training_set is None:
             split_top = score.top
-    found = lower_bounds.all_bounds(
+    return lower_bounds.all_bounds(
         values[~trials.bit],
         values[trials.bit],
         delta=config.delta,
@@ -137,23 +137,8 @@ def _lower_bounds(
         mu=mu,
         threshold=threshold,
         split_top=split_top,
+        known=facts,
     )
-    # g = lr N C lambda_a: another lr or C changes the order, and momentum weighs the steps anew.
-    plain = len(config.candidates) == 1 and config.momentum == (0.0,)
-    increasing = config.score == "first-coordinate" and config.canary == "dirac" and plain
-    if increasing and scene.mu is not None:
-        return found
-    return [_not_for_this_score(b) if b.name == "lifted-curve" else b for b in found]
-
-
-def _not_for_this_score(bound: LowerBound) -> LowerBound:
-    return replace(bound, valid=False, label="not valid for this score")
-
-
-def _lower_row(bound: LowerBound) -> dict[str, Any]:
-    row = asdict(bound)
-    row["key"] = bound.key
-    return row
 
 
 def _upper_row(bound: UpperBound, facts: Facts) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from audit import coverage
+from audit.lower_bounds import FixedThreshold, WorstOrderCurve
 
 SIZES = {60: 150}
 
@@ -52,9 +53,8 @@ def test_samplers_have_the_law_they_claim() -> None:
             assert game.repetitions is not None
             assert game.threshold is not None
             assert game.split_top is not None
-            from audit.lower_bounds.families import SplitOrderCurve
-
-            curve = SplitOrderCurve(game.repetitions, game.split_top, game.threshold)
+            rule = FixedThreshold(game.threshold)
+            curve = WorstOrderCurve(game.repetitions, game.split_top, rule=rule)
             rates = [curve.rate_below(0.0), curve.rate_below(0.8638796)]
         elif game.repetitions is not None:
             assert game.mu is not None

@@ -2,17 +2,57 @@
 
 `lower_bound` is the one to use; `all_bounds` shows it beside the others, each with what it assumes.
 `pooled_bounds` takes every run of a tuning instead of the winners, `one_run_bounds` many canaries
-in one run, `family_bound` a family of mechanisms given by privacy profiles.
+in one run, `family_bound` a family of mechanisms given by privacy profiles. An estimator is a
+statistic with a rule for its threshold, `ClopperPearson(rule=Split())`, and is called with scores.
 """
 
-from audit.lower_bounds.estimators import all_bounds, lower_bound, pooled_bounds
-from audit.lower_bounds.families import family_bound
+from audit.lower_bounds.counting import (
+    Bayesian,
+    ClopperPearson,
+    Conditional,
+    GaussianCurve,
+    LiftedCurve,
+)
+from audit.lower_bounds.estimator import Estimator
+from audit.lower_bounds.estimators import all_bounds, all_estimators, lower_bound, pooled_bounds
+from audit.lower_bounds.families import WorstOrderCurve, family_bound
 from audit.lower_bounds.one_run import one_run_bounds
+from audit.lower_bounds.pooled import PooledClopperPearson, PooledGaussianCurve
 from audit.lower_bounds.result import LowerBound
+from audit.lower_bounds.rules import (
+    Band,
+    Bonferroni,
+    FixedThreshold,
+    MaximumOverGrid,
+    MultiSplit,
+    Split,
+    ThresholdFromTheory,
+    ThresholdRule,
+)
+from audit.lower_bounds.scan import Scan
 
 __all__ = [
+    "Band",
+    "Bayesian",
+    "Bonferroni",
+    "ClopperPearson",
+    "Conditional",
+    "Estimator",
+    "FixedThreshold",
+    "GaussianCurve",
+    "LiftedCurve",
     "LowerBound",
+    "MaximumOverGrid",
+    "MultiSplit",
+    "PooledClopperPearson",
+    "PooledGaussianCurve",
+    "Scan",
+    "Split",
+    "ThresholdFromTheory",
+    "ThresholdRule",
+    "WorstOrderCurve",
     "all_bounds",
+    "all_estimators",
     "family_bound",
     "lower_bound",
     "one_run_bounds",

@@ -1,169 +1,33 @@
-"""The estimators by name: what is computed, and what is claimed."""
-
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+"""All estimators that suit a game, and the functions that ask them."""
 
 from numpy.typing import ArrayLike
 
-from audit import checks
-from audit.lower_bounds import thresholds
-from audit.lower_bounds.families import SplitOrderCurve
-from audit.lower_bounds.methods import (
+from audit import repetitions as laws
+from audit.claims import Facts
+from audit.lower_bounds.counting import (
     Bayesian,
-    BestOfGaussian,
+    ClopperPearson,
     Conditional,
-    Method,
-    Raw,
-    gaussian,
+    GaussianCurve,
+    LiftedCurve,
 )
-from audit.lower_bounds.pooled import Lifted, LiftedGaussian
+from audit.lower_bounds.estimator import Estimator, facts_as_told
+from audit.lower_bounds.families import WorstOrderCurve
+from audit.lower_bounds.pooled import PooledClopperPearson, PooledGaussianCurve
 from audit.lower_bounds.result import LowerBound
-from audit.lower_bounds.scan import Scan, scan
+from audit.lower_bounds.rules import (
+    Band,
+    Bonferroni,
+    FixedThreshold,
+    MaximumOverGrid,
+    MultiSplit,
+    Split,
+    ThresholdFromTheory,
+    ThresholdRule,
+)
+from audit.lower_bounds.scan import Scan
 from audit.lower_bounds.scores import Scores
-from audit.lower_bounds.thresholds import Choice
 from audit.repetitions import Fixed, Repetitions
-
-# (scores, method, delta, alpha) -> what the rule settles on; some take curves only.
-Chooser = Callable[[Scores, Any, float, float], Choice]
-
-DIRECTIONS = ("higher", "lower", "both")
-VALID, UNCORRECTED, BAYESIAN = "valid", "uncorrected", "Bayesian"
-NOT_FOR_TUNED = "not valid for tuned outputs"
-
-_INDEPENDENT = "independent trials"
-_CLAIMS = {
-    "scan": (_INDEPENDENT, "this project; recursion after Noe 1972"),
-    "clopper-pearson": (_INDEPENDENT, "Clopper & Pearson 1934; Xiang, Wang & Wang 2024, eq. 4"),
-    "conditional": (
-        "independent trials, each with its own fair coin",
-        "Fisher 1935; the proof for delta > 0 is this project's",
-    ),
-    "bayesian": ("independent trials, Jeffreys' prior", "Zanella-Beguelin et al. 2023"),
-    "gaussian-curve": (
-        "independent trials of a Gaussian mechanism that was not tuned, score increasing",
-        "Nasr et al. 2023",
-    ),
-    "pooled": (
-        "independent runs, released statistic is the score",
-        "this project; limits of Clopper & Pearson 1934",
-    ),
-    "pooled-gaussian-curve": (
-        "independent runs of a Gaussian base, released statistic is an increasing score",
-        "this project; the curve is that of Nasr et al. 2023",
-    ),
-    "worst-order-curve": (
-        "independent trials; best of K by a split order of one standardised Gaussian statistic",
-        "this project",
-    ),
-    "lifted-curve": (
-        "independent trials; best of K by an increasing score of one Gaussian statistic",
-        "this project; the family is that of Xiang, Wang & Wang 2024, algorithm 3",
-    ),
-}
-_RULES = {
-    "scan": "all ranks of a grid, paid for by their joint law",
-    "fixed": "threshold fixed in advance",
-    "split": "threshold from the even trials, judged by the odd ones",
-    "multi-split": "median of random splits at half the error, Meinshausen et al. 2009",
-    "bonferroni": "thresholds at ranks fixed in advance, each paid for",
-    "band": "all thresholds, by a simultaneous band after Berk & Jones 1979",
-    "max-grid": "best of a grid on the same trials, not paid for",
-}
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """What every estimator is told."""
-
-    scores: Scores
-    delta: float
-    confidence: float
-    direction: str
-
-    @property
-    def alpha(self) -> float:
-        return 1.0 - self.confidence
-
-    def strongest(self, one_way: Callable[[Scores, float], LowerBound]) -> LowerBound:
-        """The bound in the direction asked for; looking both ways halves the error of each."""
-        ways = [w for w in ("higher", "lower") if self.direction in (w, "both")]
-        share = self.alpha / len(ways)
-        found = []
-        for way in ways:
-            if way == "higher":
-                bound = one_way(self.scores, share)
-            else:
-                bound = one_way(self.scores.mirrored, share)
-                threshold = None if bound.threshold is None else -bound.threshold
-                bound = replace(bound, threshold=threshold, direction="lower")
-            found.append(bound)
-        return max(found, key=lambda bound: bound.epsilon)
-
-
-def _bound(
-    setting: _Setting, name: str, rule: str, epsilon: float, found: Choice | Scan, *, tuned: bool
-) -> LowerBound:
-    """One result with its claim."""
-    assumes, source = _CLAIMS[name]
-    label = VALID
-    if name == "bayesian":
-        label = BAYESIAN
-    elif name == "gaussian-curve" and tuned:
-        label = NOT_FOR_TUNED
-    elif rule == "max-grid":
-        label = UNCORRECTED
-    threshold = found.threshold
-    return LowerBound(
-        name=name,
-        rule=rule,
-        epsilon=epsilon,
-        confidence=setting.confidence,
-        valid=label == VALID,
-        assumes=f"{assumes}; {_RULES[rule]}",
-        label=label,
-        source=source,
-        threshold=None if threshold is None or math.isnan(threshold) else threshold,
-        false_positives=found.false_positives,
-        false_negatives=found.false_negatives,
-        trials_without=found.trials_without,
-        trials_with=found.trials_with,
-    )
-
-
-def _by_scan(setting: _Setting) -> LowerBound:
-    def one_way(scores: Scores, alpha: float) -> LowerBound:
-        found = scan(scores, setting.delta, alpha)
-        return _bound(setting, "scan", "scan", found.epsilon, found, tuned=True)
-
-    return setting.strongest(one_way)
-
-
-def _by_method(
-    setting: _Setting, method: Method, rule: str, choose: Chooser, *, tuned: bool
-) -> LowerBound:
-    def one_way(scores: Scores, alpha: float) -> LowerBound:
-        found = choose(scores, method, setting.delta, alpha)
-        epsilon = method.epsilon(found.strength, setting.delta)
-        return _bound(setting, method.name, rule, epsilon, found, tuned=tuned)
-
-    return setting.strongest(one_way)
-
-
-def _setting(
-    scores_without: ArrayLike,
-    scores_with: ArrayLike,
-    delta: float,
-    confidence: float,
-    direction: str,
-) -> _Setting:
-    checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
-    checks.interval("confidence", confidence, 0.0, 1.0)
-    direction = checks.one_of("direction", direction, DIRECTIONS)
-    scores = Scores.of(scores_without, scores_with)
-    return _Setting(scores, float(delta), float(confidence), direction)
 
 
 def lower_bound(
@@ -195,7 +59,51 @@ def lower_bound(
         >>> round(lower_bound(scores, [s + 90 for s in scores]).epsilon, 2)
         3.2
     """
-    return _by_scan(_setting(scores_without, scores_with, delta, confidence, direction))
+    return Scan()(scores_without, scores_with, delta, confidence, direction)
+
+
+def all_estimators(
+    repetitions: Repetitions | str | None = None,
+    mu: float | None = None,
+    threshold: float | None = None,
+    split_top: float | None = None,
+) -> list[Estimator]:
+    """Every estimator that suits a game; the recommended one comes first.
+
+    Args:
+        repetitions: law of K behind the scores, also as text; None where nothing is tuned.
+        mu: expected distance of standardised scores, N(b mu, 1) in one run.
+        threshold: a threshold fixed in advance.
+        split_top: where the order of the outputs splits, for the worst-order score.
+
+    Raises:
+        ValueError: a parameter is out of its range, or `split_top` comes alone.
+    """
+    law = Fixed(1) if repetitions is None else laws.parse(repetitions)
+    in_advance: list[ThresholdRule] = []
+    from_theory = None if mu is None else ThresholdFromTheory(mu, law)
+    if threshold is not None:
+        in_advance = [FixedThreshold(threshold)]
+    elif from_theory is not None:
+        in_advance = [from_theory]
+    # All but the one that is not paid for; the median and the two joint ones take longer.
+    few: list[ThresholdRule] = [*in_advance, Split()]
+    many = [*few, MultiSplit(), Bonferroni(), Band(), MaximumOverGrid()]
+    found: list[Estimator] = [
+        Scan(),
+        *(ClopperPearson(rule=rule) for rule in many),
+        *(Conditional(rule=rule) for rule in few),
+        *(Bayesian(rule=rule) for rule in few),
+        *(GaussianCurve(rule=rule) for rule in [*few, MaximumOverGrid()]),
+    ]
+    if split_top is not None:
+        # The reduced game's curve does not hold for this score: this one takes its place.
+        if repetitions is None or threshold is None:
+            raise ValueError("split_top must come with repetitions, threshold and direction higher")
+        found.append(WorstOrderCurve(law, split_top, rule=FixedThreshold(threshold)))
+    elif law != Fixed(1):
+        found += [LiftedCurve(law, rule=rule) for rule in many]
+    return found
 
 
 def all_bounds(
@@ -203,11 +111,12 @@ def all_bounds(
     scores_with: ArrayLike,
     delta: float = 1e-5,
     confidence: float = 0.95,
-    repetitions: Repetitions | None = None,
+    repetitions: Repetitions | str | None = None,
     mu: float | None = None,
     threshold: float | None = None,
     direction: str = "higher",
     split_top: float | None = None,
+    known: Facts | None = None,
 ) -> list[LowerBound]:
     """Every lower bound that can be had from these scores; the recommended one comes first.
 
@@ -216,111 +125,43 @@ def all_bounds(
         scores_with: scores [n1] of the trials with it.
         delta: in [0, 1).
         confidence: in (0, 1).
-        repetitions: law of K behind the scores. Without it they are taken as not tuned, and the
-            lifted curve is left out.
+        repetitions: law of K behind the scores, also as text. Without it they are taken as not
+            tuned, and the lifted curve is left out.
         mu: expected distance of the means in standard deviations. With it the scores must be
             standardised (N(b mu, 1) in one run), and thresholds are fixed from theory.
         threshold: a threshold fixed in advance, instead of the one from theory.
         direction: as in `lower_bound`.
         split_top: where the order of the outputs splits, for the worst-order score; it adds
             "worst-order-curve", and needs standardised scores, `repetitions` and `threshold`.
+        known: what is true of the game. Without it all that an estimator assumes is taken as true,
+            but that the output was not tuned, which `repetitions` tells.
 
     Returns:
-        Lower bounds, each with its claim; names may repeat, `key` does not.
+        Lower bounds, each with its claim and what it is worth here; names may repeat, `key` does
+        not.
 
     Raises:
         ValueError: a parameter is out of its range, or a score is NaN.
     """
-    jobs = plan(
-        scores_without,
-        scores_with,
-        delta,
-        confidence,
-        repetitions=repetitions,
-        mu=mu,
-        threshold=threshold,
-        direction=direction,
-        split_top=split_top,
-    )
-    return [job() for job in jobs.values()]
-
-
-def plan(
-    scores_without: ArrayLike,
-    scores_with: ArrayLike,
-    delta: float = 1e-5,
-    confidence: float = 0.95,
-    repetitions: Repetitions | None = None,
-    mu: float | None = None,
-    threshold: float | None = None,
-    direction: str = "higher",
-    split_top: float | None = None,
-) -> dict[str, Callable[[], LowerBound]]:
-    """What `all_bounds` computes, by key, not computed yet; the arguments are the same."""
-    setting = _setting(scores_without, scores_with, delta, confidence, direction)
-    if mu is not None:
-        checks.interval("mu", mu, 0.0, 1e4)
-    if threshold is not None:
-        checks.interval("threshold", threshold)
-    law = Fixed(1) if repetitions is None else repetitions
-    tuned = law != Fixed(1)
-    in_advance = _in_advance(setting, law, mu, threshold)
-    jobs: dict[str, Callable[[], LowerBound]] = {"scan:scan": partial(_by_scan, setting)}
-    methods: list[Method] = [Raw(), Conditional(), Bayesian(), gaussian()]
-    if split_top is not None:
-        # The reduced game's curve does not hold for this score: this one takes its place.
-        if repetitions is None or threshold is None or direction != "higher":
-            raise ValueError("split_top must come with repetitions, threshold and direction higher")
-        methods.append(SplitOrderCurve(law, checks.interval("split_top", split_top), threshold))
-    elif tuned:
-        methods.append(BestOfGaussian(law))
-    for method in methods:
-        rules: dict[str, Chooser] = {}
-        if in_advance is not None:
-            rules["fixed"] = in_advance
-        if not isinstance(method, SplitOrderCurve):
-            rules["split"] = thresholds.split
-        if method.name in ("clopper-pearson", "lifted-curve"):
-            rules["multi-split"] = thresholds.multi_split
-            rules["bonferroni"] = thresholds.bonferroni
-            rules["band"] = thresholds.band
-        if isinstance(method, Raw | BestOfGaussian):
-            rules["max-grid"] = thresholds.max_grid
-        for rule, choose in rules.items():
-            job = partial(_by_method, setting, method, rule, choose, tuned=tuned)
-            jobs[f"{method.name}:{rule}"] = job
-    return jobs
-
-
-def _in_advance(
-    setting: _Setting, law: Repetitions, mu: float | None, threshold: float | None
-) -> Chooser | None:
-    """The rule with a threshold fixed before the game, if there is one."""
-
-    def given(scores: Scores, method: Method, delta: float, alpha: float) -> Choice:
-        assert threshold is not None
-        # A mirrored game has its scores negated.
-        at = threshold if scores is setting.scores else -threshold
-        return thresholds.fixed(scores, at, method, delta, alpha)
-
-    def from_theory(scores: Scores, method: Method, delta: float, alpha: float) -> Choice:
-        assert mu is not None
-        n0, n1 = len(scores.without), len(scores.with_record)
-        at = thresholds.from_theory(mu, law, n0, n1, method, delta, alpha)
-        return thresholds.fixed(scores, at, method, delta, alpha)
-
-    if threshold is not None:
-        return given
-    return None if mu is None else from_theory
+    law = Fixed(1) if repetitions is None else laws.parse(repetitions)
+    facts = facts_as_told(law) if known is None else known
+    if split_top is not None and direction != "higher":
+        raise ValueError("split_top must come with repetitions, threshold and direction higher")
+    scores = Scores.of(scores_without, scores_with)
+    return [
+        estimator.bound(scores, delta, confidence, direction, facts)
+        for estimator in all_estimators(repetitions, mu, threshold, split_top)
+    ]
 
 
 def pooled_bounds(
     runs_without: ArrayLike,
     runs_with: ArrayLike,
-    repetitions: Repetitions,
+    repetitions: Repetitions | str,
     delta: float = 1e-5,
     confidence: float = 0.95,
     threshold: float | None = None,
+    known: Facts | None = None,
 ) -> list[LowerBound]:
     """Lower bounds on the epsilon of the tuning from the scores of single runs, winners or not.
 
@@ -330,10 +171,11 @@ def pooled_bounds(
     Args:
         runs_without: scores [r0] of runs of the base mechanism without the record.
         runs_with: scores [r1] of runs with it.
-        repetitions: law of K.
+        repetitions: law of K, also as text.
         delta: in [0, 1).
         confidence: in (0, 1).
         threshold: a threshold fixed in advance, if there is one.
+        known: as in `all_bounds`.
 
     Returns:
         Lower bounds by "pooled" (nothing assumed of the base) and "pooled-gaussian-curve".
@@ -341,19 +183,16 @@ def pooled_bounds(
     Raises:
         ValueError: a parameter is out of its range, or a score is NaN.
     """
-    setting = _setting(runs_without, runs_with, delta, confidence, "higher")
+    law = laws.parse(repetitions)
+    facts = facts_as_told(law) if known is None else known
+    rules: list[ThresholdRule] = [Split(), Bonferroni(), Band()]
     if threshold is not None:
-        checks.interval("threshold", threshold)
-    in_advance = _in_advance(setting, repetitions, None, threshold)
-    bounds = []
-    for method in (Lifted(repetitions), LiftedGaussian(repetitions)):
-        rules: dict[str, Chooser] = {
-            "split": thresholds.split,
-            "bonferroni": thresholds.bonferroni,
-            "band": thresholds.band,
-        }
-        if in_advance is not None:
-            rules["fixed"] = in_advance
-        for rule, choose in rules.items():
-            bounds.append(_by_method(setting, method, rule, choose, tuned=True))
-    return bounds
+        rules.append(FixedThreshold(threshold))
+    scores = Scores.of(runs_without, runs_with)
+    return [
+        estimator.bound(scores, delta, confidence, known=facts)
+        for estimator in [
+            *(PooledClopperPearson(law, rule=rule) for rule in rules),
+            *(PooledGaussianCurve(law, rule=rule) for rule in rules),
+        ]
+    ]

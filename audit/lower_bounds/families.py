@@ -1,28 +1,40 @@
-"""Families of mechanisms of unknown strength: the largest strength that the counts refute.
+"""Families of mechanisms with one unknown parameter: the largest value that the counts refute.
 
-A family is anything that has a privacy profile for every strength: DP-SGD with Poisson sampling by
-its privacy-loss distribution (`lambda s: DpSgd(1 / s, steps, rate).delta`), or a tuning with any
-score by the region bound (`lambda mu: RegionCurve(GaussianMechanism(mu).pairs[0], K).delta`). A
-strength is refuted if the upper limits of both error rates lie where its profile does not allow
-them: 1 - FN - e^eps FP > delta(eps) for some epsilon, or the same with FP and FN exchanged. Where
-the profile is only an upper bound on the truth, refuting it takes more evidence, never less.
+A family is anything that has a privacy profile for every value of its parameter: DP-SGD with
+Poisson sampling by its privacy-loss distribution (`lambda s: DpSgd(1 / s, steps, rate).delta`), or
+a tuning with any score by the region bound (`lambda mu: RegionCurve(GaussianMechanism(mu).pairs[0],
+K).delta`). A value is refuted if the upper limits of both error rates lie where its profile does
+not allow them: 1 - FN - e^eps FP > delta(eps) for some epsilon, or the same with FP and FN
+exchanged. Where the profile is only an upper bound on the truth, refuting it takes more evidence,
+never less.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.lower_bounds import thresholds
-from audit.lower_bounds.methods import Counts, Curve, Raw
+from audit import repetitions as laws
+from audit.claims import Claim, Condition, Kind
+from audit.lower_bounds.counting import ClopperPearson
+from audit.lower_bounds.estimator import ThresholdEstimator, facts_as_told
 from audit.lower_bounds.rates import Limit, upper_limit
 from audit.lower_bounds.result import LowerBound
+from audit.lower_bounds.rules import (
+    ErrorCounts,
+    FixedThreshold,
+    Split,
+    ThresholdRule,
+    TradeOffStatistic,
+)
 from audit.lower_bounds.scores import Scores
-from audit.repetitions import Repetitions
+from audit.protocols import RandomSearch
+from audit.repetitions import Fixed, Repetitions
 
 Array = NDArray[np.float64]
 Profile = Callable[[float], float | Array]
@@ -56,15 +68,15 @@ def family_bound(
     name: str = "family-curve",
     source: str = "Nasr et al. 2023, for any family with a profile",
 ) -> LowerBound:
-    """Lower bound on epsilon for a protocol of a known family and unknown strength.
+    """Lower bound on epsilon for a protocol of a known family and unknown parameter.
 
     Args:
         scores_without: scores [n0] of the trials without the record.
         scores_with: scores [n1] of the trials with it.
-        family: the privacy profile of every strength (epsilon to an upper bound on delta), growing
-            with the strength.
-        epsilon: what to report for a strength, at `delta`; rounded down.
-        strengths: the smallest and largest strength to consider.
+        family: the privacy profile (epsilon to an upper bound on delta) for every value of the
+            parameter, growing with it.
+        epsilon: what to report for a value of the parameter, at `delta`; rounded down.
+        strengths: the smallest and largest value to consider.
         assumes: what has to be true for the family to contain the protocol.
         delta: in (0, 1), for the search of a threshold.
         confidence: in (0, 1).
@@ -73,7 +85,7 @@ def family_bound(
         source: of the family.
 
     Returns:
-        The epsilon of the largest strength refuted; 0 if not even the smallest is.
+        The epsilon of the largest value refuted; 0 if not even the smallest is.
 
     Raises:
         ValueError: a parameter is out of its range, or a score is NaN.
@@ -83,10 +95,10 @@ def family_bound(
     low, high = strengths
     checks.interval("strengths", low, 0.0, high)
     scores, alpha = Scores.of(scores_without, scores_with), 1.0 - confidence
-    if threshold is None:
-        found = thresholds.split(scores, Raw(), delta, alpha)
-    else:
-        found = thresholds.fixed(scores, threshold, Raw(), delta, alpha)
+    rule: ThresholdRule = Split() if threshold is None else FixedThreshold(threshold)
+    found = rule.choose(scores, ClopperPearson(), delta, alpha)
+    assert found.false_positives is not None
+    assert found.false_negatives is not None
     fp = float(upper_limit(found.false_positives, found.trials_without, alpha / 2.0))
     fn = float(upper_limit(found.false_negatives, found.trials_with, alpha / 2.0))
     value = 0.0
@@ -95,15 +107,14 @@ def family_bound(
             middle = math.sqrt(low * high)
             low, high = (middle, high) if refutes(family(middle), fp, fn) else (low, middle)
         value = max(epsilon(low), 0.0)
+    claim = Claim(Kind.BOUND, source, needs=(Condition.INDEPENDENT_TRIALS,), about=(assumes,))
     return LowerBound(
         name=name,
-        rule="split" if threshold is None else "fixed",
+        rule=rule.name,
         epsilon=value,
         confidence=confidence,
-        valid=True,
-        assumes=assumes,
-        label="valid",
-        source=source,
+        claim=claim,
+        verdict=claim.judged(facts_as_told(Fixed(1))),
         threshold=found.threshold,
         false_positives=found.false_positives,
         false_negatives=found.false_negatives,
@@ -113,8 +124,8 @@ def family_bound(
 
 
 @dataclass(frozen=True)
-class SplitOrderCurve(Curve):
-    """The tuned output under a split order, at a threshold fixed in advance; the strength is mu.
+class WorstOrderCurve(ThresholdEstimator, TradeOffStatistic):
+    """The tuned output under a split order, at a threshold fixed in advance; the parameter is mu.
 
     The order prefers x > top, the larger the better, and below it the smaller x. The output falls
     below t < top if no run is above top and one is below t. Scores are the released x, in standard
@@ -122,25 +133,43 @@ class SplitOrderCurve(Curve):
     negatives alone bound mu: their rate falls as mu grows.
 
     Attributes:
-        repetitions: law of K.
+        repetitions: law of K, also as text.
         top: where the order splits, in standard deviations.
-        threshold: t.
+        rule: the threshold t.
     """
 
     repetitions: Repetitions
     top: float
-    threshold: float
-    name: str = "worst-order-curve"
+    rule: FixedThreshold = field(kw_only=True)
+    name: ClassVar[str] = "worst-order-curve"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "top", checks.interval("top", self.top))
+        super().__post_init__()
+
+    @property
+    def statistic_claim(self) -> Claim:
+        return Claim(
+            Kind.BOUND,
+            "this project",
+            protocols=(RandomSearch,),
+            needs=(
+                Condition.INDEPENDENT_TRIALS,
+                Condition.GAUSSIAN_STATISTIC,
+                Condition.SPLIT_SCORE,
+            ),
+        )
 
     def rate_below(self, mu: float) -> float:
         """P[output <= threshold] with the record."""
         above = float(special.ndtr(mu - self.top))
-        low = float(special.ndtr(min(self.threshold, self.top) - mu))
+        low = float(special.ndtr(min(self.rule.threshold, self.top) - mu))
         beaten_or_below = self.repetitions.phi_survival(min(above + low, 1.0))
         return float(beaten_or_below - self.repetitions.phi_survival(above))
 
-    def strength(
-        self, counts: Counts, delta: float, alpha: float, limit: Limit = upper_limit
+    def lower_limit(
+        self, counts: ErrorCounts, delta: float, alpha: float, limit: Limit = upper_limit
     ) -> Array:
         return self.from_limits(
             np.ones(len(counts.false_negatives)),
@@ -161,9 +190,9 @@ class SplitOrderCurve(Curve):
             low, high = (middle, high) if self.rate_below(middle) > fn_upper else (low, middle)
         return low
 
-    def epsilon(self, strength: float, delta: float) -> float:
+    def epsilon_at(self, limit: float, delta: float) -> float:
         from audit.upper_bounds import SplitOrder, TunedOrder
 
-        if strength <= 0.0 or delta <= 0.0:
+        if limit <= 0.0 or delta <= 0.0:
             return 0.0
-        return TunedOrder(strength, self.repetitions, SplitOrder(self.top)).epsilon(delta)
+        return TunedOrder(limit, self.repetitions, SplitOrder(self.top)).epsilon(delta)

@@ -16,9 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.lower_bounds.methods import best_of_gaussian_epsilon
+from audit.claims import Claim, Condition, Facts, Kind
+from audit.lower_bounds.counting import best_of_gaussian_epsilon
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.scores import checked
+from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
 
 Array = NDArray[np.float64]
@@ -81,7 +83,7 @@ def refutes_curve(
 
 
 def _largest(refuted: Callable[[float], bool], high: float) -> float:
-    """The largest strength refuted, to 1e-4 and rounded down; 0 if none is."""
+    """The largest parameter refuted, to 1e-4 and rounded down; 0 if none is."""
     low = 0.0
     if not refuted(low):
         return 0.0
@@ -120,27 +122,34 @@ def epsilon_by_gaussian_curve(
 class _Reading:
     name: str
     epsilon: Callable[[int, int, int, float, float], float]
-    label: str
-    assumes: str
-    source: str
+    claim: Claim
 
 
+_ONE_RUN = "one run, each canary in by its own fair coin"
 _READINGS = (
     _Reading(
         "one-run",
         epsilon_by_definition,
-        "valid",
-        "one run, each canary in by its own fair coin",
-        "Steinke, Nasr & Jagielski 2023, theorem 5.2",
+        Claim(
+            Kind.BOUND,
+            "Steinke, Nasr & Jagielski 2023, theorem 5.2",
+            needs=(Condition.FAIR_COINS,),
+            about=(_ONE_RUN,),
+        ),
     ),
     _Reading(
         "one-run-gaussian-curve",
         epsilon_by_gaussian_curve,
-        "not valid for tuned outputs",
-        "one run of a Gaussian mechanism, each canary in by its own fair coin",
-        "Mahloujifar, Melis & Chaudhuri 2024, algorithm 3",
+        Claim(
+            Kind.BOUND,
+            "Mahloujifar, Melis & Chaudhuri 2024, algorithm 3",
+            needs=(Condition.FAIR_COINS, Condition.NOT_TUNED, Condition.GAUSSIAN_BASE),
+            about=(_ONE_RUN,),
+        ),
     ),
 )
+# Without word of it, the run may be the best of several.
+_AS_TOLD = Facts(RandomSearch(Fixed(1)), frozenset({Condition.FAIR_COINS, Condition.GAUSSIAN_BASE}))
 
 
 def one_run_bounds(
@@ -149,6 +158,7 @@ def one_run_bounds(
     delta: float = 1e-5,
     confidence: float = 0.95,
     guesses: int | None = None,
+    known: Facts | None = None,
 ) -> list[LowerBound]:
     """Lower bounds on epsilon from one run with many canaries.
 
@@ -159,6 +169,8 @@ def one_run_bounds(
         delta: in [0, 1).
         confidence: in (0, 1).
         guesses: how many canaries to guess, half of them "in", if fixed before the run.
+        known: what is true of the run; without it, the mechanism is taken as Gaussian for the
+            curve that needs it, and the run as one that may be the best of several.
 
     Returns:
         One bound for every reading and rule: "fixed" (where `guesses` is given), "bonferroni"
@@ -194,10 +206,8 @@ def one_run_bounds(
                     rule=rule,
                     epsilon=epsilon,
                     confidence=confidence,
-                    valid=reading.label == "valid",
-                    assumes=reading.assumes,
-                    label=reading.label,
-                    source=reading.source,
+                    claim=reading.claim,
+                    verdict=reading.claim.judged(_AS_TOLD if known is None else known),
                     trials_without=canaries - went_in,
                     trials_with=went_in,
                 )

@@ -6,21 +6,22 @@ scores above t with probability 1 - phi(1 - s) if one run does with probability 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from audit import checks
-from audit.lower_bounds.methods import (
-    BestOfGaussian,
-    Curve,
-    gaussian,
-    raw_epsilon,
-)
+from audit import repetitions as laws
+from audit.claims import Claim, Condition, Kind
+from audit.lower_bounds.counting import GaussianFamily, epsilon_from_limits
+from audit.lower_bounds.estimator import ThresholdEstimator
 from audit.lower_bounds.rates import upper_limit
+from audit.lower_bounds.rules import TradeOffStatistic
 from audit.lower_bounds.scores import checked
-from audit.repetitions import Repetitions
+from audit.protocols import RandomSearch
+from audit.repetitions import Fixed, Repetitions
 
 Array = NDArray[np.float64]
 
@@ -30,34 +31,78 @@ _FEWEST = 10
 
 
 @dataclass(frozen=True)
-class Lifted(Curve):
-    """Limits for one run, lifted to the best of K; nothing else is assumed (THEORY 4.6)."""
+class PooledClopperPearson(ThresholdEstimator, TradeOffStatistic):
+    """Limits for one run, lifted to the best of K; nothing else is assumed of the base.
+
+    The probability that the best of K scores above t is 1 - phi(1 - s), s that of one run, so exact
+    limits of s are limits of it. The scores are those of single runs.
+
+    Attributes:
+        repetitions: law of K, also as text.
+    """
 
     repetitions: Repetitions
-    name: str = "pooled"
+    name: ClassVar[str] = "pooled"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        super().__post_init__()
+
+    @property
+    def statistic_claim(self) -> Claim:
+        return Claim(
+            Kind.BOUND,
+            "this project; limits of Clopper & Pearson 1934",
+            protocols=(RandomSearch,),
+            needs=(Condition.INDEPENDENT_TRIALS, Condition.RELEASED_SCORE),
+        )
 
     def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
         # FP grows with the rate of one run and so does FN = phi(FN of one run).
         fp = self.repetitions.phi_survival(fp_upper)
         fn = self.repetitions.phi(fn_upper)
-        return raw_epsilon(np.minimum(fp * (1.0 + 1e-12), 1.0), fn * (1.0 + 1e-12), delta)
+        return epsilon_from_limits(np.minimum(fp * (1.0 + 1e-12), 1.0), fn * (1.0 + 1e-12), delta)
 
-    def epsilon(self, strength: float, delta: float) -> float:
-        return max(strength * (1.0 - 1e-12), 0.0)
+    def epsilon_at(self, limit: float, delta: float) -> float:
+        return max(limit * (1.0 - 1e-12), 0.0)
 
 
 @dataclass(frozen=True)
-class LiftedGaussian(Curve):
-    """The Gaussian curve of one run, and the best of K runs of that strength."""
+class PooledGaussianCurve(GaussianFamily):
+    """The Gaussian curve of one run, and the best of K runs at that mu.
+
+    Attributes:
+        repetitions: law of K, also as text.
+    """
 
     repetitions: Repetitions
-    name: str = "pooled-gaussian-curve"
+    name: ClassVar[str] = "pooled-gaussian-curve"
 
-    def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
-        return gaussian().from_limits(fp_upper, fn_upper, delta)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        super().__post_init__()
 
-    def epsilon(self, strength: float, delta: float) -> float:
-        return BestOfGaussian(self.repetitions).epsilon(strength, delta)
+    @property
+    def scored(self) -> Repetitions:
+        return Fixed(1)
+
+    @property
+    def played(self) -> Repetitions:
+        return self.repetitions
+
+    @property
+    def statistic_claim(self) -> Claim:
+        return Claim(
+            Kind.BOUND,
+            "this project; the curve is that of Nasr et al. 2023",
+            protocols=(RandomSearch,),
+            needs=(
+                Condition.INDEPENDENT_TRIALS,
+                Condition.RELEASED_SCORE,
+                Condition.GAUSSIAN_STATISTIC,
+                Condition.MONOTONE_SCORE,
+            ),
+        )
 
 
 def selected_rate_limit(

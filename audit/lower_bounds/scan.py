@@ -29,11 +29,14 @@ the recursion) to a ratio of two; the construction is this project's own.
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from audit.claims import Claim, Condition, Kind
+from audit.lower_bounds.estimator import Estimator, Finding
 from audit.lower_bounds.recursion import convolve
 from audit.lower_bounds.scores import Scores
 
@@ -42,7 +45,7 @@ Counts = NDArray[np.int64]
 
 # Neighbouring ranks j on the grid differ by about half a standard deviation of a count of j, within
 # these shares of j. The nominal errors follow a power of the rank and are larger in the upper half,
-# where scores of few values need it. All steer the strength of the bound, never its validity.
+# where scores of few values need it. All steer how much is proved, never whether it holds.
 _SMALLEST_STEP = 0.02
 _LARGEST_STEP = 0.15
 _NOMINAL = 0.05
@@ -61,52 +64,45 @@ _TOLERANCE = 2e-3
 
 
 @dataclass(frozen=True)
-class Scan:
-    """The outcome of a scan.
+class Scan(Estimator):
+    """The recommended estimator: it assumes nothing but independent trials.
 
-    Attributes:
-        epsilon: the lower bound.
-        threshold: the most telling threshold; None if there is no score.
-        false_positives: scores without the record above it; with ties, as many at most.
-        false_negatives: scores with the record not above it; with ties, as many at most.
-        trials_without: number of scores without the record.
-        trials_with: number of scores with it.
+    The threshold of its bounds is the most telling one; with ties, the counts there are as many at
+    most.
     """
 
-    epsilon: float
-    threshold: float | None
-    false_positives: int
-    false_negatives: int
-    trials_without: int
-    trials_with: int
+    name: ClassVar[str] = "scan"
 
+    @property
+    def rule_name(self) -> str:
+        return "scan"
 
-def scan(scores: Scores, delta: float, alpha: float) -> Scan:
-    """Lower bound on epsilon from both tails, with error alpha / 2 each.
+    @property
+    def claim(self) -> Claim:
+        return Claim(
+            Kind.BOUND,
+            "this project; recursion after Noe 1972",
+            needs=(Condition.INDEPENDENT_TRIALS,),
+            about=("all ranks of a grid, paid for by their joint law",),
+        )
 
-    Args:
-        scores: the finished game.
-        delta: in [0, 1).
-        alpha: in (0, 1).
-
-    Returns:
-        The bound, rounded down.
-    """
-    without, with_record = scores.sorted_without, scores.sorted_with
-    n0, n1 = len(without), len(with_record)
-    if n0 == 0 or n1 == 0:
-        return Scan(0.0, None, 0, 0, n0, n1)
-    low = _most_telling(without, with_record, delta)
-    high = _most_telling(-with_record[::-1], -without[::-1], delta)
-    # With equal numbers both tails have the same law, and more evidence means a larger bound.
-    skip_low, skip_high = (n0 == n1) and low < high, (n0 == n1) and low >= high
-    by_low = 0.0 if skip_low else _invert(n0, n1, delta, alpha / 2.0, low)
-    by_high = 0.0 if skip_high else _invert(n1, n0, delta, alpha / 2.0, high)
-    if by_high > by_low or skip_low:
-        # Scores at this one speak for the record too: the threshold is just below.
-        at = float(np.nextafter(with_record[n1 - high.rank], -np.inf))
-        return Scan(by_high, at, high.ones, n1 - high.rank, n0, n1)
-    return Scan(by_low, float(without[low.rank - 1]), n0 - low.rank, low.ones, n0, n1)
+    def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
+        """Lower bound on epsilon from both tails, with error alpha / 2 each."""
+        without, with_record = scores.sorted_without, scores.sorted_with
+        n0, n1 = len(without), len(with_record)
+        if n0 == 0 or n1 == 0:
+            return Finding(0.0, None, 0, 0, n0, n1)
+        low = _most_telling(without, with_record, delta)
+        high = _most_telling(-with_record[::-1], -without[::-1], delta)
+        # With equal numbers both tails have the same law, and more evidence means a larger bound.
+        skip_low, skip_high = (n0 == n1) and low < high, (n0 == n1) and low >= high
+        by_low = 0.0 if skip_low else _invert(n0, n1, delta, alpha / 2.0, low)
+        by_high = 0.0 if skip_high else _invert(n1, n0, delta, alpha / 2.0, high)
+        if by_high > by_low or skip_low:
+            # Scores at this one speak for the record too: the threshold is just below.
+            at = float(np.nextafter(with_record[n1 - high.rank], -np.inf))
+            return Finding(by_high, at, high.ones, n1 - high.rank, n0, n1)
+        return Finding(by_low, float(without[low.rank - 1]), n0 - low.rank, low.ones, n0, n1)
 
 
 @dataclass(frozen=True, order=True)

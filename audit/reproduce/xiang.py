@@ -24,7 +24,8 @@ from audit.accounting import (
     mean_inclusion_mu,
 )
 from audit.coverage import best_of
-from audit.lower_bounds.estimators import plan
+from audit.lower_bounds import all_estimators
+from audit.lower_bounds.scores import Scores
 from audit.repetitions import Repetitions, TruncatedNegativeBinomial, TwoPoint
 from audit.reproduce.result import (
     COLOURS,
@@ -304,9 +305,12 @@ def audit(base: DpSgd, law: Repetitions, games: int, rng: np.random.Generator) -
     """
     mu = mean_inclusion_mu(base.noise_multiplier, base.steps, base.sampling_rate)
     without = best_of(law, rng, games // 2)
-    with_record = mu + best_of(law, rng, games - games // 2)
-    jobs = plan(without, with_record, _DELTA, repetitions=law, mu=mu)
-    return {name: jobs[key]().epsilon for name, key in _LOWER.items()}
+    scores = Scores.of(without, mu + best_of(law, rng, games - games // 2))
+    by_key = {estimator.key: estimator for estimator in all_estimators(law, mu)}
+    return {
+        name: by_key[key].bound(scores, _DELTA, confidence=0.95).epsilon
+        for name, key in _LOWER.items()
+    }
 
 
 def example_1(

@@ -1,22 +1,30 @@
-"""From the counts at a threshold to the strength of the mechanism they prove.
+"""Estimators from the counts at one threshold.
 
-A `Method` compares thresholds by the strength they prove, and turns the best strength into an
-epsilon. Curves are methods that go by upper limits of the two error rates: a curve says which pairs
-of error rates a mechanism of a given strength can have. `Raw` knows only the definition of
-differential privacy, so it speaks of the protocol that was played. The others know the family that
-the protocol belongs to and find its strength: more evidence, if they are right.
+`ClopperPearson` knows only the definition of differential privacy, so it speaks of the protocol
+that was played. `GaussianCurve` and `LiftedCurve` know the family that the protocol belongs to and
+find its mu: more evidence, if they are right.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from audit.lower_bounds.rates import Limit, upper_limit
+from audit import repetitions as laws
+from audit.claims import Claim, Condition, Kind
+from audit.lower_bounds.estimator import ThresholdEstimator
+from audit.lower_bounds.rules import (
+    ErrorCounts,
+    Statistic,
+    TradeOffStatistic,
+    best_of_gaussian_rates,
+)
+from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions
 
 Array = NDArray[np.float64]
@@ -30,61 +38,7 @@ _LARGEST_EPSILON = 300.0
 _UNFAIR = 5.0
 
 
-@dataclass(frozen=True, eq=False)
-class Counts:
-    """Outcomes at some thresholds.
-
-    Attributes:
-        false_positives: trials without the record above each threshold, [n].
-        false_negatives: trials with the record not above each, [n].
-        trials_without: number of trials without the record.
-        trials_with: number of trials with it.
-    """
-
-    false_positives: Array | NDArray[np.int64]
-    false_negatives: Array | NDArray[np.int64]
-    trials_without: int
-    trials_with: int
-
-
-class Method(ABC):
-    """A way to read counts. Frozen and hashable: what is computed for one is kept."""
-
-    name: str
-
-    @property
-    def scout(self) -> "Method":
-        """The method to search thresholds by: the same one, unless it is slow."""
-        return self
-
-    @abstractmethod
-    def strength(self, counts: Counts, delta: float, alpha: float) -> Array:
-        """The strength [n] that each threshold on its own proves with error alpha."""
-
-    @abstractmethod
-    def epsilon(self, strength: float, delta: float) -> float:
-        """The epsilon of that strength, rounded down; at least 0."""
-
-
-class Curve(Method):
-    """A family of trade-off curves, ordered by strength."""
-
-    @abstractmethod
-    def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
-        """The strength that each pair of upper limits [n] proves."""
-
-    def strength(
-        self, counts: Counts, delta: float, alpha: float, limit: Limit = upper_limit
-    ) -> Array:
-        """The strength from both limits at alpha / 2 each."""
-        return self.from_limits(
-            limit(counts.false_positives, counts.trials_without, alpha / 2.0),
-            limit(counts.false_negatives, counts.trials_with, alpha / 2.0),
-            delta,
-        )
-
-
-def raw_epsilon(fp_upper: Array, fn_upper: Array, delta: float) -> Array:
+def epsilon_from_limits(fp_upper: Array, fn_upper: Array, delta: float) -> Array:
     """max(log((1-delta-FP)/FN), log((1-delta-FN)/FP), 0) (Xiang, Wang & Wang 2024, eq. 4)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         by_fn = np.log(np.maximum(1.0 - delta - fp_upper, 0.0)) - np.log(fn_upper)
@@ -93,57 +47,127 @@ def raw_epsilon(fp_upper: Array, fn_upper: Array, delta: float) -> Array:
 
 
 @dataclass(frozen=True)
-class Raw(Curve):
-    """Every (epsilon, delta)-DP mechanism; the strength is epsilon itself."""
+class ClopperPearson(ThresholdEstimator, TradeOffStatistic):
+    """Every (epsilon, delta)-DP mechanism, by exact limits of both error rates.
 
-    name: str = "clopper-pearson"
+    Example:
+        >>> without, with_record = range(100), range(90, 190)
+        >>> round(ClopperPearson()(without, with_record).epsilon, 2)
+        2.36
+    """
+
+    name: ClassVar[str] = "clopper-pearson"
+
+    @property
+    def statistic_claim(self) -> Claim:
+        return Claim(
+            Kind.BOUND,
+            "Clopper & Pearson 1934; Xiang, Wang & Wang 2024, eq. 4",
+            needs=(Condition.INDEPENDENT_TRIALS,),
+        )
 
     def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
-        return raw_epsilon(fp_upper, fn_upper, delta)
+        return epsilon_from_limits(fp_upper, fn_upper, delta)
 
-    def epsilon(self, strength: float, delta: float) -> float:
-        return max(strength * (1.0 - 1e-12), 0.0)
+    def epsilon_at(self, limit: float, delta: float) -> float:
+        return max(limit * (1.0 - 1e-12), 0.0)
+
+
+def gaussian_mu(fp_upper: Array, fn_upper: Array, repetitions: Repetitions) -> Array:
+    """The mu [n] whose best of K draws has just these error rates, -inf where there is none.
+
+    The best of K draws of N(0, 1) against the best of K draws of N(mu, 1).
+    """
+    # A rate y of the best is the rate s of one run with 1 - phi(1 - s) = y.
+    fp_one = repetitions.inverse_survival(fp_upper)
+    tp_one = repetitions.inverse_survival(1.0 - fn_upper)
+    with np.errstate(invalid="ignore"):
+        mu = special.ndtri(tp_one) - special.ndtri(fp_one)
+    return np.nan_to_num(mu, nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
+
+
+class GaussianFamily(ThresholdEstimator, TradeOffStatistic):
+    """Curves of Gaussian bases; the parameter is mu."""
+
+    @property
+    @abstractmethod
+    def scored(self) -> Repetitions:
+        """The law of K behind a score."""
+
+    @property
+    @abstractmethod
+    def played(self) -> Repetitions:
+        """The law of K of the protocol that the bound is about."""
+
+    def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
+        return gaussian_mu(fp_upper, fn_upper, self.scored)
+
+    def epsilon_at(self, limit: float, delta: float) -> float:
+        mu = limit - _MU_ALLOWANCE * max(1.0, abs(limit))
+        return best_of_gaussian_epsilon(mu, self.played, delta) if mu > 0.0 else 0.0
 
 
 @dataclass(frozen=True)
-class BestOfGaussian(Curve):
-    """The best of K draws of N(0, 1) against the best of K draws of N(mu, 1); the strength is mu.
+class GaussianCurve(GaussianFamily):
+    """A Gaussian mechanism that was not tuned (Nasr et al. 2023).
 
-    With K = 1 always it is the Gaussian curve of Nasr et al. 2023.
+    It holds for any score: no postprocessing of the mechanism has error rates below its curve.
+    """
+
+    name: ClassVar[str] = "gaussian-curve"
+
+    @property
+    def scored(self) -> Repetitions:
+        return Fixed(1)
+
+    @property
+    def played(self) -> Repetitions:
+        return Fixed(1)
+
+    @property
+    def statistic_claim(self) -> Claim:
+        return Claim(
+            Kind.BOUND,
+            "Nasr et al. 2023",
+            needs=(Condition.INDEPENDENT_TRIALS, Condition.NOT_TUNED, Condition.GAUSSIAN_BASE),
+        )
+
+
+@dataclass(frozen=True)
+class LiftedCurve(GaussianFamily):
+    """The best of K runs of a Gaussian base by an increasing score.
+
+    Attributes:
+        repetitions: law of K, also as text.
     """
 
     repetitions: Repetitions
-    name: str = "lifted-curve"
+    name: ClassVar[str] = "lifted-curve"
 
-    def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
-        # A rate y of the best is the rate s of one run with 1 - phi(1 - s) = y.
-        fp_one = self.repetitions.inverse_survival(fp_upper)
-        tp_one = self.repetitions.inverse_survival(1.0 - fn_upper)
-        with np.errstate(invalid="ignore"):
-            mu = special.ndtri(tp_one) - special.ndtri(fp_one)
-        return np.nan_to_num(mu, nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        super().__post_init__()
 
-    def epsilon(self, strength: float, delta: float) -> float:
-        mu = strength - _MU_ALLOWANCE * max(1.0, abs(strength))
-        return best_of_gaussian_epsilon(mu, self.repetitions, delta) if mu > 0.0 else 0.0
+    @property
+    def scored(self) -> Repetitions:
+        return self.repetitions
 
+    @property
+    def played(self) -> Repetitions:
+        return self.repetitions
 
-def gaussian() -> BestOfGaussian:
-    """The curve of a Gaussian mechanism without tuning (Nasr et al. 2023)."""
-    return BestOfGaussian(Fixed(1), "gaussian-curve")
-
-
-def best_of_gaussian_rates(
-    thresholds: Array, mu: float, repetitions: Repetitions
-) -> tuple[Array, Array, Array, Array]:
-    """FP, 1 - FP, FN, 1 - FN of the best of K at thresholds in standard deviations."""
-    without, with_record = special.log_ndtr(thresholds), special.log_ndtr(thresholds - mu)
-    return (
-        repetitions.one_minus_phi_at(without),
-        np.exp(repetitions.log_phi_at(without)),
-        np.exp(repetitions.log_phi_at(with_record)),
-        repetitions.one_minus_phi_at(with_record),
-    )
+    @property
+    def statistic_claim(self) -> Claim:
+        return Claim(
+            Kind.BOUND,
+            "this project; the family is that of Xiang, Wang & Wang 2024, algorithm 3",
+            protocols=(RandomSearch,),
+            needs=(
+                Condition.INDEPENDENT_TRIALS,
+                Condition.GAUSSIAN_STATISTIC,
+                Condition.MONOTONE_SCORE,
+            ),
+        )
 
 
 def best_of_gaussian_epsilon(mu: float, repetitions: Repetitions, delta: float) -> float:
@@ -183,7 +207,7 @@ def best_of_gaussian_epsilon(mu: float, repetitions: Repetitions, delta: float) 
 
 
 @dataclass(frozen=True)
-class Conditional(Method):
+class Conditional(ThresholdEstimator):
     """The conditional binomial test: of the trials on one side, how many had the record?
 
     It needs the coin of every trial to have been fair and tossed on its own. Then, for an event E
@@ -197,9 +221,17 @@ class Conditional(Method):
     trials that fair coins do not give prove nothing.
     """
 
-    name: str = "conditional"
+    name: ClassVar[str] = "conditional"
 
-    def strength(self, counts: Counts, delta: float, alpha: float) -> Array:
+    @property
+    def statistic_claim(self) -> Claim:
+        return Claim(
+            Kind.BOUND,
+            "Fisher 1935; the proof for delta > 0 is this project's",
+            needs=(Condition.INDEPENDENT_TRIALS, Condition.FAIR_COINS),
+        )
+
+    def lower_limit(self, counts: ErrorCounts, delta: float, alpha: float) -> Array:
         n0, n1 = counts.trials_without, counts.trials_with
         if abs(n0 - n1) > _UNFAIR * math.sqrt(n0 + n1):
             return np.zeros(len(counts.false_positives))
@@ -218,8 +250,8 @@ class Conditional(Method):
 
         return np.maximum(np.maximum(one_side(n0 - fp, fn), one_side(n1 - fn, fp)), 0.0)
 
-    def epsilon(self, strength: float, delta: float) -> float:
-        return max(strength * (1.0 - 1e-12), 0.0)
+    def epsilon_at(self, limit: float, delta: float) -> float:
+        return max(limit * (1.0 - 1e-12), 0.0)
 
 
 @lru_cache(maxsize=256)
@@ -232,20 +264,29 @@ def _quantile(n: int, p: float, alpha: float) -> int:
 
 
 @dataclass(frozen=True)
-class Bayesian(Method):
+class Bayesian(ThresholdEstimator):
     """The alpha-quantile of epsilon when both error rates have their joint beta posterior.
 
     Zanella-Beguelin et al. 2023, with Jeffreys' prior; one integral over the false positives, by
     the trapezoidal rule on the logit scale. A statement of belief, not of coverage.
     """
 
-    name: str = "bayesian"
+    name: ClassVar[str] = "bayesian"
 
     @property
-    def scout(self) -> Method:
-        return Raw()
+    def statistic_claim(self) -> Claim:
+        return Claim(
+            Kind.BAYESIAN,
+            "Zanella-Beguelin et al. 2023",
+            needs=(Condition.INDEPENDENT_TRIALS,),
+            about=("Jeffreys' prior",),
+        )
 
-    def strength(self, counts: Counts, delta: float, alpha: float) -> Array:
+    @property
+    def for_search(self) -> Statistic:
+        return ClopperPearson()
+
+    def lower_limit(self, counts: ErrorCounts, delta: float, alpha: float) -> Array:
         pairs = zip(
             np.asarray(counts.false_positives).tolist(),
             np.asarray(counts.false_negatives).tolist(),
@@ -254,8 +295,8 @@ class Bayesian(Method):
         n0, n1 = counts.trials_without, counts.trials_with
         return np.array([_posterior_quantile(fp, n0, fn, n1, delta, alpha) for fp, fn in pairs])
 
-    def epsilon(self, strength: float, delta: float) -> float:
-        return max(strength, 0.0)
+    def epsilon_at(self, limit: float, delta: float) -> float:
+        return max(limit, 0.0)
 
 
 def _posterior_quantile(
