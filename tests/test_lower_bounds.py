@@ -18,8 +18,10 @@ from scipy import special, stats
 
 from audit import coverage, lower_bounds, repetitions
 from audit.accounting import DpSgd, GaussianMechanism, calibrate_mu
+from audit.claims import facts_of_game, facts_of_tuning
 from audit.lower_bounds import counting, one_run, pooled, rates, rules, scan
 from audit.lower_bounds.scores import Scores
+from audit.protocols import RandomSearch
 from audit.upper_bounds import RegionCurve, reduced_exact, reduced_renyi
 from audit.upper_bounds.worst_order import attack_order
 
@@ -302,6 +304,48 @@ def test_every_bound_names_its_claim() -> None:
     untuned = {b.key: b for b in lower_bounds.all_bounds(low, high, mu=1.0)}
     assert untuned["gaussian-curve:fixed"].label == "valid"
     assert not any(key.startswith("lifted") for key in untuned)
+
+
+def test_an_estimator_is_a_statistic_with_a_rule() -> None:
+    rng = np.random.default_rng(70)
+    low, high = best_of(TNB, rng, 200), 1.0 + best_of(TNB, rng, 200)
+    by_key = {b.key: b for b in lower_bounds.all_bounds(low, high, repetitions="tnb:0,0.01")}
+    one = lower_bounds.ClopperPearson(rule=lower_bounds.MultiSplit())
+    assert one == lower_bounds.ClopperPearson(rule=lower_bounds.MultiSplit())
+    assert one(low, high) == by_key["clopper-pearson:multi-split"]
+    lifted = lower_bounds.LiftedCurve("tnb:0,0.01", rule=lower_bounds.Band())
+    assert lifted(low, high) == by_key["lifted-curve:band"]
+    turned = lower_bounds.ClopperPearson(rule=lower_bounds.FixedThreshold(3.0))
+    upside_down = turned.mirrored(-low, -high, direction="lower")
+    assert upside_down.epsilon == turned(low, high).epsilon
+    with pytest.raises(ValueError, match="rule must not go by limits of the error rates"):
+        lower_bounds.Conditional(rule=lower_bounds.Band())
+
+
+def test_a_bound_is_judged_by_what_is_known_of_the_game() -> None:
+    rng = np.random.default_rng(71)
+    low, high = best_of(TNB, rng, 50), 1.0 + best_of(TNB, rng, 50)
+    game = {"empty_training_set": True, "full_batch": True, "one_plain_candidate": True}
+
+    def labels(score: str, **different: bool) -> dict[str, str]:
+        facts = facts_of_game(RandomSearch(TNB), score, "dirac", **(game | different))
+        bounds = lower_bounds.all_bounds(low, high, repetitions=TNB, mu=1.0, known=facts)
+        return {bound.key: bound.label for bound in bounds}
+
+    assert labels("first-coordinate")["lifted-curve:fixed"] == "valid"
+    # With a training set the statistic is not N(b mu, 1) in one run.
+    trained = labels("first-coordinate", empty_training_set=False)
+    assert trained["lifted-curve:fixed"] == "not valid for this statistic"
+    assert trained["scan:scan"] == trained["clopper-pearson:band"] == "valid"
+    assert labels("val-loss")["lifted-curve:split"] == "not valid for this score"
+    assert labels("val-loss")["lifted-curve:max-grid"] == "uncorrected"
+    assert labels("val-loss")["gaussian-curve:fixed"] == "not valid for tuned outputs"
+    unknown = facts_of_tuning(RandomSearch(TNB))
+    only = lower_bounds.Conditional()(low, high, known=unknown)
+    assert only.verdict.missing == (
+        "independent trials",
+        "each trial with its own fair coin",
+    )
 
 
 def test_clopper_pearson_is_the_exact_binomial_limit() -> None:

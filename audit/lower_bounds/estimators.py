@@ -2,6 +2,7 @@
 
 from numpy.typing import ArrayLike
 
+from audit import checks
 from audit import repetitions as laws
 from audit.claims import Facts
 from audit.lower_bounds.counting import (
@@ -11,7 +12,7 @@ from audit.lower_bounds.counting import (
     GaussianCurve,
     LiftedCurve,
 )
-from audit.lower_bounds.estimator import Estimator, facts_as_told
+from audit.lower_bounds.estimator import DIRECTIONS, Estimator, facts_as_told
 from audit.lower_bounds.families import WorstOrderCurve
 from audit.lower_bounds.pooled import PooledClopperPearson, PooledGaussianCurve
 from audit.lower_bounds.result import LowerBound
@@ -145,6 +146,7 @@ def all_bounds(
     """
     law = Fixed(1) if repetitions is None else laws.parse(repetitions)
     facts = facts_as_told(law) if known is None else known
+    direction = checks.one_of("direction", direction, DIRECTIONS)
     if split_top is not None and direction != "higher":
         raise ValueError("split_top must come with repetitions, threshold and direction higher")
     scores = Scores.of(scores_without, scores_with)
