@@ -18,7 +18,7 @@ from audit.accounting import Composition, DpSgd, GaussianMechanism, Mechanism
 from audit.claims import Claim, Kind
 from audit.protocols import RandomSearch
 from audit.repetitions import Repetitions
-from audit.upper_bounds import Bound, TunedMechanism, UpperBound, with_mean
+from audit.upper_bounds import Bound, TunedMechanism, UpperBound
 
 _SOLVES = ("noise", "runs", "law")
 _ATTAINED = "worst-order"
@@ -192,7 +192,7 @@ def plot_cost(
         axes = figure.subplots()
         colours = sns.color_palette("colorblind", len(families)).as_hex()
         for (label, (spec, style)), colour in zip(families.items(), colours, strict=True):
-            laws = [with_mean(repetitions.parse(spec), mean) for mean in means]
+            laws = [repetitions.parse(spec).with_mean(mean) for mean in means]
             values = [(bound or upper_bounds.region)(base, law, delta).epsilon for law in laws]
             axes.plot(
                 [law.mean for law in laws],

@@ -40,11 +40,11 @@ def answer(capsys, *argv):
 )
 def test_a_family_takes_any_mean(spec, mean):
     law = repetitions.parse(spec)
-    assert upper_bounds.with_mean(law, mean).mean == pytest.approx(mean, rel=1e-6)
-    cut = upper_bounds.with_mean(repetitions.Truncated(law, 40), mean)
-    assert cut == repetitions.Truncated(upper_bounds.with_mean(law, mean), 40)
+    assert law.with_mean(mean).mean == pytest.approx(mean, rel=1e-6)
+    cut = repetitions.Truncated(law, 40).with_mean(mean)
+    assert cut == repetitions.Truncated(law.with_mean(mean), 40)
     with pytest.raises(ValueError, match="mean must be in"):
-        upper_bounds.with_mean(law, 0.0)
+        law.with_mean(0.0)
 
 
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "poisson:10", "fixed:4"])
@@ -76,7 +76,7 @@ def test_the_least_noise_of_sampled_batches(neighbours):
 def test_the_most_runs_keep_the_budget(spec, base):
     law = upper_bounds.solve_runs(1.6, base, repetitions.parse(spec), DELTA)
     assert upper_bounds.region(base, law, DELTA).epsilon <= 1.6
-    more = upper_bounds.with_mean(law, law.mean * 1.01 + (2.0 if law.spec[0] in "ft" else 0.0))
+    more = law.with_mean(law.mean * 1.01 + (2.0 if law.spec[0] in "ft" else 0.0))
     if law.mean < 9e6:
         assert upper_bounds.region(base, more, DELTA).epsilon > 1.6
     by_renyi = upper_bounds.solve_runs(

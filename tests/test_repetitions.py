@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from known import OwnLaw
 from scipy import special, stats
 
 from audit import repetitions
@@ -16,6 +19,7 @@ SPECS = [
     "poisson:0.3",
     "binomial:30,0.5",
     "binomial:1,0.4",
+    "binomial:10,1",
     "two-point:0.01,100",
     "fixed:10",
     "fixed:1",
@@ -106,6 +110,86 @@ def test_spec_is_read_back(law):
     assert repetitions.parse(law.spec) == law
     assert repetitions.parse(law) is law
     assert str(law) == law.spec
+
+
+gammas = st.floats(1e-300, 1.0, exclude_min=True, exclude_max=True)
+shapes = st.floats(-1.0, 1e6, exclude_min=True, exclude_max=True)
+chances = st.floats(0.0, 1.0, exclude_min=True, exclude_max=True)
+plain_laws = st.one_of(
+    st.builds(repetitions.TruncatedNegativeBinomial, shapes, gammas),
+    st.builds(repetitions.Poisson, st.floats(0.0, 1e15, exclude_min=True, exclude_max=True)),
+    st.builds(repetitions.Binomial, st.integers(1, 10**9), chances | st.just(1.0)),
+    st.builds(repetitions.TwoPoint, chances, st.integers(2, 10**12)),
+    st.builds(repetitions.Fixed, st.integers(1, 10**12)),
+)
+
+
+@given(plain_laws)
+def test_every_spec_is_read_back_as_the_very_same_law(law):
+    assert repetitions.parse(law.spec) == law
+    assert repetitions.parse(law.spec.upper()) == law
+    try:
+        cut = repetitions.Truncated(law, 300)
+    except ValueError:
+        return  # no possible number of runs is left
+    assert repetitions.parse(cut.spec) == cut
+
+
+def test_numbers_given_as_text_or_by_numpy_are_kept_as_numbers():
+    law = repetitions.Binomial(np.float64(10.0), np.float64(0.1))
+    assert law.spec == "binomial:10,0.1"
+    assert isinstance(law.n, int)
+    assert repetitions.TruncatedNegativeBinomial(0, np.float64(0.1)).spec == "tnb:0,0.1"
+
+
+@pytest.mark.parametrize("failure", [1e-9, 0.01, 0.3])
+def test_given_no_failure_is_bayes_rule_for_any_law(law, failure):
+    k, p = support(law)
+    expected = p * (1.0 - failure) ** k
+    expected /= expected.sum()
+    x = np.array([0.0, 1e-3, 0.5, 0.99, 1.0])
+    s = np.array([1e-15, 1e-6, 0.3])
+    for conditioned in (law.given_no_failure(failure), OwnLaw(law).given_no_failure(failure)):
+        np.testing.assert_allclose(conditioned.pmf(k), expected, rtol=1e-9, atol=1e-300)
+        assert conditioned.mean == pytest.approx(float(expected @ k), rel=1e-8)
+        assert conditioned.probability_of_none == pytest.approx(expected[0], rel=1e-9, abs=1e-300)
+        phi = (expected[:, None] * x ** k[:, None]).sum(0)
+        np.testing.assert_allclose(conditioned.phi(x), phi, rtol=1e-9, atol=1e-300)
+        # sum p_k (1 - (1-s)^k), each term with all its digits
+        beaten = -np.expm1(k[:, None] * np.log1p(-s)) * expected[:, None]
+        np.testing.assert_allclose(conditioned.phi_survival(s), beaten.sum(0), rtol=1e-8)
+        slope = (expected[1:, None] * k[1:, None] * x[1:] ** (k[1:, None] - 1)).sum(0)
+        np.testing.assert_allclose(conditioned.phi_prime(x[1:]), slope, rtol=1e-8)
+
+
+def test_given_no_failure_twice_and_its_sampler():
+    law = OwnLaw(repetitions.parse("poisson:3"))
+    twice = law.given_no_failure(0.2).given_no_failure(0.5)
+    np.testing.assert_allclose(
+        twice.pmf(np.arange(9)), repetitions.Poisson(1.2).pmf(np.arange(9)), rtol=1e-12
+    )
+    drawn = twice.sample(np.random.default_rng(3), 40_000)
+    # Six standard errors.
+    assert abs(drawn.mean() - 1.2) < 6.0 * np.sqrt(1.2 / len(drawn))
+    assert law.given_no_failure(0.0) is law
+    with pytest.raises(ValueError, match="failure must be rarer to draw from my own fixed:1000"):
+        OwnLaw(repetitions.parse("fixed:1000")).given_no_failure(0.5).sample(None, 1)
+
+
+def test_rare_ends_of_a_two_point_law_do_not_vanish_when_no_run_fails():
+    # P[K = 10^9] falls to about e^-100, below the rounding of the other chance.
+    given_none = repetitions.TwoPoint(0.5, 10**9).given_no_failure(1e-7)
+    assert given_none.phi_prime(1.0) == pytest.approx(1.0 + 1e9 * np.exp(-100.0), rel=1e-9)
+    assert given_none.pmf(10**9) == pytest.approx(np.exp(-100.0), rel=1e-4)
+
+
+def test_an_own_law_has_no_theorem_and_no_family():
+    law = OwnLaw(repetitions.parse("tnb:0,0.1"))
+    assert law.power_law is law.profile_theorem is law.renyi_theorem is None
+    assert law.untruncated is law
+    assert law.means == (law.mean, law.mean)
+    with pytest.raises(ValueError, match="must be of a family with other means, got my own tnb"):
+        law.with_mean(7.0)
 
 
 def test_logarithmic_law_is_the_limit_of_small_eta():

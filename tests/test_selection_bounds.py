@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from known import OwnLaw
 from scipy import integrate, optimize, stats
 
 from audit import accounting, repetitions, upper_bounds
@@ -209,8 +210,24 @@ def test_the_law_of_k_when_no_run_failed(spec):
     law, failure = repetitions.parse(spec), 0.07
     k = np.arange(200)
     weights = law.pmf(k) * (1 - failure) ** k
-    given_none = upper_bounds.without_failures(law, failure)
+    given_none = law.given_no_failure(failure)
     assert given_none.pmf(k) == pytest.approx(weights / weights.sum(), abs=1e-7)
+
+
+@pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8@5"])
+@pytest.mark.parametrize("base", [GaussianMechanism(0.4), ApproximateDp(0.2, 1e-9)])
+def test_a_law_of_ones_own_has_the_bounds_of_every_law_and_no_others(spec, base):
+    known = repetitions.parse(spec)
+    own = {row.name: row for row in upper_bounds.all_bounds(base, OwnLaw(known), DELTA)}
+    for row in upper_bounds.all_bounds(base, known, DELTA):
+        if row.name in ("liu-talwar", "corollary-4", "renyi", "profile", "lemma-22"):
+            assert row.name not in own or own[row.name].epsilon is None
+        elif row.epsilon is None:
+            assert own[row.name].epsilon is None
+        else:
+            assert own[row.name].epsilon == pytest.approx(row.epsilon, rel=1e-7)
+    assert own["approximate"].epsilon is not None
+    assert own["tight"].epsilon is not None
 
 
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8", "fixed:4"])
@@ -445,7 +462,7 @@ def test_laws_in_their_limits(mu):
     poisson = value("region", base, "poisson:10")
     assert value("region", base, "binomial:1000000,1e-5") == pytest.approx(poisson, rel=1e-3)
     tnb = repetitions.parse("tnb:1e5,0.5")
-    near = upper_bounds.with_mean(tnb, 10.0)
+    near = tnb.with_mean(10.0)
     assert upper_bounds.region(base, near, DELTA).epsilon == pytest.approx(poisson, rel=1e-3)
     one = value("region", base, "fixed:1")
     assert one == pytest.approx(base.epsilon(DELTA), rel=1e-5)
@@ -469,8 +486,8 @@ def test_sampling_everything_is_the_gaussian_bound(spec):
     st.floats(2.0, 1e5),
 )
 def test_more_of_anything_costs_more(mu, factor, family, mean):
-    law = upper_bounds.with_mean(repetitions.parse(family), mean)
-    more = upper_bounds.with_mean(law, mean * factor)
+    law = repetitions.parse(family).with_mean(mean)
+    more = law.with_mean(mean * factor)
     base = upper_bounds.region(GaussianMechanism(mu), law, DELTA).epsilon
     slack = 1 + 1e-6
     assert base <= upper_bounds.region(GaussianMechanism(mu * factor), law, DELTA).epsilon * slack

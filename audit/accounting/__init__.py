@@ -14,7 +14,6 @@ from audit.accounting.combinations import AnyOf, Composition
 from audit.accounting.composition import compose
 from audit.accounting.conversion import (
     Unreachable,
-    best_order,
     reach,
     renyi_to_epsilon,
     solve_epsilon,
@@ -53,7 +52,6 @@ __all__ = [
     "RenyiCurve",
     "Unreachable",
     "ZeroConcentratedDp",
-    "best_order",
     "calibrate_mu",
     "calibrate_noise_multiplier",
     "compose",

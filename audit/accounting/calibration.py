@@ -2,11 +2,12 @@
 
 import math
 
-from scipy import optimize, special
+from scipy import special
 
 from audit import checks
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.gaussian import GaussianMechanism
+from audit.numerics import ROOT_TOLERANCE, last_kept
 
 ACCOUNTINGS = ("rdp", "exact")
 """How epsilon_B is counted: `rdp` as the papers do, `exact` by the Gaussian profile."""
@@ -44,10 +45,7 @@ def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float
             f"epsilon must be a budget that some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) spends "
             f"at delta={delta:g}, got {epsilon!r}"
         )
-    log_mu = float(optimize.brentq(spent, low, high, xtol=1e-13, rtol=1e-13))
-    while spent(log_mu) > 0:
-        log_mu -= 1e-12
-    return math.exp(log_mu)
+    return math.exp(last_kept(spent, low, high, ROOT_TOLERANCE))
 
 
 def noise_multiplier_for(mu: float, steps: int) -> float:
@@ -95,10 +93,7 @@ def calibrate_noise_multiplier(
         high, low = low, low - 1.0
     if low == high:
         return enough
-    while high - low > 1e-7:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if spent(middle) > 0 else (low, middle)
-    return math.exp(high)
+    return math.exp(last_kept(spent, high, low, 1e-7))
 
 
 def mean_inclusion_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0) -> float:

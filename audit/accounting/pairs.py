@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+from audit.numerics import log_of_rest
+
 Array = NDArray[np.float64]
 
 REACH = 15.0
@@ -219,7 +221,7 @@ class LossPair(DominatingPair):
 
     def events(self, t: Array) -> tuple[Array, Array]:
         at = np.arange(len(self.law.loss) + 3.0)
-        p, q = (self._log_left(np.interp(t, at, a), np.interp(t, at, b)) for a, b in self._vertices)
+        p, q = (log_of_rest(np.interp(t, at, a), np.interp(t, at, b)) for a, b in self._vertices)
         return p, q
 
     def ranked(self) -> tuple[Array, Array]:
@@ -229,14 +231,8 @@ class LossPair(DominatingPair):
             log P[worse] and log P'[worse] at the ends [n+3] of the outputs, from 0 to -inf. What P'
             alone gives is the worst output.
         """
-        p, q = (self._log_left(left, done)[::-1] for done, left in self._vertices)
+        p, q = (log_of_rest(left, done)[::-1] for done, left in self._vertices)
         return p, q
-
-    @staticmethod
-    def _log_left(done: Array, left: Array) -> Array:
-        """log of the probability `left`, from whichever of it and `done` keeps its digits."""
-        with np.errstate(divide="ignore"):
-            return np.where(done < 0.5, np.log1p(-np.minimum(done, 0.5)), np.log(left))
 
 
 class DiscretePair(LossPair):

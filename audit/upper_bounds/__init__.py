@@ -24,7 +24,6 @@ from audit.upper_bounds.inverse import (
     solve_mu,
     solve_noise_multiplier,
     solve_runs,
-    with_mean,
 )
 from audit.upper_bounds.noisy_max import noisy_max, noisy_max_closed_form, noisy_max_renyi
 from audit.upper_bounds.one_run import BaseReport, report_mechanism
@@ -34,7 +33,6 @@ from audit.upper_bounds.pure import (
     approximate_to_delta,
     corollary_21,
     liu_talwar,
-    without_failures,
 )
 from audit.upper_bounds.reduced import (
     LikelihoodOrder,
@@ -151,7 +149,5 @@ __all__ = [
     "subset_tuning",
     "tight",
     "tightest",
-    "with_mean",
-    "without_failures",
     "worst_order",
 ]

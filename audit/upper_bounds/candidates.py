@@ -8,13 +8,15 @@ import numpy as np
 
 from audit import checks
 from audit.accounting import AnyOf, DpSgd, Mechanism, PrivacyProfile
-from audit.repetitions import TruncatedNegativeBinomial
+from audit.numerics import doubled, last_whole, log_or_minus_infinity
+from audit.repetitions import Repetitions
 from audit.upper_bounds.profile import profile
+from audit.upper_bounds.renyi import power_law
 from audit.upper_bounds.result import UpperBound
 
 
 def corollary_6_2(
-    epsilon_1: float, delta_1: float, epsilon_hat: float, repetitions: TruncatedNegativeBinomial
+    epsilon_1: float, delta_1: float, epsilon_hat: float, repetitions: Repetitions
 ) -> float:
     """Epsilon of tuning over candidates that all keep two points of a privacy profile.
 
@@ -25,14 +27,14 @@ def corollary_6_2(
     checks.interval("epsilon_1", epsilon_1, 0.0, closed_low=True)
     checks.interval("delta_1", delta_1, 0.0, 1.0, closed_low=True, closed_high=True)
     checks.interval("epsilon_hat", epsilon_hat, 0.0, closed_low=True)
-    log_odds = math.log1p(-repetitions.gamma) - math.log(repetitions.gamma)
-    with np.errstate(divide="ignore"):
-        inside = float(np.logaddexp(epsilon_1, log_odds + np.log(delta_1)))
-    return epsilon_hat + (repetitions.eta + 1.0) * inside
+    law = power_law(repetitions)
+    log_odds = math.log1p(-law.gamma) - math.log(law.gamma)
+    inside = float(np.logaddexp(epsilon_1, log_odds + log_or_minus_infinity(delta_1)))
+    return epsilon_hat + (law.eta + 1.0) * inside
 
 
 def many_candidates(
-    candidates: Sequence[Mechanism], repetitions: TruncatedNegativeBinomial, delta: float
+    candidates: Sequence[Mechanism], repetitions: Repetitions, delta: float
 ) -> UpperBound:
     """Corollary 6.2 at its best epsilon_1, for runs that each draw one of several candidates.
 
@@ -67,14 +69,8 @@ def largest_steps(
 
     if not keeps(1):
         return 0
-    low, high = 1, 2
-    while high <= most and keeps(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if keeps(middle) else (low, middle)
-    return low
+    low, high = doubled(lambda steps: not keeps(int(steps)), 2.0, most, start=1.0)
+    return int(last_whole(lambda steps: keeps(int(steps)), low, min(high, most + 1.0)))
 
 
 def propose_test_release(

@@ -3,17 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.numerics import PROFILE_ACCURACY, ROUNDING
 from audit.repetitions import Repetitions
 
 Array = NDArray[np.float64]
-
-_ROUNDING = 1e-14
-
-
-def log_of_worse(better: Array, worse: Array) -> Array:
-    """Log of the probability [n] that one run is worse, from whichever side keeps its digits."""
-    with np.errstate(divide="ignore"):
-        return np.where(better < 0.5, np.log1p(-np.minimum(better, 0.5)), np.log(worse))
 
 
 def cell_masses(log_worse: Array, repetitions: Repetitions) -> tuple[Array, Array]:
@@ -35,7 +28,7 @@ def cell_masses(log_worse: Array, repetitions: Repetitions) -> tuple[Array, Arra
     not_beaten = repetitions.some_phi_at(log_worse)
     use_beaten = beaten[1:] < not_beaten[:-1]
     masses = np.where(use_beaten, np.diff(beaten), -np.diff(not_beaten))
-    rounding = _ROUNDING * np.where(use_beaten, beaten[1:], not_beaten[:-1])
+    rounding = ROUNDING * np.where(use_beaten, beaten[1:], not_beaten[:-1])
     return np.maximum(masses, 0.0), rounding
 
 
@@ -64,8 +57,8 @@ def bounded_masses(
     """
     mass, rounding = cell_masses(log_worse, repetitions)
     slope = np.exp(repetitions.log_phi_prime_at(log_worse))
-    lower = np.maximum(mass - 1e3 * rounding, slope[1:] * one_run * (1.0 - 1e-9))
-    upper = np.minimum(mass + 1e3 * rounding, slope[:-1] * one_run * (1.0 + 1e-9))
+    lower = np.maximum(mass - 1e3 * rounding, slope[1:] * one_run * (1.0 - PROFILE_ACCURACY))
+    upper = np.minimum(mass + 1e3 * rounding, slope[:-1] * one_run * (1.0 + PROFILE_ACCURACY))
     return np.minimum(lower, upper), upper
 
 

@@ -10,17 +10,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.accounting import Mechanism, best_order, renyi_to_epsilon
+from audit.accounting import Mechanism, renyi_to_epsilon
+from audit.numerics import best_renyi_order, last_kept
 from audit.protocols import Adaptive
-from audit.repetitions import Repetitions, TruncatedNegativeBinomial
+from audit.repetitions import Repetitions
 from audit.upper_bounds.registry import Value, bound
-from audit.upper_bounds.renyi import Curve
+from audit.upper_bounds.renyi import Curve, power_law
 from audit.upper_bounds.result import NotApplicable, UpperBound
 
 Array = NDArray[np.float64]
 
 
-def hypo_curve(base: Mechanism, repetitions: TruncatedNegativeBinomial, ratio: float) -> Curve:
+def hypo_curve(base: Mechanism, repetitions: Repetitions, ratio: float) -> Curve:
     """Theorem 1 as a function of the order alpha.
 
     e' = e + (1+theta) (1-1/b) e_b + (alpha/(alpha-1) + 1 + theta) log(C/c)
@@ -32,13 +33,14 @@ def hypo_curve(base: Mechanism, repetitions: TruncatedNegativeBinomial, ratio: f
         ratio: C/c >= 1.
     """
     log_ratio = math.log(checks.interval("ratio", ratio, 1.0, closed_low=True))
-    log_inverse_gamma = -math.log(repetitions.gamma)
-    shape, log_mean = 1.0 + repetitions.eta, math.log(repetitions.mean)
+    law = power_law(repetitions)
+    log_inverse_gamma = -math.log(law.gamma)
+    shape, log_mean = 1.0 + law.eta, math.log(repetitions.mean)
 
     def penalty(order: Array) -> Array:
         return base.renyi(order) * (1.0 - 1.0 / order) + log_inverse_gamma / order
 
-    constant = shape * (best_order(penalty)[1] + log_ratio)
+    constant = shape * (best_renyi_order(penalty)[1] + log_ratio)
 
     def curve(alpha: Array) -> Array:
         rest = alpha - 1.0
@@ -78,16 +80,16 @@ def hypo_theorem_1(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
         delta: in (0, 1).
     """
     law = protocol.repetitions
-    if not isinstance(law, TruncatedNegativeBinomial):
+    if law.power_law is None:
         raise NotApplicable("K must be truncated negative binomial")
     return Value(renyi_to_epsilon(hypo_curve(base, law, protocol.high / protocol.low), delta))
 
 
-def hypo_pure(epsilon_0: float, repetitions: TruncatedNegativeBinomial, ratio: float) -> float:
+def hypo_pure(epsilon_0: float, repetitions: Repetitions, ratio: float) -> float:
     """Epsilon for a base of pure DP, (2 + theta)(epsilon_0 + log(C/c)) (theorem 2)."""
     checks.interval("epsilon_0", epsilon_0, 0.0)
     checks.interval("ratio", ratio, 1.0, closed_low=True)
-    return (2.0 + repetitions.eta) * (epsilon_0 + math.log(ratio))
+    return (2.0 + power_law(repetitions).eta) * (epsilon_0 + math.log(ratio))
 
 
 def project_density(
@@ -95,7 +97,7 @@ def project_density(
 ) -> Array:
     """The nearest density within [low, high] times the prior, in the prior's L2 norm.
 
-    The projection of f is clip(f + t, low, high), with t such that the mean is 1: bisection.
+    The projection of f is clip(f + t, low, high), with t such that the mean is 1.
 
     Args:
         density: f, relative to the prior, [n].
@@ -114,9 +116,10 @@ def project_density(
     weights = np.full(len(values), 1.0 / len(values)) if prior is None else np.asarray(prior)
     if weights.shape != values.shape or not np.all(weights >= 0) or abs(weights.sum() - 1) > 1e-9:
         raise ValueError(f"prior must be {len(values)} probabilities, got {weights!r}")
-    left, right = low - float(values.max()), high - float(values.min())
-    for _ in range(100):
-        t = 0.5 * (left + right)
-        too_small = float(weights @ np.clip(values + t, low, high)) < 1.0
-        left, right = (t, right) if too_small else (left, t)
-    return np.clip(values + right, low, high)
+    least, most = low - float(values.max()), high - float(values.min())
+
+    def mean_above_one(t: float) -> float:
+        return 1.0 - float(weights @ np.clip(values + t, low, high))
+
+    t = last_kept(mean_above_one, most, least, 0.0)
+    return np.clip(values + t, low, high)

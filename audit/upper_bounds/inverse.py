@@ -2,22 +2,14 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize
 
 from audit import checks
 from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable
-from audit.repetitions import (
-    Binomial,
-    Fixed,
-    Poisson,
-    Repetitions,
-    Truncated,
-    TruncatedNegativeBinomial,
-    TwoPoint,
-)
+from audit.numerics import last_kept
+from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial
 from audit.upper_bounds.region import RegionCurve
 from audit.upper_bounds.result import UpperBound
 
@@ -28,46 +20,6 @@ _LEAST_NOISE = 0.06
 _MOST_RUNS = 1e7
 _POINTS = 1 << 12
 _MARGIN = 1e-8  # what the region bound's own rounding may add to log(delta)
-
-
-def with_mean(law: Repetitions, mean: float) -> Repetitions:
-    """The law of the same family with another expected number of runs, as near as it goes.
-
-    Truncated negative binomial laws keep eta, binomial laws n, two-point laws s, and truncated laws
-    where they are cut.
-
-    Args:
-        law: any law of K.
-        mean: E[K] asked for (before truncation), > 0; at least 1 where K >= 1.
-
-    Raises:
-        ValueError: the family has no law with that mean.
-    """
-    checks.interval("mean", mean, 0.0, 1e15)
-    if isinstance(law, Truncated):
-        return Truncated(with_mean(law.law, mean), law.most)
-    if isinstance(law, Poisson):
-        return Poisson(mean)
-    if isinstance(law, Binomial):
-        return Binomial(law.n, min(mean / law.n, 1.0))
-    if isinstance(law, Fixed):
-        return Fixed(max(round(mean), 1))
-    if isinstance(law, TwoPoint):
-        return TwoPoint(law.s, max(round((mean - law.s) / (1.0 - law.s)), 2))
-    if isinstance(law, TruncatedNegativeBinomial):
-        checks.interval("mean", mean, 1.0, closed_low=True)
-
-        def excess(log_gamma: float) -> float:
-            found = TruncatedNegativeBinomial(law.eta, math.exp(log_gamma)).mean
-            return math.log(found) - math.log(mean)
-
-        low, high = math.log(1e-290), -1e-9
-        if excess(high) >= 0.0:
-            return replace(law, gamma=math.exp(high))
-        if excess(low) < 0.0:
-            raise ValueError(f"mean must be one that eta = {law.eta:g} reaches, got {mean!r}")
-        return replace(law, gamma=math.exp(float(optimize.brentq(excess, low, high, xtol=1e-12))))
-    raise ValueError(f"law must be of a known family, got {law.spec}")
 
 
 def excess(
@@ -92,30 +44,6 @@ def excess(
     if answer.epsilon is None:
         raise ValueError(f"bound {answer.name!r} {answer.assumes}, got repetitions {law.spec}")
     return answer.epsilon - target
-
-
-def _last_kept(missed: Callable[[float], float], low: float, high: float, digits: float) -> float:
-    """The largest x in [low, high] with missed(x) <= 0, to within `digits`; missed(low) <= 0.
-
-    Regula falsi (Illinois), as the function may be infinite and may have steps: bisection then.
-    """
-    left, right = missed(low), missed(high)
-    if right <= 0.0:
-        return high
-    halves = 0
-    while high - low > digits:
-        usable = math.isfinite(left) and math.isfinite(right) and left < 0.0
-        share = left / (left - right) if usable and halves < 3 else 0.5
-        middle = low + min(max(share, 0.01), 0.99) * (high - low)
-        if not low < middle < high:
-            break
-        value, before = missed(middle), high - low
-        if value <= 0.0:
-            low, left, right = middle, value, 0.5 * right
-        else:
-            high, right, left = middle, value, 0.5 * left
-        halves = halves + 1 if high - low > 0.5 * before else 0
-    return low
 
 
 def solve_mu(
@@ -147,7 +75,7 @@ def solve_mu(
             f"target-epsilon must be what some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) gives by "
             f"{name} at delta={delta:g} with {law.spec}, got {target!r}"
         )
-    return math.exp(_last_kept(missed, low, high, 1e-10))
+    return math.exp(last_kept(missed, low, high, 1e-10))
 
 
 def solve_noise_multiplier(
@@ -191,7 +119,7 @@ def solve_noise_multiplier(
 
     # The noise shrinks by the sampling rate at most, but for the loss of one single step.
     low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, _LEAST_NOISE))
-    return math.exp(-_last_kept(missed, low, max(low, high), 1e-6))
+    return math.exp(-last_kept(missed, low, max(low, high), 1e-6))
 
 
 def solve_runs(
@@ -202,7 +130,7 @@ def solve_runs(
     Args:
         target: epsilon allowed for the tuning, > 0.
         base: one run.
-        law: names the family, as in `with_mean`.
+        law: names the family, as in `Repetitions.with_mean`.
         delta: in (0, 1).
         bound: the bound that keeps it; the region bound by default.
 
@@ -210,23 +138,17 @@ def solve_runs(
         ValueError: not even one expected run keeps the target, or 10^7 do.
     """
     checks.interval("target-epsilon", target, 0.0, 1e4)
-    least, most = 1.0, _MOST_RUNS
-    if isinstance(law, Binomial):
-        most = float(law.n)
-    if isinstance(law, TwoPoint):
-        least = law.s + 2.0 * (1.0 - law.s)
-    if isinstance(law, TruncatedNegativeBinomial) and law.eta < 0.0:
-        most = min(most, 0.1 * TruncatedNegativeBinomial(law.eta, 1e-280).mean)
+    least, most = max(law.means[0], 1.0), min(law.means[1], _MOST_RUNS)
 
     def missed(log_mean: float) -> float:
-        return excess(base, with_mean(law, math.exp(log_mean)), target, delta, bound)
+        return excess(base, law.with_mean(math.exp(log_mean)), target, delta, bound)
 
     if missed(math.log(least)) > 0.0:
         raise ValueError(
             f"target-epsilon must be one that {least:g} expected runs keep with {law.spec}, "
             f"got {target!r}"
         )
-    return with_mean(law, math.exp(_last_kept(missed, math.log(least), math.log(most), 1e-6)))
+    return law.with_mean(math.exp(last_kept(missed, math.log(least), math.log(most), 1e-6)))
 
 
 @dataclass(frozen=True)

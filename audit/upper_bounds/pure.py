@@ -11,15 +11,8 @@ import numpy as np
 
 from audit import checks
 from audit.accounting import Mechanism, PureDp, Unreachable, renyi_to_epsilon
-from audit.repetitions import (
-    Binomial,
-    Fixed,
-    Poisson,
-    Repetitions,
-    Truncated,
-    TruncatedNegativeBinomial,
-    TwoPoint,
-)
+from audit.numerics import PROFILE_ACCURACY, QUANTILE_ACCURACY
+from audit.repetitions import Poisson, Repetitions
 from audit.upper_bounds.registry import Value, bound
 from audit.upper_bounds.renyi import lemma_7_curve
 from audit.upper_bounds.result import NotApplicable
@@ -45,40 +38,15 @@ def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> Value
         repetitions: the law of K.
         delta: in (0, 1).
     """
-    if not isinstance(repetitions, TruncatedNegativeBinomial):
+    law = repetitions.power_law
+    if law is None:
         raise NotApplicable("K must be truncated negative binomial")
-    delta_0 = float(repetitions.inverse_survival(delta)) * (1.0 - 1e-12)
+    delta_0 = float(repetitions.inverse_survival(delta)) * (1.0 - QUANTILE_ACCURACY)
     try:
-        epsilon = (2.0 + repetitions.eta) * base.epsilon(delta_0)
+        epsilon = (2.0 + law.eta) * base.epsilon(delta_0)
     except Unreachable:
         raise NotApplicable(_TOO_SMALL) from None
     return Value(epsilon)
-
-
-def without_failures(repetitions: Repetitions, delta_0: float) -> Repetitions:
-    """The law of K given that none of the runs failed, each with chance delta_0.
-
-    P[K = k] (1-delta_0)^k / phi(1-delta_0) (Papernot & Steinke 2022, lemma 20).
-
-    Args:
-        repetitions: the law of K.
-        delta_0: in [0, 1).
-    """
-    keep = 1.0 - delta_0
-    if isinstance(repetitions, TruncatedNegativeBinomial):
-        gamma = repetitions.gamma + (1.0 - repetitions.gamma) * delta_0
-        return TruncatedNegativeBinomial(repetitions.eta, gamma)
-    if isinstance(repetitions, Poisson):
-        return Poisson(repetitions.mu * keep)
-    if isinstance(repetitions, Binomial):
-        p = repetitions.p
-        return Binomial(repetitions.n, p * keep / (1.0 - p * delta_0))
-    if isinstance(repetitions, TwoPoint):
-        one, many = repetitions.s, (1.0 - repetitions.s) * keep ** (repetitions.L - 1)
-        return TwoPoint(one / (one + many), repetitions.L) if many > 0.0 else Fixed(1)
-    if isinstance(repetitions, Truncated):
-        return Truncated(without_failures(repetitions.law, delta_0), repetitions.most)
-    return repetitions
 
 
 @bound("approximate", 20, "Papernot & Steinke 2022, lemma 20 (and 7)", about=("any base",))
@@ -94,12 +62,12 @@ def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Valu
     """
     best = math.inf
     for share in _SHARES:
-        delta_0 = float(repetitions.inverse_survival(share * delta)) * (1.0 - 1e-9)
+        delta_0 = float(repetitions.inverse_survival(share * delta)) * (1.0 - PROFILE_ACCURACY)
         try:
             pure = PureDp(max(base.epsilon(delta_0), 1e-9))
         except Unreachable:
             continue
-        law = without_failures(repetitions, delta_0)
+        law = repetitions.given_no_failure(delta_0)
         rest = (1.0 - share) * delta
         best = min(best, renyi_to_epsilon(lemma_7_curve(pure, law, 512), rest))
     if math.isinf(best):

@@ -27,6 +27,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from audit import numerics
 from audit.accounting import DominatingPair, Mechanism, solve_epsilon
 from audit.repetitions import Repetitions
 from audit.upper_bounds.registry import Value, bound
@@ -38,7 +39,6 @@ _SOURCE = (
 )
 _POINTS = 1 << 14
 _COARSE = 1 << 12
-_ROUNDING = 1e-14
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class RegionCurve:
         """
         widths, a, b = self._curve
         # Moved towards the worse by rounding.
-        a, b = a * (1.0 + _ROUNDING), b * (1.0 - _ROUNDING)
+        a, b = a * (1.0 + numerics.ROUNDING), b * (1.0 - numerics.ROUNDING)
         # A last piece that ends in the certain event is a straight line, where b/a only grows (log
         # phi' is convex in log x): it needs no corner.
         inner = (a[1:] > 0.0) | (b[1:] > 0.0)
@@ -96,7 +96,7 @@ class RegionCurve:
         # Before the first point and after the last the box of the limits bounds the curve.
         a_points = np.concatenate([[most], a, corner_a, a[-1:]])
         b_points = np.concatenate([b[:1], b, corner_b, [least]])
-        return self._mixture(np.minimum(a_points, most * (1.0 + _ROUNDING)), b_points)
+        return self._mixture(np.minimum(a_points, most * (1.0 + numerics.ROUNDING)), b_points)
 
     @cached_property
     def vertices(self) -> tuple[Array, Array]:
@@ -112,7 +112,7 @@ class RegionCurve:
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
-        return min(self.upper.delta(epsilon) * (1.0 + 1e-9), 1.0)
+        return min(self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
 
     def _log_slope(self, log_x: Array) -> Array:
         return np.asarray(self.repetitions.log_phi_prime_at(log_x))
@@ -139,7 +139,7 @@ class RegionCurve:
         return np.where(np.isfinite(log_left[:-1]), widths, 0.0), a, b
 
     def _mixture(self, a: Array, b: Array) -> Mixture:
-        a, b = _lower_hull(a, b)
+        a, b = numerics.lower_hull(a, b)
         weights = np.diff(a, prepend=0.0)
         with np.errstate(divide="ignore"):
             shifts = np.log(np.diff(b, prepend=0.0)) - np.log(weights)
@@ -159,7 +159,7 @@ def corners(widths: Array, b: Array) -> tuple[Array, Array]:
         How far between its points each corner is, from 0 to 1, and b there, [..., n-1]: no convex
         function through the points is below the chords from the points to the corners.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         slopes = np.diff(b) / widths
         before, after = slopes.copy(), np.zeros_like(slopes)
         before[..., 0], before[..., 1:], after[..., :-1] = (
@@ -174,49 +174,6 @@ def corners(widths: Array, b: Array) -> tuple[Array, Array]:
     bad = ~np.isfinite(corner) | ~((share >= 0.0) & (share <= 1.0))
     corner = np.where(bad, b[..., 1:], np.maximum(corner, b[..., 1:]))
     return np.where(bad, 0.0, share), corner
-
-
-def _lower_hull(a: Array, b: Array) -> tuple[Array, Array]:
-    """Vertices of the lower convex hull of the origin and the points, from the origin on.
-
-    Args:
-        a: [n] >= 0.
-        b: [n] >= 0.
-
-    Returns:
-        The vertices after the origin, a strictly increasing, slopes strictly increasing. Rounding
-        can only leave a vertex too many, which changes the envelope by rounding alone.
-    """
-    order = np.lexsort((-b, a))
-    a, b = a[order], b[order]
-    # Of points with one and the same a only the one with the smallest b, the last, matters.
-    keep = np.append(np.diff(a) > 0, True) & (a > 0)
-    a, b = a[keep], b[keep]
-    first = int(np.argmin(b / a))
-    a, b = a[first:], b[first:]
-    for _ in range(6):
-        slopes = np.diff(np.concatenate([[0.0], b])) / np.diff(np.concatenate([[0.0], a]))
-        drop = np.concatenate([slopes[1:] <= slopes[:-1], [False]])
-        if not drop.any():
-            return a, b
-        # A point is judged by its neighbours, so of two neighbours only one may go at a time.
-        drop[1:] &= ~drop[:-1]
-        a, b = a[~drop], b[~drop]
-    return _monotone_chain(a, b)
-
-
-def _monotone_chain(a: Array, b: Array) -> tuple[Array, Array]:
-    """Andrew's monotone chain, for what the vectorised passes leave."""
-    hull = [(0.0, 0.0)]
-    for x, y in zip(a.tolist(), b.tolist(), strict=True):
-        while len(hull) > 1:
-            (x1, y1), (x2, y2) = hull[-2], hull[-1]
-            if (y2 - y1) * (x - x2) < (y - y2) * (x2 - x1):
-                break
-            hull.pop()
-        hull.append((x, y))
-    vertices = np.array(hull[1:])
-    return vertices[:, 0], vertices[:, 1]
 
 
 @bound("region", 100, _SOURCE)

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
-from audit.accounting import Mechanism, ZeroConcentratedDp, best_order, renyi_to_epsilon
-from audit.repetitions import Poisson, Repetitions, Truncated, TruncatedNegativeBinomial
+from audit.accounting import Mechanism, ZeroConcentratedDp, renyi_to_epsilon
+from audit.numerics import QUANTILE_ACCURACY, best_renyi_order
+from audit.repetitions import PowerLaw, Repetitions
 from audit.upper_bounds.region import RegionCurve
 from audit.upper_bounds.registry import Value, bound
 from audit.upper_bounds.result import NotApplicable
@@ -39,13 +38,10 @@ def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
         repetitions: the law of K.
         delta: in (0, 1).
     """
-    if isinstance(repetitions, TruncatedNegativeBinomial):
-        source = "Papernot & Steinke 2022, theorem 2"
-    elif isinstance(repetitions, Poisson):
-        source = "Papernot & Steinke 2022, theorem 6"
-    else:
+    theorem = repetitions.renyi_theorem
+    if theorem is None:
         raise NotApplicable("K must be truncated negative binomial or Poisson")
-    return _converted(base, renyi_curve, repetitions, delta, source)
+    return _converted(base, renyi_curve, repetitions, delta, theorem.source)
 
 
 @bound("lemma-7", 50, "Papernot & Steinke 2022, lemma 7", about=_ANY_BASE)
@@ -69,7 +65,7 @@ def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
         repetitions: a law conditioned on K <= most.
         delta: in (0, 1).
     """
-    if not isinstance(repetitions, Truncated):
+    if repetitions.untruncated is repetitions:
         raise NotApplicable("K must be conditioned on K <= most")
     return _converted(base, lemma_22_curve, repetitions, delta)
 
@@ -85,16 +81,17 @@ def corollary_4(base: Mechanism, repetitions: Repetitions, delta: float) -> Valu
     """
     if zero_concentrated(base) is None:
         raise NotApplicable("the base must be Gaussian or zero-concentrated")
-    if not isinstance(repetitions, TruncatedNegativeBinomial):
+    law = repetitions.power_law
+    if law is None:
         raise NotApplicable("K must be truncated negative binomial")
-    if -math.log(repetitions.gamma) < (zero_concentrated(base) or 0.0):
+    if -math.log(law.gamma) < (zero_concentrated(base) or 0.0):
         raise NotApplicable("log(1/gamma) must be at least rho")
     return _converted(base, corollary_4_curve, repetitions, delta)
 
 
 def _converted(
     base: Mechanism,
-    curve_of: Callable[[Mechanism, Any], Curve],
+    curve_of: Callable[[Mechanism, Repetitions], Curve],
     repetitions: Repetitions,
     delta: float,
     source: str | None = None,
@@ -113,18 +110,32 @@ def renyi_curve(base: Mechanism, repetitions: Repetitions) -> Curve:
     Raises:
         ValueError: K is neither truncated negative binomial nor Poisson.
     """
-    if isinstance(repetitions, TruncatedNegativeBinomial):
-        return _monotone(_truncated_negative_binomial(base, repetitions))
-    if isinstance(repetitions, Poisson):
-        return _monotone(_poisson(base, repetitions))
-    raise ValueError(
-        f"repetitions must be truncated negative binomial or Poisson, got {repetitions.spec}"
-    )
+    theorem = repetitions.renyi_theorem
+    if theorem is None:
+        raise ValueError(
+            f"repetitions must be truncated negative binomial or Poisson, got {repetitions.spec}"
+        )
+    penalty = theorem.penalty(base.renyi, base.delta)
+    log_none = _log_none(repetitions)
+    log_mean = math.log(repetitions.mean)
+
+    def curve(alpha: Array) -> Array:
+        rest = alpha - 1.0
+        log_sum = rest * (base.renyi(alpha) + penalty(alpha)) + log_mean
+        return np.logaddexp(log_none, log_sum) / rest
+
+    return _monotone(curve)
+
+
+def _log_none(repetitions: Repetitions) -> float:
+    """log P[K = 0]: having no run at all adds its own term to a Renyi sum."""
+    none = repetitions.probability_of_none
+    return math.log(none) if none > 0.0 else -math.inf
 
 
 def _monotone(curve: Curve) -> Curve:
     """D_alpha grows with alpha, so a bound at its best order serves every smaller order too."""
-    flat_until, lowest = best_order(curve)
+    flat_until, lowest = best_renyi_order(curve)
 
     def monotone(alpha: Array) -> Array:
         values = curve(alpha)
@@ -151,9 +162,7 @@ def lemma_7_curve(base: Mechanism, repetitions: Repetitions, points: int = _POIN
         with np.errstate(divide="ignore"):
             log_b = np.maximum(np.log(b[kept]), repetitions.log_phi_prime_at(-np.inf))
         logs.append((np.log(a[kept]), log_b))
-    log_none = -np.inf
-    if repetitions.probability_of_none > 0:
-        log_none = math.log(repetitions.probability_of_none)
+    log_none = _log_none(repetitions)
 
     def curve(alpha: Array) -> Array:
         rest = alpha - 1.0
@@ -171,18 +180,28 @@ def _largest(rest: Array, log_a: Array, log_b: Array) -> Array:
     return np.where(cut, np.inf, heights[np.arange(len(rest)), best])
 
 
-def lemma_22_curve(base: Mechanism, repetitions: Truncated) -> Curve:
+def lemma_22_curve(base: Mechanism, repetitions: Repetitions) -> Curve:
     """Lemma 7 of the law before truncation, and what truncation adds at most.
 
     log(1/P[K<=m]) / (alpha-1) + log(1 + T/(E[K]-T)), T = E[K; K > m].
     """
-    untruncated = lemma_7_curve(base, repetitions.law)
-    counts = np.arange(repetitions.most + 1.0)
-    log_kept = min(float(special.logsumexp(repetitions.law.log_pmf(counts))), 0.0)  # log P[K <= m]
-    log_share = log_kept + math.log(repetitions.mean / repetitions.law.mean)  # of E[K], for K <= m
-    return lambda alpha: (
-        untruncated(alpha) + max(-log_share, 0.0) + 1e-12 - log_kept / (alpha - 1.0)
-    )
+    untruncated, log_kept = repetitions.untruncated, repetitions.log_kept
+    log_share = log_kept + math.log(repetitions.mean / untruncated.mean)  # of E[K], for K <= m
+    curve = lemma_7_curve(base, untruncated)
+    added = max(-log_share, 0.0) + QUANTILE_ACCURACY
+    return lambda alpha: curve(alpha) + added - log_kept / (alpha - 1.0)
+
+
+def power_law(repetitions: Repetitions) -> PowerLaw:
+    """The parameters of a truncated negative binomial law.
+
+    Raises:
+        ValueError: K has another law.
+    """
+    law = repetitions.power_law
+    if law is None:
+        raise ValueError(f"repetitions must be truncated negative binomial, got {repetitions.spec}")
+    return law
 
 
 def zero_concentrated(base: Mechanism) -> float | None:
@@ -192,48 +211,23 @@ def zero_concentrated(base: Mechanism) -> float | None:
     return None if base.gaussian_mu is None else base.gaussian_mu**2 / 2.0
 
 
-def corollary_4_curve(base: Mechanism, repetitions: TruncatedNegativeBinomial) -> Curve:
+def corollary_4_curve(base: Mechanism, repetitions: Repetitions) -> Curve:
     """Corollary 4 as a function of the order; flat up to the order 1 + sqrt(log E[K] / rho).
 
     Raises:
-        ValueError: the base is not zero-concentrated, or rho > log(1/gamma).
+        ValueError: the base is not zero-concentrated, K is not truncated negative binomial, or
+            rho > log(1/gamma).
     """
-    rho, log_inverse_gamma = zero_concentrated(base), -math.log(repetitions.gamma)
+    law = power_law(repetitions)
+    rho, log_inverse_gamma = zero_concentrated(base), -math.log(law.gamma)
     if rho is None or rho > log_inverse_gamma:
         raise ValueError(f"rho must be at most log(1/gamma) = {log_inverse_gamma:g}, got {rho!r}")
-    eta, log_mean = repetitions.eta, math.log(repetitions.mean)
+    eta, log_mean = law.eta, math.log(repetitions.mean)
     constant = 2.0 * (1.0 + eta) * math.sqrt(rho * log_inverse_gamma) - eta * rho
     best = math.sqrt(log_mean / rho)
 
     def curve(alpha: Array) -> Array:
         rest = np.maximum(alpha - 1.0, best)
         return rho * rest + log_mean / rest + constant
-
-    return curve
-
-
-def _truncated_negative_binomial(base: Mechanism, repetitions: TruncatedNegativeBinomial) -> Curve:
-    """e(alpha) + (1+eta) min_b [(1-1/b) e(b) + log(1/gamma)/b] + log E[K]/(alpha-1)."""
-    log_inverse_gamma = -math.log(repetitions.gamma)
-
-    def penalty(order: Array) -> Array:
-        return base.renyi(order) * (1.0 - 1.0 / order) + log_inverse_gamma / order
-
-    constant = (1.0 + repetitions.eta) * best_order(penalty)[1]
-    log_mean = math.log(repetitions.mean)
-    return lambda alpha: base.renyi(alpha) + constant + log_mean / (alpha - 1.0)
-
-
-def _poisson(base: Mechanism, repetitions: Poisson) -> Curve:
-    """e(alpha) + mu d + log(mu)/(alpha-1), the base (h, d)-DP at e^h = 1 + 1/(alpha-1).
-
-    The chance e^-mu of no run adds its own term to the Renyi sum; it matters only for small mu.
-    """
-
-    def curve(alpha: Array) -> Array:
-        h = -np.log1p(-1.0 / alpha)
-        exponent = base.renyi(alpha) + repetitions.mu * base.delta(h)
-        log_sum = (alpha - 1.0) * exponent + math.log(repetitions.mu)
-        return np.logaddexp(-repetitions.mu, log_sum) / (alpha - 1.0)
 
     return curve

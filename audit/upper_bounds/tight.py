@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.accounting import DominatingPair, Mechanism, Unreachable, solve_epsilon
+from audit.numerics import PROFILE_ACCURACY, SUM_ROUNDING, log_of_difference
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import bounded_masses, scale
 from audit.upper_bounds.region import RegionCurve, corners
@@ -48,7 +49,6 @@ _COARSE, _POINTS = 96, 700
 _ENOUGH = 1.001
 _LEAST = -45.0
 _NEAR = 8
-_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class FoldedGame:
         for log_left in self.left:
             # Between the events `done` and `kept` is what is worse.
             front_left, back_left = log_left[done], log_left[kept]
-            log_worse = log_rest(front_left, back_left)
-            one_run = np.exp(log_rest(front_left[:-1], front_left[1:]))
-            one_run += np.exp(log_rest(back_left[1:], back_left[:-1]))
+            log_worse = log_of_difference(front_left, back_left)
+            one_run = np.exp(log_of_difference(front_left[:-1], front_left[1:]))
+            one_run += np.exp(log_of_difference(back_left[1:], back_left[:-1]))
             sides.append(bounded_masses(log_worse, one_run, self.repetitions))
         return sides[0], sides[1]
 
@@ -104,7 +104,7 @@ class FoldedGame:
 
     def epsilon(self, delta: float) -> float:
         """Epsilon that this order attains at delta, rounded down."""
-        return solve_epsilon(self.delta, delta) * (1.0 - 1e-9)
+        return solve_epsilon(self.delta, delta) * (1.0 - PROFILE_ACCURACY)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class TightCurve:
         for weights, weights_with, a, b in self._lines:
             gains = weights[:, None] * a - _scaled(weights_with, epsilon) * b
             total += 0.5 * float(np.maximum(gains.max(axis=1), 0.0).sum())
-        return min(total * (1.0 + 1e-9), self._region.delta(epsilon))
+        return min(total * (1.0 + PROFILE_ACCURACY), self._region.delta(epsilon))
 
     @cached_property
     def _region(self) -> RegionCurve:
@@ -202,7 +202,7 @@ class TightCurve:
         for log_left in self.left:
             e, f = np.tril_indices(len(log_left))
             slopes = np.full((len(log_left),) * 2, self._slope(np.array(-np.inf)))
-            slopes[e, f] = self._slope(log_rest(log_left[f], log_left[e]))
+            slopes[e, f] = self._slope(log_of_difference(log_left[f], log_left[e]))
             sides.append(slopes)
         return sides[0], sides[1]
 
@@ -212,7 +212,7 @@ class TightCurve:
     @cached_property
     def _widths(self) -> tuple[Array, Array]:
         """P- and P'-probabilities [n-1] between consecutive events."""
-        p, q = (np.exp(log_rest(v[:-1], v[1:])) for v in self.left)
+        p, q = (np.exp(log_of_difference(v[:-1], v[1:])) for v in self.left)
         return p, q
 
     @cached_property
@@ -241,7 +241,7 @@ class TightCurve:
         one, a corner for the other.
         """
         (p, _), (a, b), (widths, widths_with) = self.left, self._slopes, self._widths
-        a, b, b_up = a * (1.0 + _ROUNDING), b * (1.0 - _ROUNDING), b * (1.0 + _ROUNDING)
+        a, b, b_up = a * (1.0 + SUM_ROUNDING), b * (1.0 - SUM_ROUNDING), b * (1.0 + SUM_ROUNDING)
         # Cell i is between the events i + 1, of smaller e, and i.
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             chord = widths_with / widths
@@ -275,10 +275,10 @@ class TightCurve:
         # the gain, where positive, falls with f.
         cells = np.arange(len(p) - 1)
         last = np.maximum(cells - _NEAR, 0)
-        rest = log_rest(p[last], p[cells + 1])
-        most = self._slope(rest)[:, None] * (1.0 + _ROUNDING)
+        rest = log_of_difference(p[last], p[cells + 1])
+        most = self._slope(rest)[:, None] * (1.0 + SUM_ROUNDING)
         with np.errstate(divide="ignore"):
-            least = self._slope(rest + np.log(chord_before))[:, None] * (1.0 - _ROUNDING)
+            least = self._slope(rest + np.log(chord_before))[:, None] * (1.0 - SUM_ROUNDING)
         inner = (np.arange(len(p)) <= last[:, None]) & (last[:, None] > 0)
         a_start, a_end, b_start, b_end = (
             np.hstack([np.where(inner, at, 0.0), np.where(inner[:, 1:], between, 0.0), beyond])
@@ -329,14 +329,6 @@ class TightCurve:
         split = split[self._doubt[split] < 1e-8]
         middle = 0.5 * (self.t[split - 1] + self.t[split])
         return TightCurve(self.pair, self.repetitions, np.union1d(self.t, middle))
-
-
-def log_rest(log_x: Array, log_y: Array) -> Array:
-    """log(x - y) for y <= x, elementwise."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.minimum(log_y - log_x, 0.0)
-        share = np.where(ratio > -0.7, np.log(-np.expm1(ratio)), np.log1p(-np.exp(ratio)))
-        return np.where(ratio < 0.0, log_x + share, -np.inf)
 
 
 def _scaled(weights: Array, epsilon: float) -> Array:

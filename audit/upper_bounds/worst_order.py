@@ -31,8 +31,9 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.claims import Kind
+from audit.numerics import PROFILE_ACCURACY, log_of_rest
 from audit.repetitions import Repetitions
-from audit.upper_bounds.cells import bounded_masses, divergence_of_cells, log_of_worse
+from audit.upper_bounds.cells import bounded_masses, divergence_of_cells
 from audit.upper_bounds.registry import Value, bound
 from audit.upper_bounds.result import NotApplicable
 from audit.upper_bounds.tight import TightCurve
@@ -132,7 +133,7 @@ class TunedOrder:
             )
             better = np.concatenate([[0.0], np.cumsum(one_run)])
             worse = np.concatenate([np.cumsum(one_run[::-1])[::-1], [0.0]])
-            log_worse = log_of_worse(np.minimum(better, 1.0), np.minimum(worse, 1.0))
+            log_worse = log_of_rest(np.minimum(better, 1.0), np.minimum(worse, 1.0))
             laws.append(bounded_masses(log_worse, one_run, self.repetitions))
         return laws[0], laws[1]
 
@@ -142,7 +143,7 @@ class TunedOrder:
 
     def epsilon(self, delta: float) -> float:
         """Epsilon that this order attains at delta, rounded down."""
-        return solve_epsilon(self.delta, delta) * (1.0 - 1e-9)
+        return solve_epsilon(self.delta, delta) * (1.0 - PROFILE_ACCURACY)
 
 
 def best_order(mu: float, repetitions: Repetitions, delta: float) -> tuple[FoldedOrder, float]:

@@ -1,0 +1,262 @@
+"""Roots rounded to a stated side, convex hulls, sums in log space, and every allowance once.
+
+Nothing here knows of privacy. What is rounded is rounded so that a bound stays one: the caller says
+on which side of a root he wants to be, and gets a point where his condition was seen to hold.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+Whole = NDArray[np.int64]
+
+ROUNDING = 1e-14
+"""A value made by some fifty operations in double precision, 1.1e-16 each, as phi and phi' are."""
+
+SUM_ROUNDING = 1e-13
+"""The same, times what a sum over a thousand cells adds by pairwise summation."""
+
+PROFILE_ACCURACY = 1e-9
+"""Relative accuracy that every evaluation of a privacy profile is known to have; see its tests."""
+
+QUANTILE_ACCURACY = 1e-12
+"""Relative accuracy of beta and normal quantiles as scipy computes them, 1e-14, with room."""
+
+ROOT_TOLERANCE = 1e-12
+"""How near a root is sought where evaluations cost little: far below `PROFILE_ACCURACY`."""
+
+TINY = 1e-320
+"""Stands for 0 where a logarithm is taken: below every normal number, above what rounds to 0."""
+
+
+def last_kept(
+    missed: Callable[[float], float | bool],
+    start: float,
+    end: float,
+    tolerance: float,
+    relative: float = 0.0,
+) -> float:
+    """The last x on the way from `start` to `end` at which nothing is missed, near the root.
+
+    The side is that of `start`, which may be above or below `end`: the answer is `start` itself or
+    a point at which `missed` was seen to be at most 0, never one between two such points. The
+    secant of the Illinois method; halves where a value is infinite or a mere yes or no, and where
+    the secant gains too little.
+
+    Args:
+        missed: at most 0, or False, up to a root and above 0, or True, from there on; it may have
+            steps and may be infinite. It is taken to be kept at `start`.
+        start: where it is kept.
+        end: where it is asked last; returned if it is kept there.
+        tolerance: the largest distance of the answer from a point that is not kept.
+        relative: the same as a share of the answer, where that is more.
+    """
+
+    def value_at(x: float) -> float:
+        value = missed(x)
+        return (math.inf if value else -math.inf) if isinstance(value, bool | np.bool_) else value
+
+    value_end = value_at(end)
+    if value_end <= 0.0:
+        return end
+    value_start = value_at(start)
+    side, slow = 0, 0
+    while (width := abs(end - start)) > (near := max(tolerance, relative * abs(start))):
+        share = 0.5
+        if math.isfinite(value_start) and math.isfinite(value_end) and value_start <= 0.0:
+            share = value_start / (value_start - value_end) if slow < 3 else 0.5
+        # Half a tolerance inside, so that a good guess is closed in from its other side next.
+        margin = min(0.5 * near / width, 0.5)
+        middle = start + min(max(share, margin), 1.0 - margin) * (end - start)
+        if middle in (start, end):
+            break
+        value = value_at(middle)
+        # An end kept twice in a row is what makes regula falsi slow: its value is halved.
+        if value <= 0.0:
+            start, value_start = middle, value
+            value_end *= 0.5 if side > 0 else 1.0
+            side = 1
+        else:
+            end, value_end = middle, value
+            value_start *= 0.5 if side < 0 else 1.0
+            side = -1
+        slow = slow + 1 if abs(end - start) > 0.5 * width else 0
+    return start
+
+
+def doubled(
+    missed: Callable[[float], bool], first: float, most: float, start: float = 0.0
+) -> tuple[float, float]:
+    """Doubles from `first` on until something is missed.
+
+    Args:
+        missed: False up to some point and True from there on.
+        first: the first point asked, > 0.
+        most: beyond it nothing is asked.
+        start: where nothing is missed.
+
+    Returns:
+        The last point asked that is kept (`start` if none), and the first that is missed; infinity
+        where none up to `most` is.
+    """
+    kept, ahead = start, first
+    while ahead <= most:
+        if missed(ahead):
+            return kept, ahead
+        kept, ahead = ahead, 2.0 * ahead
+    return kept, math.inf
+
+
+def last_whole(holds: Callable[[Whole], ArrayLike], low: ArrayLike, high: ArrayLike) -> Whole:
+    """The last whole numbers at which a condition holds, elementwise, by halving.
+
+    Args:
+        holds: maps numbers [...] to truth values; true up to some number, false from there on.
+        low: where it holds, or one below the first number asked.
+        high: where it does not; not asked.
+    """
+    kept, ahead = np.broadcast_arrays(np.asarray(low), np.asarray(high))
+    kept, ahead = kept.astype(np.int64), ahead.astype(np.int64)
+    while np.any(ahead - kept > 1):
+        middle = (kept + ahead) // 2
+        held = np.asarray(holds(middle), dtype=np.bool_)
+        kept, ahead = np.where(held, middle, kept), np.where(held, ahead, middle)
+    return np.asarray(kept)
+
+
+def bracket(
+    holds: Callable[[Array], ArrayLike], low: ArrayLike, high: ArrayLike, halvings: int
+) -> tuple[Array, Array]:
+    """Halves intervals elementwise: the last points seen to hold, and the first that did not.
+
+    Args:
+        holds: maps points [...] to truth values; true up to some point, false from there on.
+        low: where it is taken to hold.
+        high: where it is taken not to hold.
+        halvings: 64 reach the last bit.
+    """
+    kept, ahead = np.broadcast_arrays(
+        np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
+    )
+    for _ in range(halvings):
+        middle = 0.5 * (kept + ahead)
+        held = np.asarray(holds(middle), dtype=np.bool_)
+        kept, ahead = np.where(held, middle, kept), np.where(held, ahead, middle)
+    return np.asarray(kept), np.asarray(ahead)
+
+
+def best_renyi_order(
+    objective: Callable[[Array], Array], low: float = 1e-7, high: float = 1e9
+) -> tuple[float, float]:
+    """Minimises a function of the Renyi order alpha over the continuum 1 + [low, high].
+
+    A grid of alpha - 1, uniform on the logarithmic scale, is refined around its best point until
+    its spacing is below 1e-4. Any order gives a valid bound, so the result is safe whatever the
+    shape of the function.
+
+    Args:
+        objective: maps orders [n] to values [n]; infinite where an order is not usable.
+        low: smallest alpha - 1.
+        high: largest alpha - 1.
+
+    Returns:
+        The best order and the value there.
+    """
+    left, right = math.log(low), math.log(high)
+    spacing = math.inf
+    while spacing > 1e-4:
+        grid, spacing = np.linspace(left, right, 97, retstep=True)
+        values = objective(1.0 + np.exp(grid))
+        best = int(np.argmin(values))
+        left, right = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    return 1.0 + math.exp(grid[best]), float(values[best])
+
+
+def log_or_minus_infinity(x: ArrayLike) -> Array:
+    """log(x), minus infinity at 0, without a warning."""
+    with np.errstate(divide="ignore"):
+        return np.log(np.asarray(x, dtype=np.float64))
+
+
+def log_of_difference(log_x: Array, log_y: Array) -> Array:
+    """log(x - y) for y <= x, elementwise."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.minimum(log_y - log_x, 0.0)
+        share = np.where(ratio > -0.7, np.log(-np.expm1(ratio)), np.log1p(-np.exp(ratio)))
+        return np.where(ratio < 0.0, log_x + share, -np.inf)
+
+
+def log_of_rest(share: Array, rest: Array) -> Array:
+    """log of the probability `rest` = 1 - `share`, from whichever of the two keeps its digits."""
+    with np.errstate(divide="ignore"):
+        return np.where(share < 0.5, np.log1p(-np.minimum(share, 0.5)), np.log(rest))
+
+
+def lower_hull(a: Array, b: Array) -> tuple[Array, Array]:
+    """Vertices of the lower convex hull of the origin and the points, from the origin on.
+
+    Args:
+        a: [n] >= 0.
+        b: [n] >= 0.
+
+    Returns:
+        The vertices after the origin, a strictly increasing, slopes strictly increasing. Rounding
+        can only leave a vertex too many, which changes the envelope by rounding alone.
+    """
+    order = np.lexsort((-b, a))
+    a, b = a[order], b[order]
+    # Of points with one and the same a only the one with the smallest b, the last, matters.
+    keep = np.append(np.diff(a) > 0, True) & (a > 0)
+    a, b = a[keep], b[keep]
+    first = int(np.argmin(b / a))
+    a, b = a[first:], b[first:]
+    for _ in range(6):
+        slopes = np.diff(np.concatenate([[0.0], b])) / np.diff(np.concatenate([[0.0], a]))
+        drop = np.concatenate([slopes[1:] <= slopes[:-1], [False]])
+        if not drop.any():
+            return a, b
+        # A point is judged by its neighbours, so of two neighbours only one may go at a time.
+        drop[1:] &= ~drop[:-1]
+        a, b = a[~drop], b[~drop]
+    return _monotone_chain(a, b)
+
+
+def _monotone_chain(a: Array, b: Array) -> tuple[Array, Array]:
+    """Andrew's monotone chain, for what the vectorised passes leave."""
+    hull = [(0.0, 0.0)]
+    for x, y in zip(a.tolist(), b.tolist(), strict=True):
+        while len(hull) > 1:
+            (x1, y1), (x2, y2) = hull[-2], hull[-1]
+            if (y2 - y1) * (x - x2) < (y - y2) * (x2 - x1):
+                break
+            hull.pop()
+        hull.append((x, y))
+    vertices = np.array(hull[1:])
+    return vertices[:, 0], vertices[:, 1]
+
+
+def shown(value: float, up: bool, digits: int = 5) -> str:
+    """A number in so many significant digits, rounded to a stated side.
+
+    Read back, the text is at least the number if `up`, at most it if not.
+
+    Args:
+        value: any number.
+        up: towards plus infinity; else towards minus infinity.
+        digits: significant digits, >= 1.
+
+    Example:
+        >>> shown(1.088712, up=True), shown(1.088712, up=False), shown(0.00001234567, up=True)
+        ('1.0888', '1.0887', '1.2346e-05')
+    """
+    if value == 0.0 or not math.isfinite(value):
+        return f"{value:g}"
+    text = f"{value:.{digits}g}"
+    if (float(text) < value) if up else (float(text) > value):
+        # The next number of so many digits on the other side of the value.
+        unit = 10.0 ** (math.floor(math.log10(abs(float(text)))) - digits + 1)
+        text = f"{float(text) + (unit if up else -unit):.{digits}g}"
+    return text

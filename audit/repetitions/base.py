@@ -1,0 +1,322 @@
+"""What a law of K, the number of runs, can be asked.
+
+A protocol draws K, runs the base mechanism K times and releases the best run. All that privacy
+needs to know of the law of K is its probability generating function phi(x) = E[x^K] and its
+derivative. The event that decides the leakage has probability close to 1 under one run, so every
+law evaluates phi from log(x): the survival 1 - x = -expm1(log x) is then exact where it is tiny.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from audit import checks
+from audit.numerics import TINY, bracket, log_or_minus_infinity
+
+Array = NDArray[np.float64]
+Function = Callable[[Array], Array]
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
+
+
+def log_of_one_minus(s: ArrayLike) -> Array:
+    """log(1 - s), minus infinity at 1."""
+    with np.errstate(divide="ignore"):
+        return np.log1p(-np.asarray(s, dtype=np.float64))
+
+
+def counts(k: ArrayLike) -> tuple[Array, NDArray[np.bool_]]:
+    """The k that are counts, 0 in place of the others, and which they are."""
+    k = np.asarray(k, dtype=np.float64)
+    possible = (k >= 0) & (k == np.floor(k))
+    return np.where(possible, k, 0.0), possible
+
+
+def written(name: str, *numbers: float) -> str:
+    """`name:number,number` that is read back as the very same numbers, and short where it can."""
+    texts = (f"{x:g}" if float(f"{x:g}") == x else repr(x) for x in numbers)
+    return f"{name}:{','.join(texts)}"
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """phi'(x) = E[K] (1 + (1/gamma - 1) (1 - x))^-(1 + eta): K is truncated negative binomial.
+
+    Attributes:
+        eta: > -1.
+        gamma: in (0, 1).
+    """
+
+    eta: float
+    gamma: float
+
+
+@dataclass(frozen=True)
+class ProfileTheorem:
+    """delta_A(eps) <= E[K] delta(eps - penalty), for every eps_1 >= 0.
+
+    Attributes:
+        source: the theorem.
+        penalty: maps eps_1 [n] and upper bounds on delta(eps_1) [n] to penalties [n], infinite
+            where an eps_1 is not allowed.
+    """
+
+    source: str
+    penalty: Callable[[Array, Array], Array]
+
+
+@dataclass(frozen=True)
+class RenyiTheorem:
+    """(alpha-1) D_alpha(A || A') <= log(P[K=0] + E[K] e^((alpha-1) (D_alpha + penalty))).
+
+    Attributes:
+        source: the theorem.
+        penalty: maps the base's Renyi divergence (of orders) and profile (of epsilons) to the
+            penalty, a function of orders [n].
+    """
+
+    source: str
+    penalty: Callable[[Function, Function], Function]
+
+
+class Repetitions(ABC):
+    """The law of K. Subclasses give the forms in log(x); the rest follows.
+
+    A law of one's own needs no more than the abstract methods. What theorems about single families
+    ask for is None unless a law says otherwise: bounds by these theorems then do not apply.
+    """
+
+    @property
+    @abstractmethod
+    def spec(self) -> str:
+        """The law as text; `parse(law.spec) == law`."""
+
+    @property
+    @abstractmethod
+    def mean(self) -> float:
+        """E[K] = phi'(1)."""
+
+    @property
+    @abstractmethod
+    def probability_of_none(self) -> float:
+        """P[K = 0] = phi(0)."""
+
+    @abstractmethod
+    def log_pmf(self, k: ArrayLike) -> Array:
+        """log P[K = k]; minus infinity where k is not a possible number of runs."""
+
+    @abstractmethod
+    def log_phi_at(self, log_x: ArrayLike) -> Array:
+        """log phi(x), from log(x) <= 0."""
+
+    @abstractmethod
+    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+        """1 - phi(x), from log(x) <= 0: accurate where x is within 1e-300 of 1."""
+
+    @abstractmethod
+    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+        """log phi'(x), from log(x) <= 0."""
+
+    @abstractmethod
+    def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+        """Draws [size] independent K, exactly from the law."""
+
+    def some_phi_at(self, log_x: ArrayLike) -> Array:
+        """phi(x) - phi(0): at least one run, and an event of probability x in every run."""
+        return np.exp(self.log_phi_at(log_x))
+
+    def pmf(self, k: ArrayLike) -> Array:
+        """P[K = k]."""
+        return np.exp(self.log_pmf(k))
+
+    def phi(self, x: ArrayLike) -> Array:
+        """phi(x) = E[x^K], for x in [0, 1]."""
+        return np.exp(self.log_phi_at(log_or_minus_infinity(x)))
+
+    def phi_prime(self, x: ArrayLike) -> Array:
+        """phi'(x), for x in [0, 1]."""
+        return np.exp(self.log_phi_prime_at(log_or_minus_infinity(x)))
+
+    def phi_survival(self, s: ArrayLike) -> Array:
+        """1 - phi(1 - s): the chance that an event of probability s happens in one run at least."""
+        return self.one_minus_phi_at(log_of_one_minus(s))
+
+    def phi_prime_survival(self, s: ArrayLike) -> Array:
+        """phi'(1 - s)."""
+        return np.exp(self.log_phi_prime_at(log_of_one_minus(s)))
+
+    def inverse(self, y: ArrayLike) -> Array:
+        """The x in [0, 1] with phi(x) = y; 0 where y < P[K = 0]."""
+        return 1.0 - self.inverse_survival(1.0 - np.asarray(y, dtype=np.float64))
+
+    def inverse_survival(self, y: ArrayLike) -> Array:
+        """The s in [0, 1] with 1 - phi(1 - s) = y; 1 where y > 1 - P[K = 0].
+
+        Solved in log(s), to the last bits of s, rounded up. Laws with a closed form override it.
+        """
+        y = np.asarray(y, dtype=np.float64)
+        # 1 - phi(1-s) <= E[K] s, so s >= y / E[K], less what rounding may take; and s <= 1.
+        low = np.log(np.maximum(y / self.mean, TINY)) - 1e-9
+        _, high = bracket(lambda log_s: self.phi_survival(np.exp(log_s)) < y, low, 0.0, 64)
+        return np.where(y <= 0, 0.0, np.where(y >= self.phi_survival(1.0), 1.0, np.exp(high)))
+
+    def expected_quantile(self) -> float:
+        """Expected quantile of the best of K runs, 1 - int_0^1 phi (PS sec. 3.6)."""
+        nodes, weights = np.polynomial.legendre.leggauss(64)
+        # Substituting s = e^-t resolves the corner of phi at x = 1 that a large E[K] makes.
+        end = math.log(max(self.mean, 1.0)) + 40.0
+        edges = np.linspace(0.0, end, 33)
+        middles, half = 0.5 * (edges[:-1] + edges[1:]), 0.5 * (edges[1] - edges[0])
+        t = (middles[:, None] + half * nodes).ravel()
+        values = self.phi_survival(np.exp(-t)) * np.exp(-t)
+        return float(half * np.sum(values.reshape(-1, len(nodes)) @ weights))
+
+    def chance_to_include(self, candidates: int) -> float:
+        """Chance that one given of `candidates` equally likely ones is tried, 1 - phi(1 - 1/m)."""
+        checks.whole("candidates", candidates, 1)
+        return float(self.phi_survival(1.0 / candidates))
+
+    def given_no_failure(self, failure: float) -> "Repetitions":
+        """The law of K given that none of the runs failed, each with the same chance.
+
+        P[K = k] (1-failure)^k / phi(1-failure) (Papernot & Steinke 2022, lemma 20).
+
+        Args:
+            failure: in [0, 1).
+        """
+        return GivenNoFailure(self, failure) if failure > 0.0 else self
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """The least and the most expected runs that `with_mean` can give."""
+        return self.mean, self.mean
+
+    def with_mean(self, mean: float) -> "Repetitions":
+        """The law of the same family with another expected number of runs, as near as it goes.
+
+        Truncated negative binomial laws keep eta, binomial laws n, two-point laws s, and truncated
+        laws where they are cut.
+
+        Args:
+            mean: E[K] asked for (before truncation), > 0; at least 1 where K >= 1.
+
+        Raises:
+            ValueError: the family has no law with that mean, or the law is of no family.
+        """
+        raise ValueError(f"repetitions must be of a family with other means, got {self.spec}")
+
+    @property
+    def untruncated(self) -> "Repetitions":
+        """The law before it was conditioned on K <= most; itself if it was not."""
+        return self
+
+    @property
+    def log_kept(self) -> float:
+        """log P[K <= most] under `untruncated`."""
+        return 0.0
+
+    @property
+    def power_law(self) -> PowerLaw | None:
+        """The parameters of a truncated negative binomial law; None for others."""
+        return None
+
+    @property
+    def profile_theorem(self) -> ProfileTheorem | None:
+        """The theorem by privacy profile for laws of this family, where there is one."""
+        return None
+
+    @property
+    def renyi_theorem(self) -> RenyiTheorem | None:
+        """The theorem by Renyi divergence for laws of this family, where there is one."""
+        return None
+
+    def __str__(self) -> str:
+        return self.spec
+
+
+@dataclass(frozen=True)
+class GivenNoFailure(Repetitions):
+    """Any law of K given that no run failed, each with the same chance.
+
+    Attributes:
+        law: the law before conditioning.
+        failure: chance of one run, in (0, 1).
+    """
+
+    law: Repetitions
+    failure: float
+
+    def __post_init__(self) -> None:
+        checks.interval("failure", self.failure, 0.0, 1.0)
+        if not np.isfinite(self._log_chance):
+            raise ValueError(
+                f"failure must leave {self.law.spec} a chance that no run fails, "
+                f"got {self.failure!r}"
+            )
+
+    @property
+    def spec(self) -> str:
+        return f"{self.law.spec} given no failure of chance {self.failure!r}"
+
+    @cached_property
+    def _log_keep(self) -> float:
+        return math.log1p(-self.failure)
+
+    @cached_property
+    def _log_chance(self) -> float:
+        """log of the chance that no run fails, log phi(1 - failure)."""
+        return float(self.law.log_phi_at(self._log_keep))
+
+    @property
+    def mean(self) -> float:
+        return math.exp(float(self.log_phi_prime_at(0.0)))
+
+    @property
+    def probability_of_none(self) -> float:
+        return float(self.law.probability_of_none / math.exp(self._log_chance))
+
+    def log_pmf(self, k: ArrayLike) -> Array:
+        log_kept = np.asarray(k, dtype=np.float64) * self._log_keep
+        return self.law.log_pmf(k) + log_kept - self._log_chance
+
+    def log_phi_at(self, log_x: ArrayLike) -> Array:
+        return self.law.log_phi_at(np.asarray(log_x) + self._log_keep) - self._log_chance
+
+    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+        # phi(keep) - phi(keep x) = int phi'. The difference keeps its digits unless x is near 1,
+        # where phi' moves little: Gauss and Legendre's rule then.
+        log_x = np.asarray(log_x, dtype=np.float64)
+        low = log_x + self._log_keep
+        beaten = self.law.one_minus_phi_at(low)
+        difference = beaten - self.law.one_minus_phi_at(self._log_keep)
+        half = 0.5 * -np.maximum(log_x, -1.0)
+        at = self._log_keep - half[..., None] * (1.0 + _NODES)
+        integral = half * (np.exp(at + self.law.log_phi_prime_at(at)) @ _WEIGHTS)
+        near = (difference < 1e-3 * beaten) & (log_x > -1.0)
+        return np.clip(np.where(near, integral, difference) / math.exp(self._log_chance), 0.0, 1.0)
+
+    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+        slope = self.law.log_phi_prime_at(np.asarray(log_x) + self._log_keep)
+        return slope + (self._log_keep - self._log_chance)
+
+    def given_no_failure(self, failure: float) -> Repetitions:
+        return GivenNoFailure(self.law, self.failure + (1.0 - self.failure) * failure)
+
+    def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+        """Draws K until no run fails.
+
+        Raises:
+            ValueError: that happens less often than once in 10,000 draws.
+        """
+        if self._log_chance < math.log(1e-4):
+            raise ValueError(f"failure must be rarer to draw from {self.law.spec}, got {self.spec}")
+        kept = np.empty(0, dtype=np.int64)
+        while len(kept) < size:
+            drawn = self.law.sample(rng, size)
+            kept = np.append(kept, drawn[np.log(rng.random(size)) < drawn * self._log_keep])
+        return kept[:size]

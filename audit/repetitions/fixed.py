@@ -1,0 +1,63 @@
+"""The same K always."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from audit import checks
+from audit.repetitions.base import Array, Repetitions, log_of_one_minus, written
+
+
+@dataclass(frozen=True)
+class Fixed(Repetitions):
+    """K = k always: naive repetition, whose cost grows with k (Papernot & Steinke, prop. 17)."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        checks.keep(self, k=checks.whole("k", self.k, 1))
+
+    @property
+    def spec(self) -> str:
+        return written("fixed", self.k)
+
+    @property
+    def mean(self) -> float:
+        return float(self.k)
+
+    @property
+    def probability_of_none(self) -> float:
+        return 0.0
+
+    def log_pmf(self, k: ArrayLike) -> Array:
+        return np.where(np.asarray(k) == self.k, 0.0, -np.inf)
+
+    def log_phi_at(self, log_x: ArrayLike) -> Array:
+        return self.k * np.asarray(log_x, dtype=np.float64)
+
+    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+        return -np.expm1(self.log_phi_at(log_x))
+
+    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+        log_x = np.asarray(log_x, dtype=np.float64)
+        if self.k == 1:
+            return np.zeros_like(log_x)
+        return math.log(self.k) + (self.k - 1) * log_x
+
+    def inverse_survival(self, y: ArrayLike) -> Array:
+        return -np.expm1(log_of_one_minus(y) / self.k)
+
+    def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+        return np.full(size, self.k, dtype=np.int64)
+
+    def given_no_failure(self, failure: float) -> Repetitions:
+        return self
+
+    @property
+    def means(self) -> tuple[float, float]:
+        return 1.0, math.inf
+
+    def with_mean(self, mean: float) -> Repetitions:
+        return Fixed(max(round(checks.interval("mean", mean, 0.0, 1e15)), 1))

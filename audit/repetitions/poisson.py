@@ -1,0 +1,95 @@
+"""Poisson K."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from audit import checks
+from audit.repetitions.base import (
+    Array,
+    Function,
+    ProfileTheorem,
+    RenyiTheorem,
+    Repetitions,
+    counts,
+    written,
+)
+
+
+@dataclass(frozen=True)
+class Poisson(Repetitions):
+    """Poisson(mu) on k >= 0 (Papernot & Steinke, definition 2 and theorem 6)."""
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        checks.keep(self, mu=checks.interval("mu", self.mu, 0.0, 1e15))
+
+    @property
+    def spec(self) -> str:
+        return written("poisson", self.mu)
+
+    @property
+    def mean(self) -> float:
+        return self.mu
+
+    @property
+    def probability_of_none(self) -> float:
+        return math.exp(-self.mu)
+
+    def log_pmf(self, k: ArrayLike) -> Array:
+        n, possible = counts(k)
+        log_p = n * math.log(self.mu) - self.mu - special.gammaln(n + 1.0)
+        return np.where(possible, log_p, -np.inf)
+
+    def log_phi_at(self, log_x: ArrayLike) -> Array:
+        return np.asarray(self.mu * np.expm1(log_x))
+
+    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+        return np.asarray(-np.expm1(self.mu * np.expm1(log_x)))
+
+    def some_phi_at(self, log_x: ArrayLike) -> Array:
+        # e^-mu expm1(mu x), written so that a large mu overflows nothing.
+        x = np.exp(log_x)
+        return np.asarray(np.exp(self.mu * np.expm1(log_x)) * -np.expm1(-self.mu * x))
+
+    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+        return np.asarray(math.log(self.mu) + self.mu * np.expm1(log_x))
+
+    def inverse_survival(self, y: ArrayLike) -> Array:
+        possible = np.minimum(np.asarray(y, dtype=np.float64), -math.expm1(-self.mu))
+        with np.errstate(divide="ignore"):
+            return np.clip(-np.log1p(-possible) / self.mu, 0.0, 1.0)
+
+    def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+        return rng.poisson(self.mu, size).astype(np.int64)
+
+    def given_no_failure(self, failure: float) -> Repetitions:
+        return Poisson(self.mu * (1.0 - failure))
+
+    @property
+    def means(self) -> tuple[float, float]:
+        return 0.0, math.inf
+
+    def with_mean(self, mean: float) -> Repetitions:
+        return Poisson(checks.interval("mean", mean, 0.0, 1e15))
+
+    @property
+    def profile_theorem(self) -> ProfileTheorem:
+        def penalty(epsilon_1: Array, delta_1: Array) -> Array:
+            with np.errstate(over="ignore"):
+                return self.mu * (np.expm1(epsilon_1) + delta_1)
+
+        return ProfileTheorem("Koskela, Redberg & Wang 2024, corollary 5.8", penalty)
+
+    @property
+    def renyi_theorem(self) -> RenyiTheorem:
+        """E[K] delta, the base (epsilon, delta)-DP at e^epsilon = 1 + 1/(alpha-1)."""
+
+        def penalty(renyi: Function, profile: Function) -> Function:
+            return lambda alpha: self.mu * profile(-np.log1p(-1.0 / alpha))
+
+        return RenyiTheorem("Papernot & Steinke 2022, theorem 6", penalty)

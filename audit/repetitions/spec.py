@@ -1,0 +1,75 @@
+"""Laws of K read from text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from audit import checks
+from audit.repetitions.base import Repetitions
+from audit.repetitions.binomial import Binomial
+from audit.repetitions.fixed import Fixed
+from audit.repetitions.poisson import Poisson
+from audit.repetitions.truncated import Truncated
+from audit.repetitions.truncated_negative_binomial import TruncatedNegativeBinomial
+from audit.repetitions.two_point import TwoPoint
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How many numbers stand behind a name, and what they make."""
+
+    numbers: int
+    law: Callable[..., Repetitions]
+
+
+_FAMILIES: dict[str, _Family] = {
+    "tnb": _Family(2, TruncatedNegativeBinomial),
+    "geometric": _Family(1, lambda gamma: TruncatedNegativeBinomial(1.0, gamma)),
+    "poisson": _Family(1, Poisson),
+    "binomial": _Family(2, Binomial),
+    "two-point": _Family(2, TwoPoint),
+    "fixed": _Family(1, Fixed),
+}
+
+FAMILIES = tuple(_FAMILIES)
+"""The names of laws in texts."""
+
+
+def parse(spec: "str | Repetitions") -> Repetitions:
+    """Reads a law of K from text.
+
+    Args:
+        spec: `tnb:ETA,GAMMA`, `geometric:GAMMA`, `poisson:MU`, `binomial:N,P`, `two-point:S,L` or
+            `fixed:K`, each possibly followed by `@MOST` for the law conditioned on K <= MOST; names
+            in any case. A law is returned as it is.
+
+    Raises:
+        ValueError: an unknown law, a wrong number of parameters, or one out of its range.
+
+    Example:
+        >>> round(parse("tnb:0,0.01").mean, 6)
+        21.497577
+        >>> parse("two-point:0.01,100@50").pmf([1, 100]).tolist()
+        [1.0, 0.0]
+    """
+    if isinstance(spec, Repetitions):
+        return spec
+    text, at, most = str(spec).strip().partition("@")
+    name, _, parameters = text.partition(":")
+    family = _FAMILIES[checks.one_of("repetitions", name.strip(), FAMILIES)]
+    try:
+        law = family.law(*_numbers(name, parameters, family.numbers))
+        return Truncated(law, checks.whole("most", _numbers("@", most, 1)[0], 1)) if at else law
+    except ValueError as error:
+        raise ValueError(f"repetitions {spec}: {error}") from error
+
+
+def _numbers(name: str, text: str, count: int) -> list[float]:
+    parts = text.split(",") if text else []
+    try:
+        values = [float(part) for part in parts]
+    except ValueError:
+        values = []
+    if len(values) != count:
+        plural = "number" if count == 1 else "numbers separated by a comma"
+        raise ValueError(f"{name} takes {count} {plural}, got {text!r}")
+    return values

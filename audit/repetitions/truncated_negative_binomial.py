@@ -1,0 +1,181 @@
+"""Truncated negative binomial K, the family with the most theorems."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from audit import checks
+from audit.numerics import ROOT_TOLERANCE, best_renyi_order, last_kept, log_or_minus_infinity
+from audit.repetitions.base import (
+    Array,
+    Function,
+    PowerLaw,
+    ProfileTheorem,
+    RenyiTheorem,
+    Repetitions,
+    counts,
+    written,
+)
+
+
+@dataclass(frozen=True)
+class TruncatedNegativeBinomial(Repetitions):
+    """TNB(eta, gamma) on k >= 1 (Papernot & Steinke, definition 1); eta = 0 is the logarithmic law.
+
+    Attributes:
+        eta: shape, > -1. eta = 1 is the geometric law.
+        gamma: in (0, 1); small gamma means many runs.
+    """
+
+    eta: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        checks.keep(self, eta=checks.interval("eta", self.eta, -1.0, 1e6))
+        checks.interval("gamma", self.gamma, 0.0, 1.0)
+        # Below it 1/gamma overflows.
+        checks.keep(self, gamma=checks.interval("gamma", self.gamma, 1e-300, 1.0))
+
+    @property
+    def spec(self) -> str:
+        return written("tnb", self.eta, self.gamma)
+
+    @cached_property
+    def _log_gamma(self) -> float:
+        return math.log(self.gamma)
+
+    def _one_minus_power(self, log_u: ArrayLike) -> Array:
+        """(1 - u^eta) / eta for u = e^log_u, continuous at eta = 0, where it is -log u."""
+        log_u = np.asarray(log_u, dtype=np.float64)
+        if self.eta == 0.0:
+            return -log_u
+        return np.asarray(-np.expm1(self.eta * log_u) / self.eta)
+
+    @cached_property
+    def mean(self) -> float:
+        return (1.0 / self.gamma - 1.0) / float(self._one_minus_power(self._log_gamma))
+
+    @property
+    def probability_of_none(self) -> float:
+        return 0.0
+
+    def log_pmf(self, k: ArrayLike) -> Array:
+        n, possible = counts(k)
+        possible = possible & (n >= 1)
+        n = np.where(possible, n, 1.0)
+        # P[1] = phi'(0); P[k] = P[1] (1-gamma)^(k-1) prod_{l=1}^{k-1} (l+eta)/(l+1).
+        log_product = special.gammaln(n + self.eta) - special.gammaln(1.0 + self.eta)
+        log_product = log_product - special.gammaln(n + 1.0)
+        log_first = float(self.log_phi_prime_at(-np.inf))
+        value = log_first + (n - 1.0) * math.log1p(-self.gamma) + log_product
+        return np.where(possible, value, -np.inf)
+
+    def _log_u(self, log_x: ArrayLike) -> Array:
+        """log(1 - (1-gamma) x) = log(gamma + (1-gamma) s), from the side that keeps its digits."""
+        log_x = np.asarray(log_x, dtype=np.float64)
+        s = -np.expm1(log_x)
+        by_survival = self._log_gamma + np.log1p((1.0 - self.gamma) / self.gamma * s)
+        by_value = np.log1p(-(1.0 - self.gamma) * np.exp(np.minimum(log_x, -0.5)))
+        return np.where(log_x > -0.5, by_survival, by_value)
+
+    def log_phi_at(self, log_x: ArrayLike) -> Array:
+        # phi = (u^-eta - 1)/(gamma^-eta - 1); with |.|: (1 - u^|eta|) over (1 - gamma^|eta|),
+        # times (gamma/u)^eta when eta > 0, so that nothing overflows.
+        log_u = self._log_u(log_x)
+        with np.errstate(divide="ignore"):
+            ratio = np.log(self._size(log_u)) - np.log(self._size(self._log_gamma))
+        return np.asarray(ratio + max(self.eta, 0.0) * (self._log_gamma - log_u))
+
+    def _size(self, log_u: ArrayLike) -> Array:
+        """(1 - u^|eta|) / |eta|, or -log u at eta = 0."""
+        log_u = np.asarray(log_u, dtype=np.float64)
+        eta = abs(self.eta)
+        return -log_u if eta == 0.0 else np.asarray(-np.expm1(eta * log_u) / eta)
+
+    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+        # 1 - phi = (1 - (gamma/u)^eta) / (1 - gamma^eta).
+        log_ratio = -np.log1p((1.0 - self.gamma) / self.gamma * -np.expm1(np.asarray(log_x)))
+        return self._one_minus_power(log_ratio) / self._one_minus_power(self._log_gamma)
+
+    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+        log_ratio = self._log_gamma - self._log_u(log_x)
+        return np.asarray(math.log(self.mean) + (self.eta + 1.0) * log_ratio)
+
+    def inverse_survival(self, y: ArrayLike) -> Array:
+        # (gamma/u)^eta = 1 - y (1 - gamma^eta), and s = (u - gamma)/(1 - gamma).
+        y = np.clip(np.asarray(y, dtype=np.float64), 0.0, 1.0)
+        if self.eta == 0.0:
+            log_growth = -y * self._log_gamma
+        else:
+            with np.errstate(divide="ignore"):
+                log_growth = -np.log1p(y * np.expm1(self.eta * self._log_gamma)) / self.eta
+        log_growth = np.minimum(log_growth, -self._log_gamma)
+        return np.minimum(self.gamma / (1.0 - self.gamma) * np.expm1(log_growth), 1.0)
+
+    def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+        # phi(x) = x * int c v^-(eta+1) (v/(1-(1-v)x))^(eta+1) dv over v in (gamma, 1): K - 1 is
+        # negative binomial with eta + 1 failures and success probability v drawn from c v^-(eta+1).
+        uniform = rng.random(size)
+        log_v = self._log_gamma * (1.0 - uniform)
+        if self.eta != 0.0:
+            # (1 - v^-eta)/(1 - gamma^-eta) = 1 - u, solved for v without leaving log scale.
+            if self.eta > 0.0:
+                inside = uniform * math.exp(self.eta * self._log_gamma) + (1.0 - uniform)
+                with np.errstate(divide="ignore"):
+                    log_v = self._log_gamma - np.log(inside) / self.eta
+            else:
+                inside = uniform + (1.0 - uniform) * math.exp(-self.eta * self._log_gamma)
+                log_v = -np.log(inside) / self.eta
+        v = np.exp(np.clip(log_v, self._log_gamma, 0.0))
+        return 1 + rng.negative_binomial(self.eta + 1.0, v, size).astype(np.int64)
+
+    def given_no_failure(self, failure: float) -> Repetitions:
+        gamma = self.gamma + (1.0 - self.gamma) * failure
+        return replace(self, gamma=gamma) if gamma < 1.0 else super().given_no_failure(failure)
+
+    @property
+    def means(self) -> tuple[float, float]:
+        # With eta < 0 the mean grows with log(1/gamma) only like a power, and gamma must be > 0.
+        return 1.0, 0.1 * replace(self, gamma=1e-280).mean if self.eta < 0.0 else math.inf
+
+    def with_mean(self, mean: float) -> Repetitions:
+        checks.interval("mean", mean, 1.0, 1e15, closed_low=True)
+
+        def excess(log_gamma: float) -> float:
+            return math.log(replace(self, gamma=math.exp(log_gamma)).mean) - math.log(mean)
+
+        few, many = -1e-9, math.log(1e-290)
+        if excess(few) >= 0.0:
+            return replace(self, gamma=math.exp(few))
+        if excess(many) < 0.0:
+            raise ValueError(f"mean must be one that eta = {self.eta:g} reaches, got {mean!r}")
+        return replace(self, gamma=math.exp(last_kept(excess, few, many, ROOT_TOLERANCE)))
+
+    @property
+    def power_law(self) -> PowerLaw:
+        return PowerLaw(self.eta, self.gamma)
+
+    @property
+    def profile_theorem(self) -> ProfileTheorem:
+        def penalty(epsilon_1: Array, delta_1: Array) -> Array:
+            log_growth = log_or_minus_infinity((1.0 / self.gamma - 1.0) * delta_1)
+            return (1.0 + self.eta) * np.logaddexp(epsilon_1, log_growth)
+
+        return ProfileTheorem("Koskela, Redberg & Wang 2024, theorem 5.2", penalty)
+
+    @property
+    def renyi_theorem(self) -> RenyiTheorem:
+        """(1+eta) min_b [(1-1/b) D_b + log(1/gamma)/b], whatever the order."""
+
+        def penalty(renyi: Function, profile: Function) -> Function:
+            def at(order: Array) -> Array:
+                return renyi(order) * (1.0 - 1.0 / order) - self._log_gamma / order
+
+            constant = (1.0 + self.eta) * best_renyi_order(at)[1]
+            return lambda alpha: np.full_like(alpha, constant)
+
+        return RenyiTheorem("Papernot & Steinke 2022, theorem 2", penalty)

@@ -1,0 +1,64 @@
+"""K is one of two numbers."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from audit import checks
+from audit.numerics import log_or_minus_infinity
+from audit.repetitions.base import Array, Repetitions, written
+
+
+@dataclass(frozen=True)
+class TwoPoint(Repetitions):
+    """K = 1 with probability s, else K = L (Xiang, Wang & Wang 2024, eq. 21)."""
+
+    s: float
+    L: int
+
+    def __post_init__(self) -> None:
+        checks.keep(self, s=checks.interval("s", self.s, 0.0, 1.0))
+        checks.keep(self, L=checks.whole("L", self.L, 2))
+
+    @property
+    def spec(self) -> str:
+        return written("two-point", self.s, self.L)
+
+    @property
+    def mean(self) -> float:
+        return self.s + (1.0 - self.s) * self.L
+
+    @property
+    def probability_of_none(self) -> float:
+        return 0.0
+
+    def log_pmf(self, k: ArrayLike) -> Array:
+        k = np.asarray(k)
+        return log_or_minus_infinity(
+            np.where(k == 1, self.s, np.where(k == self.L, 1.0 - self.s, 0.0))
+        )
+
+    def log_phi_at(self, log_x: ArrayLike) -> Array:
+        log_x = np.asarray(log_x, dtype=np.float64)
+        return np.logaddexp(math.log(self.s) + log_x, math.log1p(-self.s) + self.L * log_x)
+
+    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+        log_x = np.asarray(log_x, dtype=np.float64)
+        return -self.s * np.expm1(log_x) - (1.0 - self.s) * np.expm1(self.L * log_x)
+
+    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+        log_many = math.log1p(-self.s) + math.log(self.L) + (self.L - 1) * np.asarray(log_x)
+        return np.logaddexp(math.log(self.s), log_many)
+
+    def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
+        return np.where(rng.random(size) < self.s, 1, self.L).astype(np.int64)
+
+    @property
+    def means(self) -> tuple[float, float]:
+        return self.s + 2.0 * (1.0 - self.s), math.inf
+
+    def with_mean(self, mean: float) -> Repetitions:
+        checks.interval("mean", mean, 0.0, 1e15)
+        return TwoPoint(self.s, max(round((mean - self.s) / (1.0 - self.s)), 2))
