@@ -18,6 +18,7 @@ test: lint types
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(VENV)/.installed
 	$(BIN)/mypy

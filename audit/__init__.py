@@ -1,5 +1,7 @@
 """Audits of differentially private hyper-parameter tuning.
 
-The library floors `repetitions`, `accounting`, `upper_bounds` and `lower_bounds` need only numpy,
-scipy and statsmodels; `python -m audit.run` plays the game and `python -m audit.bounds` accounts.
+The library floors `repetitions`, `protocols`, `accounting`, `upper_bounds` and `lower_bounds` need
+only numpy and scipy; `python -m audit.run` plays the game and `python -m audit.bounds` accounts.
 """
+
+__version__ = "0.2.0"

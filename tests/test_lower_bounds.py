@@ -348,6 +348,18 @@ def test_a_bound_is_judged_by_what_is_known_of_the_game() -> None:
     )
 
 
+def test_clopper_pearson_is_that_of_statsmodels() -> None:
+    from statsmodels.stats.proportion import proportion_confint
+
+    for trials in (1, 30, 5_000, 10**7):
+        count = np.unique(np.geomspace(1, trials, 40).astype(int)) - 1
+        for alpha in (1e-9, 0.05, 0.5):
+            theirs = proportion_confint(count, trials, alpha=2 * alpha, method="beta")[1]
+            ours = rates.upper_limit(count, trials, alpha)
+            np.testing.assert_allclose(ours, theirs, rtol=2e-12)
+            assert np.all(ours >= theirs)
+
+
 def test_clopper_pearson_is_the_exact_binomial_limit() -> None:
     for count, trials, alpha in [(0, 10, 0.05), (3, 50, 0.025), (49, 50, 0.01), (50, 50, 0.05)]:
         limit = float(rates.upper_limit(np.array([count]), trials, alpha)[0])

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
 from audit import checks
 from audit import repetitions as laws
@@ -136,7 +136,7 @@ def selected_rate_limit(
     )
     estimate = _selected_rate(score, hit, repetitions)
     error = np.sqrt((_GROUPS - 1) / _GROUPS * np.sum((without - without.mean()) ** 2))
-    quantile = float(stats.t.isf(alpha, _GROUPS - 1))
+    quantile = -float(special.stdtrit(_GROUPS - 1, alpha))
     return float(min(estimate + quantile * error, any_run, 1.0))
 
 

@@ -31,7 +31,7 @@ def upper_limit(count: ArrayLike, trials: int, alpha: float) -> Array:
         trials: number of trials; with none, the limit is 1.
         alpha: error of this one-sided limit, in (0, 0.5].
 
-    Source: Clopper & Pearson 1934; statsmodels' `proportion_confint`.
+    Source: Clopper & Pearson 1934; the quantile that statsmodels' `proportion_confint` takes.
     """
     count = np.asarray(count)
     if count.dtype.kind == "i" and 0 < trials <= _LARGEST_TABLE:
@@ -45,14 +45,14 @@ def _table(trials: int, alpha: float) -> Array:
 
 
 def _clopper_pearson(count: ArrayLike, trials: int, alpha: float) -> Array:
-    from statsmodels.stats.proportion import proportion_confint  # slow to import
-
     count = np.asarray(count, dtype=np.float64)
     if trials == 0:
         return np.ones_like(count)
     # An expected count of 1e-300 overflows the beta quantile; more events only raise the limit.
     count = np.where((count > 0) & (count < 1e-9), 1e-9, count)
-    limit = np.asarray(proportion_confint(count, trials, alpha=2.0 * alpha, method="beta")[1])
+    below = count < trials
+    limit = np.ones_like(count)
+    limit[below] = special.betainccinv(count[below] + 1.0, trials - count[below], alpha)
     return np.minimum(limit * (1.0 + _ALLOWANCE), 1.0)
 
 
