@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import stats
 
 from audit import checks
 from audit.accounting import GaussianMechanism, calibrate_mu
@@ -31,6 +31,7 @@ from audit.lower_bounds import (
 from audit.lower_bounds.estimator import ThresholdEstimator
 from audit.lower_bounds.rules import ErrorCounts, best_expected_threshold, best_of_gaussian_rates
 from audit.lower_bounds.scores import Scores
+from audit.orders import IncreasingOrder, SplitOrder
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions, parse
 from audit.upper_bounds import TunedOrder, reduced_exact
@@ -86,28 +87,6 @@ _GAUSSIAN = frozenset({Condition.GAUSSIAN_BASE, Condition.GAUSSIAN_STATISTIC})
 _INCREASING = _GAUSSIAN | {Condition.MONOTONE_SCORE, Condition.RELEASED_SCORE}
 
 
-def best_of(law: Repetitions, rng: np.random.Generator, trials: int) -> Array:
-    """The largest of K standard normal draws: a uniform to the power 1/K; minus infinity at K=0."""
-    runs = law.sample(rng, trials)
-    with np.errstate(divide="ignore"):
-        quantile = np.where(runs > 0, rng.random(trials) ** (1.0 / np.maximum(runs, 1)), 0.0)
-    return np.asarray(special.ndtri(quantile), dtype=np.float64)
-
-
-def best_by_split_order(
-    law: Repetitions, top: float, mean: float, rng: np.random.Generator, trials: int
-) -> Array:
-    """The winner's statistic if above `top` the larger and below it the smaller is preferred."""
-    runs = np.maximum(law.sample(rng, trials), 1)
-    quantile = rng.random(trials) ** (1.0 / runs)
-    below = special.ndtr(top - mean)
-    # Given that all are below top, the smallest of them.
-    smallest = below * -np.expm1(np.log(rng.random(trials)) / runs)
-    return np.asarray(
-        mean + special.ndtri(np.where(quantile > below, quantile, smallest)), dtype=np.float64
-    )
-
-
 def _normal(mu: float) -> Sampler:
     return lambda rng, n: (rng.normal(size=n), rng.normal(mu, size=n))
 
@@ -130,6 +109,18 @@ def _laplace(epsilon: float) -> Sampler:
     return lambda rng, n: (rng.laplace(size=n), rng.laplace(epsilon, size=n))
 
 
+def _played(
+    order: IncreasingOrder | SplitOrder,
+    law: Repetitions,
+    mu: float,
+    rng: np.random.Generator,
+    trials: int,
+) -> tuple[Array, Array]:
+    """The winners' statistics, without and with the record."""
+    without, with_record = (order.best(law.sample(rng, trials), mean, rng) for mean in (0.0, mu))
+    return without, with_record
+
+
 def _reduced(name: str, spec: str, epsilon_base: float) -> Game:
     law, mu = parse(spec), calibrate_mu(epsilon_base, DELTA)
     truth = reduced_exact(GaussianMechanism(mu), law, DELTA)
@@ -137,7 +128,7 @@ def _reduced(name: str, spec: str, epsilon_base: float) -> Game:
     return Game(
         name,
         truth.epsilon - truth.error,
-        lambda rng, n: (best_of(law, rng, n), mu + best_of(law, rng, n)),
+        lambda rng, n: _played(IncreasingOrder(), law, mu, rng, n),
         mu=mu,
         repetitions=law,
         known=_INCREASING,
@@ -150,10 +141,7 @@ def _worst_order(name: str, spec: str, epsilon_base: float, trials: int) -> Game
     return Game(
         name,
         TunedOrder(mu, law, order).epsilon(DELTA),
-        lambda rng, n: (
-            best_by_split_order(law, order.top, 0.0, rng, n),
-            best_by_split_order(law, order.top, mu, rng, n),
-        ),
+        lambda rng, n: _played(order, law, mu, rng, n),
         threshold=threshold,
         repetitions=law,
         known=_GAUSSIAN | {Condition.SPLIT_SCORE},

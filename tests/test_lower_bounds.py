@@ -557,8 +557,8 @@ def test_the_worst_order_refutes_a_bound_made_for_increasing_scores() -> None:
     law, trials, mu = repetitions.parse("tnb:1,0.01"), 100_000, calibrate_mu(1.0, DELTA)
     order, threshold = attack_order(mu, law, DELTA, trials)
     rng = np.random.default_rng(16)
-    low = coverage.best_by_split_order(law, order.top, 0.0, rng, trials)
-    high = coverage.best_by_split_order(law, order.top, mu, rng, trials)
+    low = order.best(law.sample(rng, trials), 0.0, rng)
+    high = order.best(law.sample(rng, trials), mu, rng)
     published = reduced_renyi(GaussianMechanism(mu), law, DELTA).epsilon
     assert published is not None
     found = lower_bounds.all_bounds(low, high, threshold=threshold, repetitions=law)

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.orders import SplitOrder
 from canaries import InputCanary
 from threat_models.datasets import Records
 from threat_models.names import in_line
@@ -80,10 +81,6 @@ class FirstCoordinate:
         return observation.first_displacement
 
 
-# Above any standardised sum: one of 1e6 has probability 0 in double precision.
-_ABOVE = 1e6
-
-
 @dataclass(frozen=True)
 class WorstOrder:
     """A split order of the standardised sum x, which leaks more than any increasing score can.
@@ -109,8 +106,7 @@ class WorstOrder:
 
     def __call__(self, observation: Observation) -> Array:
         """The scores of R runs, [R]."""
-        x = observation.standardised_sum
-        return np.where(x > self.top, _ABOVE + x, -x)
+        return SplitOrder(self.top).rank(observation.standardised_sum)
 
 
 @dataclass(frozen=True, eq=False)

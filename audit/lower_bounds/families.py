@@ -16,7 +16,6 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from audit import checks
 from audit import repetitions as laws
@@ -33,6 +32,8 @@ from audit.lower_bounds.rules import (
     TradeOffStatistic,
 )
 from audit.lower_bounds.scores import Scores
+from audit.numerics import last_kept
+from audit.orders import SplitOrder
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions
 
@@ -163,9 +164,8 @@ class WorstOrderCurve(ThresholdEstimator, TradeOffStatistic):
 
     def rate_below(self, mu: float) -> float:
         """P[output <= threshold] with the record."""
-        above = float(special.ndtr(mu - self.top))
-        low = float(special.ndtr(min(self.rule.threshold, self.top) - mu))
-        beaten_or_below = self.repetitions.phi_survival(min(above + low, 1.0))
+        above, below = SplitOrder(self.top).tails(min(self.rule.threshold, self.top), mu)
+        beaten_or_below = self.repetitions.phi_survival(np.minimum(above + below, 1.0))
         return float(beaten_or_below - self.repetitions.phi_survival(above))
 
     def lower_limit(
@@ -182,16 +182,12 @@ class WorstOrderCurve(ThresholdEstimator, TradeOffStatistic):
 
     def _refuted(self, fn_upper: float) -> float:
         """The largest mu whose rate below the threshold is above the limit."""
-        low, high = 0.0, 40.0
-        if self.rate_below(low) <= fn_upper:
+        if self.rate_below(0.0) <= fn_upper:
             return 0.0
-        while high - low > 1e-9:
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if self.rate_below(middle) > fn_upper else (low, middle)
-        return low
+        return last_kept(lambda mu: fn_upper - self.rate_below(mu), 0.0, 40.0, 1e-9)
 
     def epsilon_at(self, limit: float, delta: float) -> float:
-        from audit.upper_bounds import SplitOrder, TunedOrder
+        from audit.upper_bounds import TunedOrder
 
         if limit <= 0.0 or delta <= 0.0:
             return 0.0

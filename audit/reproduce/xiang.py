@@ -23,9 +23,9 @@ from audit.accounting import (
     gdp_limit_mu,
     mean_inclusion_mu,
 )
-from audit.coverage import best_of
 from audit.lower_bounds import all_estimators
 from audit.lower_bounds.scores import Scores
+from audit.orders import IncreasingOrder
 from audit.repetitions import Repetitions, TruncatedNegativeBinomial, TwoPoint
 from audit.reproduce.result import (
     COLOURS,
@@ -304,8 +304,12 @@ def audit(base: DpSgd, law: Repetitions, games: int, rng: np.random.Generator) -
         eps_L by the names of `_LOWER`.
     """
     mu = mean_inclusion_mu(base.noise_multiplier, base.steps, base.sampling_rate)
-    without = best_of(law, rng, games // 2)
-    scores = Scores.of(without, mu + best_of(law, rng, games - games // 2))
+    order, sizes = IncreasingOrder(), (games // 2, games - games // 2)
+    without, with_record = (
+        order.best(law.sample(rng, size), mean, rng)
+        for size, mean in zip(sizes, (0.0, mu), strict=True)
+    )
+    scores = Scores.of(without, with_record)
     by_key = {estimator.key: estimator for estimator in all_estimators(law, mu)}
     return {
         name: by_key[key].bound(scores, _DELTA, confidence=0.95).epsilon

@@ -3,6 +3,7 @@
 Each number says what it needs to be true: which protocol, any score or a monotone one, which base.
 """
 
+from audit.orders import FoldedOrder, SplitOrder
 from audit.upper_bounds.candidates import (
     corollary_6_2,
     largest_steps,
@@ -63,8 +64,6 @@ from audit.upper_bounds.subset import (
 )
 from audit.upper_bounds.tight import FoldedGame, TightCurve, tight
 from audit.upper_bounds.worst_order import (
-    FoldedOrder,
-    SplitOrder,
     TunedOrder,
     attack_order,
     best_order,

@@ -17,7 +17,6 @@ A constant t is a split order: x > top first, and below it the smaller the bette
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +31,7 @@ from audit.accounting import (
 )
 from audit.claims import Kind
 from audit.numerics import PROFILE_ACCURACY, log_of_rest
+from audit.orders import FoldedOrder, Order, SplitOrder, split_tails
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import bounded_masses, divergence_of_cells
 from audit.upper_bounds.registry import Value, bound
@@ -43,55 +43,6 @@ Array = NDArray[np.float64]
 _SOURCE = "exact leakage of the best folded order found"
 _ABOUT = ("the adversary chooses the score: attained by an attack, not a bound",)
 _CELLS = (1 << 15, 1 << 16)
-
-
-class Order(Protocol):
-    """An order on the standardised statistic x = sum_i p_i[0] / (C sigma sqrt N)."""
-
-    @property
-    def fold(self) -> float:
-        """Where the line is folded: above it a larger x is preferred."""
-        ...
-
-    def rank(self, x: Array) -> Array:
-        """The score of x [n], higher is better; of equal scores the smaller x is preferred."""
-        ...
-
-
-@dataclass(frozen=True)
-class SplitOrder:
-    """x > top first, the larger the better; below it the smaller the better.
-
-    Attributes:
-        top: where the order splits; may be infinite.
-    """
-
-    top: float
-
-    @property
-    def fold(self) -> float:
-        return self.top
-
-    def rank(self, x: Array) -> Array:
-        return np.where(x > self.top, x, self.top)
-
-
-@dataclass(frozen=True)
-class FoldedOrder:
-    """x above the fold scores x, below it a decreasing function of x.
-
-    Attributes:
-        fold: where the line is folded.
-        low: increasing points x below the fold.
-        scores: their scores, decreasing and at least `fold`; linear in between.
-    """
-
-    fold: float
-    low: tuple[float, ...]
-    scores: tuple[float, ...]
-
-    def rank(self, x: Array) -> Array:
-        return np.where(x > self.fold, x, np.interp(x, self.low, self.scores))
 
 
 @dataclass(frozen=True)
@@ -208,8 +159,7 @@ def _beaten_only_by_top(
     """Chance of the output "x < bottom", preferred to all but "x > top", for both data sets."""
     masses = []
     for mean in (0.0, mu):
-        above = special.ndtr(mean - top)
-        low = special.ndtr(np.minimum(bottom, top) - mean)
+        above, low = split_tails(top, np.minimum(bottom, top), mean)
         better = repetitions.phi_survival(above)
         masses.append(repetitions.phi_survival(np.minimum(above + low, 1.0)) - better)
     return masses[0], masses[1]
