@@ -18,6 +18,7 @@ from audit.lower_bounds.estimators import all_bounds, all_estimators, lower_boun
 from audit.lower_bounds.families import WorstOrderCurve, family_bound
 from audit.lower_bounds.one_run import one_run_bounds
 from audit.lower_bounds.pooled import PooledClopperPearson, PooledGaussianCurve
+from audit.lower_bounds.rank_sum import RankSum
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import (
     Band,
@@ -46,6 +47,7 @@ __all__ = [
     "MultiSplit",
     "PooledClopperPearson",
     "PooledGaussianCurve",
+    "RankSum",
     "Scan",
     "Split",
     "ThresholdFromTheory",

@@ -15,6 +15,7 @@ from audit.lower_bounds.counting import (
 from audit.lower_bounds.estimator import DIRECTIONS, Estimator, facts_as_told
 from audit.lower_bounds.families import WorstOrderCurve
 from audit.lower_bounds.pooled import PooledClopperPearson, PooledGaussianCurve
+from audit.lower_bounds.rank_sum import RankSum
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import (
     Band,
@@ -103,7 +104,9 @@ def all_estimators(
             raise ValueError("split_top must come with repetitions, threshold and direction higher")
         found.append(WorstOrderCurve(law, split_top, rule=FixedThreshold(threshold)))
     elif law != Fixed(1):
-        found += [LiftedCurve(law, rule=rule) for rule in many]
+        found += [LiftedCurve(law, rule=rule) for rule in [*many, RankSum()]]
+    else:
+        found.append(GaussianCurve(rule=RankSum()))
     return found
 
 
@@ -195,6 +198,6 @@ def pooled_bounds(
         estimator.bound(scores, delta, confidence, known=facts)
         for estimator in [
             *(PooledClopperPearson(law, rule=rule) for rule in rules),
-            *(PooledGaussianCurve(law, rule=rule) for rule in rules),
+            *(PooledGaussianCurve(law, rule=rule) for rule in [*rules, RankSum()]),
         ]
     ]
