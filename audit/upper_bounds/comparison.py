@@ -1,0 +1,74 @@
+"""The same number of runs by every protocol: which is cheapest?"""
+
+from dataclasses import dataclass
+
+from audit import checks, protocols
+from audit.accounting import Mechanism, Unreachable
+from audit.protocols import Adaptive, Grid, Protocol, RandomSearch
+from audit.repetitions import Fixed, Poisson, TruncatedNegativeBinomial
+from audit.upper_bounds.registry import cost
+
+_STEP = (0.75, 1.33)  # how far an adaptive density may move from the prior, as in DP-HyPO's figures
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What one protocol costs.
+
+    Attributes:
+        title: the protocol in words.
+        protocol: the protocol.
+        epsilon: the smallest bound for any score; None where no bound reaches delta.
+        bound: its name, or why there is none.
+        expected_quantile: of the best candidate found, where candidates are drawn from a prior.
+    """
+
+    title: str
+    protocol: Protocol
+    epsilon: float | None
+    bound: str
+    expected_quantile: float | None
+
+
+def protocols_with(runs: float) -> dict[str, Protocol]:
+    """Protocols with so many runs on average, by title; whole numbers where they must be.
+
+    Args:
+        runs: expected number of runs, at least 2.
+    """
+    checks.interval("runs", runs, 2.0, 1e6, closed_low=True, closed_high=True)
+    logarithmic = TruncatedNegativeBinomial(0.0, 0.5).with_mean(runs)
+    count = round(runs)
+    return {
+        "random search, logarithmic K": RandomSearch(logarithmic),
+        "random search, geometric K": RandomSearch(
+            TruncatedNegativeBinomial(1.0, 0.5).with_mean(runs)
+        ),
+        "random search, Poisson K": RandomSearch(Poisson(runs)),
+        "random search, fixed K": RandomSearch(Fixed(count)),
+        "grid, every point once": Grid(count),
+        "grid, every point with chance 1/2": Grid(2 * count, 0.5),
+        "adaptive within [{:g}, {:g}], logarithmic K".format(*_STEP): Adaptive(logarithmic, *_STEP),
+    }
+
+
+def same_runs(base: Mechanism, runs: float, delta: float) -> list[Compared]:
+    """What every protocol costs at the same expected number of runs, the cheapest first.
+
+    Args:
+        base: one run.
+        runs: expected number of runs, at least 2.
+        delta: in (0, 1).
+    """
+    rows = [_compared(base, title, one, delta) for title, one in protocols_with(runs).items()]
+    return sorted(rows, key=lambda row: float("inf") if row.epsilon is None else row.epsilon)
+
+
+def _compared(base: Mechanism, title: str, protocol: Protocol, delta: float) -> Compared:
+    law = getattr(protocol, "repetitions", None)
+    quantile = law.expected_quantile() if isinstance(protocol, protocols.RandomSearch) else None
+    try:
+        found = cost(base, protocol, delta)
+    except Unreachable as error:
+        return Compared(title, protocol, None, str(error), quantile)
+    return Compared(title, protocol, found.epsilon, found.name, quantile)
