@@ -1,7 +1,7 @@
 """What does this tuning cost? The accountant: `python -m audit.bounds --help`.
 
-Prints every bound on the epsilon of releasing the best of K runs; or solves for the noise, for the
-number of runs or for the law of K that keep a budget for the whole tuning. Needs no torch.
+Prints every bound on the epsilon of a way of tuning; or solves for the noise, for the number of
+runs or for the law of K that keep a budget for the whole. Needs nothing but numpy and scipy.
 """
 
 import argparse
@@ -11,28 +11,30 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-import numpy as np
-
-from audit import accounting, checks, repetitions, upper_bounds
+from audit import accounting, checks, protocols, upper_bounds
 from audit.accounting import Composition, DpSgd, GaussianMechanism, Mechanism
 from audit.claims import Claim, Kind
-from audit.protocols import RandomSearch
-from audit.repetitions import Repetitions
+from audit.protocols import Protocol, RandomSearch
 from audit.upper_bounds import Bound, TunedMechanism, UpperBound
 
 _SOLVES = ("noise", "runs", "law")
-_ATTAINED = "worst-order"
 
 
-def bound_named(name: str) -> Bound | None:
-    """The bound of that name, to solve with; None stands for the region bound.
+def bound_named(name: str | None, protocol: Protocol) -> Bound | None:
+    """The bound of that name, to solve with; None stands for the default.
 
     Raises:
-        ValueError: there is none, or it is no upper bound.
+        ValueError: there is none for the protocol, or it is no upper bound.
     """
-    usable = [each for each in upper_bounds.BOUNDS if each != _ATTAINED]
+    usable = {
+        entry.name: entry.function
+        for entry in upper_bounds.entries(type(protocol))
+        if entry.claim.kind is Kind.BOUND
+    }
+    if name is None:
+        return None
     name = checks.one_of("bound", name, usable)
-    return None if name == "region" else upper_bounds.BOUNDS[name]
+    return None if name == "region" and isinstance(protocol, RandomSearch) else usable[name]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,8 +42,24 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m audit.bounds",
         description="Bounds on the privacy cost of releasing the best of K runs.",
     )
-    parser.add_argument("--repetitions", default="tnb:0,0.01", metavar="SPEC", help="the law of K")
-    parser.add_argument("--delta", type=float, default=1e-5)
+    how = parser.add_argument_group("how the best run was chosen")
+    how.add_argument(
+        "--protocol",
+        default="search",
+        metavar="SPEC",
+        help="search (K runs, each candidate drawn anew; default), grid:N[,CHANCE], "
+        "adaptive:LOW,HIGH, subset:RATE[,rest|all], until:ACCEPTANCE, stopping:CHANCE, "
+        "noisy-max:N[,ROUNDS][,monotone] or ptr:EPSILON,DELTA,FAILURE",
+    )
+    how.add_argument(
+        "--repetitions",
+        metavar="SPEC",
+        help="the law of K, where the protocol has one: tnb:ETA,GAMMA, geometric:GAMMA, "
+        f"poisson:MU, binomial:N,P, two-point:S,L or fixed:K (default {protocols.DEFAULT_LAW})",
+    )
+    parser.add_argument(
+        "--delta", type=float, default=1e-5, help="of (epsilon, delta)-DP (default 1e-5)"
+    )
     base = parser.add_argument_group("one run, in one of these ways")
     base.add_argument("--mu", type=float, help="mu of a Gaussian base")
     base.add_argument("--noise-multiplier", type=float, metavar="SIGMA", help="with --steps")
@@ -76,13 +94,29 @@ def _parser() -> argparse.ArgumentParser:
         help="noise (least noise multiplier; with --steps), runs (most expected runs of the law's "
         "family) or law (the law of K with the best expected quantile)",
     )
-    solve.add_argument("--bound", default="region", help="the bound that keeps --target-epsilon")
-    parser.add_argument("--plot", metavar="FILE", help="draws epsilon against E[K], several laws")
-    parser.add_argument("--json", action="store_true", help="print json instead of a table")
+    solve.add_argument(
+        "--bound",
+        metavar="NAME",
+        help="the bound that keeps --target-epsilon: a row of the table (default: region for "
+        "search, the smallest for other protocols)",
+    )
+    more_output = parser.add_argument_group("more")
+    more_output.add_argument(
+        "--compare",
+        type=float,
+        metavar="RUNS",
+        help="also: what every protocol costs at so many runs on average",
+    )
+    more_output.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draws epsilon of several protocols over the number of runs, yours marked",
+    )
+    more_output.add_argument("--json", action="store_true", help="print json instead of a table")
     return parser
 
 
-def _base_of(arguments: argparse.Namespace, law: Repetitions) -> Mechanism:
+def _base_of(arguments: argparse.Namespace, protocol: Protocol) -> Mechanism:
     ways = {
         "--mu": arguments.mu,
         "--noise-multiplier": arguments.noise_multiplier,
@@ -99,9 +133,14 @@ def _base_of(arguments: argparse.Namespace, law: Repetitions) -> Mechanism:
         raise ValueError(f"steps must be given with {given[0]}, got none")
     rate, neighbours = arguments.sampling_rate, arguments.neighbours
     if given[0] == "--target-epsilon":
-        bound = bound_named(arguments.bound)
         noise = upper_bounds.solve_noise_multiplier(
-            arguments.target_epsilon, law, arguments.delta, arguments.steps, rate, neighbours, bound
+            arguments.target_epsilon,
+            protocol,
+            arguments.delta,
+            arguments.steps,
+            rate,
+            neighbours,
+            bound_named(arguments.bound, protocol),
         )
         return DpSgd(noise, arguments.steps, rate, neighbours)
     if arguments.noise_multiplier is not None:
@@ -118,12 +157,17 @@ def _base_of(arguments: argparse.Namespace, law: Repetitions) -> Mechanism:
     return GaussianMechanism(mu)
 
 
-def _total(base: Mechanism, law: Repetitions, arguments: argparse.Namespace) -> list[UpperBound]:
+def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -> list[UpperBound]:
     """Tuned several times, or followed by a final run: the region bound, composed."""
     times = checks.whole("tunings", arguments.tunings, 1)
     if times == 1 and not arguments.final_run:
         return []
-    parts: tuple[Mechanism, ...] = (TunedMechanism(base, law),) * times
+    if not isinstance(protocol, RandomSearch):
+        raise ValueError(
+            f"tunings and final-run must come with protocol search, got {protocol.spec}"
+        )
+    tuned: Mechanism = TunedMechanism(base, protocol.repetitions)
+    parts: tuple[Mechanism, ...] = (tuned,) * times
     if arguments.final_run:
         parts += (base,)
     then = ", then one run of the base" if arguments.final_run else ""
@@ -143,10 +187,13 @@ def _total(base: Mechanism, law: Repetitions, arguments: argparse.Namespace) -> 
 
 
 def _print_table(
-    base: upper_bounds.BaseReport, law: Repetitions, delta: float, rows: list[UpperBound]
+    base: upper_bounds.BaseReport, protocol: Protocol, delta: float, rows: list[UpperBound]
 ) -> None:
-    print(f"repetitions {law.spec} (E[K] = {law.mean:.4g}), delta = {delta:g}")
+    name = "repetitions" if isinstance(protocol, RandomSearch) else "protocol"
+    runs = "" if protocol.mean_runs is None else f" ({protocol.mean_runs:.4g} runs on average)"
+    print(f"{name} {protocol.spec}{runs}, delta = {delta:g}")
     mu = "" if base.mu is None else f"mu = {base.mu:.6g}; "
+    print(f"holds for: {protocol.assumption}")
     print(f"base: {mu}{base.description}")
     print()
     width = max(len(row.name) for row in rows)
@@ -156,59 +203,32 @@ def _print_table(
             continue
         way = "down" if row.attained else "up"
         rounded = f" (rounded {way} by < {row.error:.0e})" if row.error > 0 else ""
-        print(f"{row.name:{width}}  {row.epsilon:9.4f}  {row.assumes}{rounded}")
+        print(f"{row.name:{width}}  {row.epsilon:9.4f}  {row.claim.conditions}{rounded}")
         print(f"{'':{width}}  {'':>9}    {row.source}")
     silent = [row for row in rows if row.epsilon is None]
     for row in silent:
         print(f"{row.name:{width}}  {'-':>9}  {row.assumes}")
 
 
-def plot_cost(
-    base: Mechanism, delta: float, path: str, bound: Bound | None = None, points: int = 13
-) -> None:
-    """Draws epsilon of the tuning against the expected number of runs, for several laws of K.
+def _print_comparison(compared: list[upper_bounds.Compared], runs: float | None) -> None:
+    if not compared:
+        return
+    print(f"\n{runs:g} runs on average, by protocol:")
+    width = max(len(one.title) for one in compared)
+    for one in compared:
+        epsilon = "-" if one.epsilon is None else f"{one.epsilon:.4f}"
+        quantile = ""
+        if one.expected_quantile is not None:
+            quantile = f"  expected quantile of the best {one.expected_quantile:.4f}"
+        print(f"{one.title:{width}}  {epsilon:>9}  {one.bound}{quantile}")
 
-    Args:
-        base: one run.
-        delta: in (0, 1).
-        path: where the figure goes; its ending names the format.
-        bound: the bound drawn; the region bound by default.
-        points: numbers of runs from 2 to 1000.
-    """
-    # Slow to import, and only wanted here.
-    import seaborn as sns
-    from matplotlib.figure import Figure
 
-    families = {
-        "fixed": ("fixed:2", (0, (1, 1))),
-        "Poisson": ("poisson:1", "-."),
-        "geometric (eta = 1)": ("tnb:1,0.5", "--"),
-        "logarithmic (eta = 0)": ("tnb:0,0.5", "-"),
-        "eta = -0.5": ("tnb:-0.5,0.5", (0, (5, 1, 1, 1))),
-    }
-    means = np.geomspace(2.0, 1000.0, points)
-    with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.1):
-        figure = Figure(figsize=(8.5, 5.0), layout="constrained")
-        axes = figure.subplots()
-        colours = sns.color_palette("colorblind", len(families)).as_hex()
-        for (label, (spec, style)), colour in zip(families.items(), colours, strict=True):
-            laws = [repetitions.parse(spec).with_mean(mean) for mean in means]
-            values = [(bound or upper_bounds.region)(base, law, delta).epsilon for law in laws]
-            axes.plot(
-                [law.mean for law in laws],
-                [np.nan if v is None else v for v in values],
-                color=colour,
-                linestyle=style,
-                lw=2.2,
-                label=label,
-            )
-        axes.set_xscale("log")
-        axes.set_ylim(bottom=0.0)
-        axes.set_xlabel("expected number of runs, E[K]")
-        axes.set_ylabel(f"epsilon of the tuning at delta = {delta:g}")
-        figure.suptitle(base.description.split(";")[0], fontsize="medium")
-        axes.legend(title="law of K", loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-        figure.savefig(path, dpi=150)
+def _law_as_json(protocol: Protocol) -> dict[str, object]:
+    """The law of K and what it finds, where candidates are drawn from a prior."""
+    if not isinstance(protocol, RandomSearch):
+        return {}
+    law = protocol.repetitions
+    return {"repetitions": law.spec, "expected_quantile": law.expected_quantile()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -223,35 +243,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     affordable: list[upper_bounds.Affordable] = []
     try:
-        law = repetitions.parse(arguments.repetitions)
+        protocol = protocols.parse(arguments.protocol, arguments.repetitions)
         delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
         checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
         solve = arguments.solve = checks.one_of("solve", arguments.solve, _SOLVES)
-        bound = bound_named(arguments.bound)
-        base = _base_of(arguments, law)
+        bound = bound_named(arguments.bound, protocol)
+        base = _base_of(arguments, protocol)
         if solve != "noise":
             if arguments.target_epsilon is None:
                 raise ValueError(f"target-epsilon must be given with --solve {solve}, got none")
+            if not isinstance(protocol, RandomSearch):
+                raise ValueError(f"solve {solve} must come with protocol search, got {protocol}")
+            law = protocol.repetitions
             if solve == "runs":
                 law = upper_bounds.solve_runs(arguments.target_epsilon, base, law, delta, bound)
             else:
                 affordable = upper_bounds.best_law(arguments.target_epsilon, base, delta, bound)
                 law = affordable[0].law
+            protocol = RandomSearch(law)
         report = upper_bounds.report_mechanism(base, delta, arguments.accounting)
-        rows = [*report.bounds, *upper_bounds.all_bounds(base, law, delta)]
-        rows += _total(base, law, arguments)
+        rows = [*report.bounds, *upper_bounds.all_bounds(base, protocol, delta)]
+        total = _total(base, protocol, arguments)
+        recommended = upper_bounds.smallest(total or rows)
+        rows += total
+        compared = (
+            []
+            if arguments.compare is None
+            else upper_bounds.same_runs(base, arguments.compare, delta)
+        )
         if arguments.plot:
-            plot_cost(base, delta, arguments.plot, bound)
+            from audit.cost_picture import draw_cost  # slow to import, and only wanted here
+
+            draw_cost(base, protocol, delta, arguments.plot)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if arguments.json:
         answer = {
             "delta": delta,
-            "repetitions": law.spec,
-            "expected_quantile": law.expected_quantile(),
+            "protocol": protocol.spec,
+            **_law_as_json(protocol),
             "base": asdict(report),
             "bounds": [row.as_dict() for row in rows],
+            "cost": None if recommended is None else recommended.as_dict(),
+            "compared": [
+                {
+                    "title": one.title,
+                    "protocol": one.protocol.spec,
+                    "epsilon": one.epsilon,
+                    "bound": one.bound,
+                    "expected_quantile": one.expected_quantile,
+                }
+                for one in compared
+            ],
             "affordable": [
                 {"repetitions": one.law.spec, "expected_quantile": one.expected_quantile}
                 for one in affordable
@@ -259,7 +303,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         print(json.dumps(answer, indent=2))
     else:
-        _print_table(report, law, delta, rows)
+        _print_table(report, protocol, delta, rows)
+        if recommended is not None:
+            print(f"\ncost: {recommended.epsilon:.4f} by {recommended.name}, whatever the score")
+        _print_comparison(compared, arguments.compare)
         for one in affordable:
             print(
                 f"{one.law.spec:24} expected quantile of the best run {one.expected_quantile:.5f}"

@@ -110,12 +110,16 @@ class Claim:
         return self.kind is Kind.BOUND and not set(self.needs) & set(_SCORES)
 
     @property
+    def conditions(self) -> str:
+        """What must be true besides the protocol, in one line."""
+        score = ("any score",) if self.is_upper and self.any_score else ()
+        return "; ".join((*score, *(condition.words for condition in self.needs), *self.about))
+
+    @property
     def words(self) -> str:
         """What must be true, in one line."""
-        score = ("any score",) if self.is_upper and self.any_score else ()
-        needs = tuple(condition.words for condition in self.needs)
-        protocols = tuple(protocol.assumption for protocol in self.protocols)
-        return "; ".join((*score, *needs, *self.about, *protocols))
+        assumed = (protocol.assumption for protocol in self.protocols)
+        return "; ".join(filter(None, (self.conditions, *assumed)))
 
     def judged(self, facts: Facts) -> Verdict:
         """What the number is worth, given what is true."""

@@ -180,3 +180,65 @@ def test_starts_without_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert done.returncode == 0
+
+
+def test_json_has_the_cost_of_any_protocol(capsys):
+    _, out, _ = run(capsys, "--mu", "0.24721", "--json")
+    answer = json.loads(out)
+    assert answer["protocol"] == "tnb:0,0.01"
+    any_score = {
+        row["epsilon"]: row["name"]
+        for row in answer["bounds"]
+        if row["assumes"].startswith("any score") and row["epsilon"] is not None
+    }
+    assert answer["cost"]["epsilon"] == min(any_score)
+    assert answer["cost"]["name"] == any_score[min(any_score)] == "tight"
+    _, out, _ = run(capsys, "--mu", "0.24721", "--protocol", "until:0.1", "--json")
+    answer = json.loads(out)
+    assert answer["protocol"] == "until:0.1"
+    assert "independent runs until one is accepted" in answer["cost"]["assumes"]
+    assert "tight" not in [row["name"] for row in answer["bounds"]]
+
+
+def test_tuned_twice_the_cost_is_the_total(capsys):
+    _, out, _ = run(capsys, "--mu", "0.1", "--tunings", "2", "--json")
+    answer = json.loads(out)
+    rows = {row["name"]: row["epsilon"] for row in answer["bounds"]}
+    assert answer["cost"]["name"] == "total"
+    assert rows["tight"] < answer["cost"]["epsilon"] <= 2 * rows["region"] * (1 + 1e-9)
+
+
+def test_target_epsilon_under_another_protocol(capsys):
+    told = ["--target-epsilon", "2", "--steps", "100", "--protocol", "adaptive:0.75,1.33"]
+    _, out, _ = run(capsys, *told, "--repetitions", "tnb:0,0.1", "--json")
+    answer = json.loads(out)
+    assert answer["protocol"] == "adaptive:0.75,1.33/tnb:0,0.1"
+    assert 2.0 * (1 - 1e-6) <= answer["cost"]["epsilon"] <= 2.0
+
+
+def test_the_same_number_of_runs_by_protocol(capsys):
+    _, out, _ = run(capsys, "--mu", "0.24721", "--compare", "10", "--json")
+    compared = {one["title"]: one for one in json.loads(out)["compared"]}
+    # The values of docs/theory.md: a fixed number of runs costs more than a random one.
+    assert compared["random search, fixed K"]["epsilon"] == pytest.approx(2.7276, abs=2e-3)
+    order = [one["epsilon"] for one in compared.values() if one["epsilon"] is not None]
+    assert order == sorted(order)
+    assert next(iter(compared)) == "random search, logarithmic K"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--protocol", "gird:3"], "did you mean 'grid'?"),
+        (["--protocol", "grid:3", "--repetitions", "tnb:0,0.1"], "repetitions must not be given"),
+        (["--protocol", "until:2"], "acceptance must be in (0, 1], got 2.0"),
+        (["--protocol", "until:0.5", "--final-run"], "must come with protocol search"),
+        (["--compare", "1"], "runs must be in [2, 1e+06], got 1.0"),
+        (["--plot", "/no/such/folder/x.png"], "plot must be a file"),
+    ],
+)
+def test_bad_protocols_are_one_line(capsys, argv, message):
+    code, _, err = run(capsys, "--mu", "0.2", *argv)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1

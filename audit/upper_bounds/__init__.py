@@ -10,6 +10,7 @@ from audit.upper_bounds.candidates import (
     many_candidates,
     propose_test_release,
 )
+from audit.upper_bounds.comparison import Compared, same_runs
 from audit.upper_bounds.composed import TunedMechanism
 from audit.upper_bounds.conditional import (
     conditional_curve,
@@ -25,6 +26,7 @@ from audit.upper_bounds.inverse import (
     solve_mu,
     solve_noise_multiplier,
     solve_runs,
+    with_mean,
 )
 from audit.upper_bounds.noisy_max import noisy_max, noisy_max_closed_form, noisy_max_renyi
 from audit.upper_bounds.one_run import BaseReport, report_mechanism
@@ -44,7 +46,7 @@ from audit.upper_bounds.reduced import (
     reduced_renyi,
 )
 from audit.upper_bounds.region import RegionCurve, region
-from audit.upper_bounds.registry import Bound, all_bounds, cost, entries, tightest
+from audit.upper_bounds.registry import Bound, all_bounds, cost, entries, smallest, tightest
 from audit.upper_bounds.renyi import (
     corollary_4,
     corollary_4_curve,
@@ -87,6 +89,7 @@ __all__ = [
     "Affordable",
     "BaseReport",
     "Bound",
+    "Compared",
     "FoldedGame",
     "FoldedOrder",
     "LikelihoodOrder",
@@ -114,6 +117,7 @@ __all__ = [
     "corollary_21",
     "cost",
     "cost_ratio",
+    "entries",
     "hypo",
     "hypo_curve",
     "hypo_pure",
@@ -140,7 +144,9 @@ __all__ = [
     "repeated_response",
     "repeated_response_divergence",
     "report_mechanism",
+    "same_runs",
     "scaled_learning_rate",
+    "smallest",
     "solve_mu",
     "solve_noise_multiplier",
     "solve_runs",
@@ -148,5 +154,6 @@ __all__ = [
     "subset_tuning",
     "tight",
     "tightest",
+    "with_mean",
     "worst_order",
 ]

@@ -1,19 +1,17 @@
 """What a budget for the whole tuning affords: how little noise, how many runs, which law of K."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from audit import checks
+from audit import checks, protocols
 from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable
 from audit.numerics import last_kept
+from audit.protocols import RandomSearch
 from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial
 from audit.upper_bounds.region import RegionCurve
-from audit.upper_bounds.result import UpperBound
-
-Bound = Callable[[Mechanism, Repetitions, float], UpperBound]
+from audit.upper_bounds.registry import Bound, Tuning, cost
 
 _SMALLEST_MU, _LARGEST_MU = 1e-4, 100.0
 _LEAST_NOISE = 0.06
@@ -23,39 +21,41 @@ _MARGIN = 1e-8  # what the region bound's own rounding may add to log(delta)
 
 
 def excess(
-    base: Mechanism, law: Repetitions, target: float, delta: float, bound: Bound | None = None
+    base: Mechanism, law: Tuning, target: float, delta: float, bound: Bound | None = None
 ) -> float:
     """By how much a bound misses (target, delta)-DP: at most 0 where the tuning keeps it.
 
-    For the region bound, the default, log(delta_A(target) / delta), from few points on the curve
-    of events: no less safe, and fast. For others, epsilon - target.
+    For the region bound, the default of random search, log(delta_A(target) / delta), from few
+    points on the curve of events: no less safe, and fast. For others, epsilon - target; the default
+    of other protocols is the smallest bound that they have.
 
     Raises:
-        ValueError: the bound does not apply to this base and law.
+        ValueError: the bound does not apply to this base and protocol.
     """
-    if bound is None:
-        curves = (RegionCurve(pair, law, _POINTS) for pair in base.pairs)
+    protocol = protocols.parse(law)
+    if bound is None and isinstance(protocol, RandomSearch):
+        curves = (RegionCurve(pair, protocol.repetitions, _POINTS) for pair in base.pairs)
         reached = max(curve.delta(target) for curve in curves)
         return math.log(max(reached, 1e-320)) - math.log(delta) + _MARGIN
     try:
-        answer = bound(base, law, delta)
+        answer = (bound or cost)(base, protocol, delta)
     except Unreachable:
         return math.inf
     if answer.epsilon is None:
-        raise ValueError(f"bound {answer.name!r} {answer.assumes}, got repetitions {law.spec}")
+        raise ValueError(f"bound {answer.name!r} {answer.assumes}, got {protocol.spec}")
     return answer.epsilon - target
 
 
 def solve_mu(
-    target: float, law: Repetitions, delta: float, bound: Bound | None = None, name: str = "region"
+    target: float, law: Tuning, delta: float, bound: Bound | None = None, name: str = ""
 ) -> float:
     """The largest mu of a Gaussian base at which the whole tuning is (target, delta)-DP.
 
     Args:
         target: epsilon allowed for the tuning, > 0.
-        law: the law of K.
+        law: the protocol, or the law of K of a random search.
         delta: in (0, 1).
-        bound: the bound that keeps it; the region bound by default.
+        bound: the bound that keeps it; the region bound by default, or the protocol's smallest.
         name: what the bound is called in an error.
 
     Returns:
@@ -73,14 +73,14 @@ def solve_mu(
     if missed(low) > 0.0 or missed(high) <= 0.0:
         raise ValueError(
             f"target-epsilon must be what some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) gives by "
-            f"{name} at delta={delta:g} with {law.spec}, got {target!r}"
+            f"{name or 'the bound'} at delta={delta:g} with {law}, got {target!r}"
         )
     return math.exp(last_kept(missed, low, high, 1e-10))
 
 
 def solve_noise_multiplier(
     target: float,
-    law: Repetitions,
+    law: Tuning,
     delta: float,
     steps: int,
     sampling_rate: float = 1.0,
@@ -91,12 +91,12 @@ def solve_noise_multiplier(
 
     Args:
         target: epsilon allowed for the tuning, > 0.
-        law: the law of K.
+        law: the protocol, or the law of K of a random search.
         delta: in (0, 1).
         steps: of one run.
         sampling_rate: of one step, in (0, 1].
         neighbours: `add-remove` or `replace-one`.
-        bound: the bound that keeps it; the region bound by default.
+        bound: the bound that keeps it; the region bound by default, or the protocol's smallest.
 
     Returns:
         sigma, rounded up by less than 1e-6 of itself.
@@ -149,6 +149,11 @@ def solve_runs(
             f"got {target!r}"
         )
     return law.with_mean(math.exp(last_kept(missed, math.log(least), math.log(most), 1e-6)))
+
+
+def with_mean(law: Repetitions, mean: float) -> Repetitions:
+    """`law.with_mean(mean)`, under its first name."""
+    return law.with_mean(mean)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ find it here, so a new bound touches one file: its own.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,13 +189,24 @@ def cost(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
     checks.interval("delta", delta, 0.0, 1.0)
     asked = protocols.parse(repetitions)
     rows = [row(e, base, asked, delta) for e in entries(type(asked)) if e.claim.any_score]
-    known = [(found.epsilon, found) for found in rows if found.epsilon is not None]
-    if not known:
-        reasons = "; ".join(f"{found.name}: {found.reason}" for found in rows[:1])
+    found = smallest(rows)
+    if found is None:
+        reasons = "; ".join(f"{one.name}: {one.reason}" for one in rows[:1])
         raise Unreachable(
             f"delta must be one that some bound for {asked.spec} reaches, got {delta!r} ({reasons})"
         )
-    return min(known, key=lambda one: one[0])[1]
+    return found
+
+
+def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
+    """Of some rows the smallest bound on a tuning that holds for any score; None if none does."""
+    known = [
+        (found.epsilon, place, found)
+        for place, found in enumerate(rows)
+        if found.epsilon is not None and found.claim.any_score
+    ]
+    return min(known)[2] if known else None
 
 
 tightest = cost
+"""`cost` under its first name."""

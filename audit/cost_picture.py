@@ -1,0 +1,82 @@
+"""The picture of `audit.bounds --plot`: what each protocol costs as the runs grow."""
+
+import numpy as np
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from audit.accounting import Mechanism, Unreachable
+from audit.protocols import Protocol, RandomSearch
+from audit.upper_bounds import cost, region
+from audit.upper_bounds.comparison import protocols_with
+
+_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (8, 2)), "-")
+
+
+def draw_cost(
+    base: Mechanism, protocol: Protocol, delta: float, path: str, points: int = 9
+) -> None:
+    """Draws epsilon of a tuning against the expected number of runs, by protocol.
+
+    Random search by the region bound, which is fast and at most a little larger than the smallest.
+
+    Args:
+        base: one run.
+        protocol: the user's own, marked where it has a number of runs.
+        delta: in (0, 1).
+        path: where the figure goes; its ending names the format.
+        points: numbers of runs, from 2 to 1000.
+
+    Raises:
+        ValueError: the file cannot be written, or its ending names no format.
+    """
+    runs = np.unique(np.rint(np.geomspace(2.0, 1000.0, points)))
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for mean in runs:
+        for title, one in protocols_with(float(mean)).items():
+            epsilon = _epsilon(base, one, delta)
+            curves.setdefault(title, []).append((float(mean), epsilon))
+    with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.05):
+        figure = Figure(figsize=(10.5, 5.2), layout="constrained")
+        axes = figure.subplots()
+        colours = sns.color_palette("colorblind", len(curves)).as_hex()
+        # The dearest first, so that the legend reads in the order of the right ends.
+        ranked = sorted(curves.items(), key=lambda item: -np.nan_to_num(item[1][-1][1]))
+        for (title, values), colour, style in zip(ranked, colours, _STYLES, strict=False):
+            axes.plot(*np.array(values).T, color=colour, linestyle=style, lw=2.2, label=title)
+        own = protocol.mean_runs
+        if own is not None:
+            axes.plot(
+                [own], [_epsilon(base, protocol, delta, own=True)],
+                "*", ms=17, color="black", zorder=5, label=f"yours: {protocol.spec}",
+            )  # fmt: skip
+        one_run = _one_run(base, delta)
+        if one_run is not None:
+            axes.axhline(one_run, color="grey", lw=1.2, label="one run alone")
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0.0)
+        axes.set_xlabel("expected number of runs")
+        axes.set_ylabel(rf"$\varepsilon$ of the tuning at $\delta$ = {delta:g}, any score")
+        figure.suptitle(base.description.split(";")[0], fontsize="medium")
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        try:
+            figure.savefig(path, dpi=150)
+        except OSError as error:
+            raise ValueError(
+                f"plot must be a file that can be written, got {path!r}: {error}"
+            ) from error
+
+
+def _epsilon(base: Mechanism, protocol: Protocol, delta: float, own: bool = False) -> float:
+    fast = isinstance(protocol, RandomSearch) and not own
+    try:
+        found = region(base, protocol, delta) if fast else cost(base, protocol, delta)
+    except Unreachable:
+        return float("nan")
+    return float("nan") if found.epsilon is None else found.epsilon
+
+
+def _one_run(base: Mechanism, delta: float) -> float | None:
+    try:
+        return base.epsilon(delta)
+    except Unreachable:
+        return None
