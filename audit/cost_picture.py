@@ -1,5 +1,7 @@
 """The picture of `audit.bounds --plot`: what each protocol costs as the runs grow."""
 
+from pathlib import Path
+
 import numpy as np
 import seaborn as sns
 from matplotlib.figure import Figure
@@ -29,6 +31,7 @@ def draw_cost(
     Raises:
         ValueError: the file cannot be written, or its ending names no format.
     """
+    _check_writable(path)  # before minutes of work
     runs = np.unique(np.rint(np.geomspace(2.0, 1000.0, points)))
     curves: dict[str, list[tuple[float, float]]] = {}
     for mean in runs:
@@ -64,6 +67,16 @@ def draw_cost(
             raise ValueError(
                 f"plot must be a file that can be written, got {path!r}: {error}"
             ) from error
+
+
+def _check_writable(path: str) -> None:
+    formats = Figure().canvas.get_supported_filetypes()
+    file = Path(path)
+    if file.is_dir() or not file.parent.is_dir() or file.suffix[1:].lower() not in formats:
+        raise ValueError(
+            f"plot must be a file in a folder that is there, ending in one of "
+            f"{', '.join('.' + name for name in formats)}, got {path!r}"
+        )
 
 
 def _epsilon(base: Mechanism, protocol: Protocol, delta: float, own: bool = False) -> float:
