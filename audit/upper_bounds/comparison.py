@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from audit import checks, protocols
+from audit import checks
 from audit.accounting import Mechanism, Unreachable
 from audit.protocols import Adaptive, Grid, Protocol, RandomSearch
 from audit.repetitions import Fixed, Poisson, TruncatedNegativeBinomial
@@ -65,8 +65,9 @@ def same_runs(base: Mechanism, runs: float, delta: float) -> list[Compared]:
 
 
 def _compared(base: Mechanism, title: str, protocol: Protocol, delta: float) -> Compared:
-    law = getattr(protocol, "repetitions", None)
-    quantile = law.expected_quantile() if isinstance(protocol, protocols.RandomSearch) else None
+    quantile = None
+    if isinstance(protocol, RandomSearch):
+        quantile = protocol.repetitions.expected_quantile()
     try:
         found = cost(base, protocol, delta)
     except Unreachable as error:
