@@ -23,7 +23,7 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
-$(VENV)/.installed: pyproject.toml constraints.txt audit/dpsgd/_convolutional.c
+$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard audit/dpsgd/*.c)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
 	touch $@

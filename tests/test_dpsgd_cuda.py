@@ -81,11 +81,13 @@ def assert_same(found, expected, **tolerance):
 
 @pytest.fixture
 def as_seeded_there(monkeypatch):
-    """On a GPU a lane's seed is given to the generator as it is; for once on the CPU too."""
+    """A GPU has torch's generators, each with a lane's seed as it is; for once the CPU too."""
     generators = streams.generators
     with_cuda = lambda seeds, stream, _: generators(seeds, stream, "cuda")  # noqa: E731
     monkeypatch.setattr(streams, "generators", with_cuda)
-    monkeypatch.setattr("audit.dpsgd.memory._NOISE_BLOCK", {"cpu": 2**12, "cuda": 2**12})
+    monkeypatch.setattr("audit.dpsgd.noise._DEVICES", ())
+    at_once = lambda self, width, steps: min(steps, max(1, 2**12 // width))  # noqa: E731
+    monkeypatch.setattr(MemoryPolicy, "steps_at_once", at_once)
 
 
 @pytest.mark.usefixtures("as_seeded_there")

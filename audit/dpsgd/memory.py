@@ -22,9 +22,9 @@ _GPU_LANES = 4096
 _GPU_CHUNK_FLOATS = 2**31
 # A chunk should still hold so many records of every lane: with fewer, products become narrow.
 _RECORDS_PER_LANE = {"cpu": 16, "cuda": 64}
-# So many random numbers of a lane are drawn at once: a call per step is slow for small models, and
-# on a GPU, where every call is a launch of a kernel, for all.
-_NOISE_BLOCK = {"cpu": 1 << 14, "cuda": 1 << 18}
+# So many random numbers of a lane a GPU draws at once: every call is a launch of a kernel, and one
+# per lane and step would cost an hour a row of the paper's table 2.
+_GPU_NOISE = 1 << 18
 
 
 class MemoryPolicy:
@@ -74,7 +74,7 @@ class MemoryPolicy:
 
     def steps_at_once(self, width: int, steps: int) -> int:
         """For how many steps a lane's random numbers are drawn at once, `width` of them a step."""
-        return min(steps, max(1, _NOISE_BLOCK[self._device.type] // width))
+        return 1 if self._device.type == "cpu" else min(steps, max(1, _GPU_NOISE // width))
 
     def _gpu_floats(self) -> float:
         """Numbers that a pack's share of the GPU's memory holds.

@@ -1,0 +1,182 @@
+"""Noise of lanes: Philox's known answers, the same bits by every path, and the laws.
+
+Each statistical test has a false-alarm rate of 1e-4.
+"""
+
+import numpy as np
+import pytest
+import scipy.stats as st
+import torch
+from scipy.special import ndtr, ndtri
+from toy import ALARM, assert_uncorrelated, lanes
+
+import threat_models
+from audit.dpsgd import DpSgdSettings, make_engine, noise
+
+torch.set_num_threads(1)
+ALL = 2**32 - 1
+# Of Random123's file of known answers (Salmon et al. 2011): key, counter, the four words.
+KNOWN = [
+    ((0, 0), (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((ALL, ALL), (ALL, ALL, ALL, ALL), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0xA4093822, 0x299F31D0),
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+WIDTHS = ("DEFAULT", "AVX2", "AVX512")
+
+
+@pytest.fixture(params=WIDTHS)
+def extension(request):
+    narrower = WIDTHS.index(request.param)
+    if torch.backends.cpu.get_cpu_capability() not in WIDTHS[narrower:] and narrower:
+        pytest.skip(f"a processor without {request.param}")
+    found = noise._extension(request.param)
+    if found is None:
+        pytest.skip("no compiler when this was installed")
+    return found
+
+
+@pytest.mark.parametrize(("key", "counter", "words"), KNOWN)
+def test_known_answers(key, counter, words):
+    assert tuple(noise.philox(key, counter, 1)[0, :, 0]) == words
+
+
+@pytest.mark.parametrize(("key", "counter", "words"), KNOWN)
+def test_known_answers_compiled(extension, key, counter, words):
+    found = np.empty(64, np.uint32)
+    extension.words(key, counter, found.ctypes.data, 64)
+    assert tuple(found[::16]) == words
+    # Counters in a row: those of the next numbers.
+    for size in (1, 15, 64, 100, 1000):
+        found = np.zeros(size + 1, np.uint32)
+        extension.words(key, counter, found.ctypes.data, size)
+        expected = noise.philox(key, counter, 16).ravel()
+        np.testing.assert_array_equal(found[:size], expected[:size])
+        assert found[size] == 0  # nothing is written behind
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 362, 4321])
+def test_every_path_gives_the_same_bits(extension, monkeypatch, size):
+    seeds = np.array([0, 1, 2**32, 2**64 - 1], dtype=np.uint64)
+    scales = np.array([1.0, 0.3, 1e-30, 1e30], dtype=np.float32)
+    found = []
+    for path in (extension, None):
+        monkeypatch.setattr(noise, "_compiled", path)
+        numbers, taken = torch.zeros(4, size), torch.zeros(4, size, dtype=torch.bool)
+        noise.fill_normals(numbers, seeds, 0, 7, scales)
+        noise.fill_batches(taken, seeds, 1, 7, 0.3)
+        found.append((numbers.view(torch.int32), taken))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def drawn(seeds, stream=0, step=0, size=1 << 12):
+    numbers = torch.empty(len(seeds), size)
+    ones = np.ones(len(seeds), np.float32)
+    noise.fill_normals(numbers, np.asarray(seeds, dtype=np.uint64), stream, step, ones)
+    return numbers.double().numpy()
+
+
+def test_numbers_are_those_of_box_and_muller():
+    words = noise.philox((5, 6), (0, 0, 0, 0), 1000).astype(np.float64)
+    radius = np.sqrt(-2 * np.log((np.floor(words[:, 0::2] / 2) + 0.5) * 2.0**-31))
+    angle = 2 * np.pi * words[:, 1::2] * 2.0**-32
+    expected = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=2).ravel()
+    found = noise.normals(noise.philox((5, 6), (0, 0, 0, 0), 1000), np.float32(1))
+    # Of the radius; where the sine is nearly 0 the error is that of the angle.
+    assert np.abs(found - expected).max() < 2e-6
+
+
+def test_the_ends_of_the_words_are_finite():
+    ends = np.array([0, 1, 2**31, ALL - 1, ALL], dtype=np.uint32)
+    words = np.zeros((len(ends) ** 2, 4, 16), np.uint32)
+    words[:, 0::2] = np.repeat(ends, len(ends))[:, None, None]
+    words[:, 1::2] = np.tile(ends, len(ends))[:, None, None]
+    found = noise.normals(words, np.float32(1))
+    assert np.isfinite(found).all()
+    assert np.abs(found).max() == pytest.approx(np.sqrt(64 * np.log(2)), rel=1e-6)
+
+
+def test_moments():
+    # Of 2^24 numbers, the first eight within their standard errors.
+    count, sums = 1 << 24, np.zeros(8)
+    for step in range(16):
+        z = drawn(np.arange(16), step=step, size=1 << 16)
+        powers = np.ones_like(z)
+        for i in range(8):
+            powers *= z
+            sums[i] += powers.sum()
+    even = [1.0, 3.0, 15.0, 105.0, 945.0, 10395.0, 135135.0, 2027025.0]
+    for power, total in enumerate(sums, start=1):
+        mean = even[power // 2 - 1] if power % 2 == 0 else 0.0
+        error = np.sqrt((even[power - 1] - mean**2) / count)
+        assert abs(total / count - mean) < st.norm.isf(ALARM / 16) * error
+
+
+def test_the_law_into_its_tails():
+    z = np.concatenate([drawn(np.arange(16), step=step, size=1 << 16).ravel() for step in range(4)])
+    assert st.kstest(z, "norm", method="asymp").pvalue > ALARM
+    below = ndtri(np.concatenate([[1e-6, 1e-5, 1e-4, 1e-3], np.linspace(0.01, 0.49, 49)]))
+    edges = np.concatenate([below, -below[::-1]])
+    counts = np.bincount(np.searchsorted(edges, z), minlength=len(edges) + 1)
+    masses = np.diff(np.concatenate([[0.0], st.norm.cdf(edges), [1.0]]))
+    assert st.chisquare(counts, masses * len(z)).pvalue > ALARM
+
+
+def test_pairs_of_one_point_are_independent():
+    # Radius and angle, and their sum of squares: what Box & Muller could get wrong.
+    z = drawn(np.arange(64), size=1 << 14).reshape(-1, 4, 16)
+    x, y = z[:, 0::2].ravel(), z[:, 1::2].ravel()
+    assert st.kstest((x**2 + y**2) / 2, "expon").pvalue > ALARM
+    assert st.kstest(np.arctan2(y, x), st.uniform(-np.pi, 2 * np.pi).cdf).pvalue > ALARM
+    limit = st.norm.isf(ALARM / 8) / np.sqrt(len(x))
+    for one, two in ((x, y), (x**2, y**2), (np.abs(x), y), (x, np.abs(y))):
+        assert abs(np.corrcoef(one, two)[0, 1]) < limit
+
+
+def test_lanes_steps_and_streams_are_independent():
+    # Seeds, steps and streams in a row, and seeds that differ in one bit: hardest for a generator.
+    bits = [1 << i for i in range(64)]
+    for rows in (
+        drawn(np.arange(200)),
+        drawn(np.array([0, *bits], dtype=np.uint64)),
+        np.concatenate([drawn([9], step=step) for step in range(200)]),
+        np.concatenate([drawn([9], stream=stream) for stream in range(50)]),
+    ):
+        assert_uncorrelated(rows[:, :2000])
+        assert_uncorrelated(ndtr(np.abs(rows[:, :2000])))  # of sizes: uniform, so without tails
+
+
+def test_numbers_of_a_lane_are_uncorrelated_over_any_distance():
+    z = drawn([3], size=1 << 20)[0]
+    spectrum = np.fft.rfft(z, 2 * len(z))
+    correlations = np.fft.irfft(np.abs(spectrum) ** 2)[1 : 1 << 16] / len(z)
+    limit = st.norm.isf(ALARM / 2 / len(correlations))
+    assert np.abs(correlations).max() < 1.05 * limit / np.sqrt(len(z))
+
+
+def test_batches_take_each_record_on_its_own():
+    taken = torch.empty(500, 300, dtype=torch.bool)
+    counts = []
+    for step in range(4):
+        noise.fill_batches(taken, np.arange(500, dtype=np.uint64), 1, step, 0.3)
+        sample = (taken.double().numpy() - 0.3) / np.sqrt(0.21)
+        assert_uncorrelated(sample)
+        counts.append(int(taken.sum()))
+    low, high = st.binom(150_000, 0.3).ppf([ALARM / 8, 1 - ALARM / 8])
+    assert all(low <= count <= high for count in counts)
+    assert len(set(counts)) > 1
+
+
+def test_every_precision_has_the_same_noise():
+    threat = threat_models.build("ETCV", "dirac")
+    settings = DpSgdSettings(5, 1.0, (0.3, 0.7), (0.1,), model="logistic")
+    pack = lanes(5, True, candidates=2)
+    single, double = (
+        make_engine("batched", threat, settings, precision=precision).run(pack)
+        for precision in ("float32", "float64")
+    )
+    np.testing.assert_allclose(single.lambda_a, double.lambda_a, rtol=1e-5)
