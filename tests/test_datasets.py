@@ -2,18 +2,20 @@
 
 import collections
 import gzip
-import io
 import logging
 import os
 import pickle
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.io
 
+import threat_models
 from threat_models import Records, datasets
+from threat_models.datasets import plain_pickle
 
 REAL = Path(os.environ.get("AUDIT_DATA_ROOT") or Path(__file__).parents[2] / "shared" / "data")
 
@@ -85,7 +87,7 @@ def test_damaged_archive(tmp_path, offline, damage):
     write_idx(raw / "train-labels-idx1-ubyte.gz", np.zeros(2))
     path = raw / "train-images-idx3-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"files of MNIST must be whole .*images-idx3-ubyte\.gz"):
+    with pytest.raises(ValueError, match=r"^file \S*images-idx3-ubyte\.gz must be whole"):
         datasets.load("MNIST", True, str(tmp_path))
 
 
@@ -123,12 +125,13 @@ class Shell:
 
 
 @pytest.mark.parametrize(
-    "content", [Shell(), collections.OrderedDict(a=1), np.float64(1), {"data": [Shell()]}, eval]
+    "content",
+    [Shell(), collections.OrderedDict(a=1), np.float64(1), {"data": [Shell()]}, eval, {1, 2}],
 )
 def test_other_pickles_are_refused(content):
-    raw = pickle.dumps(content, protocol=2)
-    with pytest.raises(pickle.UnpicklingError, match="refused: the pickle asks for"):
-        datasets.PlainUnpickler(io.BytesIO(raw)).load()
+    for protocol in range(6):
+        with pytest.raises(ValueError, match="refused: the pickle"):
+            plain_pickle.load(pickle.dumps(content, protocol=protocol))
 
 
 @pytest.mark.parametrize(
@@ -140,17 +143,17 @@ def test_damaged_cifar(tmp_path, offline, content):
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     (folder / "test_batch").write_bytes(content)
-    with pytest.raises(ValueError, match=r"files of CIFAR10 must be whole .*test_batch"):
+    with pytest.raises(ValueError, match=r"^file \S*test_batch must be whole"):
         datasets.load("CIFAR10", False, str(tmp_path))
 
 
 def test_damaged_svhn(tmp_path, offline):
     path = tmp_path / "test_32x32.mat"
     path.write_bytes(b"no mat" * 100)
-    with pytest.raises(ValueError, match=r"files of SVHN must be whole .*test_32x32"):
+    with pytest.raises(ValueError, match=r"^file \S*test_32x32\.mat must be whole"):
         datasets.load("SVHN", False, str(tmp_path))
     scipy.io.savemat(path, {"Z": np.zeros(3)})
-    with pytest.raises(ValueError, match=r"files of SVHN must be whole .*test_32x32"):
+    with pytest.raises(ValueError, match=r"^file \S*test_32x32\.mat must be whole"):
         datasets.load("SVHN", False, str(tmp_path))
 
 
@@ -250,3 +253,175 @@ def test_real_files(name):
         assert max(steps) < 0.5 * rows.std()
     if name == "MNIST":
         assert datasets.load(name, True, str(REAL)).labels[:5].tolist() == [5, 0, 4, 1, 9]
+
+
+def write_mnist(root, pixels, labels):
+    raw = root / "MNIST" / "raw"
+    write_idx(raw / "train-images-idx3-ubyte.gz", pixels)
+    write_idx(raw / "train-labels-idx1-ubyte.gz", labels)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "labels", "file", "message"),
+    [
+        ((150, 28, 28), np.zeros(149), "labels", "one label for each of 150 images, got 149"),
+        ((5, 28, 28), np.full(5, 10), "labels", r"labels must be whole .* \[0, 9\], got 10"),
+        ((5, 28, 28), np.zeros((5, 1)), "labels", "in 1 dimensions, got magic 00000802"),
+        ((5, 28, 29), np.zeros(5), "images", r"images of shape \(28, 28\), got .*\(5, 28, 29\)"),
+        ((5, 784), np.zeros(5), "images", "in 3 dimensions, got magic 00000802"),
+        ((0, 28, 28), np.zeros(0), "images", "it must hold images"),
+    ],
+)
+@pytest.mark.parametrize("size", [None, 3])
+def test_idx_files_are_looked_at_whole(tmp_path, offline, pixels, labels, file, message, size):
+    # Whatever is taken of them: what is wrong with a file is wrong with what it was made from.
+    write_mnist(tmp_path, np.zeros(pixels), labels)
+    with pytest.raises(ValueError, match=rf"^file \S*train-{file}-\S* must be whole .*{message}"):
+        datasets.load("MNIST", True, str(tmp_path), size)
+
+
+PIXELS = np.arange(4 * 3072, dtype=np.uint8).reshape(4, 3072)
+
+
+@pytest.mark.parametrize(
+    ("data", "labels", "message"),
+    [
+        (PIXELS, [1, 2, 3], "one label for each of 4 images, got 3"),
+        (PIXELS, [1, 2, 3, -1], r"labels must be whole numbers in \[0, 9\], got -1"),
+        (PIXELS, [1, 2, 3, 256], r"in \[0, 9\], got 256"),
+        (PIXELS, [1, 2, 3.7, 4], r"in \[0, 9\], got 3.7"),
+        (PIXELS, [1, 2, 3, None], "labels must be numbers, got NoneType"),
+        (PIXELS, [[1], [2], [3], [4]], "labels must be numbers, got list"),
+        (PIXELS, np.ones((4, 1), np.int64), r"one number per image, got an array \(4, 1\)"),
+        (PIXELS, "1234", "labels must be an array of numbers, got a str"),
+        (PIXELS, ((1, 2), (3, 4)), "labels must be an array of numbers, got a tuple"),
+        (PIXELS, [1, 2, 3, 10**30], "labels must be an array of numbers, got one of object"),
+        (PIXELS.astype(np.float64) + 300.5, [1, 2, 3, 4], r"pixels .* \[0, 255\], got 300.5"),
+        (np.where(PIXELS == 7, np.nan, PIXELS), [1, 2, 3, 4], r"\[0, 255\], got nan"),
+        (PIXELS.astype(np.int64) - 1, [1, 2, 3, 4], r"in \[0, 255\], got -1"),
+        (PIXELS[:, :3071], [1, 2, 3, 4], r"shape \(3072,\), got an array \(4, 3071\)"),
+        (PIXELS > 3, [1, 2, 3, 4], "refused: the pickle holds an array of 'b1'"),
+        (3, [1, 2, 3, 4], "images must be an array of numbers, got a int"),
+        ([[0] * 3072] * 4, [1, 2, 3, 4], "images must be an array of numbers, got a list"),
+    ],
+)
+def test_cifar_batches_are_looked_at_whole(tmp_path, offline, data, labels, message):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for i in (1, 2, 4, 5):
+        write_cifar(folder / f"data_batch_{i}", PIXELS, [0, 1, 2, 3], old_names=False)
+    content = pickle.dumps({"data": data, "labels": labels}, protocol=2)
+    (folder / "data_batch_3").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^file \S*data_batch_3 must be whole .*{message}"):
+        datasets.load("CIFAR10", True, str(tmp_path), size=1)
+
+
+@pytest.mark.parametrize("protocol", range(5))
+@pytest.mark.parametrize("dtype", ["u1", "<i8", ">i4", "<f4"])
+def test_whole_numbers_of_any_type_are_pixels(tmp_path, offline, protocol, dtype):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    data = np.asfortranarray(PIXELS.astype(dtype))
+    content = {"data": data, "labels": np.array([9, 0, 4, 2])}
+    (folder / "test_batch").write_bytes(pickle.dumps(content, protocol=protocol))
+    records = datasets.load("CIFAR10", False, str(tmp_path))
+    np.testing.assert_allclose(records.features.reshape(4, -1) * 255, PIXELS, atol=1e-4)
+    assert records.labels.tolist() == [9, 0, 4, 2]
+
+
+def array_of(shape, dtype, raw):
+    """A pickle, protocol 2, of an array of such a shape, type and content."""
+    return (
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+        b"(K\x01" + shape + b"cnumpy\ndtype\nU" + bytes([len(dtype)]) + dtype + b"K\x00K\x01\x87R"
+        b"(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89" + raw + b"tb."
+    )
+
+
+HUGE = b"\x8a\x06" + (10**12).to_bytes(6, "little")
+NESTED = b"(K\x01K\x02tq\x00" + b"h\x00h\x00\x86q\x00" * 60
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(array_of(HUGE + b"\x85", b"u1", b"U\x01x"), id="shape"),
+        pytest.param(array_of(HUGE + b"\x85", b"O8", b"]"), id="objects"),
+        pytest.param(array_of(b"K\x01\x85", b"V999999999", b"U\x01x"), id="itemsize"),
+        pytest.param(b"cnumpy\nndarray\n" + HUGE + b"\x85R.", id="call"),
+        # A megabyte of text, encoded a thousand times.
+        pytest.param(
+            b"c_codecs\nencode\nq\x00X\x00\x00\x10\x00" + b"a" * (1 << 20) + b"q\x01"
+            b"X\x06\x00\x00\x00latin1q\x02]" + b"h\x00h\x01h\x02\x86Ra" * 1000 + b".",
+            id="encode",
+        ),
+        # The hash of pairs of pairs of pairs, sixty deep.
+        pytest.param(b"}" + NESTED + b"K\x01s.", id="hash"),
+        pytest.param(b"(" + b"}" * 300_000 + b"t.", id="dictionaries"),
+    ],
+)
+def test_pickles_that_would_take_the_machine_with_them(raw):
+    tracemalloc.start()
+    try:
+        with pytest.raises((ValueError, LookupError, TypeError)):
+            plain_pickle.load(raw)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 3e8
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.ones((3, 1))}, "each of 4 images"),
+        ({"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.full((4, 1), 11)}, "got 11"),
+        ({"X": np.zeros((32, 32, 3, 4), np.uint8), "y": np.ones((2, 2))}, r"got .* \(2, 2\)"),
+        ({"X": np.full((32, 32, 3, 4), 300.5), "y": np.ones((4, 1))}, "got 300.5"),
+        ({"X": np.full((32, 32, 3, 4), np.nan), "y": np.ones((4, 1))}, "got nan"),
+        ({"X": np.zeros((32, 32, 4), np.uint8), "y": np.ones((4, 1))}, r"got .* \(32, 32, 4\)"),
+        (
+            {"X": np.array([["a", 1.0]], object), "y": np.ones((4, 1))},
+            "X must be numbers, got cell",
+        ),
+        ({"y": np.ones((4, 1))}, "it must hold 'X'"),
+    ],
+)
+def test_svhn_files_are_looked_at_whole(tmp_path, offline, content, message):
+    scipy.io.savemat(tmp_path / "train_32x32.mat", content)
+    with pytest.raises(ValueError, match=rf"^file \S*train_32x32\.mat must be whole .*{message}"):
+        datasets.load("SVHN", True, str(tmp_path), size=1)
+
+
+def test_archives_that_unpack_to_gigabytes(tmp_path, offline, monkeypatch):
+    from threat_models.datasets import idx, svhn
+
+    monkeypatch.setattr(idx, "MOST_BYTES", 1 << 16)
+    monkeypatch.setattr(svhn, "MOST_BYTES", 1 << 16)
+    write_mnist(tmp_path, np.zeros((100, 28, 28)), np.zeros(100))
+    with pytest.raises(ValueError, match=r"must hold at most 65536 bytes, got .*\[100, 28, 28\]"):
+        datasets.load("MNIST", True, str(tmp_path))
+    content = {"X": np.zeros((32, 32, 3, 40), np.uint8), "y": np.ones((40, 1))}
+    scipy.io.savemat(tmp_path / "train_32x32.mat", content, do_compression=True)
+    assert (tmp_path / "train_32x32.mat").stat().st_size < 1 << 12
+    with pytest.raises(ValueError, match="must unpack to at most 65536 bytes, got more"):
+        datasets.load("SVHN", True, str(tmp_path))
+
+
+@pytest.mark.parametrize("threat", ["NTNV", "NTCV"])
+def test_all_files_that_a_threat_model_needs_are_asked_for_at_once(tmp_path, offline, threat):
+    # CIFAR10's input canary is a record of SVHN: said before anything is read.
+    with pytest.raises(FileNotFoundError, match="CIFAR10 and SVHN") as raised:
+        threat_models.build(threat, "input", dataset="cifar10", data_root=str(tmp_path))
+    for name in ("data_batch_1", "data_batch_5", "test_batch", "train_32x32.mat"):
+        assert name in str(raised.value)
+    assert "test_32x32.mat" not in str(raised.value)
+
+
+def test_no_file_of_another_data_set_is_asked_for_in_vain(tmp_path, offline):
+    with pytest.raises(FileNotFoundError, match=r"data of CIFAR10 must be under") as raised:
+        threat_models.build("NTNV", "dirac", dataset="CIFAR10", data_root=str(tmp_path))
+    assert "32x32" not in str(raised.value)
+    with pytest.raises(FileNotFoundError, match=r"data of CIFAR10 must be under") as raised:
+        threat_models.build("ETCV", "input", dataset="CIFAR10", data_root=str(tmp_path))
+    assert "test_batch" not in str(raised.value)

@@ -50,7 +50,8 @@ def build(
         threat: "NTNV", "NTCV" or "ETCV".
         canary: "dirac", "input", or the dotted name of a function of no arguments that gives an
             `InputCanary`. In NTNV and NTCV the input canary is a record of another data set
-            (`datasets.foreign_canary`), in ETCV a record of `dataset` itself.
+            (`datasets.foreign_canary`: CIFAR10 needs the files of SVHN too), in ETCV a record of
+            `dataset` itself.
         score: one of SCORES[threat][canary]; None takes the first, the paper's. NTCV and ETCV also
             take the dotted name of a function that maps an `Observation` of R runs to [R] scores.
         dataset: FASHION, MNIST, CIFAR10, SVHN or DIGITS; None takes DIGITS. With the Dirac canary
@@ -74,6 +75,8 @@ def build(
     score = check_names(threat, canary, score)
     dataset = datasets.check_name("DIGITS" if dataset is None else dataset)
 
+    # All files at once, before anything is read: the canary's data set may be another.
+    datasets.require(_splits(threat, canary, dataset), data_root)
     z = _canary(threat, canary, dataset, canary_index, data_root)
     if threat == "ETCV":
         shape, classes = datasets.RECORD_SHAPES[dataset], datasets.CLASSES
@@ -105,6 +108,15 @@ def check_names(threat: str, canary: str, score: str | None) -> str:
     score = allowed[0] if score is None else score
     words = f"score for {threat} with canary {canary}"
     return checks.one_of(words, score, allowed, dotted=threat != "NTNV")
+
+
+def _splits(threat: str, canary: str, dataset: str) -> list[tuple[str, bool]]:
+    """The splits that are read: of the records, and of the canary."""
+    records = [] if threat == "ETCV" else [(dataset, True), (dataset, False)]
+    if canary != "input":
+        return records
+    other = dataset if threat == "ETCV" else datasets.FOREIGN[dataset]
+    return [*records, (other, True)] if other in datasets.FILES else records
 
 
 def _canary(threat: str, canary: str, dataset: str, index: int, data_root: str | None) -> Canary:

@@ -1,0 +1,26 @@
+"""The batches of CIFAR10, which are pickles: read without unpickling."""
+
+from pathlib import Path
+
+import numpy as np
+
+from threat_models.datasets.contents import Bytes, labels_of, pixels_of, read_bytes, reading
+from threat_models.datasets.plain_pickle import load
+
+
+def read_cifar(paths: list[Path]) -> tuple[Bytes, Bytes]:
+    """Pixels [n, 3, 32, 32] and labels [n] from all batches of a split."""
+    pixels, labels = [], []
+    for path in paths:
+        with reading(path):
+            batch = load(read_bytes(path))
+            if not isinstance(batch, dict):
+                raise ValueError(f"it must hold a dictionary, got {type(batch).__name__}")
+            # Keys are bytes in the official files, and text where a tool wrote them again.
+            batch = {k if isinstance(k, str) else k.decode(): v for k, v in batch.items()}
+            for key in ("data", "labels"):
+                if key not in batch:
+                    raise ValueError(f"it must hold {key!r}")
+            pixels.append(pixels_of(batch["data"], (3072,)))
+            labels.append(labels_of(batch["labels"], len(pixels[-1])))
+    return np.concatenate(pixels).reshape(-1, 3, 32, 32), np.concatenate(labels)

@@ -1,0 +1,223 @@
+"""Reads pickles of arrays and plain containers, and runs nothing of what they ask for.
+
+A pickle is a program. Python's unpickler runs it, and even one that can name nothing but numpy's
+arrays can allocate gigabytes from a hundred bytes. Here its instructions are read one by one
+(`pickletools`); the few that plain data needs are carried out, on stand-ins for numpy's classes,
+and all else is refused.
+"""
+
+import math
+import pickletools
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A batch of CIFAR10, the largest official one, takes 40,000; written again up to 100,000.
+_MOST_INSTRUCTIONS = 200_000
+_MOST_DIMENSIONS = 4
+_PLAIN_DTYPE = re.compile(r"[<>|=]?[iuf][1248]")
+
+
+class _Name(NamedTuple):
+    """What a pickle calls by name; never looked up."""
+
+    module: str
+    name: str
+
+
+_RECONSTRUCT = tuple(
+    _Name(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")
+)
+_ARRAY, _DTYPE = _Name("numpy", "ndarray"), _Name("numpy", "dtype")
+_ENCODE = _Name("_codecs", "encode")  # how Python 3 writes bytes in protocol 2
+_KNOWN = (*_RECONSTRUCT, _ARRAY, _DTYPE, _ENCODE)
+
+
+class _PlainDtype:
+    """Stands for a dtype while its state is being set."""
+
+    def __init__(self, code: str) -> None:
+        if not _PLAIN_DTYPE.fullmatch(code):
+            raise ValueError(f"refused: the pickle holds an array of {code[:40]!r}")
+        self.dtype = np.dtype(code)
+
+    def set_state(self, state: tuple[Any, ...]) -> None:
+        if _text(state[1]) == ">":
+            self.dtype = self.dtype.newbyteorder(">")
+
+
+class _PlainArray:
+    """Stands for an array while its state is being set."""
+
+    def __init__(self) -> None:
+        self.array: NDArray[Any] = np.empty(0)
+
+    def set_state(self, state: tuple[Any, ...]) -> None:
+        _, shape, plain, is_fortran, raw = state
+        sides = [int(side) for side in shape[:_MOST_DIMENSIONS]]
+        size = math.prod(sides) * plain.dtype.itemsize
+        if not isinstance(raw, bytes) or len(raw) != size or min(sides, default=0) < 0:
+            raise ValueError("refused: the pickle's array has not the bytes that it should have")
+        self.array = np.frombuffer(raw, plain.dtype).reshape(
+            sides, order="F" if is_fortran else "C"
+        )
+
+
+def load(raw: bytes) -> Any:
+    """The plain data of a pickle; strings of Python 2 are bytes.
+
+    Args:
+        raw: the pickle, in protocol 0 to 4.
+
+    Returns:
+        Numbers, text, bytes, lists, tuples and dictionaries of them; arrays as values of the
+        outermost dictionary.
+
+    Raises:
+        ValueError: what asks for anything else, or is no whole pickle.
+        LookupError: one that takes what it has not put.
+    """
+    return _Machine(raw).run()
+
+
+class _Machine:
+    """The stack, the marks and the memo of a pickle, and the instructions that plain data needs."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+        self.may_encode = 2 * len(raw)  # bytes; a text may be encoded again and again
+
+    def run(self) -> Any:
+        for count, (instruction, argument, _) in enumerate(pickletools.genops(self.raw)):
+            if count == _MOST_INSTRUCTIONS:
+                raise ValueError(f"refused: the pickle has more than {count} instructions")
+            self.step(instruction.name, argument)
+        (result,) = self.stack
+        if isinstance(result, dict):
+            return {
+                key: value.array if isinstance(value, _PlainArray) else value
+                for key, value in result.items()
+            }
+        return result
+
+    def step(self, name: str, argument: Any) -> None:
+        stack = self.stack
+        match name:
+            case "PROTO" | "FRAME" | "STOP":
+                pass
+            case "MARK":
+                self.marks.append(len(stack))
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
+            case "STRING" | "BINSTRING" | "SHORT_BINSTRING":
+                stack.append(argument.encode("latin1"))
+            case (
+                "INT" | "BININT" | "BININT1" | "BININT2" | "LONG" | "LONG1" | "FLOAT" | "BINFLOAT"
+                | "UNICODE" | "BINUNICODE" | "SHORT_BINUNICODE" | "BINBYTES" | "SHORT_BINBYTES"
+            ):  # fmt: skip
+                stack.append(argument)
+            case "EMPTY_LIST":
+                stack.append([])
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_TUPLE":
+                stack.append(())
+            case "LIST":
+                stack.append(self.since_mark())
+            case "TUPLE":
+                stack.append(tuple(self.since_mark()))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack[-int(name[-1]) :] = [tuple(stack[-int(name[-1]) :])]
+            case "DICT":
+                items = self.since_mark()
+                stack.append({})
+                self.set_items(items)
+            case "APPEND":
+                value = stack.pop()
+                self.target(list).append(value)
+            case "APPENDS":
+                values = self.since_mark()
+                self.target(list).extend(values)
+            case "SETITEM":
+                items = stack[-2:]
+                del stack[-2:]
+                self.set_items(items)
+            case "SETITEMS":
+                self.set_items(self.since_mark())
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                self.memo[argument] = stack[-1]
+            case "MEMOIZE":
+                self.memo[len(self.memo)] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(self.memo[argument])
+            case "GLOBAL":
+                stack.append(_known(*argument.split(" ", 1)))
+            case "STACK_GLOBAL":
+                attribute, module = stack.pop(), stack.pop()
+                stack.append(_known(module, attribute))
+            case "REDUCE":
+                arguments = stack.pop()
+                stack.append(self.called(stack.pop(), arguments))
+            case "BUILD":
+                state = stack.pop()
+                if not isinstance(stack[-1], _PlainDtype | _PlainArray):
+                    raise ValueError("refused: the pickle sets the state of something else")
+                stack[-1].set_state(state)
+            case _:
+                raise ValueError(f"refused: the pickle has the instruction {name}")
+
+    def since_mark(self) -> list[Any]:
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def target(self, kind: type) -> Any:
+        found = self.stack[-1]
+        if type(found) is not kind:
+            raise ValueError(f"refused: the pickle fills a {type(found).__name__}")
+        return found
+
+    def set_items(self, items: list[Any]) -> None:
+        target = self.target(dict)
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            # The hash of a tuple of tuples of tuples can take forever.
+            if not isinstance(key, str | bytes):
+                raise ValueError("refused: the pickle has a key that is no text")
+            target[key] = value
+
+    def called(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+        if function in _RECONSTRUCT and arguments[0] == _ARRAY:
+            return _PlainArray()
+        if function == _DTYPE:
+            return _PlainDtype(_text(arguments[0]))
+        if function == _ENCODE and arguments[1] in ("latin1", b"latin1"):
+            self.may_encode -= len(arguments[0])
+            if self.may_encode < 0:
+                raise ValueError("refused: the pickle asks for more bytes than it has")
+            return arguments[0].encode("latin1")
+        raise ValueError("refused: the pickle calls what plain data has no need of")
+
+
+def _known(module: object, name: object) -> _Name:
+    for known in _KNOWN:
+        if known == (module, name):
+            return known
+    raise ValueError(f"refused: the pickle asks for {_short(module)}.{_short(name)}")
+
+
+def _short(part: object) -> str:
+    return part[:40] if isinstance(part, str) else type(part).__name__
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("latin1")
+    if not isinstance(value, str):
+        raise ValueError(f"refused: the pickle has a {type(value).__name__} for a name")
+    return value

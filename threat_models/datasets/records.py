@@ -1,0 +1,62 @@
+"""Labelled records, wherever they come from."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from canaries import InputCanary
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Labelled records.
+
+    Attributes:
+        features: [n, channels, height, width] or [n, ...], finite.
+        labels: [n] classes in [0, classes).
+        classes: number of classes.
+        name: what reports call them.
+
+    Raises:
+        ValueError: no records, features that are not finite, labels that are no classes, or lengths
+            that differ.
+    """
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    classes: int
+    name: str
+
+    def __post_init__(self) -> None:
+        if len(self.features) == 0:
+            raise ValueError(f"data set {self.name} must have records, got none")
+        if self.labels.ndim != 1 or self.labels.dtype.kind not in "iu":
+            raise ValueError(
+                f"labels of {self.name} must be whole numbers, one per record, got shape "
+                f"{self.labels.shape} of {self.labels.dtype}"
+            )
+        if len(self.features) != len(self.labels):
+            raise ValueError(
+                f"data set {self.name} must have one label per record, got "
+                f"{len(self.labels)} labels for {len(self.features)} records"
+            )
+        if not np.all(np.isfinite(self.features)):
+            raise ValueError(f"features of {self.name} must be finite, got NaN or infinity")
+        if self.labels.min() < 0 or self.labels.max() >= self.classes:
+            raise ValueError(
+                f"labels of {self.name} must be in [0, {self.classes - 1}], got "
+                f"{self.labels.min()} to {self.labels.max()}"
+            )
+
+    def __len__(self) -> int:
+        """Number of records."""
+        return len(self.labels)
+
+    def canary(self, index: int) -> InputCanary:
+        """Record `index` as a canary, the paper's notation M[I]."""
+        if not 0 <= index < len(self):
+            raise ValueError(
+                f"canary_index must be in [0, {len(self) - 1}] for {self.name}, got {index}"
+            )
+        return InputCanary(self.features[index], int(self.labels[index]), f"{self.name}[{index}]")
