@@ -5,48 +5,31 @@ computes the upper bounds beside them, and draws the two together.
 """
 
 import argparse
+import contextlib
 import itertools
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 # Two OpenMP threads of one process stall each other on a busy machine; set before torch starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from audit import compare, game, plots, report, store, workers
-from audit.config import AuditConfig, read_preset
-from audit.game import Block, Trials
-from audit.report import Report
+from audit import console
+from audit.game.presets import read_preset
+from audit.game.settings import AuditConfig
 
-_HELP = {
-    "threat": "NTNV, NTCV, ETCV, or NTNV+NTCV on one set of runs",
-    "canary": "dirac, input, or the dotted name of your own; several share runs: input+dirac",
-    "score": "how the best run is chosen (default: the paper's), or the dotted name of your own",
-    "epsilon": "budgets eps_B of one run",
-    "repetitions": "the law of K, for instance tnb:0,0.01",
-    "trials": "games per budget and repeat",
-    "learning_rates": "of the candidates; Omega is the grid of these, C and momentum",
-    "max_grad_norm": "C, one number or several",
-    "momentum": "of SGD, one number or several",
-    "engine": "auto, or an engine by name",
-    "precision": "float32, float64, or tf32 or bf16 for products, with clipping made good for it",
-    "devices": "cpu, cuda or cuda:N; each of several gets a worker of its own",
-    "backend": "loky (this machine), dask or ray",
-    "scheduler": "address of the dask scheduler or ray cluster",
-    "jobs": "worker processes",
-    "out": "folder of the results, of several presets the folder above; "
-    "the same command goes on where it was stopped",
-    "data_root": "folder of the data sets, in torchvision's layout",
-}
+if TYPE_CHECKING:
+    from audit.game.play import Block, Trials
+    from audit.report.results import Report
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> console.Parser:
+    parser = console.Parser(
         prog="python -m audit.run",
         description="Audits the privacy of hyper-parameter tuning with DP-SGD.",
     )
@@ -61,19 +44,30 @@ def _parser() -> argparse.ArgumentParser:
         assert field.default is not MISSING
         several = isinstance(field.default, tuple)
         kind = type(field.default[0]) if isinstance(field.default, tuple) else type(field.default)
-        shown = " ".join(map(str, field.default)) if several else field.default
-        default = f"(default: {shown})" if shown != "" else ""
-        flags = ["--" + field.name.replace("_", "-")]
+        values = " ".join(map(str, field.default)) if several else field.default
+        default = f" (default: {values})" if values != "" else ""
         parser.add_argument(
-            *flags,
+            "--" + field.name.replace("_", "-"),
             *(["--device"] if field.name == "devices" else []),
-            type=kind,
+            type=_number_or_text(kind),
             nargs="+" if several else None,
             default=argparse.SUPPRESS,
             metavar=field.name.upper().replace("_", "-"),
-            help=f"{_HELP.get(field.name, '')} {default}".strip(),
+            help=field.metadata["meaning"].replace("%", "%%") + default,
         )
     return parser
+
+
+def _number_or_text(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A value of a kind, or the text itself, which the settings then refuse by name."""
+
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            return text
+
+    return read
 
 
 def parse(argv: Sequence[str] | None = None) -> list[AuditConfig]:
@@ -95,16 +89,18 @@ def parse(argv: Sequence[str] | None = None) -> list[AuditConfig]:
     folders = [config.out for config in configs]
     if len(set(folders)) < len(folders):
         raise ValueError(f"out must be another folder for every preset, got {', '.join(folders)}")
-    compare.check_comparable([config.identity for config in configs])
+    from audit.report import comparison
+
+    comparison.check_comparable([config.identity for config in configs])
     return configs
 
 
-def run(config: AuditConfig) -> list[Report]:
+def run(config: AuditConfig) -> "list[Report]":
     """Plays the audit (or what is missing of it) and writes its results.
 
     The folder `config.out` then holds config.json, the shards of trials, results.csv, summary.json,
-    figure.png and scores.png. Interrupted at any moment, the same call goes on from the finished
-    shards and ends with the same results.
+    figure.png and scores.png (docs/results.md). Interrupted at any moment, the same call goes on
+    from the finished shards and ends with the same results.
 
     Args:
         config: the audit.
@@ -113,47 +109,49 @@ def run(config: AuditConfig) -> list[Report]:
         The report of every view that the runs serve; several write to folders below.
 
     Raises:
-        ValueError: settings that do not fit each other, or a folder that cannot be used.
+        ValueError: settings that do not fit each other, a folder that cannot be used, or runs that
+            all diverged.
     """
+    # Tables and pictures take a second to import, and torch more: not for --help.
+    from audit.game import binding, setup, store, workers
+    from audit.game.play import blocks as all_blocks
+    from audit.report import made, pictures, summary, tables
+    from audit.report.assemble import assemble
+
     # To plan and to report needs no GPU; who plays a block makes an engine on it.
     plan = replace(config, devices=("cpu",))
-    stages = [game.stage(plan, budget) for budget in range(len(config.epsilon))]
-    blocks = game.blocks(config, stages[0].engine.name)
-    if not store.RunFolder(Path(config.out), config.view_names).has(blocks):
+    set_ups = [setup.set_up(plan, budget) for budget in range(len(config.epsilon))]
+    blocks = all_blocks(config, set_ups[0].engine.name)
+    bound_to = binding.binding(config, set_ups)
+    if not store.finished(config, blocks):
         workers.check_devices(config)
-    folder = store.RunFolder.open(config)
+    folder = store.RunFolder.open(config, bound_to)
     games = _gather(blocks, workers.play_all(config, folder, blocks))
+    provenance = made.made()
     reports = []
-    for view, of_view in zip(config.views, games, strict=True):
-        finished = report.report(view, stages, of_view)
-        results = store.RunFolder(Path(view.out))
-        results.write_text("results.csv", report.to_csv(finished.table))
-        results.write_text("summary.json", report.to_json(finished.summary))
-        plots.draw(finished.summary, results.path / "figure.png")
-        plots.draw_scores(finished.summary, of_view, results.path / "scores.png")
-        reports.append(finished)
+    for view, (of_view, trials) in enumerate(zip(config.views, games, strict=True)):
+        report = assemble(of_view, set_ups, trials, view, provenance)
+        results = Path(of_view.out)
+        store.write_text(results / "results.csv", tables.to_csv(tables.to_table(report)))
+        store.write_text(results / "summary.json", summary.to_json(report))
+        pictures.draw(report, results / "figure.png")
+        pictures.draw_scores(report, trials, results / "scores.png")
+        reports.append(report)
     return reports
 
 
 def _gather(
-    blocks: Sequence[Block], played: dict[Block, tuple[Trials, ...]]
-) -> list[dict[tuple[int, int], Trials]]:
+    blocks: "Sequence[Block]", played: "dict[Block, tuple[Trials, ...]]"
+) -> "list[dict[tuple[int, int], Trials]]":
     """For every view all trials of every (budget, repeat), in order; empties `played`."""
+    from audit.game.play import Trials
+
     groups = itertools.groupby(blocks, lambda block: (block.budget, block.repeat))
     joined = {
-        key: [_joined(parts) for parts in zip(*map(played.pop, group), strict=True)]
+        key: [Trials.joined(*parts) for parts in zip(*map(played.pop, group), strict=True)]
         for key, group in groups
     }
     return [dict(zip(joined, views, strict=True)) for views in zip(*joined.values(), strict=True)]
-
-
-def _joined(parts: Sequence[Trials]) -> Trials:
-    return Trials(
-        **{
-            field.name: np.concatenate([getattr(trials, field.name) for trials in parts])
-            for field in fields(Trials)
-        }
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -163,33 +161,71 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: command-line arguments, without the program's name.
 
     Returns:
-        The exit code: 0; 2 after one clear line about what was wrong; 130 where a user stopped it.
+        The exit code: 0; 2 after one clear line about what was wrong; 128 plus the signal's number
+        where it was stopped by one, 130 for a user's.
     """
     try:
-        configs = parse(argv)
-        for config in configs:
-            _show(config, run(config))
-            if len(configs) > 1:
-                print()
-    except (ValueError, OSError, workers.WorkersDied) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        with _signals_as_exceptions():
+            configs = parse(argv)
+            for config in configs:
+                _print(config, run(config))
+                if len(configs) > 1:
+                    print()
+    except (ValueError, OSError, RuntimeError) as error:
+        return console.refused(error)
+    except _Stopped as stopped:
+        return _stopped(stopped.number)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from the finished blocks", file=sys.stderr)
-        return 130
+        return _stopped(signal.SIGINT)
     if len(configs) == 1:
         return 0
+    from audit import compare
+
     folders = [config.out for config in configs]
     return compare.main([*folders, "--out", str(Path(folders[0]).with_name("comparison"))])
 
 
-def _show(config: AuditConfig, reports: Sequence[Report]) -> None:
-    for view, finished in zip(config.views, reports, strict=True):
-        print(report.to_text(finished.summary))
+class _Stopped(BaseException):
+    """A signal asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _stopped(number: int) -> int:
+    print("stopped; the same command goes on from the finished blocks", file=sys.stderr)
+    return 128 + number
+
+
+@contextlib.contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP close workers and files on the way out, as Ctrl-C does."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Stopped(number)
+
+    before = {}
+    with contextlib.suppress(ValueError):  # only the main thread may
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print(config: AuditConfig, reports: "Sequence[Report]") -> None:
+    from audit.report.text import to_text
+
+    for view, report in zip(config.views, reports, strict=True):
+        print(to_text(report))
         print(f"\nresults in {view.out}, figure: {view.out}/figure.png")
     if len(reports) > 1:
         print(f"\n{config.threat}, canary {config.canary}, share runs: results are correlated.")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(console.run(main))

@@ -29,10 +29,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import threat_models
-from audit import game
-from audit.config import AuditConfig
 from audit.dpsgd import DpSgdSettings, Lanes, make_engine, models
 from audit.dpsgd.products import affine
+from audit.game import play as game
+from audit.game.settings import AuditConfig
 from canaries import InputCanary
 from threat_models import CanaryLoss, Records, etcv, ntcv
 

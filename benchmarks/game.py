@@ -8,8 +8,11 @@ import time
 
 import numpy as np
 
-from audit import accounting, game, lower_bounds, repetitions, upper_bounds
-from audit.config import AuditConfig
+from audit import accounting, lower_bounds, repetitions, upper_bounds
+from audit.game import play as game
+from audit.game.settings import AuditConfig
+from audit.game.setup import set_up
+from audit.upper_bounds import registry
 
 
 def seconds(call, repeats=3):
@@ -39,7 +42,7 @@ def main():
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     config = AuditConfig(epsilon=(1.0,), trials=trials, repeats=1)
     blocks = game.blocks(config, "reduced")
-    mu = game.stage(config, 0).mu
+    mu = set_up(config, 0).mu
     played = seconds(lambda: [game.play(config, block) for block in blocks], 1)
     few = 5_000
     loop = seconds(lambda: plain_loop(config, mu, few), 1) * trials / few
@@ -51,9 +54,9 @@ def main():
     base = accounting.GaussianMechanism(mu)
     print("upper bounds of one setting, seconds and share of the whole:")
     whole = seconds(lambda: upper_bounds.all_bounds(base, law, 1e-5))
-    for name, bound in upper_bounds.BOUNDS.items():
-        took = seconds(lambda bound=bound: bound(base, law, 1e-5))
-        print(f"  {name:14} {took:7.4f} {took / whole:6.2f}")
+    for entry in registry.entries():
+        took = seconds(lambda entry=entry: entry.function(base, law, 1e-5))
+        print(f"  {entry.name:14} {took:7.4f} {took / whole:6.2f}")
     print(f"  {'all':14} {whole:7.4f}")
 
     rng = np.random.default_rng(1)

@@ -3,12 +3,17 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
-from audit import compare, run
-from audit.report import PAPER_PROTOCOL
+from audit import compare as compare_command
+from audit import run
+from audit.report import comparison as compare
+from audit.report.results import PAPER_PROTOCOL
+from audit.report.text import rounded_down, rounded_up
+from threat_models import check_names
 
 SMALL = ["--trials", "60", "--repeats", "2", "--epsilon", "1", "4", "--steps", "2"]
 SMALL += ["--train-size", "30", "--validation-size", "20"]
@@ -27,7 +32,7 @@ def finished(tmp_path_factory):
 
 
 def command(capsys, *argv):
-    code = compare.main([str(arg) for arg in argv])
+    code = compare_command.main([str(arg) for arg in argv])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -49,16 +54,18 @@ def test_means_are_those_of_the_results(finished, tmp_path, capsys):
     assert len(table) == 3 * 2 * 2 * 2  # audits, budgets, claims, proxies
     for row in table.itertuples():
         with open(f"{row.folder}/results.csv", newline="") as file:
-            found = [
-                float(bound["epsilon"])
+            bounds = [
+                (bound["side"], float(bound["epsilon"]))
                 for bound in csv.DictReader(file)
-                if bound["side"] == "lower"
-                and (bound["key"], bound["proxy"]) == (row.key, row.proxy)
+                if (bound["key"], bound["proxy"]) == (row.key, row.proxy)
                 and float(bound["epsilon_base"]) == row.epsilon_base
             ]
+        found = [epsilon for side, epsilon in bounds if side == "lower"]
+        (pooled,) = (epsilon for side, epsilon in bounds if side == "pooled")
         assert row.key == ("scan:scan" if row.claim == "valid" else PAPER_PROTOCOL)
         assert len(found) == 2
-        assert row.epsilon_lower == pytest.approx(sum(found) / 2, abs=1e-9)
+        assert row.epsilon_lower == pytest.approx(pooled, abs=1e-9)
+        assert row.mean == pytest.approx(sum(found) / 2, abs=1e-9)
         assert (row.min, row.max) == pytest.approx((min(found), max(found)), abs=1e-9)
         results = pd.read_csv(f"{row.folder}/results.csv").query("side == 'upper'")
         name = "tight" if row.claim == "valid" else "renyi"
@@ -66,7 +73,8 @@ def test_means_are_those_of_the_results(finished, tmp_path, capsys):
         assert row.epsilon_upper == pytest.approx(upper["epsilon"].item(), abs=1e-9)
     of_dirac = table[(table["threat"] == "ETCV") & (table["epsilon_base"] == 4)]
     for row in of_dirac.itertuples():
-        cells = ["4", row.claim, f"{row.epsilon_upper:.2f}", row.proxy, f"{row.epsilon_lower:.2f}"]
+        upper, lower = rounded_up(row.epsilon_upper, 2), rounded_down(row.epsilon_lower, 2)
+        cells = ["4", row.claim, upper, row.proxy, lower]
         assert f"| {' | '.join(cells)} |" in (tmp_path / "table.md").read_text()
         assert " ".join(cells) in [" ".join(line.split()) for line in text.splitlines()]
 
@@ -79,7 +87,9 @@ def test_shared_runs_stand_for_their_views_and_are_told_to_be_correlated(finishe
         ("NTNV", "DIGITS", "PATCHES[0]"),
         ("NTCV", "DIGITS", "PATCHES[0]"),
     ]
-    told = "so correlated: NTNV DIGITS PATCHES[0], NTCV DIGITS PATCHES[0]"
+    told = (
+        "so correlated: NTNV DIGITS PATCHES[0] validation-loss, NTCV DIGITS PATCHES[0] canary-loss"
+    )
     assert told in compare.to_text(together)
     assert "correlated" not in compare.to_text(compare.read([finished / "etcv"]))
 
@@ -88,14 +98,14 @@ def test_a_panel_per_audit(finished):
     figure = compare.draw(compare.read([finished / "etcv", finished / "nt"]))
     panels = [axes for axes in figure.axes if axes.axison]
     assert [axes.get_title() for axes in panels] == [
-        "NTNV, X = DIGITS\nz = PATCHES[0]",
-        "NTCV, X = DIGITS\nz = PATCHES[0]",
-        "ETCV, X = empty\nz = dirac",
+        "NTNV, X = DIGITS\nz = PATCHES[0], validation-loss",
+        "NTCV, X = DIGITS\nz = PATCHES[0], canary-loss",
+        "ETCV, X = empty\nz = dirac, first-coordinate",
     ]
     for axes, audit in zip(panels, compare.read([finished / "etcv", finished / "nt"]), strict=True):
-        marks, _, _ = next(c for c in axes.containers if "lambda_a" in c.get_label())
-        bounds = [r["lower_bounds"]["lambda_a"]["scan:scan"] for r in audit.summary["results"]]
-        assert list(marks.get_ydata()) == [bound["mean"] for bound in bounds]
+        marks = next(line for line in axes.lines if "lambda_a" in line.get_label())
+        reported = [audit.report.reported(budget).epsilon for budget in range(2)]
+        assert list(marks.get_ydata()) == reported
         assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4"]
     (legend,) = figure.legends
     names = [text.get_text() for text in legend.get_texts()]
@@ -121,7 +131,7 @@ def test_rows_of_panels_follow_the_paper(finished, rows, expected):
         compare.Audit(
             audit.folder / f"{threat}{canary}{number}",
             audit.runs,
-            audit.summary | {"config": audit.config | {"threat": threat, "canary": canary}},
+            replace(audit.report, config=audit.config | {"threat": threat, "canary": canary}),
         )
         for threat, counts in rows.items()
         for canary, count in zip(("input", "dirac"), counts, strict=True)
@@ -136,6 +146,11 @@ def test_rows_of_panels_follow_the_paper(finished, rows, expected):
         assert all(len({audit.config["canary"] for audit in row}) == 1 for row in grid)
 
 
+def row_of_settings(threat, canary, dataset):
+    score = check_names(threat, canary, None)
+    return {"threat": threat, "canary": canary, "dataset": dataset, "score": score}
+
+
 def test_order_of_table_2_whatever_the_order_of_the_folders(finished, tmp_path):
     rows = [
         *(
@@ -147,8 +162,7 @@ def test_order_of_table_2_whatever_the_order_of_the_folders(finished, tmp_path):
         ("ETCV", "dirac", "DIGITS"),
     ]
     folders = [
-        changed(finished, tmp_path / "-".join(row), threat=row[0], canary=row[1], dataset=row[2])
-        for row in sorted(rows)
+        changed(finished, tmp_path / "-".join(row), **row_of_settings(*row)) for row in sorted(rows)
     ]
     read = [audit.config for audit in compare.read(folders)]
     assert [(found["threat"], found["canary"], found["dataset"]) for found in read] == rows

@@ -1,31 +1,31 @@
 """Algorithm 1: the two engines play the same game, and the report says what holds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import special, stats
 
-from audit import game, report, upper_bounds
-from audit.config import AuditConfig
+from audit import lower_bounds, upper_bounds
 from audit.dpsgd.batched import BatchedEngine
+from audit.game import play as game
+from audit.game.settings import AuditConfig
+from audit.game.setup import set_up
+from audit.report.assemble import assemble
+from audit.report.results import PAPER_PROTOCOL, PROXIES
+from audit.report.tables import to_table
+from audit.report.text import to_text
 
 
 def play(view=0, **settings):
     config = AuditConfig(**settings)
-    stages = [game.stage(config, budget) for budget in range(len(config.epsilon))]
+    set_ups = [set_up(config, budget) for budget in range(len(config.epsilon))]
     parts = {}
-    for block in game.blocks(config, stages[0].engine.name):
+    for block in game.blocks(config, set_ups[0].engine.name):
         trials = game.play(config, block)[view]
         parts.setdefault((block.budget, block.repeat), []).append(trials)
-    games = {
-        key: game.Trials(
-            **{
-                name: np.concatenate([getattr(part, name) for part in group])
-                for name in game.Trials.__dataclass_fields__
-            }
-        )
-        for key, group in parts.items()
-    }
-    return config.views[view], stages, games
+    games = {key: game.Trials.joined(*group) for key, group in parts.items()}
+    return config.views[view], set_ups, games
 
 
 def test_blocks_cover_every_trial_once():
@@ -41,11 +41,11 @@ def test_blocks_cover_every_trial_once():
 
 def test_tuned_statistic_has_its_law():
     # Best of K of N(b mu, 1): phi(Phi(x - b mu)) is uniform. KS, false alarm 1e-3 per coin.
-    config, (scene,), games = play(epsilon=(4.0,), trials=4000, repeats=1)
+    config, (the_set_up,), games = play(epsilon=(4.0,), trials=4000, repeats=1)
     trials = games[0, 0]
-    x = trials.lambda_a * scene.mu
+    x = trials.lambda_a * the_set_up.mu
     for bit in (False, True):
-        uniform = config.law.phi(special.ndtr(x[trials.bit == bit] - bit * scene.mu))
+        uniform = config.law.phi(special.ndtr(x[trials.bit == bit] - bit * the_set_up.mu))
         assert stats.kstest(uniform, "uniform").pvalue > 1e-3
     # A fair coin: within 4 standard deviations, false alarm 6e-5.
     assert abs(trials.bit.mean() - 0.5) < 4 * 0.5 / np.sqrt(4000)
@@ -70,7 +70,7 @@ def test_engines_play_the_same_game(score, omega):
     _, _, exact = play(engine="reduced", seed=1, **settings | {"repeats": 12})
     _, _, full = play(engine="batched", seed=2, **settings)
     for bit in (False, True):
-        for proxy in report.PROXIES:
+        for proxy in PROXIES:
             a, b = (
                 np.concatenate([getattr(t, proxy)[t.bit == bit] for t in games.values()])
                 for games in (exact, full)
@@ -78,15 +78,15 @@ def test_engines_play_the_same_game(score, omega):
             assert stats.ks_2samp(a, b).pvalue > 1e-3, (bit, proxy)
 
 
-def test_the_coin_shows_in_a_game_on_real_input():
+def test_the_coin_shows_in_a_the_set_upon_real_input():
     # ETCV row 1 on digits: the canary shifts lambda_a; Mann-Whitney finds it at 1e-6.
     settings = {"canary": "input", "epsilon": (8.0,), "trials": 200, "repeats": 1, "steps": 20}
-    _, (scene,), games = play(repetitions="tnb:0,0.2", **settings)
+    _, (the_set_up,), games = play(repetitions="tnb:0,0.2", **settings)
     trials = games[0, 0]
     assert np.isfinite(trials.score).all()
     shifted = stats.mannwhitneyu(trials.lambda_a[trials.bit], trials.lambda_a[~trials.bit])
     assert shifted.pvalue < 1e-6
-    assert [threat.name for threat in scene.threat_models] == ["ETCV"]
+    assert [view.threat_model.name for view in the_set_up.views] == ["ETCV"]
 
 
 def test_a_block_depends_on_nothing_but_itself():
@@ -102,74 +102,151 @@ def test_a_block_depends_on_nothing_but_itself():
 
 
 def test_report_keeps_valid_lower_bounds_below_upper_bounds():
-    config, stages, games = play(trials=1000, repeats=2, epsilon=(1.0, 4.0))
-    finished = report.report(config, stages, games)
-    assert finished.summary["engine"]["name"] == "reduced"
-    for result in finished.summary["results"]:
-        exact = result["upper_bounds"]["reduced-exact"]["epsilon"]
-        for proxy in report.PROXIES:
-            for key, bound in result["lower_bounds"][proxy].items():
-                assert bound["min"] <= bound["mean"] <= bound["max"]
-                if bound["valid"]:
-                    assert bound["max"] <= exact, key
+    config, set_ups, games = play(trials=1000, repeats=2, epsilon=(1.0, 4.0))
+    report = assemble(config, set_ups, games)
+    assert report.engine.name == "reduced"
+    for result in report.results:
+        exact = result.upper_bounds["reduced-exact"]
+        assert exact.valid
+        assert not result.contradictions
+        for proxy in PROXIES:
+            for key, bound in result.lower_bounds[proxy].items():
+                assert bound.min <= bound.mean <= bound.max
+                if bound.valid:
+                    assert max(bound.max, bound.epsilon) <= exact.epsilon, key
         # A threshold can be fixed in advance where the scale is known: that of lambda_a alone.
         for proxy, known in (("lambda_a", True), ("lambda_b", False)):
-            assert ("clopper-pearson:fixed" in result["lower_bounds"][proxy]) == known
-    key = report.recommended(finished.summary)
-    first = finished.summary["results"][0]["lower_bounds"]["lambda_a"]
-    assert first[key]["valid"]
-    assert next(iter(first)) == key
-    assert not first[report.PAPER_PROTOCOL]["valid"]
-    table = finished.table
-    assert set(table["side"]) == {"lower", "upper"}
-    assert len(table[table["side"] == "upper"]) == 2 * (2 + len(upper_bounds.BOUNDS))
+            assert ("clopper-pearson:fixed" in result.lower_bounds[proxy]) == known
+        assert result.lower_bounds[report.recommended.proxy][report.recommended.key].valid
+        assert not result.lower_bounds["lambda_a"][PAPER_PROTOCOL].valid
+    table = to_table(report)
+    assert set(table["side"]) == {"pooled", "lower", "upper"}
+    rows = upper_bounds.all_bounds(set_ups[0].base, config.law, config.delta)
+    assert len(table[table["side"] == "upper"]) == 2 * (2 + len(rows))
+
+
+def test_the_number_to_report_is_from_the_games_of_all_repeats():
+    config, set_ups, games = play(trials=400, repeats=3, epsilon=(4.0,))
+    report = assemble(config, set_ups, games)
+    a = np.concatenate([games[0, repeat].lambda_a for repeat in range(3)])
+    bit = np.concatenate([games[0, repeat].bit for repeat in range(3)])
+    found = lower_bounds.lower_bound(a[~bit], a[bit], config.delta, config.confidence)
+    reported = report.reported(0)
+    assert reported.epsilon == pytest.approx(found.epsilon, rel=1e-9)
+    assert reported.epsilon > reported.mean  # three times the games prove more
+    assert (reported.pooled.trials_without, reported.pooled.trials_with) == (sum(~bit), sum(bit))
+    assert len(reported.repeats) == 3
+    table = to_table(report)
+    pooled = table[(table["side"] == "pooled") & (table["proxy"] == "lambda_a")]
+    assert pooled.set_index("key")["epsilon"]["scan:scan"] == reported.epsilon
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "monotone", "gaussian"),
     [
-        {"learning_rates": (0.001, 0.01)},
-        {"max_grad_norm": (0.5, 1.0)},
-        {"momentum": 0.5},
-        {"canary": "input", "steps": 2},
+        ({}, True, True),
+        ({"learning_rates": (0.001, 0.01)}, False, True),
+        ({"max_grad_norm": (0.5, 1.0)}, False, True),
+        ({"momentum": 0.5}, False, True),
+        ({"score": "worst-order"}, False, True),
+        ({"canary": "input", "steps": 2}, False, False),
+        ({"canary": "input", "score": "first-coordinate", "steps": 2}, False, False),
+        ({"threat": "NTCV", "train_size": 20, "steps": 2}, False, False),
+        ({"threat": "NTCV", "train_size": 20, "steps": 2, "score": "worst-order"}, False, False),
+        ({"threat": "NTNV", "train_size": 20, "validation_size": 10, "steps": 2}, False, False),
+        ({"sampling_rate": 0.5, "steps": 5}, False, False),
     ],
 )
-def test_lifted_curve_is_claimed_only_for_an_increasing_score(settings):
-    config, stages, games = play(trials=60, repeats=1, epsilon=(4.0,), **settings)
-    summary = report.report(config, stages, games).summary
-    lower = summary["results"][0]["lower_bounds"]["lambda_a"]
-    lifted = [bound for bound in lower.values() if bound["name"] == "lifted-curve"]
-    assert lifted
-    assert not any(bound["valid"] for bound in lifted)
-    assert [kind for _, kind, _ in report.shown(summary)] == ["valid", "paper's, uncorrected"]
-
-
-def test_worst_order_curve_is_claimed_only_for_the_statistic_that_is_ordered():
-    # On a training set the score orders lambda_a less the training gradients, not lambda_a.
-    settings = {"trials": 40, "repeats": 1, "epsilon": (4.0,), "score": "worst-order", "steps": 2}
-    for threat, claimed in (("ETCV", True), ("NTCV", False)):
-        config, stages, games = play(threat=threat, train_size=20, **settings)
-        summary = report.report(config, stages, games).summary
-        lower = summary["results"][0]["lower_bounds"]["lambda_a"]
-        assert ("worst-order-curve:fixed" in lower) == claimed
-        assert not any(b["valid"] for b in lower.values() if b["name"] == "lifted-curve")
+def test_what_needs_a_score_is_claimed_only_for_that_score(settings, monotone, gaussian):
+    config, set_ups, games = play(**{"trials": 60, "repeats": 1, "epsilon": (4.0,)} | settings)
+    (result,) = assemble(config, set_ups, games).results
+    worst = config.score == "worst-order"
+    for bound in (b for found in result.lower_bounds.values() for b in found.values()):
+        if bound.name == "lifted-curve":
+            assert bound.valid == (monotone and bound.rule != "max-grid")
+        elif bound.name == "worst-order-curve":
+            assert bound.valid == (worst and gaussian)
+        elif bound.name == "gaussian-curve":
+            assert not bound.valid
+        elif bound.rule == "scan":
+            assert bound.valid
+    for name in ("reduced-renyi", "reduced-exact"):
+        assert result.upper_bounds[name].valid == monotone
+    for name in ("renyi", "tight", "region"):
+        assert result.upper_bounds[name].valid
+    for name in ("worst-order", "base", "base-renyi"):
+        assert not result.upper_bounds[name].valid
 
 
 def test_worst_order_audit_certifies_more_than_the_increasing_score():
     # The default bound at 20,000 trials: 4.5 against 3.4 expected at eps_B = 4, far apart.
     values = {}
     for score in ("first-coordinate", "worst-order"):
-        config, stages, games = play(trials=20_000, repeats=1, epsilon=(4.0,), score=score)
-        result = report.report(config, stages, games).summary["results"][0]
-        lower = result["lower_bounds"]["lambda_a"]
-        values[score] = lower[next(iter(lower))]["mean"]
-        assert values[score] <= result["upper_bounds"]["worst-order"]["epsilon"]
-        for bound in lower.values():
-            if bound["valid"]:
-                assert bound["max"] <= result["upper_bounds"]["worst-order"]["epsilon"]
-    assert "worst-order-curve:fixed" in lower
-    assert not any(bound["valid"] for bound in lower.values() if "lifted" in bound["name"])
+        config, set_ups, games = play(trials=20_000, repeats=1, epsilon=(4.0,), score=score)
+        report = assemble(config, set_ups, games)
+        (result,) = report.results
+        values[score] = report.reported(0).epsilon
+        attained = result.upper_bounds["worst-order"].epsilon
+        for bound in result.lower_bounds["lambda_a"].values():
+            if bound.valid:
+                assert bound.max <= attained
+        assert not result.contradictions
+    assert result.lower_bounds["lambda_a"]["worst-order-curve:fixed"].valid
+    # What needs a monotone score lies below what this attack shows: it is not called valid here.
+    reduced = result.upper_bounds["reduced-exact"]
+    assert reduced.epsilon < values["worst-order"]
+    assert reduced.label == "not valid for this score"
     assert values["worst-order"] > values["first-coordinate"] + 0.3
+
+
+def contradicted(monkeypatch, factor, trials=2000):
+    """A report whose largest upper bound is a multiple of what games really show."""
+    config, set_ups, games = play(trials=trials, repeats=2, epsilon=(4.0,))
+    honest = assemble(config, set_ups, games)
+    wrong = factor * honest.reported(0).epsilon
+    tight = upper_bounds.tight(set_ups[0].base, config.law, config.delta)
+    rows = [replace(tight, epsilon=wrong)]
+    monkeypatch.setattr(upper_bounds, "all_bounds", lambda *arguments: rows)
+    return honest, assemble(config, set_ups, games), wrong
+
+
+def test_a_lower_bound_above_an_upper_bound_is_said_loudly(monkeypatch):
+    honest, report, wrong = contradicted(monkeypatch, 0.5)
+    assert "CONTRADICTION" not in to_text(honest)
+    (result,) = report.results
+    found = {(each.proxy, each.key, each.repeat): each for each in result.contradictions}
+    reported = found["lambda_a", "scan:scan", None]
+    assert (reported.upper_bound, reported.upper) == ("tight", wrong)
+    assert reported.lower == report.reported(0).epsilon
+    # At half of what was shown, sharing the error among all bounds does not help.
+    assert reported.beyond_chance
+    text = to_text(report)
+    assert "WARNING: CONTRADICTION at eps_B = 4" in text
+    assert "chance does not explain it" in text
+
+
+def test_a_contradiction_that_may_be_chance_is_said_to_be(monkeypatch):
+    report = contradicted(monkeypatch, 0.999)[1]
+    scans = [each for each in report.results[0].contradictions if each.key == "scan:scan"]
+    assert scans
+    assert not any(each.beyond_chance for each in scans)
+
+
+def test_games_in_which_every_run_diverged_are_refused():
+    settings = {"learning_rates": (1e300,), "engine": "batched", "steps": 3, "trials": 12}
+    config, set_ups, games = play(epsilon=(2.0,), repeats=1, **settings)
+    with pytest.raises(
+        ValueError, match=r"every one of the \d+ runs at eps_B = 2 diverged .*1e\+300"
+    ):
+        assemble(config, set_ups, games)
+
+
+def test_reports_say_how_many_records_were_really_used():
+    settings = {"threat": "NTCV", "train_size": 5000, "validation_size": 20, "model": "logistic"}
+    config, set_ups, games = play(trials=4, repeats=1, epsilon=(4.0,), steps=1, **settings)
+    report = assemble(config, set_ups, games)
+    assert (report.records.training, report.records.validation) == (1437, 20)
+    assert "1,437 training records of 5,000 asked for, 20 validation records" in to_text(report)
 
 
 @pytest.mark.parametrize("canary", ["input", "dirac"])
@@ -215,21 +292,23 @@ def test_runs_without_a_canary_serve_every_canary(monkeypatch):
 
 def test_sampled_batches_are_accounted_for_and_audited():
     # tau = 0.1: noise for the budget; valid eps_L below every valid eps_U; "O" and "G" are none.
-    config, (scene,), games = play(
+    config, (the_set_up,), games = play(
         sampling_rate=0.1, steps=200, epsilon=(4.0,), trials=20_000, repeats=1
     )
-    assert scene.mu is None
-    assert scene.base.renyi_epsilon(config.delta) == pytest.approx(4.0, rel=1e-4)
+    assert the_set_up.mu is None
+    assert the_set_up.base.renyi_epsilon(config.delta) == pytest.approx(4.0, rel=1e-4)
     # The statistic mixes N(k, .) over the Binomial number k of batches with the canary.
     trials = games[0, 0]
     hits = np.arange(201)
     weights = stats.binom.pmf(hits, 200, 0.1)
     x = trials.lambda_a[trials.bit] * 200
-    unit = scene.base.noise_multiplier * np.sqrt(200)
+    unit = the_set_up.base.noise_multiplier * np.sqrt(200)
     one_run = (weights * stats.norm.cdf((x[:, None] - hits) / unit)).sum(1)
     assert stats.kstest(config.law.phi(one_run), "uniform").pvalue > 1e-3  # false alarm 1e-3
-    table = report.report(config, [scene], games).table
-    lower = table[(table["side"] == "lower") & table["valid"]]
+    report = assemble(config, [the_set_up], games)
+    assert (report.recommended.proxy, report.recommended.key) == ("lambda_c", "scan:scan")
+    table = to_table(report)
+    lower = table[(table["side"] != "upper") & table["valid"]]
     upper = table[(table["side"] == "upper") & table["valid"] & (table["key"] != "base")]
     assert 1.0 < lower["epsilon"].max() < upper["epsilon"].min()
     assert set(lower["proxy"]) == {"lambda_a", "lambda_b", "lambda_c"}
@@ -237,7 +316,7 @@ def test_sampled_batches_are_accounted_for_and_audited():
     assert set(table["label"]) >= {"approximation", "attained", "valid"}
 
 
-def test_a_block_is_no_more_work_than_a_kill_may_lose():
+def test_a_block_is_a_few_seconds_of_work():
     def runs(**settings):
         config = AuditConfig(repetitions="fixed:4", trials=10_000, **settings)
         parts = game.blocks(config, "batched")
@@ -247,7 +326,20 @@ def test_a_block_is_no_more_work_than_a_kill_may_lose():
         ]
         return 4 * parts[0].trials
 
-    assert runs(threat="ETCV", canary="input", steps=300) == 2048
-    assert runs(threat="NTNV", canary="input", steps=300) == 180  # of 300 * 5,000 gradients each
-    assert runs(threat="NTNV", canary="input", steps=10_000) == 64
-    assert runs(threat="NTNV", canary="input", steps=20, train_size=200) == 2048
+    etcv, ntnv = {"threat": "ETCV", "canary": "input"}, {"threat": "NTNV", "canary": "input"}
+    assert runs(**etcv, steps=300) == 216  # 2^22 / (300 * 65)
+    assert runs(**etcv, steps=5) == 2048
+    assert runs(**ntnv, steps=300, train_size=1000) == 16
+    assert runs(**ntnv, steps=300) == 8
+    assert runs(**ntnv, steps=20, train_size=200, model="convnet") == 64
+    assert runs(**ntnv, steps=300, devices=("cuda",)) == 1024
+
+
+def test_blocks_are_enough_for_sixteen_workers():
+    # 120 games on 1,000 records, once two blocks of 96 and 24.
+    config = AuditConfig(
+        threat="NTNV", trials=120, repeats=1, epsilon=(1.0,), train_size=1000, steps=100
+    )
+    blocks = game.blocks(config, "batched")
+    assert len(blocks) >= 48
+    assert max(block.trials for block in blocks) <= 3

@@ -8,7 +8,7 @@ import pytest
 from nbclient import NotebookClient
 
 from audit import accounting, repetitions, upper_bounds
-from audit.config import AuditConfig
+from audit.game.settings import AuditConfig
 from audit.run import run
 
 ROOT = Path(__file__).parent.parent

@@ -8,15 +8,18 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from audit import run, store
-from audit.config import AuditConfig
-from audit.game import Trials
+from audit import run
+from audit.game import store, workers
+from audit.game.play import Trials
+from audit.game.settings import AuditConfig
+from audit.report import summary
 
 ROOT = Path(__file__).parents[1]
 QUICK = ["--trials", "300", "--repeats", "2", "--epsilon", "1", "4"]
@@ -39,14 +42,16 @@ def test_folder_holds_everything(tmp_path, capsys):
     shards = sorted((out / "shards").iterdir())
     assert len(shards) == 4
     with np.load(shards[0], allow_pickle=False) as shard:
-        assert set(shard) == set(Trials.__dataclass_fields__)
+        assert set(shard) == {*Trials.__dataclass_fields__, "audit", "seal"}
     table = pd.read_csv(out / "results.csv")
     assert set(table["epsilon_base"]) == {1.0, 4.0}
     lower = table[table["side"] == "lower"]
     assert set(lower["proxy"]) == {"lambda_a", "lambda_b"}
     assert set(lower["repeat"]) == {0, 1}
-    summary = json.loads((out / "summary.json").read_text())
-    upper = summary["results"][0]["upper_bounds"]
+    found = json.loads((out / "summary.json").read_text())
+    assert found["schema"] == 2
+    assert {"version", "date", "python", "libraries", "processor"} <= set(found["made"])
+    upper = found["results"][0]["upper_bounds"]
     assert set(upper) >= {
         "base",
         "liu-talwar",
@@ -56,8 +61,14 @@ def test_folder_holds_everything(tmp_path, capsys):
         "region",
         "tight",
     }
-    best = next(iter(summary["results"][1]["lower_bounds"]["lambda_a"].values()))
-    assert 0 < best["min"] <= best["mean"] <= best["max"] < upper["region"]["epsilon"] * 4
+    assert upper == {name: bound for name, bound in upper.items() if bound["name"] == name}
+    recommended = found["recommended"]
+    for result in found["results"]:
+        best = result["lower_bounds"][recommended["proxy"]][recommended["key"]]
+        bounds = result["upper_bounds"]
+        assert 0 <= best["min"] <= best["mean"] <= best["max"] < bounds["reduced-exact"]["epsilon"]
+        assert best["epsilon"] == best["pooled"]["epsilon"] < bounds["reduced-exact"]["epsilon"]
+    assert best["min"] > 0
 
 
 def test_killed_and_started_again_it_ends_with_the_same_bytes(tmp_path, capsys):
@@ -84,8 +95,9 @@ def test_killed_and_started_again_it_ends_with_the_same_bytes(tmp_path, capsys):
     assert {path: path.stat().st_mtime_ns for path in done} == kept
     assert audit(capsys, *options, "--out", parallel, "--jobs", "2")[0] == 0
     for folder in (killed, parallel):
-        for name in ("results.csv", "summary.json"):
-            assert (folder / name).read_bytes() == (whole / name).read_bytes()
+        assert (folder / "results.csv").read_bytes() == (whole / "results.csv").read_bytes()
+        reports = [summary.read(each / "summary.json") for each in (folder, whole)]
+        assert replace(reports[0], made={}) == replace(reports[1], made={})
 
 
 def test_shared_runs_report_each_threat_model_in_its_folder(tmp_path, capsys):
@@ -96,8 +108,7 @@ def test_shared_runs_report_each_threat_model_in_its_folder(tmp_path, capsys):
     assert code == 0
     assert "share runs: results are correlated" in text
     for threat, score in (("ntnv", "validation-loss"), ("ntcv", "first-coordinate")):
-        summary = json.loads((out / threat / "summary.json").read_text())
-        assert summary["config"]["score"] == score
+        assert summary.read(out / threat / "summary.json").config["score"] == score
         assert (out / threat / "figure.png").exists()
     before = (out / "ntcv" / "results.csv").read_bytes()
     next(iter(out.glob("shards/*NTCV.npz"))).unlink()
@@ -116,9 +127,9 @@ def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(tmp_path, caps
     views = {"ntcv-input", "ntcv-dirac"}
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == views | {"shards"}
     for view in views:
-        summary = json.loads((tmp_path / view / "summary.json").read_text())
-        assert summary["config"]["canary"] == view.split("-")[1]
-        assert "one set of runs serves NTCV, canary input+dirac" in summary["engine"]["reason"]
+        report = summary.read(tmp_path / view / "summary.json")
+        assert report.config["canary"] == view.split("-")[1]
+        assert "one set of runs serves NTCV, canary input+dirac" in report.engine.reason
     kept = [*tmp_path.glob("*/results.csv"), *tmp_path.glob("shards/*.npz")]
     assert len(kept) == 2 + 2 * 2
     before = [path.read_bytes() for path in kept]
@@ -160,7 +171,7 @@ def test_finished_audit_is_read_once_and_not_played_again(tmp_path, capsys, monk
     read = []
     of_store = store._read
     monkeypatch.setattr(
-        store, "_read", lambda path, block: (read.append(path), of_store(path, block))[1]
+        store, "_read", lambda path, audit: (read.append(path), of_store(path, audit))[1]
     )
     audit(capsys, *QUICK, "--out", out)
     before = (out / "results.csv").read_bytes()
@@ -282,7 +293,7 @@ def test_stopped_by_its_user_it_says_how_to_go_on(tmp_path, capsys, monkeypatch)
     def stop(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run.workers, "play_all", stop)
+    monkeypatch.setattr(workers, "play_all", stop)
     code, _, err = audit(capsys, *QUICK, "--out", tmp_path)
     assert (code, err) == (130, "stopped; the same command goes on from the finished blocks\n")
 
@@ -395,10 +406,8 @@ def test_candidates_are_the_grid_of_their_parts(tmp_path, capsys):
 
 
 def test_shard_is_written_whole_or_not_at_all(tmp_path):
-    folder = store.RunFolder(tmp_path)
-
     def stop_halfway():
-        with folder._whole(tmp_path / "name") as temporary:
+        with store.written_whole(tmp_path / "name") as temporary:
             temporary.write_text("half")
             raise RuntimeError
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from test_game import play
 
-from audit import report
+from audit.report.assemble import assemble
+from audit.report.results import PROXIES
 from threat_models import datasets
 
 SMALL = {
@@ -31,19 +32,15 @@ def data_root():
 
 def check(**settings):
     config, stages, games = play(**SMALL | settings)
-    result = report.report(config, stages, games).summary["results"][0]
-    upper = {
-        name: bound["epsilon"]
-        for name, bound in result["upper_bounds"].items()
-        if bound["epsilon"] is not None and not name.startswith("base")
-    }
+    (result,) = assemble(config, stages, games).results
+    upper = {name: bound.epsilon for name, bound in result.upper_bounds.items() if bound.valid}
     best = 0.0
-    for proxy in report.PROXIES:
-        for key, bound in result["lower_bounds"][proxy].items():
-            if bound["valid"]:
-                best = max(best, bound["max"])
+    for proxy in PROXIES:
+        for key, bound in result.lower_bounds[proxy].items():
+            if bound.valid:
+                best = max(best, bound.max)
                 for name, epsilon in upper.items():
-                    assert bound["max"] <= epsilon, (proxy, key, name)
+                    assert bound.max <= epsilon, (proxy, key, name)
     trials = games[0, 0]
     assert trials.diverged.sum() == 0
     shift = trials.lambda_a[trials.bit].mean() - trials.lambda_a[~trials.bit].mean()

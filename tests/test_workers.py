@@ -14,8 +14,9 @@ import pytest
 import torch
 from pretended_cuda import PretendedCuda
 
-from audit import game, run, workers
-from audit.config import AuditConfig
+from audit import run
+from audit.game import setup, workers
+from audit.game.settings import AuditConfig
 
 ROOT = Path(__file__).parents[1]
 OPTIONS = ["--trials", "40000", "--repeats", "1", "--epsilon", "2"]
@@ -109,7 +110,7 @@ def test_only_who_plays_needs_the_gpu(tmp_path, monkeypatch, capsys):
         assert run.main(options) == 0
     assert gpu.counts["launches"] > 0
     monkeypatch.undo()
-    game.stage.cache_clear()
+    setup.set_up.cache_clear()
     expected = capsys.readouterr().out
 
     def started():
@@ -158,7 +159,7 @@ def test_every_worker_has_a_device_of_its_own(tmp_path, monkeypatch):
     assert device == "cuda:0"
 
     played = []
-    monkeypatch.setattr(game, "play", lambda config, block: played.append(config.devices))
+    monkeypatch.setattr(workers, "play", lambda config, block: played.append(config.devices))
     config = AuditConfig(devices=devices, out=str(tmp_path))
     monkeypatch.setattr(workers, "_claim", lambda devices, locks: (devices[1], None))
     workers._play(config, None, config.out)

@@ -3,7 +3,11 @@
 import contextlib
 import fcntl
 import functools
+import multiprocessing
+import os
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -15,11 +19,12 @@ from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from tqdm import tqdm
 
-from audit import game
-from audit.config import AuditConfig
-from audit.game import Block, Trials
-from audit.store import DamagedShard, RunFolder
+from audit.game.play import Block, Trials, play
+from audit.game.settings import AuditConfig
+from audit.game.store import DamagedShard, RunFolder
 
+# How often a worker looks whether its parent still lives.
+_WATCH_SECONDS = 0.5
 # A block that kills its worker this often is not tried again.
 _DEATHS_WITHOUT_PROGRESS = 3
 
@@ -121,7 +126,9 @@ def _played(
     calls = [joblib.delayed(_play)(config, block, locks) for block in blocks]
     if config.backend == "loky":
         # One thread per process: two OpenMP threads on a busy machine stall each other.
-        with joblib.parallel_config("loky", n_jobs=workers, inner_max_num_threads=1):
+        with joblib.parallel_config(
+            "loky", n_jobs=workers, inner_max_num_threads=1, initializer=_end_with_parent
+        ):
             yield from joblib.Parallel(return_as="generator_unordered", batch_size=1)(calls)
         if locks is not None:
             # A worker keeps its device, and what it has there, for life.
@@ -163,7 +170,23 @@ def _cluster(config: AuditConfig, workers: int) -> Iterator[None]:
 
 def _play(config: AuditConfig, block: Block, locks: str | None) -> tuple[Block, tuple[Trials, ...]]:
     device = config.devices[0] if locks is None else _claim(config.devices, locks)[0]
-    return block, game.play(replace(config, devices=(device,), jobs=1), block)
+    return block, play(replace(config, devices=(device,), jobs=1), block)
+
+
+def _end_with_parent() -> None:
+    """Ends this worker soon after its parent ended, however that was: a killed one closes nothing.
+
+    Clusters look after their own workers.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        while os.getppid() == parent.pid:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
 @functools.cache

@@ -1,0 +1,121 @@
+"""The distinguishing game against the tuning protocol (Xiang, Wang & Wang 2024, algorithm 1)."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.game.settings import AuditConfig
+from audit.game.setup import set_up
+from audit.tuning import Winners, best_of_runs
+
+# With an exact law a block is what one draw fills.
+_TRIALS_OF_A_DRAW = 1 << 14
+# Else a block is a few seconds' work of a processor, in gradients of a small network: what a kill
+# may lose, what keeps sixteen workers busy, and how often a progress bar moves. The noise of a step
+# costs as much as so many gradients, and a gradient of a ConvNet as so many of a dense network; a
+# model of one's own may be either. All measured on one core.
+_WORK_OF_A_BLOCK = 1 << 22
+_WORK_OF_NOISE = 64
+_WORK_OF_GRADIENT = {"logistic": 1, "mlp": 1, "convnet": 16}
+# Fewer runs side by side are slower; more are not worth waiting for.
+_RUNS_OF_A_BLOCK = {"cpu": (1 << 3, 1 << 11), "cuda": (1 << 10, 1 << 11)}
+
+
+@dataclass(frozen=True, order=True)
+class Block:
+    """A range of trials with its own random stream, played in one go.
+
+    Attributes:
+        budget: index of eps_B in the config.
+        repeat: index of the repeat.
+        index: index of the block within them.
+        start: its first trial.
+        trials: how many.
+    """
+
+    budget: int
+    repeat: int
+    index: int
+    start: int
+    trials: int
+
+    @property
+    def name(self) -> str:
+        """Name of the block's shard."""
+        return f"budget{self.budget}-repeat{self.repeat}-block{self.index:06d}"
+
+
+@dataclass(frozen=True)
+class Trials(Winners):
+    """What T games leave: one row each, what the tuning released and the coin behind it.
+
+    Attributes:
+        trial: [T] index within budget and repeat.
+        bit: [T] whether the canary was in the data.
+        lambda_b: [T] the proxy that adds the score; minus infinity where nothing was released.
+    """
+
+    trial: NDArray[np.int64]
+    bit: NDArray[np.bool_]
+    lambda_b: NDArray[np.float64]
+
+    @classmethod
+    def joined(cls, *parts: "Trials") -> Self:
+        """The trials of several blocks or repeats, one after the other."""
+        names = [each.name for each in fields(cls)]
+        return cls(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
+
+
+def blocks(config: AuditConfig, engine: str) -> list[Block]:
+    """All blocks of an audit, in order. They depend on the config alone, never on the workers.
+
+    Args:
+        config: the audit.
+        engine: name of the engine that plays it.
+    """
+    size = _TRIALS_OF_A_DRAW
+    if engine != "reduced":
+        records = 1 if config.threat == "ETCV" else config.train_size
+        steps = 1 if engine == "collapsed" else config.steps
+        of_gradient = _WORK_OF_GRADIENT.get(config.model, 1)
+        work_of_run = steps * (records * of_gradient + _WORK_OF_NOISE)
+        fewest, most = _RUNS_OF_A_BLOCK.get(config.device_kind, _RUNS_OF_A_BLOCK["cpu"])
+        runs = min(max(_WORK_OF_A_BLOCK // work_of_run, fewest), most)
+        size = max(1, math.ceil(runs / max(config.law.mean, 1.0)))
+    return [
+        Block(budget, repeat, index, start, min(size, config.trials - start))
+        for budget in range(len(config.epsilon))
+        for repeat in range(config.repeats)
+        for index, start in enumerate(range(0, config.trials, size))
+    ]
+
+
+def play(config: AuditConfig, block: Block) -> tuple[Trials, ...]:
+    """Plays the games of one block: a coin, a K, K runs on X or X', the best by score.
+
+    The block's random stream is `SeedSequence(seed, (budget, repeat, index))`: the result depends
+    on nothing else, neither on other blocks nor on who plays it.
+
+    Args:
+        config: the audit.
+        block: which games.
+
+    Returns:
+        The trials of every view that the runs serve.
+    """
+    game = set_up(config, block.budget)
+    key = (block.budget, block.repeat, block.index)
+    rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=key))
+    bit = rng.integers(0, 2, block.trials).astype(np.bool_)
+    judged = best_of_runs(game.run, config.law, game.candidates, bit, rng, len(game.views))
+    trial = block.start + np.arange(block.trials)
+    played = []
+    for view, winners in zip(game.views, judged, strict=True):
+        some = winners.chosen >= 0
+        lambda_b = np.full(block.trials, -np.inf)
+        lambda_b[some] = view.threat_model.lambda_b(winners.lambda_a[some], winners.score[some])
+        played.append(Trials(**vars(winners), trial=trial, bit=bit, lambda_b=lambda_b))
+    return tuple(played)

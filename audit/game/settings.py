@@ -1,0 +1,281 @@
+"""Every setting of an audit, checked once, here."""
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from audit import checks
+from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
+from audit.dpsgd import ENGINES, PRECISIONS, DpSgdSettings
+from audit.repetitions import Repetitions, parse
+from threat_models import CANARIES, THREATS, check_names
+from threat_models.datasets import RECORD_SHAPES
+
+BACKENDS = ("loky", "dask", "ray")
+# Their training set is the same, and so are their runs; only the score differs.
+_SHARED = "NTNV+NTCV"
+
+
+def _setting(default: Any, meaning: str, incidental: bool = False) -> Any:
+    """A field with what the command line says of it.
+
+    Args:
+        default: also where the type comes from; of a tuple's first item where several are taken.
+        meaning: what it is, its unit included.
+        incidental: whether the results do not depend on it.
+    """
+    return field(default=default, metadata={"meaning": meaning, "incidental": incidental})
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    """The settings of an audit: the command line's options and the presets' keys.
+
+    What each means is said once, at its field; `python -m audit.run --help` prints it.
+
+    Raises:
+        ValueError: a value out of its range, or settings that do not fit each other.
+    """
+
+    threat: str = _setting(
+        "ETCV",
+        "NTNV, NTCV or ETCV (Xiang, Wang & Wang 2024, table 2), or NTNV+NTCV on one set of runs",
+    )
+    canary: str = _setting(
+        "dirac",
+        "dirac, input, or the dotted name of a function that gives an InputCanary; several share "
+        "the runs without a canary: input+dirac",
+    )
+    score: str = _setting(
+        "",
+        "how the best run is chosen (default: the paper's for this threat and canary), or the "
+        "dotted name of a function of your own",
+    )
+    dataset: str = _setting(
+        "DIGITS", f"{', '.join(RECORD_SHAPES)}: of the training records, in ETCV of the canary"
+    )
+    data_root: str = _setting(
+        "",
+        "folder of the data sets, in torchvision's layout (default: AUDIT_DATA_ROOT, else "
+        "downloads)",
+    )
+    canary_index: int = _setting(0, "which record is the input canary, counted from 0")
+    train_size: int = _setting(5000, "training records, at most")
+    validation_size: int = _setting(10000, "validation records, at most")
+    epsilon: tuple[float, ...] = _setting((1.0, 2.0, 4.0), "budgets eps_B of one run")
+    accounting: str = _setting("rdp", "how eps_B is counted: rdp, the papers' way, or exact")
+    delta: float = _setting(1e-5, "of every epsilon, a probability in (0, 1)")
+    repetitions: str = _setting("tnb:0,0.01", "the law of K, the number of runs")
+    trials: int = _setting(2000, "games per budget and repeat")
+    repeats: int = _setting(3, "how often the whole audit is repeated")
+    steps: int = _setting(100, "N, iterations of one run")
+    sampling_rate: float = _setting(
+        1.0, "tau, chance of a record to be in a batch; 1 is the full batch"
+    )
+    learning_rates: tuple[float, ...] = _setting(
+        (0.001,),
+        "of the candidates; Omega, what is tuned over, is the grid of these, C and momentum",
+    )
+    max_grad_norm: tuple[float, ...] = _setting(
+        (1.0,), "C of the candidates, the l2 norm gradients are clipped to, one number or several"
+    )
+    momentum: tuple[float, ...] = _setting(
+        (0.0,), "of the candidates, in [0, 1), one number or several"
+    )
+    model: str = _setting(
+        "mlp", "logistic, mlp, convnet, or the dotted name of what gives a torch.nn.Module"
+    )
+    engine: str = _setting("auto", f"auto, or one of {', '.join(ENGINES)}")
+    precision: str = _setting(
+        "float32",
+        "of training: float32, float64, or tf32 or bf16 for products, with clipping made good "
+        "for it",
+    )
+    devices: tuple[str, ...] = _setting(
+        ("cpu",), "cpu, cuda or cuda:N; each of several gets a worker of its own", True
+    )
+    confidence: float = _setting(0.95, "of the lower bounds, a probability in (0, 1)")
+    seed: int = _setting(0, "of everything random, a whole number")
+    jobs: int = _setting(1, "worker processes", True)
+    backend: str = _setting("loky", "who hands out work: loky (this machine), dask or ray", True)
+    scheduler: str = _setting(
+        "", "address of the dask scheduler or ray cluster (default: a local one)", True
+    )
+    out: str = _setting(
+        "",
+        "folder of the results, of several presets the folder above; the same command goes on "
+        "where it was stopped (default: runs/THREAT-CANARY-SCORE)",
+        True,
+    )
+
+    def __post_init__(self) -> None:
+        self._check_texts()
+        self._check_numbers()
+        self._set("threat", checks.one_of("threat", self.threat, (*THREATS, _SHARED)))
+        names = [c if "." in c else checks.one_of("canary", c, CANARIES) for c in self.canaries]
+        self._set("canary", "+".join(names))
+        if len(set(self.canaries)) < len(self.canaries):
+            raise ValueError(f"canary must name each canary once, got {self.canary!r}")
+        for threat, canary in self.pairs:
+            score = check_names(threat, canary, self.score or None)
+            if len(self.pairs) == 1:
+                self._set("score", score)
+        for name, allowed in (
+            ("dataset", RECORD_SHAPES),
+            ("accounting", ACCOUNTINGS),
+            ("engine", ("auto", *ENGINES)),
+            ("precision", PRECISIONS),
+            ("backend", BACKENDS),
+        ):
+            self._set(name, checks.one_of(name, getattr(self, name), allowed))
+        self._set("repetitions", parse(self.repetitions).spec)
+        if self.score == "worst-order" and self.sampling_rate != 1.0:
+            raise ValueError(
+                f"sampling_rate must be 1 for the score worst-order, got {self.sampling_rate!r}"
+            )
+        if not self.devices or len({device.split(":")[0] for device in self.devices}) > 1:
+            raise ValueError(f"devices must be of one kind, got {', '.join(self.devices)}")
+        if self.devices[0] != "cpu" and self.jobs > len(self.devices):
+            raise ValueError(
+                f"jobs must be at most one per GPU, got {self.jobs} for {', '.join(self.devices)}"
+            )
+        if not self.out:
+            parts = [self.threat, self.canary, self.score]
+            self._set("out", "runs/" + "-".join(filter(None, parts)).lower().replace("+", "-"))
+
+    def _check_texts(self) -> None:
+        devices = self.devices if isinstance(self.devices, list | tuple) else (self.devices,)
+        self._set("devices", tuple(devices))
+        texts = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(f.default, str)}
+        for name, value in (*texts.items(), *(("devices", device) for device in self.devices)):
+            if not isinstance(value, str):
+                raise ValueError(f"{name} must be text, got {value!r}")
+
+    def _check_numbers(self) -> None:
+        """Numbers, also where they came as text, each in its range."""
+        for name, low in (
+            *(("canary_index", 0), ("seed", 0), ("trials", 2)),
+            *((name, 1) for name in ("train_size", "validation_size", "repeats", "steps", "jobs")),
+        ):
+            self._set(name, checks.whole(name, getattr(self, name), low))
+        for name in ("delta", "confidence"):
+            self._set(name, checks.interval(name, getattr(self, name), 0.0, 1.0))
+        rate = checks.interval("sampling_rate", self.sampling_rate, 0.0, 1.0, closed_high=True)
+        self._set("sampling_rate", rate)
+        for name in ("epsilon", "learning_rates", "max_grad_norm"):
+            self._set(name, _numbers(name, getattr(self, name)))
+        self._set("momentum", _numbers("momentum", self.momentum, 1.0, closed_low=True))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def canaries(self) -> tuple[str, ...]:
+        """The canaries that one set of runs is played with."""
+        return tuple(self.canary.split("+"))
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The views of one set of runs: every threat model with every canary."""
+        threats = _SHARED.split("+") if self.threat == _SHARED else [self.threat]
+        return tuple(itertools.product(threats, self.canaries))
+
+    @property
+    def view_names(self) -> tuple[str, ...]:
+        """What tells the views apart in the names of files; nothing where there is but one."""
+        if len(self.pairs) == 1:
+            return ("",)
+        several = len(self.canaries) > 1
+        return tuple(f"{threat}-{canary}" if several else threat for threat, canary in self.pairs)
+
+    @property
+    def views(self) -> tuple["AuditConfig", ...]:
+        """One config for every view; where there are several, each has its own folder."""
+        if len(self.pairs) == 1:
+            return (self,)
+        return tuple(
+            replace(
+                self,
+                threat=threat,
+                canary=canary,
+                out=f"{self.out}/{name.replace(threat, threat.lower(), 1)}",
+            )
+            for (threat, canary), name in zip(self.pairs, self.view_names, strict=True)
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The settings that the results depend on, as json knows them."""
+        incidental = {each.name for each in fields(self) if each.metadata["incidental"]}
+        settings = {k: v for k, v in asdict(self).items() if k not in incidental}
+        settings["device"] = self.device_kind
+        for name in ("max_grad_norm", "momentum"):
+            values = settings[name]
+            settings[name] = values[0] if len(values) == 1 else values
+        return dict(json.loads(json.dumps(settings)))
+
+    @property
+    def device_kind(self) -> str:
+        """What all devices are, cpu or cuda."""
+        return self.devices[0].split(":")[0]
+
+    @property
+    def law(self) -> Repetitions:
+        """The law of K."""
+        return parse(self.repetitions)
+
+    def base(self, budget: int) -> DpSgd:
+        """One run of DP-SGD at the noise that spends a budget.
+
+        Args:
+            budget: index of eps_B.
+        """
+        noise_multiplier = calibrate_noise_multiplier(
+            self.epsilon[budget], self.delta, self.steps, self.sampling_rate, self.accounting
+        )
+        return DpSgd(noise_multiplier, self.steps, self.sampling_rate)
+
+    def training(self, noise_multiplier: float) -> DpSgdSettings:
+        """What the engine is set to at a noise; the trials' candidates are indices of its grid."""
+        return DpSgdSettings(
+            steps=self.steps,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=self.max_grad_norm,
+            learning_rates=self.learning_rates,
+            sampling_rate=self.sampling_rate,
+            momentum=self.momentum,
+            model=self.model,
+            model_seed=self.seed,
+        )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "AuditConfig":
+        """A config from names and values; `device` names a single one.
+
+        Raises:
+            ValueError: an unknown name, or a value out of its range.
+        """
+        values = dict(values)
+        if "device" in values:
+            values["devices"] = (values.pop("device"),)
+        names = [each.name for each in fields(cls)]
+        for name in values:
+            checks.one_of("setting", name, names)
+        lists = {name: tuple(v) for name, v in values.items() if isinstance(v, list)}
+        return cls(**{**values, **lists})
+
+
+def _numbers(
+    name: str, values: object, high: float = float("inf"), *, closed_low: bool = False
+) -> tuple[float, ...]:
+    """One number or several, each once and in its range."""
+    items = tuple(values) if isinstance(values, list | tuple) else (values,)
+    if not items:
+        raise ValueError(f"{name} must name at least one number, got none")
+    numbers = tuple(checks.interval(name, item, 0.0, high, closed_low=closed_low) for item in items)
+    if len(set(numbers)) < len(numbers):
+        what = "budget" if name == "epsilon" else "value"
+        raise ValueError(f"{name} must name each {what} once, got {numbers}")
+    return numbers

@@ -1,0 +1,233 @@
+"""From finished games to numbers: every lower and upper bound, with what each needs to be true."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from audit import lower_bounds, upper_bounds
+from audit.dpsgd import PRECISIONS
+from audit.game.play import Trials
+from audit.game.settings import AuditConfig
+from audit.game.setup import SetUp, View
+from audit.lower_bounds import LowerBound
+from audit.report.results import (
+    PROXIES,
+    BudgetResult,
+    Contradiction,
+    Engine,
+    Evidence,
+    LowerResult,
+    Recommended,
+    Records,
+    Report,
+    Rounding,
+    UpperResult,
+)
+from audit.upper_bounds import UpperBound
+
+# It assumes nothing but independent trials.
+_RECOMMENDED = "scan:scan"
+
+
+def assemble(
+    config: AuditConfig,
+    set_ups: Sequence[SetUp],
+    games: Mapping[tuple[int, int], Trials],
+    view: int = 0,
+    made: Mapping[str, Any] | None = None,
+) -> Report:
+    """Computes every bound of one view.
+
+    Args:
+        config: the settings of the view.
+        set_ups: what each budget was played with.
+        games: the trials of every (budget, repeat).
+        view: which of the views that the runs serve.
+        made: by what, when and where.
+
+    Raises:
+        ValueError: at some budget every run diverged, so nothing was played.
+    """
+    sampled = config.sampling_rate != 1.0
+    # Fixed before the game: of the proxies the one that tells most of a run with the Dirac canary.
+    recommended = Recommended("lambda_c" if sampled else "lambda_a", _RECOMMENDED)
+    proxies = (*PROXIES, "lambda_c") if sampled else PROXIES
+    results = []
+    for budget, game in enumerate(set_ups):
+        of_repeats = [games[budget, repeat] for repeat in range(config.repeats)]
+        results.append(_at_budget(game.views[view], game, budget, of_repeats, proxies))
+    threat_model = set_ups[0].views[view].threat_model
+    sets = (threat_model.training_set, threat_model.validation_set)
+    return Report(
+        config=config.identity,
+        records=Records(*(0 if records is None else len(records) for records in sets)),
+        candidates=tuple(candidate._asdict() for candidate in config.training(1.0).candidates),
+        engine=Engine(set_ups[0].engine.name, set_ups[0].reason),
+        precision=_rounding(config, set_ups[0].engine.name),
+        recommended=recommended,
+        results=tuple(results),
+        made=dict(made or {}),
+    )
+
+
+def _at_budget(
+    view: View, game: SetUp, budget: int, of_repeats: list[Trials], proxies: tuple[str, ...]
+) -> BudgetResult:
+    config = view.config
+    runs = sum(int(trials.runs.sum()) for trials in of_repeats)
+    diverged = sum(int(trials.diverged.sum()) for trials in of_repeats)
+    if runs and diverged == runs:
+        raise ValueError(
+            f"every one of the {runs} runs at eps_B = {config.epsilon[budget]:g} diverged (weights "
+            "or score not finite), so nothing can be said: learning_rates "
+            f"{', '.join(f'{rate:g}' for rate in config.learning_rates)}, max_grad_norm "
+            f"{', '.join(f'{norm:g}' for norm in config.max_grad_norm)}, noise multiplier "
+            f"{game.base.noise_multiplier:.4g}, model {config.model}"
+        )
+    base = upper_bounds.report_mechanism(game.base, config.delta, config.accounting)
+    upper = [*base.bounds, *upper_bounds.all_bounds(game.base, game.protocol, config.delta)]
+    pooled = Trials.joined(*of_repeats) if len(of_repeats) > 1 else of_repeats[0]
+    lower = {
+        proxy: _of_proxy(
+            _lower_bounds(view, game, pooled, proxy, config.confidence),
+            [_lower_bounds(view, game, trials, proxy, config.confidence) for trials in of_repeats]
+            if len(of_repeats) > 1
+            else None,
+        )
+        for proxy in proxies
+    }
+    judged = {bound.name: _upper(bound, view) for bound in upper}
+
+    def stricter(proxy: str, repeat: int | None, confidence: float) -> dict[str, float]:
+        trials = pooled if repeat is None else of_repeats[repeat]
+        found = _lower_bounds(view, game, trials, proxy, confidence)
+        return {bound.key: bound.epsilon for bound in found}
+
+    return BudgetResult(
+        epsilon_base=config.epsilon[budget],
+        mu=game.mu,
+        score=config.score,
+        base=base,
+        runs=runs,
+        diverged_runs=diverged,
+        lower_bounds=lower,
+        upper_bounds=judged,
+        contradictions=tuple(_contradictions(config, lower, judged, stricter)),
+    )
+
+
+def _rounding(config: AuditConfig, engine: str) -> Rounding | None:
+    """What rounded products do to the clipping threshold; None where none are."""
+    precision = PRECISIONS[config.precision]
+    if engine == "reduced" or precision.significand_bits is None:
+        return None
+    return Rounding(precision.product_error, precision.statement)
+
+
+def _lower_bounds(
+    view: View, game: SetUp, trials: Trials, proxy: str, confidence: float
+) -> list[LowerBound]:
+    values = getattr(trials, proxy)
+    mu = threshold = split_top = None
+    if proxy == "lambda_a" and game.mu is not None:
+        # sum_i p_i[0] / (C sigma sqrt N), N(b mu, 1) in one run when every gradient has norm C.
+        values, mu, threshold = values * game.mu, game.mu, game.threshold
+        split_top = view.split_top
+    return lower_bounds.all_bounds(
+        values[~trials.bit],
+        values[trials.bit],
+        delta=view.config.delta,
+        confidence=confidence,
+        repetitions=view.config.law,
+        mu=mu,
+        threshold=threshold,
+        split_top=split_top,
+        known=view.facts,
+    )
+
+
+def _of_proxy(
+    pooled: Sequence[LowerBound], repeats: Sequence[Sequence[LowerBound]] | None
+) -> dict[str, LowerResult]:
+    """Every lower bound of one proxy by key; without repeats the pooled games are the only ones."""
+    alone = [pooled] if repeats is None else repeats
+    by_key = [{bound.key: bound for bound in found} for found in alone]
+    return {
+        bound.key: LowerResult(
+            name=bound.name,
+            rule=bound.rule,
+            valid=bound.valid,
+            label=bound.label,
+            assumes=bound.assumes,
+            source=bound.source,
+            confidence=bound.confidence,
+            pooled=_evidence(bound),
+            repeats=tuple(_evidence(found[bound.key]) for found in by_key),
+        )
+        for bound in pooled
+    }
+
+
+def _evidence(bound: LowerBound) -> Evidence:
+    return Evidence(
+        bound.epsilon,
+        bound.threshold,
+        bound.direction,
+        bound.false_positives,
+        bound.false_negatives,
+        bound.trials_without,
+        bound.trials_with,
+    )
+
+
+def _upper(bound: UpperBound, view: View) -> UpperResult:
+    verdict = bound.claim.judged(view.facts)
+    applies = bound.epsilon is not None
+    return UpperResult(
+        name=bound.name,
+        epsilon=bound.epsilon,
+        valid=verdict.valid and applies,
+        label=verdict.label if applies else "does not apply",
+        assumes=bound.assumes,
+        source=bound.source,
+        error=bound.error,
+    )
+
+
+def _contradictions(
+    config: AuditConfig,
+    lower: Mapping[str, Mapping[str, LowerResult]],
+    upper: Mapping[str, UpperResult],
+    stricter: Any,
+) -> Iterator[Contradiction]:
+    """Valid lower bounds above the smallest valid upper bound.
+
+    Each may err with probability 1 - confidence, so one among many may be chance. What remains when
+    each is computed with its share of that error, by Bonferroni's inequality, is not.
+    """
+    known = [(each.epsilon, each.name) for each in upper.values() if each.valid]
+    smallest = min(((value, name) for value, name in known if value is not None), default=None)
+    if smallest is None:
+        return
+    value, name = smallest
+    valid = [
+        (proxy, key, repeat, evidence.epsilon)
+        for proxy, bounds in lower.items()
+        for key, bound in bounds.items()
+        if bound.valid
+        for repeat, evidence in _each(bound)
+    ]
+    above = [one for one in valid if one[3] > value]
+    share = (1.0 - config.confidence) / max(len(valid) * len(config.epsilon), 1)
+    for (proxy, repeat), group in itertools.groupby(above, key=lambda one: (one[0], one[2])):
+        strict = stricter(proxy, repeat, 1.0 - share)
+        for _, key, _, epsilon in group:
+            beyond = strict.get(key, 0.0) > value
+            yield Contradiction(key, proxy, repeat, epsilon, name, value, beyond)
+
+
+def _each(bound: LowerResult) -> Iterator[tuple[int | None, Evidence]]:
+    """The pooled games, then each repeat where there are several."""
+    yield None, bound.pooled
+    if len(bound.repeats) > 1:
+        yield from enumerate(bound.repeats)

@@ -1,0 +1,338 @@
+"""Finished audits side by side.
+
+From the folders that `python -m audit.run` leaves: figures 1 to 4 of Xiang, Wang & Wang 2024, a
+panel per row of their table 2, and the table of eps_L, their table 3.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from audit.game.settings import AuditConfig
+from audit.game.store import begun, read_settings, write_text
+from audit.report import pictures, results, summary, tables
+from audit.report.results import Report
+from audit.report.text import rounded_down, rounded_up
+from threat_models import THREATS
+from threat_models.datasets import FOREIGN
+
+# eps_B, eps_L and eps_U mean the same in audits that agree on these.
+_COMMON = ("epsilon", "accounting", "delta", "confidence", "repetitions", "sampling_rate")
+# What a lower bound is printed with: our smallest upper bound for any score, or the paper's.
+_UPPER = {results.VALID: "tight", results.UNCORRECTED: "renyi"}
+_CANARIES = ("input", "dirac")
+_RECORDS = ("MNIST", "SVHN", "CIFAR10")  # z of the first three rows of every threat model
+_PANELS_IN_A_ROW = 3
+_SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A finished audit.
+
+    Attributes:
+        folder: where its summary lies.
+        runs: the folder of the runs it judged; audits that share it are correlated.
+        report: what it found.
+    """
+
+    folder: Path
+    runs: Path
+    report: Report
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The settings that the results depend on."""
+        return self.report.config
+
+    @property
+    def row(self) -> tuple[str, str, str]:
+        """Its row of table 2: threat model, X and z."""
+        return results.row_of_table(self.config)
+
+    @property
+    def group(self) -> tuple[int, int, str]:
+        """Its threat model and kind of canary, in the order of table 2."""
+        canary = self.config["canary"]
+        return THREATS.index(self.config["threat"]), _rank(canary, _CANARIES), canary
+
+    @property
+    def column(self) -> int:
+        """Its column in the paper's figures."""
+        dataset = self.config["dataset"]
+        return _rank(dataset if self.row[1] == "empty" else FOREIGN[dataset], _RECORDS)
+
+
+def _rank(name: str, order: Sequence[str]) -> int:
+    return order.index(name) if name in order else len(order)
+
+
+def read(folders: Sequence[str | Path]) -> list[Audit]:
+    """Reads finished audits, in the order of table 2.
+
+    Args:
+        folders: folders of `audit.run`. One of shared runs stands for all of its threat models,
+            which may also be named one by one. Files are passed over: a shell finds the preset
+            `runs/ntnv1.toml` where it looks for the folder `runs/ntnv1`.
+
+    Raises:
+        ValueError: a folder without a finished audit, or audits that cannot share a table.
+    """
+    paths = [path for path in map(Path, folders) if not path.is_file()]
+    found = {audit.folder: audit for path in paths for audit in _audits(path)}
+    if not found:
+        raise ValueError("folders must hold finished audits, got none")
+    audits = sorted(found.values(), key=lambda audit: (audit.group, audit.column))
+    check_comparable([audit.config for audit in audits])
+    return audits
+
+
+def _audits(path: Path) -> Iterator[Audit]:
+    folders = [path]
+    if begun(path) and not (path / _SUMMARY).exists():
+        try:
+            settings, _ = read_settings(path)
+            views = AuditConfig.from_mapping({**settings, "out": str(path)}).views
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"folders must hold finished audits, got {str(path)!r}: {error}"
+            ) from error
+        folders = [Path(view.out) for view in views]
+    for folder in folders:
+        report = summary.read(folder / _SUMMARY)
+        _check_settings(folder, report)
+        runs = (at for at in (folder, folder.parent) if begun(at))
+        yield Audit(folder, next(runs, folder), report)
+
+
+def _check_settings(folder: Path, report: Report) -> None:
+    """Raises ValueError where the settings of a summary are not an audit's."""
+    try:
+        config = AuditConfig.from_mapping(report.config)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"folders must hold finished audits, got {str(folder)!r}: {error}"
+        ) from error
+    lacking = sorted(config.identity.keys() - report.config.keys())
+    if lacking or len(config.views) > 1:
+        why = f"no setting {lacking[0]}" if lacking else "settings of several views"
+        raise ValueError(f"folders must hold finished audits, got {str(folder)!r} with {why}")
+
+
+def check_comparable(configs: Sequence[Mapping[str, Any]]) -> None:
+    """Checks that audits can share a table: their eps_B, eps_L and eps_U mean the same.
+
+    Args:
+        configs: the settings of every audit, as in `AuditConfig.identity`.
+
+    Raises:
+        ValueError: a setting that must be the same differs.
+    """
+    sampled = any(config["sampling_rate"] != 1.0 for config in configs)
+    for name in (*_COMMON, *(["steps"] if sampled else [])):
+        values = list(dict.fromkeys(str(config[name]) for config in configs))
+        if len(values) > 1:
+            raise ValueError(
+                f"{name} must be the same in audits that share a table, got {' and '.join(values)}"
+            )
+
+
+def table_of_bounds(audits: Sequence[Audit]) -> pd.DataFrame:
+    """eps_L of every audit, with eps_B and eps_U (the paper's table 3).
+
+    Every eps_L is given by two claims: the recommended bound, valid for any score, with eps_U of
+    the tight bound; and the paper's protocol, which is no bound, with the paper's eps_U. It is from
+    the games of all repeats together; min, mean and max are over single repeats, and their mean is
+    what the paper prints.
+
+    Returns:
+        One row per audit, budget, claim and proxy.
+    """
+    rows = []
+    for audit in audits:
+        threat, training_set, canary = audit.row
+        for result, (key, claim, proxies) in itertools.product(
+            audit.report.results, audit.report.highlights
+        ):
+            if claim not in _UPPER:
+                continue
+            upper = result.upper_bounds[_UPPER[claim]]
+            for proxy in proxies:
+                lower = result.lower_bounds[proxy][key]
+                rows.append(
+                    {
+                        "folder": audit.folder.as_posix(),
+                        "threat": threat,
+                        "training_set": training_set,
+                        "canary": canary,
+                        "score": result.score,
+                        "epsilon_base": result.epsilon_base,
+                        "claim": claim,
+                        "key": key,
+                        "proxy": proxy,
+                        "epsilon_lower": lower.epsilon,
+                        "min": lower.min,
+                        "mean": lower.mean,
+                        "max": lower.max,
+                        "upper_bound": upper.name,
+                        "epsilon_upper": upper.epsilon,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def to_text(audits: Sequence[Audit]) -> str:
+    """The tables as the terminal shows them, one per kind of canary, and what they need."""
+    blocks = []
+    for title, heads, body in _tables(audits):
+        height = max(map(len, heads))
+        lines = [[""] * (height - len(head)) + list(head) for head in heads]
+        rows = [*zip(*lines, strict=True), *body]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines_of_rows = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
+        blocks.append("\n".join([title, *lines_of_rows]))
+    return "\n\n".join([*blocks, "\n".join(_notes(audits))])
+
+
+def to_markdown(audits: Sequence[Audit]) -> str:
+    """The same tables and notes as Markdown."""
+    blocks = []
+    for title, heads, body in _tables(audits):
+        rows = [["<br>".join(head) for head in heads], ["---:"] * len(heads), *body]
+        blocks.append("\n".join([title, "", *(f"| {' | '.join(row)} |" for row in rows)]))
+    return "\n\n".join([*blocks, "\n".join(f"- {note}" for note in _notes(audits))]) + "\n"
+
+
+def _tables(
+    audits: Sequence[Audit],
+) -> Iterator[tuple[str, list[Sequence[str]], list[Sequence[str]]]]:
+    """Title, heads of the columns (each of several lines) and body of each table."""
+    table = table_of_bounds(audits)
+    names = _names(audits)
+    titles = {"input": "an input canary", "dirac": "the Dirac canary"}
+    for group in _by_canary(audits):
+        canary = group[0].config["canary"]
+        folders = [audit.folder for audit in group]
+        heads: list[Sequence[str]] = [("eps_B",), ("claim",), ("eps_U",), ("proxy",)]
+        heads += [names[folder] for folder in folders]
+        body: list[Sequence[str]] = []
+        for (base, claim, proxy), rows in table.groupby(
+            ["epsilon_base", "claim", "proxy"], sort=False
+        ):
+            lower = rows.set_index("folder")["epsilon_lower"]
+            upper = rows["epsilon_upper"].iloc[0]
+            cells = [rounded_down(lower[folder.as_posix()], 2) for folder in folders]
+            body.append([f"{base:g}", str(claim), _number(upper), str(proxy), *cells])
+        title = f"eps_L with {titles.get(canary, canary)}: threat model, X, z, score"
+        yield title, heads, body
+
+
+def _number(epsilon: float | None) -> str:
+    return "-" if epsilon is None or pd.isna(epsilon) else rounded_up(epsilon, 2)
+
+
+def _names(audits: Sequence[Audit]) -> dict[Path, tuple[str, ...]]:
+    """Row of table 2 and score of every audit, and its folder where several have the same."""
+    rows = {audit.folder: (*audit.row, str(audit.config["score"])) for audit in audits}
+    counts = Counter(rows.values())
+    return {
+        folder: (*row, *([folder.as_posix()] if counts[row] > 1 else []))
+        for folder, row in rows.items()
+    }
+
+
+def _notes(audits: Sequence[Audit]) -> Iterator[str]:
+    config, report = audits[0].config, audits[0].report
+    bound, uppers = report.reported(0), report.results[0].upper_bounds
+    valid, paper = (uppers[_UPPER[claim]] for claim in (results.VALID, results.UNCORRECTED))
+    yield "Cells: eps_L from the games of all repeats together."
+    yield (
+        f"{results.VALID}: {report.recommended.key}, with {100 * config['confidence']:g} % "
+        f"confidence, {bound.assumes}; eps_U: {valid.name}, {valid.assumes}"
+    )
+    yield (
+        f"{results.UNCORRECTED}: {results.PAPER_PROTOCOL}, no bound; eps_U: {paper.name}, "
+        f"{paper.assumes}"
+    )
+    yield f"delta {config['delta']:g}, K ~ {config['repetitions']}, {_settings(audits)}"
+    for audit in audits:
+        if any(result.contradictions for result in audit.report.results):
+            yield (
+                f"WARNING: CONTRADICTION in {audit.folder.as_posix()}: a valid eps_L is above a "
+                "valid eps_U"
+            )
+    names = _names(audits)
+    for runs, count in Counter(audit.runs for audit in audits).items():
+        if count > 1:
+            shared = [" ".join(names[audit.folder]) for audit in audits if audit.runs == runs]
+            yield f"On the same runs, so correlated: {', '.join(shared)}"
+
+
+def _settings(audits: Sequence[Audit]) -> str:
+    """How large the audits were, with "or" where they differ."""
+    trained = [audit for audit in audits if audit.row[1] != "empty"]
+
+    def values(name: str) -> str:
+        return _or(audit.config[name] for audit in audits)
+
+    used = _or(audit.report.records.training for audit in trained)
+    records = f", {used} training records" if trained else ""
+    played = f"{values('trials')} trials x {values('repeats')}"
+    return f"{played}, {values('steps')} steps{records}"
+
+
+def _or(values: Iterable[int]) -> str:
+    return " or ".join(map(str, sorted(set(values))))
+
+
+def draw(audits: Sequence[Audit]) -> Figure:
+    """Draws the paper's figures 1 to 4: a panel per audit, in rows by threat model and canary."""
+    names = _names(audits)
+    grid = []
+    for row in _rows(audits):
+        grid.append([(_title(*names[audit.folder]), audit.report) for audit in row])
+    return pictures.draw_grid(grid, f"K ~ {audits[0].config['repetitions']}, {_settings(audits)}")
+
+
+def _rows(audits: Sequence[Audit]) -> list[list[Audit]]:
+    """Rows of panels, one per kind of canary, or per threat model and kind where those are long."""
+    width = _PANELS_IN_A_ROW
+    if len(audits) <= width:
+        return [list(audits)]
+    rows = _by_canary(audits)
+    if max(map(len, rows)) > width:
+        rows = [list(row) for _, row in itertools.groupby(audits, lambda audit: audit.group)]
+    return [row[at : at + width] for row in rows for at in range(0, len(row), width)]
+
+
+def _by_canary(audits: Sequence[Audit]) -> list[list[Audit]]:
+    """The audits of each kind of canary, input canaries first."""
+    ordered = sorted(audits, key=lambda audit: audit.group[1:])
+    return [list(same) for _, same in itertools.groupby(ordered, lambda audit: audit.group[1:])]
+
+
+def _title(threat: str, training_set: str, canary: str, score: str, folder: str = "") -> str:
+    lines = [f"{threat}, X = {training_set}", f"z = {canary}, {score}", folder]
+    return "\n".join(filter(None, lines))
+
+
+def write(audits: Sequence[Audit], out: str | Path) -> None:
+    """Writes table.csv (tidy), table.md and figure.png.
+
+    Args:
+        audits: finished audits that can share a table.
+        out: the folder; made where it is absent.
+
+    Raises:
+        ValueError: the folder cannot be written.
+    """
+    folder = Path(out)
+    write_text(folder / "table.csv", tables.to_csv(table_of_bounds(audits)))
+    write_text(folder / "table.md", to_markdown(audits))
+    pictures.save(draw(audits), folder / "figure.png")

@@ -1,0 +1,131 @@
+"""A report as the terminal shows it."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from audit.report.results import Report, row_of_table
+
+
+def to_text(report: Report) -> str:
+    """The table that the command prints."""
+    config = report.config
+    threat, training_set, canary = row_of_table(config)
+    lines = [
+        f"{threat}, X = {training_set}, z = {canary}, score {config['score']}, "
+        f"repetitions {config['repetitions']}, delta {config['delta']:g}, "
+        f"{config['trials']} trials x {config['repeats']}",
+        f"engine {report.engine.name}: {report.engine.reason}",
+        *_records(report),
+        *_candidates(report.candidates),
+        *([report.precision.sensitivity] if report.precision else []),
+        "",
+        *_table(report),
+        "",
+        *_notes(report),
+        *_alarms(report),
+    ]
+    return "\n".join(lines)
+
+
+_TITLES = {"base": "one run", "base-renyi": "one run, by Renyi"}
+
+
+def rounded_down(value: float, digits: int = 3) -> str:
+    """A lower bound as text, never above it."""
+    return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"
+
+
+def rounded_up(value: float, digits: int = 3) -> str:
+    """An upper bound as text, never below it but by the tenth digit, which calibration leaves."""
+    return f"{math.ceil(value * 10**digits * (1.0 - 1e-10)) / 10**digits:.{digits}f}"
+
+
+def _row(name: str, cells: Sequence[str]) -> str:
+    return f"{name:34}" + "".join(f"{cell:>24}" for cell in cells)
+
+
+def _records(report: Report) -> Iterator[str]:
+    used, config = report.records, report.config
+    if used.training or used.validation:
+        asked = [
+            f"{count:,} {name} records" + (f" of {most:,} asked for" if count < most else "")
+            for name, count, most in (
+                ("training", used.training, config["train_size"]),
+                ("validation", used.validation, config["validation_size"]),
+            )
+        ]
+        yield ", ".join(asked)
+
+
+def _candidates(candidates: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """A line about the grid, where there is more than one point of it."""
+    if len(candidates) > 1:
+        values = {
+            name: dict.fromkeys(point[name] for point in candidates) for name in candidates[0]
+        }
+        axes = [f"{name} {', '.join(f'{v:g}' for v in of)}" for name, of in values.items()]
+        yield f"{len(candidates)} candidates: {'; '.join(axes)}"
+
+
+def _table(report: Report) -> Iterator[str]:
+    yield _row("", [f"eps_B = {result.epsilon_base:g}" for result in report.results])
+    for number, (key, _, proxies) in enumerate(report.highlights, 1):
+        for proxy in proxies:
+            bounds = [result.lower_bounds[proxy][key] for result in report.results]
+            cells = [
+                "{} [{}, {}]".format(*map(rounded_down, (b.epsilon, b.min, b.max))) for b in bounds
+            ]
+            mark = (
+                " *" if (proxy, key) == (report.recommended.proxy, report.recommended.key) else ""
+            )
+            yield _row(f"eps_L from {proxy} ({number}){mark}", cells)
+    for name in report.results[0].upper_bounds:
+        upper = [result.upper_bounds[name] for result in report.results]
+        known = [bound for bound in upper if bound.epsilon is not None]
+        if known:
+            cells = ["-" if b.epsilon is None else _number(b.epsilon, b.label) for b in upper]
+            label = "" if known[0].label in ("valid", "one run") else f"{known[0].label}: "
+            title = _TITLES.get(name, name)
+            yield f"{_row(title, cells)}  {label}{known[0].assumes}"
+
+
+def _number(epsilon: float, label: str) -> str:
+    return rounded_down(epsilon) if label == "attained" else rounded_up(epsilon)
+
+
+def _notes(report: Report) -> Iterator[str]:
+    yield (
+        "Cells of eps_L: from the games of all repeats together [smallest, largest of one repeat]; "
+        "* is the number to report."
+    )
+    if "lambda_c" in report.proxies:
+        yield "lambda_c: the likelihood ratio of a run with sampled batches, X put aside."
+    for number, (key, _, proxies) in enumerate(report.highlights, 1):
+        bound = report.results[0].lower_bounds[proxies[0]][key]
+        confidence = f"{100 * bound.confidence:g} % confidence" if bound.valid else "no claim"
+        yield f"({number}) {key}, {confidence}: {bound.assumes if bound.valid else bound.label}"
+    diverged = sum(result.diverged_runs for result in report.results)
+    if diverged:
+        runs = sum(result.runs for result in report.results)
+        yield (
+            f"{diverged} of {runs} runs diverged (weights or score not finite); they were never "
+            "chosen."
+        )
+
+
+def _alarms(report: Report) -> Iterator[str]:
+    """Loud lines where a valid lower bound lies above a valid upper bound."""
+    for result in report.results:
+        for found in sorted(result.contradictions, key=lambda each: -each.lower)[:1]:
+            sure = any(each.beyond_chance for each in result.contradictions)
+            share = 100 * (1 - report.config["confidence"])
+            why = (
+                "chance does not explain it: a claim, or the training, is wrong"
+                if sure
+                else f"each lower bound errs in {share:.3g} % of audits, so it may be chance"
+            )
+            yield (
+                f"WARNING: CONTRADICTION at eps_B = {result.epsilon_base:g}: eps_L = "
+                f"{found.lower:.3f} ({found.key} from {found.proxy}) is above eps_U = "
+                f"{found.upper:.3f} ({found.upper_bound}), both called valid; {why}."
+            )
