@@ -10,7 +10,7 @@ from audit.accounting.calibration import (
     mean_inclusion_mu,
     noise_multiplier_for,
 )
-from audit.accounting.combinations import AnyOf, Composition
+from audit.accounting.combinations import AnyOf, Composition, OneOf
 from audit.accounting.composition import compose
 from audit.accounting.conversion import (
     Unreachable,
@@ -31,6 +31,7 @@ from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import DominatingPair, LossPair
 from audit.accounting.parsing import parse, read_curve
+from audit.accounting.plain import from_plain, to_plain
 from audit.accounting.recorded import from_opacus
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "LaplaceMechanism",
     "LossPair",
     "Mechanism",
+    "OneOf",
     "PrivacyProfile",
     "PureDp",
     "RandomisedResponse",
@@ -56,6 +58,7 @@ __all__ = [
     "calibrate_noise_multiplier",
     "compose",
     "from_opacus",
+    "from_plain",
     "gdp_limit_mu",
     "mean_inclusion_mu",
     "noise_multiplier_for",
@@ -64,6 +67,7 @@ __all__ = [
     "read_curve",
     "renyi_to_epsilon",
     "solve_epsilon",
+    "to_plain",
     "tuning_epsilon",
 ]
 

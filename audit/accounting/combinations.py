@@ -93,6 +93,67 @@ class AnyOf(Mechanism):
         return "any of: " + "; ".join(one.description for one in self.candidates)
 
 
+@dataclass(frozen=True)
+class OneOf(Mechanism):
+    """One of several mechanisms, drawn with known chances; which one it was is released.
+
+    Its profile is the mean of the single ones, not the largest: the law of (which, output) is a
+    mixture with the same chances on either data set.
+
+    Attributes:
+        candidates: the mechanisms.
+        chances: probabilities that sum to 1, one a mechanism.
+    """
+
+    candidates: tuple[Mechanism, ...]
+    chances: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        found = _mechanisms("candidates", self.candidates)
+        chances = tuple(
+            checks.interval("chances", one, 0.0, 1.0, closed_high=True) for one in self.chances
+        )
+        if len(chances) != len(found) or abs(math.fsum(chances) - 1.0) > 1e-9:
+            raise ValueError(
+                f"chances must be {len(found)} probabilities that sum to 1, got {self.chances!r}"
+            )
+        checks.keep(self, candidates=found, chances=chances)
+
+    def renyi(self, alpha: ArrayLike) -> Array:
+        orders = np.asarray(alpha, dtype=np.float64)
+        logs = [
+            math.log(chance) + (orders - 1.0) * one.renyi(orders)
+            for one, chance in zip(self.candidates, self.chances, strict=True)
+        ]
+        return np.asarray(np.logaddexp.reduce(logs, axis=0) / (orders - 1.0))
+
+    def delta(self, epsilon: ArrayLike) -> Array:
+        epsilons = np.asarray(epsilon, dtype=np.float64)
+        # Each direction is a mixture of its own.
+        sides = [
+            np.sum([chance * one.profile(epsilons) for one, chance in side], axis=0)
+            for side in (self._side(0), self._side(-1))
+        ]
+        return np.max(sides, axis=0)
+
+    def _side(self, place: int) -> list[tuple[DominatingPair, float]]:
+        pairs = (one.pairs[place] for one in self.candidates)
+        return list(zip(pairs, self.chances, strict=True))
+
+    @cached_property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        epsilons = self.profile_grid()
+        return (pair_of_profile(epsilons, self.delta(epsilons)),)
+
+    @property
+    def description(self) -> str:
+        each = (
+            f"with chance {chance:.4g}: {one.description}"
+            for one, chance in zip(self.candidates, self.chances, strict=True)
+        )
+        return "one of, drawn at random: " + "; ".join(each)
+
+
 def _mechanisms(name: str, several: Iterable[Mechanism]) -> tuple[Mechanism, ...]:
     found = tuple(several) if isinstance(several, Iterable) else (several,)
     if not found:

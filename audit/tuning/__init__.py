@@ -1,5 +1,27 @@
-"""The protocols that choose a best run."""
+"""Protocols at work: on lanes for the game, and live. Importing this does not import torch.
 
+Live, `Study` tunes: its user trains, it draws and chooses, and what it releases keeps the budget.
+"""
+
+from audit.tuning.outcome import Best, Inadmissible, Outcome, Private, Trial, Void
 from audit.tuning.random_search import Winners, best_of_runs
+from audit.tuning.space import Choice, Dimension, LogUniform, Space, Uniform, Whole
+from audit.tuning.study import Study
 
-__all__ = ["Winners", "best_of_runs"]
+__all__ = [
+    "Best",
+    "Choice",
+    "Dimension",
+    "Inadmissible",
+    "LogUniform",
+    "Outcome",
+    "Private",
+    "Space",
+    "Study",
+    "Trial",
+    "Uniform",
+    "Void",
+    "Whole",
+    "Winners",
+    "best_of_runs",
+]

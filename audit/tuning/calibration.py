@@ -1,0 +1,80 @@
+"""How little noise keeps the budget of a whole tuning, for any protocol."""
+
+import math
+from collections.abc import Callable
+
+from audit import checks
+from audit.accounting import DpSgd, Mechanism, Unreachable
+from audit.numerics import last_kept
+from audit.protocols import Protocol, RandomSearch
+from audit.upper_bounds import cost, solve_noise_multiplier
+from audit.upper_bounds.registry import find, row
+
+__all__ = ["noise_multiplier_for"]
+
+_TOLERANCE = 1e-4  # of the noise, which is rounded up by less
+_LEAST, _MOST = 0.06, 1e6
+
+
+def noise_multiplier_for(
+    base_of: Callable[[float], Mechanism], protocol: Protocol, epsilon: float, delta: float
+) -> float:
+    """The least noise multiplier at which the whole tuning is (epsilon, delta)-DP.
+
+    Any bound that holds for any score keeps the budget; the one that is smallest near the target is
+    followed to the root.
+
+    Args:
+        base_of: one run, given its noise multiplier; the more noise, the more private.
+        protocol: how the best run is chosen.
+        epsilon: allowed for the tuning, > 0.
+        delta: in (0, 1).
+
+    Returns:
+        The noise multiplier, rounded up by less than 1e-4 of itself.
+
+    Raises:
+        ValueError: no noise keeps the budget: something that it does not reach spends it already.
+    """
+    checks.interval("epsilon", epsilon, 0.0, 1e4)
+    one = base_of(1.0)
+    if isinstance(one, DpSgd) and isinstance(protocol, RandomSearch):
+        return solve_noise_multiplier(
+            epsilon, protocol.repetitions, delta, one.steps, one.sampling_rate, one.neighbours
+        )
+
+    # For random search the bound that is followed all but equals the smallest, and is faster.
+    quick = ["region"] if isinstance(protocol, RandomSearch) else []
+    names = list(quick)
+
+    def excess(noise: float) -> float:
+        try:
+            base = base_of(noise)
+            if not names:
+                names.append(cost(base, protocol, delta).name)
+            found = row(find(names[0], type(protocol)), base, protocol, delta).epsilon
+        except (Unreachable, ValueError):
+            return math.inf  # so little noise that the accounting does not reach it
+        return math.inf if found is None else math.log(max(found, 1e-300) / epsilon)
+
+    kept = 1.0
+    while excess(kept) > 0.0:
+        names[:] = quick
+        kept *= 2.0
+        if kept > _MOST:
+            cost(base_of(kept), protocol, delta)  # where no bound applies, that is the reason
+            raise ValueError(
+                f"epsilon must be one that some noise keeps with {protocol.spec}, got {epsilon!r}; "
+                "a private score may spend more than that alone"
+            )
+    missed = kept
+    while excess(missed) <= 0.0:
+        kept, missed = missed, 0.5 * missed
+        if missed < _LEAST:
+            return kept
+    # The bound that is best near the target is the one to follow.
+    names[:] = quick or [cost(base_of(kept), protocol, delta).name]
+    minus_log = last_kept(
+        lambda x: excess(math.exp(-x)), -math.log(kept), -math.log(missed), _TOLERANCE
+    )
+    return math.exp(-minus_log)

@@ -1,0 +1,190 @@
+"""What one run is told, what it gives back, and what the whole study releases."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from audit import checks
+from audit.accounting import AnyOf, Composition, DpSgd, GaussianMechanism, Mechanism, from_opacus
+from audit.tuning.space import Candidate
+
+__all__ = ["Best", "Inadmissible", "Outcome", "Private", "Trial", "Void"]
+
+# How far a recorded noise or rate may be off by rounding alone.
+_ROUNDING = 1e-9
+
+
+class Inadmissible(ValueError):
+    """A run was not the mechanism that the study accounts for; the message names what was not."""
+
+
+class Void(RuntimeError):
+    """The study is over without a release: something was not as the guarantee needs it."""
+
+
+@dataclass(frozen=True)
+class Private:
+    """The score reads private records, and noise is added to it.
+
+    `train` returns the statistic without noise; the study adds N(0, noise_std^2) to it, and nothing
+    else is known of it. A score without noise on private records has no guarantee at all.
+
+    Attributes:
+        noise_std: standard deviation of the noise, > 0, in units of the score.
+        sensitivity: how far one record of a neighbouring data set can move the score, > 0.
+        disjoint: whether the records scored on are none of those trained on. A record is then in
+            one or the other, and a run costs what the worse of the two does; else both compose.
+    """
+
+    noise_std: float
+    sensitivity: float
+    disjoint: bool = True
+
+    def __post_init__(self) -> None:
+        try:
+            std = checks.interval("noise_std", self.noise_std, 0.0)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}: a score with no noise on private records has no guarantee"
+            ) from None
+        checks.keep(
+            self, noise_std=std, sensitivity=checks.interval("sensitivity", self.sensitivity, 0.0)
+        )
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What one noisy score costs."""
+        return GaussianMechanism(self.sensitivity / self.noise_std)
+
+    def with_training(self, training: Mechanism) -> Mechanism:
+        """What one run costs, training and noisy score."""
+        if self.disjoint:
+            return AnyOf((training, self.mechanism))
+        return Composition((training, self.mechanism))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `train` returns of one run.
+
+    Attributes:
+        score: higher is better; a run whose score is not a finite number loses.
+        model: what is released if the run wins: any output of the private mechanism.
+    """
+
+    score: float
+    model: Any = None
+
+    def __post_init__(self) -> None:
+        try:
+            number = float(self.score)
+        except (TypeError, ValueError):
+            # What came is an output of a run: only its type is told.
+            came = type(self.score).__name__
+            raise Inadmissible(f"score must be a number, got a {came}") from None
+        object.__setattr__(self, "score", number)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the run can not win."""
+        return not math.isfinite(self.score)
+
+
+@dataclass(frozen=True)
+class Best:
+    """What a study releases: the best run, or that there was none.
+
+    Attributes:
+        candidate: its hyper-parameters; None where no run was drawn, or every run lost.
+        score: its score.
+        model: what `train` returned with it.
+    """
+
+    candidate: Candidate | None = None
+    score: float | None = None
+    model: Any = None
+
+
+@dataclass
+class Trial:
+    """What `train` is told of one run.
+
+    Attributes:
+        candidate: the hyper-parameters drawn.
+        base: the private mechanism that the run must be, or be more private than.
+        seed: for whatever of the run is to be drawn; secret, as everything is that follows from it.
+        checked: what `check` has seen of this run.
+    """
+
+    candidate: Candidate
+    base: Mechanism
+    seed: int
+    checked: set[str] = field(default_factory=set)
+
+    def _of_dp_sgd(self, name: str) -> Any:
+        if not isinstance(self.base, DpSgd):
+            raise AttributeError(f"{name} is known where the base is DP-SGD, got {self.base!r}")
+        return getattr(self.base, name)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise standard deviation of every step, in clipping norms."""
+        return float(self._of_dp_sgd("noise_multiplier"))
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run may take."""
+        return int(self._of_dp_sgd("steps"))
+
+    @property
+    def sampling_rate(self) -> float:
+        """Chance of a record to be in a batch."""
+        return float(self._of_dp_sgd("sampling_rate"))
+
+    def check(self, accountant: Any, data_loader: Any = None) -> None:
+        """Checks that the run was what the study accounts for; call it after training.
+
+        Args:
+            accountant: the Opacus accountant of the run, or its PrivacyEngine.
+            data_loader: what the batches came from, to check that they were Poisson sampled; an
+                accountant does not know. Only `DPDataLoader` is known to.
+
+        Raises:
+            Inadmissible: more steps, less noise, a higher sampling rate, or batches that were not
+                Poisson sampled. It ends the study without a release.
+                The same if what came is no accountant of one run, or the base not DP-SGD.
+        """
+        if not isinstance(self.base, DpSgd):
+            raise Inadmissible(f"base must be DP-SGD to be checked, got {self.base.description}")
+        try:
+            recorded = from_opacus(accountant, self.base.neighbours)
+        except ValueError as error:
+            raise Inadmissible(str(error)) from error
+        parts = recorded.parts if isinstance(recorded, Composition) else (recorded,)
+        phases = [part for part in parts if isinstance(part, DpSgd)]
+        steps = sum(phase.steps for phase in phases)
+        noise = min(phase.noise_multiplier for phase in phases)
+        rate = max(phase.sampling_rate for phase in phases)
+        for name, came, allowed, side in (
+            ("steps", steps, self.base.steps, 1.0),
+            ("noise_multiplier", noise, self.base.noise_multiplier, -1.0),
+            ("sampling_rate", rate, self.base.sampling_rate, 1.0),
+        ):
+            if side * came > side * allowed * (1.0 + side * _ROUNDING):
+                word = "at most" if side > 0 else "at least"
+                raise Inadmissible(f"{name} must be {word} {allowed!r} in a run, got {came!r}")
+        self.checked |= {"steps", "noise_multiplier", "sampling_rate"}
+        if self.base.sampling_rate < 1.0 and data_loader is not None:
+            sampler = type(getattr(data_loader, "batch_sampler", None)).__name__
+            if "UniformWithReplacementSampler" not in sampler:
+                raise Inadmissible(
+                    "data_loader must sample batches by Poisson sampling, as Opacus' DPDataLoader "
+                    f"does, got {type(data_loader).__name__} with {sampler}"
+                )
+            sampled = getattr(data_loader.batch_sampler, "sample_rate", math.nan)
+            if not sampled <= self.base.sampling_rate * (1.0 + _ROUNDING):
+                raise Inadmissible(
+                    f"data_loader must sample at a rate of at most {self.base.sampling_rate!r}, "
+                    f"got {sampled!r}"
+                )
+            self.checked.add("poisson_sampling")

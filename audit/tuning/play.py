@@ -1,0 +1,323 @@
+"""One study, played: K, candidates and seeds from one key, the best run kept, nothing shown.
+
+All draws follow from the key and the scores so far; so whoever is killed and starts again makes the
+same ones. Of equal scores the first run wins, in whatever order they end.
+"""
+
+import contextlib
+import hashlib
+import logging
+import math
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.accounting import Mechanism
+from audit.protocols import Adaptive, Grid, Protocol, RandomSearch, RandomStopping, UntilAccepted
+from audit.tuning.journal import Memory, Record
+from audit.tuning.outcome import Best, Inadmissible, Outcome, Private, Trial, Void
+from audit.tuning.samplers import Ended, Point, next_point
+from audit.tuning.space import Space
+
+__all__ = ["LIVE", "Plan", "Played", "play"]
+
+Train = Callable[[Trial], Outcome]
+Accept = Callable[[Outcome], bool]
+
+LIVE: tuple[type[Protocol], ...] = (RandomSearch, Grid, Adaptive, UntilAccepted, RandomStopping)
+"""The protocols that a study can run."""
+
+_LOOKS_BACK = (Adaptive, UntilAccepted, RandomStopping)
+# What is drawn from the key; each has its own stream for every run.
+_RUNS, _CANDIDATE, _SEED, _SCORE, _STOP = range(5)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a study does, settled before anything runs.
+
+    Attributes:
+        protocol: how runs are chosen.
+        space: of candidates.
+        base_of: the mechanism that a run with a candidate must be.
+        private: the noise of the score; None where it reads public records only.
+    """
+
+    protocol: Protocol
+    space: Space
+    base_of: Callable[[Mapping[str, Any]], Mechanism]
+    private: Private | None = None
+
+    def rng(self, key: int, stream: int, index: int = 0) -> np.random.Generator:
+        """The source of one draw."""
+        return np.random.default_rng(np.random.SeedSequence(key, spawn_key=(stream, index)))
+
+    def runs(self, key: int) -> list[int] | None:
+        """The indices of all runs; None where what comes out decides how many there are."""
+        rng = self.rng(key, _RUNS)
+        if isinstance(self.protocol, Grid):
+            drawn = rng.random(self.protocol.candidates) < self.protocol.inclusion
+            return [int(index) for index in np.flatnonzero(drawn)]
+        if isinstance(self.protocol, RandomSearch | Adaptive):
+            return list(range(int(self.protocol.repetitions.sample(rng, 1)[0])))
+        return None
+
+    def point(self, key: int, index: int, before: Sequence[Ended]) -> Point:
+        """The candidate of a run, as a point of the space."""
+        return next_point(
+            self.protocol, self.space, self.rng(key, _CANDIDATE, index), index, before
+        )
+
+    def trial(self, key: int, index: int, point: Point) -> Trial:
+        """What `train` is told of a run."""
+        candidate = self.space.at(point)
+        seed = int(self.rng(key, _SEED, index).integers(0, 2**63))
+        return Trial(candidate, self.base_of(candidate), seed)
+
+    def noise(self, key: int, index: int) -> float:
+        """What is added to a run's score."""
+        if self.private is None:
+            return 0.0
+        return float(self.rng(key, _SCORE, index).normal(0.0, self.private.noise_std))
+
+    def stops(self, key: int, index: int) -> bool:
+        """Whether to give up after a run that was not accepted."""
+        stop = self.protocol.stop if isinstance(self.protocol, RandomStopping) else 0.0
+        return bool(self.rng(key, _STOP, index).random() < stop)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of a study.
+
+    Attributes:
+        best: what is released.
+        checked: what `Trial.check` saw in every run that could win.
+    """
+
+    best: Best
+    checked: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    record: Record
+    model: Any = None
+    void: str = ""
+
+
+def play(
+    plan: Plan,
+    key: int,
+    runs: Sequence[int] | None,
+    train: Train,
+    memory: Memory,
+    *,
+    accept: Accept | None = None,
+    jobs: int = 1,
+    save: Callable[[Any, Path], None] | None = None,
+    load: Callable[[Path], Any] | None = None,
+) -> Played:
+    """Goes on with a study from where its memory ends, to its end.
+
+    Args:
+        plan: what is done.
+        key: what all draws follow from.
+        runs: the indices of all runs; None where what comes out decides.
+        train: one run.
+        memory: what was done, and where it is kept.
+        accept: which outcome is good enough, where the protocol runs until one is.
+        jobs: how many runs at a time.
+        save: writes a model to a path; without it the winner of an interrupted study is trained
+            once more from its own seed.
+        load: reads it again.
+
+    Raises:
+        Void: a run was not what the study accounts for, or the winner does not come out the same.
+    """
+    if runs is None and accept is None:
+        raise ValueError(
+            f"accept must be given with protocol {plan.protocol.spec}: a function of an outcome"
+        )
+    if jobs != 1 and isinstance(plan.protocol, _LOOKS_BACK):
+        raise ValueError(f"jobs must be 1 with protocol {plan.protocol.spec}, got {jobs!r}")
+    done = {record.index: record for record in memory.records()}
+    can_win = [one for one in done.values() if _can_win(one, runs is None)]
+    winner = max(can_win, key=_rank, default=None)
+    models: dict[int, Any] = {}
+
+    def admit(found: _Attempt) -> None:
+        nonlocal winner
+        if found.void:
+            raise Void(found.void)
+        record = found.record
+        ahead = _can_win(record, runs is None) and (winner is None or _rank(record) > _rank(winner))
+        folder = memory.folder if save is not None else None
+        if ahead and save is not None and folder is not None:
+            _save(save, found.model, _path(folder, record.index))
+        memory.add(record)
+        done[record.index] = record
+        if ahead:
+            # The model before goes only now that whoever starts again knows of this one.
+            if folder is not None and winner is not None:
+                _path(folder, winner.index).unlink(missing_ok=True)
+            winner = record
+            models.clear()
+            models[record.index] = found.model
+
+    def attempt(index: int, point: Point) -> _Attempt:
+        trial = plan.trial(key, index, point)
+        return _attempted(train, trial, index, point, plan.noise(key, index), accept)
+
+    if runs is None:
+        index = 0
+        while True:
+            if index not in done:
+                admit(attempt(index, plan.point(key, index, ())))
+            if done[index].accepted or plan.stops(key, index):
+                break
+            index += 1
+    elif isinstance(plan.protocol, Adaptive):
+        for index in runs:
+            if index not in done:
+                ended = [done[before] for before in runs if before < index]
+                admit(attempt(index, plan.point(key, index, [_ended(one) for one in ended])))
+    else:
+        todo = [index for index in runs if index not in done]
+        for one in _all(attempt, [(i, plan.point(key, i, ())) for i in todo], jobs):
+            admit(one)
+
+    if winner is None:
+        return Played(Best())
+    model = models.get(winner.index)
+    if winner.index not in models:
+        path = None if memory.folder is None else _path(memory.folder, winner.index)
+        if load is not None and path is not None and path.exists():
+            model = load(path)
+        else:
+            again = attempt(winner.index, winner.point)
+            if again.record != winner or winner.model is None:
+                raise Void(
+                    "train must give the same run for the same trial.seed, or save and load be "
+                    "given: the winner was found by an earlier process and came out different now"
+                )
+            model = again.model
+    assert winner.score is not None
+    admitted = [frozenset(one.checked) for one in done.values() if one.score is not None]
+    return Played(
+        Best(plan.space.at(winner.point), winner.score, model),
+        frozenset.intersection(*admitted),
+    )
+
+
+def _can_win(record: Record, until_accepted: bool) -> bool:
+    return record.accepted if until_accepted else record.score is not None
+
+
+def _rank(record: Record) -> tuple[float, int]:
+    assert record.score is not None
+    return record.score, -record.index
+
+
+def _ended(record: Record) -> Ended:
+    return Ended(record.point, -math.inf if record.score is None else record.score)
+
+
+def _all(
+    attempt: Callable[[int, Point], _Attempt], todo: Sequence[tuple[int, Point]], jobs: int
+) -> Iterator[_Attempt]:
+    if jobs == 1:
+        yield from (attempt(*one) for one in todo)
+        return
+    from joblib import Parallel, delayed
+
+    # Processes, not threads: what a run prints is silenced in one process at a time.
+    workers = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered")
+    yield from workers(delayed(attempt)(*one) for one in todo)
+
+
+def _attempted(
+    train: Train, trial: Trial, index: int, point: Point, noise: float, accept: Accept | None
+) -> _Attempt:
+    """One run: whatever goes wrong in it counts, and loses; nothing of it is shown."""
+    lost = Record(index, point, None)
+    try:
+        with _silence():
+            outcome = train(trial)
+            if not isinstance(outcome, Outcome):
+                raise Inadmissible(
+                    f"train must return a tuning.Outcome, got a {type(outcome).__name__}"
+                )
+            score = outcome.score + noise
+            accepted = accept is not None and not outcome.lost
+            accepted = accepted and bool(accept(Outcome(score, outcome.model)))  # type: ignore[misc]
+    except Inadmissible as error:
+        return _Attempt(lost, void=str(error))
+    except (Exception, SystemExit):
+        return _Attempt(lost)
+    if not math.isfinite(score):
+        return _Attempt(lost)
+    record = Record(
+        index, point, score, _digest(outcome.model), tuple(sorted(trial.checked)), accepted
+    )
+    return _Attempt(record, outcome.model)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Nothing is printed or logged: what a run says would tell of the runs that lose."""
+    before = logging.root.manager.disable
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def _digest(model: Any) -> str | None:
+    """What a model is recognised by when it is trained again; None if it can not be."""
+    if model is None:
+        return ""
+    state = getattr(model, "state_dict", None)
+    try:
+        content = state() if callable(state) else model
+        if isinstance(content, Mapping):
+            content = [(str(name), _bytes(value)) for name, value in content.items()]
+        else:
+            content = _bytes(content)
+        return hashlib.sha256(pickle.dumps(content, protocol=4)).hexdigest()
+    except Exception:  # whatever a model of the user's own makes of it
+        return None
+
+
+def _bytes(value: Any) -> Any:
+    numpy = getattr(value, "numpy", None)
+    if callable(numpy):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        array: NDArray[Any] = value
+        return (str(array.dtype), array.shape, array.tobytes())
+    return value
+
+
+def _path(folder: Path, index: int) -> Path:
+    return folder / "models" / str(index)
+
+
+def _save(save: Callable[[Any, Path], None], model: Any, path: Path) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    draft = path.with_name(path.name + ".draft")
+    save(model, draft)
+    draft.chmod(0o600)
+    os.replace(draft, path)

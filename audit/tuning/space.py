@@ -1,0 +1,245 @@
+"""The space of candidates and the prior over it: what a run may draw its hyper-parameters from."""
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit import checks
+
+Array = NDArray[np.float64]
+Candidate = dict[str, Any]
+
+__all__ = ["Candidate", "Choice", "Dimension", "LogUniform", "Space", "Uniform", "Whole"]
+
+_MOST_CANDIDATES = 100_000
+
+
+class Dimension(ABC):
+    """One hyper-parameter and its prior, as a map from the unit interval."""
+
+    @abstractmethod
+    def at(self, u: float) -> Any:
+        """The value at u in [0, 1); the prior is the law of `at(U)` for a uniform U."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> str:
+        """The prior as text."""
+
+    def features(self, u: float) -> list[float]:
+        """What a model of the score sees of u."""
+        return [u]
+
+
+@dataclass(frozen=True)
+class Uniform(Dimension):
+    """Uniform between two numbers.
+
+    Attributes:
+        low: least value.
+        high: largest value, above `low`.
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        low = checks.interval("low", self.low)
+        checks.keep(self, low=low, high=checks.interval("high", self.high, low))
+
+    def at(self, u: float) -> float:
+        return min(self.low + u * (self.high - self.low), self.high)
+
+    @property
+    def spec(self) -> str:
+        return f"uniform in [{self.low!r}, {self.high!r}]"
+
+
+@dataclass(frozen=True)
+class LogUniform(Dimension):
+    """Uniform on the logarithmic scale.
+
+    Attributes:
+        low: least value, > 0.
+        high: largest value, above `low`.
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        low = checks.interval("low", self.low, 0.0)
+        checks.keep(self, low=low, high=checks.interval("high", self.high, low))
+
+    def at(self, u: float) -> float:
+        value = self.low * math.exp(u * math.log(self.high / self.low))
+        return min(max(value, self.low), self.high)
+
+    @property
+    def spec(self) -> str:
+        return f"log-uniform in [{self.low!r}, {self.high!r}]"
+
+
+@dataclass(frozen=True)
+class Whole(Dimension):
+    """Uniform among the whole numbers from `low` to `high`, both included.
+
+    Attributes:
+        low: least value.
+        high: largest value, at least `low`.
+    """
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        low = checks.whole("low", self.low, -(2**53))
+        checks.keep(self, low=low, high=checks.whole("high", self.high, low, 2**53))
+
+    def at(self, u: float) -> int:
+        return min(self.low + int(u * (self.high - self.low + 1)), self.high)
+
+    @property
+    def spec(self) -> str:
+        return f"uniform among the whole numbers {self.low}..{self.high}"
+
+
+@dataclass(frozen=True)
+class Choice(Dimension):
+    """Uniform among given values; a list in a space means this.
+
+    Attributes:
+        values: what may be drawn; a value given twice is twice as likely.
+    """
+
+    values: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        checks.keep(self, values=tuple(self.values))
+        if not self.values:
+            raise ValueError("values must be a list of at least one, got none")
+
+    def _index(self, u: float) -> int:
+        return min(int(u * len(self.values)), len(self.values) - 1)
+
+    def at(self, u: float) -> Any:
+        return self.values[self._index(u)]
+
+    def features(self, u: float) -> list[float]:
+        # No order among values is taken for granted.
+        return [float(place == self._index(u)) for place in range(len(self.values))]
+
+    @property
+    def spec(self) -> str:
+        return f"uniform among {list(self.values)!r}"
+
+
+@dataclass(frozen=True)
+class Space:
+    """Candidates as points of the unit cube, one coordinate a hyper-parameter, all independent.
+
+    Attributes:
+        dimensions: by name; empty names stand for a plain list of whole candidates.
+    """
+
+    dimensions: Mapping[str, Dimension]
+
+    @classmethod
+    def parse(cls, space: "Space | Mapping[str, Any] | Iterable[Mapping[str, Any]]") -> "Space":
+        """Reads a space as users write it.
+
+        Args:
+            space: a dimension or a list of values for every name; or a list of whole candidates,
+                each a mapping, among which the prior is uniform.
+
+        Raises:
+            ValueError: it is neither.
+
+        Example:
+            >>> Space.parse({"lr": Uniform(0.0, 2.0), "hidden": [16, 32]}).at((0.5, 0.9))
+            {'lr': 1.0, 'hidden': 32}
+        """
+        if isinstance(space, Space):
+            return space
+        if isinstance(space, Mapping):
+            if not space:
+                raise ValueError("space must name at least one hyper-parameter, got none")
+            return cls({str(name): _dimension(str(name), given) for name, given in space.items()})
+        candidates = list(space)
+        if not candidates or not all(isinstance(one, Mapping) for one in candidates):
+            raise ValueError(
+                "space must be a mapping from names to values, or a list of candidates, each a "
+                f"mapping, got {space!r}"
+            )
+        return cls({"": Choice(tuple(dict(one) for one in candidates))})
+
+    @property
+    def size(self) -> int | None:
+        """How many candidates there are; None where a hyper-parameter is continuous."""
+        counts = [_count(dimension) for dimension in self.dimensions.values()]
+        known = [count for count in counts if count is not None]
+        return math.prod(known) if len(known) == len(counts) else None
+
+    def at(self, point: Sequence[float]) -> Candidate:
+        """The candidate at a point of the unit cube [dimensions]."""
+        found: Candidate = {}
+        for (name, dimension), u in zip(self.dimensions.items(), point, strict=True):
+            value = dimension.at(u)
+            if name:
+                found[name] = value
+            else:
+                found |= value
+        return found
+
+    def draw(self, rng: np.random.Generator) -> tuple[float, ...]:
+        """A point drawn from the prior."""
+        return tuple(float(u) for u in rng.random(len(self.dimensions)))
+
+    def points(self) -> list[tuple[float, ...]]:
+        """One point for every candidate, in order.
+
+        Raises:
+            ValueError: there are infinitely many, or more than 100,000.
+        """
+        if self.size is None or self.size > _MOST_CANDIDATES:
+            raise ValueError(
+                "space must have finitely many candidates, at most "
+                f"{_MOST_CANDIDATES}, got {self.size or 'a continuous one'}"
+            )
+        counts = [_count(dimension) or 1 for dimension in self.dimensions.values()]
+        places = [[(i + 0.5) / count for i in range(count)] for count in counts]
+        return list(itertools.product(*places))
+
+    def features(self, point: Sequence[float]) -> Array:
+        """What a model of the score sees of a candidate, [features]."""
+        pairs = zip(self.dimensions.values(), point, strict=True)
+        return np.array([x for dimension, u in pairs for x in dimension.features(u)])
+
+    @property
+    def prior(self) -> dict[str, str]:
+        """The prior in words, by name."""
+        return {name or "candidate": one.spec for name, one in self.dimensions.items()}
+
+
+def _dimension(name: str, given: Any) -> Dimension:
+    if isinstance(given, Dimension):
+        return given
+    if isinstance(given, list | tuple | range) and len(given):
+        return Choice(tuple(given))
+    raise ValueError(
+        f"space[{name!r}] must be a list of values, Uniform, LogUniform or Whole, got {given!r}"
+    )
+
+
+def _count(dimension: Dimension) -> int | None:
+    if isinstance(dimension, Choice):
+        return len(dimension.values)
+    if isinstance(dimension, Whole):
+        return dimension.high - dimension.low + 1
+    return None

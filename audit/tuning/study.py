@@ -1,0 +1,401 @@
+"""Private tuning, live: the user trains, the study draws, counts, chooses and keeps silent."""
+
+import hashlib
+import json
+import re
+import secrets
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from audit import checks, protocols
+from audit.accounting import AnyOf, DpSgd, Mechanism, OneOf, to_plain
+from audit.protocols import Grid, Protocol, RandomSearch
+from audit.repetitions import Repetitions
+from audit.tuning.calibration import noise_multiplier_for
+from audit.tuning.journal import Journal, Memory
+from audit.tuning.outcome import Best, Outcome, Private, Trial, Void
+from audit.tuning.play import LIVE, Plan, Played, play
+from audit.tuning.space import Space
+from audit.upper_bounds import UpperBound, cost
+from audit.upper_bounds.registry import find, row
+
+__all__ = ["Study"]
+
+_PUBLIC = "public"
+_BUDGET = ("steps", "sampling_rate")
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """What a run with a candidate must be, given its noise."""
+
+    steps: int | None
+    sampling_rate: float
+    neighbours: str
+
+    def __call__(self, noise_multiplier: float, candidate: Mapping[str, Any]) -> DpSgd:
+        return DpSgd(
+            noise_multiplier,
+            candidate.get("steps", self.steps),
+            candidate.get("sampling_rate", self.sampling_rate),
+            self.neighbours,
+        )
+
+
+@dataclass(frozen=True)
+class _BaseOf:
+    """The mechanism of a run with a candidate; a class, so that other processes can have it."""
+
+    budget: _Budget
+    noise_multiplier: float | None
+    given: Mechanism | None
+
+    def __call__(self, candidate: Mapping[str, Any]) -> Mechanism:
+        if self.given is not None:
+            return self.given
+        assert self.noise_multiplier is not None
+        return self.budget(self.noise_multiplier, candidate)
+
+
+class Study:
+    """Tunes so that all that is released, the best run, is (epsilon, delta)-DP as a whole.
+
+    K, the candidates and all seeds are drawn from the operating system's entropy. How many runs
+    there were, who lost and by what score is neither shown nor logged; on disk it is kept, readable
+    by its owner alone, until the study is over, so that a study that was interrupted goes on with
+    the same draws. Whoever can measure how long it took learns of K all the same: see the page on
+    pitfalls.
+
+    Args:
+        space: a list of values, `Uniform`, `LogUniform` or `Whole` for every hyper-parameter; or a
+            list of whole candidates. Lists named `steps` and `sampling_rate` are budgets: a run
+            then costs the mean over them, or the worst of a grid.
+        protocol: a law of K, which means random search, or any protocol that can be run live, as
+            object or text. A `Grid` runs the candidates of a finite space.
+        epsilon: of the whole tuning, > 0. With `base` it may be left out.
+        delta: in (0, 1).
+        steps: of one run of DP-SGD.
+        sampling_rate: of its batches, in (0, 1]; 1 is full batch.
+        neighbours: `add-remove` or `replace-one`.
+        base: one run, where it is not DP-SGD whose noise is to be found.
+        scored_on: `public`, or `Private` with the noise of the score.
+        seed: what all draws follow from instead of entropy, to repeat a study. Whoever knows it
+            knows K and all noise drawn from it: the certificate says that it is void.
+        folder: where the study is kept for going on; by default `.tuning-study-` and a hash of the
+            settings in the working directory. `None` keeps it in this process alone.
+        keep: whether it stays there after the end, to be read by its owner; it then gives the same
+            answer again.
+
+    Raises:
+        ValueError: something is out of its range, or no noise keeps the target.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> study = Study({"lr": [0.1, 1.0]}, "fixed:5", delta=1e-5, seed=1, folder=None,
+        ...               base=GaussianMechanism(0.5))
+        >>> best = study.run(lambda trial: Outcome(score=trial.candidate["lr"]))
+        >>> best.candidate
+        {'lr': 1.0}
+        >>> round(study.total_epsilon, 3)
+        4.599
+    """
+
+    def __init__(
+        self,
+        space: Space | Mapping[str, Any] | Iterable[Mapping[str, Any]],
+        protocol: str | Repetitions | Protocol = protocols.DEFAULT_LAW,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        *,
+        steps: int | None = None,
+        sampling_rate: float = 1.0,
+        neighbours: str = "add-remove",
+        base: Mechanism | None = None,
+        scored_on: str | Private = _PUBLIC,
+        seed: int | None = None,
+        folder: str | Path | None = "",
+        keep: bool = False,
+    ) -> None:
+        self.space = Space.parse(space)
+        self.protocol = _live(protocol, self.space)
+        self.delta = checks.interval("delta", delta, 0.0, 1.0)
+        self.epsilon = None if epsilon is None else checks.interval("epsilon", epsilon, 0.0)
+        self.private = scored_on if isinstance(scored_on, Private) else None
+        if self.private is None and scored_on != _PUBLIC:
+            raise ValueError(
+                "scored_on must be 'public' or tuning.Private(noise_std=..., sensitivity=...): a "
+                f"score with no noise on private records has no guarantee, got {scored_on!r}"
+            )
+        self.seed = None if seed is None else checks.whole("seed", seed, 0)
+        self.keep = keep
+        self._budget = _Budget(steps, sampling_rate, neighbours)
+        self._given = base
+        self._chances = self._budgets()
+        self.noise_multiplier: float | None = None
+        if base is None:
+            if self.epsilon is None or (steps is None and "steps" not in self.space.dimensions):
+                raise ValueError("epsilon and steps, or base, must be given, got neither")
+            self.noise_multiplier = noise_multiplier_for(
+                self._run_of, self.protocol, self.epsilon, self.delta
+            )
+        elif steps is not None or sampling_rate != 1.0 or neighbours != "add-remove":
+            raise ValueError("steps, sampling_rate and neighbours must not be given with base")
+        elif isinstance(base, DpSgd):
+            self.noise_multiplier = base.noise_multiplier
+        self.base: Mechanism = self._run_of(self.noise_multiplier or 0.0)
+        # A study that nothing bounds ends before it begins; of many bounds one that is fast tells.
+        if not isinstance(self.protocol, RandomSearch) or (
+            row(find("region"), self.base, self.protocol, self.delta).epsilon is None
+        ):
+            self.total_epsilon  # noqa: B018
+        if base is not None and self.epsilon is not None and self.total_epsilon > self.epsilon:
+            raise ValueError(
+                f"epsilon must be at least {self.total_epsilon:.6g}, what this base costs with "
+                f"{self.protocol.spec}, got {self.epsilon!r}"
+            )
+        if folder == "":
+            folder = f".tuning-study-{self.settings_hash[:12]}"
+        self._memory = Memory() if folder is None else Journal(folder)
+        self._played: Played | None = None
+
+    @cached_property
+    def cost(self) -> UpperBound:
+        """What the whole tuning costs: the smallest bound that holds for any score."""
+        return cost(self.base, self.protocol, self.delta)
+
+    @property
+    def total_epsilon(self) -> float:
+        """Epsilon of the whole tuning, at `delta`."""
+        assert self.cost.epsilon is not None  # cost raises where no bound applies
+        return self.cost.epsilon
+
+    def _budgets(self) -> list[tuple[dict[str, Any], float]]:
+        """The budgets that the space names, and the chance of each."""
+        named = {
+            name: self.space.dimensions[name] for name in _BUDGET if name in self.space.dimensions
+        }
+        if "" in self.space.dimensions:
+            points = self.space.points()
+            budgets = [
+                {name: one[name] for name in _BUDGET if name in one}
+                for one in map(self.space.at, points)
+            ]
+        elif named:
+            part = Space(named)
+            if part.size is None:
+                raise ValueError(f"space must name budgets as lists of values, got {part.prior}")
+            budgets = [part.at(point) for point in part.points()]
+        else:
+            return [({}, 1.0)]
+        if self._given is not None and any(budgets):
+            raise ValueError(f"space must not name {', '.join(_BUDGET)} where base is given")
+        chances: dict[str, tuple[dict[str, Any], float]] = {}
+        for budget in budgets:
+            before = chances.get(repr(budget), (budget, 0.0))[1]
+            chances[repr(budget)] = budget, before + 1.0 / len(budgets)
+        return list(chances.values())
+
+    def _run_of(self, noise_multiplier: float) -> Mechanism:
+        """One run with a given noise: training with any candidate, and its score."""
+        base_of = _BaseOf(self._budget, noise_multiplier, self._given)
+        runs = [base_of(budget) for budget, _ in self._chances]
+        training = runs[0]
+        if len(runs) > 1 and isinstance(self.protocol, Grid):
+            training = AnyOf(tuple(runs))
+        elif len(runs) > 1:
+            training = OneOf(tuple(runs), tuple(chance for _, chance in self._chances))
+        return training if self.private is None else self.private.with_training(training)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that was settled before anything ran, as plain values."""
+        return {
+            "space": self.space.prior,
+            "protocol": self.protocol.spec,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "steps": self._budget.steps,
+            "sampling_rate": self._budget.sampling_rate,
+            "neighbours": self._budget.neighbours,
+            "base": None if self._given is None else to_plain(self._given),
+            "scored_on": _PUBLIC
+            if self.private is None
+            else {
+                "noise_std": self.private.noise_std,
+                "sensitivity": self.private.sensitivity,
+                "disjoint": self.private.disjoint,
+            },
+            "seeded": self.seed is not None,
+        }
+
+    @property
+    def settings_hash(self) -> str:
+        """SHA-256 of the settings.
+
+        Raises:
+            ValueError: a value in the space is not the same in another process.
+        """
+        text = json.dumps(self.settings, sort_keys=True)
+        if address := re.search(r"<[^<>]* at 0x[0-9a-f]+>", text):
+            raise ValueError(
+                "space must hold values that read the same in every process, such as numbers and "
+                f"texts, got {address.group()}"
+            )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the study is kept for going on; None if in this process alone."""
+        return self._memory.folder
+
+    def rehearsal(self) -> Trial:
+        """A trial that is none of the study's, to see with made-up or public data that all works.
+
+        In the study itself a run that raises loses, and no one is told.
+
+        Example:
+            >>> from audit.accounting import GaussianMechanism
+            >>> study = Study({"lr": [0.1]}, base=GaussianMechanism(0.5), folder=None)
+            >>> study.rehearsal().candidate
+            {'lr': 0.1}
+        """
+        plan = self._plan()
+        return plan.trial(
+            secrets.randbits(256), 0, self.space.draw(plan.rng(secrets.randbits(256), 0))
+        )
+
+    def _plan(self) -> Plan:
+        base_of = _BaseOf(self._budget, self.noise_multiplier, self._given)
+        return Plan(self.protocol, self.space, base_of, self.private)
+
+    def run(
+        self,
+        train: Callable[[Trial], Outcome],
+        *,
+        accept: Callable[[Outcome], bool] | None = None,
+        jobs: int = 1,
+        save: Callable[[Any, Path], None] | None = None,
+        load: Callable[[Path], Any] | None = None,
+        progress: bool = False,
+    ) -> Best:
+        """Runs the study, or goes on with one that was interrupted, to its end.
+
+        A run that raises, or whose score is not finite, counts and loses. What `train` prints or
+        logs is not shown. Once over, the same answer is given again.
+
+        Args:
+            train: one run, from a `Trial` to an `Outcome`. All that it looks at of private records
+                must go through the mechanism that the trial names.
+            accept: whether an outcome is good enough, for protocols that run until one is.
+            jobs: runs at a time, by joblib; -1 for one a core.
+            save: writes a model to a path, so that the best so far is not lost when the process
+                is. Without it the winner is then trained again from its own seed.
+            load: reads it.
+            progress: whether to show the time that has gone by: no count, which would tell K.
+
+        Raises:
+            Void: a run was not what the study accounts for, or can not be trained again as it was;
+                the study is over and releases nothing.
+            ValueError: the folder belongs to another study, or one that runs.
+        """
+        jobs = jobs if jobs == -1 else checks.whole("jobs", jobs, 1)
+        if (save is None) != (load is None):
+            raise ValueError("save and load must be given together, got one of them")
+        if self._played is not None:
+            return self._played.best
+        with self._memory.locked(), _progress(progress, self.protocol):
+            state = self._begun()
+            plan, key = self._plan(), int(state["key"], 16)
+            runs = state["runs"]
+            try:
+                self._played = play(
+                    plan,
+                    key,
+                    runs,
+                    train,
+                    self._memory,
+                    accept=accept,
+                    jobs=jobs,
+                    save=save,
+                    load=load,
+                )
+            except Void as error:
+                # Not to be tried until it pleases: what was drawn is gone, nothing is released.
+                self._memory.begin({**state, "void": str(error)})
+                raise
+            if not self.keep:
+                self._memory.end()
+        if self._played.best.candidate is None:
+            warnings.warn(
+                "nothing was chosen: no run was drawn, or every run lost; see Study.rehearsal",
+                stacklevel=2,
+            )
+        return self._played.best
+
+    def _begun(self) -> dict[str, Any]:
+        """What was drawn at the very beginning, now or by an earlier process."""
+        state = self._memory.state()
+        if state is None:
+            key = secrets.randbits(256) if self.seed is None else self.seed
+            state = {
+                "settings": self.settings_hash,
+                "key": hex(key),
+                "runs": self._plan().runs(key),
+                "noise_multiplier": self.noise_multiplier,
+            }
+            self._memory.begin(state)
+        if state["settings"] != self.settings_hash:
+            raise ValueError(f"folder must hold a study of these settings, got {self.folder}")
+        if self.seed is not None and state["key"] != hex(self.seed):
+            raise ValueError(f"seed must be the one that the study in {self.folder} began with")
+        if "void" in state:
+            raise Void(f"{state['void']} (delete {self.folder}; its runs cost what they cost)")
+        return state
+
+
+def _live(spec: str | Repetitions | Protocol, space: Space) -> Protocol:
+    protocol = protocols.parse(spec)
+    if not isinstance(protocol, LIVE):
+        names = ", ".join(kind.name for kind in LIVE)
+        raise ValueError(
+            f"protocol must be one that can be run live ({names}), got {protocol.spec}"
+        )
+    if isinstance(protocol, Grid) and protocol.candidates != space.size:
+        raise ValueError(
+            f"space must have the {protocol.candidates} candidates of {protocol.spec}, got "
+            f"{space.size or 'a continuous one'}"
+        )
+    return protocol
+
+
+class _progress:
+    """Shows how much time has gone by: what whoever waits knows anyway, and nothing of the runs."""
+
+    def __init__(self, shown: bool, protocol: Protocol) -> None:
+        # What stands here now: while a run is on, nothing that it prints is shown.
+        self._shown, self._stream, self._over = shown, sys.stderr, threading.Event()
+        mean = protocol.mean_runs
+        self._expected = "" if mean is None else f"; {mean:.4g} runs are expected"
+
+    def __enter__(self) -> None:
+        if self._shown:
+            self._began = time.monotonic()
+            threading.Thread(target=self._tick, daemon=True).start()
+
+    def _tick(self) -> None:
+        while not self._over.wait(1.0):
+            gone = time.gmtime(time.monotonic() - self._began)
+            words = f"tuning for {time.strftime('%H:%M:%S', gone)}{self._expected}"
+            print(f"\r{words}", end="", file=self._stream, flush=True)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._shown:
+            print(file=self._stream)
