@@ -110,6 +110,36 @@ def doubled(
     return kept, math.inf
 
 
+def around(
+    missed: Callable[[float], float], guess: float, step: float, start: float, end: float
+) -> tuple[float, float]:
+    """A short stretch around a guess, from a point that is kept to one that is missed.
+
+    Steps away from the guess grow fourfold, towards `end` while nothing is missed, else back.
+
+    Args:
+        missed: as for `last_kept`.
+        guess: between `start` and `end`.
+        step: first step, > 0.
+        start: on the side that is kept; nothing is asked beyond it.
+        end: likewise on the other side.
+
+    Returns:
+        The last point kept and the first missed; twice `start` if it is missed, twice `end` if it
+        is kept.
+    """
+    forward = missed(guess) <= 0.0
+    limit = end if forward else start
+    here, length = guess, step
+    while here != limit:
+        way = limit - here
+        ahead = limit if length >= abs(way) else here + math.copysign(length, way)
+        if (missed(ahead) <= 0.0) is not forward:
+            return (here, ahead) if forward else (ahead, here)
+        here, length = ahead, 4.0 * length
+    return here, here
+
+
 def last_whole(holds: Callable[[Whole], ArrayLike], low: ArrayLike, high: ArrayLike) -> Whole:
     """The last whole numbers at which a condition holds, elementwise, by halving.
 

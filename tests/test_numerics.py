@@ -68,6 +68,20 @@ def test_elementwise_halving():
     assert whole.tolist() == [1, 2, 2]
 
 
+@given(root=st.floats(-9.0, 9.0), guess=st.floats(-10.0, 10.0), backwards=st.booleans())
+def test_a_stretch_around_a_guess(root, guess, backwards):
+    sign = -1.0 if backwards else 1.0
+
+    def missed(x):
+        return sign * (x - root)
+
+    kept, beyond = numerics.around(missed, guess, 1e-3, -10.0 * sign, 10.0 * sign)
+    assert missed(kept) <= 0.0 < missed(beyond)
+    assert abs(beyond - kept) <= 1.001e-3 + 4.0 * abs(guess - root)
+    assert numerics.around(lambda x: -1.0, guess, 1e-3, -10.0, 10.0) == (10.0, 10.0)
+    assert numerics.around(lambda x: 1.0, guess, 1e-3, -10.0, 10.0) == (-10.0, -10.0)
+
+
 def test_doubling():
     assert numerics.doubled(lambda x: x > 5.0, 1.0, 1e9) == (4.0, 8.0)
     assert numerics.doubled(lambda x: x > 0.5, 1.0, 1e9) == (0.0, 1.0)

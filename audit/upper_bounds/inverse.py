@@ -2,22 +2,30 @@
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from audit import checks, protocols
 from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable
-from audit.numerics import last_kept
+from audit.numerics import TINY, around, last_kept
 from audit.protocols import RandomSearch
 from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial
 from audit.upper_bounds.region import RegionCurve
 from audit.upper_bounds.registry import Bound, Tuning, cost
 
 _SMALLEST_MU, _LARGEST_MU = 1e-4, 100.0
+# Of log(mu): a mu too small by that is too small by less than a report shows.
+_TOLERANCE = 1e-7
+# Of the logarithm of noise or runs where one evaluation composes many steps.
+_SAMPLED_TOLERANCE = 1e-6
+# The tight bound affords up to about so much more than the region bound, measured.
+_NEAR = 1e-3
 _LEAST_NOISE = 0.06
 _MOST_RUNS = 1e7
 _POINTS = 1 << 12
-_MARGIN = 1e-8  # what the region bound's own rounding may add to log(delta)
+# What the region bound's own rounding may add to log(delta): ten times `PROFILE_ACCURACY`.
+_MARGIN = 1e-8
 
 
 def excess(
@@ -36,7 +44,7 @@ def excess(
     if bound is None and isinstance(protocol, RandomSearch):
         curves = (RegionCurve(pair, protocol.repetitions, _POINTS) for pair in base.pairs)
         reached = max(curve.delta(target) for curve in curves)
-        return math.log(max(reached, 1e-320)) - math.log(delta) + _MARGIN
+        return math.log(max(reached, TINY)) - math.log(delta) + _MARGIN
     try:
         answer = (bound or cost)(base, protocol, delta)
     except Unreachable:
@@ -66,16 +74,24 @@ def solve_mu(
     """
     checks.interval("target-epsilon", target, 0.0, 1e4)
 
+    @cache
     def missed(log_mu: float) -> float:
         return excess(GaussianMechanism(math.exp(log_mu)), law, target, delta, bound)
 
     low, high = math.log(_SMALLEST_MU), math.log(_LARGEST_MU)
+    if bound is not None and isinstance(protocols.parse(law), RandomSearch):
+        # What the region bound affords is near what others do, and costs little.
+        try:
+            guess = math.log(solve_mu(target, law, delta))
+        except ValueError:
+            guess = 0.0
+        low, high = around(missed, guess, _NEAR, low, high)
     if missed(low) > 0.0 or missed(high) <= 0.0:
         raise ValueError(
             f"target-epsilon must be what some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) gives by "
             f"{name or 'the bound'} at delta={delta:g} with {law}, got {target!r}"
         )
-    return math.exp(last_kept(missed, low, high, 1e-10))
+    return math.exp(last_kept(missed, low, high, _TOLERANCE))
 
 
 def solve_noise_multiplier(
@@ -108,18 +124,29 @@ def solve_noise_multiplier(
 
     # A full batch is a Gaussian base, and bounds the noise that sampled batches ask for.
     distance = 2.0 if neighbours == "replace-one" else 1.0
-    mu = solve_mu(target, law, delta, bound)
-    full_batch = distance * math.sqrt(checks.whole("steps", steps, 1)) / mu
+    root = distance * math.sqrt(checks.whole("steps", steps, 1))
     if sampling_rate == 1.0:
-        return full_batch
+        return root / solve_mu(target, law, delta, bound)
 
+    @cache
     def missed(minus_log: float) -> float:
         base = DpSgd(math.exp(-minus_log), steps, sampling_rate, neighbours)
         return excess(base, law, target, delta, bound)
 
-    # The noise shrinks by the sampling rate at most, but for the loss of one single step.
-    low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, _LEAST_NOISE))
-    return math.exp(-last_kept(missed, low, max(low, high), 1e-6))
+    if bound is None:
+        # The noise shrinks by the sampling rate at most, but for the loss of one single step.
+        full_batch = root / solve_mu(target, law, delta)
+        low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, _LEAST_NOISE))
+        return math.exp(-last_kept(missed, low, max(low, high), _SAMPLED_TOLERANCE))
+    guess = solve_noise_multiplier(target, law, delta, steps, sampling_rate, neighbours)
+    most, least = -math.log(1e3 * guess), -math.log(min(guess, _LEAST_NOISE))
+    low, high = around(missed, -math.log(guess), _NEAR, most, least)
+    if missed(low) > 0.0:
+        raise ValueError(
+            f"target-epsilon must be what some noise multiplier gives at delta={delta:g} with "
+            f"{law}, got {target!r}"
+        )
+    return math.exp(-last_kept(missed, low, high, _SAMPLED_TOLERANCE))
 
 
 def solve_runs(
@@ -140,15 +167,23 @@ def solve_runs(
     checks.interval("target-epsilon", target, 0.0, 1e4)
     least, most = max(law.means[0], 1.0), min(law.means[1], _MOST_RUNS)
 
+    @cache
     def missed(log_mean: float) -> float:
         return excess(base, law.with_mean(math.exp(log_mean)), target, delta, bound)
 
-    if missed(math.log(least)) > 0.0:
+    low, high = math.log(least), math.log(most)
+    if missed(low) > 0.0:
         raise ValueError(
             f"target-epsilon must be one that {least:g} expected runs keep with {law.spec}, "
             f"got {target!r}"
         )
-    return law.with_mean(math.exp(last_kept(missed, math.log(least), math.log(most), 1e-6)))
+    if bound is not None:
+        try:
+            guess = math.log(solve_runs(target, base, law, delta).mean)
+        except ValueError:
+            guess = low
+        low, high = around(missed, min(max(guess, low), high), 0.01, low, high)
+    return law.with_mean(math.exp(last_kept(missed, low, high, _SAMPLED_TOLERANCE)))
 
 
 def with_mean(law: Repetitions, mean: float) -> Repetitions:
