@@ -6,12 +6,11 @@ runs or for the law of K that keep a budget for the whole. Needs nothing but num
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from audit import accounting, checks, protocols, upper_bounds
+from audit import accounting, checks, console, protocols, upper_bounds
 from audit.accounting import Composition, DpSgd, GaussianMechanism, Mechanism
 from audit.claims import Claim, Kind
 from audit.protocols import Protocol, RandomSearch
@@ -37,8 +36,8 @@ def bound_named(name: str | None, protocol: Protocol) -> Bound | None:
     return None if name == "region" and isinstance(protocol, RandomSearch) else usable[name]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> console.Parser:
+    parser = console.Parser(
         prog="python -m audit.bounds",
         description="Bounds on the privacy cost of releasing the best of K runs.",
     )
@@ -276,8 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             draw_cost(base, protocol, delta, arguments.plot)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return console.refused(error)
     if arguments.json:
         answer = {
             "delta": delta,
@@ -315,10 +313,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:  # who reads the output, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    sys.exit(code)
+    sys.exit(console.run(main))

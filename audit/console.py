@@ -5,13 +5,24 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from audit import __version__
 
 OK, REFUSED, INTERRUPTED = 0, 2, 130
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of options whose errors are one line."""
+    """A parser of options whose errors are one line, and which says the version.
+
+    Args:
+        options: those of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        version = f"dp-tuning-audit {__version__}"
+        self.add_argument("--version", action="version", version=version)
 
     def error(self, message: str) -> NoReturn:
         """Ends the command, without its usage before the message."""

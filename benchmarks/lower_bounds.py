@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.coverage import Game, games
+from audit.coverage_study import Game, games
 from audit.lower_bounds import all_bounds, lower_bound
 
 Array = NDArray[np.float64]

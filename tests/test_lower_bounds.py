@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from audit import coverage, lower_bounds, repetitions
+from audit import coverage_study, lower_bounds, repetitions
 from audit.accounting import DpSgd, GaussianMechanism, calibrate_mu
 from audit.claims import facts_of_game, facts_of_tuning
 from audit.lower_bounds import counting, one_run, pooled, rank_sum, rates, rules, scan
@@ -438,7 +438,9 @@ def test_the_rank_sum_holds_and_wastes_little(spec: str, mu: float, n0: int, n1:
     law, rng, games = repetitions.parse(spec), np.random.default_rng(18), 2000
     above = 0
     for _ in range(games):
-        scores = Scores.of(coverage.best_of(law, rng, n0), mu + coverage.best_of(law, rng, n1))
+        scores = Scores.of(
+            coverage_study.best_of(law, rng, n0), mu + coverage_study.best_of(law, rng, n1)
+        )
         pairs = rank_sum.pairs_in_order(scores)
         above += rank_sum.mu_lower_limit(pairs, n0, n1, law, 0.05) > mu
     # The reference games are held to 4.3 % on average, so that 99 of 100 draws of them are safe.
@@ -602,7 +604,7 @@ def test_the_largest_refuted_member_of_a_family_is_below_the_truth() -> None:
 def test_the_split_order_curve_holds_and_sees_further_than_counting() -> None:
     rng = np.random.default_rng(15)
     trials, games = 1000, 300
-    game = next(g for g in coverage.games(trials) if g.name.startswith("worst order"))
+    game = next(g for g in coverage_study.games(trials) if g.name.startswith("worst order"))
     assert game.threshold is not None
     assert game.split_top is not None
     rule = lower_bounds.FixedThreshold(game.threshold)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import audit
+from audit import __main__ as commands
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("joblib", "matplotlib", "opacus", "pandas", "seaborn", "sklearn", "statsmodels", "torch")
@@ -121,3 +122,25 @@ def test_checks_import_nothing_but_the_standard_library():
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
     assert set(done.stdout.split()) == {"audit", "audit.checks"}
+
+
+def test_the_commands_are_listed(capsys):
+    assert commands.main([]) == 0
+    listed = capsys.readouterr().out
+    for name in commands.COMMANDS:
+        assert f"python -m audit.{name} " in listed
+    # Nothing is left out: every module of this package that runs as a command.
+    modules = {
+        path.stem
+        for path in (ROOT / "audit").glob("[!_]*.py")
+        if "console.Parser(" in path.read_text()
+    }
+    packages = {path.parent.name for path in (ROOT / "audit").glob("*/__main__.py")}
+    assert set(commands.COMMANDS) == modules | packages
+
+
+def test_every_command_says_its_version():
+    for name in ("", *(f".{command}" for command in commands.COMMANDS)):
+        command = [sys.executable, "-m", f"audit{name}", "--version"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+        assert done.stdout == f"dp-tuning-audit {audit.__version__}\n"

@@ -1,6 +1,5 @@
 """The command: `python -m audit.reproduce NAME`."""
 
-import argparse
 import sys
 import time
 import tomllib
@@ -8,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from audit import checks
+from audit import checks, console
 from audit.reproduce import REPRODUCTIONS
 from audit.reproduce.result import Result
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> console.Parser:
+    parser = console.Parser(
         prog="python -m audit.reproduce",
         description="The tables and figures of the papers, computed; their numbers beside ours.",
     )
@@ -91,13 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             result.write(folder)
             _report(result, folder, time.perf_counter() - start)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return console.refused(error)
     except OSError as error:
-        print(f"error: out must be a writable folder: {error}", file=sys.stderr)
-        return 2
+        return console.refused(f"out must be a writable folder: {error}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(console.run(main))

@@ -14,7 +14,7 @@ from audit.accounting import (
     RenyiCurve,
 )
 from audit.repetitions import Binomial, Poisson, Repetitions
-from audit.reproduce.laws import with_mean
+from audit.reproduce.laws import BoundOfLaw, with_mean
 from audit.reproduce.result import (
     Comparison,
     Curves,
@@ -26,7 +26,6 @@ from audit.reproduce.result import (
     style,
 )
 from audit.upper_bounds import (
-    Bound,
     UpperBound,
     many_candidates,
     noisy_max,
@@ -39,7 +38,7 @@ from audit.upper_bounds import (
 
 Array = NDArray[np.float64]
 
-Family = tuple[Callable[[float], Repetitions], Bound]
+Family = tuple[Callable[[float], Repetitions], BoundOfLaw]
 
 _OURS = "region (ours)"
 _RENYI = "RDP bound"
@@ -148,7 +147,9 @@ def figure_4(
     laws: dict[str, Repetitions] = {"Poisson": Poisson(mean)}
     laws |= {f"binomial, n = {n}": Binomial(n, mean / n) for n in sizes}
     curves = Curves("x", "y")
-    families = [(name, law, profile) for name, law in laws.items() if name != "Poisson"]
+    families: list[tuple[str, Repetitions, BoundOfLaw]] = [
+        (name, law, profile) for name, law in laws.items() if name != "Poisson"
+    ]
     families.insert(0, ("Poisson", laws["Poisson"], _renyi_only))
     families.append(("Poisson, profile of the base known", laws["Poisson"], renyi))
     most = f"binomial, n = {sizes[0]}"

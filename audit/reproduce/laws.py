@@ -1,6 +1,12 @@
-"""Laws of K with a given mean, as the figures' axes ask for."""
+"""Laws of K with a given mean, as the figures' axes ask for, and bounds as functions of a law."""
 
-from audit.repetitions import TruncatedNegativeBinomial
+from collections.abc import Callable
+
+from audit.accounting import Mechanism
+from audit.repetitions import Repetitions, TruncatedNegativeBinomial
+from audit.upper_bounds import UpperBound
+
+BoundOfLaw = Callable[[Mechanism, Repetitions, float], UpperBound]
 
 
 def with_mean(eta: float, mean: float) -> TruncatedNegativeBinomial:

@@ -27,6 +27,7 @@ from audit.lower_bounds import all_estimators
 from audit.lower_bounds.scores import Scores
 from audit.orders import IncreasingOrder
 from audit.repetitions import Repetitions, TruncatedNegativeBinomial, TwoPoint
+from audit.reproduce.laws import BoundOfLaw
 from audit.reproduce.result import (
     COLOURS,
     Comparison,
@@ -39,7 +40,6 @@ from audit.reproduce.result import (
     tidy,
 )
 from audit.upper_bounds import (
-    Bound,
     UpperBound,
     reduced_exact,
     reduced_renyi,
@@ -100,7 +100,7 @@ def table_3(
 ) -> Result:
     """The generic bound eps_U for K ~ TNB(0, 0.01), and what is known by now."""
     law = TruncatedNegativeBinomial(eta, gamma)
-    bounds: dict[str, Bound] = {
+    bounds: dict[str, BoundOfLaw] = {
         "generic, theorem 2 of P&S": renyi,
         "region (ours), any score": region,
         "exact, monotone score": reduced_exact,
@@ -145,7 +145,7 @@ def table_4(
         laws: pairs (s, L), columns of the table.
         steps: N.
     """
-    bounds: dict[str, Bound] = {
+    bounds: dict[str, BoundOfLaw] = {
         "G": epsilon_g,
         "O": epsilon_o,
         "exact": reduced_exact,

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from audit import coverage
+from audit import coverage_study
 from audit.lower_bounds import FixedThreshold, WorstOrderCurve
 
 SIZES = {60: 150}
@@ -19,18 +19,18 @@ SIZES = {60: 150}
 
 @pytest.fixture(scope="module")
 def study() -> pd.DataFrame:
-    return pd.concat(coverage.run(SIZES, seed=5), ignore_index=True)
+    return pd.concat(coverage_study.run(SIZES, seed=5), ignore_index=True)
 
 
 def test_no_estimator_that_claims_to_hold_is_above_five_percent(study: pd.DataFrame) -> None:
     assert len(study["mechanism"].unique()) == 11
     assert study["claimed"].sum() > 80
-    assert len(coverage.failures(study)) == 0
+    assert len(coverage_study.failures(study)) == 0
 
 
 def test_the_check_would_see_an_estimator_that_does_not_hold(study: pd.DataFrame) -> None:
     pretended = study.assign(claimed=study["rule"] == "max-grid")
-    caught = set(coverage.failures(pretended)["estimator"])
+    caught = set(coverage_study.failures(pretended)["estimator"])
     assert "gaussian-curve" in caught  # on randomised response and Laplace
 
 
@@ -47,7 +47,7 @@ def test_samplers_have_the_law_they_claim() -> None:
     """P[output <= threshold] by play and by formula: 4 standard deviations, one in 16,000 each."""
     trials = 40_000
     rng = np.random.default_rng(6)
-    for game in coverage.games(1_000):
+    for game in coverage_study.games(1_000):
         low, high = game.sample(rng, trials)
         if game.name.startswith("worst order"):
             assert game.repetitions is not None
@@ -72,21 +72,22 @@ def test_samplers_have_the_law_they_claim() -> None:
 
 def test_the_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--trials", "50", "--games", "3", "--mechanisms", "pure noise", "Laplace"]
-    assert coverage.main([*arguments, "--out", str(tmp_path)]) == 0
+    assert coverage_study.main([*arguments, "--out", str(tmp_path)]) == 0
     written = pd.read_csv(tmp_path / "coverage.csv")
     assert set(written["mechanism"]) == {"pure noise", "Laplace"}
     page = (tmp_path / "coverage.md").read_text()
     assert "50 + 50 trials, 3 games" in page
     assert "| scan |" in page
-    assert coverage.main(["--mechanisms", "Laplacian", "--out", str(tmp_path)]) == 2
+    assert coverage_study.main(["--mechanisms", "Laplacian", "--out", str(tmp_path)]) == 2
     assert "did you mean 'Laplace'?" in capsys.readouterr().err
-    assert coverage.main(["--trials", "0", "--out", str(tmp_path)]) == 2
+    for wrong in (["--trials", "0"], ["--seed", "-1"], ["--games", "0"]):
+        assert coverage_study.main([*wrong, "--out", str(tmp_path)]) == 2
 
 
 def test_the_committed_study_is_complete_and_clean() -> None:
     path = Path(__file__).parent.parent / "docs" / "coverage.csv"
     committed = pd.read_csv(path)
-    assert len(coverage.failures(committed)) == 0
-    assert set(committed["trials"]) == set(coverage.STUDY)
+    assert len(coverage_study.failures(committed)) == 0
+    assert set(committed["trials"]) == set(coverage_study.STUDY)
     expected = committed.groupby("trials")["games"].first().to_dict()
-    assert expected == coverage.STUDY
+    assert expected == coverage_study.STUDY

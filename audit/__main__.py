@@ -1,0 +1,45 @@
+"""The commands there are: `python -m audit`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from audit import console
+
+COMMANDS = {
+    "bounds": "what does this tuning cost, or what does a budget afford? (only numpy and scipy)",
+    "run": "play the distinguishing game against a tuning: lower bounds beside upper bounds",
+    "compare": "finished audits side by side, in one picture and one table",
+    "reproduce": "the tables and figures of the five papers, ours beside the published",
+    "coverage_study": "do the lower bounds hold? games whose epsilon is known exactly",
+}
+"""What each command answers; `python -m audit.NAME --help` has its options."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Lists the commands.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+
+    Returns:
+        The exit code, 0.
+    """
+    width = max(map(len, COMMANDS))
+    parser = console.Parser(
+        prog="python -m audit",
+        description="Audits of differentially private hyper-parameter tuning.",
+        epilog="\n".join(
+            ["commands:"]
+            + [f"  python -m audit.{name:{width}}  {what}" for name, what in COMMANDS.items()]
+            + ["", "python -m audit.NAME --help shows the options of one."]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args(argv)
+    parser.print_help()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))

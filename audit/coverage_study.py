@@ -1,0 +1,432 @@
+"""`python -m audit.coverage_study`: do the lower bounds hold? Games whose epsilon is known exactly.
+
+Every estimator is played against every mechanism, many times, with few and with many trials. The
+table says how often a bound came out above the truth, how large it is, and what it costs in time.
+"""
+
+import math
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from audit import checks, console
+from audit.accounting import GaussianMechanism, calibrate_mu
+from audit.claims import Condition, Facts, facts_of_tuning
+from audit.lower_bounds import (
+    ClopperPearson,
+    LowerBound,
+    PooledClopperPearson,
+    all_estimators,
+    pooled_bounds,
+)
+from audit.lower_bounds.estimator import ThresholdEstimator
+from audit.lower_bounds.rules import ErrorCounts, best_expected_threshold, best_of_gaussian_rates
+from audit.lower_bounds.scores import Scores
+from audit.orders import IncreasingOrder, SplitOrder
+from audit.protocols import RandomSearch
+from audit.repetitions import Fixed, Repetitions, parse
+from audit.upper_bounds import TunedOrder, reduced_exact
+from audit.upper_bounds.worst_order import attack_order
+
+Array = NDArray[np.float64]
+Sampler = Callable[[np.random.Generator, int], tuple[Array, Array]]
+
+DELTA = 1e-5
+CONFIDENCE = 0.95
+# Trials per side, and how many games are played with so many: about ten minutes on one core.
+STUDY = {50: 300, 200: 300, 1_000: 300, 10_000: 40, 100_000: 8}
+_MOST_TRIALS = 10_000_000
+# Pooled runs are E[K] times as many as trials; with more trials than this they are left out.
+_POOLED_TRIALS = 10_000
+# Chance that a study in which every bound covers exactly flags any cell at all.
+FALSE_ALARM = 0.01
+
+
+@dataclass(frozen=True)
+class Game:
+    """A mechanism with scores, and what is known of it.
+
+    Attributes:
+        name: as in the table.
+        epsilon: the truth at `delta`, rounded down.
+        delta: the delta at which bounds are asked for.
+        sample: draws scores of so many trials without and with the record.
+        threshold: fixed in advance; None to take it from theory.
+        mu: of a Gaussian base.
+        repetitions: law of K; None if nothing is tuned.
+        known: what else is true of it.
+        split_top: where the order splits, for the worst-order score.
+    """
+
+    name: str
+    epsilon: float
+    sample: Sampler
+    delta: float = DELTA
+    threshold: float | None = None
+    mu: float | None = None
+    repetitions: Repetitions | None = None
+    known: frozenset[Condition] = frozenset()
+    split_top: float | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """What is true of it; trials are independent, but of equal numbers and without coins."""
+        law = Fixed(1) if self.repetitions is None else self.repetitions
+        return facts_of_tuning(RandomSearch(law), Condition.INDEPENDENT_TRIALS, *self.known)
+
+
+_GAUSSIAN = frozenset({Condition.GAUSSIAN_BASE, Condition.GAUSSIAN_STATISTIC})
+_INCREASING = _GAUSSIAN | {Condition.MONOTONE_SCORE, Condition.RELEASED_SCORE}
+
+
+def _normal(mu: float) -> Sampler:
+    return lambda rng, n: (rng.normal(size=n), rng.normal(mu, size=n))
+
+
+def _leaky_response(epsilon: float, delta: float) -> Sampler:
+    """Randomised response that tells the truth outright with probability delta."""
+
+    def sample(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        honest = math.exp(epsilon) / (1.0 + math.exp(epsilon))
+        sides = []
+        for truth in (-1.0, 1.0):
+            answer = np.where(rng.random(n) < honest, truth, -truth)
+            sides.append(np.where(rng.random(n) < delta, 2.0 * truth, answer))
+        return sides[0], sides[1]
+
+    return sample
+
+
+def _laplace(epsilon: float) -> Sampler:
+    return lambda rng, n: (rng.laplace(size=n), rng.laplace(epsilon, size=n))
+
+
+def _played(
+    order: IncreasingOrder | SplitOrder,
+    law: Repetitions,
+    mu: float,
+    rng: np.random.Generator,
+    trials: int,
+) -> tuple[Array, Array]:
+    """The winners' statistics, without and with the record."""
+    without, with_record = (order.best(law.sample(rng, trials), mean, rng) for mean in (0.0, mu))
+    return without, with_record
+
+
+def _reduced(name: str, spec: str, epsilon_base: float) -> Game:
+    law, mu = parse(spec), calibrate_mu(epsilon_base, DELTA)
+    truth = reduced_exact(GaussianMechanism(mu), law, DELTA)
+    assert truth.epsilon is not None
+    return Game(
+        name,
+        truth.epsilon - truth.error,
+        lambda rng, n: _played(IncreasingOrder(), law, mu, rng, n),
+        mu=mu,
+        repetitions=law,
+        known=_INCREASING,
+    )
+
+
+def _worst_order(name: str, spec: str, epsilon_base: float, trials: int) -> Game:
+    law, mu = parse(spec), calibrate_mu(epsilon_base, DELTA)
+    order, threshold = attack_order(mu, law, DELTA, trials)
+    return Game(
+        name,
+        TunedOrder(mu, law, order).epsilon(DELTA),
+        lambda rng, n: _played(order, law, mu, rng, n),
+        threshold=threshold,
+        repetitions=law,
+        known=_GAUSSIAN | {Condition.SPLIT_SCORE},
+        split_top=order.top,
+    )
+
+
+def games(trials: int) -> list[Game]:
+    """The mechanisms of the study; the worst order depends on the number of trials per side."""
+    share = math.exp(1.0) / (1.0 + math.exp(1.0))
+    return [
+        Game("pure noise", 0.0, _normal(0.0), threshold=0.0),
+        Game(
+            "randomised response",
+            math.log((share - DELTA) / (1.0 - share)),
+            _leaky_response(1.0, 0.0),
+            threshold=0.0,
+        ),
+        Game("leaky response", 1.0, _leaky_response(1.0, 0.01), delta=0.01, threshold=0.0),
+        Game("Laplace", 1.0 + 2.0 * math.log1p(-DELTA), _laplace(1.0), threshold=0.0),
+        *(
+            Game(
+                f"Gaussian mu={mu:g}",
+                GaussianMechanism(mu).epsilon(DELTA) * (1.0 - 2e-9),
+                _normal(mu),
+                mu=mu,
+                known=_INCREASING,
+            )
+            for mu in (0.5, 1.5)
+        ),
+        _reduced("tuned tnb:0,0.01 base 1", "tnb:0,0.01", 1.0),
+        _reduced("tuned tnb:0,0.01 base 4", "tnb:0,0.01", 4.0),
+        _reduced("tuned tnb:1,0.01 base 1", "tnb:1,0.01", 1.0),
+        _reduced("tuned poisson:20 base 2", "poisson:20", 2.0),
+        _worst_order("worst order tnb:0,0.01 base 4", "tnb:0,0.01", 4.0, trials),
+    ]
+
+
+def play(game: Game, trials: int, repeats: int, seed: int) -> list[dict[str, object]]:
+    """Plays one mechanism `repeats` times; one row per estimator."""
+    name = [ord(letter) for letter in game.name]
+    rng = np.random.default_rng(np.random.SeedSequence([seed, trials, *name]))
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    seconds: defaultdict[str, float] = defaultdict(float)
+    last: dict[str, LowerBound] = {}
+    estimators = all_estimators(game.repetitions, game.mu, game.threshold, game.split_top)
+    pooled = game.known >= _INCREASING and game.repetitions is not None
+    pooled = pooled and trials <= _POOLED_TRIALS
+    for _ in range(repeats):
+        scores = Scores.of(*game.sample(rng, trials))
+        for estimator in estimators:
+            begin = time.perf_counter()
+            bound = estimator.bound(scores, game.delta, CONFIDENCE, known=game.facts)
+            seconds[bound.key] += time.perf_counter() - begin
+            last[bound.key] = bound
+            values[bound.key].append(bound.epsilon)
+        if pooled:
+            begin = time.perf_counter()
+            found_by_runs = _by_runs(game, rng, trials)
+            for bound in found_by_runs:
+                last[bound.key] = bound
+                seconds[bound.key] += (time.perf_counter() - begin) / len(found_by_runs)
+                values[bound.key].append(bound.epsilon)
+    rows: list[dict[str, object]] = []
+    for key, bound in last.items():
+        found = np.array(values[key])
+        violations = int(np.sum(found > game.epsilon))
+        low, high = _interval(violations, repeats)
+        rows.append(
+            {
+                "mechanism": game.name,
+                "trials": trials,
+                "estimator": bound.name,
+                "rule": bound.rule,
+                "label": bound.label,
+                "claimed": bound.valid,
+                "truth": game.epsilon,
+                "games": repeats,
+                "violations": violations,
+                "rate": violations / repeats,
+                "rate_low": low,
+                "rate_high": high,
+                "mean": found.mean(),
+                "spread": found.std(),
+                "milliseconds": 1e3 * seconds[key] / repeats,
+            }
+        )
+    return rows
+
+
+def _by_runs(game: Game, rng: np.random.Generator, trials: int) -> list[LowerBound]:
+    """Bounds from as many single runs as so many trials have on average."""
+    assert game.repetitions is not None
+    assert game.mu is not None
+    runs = max(round(trials * game.repetitions.mean), 1)
+    low, high = rng.normal(size=runs), rng.normal(game.mu, size=runs)
+    return pooled_bounds(low, high, game.repetitions, game.delta, known=game.facts)
+
+
+def expected_bound(
+    mu: float, law: Repetitions, trials: int, estimator: ThresholdEstimator, alpha: float = 0.05
+) -> float:
+    """The bound at the best threshold when the best of K draws come out as expected."""
+    at = best_expected_threshold(mu, law, trials, trials, estimator, DELTA, alpha)
+    fp, _, fn, _ = best_of_gaussian_rates(np.array([at]), mu, law)
+    counts = ErrorCounts(fp * trials, fn * trials, trials, trials)
+    return estimator.epsilon_at(float(estimator.lower_limit(counts, DELTA, alpha)[0]), DELTA)
+
+
+def runs_for_the_same(epsilon_base: float, law: Repetitions, trials: int) -> tuple[float, int]:
+    """The bound that so many trials per side are expected to give, and the runs that give it too.
+
+    Both by Clopper-Pearson limits at the best threshold; runs per side, pooled.
+    """
+    mu = calibrate_mu(epsilon_base, DELTA)
+    target = expected_bound(mu, law, trials, ClopperPearson())
+    low, high = 1, 1
+    while expected_bound(mu, Fixed(1), high, PooledClopperPearson(law)) < target:
+        low, high = high, 2 * high
+    while high - low > max(1, low // 200):
+        middle = (low + high) // 2
+        if expected_bound(mu, Fixed(1), middle, PooledClopperPearson(law)) < target:
+            low = middle
+        else:
+            high = middle
+    return target, high
+
+
+def _interval(count: int, trials: int) -> tuple[float, float]:
+    """Clopper-Pearson interval of 95 %."""
+    interval = stats.binomtest(count, trials).proportion_ci(0.95)
+    return float(interval.low), float(interval.high)
+
+
+def failures(study: pd.DataFrame, alpha: float = 0.05) -> pd.DataFrame:
+    """The rows that claim to hold and are significantly above alpha, all rows considered."""
+    claimed = study.loc[study["claimed"]]
+    p_value = stats.binom.sf(claimed["violations"] - 1, claimed["games"], alpha)
+    return pd.DataFrame(claimed[p_value < FALSE_ALARM / max(len(claimed), 1)])
+
+
+def run(sizes: dict[int, int], seed: int, only: Sequence[str] = ()) -> Iterator[pd.DataFrame]:
+    """The study, one mechanism and number of trials after the other."""
+    for trials, repeats in sizes.items():
+        for game in games(trials):
+            if not only or game.name in only:
+                yield pd.DataFrame(play(game, trials, repeats, seed))
+
+
+def report(study: pd.DataFrame, command: str) -> str:
+    """The study as a page."""
+    claimed = study[study["claimed"]]
+    bad = failures(study)
+    flagged = set(zip(bad["mechanism"], bad["trials"], bad["estimator"], bad["rule"], strict=True))
+    lines = [
+        "# Coverage",
+        "",
+        "How often does a lower bound of 95 % confidence come out above the true epsilon? Each",
+        "mechanism below has an epsilon that is known exactly. The full table, with the number of",
+        "games, the spread and the time of every estimator, is `coverage.csv`; made by",
+        "",
+        f"    {command}",
+        "",
+        f"{len(claimed)} combinations of estimator, mechanism and number of trials claim to hold;",
+        f"{len(bad)} are significantly above 5 % (one-sided binomial test, {FALSE_ALARM:.0%} for",
+        "the whole table). The largest violation rate among those that claim to hold, with 200",
+        f"games or more, is {claimed[claimed['games'] >= 200]['rate'].max():.1%}.",
+        "",
+        "Cells: mean lower bound, and the share of games in which it was above the truth.",
+        "An estimator whose claim does not apply to the mechanism stands in brackets; so does the",
+        "conditional test, which needs coins where the study has equal numbers on both sides.",
+    ]
+    for trials, part in study.groupby("trials"):
+        repeats = int(part["games"].max())
+        lines += ["", f"## {trials:,} + {trials:,} trials, {repeats} games", ""]
+        names = list(dict.fromkeys(part["mechanism"]))
+        truths = [f"{part[part['mechanism'] == n]['truth'].iloc[0]:.2f}" for n in names]
+        lines.append("| estimator | " + " | ".join(names) + " | ms |")
+        lines.append("|---" * (len(names) + 2) + "|")
+        lines.append("| **truth** | " + " | ".join(truths) + " | |")
+        for (estimator, rule), rows in part.groupby(["estimator", "rule"], sort=False):
+            by_name = rows.set_index("mechanism")
+            cells = []
+            for name in names:
+                if name not in by_name.index:
+                    cells.append("")
+                    continue
+                row = by_name.loc[name]
+                text = f"{row['mean']:.2f} {row['rate']:.1%}"
+                if (name, trials, estimator, rule) in flagged:
+                    text = f"**{text}**"
+                cells.append(text if row["claimed"] else f"({text})")
+            label = str(estimator) if estimator == rule else f"{estimator}, {rule}"
+            lines.append(
+                f"| {label} | " + " | ".join(cells) + f" | {rows['milliseconds'].mean():.1f} |"
+            )
+    law, trials = parse("tnb:0,0.01"), 1_000
+    lines += [
+        "",
+        "## Pooled runs",
+        "",
+        f"How many single runs give what the paper's {trials:,} + {trials:,} trials with {law}",
+        f"give ({trials * law.mean:,.0f} runs per side), by Clopper-Pearson limits at the best",
+        "threshold and expected counts:",
+        "",
+        "| base epsilon | lower bound | runs per side | share of the trials' runs |",
+        "|---|---|---|---|",
+    ]
+    for epsilon_base in (1.0, 2.0, 4.0):
+        target, runs = runs_for_the_same(epsilon_base, law, trials)
+        share = runs / (trials * law.mean)
+        lines.append(f"| {epsilon_base:g} | {target:.3f} | {runs:,} | {share:.0%} |")
+    return "\n".join(lines) + "\n"
+
+
+def _parser() -> console.Parser:
+    parser = console.Parser(
+        prog="python -m audit.coverage_study",
+        description="Do the lower bounds hold? Plays every estimator against mechanisms whose "
+        "epsilon is known exactly; writes coverage.csv and coverage.md. Exit code 1: one does not.",
+    )
+    parser.add_argument(
+        "--trials",
+        type=int,
+        nargs="+",
+        default=list(STUDY),
+        metavar="N",
+        help=f"trials per side, one number or several (default: {' '.join(map(str, STUDY))})",
+    )
+    parser.add_argument(
+        "--games", type=int, metavar="N", help="games per cell (default: 300, 40 or 8 by trials)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="a whole number (default: 1)")
+    parser.add_argument(
+        "--mechanisms", nargs="+", default=[], metavar="NAME", help="some of them (default: all)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs"), help="folder of the tables (default: docs)"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code: 1 if a bound that claims to hold does not."""
+    options = _parser().parse_args(argv)
+    try:
+        names = [game.name for game in games(1_000)]
+        chosen = [checks.one_of("mechanisms", name, names) for name in options.mechanisms]
+        checks.whole("seed", options.seed, 0)
+        for trials in options.trials:
+            checks.whole("trials", trials, 1, _MOST_TRIALS)
+        if options.games is not None:
+            checks.whole("games", options.games, 1)
+        options.out.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
+        return console.refused(error)
+    sizes = {t: options.games or STUDY.get(t, 100) for t in options.trials}
+    parts = []
+    for part in run(sizes, options.seed, chosen):
+        parts.append(part)
+        row = part.iloc[0]
+        print(
+            f"{row['mechanism']:32} {row['trials']:7d} trials  {row['games']:4d} games  "
+            f"default {row['mean']:.3f} of {row['truth']:.3f}, violations {row['rate']:.1%}",
+            flush=True,
+        )
+    study = pd.concat(parts, ignore_index=True)
+    command = f"python -m audit.coverage_study --seed {options.seed}"
+    if sizes != STUDY:
+        command += " --trials " + " ".join(map(str, sizes))
+    if options.games is not None:
+        command += f" --games {options.games}"
+    if chosen:
+        command += " --mechanisms " + " ".join(f'"{name}"' for name in chosen)
+    try:
+        study.to_csv(options.out / "coverage.csv", index=False, float_format="%.6g")
+        (options.out / "coverage.md").write_text(report(study, command))
+    except OSError as error:
+        return console.refused(error)
+    bad = failures(study)
+    if len(bad):
+        print(bad.to_string())
+    print(f"{len(bad)} of {int(study['claimed'].sum())} claims fail; written to {options.out}")
+    return 1 if len(bad) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))
