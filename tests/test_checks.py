@@ -7,6 +7,7 @@ import pytest
 from audit import accounting, checks, repetitions
 from audit.dpsgd import DpSgdSettings
 from audit.dpsgd.precision import check_precision
+from audit.game.settings import AuditConfig
 
 
 def test_a_name_in_any_case_is_the_name():
@@ -15,6 +16,31 @@ def test_a_name_in_any_case_is_the_name():
     # Where two differ by case alone, only what is written exactly so is meant for sure.
     assert checks.one_of("which", "a", ["A", "a"]) == "a"
     assert checks.one_of("which", "A", ["A", "a"]) == "A"
+
+
+def test_settings_of_an_audit_in_any_case_are_the_same_audit():
+    plain = {
+        "threat": "NTCV",
+        "canary": "input+dirac",
+        "score": "first-coordinate",
+        "dataset": "DIGITS",
+        "model": "logistic",
+        "engine": "batched",
+        "precision": "float64",
+        "accounting": "exact",
+        "repetitions": "poisson:5",
+        "backend": "ray",
+        "devices": ["cuda:0"],
+    }
+    shouted = {
+        name.upper(): [text.upper() for text in value] if isinstance(value, list) else value.upper()
+        for name, value in plain.items()
+    }
+    assert AuditConfig.from_mapping(shouted) == AuditConfig.from_mapping(plain)
+    whispered = {
+        name: value.lower() if isinstance(value, str) else value for name, value in plain.items()
+    }
+    assert AuditConfig.from_mapping(whispered) == AuditConfig.from_mapping(plain)
 
 
 @pytest.mark.parametrize("value", ["digit", "", " digits", None, 3, ["DIGITS"]])

@@ -8,7 +8,7 @@ from typing import Any
 
 from audit import checks
 from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
-from audit.dpsgd import ENGINES, PRECISIONS, DpSgdSettings
+from audit.dpsgd import ENGINES, MODELS, PRECISIONS, DpSgdSettings
 from audit.repetitions import Repetitions, parse
 from threat_models import CANARIES, THREATS, check_names
 from threat_models.datasets import RECORD_SHAPES
@@ -114,14 +114,13 @@ class AuditConfig:
         self._check_texts()
         self._check_numbers()
         self._set("threat", checks.one_of("threat", self.threat, (*THREATS, _SHARED)))
-        names = [c if "." in c else checks.one_of("canary", c, CANARIES) for c in self.canaries]
+        names = [checks.one_of("canary", c, CANARIES, dotted=True) for c in self.canaries]
         self._set("canary", "+".join(names))
         if len(set(self.canaries)) < len(self.canaries):
             raise ValueError(f"canary must name each canary once, got {self.canary!r}")
-        for threat, canary in self.pairs:
-            score = check_names(threat, canary, self.score or None)
-            if len(self.pairs) == 1:
-                self._set("score", score)
+        scores = [check_names(*pair, self.score or None) for pair in self.pairs]
+        if self.score or len(scores) == 1:  # else every view has the paper's own
+            self._set("score", scores[0])
         for name, allowed in (
             ("dataset", RECORD_SHAPES),
             ("accounting", ACCOUNTINGS),
@@ -130,6 +129,7 @@ class AuditConfig:
             ("backend", BACKENDS),
         ):
             self._set(name, checks.one_of(name, getattr(self, name), allowed))
+        self._set("model", checks.one_of("model", self.model, MODELS, dotted=True))
         self._set("repetitions", parse(self.repetitions).spec)
         if self.score == "worst-order" and self.sampling_rate != 1.0:
             raise ValueError(
@@ -147,7 +147,8 @@ class AuditConfig:
 
     def _check_texts(self) -> None:
         devices = self.devices if isinstance(self.devices, list | tuple) else (self.devices,)
-        self._set("devices", tuple(devices))
+        lowered = (d.lower() if isinstance(d, str) else d for d in devices)
+        self._set("devices", tuple(lowered))
         texts = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(f.default, str)}
         for name, value in (*texts.items(), *(("devices", device) for device in self.devices)):
             if not isinstance(value, str):
@@ -261,8 +262,7 @@ class AuditConfig:
         if "device" in values:
             values["devices"] = (values.pop("device"),)
         names = [each.name for each in fields(cls)]
-        for name in values:
-            checks.one_of("setting", name, names)
+        values = {checks.one_of("setting", name, names): value for name, value in values.items()}
         lists = {name: tuple(v) for name, v in values.items() if isinstance(v, list)}
         return cls(**{**values, **lists})
 
