@@ -18,7 +18,7 @@ from scipy import special, stats
 from audit import coverage_study, lower_bounds, repetitions
 from audit.accounting import DpSgd, GaussianMechanism, calibrate_mu
 from audit.claims import facts_of_game, facts_of_tuning
-from audit.lower_bounds import counting, one_run, pooled, rank_sum, rates, rules, scan
+from audit.lower_bounds import counting, one_run, pooled, rank_sum, rates, rules, scan, two_tails
 from audit.lower_bounds.scores import Scores
 from audit.protocols import RandomSearch
 from audit.upper_bounds import RegionCurve, reduced_exact, reduced_renyi
@@ -667,5 +667,48 @@ def test_extreme_numbers_and_deltas_are_answered(n0: int, n1: int, delta: float)
     assert 0.0 <= bound.epsilon < math.log(max(n0, n1))
     none = lower_bounds.lower_bound(rng.normal(size=n0), rng.normal(size=n1), delta)
     assert none.epsilon < 3.0
-    sure = lower_bounds.lower_bound([0.0] * 500, [1.0] * 500, 1e-5, 1.0 - 1e-13)
-    assert sure.epsilon == 0.0  # beyond what the recursion resolves
+
+
+def test_both_tails_together_are_exact_in_their_worst_game() -> None:
+    """P[M <= m] by play and by formula: 4 standard deviations, and at most 1 % rounded up."""
+    rng, games = np.random.default_rng(22), 20_000
+    for n0, n1, epsilon, delta in [(12, 10, 1.0, 0.05), (30, 40, 2.0, 1e-5), (50, 50, 0.3, 0.6)]:
+        fewest = np.array(
+            [
+                two_tails.fewest_errors(Scores.of(*least_favourable(epsilon, delta, rng, n0, n1)))[
+                    0
+                ]
+                for _ in range(games)
+            ]
+        )
+        for errors in np.unique(np.quantile(fewest, [0.02, 0.1, 0.5])).astype(int):
+            played = np.mean(fewest <= errors)
+            found = two_tails.probability(n0, n1, delta, epsilon, int(errors))
+            slack = 4.0 * math.sqrt(played * (1.0 - played) / games)
+            assert played - slack < found < 1.03 * played + slack
+        # More errors, or a smaller epsilon, are less telling.
+        at_epsilon = [two_tails.probability(n0, n1, delta, e, 3) for e in (0.0, 0.5, 1.5, 4.0)]
+        assert at_epsilon == sorted(at_epsilon)
+
+
+def test_perfect_separation_and_large_deltas_prove_what_both_tails_together_can() -> None:
+    apart = lower_bounds.lower_bound([0.0] * 1000, [1.0] * 1000)
+    assert apart.epsilon == pytest.approx(6.07, abs=0.005)
+    assert (apart.false_positives, apart.false_negatives, apart.threshold) == (0, 0, 0.0)
+    # P[all in order] = ((1 - q)^n, with q = 1 / (1 + e^eps) up to delta) = 0.2 alpha.
+    q = 1.0 - 0.01 ** (1.0 / 2000.0)
+    assert apart.epsilon == pytest.approx(math.log(1.0 / q - 1.0), abs=0.01)
+    # The scan alone gives nothing here, Clopper and Pearson's limits 0.57.
+    large = lower_bounds.lower_bound([0.0] * 100, [1.0] * 100, delta=0.9)
+    limits = lower_bounds.ClopperPearson(rule=lower_bounds.FixedThreshold(0.5))
+    assert large.epsilon > limits([0.0] * 100, [1.0] * 100, delta=0.9).epsilon > 0.5
+
+
+def test_numbers_beyond_the_arithmetic_are_refused_in_one_line() -> None:
+    for confidence in (1.0 - 1e-12, 1.0 - 1e-10):
+        with pytest.raises(ValueError, match=r"confidence must be at most 1 - 1e-09, beyond which"):
+            lower_bounds.lower_bound([0.0], [1.0], confidence=confidence)
+    with pytest.raises(ValueError, match="scores_without must be numbers that a float can hold"):
+        lower_bounds.lower_bound([10**400], [1.0])
+    sure = lower_bounds.lower_bound([0.0] * 500, [1.0] * 500, confidence=1.0 - 1e-8)
+    assert 2.0 < sure.epsilon < lower_bounds.lower_bound([0.0] * 500, [1.0] * 500).epsilon

@@ -16,6 +16,8 @@ from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions
 
 DIRECTIONS = ("higher", "lower", "both")
+# The recursions leave out tails of 1e-10 and add them to the error.
+_SMALLEST_ERROR = 1e-9
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,16 @@ def facts_as_told(repetitions: Repetitions) -> Facts:
     """The facts of a game of which only the law of K is told: the rest is taken as assumed."""
     others = [condition for condition in Condition if condition is not Condition.NOT_TUNED]
     return facts_of_tuning(RandomSearch(repetitions), *others)
+
+
+def check_confidence(confidence: float) -> None:
+    """Raises ValueError where a confidence is none, or closer to 1 than the arithmetic goes."""
+    checks.interval("confidence", confidence, 0.0, 1.0)
+    if 1.0 - confidence < _SMALLEST_ERROR:
+        raise ValueError(
+            f"confidence must be at most 1 - {_SMALLEST_ERROR:g}, beyond which it is beyond the "
+            f"arithmetic, got {confidence!r}"
+        )
 
 
 class Estimator(ABC):
@@ -105,7 +117,7 @@ class Estimator(ABC):
     ) -> LowerBound:
         """As the call, from scores that are checked already: what is computed of them is kept."""
         checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
-        checks.interval("confidence", confidence, 0.0, 1.0)
+        check_confidence(confidence)
         direction = checks.one_of("direction", direction, DIRECTIONS)
         # Looking both ways halves the error of each.
         ways = [way for way in ("higher", "lower") if direction in (way, "both")]

@@ -21,7 +21,7 @@ from audit import checks
 from audit import repetitions as laws
 from audit.claims import Claim, Condition, Kind
 from audit.lower_bounds.counting import ClopperPearson
-from audit.lower_bounds.estimator import ThresholdEstimator, facts_as_told
+from audit.lower_bounds.estimator import ThresholdEstimator, check_confidence, facts_as_told
 from audit.lower_bounds.rates import Limit, upper_limit
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import (
@@ -92,7 +92,7 @@ def family_bound(
         ValueError: a parameter is out of its range, or a score is NaN.
     """
     checks.interval("delta", delta, 0.0, 1.0)
-    checks.interval("confidence", confidence, 0.0, 1.0)
+    check_confidence(confidence)
     low, high = strengths
     checks.interval("strengths", low, 0.0, high)
     scores, alpha = Scores.of(scores_without, scores_with), 1.0 - confidence

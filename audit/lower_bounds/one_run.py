@@ -18,6 +18,7 @@ from scipy import special
 from audit import checks
 from audit.claims import Claim, Condition, Facts, Kind
 from audit.lower_bounds.counting import best_of_gaussian_epsilon
+from audit.lower_bounds.estimator import check_confidence
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.scores import checked
 from audit.protocols import RandomSearch
@@ -180,7 +181,7 @@ def one_run_bounds(
         ValueError: a parameter is out of its range, or a score is NaN.
     """
     checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
-    checks.interval("confidence", confidence, 0.0, 1.0)
+    check_confidence(confidence)
     values = checked("scores", scores)
     labels = np.asarray(included)
     if labels.shape != values.shape or labels.dtype != np.bool_:

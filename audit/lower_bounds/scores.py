@@ -21,6 +21,10 @@ def checked(name: str, scores: ArrayLike) -> Array:
         raise ValueError(
             f"{name} must be a list of numbers, got {type(scores).__name__}"
         ) from error
+    except OverflowError as error:
+        raise ValueError(
+            f"{name} must be numbers that a float can hold, got larger ones"
+        ) from error
     if values.ndim != 1:
         raise ValueError(f"{name} must have one dimension, got shape {values.shape}")
     missing = int(np.count_nonzero(np.isnan(values)))
