@@ -205,8 +205,9 @@ def test_scores_that_say_nothing_give_zero(name: str, direction: str) -> None:
 def test_scores_apart_give_what_their_number_allows() -> None:
     for trials in (20, 200, 2000):
         bound = lower_bounds.lower_bound([-math.inf] * trials, [math.inf] * trials)
-        # No test at level alpha can do better than the one that looks only here, at full alpha.
-        single = math.log((1.0 - DELTA) / (1.0 - 0.05 ** (1.0 / trials)))
+        # No test at level alpha can do better than the one that looks only here, at full alpha:
+        # all of 2 n scores on their side of the corner, but for delta.
+        single = math.log(1.0 / (1.0 - 0.05 ** (0.5 / trials)) - 1.0)
         assert 0.75 * single - 0.5 < bound.epsilon < single
         assert (bound.false_positives, bound.false_negatives) == (0, 0)
     far = lower_bounds.lower_bound([0.0] * 50, [1.0] * 500)

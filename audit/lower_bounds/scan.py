@@ -100,7 +100,7 @@ class Scan(Estimator):
         together = _TOGETHER * alpha
         found = _scan_each_tail(scores, delta, alpha - together)
         errors, at, fp, fn = two_tails.fewest_errors(scores)
-        epsilon = two_tails.epsilon_lower_limit(n0, n1, delta, together, errors, found.epsilon)
+        epsilon = two_tails.epsilon_lower_limit(n0, n1, delta, together, errors)
         return Finding(epsilon, at, fp, fn, n0, n1) if epsilon > found.epsilon else found
 
 

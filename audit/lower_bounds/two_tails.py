@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+from audit import numerics
 from audit.lower_bounds.scores import Scores
 
 Array = NDArray[np.float64]
@@ -38,7 +39,7 @@ _REACH = 6.0
 _BEYOND, _ALLOWANCE = 1e-8, 1e-9
 # A share of the scores by which a walk may be shortened for good.
 _FEW = 0.02
-_LARGEST_EPSILON = 60.0
+_TOLERANCE = 1e-4
 
 
 def fewest_errors(scores: Scores) -> tuple[int, float, int, int]:
@@ -54,9 +55,7 @@ def fewest_errors(scores: Scores) -> tuple[int, float, int, int]:
 
 
 @lru_cache(maxsize=4096)
-def epsilon_lower_limit(
-    n0: int, n1: int, delta: float, alpha: float, errors: int, least: float = 0.0
-) -> float:
+def epsilon_lower_limit(n0: int, n1: int, delta: float, alpha: float, errors: int) -> float:
     """The largest epsilon at which so few errors have probability at most alpha, rounded down.
 
     Args:
@@ -65,20 +64,19 @@ def epsilon_lower_limit(
         delta: in [0, 1).
         alpha: error.
         errors: M.
-        least: no smaller answer is of use: 0 is returned instead.
     """
-    if probability(n0, n1, delta, least, errors) > alpha:
+    target = float(special.ndtri(alpha))
+
+    def missed(epsilon: float) -> float:
+        # On the probit scale the error is close to linear in epsilon.
+        error = probability(n0, n1, delta, epsilon, errors)
+        return float(special.ndtri(min(max(error, 1e-300), 1.0 - 1e-16))) - target
+
+    if missed(0.0) > 0.0:
         return 0.0
-    low, high = least, least + 0.5
-    while high < _LARGEST_EPSILON and probability(n0, n1, delta, high, errors) <= alpha:
-        low, high = high, 2.0 * high
-    while high - low > 1e-4:
-        middle = 0.5 * (low + high)
-        if probability(n0, n1, delta, middle, errors) <= alpha:
-            low = middle
-        else:
-            high = middle
-    return low
+    # What the counts say as they are, and a little more.
+    end = 1.0 + math.log((n0 + n1 + 1.0) / (errors + 0.5))
+    return numerics.last_kept(missed, 0.0, end, _TOLERANCE)
 
 
 def probability(n0: int, n1: int, delta: float, epsilon: float, errors: int) -> float:
