@@ -369,6 +369,13 @@ def test_bases_by_name(spec, base):
         (lambda: PrivacyProfile([1.0, 0.5], [0.1, 0.1]), "epsilons must be increasing"),
         (lambda: PrivacyProfile([0.0], [1.5]), r"deltas must be in \[0, 1\]"),
         (lambda: RenyiCurve([1.0], [0.1]), "orders must be > 1"),
+        (
+            lambda: accounting.GaussianMechanism(1e-300),
+            r"mu must be in \[1e-12, 1000\], got 1e-300",
+        ),
+        (lambda: DpSgd(1e300, 100), r"sqrt\(steps\) / noise_multiplier must be in \[1e-12, 1000\]"),
+        (lambda: DpSgd(1e300, 100, 0.1), r"sampling_rate \* sqrt\(steps\) .* must be in \[1e-12"),
+        (lambda: DpSgd(1.0, 10**9, 1e-9), r"steps must be a whole number in \[1, 100000000\]"),
         (lambda: Composition(()), "parts must name at least one"),
         (lambda: Composition((1.0,)), "parts must be mechanisms, got 1.0"),
         (lambda: accounting.AnyOf(3), "candidates must be mechanisms, got 3"),
@@ -425,6 +432,21 @@ def test_phases_of_one_noise_and_rate_are_one():
         Accountant((1.0, 0.1, 3), (2.0, 0.1, 5), (1.0, 0.1, 4), (2.0, 0.2, 1))
     )
     assert run == Composition((DpSgd(1.0, 7, 0.1), DpSgd(2.0, 5, 0.1), DpSgd(2.0, 1, 0.2)))
+
+
+def test_a_schedule_of_many_phases_is_bounded_by_few():
+    schedule = Accountant(*((1.0 + 0.01 * i, 0.01 + 1e-5 * i, 2) for i in range(100)))
+    exact = accounting.from_opacus(schedule, most_phases=100)
+    joined = accounting.from_opacus(schedule, most_phases=8)
+    assert len(exact.parts) == 100
+    assert len(joined.parts) <= 8
+    assert sum(part.steps for part in joined.parts) == 200
+    # Never below, which Renyi divergences show without composing a hundred laws, and not far above.
+    alpha = np.array([1.1, 2.0, 8.0, 64.0])
+    ratio = joined.renyi(alpha) / exact.renyi(alpha)
+    assert np.all((ratio > 1.0) & (ratio < 1.5))
+    one = accounting.from_opacus(schedule, most_phases=1)
+    assert one == DpSgd(1.0, 200, 0.01 + 1e-5 * 99)
 
 
 @pytest.mark.parametrize(

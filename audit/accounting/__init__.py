@@ -14,6 +14,7 @@ from audit.accounting.combinations import AnyOf, Composition, OneOf
 from audit.accounting.composition import compose
 from audit.accounting.conversion import (
     Unreachable,
+    Unresolved,
     reach,
     renyi_to_epsilon,
     solve_epsilon,
@@ -53,6 +54,7 @@ __all__ = [
     "RandomisedResponse",
     "RenyiCurve",
     "Unreachable",
+    "Unresolved",
     "ZeroConcentratedDp",
     "calibrate_mu",
     "calibrate_noise_multiplier",

@@ -37,6 +37,10 @@ class Composition(Mechanism):
         return math.hypot(*known) if len(known) == len(each) else None
 
     @property
+    def is_symmetric(self) -> bool:
+        return all(part.is_symmetric for part in self.parts)
+
+    @property
     def attained(self) -> bool:
         return all(part.attained for part in self.parts)
 
@@ -53,8 +57,7 @@ class Composition(Mechanism):
         if mu is not None:
             return (GaussianPair(mu),)
         pair = compose(self.laws)
-        both = any(len(part.pairs) > 1 for part in self.parts)
-        return (pair, pair.mirrored) if both else (pair,)
+        return (pair,) if self.is_symmetric else (pair, pair.mirrored)
 
     def renyi(self, alpha: ArrayLike) -> Array:
         return np.sum([part.renyi(alpha) for part in self.parts], axis=0)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, special
 
+from audit.accounting.conversion import Unresolved
 from audit.accounting.pairs import Atoms, LossLaw, LossPair
 
 Array = NDArray[np.float64]
@@ -93,8 +94,8 @@ class _Grid:
         return np.arange(self.start, self.end + 1)
 
 
-def _unresolved(what: str) -> ValueError:
-    return ValueError(f"a composition must have losses that a grid resolves, got {what}")
+def _unresolved(what: str) -> Unresolved:
+    return Unresolved(f"a composition must have losses that a grid resolves, got {what}")
 
 
 def _sum_of(

@@ -23,6 +23,10 @@ class Unreachable(ValueError):
     """No epsilon reaches the delta asked for: the mechanism fails with more than that."""
 
 
+class Unresolved(Unreachable):
+    """The losses of a composition are too fine or too many for a grid: no epsilon is known."""
+
+
 SMALLEST_DELTA = 1e-40
 """Where a sampled profile ends: less than that is as good as its limit."""
 

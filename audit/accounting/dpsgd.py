@@ -25,7 +25,7 @@ from scipy import special
 
 from audit import checks
 from audit.accounting.composition import compose
-from audit.accounting.mechanism import Mechanism
+from audit.accounting.mechanism import LARGEST_SPREAD, SMALLEST_SPREAD, Mechanism
 from audit.accounting.pairs import (
     LOG_ROOT_TWO_PI,
     REACH,
@@ -43,6 +43,7 @@ NEIGHBOURS = ("add-remove", "replace-one")
 """Neighbouring data sets: one record more or less, or one record replaced."""
 
 _LARGEST_SHIFT = 400.0
+_MOST_SAMPLED_STEPS = 10**8  # more, and the rounding of one step's law tells in their sum
 
 
 @dataclass(frozen=True)
@@ -165,13 +166,15 @@ class DpSgd(Mechanism):
             neighbours=checks.one_of("neighbours", self.neighbours, NEIGHBOURS),
         )
         if self.sampling_rate == 1.0:
-            mu = self._full_batch_mu
-            checks.interval("sqrt(steps) / noise_multiplier", mu, 0.0, 1e3, closed_high=True)
+            name, spread = "sqrt(steps) / noise_multiplier", self._full_batch_mu
         else:
             checks.interval("noise_multiplier", self.noise_multiplier, 0.05)
-            spread = self.sampling_rate * self._full_batch_mu
+            checks.whole("steps", self.steps, 1, _MOST_SAMPLED_STEPS)
             name = "sampling_rate * sqrt(steps) / noise_multiplier"
-            checks.interval(name, spread, 0.0, 1e3, closed_high=True)
+            spread = self.sampling_rate * self._full_batch_mu
+        checks.interval(
+            name, spread, SMALLEST_SPREAD, LARGEST_SPREAD, closed_low=True, closed_high=True
+        )
 
     @property
     def distance(self) -> float:
@@ -193,6 +196,10 @@ class DpSgd(Mechanism):
         )
 
     @property
+    def is_symmetric(self) -> bool:
+        return self.sampling_rate == 1.0 or self.neighbours == "replace-one"
+
+    @property
     def attained(self) -> bool:
         return True
 
@@ -208,7 +215,7 @@ class DpSgd(Mechanism):
         if self.gaussian_mu is not None:
             return (GaussianPair(self.gaussian_mu),)
         pair = compose(self.laws)
-        return (pair,) if self._step.replace else (pair, pair.mirrored)
+        return (pair,) if self.is_symmetric else (pair, pair.mirrored)
 
     def renyi(self, alpha: ArrayLike) -> Array:
         orders = np.asarray(alpha, dtype=np.float64)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from audit import checks
-from audit.accounting.mechanism import Mechanism
+from audit.accounting.mechanism import LARGEST_SPREAD, SMALLEST_SPREAD, Mechanism
 from audit.accounting.pairs import DominatingPair, GaussianPair
 
 
@@ -13,7 +13,7 @@ class GaussianMechanism(Mechanism):
     """Mu-Gaussian DP: full-batch DP-SGD has mu = sqrt(steps) / noise_multiplier.
 
     Attributes:
-        mu: distance of the two means in standard deviations, in (0, 1000].
+        mu: distance of the two means in standard deviations, in [1e-12, 1000].
     """
 
     mu: float
@@ -21,7 +21,10 @@ class GaussianMechanism(Mechanism):
     _words: ClassVar[str] = "Gaussian, mu = {mu:.6g}"
 
     def __post_init__(self) -> None:
-        checks.keep(self, mu=checks.interval("mu", self.mu, 0.0, 1e3, closed_high=True))
+        mu = checks.interval(
+            "mu", self.mu, SMALLEST_SPREAD, LARGEST_SPREAD, closed_low=True, closed_high=True
+        )
+        checks.keep(self, mu=mu)
 
     @property
     def gaussian_mu(self) -> float:

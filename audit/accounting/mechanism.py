@@ -11,6 +11,10 @@ from audit.accounting.pairs import DominatingPair, LossLaw
 
 Array = NDArray[np.float64]
 
+SMALLEST_SPREAD, LARGEST_SPREAD = 1e-12, 1e3
+"""How far apart two laws may be, in standard deviations: beyond, doubles see no difference or no
+overlap."""
+
 GIVEN = "neighbours are those for which its parameters hold"
 
 
@@ -33,6 +37,11 @@ class Mechanism(ABC):
     def laws(self) -> tuple[tuple[LossLaw, int], ...]:
         """The runs that make up the first pair, for composition; the second is its mirror image."""
         return ((self.pairs[0], 1),)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the first pair is its own mirror image."""
+        return len(self.pairs) == 1
 
     @property
     def attained(self) -> bool:

@@ -1,5 +1,6 @@
 """The mechanism that the accountant of a training loop has recorded."""
 
+import math
 from typing import Any
 
 from audit import checks
@@ -8,7 +9,9 @@ from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanism import Mechanism
 
 
-def from_opacus(accountant: Any, neighbours: str = "add-remove") -> Mechanism:
+def from_opacus(
+    accountant: Any, neighbours: str = "add-remove", most_phases: int = 40
+) -> Mechanism:
     """The mechanism that an Opacus accountant has recorded: one training run.
 
     Args:
@@ -17,6 +20,9 @@ def from_opacus(accountant: Any, neighbours: str = "add-remove") -> Mechanism:
             taken to be Poisson-sampled, as Opacus samples them unless it is told not to. Opacus
             itself is not imported.
         neighbours: `add-remove`, as Opacus counts, or `replace-one`.
+        most_phases: where a schedule has more phases of different noise or rate, neighbouring ones
+            are accounted for as one, with the least noise and the largest rate among them: what
+            comes out is an upper bound, and takes seconds instead of minutes.
 
     Returns:
         One `DpSgd`, or the `Composition` of one for every noise and rate. In which order they came
@@ -49,5 +55,38 @@ def from_opacus(accountant: Any, neighbours: str = "add-remove") -> Mechanism:
         steps_of[noise, rate] = before + checks.whole("steps", steps, 1)
     if not steps_of:
         raise ValueError(f"accountant must have recorded a step, got {accountant!r}")
+    most_phases = checks.whole("most_phases", most_phases, 1)
+    steps_of = _joined(steps_of, most_phases)
     phases = [DpSgd(noise, steps, rate, neighbours) for (noise, rate), steps in steps_of.items()]
     return phases[0] if len(phases) == 1 else Composition(tuple(phases))
+
+
+_Phases = dict[tuple[float, float], int]
+
+
+def _joined(steps_of: _Phases, most: int) -> _Phases:
+    """At most so many phases: those in one cell of a grid of log noise and log rate are one.
+
+    Less noise hides less, and a record that is sampled more often is hidden less: the step with the
+    least noise and the largest rate of a cell dominates all in it.
+
+    Args:
+        steps_of: steps by noise and rate.
+        most: at most so many remain. Cells grow by half until that is so.
+    """
+    width, found = 1e-3, steps_of
+    while len(found) > most:
+        cells: dict[tuple[int, int], tuple[float, float, int]] = {}
+        for (noise, rate), steps in steps_of.items():
+            cell = _cell(noise, width), _cell(rate, width)
+            least, largest, before = cells.get(cell, (noise, rate, 0))
+            cells[cell] = min(least, noise), max(largest, rate), before + steps
+        found = {}
+        for noise, rate, steps in cells.values():
+            found[noise, rate] = found.get((noise, rate), 0) + steps
+        width *= 1.5
+    return found
+
+
+def _cell(value: float, width: float) -> int:
+    return math.floor(math.log(value) / width) if value > 0 else 0

@@ -22,6 +22,7 @@ class BaseReport:
         epsilon_exact: epsilon of one run by its privacy profile; None if delta is out of reach.
         accounting: which of the two is called epsilon_B.
         description: the mechanism in words, neighbours included.
+        reason: why there is no exact epsilon; empty where there is one.
     """
 
     mu: float | None
@@ -31,6 +32,7 @@ class BaseReport:
     epsilon_exact: float | None
     accounting: str
     description: str = ""
+    reason: str = ""
 
     @property
     def bounds(self) -> tuple[UpperBound, UpperBound]:
@@ -39,7 +41,7 @@ class BaseReport:
         if self.mu is not None:
             profile = "Balle & Wang 2018, theorem 8"
         return (
-            _row("base", self.epsilon_exact, "the exact privacy profile", profile),
+            _row("base", self.epsilon_exact, "the exact privacy profile", profile, self.reason),
             _row(
                 "base-renyi",
                 self.epsilon_rdp,
@@ -49,11 +51,10 @@ class BaseReport:
         )
 
 
-def _row(name: str, epsilon: float | None, how: str, source: str) -> UpperBound:
+def _row(name: str, epsilon: float | None, how: str, source: str, reason: str = "") -> UpperBound:
     claim = Claim(Kind.ONE_RUN, source, about=(f"a single run, not the tuning; by {how}",))
-    return UpperBound(
-        name, epsilon, claim, reason="" if epsilon is not None else f"infinite by {how}"
-    )
+    why = "" if epsilon is not None else reason or f"infinite by {how}"
+    return UpperBound(name, epsilon, claim, reason=why)
 
 
 def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
@@ -65,10 +66,11 @@ def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
         method: `rdp` or `exact`, which epsilon is called epsilon_B.
     """
     by_renyi = base.renyi_epsilon(delta)
+    exact, reason = None, ""
     try:
-        exact: float | None = base.epsilon(delta)
-    except Unreachable:
-        exact = None
+        exact = base.epsilon(delta)
+    except Unreachable as error:
+        reason = str(error)
     return BaseReport(
         mu=base.gaussian_mu,
         noise_multiplier=base.noise_multiplier if isinstance(base, DpSgd) else None,
@@ -77,4 +79,5 @@ def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
         epsilon_exact=exact,
         accounting=checks.one_of("accounting", method, ACCOUNTINGS),
         description=base.description,
+        reason=reason,
     )

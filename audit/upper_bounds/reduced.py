@@ -23,6 +23,7 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.claims import Condition, Kind
+from audit.numerics import PROFILE_ACCURACY
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import cell_masses, divergence_of_cells, rounded, scale
 from audit.upper_bounds.registry import Value, bound
@@ -36,6 +37,8 @@ _NEEDS_STEPS = "the base must be DP-SGD with sampling rate < 1"
 _EXACT_SOURCE = "hockey stick of the reduced game, integrated directly (no Renyi step)"
 # Orders above shift / mu are never best, and their integrand peaks that far from the origin.
 _LARGEST_SHIFT = 200.0
+# Where one side has e^-loss of the other's mass, and that is lost, a cell says nothing.
+_LARGEST_LOSS = 600.0
 _LOG_ROOT_TWO_PI = 0.5 * float(np.log(2.0 * np.pi))
 
 
@@ -214,6 +217,8 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Va
         return Value(epsilon, error=error, about=("Gaussian base",))
     if not base.attained:
         raise NotApplicable("the base must be one whose outputs are known")
+    if float(base.delta(_LARGEST_LOSS)) > delta * PROFILE_ACCURACY:
+        raise NotApplicable(f"losses beyond {_LARGEST_LOSS:g} must not decide: they underflow")
     (pair, count), *others = base.laws
     if isinstance(pair, LossPair) and count == 1 and not others:
         epsilon, error = _by_likelihood(pair, repetitions, delta), 0.0
