@@ -16,9 +16,11 @@ from typing import Any
 
 from audit import checks, protocols
 from audit.accounting import AnyOf, DpSgd, Mechanism, OneOf, to_plain
+from audit.certificate import Certificate
 from audit.protocols import Grid, Protocol, RandomSearch
 from audit.repetitions import Repetitions
 from audit.tuning.calibration import noise_multiplier_for
+from audit.tuning.certifying import certify
 from audit.tuning.journal import Journal, Memory
 from audit.tuning.outcome import Best, Outcome, Private, Trial, Void
 from audit.tuning.play import LIVE, Plan, Played, play
@@ -211,6 +213,7 @@ class Study:
             training = AnyOf(tuple(runs))
         elif len(runs) > 1:
             training = OneOf(tuple(runs), tuple(chance for _, chance in self._chances))
+        self._training = training
         return training if self.private is None else self.private.with_training(training)
 
     @property
@@ -269,6 +272,32 @@ class Study:
         plan = self._plan()
         return plan.trial(
             secrets.randbits(256), 0, self.space.draw(plan.rng(secrets.randbits(256), 0))
+        )
+
+    @property
+    def certificate(self) -> Certificate:
+        """What may be published beside the best run: the claim, and all that it rests on.
+
+        Raises:
+            ValueError: the study has not been run to its end.
+        """
+        if self._played is None:
+            raise ValueError("certificate needs a study that was run to its end, got none")
+        return self._certificate
+
+    @cached_property
+    def _certificate(self) -> Certificate:
+        assert self._played is not None
+        return certify(
+            base=self.base,
+            training=self._training,
+            protocol=self.protocol,
+            delta=self.delta,
+            prior=self.space.prior,
+            private=self.private,
+            seeded=self.seed is not None,
+            checked=self._played.checked,
+            settings_hash=self.settings_hash,
         )
 
     def _plan(self) -> Plan:

@@ -1,0 +1,248 @@
+"""Every number of a certificate, from one run, the protocol and delta alone."""
+
+import decimal
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from audit import checks
+from audit.accounting import Mechanism, Unreachable
+from audit.claims import Kind
+from audit.protocols import Protocol
+from audit.upper_bounds import UpperBound, cost
+from audit.upper_bounds.registry import entries, find, row
+
+Array = NDArray[np.float64]
+
+DELTAS = (0.8, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
+"""Where the profile of the whole is tabulated, besides the delta asked for."""
+
+FALSE_POSITIVES = (0.0, 1e-4, 1e-3, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0)
+"""Where the trade-off curve is tabulated."""
+
+_SHIFT_TOLERANCE = 1e-6
+_NEAR = 1.01  # bounds that come so near to the smallest are asked at every other delta too
+
+
+def rounded_up(value: float, digits: int = 4) -> str:
+    """A number as text, never below itself.
+
+    Example:
+        >>> rounded_up(2.40001), rounded_up(2.4), rounded_down(2.39999)
+        ('2.401', '2.4', '2.399')
+    """
+    return _rounded(value, digits, decimal.ROUND_CEILING)
+
+
+def rounded_down(value: float, digits: int = 4) -> str:
+    """A number as text, never above itself."""
+    return _rounded(value, digits, decimal.ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, side: str) -> str:
+    # From the shortest text of the number, so that 2.4 stays 2.4.
+    exact = decimal.Decimal(repr(float(value)))
+    return f"{float(decimal.Context(digits, side).plus(exact)):g}"
+
+
+@dataclass(frozen=True)
+class PrivacyPoint:
+    """The whole is (epsilon, delta)-DP.
+
+    Attributes:
+        delta: in (0, 1).
+        epsilon: >= 0, rounded up.
+    """
+
+    delta: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What follows from one run, the protocol and delta.
+
+    Attributes:
+        run_epsilon: of one run alone at delta; None if it does not reach delta.
+        epsilon: of the whole at delta.
+        bounds: the names of the bounds that are asked, the one that says so first.
+        source: its theorem.
+        assumes: what it needs to be true.
+        attained: epsilon that an attack attains on the worst score, where one is known; rounded
+            down.
+        profile: of the whole, delta falling.
+        trade_off: for every rate of false positives the least rate of false negatives that any
+            attack has, [n, 2].
+        advantage: the most that true positives can exceed false ones by: membership advantage.
+        true_positives: the most true positives at 1 % and at 0.1 % false ones.
+        mu: the least mu whose Gaussian trade-off curve lies below that of the whole, all but
+            delta of it.
+        mu_regret: how far the curve of mu lies below (Gomez et al. 2025): near 0, mu says it all.
+    """
+
+    run_epsilon: float | None
+    epsilon: float
+    bounds: tuple[str, ...]
+    source: str
+    assumes: str
+    attained: float | None
+    profile: tuple[PrivacyPoint, ...]
+    trade_off: tuple[tuple[float, float], ...]
+    advantage: float
+    true_positives: tuple[float, float]
+    mu: float
+    mu_regret: float
+
+
+def compute(
+    base: Mechanism, protocol: Protocol, delta: float, bounds: Sequence[str] = ()
+) -> Numbers:
+    """All numbers of a certificate.
+
+    Args:
+        base: one run.
+        protocol: how the best run is chosen.
+        delta: of the whole, in (0, 1).
+        bounds: the names of those that are asked; if none is given, all that hold for any score
+            and come near to the smallest of them.
+
+    Raises:
+        Unreachable: no bound reaches delta.
+        ValueError: there is no such bound, or it does not hold for any score.
+
+    Example:
+        >>> from audit import protocols
+        >>> from audit.accounting import GaussianMechanism
+        >>> numbers = compute(GaussianMechanism(0.5), protocols.parse("fixed:1"), 1e-5, ["region"])
+        >>> round(numbers.epsilon, 3), round(numbers.true_positives[0], 3)
+        (1.993, 0.035)
+    """
+    at_delta = _smallest_first(base, protocol, delta, bounds)
+    names = tuple(found.name for _, found in at_delta)
+    epsilon, smallest = at_delta[0]
+    points = [PrivacyPoint(delta, epsilon)]
+    for one in DELTAS:
+        if one == delta:
+            continue
+        try:
+            points.append(PrivacyPoint(one, _smallest_first(base, protocol, one, names)[0][0]))
+        except Unreachable:
+            continue  # less than what no epsilon removes
+    attacks = [
+        row(entry, base, protocol, delta)
+        for entry in entries(type(protocol))
+        if entry.claim.kind is Kind.ATTAINED
+    ]
+    try:
+        run: float | None = base.epsilon(delta)
+    except Unreachable:
+        run = None
+    curve = TradeOff(tuple(sorted(points, key=lambda one: -one.delta)))
+    mu = curve.mu(delta)
+    least = curve.false_negatives(FALSE_POSITIVES)
+    return Numbers(
+        run_epsilon=run,
+        epsilon=epsilon,
+        bounds=names,
+        source=smallest.source,
+        assumes=smallest.assumes,
+        attained=max((one.epsilon for one in attacks if one.epsilon is not None), default=None),
+        profile=curve.points,
+        trade_off=tuple(zip(FALSE_POSITIVES, least.tolist(), strict=True)),
+        advantage=curve.advantage,
+        true_positives=(
+            1.0 - float(curve.false_negatives(0.01)),
+            1.0 - float(curve.false_negatives(0.001)),
+        ),
+        mu=mu,
+        mu_regret=curve.regret(mu),
+    )
+
+
+def _smallest_first(
+    base: Mechanism, protocol: Protocol, delta: float, bounds: Sequence[str]
+) -> list[tuple[float, UpperBound]]:
+    """What the whole costs by the bounds named, or by all that come near to the smallest."""
+    usable = [entry for entry in entries(type(protocol)) if entry.claim.any_score]
+    if bounds:
+        names = [entry.name for entry in usable]
+        usable = [find(checks.one_of("bounds", name, names), type(protocol)) for name in bounds]
+    rows = [row(entry, base, protocol, delta) for entry in usable]
+    known = [(found.epsilon, found) for found in rows if found.epsilon is not None]
+    if not known:
+        cost(base, protocol, delta)  # which says why there is none
+        raise Unreachable(f"bounds must reach delta, got {', '.join(bounds)} at {delta!r}")
+    known.sort(key=lambda one: one[0])
+    return [one for one in known if bounds or one[0] <= _NEAR * known[0][0]]
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """The trade-off curve that points of a privacy profile imply: a maximum of lines.
+
+    Attributes:
+        points: (epsilon, delta) that hold.
+    """
+
+    points: tuple[PrivacyPoint, ...]
+
+    def false_negatives(self, false_positives: ArrayLike) -> Array:
+        """The least rate of false negatives [n] at rates of false positives [n], rounded down."""
+        rates = np.asarray(false_positives, dtype=np.float64)
+        least = np.zeros_like(rates)
+        for point in self.points:
+            kept, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
+            least = np.maximum(least, kept - rates / ratio)
+            least = np.maximum(least, ratio * (kept - rates))
+        return least
+
+    @property
+    def advantage(self) -> float:
+        """The most that true positives exceed false ones: where both rates of error are equal."""
+        equal = max((1.0 - one.delta) / (1.0 + math.exp(one.epsilon)) for one in self.points)
+        return 1.0 - 2.0 * equal
+
+    def _vertices(self) -> Array:
+        """Rates of false positives [n] where the curve bends."""
+        lines = []
+        for point in self.points:
+            kept, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
+            lines += [(kept, 1.0 / ratio), (ratio * kept, ratio)]
+        lines.append((0.0, 0.0))
+        rates = [0.0, 1.0]
+        for (a, b), (c, d) in itertools.combinations(lines, 2):
+            if b != d:
+                rates.append((a - c) / (b - d))
+        found = np.unique(np.array(rates))
+        return found[(found >= 0.0) & (found <= 1.0)]
+
+    def mu(self, slack: float) -> float:
+        """The least mu, rounded up, with f_mu <= f + slack everywhere.
+
+        f_mu is convex and f a broken line: it is enough that it holds where f bends.
+
+        Args:
+            slack: no less than the least delta known, of which no point of f speaks.
+        """
+        rates = self._vertices()
+        rates = rates[(rates > 0.0) & (rates < 1.0)]
+        reached = np.minimum(self.false_negatives(rates) + slack, 1.0)
+        inside = (reached > 0.0) & (reached < 1.0)
+        gaps = -special.ndtri(rates[inside]) - special.ndtri(reached[inside])
+        return max(float(np.max(gaps, initial=0.0)), 0.0) * (1.0 + 1e-9)
+
+    def regret(self, mu: float) -> float:
+        """The least shift k, rounded up, with f(a + k) - k <= f_mu(a) for every a."""
+        rates = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 2000)])
+        gaussian = special.ndtr(-special.ndtri(rates) - mu)
+        low, high = 0.0, 1.0
+        while high - low > _SHIFT_TOLERANCE:
+            shift = 0.5 * (low + high)
+            moved = self.false_negatives(np.minimum(rates + shift, 1.0)) - shift
+            low, high = (low, shift) if np.all(moved <= gaussian) else (shift, high)
+        return high

@@ -1,0 +1,253 @@
+"""A certificate as one html page: printable, for phones too, nothing fetched, pictures inline."""
+
+import html as markup
+import io
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from audit.certificate.numbers import TradeOff, rounded_down, rounded_up
+from audit.certificate.statement import Certificate, Ground
+
+__all__ = ["document", "html", "svg", "table"]
+
+_STYLE = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; background: #f3f4f6; margin: 0; }
+main { max-width: 54rem; margin: 0 auto; padding: 1.25rem; background: #fff; }
+h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .75rem; }
+h2 { font-size: 1.1rem; margin: 1.75rem 0 .5rem; border-bottom: 1px solid #d0d7de; }
+.claim { font-size: 1.15rem; padding: .75rem 1rem; border-left: .35rem solid #1a7f37;
+  background: #eefbf1; }
+.void .claim { border-color: #cf222e; background: #fff0ee; }
+.figures { display: flex; flex-wrap: wrap; gap: 1rem; }
+figure { flex: 1 1 20rem; min-width: 0; margin: 0; }
+figure svg { width: 100%; height: auto; display: block; }
+figcaption { font-size: .85rem; color: #57606a; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .92rem; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0;
+  border-bottom: 1px solid #e3e6ea; overflow-wrap: anywhere; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.key th { width: 13rem; font-weight: 600; }
+.ground { white-space: nowrap; font-size: .85rem; padding: .05rem .4rem; border-radius: .3rem;
+  background: #ddf4ff; }
+.on-trust { background: #fff8c5; }
+.broken { background: #ffd8d3; }
+code { font-size: .85em; overflow-wrap: anywhere; }
+@media (max-width: 34rem) {
+  main { padding: .9rem; }
+  .key th, .key td { display: block; width: auto; border: 0; padding: 0; }
+  .key td { padding-bottom: .5rem; border-bottom: 1px solid #e3e6ea; }
+}
+@media print {
+  body { background: #fff; font-size: 10.5pt; }
+  main { max-width: none; padding: 0; }
+  h2, figure, tr { break-inside: avoid; }
+  h2 { break-after: avoid; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+}
+"""
+
+
+def html(certificate: Certificate) -> str:
+    """The page."""
+    numbers, setting = certificate.numbers, certificate.setting
+    key = [
+        ("Unit of privacy", setting.unit),
+        ("Neighbouring data sets", setting.neighbours),
+        ("Trust model", setting.trust_model),
+        *((f"Read by {who}", what) for who, what in setting.touched.items()),
+        ("Released", "; ".join(setting.released)),
+        ("Withheld", "; ".join(setting.withheld)),
+    ]
+    run = "none at this delta" if numbers.run_epsilon is None else rounded_up(numbers.run_epsilon)
+    mean = certificate.protocol.mean_runs
+    mechanism = [
+        ("One run", certificate.base.description),
+        ("Epsilon of one run alone", f"{run} at delta = {certificate.delta:g}"),
+        ("Protocol", f"{certificate.protocol.spec}: {certificate.protocol.assumption}"),
+        ("Runs expected", "by what comes out" if mean is None else f"{mean:.4g}"),
+        *((f"Prior of {name}", words) for name, words in setting.prior.items()),
+        ("Epsilon of the whole", f"{rounded_up(numbers.epsilon)} at delta = {certificate.delta:g}"),
+        ("By", f"{numbers.bounds[0]}: {numbers.source}"),
+        ("Which needs", numbers.assumes),
+    ]
+    if numbers.attained is not None:
+        mechanism.append(
+            ("An attack attains", f"{rounded_down(numbers.attained)}, on the worst score")
+        )
+    grounds = [
+        [_escape(one.words), f'<span class="ground {_class(one.ground)}">{one.ground.value}</span>']
+        for one in certificate.conditions
+    ]
+    one, tenth = (rounded_up(100.0 * share) for share in numbers.true_positives)
+    attacker = [
+        ("Membership advantage", f"at most {rounded_up(numbers.advantage)}"),
+        (
+            "True positives at 1 % false ones",
+            f"at most {one} %",
+        ),
+        (
+            "True positives at 0.1 % false ones",
+            f"at most {tenth} %",
+        ),
+        (
+            "Gaussian DP",
+            f"mu = {rounded_up(numbers.mu)}, but for {certificate.delta:g}; regret "
+            f"{rounded_up(numbers.mu_regret, 2)}",
+        ),
+    ]
+    body = [
+        "<h1>Certificate of a private tuning</h1>",
+        f'<p class="claim">{_escape(certificate.statement)}</p>',
+        "<h2>What it is about</h2>",
+        _pairs(key),
+        "<h2>What was run, and what it costs</h2>",
+        _pairs(mechanism),
+        "<h2>What must be true</h2>",
+        table(["condition", "why it is taken to be so"], grounds, raw=True),
+        "<h2>What an attacker can do</h2>",
+        _pairs(attacker),
+        f'<div class="figures">{_figures(certificate)}</div>',
+        "<h2>Privacy profile of the whole</h2>",
+        table(
+            ["delta", "epsilon"],
+            [[f"{one.delta:g}", rounded_up(one.epsilon, 6)] for one in numbers.profile],
+            number=True,
+        ),
+    ]
+    if certificate.evidence is not None:
+        found = certificate.evidence
+        body += [
+            "<h2>Audit</h2>",
+            _pairs(
+                [
+                    ("Epsilon shown", f"at least {rounded_down(found.epsilon_lower)}"),
+                    ("Confidence", f"{found.confidence:g}"),
+                    ("Games", f"{found.games_without} without, {found.games_with} with the record"),
+                    ("Could have shown", f"at most {found.ceiling(certificate.delta):.4g}"),
+                ]
+            ),
+        ]
+    plain = certificate.as_dict()
+    body += [
+        "<h2>It is void if</h2>",
+        "<ul>" + "".join(f"<li>{_escape(one)}</li>" for one in certificate.void_if) + "</ul>",
+        "<h2>How it was made</h2>",
+        _pairs([*((name, _words(value)) for name, value in certificate.made.items())]),
+        f"<p>Hash <code>{plain['hash']}</code>. The json file of this certificate is checked by "
+        "<code>python -m audit.verify certificate.json</code>, which computes every number "
+        "anew.</p>",
+    ]
+    return document("Certificate of a private tuning", body, "void" if certificate.void else "")
+
+
+def document(title: str, body: Iterable[str], kind: str = "") -> str:
+    """A page that stands alone.
+
+    Args:
+        title: in the window's bar.
+        body: parts, as html.
+        kind: class of the body.
+    """
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_escape(title)}</title><style>{_STYLE}</style></head>"
+        f'<body class="{kind}"><main>\n' + "\n".join(body) + "\n</main></body></html>\n"
+    )
+
+
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    number: bool = False,
+    raw: bool = False,
+) -> str:
+    """A table.
+
+    Args:
+        heads: of the columns.
+        rows: cells.
+        number: whether all cells are numbers.
+        raw: whether cells are html already.
+    """
+    mark = ' class="n"' if number else ""
+    head = "".join(f"<th{mark}>{_escape(one)}</th>" for one in heads)
+    lines = (
+        "<tr>" + "".join(f"<td{mark}>{one if raw else _escape(one)}</td>" for one in row) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
+
+
+def svg(figure: Any) -> str:
+    """A matplotlib figure as an svg element that no file around it can clash with."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+
+
+def _figures(certificate: Certificate) -> str:
+    # Slow to import, and only wanted here.
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    numbers = certificate.numbers
+    found = []
+    # Ids of one picture must not be those of another on the same page.
+    with mpl.rc_context({"svg.hashsalt": "profile", "font.size": 11}):
+        figure = Figure(figsize=(4.6, 3.4), layout="constrained")
+        axes = figure.subplots()
+        epsilons = [one.epsilon for one in numbers.profile]
+        axes.plot(epsilons, [one.delta for one in numbers.profile], "o-", color="#0969da", ms=4)
+        axes.plot([numbers.epsilon], [certificate.delta], "o", color="#cf222e", ms=7)
+        axes.set_yscale("log")
+        axes.set_xlim(left=0.0)
+        axes.set_xlabel("epsilon")
+        axes.set_ylabel("delta")
+        axes.grid(alpha=0.3)
+        found.append((svg(figure), "The whole is (epsilon, delta)-DP at every point marked."))
+    with mpl.rc_context({"svg.hashsalt": "trade-off", "font.size": 11}):
+        figure = Figure(figsize=(4.6, 3.4), layout="constrained")
+        axes = figure.subplots()
+        rates = np.concatenate([np.geomspace(1e-6, 0.02, 60), np.linspace(0.02, 1.0, 120)])
+        curve = TradeOff(numbers.profile)
+        axes.plot(rates, curve.false_negatives(rates), color="#0969da", label="the whole")
+        gaussian = special.ndtr(-special.ndtri(rates) - numbers.mu)
+        axes.plot(rates, gaussian, "--", color="#57606a", label=f"{numbers.mu:.3g}-GDP")
+        axes.plot([0, 1], [1, 0], ":", color="#8c959f", label="knows nothing")
+        axes.set_xlabel("false positives")
+        axes.set_ylabel("false negatives")
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False, fontsize="small")
+        found.append((svg(figure), "No attack's errors lie below the line."))
+    return "".join(
+        f"<figure>{picture}<figcaption>{words}</figcaption></figure>" for picture, words in found
+    )
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> str:
+    lines = (f"<tr><th>{_escape(name)}</th><td>{_escape(value)}</td></tr>" for name, value in rows)
+    return f'<table class="key">{"".join(lines)}</table>'
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {one}" for name, one in value.items())
+    return str(value)
+
+
+def _class(ground: Ground) -> str:
+    return ground.value.replace(" ", "-")
+
+
+def _escape(text: str) -> str:
+    return markup.escape(str(text))

@@ -1,0 +1,35 @@
+"""Is a certificate right? `python -m audit.verify certificate.json` says so in one line."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from audit.certificate import verify
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Checks a certificate.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+
+    Returns:
+        The exit code: 0 if it is right, 1 if it is wrong, 2 if it is no certificate.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m audit.verify",
+        description="Computes every number of a certificate anew, and checks its hash.",
+    )
+    parser.add_argument("certificate", help="the json file")
+    arguments = parser.parse_args(argv)
+    try:
+        verdict = verify(arguments.certificate)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(verdict.line)
+    return 0 if verdict.right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
