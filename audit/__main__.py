@@ -11,6 +11,7 @@ COMMANDS = {
     "run": "play the distinguishing game against a tuning: lower bounds beside upper bounds",
     "compare": "finished audits side by side, in one picture and one table",
     "reproduce": "the tables and figures of the five papers, ours beside the published",
+    "verify": "is a certificate of a private tuning right? every number computed anew",
     "coverage_study": "do the lower bounds hold? games whose epsilon is known exactly",
 }
 """What each command answers; `python -m audit.NAME --help` has its options."""

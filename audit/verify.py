@@ -1,10 +1,13 @@
 """Is a certificate right? `python -m audit.verify certificate.json` says so in one line."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from audit import console
 from audit.certificate import verify
+
+
+WRONG = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 if it is right, 1 if it is wrong, 2 if it is no certificate.
     """
-    parser = argparse.ArgumentParser(
+    parser = console.Parser(
         prog="python -m audit.verify",
         description="Computes every number of a certificate anew, and checks its hash.",
     )
@@ -25,11 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         verdict = verify(arguments.certificate)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return console.refused(error)
     print(verdict.line)
-    return 0 if verdict.right else 1
+    return console.OK if verdict.right else WRONG
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(console.run(main))
