@@ -1,16 +1,20 @@
-"""Engines side by side, each on one thread: `python -m benchmarks.engine [--device cuda]`.
+"""Engines and their peers side by side, each on one thread: `python -m benchmarks.engine`.
 
-Speeds are run-steps per second of processor time, the best of several rounds, and their ratio to
-Opacus one run at a time, measured in the same minutes on the same machine. Large blocks stay with
-malloc instead of going back to the system, without which Opacus is several times slower than it
-can be. Peak memory is what the process grew by, or what was allocated on the GPU. Hours are for one
-row of the paper's table 2: 2,000 trials, about 43,000 runs, at 300 steps. Images are random: only
+Lines of one setup are measured in turn, round after round, each in a process of its own that has
+been warmed up until its page faults stopped: a heap that still grows makes Opacus two times
+slower than it is. Speeds are run-steps per second of processor time, the best of all rounds, then
+as ratios to the best private peer and to Opacus as people use it (hooks, one run at a time).
+Large blocks stay with malloc instead of going back to the system, without which Opacus is several
+times slower than it can be. Peers take records with channels last in memory where that is faster.
+Peak memory is what the process grew by, or what was allocated on the GPU. Hours are for one row
+of the paper's table 2: 2,000 trials, about 43,000 runs, at 300 steps. Images are random: only
 time is measured.
 
 The roof is the speed at which the products of the gradients and the noise would take as long as
-they do alone, at the measured rates of one large float32 product and of `normal_` on this device;
-memory and launches of kernels are not in it. Lanes are as many as an audit has side by side. On a
-GPU the time is by the clock: a run ends with the copy of its outcomes, which waits for all before.
+they do alone, at the measured rates of one large float32 product and of normal numbers on this
+device; memory and launches of kernels are not in it. Lanes are as many as an audit has side by
+side. On a GPU the time is by the clock: a run ends with the copy of its outcomes, which waits for
+all before.
 """
 
 import argparse
@@ -21,6 +25,7 @@ import os
 import resource
 import sys
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -29,7 +34,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import threat_models
-from audit.dpsgd import DpSgdSettings, Lanes, make_engine, models
+from audit.dpsgd import DpSgdSettings, Lanes, make_engine, models, noise
 from audit.dpsgd.products import affine
 from audit.game import play as game
 from audit.game.settings import AuditConfig
@@ -43,8 +48,10 @@ ROW_RUN_STEPS = 43_000 * 300
 # canary takes no time.
 NT_ROWS = {GREY: 9 * 1.5, COLOUR: 9 * 2 * 1.5}
 ETCV_ROWS = {GREY: 9, COLOUR: 9 * 2}
-# A case that takes longer is given up.
-PATIENCE = 150.0
+# A line that takes longer for one answer is given up.
+PATIENCE = 300.0
+# Page faults of a call whose heap has stopped growing: a megabyte.
+FEW_FAULTS = 256
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
@@ -99,19 +106,24 @@ def runs_per_block(size: int) -> int:
     return game.blocks(config, "batched")[0].trials
 
 
-def best_rate(call, amount: float, device: str, seconds: float) -> float:
-    """The most of an amount that a call gets done per second, in at least three calls."""
-    # On a GPU the processor only waits.
+def seconds_of(call, device: str) -> float:
+    """Of the processor; on a GPU, for which the processor only waits, by the clock."""
     clock = time.process_time if device == "cpu" else time.perf_counter
-    rates: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(rates) < 3 or time.perf_counter() < end:
-        start = clock()
+    start = clock()
+    call()
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+    return clock() - start
+
+
+def warm_up(call, seconds: float) -> None:
+    """Calls until page faults stop, at least twice and at most for so long."""
+    end, quiet = time.perf_counter() + seconds, 0
+    while quiet < 2 and time.perf_counter() < end:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         call()
-        if device != "cpu":
-            torch.cuda.synchronize(device)
-        rates.append(amount / (clock() - start))
-    return max(rates)
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        quiet = quiet + 1 if faults < FEW_FAULTS else 0
 
 
 def roof(answer: Connection, device: str) -> None:
@@ -119,10 +131,20 @@ def roof(answer: Connection, device: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     side, count = (1024, 1 << 18) if device == "cpu" else (8192, 1 << 28)
     x = torch.rand(side, side, device=device)
-    numbers = torch.empty(count, device=device)
-    products = best_rate(lambda: affine(x, x), 2.0 * side**3, device, 1.0)
-    normals = best_rate(numbers.normal_, count, device, 1.0)
-    answer.send((products, normals))
+    numbers = torch.empty(1, count, device=device)
+    seeds, scales = np.zeros(1, np.uint64), np.ones(1, np.float32)
+
+    def draw() -> None:
+        if device == "cpu":
+            noise.fill_normals(numbers, seeds, 0, 0, scales)
+        else:
+            numbers.normal_()
+
+    rates = []
+    for call, amount in ((lambda: affine(x, x), 2.0 * side**3), (draw, float(count))):
+        warm_up(call, 1.0)
+        rates.append(amount / min(seconds_of(call, device) for _ in range(20)))
+    answer.send(tuple(rates))
 
 
 def record_flops(model: str, shape: tuple[int, ...]) -> int:
@@ -133,118 +155,210 @@ def record_flops(model: str, shape: tuple[int, ...]) -> int:
     return counter.get_total_flops()
 
 
-def measure(
-    answer: Connection,
-    engine: str,
-    model: str,
-    size: int,
-    shape: tuple[int, ...],
-    steps: int,
-    options: argparse.Namespace,
-    roofs: tuple[float, float],
-) -> None:
-    """Sends the lanes of a pack, the best rate, its share of the roof and the memory in MB."""
-    device = options.device
-    precision = "float32" if engine == "opacus" else options.precision
+@dataclass(frozen=True)
+class Case:
+    """What one line measures.
 
-    def make():
-        settings = DpSgdSettings(steps, 1.0, 1.0, (0.01,), model=model)
-        return make_engine(engine, threat(size, shape), settings, device, precision)
+    Attributes:
+        line: its name.
+        model: of `models`, or opaque.
+        size: training records; 0 for an empty set, where peers train on the canary.
+        shape: of a record.
+        device: of torch.
+        precision: of the engines.
+        seconds: of a round, at least.
+    """
 
-    made = make()
+    line: str
+    model: str
+    size: int
+    shape: tuple[int, ...]
+    device: str
+    precision: str
+    seconds: float
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is not an engine of ours."""
+        return self.line in peers.PEERS
+
+    def prepare(self):
+        """What to call, the run-steps of a call, the lanes and the numbers of a lane."""
+        if self.is_peer:
+            return (*self._peer(), 1)
+        engine = self.line if self.line != "vmap" else "batched"
+        steps = 300 if self.device != "cpu" and not self.size else 6 if self.size else 100
+        # vmap is slow: enough to tell by how much.
+        steps = 1 if self.line == "vmap" and self.size else steps
+        settings = DpSgdSettings(steps, 1.0, 1.0, (0.01,), model=self.model)
+        world = threat(self.size, self.shape)
+        made = make_engine(engine, world, settings, self.device, self.precision)
+        count = min(made.lanes_per_pack(), runs_per_block(self.size))
+        # On a GPU vmap's own kernels for many lanes may take minutes.
+        count = min(count, 16) if self.line == "vmap" and self.device != "cpu" else count
+        pack = lanes(count)
+        return (lambda: made.run(pack)), count * steps, made.parameters, count
+
+    def _peer(self):
+        world = threat(self.size, self.shape)
+        records = world.training_set
+        x = world.canary.features[None] if records is None else records.features
+        y = np.array([world.canary.label]) if records is None else records.labels
+        steps = 100 if not self.size else 1
+        layouts = {}
+        for layout in (torch.contiguous_format, torch.channels_last):
+            model = models.make_model(self.model, 0, self.shape, 10, torch.float32)
+            model = model.to(self.device, memory_format=layout)
+            data = torch.from_numpy(x).to(self.device, memory_format=layout)
+            take = peers.step(self.line, model, data, torch.from_numpy(y).to(self.device))
+
+            def call(take=take) -> None:
+                for _ in range(steps):
+                    take()
+
+            warm_up(call, 5.0)
+            layouts[layout] = min(seconds_of(call, self.device) for _ in range(2)), call
+        _, best = min(layouts.values(), key=lambda found: found[0])
+        return best, steps, sum(p.numel() for p in model.parameters())
+
+
+def measure(answer: Connection, case: Case) -> None:
+    """Sends lanes and numbers of a lane; then, for each thing it gets, the best rate of a round.
+
+    Got None, it sends the memory in MB and ends.
+    """
+    torch.set_num_threads(1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    count = 1 if engine == "opacus" else min(made.lanes_per_pack(), runs_per_block(size))
-    if device != "cpu":
-        # vmap's own kernels for many lanes may take minutes.
-        count = min(count, 16) if model.startswith(OPAQUE) else count
-    pack = lanes(count)
-    if device != "cpu":
-        made.run(pack)  # starts CUDA's libraries
-    while device != "cpu" and steps < 300:
-        # Until there are steps enough to make what a run begins with small.
-        start = time.perf_counter()
-        made.run(pack)
-        if 6 * (time.perf_counter() - start) > options.seconds:
-            break
-        steps = min(4 * steps, 300)
-        made = make()
-    rate = best_rate(lambda: made.run(pack), count * steps, device, options.seconds)
+    call, amount, parameters, count = case.prepare()
+    warm_up(call, 10 * case.seconds)
+    answer.send((count, parameters))
+    while answer.recv() is not None:
+        best, end = 0.0, time.perf_counter() + case.seconds
+        while not best or time.perf_counter() < end:
+            best = max(best, amount / seconds_of(call, case.device))
+        answer.send(best)
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    if device != "cpu":
-        memory = torch.cuda.max_memory_allocated(device) / 2**20
-    products, normals = roofs
-    # The projected model has almost no products.
-    flops = 0 if engine == "projected" else max(size, 1) * record_flops(model, shape)
-    share = rate * (flops / products + made.parameters / normals)
-    answer.send((count, rate, share, memory))
+    if case.device != "cpu":
+        memory = torch.cuda.max_memory_allocated(case.device) / 2**20
+    answer.send(memory)
 
 
-def in_a_process(target, *arguments):
-    """What `target` sends from a process of its own, so that its memory is its own; or None."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, *arguments))
-    process.start()
-    theirs.close()
-    try:
-        return ours.recv() if ours.poll(PATIENCE) else None
-    except EOFError:  # it said why
-        return None
-    finally:
-        process.kill()
-        process.join()
+class Measured:
+    """A process of its own, so that its memory is its own.
+
+    Attributes:
+        rate: the best so far; None where it failed, which it then said.
+    """
+
+    def __init__(self, target, *arguments) -> None:
+        # Forked, so that imports are paid for once; this process computes nothing before.
+        context = multiprocessing.get_context("fork")
+        self._ours, theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(theirs, *arguments))
+        self._process.start()
+        theirs.close()  # so that its end is noticed
+        self.rate: float | None = 0.0
+
+    def answer(self):
+        """What it sends next; None where it failed or took too long."""
+        try:
+            return self._ours.recv() if self._ours.poll(PATIENCE) else None
+        except EOFError:  # it said why
+            return None
+
+    def play(self) -> None:
+        """One more round."""
+        if self.rate is None:
+            return
+        self._ours.send(True)
+        found = self.answer()
+        self.rate = None if found is None else max(self.rate, found)
+
+    def memory(self) -> float:
+        """The peak, in MB."""
+        self._ours.send(None)
+        return self.answer()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
 
 
-def cases(model: str, size: int, shape: tuple[int, ...]) -> list[tuple[str, str]]:
-    """Engines and their models; on colours only those that an audit takes."""
-    best = [("batched", model)]
+def lines(model: str, size: int, shape: tuple[int, ...]) -> list[tuple[str, str]]:
+    """Lines and their models; on colours only those that an audit takes."""
+    ours = [("batched", model)]
     if size == 0 and model == "mlp":
-        best.append(("projected", model))
+        ours.append(("projected", model))
     if shape == COLOUR:
-        return best[-1:]
-    return [("opacus", model), best[0], ("batched", OPAQUE + model), *best[1:]]
+        return ours[-1:]
+    return [*((peer, model) for peer in peers.PEERS), ("vmap", OPAQUE + model), *ours]
+
+
+def compare(
+    model: str, size: int, shape: tuple[int, ...], options, roofs: tuple[float, float]
+) -> float:
+    """Prints the lines of one setup, and gives the hours of the best of ours."""
+    label = (f"{model} n={size}" if size else f"{model} ETCV") + " 32x32x3" * (shape == COLOUR)
+    playing = []
+    for line, name in lines(model, size, shape):
+        case = Case(line, name, size, shape, options.device, options.precision, options.seconds)
+        process = Measured(measure, case)
+        playing.append((line, process, process.answer()))
+        process.rate = 0.0 if playing[-1][2] is not None else None
+    for _ in range(options.rounds):
+        for _, process, _ in playing:
+            process.play()
+    rates = {line: process.rate for line, process, _ in playing}
+    private = [rates[line] for line in (*peers.PRIVATE, "vmap") if rates.get(line)]
+    hours = math.nan
+    for line, process, begun in playing:
+        rate = process.rate
+        if rate is None:
+            print(f"{label:<22}{line:<11} failed, or over {PATIENCE:.0f} s", flush=True)
+        else:
+            count, parameters = begun
+            memory = process.memory()
+            flops = 0 if line == "projected" else max(size, 1) * record_flops(model, shape)
+            share = rate * (flops / roofs[0] + (line != "sgd") * parameters / roofs[1])
+            ratios = [f"{rate / max(private):.2f}" if private else "-"]
+            ratios.append(f"{rate / rates['opacus']:.2f}" if rates.get("opacus") else "-")
+            took = ROW_RUN_STEPS / rate / 3600
+            print(f"{label:<22}{line:<11}{count:>6}{1e3 / rate:>10.4g}{rate:>11.4g}"
+                  f"{ratios[0]:>9}{ratios[1]:>9}{memory:>9.0f}{memory / count:>8.3g}{took:>9.3g}"
+                  f"{share:>9.1%}", flush=True)  # fmt: skip
+            if line in ("batched", "projected"):
+                hours = took
+        process.end()
+    return hours
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=5000, help="training records in NTCV")
-    parser.add_argument("--seconds", type=float, default=4.0, help="at least, per line")
+    parser.add_argument("--seconds", type=float, default=2.0, help="at least, per line and round")
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precision", default="float32", help="of all but Opacus")
+    parser.add_argument("--precision", default="float32", help="of our engines")
     parser.add_argument("--models", nargs="+", default=["mlp", "convnet"])
+    parser.add_argument("--grey", action="store_true", help="leave the 32x32x3 records out")
     options = parser.parse_args()
-    roofs = in_a_process(roof, options.device)
+    ceiling = Measured(roof, options.device)
+    roofs = ceiling.answer()
+    ceiling.end()
     if roofs is None:
         sys.exit(f"no measurement on {options.device}")
     print(f"roof: {roofs[0]:.3g} FLOP/s of float32 products, {roofs[1]:.3g} normal numbers/s")
-    print(f"{'setup':<24}{'engine':<12}{'lanes':>6}{'run-steps/s':>13}{'ratio':>8}"
-          f"{'peak MB':>9}{'a lane':>9}{'hours':>9}{'of roof':>9}", flush=True)  # fmt: skip
+    print(f"{'setup':<22}{'line':<11}{'lanes':>6}{'ms/step':>10}{'steps/s':>11}{'to peer':>9}"
+          f"{'to hooks':>9}{'peak MB':>9}{'a lane':>8}{'hours':>9}{'of roof':>9}",
+          flush=True)  # fmt: skip
     for model in options.models:
         total = 0.0
         for shape, size in itertools.product((GREY, COLOUR), (0, options.records)):
-            # A run's start costs Opacus milliseconds, and memory: enough steps to make it small.
-            steps = 6 if size else 100
-            label = f"{model} n={size}" if size else f"{model} ETCV"
-            label += " 32x32x3" if shape == COLOUR else ""
-            base, best = None, math.nan
-            for engine, name in cases(model, size, shape):
-                few = 1 if engine == "batched" and size else steps
-                shown = "vmap" if name.startswith(OPAQUE) else engine
-                result = in_a_process(measure, engine, name, size, shape, few, options, roofs)
-                if result is None:
-                    print(f"{label:<24}{shown:<12} failed, or over {PATIENCE:.0f} s", flush=True)
-                    continue
-                count, rate, share, memory = result
-                base = base or (rate if engine == "opacus" else None)
-                ratio = f"{rate / base:.1f}" if base else "-"
-                hours = ROW_RUN_STEPS / rate / 3600
-                print(f"{label:<24}{shown:<12}{count:>6}{rate:>13.4g}{ratio:>8}"
-                      f"{memory:>9.0f}{memory / count:>9.3g}{hours:>9.3g}{share:>9.1%}",
-                      flush=True)  # fmt: skip
-                if engine != "opacus" and shown != "vmap":
-                    best = hours
-            total += (NT_ROWS if size else ETCV_ROWS)[shape] * best
-        print(f"{model}: {total:.3g} hours for table 2, 3 budgets and 3 repeats, on one device")
+            if shape == GREY or not options.grey:
+                hours = compare(model, size, shape, options, roofs)
+                total += (NT_ROWS if size else ETCV_ROWS)[shape] * hours
+        if not options.grey:
+            print(f"{model}: {total:.3g} hours for table 2, 3 budgets and 3 repeats, on one device")
 
 
 if __name__ == "__main__":
