@@ -38,6 +38,7 @@ from audit.dpsgd import DpSgdSettings, Lanes, make_engine, models, noise
 from audit.dpsgd.products import affine
 from audit.game import play as game
 from audit.game.settings import AuditConfig
+from benchmarks import peers
 from canaries import InputCanary
 from threat_models import CanaryLoss, Records, etcv, ntcv
 
@@ -98,11 +99,11 @@ def threat(size: int, shape: tuple[int, ...]) -> threat_models.ThreatModel:
     return ntcv(Records(x[:size], y[:size], 10, "NOISE"), None, canary, score)
 
 
-def runs_per_block(size: int) -> int:
+def runs_per_block(model: str, size: int) -> int:
     """How many runs an audit gives the engine at once."""
     kind, size = ("NTCV", size) if size else ("ETCV", 1)
     config = AuditConfig(kind, "input", train_size=size, steps=300, repetitions="fixed:1",
-                         trials=10**6)  # fmt: skip
+                         trials=10**6, model=model.removeprefix(OPAQUE))  # fmt: skip
     return game.blocks(config, "batched")[0].trials
 
 
@@ -193,7 +194,7 @@ class Case:
         settings = DpSgdSettings(steps, 1.0, 1.0, (0.01,), model=self.model)
         world = threat(self.size, self.shape)
         made = make_engine(engine, world, settings, self.device, self.precision)
-        count = min(made.lanes_per_pack(), runs_per_block(self.size))
+        count = min(made.lanes_per_pack(), runs_per_block(self.model, self.size))
         # On a GPU vmap's own kernels for many lanes may take minutes.
         count = min(count, 16) if self.line == "vmap" and self.device != "cpu" else count
         pack = lanes(count)
