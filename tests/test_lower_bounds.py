@@ -705,6 +705,54 @@ def test_perfect_separation_and_large_deltas_prove_what_both_tails_together_can(
     assert large.epsilon > limits([0.0] * 100, [1.0] * 100, delta=0.9).epsilon > 0.5
 
 
+def test_a_game_may_stop_at_any_look() -> None:
+    """Randomised response by a threshold; a game is broken if any of seven looks is."""
+    rng, epsilon, games, alpha = np.random.default_rng(23), 1.0, 1000, 0.2
+    sizes = lower_bounds.doubling(1280, first=20)
+    assert sizes == (20, 40, 80, 160, 320, 640, 1280)
+    counted = lower_bounds.ClopperPearson(rule=lower_bounds.FixedThreshold(0.0))
+    broken = {"planned": 0, "unplanned": 0, "unpaid": 0}
+    for _ in range(games):
+        low, high = leaky_response(epsilon, 0.0, rng, sizes[-1])
+        for name in broken:
+            for number, size in enumerate(sizes, 1):
+                looks = {
+                    "planned": len(sizes),
+                    "unplanned": lower_bounds.Looks(number=number),
+                    "unpaid": None,
+                }[name]
+                bound = counted(low[:size], high[:size], 0.0, 1.0 - alpha, looks=looks)
+                if bound.epsilon > epsilon:
+                    broken[name] += 1
+                    break
+    assert max(broken["planned"], broken["unplanned"]) <= allowed(games, alpha)
+    assert broken["unpaid"] > allowed(games, alpha)
+    shares = [lower_bounds.Looks(number=j).share for j in range(1, 2000)]
+    assert 0.999 < sum(shares) < 1.0
+    for wrong in ({"planned": 0}, {"planned": 3, "number": 4}, {"number": 0}):
+        with pytest.raises(ValueError, match="must be a whole number"):
+            lower_bounds.Looks(**wrong)
+
+
+def test_the_ceiling_is_what_no_game_can_pass_and_trials_needed_is_its_inverse() -> None:
+    rng = np.random.default_rng(24)
+    for trials in (7, 50, 1000):
+        most = lower_bounds.ceiling(trials, trials)
+        assert lower_bounds.trials_needed(most) == trials
+        for mu in (1.0, 4.0, 8.0):
+            low, high = rng.normal(size=trials), rng.normal(mu, size=trials)
+            assert lower_bounds.lower_bound(low, high).epsilon <= most
+    assert lower_bounds.ceiling(0, 10) == 0.0
+    assert lower_bounds.ceiling(500, 500, looks=5) < lower_bounds.ceiling(500, 500)
+    assert lower_bounds.ceiling(500, 500, confidence=0.5) > lower_bounds.ceiling(500, 500)
+    # 2 n scores all in order: n = log(1 / (0.2 alpha)) / 2 * (e^eps + 1), whatever the size.
+    for epsilon in (3.0, 10.0, 40.0):
+        expected = math.log(1.0 / 0.01) / 2.0 * (math.exp(epsilon) + 1.0)
+        assert lower_bounds.trials_needed(epsilon) == pytest.approx(expected, rel=0.06)
+    with pytest.raises(ValueError, match="epsilon must be in"):
+        lower_bounds.trials_needed(-1.0)
+
+
 def test_numbers_beyond_the_arithmetic_are_refused_in_one_line() -> None:
     for confidence in (1.0 - 1e-12, 1.0 - 1e-10):
         with pytest.raises(ValueError, match=r"confidence must be at most 1 - 1e-09, beyond which"):

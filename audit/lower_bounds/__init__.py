@@ -4,6 +4,7 @@
 `pooled_bounds` takes every run of a tuning instead of the winners, `one_run_bounds` many canaries
 in one run, `family_bound` a family of mechanisms given by privacy profiles. An estimator is a
 statistic with a rule for its threshold, `ClopperPearson(rule=Split())`, and is called with scores.
+Before a game, `ceiling` and `trials_needed` say what it can show; `looks=` lets it stop early.
 """
 
 from audit.lower_bounds.counting import (
@@ -16,7 +17,9 @@ from audit.lower_bounds.counting import (
 from audit.lower_bounds.estimator import Estimator
 from audit.lower_bounds.estimators import all_bounds, all_estimators, lower_bound, pooled_bounds
 from audit.lower_bounds.families import WorstOrderCurve, family_bound
+from audit.lower_bounds.looks import Looks, doubling
 from audit.lower_bounds.one_run import one_run_bounds
+from audit.lower_bounds.planning import ceiling, trials_needed
 from audit.lower_bounds.pooled import PooledClopperPearson, PooledGaussianCurve
 from audit.lower_bounds.rank_sum import RankSum
 from audit.lower_bounds.result import LowerBound
@@ -42,6 +45,7 @@ __all__ = [
     "FixedThreshold",
     "GaussianCurve",
     "LiftedCurve",
+    "Looks",
     "LowerBound",
     "MaximumOverGrid",
     "MultiSplit",
@@ -55,8 +59,11 @@ __all__ = [
     "WorstOrderCurve",
     "all_bounds",
     "all_estimators",
+    "ceiling",
+    "doubling",
     "family_bound",
     "lower_bound",
     "one_run_bounds",
     "pooled_bounds",
+    "trials_needed",
 ]

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from audit import checks
 from audit.claims import Claim, Condition, Facts, Kind, facts_of_tuning
+from audit.lower_bounds.looks import Looks, as_looks
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import DEFAULT_RULE, Statistic, ThresholdRule, TradeOffStatistic
 from audit.lower_bounds.scores import Scores
@@ -89,6 +90,7 @@ class Estimator(ABC):
         confidence: float = 0.95,
         direction: str = "higher",
         known: Facts | None = None,
+        looks: Looks | int | None = None,
     ) -> LowerBound:
         """The lower bound that these scores prove.
 
@@ -100,12 +102,14 @@ class Estimator(ABC):
             direction: "higher" if high scores speak for the record, "lower" if low ones do, "both"
                 to look both ways and pay for it.
             known: what is true of the game; without it all that the claim needs is taken as true.
+            looks: which look this is of a game that is looked at more than once, or how many such
+                looks are planned.
 
         Raises:
             ValueError: a parameter is out of its range, or a score is NaN.
         """
         scores = Scores.of(scores_without, scores_with)
-        return self.bound(scores, delta, confidence, direction, known)
+        return self.bound(scores, delta, confidence, direction, known, looks)
 
     def bound(
         self,
@@ -114,6 +118,7 @@ class Estimator(ABC):
         confidence: float,
         direction: str = "higher",
         known: Facts | None = None,
+        looks: Looks | int | None = None,
     ) -> LowerBound:
         """As the call, from scores that are checked already: what is computed of them is kept."""
         checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
@@ -121,7 +126,7 @@ class Estimator(ABC):
         direction = checks.one_of("direction", direction, DIRECTIONS)
         # Looking both ways halves the error of each.
         ways = [way for way in ("higher", "lower") if direction in (way, "both")]
-        alpha = (1.0 - float(confidence)) / len(ways)
+        alpha = (1.0 - float(confidence)) * as_looks(looks).share / len(ways)
         found: list[tuple[Finding, str]] = []
         for way in ways:
             if way == "higher":

@@ -14,6 +14,7 @@ from audit.lower_bounds.counting import (
 )
 from audit.lower_bounds.estimator import DIRECTIONS, Estimator, facts_as_told
 from audit.lower_bounds.families import WorstOrderCurve
+from audit.lower_bounds.looks import Looks
 from audit.lower_bounds.pooled import PooledClopperPearson, PooledGaussianCurve
 from audit.lower_bounds.rank_sum import RankSum
 from audit.lower_bounds.result import LowerBound
@@ -38,6 +39,7 @@ def lower_bound(
     delta: float = 1e-5,
     confidence: float = 0.95,
     direction: str = "higher",
+    looks: Looks | int | None = None,
 ) -> LowerBound:
     """The recommended lower bound on epsilon: it assumes nothing but independent trials.
 
@@ -48,6 +50,8 @@ def lower_bound(
         confidence: in (0, 1).
         direction: "higher" if high scores speak for the record, "lower" if low ones do, "both" to
             look both ways and pay for it. Each is valid whichever is true.
+        looks: for a game that stops when it has proved enough: how many looks at it are planned, or
+            `Looks(number=j)` for the j-th without a plan. Whenever it stops, the bound holds.
 
     Returns:
         A bound that exceeds the true epsilon with probability at most 1 - confidence. It is a
@@ -61,7 +65,7 @@ def lower_bound(
         >>> round(lower_bound(scores, [s + 90 for s in scores]).epsilon, 2)
         3.2
     """
-    return Scan()(scores_without, scores_with, delta, confidence, direction)
+    return Scan()(scores_without, scores_with, delta, confidence, direction, looks=looks)
 
 
 def all_estimators(
@@ -121,6 +125,7 @@ def all_bounds(
     direction: str = "higher",
     split_top: float | None = None,
     known: Facts | None = None,
+    looks: Looks | int | None = None,
 ) -> list[LowerBound]:
     """Every lower bound that can be had from these scores; the recommended one comes first.
 
@@ -139,6 +144,7 @@ def all_bounds(
             "worst-order-curve", and needs standardised scores, `repetitions` and `threshold`.
         known: what is true of the game. Without it all that an estimator assumes is taken as true,
             but that the output was not tuned, which `repetitions` tells.
+        looks: as in `lower_bound`.
 
     Returns:
         Lower bounds, each with its claim and what it is worth here; names may repeat, `key` does
@@ -154,7 +160,7 @@ def all_bounds(
         raise ValueError("split_top must come with repetitions, threshold and direction higher")
     scores = Scores.of(scores_without, scores_with)
     return [
-        estimator.bound(scores, delta, confidence, direction, facts)
+        estimator.bound(scores, delta, confidence, direction, facts, looks)
         for estimator in all_estimators(repetitions, mu, threshold, split_top)
     ]
 
@@ -167,6 +173,7 @@ def pooled_bounds(
     confidence: float = 0.95,
     threshold: float | None = None,
     known: Facts | None = None,
+    looks: Looks | int | None = None,
 ) -> list[LowerBound]:
     """Lower bounds on the epsilon of the tuning from the scores of single runs, winners or not.
 
@@ -181,6 +188,7 @@ def pooled_bounds(
         confidence: in (0, 1).
         threshold: a threshold fixed in advance, if there is one.
         known: as in `all_bounds`.
+        looks: as in `lower_bound`.
 
     Returns:
         Lower bounds by "pooled" (nothing assumed of the base) and "pooled-gaussian-curve".
@@ -195,7 +203,7 @@ def pooled_bounds(
         rules.append(FixedThreshold(threshold))
     scores = Scores.of(runs_without, runs_with)
     return [
-        estimator.bound(scores, delta, confidence, known=facts)
+        estimator.bound(scores, delta, confidence, known=facts, looks=looks)
         for estimator in [
             *(PooledClopperPearson(law, rule=rule) for rule in rules),
             *(PooledGaussianCurve(law, rule=rule) for rule in [*rules, RankSum()]),

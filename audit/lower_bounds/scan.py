@@ -46,8 +46,9 @@ from audit.lower_bounds.scores import Scores
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-# Share of the error that is spent on both tails together.
-_TOGETHER = 0.2
+TOGETHER = 0.2
+"""Share of the error that is spent on both tails together."""
+
 # Neighbouring ranks j on the grid differ by about half a standard deviation of a count of j, within
 # these shares of j. The nominal errors follow a power of the rank and are larger in the upper half,
 # where scores of few values need it. All steer how much is proved, never whether it holds.
@@ -97,7 +98,7 @@ class Scan(Estimator):
         n0, n1 = len(scores.without), len(scores.with_record)
         if n0 == 0 or n1 == 0:
             return Finding(0.0, None, 0, 0, n0, n1)
-        together = _TOGETHER * alpha
+        together = TOGETHER * alpha
         found = _scan_each_tail(scores, delta, alpha - together)
         errors, at, fp, fn = two_tails.fewest_errors(scores)
         epsilon = two_tails.epsilon_lower_limit(n0, n1, delta, together, errors)

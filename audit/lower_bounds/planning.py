@@ -1,0 +1,84 @@
+"""What a game can show at best, and how many trials a bound needs."""
+
+import math
+
+import numpy as np
+
+from audit import checks
+from audit.lower_bounds import two_tails
+from audit.lower_bounds.estimator import check_confidence
+from audit.lower_bounds.looks import Looks
+from audit.lower_bounds.scan import TOGETHER, Scan
+from audit.lower_bounds.scores import Scores
+
+# Beyond so many trials per side the number grows as e^epsilon, to all digits that matter.
+_MOST_COUNTED = 10**8
+
+
+def ceiling(
+    trials_without: int,
+    trials_with: int,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    looks: Looks | int | None = None,
+) -> float:
+    """The largest epsilon that `lower_bound` can prove with so many trials.
+
+    It is what it proves where every score with the record is above every one without. A game cannot
+    show more, however much the mechanism leaks.
+
+    Args:
+        trials_without: trials without the record.
+        trials_with: trials with it.
+        delta: in [0, 1).
+        confidence: in (0, 1).
+        looks: as in `lower_bound`.
+
+    Raises:
+        ValueError: a parameter is out of its range.
+
+    Example:
+        >>> round(ceiling(1000, 1000), 2)
+        6.07
+    """
+    n0 = checks.whole("trials_without", trials_without, 0)
+    n1 = checks.whole("trials_with", trials_with, 0)
+    apart = Scores(np.zeros(n0), np.ones(n1))
+    return Scan().bound(apart, delta, confidence, looks=looks).epsilon
+
+
+def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95) -> int:
+    """The fewest trials per side with which `lower_bound` can prove an epsilon at all.
+
+    As many are enough where every score with the record is above every one without; otherwise it
+    takes more.
+
+    Args:
+        epsilon: at least 0.
+        delta: in [0, 1).
+        confidence: in (0, 1).
+
+    Raises:
+        ValueError: a parameter is out of its range.
+
+    Example:
+        >>> trials_needed(6.07)
+        999
+    """
+    checks.interval("epsilon", epsilon, 0.0, 500.0, closed_low=True)
+    checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
+    check_confidence(confidence)
+    alpha = TOGETHER * (1.0 - confidence)
+
+    def proved(trials: int) -> float:
+        # With nothing out of order both tails together prove more than each on its own.
+        return two_tails.epsilon_lower_limit(trials, trials, delta, alpha, 0)
+
+    beyond = epsilon - proved(_MOST_COUNTED)
+    if beyond > 0.0:
+        return math.ceil(_MOST_COUNTED * math.exp(beyond))
+    low, high = 0, _MOST_COUNTED
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if proved(middle) >= epsilon else (middle, high)
+    return high
