@@ -12,7 +12,7 @@ from audit.numerics import ROOT_TOLERANCE, last_kept
 ACCOUNTINGS = ("rdp", "exact")
 """How epsilon_B is counted: `rdp` as the papers do, `exact` by the Gaussian profile."""
 
-_SMALLEST_MU, _LARGEST_MU = 2e-12, 999.0
+_SMALLEST_MU, _LARGEST_MU = 1e-12, 1e3
 _SMALLEST_NOISE = 0.1
 
 
