@@ -106,7 +106,7 @@ def test_discrete_mechanism_by_hand():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: GaussianMechanism(0.0), r"mu must be in \(0, 1000\], got 0.0"),
+        (lambda: GaussianMechanism(0.0), r"mu must be in \[1e-12, 1000\], got 0.0"),
         (lambda: GaussianMechanism(math.nan), r"mu must be in"),
         (lambda: DpSgd(-1.0, 10), r"noise_multiplier must be in \(0, inf\), got -1.0"),
         (lambda: DpSgd(1.0, 0), r"steps must be a whole number >= 1, got 0"),
