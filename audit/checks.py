@@ -5,6 +5,7 @@ The lowest module: it imports nothing of ours, so that every package may use it.
 
 import difflib
 import math
+import operator
 from collections.abc import Iterable
 
 
@@ -32,7 +33,7 @@ def interval(
     """
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     above = number >= low if closed_low else number > low
     below = number <= high if closed_high else number < high
@@ -45,14 +46,23 @@ def interval(
 def whole(name: str, value: float, low: int, high: int | None = None) -> int:
     """Returns `value` as an int if it is a whole number in [low, high], else raises ValueError."""
     in_words = f">= {low}" if high is None else f"in [{low}, {high}]"
-    try:
-        number = int(value)
-        exact = number == float(value)
-    except (TypeError, ValueError, OverflowError):
-        number, exact = 0, False
-    if not exact or number < low or (high is not None and number > high):
+    number = _exactly(value)
+    if number is None or number < low or (high is not None and number > high):
         raise ValueError(f"{name} must be a whole number {in_words}, got {value!r}")
     return number
+
+
+def _exactly(value: object) -> int | None:
+    """The whole number that `value` is, of any size, also as text; None where it is none."""
+    try:
+        return operator.index(int(value) if isinstance(value, str) else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        pass
+    try:
+        number = float(value)  # type: ignore[arg-type]
+        return int(number) if number == int(number) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = False) -> str:

@@ -51,7 +51,10 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
     """
     _open_closed_streams()
     try:
-        code = main(None)
+        try:
+            code = main(None)
+        except SystemExit as ended:  # as --help and wrong options do
+            code = ended.code if isinstance(ended.code, int) else OK
         sys.stdout.flush()
     except BrokenPipeError:  # who reads the output, `head` say, has seen enough
         _discard_output()

@@ -10,7 +10,7 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,9 @@ from audit.game.settings import AuditConfig
 if TYPE_CHECKING:
     from audit.game.play import Block, Trials
     from audit.report.results import Report
+
+
+_LONG_SECONDS = 60.0
 
 
 def _parser() -> console.Parser:
@@ -113,24 +116,27 @@ def run(config: AuditConfig) -> "list[Report]":
             all diverged.
     """
     # Tables and pictures take a second to import, and torch more: not for --help.
-    from audit.game import binding, setup, store, workers
-    from audit.game.play import blocks as all_blocks
+    from audit.game import binding, play, setup, store, workers
     from audit.report import made, pictures, summary, tables
     from audit.report.assemble import assemble
 
     # To plan and to report needs no GPU; who plays a block makes an engine on it.
     plan = replace(config, devices=("cpu",))
-    set_ups = [setup.set_up(plan, budget) for budget in range(len(config.epsilon))]
-    blocks = all_blocks(config, set_ups[0].engine.name)
+    first = setup.set_up(plan, 0)
+    seconds = play.expected_seconds(config, first.engine.name)
+    budgets = _with_bar(range(len(config.epsilon)), "set-up")
+    set_ups = [setup.set_up(plan, budget) for budget in budgets]
+    blocks = play.blocks(config, first.engine.name)
     bound_to = binding.binding(config, set_ups)
     if not store.finished(config, blocks):
         workers.check_devices(config)
+        _announce(config, seconds)
     folder = store.RunFolder.open(config, bound_to)
     games = _gather(blocks, workers.play_all(config, folder, blocks))
     provenance = made.made()
     reports = []
     for view, (of_view, trials) in enumerate(zip(config.views, games, strict=True)):
-        report = assemble(of_view, set_ups, trials, view, provenance)
+        report = assemble(of_view, set_ups, trials, view, provenance, _with_bar)
         results = Path(of_view.out)
         store.write_text(results / "results.csv", tables.to_csv(tables.to_table(report)))
         store.write_text(results / "summary.json", summary.to_json(report))
@@ -138,6 +144,24 @@ def run(config: AuditConfig) -> "list[Report]":
         pictures.draw_scores(report, trials, results / "scores.png")
         reports.append(report)
     return reports
+
+
+def _announce(config: AuditConfig, seconds: float) -> None:
+    """Says how long it may take, where that is long."""
+    if config.device_kind == "cpu" and seconds > _LONG_SECONDS:
+        workers = max(config.jobs, len(config.devices))
+        print(
+            f"about {config.expected_runs:,.0f} runs, roughly {seconds / workers / 3600:.2g} hours "
+            f"with jobs {workers}",
+            file=sys.stderr,
+        )
+
+
+def _with_bar(items: Sequence[int], what: str) -> Iterable[int]:
+    """The items, with a progress bar where they take long."""
+    from tqdm import tqdm
+
+    return tqdm(items, desc=what, unit="budget", delay=3.0, leave=False)
 
 
 def _gather(

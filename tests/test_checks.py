@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from audit import accounting, checks, repetitions
@@ -80,3 +81,27 @@ def test_what_is_kept_is_what_was_checked():
             checks.keep(self, rate=checks.interval("rate", self.rate, 0.0, 1.0))
 
     assert Settings("0.5").rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (3, 3),
+        (3.0, 3),
+        ("3", 3),
+        ("1e3", 1000),
+        (2**64 + 1, 2**64 + 1),
+        (np.int64(2**62 + 1), 2**62 + 1),
+    ],
+)
+def test_whole_numbers_of_any_size_and_kind(value, number):
+    assert checks.whole("seed", value, 0) == number
+
+
+@pytest.mark.parametrize("value", [2.5, "2.5", "x", None, [1], float("nan"), float("inf"), 10**400])
+def test_numbers_that_are_not_in_range(value):
+    with pytest.raises(ValueError, match="seed must be a whole number in"):
+        checks.whole("seed", value, 0, 2)
+    if value not in (2.5, "2.5"):
+        with pytest.raises(ValueError, match="rate must be in"):
+            checks.interval("rate", value, 0.0, 3.0)

@@ -329,6 +329,7 @@ def test_a_block_is_a_few_seconds_of_work():
     etcv, ntnv = {"threat": "ETCV", "canary": "input"}, {"threat": "NTNV", "canary": "input"}
     assert runs(**etcv, steps=300) == 216  # 2^22 / (300 * 65)
     assert runs(**etcv, steps=5) == 2048
+    assert runs(**etcv, steps=5000) == 128
     assert runs(**ntnv, steps=300, train_size=1000) == 16
     assert runs(**ntnv, steps=300) == 8
     assert runs(**ntnv, steps=20, train_size=200, model="convnet") == 64
@@ -343,3 +344,14 @@ def test_blocks_are_enough_for_sixteen_workers():
     blocks = game.blocks(config, "batched")
     assert len(blocks) >= 48
     assert max(block.trials for block in blocks) <= 3
+
+
+def test_an_audit_of_too_many_runs_is_refused_before_it_starts():
+    few = AuditConfig(trials=1000, repeats=1, epsilon=(1.0,), repetitions="fixed:10")
+    assert game.expected_seconds(few, "reduced") < 0.1
+    many = AuditConfig(trials=1000, repeats=1, epsilon=(1.0,), repetitions="fixed:10000000")
+    with pytest.raises(ValueError, match=r"max_runs must be at least the 1e\+10 runs"):
+        game.expected_seconds(many, "reduced")
+    raised = replace(many, max_runs=2e10)
+    assert game.expected_seconds(raised, "batched") > game.expected_seconds(raised, "reduced")
+    assert raised.identity == many.identity

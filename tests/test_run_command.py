@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +166,58 @@ def test_damaged_shards_are_named_and_played_again(tmp_path, capsys):
     assert f"damaged shard, played again: {first}" in audit(capsys, *QUICK, "--out", out)[2]
 
 
+def test_shards_of_another_audit_swapped_or_edited_are_named_and_played_again(tmp_path, capsys):
+    out, other = tmp_path / "audit", tmp_path / "other"
+    audit(capsys, *QUICK, "--out", out)
+    audit(capsys, *QUICK, "--seed", 1, "--out", other)
+    before = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
+    first, second, third, fourth = sorted((out / "shards").iterdir())
+    first.write_bytes((other / "shards" / first.name).read_bytes())
+    swapped = second.read_bytes()
+    second.write_bytes(third.read_bytes())
+    third.write_bytes(swapped)
+    with np.load(fourth) as shard:
+        arrays = dict(shard)
+    arrays["lambda_a"][0] += 1e-9  # all that a careful editor leaves as it was
+    np.savez(fourth, **arrays)
+    code, _, err = audit(capsys, *QUICK, "--out", out)
+    assert code == 0
+    assert f"played again: {first}: it belongs to another audit" in err
+    for shard in (second, third, fourth):
+        assert f"played again: {shard}: its content is not what its block left" in err
+    assert {path.name: path.read_bytes() for path in (out / "shards").iterdir()} == before
+
+
+PLUG_IN = """
+def score(observation):
+    return {sign}observation.first_displacement
+"""
+
+
+def test_a_changed_plug_in_in_an_old_folder_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "changing_plug_in.py"
+    source.write_text(PLUG_IN.format(sign=""))
+    options = ["--score", "changing_plug_in.score", "--engine", "batched", "--steps", "2"]
+    options += ["--trials", "10", "--repeats", "1", "--epsilon", "1", "--out", tmp_path / "audit"]
+    assert audit(capsys, *options)[0] == 0
+    assert audit(capsys, *options)[0] == 0
+    source.write_text(PLUG_IN.format(sign="-"))
+    code, _, err = audit(capsys, *options)
+    assert code == 2
+    assert "whose trials come from another plug-in changing_plug_in.score" in err
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "3", "null", '"text"', "{}", '{"bound_to": 3}', "[" * 100_000, "\xff"]
+)
+def test_a_config_that_is_no_audit_is_one_line(tmp_path, capsys, content):
+    (tmp_path / "config.json").write_text(content)
+    code, _, err = audit(capsys, *QUICK, "--out", tmp_path)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "config.json" in err or "other settings" in err
+
+
 def test_finished_audit_is_read_once_and_not_played_again(tmp_path, capsys, monkeypatch):
     out = tmp_path / "audit"
     read = []
@@ -272,6 +324,11 @@ def test_views_that_differ_in_case_alone_have_folders_of_their_own():
         ("data_root = 3", "data_root must be text, got 3"),
         ("devices = [0]", "devices must be text, got 0"),
         ("model = 3", "model must be text, got 3"),
+        ("delta = [1e-5]", r"delta must be in \(0, 1\), got \(1e-05,\)"),
+        ("epsilon = {a = 1}", r"epsilon must be in \(0, inf\), got {'a': 1}"),
+        ("epsilon = [[1.0]]", r"epsilon must be in \(0, inf\), got \[1.0\]"),
+        ("learning_rates = [true, 1]", "learning_rates must name each value once"),
+        ("trials = [20]", r"trials must be a whole number >= 2, got \(20,\)"),
     ],
 )
 def test_preset_settings_of_the_wrong_kind(tmp_path, line, message):
@@ -279,6 +336,53 @@ def test_preset_settings_of_the_wrong_kind(tmp_path, line, message):
     preset.write_text(line + "\n")
     with pytest.raises(ValueError, match=message):
         run.parse(["--preset", str(preset)])
+
+
+def test_numbers_that_are_text_in_a_preset_are_numbers(tmp_path):
+    preset = tmp_path / "mine.toml"
+    lines = ['delta = "1e-6"', 'trials = "1e3"', 'epsilon = ["2"]', 'sampling_rate = "0.5"']
+    lines += ['learning_rates = "0.1"', 'max_grad_norm = ["2"]', 'confidence = "0.9"']
+    preset.write_text("\n".join(lines))
+    (config,) = run.parse(["--preset", str(preset)])
+    assert (config.delta, config.trials, config.epsilon) == (1e-6, 1000, (2.0,))
+    assert (config.sampling_rate, config.learning_rates) == (0.5, (0.1,))
+    assert (config.max_grad_norm, config.confidence) == ((2.0,), 0.9)
+
+
+def test_every_option_says_what_it_is_and_its_default(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for field in fields(AuditConfig):
+        option = "--" + field.name.replace("_", "-")
+        assert option in text
+        assert field.metadata["meaning"].split(",")[0] in text
+        assert "(default: " in text[text.rindex(option) :]
+
+
+def test_options_that_argparse_refuses_are_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run.main(["--nonsense"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code"), [(">&-", 0), ("> /dev/full", 2), ("2>&- >&-", 0), ("| head -1", 0)]
+)
+def test_output_that_is_closed_full_or_not_read(redirection, code):
+    script = "import sys; from audit import console; "
+    script += "sys.exit(console.run(lambda argv: print(*range(10**5)) or 0))"
+    command = f"{sys.executable} -c '{script}' {redirection}"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
 
 
 def test_preset_settings_of_a_kin_kind(tmp_path):
@@ -296,6 +400,19 @@ def test_stopped_by_its_user_it_says_how_to_go_on(tmp_path, capsys, monkeypatch)
     monkeypatch.setattr(workers, "play_all", stop)
     code, _, err = audit(capsys, *QUICK, "--out", tmp_path)
     assert (code, err) == (130, "stopped; the same command goes on from the finished blocks\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_it_as_a_user_does(tmp_path, capsys, monkeypatch, number):
+    def stop(*arguments):
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    monkeypatch.setattr(workers, "play_all", stop)
+    code, _, err = audit(capsys, *QUICK, "--out", tmp_path)
+    assert code == 128 + number
+    assert err == "stopped; the same command goes on from the finished blocks\n"
+    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, capsys, monkeypatch):

@@ -6,8 +6,10 @@ No GPU is needed: "cuda" is pretended, or stands for a name.
 import contextlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,55 @@ def test_workers_that_keep_dying_end_the_run(tmp_path, monkeypatch):
     done = mortal(tmp_path, 10_000, monkeypatch)
     assert done.returncode == 2
     assert "workers died 3 times without finishing a block" in done.stderr
+
+
+def children(pid):
+    """Processes whose parent is `pid`, by /proc."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            lines = dict(
+                line.split(":\t", 1) for line in status.read_text().splitlines() if "\t" in line
+            )
+            if lines.get("PPid") == str(pid) and not lines["State"].startswith("Z"):
+                found.append(int(status.parent.name))
+    return found
+
+
+def ended(pid):
+    """Whether a process is gone; a zombie is."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent(tmp_path, number):
+    options = ["--engine", "batched", "--model", "logistic", "--steps", "200", "--jobs", "2"]
+    command = [sys.executable, "-m", "audit.run", *options, "--trials", "100000"]
+    command += ["--out", str(tmp_path / "audit")]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "audit" / "shards").glob("*.npz")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        workers_of_it = children(process.pid)
+        assert len(workers_of_it) >= 2
+        process.send_signal(number)
+        code = process.wait(60)
+        assert code == (-number if number == signal.SIGKILL else 128 + number)
+        while not all(map(ended, workers_of_it)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
 
 
 SMALL = ["--engine", "batched", "--model", "logistic", "--steps", "2", "--trials", "20"]

@@ -20,8 +20,10 @@ _TRIALS_OF_A_DRAW = 1 << 14
 _WORK_OF_A_BLOCK = 1 << 22
 _WORK_OF_NOISE = 64
 _WORK_OF_GRADIENT = {"logistic": 1, "mlp": 1, "convnet": 16}
+_WORK_PER_SECOND, _DRAWS_PER_SECOND = 5e5, 1e7
 # Fewer runs side by side are slower; more are not worth waiting for.
-_RUNS_OF_A_BLOCK = {"cpu": (1 << 3, 1 << 11), "cuda": (1 << 10, 1 << 11)}
+_FEWEST_RUNS, _FEWEST_RUNS_OF_ONE_RECORD, _FEWEST_RUNS_OF_A_GPU = 1 << 3, 1 << 7, 1 << 10
+_MOST_RUNS = 1 << 11
 
 
 @dataclass(frozen=True, order=True)
@@ -78,12 +80,11 @@ def blocks(config: AuditConfig, engine: str) -> list[Block]:
     """
     size = _TRIALS_OF_A_DRAW
     if engine != "reduced":
-        records = 1 if config.threat == "ETCV" else config.train_size
-        steps = 1 if engine == "collapsed" else config.steps
-        of_gradient = _WORK_OF_GRADIENT.get(config.model, 1)
-        work_of_run = steps * (records * of_gradient + _WORK_OF_NOISE)
-        fewest, most = _RUNS_OF_A_BLOCK.get(config.device_kind, _RUNS_OF_A_BLOCK["cpu"])
-        runs = min(max(_WORK_OF_A_BLOCK // work_of_run, fewest), most)
+        work_of_run = _work_of_run(config, engine)
+        fewest = _FEWEST_RUNS_OF_ONE_RECORD if config.threat == "ETCV" else _FEWEST_RUNS
+        if config.device_kind != "cpu":
+            fewest = _FEWEST_RUNS_OF_A_GPU
+        runs = min(max(_WORK_OF_A_BLOCK // work_of_run, fewest), _MOST_RUNS)
         size = max(1, math.ceil(runs / max(config.law.mean, 1.0)))
     return [
         Block(budget, repeat, index, start, min(size, config.trials - start))
@@ -91,6 +92,30 @@ def blocks(config: AuditConfig, engine: str) -> list[Block]:
         for repeat in range(config.repeats)
         for index, start in enumerate(range(0, config.trials, size))
     ]
+
+
+def _work_of_run(config: AuditConfig, engine: str) -> int:
+    """What one trained run costs, in gradients of a small network."""
+    records = 1 if config.threat == "ETCV" else config.train_size
+    steps = 1 if engine == "collapsed" else config.steps
+    return steps * (records * _WORK_OF_GRADIENT.get(config.model, 1) + _WORK_OF_NOISE)
+
+
+def expected_seconds(config: AuditConfig, engine: str) -> float:
+    """Roughly how long one processor plays; a GPU is some hundred times as fast.
+
+    Raises:
+        ValueError: more runs are expected than `max_runs`.
+    """
+    runs = config.expected_runs
+    if runs > config.max_runs:
+        raise ValueError(
+            f"max_runs must be at least the {runs:.3g} runs that are expected, got "
+            f"{config.max_runs:g}: play fewer trials, take a smaller law of K, or raise it"
+        )
+    if engine == "reduced":
+        return runs / _DRAWS_PER_SECOND
+    return runs * _work_of_run(config, engine) / _WORK_PER_SECOND
 
 
 def play(config: AuditConfig, block: Block) -> tuple[Trials, ...]:

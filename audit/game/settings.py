@@ -99,6 +99,9 @@ class AuditConfig:
     confidence: float = _setting(0.95, "of the lower bounds, a probability in (0, 1)")
     seed: int = _setting(0, "of everything random, a whole number")
     jobs: int = _setting(1, "worker processes", True)
+    max_runs: float = _setting(
+        1e9, "an audit that expects more runs is refused before it starts", True
+    )
     backend: str = _setting("loky", "who hands out work: loky (this machine), dask or ray", True)
     scheduler: str = _setting(
         "", "address of the dask scheduler or ray cluster (default: a local one)", True
@@ -163,6 +166,7 @@ class AuditConfig:
             self._set(name, checks.whole(name, getattr(self, name), low))
         for name in ("delta", "confidence"):
             self._set(name, checks.interval(name, getattr(self, name), 0.0, 1.0))
+        self._set("max_runs", checks.interval("max_runs", self.max_runs, 0.0))
         rate = checks.interval("sampling_rate", self.sampling_rate, 0.0, 1.0, closed_high=True)
         self._set("sampling_rate", rate)
         for name in ("epsilon", "learning_rates", "max_grad_norm"):
@@ -221,6 +225,11 @@ class AuditConfig:
     def device_kind(self) -> str:
         """What all devices are, cpu or cuda."""
         return self.devices[0].split(":")[0]
+
+    @property
+    def expected_runs(self) -> float:
+        """How many runs the whole audit is expected to take."""
+        return len(self.epsilon) * self.repeats * self.trials * self.law.mean
 
     @property
     def law(self) -> Repetitions:

@@ -1,7 +1,7 @@
 """From finished games to numbers: every lower and upper bound, with what each needs to be true."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from audit import lower_bounds, upper_bounds
@@ -35,6 +35,7 @@ def assemble(
     games: Mapping[tuple[int, int], Trials],
     view: int = 0,
     made: Mapping[str, Any] | None = None,
+    progress: Callable[[Sequence[int], str], Iterable[int]] | None = None,
 ) -> Report:
     """Computes every bound of one view.
 
@@ -44,6 +45,7 @@ def assemble(
         games: the trials of every (budget, repeat).
         view: which of the views that the runs serve.
         made: by what, when and where.
+        progress: wraps the budgets, for instance in a progress bar; told what is done to them.
 
     Raises:
         ValueError: at some budget every run diverged, so nothing was played.
@@ -53,7 +55,9 @@ def assemble(
     recommended = Recommended("lambda_c" if sampled else "lambda_a", _RECOMMENDED)
     proxies = (*PROXIES, "lambda_c") if sampled else PROXIES
     results = []
-    for budget, game in enumerate(set_ups):
+    budgets: Sequence[int] = range(len(set_ups))
+    for budget in progress(budgets, "bounds") if progress else budgets:
+        game = set_ups[budget]
         of_repeats = [games[budget, repeat] for repeat in range(config.repeats)]
         results.append(_at_budget(game.views[view], game, budget, of_repeats, proxies))
     threat_model = set_ups[0].views[view].threat_model
@@ -198,7 +202,7 @@ def _contradictions(
     config: AuditConfig,
     lower: Mapping[str, Mapping[str, LowerResult]],
     upper: Mapping[str, UpperResult],
-    stricter: Any,
+    stricter: Callable[[str, int | None, float], dict[str, float]],
 ) -> Iterator[Contradiction]:
     """Valid lower bounds above the smallest valid upper bound.
 

@@ -119,9 +119,14 @@ def _check_settings(folder: Path, report: Report) -> None:
         raise ValueError(
             f"folders must hold finished audits, got {str(folder)!r}: {error}"
         ) from error
-    lacking = sorted(config.identity.keys() - report.config.keys())
+    lacking = [f"setting {name}" for name in sorted(config.identity.keys() - report.config.keys())]
+    lacking += [
+        f"upper bound {name}"
+        for name in _UPPER.values()
+        if not all(name in result.upper_bounds for result in report.results)
+    ]
     if lacking or len(config.views) > 1:
-        why = f"no setting {lacking[0]}" if lacking else "settings of several views"
+        why = f"no {lacking[0]}" if lacking else "settings of several views"
         raise ValueError(f"folders must hold finished audits, got {str(folder)!r} with {why}")
 
 

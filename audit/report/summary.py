@@ -66,6 +66,8 @@ def read(path: Path) -> Report:
 
 def _check(report: Report) -> None:
     """Raises ValueError where a part is empty that is never so."""
+    if len(report.results) != len(report.config.get("epsilon", ())):
+        raise ValueError(f"summary.json must have every budget, got {len(report.results)}")
     bounds = [found for each in report.results for found in each.lower_bounds.values()]
     if not bounds or not all(bounds):
         raise ValueError("summary.json must have lower bounds of every budget and proxy")
@@ -79,15 +81,17 @@ def _check(report: Report) -> None:
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
-    """A value of a type from what json made of it; a number that json did not know is NaN."""
+    """A value of a type from what json made of it.
+
+    Raises:
+        ValueError: it is of another type, or lacks something.
+    """
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         if value is None:
             return None
         (kind,) = (one for one in get_args(kind) if one is not types.NoneType)
         return _read(kind, value, where)
-    if kind is float and value is None:
-        return math.nan
     if kind is Any:
         return value
     expected: Any = (

@@ -32,11 +32,15 @@ _TITLES = {"base": "one run", "base-renyi": "one run, by Renyi"}
 
 def rounded_down(value: float, digits: int = 3) -> str:
     """A lower bound as text, never above it."""
+    if not math.isfinite(value):
+        return str(value)
     return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
     """An upper bound as text, never below it but by the tenth digit, which calibration leaves."""
+    if not math.isfinite(value):
+        return str(value)
     return f"{math.ceil(value * 10**digits * (1.0 - 1e-10)) / 10**digits:.{digits}f}"
 
 
