@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from audit import console
 from audit.certificate import verify
 
-
 WRONG = 1
 
 
