@@ -260,7 +260,8 @@ def _monotone_chain(a: Array, b: Array) -> tuple[Array, Array]:
     for x, y in zip(a.tolist(), b.tolist(), strict=True):
         while len(hull) > 1:
             (x1, y1), (x2, y2) = hull[-2], hull[-1]
-            if (y2 - y1) * (x - x2) < (y - y2) * (x2 - x1):
+            # Slopes, not products of differences, which overflow from 1e154 on.
+            if (y2 - y1) / (x2 - x1) < (y - y2) / (x - x2):
                 break
             hull.pop()
         hull.append((x, y))
