@@ -1,11 +1,20 @@
 """The tight bound: against every order of small bases, the games that attain it, and limits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from audit import repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, LaplaceMechanism, PureDp
-from audit.upper_bounds import FoldedGame, RegionCurve, TightCurve, TunedOrder, best_order
+from audit.upper_bounds import (
+    FoldedGame,
+    RegionCurve,
+    TightCurve,
+    TunedOrder,
+    best_order,
+    registry,
+)
 
 LAWS = ["fixed:2", "fixed:5", "poisson:3", "binomial:6,0.5", "tnb:0,0.05", "two-point:0.3,9"]
 
@@ -165,3 +174,27 @@ def test_extreme_bases_keep_their_order(mu, spec):
             for name in ("worst-order", "tight", "region")
         )
         assert 0.0 <= attained <= tight <= region * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("spec", ["tnb:0,1e-170", "tnb:0,1e-200", "tnb:0,1e-299"])
+def test_ever_so_many_runs_leak_no_less_than_an_attack_attains(spec):
+    # E[K] is up to 10^296: products of slopes of phi overflow, and once did in the hull.
+    base, law = GaussianMechanism(1.0), repetitions.parse(spec)
+    attained = upper_bounds.worst_order(base, law, 1e-5).epsilon
+    for name in ("lemma-7", "region", "tight"):
+        assert attained <= upper_bounds.BOUNDS[name](base, law, 1e-5).epsilon <= 1.01 * attained
+
+
+def test_a_bound_below_what_an_attack_attains_is_not_believed():
+    base, law = GaussianMechanism(1.0), "tnb:0,0.01"
+    rows = [upper_bounds.region(base, law, 1e-5), upper_bounds.worst_order(base, law, 1e-5)]
+    assert registry.without_contradictions(rows) == rows
+    wrong, attack = replace(rows[0], epsilon=0.99 * rows[1].epsilon), rows[1]
+    refused, kept = registry.without_contradictions([wrong, attack])
+    assert kept == attack
+    assert refused.epsilon is None
+    assert "which an attack attains" in refused.assumes
+    # A bound for monotone scores may well be below what the worst score attains.
+    monotone = upper_bounds.reduced_exact(base, law, 1e-5)
+    assert monotone.epsilon < attack.epsilon
+    assert registry.without_contradictions([monotone, attack]) == [monotone, attack]

@@ -12,6 +12,7 @@ from typing import Any
 from audit import checks, protocols
 from audit.accounting import Mechanism, Unreachable
 from audit.claims import Claim, Kind
+from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import Protocol, RandomSearch
 from audit.repetitions import Repetitions
 from audit.upper_bounds.result import NotApplicable, UpperBound
@@ -158,7 +159,9 @@ def all_bounds(base: Mechanism, repetitions: Tuning, delta: float) -> list[Upper
     """
     checks.interval("delta", delta, 0.0, 1.0)
     asked = protocols.parse(repetitions)
-    known = [(entry, row(entry, base, asked, delta)) for entry in entries(type(asked))]
+    asked_of = entries(type(asked))
+    rows = without_contradictions([row(entry, base, asked, delta) for entry in asked_of])
+    known = zip(asked_of, rows, strict=True)
     return [found for entry, found in known if found.epsilon is not None or not entry.is_special]
 
 
@@ -168,6 +171,23 @@ def row(entry: Entry, base: Mechanism, protocol: Protocol, delta: float) -> Uppe
         return entry.function(base, protocol, delta)
     except Unreachable as error:
         return UpperBound(entry.name, None, entry.claim, reason=str(error))
+
+
+def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
+    """The rows, less bounds for any score that are below what some score was seen to attain.
+
+    None should be. Where parameters are so extreme that a bound's numbers fail, it is not to be
+    believed, and its row says so.
+    """
+    attained = max((one.epsilon or 0.0 for one in rows if one.attained), default=0.0)
+    least = attained * (1.0 - PROFILE_ACCURACY)
+    reason = f"its numbers fail here: it came out below {attained:.6g}, which an attack attains"
+    return [
+        replace(one, epsilon=None, reason=reason)
+        if one.epsilon is not None and one.claim.any_score and one.epsilon < least
+        else one
+        for one in rows
+    ]
 
 
 def cost(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
@@ -188,7 +208,12 @@ def cost(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
     """
     checks.interval("delta", delta, 0.0, 1.0)
     asked = protocols.parse(repetitions)
-    rows = [row(e, base, asked, delta) for e in entries(type(asked)) if e.claim.any_score]
+    asked_of = [
+        entry
+        for entry in entries(type(asked))
+        if entry.claim.any_score or entry.claim.kind is Kind.ATTAINED
+    ]
+    rows = without_contradictions([row(entry, base, asked, delta) for entry in asked_of])
     found = smallest(rows)
     if found is None:
         reasons = "; ".join(f"{one.name}: {one.reason}" for one in rows[:1])
