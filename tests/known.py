@@ -1,5 +1,7 @@
 """What several test files know the truth of."""
 
+import math
+
 from audit import repetitions
 
 
@@ -27,3 +29,29 @@ class OwnLaw(repetitions.Repetitions):
 
     def sample(self, rng, size):
         return self.law.sample(rng, size)
+
+
+def assert_in_order(rows):
+    """No bound for any score is below what an attack attains, nor `tight` above `region`.
+
+    Nor is one for monotone scores above that for any, a monotone score being one.
+    """
+    rows = list(rows)
+    by_name = {row.name: row for row in rows if row.epsilon is not None}
+    assert ("tight" in by_name) == ("region" in by_name)
+    for row in rows:
+        if row.epsilon is None:
+            assert row.reason, row
+            continue
+        assert math.isfinite(row.epsilon), row
+        assert row.epsilon >= 0.0, row
+        if row.claim.any_score and "worst-order" in by_name:
+            assert row.epsilon >= by_name["worst-order"].epsilon * (1.0 - 1e-9), row
+    if "tight" not in by_name:
+        assert "no epsilon removes" in next(row.reason for row in rows if row.name == "tight")
+        return
+    tight = by_name["tight"].epsilon
+    assert tight <= by_name["region"].epsilon * (1.0 + 1e-9) + 1e-11  # where roots end
+    if "reduced-exact" in by_name:
+        exact = by_name["reduced-exact"]
+        assert exact.epsilon - exact.error <= tight * (1.0 + 1e-9)
