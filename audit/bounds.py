@@ -271,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             else upper_bounds.same_runs(base, arguments.compare, delta)
         )
         if arguments.plot:
-            from audit.cost_picture import draw_cost  # slow to import, and only wanted here
+            from audit.report.cost import draw_cost  # slow to import, and only wanted here
 
             draw_cost(base, protocol, delta, arguments.plot)
     except ValueError as error:
