@@ -59,6 +59,8 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
     except BrokenPipeError:  # who reads the output, `head` say, has seen enough
         _discard_output()
         return OK
+    except ModuleNotFoundError as error:  # where only what the library needs is installed
+        return refused(f"{error.name} must be installed for this: pip install . brings it")
     except OSError as error:
         _discard_output()
         return refused(f"output must have somewhere to go: {error}")

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -144,3 +145,22 @@ def test_every_command_says_its_version():
         command = [sys.executable, "-m", f"audit{name}", "--version"]
         done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
         assert done.stdout == f"dp-tuning-audit {audit.__version__}\n"
+
+
+def test_what_is_not_installed_is_one_line(bare):
+    command = [str(bare), "-I", "-m", "audit.bounds", "--mu", "1", "--plot", "x.png"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: (seaborn|matplotlib) must be installed .*\n", done.stderr)
+
+
+def test_every_module_has_its_floor():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (floors,) = (c for c in project["tool"]["importlinter"]["contracts"] if c["name"] == "floors")
+    named = {module.strip() for layer in floors["layers"] for module in layer.split(":")}
+    there = {
+        f"audit.{path.stem}"
+        for path in (ROOT / "audit").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert named - {"canaries", "threat_models"} == there - {"audit.__init__"}
