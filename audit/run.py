@@ -35,6 +35,7 @@ def _parser() -> console.Parser:
     parser = console.Parser(
         prog="python -m audit.run",
         description="Audits the privacy of hyper-parameter tuning with DP-SGD.",
+        epilog="python -m audit.run --train package.function audits your own training: add --help",
     )
     parser.add_argument(
         "--preset",
@@ -185,9 +186,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: command-line arguments, without the program's name.
 
     Returns:
-        The exit code: 0; 2 after one clear line about what was wrong; 128 plus the signal's number
-        where it was stopped by one, 130 for a user's.
+        The exit code: 0; 1 where --train found a leak; 2 after one clear line about what was wrong;
+        128 plus the signal's number where it was stopped by one, 130 for a user's.
     """
+    arguments = sys.argv[1:] if argv is None else argv
+    if any(argument.split("=")[0] == "--train" for argument in arguments):
+        from audit.own_training import command
+
+        return command.main(arguments)
     try:
         with _signals_as_exceptions():
             configs = parse(argv)

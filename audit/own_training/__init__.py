@@ -1,0 +1,14 @@
+"""Audit of a user's own training function: any code, watched if it likes.
+
+`check` plays the distinguishing game and gives a `CheckResult`. torch and Opacus are imported only
+where the function uses them.
+"""
+
+from audit.own_training.checking import check
+from audit.own_training.one_run import check_one_run
+from audit.own_training.records import TrainingSet
+from audit.own_training.result import CheckResult, PrivacyLeak
+from audit.own_training.runs import Train
+from audit.own_training.watch import Watch
+
+__all__ = ["CheckResult", "PrivacyLeak", "Train", "TrainingSet", "Watch", "check", "check_one_run"]

@@ -1,0 +1,141 @@
+"""The command line of an audit of one's own training: `python -m audit.run --train NAME`."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import threat_models
+from audit import console
+from audit.own_training.checking import check
+from audit.own_training.one_run import check_one_run
+from audit.own_training.records import TrainingSet
+from canaries import DiracCanary, crafted
+from threat_models.names import imported
+
+_EPILOG = """\
+exit code: 0 where no leak was found, 1 where an attack shows more than is claimed, 2 on an error
+"""
+
+
+def _parser() -> console.Parser:
+    parser = console.Parser(
+        prog="python -m audit.run --train",
+        description="Audits your own training function: train(records, candidate, seed, watch).",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--train", required=True, metavar="NAME", help="dotted name of the function")
+    add("--threat", default="NTCV", help="NTNV, NTCV or ETCV (no records but the canary)")
+    add("--records", metavar="NAME", help="dotted name of (features, labels), or of what gives it")
+    add("--dataset", default="DIGITS", help="the records, where there is no --records")
+    add("--data-root", metavar="FOLDER", help="of the data sets, in torchvision's layout")
+    add("--train-size", type=int, default=500, metavar="N", help="records of the data set")
+    add("--validation-size", type=int, default=500, metavar="N", help="for NTNV, likewise")
+    add(
+        "--canary",
+        default="",
+        help="dirac, input, or the dotted name of your own (default: one crafted from the records)",
+    )
+    add("--canary-index", type=int, default=0, metavar="I", help="which record is the canary")
+    add("--repetitions", default="fixed:1", help="the law of K, where the best of K is released")
+    add("--candidates", metavar="NAME", help="dotted name of a list of hyper-parameters")
+    add("--claim", type=float, metavar="EPSILON", help="(default: what the function claims)")
+    add("--delta", type=float, default=1e-5)
+    add("--trials", type=int, default=1000, metavar="N", help="games")
+    add("--confidence", type=float, default=0.95)
+    add("--seed", type=int, default=0)
+    add("--jobs", type=int, default=1, help="worker processes")
+    add("--one-run", action="store_true", help="train once, with many canaries")
+    add("--canaries", type=int, default=1000, metavar="N", help="how many, with --one-run")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+
+    Returns:
+        The exit code.
+    """
+    options = _parser().parse_args(argv)
+    try:
+        result = _audit(options)
+    except (ValueError, OSError) as error:
+        return console.refused(error)
+    for name, bound in result.bounds.items():
+        print(f"{bound.epsilon:8.3f}  {name}")
+    print(result)
+    return result.exit_code
+
+
+def _audit(options: argparse.Namespace) -> Any:
+    train = imported("train", options.train)
+    records, validation, canary = _data(options)
+    shared = {"claim": options.claim, "delta": options.delta, "confidence": options.confidence}
+    if options.one_run:
+        dirac = isinstance(canary, DiracCanary)
+        return check_one_run(
+            train, records, options.canaries, dirac=dirac, seed=options.seed, **shared
+        )
+    candidates = (None,)
+    if options.candidates:
+        candidates = tuple(_called(imported("candidates", options.candidates)))
+    return check(
+        train,
+        records,
+        canary,
+        games=options.trials,
+        repetitions=options.repetitions,
+        candidates=candidates,
+        validation=validation,
+        seed=options.seed,
+        jobs=options.jobs,
+        **shared,
+    )
+
+
+def _data(options: argparse.Namespace) -> tuple[TrainingSet, TrainingSet | None, Any]:
+    """The records, those to choose by in NTNV, and the canary; None has one crafted."""
+    name = options.canary
+    canary: Any = None
+    if "." in name:
+        canary = _called(imported("canary", name))
+    elif name:
+        # Checks the names, and has the canary of the data set where it is a record.
+        canary = threat_models.build(
+            options.threat,
+            name,
+            dataset=options.dataset,
+            data_root=options.data_root,
+            canary_index=options.canary_index,
+            train_size=1,
+            validation_size=1,
+        ).canary
+    if options.records:
+        records = TrainingSet.of(_called(imported("records", options.records)))
+    else:
+        records = TrainingSet.of(_loaded(options, True, options.train_size))
+    validation = None
+    if options.threat == "NTNV":
+        validation = TrainingSet.of(_loaded(options, False, options.validation_size))
+    elif options.threat == "ETCV":
+        if canary is None:
+            canary = crafted(records.features, records.labels)
+        records = TrainingSet(records.features[:0], records.labels[:0])
+    elif options.threat != "NTCV":
+        raise ValueError(f"threat must be one of NTNV, NTCV, ETCV, got {options.threat!r}")
+    return records, validation, canary
+
+
+def _loaded(options: argparse.Namespace, train: bool, size: int) -> Any:
+    return threat_models.datasets.load(options.dataset, train, options.data_root, size)
+
+
+def _called(given: Any) -> Any:
+    """What a name stands for: itself, or what it gives where it is a function."""
+    return given() if callable(given) and not isinstance(given, np.ndarray) else given

@@ -1,0 +1,124 @@
+"""What a training function returned, read as scores of the records: the black box.
+
+A higher score speaks for a record having been trained on. Of a classifier it is the logit of the
+probability of the true class (Carlini et al. 2022), which orders models as minus the loss does and
+does not saturate; of anything else, minus the loss.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.own_training.records import TrainingSet
+
+Array = NDArray[np.float64]
+
+# Other records that are scored too: enough to see that the canary changed them.
+_OTHERS = 64
+
+
+def record_scores(result: Any, records: TrainingSet, loss: Callable[..., Any] | None) -> Array:
+    """Scores of records by a trained model.
+
+    Args:
+        result: a torch module, or an estimator with `decision_function`, `predict_proba` or
+            `predict`.
+        records: n of them.
+        loss: of a torch module on records given as tensors, summed; None takes the margin.
+
+    Returns:
+        [n] scores.
+
+    Raises:
+        ValueError: a result of another kind.
+    """
+    if _is_module(result):
+        return _module_scores(result, records, loss)
+    features, labels = records.features, records.labels
+    if hasattr(result, "decision_function"):
+        return _margins(np.asarray(result.decision_function(features)), _index(result, labels))
+    if hasattr(result, "predict_proba"):
+        with np.errstate(divide="ignore"):
+            logits = np.log(np.asarray(result.predict_proba(features), dtype=np.float64))
+        return _margins(logits, _index(result, labels))
+    if hasattr(result, "predict"):
+        predicted = np.asarray(result.predict(features), dtype=np.float64)
+        return -np.square(predicted.reshape(len(labels)) - labels)
+    raise ValueError(
+        "train must return a torch module, an estimator, numbers or nothing, "
+        f"got {type(result).__name__}"
+    )
+
+
+def numbers(result: Any) -> Array | None:
+    """The result as finite-length numbers [f], or None where it is no such thing."""
+    if result is None or _is_module(result) or hasattr(result, "predict"):
+        return None
+    try:
+        values = np.asarray(result, dtype=np.float64).ravel()
+    except (TypeError, ValueError):
+        return None
+    return values
+
+
+def details(
+    result: Any,
+    records: TrainingSet,
+    loss: Callable[..., Any] | None,
+) -> Array:
+    """What a trained model tells of other records: the mean and the spread of their scores, [2]."""
+    others = TrainingSet(records.features[:_OTHERS], records.labels[:_OTHERS])
+    scores = record_scores(result, others, loss) if len(others) else np.zeros(1)
+    return np.array([scores.mean(), scores.std()])
+
+
+def _is_module(result: Any) -> bool:
+    return hasattr(result, "state_dict") and hasattr(result, "parameters")
+
+
+def _module_scores(model: Any, records: TrainingSet, loss: Callable[..., Any] | None) -> Array:
+    import torch
+
+    like = next(model.parameters())
+    features = torch.from_numpy(records.features).to(like.device)
+    if features.is_floating_point():
+        features = features.to(like.dtype)
+    labels = torch.from_numpy(records.labels).to(like.device)
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            if loss is not None:
+                pairs = zip(features, labels, strict=True)
+                return np.array([-float(loss(model, x[None], y[None])) for x, y in pairs])
+            output = model(features).double().cpu().numpy().reshape(len(labels), -1)
+    finally:
+        for module in training:
+            module.training = True
+    if records.labels.dtype.kind == "f":
+        return -np.square(output[:, 0] - records.labels)
+    return _margins(output, records.labels)
+
+
+def _index(estimator: Any, labels: NDArray[Any]) -> NDArray[Any]:
+    """Places of the labels among the classes that an estimator knows; -1 where it does not."""
+    classes = np.asarray(estimator.classes_)
+    place = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    return np.where(classes[place] == labels, place, -1)
+
+
+def _margins(logits: NDArray[Any], labels: NDArray[Any]) -> Array:
+    """log p - log(1 - p) of every record's class, [n], from logits [n, classes] or [n]."""
+    logits = np.asarray(logits, dtype=np.float64).reshape(len(labels), -1)
+    if logits.shape[1] == 1:
+        return np.where(labels > 0, logits[:, 0], -logits[:, 0])
+    known = labels >= 0
+    rows, place = np.arange(len(labels)), np.where(known, labels, 0)
+    own = logits[rows, place]
+    rest = logits.copy()
+    rest[rows, place] = -np.inf
+    with np.errstate(invalid="ignore"):
+        margin = own - np.logaddexp.reduce(rest, axis=1)
+    return np.where(known, margin, -np.inf)

@@ -1,0 +1,89 @@
+"""What a user's training function is given to train on, and the record that the game is about."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from canaries import InputCanary
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSet:
+    """Labelled records, as `train` gets them; there may be none.
+
+    Attributes:
+        features: [n, ...] numbers.
+        labels: [n] classes, or real targets.
+
+    Raises:
+        ValueError: numbers of features and labels that differ.
+    """
+
+    features: NDArray[Any]
+    labels: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", np.asarray(self.features))
+        object.__setattr__(self, "labels", np.asarray(self.labels))
+        if self.features.ndim < 2 or self.labels.shape != self.features.shape[:1]:
+            raise ValueError(
+                "records must be features [n, ...] with one label each, got features of shape "
+                f"{self.features.shape} and labels of shape {self.labels.shape}"
+            )
+
+    @classmethod
+    def of(cls, records: Any) -> "TrainingSet":
+        """From a pair (features, labels), or anything with attributes of these names.
+
+        Raises:
+            ValueError: something else.
+        """
+        if isinstance(records, cls):
+            return records
+        if isinstance(records, Sequence) and len(records) == 2:
+            return cls(*(np.asarray(part) for part in records))
+        try:
+            return cls(records.features, records.labels)
+        except AttributeError:
+            raise ValueError(
+                f"records must be a pair (features, labels), got {type(records).__name__}"
+            ) from None
+
+    def __len__(self) -> int:
+        """Number of records."""
+        return len(self.labels)
+
+    def without_last(self) -> "TrainingSet":
+        """All records but the last, if there is any."""
+        return TrainingSet(self.features[:-1], self.labels[:-1])
+
+    def with_record(self, record: "TrainingSet") -> "TrainingSet":
+        """These records and after them others, in the types of these."""
+        features = record.features.astype(self.features.dtype, copy=False)
+        labels = record.labels.astype(self.labels.dtype, copy=False)
+        return TrainingSet(
+            np.concatenate([self.features, features]), np.concatenate([self.labels, labels])
+        )
+
+
+def one_record(record: Any) -> TrainingSet:
+    """A single record, to be added to others.
+
+    Args:
+        record: an `InputCanary`, or a pair (features, label).
+
+    Raises:
+        ValueError: something else.
+    """
+    if isinstance(record, InputCanary):
+        return TrainingSet(record.features[None], np.array([record.label]))
+    if isinstance(record, Sequence) and len(record) == 2:
+        features, label = (np.asarray(part) for part in record)
+        return TrainingSet(features[None], label[None])
+    raise ValueError(
+        "canary must be an InputCanary, a DiracCanary or a pair (features, label), "
+        f"got {type(record).__name__}"
+    )

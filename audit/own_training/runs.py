@@ -1,0 +1,213 @@
+"""One run of a user's training function, watched."""
+
+import math
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.own_training import readings
+from audit.own_training.records import TrainingSet
+from audit.own_training.watch import Watch
+
+Array = NDArray[np.float64]
+_MASK = 0xFFFFFFFF
+
+
+class Train(Protocol):
+    """A training function."""
+
+    def __call__(self, records: TrainingSet, candidate: Any, seed: int, watch: Any) -> Any:
+        """Trains once.
+
+        Args:
+            records: what to train on; the canary, where it is in, is the last of them.
+            candidate: the hyper-parameters, one of those that the audit was given, or None.
+            seed: in [0, 2^32), another one in every run. Torch's, numpy's and Python's own
+                generators are seeded with it already.
+            watch: to be called with the optimizer before the first step, for the white box; may be
+                left alone.
+
+        Returns:
+            What is released: a torch module, an estimator, one score or several numbers, or None.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of every run.
+
+    Attributes:
+        train: the training function.
+        records: X.
+        canaries: [m] records that may be in, or None for Dirac canaries.
+        validation: honest records that the best of several runs is chosen by; None chooses by the
+            canary.
+        loss: of a torch module on records, summed; None takes the usual one.
+        delta: of the claim.
+    """
+
+    train: Train
+    records: TrainingSet
+    canaries: TrainingSet | None
+    validation: TrainingSet | None
+    loss: Callable[..., Any] | None
+    delta: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is kept of one run with m canaries.
+
+    Attributes:
+        score: [m] by what was returned; empty where nothing was.
+        lambda_a: [m] by what was watched; empty where nothing was.
+        lambda_c: [m] likewise.
+        choice: what the best of several runs is chosen by; minus infinity where nothing was
+            returned, or no number.
+        details: [f], with one canary: everything recorded, for a learned statistic.
+        claim: the epsilon that the function promises, or None.
+        history: the phases of its accountant (noise multiplier, sampling rate, steps), or None.
+    """
+
+    score: Array
+    lambda_a: Array
+    lambda_c: Array
+    choice: float
+    details: Array
+    claim: float | None
+    history: tuple[tuple[float, float, int], ...] | None
+
+
+def run_seed(seed: int, trial: int, run: int = 0) -> int:
+    """The seed of a run: distinct for any 2^32 trials of one run each.
+
+    A bijection of 32-bit words (the finaliser of MurmurHash3) of a counter, so that no two runs
+    share their noise by chance.
+    """
+    word = seed * 0x9E3779B1 + trial
+    for other in (0, run * 0x85EBCA77):
+        word = (word ^ other) & _MASK
+        word = ((word ^ (word >> 16)) * 0x85EBCA6B) & _MASK
+        word = ((word ^ (word >> 13)) * 0xC2B2AE35) & _MASK
+        word ^= word >> 16
+    return word
+
+
+def run_once(question: Question, included: NDArray[np.bool_], candidate: Any, seed: int) -> Run:
+    """Calls the training function once and reads what it released.
+
+    Args:
+        question: what is asked.
+        included: [m] which canaries are in the data.
+        candidate: hyper-parameters.
+        seed: of the run.
+
+    Raises:
+        ValueError: something returned that cannot be read.
+    """
+    records, canaries = question.records, question.canaries
+    if canaries is not None and included.any():
+        chosen = TrainingSet(canaries.features[included], canaries.labels[included])
+        records = records.with_record(chosen)
+    watch = Watch(canaries, included, question.loss, seed)
+    seed_everything(seed)
+    try:
+        result = question.train(records, candidate, seed, watch)
+    finally:
+        watch.close()
+    trace = watch.trace()
+    score, told = _read(question, result, len(included))
+    nothing = np.empty(0)
+    return Run(
+        score=score,
+        lambda_a=nothing if trace is None else trace.lambda_a,
+        lambda_c=nothing if trace is None else trace.lambda_c,
+        choice=_choice(question, result, score),
+        details=told if trace is None else np.concatenate([told, trace.details]),
+        claim=_claim(watch, question.delta),
+        history=_history(watch.accountant),
+    )
+
+
+def _read(question: Question, result: Any, canaries: int) -> tuple[Array, Array]:
+    """The scores of the canaries [m] and the rest that is told, [f]."""
+    if result is None:
+        return np.empty(0), np.empty(0)
+    values = readings.numbers(result)
+    if values is not None:
+        # Numbers of the user's own: one per canary are scores.
+        return (values if len(values) == canaries else np.empty(0)), values
+    if question.canaries is None:
+        return np.empty(0), readings.details(result, question.records, question.loss)
+    score = readings.record_scores(result, question.canaries, question.loss)
+    if canaries > 1:
+        return score, np.empty(0)
+    rest = readings.details(result, question.records, question.loss)
+    return score, np.concatenate([score, rest])
+
+
+def _choice(question: Question, result: Any, score: Array) -> float:
+    value = float(score[0]) if len(score) else -math.inf
+    if question.validation is not None and readings.numbers(result) is None:
+        value = float(readings.record_scores(result, question.validation, question.loss).mean())
+    return -math.inf if math.isnan(value) else value
+
+
+def _history(accountant: Any) -> tuple[tuple[float, float, int], ...] | None:
+    if accountant is None:
+        return None
+    return tuple((float(s), float(q), int(n)) for s, q, n in accountant.history)
+
+
+# What an accountant said of a history: it says it again for every run.
+_said: dict[tuple[Any, ...], float] = {}
+
+
+def _claim(watch: Any, delta: float) -> float | None:
+    if watch.claimed is not None:
+        return float(watch.claimed)
+    accountant = watch.accountant
+    if accountant is None:
+        return None
+    key = (type(accountant), _history(accountant), delta)
+    if key not in _said:
+        with warnings.catch_warnings():
+            # That a longer list of Renyi orders could give a smaller epsilon: it is the claim.
+            warnings.simplefilter("ignore")
+            _said[key] = float(accountant.get_epsilon(delta=delta))
+    return _said[key]
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the generators that a function may draw from: Python's, numpy's, torch's if there."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # Not torch.manual_seed: before CUDA is in use, it queues a call and a traceback every time.
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
+
+
+@contextmanager
+def undisturbed_generators() -> Iterator[None]:
+    """Leaves the global generators as they were."""
+    torch = sys.modules.get("torch")
+    state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    torch_state = None if torch is None else torch.random.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(state[0])
+        np.random.set_state(state[1])  # noqa: NPY002
+        if torch is not None:
+            torch.random.set_rng_state(torch_state)

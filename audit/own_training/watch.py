@@ -1,0 +1,103 @@
+"""What a training function is handed, to let itself be watched and to state what it promises."""
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit import checks
+from audit.own_training.records import TrainingSet
+
+if TYPE_CHECKING:
+    from audit.own_training.white_box import Trace, WhiteBox
+
+
+class Watch:
+    """Handed to `train`, which calls it with its optimizer before the first step.
+
+    `watch(optimizer)` is enough with Opacus's `PrivacyEngine`. Whatever else it is given, in any
+    order, it looks at too: the model (where the first step comes without a forward pass), a
+    `PrivacyEngine` or an accountant (where the optimizer does not step it). An optimizer that is
+    not Opacus's works as well, if p.grad is what it releases; C is taken as 1 then, and the
+    canary's gradient as of length 1. `watch.claim(epsilon)` states what the function promises.
+
+    Args:
+        canaries: the records whose gradients are taken, [m, ...]; None for Dirac canaries.
+        included: [m] bool, which are in the data; m Dirac canaries take the first m coordinates.
+        loss: of a torch module on records, summed; None takes the usual one.
+        seed: of the batches that Dirac canaries are in.
+    """
+
+    def __init__(
+        self,
+        canaries: TrainingSet | None,
+        included: NDArray[np.bool_],
+        loss: Callable[..., Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._canaries, self._included = canaries, included
+        self._loss, self._seed = loss, seed
+        self._optimizer: Any = None
+        self._accountant: Any = None
+        self._model: Any = None
+        self._white_box: WhiteBox | None = None
+        self.claimed: float | None = None
+
+    def __call__(self, *watched: Any) -> None:
+        """Looks at an optimizer, and at a model, a privacy engine or an accountant.
+
+        Raises:
+            ValueError: something else, or a second optimizer.
+        """
+        for each in watched:
+            if hasattr(each, "param_groups"):
+                if self._optimizer is not None:
+                    raise ValueError("watch must be given one optimizer, got a second")
+                self._optimizer = each
+            elif hasattr(each, "accountant"):
+                self._accountant = each.accountant
+            elif hasattr(each, "history") and hasattr(each, "get_epsilon"):
+                self._accountant = each
+            elif hasattr(each, "parameters") and callable(each):
+                self._model = each
+            else:
+                raise ValueError(
+                    "watch must be given an optimizer, a model, a PrivacyEngine or an accountant, "
+                    f"got {type(each).__name__}"
+                )
+        if self._optimizer is None:
+            return
+        if self._white_box is None:
+            from audit.own_training.white_box import WhiteBox
+
+            self._white_box = WhiteBox(
+                self._optimizer, self._canaries, self._included, self._loss, self._seed
+            )
+        if self._model is not None:
+            self._white_box.model = self._model
+        self._white_box.accountant = self.accountant
+
+    def claim(self, epsilon: float) -> None:
+        """States the epsilon that the function promises, at the delta of the audit."""
+        self.claimed = checks.interval("claim", epsilon, 0.0, closed_low=True)
+
+    @property
+    def accountant(self) -> Any:
+        """The function's own accountant, or None."""
+        if self._accountant is not None:
+            return self._accountant
+        hook = getattr(self._optimizer, "step_hook", None)
+        # Opacus's hook is a closure over the accountant that it steps.
+        inside = {} if hook is None else inspect.getclosurevars(hook).nonlocals
+        return next((each for each in inside.values() if hasattr(each, "get_epsilon")), None)
+
+    def close(self) -> None:
+        """Takes every hook away."""
+        if self._white_box is not None:
+            self._white_box.close()
+
+    def trace(self) -> "Trace | None":
+        """What was seen; None where no step was."""
+        return None if self._white_box is None else self._white_box.trace()

@@ -1,0 +1,533 @@
+"""Audits of training functions: what is watched, what is claimed, what is found.
+
+Every game has fixed seeds. A correct training is accused with probability at most 5 %.
+"""
+
+import copy
+
+import broken_trainings as trainings
+import numpy as np
+import pytest
+import torch
+from opacus import GradSampleModule, PrivacyEngine
+from opacus.accountants import RDPAccountant
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.nn import functional
+from toy import records
+
+import audit
+from audit import accounting
+from audit.dpsgd import DpSgdSettings, Lanes, make_engine, noise, streams
+from audit.dpsgd.models import make_model
+from audit.own_training import PrivacyLeak, TrainingSet, Watch, check, check_one_run
+from audit.own_training.discriminant import discriminant
+from audit.own_training.runs import run_seed
+from canaries import DiracCanary, InputCanary, crafted
+from threat_models import CanaryLoss, FirstCoordinate, etcv, ntcv
+
+torch.set_num_threads(1)
+# Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+STEPS, NOISE, CLIP, RATE = 5, 1.3, 0.7, 0.05
+
+
+def by_opacus(batches, seed, model, watch, optimizer_class=DPOptimizer, **options):
+    """The engine `opacus`, written by a user: the same batches and the same noise."""
+    model = GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
+    optimizer = optimizer_class(
+        torch.optim.SGD(model.parameters(), lr=RATE),
+        noise_multiplier=NOISE,
+        expected_batch_size=None,
+        loss_reduction="sum",
+        generator=streams.generators(np.array([seed], np.uint64), 0, "cpu")[0],
+        **{"max_grad_norm": CLIP, **options},
+    )
+    accountant = RDPAccountant()
+    rate = 1.0 if batches[0][2] is None else batches[0][2]
+    optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(sample_rate=rate))
+    watch(optimizer, model)
+    for x, y, _ in batches:
+        optimizer.zero_grad()
+        if len(y):
+            functional.cross_entropy(model(x), y, reduction="sum").backward()
+        else:
+            for p in model.parameters():
+                p.grad_sample = p.new_zeros(0, *p.shape)
+        optimizer.step()
+    return model
+
+
+def threats():
+    training_set, canary = records(9), records(1, seed=9).canary(0)
+    return {
+        "NTCV input": (training_set, canary, ntcv(training_set, None, canary, CanaryLoss(canary))),
+        "ETCV input": (None, canary, etcv(canary, CanaryLoss(canary), (1, 8, 8), 10)),
+        "NTCV dirac": (
+            training_set,
+            DiracCanary(),
+            ntcv(training_set, None, DiracCanary(), FirstCoordinate()),
+        ),
+    }
+
+
+@pytest.mark.parametrize("included", [False, True])
+@pytest.mark.parametrize("sampling_rate", [1.0, 0.4])
+@pytest.mark.parametrize("name", threats())
+def test_watched_opacus_has_the_proxies_of_the_opacus_engine(name, sampling_rate, included):
+    training_set, canary, threat = threats()[name]
+    if name == "NTCV dirac" and sampling_rate < 1:
+        pytest.skip("the watch draws the batches of a Dirac canary itself")
+    settings = DpSgdSettings(STEPS, NOISE, CLIP, RATE, sampling_rate=sampling_rate, model="mlp")
+    lanes = Lanes(np.array([included]), np.zeros(1, int), np.array([77], np.uint64))
+    expected = make_engine("opacus", threat, settings).run(lanes)
+
+    x = np.zeros((0, 1, 8, 8), np.float32) if training_set is None else training_set.features
+    y = np.zeros(0, np.int64) if training_set is None else training_set.labels
+    one = None
+    if isinstance(canary, InputCanary):
+        one = TrainingSet(canary.features[None], np.array([canary.label]))
+        x, y = np.concatenate([x, one.features]), np.concatenate([y, one.labels])
+    features, labels = torch.from_numpy(x), torch.from_numpy(y)
+    width = 1 if training_set is None else len(training_set) + 1
+    drawn = noise.poisson_steps(lanes.seeds, sampling_rate, STEPS, torch.device("cpu"), width, 1)
+    batches = []
+    for everybody in drawn:
+        taken = everybody[0, : len(y)] | (sampling_rate == 1.0)
+        if one is not None and not included:
+            taken[-1] = False
+        batches.append((features[taken], labels[taken], sampling_rate))
+    watch = Watch(one, np.array([included]))
+    model = make_model("mlp", 0, (1, 8, 8), 10, torch.float32)
+    by_opacus(batches, 77, model, watch)
+    watch.close()
+    trace = watch.trace()
+    np.testing.assert_allclose(trace.lambda_a, expected.lambda_a, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(trace.lambda_c, expected.lambda_c, rtol=1e-5, atol=1e-7)
+    assert abs(expected.lambda_a[0]) > 1e-3
+
+
+def train_twice(watched, make):
+    """The same steps with a watch and without; the watch, and the weights of both."""
+    training_set, canary = records(8), records(1, seed=9).canary(0)
+    x, y = torch.from_numpy(training_set.features), torch.from_numpy(training_set.labels)
+    watch = Watch(TrainingSet(canary.features[None], np.array([canary.label])), np.array([False]))
+    torch.manual_seed(5)
+    weights = []
+    for look in (watch, None):
+        torch.manual_seed(5)
+        step, optimizer, model = make()
+        if look is not None:
+            look(optimizer)
+        for _ in range(3):
+            step(x, y)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    watch.close()
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+    return watch.trace()
+
+
+def private(clipping="flat", grad_sample_mode="hooks", **options):
+    """A maker of one training step by `PrivacyEngine`, with dropout in the model."""
+
+    def make():
+        model = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 10)
+        )
+        data = torch.utils.data.TensorDataset(torch.zeros(8, 1))
+        criterion = nn.CrossEntropyLoss()
+        made = PrivacyEngine().make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
+            data_loader=torch.utils.data.DataLoader(data, batch_size=8),
+            noise_multiplier=NOISE,
+            max_grad_norm=[CLIP] * 4 if clipping == "per_layer" else CLIP,
+            clipping=clipping,
+            grad_sample_mode=grad_sample_mode,
+            poisson_sampling=False,
+            criterion=criterion,
+            **options,
+        )
+        model, optimizer = made[0], made[1]
+        criterion = made[2] if grad_sample_mode == "ghost" else criterion
+
+        def step(x, y):
+            optimizer.zero_grad()
+            criterion(model(x), y).backward()
+            optimizer.step()
+
+        return step, optimizer, model
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore")  # Opacus's own: no secure generator, hooks without input
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"grad_sample_mode": "ghost"},
+        {"grad_sample_mode": "functorch"},
+        {"clipping": "per_layer"},
+        {
+            "clipping": "adaptive",
+            "target_unclipped_quantile": 0.5,
+            "clipbound_learning_rate": 0.2,
+            "max_clipbound": 2.0,
+            "min_clipbound": 0.1,
+            "unclipped_num_std": 2.0,
+        },
+    ],
+    ids=["hooks", "ghost", "functorch", "per layer", "adaptive"],
+)
+def test_a_watch_leaves_the_training_as_it_is(options):
+    trace = train_twice(True, private(**options))
+    assert trace.steps == 3
+    assert np.isfinite(trace.lambda_a).all()
+    assert abs(trace.lambda_a[0]) > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_the_proxy_is_the_mean_product_whatever_the_clipping(mode):
+    # In one step by hand: z clipped as the optimizer does it, p as it is released.
+    for clipping in ("flat", "per_layer") if mode == "hooks" else ("flat",):
+        training_set, canary = records(8), records(1, seed=9).canary(0)
+        x, y = torch.from_numpy(training_set.features), torch.from_numpy(training_set.labels)
+        one = torch.from_numpy(canary.features[None]), torch.tensor([canary.label])
+        torch.manual_seed(5)
+        step, optimizer, model = private(clipping, mode)()
+        model.eval()
+        bare = list(model._module.parameters())
+        model.disable_hooks()
+        z = torch.autograd.grad(functional.cross_entropy(model(one[0]), one[1]), bare)
+        model.enable_hooks()
+        model.train()
+        watch = Watch(
+            TrainingSet(canary.features[None], np.array([canary.label])), np.array([False])
+        )
+        watch(optimizer)
+        step(x, y)
+        watch.close()
+        if clipping == "flat":
+            scale = min(1.0, CLIP / float(torch.stack([g.norm() for g in z]).norm()))
+            z, unit = [g * scale for g in z], CLIP**2
+        else:
+            z, unit = [g * min(1.0, CLIP / float(g.norm())) for g in z], 4 * CLIP**2
+        released = [8 * p.grad for p in bare]
+        expected = sum(float((g * p).sum()) for g, p in zip(z, released, strict=True)) / unit
+        assert watch.trace().lambda_a[0] == pytest.approx(expected, rel=1e-4)
+
+
+# --- controls ---
+
+
+def checked(control, **options):
+    return check(
+        control.train,
+        trainings.data(control.size, control.rare),
+        **{"canary": control.canary, "games": control.games, **options},
+    )
+
+
+@pytest.mark.parametrize("name", trainings.BROKEN)
+def test_a_broken_training_is_caught(name):
+    found = checked(trainings.BROKEN[name])
+    assert found.leaks, str(found)
+    assert not found
+    assert found.exit_code == 1
+    with pytest.raises(PrivacyLeak, match=r"claims .*; an attack shows at least"):
+        found.raise_if_leaking()
+
+
+@pytest.mark.parametrize("name", trainings.CORRECT)
+def test_a_correct_training_is_not_accused(name):
+    found = checked(trainings.CORRECT[name])
+    assert not found.leaks, str(found)
+    assert found.exit_code == 0
+    assert found.raise_if_leaking() is found
+    assert found.epsilon < found.claim
+
+
+def test_correct_trainings_are_accused_in_at_most_5_percent_of_1000_audits():
+    # The tightest training there is: one Gaussian of the canary's own coordinate, mu = 1. Beside
+    # its score it tells other numbers, so that a statistic is learned too. More than 66 accusals
+    # of 1,000 have probability under 1 % if each has 5 %.
+    mu = 1.0
+    exact = accounting.GaussianMechanism(mu).epsilon(1e-5)
+
+    def gaussian(records, candidate, seed, watch):
+        watch(accountant)
+        noise = np.random.default_rng(seed).normal(size=3)
+        return noise + mu * len(records) * np.array([0.6, 0.8, 0.0])
+
+    accountant = RDPAccountant()
+    accountant.history = [(1.0, 1.0, 1)]
+    records = np.zeros((1, 1)), np.zeros(1, int)
+    audits = [
+        check(gaussian, records, (np.zeros(1), 0), claim=exact, games=100, seed=seed)
+        for seed in range(1000)
+    ]
+    accused = sum(found.leaks for found in audits)
+    assert accused <= 66
+    assert np.mean([found.epsilon for found in audits]) > 0.3  # and they do find something
+
+
+@pytest.mark.parametrize("name", trainings.UNSEEN)
+def test_what_the_page_says_cannot_be_seen_is_not(name):
+    found = checked(trainings.UNSEEN[name], games=100)
+    assert not found.leaks, "the page says otherwise"
+
+
+# --- what a function may be ---
+
+
+RECORDS = np.eye(4, dtype=np.float32).repeat(3, 0)[:, :3], np.arange(12) % 3
+
+
+def test_check_is_at_the_top_and_imports_nothing_before():
+    assert audit.check is check
+    assert audit.check_one_run is check_one_run
+    with pytest.raises(AttributeError, match="no attribute 'chekc'"):
+        audit.chekc  # noqa: B018
+
+
+@pytest.mark.parametrize("kind", ["logistic", "linear", "module", "binary", "own loss"])
+def test_whatever_is_trained_is_read(kind):
+    # Without noise the canary is told apart by what was learned of it, whatever the model.
+    from sklearn.linear_model import LinearRegression, LogisticRegression
+
+    features, labels = RECORDS
+    labels = {"linear": labels.astype(float), "binary": labels % 2}.get(kind, labels)
+
+    def train(records, candidate, seed, watch):
+        if kind in ("logistic", "linear"):
+            model = LogisticRegression() if kind == "logistic" else LinearRegression()
+            return model.fit(records.features, records.labels)
+        model = nn.Linear(3, 1 if kind == "binary" else 3)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        x, y = torch.from_numpy(records.features), torch.from_numpy(records.labels)
+        out = model(x)
+        if kind == "binary":
+            functional.binary_cross_entropy_with_logits(out[:, 0], y.float()).backward()
+        else:
+            functional.cross_entropy(out, y).backward()
+        torch.optim.SGD(model.parameters(), lr=0.5).step()
+        return model
+
+    def loss(model, x, y):
+        return functional.cross_entropy(model(x), y, reduction="sum")
+
+    options = {"loss": loss} if kind == "own loss" else {}
+    canary = np.full(3, 2.0, np.float32), 1
+    found = check(train, (features, labels), canary, claim=0.5, games=40, **options)
+    assert found.bounds["score"].epsilon > 1.0
+    assert found.leaks
+
+
+def gaussian(mu, seed, records):
+    return np.random.default_rng(seed).normal() + mu * len(records)
+
+
+def test_the_best_of_k_is_audited_and_its_cost_is_claimed():
+    accountant = RDPAccountant()
+    accountant.history = [(1.0, 1.0, 1)]
+
+    def train(records, candidate, seed, watch):
+        watch(accountant)
+        tried.add(candidate)
+        return gaussian(candidate, seed, records)
+
+    tried = set()
+    empty = np.zeros((0, 1)), np.zeros(0, int)
+    options = {"repetitions": "tnb:0,0.3", "candidates": (0.9, 1.0), "games": 200}
+    found = check(train, empty, (np.zeros(1), 0), **options)
+    assert tried == {0.9, 1.0}
+    expected = audit.accounting.tuning_epsilon(accountant, "tnb:0,0.3", 1e-5)
+    assert found.claim == pytest.approx(expected)
+    assert not found.leaks
+    assert list(found.bounds) == ["score"]  # a tuned output is no Gaussian
+
+
+def test_validation_records_choose_where_they_are_given():
+    def train(records, candidate, seed, watch):
+        model = nn.Linear(3, 3)
+        with torch.no_grad():
+            model.weight.copy_(candidate * torch.eye(3))
+            model.bias.zero_()
+        return model
+
+    records = np.zeros((2, 3), np.float32), np.zeros(2, int)
+    canary = np.array([0.0, 1.0, 0.0], np.float32), 0  # of another class than it looks
+    options = {"repetitions": "fixed:5", "candidates": (1.0, -1.0), "games": 20, "claim": 1.0}
+    honest = np.eye(3, dtype=np.float32), np.arange(3)
+    from audit.own_training.checking import _Game, _play
+    from audit.own_training.runs import Question
+    from audit.repetitions import Fixed
+
+    for validation, best in ((None, -1.0), (TrainingSet(*honest), 1.0)):
+        question = Question(
+            train, TrainingSet(*records), TrainingSet(canary[0][None], [0]), validation, None, 1e-5
+        )
+        runs = _play(_Game(question, Fixed(5), options["candidates"], 0), 20, 1)
+        # Five draws of two candidates miss the best with chance 1/32.
+        margins = [run.score[0] for run in runs]
+        of_best = np.log(np.exp(0) / (np.exp(best) + 1)).item()
+        assert np.isclose(margins, of_best).mean() > 0.7
+
+
+def test_results_do_not_depend_on_jobs_and_the_generators_are_left_alone():
+    def train(records, candidate, seed, watch):
+        return float(torch.randn(1)) + np.random.rand() + len(records)  # noqa: NPY002
+
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    options = {"claim": 1.0, "games": 120}
+    alone = check(train, RECORDS, (np.zeros(3), 0), **options)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    together = check(train, RECORDS, (np.zeros(3), 0), jobs=2, **options)
+    assert together == alone
+
+
+def test_seeds_of_single_runs_are_distinct():
+    seeds = {run_seed(4, trial) for trial in range(100_000)}
+    assert len(seeds) == 100_000
+    assert all(0 <= seed < 2**32 for seed in seeds)
+    assert run_seed(4, 7, 1) != run_seed(4, 7, 2)
+
+
+def test_the_discriminant_finds_the_one_number_without_noise():
+    random = np.random.default_rng(0)
+    table = random.normal(size=(200, 30))
+    table[:, 7] = np.arange(200) % 2 * 1e-6  # tiny, but exact
+    table[:, 9] = 5.0
+    weights = discriminant(table[0::2], table[1::2])
+    fresh = random.normal(size=(200, 30))
+    fresh[:, 7], fresh[:, 9] = table[:, 7], 5.0
+    judged = fresh @ weights
+    assert judged[1::2].min() > judged[0::2].max()
+    assert discriminant(np.ones((5, 3)), np.ones((5, 3))) is None
+
+
+def test_the_crafted_canary_is_where_nobody_is():
+    features, labels = trainings.data(20)
+    canary = crafted(features, labels)
+    assert np.flatnonzero(canary.features).tolist() == [6]
+    assert np.linalg.norm(canary.features) == pytest.approx(
+        2 * np.linalg.norm(features, axis=1).max()
+    )
+    assert canary.label == np.argmin(np.bincount(labels))
+    dense = np.random.default_rng(0).normal(size=(30, 5)) @ np.diag([1, 1, 1e-3, 1, 1])
+    assert abs(crafted(dense, np.arange(30) % 2).features[2]) > 0.99 * np.linalg.norm(
+        crafted(dense, np.arange(30) % 2).features
+    )
+    with pytest.raises(ValueError, match="canary must be given"):
+        crafted(features, labels + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"train": 3}, "train must be a function"),
+        ({"records": [1, 2, 3]}, "records must be a pair"),
+        ({"records": (np.zeros((3, 2)), np.zeros(2))}, "with one label each"),
+        ({"canary": "dirac"}, "canary must be an InputCanary"),
+        ({"delta": 0.0}, "delta must be"),
+        ({"confidence": 1.0}, "confidence must be"),
+        ({"games": 1}, "games must be"),
+        ({"claim": -1.0}, "claim must be"),
+        ({"candidates": ()}, "candidates must name"),
+        ({"train": lambda *_: None}, "train must return"),
+        ({"train": lambda *_: object()}, "train must return"),
+        ({"train": lambda r, c, s, watch: watch(3)}, "watch must be given an optimizer"),
+    ],
+)
+def test_what_is_wrong_is_one_line(change, error):
+    arguments = {"train": lambda *_: 1.0, "records": RECORDS, "canary": (np.zeros(3), 0), **change}
+    arguments = {"games": 4, **arguments}
+    with pytest.raises(ValueError, match=error) as raised:
+        check(**arguments)
+    assert "\n" not in str(raised.value)
+
+
+def test_steps_that_count_the_records_are_refused():
+    def train(records, candidate, seed, watch):
+        accountant = RDPAccountant()
+        accountant.history = [(1.0, 1.0 / len(records), 2 * len(records))]
+        watch(accountant)
+        return 0.0
+
+    with pytest.raises(ValueError, match="must not depend on the number of records"):
+        check(train, RECORDS, (np.zeros(3), 0), games=4)
+
+
+def test_nothing_claimed_is_said_and_raises():
+    found = check(lambda r, c, s, w: float(s), RECORDS, (np.zeros(3), 0), games=10)
+    assert found.claim is None
+    assert found.words.startswith("claims nothing; an attack shows at least 0.00")
+    assert found.exit_code == 0
+    with pytest.raises(ValueError, match="claim must be given"):
+        found.raise_if_leaking()
+
+
+def test_a_dirac_canary_shows_the_whole_budget_and_needs_opacus():
+    # mu = 2: lambda_a is N(b, 1 / 2^2), as the reduced game says; 300 games show at least 1.
+    train = trainings.with_opacus(noise_multiplier=1.0, clip=0.01)
+    control = trainings.Control(train, 300, size=1)
+    found = checked(control, canary=DiracCanary())
+    assert found.bounds["lambda_a"].epsilon > 1.0
+    assert not found.leaks
+    with pytest.raises(ValueError, match="Opacus's for a Dirac canary"):
+        check(trainings.Loop(), trainings.data(), DiracCanary(), games=4)
+
+
+# --- one run ---
+
+
+def test_one_run_of_many_canaries_finds_missing_noise_and_no_other():
+    for noise_multiplier, leaks in ((0.0, True), (4.0, False)):
+        train = trainings.with_opacus(noise_multiplier=noise_multiplier, told=4.0, clip=0.01)
+        empty = np.zeros((0, 7), np.float32), np.zeros(0, int)
+        found = check_one_run(train, empty, canaries=50, dirac=True)
+        assert found.leaks == leaks, str(found)
+        crafted_ones = check_one_run(train, trainings.data(20), canaries=40)
+        assert "lambda_a, canaries as independent trials" in found.bounds
+        assert "lambda_a, one-run" in crafted_ones.bounds
+        assert not any("independent trials" in name for name in crafted_ones.bounds)
+        assert "so many canaries (50)" in found.words or leaks
+
+
+def test_canaries_that_do_not_interact_are_independent_trials():
+    # 50 coordinates of one run, mu = 2: by Kolmogorov and Smirnov their law, false alarm 1e-3.
+    from scipy import stats
+
+    from audit.own_training.runs import Question, run_once
+
+    train = trainings.with_opacus(noise_multiplier=1.0, told=1.0, clip=0.01)
+    question = Question(
+        train, TrainingSet(np.zeros((0, 7), np.float32), np.zeros(0, int)), None, None, None, 1e-5
+    )
+    coins = np.arange(50) % 2 == 1
+    run = run_once(question, coins, None, 11)
+    assert stats.kstest(2 * (run.lambda_a - coins), "norm").pvalue > 1e-3
+    with pytest.raises(ValueError, match="canaries must be a number with dirac"):
+        check_one_run(train, question.records, (np.zeros((3, 7)), [0, 1, 2]), dirac=True)
+
+
+# --- the command ---
+
+
+def test_the_command_says_what_was_found(capsys):
+    from audit import run
+
+    options = ["--train", "broken_trainings.FORGOTTEN", "--records", "broken_trainings.data"]
+    assert run.main([*options, "--trials", "100"]) == 1
+    assert "an attack shows at least" in capsys.readouterr().out
+    options[1] = "broken_trainings.RIGHT"
+    assert run.main([*options, "--trials", "100"]) == 0
+    assert "no leak found" in capsys.readouterr().out
+    assert run.main([*options, "--trials", "100", "--threat", "XTCV"]) == 2
+    assert "threat must be one of" in capsys.readouterr().err
+    assert run.main(["--train", "broken_trainings.nothing"]) == 2
+    assert "train must be a name" in capsys.readouterr().err
