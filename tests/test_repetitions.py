@@ -260,3 +260,35 @@ def test_bad_specs_are_refused_in_one_line(spec, message):
     with pytest.raises(ValueError, match=message) as refusal:
         repetitions.parse(spec)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "tnb:0,1e-7@1000000",
+        "tnb:-0.5,1e-5@100000",
+        "two-point:1e-6,90000@100000",
+        "poisson:50000@100000",
+        "binomial:100000,0.3@50000",
+        "fixed:77@100000",
+    ],
+)
+def test_many_values_of_a_long_truncated_law_are_those_of_its_sums(spec):
+    # A table is interpolated; the sums themselves are its truth, and 60 values are cheap.
+    law = repetitions.parse(spec)
+    log_x = -np.exp(np.random.default_rng(0).uniform(-45.0, 7.0, 3000))
+    log_x[:3] = 0.0, -np.inf, -1e-320
+    for values in (law.log_phi_at, law.log_phi_prime_at, law.one_minus_phi_at):
+        few = np.concatenate([values(part) for part in np.split(log_x[:60], 20)])
+        many = values(log_x)[:60]
+        np.testing.assert_allclose(many, few, rtol=1e-13, atol=1e-13)
+
+
+def test_a_long_truncated_law_is_its_closed_form_less_the_tail():
+    # P[K > 10^5] = e^-100.0...: nothing is left of the tail.
+    cut, law = repetitions.parse("tnb:1,0.001@100000"), repetitions.parse("tnb:1,0.001")
+    log_x = -np.exp(np.linspace(-40.0, 6.0, 2000))
+    np.testing.assert_allclose(
+        cut.log_phi_prime_at(log_x), law.log_phi_prime_at(log_x), rtol=1e-11, atol=1e-11
+    )
+    np.testing.assert_allclose(cut.one_minus_phi_at(log_x), law.one_minus_phi_at(log_x), rtol=1e-11)

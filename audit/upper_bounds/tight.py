@@ -188,7 +188,7 @@ class TightCurve:
         try:
             epsilon = solve_epsilon(self.estimate, delta)
         except Unreachable:  # by the trapezoid rule, whose events are too few for a very large mu
-            epsilon = solve_epsilon(self.delta, delta)
+            epsilon = solve_epsilon(self._region.delta, delta)
         return self.best_order(epsilon)
 
     def best_order(self, epsilon: float) -> FoldedGame:
