@@ -5,6 +5,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from scipy import special
 
 from audit import accounting
 from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, PureDp
@@ -126,3 +127,24 @@ def test_discrete_mechanism_by_hand():
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("mu", [1e-12, 1e-9, 1e-6, 0.99e-4])
+def test_profile_of_the_smallest_mu_keeps_its_digits(mu):
+    base = GaussianMechanism(mu)
+    # The total variation distance is erf(mu / sqrt 8), exactly.
+    assert float(base.delta(0.0)) == pytest.approx(special.erf(mu / math.sqrt(8)), rel=1e-13)
+    assert float(base.delta(1e300)) == 0.0
+    # delta(c mu) / mu is phi(c) - c Phi(-c), the mean of what a normal exceeds c by, up to O(mu).
+    for c in (0.1, 1.0, 5.0, 20.0):
+        limit = math.exp(-0.5 * c * c) * (
+            math.sqrt(0.5 / math.pi) - 0.5 * c * special.erfcx(c * math.sqrt(0.5))
+        )
+        rel = 1e-12 + mu * (1.0 + c) ** 3
+        assert float(base.delta(c * mu)) / mu == pytest.approx(limit, rel=rel)
+    # Where the two ways meet they agree.
+    below, above = GaussianMechanism(0.9999999e-4), GaussianMechanism(1.0000001e-4)
+    for epsilon in (0.0, 1e-4, 3e-4):
+        mean = 0.5 * float(below.delta(epsilon) + above.delta(epsilon))
+        middle = float(GaussianMechanism(1e-4).delta(epsilon))
+        assert mean == pytest.approx(middle, rel=1e-9)

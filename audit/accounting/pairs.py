@@ -23,6 +23,7 @@ REACH = 15.0
 """Normal tails beyond this many standard deviations are below 1e-50: counted as full leaks."""
 
 LOG_ROOT_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+_SMALL_MU = 1e-4
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 
@@ -123,15 +124,23 @@ class GaussianPair(DominatingPair):
         """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2) (Balle & Wang 2018, theorem 8).
 
         In the tail the difference is taken between Mills ratios, where nothing cancels but mu/t
-        itself: the relative error is under 1e-10 for mu >= 1e-4.
+        itself: the relative error is under 1e-10 for mu >= 1e-4. Below, the difference is the
+        integral of the ratio's slope, and keeps its digits for any mu.
         """
         epsilon = np.asarray(epsilon, dtype=np.float64)
-        a = epsilon / self.mu - self.mu / 2.0
-        b = epsilon / self.mu + self.mu / 2.0
+        with np.errstate(over="ignore"):
+            standardised = epsilon / self.mu
+        a, b = standardised - self.mu / 2.0, standardised + self.mu / 2.0
         root = math.sqrt(0.5)
         with np.errstate(under="ignore"):
-            near, far = (special.erfcx(np.maximum(t, -4.0) * root) for t in (a, b))
-            in_tail = 0.5 * np.exp(-0.5 * np.square(np.minimum(a, 1e3))) * (near - far)
+            x, gap = np.maximum(a, -4.0) * root, self.mu * root
+            if self.mu < _SMALL_MU:
+                nodes = np.minimum(x, 1e3)[..., None] + gap * 0.5 * (_NODES + 1.0)
+                slope = 2.0 / math.sqrt(math.pi) - 2.0 * nodes * special.erfcx(nodes)
+                fall = gap * 0.5 * (slope @ _WEIGHTS)
+            else:
+                fall = special.erfcx(x) - special.erfcx(np.maximum(b, -4.0) * root)
+            in_tail = 0.5 * np.exp(-0.5 * np.square(np.minimum(a, 1e3))) * fall
             shifted = np.exp(np.minimum(epsilon + special.log_ndtr(-b), 0.0))
             inside = special.ndtr(-a) - shifted
         return np.clip(np.where(a > -4.0, in_tail, inside), 0.0, 1.0)
