@@ -99,6 +99,19 @@ def _parser() -> console.Parser:
         help="the bound that keeps --target-epsilon: a row of the table (default: region for "
         "search, the smallest for other protocols)",
     )
+    done = parser.add_argument_group("the tuning you did, in place of --protocol and one run")
+    done.add_argument(
+        "--trials",
+        metavar="FILE",
+        help="csv, one row a trial: noise_multiplier, sampling_rate and steps, or mu, or rho",
+    )
+    done.add_argument("--optuna", nargs=2, metavar=("STORAGE", "NAME"), help="an Optuna study")
+    done.add_argument(
+        "--chosen",
+        help="how its candidates were: grid (also without replacement), random (with; drawn "
+        "--repetitions times, or as often as there are trials) or sequential (TPE, by hand, ...); "
+        "read off an Optuna study if not given",
+    )
     more_output = parser.add_argument_group("more")
     more_output.add_argument(
         "--compare",
@@ -230,6 +243,43 @@ def _law_as_json(protocol: Protocol) -> dict[str, object]:
     return {"repetitions": law.spec, "expected_quantile": law.expected_quantile()}
 
 
+def _tuning_done(arguments: argparse.Namespace) -> int:
+    """Prints what a finished tuning cost."""
+    # Slow to import, and only wanted here.
+    from audit.tuning.cost_of import cost_of, read_trials
+
+    law, delta, neighbours = arguments.repetitions, arguments.delta, arguments.neighbours
+    if arguments.trials is not None and arguments.optuna is not None:
+        raise ValueError("trials and optuna must not be given together, got both")
+    if arguments.trials is not None:
+        if arguments.chosen is None:
+            raise ValueError("chosen must be given with --trials: grid, random or sequential")
+        found = cost_of(read_trials(arguments.trials, neighbours), arguments.chosen, delta, law)
+    else:
+        from audit.optuna import cost_of_study
+        from audit.tuning.cost_of import trial_of
+
+        base = trial_of(
+            {
+                "noise_multiplier": arguments.noise_multiplier,
+                "steps": arguments.steps,
+                "sampling_rate": arguments.sampling_rate,
+                "mu": arguments.mu,
+            },
+            neighbours,
+        )
+        found = cost_of_study(
+            *arguments.optuna,
+            chosen=arguments.chosen,
+            delta=delta,
+            law=law,
+            base=base,
+            neighbours=neighbours,
+        )
+    print(json.dumps(asdict(found), indent=2) if arguments.json else "\n".join(found.lines))
+    return console.OK
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the accountant.
 
@@ -242,6 +292,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     affordable: list[upper_bounds.Affordable] = []
     try:
+        if arguments.trials is not None or arguments.optuna is not None:
+            return _tuning_done(arguments)
         protocol = protocols.parse(arguments.protocol, arguments.repetitions)
         delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
         checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)

@@ -3,6 +3,7 @@
 Live, `Study` tunes: its user trains, it draws and chooses, and what it releases keeps the budget.
 """
 
+from audit.tuning.cost_of import TuningCost, cost_of
 from audit.tuning.outcome import Best, Inadmissible, Outcome, Private, Trial, Void
 from audit.tuning.random_search import Winners, best_of_runs
 from audit.tuning.space import Choice, Dimension, LogUniform, Space, Uniform, Whole
@@ -19,9 +20,11 @@ __all__ = [
     "Space",
     "Study",
     "Trial",
+    "TuningCost",
     "Uniform",
     "Void",
     "Whole",
     "Winners",
     "best_of_runs",
+    "cost_of",
 ]

@@ -1,0 +1,210 @@
+"""The tuning you did: what it cost, told how its candidates were chosen."""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from audit import checks, repetitions
+from audit.accounting import (
+    AnyOf,
+    Composition,
+    DpSgd,
+    GaussianMechanism,
+    Mechanism,
+    Unreachable,
+    ZeroConcentratedDp,
+)
+from audit.protocols import Grid, Protocol, RandomSearch
+from audit.repetitions import Fixed, Repetitions
+from audit.upper_bounds import cost
+
+__all__ = ["WAYS", "TuningCost", "cost_of", "read_trials", "trial_of"]
+
+WAYS = ("grid", "random", "sequential")
+"""How candidates may have been chosen; `sequential` stands for all that looks back."""
+
+_ALL = "composition of all"
+_ASSUMED = {
+    "grid": "the list of trials was fixed beforehand, each was run once and to its end, and none "
+    "depended on another's outcome",
+    "random": "the number of trials was fixed beforehand, each candidate was drawn anew (with "
+    "replacement) from one prior, and every trial ran to its end",
+    "law": "K was drawn from its law beforehand and stayed secret, each candidate was drawn anew "
+    "(with replacement) from one prior, and every trial ran to its end",
+    "sequential": "nothing of how candidates were chosen, but that they were chosen by what "
+    "earlier trials released",
+}
+_WHY = {
+    "grid": "a grid is less than all its trials, for the losers are not shown",
+    "random": "a fixed number of draws hides nothing of K; a random K would",
+    "law": "the law of K hides how many runs there were",
+    "sequential": "later candidates depend on earlier outputs, so that losers speak through the "
+    "winner: only the composition of all is proven",
+}
+
+
+@dataclass(frozen=True)
+class TuningCost:
+    """What a finished tuning cost.
+
+    Attributes:
+        trials: how many there were.
+        chosen: how candidates were chosen.
+        delta: in (0, 1).
+        best_only: epsilon if nothing but the best trial is ever released.
+        bound: what says so.
+        all_released: epsilon of releasing every trial.
+        assumed: what was taken to be true for `best_only`.
+        why: in one line, why it costs so much.
+    """
+
+    trials: int
+    chosen: str
+    delta: float
+    best_only: float
+    bound: str
+    all_released: float
+    assumed: str
+    why: str
+
+    @property
+    def lines(self) -> list[str]:
+        """The same for people."""
+        return [
+            f"{self.trials} trials, chosen: {self.chosen}; delta = {self.delta:g}",
+            f"only the best is released: epsilon = {self.best_only:.4f} (by {self.bound})",
+            f"all are released:          epsilon = {self.all_released:.4f} (composition)",
+            f"assumed: {self.assumed}; scores are made from outputs and public records alone",
+            f"why: {self.why}",
+        ]
+
+
+def cost_of(
+    trials: str | Path | Sequence[Mechanism],
+    chosen: str,
+    delta: float = 1e-5,
+    law: str | Repetitions | None = None,
+) -> TuningCost:
+    """What a tuning cost that is over.
+
+    Args:
+        trials: the base mechanism of every trial, failed and pruned ones too; or a csv file of
+            them, as `read_trials` reads it.
+        chosen: `grid` (also: enumerated, or drawn without replacement), `random` (drawn with
+            replacement), or `sequential` (TPE, CMA-ES, by hand, with pruning: all that looks back).
+        delta: in (0, 1).
+        law: the law from which the number of random trials was drawn; if not given, their number
+            was fixed.
+
+    Raises:
+        ValueError: there is no trial, or `chosen` is none of these.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> found = cost_of([GaussianMechanism(0.1)] * 30, "random")
+        >>> round(found.best_only, 2), round(found.all_released, 2)
+        (1.49, 2.21)
+    """
+    runs = read_trials(trials) if isinstance(trials, str | Path) else list(trials)
+    if not runs:
+        raise ValueError("trials must be at least one, got none")
+    chosen = checks.one_of("chosen", chosen, WAYS)
+    if law is not None and chosen != "random":
+        raise ValueError(f"law must be given with chosen random only, got {law!r} with {chosen}")
+    everything = all_of(runs).epsilon(delta)
+    best, bound, way = everything, _ALL, "law" if law is not None else chosen
+    protocol: Protocol | None = None
+    if chosen == "grid":
+        protocol = Grid(len(runs))
+    elif chosen == "random":
+        protocol = RandomSearch(Fixed(len(runs)) if law is None else repetitions.parse(law))
+    if protocol is not None:
+        distinct = list(dict.fromkeys(runs))
+        # Whatever chance each budget had, no run is less private than the least private.
+        base = distinct[0] if len(distinct) == 1 else AnyOf(tuple(distinct))
+        try:
+            found = cost(base, protocol, delta)
+        except Unreachable:
+            if law is not None:
+                raise
+        else:
+            # How many trials a law gave is secret: their composition is no bound for the law.
+            if found.epsilon is not None and (found.epsilon < best or law is not None):
+                best, bound = found.epsilon, f"{found.name}, {protocol.spec}"
+    return TuningCost(len(runs), chosen, delta, best, bound, everything, _ASSUMED[way], _WHY[way])
+
+
+def all_of(runs: Iterable[Mechanism]) -> Mechanism:
+    """All runs, one after the other; equal ones are counted, not listed."""
+    steps: dict[tuple[float, float, str], int] = {}
+    rest: list[Mechanism] = []
+    for run in runs:
+        if isinstance(run, DpSgd):
+            kind = run.noise_multiplier, run.sampling_rate, run.neighbours
+            steps[kind] = steps.get(kind, 0) + run.steps
+        else:
+            rest.append(run)
+    parts = [DpSgd(noise, count, rate, how) for (noise, rate, how), count in steps.items()] + rest
+    return parts[0] if len(parts) == 1 else Composition(tuple(parts))
+
+
+def trial_of(values: Mapping[str, Any], neighbours: str = "add-remove") -> Mechanism | None:
+    """One trial's mechanism from what is known of it; None if nothing is.
+
+    Args:
+        values: `noise_multiplier`, `steps` and, if it is not 1, `sampling_rate`; or `mu`; or `rho`.
+            Others are not looked at.
+        neighbours: `add-remove` or `replace-one`.
+
+    Raises:
+        ValueError: a value is out of its range, or noise comes without steps.
+    """
+    known = {name: value for name, value in values.items() if value not in (None, "")}
+    if "noise_multiplier" in known:
+        if "steps" not in known:
+            raise ValueError("steps must be given with noise_multiplier, got none")
+        return DpSgd(
+            known["noise_multiplier"],
+            known["steps"],
+            known.get("sampling_rate", 1.0),
+            neighbours,
+        )
+    if "mu" in known:
+        return GaussianMechanism(known["mu"])
+    if "rho" in known:
+        return ZeroConcentratedDp(checks.interval("rho", known["rho"], 0.0))
+    return None
+
+
+def read_trials(path: str | Path, neighbours: str = "add-remove") -> list[Mechanism]:
+    """Trials from a csv file with a heading, one row a trial.
+
+    Args:
+        path: columns as `trial_of` has them; others are not looked at.
+        neighbours: `add-remove` or `replace-one`.
+
+    Raises:
+        ValueError: the file is missing, or a row names no mechanism.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file, skipinitialspace=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"trials must be a readable csv file, got {str(path)!r}") from error
+    found = []
+    for number, values in enumerate(rows, start=2):
+        try:
+            trial = trial_of({str(name).strip(): one for name, one in values.items()}, neighbours)
+        except ValueError as error:
+            raise ValueError(f"trials, line {number}: {error}") from None
+        if trial is None:
+            raise ValueError(
+                "trials must have columns noise_multiplier, steps and sampling_rate, or mu, or "
+                f"rho, got line {number} of {str(path)!r} without"
+            )
+        found.append(trial)
+    if not found:
+        raise ValueError(f"trials must be at least one row below a heading, got none in {path}")
+    return found

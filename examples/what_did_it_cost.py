@@ -1,0 +1,13 @@
+"""You tuned, and then read about privacy. What did it cost?"""
+
+from audit import tuning
+from audit.accounting import DpSgd
+
+# Thirty training runs, each with the same noise.
+trials = [DpSgd(noise_multiplier=4.0, steps=300, sampling_rate=0.02)] * 30
+
+for chosen in ("random", "grid", "sequential"):
+    print("\n".join(tuning.cost_of(trials, chosen, delta=1e-5).lines), end="\n\n")
+
+# Had the number of runs been drawn from this law, and kept secret:
+print("\n".join(tuning.cost_of(trials, "random", delta=1e-5, law="tnb:0,0.01").lines))

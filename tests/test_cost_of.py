@@ -1,0 +1,216 @@
+"""The tuning you did: what it cost, from a csv file and from Optuna."""
+
+import json
+import re
+
+import numpy as np
+import optuna
+import pytest
+
+import audit.optuna
+from audit import bounds, tuning, upper_bounds
+from audit.accounting import AnyOf, Composition, DpSgd, GaussianMechanism, ZeroConcentratedDp
+from audit.tuning.cost_of import all_of, read_trials
+
+TEN = [GaussianMechanism(0.1)] * 10
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def test_random_trials_cost_a_fixed_number_of_runs():
+    found = tuning.cost_of(TEN, "random")
+    assert found.best_only == upper_bounds.cost(TEN[0], "fixed:10", 1e-5).epsilon
+    assert found.all_released == pytest.approx(GaussianMechanism(np.sqrt(0.1)).epsilon(1e-5))
+    assert found.best_only < found.all_released
+
+
+def test_random_trials_with_a_law_cost_the_law():
+    found = tuning.cost_of([GaussianMechanism(0.5)], "random", law="tnb:1,0.1")
+    # One run came, and many might have: the composition of one is no bound.
+    assert found.best_only == upper_bounds.cost(GaussianMechanism(0.5), "tnb:1,0.1", 1e-5).epsilon
+    assert found.best_only > found.all_released
+
+
+def test_sequential_trials_cost_all_of_them_and_the_reason_is_told():
+    found = tuning.cost_of(TEN, "sequential")
+    assert found.best_only == found.all_released
+    assert "composition" in found.bound
+    assert "depend on earlier outputs" in found.why
+    assert found.why.count("\n") == 0
+
+
+def test_a_grid_costs_no_less_than_as_many_draws_and_no_more_than_all():
+    found = tuning.cost_of(TEN, "grid")
+    draws = tuning.cost_of(TEN, "random")
+    assert draws.best_only <= found.best_only <= found.all_released
+
+
+def test_trials_of_mixed_noise_cost_each_its_own_where_all_count():
+    trials = [GaussianMechanism(0.1), GaussianMechanism(0.2), GaussianMechanism(0.2)]
+    found = tuning.cost_of(trials, "random")
+    assert found.all_released == pytest.approx(GaussianMechanism(0.3).epsilon(1e-5), rel=1e-6)
+    worst = upper_bounds.cost(AnyOf(tuple(trials)), "fixed:3", 1e-5).epsilon
+    assert found.best_only == pytest.approx(min(worst, found.all_released), rel=1e-3)
+
+
+def test_equal_trials_are_counted():
+    assert all_of([DpSgd(1.0, 10, 0.1)] * 3) == DpSgd(1.0, 30, 0.1)
+    mixed = all_of([DpSgd(1.0, 10, 0.1), DpSgd(2.0, 10, 0.1), DpSgd(1.0, 5, 0.1)])
+    assert mixed == Composition((DpSgd(1.0, 15, 0.1), DpSgd(2.0, 10, 0.1)))
+
+
+def test_csv_is_read_by_its_heading(tmp_path):
+    path = tmp_path / "trials.csv"
+    path.write_text("lr, noise_multiplier, steps, sampling_rate\n0.1, 1.5, 100, 0.01\n1, 2, 50, \n")
+    assert read_trials(path) == [DpSgd(1.5, 100, 0.01), DpSgd(2.0, 50)]
+    path.write_text("mu\n0.5\n0.25\n")
+    assert read_trials(path) == [GaussianMechanism(0.5), GaussianMechanism(0.25)]
+    path.write_text("rho,accuracy\n0.5,0.9\n")
+    assert read_trials(path) == [ZeroConcentratedDp(0.5)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lr\n0.1\n", "trials must have columns noise_multiplier.* got line 2"),
+        ("mu\n0.1\n-1\n", "trials, line 3: mu must be in"),
+        ("noise_multiplier\n1\n", "trials, line 2: steps must be given with noise_multiplier"),
+        ("mu\n", "trials must be at least one row below a heading"),
+        (None, "trials must be a readable csv file"),
+    ],
+)
+def test_bad_files_are_one_line(tmp_path, capsys, text, words):
+    path = tmp_path / "trials.csv"
+    if text is not None:
+        path.write_text(text)
+    assert bounds.main(["--trials", str(path), "--chosen", "random"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(words, error)
+    assert error.count("\n") == 1
+
+
+def test_bounds_command_prints_the_cost_of_a_file(tmp_path, capsys):
+    path = tmp_path / "trials.csv"
+    path.write_text("mu\n" + "0.1\n" * 10)
+    assert bounds.main(["--trials", str(path), "--chosen", "random", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["best_only"] == tuning.cost_of(TEN, "random").best_only
+    assert found["trials"] == 10
+    assert bounds.main(["--trials", str(path), "--chosen", "sequential"]) == 0
+    assert "only the best is released: epsilon = " in capsys.readouterr().out
+    assert bounds.main(["--trials", str(path)]) == 2
+    assert "chosen must be given with --trials" in capsys.readouterr().err
+    assert bounds.main(["--trials", str(path), "--chosen", "tpe"]) == 2
+    assert "chosen must be one of grid, random, sequential" in capsys.readouterr().err
+
+
+# Optuna.
+
+
+def objective(trial):
+    trial.set_user_attr("mu", 0.1)
+    return trial.suggest_int("x", 1, 4)
+
+
+SAMPLERS = optuna.samplers
+WAYS = [
+    (SAMPLERS.RandomSampler(seed=0), "random"),
+    (SAMPLERS.GridSampler({"x": [1, 2, 3, 4]}), "grid"),
+    (SAMPLERS.TPESampler(seed=0, n_startup_trials=2), "sequential"),
+    (SAMPLERS.NSGAIISampler(seed=0), "sequential"),
+]
+
+
+@pytest.mark.parametrize(("sampler", "way"), WAYS, ids=lambda one: type(one).__name__)
+def test_the_way_is_read_off_the_sampler(sampler, way):
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(objective, n_trials=4)
+    assert audit.optuna.read_study(study) == ([GaussianMechanism(0.1)] * 4, way)
+
+
+def test_pruned_trials_make_it_sequential():
+    def pruned(trial):
+        objective(trial)
+        raise optuna.TrialPruned
+
+    study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
+    study.optimize(objective, n_trials=2)
+    study.optimize(pruned, n_trials=1)
+    runs, way = audit.optuna.read_study(study)
+    assert (len(runs), way) == (3, "sequential")
+
+
+def test_a_stored_study_is_read_to_the_safe_side(tmp_path, capsys):
+    storage = f"sqlite:///{tmp_path}/study.db"
+    study = optuna.create_study(
+        storage=storage, study_name="mine", sampler=SAMPLERS.RandomSampler(seed=0)
+    )
+    study.optimize(objective, n_trials=3)
+    assert bounds.main(["--optuna", storage, "mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["chosen"] == "sequential"  # none knows its sampler
+    assert bounds.main(["--optuna", storage, "mine", "--chosen", "random", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bound"].endswith("fixed:3")
+    assert bounds.main(["--optuna", storage, "other"]) == 2
+    assert "optuna must name one of the studies mine, got 'other'" in capsys.readouterr().err
+    assert bounds.main(["--optuna", f"sqlite:///{tmp_path}/none.db", "mine"]) == 2
+    assert "got no file at" in capsys.readouterr().err
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_study_that_does_not_tell_its_noise_is_refused_or_told():
+    study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
+    study.optimize(lambda trial: trial.suggest_float("lr", 0.1, 1.0), n_trials=2)
+    with pytest.raises(ValueError, match="trials must tell noise_multiplier and steps"):
+        audit.optuna.cost_of_study(study)
+    found = audit.optuna.cost_of_study(study, base=GaussianMechanism(0.2))
+    assert (found.trials, found.chosen) == (2, "random")
+
+
+def test_an_objective_runs_unchanged_under_a_private_protocol():
+    numbers, pruned = [], []
+
+    def unchanged(trial):
+        rate = trial.suggest_float("rate", 0.1, 1.0, log=True)
+        width = trial.suggest_categorical("width", [16, 32])
+        numbers.append((trial.number, len(trial.study.trials)))
+        trial.report(rate, 0)
+        pruned.append(trial.should_prune())
+        trial.set_user_attr("model", (rate, width))
+        return rate
+
+    study = audit.optuna.PrivateStudy(
+        "fixed:12", "minimize", base=GaussianMechanism(0.5), seed=1, folder=None
+    )
+    best = study.optimize(unchanged)
+    assert set(numbers) == {(0, 1)}  # no run sees another
+    assert len(numbers) == 12
+    assert not any(pruned)
+    assert set(best.candidate) == {"rate", "width"}
+    assert best.score == best.candidate["rate"] == best.model[0] < 0.5
+    # Optuna draws each candidate anew: another seed, others.
+    seen = [audit.optuna.PrivateStudy("fixed:1", base=GaussianMechanism(0.5), folder=None)
+            .optimize(unchanged).score for _ in range(3)]  # fmt: skip
+    assert len(set(seen)) == 3
+
+
+def test_an_objective_is_told_its_noise():
+    told = {}
+
+    def objective(trial):
+        told.update(trial.user_attrs)
+        return trial.suggest_float("rate", 0.1, 1.0)
+
+    study = audit.optuna.PrivateStudy("fixed:1", base=DpSgd(1.5, 20, 0.1), folder=None)
+    study.optimize(objective)
+    assert told.pop("seed") >= 0
+    assert told == {"noise_multiplier": 1.5, "steps": 20, "sampling_rate": 0.1}
+    assert study.noise_multiplier == 1.5
+
+
+def test_protocols_that_need_a_space_are_refused():
+    for protocol in ("grid:3", "adaptive:0.5,2/tnb:1,0.5"):
+        with pytest.raises(ValueError, match=r"candidates of grid:3|protocol must draw each"):
+            audit.optuna.PrivateStudy(protocol, base=GaussianMechanism(0.5), folder=None)
