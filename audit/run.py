@@ -6,7 +6,6 @@ computes the upper bounds beside them, and draws the two together.
 
 import argparse
 import contextlib
-import itertools
 import os
 import signal
 import sys
@@ -24,7 +23,6 @@ from audit.game.presets import read_preset
 from audit.game.settings import AuditConfig
 
 if TYPE_CHECKING:
-    from audit.game.play import Block, Trials
     from audit.report.results import Report
 
 
@@ -117,7 +115,7 @@ def run(config: AuditConfig) -> "list[Report]":
             all diverged.
     """
     # Tables and pictures take a second to import, and torch more: not for --help.
-    from audit.game import binding, play, setup, store, workers
+    from audit.game import binding, play, setup, store, whole, workers
     from audit.report import made, pictures, summary, tables
     from audit.report.assemble import assemble
 
@@ -133,7 +131,7 @@ def run(config: AuditConfig) -> "list[Report]":
         workers.check_devices(config)
         _announce(config, seconds)
     folder = store.RunFolder.open(config, bound_to)
-    games = _gather(blocks, workers.play_all(config, folder, blocks))
+    games = whole.play_audit(config, folder, blocks)
     provenance = made.made()
     reports = []
     for view, (of_view, trials) in enumerate(zip(config.views, games, strict=True)):
@@ -163,20 +161,6 @@ def _with_bar(items: Sequence[int], what: str) -> Iterable[int]:
     from tqdm import tqdm
 
     return tqdm(items, desc=what, unit="budget", delay=3.0, leave=False)
-
-
-def _gather(
-    blocks: "Sequence[Block]", played: "dict[Block, tuple[Trials, ...]]"
-) -> "list[dict[tuple[int, int], Trials]]":
-    """For every view all trials of every (budget, repeat), in order; empties `played`."""
-    from audit.game.play import Trials
-
-    groups = itertools.groupby(blocks, lambda block: (block.budget, block.repeat))
-    joined = {
-        key: [Trials.joined(*parts) for parts in zip(*map(played.pop, group), strict=True)]
-        for key, group in groups
-    }
-    return [dict(zip(joined, views, strict=True)) for views in zip(*joined.values(), strict=True)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

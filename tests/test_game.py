@@ -9,8 +9,11 @@ from scipy import special, stats
 from audit import lower_bounds, upper_bounds
 from audit.dpsgd.batched import BatchedEngine
 from audit.game import play as game
+from audit.game.binding import binding
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
+from audit.game.store import RunFolder
+from audit.game.whole import play_audit
 from audit.report.assemble import assemble
 from audit.report.results import PAPER_PROTOCOL, PROXIES
 from audit.report.tables import to_table
@@ -355,3 +358,43 @@ def test_an_audit_of_too_many_runs_is_refused_before_it_starts():
     raised = replace(many, max_runs=2e10)
     assert game.expected_seconds(raised, "batched") > game.expected_seconds(raised, "reduced")
     assert raised.identity == many.identity
+
+
+STOPPING = {"trials": 6000, "repeats": 1, "epsilon": (2.0, 8.0), "repetitions": "tnb:1,0.1"}
+
+
+def stopped(tmp_path, jobs=1, **settings):
+    config = AuditConfig(**STOPPING, jobs=jobs, out=str(tmp_path), **settings)
+    set_ups = [set_up(config, budget) for budget in range(2)]
+    folder = RunFolder.open(config, binding(config, set_ups))
+    (games,) = play_audit(config, folder, game.blocks(config, "reduced"))
+    return config, set_ups, games
+
+
+def test_a_game_stops_where_enough_is_proved(tmp_path):
+    config, set_ups, games = stopped(tmp_path / "stopped", stop_at=2.0)
+    assert config.looks == (187, 375, 750, 1500, 3000, 6000)
+    counts = [len(games[budget, 0].trial) for budget in range(2)]
+    assert counts[0] == 6000  # eps_L = 2 is not to be had at eps_B = 2
+    assert counts[1] in config.looks[:4]
+    report = assemble(config, set_ups, games)
+    assert report.reported(0).epsilon < 2.0 <= report.reported(1).epsilon
+    assert f"after 6,000, {counts[1]:,} of 6,000 trials" in to_text(report)
+    # Each of six looks spends a sixth of the error; the first trials are those of a full game.
+    _, _, whole = stopped(tmp_path / "whole")
+    trials = whole[1, 0].first(counts[1])
+    np.testing.assert_array_equal(trials.lambda_a, games[1, 0].lambda_a)
+    a, bit = trials.lambda_a, trials.bit
+    paid = lower_bounds.lower_bound(a[~bit], a[bit], 1e-5, 1.0 - 0.05 / 6)
+    assert report.reported(1).epsilon == pytest.approx(paid.epsilon, rel=1e-9)
+
+
+def test_repeats_and_stopping_exclude_each_other():
+    with pytest.raises(ValueError, match="repeats must be 1 with stop_at, got 3"):
+        AuditConfig(stop_at=2.0)
+
+
+def test_the_bound_to_report_is_the_recommended_one():
+    config, set_ups, games = play(trials=40, repeats=1, epsilon=(4.0,))
+    recommended = assemble(config, set_ups, games).recommended
+    assert recommended.key == lower_bounds.lower_bound([0.0, 1.0], [2.0, 3.0]).key

@@ -70,6 +70,10 @@ class Trials(Winners):
         names = [each.name for each in fields(cls)]
         return cls(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
 
+    def first(self, count: int) -> Self:
+        """The first trials, `count` of them or all."""
+        return type(self)(**{each.name: getattr(self, each.name)[:count] for each in fields(self)})
+
 
 def blocks(config: AuditConfig, engine: str) -> list[Block]:
     """All blocks of an audit, in order. They depend on the config alone, never on the workers.

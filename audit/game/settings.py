@@ -9,11 +9,14 @@ from typing import Any
 from audit import checks
 from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, MODELS, PRECISIONS, DpSgdSettings
+from audit.lower_bounds.looks import doubling
 from audit.repetitions import Repetitions, parse
 from threat_models import CANARIES, THREATS, check_names
 from threat_models.datasets import RECORD_SHAPES
 
 BACKENDS = ("loky", "dask", "ray")
+# With fewer trials nothing is worth proving.
+_FIRST_LOOK = 100
 # Their training set is the same, and so are their runs; only the score differs.
 _SHARED = "NTNV+NTCV"
 
@@ -70,6 +73,11 @@ class AuditConfig:
     repetitions: str = _setting("tnb:0,0.01", "the law of K, the number of runs")
     trials: int = _setting(2000, "games per budget and repeat")
     repeats: int = _setting(3, "how often the whole audit is repeated")
+    stop_at: float = _setting(
+        0.0,
+        "an eps_L that is enough: a budget's games end where the bound to report proves it, looked "
+        "at while they go on and paid for; 0 plays all trials; needs repeats 1",
+    )
     steps: int = _setting(100, "N, iterations of one run")
     sampling_rate: float = _setting(
         1.0, "tau, chance of a record to be in a batch; 1 is the full batch"
@@ -167,6 +175,10 @@ class AuditConfig:
         for name in ("delta", "confidence"):
             self._set(name, checks.interval(name, getattr(self, name), 0.0, 1.0))
         self._set("max_runs", checks.interval("max_runs", self.max_runs, 0.0))
+        stop_at = checks.interval("stop_at", self.stop_at, 0.0, closed_low=True)
+        self._set("stop_at", stop_at)
+        if stop_at and self.repeats != 1:
+            raise ValueError(f"repeats must be 1 with stop_at, got {self.repeats}")
         rate = checks.interval("sampling_rate", self.sampling_rate, 0.0, 1.0, closed_high=True)
         self._set("sampling_rate", rate)
         for name in ("epsilon", "learning_rates", "max_grad_norm"):
@@ -225,6 +237,16 @@ class AuditConfig:
     def device_kind(self) -> str:
         """What all devices are, cpu or cuda."""
         return self.devices[0].split(":")[0]
+
+    @property
+    def proxy(self) -> str:
+        """The proxy of the bound to report: it tells most of a run with the Dirac canary."""
+        return "lambda_a" if self.sampling_rate == 1.0 else "lambda_c"
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Numbers of trials at which a game is looked at; the last alone without `stop_at`."""
+        return doubling(self.trials, _FIRST_LOOK) if self.stop_at else (self.trials,)
 
     @property
     def expected_runs(self) -> float:

@@ -51,8 +51,7 @@ def assemble(
         ValueError: at some budget every run diverged, so nothing was played.
     """
     sampled = config.sampling_rate != 1.0
-    # Fixed before the game: of the proxies the one that tells most of a run with the Dirac canary.
-    recommended = Recommended("lambda_c" if sampled else "lambda_a", _RECOMMENDED)
+    recommended = Recommended(config.proxy, _RECOMMENDED)
     proxies = (*PROXIES, "lambda_c") if sampled else PROXIES
     results = []
     budgets: Sequence[int] = range(len(set_ups))
@@ -147,6 +146,7 @@ def _lower_bounds(
         threshold=threshold,
         split_top=split_top,
         known=view.facts,
+        looks=len(view.config.looks),
     )
 
 

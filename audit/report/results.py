@@ -43,6 +43,11 @@ class Evidence:
     trials_without: int
     trials_with: int
 
+    @property
+    def trials(self) -> int:
+        """Games that were counted."""
+        return self.trials_without + self.trials_with
+
 
 @dataclass(frozen=True)
 class LowerResult:

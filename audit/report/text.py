@@ -102,6 +102,14 @@ def _notes(report: Report) -> Iterator[str]:
         "Cells of eps_L: from the games of all repeats together [smallest, largest of one repeat]; "
         "* is the number to report."
     )
+    if report.config["stop_at"]:
+        counts = [result.lower_bounds["lambda_a"] for result in report.results]
+        played = [next(iter(bounds.values())).pooled.trials for bounds in counts]
+        yield (
+            f"Stopped where eps_L = {report.config['stop_at']:g} was proved, or at the last trial: "
+            f"after {', '.join(f'{count:,}' for count in played)} of "
+            f"{report.config['trials']:,} trials. The looks on the way are paid for."
+        )
     if "lambda_c" in report.proxies:
         yield "lambda_c: the likelihood ratio of a run with sampled batches, X put aside."
     for number, (key, _, proxies) in enumerate(report.highlights, 1):
