@@ -352,3 +352,25 @@ def test_an_enormous_mu_takes_no_enormous_memory():
     game = ReducedGame(1000.0, repetitions.parse("tnb:0,0.01"))
     assert len(game._edges) <= 2**18 + 2
     assert len(game._cells(1.0 + 0.2)) < 20_000
+
+
+def test_a_law_is_taken_as_text_at_every_door():
+    text, law = "tnb:1,0.1", repetitions.parse("tnb:1,0.1")
+    base, alpha = GaussianMechanism(0.5), np.array([2.0, 8.0])
+    doors = [
+        lambda k: upper_bounds.best_order(0.5, k, 1e-5)[1],
+        lambda k: upper_bounds.best_split_order(0.5, k, 1e-5)[1],
+        lambda k: upper_bounds.attack_order(0.5, k, 1e-5, 1000)[1],
+        lambda k: upper_bounds.TunedOrder(0.5, k, upper_bounds.SplitOrder(1.0)).epsilon(1e-5),
+        lambda k: upper_bounds.solve_runs(3.0, base, k, 1e-5).spec,
+        lambda k: upper_bounds.with_mean(k, 7.0).spec,
+        lambda k: upper_bounds.many_candidates([base, base], k, 1e-5).epsilon,
+        lambda k: upper_bounds.corollary_6_2(0.1, 1e-6, 0.2, k),
+        lambda k: upper_bounds.hypo_pure(0.1, k, 2.0),
+        lambda k: upper_bounds.hypo_curve(base, k, 2.0)(alpha).tolist(),
+        lambda k: upper_bounds.renyi_curve(base, k)(alpha).tolist(),
+        lambda k: upper_bounds.lemma_7_curve(base, k, 64)(alpha).tolist(),
+        lambda k: upper_bounds.TunedMechanism(base, k).renyi(alpha).tolist(),
+    ]
+    for door in doors:
+        assert door(text) == door(law)

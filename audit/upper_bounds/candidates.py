@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from audit import checks
+from audit import repetitions as laws
 from audit.accounting import AnyOf, DpSgd, Mechanism, PrivacyProfile
 from audit.numerics import doubled, last_whole, log_or_minus_infinity
 from audit.repetitions import Repetitions
@@ -16,7 +17,7 @@ from audit.upper_bounds.result import UpperBound
 
 
 def corollary_6_2(
-    epsilon_1: float, delta_1: float, epsilon_hat: float, repetitions: Repetitions
+    epsilon_1: float, delta_1: float, epsilon_hat: float, repetitions: str | Repetitions
 ) -> float:
     """Epsilon of tuning over candidates that all keep two points of a privacy profile.
 
@@ -24,6 +25,7 @@ def corollary_6_2(
     epsilon = epsilon_hat + (eta+1) log(e^epsilon_1 + ((1-gamma)/gamma) delta_1) (Koskela, Redberg
     & Wang 2024, corollary 6.2).
     """
+    repetitions = laws.parse(repetitions)
     checks.interval("epsilon_1", epsilon_1, 0.0, closed_low=True)
     checks.interval("delta_1", delta_1, 0.0, 1.0, closed_low=True, closed_high=True)
     checks.interval("epsilon_hat", epsilon_hat, 0.0, closed_low=True)
@@ -34,7 +36,7 @@ def corollary_6_2(
 
 
 def many_candidates(
-    candidates: Sequence[Mechanism], repetitions: Repetitions, delta: float
+    candidates: Sequence[Mechanism], repetitions: str | Repetitions, delta: float
 ) -> UpperBound:
     """Corollary 6.2 at its best epsilon_1, for runs that each draw one of several candidates.
 

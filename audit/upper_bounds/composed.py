@@ -6,6 +6,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from audit import checks
+from audit import repetitions as laws
 from audit.accounting import DominatingPair, Mechanism, PrivacyProfile, reach
 from audit.repetitions import Repetitions
 from audit.upper_bounds.region import RegionCurve
@@ -24,11 +26,14 @@ class TunedMechanism(Mechanism):
 
     Attributes:
         base: one run.
-        repetitions: the law of K.
+        repetitions: the law of K, also as text.
     """
 
     base: Mechanism
     repetitions: Repetitions
+
+    def __post_init__(self) -> None:
+        checks.keep(self, repetitions=laws.parse(self.repetitions))
 
     @cached_property
     def _profile(self) -> PrivacyProfile:

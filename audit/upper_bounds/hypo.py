@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
+from audit import repetitions as laws
 from audit.accounting import Mechanism, renyi_to_epsilon
 from audit.numerics import best_renyi_order, last_kept
 from audit.protocols import Adaptive
@@ -21,7 +22,7 @@ from audit.upper_bounds.result import NotApplicable, UpperBound
 Array = NDArray[np.float64]
 
 
-def hypo_curve(base: Mechanism, repetitions: Repetitions, ratio: float) -> Curve:
+def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) -> Curve:
     """Theorem 1 as a function of the order alpha.
 
     e' = e + (1+theta) (1-1/b) e_b + (alpha/(alpha-1) + 1 + theta) log(C/c)
@@ -32,6 +33,7 @@ def hypo_curve(base: Mechanism, repetitions: Repetitions, ratio: float) -> Curve
         repetitions: truncated negative binomial.
         ratio: C/c >= 1.
     """
+    repetitions = laws.parse(repetitions)
     log_ratio = math.log(checks.interval("ratio", ratio, 1.0, closed_low=True))
     law = power_law(repetitions)
     log_inverse_gamma = -math.log(law.gamma)
@@ -85,7 +87,7 @@ def hypo_theorem_1(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
     return Value(renyi_to_epsilon(hypo_curve(base, law, protocol.high / protocol.low), delta))
 
 
-def hypo_pure(epsilon_0: float, repetitions: Repetitions, ratio: float) -> float:
+def hypo_pure(epsilon_0: float, repetitions: str | Repetitions, ratio: float) -> float:
     """Epsilon for a base of pure DP, (2 + theta)(epsilon_0 + log(C/c)) (theorem 2)."""
     checks.interval("epsilon_0", epsilon_0, 0.0)
     checks.interval("ratio", ratio, 1.0, closed_low=True)

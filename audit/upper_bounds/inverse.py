@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 
 from audit import checks, protocols
+from audit import repetitions as laws
 from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable
 from audit.numerics import TINY, around, last_kept
 from audit.protocols import RandomSearch
@@ -150,7 +151,7 @@ def solve_noise_multiplier(
 
 
 def solve_runs(
-    target: float, base: Mechanism, law: Repetitions, delta: float, bound: Bound | None = None
+    target: float, base: Mechanism, law: str | Repetitions, delta: float, bound: Bound | None = None
 ) -> Repetitions:
     """The law of the same family with the most expected runs for which (target, delta)-DP holds.
 
@@ -164,6 +165,7 @@ def solve_runs(
     Raises:
         ValueError: not even one expected run keeps the target, or 10^7 do.
     """
+    law = laws.parse(law)
     checks.interval("target-epsilon", target, 0.0, 1e4)
     least, most = max(law.means[0], 1.0), min(law.means[1], _MOST_RUNS)
 
@@ -186,9 +188,9 @@ def solve_runs(
     return law.with_mean(math.exp(last_kept(missed, low, high, _SAMPLED_TOLERANCE)))
 
 
-def with_mean(law: Repetitions, mean: float) -> Repetitions:
+def with_mean(law: str | Repetitions, mean: float) -> Repetitions:
     """`law.with_mean(mean)`, under its first name."""
-    return law.with_mean(mean)
+    return laws.parse(law).with_mean(mean)
 
 
 @dataclass(frozen=True)

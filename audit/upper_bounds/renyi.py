@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from audit import repetitions as laws
 from audit.accounting import Mechanism, ZeroConcentratedDp, renyi_to_epsilon
 from audit.numerics import QUANTILE_ACCURACY, best_renyi_order
 from audit.repetitions import PowerLaw, Repetitions
@@ -104,12 +105,13 @@ def _converted(
     return Value(epsilon, source=source)
 
 
-def renyi_curve(base: Mechanism, repetitions: Repetitions) -> Curve:
+def renyi_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     """Theorem 2 or 6 as a function of the order: maps orders [n] > 1 to divergences [n].
 
     Raises:
         ValueError: K is neither truncated negative binomial nor Poisson.
     """
+    repetitions = laws.parse(repetitions)
     theorem = repetitions.renyi_theorem
     if theorem is None:
         raise ValueError(
@@ -144,7 +146,7 @@ def _monotone(curve: Curve) -> Curve:
     return monotone
 
 
-def lemma_7_curve(base: Mechanism, repetitions: Repetitions, points: int = _POINTS) -> Curve:
+def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int = _POINTS) -> Curve:
     """D_alpha + log max phi'(q)^alpha phi'(q')^(1-alpha) / (alpha-1) over the events of the base.
 
     The maximum is over the hull of the region bound: a^alpha b^(1-alpha) is convex, grows with a
@@ -155,6 +157,7 @@ def lemma_7_curve(base: Mechanism, repetitions: Repetitions, points: int = _POIN
         repetitions: the law of K, any.
         points: points on the curve of events; fewer are faster and no less safe.
     """
+    repetitions = laws.parse(repetitions)
     logs = []
     for pair in base.pairs:
         a, b = RegionCurve(pair, repetitions, points).vertices
@@ -180,11 +183,12 @@ def _largest(rest: Array, log_a: Array, log_b: Array) -> Array:
     return np.where(cut, np.inf, heights[np.arange(len(rest)), best])
 
 
-def lemma_22_curve(base: Mechanism, repetitions: Repetitions) -> Curve:
+def lemma_22_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     """Lemma 7 of the law before truncation, and what truncation adds at most.
 
     log(1/P[K<=m]) / (alpha-1) + log(1 + T/(E[K]-T)), T = E[K; K > m].
     """
+    repetitions = laws.parse(repetitions)
     untruncated, log_kept = repetitions.untruncated, repetitions.log_kept
     log_share = log_kept + math.log(repetitions.mean / untruncated.mean)  # of E[K], for K <= m
     curve = lemma_7_curve(base, untruncated)
@@ -192,12 +196,13 @@ def lemma_22_curve(base: Mechanism, repetitions: Repetitions) -> Curve:
     return lambda alpha: curve(alpha) + added - log_kept / (alpha - 1.0)
 
 
-def power_law(repetitions: Repetitions) -> PowerLaw:
+def power_law(repetitions: str | Repetitions) -> PowerLaw:
     """The parameters of a truncated negative binomial law.
 
     Raises:
         ValueError: K has another law.
     """
+    repetitions = laws.parse(repetitions)
     law = repetitions.power_law
     if law is None:
         raise ValueError(f"repetitions must be truncated negative binomial, got {repetitions.spec}")
@@ -211,13 +216,14 @@ def zero_concentrated(base: Mechanism) -> float | None:
     return None if base.gaussian_mu is None else base.gaussian_mu**2 / 2.0
 
 
-def corollary_4_curve(base: Mechanism, repetitions: Repetitions) -> Curve:
+def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     """Corollary 4 as a function of the order; flat up to the order 1 + sqrt(log E[K] / rho).
 
     Raises:
         ValueError: the base is not zero-concentrated, K is not truncated negative binomial, or
             rho > log(1/gamma).
     """
+    repetitions = laws.parse(repetitions)
     law = power_law(repetitions)
     rho, log_inverse_gamma = zero_concentrated(base), -math.log(law.gamma)
     if rho is None or rho > log_inverse_gamma:

@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from audit import checks
+from audit import repetitions as laws
 from audit.accounting import (
     DominatingPair,
     GaussianMechanism,
@@ -51,7 +53,7 @@ class TunedOrder:
 
     Attributes:
         mu: the base's mu.
-        repetitions: the law of K.
+        repetitions: the law of K, also as text.
         order: the order by which the best run is chosen.
         step: width of the cells, in standard deviations.
     """
@@ -60,6 +62,9 @@ class TunedOrder:
     repetitions: Repetitions
     order: Order
     step: float = field(default=0.005)
+
+    def __post_init__(self) -> None:
+        checks.keep(self, repetitions=laws.parse(self.repetitions))
 
     @cached_property
     def edges(self) -> tuple[Array, Array]:
@@ -97,7 +102,9 @@ class TunedOrder:
         return solve_epsilon(self.delta, delta) * (1.0 - PROFILE_ACCURACY)
 
 
-def best_order(mu: float, repetitions: Repetitions, delta: float) -> tuple[FoldedOrder, float]:
+def best_order(
+    mu: float, repetitions: str | Repetitions, delta: float
+) -> tuple[FoldedOrder, float]:
     """The folded order of a Gaussian statistic that leaks most at delta, as a score.
 
     Args:
@@ -108,6 +115,7 @@ def best_order(mu: float, repetitions: Repetitions, delta: float) -> tuple[Folde
     Returns:
         The order and the epsilon that it attains.
     """
+    repetitions = laws.parse(repetitions)
     (pair,) = GaussianMechanism(mu).pairs
     curve = TightCurve.at(pair, repetitions, delta)
     game = curve.worst_order(delta)
@@ -118,7 +126,9 @@ def best_order(mu: float, repetitions: Repetitions, delta: float) -> tuple[Folde
     return order, TunedOrder(mu, repetitions, order).epsilon(delta)
 
 
-def best_split_order(mu: float, repetitions: Repetitions, delta: float) -> tuple[SplitOrder, float]:
+def best_split_order(
+    mu: float, repetitions: str | Repetitions, delta: float
+) -> tuple[SplitOrder, float]:
     """Searches the split order that leaks most at delta.
 
     A grid over the split finds the neighbourhood, from the closed form of the three outputs
@@ -132,6 +142,7 @@ def best_split_order(mu: float, repetitions: Repetitions, delta: float) -> tuple
     Returns:
         The order and the epsilon that it attains. The increasing order is always among those tried.
     """
+    repetitions = laws.parse(repetitions)
     tops = np.linspace(-6.0, 8.0 + min(mu, 8.0), 225)
     bottoms = np.linspace(-9.0, 4.0 + mu, 200)
     log_ratio = _three_outputs(mu, repetitions, delta, tops[:, None], bottoms[None, :])
@@ -210,7 +221,7 @@ def _attained(pairs: Sequence[DominatingPair], repetitions: Repetitions, delta: 
 
 
 def attack_order(
-    mu: float, repetitions: Repetitions, delta: float, trials: int, confidence: float = 0.95
+    mu: float, repetitions: str | Repetitions, delta: float, trials: int, confidence: float = 0.95
 ) -> tuple[SplitOrder, float]:
     """The split order, and the threshold on x, whose audit is expected to certify most.
 
@@ -228,6 +239,7 @@ def attack_order(
     Returns:
         The order and the threshold.
     """
+    repetitions = laws.parse(repetitions)
     tops = np.linspace(-1.0, 5.0 + min(mu, 8.0), 121)
     bottoms = np.linspace(-6.0, 2.0 + mu, 121)
     top, bottom = (grid.ravel() for grid in np.meshgrid(tops, bottoms, indexing="ij"))
