@@ -1,10 +1,11 @@
 """Lower bounds on epsilon from a finished game.
 
 `lower_bound` is the one to use; `all_bounds` shows it beside the others, each with what it assumes.
-`pooled_bounds` takes every run of a tuning instead of the winners, `one_run_bounds` many canaries
-in one run, `family_bound` a family of mechanisms given by privacy profiles. An estimator is a
-statistic with a rule for its threshold, `ClopperPearson(rule=Split())`, and is called with scores.
-Before a game, `ceiling` and `trials_needed` say what it can show; `looks=` lets it stop early.
+`pooled_bounds` takes every run of a tuning instead of the winners (`selected_bound` by any score),
+`one_run_bounds` many canaries in one run, `family_bound` a family of mechanisms given by privacy
+profiles. An estimator is a statistic with a rule for its threshold, `ClopperPearson(rule=Split())`,
+and is called with scores. Before a game, `ceiling` and `trials_needed` say what it can show;
+`looks=` lets it stop early.
 """
 
 from audit.lower_bounds.counting import (
@@ -20,7 +21,11 @@ from audit.lower_bounds.families import WorstOrderCurve, family_bound
 from audit.lower_bounds.looks import Looks, doubling
 from audit.lower_bounds.one_run import one_run_bounds
 from audit.lower_bounds.planning import ceiling, trials_needed
-from audit.lower_bounds.pooled import PooledClopperPearson, PooledGaussianCurve
+from audit.lower_bounds.pooled import (
+    PooledClopperPearson,
+    PooledGaussianCurve,
+    selected_bound,
+)
 from audit.lower_bounds.rank_sum import RankSum
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import (
@@ -65,5 +70,6 @@ __all__ = [
     "lower_bound",
     "one_run_bounds",
     "pooled_bounds",
+    "selected_bound",
     "trials_needed",
 ]

@@ -178,7 +178,7 @@ def pooled_bounds(
     """Lower bounds on the epsilon of the tuning from the scores of single runs, winners or not.
 
     The score, the larger the better, has to be what is released, or to decide it; otherwise see
-    `pooled.selected_rate_limit`.
+    `selected_bound`.
 
     Args:
         runs_without: scores [r0] of runs of the base mechanism without the record.

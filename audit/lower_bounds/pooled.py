@@ -5,29 +5,30 @@ their rates are known far better than the winners', and the law of K lifts them:
 scores above t with probability 1 - phi(1 - s) if one run does with probability s.
 """
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from audit import checks
+from audit import checks, numerics
 from audit import repetitions as laws
-from audit.claims import Claim, Condition, Kind
+from audit.claims import Claim, Condition, Facts, Kind
 from audit.lower_bounds.counting import GaussianFamily, epsilon_from_limits
-from audit.lower_bounds.estimator import ThresholdEstimator
-from audit.lower_bounds.rates import upper_limit
-from audit.lower_bounds.rules import TradeOffStatistic
+from audit.lower_bounds.estimator import ThresholdEstimator, check_confidence, facts_as_told
+from audit.lower_bounds.result import LowerBound
+from audit.lower_bounds.rules import FixedThreshold, TradeOffStatistic
 from audit.lower_bounds.scores import checked
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions
 
 Array = NDArray[np.float64]
 
-_GROUPS = 25
-# Fewer runs than this on one side of the threshold say too little of their spread.
-_FEWEST = 10
+# Chance of a deal that needs more runs than there are, and the rounding of its sum.
+_TOO_LONG, _ALLOWANCE = 1e-5, 1e-9
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,24 @@ class PooledGaussianCurve(GaussianFamily):
 def selected_rate_limit(
     scores: ArrayLike, hits: ArrayLike, repetitions: Repetitions, alpha: float
 ) -> float:
-    """Upper limit of the chance that the run with the best of K scores is a hit (asymptotic).
+    """Upper limit of the chance that the run with the best of K scores is a hit, for any score.
 
-    For a released statistic that is no function of the score: the run of rank r among R pooled ones
-    is the best of K with weight phi(r/R) - phi((r-1)/R). The error is that of Student's t over a
-    jackknife of 25 groups. With few hits the chance that any of K runs is a hit is used instead,
-    whose limit is exact and larger.
+    For a released statistic that is no function of the score. Imagine the R runs dealt at random
+    into n groups of sizes K_1, K_2, ..., drawn from the law: each group's winner is a hit with the
+    wanted chance p, independently. Let p_hat be the mean over all ways to deal, of the share of
+    winners that are hits; a deal that needs more than R runs counts as all hits. By Jensen's
+    inequality P[p_hat <= x] <= exp(-n KL(x, p)) for x < p, as for a single deal (Hoeffding 1963,
+    section 5). The run of rank i wins a group of size k with probability C(i-1, k-1) / C(R, k), at
+    most (k/R) ((i-1)/(R-1))^(k-1); so p_hat is at most the mean of phi'((i-1)/(R-1)) over hits, and
+    the chance of too long a deal. The limit holds with any number of runs.
+
+    How far it goes: n is a little below R / E[K], and the inequality costs what half of the groups
+    would. So winners of that many trials prove as much, and the runs of trials add nothing to their
+    winners if nothing is known of the score; if the released statistic is the score, "pooled" adds
+    much.
 
     Args:
-        scores: of R pooled runs, the larger the better; ties count in the order of the runs.
+        scores: of R pooled runs, the larger the better; among equal ones hits count as better.
         hits: whether the released statistic of each run lies in the event, [R].
         repetitions: law of K.
         alpha: error of the one-sided limit.
@@ -126,22 +136,106 @@ def selected_rate_limit(
     hit = np.asarray(hits, dtype=bool)
     if hit.shape != score.shape:
         raise ValueError(f"hits must have one entry per score, got {hit.shape} for {score.shape}")
-    runs, count = len(score), int(hit.sum())
-    any_run = float(repetitions.phi_survival(upper_limit(count, runs, alpha)))
-    if count < _FEWEST or runs < 2 * _GROUPS:
-        return min(any_run, 1.0)
-    group = np.arange(runs) % _GROUPS
-    without = np.array(
-        [_selected_rate(score[group != g], hit[group != g], repetitions) for g in range(_GROUPS)]
-    )
-    estimate = _selected_rate(score, hit, repetitions)
-    error = np.sqrt((_GROUPS - 1) / _GROUPS * np.sum((without - without.mean()) ** 2))
-    quantile = -float(special.stdtrit(_GROUPS - 1, alpha))
-    return float(min(estimate + quantile * error, any_run, 1.0))
-
-
-def _selected_rate(score: Array, hit: NDArray[np.bool_], repetitions: Repetitions) -> float:
     runs = len(score)
-    best_first = np.argsort(-score, kind="stable")
-    beaten = repetitions.phi_survival(np.arange(runs + 1) / runs)
-    return float(np.diff(beaten)[hit[best_first]].sum())
+    groups, too_long = _groups(runs, repetitions)
+    if groups == 0:
+        return 1.0
+    beaten = np.flatnonzero(hit[np.lexsort((hit, score))]) / max(runs - 1, 1)
+    share = float(repetitions.phi_prime(beaten).sum()) / runs * (1.0 + 1e-9) + too_long
+    if share >= 1.0:
+        return 1.0
+    room = -math.log(alpha) / groups
+
+    def missed(rate: float) -> float:
+        divergence = special.rel_entr(share, rate) + special.rel_entr(1.0 - share, 1.0 - rate)
+        return room - float(divergence)
+
+    # From the safe side, 1, down to where the inequality no longer refutes.
+    return numerics.last_kept(missed, 1.0 - 1e-15, share, 1e-9, relative=1e-6)
+
+
+@lru_cache(maxsize=64)
+def _groups(runs: int, repetitions: Repetitions) -> tuple[int, float]:
+    """The most groups that so many runs can be dealt into, and the chance that they are too few."""
+    if runs == 0:
+        return 0, 1.0
+    # Sums beyond eight times the runs wrap around: their chance is far below the allowance.
+    law = np.fft.rfft(repetitions.pmf(np.arange(runs + 1)), 8 * runs + 8)
+
+    def too_long(groups: int) -> float:
+        enough = float(np.fft.irfft(law**groups, 8 * runs + 8)[: runs + 1].sum())
+        return max(1.0 - enough, 0.0) + _ALLOWANCE
+
+    low, high = 0, max(int(2.0 * runs / max(repetitions.mean, 1e-300)), 1) + 1
+    high = min(high, 2 * runs + 2)
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        low, high = (middle, high) if too_long(middle) <= _TOO_LONG else (low, middle)
+    return low, too_long(low) if low else 1.0
+
+
+def selected_bound(
+    scores_without: ArrayLike,
+    released_without: ArrayLike,
+    scores_with: ArrayLike,
+    released_with: ArrayLike,
+    repetitions: Repetitions | str,
+    threshold: float,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    known: Facts | None = None,
+) -> LowerBound:
+    """Lower bound on the epsilon of a tuning from all its runs, whatever the score.
+
+    The event is that a run is released and its statistic is above the threshold; its chance, and
+    that of the rest, is had from the ranks of all runs (`selected_rate_limit`).
+
+    Args:
+        scores_without: by which the best is chosen, of runs without the record, [r0].
+        released_without: what is released of each, [r0].
+        scores_with: of runs with the record, [r1].
+        released_with: what is released of each, [r1].
+        repetitions: law of K, also as text.
+        threshold: fixed in advance, on the scale of what is released.
+        delta: in [0, 1).
+        confidence: in (0, 1).
+        known: what is true of the game; without it what the claim needs is taken as true.
+
+    Raises:
+        ValueError: a parameter is out of its range, or a number is NaN.
+    """
+    law = laws.parse(repetitions)
+    checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
+    check_confidence(confidence)
+    rule = FixedThreshold(threshold)
+    alpha = 1.0 - float(confidence)
+    released = (
+        checked("released_without", released_without),
+        checked("released_with", released_with),
+    )
+    high = released[0] > rule.threshold
+    low = released[1] <= rule.threshold
+    fp = selected_rate_limit(scores_without, high, law, alpha / 2.0)
+    fn = selected_rate_limit(scores_with, low, law, alpha / 2.0) + law.probability_of_none
+    limits = np.array([fp]), np.array([min(fn, 1.0)])
+    epsilon = float(epsilon_from_limits(*limits, delta)[0]) * (1.0 - 1e-12)
+    claim = Claim(
+        Kind.BOUND,
+        "this project; inequality of Hoeffding 1963, section 5",
+        protocols=(RandomSearch,),
+        needs=(Condition.INDEPENDENT_TRIALS,),
+        about=("any score", rule.words),
+    )
+    return LowerBound(
+        name="pooled-any-score",
+        rule=rule.name,
+        epsilon=epsilon,
+        confidence=float(confidence),
+        claim=claim,
+        verdict=claim.judged(facts_as_told(law) if known is None else known),
+        threshold=rule.threshold,
+        false_positives=int(high.sum()),
+        false_negatives=int(low.sum()),
+        trials_without=len(high),
+        trials_with=len(low),
+    )
