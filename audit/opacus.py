@@ -2,27 +2,29 @@
 
 from typing import Any
 
-from audit import repetitions as laws
 from audit.accounting import from_opacus
-from audit.upper_bounds import tightest
+from audit.protocols import Protocol
+from audit.repetitions import Repetitions
+from audit.upper_bounds import cost
 
 __all__ = ["from_opacus", "tuning_epsilon"]
 
 
 def tuning_epsilon(
     accountant: Any,
-    repetitions: str | laws.Repetitions,
+    repetitions: str | Repetitions | Protocol,
     delta: float,
     neighbours: str = "add-remove",
 ) -> float:
-    """What it cost to train K times and release the best run, by the tightest bound.
+    """What it cost to train several times and release the best run, by the smallest bound.
 
     Whatever the score by which the best run was chosen. Every run has the same noise, sampling rate
     and number of steps: so one accountant tells of all.
 
     Args:
         accountant: the Opacus accountant of one of the runs, after training, or its PrivacyEngine.
-        repetitions: the law from which K was drawn, as `repetitions.parse` reads it.
+        repetitions: the law from which K was drawn, or another protocol, as `protocols.parse`
+            reads it.
         delta: in (0, 1).
         neighbours: `add-remove` or `replace-one`.
 
@@ -35,7 +37,6 @@ def tuning_epsilon(
         >>> round(tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5), 3)
         2.01
     """
-    law = laws.parse(repetitions)
-    epsilon = tightest(from_opacus(accountant, neighbours), law, delta).epsilon
-    assert epsilon is not None  # tightest raises where no bound applies
+    epsilon = cost(from_opacus(accountant, neighbours), repetitions, delta).epsilon
+    assert epsilon is not None  # cost raises where no bound applies
     return epsilon
