@@ -505,3 +505,16 @@ def test_few_steps_are_the_sum_of_their_jumps():
     for epsilon in (0.0, 0.1, 0.5, 1.0, 1.5):
         exact = float(np.exp(atoms.log_mass) @ one.profile(epsilon - atoms.loss))
         assert float(two.profile(epsilon)) == pytest.approx(exact, rel=1e-3)
+
+
+def test_many_times_the_same_part_is_composed_by_its_number():
+    # Ten thousand parts of a kind are one law taken ten thousand times.
+    part = accounting.LaplaceMechanism(20.0)
+    same = accounting.Composition((part,) * 6)
+    each = accounting.Composition(tuple(accounting.LaplaceMechanism(20.0) for _ in range(6)))
+    assert [count for _, count in same.laws] == [6]
+    assert same.epsilon(1e-5) == pytest.approx(each.epsilon(1e-5), rel=1e-9)
+    assert same.renyi(np.array([3.0])) == pytest.approx(each.renyi(np.array([3.0])), rel=1e-12)
+    assert "6 times (Laplace" in same.description
+    many = accounting.Composition((part,) * 10_000)
+    assert len(many.laws) == 1

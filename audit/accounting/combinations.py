@@ -1,6 +1,7 @@
 """Several mechanisms: all of them one after the other, or any one of them."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,26 +31,34 @@ class Composition(Mechanism):
     def __post_init__(self) -> None:
         checks.keep(self, parts=_mechanisms("parts", self.parts))
 
+    @cached_property
+    def _different(self) -> list[tuple[Mechanism, int]]:
+        """Every part once, with how often it is there; one and the same object is one part."""
+        times = Counter(id(part) for part in self.parts)
+        return [(part, times[key]) for key, part in {id(part): part for part in self.parts}.items()]
+
     @property
     def gaussian_mu(self) -> float | None:
-        each = [part.gaussian_mu for part in self.parts]
-        known = [mu for mu in each if mu is not None]
+        each = [(part.gaussian_mu, times) for part, times in self._different]
+        known = [mu * math.sqrt(times) for mu, times in each if mu is not None]
         return math.hypot(*known) if len(known) == len(each) else None
 
     @property
     def is_symmetric(self) -> bool:
-        return all(part.is_symmetric for part in self.parts)
+        return all(part.is_symmetric for part, _ in self._different)
 
     @property
     def attained(self) -> bool:
-        return all(part.attained for part in self.parts)
+        return all(part.attained for part, _ in self._different)
 
     @property
     def laws(self) -> tuple[tuple[LossLaw, int], ...]:
         mu = self.gaussian_mu
         if mu is not None:
             return ((GaussianPair(mu), 1),)
-        return tuple(law for part in self.parts for law in part.laws)
+        return tuple(
+            (law, times * count) for part, times in self._different for law, count in part.laws
+        )
 
     @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:
@@ -60,11 +69,14 @@ class Composition(Mechanism):
         return (pair,) if self.is_symmetric else (pair, pair.mirrored)
 
     def renyi(self, alpha: ArrayLike) -> Array:
-        return np.sum([part.renyi(alpha) for part in self.parts], axis=0)
+        return np.sum([times * part.renyi(alpha) for part, times in self._different], axis=0)
 
     @property
     def description(self) -> str:
-        return "; then ".join(part.description for part in self.parts)
+        return "; then ".join(
+            part.description if times == 1 else f"{times} times ({part.description})"
+            for part, times in self._different
+        )
 
 
 @dataclass(frozen=True)
