@@ -13,6 +13,7 @@ from dataclasses import asdict
 from audit import accounting, checks, console, protocols, upper_bounds
 from audit.accounting import Composition, DpSgd, GaussianMechanism, Mechanism
 from audit.claims import Claim, Kind
+from audit.numerics import shown
 from audit.protocols import Protocol, RandomSearch
 from audit.upper_bounds import Bound, TunedMechanism, UpperBound
 
@@ -154,6 +155,8 @@ def _base_of(arguments: argparse.Namespace, protocol: Protocol) -> Mechanism:
             neighbours,
             bound_named(arguments.bound, protocol),
         )
+        # As printed, so that who types it again keeps the budget.
+        noise = float(shown(noise, up=True, digits=7))
         return DpSgd(noise, arguments.steps, rate, neighbours)
     if arguments.noise_multiplier is not None:
         return DpSgd(arguments.noise_multiplier, arguments.steps, rate, neighbours)
@@ -204,7 +207,7 @@ def _print_table(
     name = "repetitions" if isinstance(protocol, RandomSearch) else "protocol"
     runs = "" if protocol.mean_runs is None else f" ({protocol.mean_runs:.4g} runs on average)"
     print(f"{name} {protocol.spec}{runs}, delta = {delta:g}")
-    mu = "" if base.mu is None else f"mu = {base.mu:.6g}; "
+    mu = "" if base.mu is None else f"mu = {shown(base.mu, up=True, digits=6)}; "
     print(f"holds for: {protocol.assumption}")
     print(f"base: {mu}{base.description}")
     print()
@@ -215,7 +218,8 @@ def _print_table(
             continue
         way = "down" if row.attained else "up"
         rounded = f" (rounded {way} by < {row.error:.0e})" if row.error > 0 else ""
-        print(f"{row.name:{width}}  {row.epsilon:9.4f}  {row.claim.conditions}{rounded}")
+        epsilon = shown(row.epsilon, up=not row.attained)
+        print(f"{row.name:{width}}  {epsilon:>9}  {row.claim.conditions}{rounded}")
         print(f"{'':{width}}  {'':>9}    {row.source}")
     silent = [row for row in rows if row.epsilon is None]
     for row in silent:
@@ -228,7 +232,7 @@ def _print_comparison(compared: list[upper_bounds.Compared], runs: float | None)
     print(f"\n{runs:g} runs on average, by protocol:")
     width = max(len(one.title) for one in compared)
     for one in compared:
-        epsilon = "-" if one.epsilon is None else f"{one.epsilon:.4f}"
+        epsilon = "-" if one.epsilon is None else shown(one.epsilon, up=True)
         quantile = ""
         if one.expected_quantile is not None:
             quantile = f"  expected quantile of the best {one.expected_quantile:.4f}"
@@ -355,7 +359,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         _print_table(report, protocol, delta, rows)
         if recommended is not None:
-            print(f"\ncost: {recommended.epsilon:.4f} by {recommended.name}, whatever the score")
+            cost = shown(recommended.epsilon or 0.0, up=True)
+            print(f"\ncost: {cost} by {recommended.name}, whatever the score")
         _print_comparison(compared, arguments.compare)
         for one in affordable:
             print(

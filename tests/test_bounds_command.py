@@ -244,3 +244,29 @@ def test_bad_protocols_are_one_line(capsys, argv, message):
     assert code == 2
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_printed_bounds_are_on_their_safe_side(capsys):
+    arguments = ["--mu", "0.24721", "--repetitions", "tnb:0,0.01"]
+    assert bounds.main([*arguments, "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["bounds"]}
+    assert bounds.main(arguments) == 0
+    printed = {}
+    for line in capsys.readouterr().out.splitlines():
+        words = line.split()
+        if not line.startswith(" ") and words and words[0] in rows and words[1] != "-":
+            printed[words[0]] = float(words[1])
+    assert len(printed) > 10
+    for name, value in printed.items():
+        row = rows[name]
+        assert value <= row["epsilon"] if row["attained"] else value >= row["epsilon"]
+        assert value == pytest.approx(row["epsilon"], rel=1e-4)
+
+
+def test_the_printed_noise_keeps_the_budget_when_typed_again(capsys):
+    common = ["--repetitions", "tnb:0,0.01", "--steps", "100"]
+    assert bounds.main([*common, "--target-epsilon", "2"]) == 0
+    noise = capsys.readouterr().out.split("noise multiplier ")[1].split(",")[0]
+    assert bounds.main([*common, "--noise-multiplier", noise, "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["bounds"]}
+    assert 1.9999 < rows["region"]["epsilon"] <= 2.0

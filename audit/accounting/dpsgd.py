@@ -228,6 +228,6 @@ class DpSgd(Mechanism):
     def description(self) -> str:
         rate = "full batch" if self.sampling_rate == 1.0 else f"rate {self.sampling_rate:g}"
         return (
-            f"DP-SGD, noise multiplier {self.noise_multiplier:.6g}, {self.steps} steps, {rate}, "
+            f"DP-SGD, noise multiplier {self.noise_multiplier:.7g}, {self.steps} steps, {rate}, "
             f"{self.neighbours} neighbours"
         )
