@@ -9,6 +9,7 @@ from audit import console
 COMMANDS = {
     "bounds": "what does this tuning cost, or what does a budget afford? (only numpy and scipy)",
     "run": "play the distinguishing game against a tuning: lower bounds beside upper bounds",
+    "report": "a finished audit as one html page that stands alone",
     "compare": "finished audits side by side, in one picture and one table",
     "reproduce": "the tables and figures of the five papers, ours beside the published",
     "verify": "is a certificate of a private tuning right? every number computed anew",

@@ -1,0 +1,35 @@
+"""A finished audit as one html page: `python -m audit.report FOLDER`."""
+
+import sys
+from collections.abc import Sequence
+
+from audit import console
+from audit.report import page
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the page of every folder given.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+
+    Returns:
+        The exit code: 0, or 2 after one clear line about what was wrong.
+    """
+    parser = console.Parser(
+        prog="python -m audit.report",
+        description="Writes report.html, one page that stands alone, into folders of finished "
+        "audits.",
+    )
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="as audit.run leaves it")
+    arguments = parser.parse_args(argv)
+    try:
+        for folder in arguments.folders:
+            print(page.write(folder))
+    except (ValueError, OSError) as error:
+        return console.refused(error)
+    return console.OK
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))
