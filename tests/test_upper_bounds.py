@@ -374,3 +374,15 @@ def test_a_law_is_taken_as_text_at_every_door():
     ]
     for door in doors:
         assert door(text) == door(law)
+
+
+def test_at_little_noise_what_is_lost_to_rounding_is_no_number():
+    # One run costs 3,541 alone; the masses that decide underflow, and mu "G" is 1e+21.
+    base, law = accounting.DpSgd(0.1, 100, 0.5), repetitions.parse("tnb:0,0.01")
+    assert "they underflow" in upper_bounds.reduced_exact(base, law, 1e-5).reason
+    found = upper_bounds.reduced_gdp_limit(base, law, 1e-5)
+    assert "the approximation's mu must be in [1e-12, 1000], got" in found.reason
+    # Where they do not, the row is there and below what holds for any score.
+    base = accounting.DpSgd(0.5, 100, 0.5)
+    found = upper_bounds.reduced_exact(base, law, 1e-5)
+    assert base.epsilon(1e-5) < found.epsilon < upper_bounds.region(base, law, 1e-5).epsilon

@@ -15,6 +15,7 @@ from scipy import special
 
 from audit.accounting import (
     DpSgd,
+    GaussianMechanism,
     LossPair,
     Mechanism,
     compose,
@@ -335,5 +336,9 @@ def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -
 
 
 def _approximation(mu: float, repetitions: Repetitions, delta: float) -> Value:
+    try:
+        GaussianMechanism(mu)
+    except ValueError as error:
+        raise NotApplicable(f"the approximation's {error}") from error
     epsilon = _renyi_epsilon(mu, repetitions, delta)
     return Value(epsilon, about=(f"an approximation by mu = {mu:.4g}, not a bound",))
