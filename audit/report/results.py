@@ -16,7 +16,7 @@ PAPER_PROTOCOL = "gaussian-curve:max-grid"
 VALID, UNCORRECTED = "valid", "paper's, uncorrected"
 # Curves of the score's own law: they assume more and get more.
 _OWN_CURVES = {
-    "lifted-curve:fixed": "valid if monotone",
+    "lifted-curve:rank-sum": "valid if monotone",
     "worst-order-curve:fixed": "valid for this order",
 }
 
