@@ -325,7 +325,7 @@ def compare(
             ratios.append(f"{rate / rates['opacus']:.2f}" if rates.get("opacus") else "-")
             took = ROW_RUN_STEPS / rate / 3600
             print(f"{label:<22}{line:<11}{count:>6}{1e3 / rate:>10.4g}{rate:>11.4g}"
-                  f"{ratios[0]:>9}{ratios[1]:>9}{memory:>9.0f}{memory / count:>8.3g}{took:>9.3g}"
+                  f"{ratios[0]:>9}{ratios[1]:>9}{memory:>9.0f}{memory / count:>9.3g}{took:>9.3g}"
                   f"{share:>9.1%}", flush=True)  # fmt: skip
             if line in ("batched", "projected"):
                 hours = took
@@ -350,7 +350,7 @@ def main() -> None:
         sys.exit(f"no measurement on {options.device}")
     print(f"roof: {roofs[0]:.3g} FLOP/s of float32 products, {roofs[1]:.3g} normal numbers/s")
     print(f"{'setup':<22}{'line':<11}{'lanes':>6}{'ms/step':>10}{'steps/s':>11}{'to peer':>9}"
-          f"{'to hooks':>9}{'peak MB':>9}{'a lane':>8}{'hours':>9}{'of roof':>9}",
+          f"{'to hooks':>9}{'peak MB':>9}{'a lane':>9}{'hours':>9}{'of roof':>9}",
           flush=True)  # fmt: skip
     for model in options.models:
         total = 0.0
