@@ -10,7 +10,13 @@ from audit.accounting.calibration import (
     mean_inclusion_mu,
     noise_multiplier_for,
 )
-from audit.accounting.combinations import AnyOf, Composition, OneOf
+from audit.accounting.combinations import (
+    AnyOf,
+    Candidates,
+    Composition,
+    OneOf,
+    directions,
+)
 from audit.accounting.composition import compose
 from audit.accounting.conversion import (
     Unreachable,
@@ -40,6 +46,7 @@ __all__ = [
     "NEIGHBOURS",
     "AnyOf",
     "ApproximateDp",
+    "Candidates",
     "Composition",
     "DiscreteMechanism",
     "DominatingPair",
@@ -59,6 +66,7 @@ __all__ = [
     "calibrate_mu",
     "calibrate_noise_multiplier",
     "compose",
+    "directions",
     "from_opacus",
     "from_plain",
     "gdp_limit_mu",

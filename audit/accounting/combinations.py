@@ -1,4 +1,4 @@
-"""Several mechanisms: all of them one after the other, or any one of them."""
+"""Several mechanisms: all of them one after the other, any one of them, or one drawn at random."""
 
 import math
 from collections import Counter
@@ -8,12 +8,13 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import special
 
 from audit import checks
 from audit.accounting.composition import compose
 from audit.accounting.curves import pair_of_profile
 from audit.accounting.mechanism import Mechanism
-from audit.accounting.pairs import DominatingPair, GaussianPair, LossLaw
+from audit.accounting.pairs import Atoms, DominatingPair, GaussianPair, LossLaw
 
 Array = NDArray[np.float64]
 
@@ -46,6 +47,10 @@ class Composition(Mechanism):
     @property
     def is_symmetric(self) -> bool:
         return all(part.is_symmetric for part, _ in self._different)
+
+    @property
+    def pure_epsilon(self) -> float:
+        return math.fsum(part.pure_epsilon for part in self.parts)
 
     @property
     def attained(self) -> bool:
@@ -92,6 +97,10 @@ class AnyOf(Mechanism):
     def __post_init__(self) -> None:
         checks.keep(self, candidates=_mechanisms("candidates", self.candidates))
 
+    @property
+    def pure_epsilon(self) -> float:
+        return max(one.pure_epsilon for one in self.candidates)
+
     def renyi(self, alpha: ArrayLike) -> Array:
         return np.max([one.renyi(alpha) for one in self.candidates], axis=0)
 
@@ -108,6 +117,18 @@ class AnyOf(Mechanism):
         return "any of: " + "; ".join(one.description for one in self.candidates)
 
 
+class Candidates(AnyOf):
+    """The candidates of a grid, each with its own mechanism.
+
+    Where only one run is looked at it may be any of them.
+    """
+
+    @property
+    def description(self) -> str:
+        several = Counter(one.description for one in self.candidates)
+        return "candidates: " + "; ".join(f"{n} x ({words})" for words, n in several.items())
+
+
 @dataclass(frozen=True)
 class OneOf(Mechanism):
     """One of several mechanisms, drawn with known chances; which one it was is released.
@@ -117,7 +138,7 @@ class OneOf(Mechanism):
 
     Attributes:
         candidates: the mechanisms.
-        chances: probabilities that sum to 1, one a mechanism.
+        chances: of each, in (0, 1], together at most 1; with what is left nothing is run.
     """
 
     candidates: tuple[Mechanism, ...]
@@ -126,47 +147,103 @@ class OneOf(Mechanism):
     def __post_init__(self) -> None:
         found = _mechanisms("candidates", self.candidates)
         chances = tuple(
-            checks.interval("chances", one, 0.0, 1.0, closed_high=True) for one in self.chances
+            checks.interval("chances", chance, 0.0, 1.0, closed_high=True)
+            for chance in self.chances
         )
-        if len(chances) != len(found) or abs(math.fsum(chances) - 1.0) > 1e-9:
-            raise ValueError(
-                f"chances must be {len(found)} probabilities that sum to 1, got {self.chances!r}"
-            )
+        if len(chances) != len(found):
+            raise ValueError(f"chances must be {len(found)} probabilities, got {self.chances!r}")
+        if math.fsum(chances) > 1.0 + 1e-9:
+            raise ValueError(f"chances must sum to at most 1, got {self.chances!r}")
         checks.keep(self, candidates=found, chances=chances)
 
-    def renyi(self, alpha: ArrayLike) -> Array:
-        orders = np.asarray(alpha, dtype=np.float64)
-        logs = [
-            math.log(chance) + (orders - 1.0) * one.renyi(orders)
-            for one, chance in zip(self.candidates, self.chances, strict=True)
-        ]
-        return np.asarray(np.logaddexp.reduce(logs, axis=0) / (orders - 1.0))
+    @property
+    def idle(self) -> float:
+        """Chance that nothing is run."""
+        rest = 1.0 - math.fsum(self.chances)
+        return rest if rest > 1e-12 else 0.0
 
-    def delta(self, epsilon: ArrayLike) -> Array:
-        epsilons = np.asarray(epsilon, dtype=np.float64)
-        # Each direction is a mixture of its own.
-        sides = [
-            np.sum([chance * one.profile(epsilons) for one, chance in side], axis=0)
-            for side in (self._side(0), self._side(-1))
-        ]
-        return np.max(sides, axis=0)
+    @property
+    def pure_epsilon(self) -> float:
+        return max(one.pure_epsilon for one in self.candidates)
 
-    def _side(self, place: int) -> list[tuple[DominatingPair, float]]:
-        pairs = (one.pairs[place] for one in self.candidates)
-        return list(zip(pairs, self.chances, strict=True))
+    @property
+    def attained(self) -> bool:
+        return all(one.attained for one in self.candidates)
+
+    @property
+    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
+        return ((_Drawn(directions(self.candidates)[0], self.chances, self.idle), 1),)
 
     @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:
-        epsilons = self.profile_grid()
-        return (pair_of_profile(epsilons, self.delta(epsilons)),)
+        pair = compose(self.laws)
+        return (pair, pair.mirrored) if len(directions(self.candidates)) > 1 else (pair,)
+
+    def renyi(self, alpha: ArrayLike) -> Array:
+        orders = np.asarray(alpha, dtype=np.float64)
+        return _mean_divergence(
+            [one.renyi(orders) for one in self.candidates], self.chances, orders
+        )
+
+    def delta(self, epsilon: ArrayLike) -> Array:
+        nothing = -np.expm1(np.minimum(np.asarray(epsilon, dtype=np.float64), 0.0))
+        each = [
+            np.sum([c * one.profile(epsilon) for c, one in zip(self.chances, side, strict=True)], 0)
+            for side in directions(self.candidates)
+        ]
+        return np.asarray(np.max(each, axis=0) + self.idle * nothing)
 
     @property
     def description(self) -> str:
-        each = (
-            f"with chance {chance:.4g}: {one.description}"
-            for one, chance in zip(self.candidates, self.chances, strict=True)
+        each = zip(self.chances, self.candidates, strict=True)
+        words = [f"with chance {chance:.4g}: {one.description}" for chance, one in each]
+        nothing = [f"with chance {self.idle:.4g}: nothing"] if self.idle else []
+        return "one of, drawn at random: " + "; ".join([*words, *nothing])
+
+
+@dataclass(frozen=True)
+class _Drawn(LossLaw):
+    """One of several laws, told which; its losses are theirs, side by side."""
+
+    laws: tuple[LossLaw, ...]
+    chances: tuple[float, ...]
+    idle: float
+
+    def renyi(self, alpha: Array) -> Array:
+        return _mean_divergence([law.renyi(alpha) for law in self.laws], self.chances, alpha)
+
+    def atoms(self, spacing: float) -> Atoms:
+        each = [law.atoms(spacing) for law in self.laws]
+        loss = [one.loss for one in each]
+        log_mass = [
+            one.log_mass + math.log(chance) for one, chance in zip(each, self.chances, strict=True)
+        ]
+        if self.idle > 0.0:
+            loss.append(np.zeros(1))
+            log_mass.append(np.log([self.idle]))
+        p_only, q_only = (
+            sum(c * left for c, left in zip(self.chances, side, strict=True))
+            for side in ([one.p_only for one in each], [one.q_only for one in each])
         )
-        return "one of, drawn at random: " + "; ".join(each)
+        return Atoms(np.concatenate(loss), np.concatenate(log_mass), p_only, q_only)
+
+
+def _mean_divergence(each: list[Array], chances: tuple[float, ...], alpha: Array) -> Array:
+    """D_alpha of one of several, told which: the mean is that of the moments."""
+    rest = np.asarray(alpha, dtype=np.float64) - 1.0
+    logs = [math.log(c) + rest * one for c, one in zip(chances, each, strict=True)]
+    idle = max(1.0 - math.fsum(chances), 0.0)
+    if idle > 0.0:
+        logs.append(np.full_like(rest, math.log(idle)))
+    return np.asarray(np.maximum(special.logsumexp(np.stack(logs), axis=0), 0.0) / rest)
+
+
+def directions(several: Iterable[Mechanism]) -> list[tuple[DominatingPair, ...]]:
+    """The pairs of several mechanisms direction by direction: of one that has one, its only one."""
+    each = [one.pairs for one in several]
+    return [
+        tuple(pairs[min(d, len(pairs) - 1)] for pairs in each) for d in range(max(map(len, each)))
+    ]
 
 
 def _mechanisms(name: str, several: Iterable[Mechanism]) -> tuple[Mechanism, ...]:

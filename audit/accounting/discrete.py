@@ -65,6 +65,10 @@ class PureDp(Mechanism):
         checks.keep(self, epsilon_0=_pure(self.epsilon_0))
 
     @property
+    def pure_epsilon(self) -> float:
+        return self.epsilon_0
+
+    @property
     def pairs(self) -> tuple[DominatingPair, ...]:
         return ApproximateDp(self.epsilon_0, 0.0).pairs
 
@@ -111,6 +115,10 @@ class RandomisedResponse(Mechanism):
     def __post_init__(self) -> None:
         options = checks.whole("options", self.options, 2)
         checks.keep(self, epsilon_0=_pure(self.epsilon_0), options=options)
+
+    @property
+    def pure_epsilon(self) -> float:
+        return self.epsilon_0
 
     @property
     def attained(self) -> bool:

@@ -28,5 +28,9 @@ class LaplaceMechanism(Mechanism):
         return True
 
     @property
+    def pure_epsilon(self) -> float:
+        return 1.0 / self.scale
+
+    @property
     def pairs(self) -> tuple[DominatingPair, ...]:
         return (LaplacePair(self.scale),)

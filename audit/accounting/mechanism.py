@@ -29,6 +29,11 @@ class Mechanism(ABC):
         return None
 
     @property
+    def pure_epsilon(self) -> float:
+        """The smallest epsilon known at delta = 0; infinite where there is none."""
+        return np.inf
+
+    @property
     @abstractmethod
     def pairs(self) -> tuple[DominatingPair, ...]:
         """The dominating pairs of both directions; one if it is its own mirror image."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from audit import checks
-from audit.accounting.combinations import AnyOf, Composition, OneOf
+from audit.accounting.combinations import AnyOf, Candidates, Composition, OneOf
 from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
 from audit.accounting.discrete import (
     ApproximateDp,
@@ -25,6 +25,7 @@ _KINDS: dict[str, type[Mechanism]] = {
     for kind in (
         AnyOf,
         ApproximateDp,
+        Candidates,
         Composition,
         DiscreteMechanism,
         DpSgd,

@@ -4,6 +4,13 @@ Each number says what it needs to be true: which protocol, any score or a monoto
 """
 
 from audit.orders import FoldedOrder, SplitOrder
+from audit.upper_bounds.adaptive import (
+    AdaptiveCurve,
+    hypo,
+    hypo_curve,
+    hypo_pure,
+    project_density,
+)
 from audit.upper_bounds.candidates import (
     corollary_6_2,
     largest_steps,
@@ -11,15 +18,16 @@ from audit.upper_bounds.candidates import (
     propose_test_release,
 )
 from audit.upper_bounds.comparison import Compared, same_runs
-from audit.upper_bounds.composed import TunedMechanism
+from audit.upper_bounds.composed import AllRuns, TunedMechanism
 from audit.upper_bounds.conditional import (
+    TwoEvents,
     conditional_curve,
     conditional_sampling,
     corollary_16,
     repeated_response,
     repeated_response_divergence,
 )
-from audit.upper_bounds.hypo import hypo, hypo_curve, hypo_pure, project_density
+from audit.upper_bounds.grid import GridCurve
 from audit.upper_bounds.inverse import (
     Affordable,
     best_law,
@@ -59,6 +67,7 @@ from audit.upper_bounds.renyi import (
 )
 from audit.upper_bounds.result import NotApplicable, UpperBound
 from audit.upper_bounds.subset import (
+    SubsetCurve,
     cost_ratio,
     scaled_learning_rate,
     subset_divergences,
@@ -86,20 +95,25 @@ __all__ = [
     "BOUNDS",
     "SPECIAL",
     "VALID_FOR_ANY_SCORE",
+    "AdaptiveCurve",
     "Affordable",
+    "AllRuns",
     "BaseReport",
     "Bound",
     "Compared",
     "FoldedGame",
     "FoldedOrder",
+    "GridCurve",
     "LikelihoodOrder",
     "NotApplicable",
     "ReducedGame",
     "RegionCurve",
     "SplitOrder",
+    "SubsetCurve",
     "TightCurve",
     "TunedMechanism",
     "TunedOrder",
+    "TwoEvents",
     "UpperBound",
     "all_bounds",
     "approximate",

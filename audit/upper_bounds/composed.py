@@ -1,5 +1,6 @@
 """The tuning as a mechanism: to be run again, or followed by a final training run."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,14 +9,26 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit import repetitions as laws
-from audit.accounting import DominatingPair, Mechanism, PrivacyProfile, reach
+from audit.accounting import (
+    Composition,
+    DominatingPair,
+    GaussianMechanism,
+    Mechanism,
+    PrivacyProfile,
+    reach,
+    solve_epsilon,
+)
 from audit.repetitions import Repetitions
 from audit.upper_bounds.region import RegionCurve
 from audit.upper_bounds.renyi import Curve, lemma_7_curve
+from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 
 _GRID = 1025
+_POINTS = 1 << 12
+_MOST_RUNS = 1 << 20
+_FEW, _MANY = 6, 400
 
 
 @dataclass(frozen=True)
@@ -37,7 +50,7 @@ class TunedMechanism(Mechanism):
 
     @cached_property
     def _profile(self) -> PrivacyProfile:
-        curves = [RegionCurve(pair, self.repetitions, 1 << 11) for pair in self.base.pairs]
+        curves = [RegionCurve(pair, self.repetitions, _POINTS) for pair in self.base.pairs]
 
         def delta(epsilon: float) -> float:
             return max(curve.delta(epsilon) for curve in curves)
@@ -60,3 +73,59 @@ class TunedMechanism(Mechanism):
     @property
     def description(self) -> str:
         return f"the best of K ~ {self.repetitions.spec} runs of ({self.base.description})"
+
+
+@dataclass(frozen=True)
+class AllRuns:
+    """Every one of K runs released, and K: sum_k P[K = k] delta_k(eps), k runs composed.
+
+    Attributes:
+        base: one run.
+        repetitions: the law of K.
+        negligible: chance that K may be larger than all that are composed: a full leak.
+    """
+
+    base: Mechanism
+    repetitions: Repetitions
+    negligible: float
+
+    @cached_property
+    def parts(self) -> list[tuple[float, Mechanism]]:
+        """Chances and compositions; many K are rounded up to one that stands for them."""
+        most, chances = self._chances
+        few = self.base.gaussian_mu is None
+        runs = np.unique(np.ceil(np.geomspace(1.0, most, _FEW if few else _MANY)).astype(np.int64))
+        places = np.searchsorted(runs, np.arange(1, most + 1))
+        sums = np.bincount(places, chances[1:], len(runs))
+        return [
+            (float(chance), self._composed(int(k)))
+            for k, chance in zip(runs, sums, strict=True)
+            if chance > 0.0
+        ]
+
+    @cached_property
+    def _chances(self) -> tuple[int, Array]:
+        """A largest K, and the chances [K + 1] of those up to it."""
+        most = 1
+        while most <= _MOST_RUNS:
+            chances = self.repetitions.pmf(np.arange(most + 1))
+            if 1.0 - chances.sum() <= self.negligible:
+                return most, chances
+            most *= 2
+        raise NotApplicable(f"K must be at most {_MOST_RUNS} but for a negligible chance")
+
+    def _composed(self, runs: int) -> Mechanism:
+        mu = self.base.gaussian_mu
+        if mu is not None:
+            return GaussianMechanism(mu * math.sqrt(runs))
+        return Composition((self.base,) * runs) if runs > 1 else self.base
+
+    def delta(self, epsilon: float) -> float:
+        """The profile at epsilon >= 0, rounded up."""
+        _, chances = self._chances
+        beyond = max(1.0 - float(chances.sum()), 0.0) + 1e-15
+        return beyond + sum(c * float(one.delta(epsilon)) for c, one in self.parts)
+
+    def epsilon(self, delta: float) -> float:
+        """Smallest epsilon at delta, rounded up."""
+        return solve_epsilon(self.delta, delta)

@@ -21,6 +21,7 @@ maximum of convex functions, so it only grows when (Q, Q') is replaced by a domi
 increases, so for given s the worst s' is the largest. K = 0 adds nothing for eps >= 0.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -88,19 +89,23 @@ class RegionCurve:
         on either side. The corner of those lines joins the points; nothing else is assumed, of
         smooth curves or of curves with a kink at every atom.
         """
-        widths, a, b = self._curve
+        log_left, widths, a, b = self._curve
         # Moved towards the worse by rounding.
         a, b = a * (1.0 + numerics.ROUNDING), b * (1.0 - numerics.ROUNDING)
         # A last piece that ends in the certain event is a straight line, where b/a only grows (log
         # phi' is convex in log x): it needs no corner.
         inner = (a[1:] > 0.0) | (b[1:] > 0.0)
-        share, corner_b = (found[inner] for found in corners(widths, b))
+        share, corner_b = corners(widths, b)
+        # Where a has a kink within a piece, the box of its ends.
+        kink = (log_left[1:] < self._kink) & (log_left[:-1] > self._kink)
+        share, corner_b = np.where(kink, 0.0, share)[inner], np.where(kink, b[1:], corner_b)[inner]
         corner_a = a[:-1][inner] + np.diff(a)[inner] * share
-        most, least = self.repetitions.mean, float(np.exp(self._log_slope(np.array(-np.inf))))
+        most = self._most
+        least = float(np.exp(self._log_slopes(*np.full((2, 1), -np.inf))[1, 0]))
         # Before the first point and after the last the box of the limits bounds the curve.
         a_points = np.concatenate([[most], a, corner_a, a[-1:]])
         b_points = np.concatenate([b[:1], b, corner_b, [least]])
-        return self._mixture(np.minimum(a_points, most * (1.0 + numerics.ROUNDING)), b_points)
+        return mixture(self.pair, np.minimum(a_points, most * (1.0 + numerics.ROUNDING)), b_points)
 
     @cached_property
     def vertices(self) -> tuple[Array, Array]:
@@ -111,45 +116,87 @@ class RegionCurve:
     @cached_property
     def lower(self) -> Mixture:
         """The envelope of finitely many of the bound's lines: below it by the discretisation."""
-        _, a, b = self._curve
-        return self._mixture(a, b)
+        _, _, a, b = self._curve
+        return mixture(self.pair, a, b)
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
         return min(self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
 
-    def _log_slope(self, log_x: Array) -> Array:
-        return np.asarray(self.repetitions.log_phi_prime_at(log_x))
+    @property
+    def _most(self) -> float:
+        """The largest a."""
+        return self.repetitions.mean
+
+    @property
+    def _kink(self) -> float:
+        """log(1-s) where a is no convex function of s; 0 if there is no such event."""
+        return 0.0
+
+    def _log_slopes(self, log_left: Array, log_left_with: Array) -> Array:
+        """log a and log b [2, n] of events, from log(1-s) and log(1-s')."""
+        return np.asarray(self.repetitions.log_phi_prime_at(np.stack([log_left, log_left_with])))
 
     @cached_property
-    def _curve(self) -> tuple[Array, Array, Array]:
-        """Points (a, b) [n] of the curve, dense where a or b moves, and their distances in s."""
-        t = np.linspace(*self.pair.event_range, _COARSE)
-        # Each pass resolves the steepest cell of the last one: events of 1e-15 take a few.
-        for points in (*[_COARSE] * 6, _POINTS, _POINTS):
-            logs = np.stack([self._log_slope(v) for v in self.pair.events(t)])
-            logs = np.maximum(logs - np.log(self.repetitions.mean), -700.0)
-            # Events that seldom win matter less, but light terms can decide a small delta.
-            height = np.exp(0.125 * logs)
-            moves = [np.abs(np.diff(v, axis=1)).sum(axis=0) + _SOME for v in (height, logs)]
-            moves = 0.8 * moves[0] / moves[0].sum() + 0.2 * moves[1] / moves[1].sum()
-            moved = np.concatenate([[0.0], np.cumsum(moves)])
-            t = np.unique(np.interp(np.linspace(0.0, moved[-1], points), moved, t))
-        t = np.union1d(t, self.pair.event_range[1] - np.array([1.0, 2.0]))  # the last pieces
-        log_left, log_left_with = self.pair.events(t)
-        with np.errstate(invalid="ignore"):
-            widths = np.exp(log_left[:-1]) * -np.expm1(np.diff(log_left))
-        a, b = (np.exp(self._log_slope(v)) for v in (log_left, log_left_with))
-        return np.where(np.isfinite(log_left[:-1]), widths, 0.0), a, b
+    def events(self) -> Array:
+        """Parameters t [n] of extreme events, dense where a or b moves."""
 
-    def _mixture(self, a: Array, b: Array) -> Mixture:
-        a, b = numerics.lower_hull(a, b)
-        weights = np.diff(a, prepend=0.0)
-        with np.errstate(divide="ignore"):
-            shifts = np.log(np.diff(b, prepend=0.0)) - np.log(weights)
-        # Where b is 0 the output tells the data sets apart: any very negative shift says so.
-        shifts = np.maximum(shifts, -1e6)
-        return Mixture(self.pair, weights, shifts)
+        def heights(log_left: Array, log_left_with: Array) -> tuple[Array, Array]:
+            logs = self._log_slopes(log_left, log_left_with)
+            logs = np.maximum(logs - np.log(self._most), -700.0)
+            # Events that seldom win matter less, but light terms can decide a small delta.
+            return np.exp(0.125 * logs), logs
+
+        t = dense_events(self.pair, heights, self.points)
+        if self._kink < 0.0:
+            for _ in range(4):
+                t = np.union1d(t, np.interp(-self._kink, -self.pair.events(t)[0], t))
+        return np.union1d(t, self.pair.event_range[1] - np.array([1.0, 2.0]))  # the last pieces
+
+    @cached_property
+    def _curve(self) -> tuple[Array, Array, Array, Array]:
+        """log(1-s) [n] of events, their distances in s [n-1], and the points (a, b) [n]."""
+        log_left, log_left_with = self.pair.events(self.events)
+        a, b = np.exp(self._log_slopes(log_left, log_left_with))
+        return log_left, distances(log_left), a, b
+
+
+def mixture(pair: DominatingPair, a: Array, b: Array) -> Mixture:
+    """The mixture of a curve of points (a, b) [n], by its lower hull with the origin."""
+    a, b = numerics.lower_hull(a, b)
+    weights = np.diff(a, prepend=0.0)
+    with np.errstate(divide="ignore"):
+        shifts = np.log(np.diff(b, prepend=0.0)) - np.log(weights)
+    # Where b is 0 the output tells the data sets apart: any very negative shift says so.
+    return Mixture(pair, weights, np.maximum(shifts, -1e6))
+
+
+def dense_events(
+    pair: DominatingPair, heights: Callable[[Array, Array], tuple[Array, Array]], points: int
+) -> Array:
+    """Parameters t [n] of extreme events, dense where two pairs of curves move.
+
+    Args:
+        pair: whose events.
+        heights: from log(1-s) and log(1-s') [n] to two pairs of curves [2, n]; what the first moves
+            counts for four fifths.
+        points: how many, about.
+    """
+    t = np.linspace(*pair.event_range, _COARSE)
+    # Each pass resolves the steepest cell of the last one: events of 1e-15 take a few.
+    for most in (*[_COARSE] * 6, points, points):
+        moves = [np.abs(np.diff(v)).sum(axis=0) + _SOME for v in heights(*pair.events(t))]
+        moves = 0.8 * moves[0] / moves[0].sum() + 0.2 * moves[1] / moves[1].sum()
+        moved = np.concatenate([[0.0], np.cumsum(moves)])
+        t = np.unique(np.interp(np.linspace(0.0, moved[-1], most), moved, t))
+    return t
+
+
+def distances(log_left: Array) -> Array:
+    """Distances in s [n-1] of events, from log(1-s) [n], decreasing."""
+    with np.errstate(invalid="ignore"):
+        widths = np.exp(log_left[:-1]) * -np.expm1(np.diff(log_left))
+    return np.where(np.isfinite(log_left[:-1]), widths, 0.0)
 
 
 def corners(widths: Array, b: Array) -> tuple[Array, Array]:
@@ -178,6 +225,38 @@ def corners(widths: Array, b: Array) -> tuple[Array, Array]:
     bad = ~np.isfinite(corner) | ~((share >= 0.0) & (share <= 1.0))
     corner = np.where(bad, b[..., 1:], np.maximum(corner, b[..., 1:]))
     return np.where(bad, 0.0, share), corner
+
+
+def corner_events(left: Array, left_with: Array) -> Array:
+    """log(1-s) and log(1-s') [2, n-1] of corners below the curve, one between any two events.
+
+    A corner is where neighbouring chords of s', a concave function of s, meet, prolonged: found
+    from s' or from 1-s', whichever keeps its digits.
+    """
+    widths = distances(left)
+    small = left_with[:-1] > np.log(0.5)
+    share, by_rest = _safe_corners(widths, np.exp(left_with))
+    share_small, by_event = _safe_corners(widths, np.expm1(left_with))
+    share = np.where(small, share_small, share)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_with = np.where(small, np.log1p(by_event), np.log(by_rest))
+        fall = np.expm1(np.diff(left))
+        log_without = left[:-1] + np.log1p(np.where(np.isfinite(fall), fall, -1.0) * share)
+    return np.stack([log_without, np.maximum(log_with, left_with[1:])])
+
+
+def _safe_corners(widths: Array, b: Array) -> tuple[Array, Array]:
+    """`corners`, and on a straight line, where chords do not meet, the middle less rounding."""
+    share, corner = corners(widths, b)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slopes = np.diff(b) / widths
+    before, after = np.append(-np.inf, slopes[:-1]), np.append(slopes[1:], np.inf)
+    with np.errstate(invalid="ignore"):
+        bend = np.abs(after - before)
+        straight = bend <= 1e-6 * np.abs(slopes)
+        middle = 0.5 * (b[:-1] + b[1:]) - 0.5 * bend * widths - 1e-14 * np.abs(b[:-1])
+    straight &= middle > b[1:]
+    return np.where(straight, 0.5, share), np.where(straight, middle, corner)
 
 
 @bound("region", 100, _SOURCE)

@@ -65,7 +65,7 @@ class Entry:
     title: str
 
 
-_ENTRIES: dict[str, Entry] = {}
+_ENTRIES: dict[tuple[type[Protocol], str], Entry] = {}
 
 
 def bound(
@@ -87,7 +87,7 @@ def bound(
     law of K, as object or text, and answers with an `UpperBound`, also where it does not apply.
 
     Args:
-        name: in tables and settings.
+        name: in tables and settings, once for every protocol.
         place: where its row stands among those of its protocol; the loosest kind first.
         source: paper and theorem.
         kind: what its values are.
@@ -116,9 +116,9 @@ def bound(
             )
             return UpperBound(name, found.epsilon, exact, found.error)
 
-        if name in _ENTRIES:
+        if (protocol, name) in _ENTRIES:
             raise ValueError(f"bound names must be used once, got {name!r} again")
-        _ENTRIES[name] = Entry(name, answer, claim, protocol, place, is_special, title)
+        _ENTRIES[protocol, name] = Entry(name, answer, claim, protocol, place, is_special, title)
         return answer
 
     return register
@@ -137,7 +137,7 @@ def find(name: str, protocol: type[Protocol] = RandomSearch) -> Entry:
         ValueError: the protocol has no such bound.
     """
     names = [entry.name for entry in entries(protocol)]
-    return _ENTRIES[checks.one_of("bound", name, names)]
+    return _ENTRIES[protocol, checks.one_of("bound", name, names)]
 
 
 def all_bounds(base: Mechanism, repetitions: Tuning, delta: float) -> list[UpperBound]:

@@ -1,15 +1,34 @@
-"""Tuning on a random subset, training on the rest (Koskela & Kulkarni 2023)."""
+r"""Tuning on a random subset, training on the rest or on all (Koskela & Kulkarni 2023).
+
+The extra record is tuned on with chance q. With (P1, P1_0) a pair that dominates the tuning with
+and without it, (P2, P2_0) one that dominates the final run, and r1, r2 their density ratios, what
+is released has, by postprocessing (a final run may depend on the tuning), no more to it than
+
+    q P1 x P2_0 + (1-q) P1_0 x P2   where the final run takes the rest,
+    (q P1 + (1-q) P1_0) x P2        where it takes all
+
+against P1_0 x P2_0. Given r1, both hockey sticks are those of the final run at another epsilon:
+
+    rest: E[(q r1 + (1-q) r2 - e^eps)_+] = (1-q) E[(r2 - t)_+],       t = (e^eps - q r1)/(1-q),
+          E[(1 - e^eps (q r1 + (1-q) r2))_+] = e^eps (1-q) E[(t - r2)_+], t = (e^-eps - q r1)/(1-q);
+    all:  E[(w r2 - e^eps)_+] and E[(1 - e^eps w r2)_+], w = 1-q + q r1.
+
+So the cost is a sum over the losses of the tuning, whose pair is made from the profile of the
+region bound, of the exact profile of the final run. No Renyi divergence is taken anywhere.
+"""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
 from audit import checks
-from audit.accounting import Mechanism
+from audit.accounting import DominatingPair, LossPair, Mechanism, solve_epsilon
 from audit.protocols import Subset
 from audit.repetitions import Repetitions
+from audit.upper_bounds.composed import TunedMechanism
 from audit.upper_bounds.registry import Value, bound, find
 from audit.upper_bounds.renyi import Curve, lemma_7_curve
 from audit.upper_bounds.result import NotApplicable, UpperBound
@@ -17,6 +36,100 @@ from audit.upper_bounds.result import NotApplicable, UpperBound
 Array = NDArray[np.float64]
 
 _LARGEST_ORDER = 512
+
+
+@dataclass(frozen=True)
+class SubsetCurve:
+    """The cost of tuning on a subset and a final run, as a function of epsilon.
+
+    Attributes:
+        tuning: a pair that dominates the tuning, with the record against without.
+        final: the same of the final run.
+        final_mirrored: of the final run, without the record against with it.
+        sampling_rate: q in [0, 1], the share of records tuned on.
+        on_all: whether the final run takes all records, else the rest.
+    """
+
+    tuning: LossPair
+    final: DominatingPair
+    final_mirrored: DominatingPair
+    sampling_rate: float
+    on_all: bool = False
+
+    def delta(self, epsilon: float) -> float:
+        """The larger of both directions' profiles at epsilon >= 0."""
+        both = self._all(epsilon) if self.on_all else self._rest(epsilon)
+        return min(max(both) * (1.0 + 1e-9), 1.0)
+
+    def _rest(self, epsilon: float) -> tuple[float, float]:
+        q, (loss, log_mass, only) = self.sampling_rate, self._outputs
+        if q == 1.0:
+            return float(self.tuning.profile(epsilon)), float(self.tuning.mirrored.profile(epsilon))
+        log_other = math.log1p(-q)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            log_q = np.log(q)
+            # t / e^eps and, where t <= 0, the gain q r1 - e^eps + 1 - q in units of r1.
+            share = 1.0 - np.exp(np.minimum(log_q + loss - epsilon, 1.0))
+            gains = np.exp(log_mass + log_other) * self.final.profile(
+                epsilon + np.log(np.maximum(share, 1e-300)) - log_other
+            )
+            sure = q - np.exp(np.minimum(epsilon - loss, 0.0)) + np.exp(log_other - loss)
+            gains = np.where(share > 0.0, gains, np.exp(log_mass + loss) * np.maximum(sure, 0.0))
+            # e^eps (1-q) t.
+            left = np.maximum(1.0 - np.exp(np.minimum(epsilon + log_q + loss, 1.0)), 0.0)
+            losses = left * self.final_mirrored.profile(
+                epsilon + log_other - np.log(np.maximum(left, 1e-300))
+            )
+        return q * only + float(gains.sum()), float(np.exp(log_mass) @ losses)
+
+    def _all(self, epsilon: float) -> tuple[float, float]:
+        q, (loss, log_mass, only) = self.sampling_rate, self._outputs
+        with np.errstate(divide="ignore"):
+            log_w = np.maximum(np.logaddexp(np.log1p(-q), np.log(q) + loss), -1e6)
+        with_record = np.exp(log_mass + log_w) * self.final.profile(epsilon - log_w)
+        without = np.exp(log_mass) @ self.final_mirrored.profile(epsilon + log_w)
+        return q * only + float(with_record.sum()), float(without)
+
+    @property
+    def _outputs(self) -> tuple[Array, Array, float]:
+        """Losses log r1 [n] of the tuning, log P1_0-masses, and the P1-mass of infinite losses."""
+        law = self.tuning.law
+        with np.errstate(divide="ignore"):
+            log_mass = np.append(np.log(law.q_only), law.log_mass - law.loss)
+        return np.append(-1e6, law.loss), log_mass, law.p_only
+
+
+@bound(
+    "subset",
+    100,
+    "both directions' hockey sticks of the mixture of two pairs, from the region bound's profile",
+    about=("any base, add-remove neighbours",),
+    protocol=Subset,
+)
+def subset(base: Mechanism, protocol: Subset, delta: float) -> Value:
+    """Smallest epsilon of tuning on a subset and a final run, over both directions.
+
+    Args:
+        base: one run, while tuning and in the end.
+        protocol: the law of K, the share of records tuned on, and what the final run takes.
+        delta: in (0, 1).
+    """
+    curve = subset_curve(base, base, protocol)
+    return Value(solve_epsilon(curve.delta, delta))
+
+
+def subset_curve(tuning: Mechanism, final: Mechanism, protocol: Subset) -> SubsetCurve:
+    """The cost where a run while tuning and the final one may differ.
+
+    Args:
+        tuning: one run while tuning.
+        final: the final run.
+        protocol: the law of K, the share of records tuned on, and what the final run takes.
+    """
+    pair = TunedMechanism(tuning, protocol.repetitions).pairs[0]
+    assert isinstance(pair, LossPair)
+    ends = final.pairs[0], final.pairs[-1]
+    return SubsetCurve(pair, *ends, protocol.sampling_rate, protocol.final == "all")
 
 
 def subset_divergences(

@@ -1,0 +1,246 @@
+r"""Adaptive choice of hyper-parameters (Wang et al. 2023, DP-HyPO): the sampling density learns.
+
+After every run the density over the hyper-parameters may change, but it stays within [c, C] times
+the prior; theirs (theorems 1 and 2) pays log(C/c) wherever a density ratio enters. Ours holds for
+any law of K. Let Q be one run with its candidate drawn from the prior, the candidate its label. The
+law of a run, whatever came before, lies within [c, C] times Q, so a set of Q-chance x has a chance
+in [l(x), u(x)],
+
+    u(x) = min(C x, 1 - c (1-x)),   l(x) = max(c x, 1 - C (1-x)).
+
+The best of k runs is y, found in the i-th, with density at most C Q(y) u(1-s)^(k-1), s the
+Q-chance of what is preferred to y: integrate the runs out from the last to the first, each has all
+before it as its history. With the record it is at least c Q'(y) l(1-s')^(k-1). So
+
+    delta_A(eps) <= int max_{(s, s') in R} [C phi'(u(1-s)) Q - e^eps c phi'(l(1-s')) Q']_+ ,
+
+and the rest is the region bound's: a lower hull, a mixture of shifted profiles. c = C = 1 is it.
+
+Another bound costs nothing for a base that leaks nothing: with K, all runs and all candidates
+released, the candidates are a function of what was released before. That is the composition of K
+runs, sum_k P[K=k] delta_k(eps).
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from audit import checks
+from audit import repetitions as laws
+from audit.accounting import Mechanism, renyi_to_epsilon, solve_epsilon
+from audit.numerics import best_renyi_order, last_kept
+from audit.protocols import Adaptive
+from audit.repetitions import Repetitions
+from audit.upper_bounds.composed import AllRuns
+from audit.upper_bounds.region import RegionCurve
+from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.renyi import Curve, power_law
+from audit.upper_bounds.result import NotApplicable, UpperBound
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class AdaptiveCurve(RegionCurve):
+    """The adaptive bound as a function of epsilon, for one direction of the base.
+
+    Attributes:
+        low: c, how little a density may be of the prior.
+        high: C, how much.
+    """
+
+    low: float = 1.0
+    high: float = 1.0
+
+    @property
+    def _most(self) -> float:
+        return self.high * self.repetitions.mean
+
+    @property
+    def _kink(self) -> float:
+        # u(x) has two pieces, C x and 1 - c (1-x), and is no convex function where they meet.
+        if self.low == self.high or self.low == 1.0:
+            return 0.0
+        return math.log1p(-self.low) - math.log(self.high - self.low)
+
+    def _log_slopes(self, log_left: Array, log_left_with: Array) -> Array:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            most = np.minimum(
+                math.log(self.high) + log_left, np.log1p(self.low * np.expm1(log_left))
+            )
+            rest = np.log1p(np.maximum(self.high * np.expm1(log_left_with), -1.0))
+            least = np.maximum(math.log(self.low) + log_left_with, rest)
+        slopes = self.repetitions.log_phi_prime_at(np.minimum(np.stack([most, least]), 0.0))
+        return np.asarray(slopes) + np.log([[self.high], [self.low]])
+
+
+@bound(
+    "adaptive",
+    100,
+    "adaptive bound: the region bound with densities within [c, C] of the prior",
+    about=("any base",),
+    protocol=Adaptive,
+)
+def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
+    """Smallest epsilon that the adaptive bound gives at delta, over both directions.
+
+    Args:
+        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
+        protocol: the law of K, any, and how far the density may move from the prior.
+        delta: in (0, 1).
+    """
+    law, low, high = protocol.repetitions, protocol.low, protocol.high
+    if low == 1.0 or high == 1.0:
+        low = high = 1.0  # a density nowhere above the prior, or nowhere below it, is the prior
+    curves = [AdaptiveCurve(pair, law, low=low, high=high) for pair in base.pairs]
+    epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
+    below = max(solve_epsilon(curve.lower.delta, delta) for curve in curves)
+    return Value(epsilon, error=epsilon - min(below, epsilon))
+
+
+@bound(
+    "composition",
+    50,
+    "composition of all K runs, each released with its candidate",
+    about=("any base",),
+    protocol=Adaptive,
+)
+def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
+    """What all runs cost if every one were released, and K.
+
+    Args:
+        base: one run with any fixed hyper-parameter.
+        protocol: the law of K, any.
+        delta: in (0, 1).
+    """
+    return Value(AllRuns(base, protocol.repetitions, 1e-3 * delta).epsilon(delta))
+
+
+def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) -> Curve:
+    """Theorem 1 as a function of the order alpha.
+
+    e' = e + (1+theta) (1-1/b) e_b + (alpha/(alpha-1) + 1 + theta) log(C/c)
+    + (1+theta) log(1/gamma)/b + log E[T]/(alpha-1), minimised over b.
+
+    Args:
+        base: one run with any fixed hyper-parameter.
+        repetitions: truncated negative binomial.
+        ratio: C/c >= 1.
+    """
+    repetitions = laws.parse(repetitions)
+    log_ratio = math.log(checks.interval("ratio", ratio, 1.0, closed_low=True))
+    law = power_law(repetitions)
+    log_inverse_gamma = -math.log(law.gamma)
+    shape, log_mean = 1.0 + law.eta, math.log(repetitions.mean)
+
+    def penalty(order: Array) -> Array:
+        return base.renyi(order) * (1.0 - 1.0 / order) + log_inverse_gamma / order
+
+    constant = shape * (best_renyi_order(penalty)[1] + log_ratio)
+
+    def curve(alpha: Array) -> Array:
+        rest = alpha - 1.0
+        return base.renyi(alpha) + constant + (alpha * log_ratio + log_mean) / rest
+
+    return curve
+
+
+def hypo(base: Mechanism, repetitions: Repetitions, delta: float, ratio: float) -> UpperBound:
+    """Theorem 1, converted to (epsilon, delta)-DP.
+
+    Args:
+        base: one run with any fixed hyper-parameter.
+        repetitions: truncated negative binomial.
+        delta: in (0, 1).
+        ratio: C/c >= 1, how far the density may move from the prior.
+    """
+    checks.interval("ratio", ratio, 1.0, closed_low=True)
+    return hypo_theorem_1(
+        base, Adaptive(repetitions, 1.0 / math.sqrt(ratio), math.sqrt(ratio)), delta
+    )
+
+
+@bound(
+    "hypo",
+    10,
+    "Wang et al. 2023 (DP-HyPO), theorem 1",
+    about=("any base",),
+    protocol=Adaptive,
+)
+def hypo_theorem_1(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
+    """Theorem 1 converted to (epsilon, delta)-DP, for an adaptive protocol.
+
+    Args:
+        base: one run with any fixed hyper-parameter.
+        protocol: the law of K and how far the density may move from the prior.
+        delta: in (0, 1).
+    """
+    law = protocol.repetitions
+    if law.power_law is None:
+        raise NotApplicable("K must be truncated negative binomial")
+    return Value(renyi_to_epsilon(hypo_curve(base, law, protocol.high / protocol.low), delta))
+
+
+@bound(
+    "hypo-pure",
+    20,
+    "Wang et al. 2023 (DP-HyPO), theorem 2",
+    about=("a base of pure DP",),
+    protocol=Adaptive,
+)
+def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
+    """Theorem 2, whatever delta.
+
+    Args:
+        base: one run with any fixed hyper-parameter.
+        protocol: the law of K and how far the density may move from the prior.
+        delta: in (0, 1).
+    """
+    law, epsilon_0 = protocol.repetitions, base.pure_epsilon
+    if law.power_law is None:
+        raise NotApplicable("K must be truncated negative binomial")
+    if not math.isfinite(epsilon_0):
+        raise NotApplicable("the base must be of pure DP")
+    return Value(hypo_pure(epsilon_0, law, protocol.high / protocol.low))
+
+
+def hypo_pure(epsilon_0: float, repetitions: str | Repetitions, ratio: float) -> float:
+    """Epsilon for a base of pure DP, (2 + theta)(epsilon_0 + log(C/c)) (theorem 2)."""
+    checks.interval("epsilon_0", epsilon_0, 0.0)
+    checks.interval("ratio", ratio, 1.0, closed_low=True)
+    return (2.0 + power_law(repetitions).eta) * (epsilon_0 + math.log(ratio))
+
+
+def project_density(
+    density: ArrayLike, low: float, high: float, prior: ArrayLike | None = None
+) -> Array:
+    """The nearest density within [low, high] times the prior, in the prior's L2 norm.
+
+    The projection of f is clip(f + t, low, high), with t such that the mean is 1.
+
+    Args:
+        density: f, relative to the prior, [n].
+        low: c in [0, 1].
+        high: C >= 1.
+        prior: probabilities [n]; uniform if not given.
+
+    Returns:
+        The projected density relative to the prior, [n], with prior mean 1.
+    """
+    values = np.asarray(density, dtype=np.float64)
+    checks.interval("low", low, 0.0, 1.0, closed_low=True, closed_high=True)
+    checks.interval("high", high, 1.0, closed_low=True)
+    if values.ndim != 1 or not np.isfinite(values).all():
+        raise ValueError(f"density must be finite numbers in one row, got {values!r}")
+    weights = np.full(len(values), 1.0 / len(values)) if prior is None else np.asarray(prior)
+    if weights.shape != values.shape or not np.all(weights >= 0) or abs(weights.sum() - 1) > 1e-9:
+        raise ValueError(f"prior must be {len(values)} probabilities, got {weights!r}")
+    least, most = low - float(values.max()), high - float(values.min())
+
+    def mean_above_one(t: float) -> float:
+        return 1.0 - float(weights @ np.clip(values + t, low, high))
+
+    t = last_kept(mean_above_one, most, least, 0.0)
+    return np.clip(values + t, low, high)

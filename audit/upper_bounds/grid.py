@@ -1,0 +1,267 @@
+r"""What a grid costs: every candidate of a list once, or each with some chance.
+
+Candidate i is run with chance p, independently, so that another run is no better than x, or there
+is none, with chance h(x) = 1 - p + p x. The winner (i, y) then has density p q_i(y) prod h(1-s_j)
+over j != i, s_j and s_j' the chances without and with the record that candidate j's output is
+preferred to it. So with (s_j, s_j') among the events R_j of a pair that dominates candidate j,
+
+    delta_A(eps) <= sum_i p int max [q_i prod h(1-s_j) - e^eps q_i' prod h(1-s_j')]_+ .
+
+The region bound's proof does the rest: each term is a mixture of shifted profiles of candidate i,
+by the lower hull of the curve of products (a, b) = (prod h(1-s_j), prod h(1-s_j')). In (log a,
+log b) that curve is a sum of sets, one for every other candidate, so its lower boundary is the sum
+of the lower boundaries of their hulls: of all pieces, put together by their slopes. For m equal
+candidates it is m-1 times the hull of one. Where log h(1-s') is a convex function of log h(1-s), as
+for a Gaussian base, all s_j equal are the worst, and this is the region bound of binomial:m,p.
+
+Where s_j' = 1 is reached before s_j = 1, as by a base with a delta of its own, the hull in
+logarithms would be all there is. So the curve is cut where h(1-s_j) falls below some small chance,
+and what is below it counts as a full leak, a point (a, b) = (chance, 0).
+
+K independent draws of one law have no fixed roles for the candidates, so nothing that is proved of
+them speaks of a grid: with three candidates of two outputs each a grid leaks up to 1.64 times the
+delta that `tight` gives for fixed:3.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit import numerics
+from audit.accounting import (
+    Candidates,
+    Composition,
+    DominatingPair,
+    Mechanism,
+    OneOf,
+    directions,
+    solve_epsilon,
+)
+from audit.protocols import Grid
+from audit.upper_bounds.region import (
+    Mixture,
+    corner_events,
+    dense_events,
+    mixture,
+)
+from audit.upper_bounds.registry import Value, bound
+
+Array = NDArray[np.float64]
+
+_MOST_POINTS = 1 << 16
+_ROUNDING = 1e-13
+_SHARES = (1e-6, 1e-2, 0.3)
+
+
+@dataclass(frozen=True)
+class GridCurve:
+    """The grid bound as a function of epsilon, for one direction.
+
+    Attributes:
+        pairs: a dominating pair for every kind of candidate.
+        counts: how many candidates of every kind.
+        inclusion: chance that a candidate is run.
+        negligible: a delta; what is rarer counts as a full leak.
+    """
+
+    pairs: tuple[DominatingPair, ...]
+    counts: tuple[int, ...]
+    inclusion: float
+    negligible: float
+
+    @cached_property
+    def upper(self) -> tuple[Mixture, ...]:
+        """The bound, rounded up: a mixture for every kind of winner."""
+        return self._mixtures(rounded=True)
+
+    @cached_property
+    def lower(self) -> tuple[Mixture, ...]:
+        """The same from points of the curve alone: below the bound by the discretisation."""
+        return self._mixtures(rounded=False)
+
+    def delta(self, epsilon: float) -> float:
+        """The bound on delta at epsilon >= 0, rounded up."""
+        return min(sum(one.delta(epsilon) for one in self.upper) * (1.0 + 1e-9), 1.0)
+
+    def attained_delta(self, epsilon: float) -> float:
+        """The bound at epsilon, rounded down."""
+        return min(sum(one.delta(epsilon) for one in self.lower), 1.0)
+
+    @cached_property
+    def cut(self) -> float:
+        """What a candidate is worse with where it counts as a full leak."""
+        ends = [(pair, self._last_event(pair)) for pair in self.pairs]
+        return max(
+            float(np.exp(self._log_h(pair.events(np.array([end]))[0])[0]))
+            if end < pair.event_range[1]
+            else 0.0
+            for pair, end in ends
+        )
+
+    @property
+    def least(self) -> float:
+        """The `cut` of candidates that all data sets have all outputs of."""
+        return self.negligible / (sum(self.counts) * self.inclusion)
+
+    def _mixtures(self, rounded: bool) -> tuple[Mixture, ...]:
+        steps = [self._boundary(pair, rounded) for pair in self.pairs]
+        cut = self.cut if rounded else 0.0
+        mixtures = []
+        for winner, pair in enumerate(self.pairs):
+            others = [count - (kind == winner) for kind, count in enumerate(self.counts)]
+            log_a, log_b = _sum_of_boundaries(steps, others)
+            weight = self.counts[winner] * self.inclusion
+            a, b = _points(log_a, log_b, rounded)
+            if cut > 0.0 and sum(others) > 0:
+                a, b = np.append(a, cut), np.append(b, 0.0)
+            mixtures.append(mixture(pair, weight * a, weight * b))
+        return tuple(mixtures)
+
+    def _boundary(self, pair: DominatingPair, rounded: bool) -> tuple[Array, Array]:
+        """The lower boundary of the hull of (log h(1-s), log h(1-s')) for one candidate.
+
+        It ends where b/a is smallest: beyond, a is smaller and b/a larger, which no winner gains
+        by. Up to there h(1-s') lies above a polygon of lines b = k a - c with c >= 0, concave
+        functions in logarithms: its corners are all that a hull must contain.
+
+        Returns:
+            Steps [n] of log a and of log b, both negative, the steepest first.
+        """
+        floor, others = math.log(self.least), sum(self.counts) - 1
+
+        def heights(log_left: Array, log_left_with: Array) -> tuple[Array, Array]:
+            logs = np.maximum(self._log_h(np.stack([log_left, log_left_with])), 2.0 * floor)
+            return np.exp(0.125 * others * logs), np.maximum(logs, [[floor], [2.0 * floor]])
+
+        t = dense_events(pair, heights, min(_MOST_POINTS // len(self.pairs), _MOST_POINTS // 4))
+        end = self._last_event(pair)
+        t = np.append(t[t < end], [end] if end < t[-1] else t[-1:])
+        logs = np.stack(pair.events(t))
+        if rounded:
+            logs = np.hstack([logs, corner_events(*logs)])
+        x, y = self._log_h(logs)
+        if rounded:
+            x, y = x * (1.0 - _ROUNDING), y * (1.0 + _ROUNDING)
+        order = np.lexsort((-y, -x))
+        x, y = x[order], y[order]
+        last = int(np.argmin(y - x)) + 1
+        x, y = x[:last], y[:last]
+        if not np.any(y < 0.0):
+            return np.empty(0), np.empty(0)
+        # As a hull from the origin on, -x over -y.
+        down, along = numerics.lower_hull(-y, -x)
+        return -np.diff(along, prepend=0.0), -np.diff(down, prepend=0.0)
+
+    def _last_event(self, pair: DominatingPair) -> float:
+        """The last event t with h(1-s) of at least `least` and h(1-s') above 0."""
+        low, high = pair.event_range
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            x, y = self._log_h(np.stack(pair.events(np.array([middle]))))[:, 0]
+            low, high = (middle, high) if x >= np.log(self.least) and y > -600.0 else (low, middle)
+        return low if high < pair.event_range[1] else high
+
+    def _log_h(self, log_left: Array) -> Array:
+        """log(1 - p + p x) from log(x)."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log1p(self.inclusion * np.expm1(log_left)))
+
+
+def _sum_of_boundaries(steps: list[tuple[Array, Array]], counts: list[int]) -> tuple[Array, Array]:
+    """Vertices [n] of the sum of `counts` times each boundary, from (0, 0) on."""
+    dx = np.concatenate([count * x for (x, _), count in zip(steps, counts, strict=True)])
+    dy = np.concatenate([count * y for (_, y), count in zip(steps, counts, strict=True)])
+    dx, dy = dx[dy < 0.0], dy[dy < 0.0]
+    order = np.argsort(dx / dy, kind="stable")
+    return np.append(0.0, np.cumsum(dx[order])), np.append(0.0, np.cumsum(dy[order]))
+
+
+def _points(log_a: Array, log_b: Array, rounded: bool) -> tuple[Array, Array]:
+    """Points (a, b) [n] on the curve; rounded, also corners below it.
+
+    Between vertices b is a power of a, of exponent g >= 1: convex, above the tangents at both ends.
+    """
+    a, b = np.exp(log_a), np.exp(log_b)
+    if not rounded or len(a) == 1:
+        return a, b
+    da, db = -np.diff(log_a), -np.diff(log_b)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        g = np.maximum(db / da, 1.0)
+        share = (g - 1.0) / g * np.expm1(-g * da) / np.expm1(-(g - 1.0) * da)
+        corner = 1.0 + g * (share - 1.0) - 1e-12
+    # Where rounding or a slope near 1 leaves no corner, the box of both ends.
+    bad = ~((share >= np.exp(-da)) & (share < 1.0) & (corner > 0.0))
+    share, corner = np.where(bad, 1.0, share), np.where(bad, np.exp(-db), corner)
+    return np.append(a, a[:-1] * share), np.append(b, b[:-1] * corner)
+
+
+def _candidates(base: Mechanism, protocol: Grid) -> Counter[Mechanism]:
+    """Kinds of candidates and how many there are of each."""
+    if not isinstance(base, Candidates):
+        return Counter({base: protocol.candidates})
+    if len(base.candidates) != protocol.candidates:
+        raise ValueError(
+            f"base must have {protocol.candidates} candidates, as {protocol.spec} has, "
+            f"got {len(base.candidates)}"
+        )
+    return Counter(base.candidates)
+
+
+@bound(
+    "grid",
+    100,
+    "grid bound: the region bound with a product over the other candidates",
+    about=("any base, each candidate its own",),
+    protocol=Grid,
+)
+def grid(base: Mechanism, protocol: Grid, delta: float) -> Value:
+    """Smallest epsilon that the grid bound gives at delta, over both directions.
+
+    Args:
+        base: one run of any candidate, or `Candidates`, one for each.
+        protocol: how many candidates, and the chance of each to be run.
+        delta: in (0, 1).
+    """
+    kinds = _candidates(base, protocol)
+    counts, inclusion = tuple(kinds.values()), protocol.inclusion
+    epsilon, error = math.inf, math.inf
+    for share in _SHARES:
+        curves = [GridCurve(p, counts, inclusion, share * delta) for p in directions(kinds)]
+        found = max(solve_epsilon(curve.delta, delta) for curve in curves)
+        if found < epsilon:
+            below = max(solve_epsilon(curve.attained_delta, delta) for curve in curves)
+            epsilon, error = found, found - min(below, found)
+        if all(curve.cut < 2.0 * curve.least for curve in curves):
+            break  # nothing to gain by a larger cut
+    return Value(epsilon, error=error)
+
+
+@bound(
+    "composition",
+    50,
+    "composition of all runs, each released",
+    about=("any base, each candidate its own",),
+    protocol=Grid,
+)
+def composition(base: Mechanism, protocol: Grid, delta: float) -> Value:
+    """What all runs cost if every one were released, and which were run.
+
+    Args:
+        base: one run of any candidate, or `Candidates`, one for each.
+        protocol: how many candidates, and the chance of each to be run.
+        delta: in (0, 1).
+    """
+    return Value(all_candidates(base, protocol).epsilon(delta))
+
+
+def all_candidates(base: Mechanism, protocol: Grid) -> Mechanism:
+    """All runs of a grid, released, and which candidates were run."""
+    one = {
+        part: part if protocol.inclusion == 1.0 else OneOf((part,), (protocol.inclusion,))
+        for part in _candidates(base, protocol)
+    }
+    return Composition(tuple(one[part] for part in _candidates(base, protocol).elements()))
