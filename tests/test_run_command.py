@@ -324,6 +324,7 @@ def test_views_that_differ_in_case_alone_have_folders_of_their_own():
         ("data_root = 3", "data_root must be text, got 3"),
         ("devices = [0]", "devices must be text, got 0"),
         ("model = 3", "model must be text, got 3"),
+        ('out = "a\\u0000b"', "out must be text without null characters"),
         ("delta = [1e-5]", r"delta must be in \(0, 1\), got \(1e-05,\)"),
         ("epsilon = {a = 1}", r"epsilon must be in \(0, inf\), got {'a': 1}"),
         ("epsilon = [[1.0]]", r"epsilon must be in \(0, inf\), got \[1.0\]"),

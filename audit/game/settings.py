@@ -164,6 +164,8 @@ class AuditConfig:
         for name, value in (*texts.items(), *(("devices", device) for device in self.devices)):
             if not isinstance(value, str):
                 raise ValueError(f"{name} must be text, got {value!r}")
+            if "\0" in value:
+                raise ValueError(f"{name} must be text without null characters, got {value!r}")
 
     def _check_numbers(self) -> None:
         """Numbers, also where they came as text, each in its range."""
