@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.coverage_study import Game, games
-from audit.lower_bounds import all_bounds, lower_bound
+from audit.lower_bounds import GaussianCurve, RankSum, all_bounds, lower_bound
 
 Array = NDArray[np.float64]
 Estimator = Callable[[Array, Array, Game], float]
@@ -68,7 +68,14 @@ def _privacy_estimates() -> dict[str, Estimator]:
 
 def estimators() -> dict[str, Estimator]:
     """Ours and those of the peers that are installed; brackets: not valid in general."""
-    found = {"scan (default)": _ours("higher"), "scan, both ways": _ours("both")}
+    rank_sum = GaussianCurve(rule=RankSum())
+    found = {
+        "scan (default)": _ours("higher"),
+        "scan, both ways": _ours("both"),
+        "(rank sum, one Gaussian run)": lambda low, high, game: (
+            rank_sum(low, high, game.delta, 1.0 - ALPHA).epsilon
+        ),
+    }
     for name, peers in [("jax_privacy", _jax_privacy), ("privacy_estimates", _privacy_estimates)]:
         try:
             found.update(peers())
