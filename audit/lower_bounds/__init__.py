@@ -18,6 +18,10 @@ from audit.lower_bounds.counting import (
 from audit.lower_bounds.estimator import Estimator
 from audit.lower_bounds.estimators import all_bounds, all_estimators, lower_bound, pooled_bounds
 from audit.lower_bounds.families import WorstOrderCurve, family_bound
+from audit.lower_bounds.independent_canaries import (
+    independent_canaries_bound,
+    order_statistics_bound,
+)
 from audit.lower_bounds.looks import Looks, doubling
 from audit.lower_bounds.one_run import one_run_bounds
 from audit.lower_bounds.planning import ceiling, trials_needed
@@ -67,8 +71,10 @@ __all__ = [
     "ceiling",
     "doubling",
     "family_bound",
+    "independent_canaries_bound",
     "lower_bound",
     "one_run_bounds",
+    "order_statistics_bound",
     "pooled_bounds",
     "selected_bound",
     "trials_needed",

@@ -20,11 +20,10 @@ from canaries import crafted
 
 Array = NDArray[np.float64]
 
-AS_TRIALS = "canaries as independent trials"
-"""The reading of canaries that do not interact."""
-
 # The rule of the readings of guesses: a short list of numbers of guesses, each paid for.
 _RULE = "bonferroni"
+# Of canaries that do not interact, one in so many is judged: the surest.
+_SHARE_JUDGED = 4
 
 
 def check_one_run(
@@ -94,7 +93,7 @@ def check_one_run(
             "got neither"
         )
     alone = dirac and len(training_set) == 0
-    readings = 3 if alone else 2
+    readings = 4 if alone else 2
     error = (1.0 - confidence) / (readings * len(statistics))
     bounds = {
         f"{name}, {reading}": bound
@@ -123,15 +122,19 @@ def _readings(
     found = lower_bounds.one_run_bounds(scores, coins, delta, confidence)
     readings = {bound.name: bound for bound in found if bound.rule == _RULE}
     if alone:
-        trials = lower_bounds.Scan()(scores[~coins], scores[coins], delta, confidence)
-        readings[AS_TRIALS] = trials
+        trials = lower_bounds.independent_canaries_bound(scores, coins, delta, confidence)
+        # lambda_a and lambda_c are 0 without a canary and 1 with it, noise apart.
+        surest = lower_bounds.order_statistics_bound(
+            scores - 0.5, coins, max(len(scores) // _SHARE_JUDGED, 1), delta, confidence
+        )
+        readings |= {bound.name: bound for bound in (trials, surest)}
     return readings
 
 
 def _counts(run: Run, bound: LowerBound) -> bool:
     """Whether a bound is about this run: curves of Gaussian mechanisms only where it is one."""
     is_gaussian = bool(run.history) and all(rate == 1.0 for _, rate, _ in run.history or ())
-    return is_gaussian or "gaussian" not in bound.name
+    return is_gaussian or bound.name not in ("one-run-gaussian-curve", "order-statistics")
 
 
 def _crafted(records: TrainingSet, count: int) -> TrainingSet:
