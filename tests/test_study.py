@@ -19,6 +19,7 @@ from audit.tuning import samplers
 from audit.tuning.journal import Journal, Memory, Record
 from audit.tuning.play import Plan, play
 from audit.tuning.space import Space
+from audit.upper_bounds.registry import entries
 
 BASE = accounting.GaussianMechanism(0.5)
 LEVELS = {"level": [1, 2, 3, 4]}
@@ -443,25 +444,36 @@ print(study.run(train).model, flush=True)
 """
 
 
-def kill_and_restart(tmp_path, kills, rng):
+def kill_and_restart(tmp_path, kills, rng, runs):
     """Kills a study at random moments, then lets it end: what it released, and all that it ran."""
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "s"), str(tmp_path / "seeds")]
+    code, seeds = KILLED.replace("fixed:40", f"fixed:{runs}"), tmp_path / "seeds"
+    command = [sys.executable, "-c", code, str(tmp_path / "s"), str(seeds)]
+
+    def ran():
+        return len(seeds.read_text().split()) if seeds.exists() else 0
+
     for _ in range(kills):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         process.stdout.readline()
-        time.sleep(rng.uniform(0.0, 0.6 / kills))
+        before = ran()
+        # Either some runs on, or while it reads what is there.
+        while rng.random() < 0.7 and ran() < before + 3 and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0.0, 0.03))
         process.send_signal(signal.SIGKILL)
         process.communicate()
+    killed = ran()
     answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return int(answer.split()[-1]), (tmp_path / "seeds").read_text().split()
+    return int(answer.split()[-1]), seeds.read_text().split(), killed
 
 
 def test_killed_study_gives_the_same_winner(tmp_path):
-    kills = 3
-    winner, seeds = kill_and_restart(tmp_path, kills, np.random.default_rng(0))
-    assert winner == study(protocol="fixed:40", seed=8).run(noisy).model
-    assert len(set(seeds)) == 40  # the same K and the same draws
-    assert len(seeds) <= 40 + kills + 1  # a run cut off is done again, and the winner's model
+    kills, runs = 3, 40
+    winner, seeds, killed = kill_and_restart(tmp_path, kills, np.random.default_rng(0), runs)
+    assert winner == study(protocol=f"fixed:{runs}", seed=8).run(noisy).model
+    assert 0 < killed < runs  # it was killed on its way
+    assert len(set(seeds)) == runs  # the same K and the same draws
+    assert len(seeds) <= runs + kills + 1  # a run cut off is done again, and the winner's model
 
 
 def test_jobs_change_nothing():
@@ -571,16 +583,34 @@ def test_broken_studies_leak_more_than_is_claimed():
     assert leaked > cost  # every run was the best of twelve
 
 
-def test_runs_until_accepted_leak_no_more_than_they_cost():
+# Protocols, where a bound of theirs is registered.
+GRIDS = [spec for spec in ("grid:3", "grid:4,0.5") if entries(protocols.Grid)]
+
+
+@pytest.mark.parametrize("protocol", GRIDS)
+def test_winners_of_a_grid_leak_no_more_than_it_costs(protocol):
+    split, event = split_order("fixed:3")
+    leaked, cost = leak(protocol, split.rank, event, plays=600)
+    assert 0.2 * cost < leaked <= cost
+
+
+UNTIL = [
+    protocol
+    for protocol in ("until:0.1", "stopping:0.2")
+    if entries(type(protocols.parse(protocol)))
+]
+
+
+@pytest.mark.parametrize("protocol", UNTIL)
+def test_runs_until_accepted_leak_no_more_than_they_cost(protocol):
     # Two extreme events fill the acceptance: the outputs that speak against the record, and for it.
     top, bottom = stats.norm.isf(0.05), stats.norm.ppf(0.05)
 
     def accept(outcome):
         return outcome.model > top or outcome.model < bottom
 
-    for protocol in ("until:0.1",):
-        leaked, cost = leak(protocol, lambda x: x, lambda x: x < bottom, accept=accept, plays=1000)
-        assert 0.25 * cost < leaked <= cost
+    leaked, cost = leak(protocol, lambda x: x, lambda x: x < bottom, accept=accept, plays=1000)
+    assert 0.25 * cost < leaked <= cost
 
 
 def test_settings_are_plain_values():
