@@ -424,3 +424,28 @@ def test_grid_curve_from_below():
     for epsilon in (0.5, 3.0):
         assert curve.attained_delta(epsilon) <= curve.delta(epsilon)
         assert curve.attained_delta(epsilon) == pytest.approx(curve.delta(epsilon), rel=1e-4)
+
+
+def test_noisy_max():
+    base = GaussianMechanism(0.25)
+    many = rows(base, "noisy-max:100000", 1e-6)
+    assert many["noisy-max"].epsilon == pytest.approx(
+        upper_bounds.noisy_max(100_000, 4.0, 1e-6).epsilon, rel=1e-12
+    )
+    few = rows(base, "noisy-max:2", 1e-6)
+    assert few["composition"].epsilon < few["noisy-max"].epsilon
+    assert (
+        cost(base, "noisy-max:2,monotone", 1e-6).epsilon < cost(base, "noisy-max:2", 1e-6).epsilon
+    )
+    assert cost(base, "noisy-max:1", 1e-6).epsilon == 0.0
+    assert rows(PureDp(1.0), "noisy-max:5")["noisy-max"].epsilon is None
+
+
+def test_tests_before_release():
+    base = GaussianMechanism(0.3)
+    plain = cost(base, "tnb:1,0.1", 1e-3).epsilon
+    free = cost(base, "ptr:0,0,0/tnb:1,0.1", 1e-3).epsilon
+    assert free == pytest.approx(plain, rel=1e-3)
+    found = rows(base, "ptr:0.1,1e-7,1e-7/tnb:1,0.1", 1e-3)
+    assert found["tight"].epsilon <= found["region"].epsilon <= found["profile"].epsilon
+    assert free + 0.1 < found["tight"].epsilon < free + 0.35

@@ -10,10 +10,16 @@ from audit import checks
 from audit import repetitions as laws
 from audit.accounting import AnyOf, DpSgd, Mechanism, PrivacyProfile
 from audit.numerics import doubled, last_whole, log_or_minus_infinity
+from audit.protocols import ProposeTestRelease
 from audit.repetitions import Repetitions
 from audit.upper_bounds.profile import profile
+from audit.upper_bounds.region import region
+from audit.upper_bounds.registry import Bound, Value, bound
 from audit.upper_bounds.renyi import power_law
-from audit.upper_bounds.result import UpperBound
+from audit.upper_bounds.result import NotApplicable, UpperBound
+from audit.upper_bounds.tight import tight
+
+_TESTED = "Koskela, Redberg & Wang 2024, theorem 6.1"
 
 
 def corollary_6_2(
@@ -95,3 +101,61 @@ def propose_test_release(
     epsilons = released.profile_grid()
     deltas = np.minimum(released.delta(epsilons) + test_delta + failure, 1.0)
     return PrivacyProfile(epsilons + test_epsilon, deltas)
+
+
+@bound(
+    "profile",
+    60,
+    f"{_TESTED} with 5.2, 5.7 or 5.8",
+    about=("any base",),
+    protocol=ProposeTestRelease,
+)
+def tested_profile(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> Value:
+    """The generic bound by profile, of runs that test before they release.
+
+    Args:
+        base: what a run releases when its test passes.
+        protocol: the law of K, and the test.
+        delta: in (0, 1).
+    """
+    return _tested(profile, base, protocol, delta)
+
+
+@bound(
+    "region",
+    100,
+    f"{_TESTED} and the region bound",
+    about=("any base",),
+    protocol=ProposeTestRelease,
+)
+def tested_region(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> Value:
+    """The region bound, of runs that test before they release.
+
+    Args:
+        base: what a run releases when its test passes.
+        protocol: the law of K, and the test.
+        delta: in (0, 1).
+    """
+    return _tested(region, base, protocol, delta)
+
+
+@bound(
+    "tight", 110, f"{_TESTED} and the tight bound", about=("any base",), protocol=ProposeTestRelease
+)
+def tested_tight(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> Value:
+    """The tight bound, of runs that test before they release.
+
+    Args:
+        base: what a run releases when its test passes.
+        protocol: the law of K, and the test.
+        delta: in (0, 1).
+    """
+    return _tested(tight, base, protocol, delta)
+
+
+def _tested(bound_of: Bound, base: Mechanism, protocol: ProposeTestRelease, delta: float) -> Value:
+    test = protocol.test_epsilon, protocol.test_delta, protocol.failure
+    found = bound_of(propose_test_release(base, *test), protocol.repetitions, delta)
+    if found.epsilon is None:
+        raise NotApplicable(found.reason)
+    return Value(found.epsilon, found.error)

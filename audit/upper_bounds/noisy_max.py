@@ -18,8 +18,10 @@ from audit.accounting import (
 )
 from audit.claims import Claim, Kind
 from audit.protocols import NoisyMax
-from audit.upper_bounds.result import UpperBound
+from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.result import NotApplicable, UpperBound
 
+_MOST_COMPOSED = 1 << 20
 _NOISES = ("gaussian", "laplace")
 
 
@@ -51,15 +53,65 @@ def noisy_max(
     """
     checks.whole("candidates", candidates, 1)
     one = _one_release(noise, scale, monotone)
-    base = Composition((one,) * checks.whole("rounds", rounds, 1)) if rounds > 1 else one
-    factor = float(candidates) ** rounds
-
-    def profile(epsilon: float) -> float:
-        return factor * float(base.delta(epsilon))
-
+    rounds = checks.whole("rounds", rounds, 1)
     source = f"Koskela, Redberg & Wang 2024, theorem {'3.2' if rounds == 1 else '3.3'}"
     claim = Claim(Kind.BOUND, source, (NoisyMax,), is_upper=True)
-    return UpperBound("noisy-max", solve_epsilon(profile, delta), claim)
+    return UpperBound("noisy-max", _many(one, candidates, rounds, delta), claim)
+
+
+@bound(
+    "noisy-max",
+    10,
+    "Koskela, Redberg & Wang 2024, theorems 3.2 and 3.3",
+    about=("Gaussian or Laplace noise",),
+    protocol=NoisyMax,
+)
+def noisy_max_of(base: Mechanism, protocol: NoisyMax, delta: float) -> Value:
+    """m^k times the profile of k noisy values at sensitivity 2, or 1 if all move in one direction.
+
+    Args:
+        base: one noisy value of sensitivity 1.
+        protocol: how many values, how often.
+        delta: in (0, 1).
+    """
+    if protocol.candidates == 1:
+        return Value(0.0)  # the index is known
+    distance = 1.0 if protocol.monotone else 2.0
+    mu = base.gaussian_mu
+    if mu is not None:
+        one: Mechanism = GaussianMechanism(distance * mu)
+    elif isinstance(base, LaplaceMechanism):
+        one = LaplaceMechanism(base.scale / distance)
+    else:
+        raise NotApplicable("the noise must be Gaussian or Laplace")
+    return Value(_many(one, protocol.candidates, protocol.rounds, delta))
+
+
+@bound(
+    "composition",
+    50,
+    "composition of all noisy values, each released",
+    about=("any noise",),
+    protocol=NoisyMax,
+)
+def noisy_max_composition(base: Mechanism, protocol: NoisyMax, delta: float) -> Value:
+    """What all noisy values cost if every one were released: least where there are few.
+
+    Args:
+        base: one noisy value of sensitivity 1.
+        protocol: how many values, how often.
+        delta: in (0, 1).
+    """
+    runs = protocol.candidates * protocol.rounds
+    if runs > _MOST_COMPOSED:
+        raise NotApplicable(f"there must be at most {_MOST_COMPOSED} values to compose")
+    return Value(Composition((base,) * runs).epsilon(delta) if runs > 1 else base.epsilon(delta))
+
+
+def _many(one: Mechanism, candidates: int, rounds: int, delta: float) -> float:
+    base = Composition((one,) * rounds) if rounds > 1 else one
+    factor = float(candidates) ** rounds
+    return solve_epsilon(lambda epsilon: factor * float(base.delta(epsilon)), delta)
 
 
 def noisy_max_closed_form(candidates: int, scale: float, delta: float) -> float:
