@@ -457,7 +457,8 @@ def kill_and_restart(tmp_path, kills, rng, runs):
         process.stdout.readline()
         before = ran()
         # Either some runs on, or while it reads what is there.
-        while rng.random() < 0.7 and ran() < before + 3 and process.poll() is None:
+        some_runs_on = rng.random() < 0.7
+        while some_runs_on and ran() < before + 3 and process.poll() is None:
             time.sleep(0.002)
         time.sleep(rng.uniform(0.0, 0.03))
         process.send_signal(signal.SIGKILL)
