@@ -24,6 +24,7 @@ from audit.lower_bounds.rules import (
     TradeOffStatistic,
     best_of_gaussian_rates,
 )
+from audit.numerics import last_kept
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions
 
@@ -200,10 +201,7 @@ def best_of_gaussian_epsilon(mu: float, repetitions: Repetitions, delta: float) 
         return 0.0
     while excess(high) > 0.0 and high < _LARGEST_EPSILON:
         low, high = high, 2.0 * high
-    while high - low > 1e-6:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if excess(middle) > 0.0 else (low, middle)
-    return low
+    return last_kept(lambda epsilon: excess(epsilon) <= 0.0, low, high, 1e-6)
 
 
 @dataclass(frozen=True)
@@ -316,10 +314,6 @@ def _posterior_quantile(
         least = np.maximum((rest - delta) / growth, rest - delta - (growth - 1.0) * rate)
         return float(weights @ special.betaincc(a1, b1, np.clip(least, 0.0, 1.0)))
 
-    low, high = 0.0, 60.0
-    if below(low) >= alpha:
+    if below(0.0) >= alpha:
         return 0.0
-    while high - low > 1e-5:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if below(middle) < alpha else (low, middle)
-    return low
+    return last_kept(lambda epsilon: below(epsilon) >= alpha, 0.0, 60.0, 1e-5)

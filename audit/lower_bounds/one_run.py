@@ -21,6 +21,7 @@ from audit.lower_bounds.counting import best_of_gaussian_epsilon
 from audit.lower_bounds.estimator import check_confidence
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.scores import checked
+from audit.numerics import last_kept
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
 
@@ -85,13 +86,9 @@ def refutes_curve(
 
 def _largest(refuted: Callable[[float], bool], high: float) -> float:
     """The largest parameter refuted, to 1e-4 and rounded down; 0 if none is."""
-    low = 0.0
-    if not refuted(low):
+    if not refuted(0.0):
         return 0.0
-    while high - low > 1e-4:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low
+    return last_kept(lambda parameter: not refuted(parameter), 0.0, high, 1e-4)
 
 
 def epsilon_by_definition(

@@ -10,6 +10,7 @@ from audit.lower_bounds.estimator import check_confidence
 from audit.lower_bounds.looks import Looks
 from audit.lower_bounds.scan import TOGETHER, Scan
 from audit.lower_bounds.scores import Scores
+from audit.numerics import last_whole
 
 # Beyond so many trials per side the number grows as e^epsilon, to all digits that matter.
 _MOST_COUNTED = 10**8
@@ -77,8 +78,4 @@ def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95)
     beyond = epsilon - proved(_MOST_COUNTED)
     if beyond > 0.0:
         return math.ceil(_MOST_COUNTED * math.exp(beyond))
-    low, high = 0, _MOST_COUNTED
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if proved(middle) >= epsilon else (middle, high)
-    return high
+    return 1 + int(last_whole(lambda trials: proved(int(trials)) < epsilon, 0, _MOST_COUNTED))

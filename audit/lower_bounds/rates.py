@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit.lower_bounds.recursion import convolve
+from audit.numerics import last_kept
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -98,13 +99,11 @@ def _band(n: int, alpha: float) -> tuple[Counts, Array]:
     low, high = math.log(alpha / len(ranks)), math.log(alpha)
     if len(ranks) == 1:
         return ranks, quantiles(alpha)
-    while high - low > 1e-3:
-        middle = 0.5 * (low + high)
-        if _below_somewhere(n, ranks, quantiles(math.exp(middle))) <= alpha:
-            low = middle
-        else:
-            high = middle
-    return ranks, quantiles(math.exp(low))
+
+    def too_likely(log_level: float) -> bool:
+        return _below_somewhere(n, ranks, quantiles(math.exp(log_level))) > alpha
+
+    return ranks, quantiles(math.exp(last_kept(too_likely, low, high, 1e-3)))
 
 
 def _below_somewhere(n: int, ranks: Counts, floors: Array) -> float:

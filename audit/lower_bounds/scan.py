@@ -34,7 +34,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit.claims import Claim, Condition, Kind
@@ -42,6 +42,7 @@ from audit.lower_bounds import two_tails
 from audit.lower_bounds.estimator import Estimator, Finding
 from audit.lower_bounds.recursion import convolve
 from audit.lower_bounds.scores import Scores
+from audit.numerics import last_whole
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -162,13 +163,11 @@ class _Grid:
     def boundary(self, limit: float, n0: int, n1: int) -> Counts:
         """The largest counts [m] with at least the given limit; -1 where there is none."""
         zero_share = special.expit(limit - math.log(n1 / n0))
-        low = np.full(len(self.ranks), -1, dtype=np.int64)
-        high = np.full(len(self.ranks), n1 + 1, dtype=np.int64)
-        while np.any(high - low > 1):
-            middle = (low + high) // 2
-            enough = special.betainc(self.shares, middle + 1.0, zero_share) <= self.levels
-            low, high = np.where(enough, middle, low), np.where(enough, high, middle)
-        return low
+
+        def enough(counts: Counts) -> ArrayLike:
+            return special.betainc(self.shares, counts + 1.0, zero_share) <= self.levels
+
+        return last_whole(enough, np.full(len(self.ranks), -1), n1 + 1)
 
 
 @lru_cache(maxsize=64)

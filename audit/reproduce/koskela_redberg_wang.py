@@ -13,6 +13,7 @@ from audit.accounting import (
     Mechanism,
     RenyiCurve,
 )
+from audit.numerics import last_whole
 from audit.repetitions import Binomial, Poisson, Repetitions
 from audit.reproduce.laws import BoundOfLaw, with_mean
 from audit.reproduce.result import (
@@ -265,9 +266,8 @@ def figure_8(
 
 def _most_steps(candidate: DpSgd, epsilon: float, delta: float) -> int:
     """The most steps that are (epsilon, delta)-DP, between half and twice the candidate's."""
-    low, high = candidate.steps // 2, 2 * candidate.steps
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = float(replace(candidate, steps=middle).delta(epsilon)) <= delta
-        low, high = (middle, high) if fits else (low, middle)
-    return low
+
+    def fits(steps: NDArray[np.int64]) -> bool:
+        return float(replace(candidate, steps=int(steps)).delta(epsilon)) <= delta
+
+    return int(last_whole(fits, candidate.steps // 2, 2 * candidate.steps))
