@@ -24,7 +24,7 @@ from audit.accounting import (
 from audit.upper_bounds import GridCurve, SubsetCurve, cost
 
 DELTA = 1e-5
-CASES = 40  # random small bases of a brute force; 4000 were run once
+CASES = 40  # random small bases of a brute force
 
 
 def rows(base, protocol, delta=DELTA):
