@@ -26,8 +26,9 @@ from audit.upper_bounds.result import NotApplicable
 Array = NDArray[np.float64]
 
 _GRID = 1025
-_POINTS = 1 << 12
+_POINTS = 1 << 14
 _MOST_RUNS = 1 << 20
+_MOST_MU = 1e3  # of a Gaussian mechanism
 _FEW, _MANY = 6, 400
 
 
@@ -117,7 +118,10 @@ class AllRuns:
     def _composed(self, runs: int) -> Mechanism:
         mu = self.base.gaussian_mu
         if mu is not None:
-            return GaussianMechanism(mu * math.sqrt(runs))
+            together = mu * math.sqrt(runs)
+            if together > _MOST_MU:
+                raise NotApplicable(f"all runs together must have mu <= {_MOST_MU:g}")
+            return GaussianMechanism(together)
         return Composition((self.base,) * runs) if runs > 1 else self.base
 
     def delta(self, epsilon: float) -> float:

@@ -24,7 +24,7 @@ _SAMPLED_TOLERANCE = 1e-6
 _NEAR = 1e-3
 _LEAST_NOISE = 0.06
 _MOST_RUNS = 1e7
-_POINTS = 1 << 12
+_POINTS = 1 << 14
 # What the region bound's own rounding may add to log(delta): ten times `PROFILE_ACCURACY`.
 _MARGIN = 1e-8
 

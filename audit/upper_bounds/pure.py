@@ -69,7 +69,7 @@ def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Valu
             continue
         law = repetitions.given_no_failure(delta_0)
         rest = (1.0 - share) * delta
-        best = min(best, renyi_to_epsilon(lemma_7_curve(pure, law, 512), rest))
+        best = min(best, renyi_to_epsilon(lemma_7_curve(pure, law), rest))
     if math.isinf(best):
         raise NotApplicable(_TOO_SMALL)
     return Value(best)

@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 Curve = Callable[[Array], Array]
 
 _ANY_BASE = ("any base",)
-_POINTS = 1 << 11
+_POINTS = 1 << 14
 
 
 @bound(
