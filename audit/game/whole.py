@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Sequence
 
 from audit import lower_bounds
+from audit.game import workers
 from audit.game.play import Block, Trials
 from audit.game.settings import AuditConfig
 from audit.game.store import RunFolder
-from audit.game.workers import play_all
 
 Games = list[dict[tuple[int, int], Trials]]
 """For every view the trials of every (budget, repeat), in order."""
@@ -26,13 +26,15 @@ def play_audit(config: AuditConfig, folder: RunFolder, blocks: Sequence[Block]) 
         blocks: all blocks of the audit.
     """
     if not config.stop_at:
-        return _gather(blocks, play_all(config, folder, blocks))
+        return _gather(blocks, workers.play_all(config, folder, blocks))
     unproved = set(range(len(config.epsilon)))
     played: dict[Block, tuple[Trials, ...]] = {}
     games: Games = [{} for _ in config.views]
     for trials in config.looks:
         reached = [block for block in blocks if block.budget in unproved and block.start < trials]
-        played |= play_all(config, folder, [block for block in reached if block not in played])
+        played |= workers.play_all(
+            config, folder, [block for block in reached if block not in played]
+        )
         so_far = _gather(reached, {block: played[block] for block in reached})
         for budget in sorted(unproved):
             for of_view, found in zip(games, so_far, strict=True):
