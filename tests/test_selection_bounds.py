@@ -299,7 +299,9 @@ def test_a_fixed_number_of_runs_costs_k_times(k):
         >= upper_bounds.repeated_response_divergence(epsilon_0, k, orders) * (1 - 1e-12)
     )
     law = repetitions.Fixed(k)
-    assert mechanism.epsilon(1e-6) <= upper_bounds.region(PureDp(epsilon_0), law, 1e-6).epsilon
+    # Both are roots, known to 1e-12.
+    bound = upper_bounds.region(PureDp(epsilon_0), law, 1e-6).epsilon
+    assert mechanism.epsilon(1e-6) <= bound * (1.0 + 1e-11)
 
 
 def test_noisy_max_against_its_exact_law():
