@@ -63,7 +63,7 @@ def lower_bound(
     Example:
         >>> scores = list(range(100))
         >>> round(lower_bound(scores, [s + 90 for s in scores]).epsilon, 2)
-        3.2
+        3.14
     """
     return Scan()(scores_without, scores_with, delta, confidence, direction, looks=looks)
 

@@ -105,7 +105,7 @@ def cost_of(
         >>> from audit.accounting import GaussianMechanism
         >>> found = cost_of([GaussianMechanism(0.1)] * 30, "random")
         >>> round(found.best_only, 2), round(found.all_released, 2)
-        (1.49, 2.21)
+        (1.41, 2.21)
     """
     runs = read_trials(trials) if isinstance(trials, str | Path) else list(trials)
     if not runs:
