@@ -28,6 +28,9 @@ QUANTILE_ACCURACY = 1e-12
 ROOT_TOLERANCE = 1e-12
 """How near a root is sought where evaluations cost little: far below `PROFILE_ACCURACY`."""
 
+SUMS_TO_ONE = 1e-9
+"""How far from 1 the probabilities that a user gives may sum, written with nine digits or more."""
+
 TINY = 1e-320
 """Stands for 0 where a logarithm is taken: below every normal number, above what rounds to 0."""
 

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from known import OwnLaw, assert_in_order
 from scipy import integrate, optimize, stats
@@ -491,6 +491,8 @@ def test_more_of_anything_costs_more(mu, factor, family, mean):
     law = repetitions.parse(family).with_mean(mean)
     more = law.with_mean(mean * factor)
     base = upper_bounds.region(GaussianMechanism(mu), law, DELTA).epsilon
+    # Beyond, probabilities of exp(-epsilon) leave double precision: safe, but not to six digits.
+    assume(base < 500)
     slack = 1 + 1e-6
     assert base <= upper_bounds.region(GaussianMechanism(mu * factor), law, DELTA).epsilon * slack
     assert base <= upper_bounds.region(GaussianMechanism(mu), more, DELTA).epsilon * slack
@@ -536,5 +538,5 @@ def test_the_tightest_bound_is_the_tight_one():
     weak = GaussianMechanism(0.0117)
     assert value("approximate", weak, law.spec, 0.01) < value("region", weak, law.spec, 0.01)
     assert upper_bounds.tightest(weak, law, 0.01).name == "tight"
-    with pytest.raises(accounting.Unreachable, match="no epsilon removes"):
+    with pytest.raises(accounting.Unreachable, match="reaches, got 0"):
         upper_bounds.tightest(ApproximateDp(0.1, 0.01), law, 0.01)

@@ -40,6 +40,7 @@ from audit.accounting.pairs import DominatingPair, LossPair
 from audit.accounting.parsing import parse, read_curve
 from audit.accounting.plain import from_plain, to_plain
 from audit.accounting.recorded import from_opacus
+from audit.numerics import best_renyi_order as best_order
 
 __all__ = [
     "ACCOUNTINGS",
@@ -63,6 +64,7 @@ __all__ = [
     "Unreachable",
     "Unresolved",
     "ZeroConcentratedDp",
+    "best_order",
     "calibrate_mu",
     "calibrate_noise_multiplier",
     "compose",

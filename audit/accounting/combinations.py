@@ -15,6 +15,7 @@ from audit.accounting.composition import compose
 from audit.accounting.curves import pair_of_profile
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import Atoms, DominatingPair, GaussianPair, LossLaw
+from audit.numerics import SUMS_TO_ONE
 
 Array = NDArray[np.float64]
 
@@ -152,7 +153,7 @@ class OneOf(Mechanism):
         )
         if len(chances) != len(found):
             raise ValueError(f"chances must be {len(found)} probabilities, got {self.chances!r}")
-        if math.fsum(chances) > 1.0 + 1e-9:
+        if math.fsum(chances) > 1.0 + SUMS_TO_ONE:
             raise ValueError(f"chances must sum to at most 1, got {self.chances!r}")
         checks.keep(self, candidates=found, chances=chances)
 

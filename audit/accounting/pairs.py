@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from audit.numerics import log_of_rest
+from audit.numerics import SUMS_TO_ONE, log_of_rest
 
 Array = NDArray[np.float64]
 
@@ -255,7 +255,7 @@ class DiscretePair(LossPair):
     def __init__(self, p: ArrayLike, q: ArrayLike) -> None:
         p, q = (np.asarray(v, dtype=np.float64) for v in (p, q))
         for name, v in (("p", p), ("q", q)):
-            if v.ndim != 1 or not np.all(v >= 0) or abs(v.sum() - 1.0) > 1e-9:
+            if v.ndim != 1 or not np.all(v >= 0) or abs(v.sum() - 1.0) > SUMS_TO_ONE:
                 raise ValueError(f"{name} must be probabilities that sum to 1, got {v!r}")
         if p.shape != q.shape:
             raise ValueError(f"q must have the length of p, {len(p)}, got {len(q)}")

@@ -13,6 +13,7 @@ from scipy import special
 from audit import checks
 from audit.accounting import Mechanism, Unreachable
 from audit.claims import Kind
+from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import Protocol
 from audit.upper_bounds import UpperBound, cost
 from audit.upper_bounds.registry import entries, find, row
@@ -234,7 +235,7 @@ class TradeOff:
         reached = np.minimum(self.false_negatives(rates) + slack, 1.0)
         inside = (reached > 0.0) & (reached < 1.0)
         gaps = -special.ndtri(rates[inside]) - special.ndtri(reached[inside])
-        return max(float(np.max(gaps, initial=0.0)), 0.0) * (1.0 + 1e-9)
+        return max(float(np.max(gaps, initial=0.0)), 0.0) * (1.0 + PROFILE_ACCURACY)
 
     def regret(self, mu: float) -> float:
         """The least shift k, rounded up, with f(a + k) - k <= f_mu(a) for every a."""

@@ -24,7 +24,7 @@ from audit.lower_bounds.rules import (
     TradeOffStatistic,
     best_of_gaussian_rates,
 )
-from audit.numerics import last_kept
+from audit.numerics import QUANTILE_ACCURACY, last_kept
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions
 
@@ -71,7 +71,7 @@ class ClopperPearson(ThresholdEstimator, TradeOffStatistic):
         return epsilon_from_limits(fp_upper, fn_upper, delta)
 
     def epsilon_at(self, limit: float, delta: float) -> float:
-        return max(limit * (1.0 - 1e-12), 0.0)
+        return max(limit * (1.0 - QUANTILE_ACCURACY), 0.0)
 
 
 def gaussian_mu(fp_upper: Array, fn_upper: Array, repetitions: Repetitions) -> Array:
@@ -249,7 +249,7 @@ class Conditional(ThresholdEstimator):
         return np.maximum(np.maximum(one_side(n0 - fp, fn), one_side(n1 - fn, fp)), 0.0)
 
     def epsilon_at(self, limit: float, delta: float) -> float:
-        return max(limit * (1.0 - 1e-12), 0.0)
+        return max(limit * (1.0 - QUANTILE_ACCURACY), 0.0)
 
 
 @lru_cache(maxsize=256)

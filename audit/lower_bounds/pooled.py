@@ -22,6 +22,7 @@ from audit.lower_bounds.estimator import ThresholdEstimator, check_confidence, f
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import FixedThreshold, TradeOffStatistic
 from audit.lower_bounds.scores import checked
+from audit.numerics import QUANTILE_ACCURACY
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions
 
@@ -60,12 +61,12 @@ class PooledClopperPearson(ThresholdEstimator, TradeOffStatistic):
 
     def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
         # FP grows with the rate of one run and so does FN = phi(FN of one run).
-        fp = self.repetitions.phi_survival(fp_upper)
-        fn = self.repetitions.phi(fn_upper)
-        return epsilon_from_limits(np.minimum(fp * (1.0 + 1e-12), 1.0), fn * (1.0 + 1e-12), delta)
+        fp = self.repetitions.phi_survival(fp_upper) * (1.0 + QUANTILE_ACCURACY)
+        fn = self.repetitions.phi(fn_upper) * (1.0 + QUANTILE_ACCURACY)
+        return epsilon_from_limits(np.minimum(fp, 1.0), fn, delta)
 
     def epsilon_at(self, limit: float, delta: float) -> float:
-        return max(limit * (1.0 - 1e-12), 0.0)
+        return max(limit * (1.0 - QUANTILE_ACCURACY), 0.0)
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ def selected_bound(
     fp = selected_rate_limit(scores_without, high, law, alpha / 2.0)
     fn = selected_rate_limit(scores_with, low, law, alpha / 2.0) + law.probability_of_none
     limits = np.array([fp]), np.array([min(fn, 1.0)])
-    epsilon = float(epsilon_from_limits(*limits, delta)[0]) * (1.0 - 1e-12)
+    epsilon = float(epsilon_from_limits(*limits, delta)[0]) * (1.0 - QUANTILE_ACCURACY)
     claim = Claim(
         Kind.BOUND,
         "this project; inequality of Hoeffding 1963, section 5",

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit.lower_bounds.recursion import convolve
-from audit.numerics import last_kept
+from audit.numerics import QUANTILE_ACCURACY, last_kept
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -17,8 +17,6 @@ Counts = NDArray[np.int64]
 Limit = Callable[[ArrayLike, int, float], Array]
 """A function of (count, trials, alpha): limits that hold with probability at least 1 - alpha."""
 
-# The quantiles behind the limits have a relative error of about 1e-14.
-_ALLOWANCE = 1e-12
 _LARGEST_TABLE = 4096
 # Ratio of neighbouring ranks that the band is drawn through.
 _RANK_RATIO = 1.15
@@ -54,7 +52,7 @@ def _clopper_pearson(count: ArrayLike, trials: int, alpha: float) -> Array:
     below = count < trials
     limit = np.ones_like(count)
     limit[below] = special.betainccinv(count[below] + 1.0, trials - count[below], alpha)
-    return np.minimum(limit * (1.0 + _ALLOWANCE), 1.0)
+    return np.minimum(limit * (1.0 + QUANTILE_ACCURACY), 1.0)
 
 
 def band_limit(count: ArrayLike, trials: int, alpha: float) -> Array:
@@ -76,7 +74,7 @@ def band_limit(count: ArrayLike, trials: int, alpha: float) -> Array:
     ranks, quantiles = _band(trials, alpha)
     at = np.searchsorted(ranks, trials - count, side="right") - 1
     floor = np.where(at >= 0, quantiles[np.maximum(at, 0)], 0.0)
-    return 1.0 - floor * (1.0 - _ALLOWANCE)
+    return 1.0 - floor * (1.0 - QUANTILE_ACCURACY)
 
 
 @lru_cache(maxsize=64)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from audit import checks
-from audit.protocols.base import Protocol, law_of
+from audit import repetitions as laws
+from audit.protocols.base import Protocol
 from audit.repetitions import Repetitions
 
 
@@ -30,7 +31,7 @@ class Adaptive(Protocol):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", law_of(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
         low = checks.interval("low", self.low, 0.0, 1.0, closed_high=True)
         high = checks.interval("high", self.high, 1.0, 1e6, closed_low=True, closed_high=True)
         object.__setattr__(self, "low", low)

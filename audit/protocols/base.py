@@ -3,9 +3,6 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from audit import repetitions as laws
-from audit.repetitions import Repetitions
-
 
 class Protocol(ABC):
     """A way of choosing a best run: a plain description, without data, score or noise.
@@ -30,8 +27,3 @@ class Protocol(ABC):
 
     def __str__(self) -> str:
         return self.spec
-
-
-def law_of(repetitions: "str | Repetitions") -> Repetitions:
-    """A law of K given as a law or as text, the same for every protocol that has one."""
-    return laws.parse(repetitions)

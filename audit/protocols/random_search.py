@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from audit.protocols.base import Protocol, law_of
+from audit import repetitions as laws
+from audit.protocols.base import Protocol
 from audit.repetitions import Repetitions
 
 
@@ -24,7 +25,7 @@ class RandomSearch(Protocol):
     assumption: ClassVar[str] = "K independent runs, each candidate drawn anew"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", law_of(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
 
     @property
     def spec(self) -> str:

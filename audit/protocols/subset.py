@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from audit import checks
-from audit.protocols.base import Protocol, law_of
+from audit import repetitions as laws
+from audit.protocols.base import Protocol
 from audit.repetitions import Repetitions
 
 FINALS = ("rest", "all")
@@ -32,7 +33,7 @@ class Subset(Protocol):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", law_of(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
         rate = checks.interval(
             "sampling_rate", self.sampling_rate, 0.0, 1.0, closed_low=True, closed_high=True
         )

@@ -44,6 +44,7 @@ from audit.upper_bounds.pure import (
     approximate_to_delta,
     corollary_21,
     liu_talwar,
+    without_failures,
 )
 from audit.upper_bounds.reduced import (
     LikelihoodOrder,
@@ -169,5 +170,6 @@ __all__ = [
     "tight",
     "tightest",
     "with_mean",
+    "without_failures",
     "worst_order",
 ]

@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from audit import checks
 from audit import repetitions as laws
 from audit.accounting import Mechanism, renyi_to_epsilon, solve_epsilon
-from audit.numerics import best_renyi_order, last_kept
+from audit.numerics import SUMS_TO_ONE, best_renyi_order, last_kept
 from audit.protocols import Adaptive
 from audit.repetitions import Repetitions
 from audit.upper_bounds.composed import AllRuns
@@ -235,7 +235,8 @@ def project_density(
     if values.ndim != 1 or not np.isfinite(values).all():
         raise ValueError(f"density must be finite numbers in one row, got {values!r}")
     weights = np.full(len(values), 1.0 / len(values)) if prior is None else np.asarray(prior)
-    if weights.shape != values.shape or not np.all(weights >= 0) or abs(weights.sum() - 1) > 1e-9:
+    is_probable = weights.shape == values.shape and bool(np.all(weights >= 0))
+    if not is_probable or abs(weights.sum() - 1.0) > SUMS_TO_ONE:
         raise ValueError(f"prior must be {len(values)} probabilities, got {weights!r}")
     least, most = low - float(values.max()), high - float(values.min())
 

@@ -53,7 +53,6 @@ from audit.upper_bounds.registry import Value, bound
 Array = NDArray[np.float64]
 
 _MOST_POINTS = 1 << 16
-_ROUNDING = 1e-13
 _SHARES = (1e-6, 1e-2, 0.3)
 
 
@@ -85,7 +84,8 @@ class GridCurve:
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
-        return min(sum(one.delta(epsilon) for one in self.upper) * (1.0 + 1e-9), 1.0)
+        together = sum(one.delta(epsilon) for one in self.upper)
+        return min(together * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
 
     def attained_delta(self, epsilon: float) -> float:
         """The bound at epsilon, rounded down."""
@@ -145,7 +145,7 @@ class GridCurve:
             logs = np.hstack([logs, corner_events(*logs)])
         x, y = self._log_h(logs)
         if rounded:
-            x, y = x * (1.0 - _ROUNDING), y * (1.0 + _ROUNDING)
+            x, y = x * (1.0 - numerics.SUM_ROUNDING), y * (1.0 + numerics.SUM_ROUNDING)
         order = np.lexsort((-y, -x))
         x, y = x[order], y[order]
         last = int(np.argmin(y - x)) + 1
@@ -192,7 +192,7 @@ def _points(log_a: Array, log_b: Array, rounded: bool) -> tuple[Array, Array]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         g = np.maximum(db / da, 1.0)
         share = (g - 1.0) / g * np.expm1(-g * da) / np.expm1(-(g - 1.0) * da)
-        corner = 1.0 + g * (share - 1.0) - 1e-12
+        corner = 1.0 + g * (share - 1.0) - numerics.QUANTILE_ACCURACY
     # Where rounding or a slope near 1 leaves no corner, the box of both ends.
     bad = ~((share >= np.exp(-da)) & (share < 1.0) & (corner > 0.0))
     share, corner = np.where(bad, 1.0, share), np.where(bad, np.exp(-db), corner)

@@ -12,7 +12,7 @@ import numpy as np
 from audit import checks
 from audit.accounting import Mechanism, PureDp, Unreachable, renyi_to_epsilon
 from audit.numerics import PROFILE_ACCURACY, QUANTILE_ACCURACY
-from audit.repetitions import Poisson, Repetitions
+from audit.repetitions import Poisson, Repetitions, parse
 from audit.upper_bounds.registry import Value, bound
 from audit.upper_bounds.renyi import lemma_7_curve
 from audit.upper_bounds.result import NotApplicable
@@ -47,6 +47,18 @@ def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> Value
     except Unreachable:
         raise NotApplicable(_TOO_SMALL) from None
     return Value(epsilon)
+
+
+def without_failures(repetitions: Repetitions | str, delta_0: float) -> Repetitions:
+    """The law of K given that no run failed, each with chance delta_0 in [0, 1).
+
+    `Repetitions.given_no_failure` for laws and for texts (Papernot & Steinke 2022, lemma 20).
+
+    Example:
+        >>> without_failures("poisson:20", 0.25).spec
+        'poisson:15'
+    """
+    return parse(repetitions).given_no_failure(delta_0)
 
 
 @bound("approximate", 20, "Papernot & Steinke 2022, lemma 20 (and 7)", about=("any base",))

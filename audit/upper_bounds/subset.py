@@ -26,6 +26,7 @@ from scipy import special
 
 from audit import checks
 from audit.accounting import DominatingPair, LossPair, Mechanism, solve_epsilon
+from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import Subset
 from audit.repetitions import Repetitions
 from audit.upper_bounds.composed import TunedMechanism
@@ -59,7 +60,7 @@ class SubsetCurve:
     def delta(self, epsilon: float) -> float:
         """The larger of both directions' profiles at epsilon >= 0."""
         both = self._all(epsilon) if self.on_all else self._rest(epsilon)
-        return min(max(both) * (1.0 + 1e-9), 1.0)
+        return min(max(both) * (1.0 + PROFILE_ACCURACY), 1.0)
 
     def _rest(self, epsilon: float) -> tuple[float, float]:
         q, (loss, log_mass, only) = self.sampling_rate, self._outputs
