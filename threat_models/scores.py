@@ -109,6 +109,36 @@ class WorstOrder:
         return SplitOrder(self.top).rank(observation.standardised_sum)
 
 
+@dataclass(frozen=True)
+class TwoTails:
+    """1 where the standardised sum x is in one of two tails, else 0: what is worth releasing.
+
+    The worst score of protocols that run until a run is accepted: one tail speaks for the canary
+    and the other against it, so that each is released the less often the likelier the other is.
+
+    Attributes:
+        low: below it a run is accepted, in standard deviations.
+        high: above it a run is accepted.
+
+    Raises:
+        ValueError: a limit is NaN.
+    """
+
+    low: float
+    high: float
+    name: str = "worst-order"
+    needs_model: bool = False
+
+    def __post_init__(self) -> None:
+        if np.isnan(self.low) or np.isnan(self.high):
+            raise ValueError(f"worst_order must be numbers, got {self.low} and {self.high}")
+
+    def __call__(self, observation: Observation) -> Array:
+        """The scores of R runs, [R]."""
+        x = observation.standardised_sum
+        return np.asarray((x < self.low) | (x > self.high), dtype=np.float64)
+
+
 @dataclass(frozen=True, eq=False)
 class CanaryLoss:
     """Minus the loss on the canary itself (table 2, NTCV 1-3 and ETCV 1-3)."""

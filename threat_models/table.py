@@ -12,6 +12,7 @@ from threat_models.scores import (
     CanaryLoss,
     FirstCoordinate,
     Score,
+    TwoTails,
     UserScore,
     ValidationLoss,
     WorstOrder,
@@ -42,7 +43,7 @@ def build(
     canary_index: int = 0,
     train_size: int = 5000,
     validation_size: int = 10000,
-    worst_order: float | None = None,
+    worst_order: float | tuple[float, float] | None = None,
 ) -> ThreatModel:
     """The threat model that the names stand for, in any case (Xiang et al. 2024, table 2).
 
@@ -60,7 +61,8 @@ def build(
         canary_index: I, which record is the canary.
         train_size: how many training records, at most.
         validation_size: how many validation records, at most.
-        worst_order: where the worst-order score splits; needed by it alone.
+        worst_order: where the worst-order score splits, or the two tails that it accepts; needed by
+            it alone.
 
     Returns:
         The threat model.
@@ -140,14 +142,14 @@ def _score(
     name: str,
     canary: Canary,
     validation_set: datasets.Records | None,
-    worst_order: float | None,
+    worst_order: float | tuple[float, float] | None,
 ) -> Score:
     if name == "first-coordinate":
         return FirstCoordinate()
     if name == "worst-order":
         if worst_order is None:
             raise ValueError("worst_order must be given with the score worst-order, got None")
-        return WorstOrder(worst_order)
+        return TwoTails(*worst_order) if isinstance(worst_order, tuple) else WorstOrder(worst_order)
     if "." in name:
         function = imported("score", name)
         if not callable(function):

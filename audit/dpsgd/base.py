@@ -24,11 +24,13 @@ class Lanes:
         candidate: [R] int, the index of the lane's hyper-parameter candidate in Omega.
         seeds: [R] uint64, the seed of each lane's own random stream. A lane's noise depends on its
             seed alone, never on its place in the pack.
+        records: [R, n] bool, the training records of the lane's data set; None: all, in every lane.
     """
 
     included: NDArray[np.bool_]
     candidate: NDArray[np.int64]
     seeds: NDArray[np.uint64]
+    records: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         """Number of lanes."""
@@ -36,7 +38,8 @@ class Lanes:
 
     def at(self, rows: slice | NDArray[np.bool_]) -> "Lanes":
         """Some of the lanes, in their order."""
-        return Lanes(self.included[rows], self.candidate[rows], self.seeds[rows])
+        records = None if self.records is None else self.records[rows]
+        return Lanes(self.included[rows], self.candidate[rows], self.seeds[rows], records)
 
 
 @dataclass(frozen=True)

@@ -224,10 +224,12 @@ class BatchedEngine:
     def _batches(self, lanes: Lanes) -> Iterator[tuple[Tensor | None, Tensor]]:
         """For every step the records taken, [R, n] (None: all), and whether the canary is."""
         s = self._settings
+        own = lanes.records
+        members = None if own is None else torch.from_numpy(own).to(self._device)
         if s.sampling_rate == 1:
             everything = torch.ones(len(lanes), dtype=torch.bool, device=self._device)
             for _ in range(s.steps):
-                yield None, everything
+                yield members, everything
             return
         width = self._training_size + 1
         for taken in noise.poisson_steps(
@@ -238,7 +240,8 @@ class BatchedEngine:
             width,
             self.memory.steps_at_once(width, s.steps),
         ):
-            yield taken[:, :-1], taken[:, -1]
+            records = taken[:, :-1] if members is None else taken[:, :-1] & members
+            yield records, taken[:, -1]
 
 
 def judge(

@@ -181,16 +181,20 @@ class OpacusEngine:
         """For every step the records taken, of the training set and the canary, [n + 1 or n]."""
         s = self._settings
         everything = torch.ones(len(self._y), dtype=torch.bool, device=self._device)
+        size = self._training_size
+        members = everything.clone()
+        if lane.records is not None:
+            members[:size] = torch.from_numpy(lane.records[0]).to(self._device)
         if s.sampling_rate == 1:
             for _ in range(s.steps):
-                yield everything, True
+                yield members, True
             return
-        size = self._training_size
         for drawn in noise.poisson_steps(
             lane.seeds, s.sampling_rate, s.steps, self._device, size + 1, steps_at_once=1
         ):
             # The canary's gradient is taken in every step: the proxies need it.
-            yield torch.cat([drawn[0, :size], everything[size:]]), bool(drawn[0, size])
+            taken = torch.cat([drawn[0, :size], everything[size:]]) & members
+            yield taken, bool(drawn[0, size])
 
     def _backward(
         self, model: nn.Module, parameters: list[Any], taken: Tensor, has_canary: bool, clip: float

@@ -37,7 +37,7 @@ _CODE = (
     "canaries",
     "threat_models",
 )
-_PLAYED_BY = ("audit/game/play.py", "audit/game/setup.py")
+_PLAYED_BY = ("audit/game/acceptance.py", "audit/game/play.py", "audit/game/setup.py")
 
 
 def binding(config: AuditConfig, set_ups: Sequence[SetUp]) -> dict[str, Any]:
@@ -61,6 +61,7 @@ def binding(config: AuditConfig, set_ups: Sequence[SetUp]) -> dict[str, Any]:
                 "noise_multiplier": game.base.noise_multiplier,
                 "split_top": game.views[0].split_top,
                 "threshold": game.threshold,
+                **({} if game.good_enough is None else {"good_enough": game.good_enough}),
             }
             for game in set_ups
         ],

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
-from audit.tuning import Winners, best_of_runs
+from audit.protocols import Adaptive, RandomStopping, UntilAccepted
+from audit.tuning import Winners
+from audit.tuning.on_lanes import tune
 
 # With an exact law a block is what one draw fills.
 _TRIALS_OF_A_DRAW = 1 << 14
@@ -24,6 +26,7 @@ _WORK_PER_SECOND, _DRAWS_PER_SECOND = 5e5, 1e7
 # Fewer runs side by side are slower; more are not worth waiting for.
 _FEWEST_RUNS, _FEWEST_RUNS_OF_ONE_RECORD, _FEWEST_RUNS_OF_A_GPU = 1 << 3, 1 << 7, 1 << 10
 _MOST_RUNS = 1 << 11
+_LOOKS_BACK = (Adaptive, UntilAccepted, RandomStopping)
 
 
 @dataclass(frozen=True, order=True)
@@ -89,7 +92,11 @@ def blocks(config: AuditConfig, engine: str) -> list[Block]:
         if config.device_kind != "cpu":
             fewest = _FEWEST_RUNS_OF_A_GPU
         runs = min(max(_WORK_OF_A_BLOCK // work_of_run, fewest), _MOST_RUNS)
-        size = max(1, math.ceil(runs / max(config.law.mean, 1.0)))
+        of_a_game = config.runs_of_a_game
+        if isinstance(config.tuning, _LOOKS_BACK):
+            # They are played in rounds, and all of a round lie side by side.
+            of_a_game = math.sqrt(of_a_game)
+        size = max(1, math.ceil(runs / max(of_a_game, 1.0)))
     return [
         Block(budget, repeat, index, start, min(size, config.trials - start))
         for budget in range(len(config.epsilon))
@@ -123,7 +130,7 @@ def expected_seconds(config: AuditConfig, engine: str) -> float:
 
 
 def play(config: AuditConfig, block: Block) -> tuple[Trials, ...]:
-    """Plays the games of one block: a coin, a K, K runs on X or X', the best by score.
+    """Plays the games of one block: a coin, a tuning on X or X', what it releases.
 
     The block's random stream is `SeedSequence(seed, (budget, repeat, index))`: the result depends
     on nothing else, neither on other blocks nor on who plays it.
@@ -139,7 +146,7 @@ def play(config: AuditConfig, block: Block) -> tuple[Trials, ...]:
     key = (block.budget, block.repeat, block.index)
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=key))
     bit = rng.integers(0, 2, block.trials).astype(np.bool_)
-    judged = best_of_runs(game.run, config.law, game.candidates, bit, rng, len(game.views))
+    judged = tune(game.protocol, game.bench, bit, rng)
     trial = block.start + np.arange(block.trials)
     played = []
     for view, winners in zip(game.views, judged, strict=True):

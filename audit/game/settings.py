@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from audit import checks
+from audit import checks, protocols
+from audit import repetitions as laws
 from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, MODELS, PRECISIONS, DpSgdSettings
 from audit.lower_bounds.looks import doubling
-from audit.repetitions import Repetitions, parse
+from audit.protocols import Grid, Protocol, RandomSearch, RandomStopping, Subset, UntilAccepted
+from audit.repetitions import Binomial, Fixed, Repetitions
+from audit.tuning.lane_samplers import SAMPLERS
+from audit.tuning.on_lanes import PLAYED, SERVES_SEVERAL
 from threat_models import CANARIES, THREATS, check_names
 from threat_models.datasets import RECORD_SHAPES
 
@@ -70,7 +74,18 @@ class AuditConfig:
     epsilon: tuple[float, ...] = _setting((1.0, 2.0, 4.0), "budgets eps_B of one run")
     accounting: str = _setting("rdp", "how eps_B is counted: rdp, the papers' way, or exact")
     delta: float = _setting(1e-5, "of every epsilon, a probability in (0, 1)")
-    repetitions: str = _setting("tnb:0,0.01", "the law of K, the number of runs")
+    protocol: str = _setting(
+        "search",
+        "how the best run is chosen: search (K runs, each candidate drawn anew), grid:N[,CHANCE], "
+        "adaptive:LOW,HIGH, subset:RATE[,rest|all], until:ACCEPTANCE or stopping:CHANCE",
+    )
+    repetitions: str = _setting(
+        protocols.DEFAULT_LAW, "the law of K, the number of runs, where the protocol has one"
+    )
+    sampler: str = _setting(
+        "gaussian-process",
+        f"of an adaptive protocol: {' or '.join(SAMPLERS)}, which tells of the canary",
+    )
     trials: int = _setting(2000, "games per budget and repeat")
     repeats: int = _setting(3, "how often the whole audit is repeated")
     stop_at: float = _setting(
@@ -138,10 +153,11 @@ class AuditConfig:
             ("engine", ("auto", *ENGINES)),
             ("precision", PRECISIONS),
             ("backend", BACKENDS),
+            ("sampler", SAMPLERS),
         ):
             self._set(name, checks.one_of(name, getattr(self, name), allowed))
         self._set("model", checks.one_of("model", self.model, MODELS, dotted=True))
-        self._set("repetitions", parse(self.repetitions).spec)
+        self._set_protocol()
         if self.score == "worst-order" and self.sampling_rate != 1.0:
             raise ValueError(
                 f"sampling_rate must be 1 for the score worst-order, got {self.sampling_rate!r}"
@@ -155,6 +171,36 @@ class AuditConfig:
         if not self.out:
             parts = [self.threat, self.canary, self.score]
             self._set("out", "runs/" + "-".join(filter(None, parts)).lower().replace("+", "-"))
+
+    def _set_protocol(self) -> None:
+        """Protocol and law of K in their own words; no law where the protocol has none."""
+        found = protocols.parse(self.protocol)
+        named = self.protocol.strip().lower().startswith("search")
+        has_own = "/" in self.protocol or (isinstance(found, RandomSearch) and not named)
+        if self.repetitions not in ("", protocols.DEFAULT_LAW):
+            if not has_own:
+                found = protocols.parse(self.protocol, self.repetitions)
+            elif laws.parse(self.repetitions) != getattr(found, "repetitions", None):
+                raise ValueError(
+                    f"repetitions must be given once, got {self.repetitions} and {self.protocol}"
+                )
+        if not isinstance(found, PLAYED):
+            names = ", ".join(each.name for each in PLAYED)
+            raise ValueError(f"protocol must be one that is played: {names}, got {found.spec}")
+        if len(self.pairs) > 1 and not isinstance(found, SERVES_SEVERAL):
+            raise ValueError(
+                "protocol must be search or grid where one set of runs serves several threat "
+                f"models or canaries, got {found.spec}"
+            )
+        count = len(self.learning_rates) * len(self.max_grad_norm) * len(self.momentum)
+        if isinstance(found, Grid) and count not in (1, found.candidates):
+            raise ValueError(
+                f"learning_rates, max_grad_norm and momentum must make {found.candidates} "
+                f"candidates, as {found.spec} has, or one for all, got {count}"
+            )
+        law = getattr(found, "repetitions", None)
+        self._set("repetitions", "" if law is None else law.spec)
+        self._set("protocol", "search" if isinstance(found, RandomSearch) else found.spec)
 
     def _check_texts(self) -> None:
         devices = self.devices if isinstance(self.devices, list | tuple) else (self.devices,)
@@ -242,8 +288,12 @@ class AuditConfig:
 
     @property
     def proxy(self) -> str:
-        """The proxy of the bound to report: it tells most of a run with the Dirac canary."""
-        return "lambda_a" if self.sampling_rate == 1.0 else "lambda_c"
+        """The proxy of the bound to report: it tells most of a run with the Dirac canary.
+
+        Where a tuning on a subset is followed by a final run, both are told by lambda_c alone.
+        """
+        plain = self.sampling_rate == 1.0 and not isinstance(self.tuning, Subset)
+        return "lambda_a" if plain else "lambda_c"
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -253,12 +303,38 @@ class AuditConfig:
     @property
     def expected_runs(self) -> float:
         """How many runs the whole audit is expected to take."""
-        return len(self.epsilon) * self.repeats * self.trials * self.law.mean
+        return len(self.epsilon) * self.repeats * self.trials * self.runs_of_a_game
+
+    @property
+    def runs_of_a_game(self) -> float:
+        """How many runs one game is expected to take, at most where that depends on the data."""
+        match self.tuning:
+            case UntilAccepted(acceptance):
+                return 1.0 / acceptance
+            case RandomStopping(stop):
+                return 1.0 / stop
+            case Subset(repetitions):
+                return repetitions.mean + 1.0
+            case tuning:
+                return tuning.mean_runs or 0.0
+
+    @property
+    def tuning(self) -> Protocol:
+        """How the best run is chosen."""
+        return protocols.parse(self.repetitions if self.protocol == "search" else self.protocol)
 
     @property
     def law(self) -> Repetitions:
-        """The law of K."""
-        return parse(self.repetitions)
+        """The law of K; of a grid that of its number of runs.
+
+        Raises:
+            ValueError: the protocol has none.
+        """
+        match self.tuning:
+            case Grid(candidates, inclusion):
+                return Fixed(candidates) if inclusion == 1.0 else Binomial(candidates, inclusion)
+            case _:
+                return laws.parse(self.repetitions)
 
     def base(self, budget: int) -> DpSgd:
         """One run of DP-SGD at the noise that spends a budget.

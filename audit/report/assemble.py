@@ -10,6 +10,7 @@ from audit.game.play import Trials
 from audit.game.settings import AuditConfig
 from audit.game.setup import SetUp, View
 from audit.lower_bounds import LowerBound
+from audit.protocols import RandomSearch
 from audit.report.results import (
     PROXIES,
     BudgetResult,
@@ -50,9 +51,8 @@ def assemble(
     Raises:
         ValueError: at some budget every run diverged, so nothing was played.
     """
-    sampled = config.sampling_rate != 1.0
     recommended = Recommended(config.proxy, _RECOMMENDED)
-    proxies = (*PROXIES, "lambda_c") if sampled else PROXIES
+    proxies = PROXIES if config.proxy in PROXIES else (*PROXIES, config.proxy)
     results = []
     budgets: Sequence[int] = range(len(set_ups))
     for budget in progress(budgets, "bounds") if progress else budgets:
@@ -131,17 +131,20 @@ def _lower_bounds(
     view: View, game: SetUp, trials: Trials, proxy: str, confidence: float
 ) -> list[LowerBound]:
     values = getattr(trials, proxy)
-    mu = threshold = split_top = None
+    mu = law = threshold = split_top = None
+    if isinstance(game.protocol, RandomSearch):
+        law = game.protocol.repetitions
     if proxy == "lambda_a" and game.mu is not None:
         # sum_i p_i[0] / (C sigma sqrt N), N(b mu, 1) in one run when every gradient has norm C.
-        values, mu, threshold = values * game.mu, game.mu, game.threshold
-        split_top = view.split_top
+        values, threshold = values * game.mu, game.threshold
+        if law is not None:
+            mu, split_top = game.mu, view.split_top
     return lower_bounds.all_bounds(
         values[~trials.bit],
         values[trials.bit],
         delta=view.config.delta,
         confidence=confidence,
-        repetitions=view.config.law,
+        repetitions=law,
         mu=mu,
         threshold=threshold,
         split_top=split_top,

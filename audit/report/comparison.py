@@ -139,6 +139,11 @@ def check_comparable(configs: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         ValueError: a setting that must be the same differs.
     """
+    for config in configs:
+        if config.get("protocol", "search") != "search":
+            raise ValueError(
+                f"protocol must be search in audits that share a table, got {config['protocol']}"
+            )
     sampled = any(config["sampling_rate"] != 1.0 for config in configs)
     for name in (*_COMMON, *(["steps"] if sampled else [])):
         values = list(dict.fromkeys(str(config[name]) for config in configs))
@@ -265,7 +270,8 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
         f"{results.UNCORRECTED}: {results.PAPER_PROTOCOL}, no bound; eps_U: {paper.name}, "
         f"{paper.assumes}"
     )
-    yield f"delta {config['delta']:g}, K ~ {config['repetitions']}, {_settings(audits)}"
+    tuning = results.way_of_tuning(config)
+    yield f"delta {config['delta']:g}, {tuning}, {_settings(audits)}"
     for audit in audits:
         if any(result.contradictions for result in audit.report.results):
             yield (
@@ -302,7 +308,8 @@ def draw(audits: Sequence[Audit]) -> Figure:
     grid = []
     for row in _rows(audits):
         grid.append([(_title(*names[audit.folder]), audit.report) for audit in row])
-    return pictures.draw_grid(grid, f"K ~ {audits[0].config['repetitions']}, {_settings(audits)}")
+    tuning = results.way_of_tuning(audits[0].config)
+    return pictures.draw_grid(grid, f"{tuning}, {_settings(audits)}")
 
 
 def _rows(audits: Sequence[Audit]) -> list[list[Audit]]:

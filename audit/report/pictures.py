@@ -10,16 +10,18 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from audit import protocols
 from audit.claims import Kind
 from audit.game.play import Trials
 from audit.game.store import written_whole
+from audit.protocols import Protocol, RandomSearch
 from audit.report.results import (
     PAPER_PROTOCOL,
     UNCORRECTED,
     VALID,
-    BudgetResult,
     Report,
     row_of_table,
+    way_of_tuning,
 )
 from audit.upper_bounds.registry import entries
 
@@ -35,6 +37,10 @@ _COLOURS_OF_ANY_SCORE = (3, 4, 2, 8)
 _ONE_RUN = "one run"
 
 
+def _protocol_of(config: Mapping[str, Any]) -> type[Protocol]:
+    return type(protocols.parse(config.get("protocol", "search")))
+
+
 @dataclass(frozen=True)
 class Level:
     """How an upper bound is drawn: its name, title, colour in the palette or by name, and style."""
@@ -45,13 +51,14 @@ class Level:
     style: str
 
 
-def levels() -> list[Level]:
+def levels(protocol: type[Protocol] = RandomSearch) -> list[Level]:
     """The upper bounds that pictures show, highest first, so that a legend reads in their order.
 
-    Those are the registered bounds with a title; what each needs decides how it is drawn.
+    Those are the protocol's registered bounds with a title; what each needs decides how it is
+    drawn.
     """
     found, of_any_score = [], 0
-    for entry in entries():
+    for entry in entries(protocol):
         if not entry.title:
             continue
         if entry.claim.kind is Kind.ATTAINED:
@@ -89,7 +96,7 @@ def draw(report: Report, path: Path) -> None:
         axes.set_ylabel(_of_the_tuning(config))
         figure.suptitle(
             f"{threat}, X = {training_set}, z = {canary}, score {config['score']}\n"
-            f"K ~ {config['repetitions']}, {config['trials']} trials x {config['repeats']}",
+            f"{way_of_tuning(config)}, {config['trials']} trials x {config['repeats']}",
             fontsize="medium",
         )
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
@@ -150,7 +157,7 @@ def _draw_bounds(axes: Axes, report: Report, scale: float = 1.0) -> None:
     """The bounds of one audit: a group of marks under its levels for every budget eps_B."""
     results = report.results
     colours = sns.color_palette("colorblind", 10).as_hex()
-    _draw_upper(axes, results, colours, scale)
+    _draw_upper(axes, report, colours, scale)
     _draw_lower(axes, report, colours, scale)
     axes.set_xticks(range(len(results)), [f"{result.epsilon_base:g}" for result in results])
     axes.set_xlim(-0.6, len(results) - 0.4)
@@ -158,10 +165,9 @@ def _draw_bounds(axes: Axes, report: Report, scale: float = 1.0) -> None:
     axes.grid(False, axis="x")
 
 
-def _draw_upper(
-    axes: Axes, results: Sequence[BudgetResult], colours: list[str], scale: float
-) -> None:
-    for level in levels():
+def _draw_upper(axes: Axes, report: Report, colours: list[str], scale: float) -> None:
+    results = report.results
+    for level in levels(_protocol_of(report.config)):
         found = [(x, result.upper_bounds.get(level.name)) for x, result in enumerate(results)]
         known = [(x, bound.epsilon) for x, bound in found if bound and bound.epsilon is not None]
         if not known:

@@ -253,6 +253,19 @@ class Report:
         return [*kinds, (PAPER_PROTOCOL, UNCORRECTED, PROXIES)]
 
 
+def way_of_tuning(config: Mapping[str, Any]) -> str:
+    """How the best run was chosen: a law of K for random search, else the protocol.
+
+    Args:
+        config: the settings of an audit.
+    """
+    protocol = config.get("protocol", "search")
+    if protocol == "search":
+        return f"K ~ {config['repetitions']}"
+    sampler = f", sampler {config['sampler']}" if protocol.startswith("adaptive") else ""
+    return f"{protocol}{sampler}"
+
+
 def row_of_table(config: Mapping[str, Any]) -> tuple[str, str, str]:
     """The row of table 2: threat model, X and z, for instance NTNV, FASHION, MNIST[0].
 

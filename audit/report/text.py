@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from audit.report.results import Report, row_of_table
+from audit.report.results import Report, row_of_table, way_of_tuning
 
 
 def to_text(report: Report) -> str:
@@ -12,7 +13,7 @@ def to_text(report: Report) -> str:
     threat, training_set, canary = row_of_table(config)
     lines = [
         f"{threat}, X = {training_set}, z = {canary}, score {config['score']}, "
-        f"repetitions {config['repetitions']}, delta {config['delta']:g}, "
+        f"{_tuning(config)}, delta {config['delta']:g}, "
         f"{config['trials']} trials x {config['repeats']}",
         f"engine {report.engine.name}: {report.engine.reason}",
         *_records(report),
@@ -25,6 +26,17 @@ def to_text(report: Report) -> str:
         *_alarms(report),
     ]
     return "\n".join(lines)
+
+
+def _protocol(config: Mapping[str, Any]) -> str:
+    """Its spec; audits of earlier versions have none and are random searches."""
+    return str(config.get("protocol", "search"))
+
+
+def _tuning(config: Mapping[str, Any]) -> str:
+    if _protocol(config) == "search":
+        return f"repetitions {config['repetitions']}"
+    return f"protocol {way_of_tuning(config)}"
 
 
 _TITLES = {"base": "one run", "base-renyi": "one run, by Renyi"}
@@ -111,7 +123,13 @@ def _notes(report: Report) -> Iterator[str]:
             f"{report.config['trials']:,} trials. The looks on the way are paid for."
         )
     if "lambda_c" in report.proxies:
-        yield "lambda_c: the likelihood ratio of a run with sampled batches, X put aside."
+        if _protocol(report.config).startswith("subset"):
+            yield (
+                "lambda_a: of the final run; lambda_c: the likelihood ratio of the tuning's winner "
+                "and the final run together, X put aside."
+            )
+        else:
+            yield "lambda_c: the likelihood ratio of a run with sampled batches, X put aside."
     for number, (key, _, proxies) in enumerate(report.highlights, 1):
         bound = report.results[0].lower_bounds[proxies[0]][key]
         confidence = f"{100 * bound.confidence:g} % confidence" if bound.valid else "no claim"

@@ -5,9 +5,10 @@ Live, `Study` tunes: its user trains, it draws and chooses, and what it releases
 
 from audit.tuning.cost_of import TuningCost, cost_of
 from audit.tuning.outcome import Best, Inadmissible, Outcome, Private, Trial, Void
-from audit.tuning.random_search import Winners, best_of_runs
+from audit.tuning.random_search import best_of_runs
 from audit.tuning.space import Choice, Dimension, LogUniform, Space, Uniform, Whole
 from audit.tuning.study import Study
+from audit.tuning.winners import Winners
 
 __all__ = [
     "Best",

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +14,13 @@ from audit.upper_bounds import project_density
 Array = NDArray[np.float64]
 Point = tuple[float, ...]
 
-__all__ = ["Ended", "adaptive_point", "next_point", "relative_density"]
+__all__ = ["Ended", "adaptive_point", "kernel", "next_point", "relative_density"]
 
 _POOL = 512
-_EXPLORATION = 1.0  # standard deviations of the model that are added to its mean
-_SHARPNESS = 2.0  # of the softmax, per standard deviation of the scores
-_FEW = 3
+EXPLORATION = 1.0  # standard deviations of the model that are added to its mean
+SHARPNESS = 2.0  # of the softmax, per standard deviation of the scores
+NOISE = 0.1  # variance of a score around what its candidate is worth
+FEW = 3  # runs before which nothing is learnt
 
 
 @dataclass(frozen=True)
@@ -81,21 +83,28 @@ def relative_density(
     Softmax of what a Gaussian process hopes of each candidate, projected.
     """
     known = [one for one in before if np.isfinite(one.score)]
-    if len(known) < _FEW or len({one.score for one in known}) == 1:
+    if len(known) < FEW or len({one.score for one in known}) == 1:
         return np.ones(len(pool))
     # Slow to import, and only wanted here.
     from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+    from sklearn.gaussian_process.kernels import WhiteKernel
 
     scores = np.array([one.score for one in known])
     # A run that lost is as bad as the worst that did not.
     scores = np.array([max(one.score, scores.min()) for one in before])
     scores = (scores - scores.mean()) / scores.std()
-    model = GaussianProcessRegressor(RBF(0.3) + WhiteKernel(0.1), optimizer=None)
+    model = GaussianProcessRegressor(kernel() + WhiteKernel(NOISE), optimizer=None)
     model.fit(np.stack([space.features(one.point) for one in before]), scores)
     mean, deviation = model.predict(
         np.stack([space.features(point) for point in pool]), return_std=True
     )
-    hope = _SHARPNESS * (mean + _EXPLORATION * deviation)
+    hope = SHARPNESS * (mean + EXPLORATION * deviation)
     weights = np.exp(hope - hope.max())
     return project_density(weights / weights.mean(), protocol.low, protocol.high)
+
+
+def kernel() -> Any:
+    """The covariance, by features in [0, 1], of what candidates are worth."""
+    from sklearn.gaussian_process.kernels import RBF  # slow to import
+
+    return RBF(0.3)

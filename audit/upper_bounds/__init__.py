@@ -20,7 +20,9 @@ from audit.upper_bounds.candidates import (
 from audit.upper_bounds.comparison import Compared, same_runs
 from audit.upper_bounds.composed import AllRuns, TunedMechanism
 from audit.upper_bounds.conditional import (
+    AcceptedTails,
     TwoEvents,
+    attack_tails,
     conditional_curve,
     conditional_sampling,
     corollary_16,
@@ -96,6 +98,7 @@ __all__ = [
     "BOUNDS",
     "SPECIAL",
     "VALID_FOR_ANY_SCORE",
+    "AcceptedTails",
     "AdaptiveCurve",
     "Affordable",
     "AllRuns",
@@ -120,6 +123,7 @@ __all__ = [
     "approximate",
     "approximate_to_delta",
     "attack_order",
+    "attack_tails",
     "best_law",
     "best_order",
     "best_split_order",

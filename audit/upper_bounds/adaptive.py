@@ -82,6 +82,7 @@ class AdaptiveCurve(RegionCurve):
     "adaptive bound: the region bound with densities within [c, C] of the prior",
     about=("any base",),
     protocol=Adaptive,
+    title=r"$\varepsilon_U$ adaptive (any score)",
 )
 def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
     """Smallest epsilon that the adaptive bound gives at delta, over both directions.
@@ -106,6 +107,7 @@ def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
     "composition of all K runs, each released with its candidate",
     about=("any base",),
     protocol=Adaptive,
+    title=r"$\varepsilon_U$ composition (any score)",
 )
 def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
     """What all runs cost if every one were released, and K.
@@ -168,6 +170,7 @@ def hypo(base: Mechanism, repetitions: Repetitions, delta: float, ratio: float) 
     "Wang et al. 2023 (DP-HyPO), theorem 1",
     about=("any base",),
     protocol=Adaptive,
+    title=r"$\varepsilon_U$ DP-HyPO (any score)",
 )
 def hypo_theorem_1(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
     """Theorem 1 converted to (epsilon, delta)-DP, for an adaptive protocol.

@@ -217,6 +217,7 @@ def _candidates(base: Mechanism, protocol: Grid) -> Counter[Mechanism]:
     "grid bound: the region bound with a product over the other candidates",
     about=("any base, each candidate its own",),
     protocol=Grid,
+    title=r"$\varepsilon_U$ grid (any score)",
 )
 def grid(base: Mechanism, protocol: Grid, delta: float) -> Value:
     """Smallest epsilon that the grid bound gives at delta, over both directions.
@@ -246,6 +247,7 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> Value:
     "composition of all runs, each released",
     about=("any base, each candidate its own",),
     protocol=Grid,
+    title=r"$\varepsilon_U$ composition (any score)",
 )
 def composition(base: Mechanism, protocol: Grid, delta: float) -> Value:
     """What all runs cost if every one were released, and which were run.

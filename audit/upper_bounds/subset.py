@@ -106,6 +106,7 @@ class SubsetCurve:
     "both directions' hockey sticks of the mixture of two pairs, from the region bound's profile",
     about=("any base, add-remove neighbours",),
     protocol=Subset,
+    title=r"$\varepsilon_U$ subset (any score)",
 )
 def subset(base: Mechanism, protocol: Subset, delta: float) -> Value:
     """Smallest epsilon of tuning on a subset and a final run, over both directions.
@@ -216,6 +217,7 @@ def _renyi_epsilon(
     "Koskela & Kulkarni 2023, with lemma 7 of Papernot & Steinke 2022 for the tuning",
     about=("any base, add-remove neighbours",),
     protocol=Subset,
+    title=r"$\varepsilon_U$ Koskela & Kulkarni (any score)",
 )
 def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> Value:
     """Their theorem, with runs while tuning as private as the final one.

@@ -245,9 +245,24 @@ def attack_order(
     top, bottom = (grid.ravel() for grid in np.meshgrid(tops, bottoms, indexing="ij"))
     without, with_canary = _beaten_only_by_top(mu, repetitions, top, bottom)
     alpha = (1.0 - confidence) / 2.0
-    hits, misses = trials * without, trials * with_canary
+    best = int(np.argmax(expected_ratio(without, with_canary, delta, trials, alpha)))
+    return SplitOrder(float(top[best])), float(bottom[best])
+
+
+def expected_ratio(
+    likely: Array, unlikely: Array, delta: float, trials: int, alpha: float
+) -> Array:
+    """e^epsilon [n] that events certify if they come as often as expected.
+
+    Args:
+        likely: their chances [n] on one side.
+        unlikely: their chances [n] on the other.
+        delta: in (0, 1).
+        trials: trials on each side.
+        alpha: error of each limit.
+    """
+    hits, misses = trials * likely, trials * unlikely
     # Clopper & Pearson's limits are beta quantiles; real counts interpolate them.
     lower = special.betaincinv(np.maximum(hits, 1e-9), trials - hits + 1.0, alpha)
     upper = special.betaincinv(misses + 1.0, np.maximum(trials - misses, 1e-9), 1.0 - alpha)
-    best = int(np.argmax(np.maximum(lower - delta, 1e-300) / upper))
-    return SplitOrder(float(top[best])), float(bottom[best])
+    return np.asarray(np.maximum(lower - delta, 1e-300) / upper)

@@ -1,0 +1,85 @@
+"""What tunings of a game release, and how a pack of runs competes for it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.dpsgd import LaneOutcomes, Lanes
+
+Run = Callable[[Lanes], Sequence[LaneOutcomes]]
+"""Runs a pack of lanes and gives its outcomes in every view."""
+
+
+@dataclass(frozen=True)
+class Winners:
+    """What T tunings released.
+
+    Attributes:
+        runs: [T] K, the number of runs.
+        chosen: [T] index of the best run, -1 where K = 0 or every run diverged.
+        candidate: [T] index of its hyper-parameter candidate, -1 likewise.
+        score: [T] its score, minus infinity likewise.
+        lambda_a: [T] its proxy, minus infinity likewise.
+        lambda_c: [T] its proxy for sampled batches, minus infinity likewise.
+        diverged: [T] number of runs that diverged; they are never chosen.
+    """
+
+    runs: NDArray[np.int64]
+    chosen: NDArray[np.int64]
+    candidate: NDArray[np.int64]
+    score: NDArray[np.float64]
+    lambda_a: NDArray[np.float64]
+    lambda_c: NDArray[np.float64]
+    diverged: NDArray[np.int64]
+
+    def compete(
+        self,
+        outcomes: LaneOutcomes,
+        lanes: Lanes,
+        tuning: NDArray[np.int64],
+        index: NDArray[np.int64],
+    ) -> None:
+        """Lets a pack of lanes compete; of equal scores the first lane wins.
+
+        Args:
+            outcomes: of the lanes.
+            lanes: the pack, sorted by tuning.
+            tuning: [R] of each lane.
+            index: [R] its place in its tuning.
+
+        Raises:
+            ValueError: a score is NaN.
+        """
+        scores = np.where(outcomes.finite, outcomes.scores, -np.inf)
+        if np.isnan(scores).any():
+            raise ValueError("score must be a number for every run, got NaN")
+        np.add.at(self.diverged, tuning, ~outcomes.finite)
+        first = np.flatnonzero(np.diff(tuning, prepend=-1))
+        highest = np.maximum.reduceat(scores, first)
+        lane = np.arange(len(lanes))
+        is_best = scores == np.repeat(highest, np.diff(np.append(first, len(lanes))))
+        best = np.minimum.reduceat(np.where(is_best, lane, len(lanes)), first)
+        # A pack may continue a tuning that an earlier pack began: only a better score replaces.
+        better = highest > self.score[tuning[first]]
+        best, who = best[better], tuning[first][better]
+        self.chosen[who] = index[best]
+        self.candidate[who] = lanes.candidate[best]
+        self.score[who] = scores[best]
+        self.lambda_a[who] = outcomes.lambda_a[best]
+        self.lambda_c[who] = outcomes.lambda_c[best]
+
+
+def nobody(runs: NDArray[np.int64]) -> Winners:
+    """No winner yet, of so many runs [T]."""
+    size = len(runs)
+    return Winners(
+        runs=runs,
+        chosen=np.full(size, -1, dtype=np.int64),
+        candidate=np.full(size, -1, dtype=np.int64),
+        score=np.full(size, -np.inf),
+        lambda_a=np.full(size, -np.inf),
+        lambda_c=np.full(size, -np.inf),
+        diverged=np.zeros(size, dtype=np.int64),
+    )
