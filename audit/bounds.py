@@ -15,9 +15,12 @@ from audit.accounting import Composition, DpSgd, GaussianMechanism, Mechanism
 from audit.claims import Claim, Kind
 from audit.numerics import shown
 from audit.protocols import Protocol, RandomSearch
-from audit.upper_bounds import Bound, TunedMechanism, UpperBound
+from audit.upper_bounds import Bound, TunedMechanism, UpperBound, inverse
+from audit.upper_bounds.comparison import MOST_COMPARED
+from audit.upper_bounds.registry import answered
 
 _SOLVES = ("noise", "runs", "law")
+_MOST_TUNINGS = 10**6
 
 
 def bound_named(name: str | None, protocol: Protocol) -> Bound | None:
@@ -174,7 +177,7 @@ def _base_of(arguments: argparse.Namespace, protocol: Protocol) -> Mechanism:
 
 def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -> list[UpperBound]:
     """Tuned several times, or followed by a final run: the region bound, composed."""
-    times = checks.whole("tunings", arguments.tunings, 1)
+    times = checks.whole("tunings", arguments.tunings, 1, _MOST_TUNINGS)
     if times == 1 and not arguments.final_run:
         return []
     if not isinstance(protocol, RandomSearch):
@@ -186,19 +189,18 @@ def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -
     if arguments.final_run:
         parts += (base,)
     then = ", then one run of the base" if arguments.final_run else ""
-    return [
-        UpperBound(
-            "total",
-            Composition(parts).epsilon(arguments.delta),
-            Claim(
-                Kind.BOUND,
-                "region bound, composed by privacy loss distributions",
-                (RandomSearch,),
-                about=(f"tuned {times} time(s){then}",),
-                is_upper=True,
-            ),
-        )
-    ]
+    claim = Claim(
+        Kind.BOUND,
+        "region bound, composed by privacy loss distributions",
+        (RandomSearch,),
+        about=(f"tuned {times} time(s){then}",),
+        is_upper=True,
+    )
+
+    def composed() -> UpperBound:
+        return UpperBound("total", Composition(parts).epsilon(arguments.delta), claim)
+
+    return [answered("total", claim, composed)]
 
 
 def _print_table(
@@ -237,6 +239,18 @@ def _print_comparison(compared: list[upper_bounds.Compared], runs: float | None)
         if one.expected_quantile is not None:
             quantile = f"  expected quantile of the best {one.expected_quantile:.4f}"
         print(f"{one.title:{width}}  {epsilon:>9}  {one.bound}{quantile}")
+
+
+def _ends_of_search(base: Mechanism, protocol: Protocol, solved: str | None) -> list[str]:
+    """What a reader must know where the budget affords all that was searched."""
+    if solved == "noise" and isinstance(base, DpSgd) and base.sampling_rate < 1.0:
+        if base.noise_multiplier <= inverse.LEAST_NOISE * (1.0 + 1e-6):
+            return [f"the search for less noise stopped at {inverse.LEAST_NOISE:g}"]
+    elif solved in ("runs", "law") and isinstance(protocol, RandomSearch):
+        law = protocol.repetitions
+        if law.mean >= inverse.most_runs(law) * (1.0 - 1e-5):
+            return [f"the search for more runs stopped at {law.mean:.4g}: the budget allows more"]
+    return []
 
 
 def _law_as_json(protocol: Protocol) -> dict[str, object]:
@@ -302,6 +316,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
         checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
         solve = arguments.solve = checks.one_of("solve", arguments.solve, _SOLVES)
+        if arguments.plot is not None:
+            from audit.report.cost import check_writable  # slow to import, and only wanted here
+
+            check_writable(arguments.plot)
         bound = bound_named(arguments.bound, protocol)
         base = _base_of(arguments, protocol)
         if solve != "noise":
@@ -316,6 +334,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 affordable = upper_bounds.best_law(arguments.target_epsilon, base, delta, bound)
                 law = affordable[0].law
             protocol = RandomSearch(law)
+        if arguments.compare is not None:
+            checks.interval(
+                "compare", arguments.compare, *MOST_COMPARED, closed_low=True, closed_high=True
+            )
+        solved = solve if arguments.target_epsilon is not None else None
+        notes = _ends_of_search(base, protocol, solved)
         report = upper_bounds.report_mechanism(base, delta, arguments.accounting)
         rows = [*report.bounds, *upper_bounds.all_bounds(base, protocol, delta)]
         total = _total(base, protocol, arguments)
@@ -326,10 +350,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.compare is None
             else upper_bounds.same_runs(base, arguments.compare, delta)
         )
-        if arguments.plot:
-            from audit.report.cost import draw_cost  # slow to import, and only wanted here
-
-            draw_cost(base, protocol, delta, arguments.plot)
     except ValueError as error:
         return console.refused(error)
     if arguments.json:
@@ -350,6 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 }
                 for one in compared
             ],
+            "notes": notes,
             "affordable": [
                 {"repetitions": one.law.spec, "expected_quantile": one.expected_quantile}
                 for one in affordable
@@ -361,12 +382,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if recommended is not None:
             cost = shown(recommended.epsilon or 0.0, up=True)
             print(f"\ncost: {cost} by {recommended.name}, whatever the score")
+        for note in notes:
+            print(f"note: {note}")
         _print_comparison(compared, arguments.compare)
         for one in affordable:
             print(
                 f"{one.law.spec:24} expected quantile of the best run {one.expected_quantile:.5f}"
             )
-    return 0
+    if arguments.plot is not None:
+        from audit.report.cost import draw_cost
+
+        try:
+            draw_cost(base, protocol, delta, arguments.plot)
+        except ValueError as error:
+            return console.refused(error)
+    return console.OK
 
 
 if __name__ == "__main__":

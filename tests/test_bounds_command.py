@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from audit import bounds, repetitions, upper_bounds
-from audit.accounting import GaussianMechanism
+from audit.accounting import DpSgd, GaussianMechanism
+from audit.protocols import RandomSearch
+from audit.upper_bounds.registry import answered
 
 NAMES = ["base", "base-renyi", *upper_bounds.BOUNDS]
 
@@ -162,7 +164,7 @@ def test_target_epsilon_from_the_command_line(capsys):
         (["--mu", "1", "--solve", "walk"], "solve must be one of noise, runs, law"),
         (["--mu", "1", "--sampling-rate", "0.1"], "need --noise-multiplier, got --mu"),
         (["--base", "pure:-1"], "epsilon_0 must be in"),
-        (["--mu", "1", "--tunings", "0"], "tunings must be a whole number >= 1"),
+        (["--mu", "1", "--tunings", "0"], "tunings must be a whole number in [1, 1000000]"),
         (["--mu", "1", "--bound", "worst-order"], "bound must be one of"),
     ],
 )
@@ -235,7 +237,7 @@ def test_the_same_number_of_runs_by_protocol(capsys):
         (["--protocol", "grid:3", "--repetitions", "tnb:0,0.1"], "repetitions must not be given"),
         (["--protocol", "until:2"], "acceptance must be in (0, 1], got 2.0"),
         (["--protocol", "until:0.5", "--final-run"], "must come with protocol search"),
-        (["--compare", "1"], "runs must be in [2, 1e+06], got 1.0"),
+        (["--compare", "1"], "compare must be in [2, 1e+06], got 1.0"),
         (["--plot", "/no/such/folder/x.png"], "plot must be a file"),
     ],
 )
@@ -270,3 +272,26 @@ def test_the_printed_noise_keeps_the_budget_when_typed_again(capsys):
     assert bounds.main([*common, "--noise-multiplier", noise, "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["bounds"]}
     assert 1.9999 < rows["region"]["epsilon"] <= 2.0
+
+
+def test_the_search_for_runs_says_where_it_stopped(capsys):
+    argv = ("--mu", "0.0005", "--target-epsilon", "5", "--solve", "runs", "--repetitions")
+    _, out, _ = run(capsys, *argv, "binomial:50,0.5", "--json")
+    assert json.loads(out)["notes"] == ["the search for more runs stopped at 50: the budget allows more"]
+    base, law = GaussianMechanism(0.1), upper_bounds.inverse.with_mean("fixed:2", 1e7)
+    assert bounds._ends_of_search(base, RandomSearch(law), "runs")
+    assert not bounds._ends_of_search(base, RandomSearch(law), None)
+    assert bounds._ends_of_search(DpSgd(0.06, 5, 0.5), RandomSearch(law), "noise")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OverflowError("too large"), ValueError("x\ny")])
+def test_one_row_that_fails_takes_no_other_with_it(error):
+    entry = upper_bounds.entries()[0]
+
+    def fails():
+        raise error
+
+    row = answered(entry.name, entry.claim, fails)
+    assert row.epsilon is None
+    assert row.reason.startswith("its numbers fail here: ")
+    assert "\n" not in row.reason

@@ -10,6 +10,7 @@ from scipy import integrate, special
 
 from audit import accounting, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism, PureDp
+from audit.accounting.conversion import epsilon_of_order
 from audit.upper_bounds import (
     FoldedOrder,
     ReducedGame,
@@ -21,6 +22,7 @@ from audit.upper_bounds import (
     best_split_order,
 )
 from audit.upper_bounds.reduced import log_density
+from benchmarks.reduced_renyi import settings, share_of_delta
 
 LAWS = [
     "tnb:0,0.01",
@@ -319,7 +321,7 @@ def exact_renyi(mu, law, order, sign):
     return np.logaddexp(log_sum, np.log(max(law.probability_of_none, 1e-320))) / (order - 1.0)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_renyi_divergence_of_the_reduced_game_is_never_low(seed):
     # Sharp bends, where one run and many weigh the same, are what a coarse grid passes over.
     rng = np.random.default_rng(seed)
@@ -338,6 +340,16 @@ def test_the_renyi_divergence_of_the_reduced_game_is_never_low(seed):
         for order, found in zip(orders, game.renyi(orders, sign), strict=True):
             exact = exact_renyi(mu, law, float(order), sign)
             assert exact * (1.0 - 1e-9) <= found <= exact * (1.0 + 1e-5) + 1e-9
+            # What is proved is not far above; where it gives up negligible outputs, below.
+            converted = float(epsilon_of_order(exact, order, 1e-5))
+            proved = game.renyi_epsilon(float(order), 1e-5, sign)
+            assert proved <= converted + 1e-3 * max(exact, 0.01)
+
+
+def test_algorithm_3_is_never_below_what_the_reduced_game_leaks():
+    # A slice of python -m benchmarks.reduced_renyi, whose 2,000 settings docs/theory.md reports.
+    shares = [share_of_delta(one) for one in settings(20, seed=5)]
+    assert 0.1 < max(shares) <= 1.0
 
 
 def test_a_two_point_law_that_a_coarse_grid_puts_too_low():

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit.numerics import (
@@ -50,14 +50,22 @@ def renyi_to_epsilon(
     Raises:
         ValueError: delta is not in (0, 1).
     """
+    return max(best_conversion(renyi, delta, low, high)[1], 0.0)
+
+
+def best_conversion(
+    renyi: Callable[[Array], Array], delta: float, low: float = 1e-7, high: float = 1e9
+) -> tuple[float, float]:
+    """The order of `renyi_to_epsilon`, and epsilon there, which may be negative."""
     checks.interval("delta", delta, 0.0, 1.0)
-    log_delta = math.log(delta)
+    return best_renyi_order(lambda alpha: epsilon_of_order(renyi(alpha), alpha, delta), low, high)
 
-    def epsilon(alpha: Array) -> Array:
-        rest = alpha - 1.0
-        return renyi(alpha) + np.log1p(-1.0 / alpha) - (log_delta + np.log(alpha)) / rest
 
-    return max(best_renyi_order(epsilon, low, high)[1], 0.0)
+def epsilon_of_order(divergence: ArrayLike, order: ArrayLike, delta: float) -> Array:
+    """Epsilons [n] at delta, from divergences [n] of orders [n] > 1 alone."""
+    order = np.asarray(order, dtype=np.float64)
+    of_delta = (math.log(delta) + np.log(order)) / (order - 1.0)
+    return np.asarray(divergence + np.log1p(-1.0 / order) - of_delta)
 
 
 def solve_epsilon(profile: Callable[[float], float], delta: float) -> float:

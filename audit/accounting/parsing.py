@@ -15,6 +15,8 @@ from audit.accounting.mechanism import Mechanism
 
 Array = NDArray[np.float64]
 
+_LONGEST = 10**7  # characters of a file with a curve
+
 
 def read_curve(path: str | Path) -> tuple[Array, Array]:
     """Two columns of numbers from a csv file (commas or spaces; a heading is skipped).
@@ -24,9 +26,15 @@ def read_curve(path: str | Path) -> tuple[Array, Array]:
     """
     rows = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(_LONGEST + 1)
+    except (OSError, UnicodeDecodeError, ValueError, TypeError) as error:
         raise ValueError(f"path must be a readable csv file, got {str(path)!r}") from error
+    if len(text) > _LONGEST:
+        raise ValueError(
+            f"path must be a csv file of at most {_LONGEST} characters, got more in {str(path)!r}"
+        )
+    lines = text.splitlines()
     for number, line in enumerate(lines):
         fields = line.replace(",", " ").split()
         try:

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from audit import checks
 from audit.protocols.base import Protocol
+from audit.repetitions import MOST_RUNS
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,9 @@ class Grid(Protocol):
     assumption: ClassVar[str] = "a fixed list of candidates, each run once or independently not"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "candidates", checks.whole("candidates", self.candidates, 1))
+        object.__setattr__(
+            self, "candidates", checks.whole("candidates", self.candidates, 1, MOST_RUNS)
+        )
         inclusion = checks.interval("inclusion", self.inclusion, 0.0, 1.0, closed_high=True)
         object.__setattr__(self, "inclusion", inclusion)
 

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from audit import checks
 from audit.protocols.base import Protocol
+from audit.repetitions import MOST_RUNS
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,10 @@ class NoisyMax(Protocol):
     assumption: ClassVar[str] = "the index of the largest of noisy values of sensitivity 1"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "candidates", checks.whole("candidates", self.candidates, 1))
-        object.__setattr__(self, "rounds", checks.whole("rounds", self.rounds, 1))
+        object.__setattr__(
+            self, "candidates", checks.whole("candidates", self.candidates, 1, MOST_RUNS)
+        )
+        object.__setattr__(self, "rounds", checks.whole("rounds", self.rounds, 1, 10**6))
 
     @property
     def spec(self) -> str:

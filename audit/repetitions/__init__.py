@@ -5,6 +5,7 @@ Koskela, Redberg & Wang 2024 (binomial), Xiang, Wang & Wang 2024 (eq. 21: two-po
 """
 
 from audit.repetitions.base import (
+    MOST_RUNS,
     GivenNoFailure,
     PowerLaw,
     ProfileTheorem,
@@ -21,6 +22,7 @@ from audit.repetitions.two_point import TwoPoint
 
 __all__ = [
     "FAMILIES",
+    "MOST_RUNS",
     "Binomial",
     "Fixed",
     "GivenNoFailure",

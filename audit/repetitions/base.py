@@ -21,6 +21,9 @@ from audit.numerics import TINY, bracket, log_or_minus_infinity
 Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
 
+MOST_RUNS = 10**15
+"""A number of runs beyond any: below it, doubles tell whole numbers apart."""
+
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.repetitions.base import Array, Repetitions, log_of_one_minus, written
+from audit.repetitions.base import MOST_RUNS, Array, Repetitions, log_of_one_minus, written
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Fixed(Repetitions):
     k: int
 
     def __post_init__(self) -> None:
-        checks.keep(self, k=checks.whole("k", self.k, 1))
+        checks.keep(self, k=checks.whole("k", self.k, 1, MOST_RUNS))
 
     @property
     def spec(self) -> str:

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit.numerics import log_or_minus_infinity
-from audit.repetitions.base import Array, Repetitions, written
+from audit.repetitions.base import MOST_RUNS, Array, Repetitions, written
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class TwoPoint(Repetitions):
 
     def __post_init__(self) -> None:
         checks.keep(self, s=checks.interval("s", self.s, 0.0, 1.0))
-        checks.keep(self, L=checks.whole("L", self.L, 2))
+        checks.keep(self, L=checks.whole("L", self.L, 2, MOST_RUNS))
 
     @property
     def spec(self) -> str:

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from audit.accounting import Mechanism, Unreachable
 from audit.protocols import Protocol, RandomSearch
-from audit.upper_bounds import cost, region
+from audit.upper_bounds import cost
 from audit.upper_bounds.comparison import protocols_with
+from audit.upper_bounds.registry import find, row
 
 _STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (8, 2)), "-")
 
@@ -31,7 +32,7 @@ def draw_cost(
     Raises:
         ValueError: the file cannot be written, or its ending names no format.
     """
-    _check_writable(path)  # before minutes of work
+    check_writable(path)
     runs = np.unique(np.rint(np.geomspace(2.0, 1000.0, points)))
     curves: dict[str, list[tuple[float, float]]] = {}
     for mean in runs:
@@ -69,7 +70,8 @@ def draw_cost(
             ) from error
 
 
-def _check_writable(path: str) -> None:
+def check_writable(path: str) -> None:
+    """Raises ValueError where a picture cannot go: before minutes of work."""
     formats = Figure().canvas.get_supported_filetypes()
     file = Path(path)
     if file.is_dir() or not file.parent.is_dir() or file.suffix[1:].lower() not in formats:
@@ -80,12 +82,13 @@ def _check_writable(path: str) -> None:
 
 
 def _epsilon(base: Mechanism, protocol: Protocol, delta: float, own: bool = False) -> float:
-    fast = isinstance(protocol, RandomSearch) and not own
+    if isinstance(protocol, RandomSearch) and not own:
+        found = row(find("region"), base, protocol, delta)
+        return float("nan") if found.epsilon is None else found.epsilon
     try:
-        found = region(base, protocol, delta) if fast else cost(base, protocol, delta)
+        return cost(base, protocol, delta).epsilon or 0.0
     except Unreachable:
         return float("nan")
-    return float("nan") if found.epsilon is None else found.epsilon
 
 
 def _one_run(base: Mechanism, delta: float) -> float | None:

@@ -8,6 +8,9 @@ from audit.protocols import Adaptive, Grid, Protocol, RandomSearch
 from audit.repetitions import Fixed, Poisson, TruncatedNegativeBinomial
 from audit.upper_bounds.registry import cost
 
+MOST_COMPARED = (2.0, 1e6)
+"""The least and the most runs that are compared."""
+
 _STEP = (0.75, 1.33)  # how far an adaptive density may move from the prior, as in DP-HyPO's figures
 
 
@@ -36,7 +39,7 @@ def protocols_with(runs: float) -> dict[str, Protocol]:
     Args:
         runs: expected number of runs, at least 2.
     """
-    checks.interval("runs", runs, 2.0, 1e6, closed_low=True, closed_high=True)
+    checks.interval("runs", runs, *MOST_COMPARED, closed_low=True, closed_high=True)
     logarithmic = TruncatedNegativeBinomial(0.0, 0.5).with_mean(runs)
     count = round(runs)
     return {

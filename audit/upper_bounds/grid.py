@@ -49,10 +49,12 @@ from audit.upper_bounds.region import (
     mixture,
 )
 from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 
 _MOST_POINTS = 1 << 16
+_MOST_COMPOSED = 1 << 20
 _SHARES = (1e-6, 1e-2, 0.3)
 
 
@@ -257,6 +259,8 @@ def composition(base: Mechanism, protocol: Grid, delta: float) -> Value:
         protocol: how many candidates, and the chance of each to be run.
         delta: in (0, 1).
     """
+    if protocol.candidates > _MOST_COMPOSED:
+        raise NotApplicable(f"there must be at most {_MOST_COMPOSED} candidates to compose")
     return Value(all_candidates(base, protocol).epsilon(delta))
 
 

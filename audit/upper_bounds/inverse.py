@@ -22,7 +22,8 @@ _TOLERANCE = 1e-7
 _SAMPLED_TOLERANCE = 1e-6
 # The tight bound affords up to about so much more than the region bound, measured.
 _NEAR = 1e-3
-_LEAST_NOISE = 0.06
+LEAST_NOISE = 0.06
+"""No smaller noise is sought for sampled batches."""
 _MOST_RUNS = 1e7
 _POINTS = 1 << 14
 # What the region bound's own rounding may add to log(delta): ten times `PROFILE_ACCURACY`.
@@ -137,10 +138,10 @@ def solve_noise_multiplier(
     if bound is None:
         # The noise shrinks by the sampling rate at most, but for the loss of one single step.
         full_batch = root / solve_mu(target, law, delta)
-        low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, _LEAST_NOISE))
+        low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, LEAST_NOISE))
         return math.exp(-last_kept(missed, low, max(low, high), _SAMPLED_TOLERANCE))
     guess = solve_noise_multiplier(target, law, delta, steps, sampling_rate, neighbours)
-    most, least = -math.log(1e3 * guess), -math.log(min(guess, _LEAST_NOISE))
+    most, least = -math.log(1e3 * guess), -math.log(min(guess, LEAST_NOISE))
     low, high = around(missed, -math.log(guess), _NEAR, most, least)
     if missed(low) > 0.0:
         raise ValueError(
@@ -163,11 +164,14 @@ def solve_runs(
         bound: the bound that keeps it; the region bound by default.
 
     Raises:
-        ValueError: not even one expected run keeps the target, or 10^7 do.
+        ValueError: not even one expected run keeps the target.
+
+    Returns:
+        The law; where `most_runs` keep the target it has these.
     """
     law = laws.parse(law)
     checks.interval("target-epsilon", target, 0.0, 1e4)
-    least, most = max(law.means[0], 1.0), min(law.means[1], _MOST_RUNS)
+    least, most = max(law.means[0], 1.0), most_runs(law)
 
     @cache
     def missed(log_mean: float) -> float:
@@ -186,6 +190,11 @@ def solve_runs(
             guess = low
         low, high = around(missed, min(max(guess, low), high), 0.01, low, high)
     return law.with_mean(math.exp(last_kept(missed, low, high, _SAMPLED_TOLERANCE)))
+
+
+def most_runs(law: Repetitions) -> float:
+    """The most expected runs that `solve_runs` asks about: 10^7, or what the family has."""
+    return min(law.means[1], _MOST_RUNS)
 
 
 def with_mean(law: str | Repetitions, mean: float) -> Repetitions:

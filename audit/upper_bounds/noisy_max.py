@@ -17,6 +17,7 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.claims import Claim, Kind
+from audit.numerics import log_or_minus_infinity
 from audit.protocols import NoisyMax
 from audit.upper_bounds.registry import Value, bound
 from audit.upper_bounds.result import NotApplicable, UpperBound
@@ -110,8 +111,14 @@ def noisy_max_composition(base: Mechanism, protocol: NoisyMax, delta: float) -> 
 
 def _many(one: Mechanism, candidates: int, rounds: int, delta: float) -> float:
     base = Composition((one,) * rounds) if rounds > 1 else one
-    factor = float(candidates) ** rounds
-    return solve_epsilon(lambda epsilon: factor * float(base.delta(epsilon)), delta)
+    log_factor = rounds * math.log(candidates)
+
+    def profile(epsilon: float) -> float:
+        # As logarithms: a million candidates, sixty times over, overflow.
+        log_delta = float(log_or_minus_infinity(base.delta(epsilon)))
+        return math.exp(min(log_delta + log_factor, 1.0))
+
+    return solve_epsilon(profile, delta)
 
 
 def noisy_max_closed_form(candidates: int, scale: float, delta: float) -> float:

@@ -5,9 +5,12 @@ find it here, so a new bound touches one file: its own.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from audit import checks, protocols
 from audit.accounting import Mechanism, Unreachable
@@ -111,6 +114,8 @@ def bound(
                 found = body(base, argument, delta)
             except NotApplicable as error:
                 return UpperBound(name, None, claim, reason=str(error))
+            if math.isnan(found.epsilon):
+                return UpperBound(name, None, claim, reason="its numbers fail here")
             exact = replace(
                 claim, source=found.source or claim.source, about=claim.about + found.about
             )
@@ -166,11 +171,28 @@ def all_bounds(base: Mechanism, repetitions: Tuning, delta: float) -> list[Upper
 
 
 def row(entry: Entry, base: Mechanism, protocol: Protocol, delta: float) -> UpperBound:
-    """One bound, with a reason in place of a value where no epsilon reaches delta."""
+    """One bound, with a reason in place of a value where it has none."""
+    return answered(entry.name, entry.claim, lambda: entry.function(base, protocol, delta))
+
+
+def answered(name: str, claim: Claim, answer: Callable[[], UpperBound]) -> UpperBound:
+    """A row of a table, with a reason in place of a value where there is none.
+
+    No row takes the others with it: one whose numbers overflow at extreme parameters says so.
+
+    Args:
+        name: of the row.
+        claim: what its value would claim.
+        answer: finds it.
+    """
     try:
-        return entry.function(base, protocol, delta)
+        with np.errstate(all="ignore"):  # what comes out is judged, not the way there
+            return answer()
     except Unreachable as error:
-        return UpperBound(entry.name, None, entry.claim, reason=str(error))
+        reason = str(error)
+    except (ArithmeticError, MemoryError, ValueError, IndexError) as error:
+        reason = f"its numbers fail here: {' '.join(str(error).split()) or type(error).__name__}"
+    return UpperBound(name, None, claim, reason=reason)
 
 
 def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
