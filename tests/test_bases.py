@@ -518,3 +518,22 @@ def test_many_times_the_same_part_is_composed_by_its_number():
     assert "6 times (Laplace" in same.description
     many = accounting.Composition((part,) * 10_000)
     assert len(many.laws) == 1
+
+
+def test_the_reach_of_a_profile_ends_where_nothing_but_left_overs_is():
+    def left_over(epsilon):
+        return float(np.exp(-epsilon)) + (4e-40 if epsilon < 1e6 else 3e-40)
+
+    assert 50.0 < accounting.reach(left_over) < 200.0
+    assert 50.0 < accounting.reach(lambda epsilon: float(np.exp(-epsilon))) < 200.0
+
+
+def test_any_of_mechanisms_of_which_one_is_the_least_private_is_that_one():
+    quiet, loud = DpSgd(2.0, 40, 0.05), DpSgd(1.5, 50, 0.1)
+    assert AnyOf((quiet, loud)).pairs is loud.pairs
+    assert AnyOf((GaussianMechanism(0.1), GaussianMechanism(0.3))).gaussian_mu == 0.3
+    # The noise of one is less, the steps of the other more: neither is known to be the worst.
+    both = AnyOf((DpSgd(1.5, 40, 0.1), DpSgd(2.0, 50, 0.1)))
+    assert both.gaussian_mu is None
+    replaced = DpSgd(1.5, 50, 0.1, "replace-one")
+    assert AnyOf((quiet, replaced)).pairs[0] is not replaced.pairs[0]

@@ -16,6 +16,7 @@ from audit.accounting.combinations import (
     Composition,
     OneOf,
     directions,
+    relations,
 )
 from audit.accounting.composition import compose
 from audit.accounting.conversion import (
@@ -77,6 +78,7 @@ __all__ = [
     "parse",
     "reach",
     "read_curve",
+    "relations",
     "renyi_to_epsilon",
     "solve_epsilon",
     "to_plain",

@@ -13,6 +13,7 @@ from scipy import special
 from audit import checks
 from audit.accounting.composition import compose
 from audit.accounting.curves import pair_of_profile
+from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import Atoms, DominatingPair, GaussianPair, LossLaw
 from audit.numerics import SUMS_TO_ONE
@@ -98,24 +99,59 @@ class AnyOf(Mechanism):
     def __post_init__(self) -> None:
         checks.keep(self, candidates=_mechanisms("candidates", self.candidates))
 
+    @cached_property
+    def _least_private(self) -> Mechanism | None:
+        """The one that all others are post-processings of; None where none is known to be."""
+        distinct = list(dict.fromkeys(self.candidates))
+        return next(
+            (one for one in distinct if all(_dominates(one, other) for other in distinct)), None
+        )
+
+    @property
+    def gaussian_mu(self) -> float | None:
+        return None if self._least_private is None else self._least_private.gaussian_mu
+
     @property
     def pure_epsilon(self) -> float:
         return max(one.pure_epsilon for one in self.candidates)
 
+    @property
+    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
+        return super().laws if self._least_private is None else self._least_private.laws
+
     def renyi(self, alpha: ArrayLike) -> Array:
-        return np.max([one.renyi(alpha) for one in self.candidates], axis=0)
+        return np.max([one.renyi(alpha) for one in set(self.candidates)], axis=0)
 
     def delta(self, epsilon: ArrayLike) -> Array:
-        return np.max([one.delta(epsilon) for one in self.candidates], axis=0)
+        return np.max([one.delta(epsilon) for one in set(self.candidates)], axis=0)
 
     @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:
+        if self._least_private is not None:
+            return self._least_private.pairs
         epsilons = self.profile_grid()
         return (pair_of_profile(epsilons, self.delta(epsilons)),)
 
     @property
     def description(self) -> str:
         return "any of: " + "; ".join(one.description for one in self.candidates)
+
+
+def _dominates(one: Mechanism, other: Mechanism) -> bool:
+    """Whether the other is known to be a post-processing of one."""
+    if one == other:
+        return True
+    if one.gaussian_mu is not None and other.gaussian_mu is not None:
+        return one.gaussian_mu >= other.gaussian_mu
+    # Noise is added, steps are left out, and of a batch each record is left out with some chance.
+    return (
+        isinstance(one, DpSgd)
+        and isinstance(other, DpSgd)
+        and one.neighbours == other.neighbours
+        and one.noise_multiplier <= other.noise_multiplier
+        and one.steps >= other.steps
+        and one.sampling_rate >= other.sampling_rate
+    )
 
 
 class Candidates(AnyOf):
@@ -237,6 +273,22 @@ def _mean_divergence(each: list[Array], chances: tuple[float, ...], alpha: Array
     if idle > 0.0:
         logs.append(np.full_like(rest, math.log(idle)))
     return np.asarray(np.maximum(special.logsumexp(np.stack(logs), axis=0), 0.0) / rest)
+
+
+def relations(base: Mechanism) -> frozenset[str]:
+    """The neighbouring relations that the parts of a mechanism are stated for.
+
+    Example:
+        >>> from audit.accounting import DpSgd, GaussianMechanism
+        >>> sorted(relations(Composition((GaussianMechanism(1.0), DpSgd(1.0, 10)))))
+        ['add-remove']
+    """
+    if isinstance(base, AnyOf | OneOf):
+        return frozenset().union(*map(relations, base.candidates))
+    if isinstance(base, Composition):
+        return frozenset().union(*map(relations, base.parts))
+    stated = getattr(base, "neighbours", None)
+    return frozenset() if stated is None else frozenset({stated})
 
 
 def directions(several: Iterable[Mechanism]) -> list[tuple[DominatingPair, ...]]:

@@ -31,6 +31,7 @@ SMALLEST_DELTA = 1e-40
 """Where a sampled profile ends: less than that is as good as its limit."""
 
 _LARGEST_EPSILON = 1e8
+_LEFT_OVER = 1e-30
 
 
 def renyi_to_epsilon(
@@ -101,7 +102,13 @@ def solve_epsilon(profile: Callable[[float], float], delta: float) -> float:
 def reach(profile: Callable[[float], float]) -> float:
     """An epsilon, not much too large, beyond which the profile is 1e-40 or all but its limit."""
     enough = max(SMALLEST_DELTA, 1.001 * profile(_LARGEST_EPSILON))
-    low, high = doubled(lambda epsilon: profile(epsilon) <= enough, 1e-6, _LARGEST_EPSILON)
+
+    def is_reached(epsilon: float) -> bool:
+        value = profile(epsilon)
+        # So small a profile that no longer falls is what a grid left over, many times in a mixture.
+        return value <= enough or (value <= _LEFT_OVER and profile(2.0 * epsilon) > 0.99 * value)
+
+    low, high = doubled(is_reached, 1e-6, _LARGEST_EPSILON)
     if math.isinf(high):
         return 2.0 * low
-    return last_kept(lambda epsilon: profile(epsilon) > enough, high, low, (high - low) / 16.0)
+    return last_kept(lambda epsilon: not is_reached(epsilon), high, low, (high - low) / 16.0)

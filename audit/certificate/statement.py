@@ -12,7 +12,7 @@ from audit import checks, protocols
 from audit.accounting import Mechanism, from_plain, to_plain
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute, rounded_up
-from audit.protocols import Protocol
+from audit.protocols import Protocol, Subset
 
 __all__ = ["FORMAT", "Certificate", "Condition", "Ground", "Setting"]
 
@@ -116,8 +116,11 @@ class Certificate:
     @property
     def statement(self) -> str:
         """The claim in one line."""
+        what = "the best run of this tuning"
+        if isinstance(self.protocol, Subset):
+            what = "the final run of this tuning, and the candidate chosen,"
         claim = (
-            f"Releasing the best run of this tuning is ({rounded_up(self.numbers.epsilon)}, "
+            f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
             f"{self.delta:g})-differentially private."
         )
         return f"VOID: {'; '.join(self.void)}. Else: {claim}" if self.void else claim

@@ -60,7 +60,7 @@ def noise_multiplier_for(
     kept = 1.0
     while excess(kept) > 0.0:
         names[:] = quick
-        kept *= 2.0
+        kept *= 8.0  # soon out of reach, where no noise is enough
         if kept > _MOST:
             cost(base_of(kept), protocol, delta)  # where no bound applies, that is the reason
             raise ValueError(

@@ -7,9 +7,9 @@ from importlib import metadata
 from typing import Any
 
 from audit import __version__
-from audit.accounting import AnyOf, DpSgd, Mechanism, OneOf
+from audit.accounting import AnyOf, DpSgd, Mechanism, OneOf, relations
 from audit.certificate import Certificate, Condition, Ground, Setting
-from audit.protocols import Adaptive, Grid, Protocol, RandomStopping, UntilAccepted
+from audit.protocols import Adaptive, Grid, Protocol, RandomStopping, Subset, UntilAccepted
 from audit.tuning.outcome import Private
 
 __all__ = ["certify"]
@@ -56,10 +56,10 @@ def certify(
         base,
         protocol,
         delta,
-        _setting(training, private, prior),
+        _setting(training, protocol, private, prior),
         (
             *_by_construction(protocol, private, seeded),
-            *_of_runs(training, checked),
+            *_of_runs(training, protocol, checked),
             *_on_trust(protocol, private),
         ),
         _void_if(protocol, private),
@@ -76,15 +76,20 @@ def certify(
     )
 
 
+def _parts(training: Mechanism) -> tuple[Mechanism, ...]:
+    return training.candidates if isinstance(training, AnyOf | OneOf) else (training,)
+
+
 def _neighbours(training: Mechanism) -> str:
-    parts = training.candidates if isinstance(training, AnyOf | OneOf) else (training,)
-    relations = {part.neighbours for part in parts if isinstance(part, DpSgd)}
-    if len(relations) == 1 and all(isinstance(part, DpSgd) for part in parts):
-        return _NEIGHBOURS[relations.pop()]
+    stated = relations(training)
+    if len(stated) == 1 and all(isinstance(part, DpSgd) for part in _parts(training)):
+        return _NEIGHBOURS[next(iter(stated))]
     return "those for which the base mechanism's parameters hold"
 
 
-def _setting(training: Mechanism, private: Private | None, prior: Mapping[str, str]) -> Setting:
+def _setting(
+    training: Mechanism, protocol: Protocol, private: Private | None, prior: Mapping[str, str]
+) -> Setting:
     validation = "public records only"
     if private is not None:
         whose = "other private records" if private.disjoint else "private records, also trained on"
@@ -98,12 +103,14 @@ def _setting(training: Mechanism, private: Private | None, prior: Mapping[str, s
         unit="one record",
         neighbours=_neighbours(training),
         touched={
-            "one run": "the private training records, through the base mechanism alone",
+            **_runs(protocol),
             "the score": validation,
             "the choice": "scores alone",
         },
         released=(
-            "the best run's output, its candidate and its score, or that there was none",
+            "the final run's output and score, and its candidate, or that there was none"
+            if isinstance(protocol, Subset)
+            else "the best run's output, its candidate and its score, or that there was none",
             "this certificate",
         ),
         withheld=(
@@ -113,6 +120,18 @@ def _setting(training: Mechanism, private: Private | None, prior: Mapping[str, s
         ),
         prior=prior,
     )
+
+
+def _runs(protocol: Protocol) -> dict[str, str]:
+    through = "through the base mechanism alone"
+    if not isinstance(protocol, Subset):
+        return {"one run": f"the private training records, {through}"}
+    share = f"a random part of the private training records, {protocol.sampling_rate:g} of them"
+    which = "all of them" if protocol.final == "all" else "the rest of them"
+    return {
+        "one run of the tuning": f"{share} and the same in every run, {through}",
+        "the final run": f"{which}, {through}",
+    }
 
 
 def _by_construction(protocol: Protocol, private: Private | None, seeded: bool) -> list[Condition]:
@@ -135,6 +154,8 @@ def _by_construction(protocol: Protocol, private: Private | None, seeded: bool) 
     stop = "how many runs there are is settled before the first, and none is left out"
     if isinstance(protocol, UntilAccepted | RandomStopping):
         stop = "the first run that is accepted ends the tuning"
+    if isinstance(protocol, Subset):
+        stop += "; then there is one final run, with the candidate of the best"
     found = [
         draws,
         Condition(how, Ground.BY_CONSTRUCTION),
@@ -146,8 +167,22 @@ def _by_construction(protocol: Protocol, private: Private | None, seeded: bool) 
     return found
 
 
-def _of_runs(training: Mechanism, checked: frozenset[str]) -> list[Condition]:
-    parts = training.candidates if isinstance(training, AnyOf | OneOf) else (training,)
+def _of_runs(training: Mechanism, protocol: Protocol, checked: frozenset[str]) -> list[Condition]:
+    found = _of_base(training, checked)
+    if isinstance(protocol, Subset):
+        counted = "count_of_records" in checked
+        found.append(
+            Condition(
+                "every run has as many records as the study let it read",
+                Ground.CHECKED if counted else Ground.ON_TRUST,
+            )
+        )
+        found.append(Condition("they are the ones that the study let it read", Ground.ON_TRUST))
+    return found
+
+
+def _of_base(training: Mechanism, checked: frozenset[str]) -> list[Condition]:
+    parts = _parts(training)
     if not all(isinstance(part, DpSgd) for part in parts):
         return [Condition("every run is the base mechanism stated", Ground.ON_TRUST)]
     sampled = any(isinstance(part, DpSgd) and part.sampling_rate < 1.0 for part in parts)

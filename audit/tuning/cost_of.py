@@ -9,6 +9,7 @@ from typing import Any
 from audit import checks, repetitions
 from audit.accounting import (
     AnyOf,
+    Candidates,
     Composition,
     DpSgd,
     GaussianMechanism,
@@ -32,7 +33,8 @@ _ASSUMED = {
     "random": "the number of trials was fixed beforehand, each candidate was drawn anew (with "
     "replacement) from one prior, and every trial ran to its end",
     "law": "K was drawn from its law beforehand and stayed secret, each candidate was drawn anew "
-    "(with replacement) from one prior, and every trial ran to its end",
+    "(with replacement) from one prior, none that could have been drawn is less private than the "
+    "least private of these, and every trial ran to its end",
     "sequential": "nothing of how candidates were chosen, but that they were chosen by what "
     "earlier trials released",
 }
@@ -115,15 +117,18 @@ def cost_of(
         raise ValueError(f"law must be given with chosen random only, got {law!r} with {chosen}")
     everything = all_of(runs).epsilon(delta)
     best, bound, way = everything, _ALL, "law" if law is not None else chosen
-    protocol: Protocol | None = None
-    if chosen == "grid":
-        protocol = Grid(len(runs))
-    elif chosen == "random":
-        protocol = RandomSearch(Fixed(len(runs)) if law is None else repetitions.parse(law))
-    if protocol is not None:
-        distinct = list(dict.fromkeys(runs))
-        # Whatever chance each budget had, no run is less private than the least private.
-        base = distinct[0] if len(distinct) == 1 else AnyOf(tuple(distinct))
+    distinct = list(dict.fromkeys(runs))
+    # Whatever chance each budget had, no run is less private than the least private.
+    worst = distinct[0] if len(distinct) == 1 else AnyOf(tuple(distinct))
+    readings: list[tuple[Mechanism, Protocol]] = []
+    if chosen == "random":
+        draws = Fixed(len(runs)) if law is None else repetitions.parse(law)
+        readings.append((worst, RandomSearch(draws)))
+    if chosen == "grid" or (chosen == "random" and law is None and len(distinct) > 1):
+        # Draws that look at no data are a list, fixed before: then each candidate costs its own.
+        one = worst if len(distinct) == 1 else Candidates(tuple(runs))
+        readings.append((one, Grid(len(runs))))
+    for base, protocol in readings:
         try:
             found = cost(base, protocol, delta)
         except Unreachable:

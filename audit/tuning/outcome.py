@@ -4,11 +4,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from audit import checks
 from audit.accounting import AnyOf, Composition, DpSgd, GaussianMechanism, Mechanism, from_opacus
 from audit.tuning.space import Candidate
 
-__all__ = ["Best", "Inadmissible", "Outcome", "Private", "Trial", "Void"]
+__all__ = ["Best", "Inadmissible", "Outcome", "Part", "Private", "Trial", "Void"]
 
 # How far a recorded noise or rate may be off by rounding alone.
 _ROUNDING = 1e-9
@@ -94,15 +97,39 @@ class Outcome:
 class Best:
     """What a study releases: the best run, or that there was none.
 
+    Where the protocol has a final run, score and model are those of the final run.
+
     Attributes:
         candidate: its hyper-parameters; None where no run was drawn, or every run lost.
-        score: its score.
+        score: its score; None also where a final run failed.
         model: what `train` returned with it.
     """
 
     candidate: Candidate | None = None
     score: float | None = None
     model: Any = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which private records a run may read, where the tuning runs read a random part of them.
+
+    Attributes:
+        seed: of the coins of all records, the same for all runs of a study.
+        rate: chance of a record to be tuned on.
+        final: None while tuning; the final run reads the `rest` or `all`.
+    """
+
+    seed: int
+    rate: float
+    final: str | None = None
+
+    def mask(self, count: int) -> NDArray[np.bool_]:
+        """Whether each of so many records may be read, [count]."""
+        if self.final == "all":
+            return np.ones(count, dtype=np.bool_)
+        tuned_on = np.random.default_rng(self.seed).random(count) < self.rate
+        return tuned_on if self.final is None else ~tuned_on
 
 
 @dataclass
@@ -113,13 +140,39 @@ class Trial:
         candidate: the hyper-parameters drawn.
         base: the private mechanism that the run must be, or be more private than.
         seed: for whatever of the run is to be drawn; secret, as everything is that follows from it.
-        checked: what `check` has seen of this run.
+        part: which records it may read, for `records`; None for all.
+        checked: what `records` and `check` have seen of this run.
     """
 
     candidate: Candidate
     base: Mechanism
     seed: int
+    part: Part | None = None
     checked: set[str] = field(default_factory=set)
+    _may_read: NDArray[np.bool_] = field(
+        default_factory=lambda: np.ones(0, dtype=np.bool_), repr=False
+    )
+
+    @property
+    def is_final(self) -> bool:
+        """Whether this is the final run, with the candidate that the tuning chose."""
+        return self.part is not None and self.part.final is not None
+
+    def records(self, count: int) -> NDArray[np.bool_]:
+        """Which private records this run may read; it must ask where not all are to be read.
+
+        Args:
+            count: how many there are, in every run the same, in the same order.
+
+        Returns:
+            [count] True for those that may be read.
+        """
+        count = checks.whole("count", count, 0)
+        self.checked.add("records")
+        self._may_read = (
+            np.ones(count, dtype=np.bool_) if self.part is None else self.part.mask(count)
+        )
+        return self._may_read.copy()
 
     def _of_dp_sgd(self, name: str) -> Any:
         if not isinstance(self.base, DpSgd):
@@ -174,6 +227,13 @@ class Trial:
                 word = "at most" if side > 0 else "at least"
                 raise Inadmissible(f"{name} must be {word} {allowed!r} in a run, got {came!r}")
         self.checked |= {"steps", "noise_multiplier", "sampling_rate"}
+        if self.part is not None and data_loader is not None:
+            # How many there are is not told: it is a draw of the study.
+            if len(data_loader.dataset) != int(self._may_read.sum()):
+                raise Inadmissible(
+                    "data_loader must hold the records that trial.records names, and no others"
+                )
+            self.checked.add("count_of_records")
         if self.base.sampling_rate < 1.0 and data_loader is not None:
             sampler = type(getattr(data_loader, "batch_sampler", None)).__name__
             if "UniformWithReplacementSampler" not in sampler:

@@ -19,9 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.accounting import Mechanism
-from audit.protocols import Adaptive, Grid, Protocol, RandomSearch, RandomStopping, UntilAccepted
+from audit.protocols import (
+    Adaptive,
+    Grid,
+    Protocol,
+    RandomSearch,
+    RandomStopping,
+    Subset,
+    UntilAccepted,
+)
 from audit.tuning.journal import Memory, Record
-from audit.tuning.outcome import Best, Inadmissible, Outcome, Private, Trial, Void
+from audit.tuning.outcome import Best, Inadmissible, Outcome, Part, Private, Trial, Void
 from audit.tuning.samplers import Ended, Point, next_point
 from audit.tuning.space import Space
 
@@ -30,12 +38,21 @@ __all__ = ["LIVE", "Plan", "Played", "play"]
 Train = Callable[[Trial], Outcome]
 Accept = Callable[[Outcome], bool]
 
-LIVE: tuple[type[Protocol], ...] = (RandomSearch, Grid, Adaptive, UntilAccepted, RandomStopping)
+LIVE: tuple[type[Protocol], ...] = (
+    RandomSearch,
+    Grid,
+    Adaptive,
+    Subset,
+    UntilAccepted,
+    RandomStopping,
+)
 """The protocols that a study can run."""
 
 _LOOKS_BACK = (Adaptive, UntilAccepted, RandomStopping)
 # What is drawn from the key; each has its own stream for every run.
-_RUNS, _CANDIDATE, _SEED, _SCORE, _STOP = range(5)
+_RUNS, _CANDIDATE, _SEED, _SCORE, _STOP, _PART = range(6)
+# The final run of protocols that have one: an index beyond all others.
+_FINAL = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -64,7 +81,7 @@ class Plan:
         if isinstance(self.protocol, Grid):
             drawn = rng.random(self.protocol.candidates) < self.protocol.inclusion
             return [int(index) for index in np.flatnonzero(drawn)]
-        if isinstance(self.protocol, RandomSearch | Adaptive):
+        if isinstance(self.protocol, RandomSearch | Adaptive | Subset):
             return list(range(int(self.protocol.repetitions.sample(rng, 1)[0])))
         return None
 
@@ -78,7 +95,12 @@ class Plan:
         """What `train` is told of a run."""
         candidate = self.space.at(point)
         seed = int(self.rng(key, _SEED, index).integers(0, 2**63))
-        return Trial(candidate, self.base_of(candidate), seed)
+        part = None
+        if isinstance(self.protocol, Subset):
+            coins = int.from_bytes(self.rng(key, _PART).bytes(32), "little")
+            final = self.protocol.final if index == _FINAL else None
+            part = Part(coins, self.protocol.sampling_rate, final)
+        return Trial(candidate, self.base_of(candidate), seed, part)
 
     def noise(self, key: int, index: int) -> float:
         """What is added to a run's score."""
@@ -151,6 +173,8 @@ def play(
     can_win = [one for one in done.values() if _can_win(one, runs is None)]
     winner = max(can_win, key=_rank, default=None)
     models: dict[int, Any] = {}
+    # Where a final run follows, no other model is released, and none is kept.
+    has_final = isinstance(plan.protocol, Subset)
 
     def admit(found: _Attempt) -> None:
         nonlocal winner
@@ -158,18 +182,20 @@ def play(
             raise Void(found.void)
         record = found.record
         ahead = _can_win(record, runs is None) and (winner is None or _rank(record) > _rank(winner))
+        is_kept = ahead if not has_final else record.index == _FINAL and record.score is not None
         folder = memory.folder if save is not None else None
-        if ahead and save is not None and folder is not None:
+        if is_kept and save is not None and folder is not None:
             _save(save, found.model, _path(folder, record.index))
         memory.add(record)
         done[record.index] = record
-        if ahead:
+        if is_kept:
             # The model before goes only now that whoever starts again knows of this one.
             if folder is not None and winner is not None:
                 _path(folder, winner.index).unlink(missing_ok=True)
-            winner = record
             models.clear()
             models[record.index] = found.model
+        if ahead:
+            winner = record
 
     def attempt(index: int, point: Point) -> _Attempt:
         trial = plan.trial(key, index, point)
@@ -195,28 +221,32 @@ def play(
 
     if winner is None:
         return Played(Best())
-    model = models.get(winner.index)
-    if winner.index not in models:
-        path = None if memory.folder is None else _path(memory.folder, winner.index)
+    if has_final and _FINAL not in done:
+        admit(attempt(_FINAL, winner.point))
+    released = done[_FINAL] if has_final else winner
+    model = models.get(released.index)
+    if released.score is not None and released.index not in models:
+        path = None if memory.folder is None else _path(memory.folder, released.index)
         if load is not None and path is not None and path.exists():
             model = load(path)
         else:
-            again = attempt(winner.index, winner.point)
-            if again.record != winner or winner.model is None:
+            again = attempt(released.index, released.point)
+            if again.record != released or released.model is None:
                 raise Void(
                     "train must give the same run for the same trial.seed, or save and load be "
                     "given: the winner was found by an earlier process and came out different now"
                 )
             model = again.model
-    assert winner.score is not None
     admitted = [frozenset(one.checked) for one in done.values() if one.score is not None]
     return Played(
-        Best(plan.space.at(winner.point), winner.score, model),
+        Best(plan.space.at(released.point), released.score, model),
         frozenset.intersection(*admitted),
     )
 
 
 def _can_win(record: Record, until_accepted: bool) -> bool:
+    if record.index == _FINAL:
+        return False  # it is told who won
     return record.accepted if until_accepted else record.score is not None
 
 
@@ -253,6 +283,11 @@ def _attempted(
             if not isinstance(outcome, Outcome):
                 raise Inadmissible(
                     f"train must return a tuning.Outcome, got a {type(outcome).__name__}"
+                )
+            if trial.part is not None and "records" not in trial.checked:
+                raise Inadmissible(
+                    "train must ask trial.records(count) which records it may read, where the "
+                    "tuning is on a part of them"
                 )
             score = outcome.score + noise
             accepted = accept is not None and not outcome.lost

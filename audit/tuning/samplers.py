@@ -68,7 +68,7 @@ def adaptive_point(
     within [low, high]. So the chance of any set of candidates lies within [low, high] times its
     chance under the prior, whatever came before, and however large the pool.
     """
-    pool = [space.draw(rng) for _ in range(_POOL)]
+    pool = [tuple(point) for point in rng.random((_POOL, len(space.dimensions))).tolist()]
     u = rng.random()
     density = relative_density(protocol, space, pool, before)
     chosen = int(np.searchsorted(np.cumsum(density) / len(pool), u))

@@ -1,5 +1,6 @@
 """Private tuning, live: the user trains, the study draws, counts, chooses and keeps silent."""
 
+import functools
 import hashlib
 import json
 import re
@@ -15,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from audit import checks, protocols
-from audit.accounting import AnyOf, DpSgd, Mechanism, OneOf, to_plain
+from audit.accounting import AnyOf, Candidates, DpSgd, Mechanism, OneOf, to_plain
 from audit.certificate import Certificate
-from audit.protocols import Grid, Protocol, RandomSearch
+from audit.protocols import Grid, Protocol, RandomSearch, Subset
 from audit.repetitions import Repetitions
 from audit.tuning.calibration import noise_multiplier_for
 from audit.tuning.certifying import certify
@@ -78,7 +79,8 @@ class Study:
     Args:
         space: a list of values, `Uniform`, `LogUniform` or `Whole` for every hyper-parameter; or a
             list of whole candidates. Lists named `steps` and `sampling_rate` are budgets: a run
-            then costs the mean over them, or the worst of a grid.
+            then costs the mean over them; of a grid, each candidate its own; where a final run
+            takes the candidate that was chosen, the worst.
         protocol: a law of K, which means random search, or any protocol that can be run live, as
             object or text. A `Grid` runs the candidates of a finite space.
         epsilon: of the whole tuning, > 0. With `base` it may be left out.
@@ -140,6 +142,10 @@ class Study:
         self._budget = _Budget(steps, sampling_rate, neighbours)
         self._given = base
         self._chances = self._budgets()
+        if isinstance(self.protocol, Subset) and neighbours != "add-remove":
+            raise ValueError(
+                f"neighbours must be add-remove with {self.protocol.spec}, got {neighbours!r}"
+            )
         self.noise_multiplier: float | None = None
         if base is None:
             if self.epsilon is None or (steps is None and "steps" not in self.space.dimensions):
@@ -153,8 +159,8 @@ class Study:
             self.noise_multiplier = base.noise_multiplier
         self.base: Mechanism = self._run_of(self.noise_multiplier or 0.0)
         # A study that nothing bounds ends before it begins; of many bounds one that is fast tells.
-        if not isinstance(self.protocol, RandomSearch) or (
-            row(find("region"), self.base, self.protocol, self.delta).epsilon is None
+        if not isinstance(self.protocol, RandomSearch) or not _by_region(
+            self.base, self.protocol, self.delta
         ):
             self.total_epsilon  # noqa: B018
         if base is not None and self.epsilon is not None and self.total_epsilon > self.epsilon:
@@ -167,10 +173,10 @@ class Study:
         self._memory = Memory() if folder is None else Journal(folder)
         self._played: Played | None = None
 
-    @cached_property
+    @property
     def cost(self) -> UpperBound:
         """What the whole tuning costs: the smallest bound that holds for any score."""
-        return cost(self.base, self.protocol, self.delta)
+        return _cost(self.base, self.protocol, self.delta)
 
     @property
     def total_epsilon(self) -> float:
@@ -208,13 +214,25 @@ class Study:
         """One run with a given noise: training with any candidate, and its score."""
         base_of = _BaseOf(self._budget, noise_multiplier, self._given)
         runs = [base_of(budget) for budget, _ in self._chances]
-        training = runs[0]
-        if len(runs) > 1 and isinstance(self.protocol, Grid):
-            training = AnyOf(tuple(runs))
-        elif len(runs) > 1:
-            training = OneOf(tuple(runs), tuple(chance for _, chance in self._chances))
-        self._training = training
-        return training if self.private is None else self.private.with_training(training)
+        self._training = self._any_candidate(runs)
+        if self.private is None:
+            return self._training
+        return self._any_candidate([self.private.with_training(run) for run in runs])
+
+    def _any_candidate(self, runs: list[Mechanism]) -> Mechanism:
+        """One run with a candidate as the protocol chooses it, from one mechanism a budget."""
+        if len(runs) == 1:
+            return runs[0]
+        chances = tuple(chance for _, chance in self._chances)
+        if isinstance(self.protocol, Grid):
+            size = self.protocol.candidates
+            several = zip(runs, chances, strict=True)
+            return Candidates(
+                tuple(run for run, chance in several for _ in range(round(chance * size)))
+            )
+        if isinstance(self.protocol, Subset):
+            return AnyOf(tuple(runs))  # the final run's candidate is chosen, not drawn
+        return OneOf(tuple(runs), chances)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -387,6 +405,15 @@ class Study:
         if "void" in state:
             raise Void(f"{state['void']} (delete {self.folder}; its runs cost what they cost)")
         return state
+
+
+# Whoever goes on with a study, or rehearses one, asks again for what takes seconds.
+_cost = functools.lru_cache(maxsize=32)(cost)
+
+
+@functools.lru_cache(maxsize=32)
+def _by_region(base: Mechanism, protocol: Protocol, delta: float) -> bool:
+    return row(find("region"), base, protocol, delta).epsilon is not None
 
 
 def _live(spec: str | Repetitions | Protocol, space: Space) -> Protocol:

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit import repetitions as laws
-from audit.accounting import Mechanism, renyi_to_epsilon, solve_epsilon
+from audit.accounting import AnyOf, Mechanism, OneOf, renyi_to_epsilon, solve_epsilon
 from audit.numerics import SUMS_TO_ONE, best_renyi_order, last_kept
 from audit.protocols import Adaptive
 from audit.repetitions import Repetitions
@@ -113,11 +113,16 @@ def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> V
     """What all runs cost if every one were released, and K.
 
     Args:
-        base: one run with any fixed hyper-parameter.
+        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
         protocol: the law of K, any.
         delta: in (0, 1).
     """
-    return Value(AllRuns(base, protocol.repetitions, 1e-3 * delta).epsilon(delta))
+    return Value(AllRuns(_fixed(base), protocol.repetitions, 1e-3 * delta).epsilon(delta))
+
+
+def _fixed(base: Mechanism) -> Mechanism:
+    """One run with any fixed hyper-parameter: what is drawn by other chances is no better known."""
+    return AnyOf(base.candidates) if isinstance(base, OneOf) else base
 
 
 def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) -> Curve:
@@ -183,7 +188,8 @@ def hypo_theorem_1(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
     law = protocol.repetitions
     if law.power_law is None:
         raise NotApplicable("K must be truncated negative binomial")
-    return Value(renyi_to_epsilon(hypo_curve(base, law, protocol.high / protocol.low), delta))
+    curve = hypo_curve(_fixed(base), law, protocol.high / protocol.low)
+    return Value(renyi_to_epsilon(curve, delta))
 
 
 @bound(

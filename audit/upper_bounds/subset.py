@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit import checks
-from audit.accounting import DominatingPair, LossPair, Mechanism, solve_epsilon
+from audit.accounting import DominatingPair, LossPair, Mechanism, relations, solve_epsilon
 from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import Subset
 from audit.repetitions import Repetitions
@@ -116,6 +116,7 @@ def subset(base: Mechanism, protocol: Subset, delta: float) -> Value:
         protocol: the law of K, the share of records tuned on, and what the final run takes.
         delta: in (0, 1).
     """
+    _check_added_or_removed(base)
     curve = subset_curve(base, base, protocol)
     return Value(solve_epsilon(curve.delta, delta))
 
@@ -227,10 +228,17 @@ def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> Value:
         protocol: the law of K, the share of records tuned on.
         delta: in (0, 1).
     """
+    _check_added_or_removed(base)
     if protocol.final != "rest":
         raise NotApplicable("the final run must take the rest of the records")
     law, rate = protocol.repetitions, protocol.sampling_rate
     return Value(_renyi_epsilon(base, base, law, rate, delta))
+
+
+def _check_added_or_removed(base: Mechanism) -> None:
+    # A record that is replaced is tuned on, or trained on, before and after.
+    if "replace-one" in relations(base):
+        raise NotApplicable("neighbours must be add-remove")
 
 
 def scaled_learning_rate(learning_rate: float, from_records: int, to_records: int) -> float:
