@@ -13,7 +13,7 @@ from dataclasses import asdict
 from audit import accounting, checks, console, protocols, upper_bounds
 from audit.accounting import Composition, DpSgd, GaussianMechanism, Mechanism
 from audit.claims import Claim, Kind
-from audit.numerics import shown
+from audit.numerics import exact, shown
 from audit.protocols import Protocol, RandomSearch
 from audit.upper_bounds import Bound, TunedMechanism, UpperBound, inverse
 from audit.upper_bounds.comparison import MOST_COMPARED
@@ -208,7 +208,7 @@ def _print_table(
 ) -> None:
     name = "repetitions" if isinstance(protocol, RandomSearch) else "protocol"
     runs = "" if protocol.mean_runs is None else f" ({protocol.mean_runs:.4g} runs on average)"
-    print(f"{name} {protocol.spec}{runs}, delta = {delta:g}")
+    print(f"{name} {protocol.spec}{runs}, delta = {exact(delta)}")
     mu = "" if base.mu is None else f"mu = {shown(base.mu, up=True, digits=6)}; "
     print(f"holds for: {protocol.assumption}")
     print(f"base: {mu}{base.description}")
@@ -219,7 +219,9 @@ def _print_table(
         if row.epsilon is None:
             continue
         way = "down" if row.attained else "up"
-        rounded = f" (rounded {way} by < {row.error:.0e})" if row.error > 0 else ""
+        rounded = (
+            f" (rounded {way} by < {shown(row.error, up=True, digits=1)})" if row.error > 0 else ""
+        )
         epsilon = shown(row.epsilon, up=not row.attained)
         print(f"{row.name:{width}}  {epsilon:>9}  {row.claim.conditions}{rounded}")
         print(f"{'':{width}}  {'':>9}    {row.source}")

@@ -4,6 +4,7 @@ Nothing here knows of privacy. What is rounded is rounded so that a bound stays 
 on which side of a root he wants to be, and gets a point where his condition was seen to hold.
 """
 
+import decimal
 import math
 from collections.abc import Callable
 
@@ -286,11 +287,31 @@ def shown(value: float, up: bool, digits: int = 5) -> str:
         >>> shown(1.088712, up=True), shown(1.088712, up=False), shown(0.00001234567, up=True)
         ('1.0888', '1.0887', '1.2346e-05')
     """
-    if value == 0.0 or not math.isfinite(value):
+    if not math.isfinite(value):
         return f"{value:g}"
-    text = f"{value:.{digits}g}"
-    if (float(text) < value) if up else (float(text) > value):
-        # The next number of so many digits on the other side of the value.
-        unit = 10.0 ** (math.floor(math.log10(abs(float(text)))) - digits + 1)
-        text = f"{float(text) + (unit if up else -unit):.{digits}g}"
-    return text
+    # From the shortest text of the number, so that 2.4 stays 2.4.
+    side = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
+    rounded = decimal.Context(digits, side).plus(decimal.Decimal(repr(float(value))))
+    return f"{float(rounded):.{digits}g}"
+
+
+def shown_to(value: float, up: bool, places: int = 3) -> str:
+    """A number with so many places after the point, rounded to a stated side.
+
+    Where these would leave it less than two digits, or it is large, as many significant ones.
+
+    Example:
+        >>> shown_to(2.3456, up=True), shown_to(1e-5, up=True), shown_to(0.0, up=False)
+        ('2.346', '1e-05', '0.000')
+    """
+    size = abs(value)
+    if not math.isfinite(value) or 0.0 < size < 10.0 ** (1 - places) or size >= 1e6:
+        return shown(value, up, places)
+    side = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
+    exact = decimal.Decimal(repr(float(value)))
+    return str(exact.quantize(decimal.Decimal(1).scaleb(-places), side))
+
+
+def exact(value: float) -> str:
+    """A number as short as it can be and read back as the very same."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(float(value))

@@ -277,7 +277,8 @@ def test_the_printed_noise_keeps_the_budget_when_typed_again(capsys):
 def test_the_search_for_runs_says_where_it_stopped(capsys):
     argv = ("--mu", "0.0005", "--target-epsilon", "5", "--solve", "runs", "--repetitions")
     _, out, _ = run(capsys, *argv, "binomial:50,0.5", "--json")
-    assert json.loads(out)["notes"] == ["the search for more runs stopped at 50: the budget allows more"]
+    notes = json.loads(out)["notes"]
+    assert notes == ["the search for more runs stopped at 50: the budget allows more"]
     base, law = GaussianMechanism(0.1), upper_bounds.inverse.with_mean("fixed:2", 1e7)
     assert bounds._ends_of_search(base, RandomSearch(law), "runs")
     assert not bounds._ends_of_search(base, RandomSearch(law), None)

@@ -124,3 +124,11 @@ def test_best_order_is_that_of_the_closed_form():
     alpha, value = numerics.best_renyi_order(lambda a: 0.02 * a + 3.0 / (a - 1.0))
     assert alpha - 1.0 == pytest.approx(math.sqrt(150.0), rel=1e-3)
     assert value == pytest.approx(0.02 + 2.0 * math.sqrt(0.06), rel=1e-9)
+
+
+@given(st.floats(1e-320, 1e300), st.integers(1, 6), st.booleans())
+def test_places_are_on_the_stated_side_too(value, places, up):
+    text = float(numerics.shown_to(value, up, places))
+    assert text >= value if up else text <= value
+    assert text > 0.0  # a bound is never rounded to nothing
+    assert float(numerics.exact(value)) == value

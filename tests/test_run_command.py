@@ -277,7 +277,7 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, capsys):
         (["--momentum", "0.5", "0.5"], "momentum must name each value once, got (0.5, 0.5)"),
         (
             ["--repetitions", "fixed:0"],
-            "repetitions fixed:0: k must be a whole number >= 1, got 0.0",
+            "repetitions fixed:0: k must be a whole number in [1, 1000000000000000], got 0.0",
         ),
         (["--max-grad-norm", "1", "-2"], "max_grad_norm must be in (0, inf), got -2.0"),
         (["--momentum", "0.5", "1"], "momentum must be in [0, 1), got 1.0"),

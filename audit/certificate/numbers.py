@@ -1,6 +1,5 @@
 """Every number of a certificate, from one run, the protocol and delta alone."""
 
-import decimal
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from scipy import special
 from audit import checks
 from audit.accounting import Mechanism, Unreachable
 from audit.claims import Kind
-from audit.numerics import PROFILE_ACCURACY
+from audit.numerics import PROFILE_ACCURACY, shown
 from audit.protocols import Protocol
 from audit.upper_bounds import UpperBound, cost
 from audit.upper_bounds.registry import entries, find, row
@@ -37,18 +36,12 @@ def rounded_up(value: float, digits: int = 4) -> str:
         >>> rounded_up(2.40001), rounded_up(2.4), rounded_down(2.39999)
         ('2.401', '2.4', '2.399')
     """
-    return _rounded(value, digits, decimal.ROUND_CEILING)
+    return shown(value, up=True, digits=digits)
 
 
 def rounded_down(value: float, digits: int = 4) -> str:
     """A number as text, never above itself."""
-    return _rounded(value, digits, decimal.ROUND_FLOOR)
-
-
-def _rounded(value: float, digits: int, side: str) -> str:
-    # From the shortest text of the number, so that 2.4 stays 2.4.
-    exact = decimal.Decimal(repr(float(value)))
-    return f"{float(decimal.Context(digits, side).plus(exact)):g}"
+    return shown(value, up=False, digits=digits)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from scipy import special
 
 from audit.certificate.numbers import TradeOff, rounded_down, rounded_up
 from audit.certificate.statement import Certificate, Ground
+from audit.numerics import exact
 
 __all__ = ["document", "html", "svg", "table"]
 
@@ -69,11 +70,14 @@ def html(certificate: Certificate) -> str:
     mean = certificate.protocol.mean_runs
     mechanism = [
         ("One run", certificate.base.description),
-        ("Epsilon of one run alone", f"{run} at delta = {certificate.delta:g}"),
+        ("Epsilon of one run alone", f"{run} at delta = {exact(certificate.delta)}"),
         ("Protocol", f"{certificate.protocol.spec}: {certificate.protocol.assumption}"),
         ("Runs expected", "by what comes out" if mean is None else f"{mean:.4g}"),
         *((f"Prior of {name}", words) for name, words in setting.prior.items()),
-        ("Epsilon of the whole", f"{rounded_up(numbers.epsilon)} at delta = {certificate.delta:g}"),
+        (
+            "Epsilon of the whole",
+            f"{rounded_up(numbers.epsilon)} at delta = {exact(certificate.delta)}",
+        ),
         ("By", f"{numbers.bounds[0]}: {numbers.source}"),
         ("Which needs", numbers.assumes),
     ]
@@ -98,7 +102,7 @@ def html(certificate: Certificate) -> str:
         ),
         (
             "Gaussian DP",
-            f"mu = {rounded_up(numbers.mu)}, but for {certificate.delta:g}; regret "
+            f"mu = {rounded_up(numbers.mu)}, but for {exact(certificate.delta)}; regret "
             f"{rounded_up(numbers.mu_regret, 2)}",
         ),
     ]
@@ -117,7 +121,7 @@ def html(certificate: Certificate) -> str:
         "<h2>Privacy profile of the whole</h2>",
         table(
             ["delta", "epsilon"],
-            [[f"{one.delta:g}", rounded_up(one.epsilon, 6)] for one in numbers.profile],
+            [[f"{exact(one.delta)}", rounded_up(one.epsilon, 6)] for one in numbers.profile],
             number=True,
         ),
     ]
@@ -128,9 +132,9 @@ def html(certificate: Certificate) -> str:
             _pairs(
                 [
                     ("Epsilon shown", f"at least {rounded_down(found.epsilon_lower)}"),
-                    ("Confidence", f"{found.confidence:g}"),
+                    ("Confidence", exact(found.confidence)),
                     ("Games", f"{found.games_without} without, {found.games_with} with the record"),
-                    ("Could have shown", f"at most {found.ceiling(certificate.delta):.4g}"),
+                    ("Could have shown", f"at most {rounded_up(found.ceiling(certificate.delta))}"),
                 ]
             ),
         ]

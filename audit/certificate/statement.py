@@ -12,6 +12,7 @@ from audit import checks, protocols
 from audit.accounting import Mechanism, from_plain, to_plain
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute, rounded_up
+from audit.numerics import exact
 from audit.protocols import Protocol, Subset
 
 __all__ = ["FORMAT", "Certificate", "Condition", "Ground", "Setting"]
@@ -121,7 +122,7 @@ class Certificate:
             what = "the final run of this tuning, and the candidate chosen,"
         claim = (
             f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
-            f"{self.delta:g})-differentially private."
+            f"{exact(self.delta)})-differentially private."
         )
         return f"VOID: {'; '.join(self.void)}. Else: {claim}" if self.void else claim
 

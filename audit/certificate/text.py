@@ -4,6 +4,7 @@ import textwrap
 
 from audit.certificate.numbers import rounded_down, rounded_up
 from audit.certificate.statement import Certificate, Ground
+from audit.numerics import exact
 
 _WIDTH = 88
 
@@ -23,8 +24,9 @@ def paragraph(certificate: Certificate) -> str:
         f"and the bound is {numbers.bounds[0]} ({numbers.source}), which needs: "
         f"{numbers.assumes}.",
         f"No attack with 1 % (0.1 %) false positives has more than {one} % ({tenth} %) true ones; "
-        f"membership advantage is at most {rounded_up(numbers.advantage, 3)}; but for {delta:g} "
-        f"the whole is {rounded_up(numbers.mu)}-GDP (regret {rounded_up(numbers.mu_regret, 2)}).",
+        f"membership advantage is at most {rounded_up(numbers.advantage, 3)}; "
+        f"but for {exact(delta)} the whole is {rounded_up(numbers.mu)}-GDP "
+        f"(regret {rounded_up(numbers.mu_regret, 2)}).",
     ]
     if numbers.attained is not None:
         attained = rounded_down(numbers.attained)
@@ -33,8 +35,9 @@ def paragraph(certificate: Certificate) -> str:
         found = certificate.evidence
         sentences.append(
             f"An audit of {found.games_without} + {found.games_with} games shows epsilon >= "
-            f"{rounded_down(found.epsilon_lower)} at {found.confidence:g} confidence, of at most "
-            f"{found.ceiling(certificate.delta):.4g} that so many could have shown."
+            f"{rounded_down(found.epsilon_lower)} at {exact(found.confidence)} confidence, "
+            f"of at most {rounded_up(found.ceiling(certificate.delta))} that so many could "
+            "have shown."
         )
     sentences.append(f"Released: {'; '.join(setting.released)}.")
     for ground in (Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.ON_TRUST):

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from audit.certificate.numbers import compute, rounded_up
+from audit.certificate.numbers import compute, rounded_down, rounded_up
 from audit.certificate.statement import Certificate, Ground, hash_of
+from audit.numerics import exact
 
 __all__ = ["Verdict", "verify"]
 
@@ -62,12 +63,13 @@ def verify(path: str | Path) -> Verdict:
     if evidence is not None and evidence.epsilon_lower > anew.epsilon:
         return Verdict(
             False,
-            f"wrong: a game shows epsilon >= {evidence.epsilon_lower:.6g}, above what is certified",
+            f"wrong: a game shows epsilon >= {rounded_down(evidence.epsilon_lower, 6)}, "
+            "above what is certified",
         )
     if certificate.void:
         return Verdict(True, f"right in every number, but void: {'; '.join(certificate.void)}")
     trusted = sum(one.ground is Ground.ON_TRUST for one in certificate.conditions)
-    claim = f"({rounded_up(anew.epsilon)}, {certificate.delta:g})-DP by {anew.bounds[0]}"
+    claim = f"({rounded_up(anew.epsilon)}, {exact(certificate.delta)})-DP by {anew.bounds[0]}"
     return Verdict(True, f"right: {claim}, if the {trusted} things taken on trust are so")
 
 

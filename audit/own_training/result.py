@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from audit.lower_bounds import LowerBound
+from audit.numerics import exact, shown
 
 
 class PrivacyLeak(AssertionError):
@@ -47,17 +48,19 @@ class CheckResult:
         """The verdict in a line."""
         claims = "claims nothing"
         if self.claim is not None:
-            claims = f"claims ({self.claim:.4g}, {self.delta:g})"
+            claims = f"claims ({exact(self.claim)}, {exact(self.delta)})"
         confidence = f"with {100 * self.confidence:g} % confidence"
-        shown = f"an attack shows at least {self.epsilon:.2f} {confidence} (by {self.shown_by})"
+        least = shown(self.epsilon, up=False, digits=4)
+        found = f"an attack shows at least {least} {confidence} (by {self.shown_by})"
         if self.leaks or self.claim is None:
-            return f"{claims}; {shown}"
-        ceiling = f"so many {self.unit} ({self.games}) could have shown at most {self.ceiling:.2f}"
+            return f"{claims}; {found}"
+        most = shown(self.ceiling, up=True, digits=4)
+        ceiling = f"so many {self.unit} ({self.games}) could have shown at most {most}"
         if self.ceiling <= self.claim:
             ceiling += ", so no leak could have been found: play more"
         if self.epsilon == 0.0:
             return f"{claims}; nothing found; {ceiling}"
-        return f"{claims}; no leak found; {shown}; {ceiling}"
+        return f"{claims}; no leak found; {found}; {ceiling}"
 
     @property
     def exit_code(self) -> int:

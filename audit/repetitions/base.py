@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.numerics import TINY, bracket, log_or_minus_infinity
+from audit.numerics import TINY, bracket, exact, log_or_minus_infinity
 
 Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
+
+GIVEN = " given no failure of chance "
 
 MOST_RUNS = 10**15
 """A number of runs beyond any: below it, doubles tell whole numbers apart."""
@@ -42,8 +44,7 @@ def counts(k: ArrayLike) -> tuple[Array, NDArray[np.bool_]]:
 
 def written(name: str, *numbers: float) -> str:
     """`name:number,number` that is read back as the very same numbers, and short where it can."""
-    texts = (f"{x:g}" if float(f"{x:g}") == x else repr(x) for x in numbers)
-    return f"{name}:{','.join(texts)}"
+    return f"{name}:{','.join(map(exact, numbers))}"
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,7 @@ class GivenNoFailure(Repetitions):
 
     @property
     def spec(self) -> str:
-        return f"{self.law.spec} given no failure of chance {self.failure!r}"
+        return f"{self.law.spec}{GIVEN}{exact(self.failure)}"
 
     @cached_property
     def _log_keep(self) -> float:

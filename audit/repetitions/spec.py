@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from audit import checks
-from audit.repetitions.base import Repetitions
+from audit.repetitions.base import GIVEN, GivenNoFailure, Repetitions
 from audit.repetitions.binomial import Binomial
 from audit.repetitions.fixed import Fixed
 from audit.repetitions.poisson import Poisson
@@ -53,7 +53,13 @@ def parse(spec: "str | Repetitions") -> Repetitions:
     """
     if isinstance(spec, Repetitions):
         return spec
-    text, at, most = str(spec).strip().partition("@")
+    text = str(spec).strip().lower()
+    before, given, failure = text.rpartition(GIVEN)
+    if given and "@" not in failure:
+        return GivenNoFailure(parse(before), _numbers("given", failure, 1)[0])
+    text, at, most = text.rpartition("@") if "@" in text else (text, "", "")
+    if given:
+        return Truncated(parse(text), checks.whole("most", _numbers("@", most, 1)[0], 1))
     name, _, parameters = text.partition(":")
     family = _FAMILIES[checks.one_of("repetitions", name.strip(), FAMILIES)]
     try:

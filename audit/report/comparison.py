@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from audit.game.settings import AuditConfig
 from audit.game.store import begun, read_settings, write_text
+from audit.numerics import exact
 from audit.report import pictures, results, summary, tables
 from audit.report.results import Report
 from audit.report.text import rounded_down, rounded_up
@@ -271,7 +272,7 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
         f"{paper.assumes}"
     )
     tuning = results.way_of_tuning(config)
-    yield f"delta {config['delta']:g}, {tuning}, {_settings(audits)}"
+    yield f"delta {exact(config['delta'])}, {tuning}, {_settings(audits)}"
     for audit in audits:
         if any(result.contradictions for result in audit.report.results):
             yield (

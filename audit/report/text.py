@@ -1,9 +1,9 @@
 """A report as the terminal shows it."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from audit.numerics import exact, shown_to
 from audit.report.results import Report, row_of_table, way_of_tuning
 
 
@@ -13,7 +13,7 @@ def to_text(report: Report) -> str:
     threat, training_set, canary = row_of_table(config)
     lines = [
         f"{threat}, X = {training_set}, z = {canary}, score {config['score']}, "
-        f"{_tuning(config)}, delta {config['delta']:g}, "
+        f"{_tuning(config)}, delta {exact(config['delta'])}, "
         f"{config['trials']} trials x {config['repeats']}",
         f"engine {report.engine.name}: {report.engine.reason}",
         *_records(report),
@@ -44,16 +44,12 @@ _TITLES = {"base": "one run", "base-renyi": "one run, by Renyi"}
 
 def rounded_down(value: float, digits: int = 3) -> str:
     """A lower bound as text, never above it."""
-    if not math.isfinite(value):
-        return str(value)
-    return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"
+    return shown_to(value, up=False, places=digits)
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
-    """An upper bound as text, never below it but by the tenth digit, which calibration leaves."""
-    if not math.isfinite(value):
-        return str(value)
-    return f"{math.ceil(value * 10**digits * (1.0 - 1e-10)) / 10**digits:.{digits}f}"
+    """An upper bound as text, never below it."""
+    return shown_to(value, up=True, places=digits)
 
 
 def _row(name: str, cells: Sequence[str]) -> str:
@@ -156,6 +152,6 @@ def _alarms(report: Report) -> Iterator[str]:
             )
             yield (
                 f"WARNING: CONTRADICTION at eps_B = {result.epsilon_base:g}: eps_L = "
-                f"{found.lower:.3f} ({found.key} from {found.proxy}) is above eps_U = "
-                f"{found.upper:.3f} ({found.upper_bound}), both called valid; {why}."
+                f"{rounded_down(found.lower)} ({found.key} from {found.proxy}) is above eps_U = "
+                f"{rounded_up(found.upper)} ({found.upper_bound}), both called valid; {why}."
             )

@@ -17,6 +17,7 @@ from audit.accounting import (
     Unreachable,
     ZeroConcentratedDp,
 )
+from audit.numerics import exact, shown
 from audit.protocols import Grid, Protocol, RandomSearch
 from audit.repetitions import Fixed, Repetitions
 from audit.upper_bounds import cost
@@ -74,10 +75,11 @@ class TuningCost:
     @property
     def lines(self) -> list[str]:
         """The same for people."""
+        best, every = (shown(value, up=True) for value in (self.best_only, self.all_released))
         return [
-            f"{self.trials} trials, chosen: {self.chosen}; delta = {self.delta:g}",
-            f"only the best is released: epsilon = {self.best_only:.4f} (by {self.bound})",
-            f"all are released:          epsilon = {self.all_released:.4f} (composition)",
+            f"{self.trials} trials, chosen: {self.chosen}; delta = {exact(self.delta)}",
+            f"only the best is released: epsilon = {best} (by {self.bound})",
+            f"all are released:          epsilon = {every} (composition)",
             f"assumed: {self.assumed}; scores are made from outputs and public records alone",
             f"why: {self.why}",
         ]

@@ -18,6 +18,7 @@ from typing import Any
 from audit import checks, protocols
 from audit.accounting import AnyOf, Candidates, DpSgd, Mechanism, OneOf, to_plain
 from audit.certificate import Certificate
+from audit.numerics import shown
 from audit.protocols import Grid, Protocol, RandomSearch, Subset
 from audit.repetitions import Repetitions
 from audit.tuning.calibration import noise_multiplier_for
@@ -164,8 +165,9 @@ class Study:
         ):
             self.total_epsilon  # noqa: B018
         if base is not None and self.epsilon is not None and self.total_epsilon > self.epsilon:
+            least = shown(self.total_epsilon, up=True, digits=7)
             raise ValueError(
-                f"epsilon must be at least {self.total_epsilon:.6g}, what this base costs with "
+                f"epsilon must be at least {least}, what this base costs with "
                 f"{self.protocol.spec}, got {self.epsilon!r}"
             )
         if folder == "":

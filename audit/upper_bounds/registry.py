@@ -15,7 +15,7 @@ import numpy as np
 from audit import checks, protocols
 from audit.accounting import Mechanism, Unreachable
 from audit.claims import Claim, Kind
-from audit.numerics import PROFILE_ACCURACY
+from audit.numerics import PROFILE_ACCURACY, shown
 from audit.protocols import Protocol, RandomSearch
 from audit.repetitions import Repetitions
 from audit.upper_bounds.result import NotApplicable, UpperBound
@@ -203,7 +203,10 @@ def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
     """
     attained = max((one.epsilon or 0.0 for one in rows if one.attained), default=0.0)
     least = attained * (1.0 - PROFILE_ACCURACY)
-    reason = f"its numbers fail here: it came out below {attained:.6g}, which an attack attains"
+    reason = (
+        f"its numbers fail here: it came out below {shown(attained, up=False, digits=6)}, "
+        "which an attack attains"
+    )
     return [
         replace(one, epsilon=None, reason=reason)
         if one.epsilon is not None and one.claim.any_score and one.epsilon < least
