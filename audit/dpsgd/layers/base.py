@@ -3,15 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from audit.dpsgd.parameters import Parameters
+from audit.dpsgd.program import Program
 from audit.dpsgd.record_gradients import RecordGradients
-
-if TYPE_CHECKING:
-    from audit.dpsgd.compiled import Program
 
 Description = Callable[[Any], "list[Layer]"]
 _Describe = TypeVar("_Describe", bound=Description)
@@ -36,7 +34,7 @@ class Layer(ABC):
     ) -> tuple[Tensor | None, RecordGradients | None]:
         """From the loss's gradient by the output: that by the input, and those of the records."""
 
-    def compile(self, program: "Program") -> None:
+    def compile(self, program: Program) -> None:
         """Adds the layer to a compiled program.
 
         Raises:

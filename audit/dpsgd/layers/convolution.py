@@ -1,7 +1,7 @@
 """`nn.Conv2d`."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -9,10 +9,8 @@ from torch.nn import functional
 from audit.dpsgd.layers.base import FirstLayer, Layer, describes
 from audit.dpsgd.parameters import Parameters, flat
 from audit.dpsgd.products import affines, shared_affine
+from audit.dpsgd.program import Program
 from audit.dpsgd.record_gradients import KernelGradients, RecordGradients
-
-if TYPE_CHECKING:
-    from audit.dpsgd.compiled import Program
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class Convolution(FirstLayer):
                 tiles[:, :, :, :, : part.shape[4], : part.shape[5]].add_(part)
         return back[:, :, top : top + h, left : left + w].permute(0, 1, 4, 2, 3)
 
-    def compile(self, program: "Program") -> None:
+    def compile(self, program: Program) -> None:
         """A position is a place of the kernel, with a run of inputs for each of its rows."""
         if program.is_flat:
             raise NotImplementedError("Convolution after Flatten")

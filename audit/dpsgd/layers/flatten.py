@@ -2,15 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from audit.dpsgd.layers.base import Layer, describes
 from audit.dpsgd.layers.functions import Function
-
-if TYPE_CHECKING:
-    from audit.dpsgd.compiled import Program
+from audit.dpsgd.program import Program
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -23,7 +20,7 @@ class Flatten(Function):
 
     function: Callable[[Tensor], Tensor] = _rows
 
-    def compile(self, program: "Program") -> None:
+    def compile(self, program: Program) -> None:
         """Nothing moves: the weights that come next are laid out as the picture is."""
         program.is_flat = True
 

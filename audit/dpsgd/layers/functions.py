@@ -2,17 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from audit.dpsgd.layers.base import Layer, describes
 from audit.dpsgd.parameters import Parameters
+from audit.dpsgd.program import Program
 from audit.dpsgd.record_gradients import RecordGradients
-
-if TYPE_CHECKING:
-    from audit.dpsgd.compiled import Program
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Relu(Layer):
         """Delta where the output is positive."""
         return torch.ops.aten.threshold_backward(delta, saved, 0), None
 
-    def compile(self, program: "Program") -> None:
+    def compile(self, program: Program) -> None:
         """In place, both ways."""
         if not program.layers:
             raise NotImplementedError("Relu as the first layer of a compiled network")

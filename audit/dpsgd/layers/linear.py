@@ -1,17 +1,15 @@
 """`nn.Linear`."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from audit.dpsgd.layers.base import FirstLayer, Layer, describes
 from audit.dpsgd.parameters import Parameters
 from audit.dpsgd.products import affines, shared_affine
+from audit.dpsgd.program import Program
 from audit.dpsgd.record_gradients import OuterProducts, RecordGradients
-
-if TYPE_CHECKING:
-    from audit.dpsgd.compiled import Program
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Linear(FirstLayer):
         back = delta @ theta[0] if need_input else None
         return back, OuterProducts(delta, saved, self.has_bias)
 
-    def compile(self, program: "Program") -> None:
+    def compile(self, program: Program) -> None:
         """One position of all the inputs; records take the place of positions."""
         picture = program.picture
         shape = (self.outputs, program.channels, picture.height, picture.width)

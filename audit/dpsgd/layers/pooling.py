@@ -1,7 +1,7 @@
 """Pools: `nn.MaxPool2d`, and means."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from audit.dpsgd.layers.base import Layer, describes
 from audit.dpsgd.layers.functions import Function
 from audit.dpsgd.parameters import Parameters
+from audit.dpsgd.program import Program
 from audit.dpsgd.record_gradients import RecordGradients
-
-if TYPE_CHECKING:
-    from audit.dpsgd.compiled import Program
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class MaxPool(Layer):
         )
         return _lanes_first(back, lanes, is_joined), None
 
-    def compile(self, program: "Program") -> None:
+    def compile(self, program: Program) -> None:
         """Windows inside the picture alone."""
         if not program.layers or program.is_flat:
             raise NotImplementedError("MaxPool as the first layer or after Flatten")
