@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from audit import checks
 from audit.numerics import (
     PROFILE_ACCURACY,
-    ROOT_TOLERANCE,
     TINY,
+    around,
     best_renyi_order,
     doubled,
     last_kept,
@@ -32,6 +32,8 @@ SMALLEST_DELTA = 1e-40
 
 _LARGEST_EPSILON = 1e8
 _LEFT_OVER = 1e-30
+# Epsilon is sought to a tenth of what the profile is known to.
+_TOLERANCE = 0.1 * PROFILE_ACCURACY
 
 
 def renyi_to_epsilon(
@@ -69,12 +71,15 @@ def epsilon_of_order(divergence: ArrayLike, order: ArrayLike, delta: float) -> A
     return np.asarray(divergence + np.log1p(-1.0 / order) - of_delta)
 
 
-def solve_epsilon(profile: Callable[[float], float], delta: float) -> float:
+def solve_epsilon(
+    profile: Callable[[float], float], delta: float, guess: float | None = None
+) -> float:
     """Smallest epsilon >= 0 with profile(epsilon) <= delta, rounded up.
 
     Args:
         profile: decreasing function of epsilon, accurate to a relative 1e-9.
         delta: in (0, 1).
+        guess: where it may lie; saves evaluations of costly profiles.
 
     Returns:
         An epsilon at which the profile is at most delta, within a relative 1e-9 of the smallest.
@@ -85,18 +90,25 @@ def solve_epsilon(profile: Callable[[float], float], delta: float) -> float:
     """
     checks.interval("delta", delta, 0.0, 1.0)
     target = delta * (1.0 - PROFILE_ACCURACY)
-    if profile(0.0) <= target:
-        return 0.0
-    low, high = doubled(lambda epsilon: profile(epsilon) <= target, 1.0, _LARGEST_EPSILON)
-    if math.isinf(high):
-        raise Unreachable(
-            f"delta must be above {profile(low):.3g}, which no epsilon removes, got {delta!r}"
-        )
 
     def missed(epsilon: float) -> float:
         return math.log(max(profile(epsilon), TINY)) - math.log(target)
 
-    return last_kept(missed, high, low, ROOT_TOLERANCE, ROOT_TOLERANCE)
+    if guess is not None and guess > 0.0:
+        high, low = around(missed, guess, 1e-3 * guess, _LARGEST_EPSILON, 0.0)
+        if high == 0.0:
+            return 0.0
+        unreachable = high == low
+    elif profile(0.0) <= target:
+        return 0.0
+    else:
+        low, high = doubled(lambda epsilon: profile(epsilon) <= target, 1.0, _LARGEST_EPSILON)
+        unreachable = math.isinf(high)
+    if unreachable:
+        raise Unreachable(
+            f"delta must be above {profile(low):.3g}, which no epsilon removes, got {delta!r}"
+        )
+    return last_kept(missed, high, low, _TOLERANCE, _TOLERANCE)
 
 
 def reach(profile: Callable[[float], float]) -> float:

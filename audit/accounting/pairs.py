@@ -155,7 +155,7 @@ class GaussianPair(DominatingPair):
         return special.log_ndtr(-t), special.log_ndtr(-t - self.mu)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LossPair(DominatingPair):
     """A pair given by its privacy loss on finitely many outputs.
 

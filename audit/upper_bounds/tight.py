@@ -29,7 +29,8 @@ The region bound is the same integral with every event (s, s') in place of (e + 
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,9 +116,23 @@ class FoldedGame:
         gains = np.where(mass_with > 0.0, mass - scale(mass_with, epsilon), 0.0)
         return float(np.maximum(gains, 0.0).sum())
 
-    def epsilon(self, delta: float) -> float:
-        """Epsilon that this order attains at delta, rounded down."""
-        return solve_epsilon(self.delta, delta) * (1.0 - PROFILE_ACCURACY)
+    def epsilon(self, delta: float, guess: float | None = None) -> float:
+        """Epsilon that this order attains at delta, rounded down; `guess` saves time."""
+        return solve_epsilon(self.delta, delta, guess) * (1.0 - PROFILE_ACCURACY)
+
+
+class _Line(NamedTuple):
+    """What the cells (rows) add to delta as a function of f (columns), at one end of their lines.
+
+    Attributes:
+        gains: [n-1, m] under P, the slope times the weight of e.
+        weights: [n-1] of L(e).
+        slopes: [n-1, m] under P'.
+    """
+
+    gains: Array
+    weights: Array
+    slopes: Array
 
 
 @dataclass(frozen=True)
@@ -129,11 +144,13 @@ class TightCurve:
         repetitions: the law of K.
         t: parameters [n] of extreme events of the pair, increasing; the bound is safe for any, and
             sharp where they are dense.
+        guess: what epsilon an order of these events may attain, where it is known.
     """
 
     pair: DominatingPair
     repetitions: Repetitions
     t: Array
+    guess: float | None = None
 
     @classmethod
     def at(
@@ -151,14 +168,11 @@ class TightCurve:
             delta: in (0, 1).
             points: how many events end the refinement.
         """
-        curve = cls(pair, repetitions, _first_events(pair, repetitions))
-        while len(curve.t) < points:
-            game = curve.worst_order(delta)
-            finer = curve._refined(game, game.epsilon(delta), delta)
-            if len(finer.t) == len(curve.t):
-                break
-            curve = finer
-        return curve
+        try:
+            hash((pair, repetitions))
+        except TypeError:  # an own law or pair that can not be looked up again
+            return cls(pair, repetitions, *_dense_events(pair, repetitions, delta, points))
+        return cls(pair, repetitions, *_known_events(pair, repetitions, delta, points))
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up.
@@ -166,8 +180,10 @@ class TightCurve:
         It is never above the region bound, whose discretisation is finer where little is gained.
         """
         total = 0.0
-        for weights, weights_with, a, b in self._lines:
-            gains = weights[:, None] * a - _scaled(weights_with, epsilon) * b
+        gains = np.empty_like(self._lines[0].slopes)
+        for line in self._lines:
+            np.multiply(_scaled(line.weights, epsilon), line.slopes, out=gains)
+            np.subtract(line.gains, gains, out=gains)
             total += 0.5 * float(np.maximum(gains.max(axis=1), 0.0).sum())
         return min(total * (1.0 + PROFILE_ACCURACY), self._region.delta(epsilon))
 
@@ -186,7 +202,7 @@ class TightCurve:
             Unreachable: no epsilon reaches delta.
         """
         try:
-            epsilon = solve_epsilon(self.estimate, delta)
+            epsilon = solve_epsilon(self.estimate, delta, self.guess)
         except Unreachable:  # by the trapezoid rule, whose events are too few for a very large mu
             epsilon = solve_epsilon(self._region.delta, delta)
         return self.best_order(epsilon)
@@ -237,14 +253,19 @@ class TightCurve:
 
     def _trapezoids(self, epsilon: float) -> Array:
         """What a cell (rows) adds to delta if it follows so many from the front, [n-1, n]."""
-        (a, b), (widths, widths_with) = self._slopes, self._widths
-        gains = 0.5 * widths[:, None] * (a[1:] + a[:-1])
-        gains -= 0.5 * _scaled(widths_with, epsilon) * (b[1:] + b[:-1])
-        return np.tril(gains)
+        gains, loss = self._halves
+        return gains - _scaled(self._widths[1], epsilon) * loss
 
     @cached_property
-    def _lines(self) -> list[tuple[Array, Array, Array, Array]]:
-        """Weights [n-1] of e and of L(e), and slopes a, b [n-1, m]: the bound is half of the sum.
+    def _halves(self) -> tuple[Array, Array]:
+        """What the trapezoid rule takes: P's part in whole, and the mean slope of P', [n-1, n]."""
+        (a, b), (widths, _) = self._slopes, self._widths
+        gains = np.tril(0.5 * widths[:, None] * (a[1:] + a[:-1]))
+        return gains, np.tril(0.5 * (b[1:] + b[:-1]))
+
+    @cached_property
+    def _lines(self) -> list["_Line"]:
+        """The four lines whose sum is twice the bound.
 
         In every cell: phi'(1-e-f) is a convex function of e, below its chord; L is above the chords
         of both neighbours prolonged, a line to a corner and one from it; phi'(1-L-U) is a convex
@@ -307,19 +328,19 @@ class TightCurve:
         to, to_with = near * widths, near_with * widths_with
         on, on_with = (1.0 - near) * widths, (1.0 - near_with) * widths_with
         return [
-            (to, to_with, a_start, b_start),
-            (to, to_with, a_corner, b_corner),
-            (on, on_with, a_corner, b_corner),
-            (on, on_with, a_end, b_end),
+            _Line(to[:, None] * a_start, to_with, b_start),
+            _Line(to[:, None] * a_corner, to_with, b_corner),
+            _Line(on[:, None] * a_corner, on_with, b_corner),
+            _Line(on[:, None] * a_end, on_with, b_end),
         ]
 
-    def _refined(self, game: FoldedGame, epsilon: float, delta: float) -> "TightCurve":
-        """With new events where the bound exceeds a game most; itself if it does so by little."""
+    def _refined(self, game: FoldedGame, epsilon: float, delta: float) -> Array:
+        """The events and new ones where the bound exceeds a game most; none if by little."""
         cells = np.arange(len(self.t) + 1)
         excess = np.zeros(len(cells))
         at_points, total = np.zeros(len(cells)), 0.0
-        for weights, weights_with, a, b in self._lines:
-            gains = weights[:, None] * a - _scaled(weights_with, epsilon) * b
+        for line in self._lines:
+            gains = line.gains - _scaled(line.weights, epsilon) * line.slopes
             points, between = np.hsplit(gains, [len(cells) + 1])
             best = between.argmax(axis=1)
             point = np.maximum(points.max(axis=1), 0.0)
@@ -334,14 +355,33 @@ class TightCurve:
         at_points[game.cells] -= np.maximum(gains, 0.0)
         excess += np.maximum(at_points, 0.0)
         if total <= _ENOUGH * delta or not excess.any():
-            return self
+            return self.t
         worst = np.argsort(-excess)
         most = int(np.searchsorted(np.cumsum(excess[worst]), 0.9 * excess.sum())) + 1
         split = worst[: max(most, len(cells) // 10)]
         split = split[(split >= 1) & (split < len(self.t))]
         split = split[self._doubt[split] < _MOST_DOUBT]
         middle = 0.5 * (self.t[split - 1] + self.t[split])
-        return TightCurve(self.pair, self.repetitions, np.union1d(self.t, middle))
+        return np.union1d(self.t, middle)
+
+
+def _dense_events(
+    pair: DominatingPair, repetitions: Repetitions, delta: float, points: int
+) -> tuple[Array, float | None]:
+    """Events t [n] of the pair that are dense where they matter for delta, and a guess."""
+    curve = TightCurve(pair, repetitions, _first_events(pair, repetitions))
+    while len(curve.t) < points:
+        game = curve.worst_order(delta)
+        epsilon = game.epsilon(delta, curve.guess)
+        t = curve._refined(game, epsilon, delta)
+        if len(t) == len(curve.t):
+            break
+        curve = TightCurve(pair, repetitions, t, epsilon)
+    return curve.t, curve.guess
+
+
+# Two bounds in a row ask for the same: what is attained, and what is not exceeded.
+_known_events = lru_cache(maxsize=4)(_dense_events)
 
 
 def _scaled(weights: Array, epsilon: float) -> Array:
@@ -390,7 +430,10 @@ def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
         delta: in (0, 1).
     """
     curves = [TightCurve.at(pair, repetitions, delta) for pair in base.pairs]
-    epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
+    epsilon = 0.0
+    for curve in curves:
+        guess = curve.worst_order(delta).epsilon(delta, curve.guess)
+        epsilon = max(epsilon, solve_epsilon(curve.delta, delta, guess))
     attained = max(curve.best_order(epsilon).epsilon(delta) for curve in curves)
     if attained > epsilon:
         raise NotApplicable(
