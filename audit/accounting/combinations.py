@@ -204,6 +204,10 @@ class OneOf(Mechanism):
         return max(one.pure_epsilon for one in self.candidates)
 
     @property
+    def is_symmetric(self) -> bool:
+        return len(directions(self.candidates)) == 1
+
+    @property
     def attained(self) -> bool:
         return all(one.attained for one in self.candidates)
 

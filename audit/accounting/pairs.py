@@ -101,6 +101,39 @@ def multiples(low: float, high: float, spacing: float) -> Array:
     return spacing * np.arange(math.ceil(low / spacing), math.floor(high / spacing) + 1.0)
 
 
+def gaussian_profile(epsilon: ArrayLike, mu: ArrayLike) -> Array:
+    """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2), elementwise (Balle & Wang 2018, theorem 8).
+
+    In the tail the difference is taken between Mills ratios, where nothing cancels but mu/t itself:
+    the relative error is under 1e-10 for mu >= 1e-4. Below, the difference is the integral of the
+    ratio's slope, and keeps its digits for any mu.
+
+    Args:
+        epsilon: any shape.
+        mu: > 0, of a shape that broadcasts.
+    """
+    epsilon, mu = np.broadcast_arrays(
+        np.asarray(epsilon, dtype=np.float64), np.asarray(mu, dtype=np.float64)
+    )
+    with np.errstate(over="ignore"):
+        standardised = epsilon / mu
+    a, b = standardised - mu / 2.0, standardised + mu / 2.0
+    root = math.sqrt(0.5)
+    with np.errstate(under="ignore"):
+        x, gap = np.asarray(np.maximum(a, -4.0) * root), mu * root
+        fall = np.asarray(special.erfcx(x) - special.erfcx(np.maximum(b, -4.0) * root))
+        small = mu < _SMALL_MU
+        if small.any():
+            nodes = np.minimum(x[small], 1e3)[:, None]
+            nodes = nodes + gap[small][:, None] * 0.5 * (_NODES + 1.0)
+            slope = 2.0 / math.sqrt(math.pi) - 2.0 * nodes * special.erfcx(nodes)
+            fall[small] = gap[small] * 0.5 * (slope @ _WEIGHTS)
+        in_tail = 0.5 * np.exp(-0.5 * np.square(np.minimum(a, 1e3))) * fall
+        shifted = np.exp(np.minimum(epsilon + special.log_ndtr(-b), 0.0))
+        inside = special.ndtr(-a) - shifted
+    return np.clip(np.where(a > -4.0, in_tail, inside), 0.0, 1.0)
+
+
 @dataclass(frozen=True)
 class GaussianPair(DominatingPair):
     """N(0, 1) against N(mu, 1), its own mirror image."""
@@ -121,29 +154,7 @@ class GaussianPair(DominatingPair):
         return Atoms(self.mu * (self.mu / 2.0 - x), log_mass, beyond, beyond)
 
     def profile(self, epsilon: ArrayLike) -> Array:
-        """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2) (Balle & Wang 2018, theorem 8).
-
-        In the tail the difference is taken between Mills ratios, where nothing cancels but mu/t
-        itself: the relative error is under 1e-10 for mu >= 1e-4. Below, the difference is the
-        integral of the ratio's slope, and keeps its digits for any mu.
-        """
-        epsilon = np.asarray(epsilon, dtype=np.float64)
-        with np.errstate(over="ignore"):
-            standardised = epsilon / self.mu
-        a, b = standardised - self.mu / 2.0, standardised + self.mu / 2.0
-        root = math.sqrt(0.5)
-        with np.errstate(under="ignore"):
-            x, gap = np.maximum(a, -4.0) * root, self.mu * root
-            if self.mu < _SMALL_MU:
-                nodes = np.minimum(x, 1e3)[..., None] + gap * 0.5 * (_NODES + 1.0)
-                slope = 2.0 / math.sqrt(math.pi) - 2.0 * nodes * special.erfcx(nodes)
-                fall = gap * 0.5 * (slope @ _WEIGHTS)
-            else:
-                fall = special.erfcx(x) - special.erfcx(np.maximum(b, -4.0) * root)
-            in_tail = 0.5 * np.exp(-0.5 * np.square(np.minimum(a, 1e3))) * fall
-            shifted = np.exp(np.minimum(epsilon + special.log_ndtr(-b), 0.0))
-            inside = special.ndtr(-a) - shifted
-        return np.clip(np.where(a > -4.0, in_tail, inside), 0.0, 1.0)
+        return gaussian_profile(epsilon, self.mu)
 
     @property
     def event_range(self) -> tuple[float, float]:

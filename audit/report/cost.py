@@ -16,7 +16,7 @@ _STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (8,
 
 
 def draw_cost(
-    base: Mechanism, protocol: Protocol, delta: float, path: str, points: int = 9
+    base: Mechanism, protocol: Protocol, delta: float, path: str, points: int = 7
 ) -> None:
     """Draws epsilon of a tuning against the expected number of runs, by protocol.
 

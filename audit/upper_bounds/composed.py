@@ -18,6 +18,7 @@ from audit.accounting import (
     reach,
     solve_epsilon,
 )
+from audit.accounting.pairs import gaussian_profile
 from audit.repetitions import Repetitions
 from audit.upper_bounds.region import RegionCurve
 from audit.upper_bounds.renyi import Curve, lemma_7_curve
@@ -128,7 +129,18 @@ class AllRuns:
         """The profile at epsilon >= 0, rounded up."""
         _, chances = self._chances
         beyond = max(1.0 - float(chances.sum()), 0.0) + 1e-15
+        if self._gaussian is not None:
+            weights, mu = self._gaussian
+            return beyond + float(weights @ gaussian_profile(epsilon, mu))
         return beyond + sum(c * float(one.delta(epsilon)) for c, one in self.parts)
+
+    @cached_property
+    def _gaussian(self) -> tuple[Array, Array] | None:
+        """Chances and mu [n] of the compositions of Gaussian runs."""
+        if self.base.gaussian_mu is None:
+            return None
+        weights, mu = zip(*((c, one.gaussian_mu) for c, one in self.parts), strict=True)
+        return np.array(weights), np.array(mu)
 
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon at delta, rounded up."""

@@ -15,7 +15,7 @@ import numpy as np
 from audit import checks, protocols
 from audit.accounting import Mechanism, Unreachable
 from audit.claims import Claim, Kind
-from audit.numerics import PROFILE_ACCURACY, shown
+from audit.numerics import shown
 from audit.protocols import Protocol, RandomSearch
 from audit.repetitions import Repetitions
 from audit.upper_bounds.result import NotApplicable, UpperBound
@@ -33,12 +33,14 @@ class Value:
         error: how far rounding and discretisation may have moved it.
         source: of the theorem used, where it depends on the setting.
         about: what a reader must know of it besides the claim.
+        attains: an epsilon that some score was found to attain on the way.
     """
 
     epsilon: float
     error: float = 0.0
     source: str | None = None
     about: tuple[str, ...] = ()
+    attains: float = 0.0
 
 
 Body = Callable[[Mechanism, Any, float], Value]
@@ -69,6 +71,10 @@ class Entry:
 
 
 _ENTRIES: dict[tuple[type[Protocol], str], Entry] = {}
+
+
+# What an order attains is known to that, where the losses of many steps were composed on a grid.
+_COMPOSED = 1e-6
 
 
 def bound(
@@ -119,7 +125,8 @@ def bound(
             exact = replace(
                 claim, source=found.source or claim.source, about=claim.about + found.about
             )
-            return UpperBound(name, found.epsilon, exact, found.error)
+            attains = found.epsilon if kind is Kind.ATTAINED else found.attains
+            return UpperBound(name, found.epsilon, exact, found.error, attains=attains)
 
         if (protocol, name) in _ENTRIES:
             raise ValueError(f"bound names must be used once, got {name!r} again")
@@ -201,8 +208,8 @@ def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
     None should be. Where parameters are so extreme that a bound's numbers fail, it is not to be
     believed, and its row says so.
     """
-    attained = max((one.epsilon or 0.0 for one in rows if one.attained), default=0.0)
-    least = attained * (1.0 - PROFILE_ACCURACY)
+    attained = max((one.attains for one in rows), default=0.0)
+    least = attained * (1.0 - _COMPOSED)
     reason = (
         f"its numbers fail here: it came out below {shown(attained, up=False, digits=6)}, "
         "which an attack attains"
@@ -233,12 +240,12 @@ def cost(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
     """
     checks.interval("delta", delta, 0.0, 1.0)
     asked = protocols.parse(repetitions)
-    asked_of = [
-        entry
-        for entry in entries(type(asked))
-        if entry.claim.any_score or entry.claim.kind is Kind.ATTAINED
-    ]
-    rows = without_contradictions([row(entry, base, asked, delta) for entry in asked_of])
+    known = entries(type(asked))
+    rows = [row(entry, base, asked, delta) for entry in known if entry.claim.any_score]
+    if not any(one.attains for one in rows):  # else what an attack attains came with a bound
+        attained = (entry for entry in known if entry.claim.kind is Kind.ATTAINED)
+        rows += [row(entry, base, asked, delta) for entry in attained]
+    rows = without_contradictions(rows)
     found = smallest(rows)
     if found is None:
         reasons = "; ".join(f"{one.name}: {one.reason}" for one in rows[:1])

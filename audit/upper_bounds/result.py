@@ -21,6 +21,7 @@ class UpperBound:
         error: the value without discretisation lies in [epsilon - error, epsilon] (for an attained
             value, [epsilon, epsilon + error]).
         reason: why the bound does not apply; empty where it does.
+        attains: an epsilon that some score was found to attain on the way; 0 if none was.
     """
 
     name: str
@@ -28,6 +29,7 @@ class UpperBound:
     claim: Claim
     error: float = 0.0
     reason: str = ""
+    attains: float = 0.0
 
     @property
     def assumes(self) -> str:

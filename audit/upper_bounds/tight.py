@@ -439,4 +439,4 @@ def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
         raise NotApplicable(
             f"its numbers fail here: it came out at {epsilon:.6g}, an order attains {attained:.6g}"
         )
-    return Value(epsilon, error=epsilon - attained)
+    return Value(epsilon, error=epsilon - attained, attains=attained if base.attained else 0.0)
