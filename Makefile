@@ -7,13 +7,17 @@ BIN := $(VENV)/bin
 # One thread per process: two OpenMP threads on a busy machine stall each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: audit test lint types clean
+.PHONY: audit test test-slow lint types clean
 
 audit: $(VENV)/.installed
 	$(BIN)/python -m audit.run --threat ETCV --canary dirac --out runs/etcv-dirac
 
 test: lint types
 	$(BIN)/python -m pytest
+
+# More settings of what `make test` tests at some.
+test-slow: $(VENV)/.installed
+	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -374,7 +374,7 @@ def test_sampled_bases(protocol):
 SPECS = ("grid:{n}", "grid:{n},0.4", "adaptive:0.8,1.3/poisson:{n}", "until:{a}", "stopping:{a}")
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(
     st.sampled_from(SPECS),
     st.floats(0.05, 1.5),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from known import OwnLaw
 from scipy import special, stats
@@ -124,6 +124,7 @@ plain_laws = st.one_of(
 )
 
 
+@example(repetitions.TruncatedNegativeBinomial(2.225073858507e-311, 0.9999999999999999))
 @given(plain_laws)
 def test_every_spec_is_read_back_as_the_very_same_law(law):
     assert repetitions.parse(law.spec) == law

@@ -123,7 +123,9 @@ def trials(folder: Path) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.parametrize(("kind", "rel"), [("upper", 1e-9), ("lower", 1e-9)])
+@pytest.mark.parametrize(
+    ("kind", "rel"), [pytest.param("upper", 1e-9, marks=pytest.mark.slow), ("lower", 1e-9)]
+)
 def test_bounds_are_those_of_the_first_version(kind: str, rel: float) -> None:
     known = json.loads(NUMBERS.read_text())[kind]
     found = {"upper": upper, "lower": lower}[kind]()

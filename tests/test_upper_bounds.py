@@ -89,7 +89,7 @@ def test_published_values(mu, spec, values):
 
 @pytest.mark.parametrize("mu", [0.02, 0.24721, 1.0, 4.0])
 @pytest.mark.parametrize("spec", LAWS)
-@pytest.mark.parametrize("delta", [1e-12, 1e-5, 1e-2])
+@pytest.mark.parametrize("delta", [pytest.param(1e-12, marks=pytest.mark.slow), 1e-5, 1e-2])
 def test_hierarchy(mu, spec, delta):
     bounds = by_name(GaussianMechanism(mu), spec, delta)
     exact, worst, region = (bounds[n] for n in ("reduced-exact", "worst-order", "region"))
@@ -296,7 +296,14 @@ def test_region_bound_grows_with_everything():
 
 @pytest.mark.parametrize("mu", [1e-4, 30.0])
 @pytest.mark.parametrize("delta", [1e-30, 0.5])
-@pytest.mark.parametrize("spec", ["tnb:0,1e-9", "poisson:1e6", "two-point:1e-6,1000000"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "tnb:0,1e-9",
+        "poisson:1e6",
+        pytest.param("two-point:1e-6,1000000", marks=pytest.mark.slow),
+    ],
+)
 def test_extreme_settings_are_finite_and_in_order(mu, delta, spec):
     assert_in_order(by_name(GaussianMechanism(mu), spec, delta).values())
 

@@ -44,6 +44,11 @@ class TruncatedNegativeBinomial(Repetitions):
     def spec(self) -> str:
         return written("tnb", self.eta, self.gamma)
 
+    @property
+    def _power(self) -> float:
+        """eta where u^eta is told apart from 1: products with smaller ones lose their digits."""
+        return self.eta if abs(self.eta) >= 1e-290 else 0.0
+
     @cached_property
     def _log_gamma(self) -> float:
         return math.log(self.gamma)
@@ -51,9 +56,9 @@ class TruncatedNegativeBinomial(Repetitions):
     def _one_minus_power(self, log_u: ArrayLike) -> Array:
         """(1 - u^eta) / eta for u = e^log_u, continuous at eta = 0, where it is -log u."""
         log_u = np.asarray(log_u, dtype=np.float64)
-        if self.eta == 0.0:
+        if self._power == 0.0:
             return -log_u
-        return np.asarray(-np.expm1(self.eta * log_u) / self.eta)
+        return np.asarray(-np.expm1(self._power * log_u) / self._power)
 
     @cached_property
     def mean(self) -> float:
@@ -93,7 +98,7 @@ class TruncatedNegativeBinomial(Repetitions):
     def _size(self, log_u: ArrayLike) -> Array:
         """(1 - u^|eta|) / |eta|, or -log u at eta = 0."""
         log_u = np.asarray(log_u, dtype=np.float64)
-        eta = abs(self.eta)
+        eta = abs(self._power)
         return -log_u if eta == 0.0 else np.asarray(-np.expm1(eta * log_u) / eta)
 
     def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
@@ -108,7 +113,7 @@ class TruncatedNegativeBinomial(Repetitions):
     def inverse_survival(self, y: ArrayLike) -> Array:
         # (gamma/u)^eta = 1 - y (1 - gamma^eta), and s = (u - gamma)/(1 - gamma).
         y = np.clip(np.asarray(y, dtype=np.float64), 0.0, 1.0)
-        if self.eta == 0.0:
+        if self._power == 0.0:
             log_growth = -y * self._log_gamma
         else:
             with np.errstate(divide="ignore"):
@@ -121,7 +126,7 @@ class TruncatedNegativeBinomial(Repetitions):
         # negative binomial with eta + 1 failures and success probability v drawn from c v^-(eta+1).
         uniform = rng.random(size)
         log_v = self._log_gamma * (1.0 - uniform)
-        if self.eta != 0.0:
+        if self._power != 0.0:
             # (1 - v^-eta)/(1 - gamma^-eta) = 1 - u, solved for v without leaving log scale.
             if self.eta > 0.0:
                 inside = uniform * math.exp(self.eta * self._log_gamma) + (1.0 - uniform)
