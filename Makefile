@@ -1,5 +1,5 @@
-# Two commands: `make audit` runs the main audit, `make test` checks everything.
-# Both make their own virtual environment in $(VENV) first.
+# `make audit` runs the main audit, `make test` checks everything, `make docs` builds the site.
+# Each makes its own virtual environment in $(VENV) first.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # One thread per process: two OpenMP threads on a busy machine stall each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: audit test test-slow lint types clean
+.PHONY: audit test test-slow lint types docs clean
 
 audit: $(VENV)/.installed
 	$(BIN)/python -m audit.run --threat ETCV --canary dirac --out runs/etcv-dirac
@@ -26,6 +26,17 @@ lint: $(VENV)/.installed
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
+
+# From nothing every time; a warning is an error, a dead link too.
+docs: $(VENV)/.docs
+	rm -rf build/site
+	$(BIN)/python -m sphinx -W --keep-going -q -E -j auto -b html docs build/site
+	$(BIN)/python docs/check_links.py build/site
+	@echo "the site: build/site/index.html"
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard audit/dpsgd/*.c)
 	$(PYTHON) -m venv $(VENV)

@@ -1,7 +1,10 @@
 """The examples run as they stand in the README."""
 
+import re
+import runpy
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -35,3 +38,38 @@ def test_tuning_examples(name, tmp_path, capsys):
         assert "if the 5 things taken on trust are so" in capsys.readouterr().out
     else:
         assert not left
+
+
+def test_hydra_configures_one_study(tmp_path):
+    command = [sys.executable, str(EXAMPLES / "tune_with_hydra.py"), "steps=5", "protocol=fixed:2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "is (1.921, 1e-05)-differentially private" in done.stdout  # of the 2 allowed
+
+
+def test_ray_carries_out_what_was_drawn(monkeypatch, capsys):
+    tune = types.ModuleType("ray.tune")  # a list, each once, the best by a metric: as Ray does it
+    tune.grid_search = tuple
+    tune.with_parameters = lambda function: function
+    tune.TuneConfig = types.SimpleNamespace
+    tune.Tuner = _Tuner
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(tune=tune))
+    monkeypatch.setitem(sys.modules, "ray.tune", tune)
+    runpy.run_path(str(EXAMPLES / "tune_with_ray.py"), run_name="__main__")
+    assert re.search(r"learning rate .*: .* right, \(2, 1e-05\)-DP in all", capsys.readouterr().out)
+
+
+class _Tuner:
+    def __init__(self, trainable, param_space, tune_config):
+        assert vars(tune_config) == {"metric": "score", "mode": "max"}
+        self.trainable, self.listed = trainable, param_space["candidate"]
+
+    def fit(self):
+        return _Results(
+            types.SimpleNamespace(config={"candidate": c}, metrics=self.trainable({"candidate": c}))
+            for c in self.listed
+        )
+
+
+class _Results(list):
+    def get_best_result(self):
+        return max(self, key=lambda result: result.metrics["score"])

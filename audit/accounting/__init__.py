@@ -34,8 +34,10 @@ from audit.accounting.discrete import (
     RandomisedResponse,
 )
 from audit.accounting.dpsgd import NEIGHBOURS, DpSgd
+from audit.accounting.event import from_event
 from audit.accounting.gaussian import GaussianMechanism
 from audit.accounting.laplace import LaplaceMechanism
+from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import DominatingPair, LossPair
 from audit.accounting.parsing import parse, read_curve
@@ -55,6 +57,7 @@ __all__ = [
     "DpSgd",
     "GaussianMechanism",
     "LaplaceMechanism",
+    "LossDistribution",
     "LossPair",
     "Mechanism",
     "OneOf",
@@ -70,6 +73,7 @@ __all__ = [
     "calibrate_noise_multiplier",
     "compose",
     "directions",
+    "from_event",
     "from_opacus",
     "from_plain",
     "gdp_limit_mu",

@@ -18,6 +18,7 @@ from audit.accounting.discrete import (
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.gaussian import GaussianMechanism
 from audit.accounting.laplace import LaplaceMechanism
+from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 
 _KINDS: dict[str, type[Mechanism]] = {
@@ -31,6 +32,7 @@ _KINDS: dict[str, type[Mechanism]] = {
         DpSgd,
         GaussianMechanism,
         LaplaceMechanism,
+        LossDistribution,
         OneOf,
         PrivacyProfile,
         PureDp,

@@ -55,13 +55,23 @@ def from_opacus(
         steps_of[noise, rate] = before + checks.whole("steps", steps, 1)
     if not steps_of:
         raise ValueError(f"accountant must have recorded a step, got {accountant!r}")
-    most_phases = checks.whole("most_phases", most_phases, 1)
-    steps_of = _joined(steps_of, most_phases)
-    phases = [DpSgd(noise, steps, rate, neighbours) for (noise, rate), steps in steps_of.items()]
+    phases = runs_of(steps_of, checks.whole("most_phases", most_phases, 1), neighbours)
     return phases[0] if len(phases) == 1 else Composition(tuple(phases))
 
 
 _Phases = dict[tuple[float, float], int]
+
+
+def runs_of(steps_of: _Phases, most: int = 40, neighbours: str = "add-remove") -> list[Mechanism]:
+    """DP-SGD of at most so many phases, which together dominate those that came.
+
+    Args:
+        steps_of: steps by (noise multiplier, sampling rate).
+        most: where there are more phases, neighbouring ones are accounted for as one.
+        neighbours: `add-remove` or `replace-one`.
+    """
+    joined = _joined(steps_of, most)
+    return [DpSgd(noise, steps, rate, neighbours) for (noise, rate), steps in joined.items()]
 
 
 def _joined(steps_of: _Phases, most: int) -> _Phases:

@@ -1,0 +1,95 @@
+"""A mechanism of which the privacy loss distribution is known, as accountants keep it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from audit import checks
+from audit.accounting.mechanism import GIVEN, Mechanism
+from audit.accounting.pairs import Atoms, DominatingPair, LossPair
+from audit.numerics import log_or_minus_infinity
+
+Array = NDArray[np.float64]
+
+_ROUNDING = 1e-6  # how far sums of a hundred thousand masses may be off
+
+
+@dataclass(frozen=True, eq=False)
+class LossDistribution(Mechanism):
+    """Any mechanism that is dominated by finitely many privacy losses.
+
+    A loss log(P/P') and its probability under P tell the one under P', P e^-loss; what P' then
+    lacks, only P' gives. So one direction bounds the other too, and a second one is only sharper.
+
+    Attributes:
+        losses: [n] finite, strictly increasing.
+        probabilities: [n] under P.
+        infinite: P-probability of an infinite loss.
+        reverse: the other direction; None where this one stands for both.
+
+    Raises:
+        ValueError: losses that do not increase, or probabilities that are none under P or under P'.
+
+    Example:
+        >>> one = LossDistribution([-1.0, 1.0], [0.2689414, 0.7310586])
+        >>> round(one.epsilon(1e-6), 3)  # randomised response of epsilon 1
+        1.0
+    """
+
+    losses: Array
+    probabilities: Array
+    infinite: float = 0.0
+    reverse: "LossDistribution | None" = None
+
+    def __post_init__(self) -> None:
+        losses, masses = (
+            _numbers("losses", self.losses),
+            _numbers("probabilities", self.probabilities),
+        )
+        if np.any(np.diff(losses) <= 0.0):
+            raise ValueError("losses must increase strictly, got some that do not")
+        if masses.shape != losses.shape or np.any(masses < 0.0):
+            raise ValueError(f"probabilities must be {losses.size} numbers >= 0, got {masses!r}")
+        infinite = checks.interval(
+            "infinite", self.infinite, 0.0, 1.0, closed_low=True, closed_high=True
+        )
+        total, other = masses.sum() + infinite, self._masses_of_other(losses, masses).sum()
+        if abs(total - 1.0) > _ROUNDING or other > 1.0 + _ROUNDING:
+            raise ValueError(
+                "probabilities must sum to 1, and to at most 1 under the other data set, "
+                f"got {total:.9g} and {other:.9g}"
+            )
+        checks.keep(self, losses=losses, probabilities=masses, infinite=infinite)
+
+    @staticmethod
+    def _masses_of_other(losses: Array, masses: Array) -> Array:
+        return np.exp(log_or_minus_infinity(masses) - losses)
+
+    @cached_property
+    def _pair(self) -> LossPair:
+        log_mass = log_or_minus_infinity(self.probabilities)
+        kept = log_mass > -np.inf
+        lacking = 1.0 - float(self._masses_of_other(self.losses, self.probabilities).sum())
+        # What masses under P lack to 1 by rounding is counted as a leak.
+        leak = max(self.infinite, 1.0 - float(self.probabilities.sum()))
+        return LossPair(Atoms(self.losses[kept], log_mass[kept], leak, max(lacking, 0.0)))
+
+    @property
+    def pairs(self) -> tuple[DominatingPair, ...]:
+        return (self._pair,) if self.reverse is None else (self._pair, self.reverse._pair)
+
+    @property
+    def description(self) -> str:
+        return f"a privacy loss distribution of {len(self.losses)} losses; {GIVEN}"
+
+
+def _numbers(name: str, values: ArrayLike) -> Array:
+    try:
+        found = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be numbers, got {values!r}") from error
+    if found.ndim != 1 or found.size == 0 or not np.isfinite(found).all():
+        raise ValueError(f"{name} must be finite numbers in one dimension, got {found!r}")
+    return found

@@ -1,0 +1,63 @@
+"""Checks a built site offline: `python docs/check_links.py FOLDER`; exit code 1 for dead links.
+
+Every link within the site must lead to a file, and to a place in it where it names one. Nothing
+that a page loads (scripts, styles, pictures, fonts) may come from elsewhere.
+"""
+
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
+
+
+class _Page(HTMLParser):
+    """What a page links to, what it loads, and the places in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.places: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Notes one tag."""
+        values = {name: value or "" for name, value in attrs}
+        self.places.update(values[name] for name in ("id", "name") if name in values)
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if tag == "link" and values.get("rel") in ("stylesheet", "icon", "preload"):
+            self.loads.append(values["href"])
+        if values.get(_LOADED.get(tag, "")):
+            self.loads.append(values[_LOADED[tag]])
+
+
+def problems(folder: Path) -> list[str]:
+    """What is wrong with the links of a built site, a line each.
+
+    Args:
+        folder: holds the pages.
+    """
+    pages = {path.resolve(): _Page(path.read_text()) for path in sorted(folder.rglob("*.html"))}
+    found = [] if pages else [f"{folder}: no pages"]
+    for path, page in pages.items():
+        for link in [*page.links, *page.loads]:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                if link in page.loads and parts.scheme != "data":
+                    found.append(f"{path.name}: loads {link}")
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.exists():
+                found.append(f"{path.name}: no file for {link}")
+            elif target in pages and unquote(parts.fragment) not in {"", *pages[target].places}:
+                found.append(f"{path.name}: no place for {link}")
+    return found
+
+
+if __name__ == "__main__":
+    wrong = problems(Path(sys.argv[1]))
+    print("\n".join(wrong) or "all links lead somewhere")
+    sys.exit(bool(wrong))

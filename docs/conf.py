@@ -1,0 +1,82 @@
+"""The site: `make docs`. Warnings are errors; nothing is fetched, now or by a reader."""
+
+import os
+import re
+from typing import Any
+
+import audit
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of the notebooks' kernels
+
+project = "dp-tuning-audit"
+author = "the dp-tuning-audit authors"
+release = version = audit.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+]
+exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
+suppress_warnings = ["ref.python"]  # words of docstrings that two classes have as names
+
+html_theme = "furo"
+html_title = "dp-tuning-audit"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_merge_streams = True
+
+# Docstrings are plain text with `names` in backquotes; formulas in them are no markup.
+default_role = "code"
+add_module_names = False
+toc_object_entries = False  # hundreds of names in every page's menu
+autodoc_member_order = "groupwise"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"members": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_custom_sections = [("Attributes", "params_style")]
+python_maximum_signature_line_length = 88
+
+_CODE = re.compile(r"(``[^`]+``|`[^`]+`)")
+_MARKUP = re.compile(r"([*|])|(?<=\w)(_)(?!\w)")
+
+
+def _formulas_are_no_markup(
+    app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]
+) -> None:
+    """Escapes what reStructuredText would read as emphasis, substitution or reference."""
+    example = False
+    for index, line in enumerate(lines):
+        example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
+        if not example:
+            parts = _CODE.split(line)
+            parts[::2] = [_MARKUP.sub(r"\\\g<0>", part) for part in parts[::2]]
+            lines[index] = "".join(parts)
+
+
+_ARRAY = re.compile(r"ndarray\[(?:tuple\[[^\]]*\]|[\w.]+), dtype\[(\w+)\]\]")
+_ARRAY_LIKE = re.compile(r"_Buffer \| _SupportsArray\[.*?\]\] \| _NestedSequence\[.*?\]\]\].*")
+
+
+def _short_types(
+    app: Any, what: str, name: str, found: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str]:
+    """Signatures with the names of types of arrays, not what numpy makes of them."""
+    shortened = [_ARRAY.sub("Array", part) if part else part for part in (signature, returns)]
+    return shortened[0], shortened[1]
+
+
+def setup(app: Any) -> None:
+    """Connects the two."""
+    app.connect("autodoc-process-docstring", _formulas_are_no_markup, priority=400)
+    app.connect("autodoc-process-signature", _short_types)

@@ -1,0 +1,103 @@
+"""What dp-accounting describes is read as the same mechanism."""
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import privacy_loss_distribution as distributions
+
+from audit import accounting, upper_bounds
+
+DELTA = 1e-5
+
+
+def test_a_composed_event_is_accounted_for_as_by_their_accountant():
+    sampled = dp_event.PoissonSampledDpEvent(0.02, dp_event.GaussianDpEvent(1.2))
+    event = dp_event.ComposedDpEvent(
+        [
+            dp_event.SelfComposedDpEvent(sampled, 200),
+            dp_event.NoOpDpEvent(),
+            dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(20.0), 3),
+            dp_event.LaplaceDpEvent(8.0),
+        ]
+    )
+    theirs = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
+    theirs.compose(event)
+    ours = accounting.from_event(event)
+    # Theirs rounds every loss up by at most 1e-3 on a grid, with standard deviation after 204 sums.
+    assert ours.epsilon(DELTA) == pytest.approx(theirs.get_epsilon(DELTA), rel=5e-3)
+    assert ours.epsilon(DELTA) <= theirs.get_epsilon(DELTA) + 1e-9
+
+
+def test_a_sample_is_drawn_once_for_all_that_is_run_on_it():
+    inner = dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(2.0), 4)
+    found = accounting.from_event(dp_event.PoissonSampledDpEvent(0.1, inner))
+    assert found == accounting.DpSgd(1.0, 1, 0.1)
+
+
+def test_randomised_response_and_zcdp():
+    found = accounting.from_event(dp_event.RandomizedResponseDpEvent(0.5, 4))
+    # The truth with chance 1/2 + 1/8, any other answer 1/8: a ratio of 5.
+    assert found.pure_epsilon == pytest.approx(np.log(5.0))
+    assert accounting.from_event(dp_event.ZCDpEvent(0.1)) == accounting.ZeroConcentratedDp(0.1)
+
+
+def test_a_loss_distribution_in_both_directions():
+    theirs = distributions.from_gaussian_mechanism(
+        1.0, sampling_prob=0.05, value_discretization_interval=2e-3
+    ).self_compose(30)
+    ours, exact = accounting.from_event(theirs), accounting.DpSgd(1.0, 30, 0.05)
+    assert len(ours.pairs) == 2
+    assert ours.epsilon(DELTA) == pytest.approx(theirs.get_epsilon_for_delta(DELTA), abs=1e-6)
+    # Both directions are kept: the best of many costs what it costs with the exact mechanism, and
+    # 4 % more where only the profile is known.
+    law = "tnb:0,0.01"
+    cost, truth = (upper_bounds.region(base, law, DELTA).epsilon for base in (ours, exact))
+    assert truth <= cost <= 1.005 * truth
+    again = accounting.from_plain(accounting.to_plain(ours))
+    assert again.epsilon(DELTA) == ours.epsilon(DELTA)
+    twice = accounting.Composition((ours, ours)).epsilon(DELTA)
+    assert twice == pytest.approx(accounting.DpSgd(1.0, 60, 0.05).epsilon(DELTA), rel=5e-3)
+
+
+def test_a_symmetric_loss_distribution():
+    found = accounting.from_event(distributions.from_laplace_mechanism(2.0))
+    assert len(found.pairs) == 1
+    assert found.epsilon(DELTA) == pytest.approx(
+        accounting.LaplaceMechanism(2.0).epsilon(DELTA), abs=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (dp_event.NonPrivateDpEvent(), "event must be one of .*, got NonPrivateDpEvent"),
+        (dp_event.NoOpDpEvent(), "event must release something"),
+        (
+            dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(1.0), 10, np.inf),
+            "the law of K, poisson:10",
+        ),
+        (
+            dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(1.0)),
+            "sampled must be Gaussian",
+        ),
+        (
+            distributions.from_laplace_mechanism(2.0, pessimistic_estimate=False),
+            "pessimistic estimate",
+        ),
+        (3, "got int"),
+    ],
+)
+def test_what_is_no_run_is_refused(event, words):
+    with pytest.raises(ValueError, match=words):
+        accounting.from_event(event)
+
+
+def test_probabilities_that_are_none_are_refused():
+    with pytest.raises(ValueError, match="must sum to 1"):
+        accounting.LossDistribution([0.0, 1.0], [0.5, 0.4])
+    # 0.9 e^1 is more than 1 under the other data set.
+    with pytest.raises(ValueError, match="at most 1 under the other"):
+        accounting.LossDistribution([-1.0, 1.0], [0.9, 0.1])
+    with pytest.raises(ValueError, match="increase strictly"):
+        accounting.LossDistribution([1.0, 1.0], [0.5, 0.5])
