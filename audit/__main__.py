@@ -1,18 +1,17 @@
 """The commands there are: `python -m audit`."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from audit import console
 
 COMMANDS = {
-    "bounds": "what does this tuning cost, or what does a budget afford? (only numpy and scipy)",
-    "run": "play the distinguishing game against a tuning: lower bounds beside upper bounds",
+    "bounds": "what does this tuning cost, or what does a budget afford?",
+    "run": "play the game against a tuning: lower bounds beside upper bounds",
     "report": "a finished audit as one html page that stands alone",
     "compare": "finished audits side by side, in one picture and one table",
     "reproduce": "the tables and figures of the five papers, ours beside the published",
-    "verify": "is a certificate of a private tuning right? every number computed anew",
+    "verify": "is a certificate right? every number computed anew",
     "coverage_study": "do the lower bounds hold? games whose epsilon is known exactly",
 }
 """What each command answers; `python -m audit.NAME --help` has its options."""
@@ -28,15 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code, 0.
     """
     width = max(map(len, COMMANDS))
+    listed = [f"  python -m audit.{name:{width}}  {what}" for name, what in COMMANDS.items()]
     parser = console.Parser(
         prog="python -m audit",
         description="Audits of differentially private hyper-parameter tuning.",
-        epilog="\n".join(
-            ["commands:"]
-            + [f"  python -m audit.{name:{width}}  {what}" for name, what in COMMANDS.items()]
-            + ["", "python -m audit.NAME --help shows the options of one."]
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        notes="\n".join(["commands:", *listed, "", "python -m audit.NAME --help: its options"]),
     )
     parser.parse_args(argv)
     parser.print_help()

@@ -40,53 +40,51 @@ def bound_named(name: str | None, protocol: Protocol) -> Bound | None:
     return None if name == "region" and isinstance(protocol, RandomSearch) else usable[name]
 
 
+_EXAMPLES = {
+    "python -m audit.bounds --epsilon-base 1 --protocol grid:20": "a grid of twenty",
+    "python -m audit.bounds --epsilon-base 1 --compare 10": "which protocol is cheapest?",
+    "python -m audit.bounds --target-epsilon 3 --steps 500": "the noise that keeps 3 in all",
+    "python -m audit.bounds --trials runs.csv --chosen grid": "a tuning that is over",
+}
+
+
 def _parser() -> console.Parser:
     parser = console.Parser(
         prog="python -m audit.bounds",
         description="Bounds on the privacy cost of releasing the best of K runs.",
+        examples=_EXAMPLES,
+    )
+    one = parser.add_argument_group("one run, in one of these ways")
+    one.add_argument("--noise-multiplier", type=float, metavar="SIGMA", help="with --steps")
+    one.add_argument("--epsilon-base", type=float, metavar="E", help="budget of one Gaussian run")
+    one.add_argument("--mu", type=float, metavar="MU", help="mu of a Gaussian base")
+    one.add_argument(
+        "--base",
+        metavar="SPEC",
+        help="laplace:SCALE, response:E,OPTIONS, pure:E, approximate:E,DELTA, zcdp:RHO, "
+        "renyi:FILE or profile:FILE (csv of two columns)",
+    )
+    one.add_argument("--steps", type=int, metavar="N", help="iterations of one run")
+    one.add_argument(
+        "--sampling-rate", type=float, default=1.0, metavar="TAU", help="1, the default: full batch"
     )
     how = parser.add_argument_group("how the best run was chosen")
     how.add_argument(
         "--protocol",
         default="search",
         metavar="SPEC",
-        help="search (K runs, each candidate drawn anew; default), grid:N[,CHANCE], "
-        "adaptive:LOW,HIGH, subset:RATE[,rest|all], until:ACCEPTANCE, stopping:CHANCE, "
-        "noisy-max:N[,ROUNDS][,monotone] or ptr:EPSILON,DELTA,FAILURE",
+        help="search (default), grid:N[,CHANCE], adaptive:LOW,HIGH, subset:RATE[,all], "
+        "until:CHANCE, stopping:CHANCE, noisy-max:N[,ROUNDS][,monotone], ptr:E,D,FAILURE",
     )
     how.add_argument(
         "--repetitions",
         metavar="SPEC",
-        help="the law of K, where the protocol has one: tnb:ETA,GAMMA, geometric:GAMMA, "
-        f"poisson:MU, binomial:N,P, two-point:S,L or fixed:K (default {protocols.DEFAULT_LAW})",
+        help="law of K: tnb:ETA,GAMMA, geometric:GAMMA, poisson:MU, binomial:N,P, "
+        f"two-point:S,L, fixed:K (default {protocols.DEFAULT_LAW})",
     )
-    parser.add_argument(
-        "--delta", type=float, default=1e-5, help="of (epsilon, delta)-DP (default 1e-5)"
+    how.add_argument(
+        "--delta", type=float, default=1e-5, metavar="D", help="of the whole (default 1e-5)"
     )
-    base = parser.add_argument_group("one run, in one of these ways")
-    base.add_argument("--mu", type=float, help="mu of a Gaussian base")
-    base.add_argument("--noise-multiplier", type=float, metavar="SIGMA", help="with --steps")
-    base.add_argument("--epsilon-base", type=float, metavar="E", help="budget of one Gaussian run")
-    base.add_argument(
-        "--base",
-        metavar="SPEC",
-        help="laplace:SCALE, response:E,OPTIONS, pure:E, approximate:E,DELTA, zcdp:RHO, "
-        "renyi:FILE or profile:FILE (csv of two columns)",
-    )
-    more = parser.add_argument_group("about one run")
-    more.add_argument("--steps", type=int, metavar="N", help="iterations of one run")
-    more.add_argument(
-        "--sampling-rate", type=float, default=1.0, metavar="TAU", help="1: full batch"
-    )
-    more.add_argument("--neighbours", default="add-remove", help="add-remove or replace-one")
-    more.add_argument(
-        "--accounting",
-        default="rdp",
-        help="how epsilon_B of one run is counted: rdp (the papers' way) or exact",
-    )
-    total = parser.add_argument_group("the whole")
-    total.add_argument("--tunings", type=int, default=1, metavar="N", help="how often it is tuned")
-    total.add_argument("--final-run", action="store_true", help="one more run is released at last")
     solve = parser.add_argument_group("what does a budget afford")
     solve.add_argument(
         "--target-epsilon", type=float, metavar="E", help="budget of the whole tuning"
@@ -94,41 +92,47 @@ def _parser() -> console.Parser:
     solve.add_argument(
         "--solve",
         default="noise",
-        help="noise (least noise multiplier; with --steps), runs (most expected runs of the law's "
-        "family) or law (the law of K with the best expected quantile)",
+        metavar="WHAT",
+        help="noise (with --steps), runs (the most) or law (the best quantile)",
     )
     solve.add_argument(
         "--bound",
         metavar="NAME",
-        help="the bound that keeps --target-epsilon: a row of the table (default: region for "
-        "search, the smallest for other protocols)",
+        help="what keeps it, a row of the table (default: region, or the smallest)",
     )
     done = parser.add_argument_group("the tuning you did, in place of --protocol and one run")
     done.add_argument(
         "--trials",
         metavar="FILE",
-        help="csv, one row a trial: noise_multiplier, sampling_rate and steps, or mu, or rho",
+        help="csv: noise_multiplier, sampling_rate and steps, or mu, or rho",
     )
     done.add_argument("--optuna", nargs=2, metavar=("STORAGE", "NAME"), help="an Optuna study")
     done.add_argument(
         "--chosen",
-        help="how its candidates were: grid (also without replacement), random (with; drawn "
-        "--repetitions times, or as often as there are trials) or sequential (TPE, by hand, ...); "
-        "read off an Optuna study if not given",
+        metavar="HOW",
+        help="grid, random (with replacement) or sequential (all that looks back)",
     )
-    more_output = parser.add_argument_group("more")
-    more_output.add_argument(
+    shown = parser.add_argument_group("what is printed")
+    shown.add_argument(
         "--compare",
         type=float,
         metavar="RUNS",
-        help="also: what every protocol costs at so many runs on average",
+        help="also: every protocol at so many runs on average",
     )
-    more_output.add_argument(
-        "--plot",
-        metavar="FILE",
-        help="draws epsilon of several protocols over the number of runs, yours marked",
+    shown.add_argument("--plot", metavar="FILE", help="epsilon over runs by protocol, yours marked")
+    shown.add_argument("--json", action="store_true", help="json instead of a table")
+    rarely = parser.add_rare_group()
+    rarely.add_argument(
+        "--neighbours", default="add-remove", metavar="NAME", help="add-remove or replace-one"
     )
-    more_output.add_argument("--json", action="store_true", help="print json instead of a table")
+    rarely.add_argument(
+        "--accounting",
+        default="rdp",
+        metavar="NAME",
+        help="how eps_B is counted: rdp, as papers do (default), or exact",
+    )
+    rarely.add_argument("--tunings", type=int, default=1, metavar="N", help="how often it is tuned")
+    rarely.add_argument("--final-run", action="store_true", help="one more run is released at last")
     return parser
 
 

@@ -16,11 +16,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, or 2 after one clear line about what was wrong.
     """
     parser = console.Parser(
-        prog="python -m audit.compare", description="Puts finished audits side by side."
+        prog="python -m audit.compare",
+        description="Puts finished audits side by side: a picture with a panel each, and a table.",
+        examples={
+            "python -m audit.compare runs/etcv*/ runs/nt-fashion": "audits that ended already",
+            "python -m audit.run --preset runs/small-*.toml": "plays them, then compares them",
+        },
     )
-    parser.add_argument("folders", nargs="+", help="folders that python -m audit.run left")
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="as audit.run leaves it")
     parser.add_argument(
-        "--out", default="runs/comparison", help="folder of the results (default: %(default)s)"
+        "--out",
+        default="runs/comparison",
+        metavar="FOLDER",
+        help="of the results (default: %(default)s)",
     )
     arguments = parser.parse_args(argv)
     # Tables and pictures take a second to import: not for --help.

@@ -3,8 +3,9 @@
 import argparse
 import contextlib
 import os
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from audit import __version__
@@ -12,22 +13,84 @@ from audit import __version__
 OK, REFUSED, INTERRUPTED = 0, 2, 130
 
 
+WIDTH = 100
+"""Columns of a help text, where the terminal has so many; options then take a line each."""
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser of options whose errors are one line, and which says the version.
+    """A parser of options whose errors are one line, and whose help fits a screen.
 
     Args:
-        options: those of `argparse.ArgumentParser`.
+        prog: the command.
+        description: what it does, in a line.
+        examples: commands, and what each is for; they end the help.
+        notes: what else must be said there.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(
+        self,
+        prog: str,
+        description: str,
+        examples: Mapping[str, str] | None = None,
+        notes: str = "",
+    ) -> None:
+        width = max(map(len, examples or [""]))
+        shown = [f"  {command:{width}}  {what}" for command, what in (examples or {}).items()]
+        epilog = "\n".join([*(["examples:"] if shown else []), *shown, *([notes] if notes else [])])
+        super().__init__(
+            prog=prog,
+            usage=f"{prog} [options]",
+            description=description,
+            epilog=epilog,
+            formatter_class=_layout,
+        )
         version = f"dp-tuning-audit {__version__}"
-        self.add_argument("--version", action="version", version=version)
+        self.add_argument("--version", action="version", version=version, help="and exit")
+        self._rare: argparse._ArgumentGroup | None = None
+        self._everything = False
+
+    def add_rare_group(self) -> argparse._ArgumentGroup:
+        """Options that few change: only `--help-all` shows them."""
+        self.add_argument("--help-all", action=_HelpAll, help="also what is rarely changed")
+        self._rare = self.add_argument_group("rarely changed")
+        return self._rare
+
+    def format_help(self) -> str:
+        """The help, without what is rarely changed unless all is asked for."""
+        groups = self._action_groups
+        if not self._everything:
+            self._action_groups = [group for group in groups if group is not self._rare]
+        try:
+            return super().format_help()
+        finally:
+            self._action_groups = groups
+
+    def print_everything(self) -> None:
+        """Prints the whole help."""
+        self._everything = True
+        self.print_help()
 
     def error(self, message: str) -> NoReturn:
         """Ends the command, without its usage before the message."""
         refused(f"{message} (see {self.prog} --help)")
         raise SystemExit(REFUSED)
+
+
+class _HelpAll(argparse.Action):
+    """Prints the whole help and ends the command."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        assert isinstance(parser, Parser)
+        parser.print_everything()
+        parser.exit()
+
+
+def _layout(prog: str) -> argparse.HelpFormatter:
+    columns = min(shutil.get_terminal_size().columns, WIDTH)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=columns)
 
 
 def refused(error: object) -> int:

@@ -360,8 +360,12 @@ def report(study: pd.DataFrame, command: str) -> str:
 def _parser() -> console.Parser:
     parser = console.Parser(
         prog="python -m audit.coverage_study",
-        description="Do the lower bounds hold? Plays every estimator against mechanisms whose "
-        "epsilon is known exactly; writes coverage.csv and coverage.md. Exit code 1: one does not.",
+        description="Do the lower bounds hold? Plays all where epsilon is known.",
+        examples={
+            "python -m audit.coverage_study --seed 1": "half an hour",
+            "python -m audit.coverage_study --trials 200 --games 50 --out /tmp": "a quick look",
+        },
+        notes="writes coverage.csv and coverage.md; exit code 1: a bound does not hold",
     )
     parser.add_argument(
         "--trials",

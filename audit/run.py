@@ -27,13 +27,27 @@ if TYPE_CHECKING:
 
 
 _LONG_SECONDS = 60.0
+_GROUPS = {
+    "what is attacked": ("threat", "canary", "score", "dataset", "model"),
+    "one run": ("epsilon", "delta", "steps", "sampling_rate"),
+    "how many, and how": ("repetitions", "protocol"),
+    "what is tuned over": ("learning_rates", "max_grad_norm", "momentum"),
+    "how much is played": ("trials", "repeats", "stop_at", "confidence", "seed"),
+    "where": ("out", "jobs", "devices"),
+}
+_EXAMPLES = {
+    "python -m audit.run --epsilon 1 --score worst-order": "the worst score there is",
+    "python -m audit.run --canary input --dataset DIGITS": "a real record, real training",
+    "python -m audit.run --preset runs/etcv4.toml": "a row of the paper's table 2",
+    "python -m audit.run --train package.function": "your own training: add --help",
+}
 
 
 def _parser() -> console.Parser:
     parser = console.Parser(
         prog="python -m audit.run",
         description="Audits the privacy of hyper-parameter tuning with DP-SGD.",
-        epilog="python -m audit.run --train package.function audits your own training: add --help",
+        examples=_EXAMPLES,
     )
     parser.add_argument(
         "--preset",
@@ -42,22 +56,35 @@ def _parser() -> console.Parser:
         metavar="FILE",
         help="TOML files of settings, an audit each; options win",
     )
-    for field in fields(AuditConfig):
-        assert field.default is not MISSING
-        several = isinstance(field.default, tuple)
-        kind = type(field.default[0]) if isinstance(field.default, tuple) else type(field.default)
-        values = " ".join(map(str, field.default)) if several else field.default
-        default = f" (default: {values})" if values != "" else ""
-        parser.add_argument(
-            "--" + field.name.replace("_", "-"),
-            *(["--device"] if field.name == "devices" else []),
-            type=_number_or_text(kind),
-            nargs="+" if several else None,
-            default=argparse.SUPPRESS,
-            metavar=field.name.upper().replace("_", "-"),
-            help=field.metadata["meaning"].replace("%", "%%") + default,
-        )
+    settings = {field.name: field for field in fields(AuditConfig)}
+    named = [name for names in _GROUPS.values() for name in names]
+    for title, names in _GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            _add(group, settings[name])
+    rare = parser.add_rare_group()
+    for name, setting in settings.items():
+        if name not in named:
+            _add(rare, setting)
     return parser
+
+
+def _add(group: Any, field: Any) -> None:
+    """One setting as an option."""
+    assert field.default is not MISSING
+    several = isinstance(field.default, tuple)
+    kind = type(field.default[0]) if several else type(field.default)
+    given = field.default if several else (field.default,)
+    values = " ".join(f"{value:g}" if kind is float else str(value) for value in given)
+    default = f" (default: {values})" if values != "" else ""
+    group.add_argument(
+        "--" + field.name.replace("_", "-"),
+        type=_number_or_text(kind),
+        nargs="+" if several else None,
+        default=argparse.SUPPRESS,
+        metavar={int: "N", float: "X"}.get(kind, "NAME"),
+        help=field.metadata["meaning"].replace("%", "%%") + default,
+    )
 
 
 def _number_or_text(kind: Callable[[str], Any]) -> Callable[[str], Any]:

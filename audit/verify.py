@@ -21,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = console.Parser(
         prog="python -m audit.verify",
         description="Computes every number of a certificate anew, and checks its hash.",
+        examples={"python -m audit.verify certificate.json": "one line says it"},
+        notes="exit code: 0 right, 1 wrong, 2 no certificate",
     )
     parser.add_argument("certificate", help="the json file")
     arguments = parser.parse_args(argv)

@@ -2,9 +2,14 @@
 
 import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import audit
+from audit import console
+from audit.__main__ import COMMANDS
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of the notebooks' kernels
 
@@ -25,6 +30,7 @@ html_title = "dp-tuning-audit"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
 
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -33,6 +39,7 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_merge_streams = True
+nb_output_stderr = "remove-warn"
 
 # Docstrings are plain text with `names` in backquotes; formulas in them are no markup.
 default_role = "code"
@@ -65,7 +72,6 @@ def _formulas_are_no_markup(
 
 
 _ARRAY = re.compile(r"ndarray\[(?:tuple\[[^\]]*\]|[\w.]+), dtype\[(\w+)\]\]")
-_ARRAY_LIKE = re.compile(r"_Buffer \| _SupportsArray\[.*?\]\] \| _NestedSequence\[.*?\]\]\].*")
 
 
 def _short_types(
@@ -76,7 +82,27 @@ def _short_types(
     return shortened[0], shortened[1]
 
 
+def _write_helps(app: Any) -> None:
+    """What every command says with --help-all, for the page of commands."""
+    folder = Path(__file__).with_name("_help")
+    folder.mkdir(exist_ok=True)
+    asked = {name: [f"audit.{name}"] for name in COMMANDS} | {
+        "train": ["audit.run", "--train", "x"]
+    }
+    for name, words in asked.items():
+        option = "--help-all" if name in ("bounds", "run") else "--help"
+        done = subprocess.run(
+            [sys.executable, "-m", *words, option],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"COLUMNS": str(console.WIDTH)},
+        )
+        (folder / f"{name}.txt").write_text(done.stdout)
+
+
 def setup(app: Any) -> None:
-    """Connects the two."""
+    """Connects them."""
+    app.connect("builder-inited", _write_helps)
     app.connect("autodoc-process-docstring", _formulas_are_no_markup, priority=400)
     app.connect("autodoc-process-signature", _short_types)

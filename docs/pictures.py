@@ -1,14 +1,14 @@
 """The pictures and the table of "Which protocol?": `python docs/pictures.py`, two minutes.
 
-Writes which_protocol.png beside this file and prints the table for the page.
+Writes which_protocol-*.png beside this file and prints the table for the page.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from audit import upper_bounds
@@ -78,52 +78,60 @@ def points(base: Mechanism, delta: float, runs: Sequence[int]) -> list[Point]:
     return found
 
 
-def draw(found: list[Point], one_run: float, path: Path) -> None:
-    """Cost over runs, quantile over runs, and quantile over cost."""
-    colours = dict(zip(PROTOCOLS, sns.color_palette("colorblind", len(PROTOCOLS)), strict=True))
-    styles = dict(
-        zip(PROTOCOLS, ("--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "-", "-"), strict=True)
-    )
-    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
-        figure = Figure(figsize=(13.5, 5.0), layout="constrained")
-        panels = figure.subplots(1, 3)
-        for title in PROTOCOLS:
-            here = [one for one in found if one.title == title]
-            runs, costs, quantiles = np.array([(p.runs, p.epsilon, p.quantile) for p in here]).T
-            for axes, x, y in zip(
-                panels, (runs, runs, costs), (costs, 1 - quantiles, 1 - quantiles), strict=True
-            ):
-                axes.plot(
-                    x, y, color=colours[title], ls=styles[title], lw=2.4, marker="o", ms=4,
-                    label=title,
-                )  # fmt: skip
-        for axes in panels:
-            axes.set_xscale("log")
-        for axes in panels[1:]:
-            axes.set_yscale("log")
-            axes.invert_yaxis()
-            ticks = [0.3, 0.1, 0.03, 0.01, 0.003, 0.001]
-            axes.set_yticks(ticks, [f"{1 - tick:g}" for tick in ticks])
-            axes.set_ylabel("expected quantile of the best")
-        panels[0].set(xlabel="expected runs", ylabel="ε of the whole, any score", ylim=(0, 10))
-        panels[1].set(xlabel="expected runs")
-        panels[2].set(xlabel="ε of the whole", xticks=[1, 2, 4, 8], xticklabels=[1, 2, 4, 8])
-        panels[2].xaxis.minorticks_off()
-        panels[0].axhline(one_run, color="grey", lw=1.2)
-        panels[2].axvline(one_run, color="grey", lw=1.2)
-        panels[0].annotate(
-            "one run", (2, one_run), (0, -12), textcoords="offset points", color=".4"
-        )
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-        figure.savefig(path, dpi=110)
+def draw(found: list[Point], one_run: float, folder: Path) -> None:
+    """Cost over runs, quantile over runs, and quantile over cost: a file each."""
+    for name, x, y in (
+        ("cost", "runs", "epsilon"),
+        ("quantile", "runs", "quantile"),
+        ("worth", "epsilon", "quantile"),
+    ):
+        with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
+            figure = Figure(figsize=(8.6, 4.0), layout="constrained")
+            axes = figure.subplots()
+            _draw_lines(axes, found, x, y)
+            if x == "epsilon":
+                axes.axvline(one_run, color="grey", lw=1.2)
+            if y == "epsilon":
+                axes.axhline(one_run, color="grey", lw=1.2)
+                axes.annotate("one run", (2, one_run), (0, -13), textcoords="offset points")
+            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+            figure.savefig(folder / f"which_protocol-{name}.png", dpi=110)
+
+
+_LABELS = {
+    "runs": "expected runs",
+    "epsilon": "ε of the whole, any score",
+    "quantile": "expected quantile of the best",
+}
+
+
+def _draw_lines(axes: Axes, found: list[Point], x: str, y: str) -> None:
+    colours = sns.color_palette("colorblind", 7)
+    styles = ("--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "-", "-")
+    for title, colour, style in zip(PROTOCOLS, colours, styles, strict=False):
+        here = [one for one in found if one.title == title]
+        # Quantiles by what is missing to 1, on a logarithmic scale.
+        ends = [1.0 - getattr(p, y) if y == "quantile" else getattr(p, y) for p in here]
+        line = {"color": colour, "ls": style, "lw": 2.4, "marker": "o", "ms": 4}
+        axes.plot([getattr(p, x) for p in here], ends, label=title, **line)
+    axes.set(xscale="log", xlabel=_LABELS[x], ylabel=_LABELS[y])
+    if x == "epsilon":
+        axes.set_xticks([1, 2, 4, 8], [1, 2, 4, 8])
+        axes.xaxis.minorticks_off()
+    if y == "quantile":
+        axes.set_yscale("log")
+        axes.invert_yaxis()
+        ticks = [0.3, 0.1, 0.03, 0.01, 0.003, 0.001]
+        axes.set_yticks(ticks, [f"{1 - tick:g}" for tick in ticks])
+    else:
+        axes.set_ylim(0, 10)
 
 
 def table(found: list[Point]) -> str:
     """The costs as Markdown, a row per protocol."""
     runs = sorted({one.runs for one in found})
     lines = [
-        f"| {len(runs)} numbers of expected runs | " + " | ".join(map(str, runs)) + " |",
+        "| expected runs | " + " | ".join(map(str, runs)) + " |",
         "|---" * (len(runs) + 1) + "|",
     ]
     for title in PROTOCOLS:
@@ -134,5 +142,5 @@ def table(found: list[Point]) -> str:
 
 if __name__ == "__main__":
     everything = points(BASE, DELTA, RUNS)
-    draw(everything, BASE.epsilon(DELTA), Path(__file__).with_name("which_protocol.png"))
+    draw(everything, BASE.epsilon(DELTA), Path(__file__).parent)
     print(table([one for one in everything if one.runs in (2, 10, 50, 500)]))

@@ -40,6 +40,16 @@ def test_tuning_examples(name, tmp_path, capsys):
         assert not left
 
 
+def test_recipes_for_extending_pass_their_own_tests():
+    # In a process of its own: what a recipe registers is not for other tests.
+    files = sorted((EXAMPLES / "extending").glob("my_*.py"))
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    command += ["-c", "/dev/null", "-W", "error", *(path.name for path in files)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=EXAMPLES / "extending")
+    assert done.returncode == 0, done.stdout
+    assert len(files) == 6
+
+
 def test_hydra_configures_one_study(tmp_path):
     command = [sys.executable, str(EXAMPLES / "tune_with_hydra.py"), "steps=5", "protocol=fixed:2"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)

@@ -1,5 +1,6 @@
 """The wheel holds the packages, and the library floors need only numpy and scipy."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 
 import audit
 from audit import __main__ as commands
+from audit import console
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("joblib", "matplotlib", "opacus", "pandas", "seaborn", "sklearn", "statsmodels", "torch")
@@ -85,6 +87,7 @@ def test_the_accountant_needs_only_numpy_and_scipy(bare):
 
 def test_the_library_needs_only_numpy_and_scipy(bare):
     script = """
+import importlib
 import importlib.util
 from audit import accounting, lower_bounds, protocols, repetitions, upper_bounds
 assert not any(importlib.util.find_spec(name) for name in %r)
@@ -145,6 +148,21 @@ def test_every_command_says_its_version():
         command = [sys.executable, "-m", f"audit{name}", "--version"]
         done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
         assert done.stdout == f"dp-tuning-audit {audit.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [*commands.COMMANDS, "run --train x.y"])
+def test_help_fits_a_screen_and_shows_examples(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(console.WIDTH))
+    name, *options = command.split()
+    module = "audit.report.__main__" if name == "report" else f"audit.{name}"
+    module = "audit.reproduce.__main__" if name == "reproduce" else module
+    with pytest.raises(SystemExit):
+        importlib.import_module(module).main([*options, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= console.WIDTH
+    assert lines[0] == f"usage: python -m audit.{name}{' --train' * bool(options)} [options]"
+    assert "examples:" in lines
 
 
 def test_what_is_not_installed_is_one_line(bare):

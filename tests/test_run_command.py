@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from audit import run
+from audit import console, run
 from audit.game import store, workers
 from audit.game.play import Trials
 from audit.game.settings import AuditConfig
@@ -350,15 +350,17 @@ def test_numbers_that_are_text_in_a_preset_are_numbers(tmp_path):
     assert (config.max_grad_norm, config.confidence) == ((2.0,), 0.9)
 
 
-def test_every_option_says_what_it_is_and_its_default(capsys):
+def test_every_option_says_what_it_is_and_its_default(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(console.WIDTH))
     with pytest.raises(SystemExit):
-        run.main(["--help"])
-    text = " ".join(capsys.readouterr().out.split())
+        run.main(["--help-all"])
+    options, _, _ = capsys.readouterr().out.partition("examples:")
+    text = " ".join(options.split())
     for field in fields(AuditConfig):
-        option = "--" + field.name.replace("_", "-")
-        assert option in text
-        assert field.metadata["meaning"].split(",")[0] in text
-        assert "(default: " in text[text.rindex(option) :]
+        _, found, told = text.partition(f"--{field.name.replace('_', '-')} ")
+        assert found
+        assert field.metadata["meaning"] in told
+        assert "(default: " in told
 
 
 def test_options_that_argparse_refuses_are_one_line(capsys):

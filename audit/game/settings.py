@@ -46,95 +46,48 @@ class AuditConfig:
         ValueError: a value out of its range, or settings that do not fit each other.
     """
 
-    threat: str = _setting(
-        "ETCV",
-        "NTNV, NTCV or ETCV (Xiang, Wang & Wang 2024, table 2), or NTNV+NTCV on one set of runs",
-    )
-    canary: str = _setting(
-        "dirac",
-        "dirac, input, or the dotted name of a function that gives an InputCanary; several share "
-        "the runs without a canary: input+dirac",
-    )
-    score: str = _setting(
-        "",
-        "how the best run is chosen (default: the paper's for this threat and canary), or the "
-        "dotted name of a function of your own",
-    )
-    dataset: str = _setting(
-        "DIGITS", f"{', '.join(RECORD_SHAPES)}: of the training records, in ETCV of the canary"
-    )
+    threat: str = _setting("ETCV", "NTNV, NTCV or ETCV; or NTNV+NTCV on one set of runs")
+    canary: str = _setting("dirac", "dirac, input, a dotted name, or several: input+dirac")
+    score: str = _setting("", "what chooses, or a function's dotted name (default: the paper's)")
+    dataset: str = _setting("DIGITS", ", ".join(RECORD_SHAPES))
     data_root: str = _setting(
-        "",
-        "folder of the data sets, in torchvision's layout (default: AUDIT_DATA_ROOT, else "
-        "downloads)",
+        "", "folder of the data sets (default: AUDIT_DATA_ROOT, else downloads)"
     )
-    canary_index: int = _setting(0, "which record is the input canary, counted from 0")
+    canary_index: int = _setting(0, "which record is the input canary, from 0")
     train_size: int = _setting(5000, "training records, at most")
     validation_size: int = _setting(10000, "validation records, at most")
     epsilon: tuple[float, ...] = _setting((1.0, 2.0, 4.0), "budgets eps_B of one run")
-    accounting: str = _setting("rdp", "how eps_B is counted: rdp, the papers' way, or exact")
-    delta: float = _setting(1e-5, "of every epsilon, a probability in (0, 1)")
+    accounting: str = _setting("rdp", "how eps_B is counted: rdp, as papers do, or exact")
+    delta: float = _setting(1e-5, "of every epsilon, in (0, 1)")
     protocol: str = _setting(
-        "search",
-        "how the best run is chosen: search (K runs, each candidate drawn anew), grid:N[,CHANCE], "
-        "adaptive:LOW,HIGH, subset:RATE[,rest|all], until:ACCEPTANCE or stopping:CHANCE",
+        "search", "search, grid:N[,P], adaptive:LOW,HIGH, subset:P, until:P, stopping:P"
     )
-    repetitions: str = _setting(
-        protocols.DEFAULT_LAW, "the law of K, the number of runs, where the protocol has one"
-    )
+    repetitions: str = _setting(protocols.DEFAULT_LAW, "the law of K, the number of runs")
     sampler: str = _setting(
         "gaussian-process",
         f"of an adaptive protocol: {' or '.join(SAMPLERS)}, which tells of the canary",
     )
     trials: int = _setting(2000, "games per budget and repeat")
-    repeats: int = _setting(3, "how often the whole audit is repeated")
-    stop_at: float = _setting(
-        0.0,
-        "an eps_L that is enough: a budget's games end where the bound to report proves it, looked "
-        "at while they go on and paid for; 0 plays all trials; needs repeats 1",
-    )
+    repeats: int = _setting(3, "how often the whole audit is played")
+    stop_at: float = _setting(0.0, "an eps_L that is enough, if repeats is 1; 0: none")
     steps: int = _setting(100, "N, iterations of one run")
-    sampling_rate: float = _setting(
-        1.0, "tau, chance of a record to be in a batch; 1 is the full batch"
-    )
+    sampling_rate: float = _setting(1.0, "tau, chance to be in a batch; 1: full batch")
     learning_rates: tuple[float, ...] = _setting(
-        (0.001,),
-        "of the candidates; Omega, what is tuned over, is the grid of these, C and momentum",
+        (0.001,), "the grid of these, C and momentum is searched"
     )
-    max_grad_norm: tuple[float, ...] = _setting(
-        (1.0,), "C of the candidates, the l2 norm gradients are clipped to, one number or several"
-    )
-    momentum: tuple[float, ...] = _setting(
-        (0.0,), "of the candidates, in [0, 1), one number or several"
-    )
-    model: str = _setting(
-        "mlp", "logistic, mlp, convnet, or the dotted name of what gives a torch.nn.Module"
-    )
-    engine: str = _setting("auto", f"auto, or one of {', '.join(ENGINES)}")
-    precision: str = _setting(
-        "float32",
-        "of training: float32, float64, or tf32 or bf16 for products, with clipping made good "
-        "for it",
-    )
-    devices: tuple[str, ...] = _setting(
-        ("cpu",), "cpu, cuda or cuda:N; each of several gets a worker of its own", True
-    )
-    confidence: float = _setting(0.95, "of the lower bounds, a probability in (0, 1)")
-    seed: int = _setting(0, "of everything random, a whole number")
+    max_grad_norm: tuple[float, ...] = _setting((1.0,), "C, the norm gradients are clipped to")
+    momentum: tuple[float, ...] = _setting((0.0,), "in [0, 1)")
+    model: str = _setting("mlp", "logistic, mlp, convnet, or a module's dotted name")
+    engine: str = _setting("auto", ", ".join(("auto", *ENGINES)))
+    precision: str = _setting("float32", "float32, float64; or products in tf32 or bf16")
+    devices: tuple[str, ...] = _setting(("cpu",), "cpu, cuda or cuda:N; a worker each", True)
+    confidence: float = _setting(0.95, "of the lower bounds, in (0, 1)")
+    seed: int = _setting(0, "of everything random")
     jobs: int = _setting(1, "worker processes", True)
-    max_runs: float = _setting(
-        1e9, "an audit that expects more runs is refused before it starts", True
-    )
-    backend: str = _setting("loky", "who hands out work: loky (this machine), dask or ray", True)
-    scheduler: str = _setting(
-        "", "address of the dask scheduler or ray cluster (default: a local one)", True
-    )
-    out: str = _setting(
-        "",
-        "folder of the results, of several presets the folder above; the same command goes on "
-        "where it was stopped (default: runs/THREAT-CANARY-SCORE)",
-        True,
-    )
+    max_runs: float = _setting(1e9, "an audit that expects more is refused", True)
+    backend: str = _setting("loky", "loky (this machine), dask or ray", True)
+    scheduler: str = _setting("", "address of a dask or ray cluster (default: a local one)", True)
+    out: str = _setting("", "folder of the results (default: runs/THREAT-CANARY-SCORE)", True)
 
     def __post_init__(self) -> None:
         self._check_texts()

@@ -14,42 +14,50 @@ from audit.own_training.records import TrainingSet
 from canaries import DiracCanary, crafted
 from threat_models.names import imported
 
-_EPILOG = """\
-exit code: 0 where no leak was found, 1 where an attack shows more than is claimed, 2 on an error
-"""
+_EXAMPLES = {
+    "python -m audit.run --train mine.train --records mine.DATA": "games against your own loop",
+    "python -m audit.run --train mine.train --one-run --canaries 1000": "one training alone",
+}
+_NOTES = "exit code: 0 no leak found, 1 an attack shows more than is claimed, 2 an error"
 
 
 def _parser() -> console.Parser:
     parser = console.Parser(
         prog="python -m audit.run --train",
         description="Audits your own training function: train(records, candidate, seed, watch).",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
+        notes=_NOTES,
     )
-    add = parser.add_argument
+    add = parser.add_argument_group("what is audited").add_argument
     add("--train", required=True, metavar="NAME", help="dotted name of the function")
-    add("--threat", default="NTCV", help="NTNV, NTCV or ETCV (no records but the canary)")
     add("--records", metavar="NAME", help="dotted name of (features, labels), or of what gives it")
-    add("--dataset", default="DIGITS", help="the records, where there is no --records")
-    add("--data-root", metavar="FOLDER", help="of the data sets, in torchvision's layout")
-    add("--train-size", type=int, default=500, metavar="N", help="records of the data set")
-    add("--validation-size", type=int, default=500, metavar="N", help="for NTNV, likewise")
+    add("--claim", type=float, metavar="EPSILON", help="(default: what the function claims)")
+    add("--delta", type=float, default=1e-5, metavar="D", help="(default: 1e-5)")
+    add = parser.add_argument_group("how much is played").add_argument
+    add("--trials", type=int, default=1000, metavar="N", help="games (default: 1000)")
+    add("--one-run", action="store_true", help="train once, with many canaries")
+    add("--canaries", type=int, default=1000, metavar="N", help="with --one-run (default: 1000)")
+    add("--confidence", type=float, default=0.95, metavar="X", help="(default: 0.95)")
+    add("--jobs", type=int, default=1, metavar="N", help="worker processes (default: 1)")
+    add("--seed", type=int, default=0, metavar="N", help="(default: 0)")
+    add = parser.add_argument_group("what the adversary may do").add_argument
+    add("--threat", default="NTCV", metavar="NAME", help="NTNV, NTCV (default) or ETCV")
     add(
         "--canary",
         default="",
-        help="dirac, input, or the dotted name of your own (default: one crafted from the records)",
+        metavar="NAME",
+        help="dirac, input, or a dotted name (default: crafted from the records)",
     )
-    add("--canary-index", type=int, default=0, metavar="I", help="which record is the canary")
-    add("--repetitions", default="fixed:1", help="the law of K, where the best of K is released")
+    add(
+        "--repetitions", default="fixed:1", metavar="SPEC", help="law of K, if the best is released"
+    )
     add("--candidates", metavar="NAME", help="dotted name of a list of hyper-parameters")
-    add("--claim", type=float, metavar="EPSILON", help="(default: what the function claims)")
-    add("--delta", type=float, default=1e-5)
-    add("--trials", type=int, default=1000, metavar="N", help="games")
-    add("--confidence", type=float, default=0.95)
-    add("--seed", type=int, default=0)
-    add("--jobs", type=int, default=1, help="worker processes")
-    add("--one-run", action="store_true", help="train once, with many canaries")
-    add("--canaries", type=int, default=1000, metavar="N", help="how many, with --one-run")
+    add = parser.add_argument_group("data sets, where there is no --records").add_argument
+    add("--dataset", default="DIGITS", metavar="NAME", help="(default: DIGITS)")
+    add("--data-root", metavar="FOLDER", help="in torchvision's layout")
+    add("--train-size", type=int, default=500, metavar="N", help="records (default: 500)")
+    add("--validation-size", type=int, default=500, metavar="N", help="for NTNV (default: 500)")
+    add("--canary-index", type=int, default=0, metavar="I", help="of the input canary (default: 0)")
     return parser
 
 

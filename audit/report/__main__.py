@@ -20,6 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m audit.report",
         description="Writes report.html, one page that stands alone, into folders of finished "
         "audits.",
+        examples={
+            "python -m audit.report runs/etcv-dirac": "then open runs/etcv-dirac/report.html"
+        },
     )
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="as audit.run leaves it")
     arguments = parser.parse_args(argv)

@@ -16,6 +16,11 @@ def _parser() -> console.Parser:
     parser = console.Parser(
         prog="python -m audit.reproduce",
         description="The tables and figures of the papers, computed; their numbers beside ours.",
+        examples={
+            "python -m audit.reproduce --list": "what there is",
+            "python -m audit.reproduce x-table4": "one of them",
+            "python -m audit.reproduce all": "everything, a few minutes",
+        },
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="one of --list, or all")
     parser.add_argument("--list", action="store_true", help="print every name and what it shows")

@@ -44,7 +44,7 @@ def test_cost_finds_it():
 
 
 def test_against_every_order_of_a_small_case():
-    # Two parts, randomised response in each, the record in the first; any ranking of (part, answer).
+    # Two parts, randomised response in each, the record in the first; any order of (part, answer).
     keep = np.exp(1.0) / (1.0 + np.exp(1.0))
     of_first = {"without": (1.0 - keep, keep), "with": (keep, 1.0 - keep)}
     pairs = list(itertools.product([(0, 0), (0, 1)], [(1, 0), (1, 1)]))  # what the two runs give

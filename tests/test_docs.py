@@ -1,0 +1,80 @@
+"""The site's own tools; `make docs` builds the site with warnings as errors."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from audit import accounting
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def module(name):
+    specification = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    found = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("link", "wrong"),
+    [
+        ('<a href="two.html#here">', []),
+        ('<a href="#top">', []),
+        ('<a href="https://example.org/">', []),
+        ('<a href="three.html">', ["one.html: no file for three.html"]),
+        ('<a href="two.html#there">', ["one.html: no place for two.html#there"]),
+        ('<script src="https://example.org/x.js">', ["one.html: loads https://example.org/x.js"]),
+        ('<img src="gone.png">', ["one.html: no file for gone.png"]),
+    ],
+)
+def test_dead_links_are_found(link, wrong, tmp_path):
+    (tmp_path / "one.html").write_text(f'<p id="top">{link}')
+    (tmp_path / "two.html").write_text('<p id="here"><a href="one.html">')
+    assert module("check_links").problems(tmp_path) == wrong
+
+
+def test_a_folder_without_pages_is_no_site(tmp_path):
+    assert module("check_links").problems(tmp_path) == [f"{tmp_path}: no pages"]
+
+
+def test_pictures_of_protocols(tmp_path):
+    pictures = module("pictures")
+    base = accounting.GaussianMechanism(0.25)
+    pictures.PROTOCOLS = {
+        title: make
+        for title, make in pictures.PROTOCOLS.items()
+        if title.startswith(("grid", "un"))
+    }
+    found = pictures.points(base, 1e-5, (2, 10))
+    # Of m uniform candidates the best is m/(m+1) on average; of those accepted the mean is 1 - a/2.
+    assert {(p.title, p.runs): p.quantile for p in found}["grid, every point once", 10] == (
+        pytest.approx(10 / 11)
+    )
+    assert found[-1].quantile == 0.95
+    assert all(base.epsilon(1e-5) < point.epsilon for point in found)
+    pictures.draw(found, base.epsilon(1e-5), tmp_path)
+    assert len(list(tmp_path.glob("which_protocol-*.png"))) == 3
+    assert pictures.table(found).count("\n") == 1 + len(pictures.PROTOCOLS)
+
+
+def test_code_in_pages_is_python():
+    pages = [*DOCS.glob("*.md"), ROOT / "README.md"]
+    blocks = [
+        (page.name, block)
+        for page in pages
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    ]
+    assert len(blocks) > 10
+    for _, block in blocks:
+        ast.parse(block)
+
+
+def test_every_page_is_in_the_menu():
+    index = (DOCS / "index.md").read_text()
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+    assert pages <= set(index.split())
