@@ -41,6 +41,8 @@ _EXAMPLES = {
     "python -m audit.run --preset runs/etcv4.toml": "a row of the paper's table 2",
     "python -m audit.run --train package.function": "your own training: add --help",
 }
+# More no number of games shows.
+_MOST_EPSILON = 500.0
 
 
 def _parser() -> console.Parser:
@@ -173,7 +175,20 @@ def run(config: AuditConfig) -> "list[Report]":
 
 
 def _announce(config: AuditConfig, seconds: float) -> None:
-    """Says how long it may take, where that is long."""
+    """Says what the games can show at best, and how long it may take where that is long."""
+    from audit import lower_bounds
+
+    games = config.trials * config.repeats
+    looks, largest = len(config.looks), max(config.epsilon)
+    can_show = lower_bounds.ceiling(
+        games // 2, games // 2, config.delta, config.confidence, looks=looks
+    )
+    words = f"{games:,} games a budget can show at most eps_L = {can_show:.2f}"
+    if can_show < largest <= _MOST_EPSILON:
+        share = (1.0 - config.confidence) / looks
+        needed = lower_bounds.trials_needed(largest, config.delta, 1.0 - share)
+        words += f"; eps_B = {largest:g} takes {2 * needed:,} or more"
+    print(words, file=sys.stderr)
     if config.device_kind == "cpu" and seconds > _LONG_SECONDS:
         workers = max(config.jobs, len(config.devices))
         print(

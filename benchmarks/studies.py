@@ -243,8 +243,8 @@ def main() -> None:
         f"Made by `python -m benchmarks.studies --studies {studies}`: {2 * studies:,} studies a "
         "row, half with\nthe record and half without, played by the code that `tuning.Study` "
         f"runs. One run is a number,\nN({MU:g}, 1) with the record and N(0, 1) without; epsilon at "
-        f"delta = {DELTA:g}. Beside `certified` stands what\nthe winners were seen to leak, at "
-        f"{100 * (1 - ALPHA):g} % confidence.\n"
+        f"delta = {DELTA:g}. `leaked` is what the\nwinners show at "
+        f"least, at {100 * (1 - ALPHA):g} % confidence.\n"
     )
     print("\n".join(table(honest(studies), studies)))
     fewer = max(studies * 2 // 5, 1)

@@ -230,11 +230,13 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         values = dict(attributes)
-        self.fetched += [v for k, v in values.items() if k in ("src", "href") and v[:1] != "#"]
+        links = [v for k, v in values.items() if k in ("src", "href") and v[:1] != "#"]
+        self.fetched += [link for link in links if not link.startswith("data:")]
         self.fetched += [v for k, v in values.items() if k == "xlink:href" and v[:1] != "#"]
         if "id" in values:
             self.ids.append(values["id"])
-        if tag not in ("meta", "br"):
+        assert tag != "img" or values.get("alt")  # for who listens
+        if tag not in ("meta", "br", "img"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attributes):

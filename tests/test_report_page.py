@@ -2,8 +2,13 @@
 
 import re
 
-from audit import run
+from test_certificate import Page
+
+from audit import lower_bounds, run
 from audit.report import __main__ as command
+from audit.report import page as page_of_report
+from audit.report import summary
+from audit.report.results import BudgetResult, Contradiction
 
 
 def test_page_of_a_finished_audit_stands_alone(tmp_path, capsys):
@@ -18,6 +23,33 @@ def test_page_of_a_finished_audit_stands_alone(tmp_path, capsys):
     assert not re.search(r'(src|href)="(?!data:)', text)
     assert "<td>tight</td>" in text
     assert "<td>lambda_a</td>" in text
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.fetched == []
+    # The answer stands first, and what so many games could have shown.
+    assert text.index("<h1>") < text.index("the attack shows that the tuning leaks at least")
+    said = float(re.search(r"60 games could have shown ([\d.]+)", text)[1])
+    report = summary.read(tmp_path / "audit" / "summary.json")
+    found = report.results[0].lower_bounds["lambda_a"]["scan:scan"].pooled
+    can_show = lower_bounds.ceiling(found.trials_without, found.trials_with)
+    assert said <= can_show == report.results[0].ceiling < said + 1e-3
+    needed = report.results[0].games_needed
+    upper = report.results[0].smallest_upper
+    assert lower_bounds.ceiling(needed // 2, needed // 2) >= upper.epsilon
+    assert lower_bounds.ceiling(needed // 2 - 1, needed // 2 - 1) < upper.epsilon
+
+
+def test_what_is_doubtful_is_said_and_is_no_markup():
+    result = BudgetResult(
+        1.0, None, "score", None, 1, 0, {}, {},
+        tuple(Contradiction("a<b", "lambda_a", None, lower, "tight", 1.5, False)
+              for lower in (1.6, 2.0)),
+    )  # fmt: skip
+    (words,) = page_of_report._doubts(result)
+    assert (
+        "A lower bound of 2.000 (a&lt;b from lambda_a) exceeds tight, 1.500, which chance" in words
+    )
 
 
 def test_a_folder_without_an_audit_is_one_line(tmp_path, capsys):

@@ -13,7 +13,7 @@ from audit.certificate.numbers import TradeOff, rounded_down, rounded_up
 from audit.certificate.statement import Certificate, Ground
 from audit.numerics import exact
 
-__all__ = ["document", "html", "svg", "table"]
+__all__ = ["document", "escape", "html", "pairs", "svg", "table"]
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -24,7 +24,8 @@ h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .75rem; }
 h2 { font-size: 1.1rem; margin: 1.75rem 0 .5rem; border-bottom: 1px solid #d0d7de; }
 .claim { font-size: 1.15rem; padding: .75rem 1rem; border-left: .35rem solid #1a7f37;
   background: #eefbf1; }
-.void .claim { border-color: #cf222e; background: #fff0ee; }
+.claim.doubt { border-color: #9a6700; background: #fff8c5; }
+.void .claim, .alarm .claim.doubt { border-color: #cf222e; background: #fff0ee; }
 .figures { display: flex; flex-wrap: wrap; gap: 1rem; }
 figure { flex: 1 1 20rem; min-width: 0; margin: 0; }
 figure svg { width: 100%; height: auto; display: block; }
@@ -32,7 +33,9 @@ figcaption { font-size: .85rem; color: #57606a; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0;
-  border-bottom: 1px solid #e3e6ea; overflow-wrap: anywhere; }
+  border-bottom: 1px solid #e3e6ea; overflow-wrap: break-word; }
+.key td { overflow-wrap: anywhere; }
+figure img { width: 100%; height: auto; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .key th { width: 13rem; font-weight: 600; }
 .ground { white-space: nowrap; font-size: .85rem; padding: .05rem .4rem; border-radius: .3rem;
@@ -86,7 +89,7 @@ def html(certificate: Certificate) -> str:
             ("An attack attains", f"{rounded_down(numbers.attained)}, on the worst score")
         )
     grounds = [
-        [_escape(one.words), f'<span class="ground {_class(one.ground)}">{one.ground.value}</span>']
+        [escape(one.words), f'<span class="ground {_class(one.ground)}">{one.ground.value}</span>']
         for one in certificate.conditions
     ]
     one, tenth = (rounded_up(100.0 * share) for share in numbers.true_positives)
@@ -108,28 +111,28 @@ def html(certificate: Certificate) -> str:
     ]
     body = [
         "<h1>Certificate of a private tuning</h1>",
-        f'<p class="claim">{_escape(certificate.statement)}</p>',
+        f'<p class="claim">{escape(certificate.statement)}</p>',
         "<h2>What it is about</h2>",
-        _pairs(key),
+        pairs(key),
         "<h2>What was run, and what it costs</h2>",
-        _pairs(mechanism),
+        pairs(mechanism),
         "<h2>What must be true</h2>",
         table(["condition", "why it is taken to be so"], grounds, raw=True),
         "<h2>What an attacker can do</h2>",
-        _pairs(attacker),
+        pairs(attacker),
         f'<div class="figures">{_figures(certificate)}</div>',
         "<h2>Privacy profile of the whole</h2>",
         table(
             ["delta", "epsilon"],
             [[f"{exact(one.delta)}", rounded_up(one.epsilon, 6)] for one in numbers.profile],
-            number=True,
+            numbers=(0, 1),
         ),
     ]
     if certificate.evidence is not None:
         found = certificate.evidence
         body += [
             "<h2>Audit</h2>",
-            _pairs(
+            pairs(
                 [
                     ("Epsilon shown", f"at least {rounded_down(found.epsilon_lower)}"),
                     ("Confidence", exact(found.confidence)),
@@ -141,9 +144,9 @@ def html(certificate: Certificate) -> str:
     plain = certificate.as_dict()
     body += [
         "<h2>It is void if</h2>",
-        "<ul>" + "".join(f"<li>{_escape(one)}</li>" for one in certificate.void_if) + "</ul>",
+        "<ul>" + "".join(f"<li>{escape(one)}</li>" for one in certificate.void_if) + "</ul>",
         "<h2>How it was made</h2>",
-        _pairs([*((name, _words(value)) for name, value in certificate.made.items())]),
+        pairs([*((name, _words(value)) for name, value in certificate.made.items())]),
         f"<p>Hash <code>{plain['hash']}</code>. The json file of this certificate is checked by "
         "<code>python -m audit.verify certificate.json</code>, which computes every number "
         "anew.</p>",
@@ -162,7 +165,7 @@ def document(title: str, body: Iterable[str], kind: str = "") -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
         f'<body class="{kind}"><main>\n' + "\n".join(body) + "\n</main></body></html>\n"
     )
 
@@ -171,7 +174,7 @@ def table(
     heads: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
-    number: bool = False,
+    numbers: Sequence[int] = (),
     raw: bool = False,
 ) -> str:
     """A table.
@@ -179,16 +182,26 @@ def table(
     Args:
         heads: of the columns.
         rows: cells.
-        number: whether all cells are numbers.
+        numbers: the columns of numbers, counted from 0.
         raw: whether cells are html already.
     """
-    mark = ' class="n"' if number else ""
-    head = "".join(f"<th{mark}>{_escape(one)}</th>" for one in heads)
+    marks = [' class="n"' if place in numbers else "" for place in range(len(heads))]
+    head = "".join(
+        f'<th scope="col"{mark}>{escape(one)}</th>' for one, mark in zip(heads, marks, strict=True)
+    )
     lines = (
-        "<tr>" + "".join(f"<td{mark}>{one if raw else _escape(one)}</td>" for one in row) + "</tr>"
+        "<tr>"
+        + "".join(
+            f"<td{mark}>{one if raw else escape(one)}</td>"
+            for one, mark in zip(row, marks, strict=True)
+        )
+        + "</tr>"
         for row in rows
     )
-    return f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
+    return (
+        f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
 
 
 def svg(figure: Any) -> str:
@@ -234,12 +247,20 @@ def _figures(certificate: Certificate) -> str:
         axes.legend(frameon=False, fontsize="small")
         found.append((svg(figure), "No attack's errors lie below the line."))
     return "".join(
-        f"<figure>{picture}<figcaption>{words}</figcaption></figure>" for picture, words in found
+        # For who listens it is one picture, which its caption describes.
+        "<figure>"
+        + picture.replace("<svg ", f'<svg role="img" aria-label="{escape(words)}" ', 1)
+        + f"<figcaption>{escape(words)}</figcaption></figure>"
+        for picture, words in found
     )
 
 
-def _pairs(rows: Iterable[tuple[str, str]]) -> str:
-    lines = (f"<tr><th>{_escape(name)}</th><td>{_escape(value)}</td></tr>" for name, value in rows)
+def pairs(rows: Iterable[tuple[str, str]]) -> str:
+    """A table of names and values, which phones show one below the other."""
+    lines = (
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
+        for name, value in rows
+    )
     return f'<table class="key">{"".join(lines)}</table>'
 
 
@@ -253,5 +274,6 @@ def _class(ground: Ground) -> str:
     return ground.value.replace(" ", "-")
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """Text as html."""
     return markup.escape(str(text))

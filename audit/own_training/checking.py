@@ -30,6 +30,8 @@ AS_GAUSSIAN = ", of the Gaussian mechanism that its accountant describes"
 """What is added to a statistic's name where its bound needs the accountant to be right in kind."""
 
 # One game in so many is played to learn the linear statistic, not to be judged by it.
+# More no number of games shows.
+_MOST_EPSILON = 500.0
 _TO_LEARN = 4
 # Games with fewer numbers recorded on each side teach nothing.
 _FEWEST_TO_LEARN = 10
@@ -139,8 +141,9 @@ def check(
         for name, scores in statistics.items()
     }
     best = max(bounds, key=lambda name: bounds[name].epsilon)
+    claimed = _claimed(runs, game.law, delta) if claim is None else float(claim)
     return CheckResult(
-        claim=_claimed(runs, game.law, delta) if claim is None else float(claim),
+        claim=claimed,
         delta=delta,
         confidence=confidence,
         epsilon=bounds[best].epsilon,
@@ -153,6 +156,9 @@ def check(
             for zeros, ones in statistics.values()
         ),
         games=games,
+        needed=None
+        if claimed is None or claimed > _MOST_EPSILON
+        else 2 * lower_bounds.trials_needed(claimed, delta, 1.0 - share),
     )
 
 

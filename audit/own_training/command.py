@@ -1,13 +1,14 @@
 """The command line of an audit of one's own training: `python -m audit.run --train NAME`."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import threat_models
-from audit import console
+from audit import console, lower_bounds
 from audit.own_training.checking import check
 from audit.own_training.one_run import check_one_run
 from audit.own_training.records import TrainingSet
@@ -93,6 +94,10 @@ def _audit(options: argparse.Namespace) -> Any:
     candidates = (None,)
     if options.candidates:
         candidates = tuple(_called(imported("candidates", options.candidates)))
+    worth = lower_bounds.ceiling(
+        options.trials // 2, options.trials // 2, options.delta, options.confidence
+    )
+    print(f"{options.trials:,} games can show at most epsilon = {worth:.2f}", file=sys.stderr)
     return check(
         train,
         records,

@@ -24,6 +24,7 @@ class CheckResult:
         shown_by: the statistic that shows it.
         bounds: for every statistic its bounds; their errors add up to 1 - confidence.
         ceiling: the largest epsilon that so many games could have shown.
+        needed: so many games could refute the claim; None where it is not known.
         games: how many were played, or how many canaries were in one.
         unit: what `games` counts.
     """
@@ -37,6 +38,7 @@ class CheckResult:
     ceiling: float
     games: int
     unit: str = "games"
+    needed: int | None = None
 
     @property
     def leaks(self) -> bool:
@@ -58,6 +60,8 @@ class CheckResult:
         ceiling = f"so many {self.unit} ({self.games}) could have shown at most {most}"
         if self.ceiling <= self.claim:
             ceiling += ", so no leak could have been found: play more"
+            if self.needed is not None:
+                ceiling += f", {self.needed:,} {self.unit} could show one"
         if self.epsilon == 0.0:
             return f"{claims}; nothing found; {ceiling}"
         return f"{claims}; no leak found; {found}; {ceiling}"

@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from audit import lower_bounds, upper_bounds
 from audit.dpsgd import PRECISIONS
 from audit.game.play import Trials
@@ -26,6 +28,8 @@ from audit.report.results import (
 )
 from audit.upper_bounds import UpperBound
 
+# More no number of games shows.
+_MOST_EPSILON = 500.0
 # It assumes nothing but independent trials.
 _RECOMMENDED = "scan:scan"
 
@@ -116,7 +120,23 @@ def _at_budget(
         lower_bounds=lower,
         upper_bounds=judged,
         contradictions=tuple(_contradictions(config, lower, judged, stricter)),
+        ceiling=lower_bounds.ceiling(
+            int(np.sum(~pooled.bit)),
+            int(np.sum(pooled.bit)),
+            config.delta,
+            config.confidence,
+            looks=len(config.looks),
+        ),
+        games_needed=_games_needed(config, judged),
     )
+
+
+def _games_needed(config: AuditConfig, upper: Mapping[str, UpperResult]) -> int | None:
+    known = [one.epsilon for one in upper.values() if one.valid and one.epsilon is not None]
+    if not known or min(known) > _MOST_EPSILON:
+        return None
+    share = (1.0 - config.confidence) / len(config.looks)
+    return 2 * lower_bounds.trials_needed(min(known), config.delta, 1.0 - share)
 
 
 def _rounding(config: AuditConfig, engine: str) -> Rounding | None:

@@ -1,15 +1,19 @@
 """A finished audit as one html page, in the manner of a certificate: printable, nothing fetched."""
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from audit.certificate.page import document, table
+from audit.certificate.page import document, escape, pairs, table
 from audit.report import summary
 from audit.report.results import BudgetResult, Report, row_of_table
 from audit.report.text import rounded_down, rounded_up
 
-FIGURES = ("figure.png", "scores.png")
+FIGURES = {
+    "figure.png": "What the tuning leaks at most, by theory, and at least, by the games.",
+    "scores.png": "Scores of the winners, without and with the canary.",
+}
 PAGE = "report.html"
 
 
@@ -36,53 +40,89 @@ def html(report: Report, folder: Path) -> str:
     """The page of a report, with the pictures that lie in its folder."""
     threat, training_set, canary = row_of_table(report.config)
     title = f"Audit: {threat}, X = {training_set}, z = {canary}"
-    body = [
-        f"<h1>{title}</h1>",
-        table(
-            ["setting", "value"],
-            [[name, str(value)] for name, value in report.config.items() if value is not None],
-        ),
-    ]
-    for name in FIGURES:
+    body = [f"<h1>{escape(title)}</h1>"]
+    for result in report.results:
+        body += [f'<p class="claim">{escape(_answer(report, result))}</p>', *_doubts(result)]
+    for name, words in FIGURES.items():
         if (folder / name).is_file():
             picture = base64.b64encode((folder / name).read_bytes()).decode("ascii")
             body.append(
-                f'<figure><img alt="{name}" style="width:100%" '
-                f'src="data:image/png;base64,{picture}"></figure>'
+                f'<figure><img alt="{escape(words)}" src="data:image/png;base64,{picture}">'
+                f"<figcaption>{escape(words)}</figcaption></figure>"
             )
     for result in report.results:
         body += _of_budget(result)
+    played = [(name, _words(value)) for name, value in report.config.items()]
     body += [
+        "<h2>What was played</h2>",
+        pairs([(name, words) for name, words in played if words]),
+        f"<p>Engine {escape(report.engine.name)}: {escape(report.engine.reason)}.</p>",
         "<h2>How it was made</h2>",
-        table(["what", "value"], [[name, str(value)] for name, value in report.made.items()]),
+        pairs([(name, _words(value)) for name, value in report.made.items()]),
     ]
     return document(title, body, "alarm" if _alarmed(report) else "")
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {one}" for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _answer(report: Report, result: BudgetResult) -> str:
+    """What the audit says at one budget, in a sentence or two."""
+    told = report.recommended
+    bound = result.lower_bounds[told.proxy][told.key]
+    shown = (
+        f"One run of epsilon {result.epsilon_base:g}: the attack shows that the tuning leaks at "
+        f"least {rounded_down(bound.epsilon)} at delta = {report.config['delta']:g}, with "
+        f"{100 * bound.confidence:g} % confidence"
+    )
+    upper = result.smallest_upper
+    if upper is not None and upper.epsilon is not None:
+        shown += f"; it can leak {rounded_up(upper.epsilon)} at most ({upper.name})"
+    can_show = f"{bound.pooled.trials:,} games could have shown {rounded_down(result.ceiling)}"
+    if upper is not None and result.games_needed is not None:
+        can_show += f"; to show all of it takes {result.games_needed:,} or more"
+    return f"{shown}. {can_show}."
 
 
 def _alarmed(report: Report) -> bool:
     return any(one.beyond_chance for result in report.results for one in result.contradictions)
 
 
-def _of_budget(result: BudgetResult) -> Iterator[str]:
-    yield f"<h2>One run of epsilon {result.epsilon_base:g}, score {result.score}</h2>"
-    for one in result.contradictions:
+def _doubts(result: BudgetResult) -> Iterator[str]:
+    """The largest of the lower bounds above an upper bound, where there are any."""
+    for one in sorted(result.contradictions, key=lambda each: -each.lower)[:1]:
+        sure = any(each.beyond_chance for each in result.contradictions)
+        why = "more than chance does" if sure else "which chance may do"
         yield (
-            f'<p class="claim">A lower bound of {rounded_down(one.lower)} exceeds '
-            f"{one.upper_bound}, {rounded_up(one.upper)}"
-            f"{': more than chance does' if one.beyond_chance else ''}.</p>"
+            f'<p class="claim doubt">A lower bound of {rounded_down(one.lower)} ({escape(one.key)} '
+            f"from {escape(one.proxy)}) exceeds {escape(one.upper_bound)}, "
+            f"{rounded_up(one.upper)}, {why}.</p>"
         )
+
+
+def _of_budget(result: BudgetResult) -> Iterator[str]:
+    of = f"One run of epsilon {result.epsilon_base:g}, score {escape(result.score)}"
+    yield f"<h2>{of}: at most</h2>"
     yield table(
         ["upper bound", "epsilon", "worth", "what it needs to be true"],
         [
             [
                 bound.name,
-                "-" if bound.epsilon is None else rounded_up(bound.epsilon),
+                (rounded_down if bound.label == "attained" else rounded_up)(bound.epsilon),
                 bound.label,
                 bound.assumes,
             ]
             for bound in result.upper_bounds.values()
+            if bound.epsilon is not None
         ],
+        numbers=(1,),
     )
+    yield f"<h2>{of}: at least</h2>"
     yield table(
         ["lower bound", "proxy", "epsilon", "confidence", "games", "worth"],
         [
@@ -97,4 +137,5 @@ def _of_budget(result: BudgetResult) -> Iterator[str]:
             for proxy, bounds in result.lower_bounds.items()
             for key, bound in bounds.items()
         ],
+        numbers=(2, 3, 4),
     )

@@ -157,6 +157,9 @@ class BudgetResult:
         lower_bounds: by proxy, then by key, in the order of the estimators.
         upper_bounds: by name, in the order of rows.
         contradictions: valid lower bounds above valid upper bounds.
+        ceiling: the largest epsilon that the number to report could have shown in so many games.
+        games_needed: the fewest games in which it could show the smallest valid upper bound; None
+            where there is none.
     """
 
     epsilon_base: float
@@ -168,6 +171,14 @@ class BudgetResult:
     lower_bounds: dict[str, dict[str, LowerResult]]
     upper_bounds: dict[str, UpperResult]
     contradictions: tuple[Contradiction, ...] = ()
+    ceiling: float = 0.0
+    games_needed: int | None = None
+
+    @property
+    def smallest_upper(self) -> UpperResult | None:
+        """The smallest valid upper bound; None where there is none."""
+        known = [one for one in self.upper_bounds.values() if one.valid]
+        return min(known, key=lambda one: one.epsilon or 0.0, default=None)
 
 
 @dataclass(frozen=True)

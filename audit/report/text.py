@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from audit.numerics import exact, shown_to
-from audit.report.results import Report, row_of_table, way_of_tuning
+from audit.report.results import BudgetResult, Report, row_of_table, way_of_tuning
 
 
 def to_text(report: Report) -> str:
@@ -130,6 +130,7 @@ def _notes(report: Report) -> Iterator[str]:
         bound = report.results[0].lower_bounds[proxies[0]][key]
         confidence = f"{100 * bound.confidence:g} % confidence" if bound.valid else "no claim"
         yield f"({number}) {key}, {confidence}: {bound.assumes if bound.valid else bound.label}"
+    yield f"So many games could have shown at most {'; '.join(map(_reach, report.results))}."
     diverged = sum(result.diverged_runs for result in report.results)
     if diverged:
         runs = sum(result.runs for result in report.results)
@@ -137,6 +138,15 @@ def _notes(report: Report) -> Iterator[str]:
             f"{diverged} of {runs} runs diverged (weights or score not finite); they were never "
             "chosen."
         )
+
+
+def _reach(result: BudgetResult) -> str:
+    """What the games at one budget could have shown, and what the upper bound would take."""
+    words = f"{rounded_down(result.ceiling)} (eps_B = {result.epsilon_base:g}"
+    upper = result.smallest_upper
+    if upper is None or result.games_needed is None:
+        return f"{words})"
+    return f"{words}; to show {upper.name} takes {result.games_needed:,} or more)"
 
 
 def _alarms(report: Report) -> Iterator[str]:

@@ -126,10 +126,13 @@ def _runs(protocol: Protocol) -> dict[str, str]:
     through = "through the base mechanism alone"
     if not isinstance(protocol, Subset):
         return {"one run": f"the private training records, {through}"}
-    share = f"a random part of the private training records, {protocol.sampling_rate:g} of them"
+    share = (
+        "a random part of the private training records, each with chance "
+        f"{protocol.sampling_rate:g}, the same in every run"
+    )
     which = "all of them" if protocol.final == "all" else "the rest of them"
     return {
-        "one run of the tuning": f"{share} and the same in every run, {through}",
+        "one run of the tuning": f"{share}, {through}",
         "the final run": f"{which}, {through}",
     }
 
