@@ -142,7 +142,7 @@ def _notes(report: Report) -> Iterator[str]:
 
 def _reach(result: BudgetResult) -> str:
     """What the games at one budget could have shown, and what the upper bound would take."""
-    words = f"{rounded_down(result.ceiling)} (eps_B = {result.epsilon_base:g}"
+    words = f"{rounded_down(result.ceiling)} (eps_B = {exact(result.epsilon_base)}"
     upper = result.smallest_upper
     if upper is None or result.games_needed is None:
         return f"{words})"
