@@ -44,6 +44,7 @@ CONFIDENCE = 0.95
 # Trials per side, and how many games are played with so many: about ten minutes on one core.
 STUDY = {50: 300, 200: 300, 1_000: 300, 10_000: 40, 100_000: 8}
 _MOST_TRIALS = 10_000_000
+_MOST_GAMES = 1_000_000
 # Pooled runs are E[K] times as many as trials; with more trials than this they are left out.
 _POOLED_TRIALS = 10_000
 # Chance that a study in which every bound covers exactly flags any cell at all.
@@ -398,7 +399,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for trials in options.trials:
             checks.whole("trials", trials, 1, _MOST_TRIALS)
         if options.games is not None:
-            checks.whole("games", options.games, 1)
+            checks.whole("games", options.games, 1, _MOST_GAMES)
         options.out.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         return console.refused(error)

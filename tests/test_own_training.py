@@ -4,6 +4,7 @@ Every game has fixed seeds. A correct training is accused with probability at mo
 """
 
 import copy
+import math
 
 import broken_trainings as trainings
 import numpy as np
@@ -531,3 +532,23 @@ def test_the_command_says_what_was_found(capsys):
     assert "threat must be one of" in capsys.readouterr().err
     assert run.main(["--train", "broken_trainings.nothing"]) == 2
     assert "train must be a name" in capsys.readouterr().err
+
+
+def _exits(records, candidate, seed, watch):
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("train", "settings", "words"),
+    [
+        (_exits, {}, "train must give an answer, and raised SystemExit: 3"),
+        (lambda *_: 1 / 0, {}, "train must give an answer, and raised ZeroDivisionError"),
+        (lambda *_: math.nan, {}, "train must release finite numbers, got none in 6 games"),
+        (lambda *_: 0.0, {"max_runs": 5}, "max_runs must be at least the 6 runs"),
+        (lambda *_: 0.0, {"repetitions": "fixed:1000000"}, "max_runs must be at least the 6e"),
+        (lambda *_: 0.0, {"jobs": 10**6}, r"jobs must be a whole number in \[1, 256\]"),
+    ],
+)
+def test_a_function_that_fails_or_would_take_for_ever_is_one_line(train, settings, words):
+    with pytest.raises(ValueError, match=words):
+        check(train, ([[0.0]], [0]), ([9.0], 0), games=6, **settings)

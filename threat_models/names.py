@@ -1,6 +1,7 @@
 """What a dotted name that a user gives stands for."""
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 
@@ -23,6 +24,18 @@ def imported(parameter: str, dotted: str) -> Any:
         raise ValueError(
             f"{parameter} must be a name that can be imported, got {dotted!r}: {in_line(error)}"
         ) from error
+
+
+def called(parameter: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What another's function gives.
+
+    Raises:
+        ValueError: it raised, or ended the program.
+    """
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as error:  # another's code may raise anything
+        raise ValueError(f"{parameter} must give an answer, and raised {in_line(error)}") from error
 
 
 def in_line(error: BaseException) -> str:

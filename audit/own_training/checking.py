@@ -36,6 +36,9 @@ _TO_LEARN = 4
 # Games with fewer numbers recorded on each side teach nothing.
 _FEWEST_TO_LEARN = 10
 _GAMES_PER_JOB = 50
+_MOST_JOBS = 256
+MOST_RUNS = 1e6
+"""Calls of a training function that are taken to be meant: more must be asked for."""
 
 
 def check(
@@ -53,6 +56,7 @@ def check(
     loss: Callable[..., Any] | None = None,
     seed: int = 0,
     jobs: int = 1,
+    max_runs: float = MOST_RUNS,
 ) -> CheckResult:
     """Plays the distinguishing game against a training function.
 
@@ -87,6 +91,7 @@ def check(
             the cross-entropy of its logits.
         seed: of everything random.
         jobs: worker processes.
+        max_runs: how many calls of the function may be expected; more are refused before the first.
 
     Returns:
         The verdict; it is false where the attack shows more than is claimed.
@@ -105,12 +110,17 @@ def check(
         >>> print(result)
         claims (1, 1e-05); an attack shows at least 3.75 with 95 % confidence (by score)
     """
-    checks.interval("delta", delta, 0.0, 1.0)
-    checks.interval("confidence", confidence, 0.0, 1.0)
-    checks.whole("games", games, 2)
-    checks.whole("jobs", jobs, 1)
+    delta = checks.interval("delta", delta, 0.0, 1.0)
+    confidence = checks.interval("confidence", confidence, 0.0, 1.0)
+    games, jobs = checks.whole("games", games, 2), checks.whole("jobs", jobs, 1, _MOST_JOBS)
+    law = _law(repetitions)
+    if games * law.mean > checks.interval("max_runs", max_runs, 0.0):
+        raise ValueError(
+            f"max_runs must be at least the {games * law.mean:.3g} runs that are expected, got "
+            f"{max_runs:g}: play fewer games, take a smaller law of K, or raise it"
+        )
     if claim is not None:
-        checks.interval("claim", claim, 0.0, closed_low=True)
+        claim = checks.interval("claim", claim, 0.0, closed_low=True)
     if not callable(train):
         raise ValueError(f"train must be a function, got {type(train).__name__}")
     if len(candidates) == 0:
@@ -127,10 +137,12 @@ def check(
         loss,
         delta,
     )
-    game = _Game(question, _law(repetitions), tuple(candidates), checks.whole("seed", seed, 0))
+    game = _Game(question, law, tuple(candidates), checks.whole("seed", seed, 0))
     runs = _play(game, games, jobs)
     _check_steps(runs)
     statistics = _statistics(runs)
+    if not any(np.isfinite(np.concatenate(pair)).any() for pair in statistics.values()):
+        raise ValueError(f"train must release finite numbers, got none in {games} games")
     readings: dict[str, lower_bounds.Estimator] = {"": lower_bounds.Scan()}
     if _is_gaussian(runs, game.law):
         readings[AS_GAUSSIAN] = lower_bounds.GaussianCurve(rule=lower_bounds.RankSum())
@@ -141,7 +153,7 @@ def check(
         for name, scores in statistics.items()
     }
     best = max(bounds, key=lambda name: bounds[name].epsilon)
-    claimed = _claimed(runs, game.law, delta) if claim is None else float(claim)
+    claimed = _claimed(runs, game.law, delta) if claim is None else claim
     return CheckResult(
         claim=claimed,
         delta=delta,

@@ -2,18 +2,16 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 import threat_models
-from audit import console, lower_bounds
-from audit.own_training.checking import check
+from audit import checks, console, lower_bounds
+from audit.own_training.checking import MOST_RUNS, check
 from audit.own_training.one_run import check_one_run
 from audit.own_training.records import TrainingSet
 from canaries import DiracCanary, crafted
-from threat_models.names import imported
+from threat_models.names import called, imported
 
 _EXAMPLES = {
     "python -m audit.run --train mine.train --records mine.DATA": "games against your own loop",
@@ -40,6 +38,7 @@ def _parser() -> console.Parser:
     add("--canaries", type=int, default=1000, metavar="N", help="with --one-run (default: 1000)")
     add("--confidence", type=float, default=0.95, metavar="X", help="(default: 0.95)")
     add("--jobs", type=int, default=1, metavar="N", help="worker processes (default: 1)")
+    add("--max-runs", type=float, default=MOST_RUNS, metavar="N", help="calls (default: 1e6)")
     add("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     add = parser.add_argument_group("what the adversary may do").add_argument
     add("--threat", default="NTCV", metavar="NAME", help="NTNV, NTCV (default) or ETCV")
@@ -93,7 +92,10 @@ def _audit(options: argparse.Namespace) -> Any:
         )
     candidates = (None,)
     if options.candidates:
-        candidates = tuple(_called(imported("candidates", options.candidates)))
+        given = _called("candidates", options.candidates)
+        if not isinstance(given, Iterable):
+            raise ValueError(f"candidates must name a list, got {type(given).__name__}")
+        candidates = tuple(given)
     worth = lower_bounds.ceiling(
         options.trials // 2, options.trials // 2, options.delta, options.confidence
     )
@@ -108,16 +110,18 @@ def _audit(options: argparse.Namespace) -> Any:
         validation=validation,
         seed=options.seed,
         jobs=options.jobs,
+        max_runs=options.max_runs,
         **shared,
     )
 
 
 def _data(options: argparse.Namespace) -> tuple[TrainingSet, TrainingSet | None, Any]:
     """The records, those to choose by in NTNV, and the canary; None has one crafted."""
+    threat = checks.one_of("threat", options.threat, ("NTNV", "NTCV", "ETCV"))
     name = options.canary
     canary: Any = None
     if "." in name:
-        canary = _called(imported("canary", name))
+        canary = _called("canary", name)
     elif name:
         # Checks the names, and has the canary of the data set where it is a record.
         canary = threat_models.build(
@@ -130,18 +134,16 @@ def _data(options: argparse.Namespace) -> tuple[TrainingSet, TrainingSet | None,
             validation_size=1,
         ).canary
     if options.records:
-        records = TrainingSet.of(_called(imported("records", options.records)))
+        records = TrainingSet.of(_called("records", options.records))
     else:
         records = TrainingSet.of(_loaded(options, True, options.train_size))
     validation = None
-    if options.threat == "NTNV":
+    if threat == "NTNV":
         validation = TrainingSet.of(_loaded(options, False, options.validation_size))
-    elif options.threat == "ETCV":
+    elif threat == "ETCV":
         if canary is None:
             canary = crafted(records.features, records.labels)
         records = TrainingSet(records.features[:0], records.labels[:0])
-    elif options.threat != "NTCV":
-        raise ValueError(f"threat must be one of NTNV, NTCV, ETCV, got {options.threat!r}")
     return records, validation, canary
 
 
@@ -149,6 +151,7 @@ def _loaded(options: argparse.Namespace, train: bool, size: int) -> Any:
     return threat_models.datasets.load(options.dataset, train, options.data_root, size)
 
 
-def _called(given: Any) -> Any:
+def _called(parameter: str, name: str) -> Any:
     """What a name stands for: itself, or what it gives where it is a function."""
-    return given() if callable(given) and not isinstance(given, np.ndarray) else given
+    given = imported(parameter, name)
+    return called(parameter, given) if callable(given) else given

@@ -22,6 +22,7 @@ Array = NDArray[np.float64]
 
 # The rule of the readings of guesses: a short list of numbers of guesses, each paid for.
 _RULE = "bonferroni"
+_MOST_CANARIES = 100_000  # each is a record in memory
 # Of canaries that do not interact, one in so many is judged: the surest.
 _SHARE_JUDGED = 4
 
@@ -64,12 +65,14 @@ def check_one_run(
     Raises:
         ValueError: an argument out of its range, or a function that releases nothing.
     """
-    checks.interval("delta", delta, 0.0, 1.0)
-    checks.interval("confidence", confidence, 0.0, 1.0)
+    delta = checks.interval("delta", delta, 0.0, 1.0)
+    confidence = checks.interval("confidence", confidence, 0.0, 1.0)
+    if not callable(train):
+        raise ValueError(f"train must be a function, got {type(train).__name__}")
     training_set = TrainingSet.of(records)
     inserted: TrainingSet | None
     if isinstance(canaries, int):
-        count = checks.whole("canaries", canaries, 2)
+        count = checks.whole("canaries", canaries, 2, _MOST_CANARIES)
         inserted = None if dirac else _crafted(training_set, count)
     else:
         inserted = TrainingSet.of(canaries)
@@ -77,9 +80,10 @@ def check_one_run(
         if dirac:
             raise ValueError("canaries must be a number with dirac, got records")
     question = Question(train, training_set, inserted, None, loss, delta)
+    seed = checks.whole("seed", seed, 0)
     coins = np.random.default_rng([seed, 2]).integers(0, 2, count).astype(np.bool_)
     with undisturbed_generators():
-        run = run_once(question, coins, candidate, run_seed(checks.whole("seed", seed, 0), 0))
+        run = run_once(question, coins, candidate, run_seed(seed, 0))
     statistics = {
         name: np.nan_to_num(values, nan=-np.inf)
         for name in ("score", "lambda_a", "lambda_c")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from audit.own_training import readings
 from audit.own_training.records import TrainingSet
 from audit.own_training.watch import Watch
+from threat_models.names import called
 
 Array = NDArray[np.float64]
 _MASK = 0xFFFFFFFF
@@ -111,7 +112,7 @@ def run_once(question: Question, included: NDArray[np.bool_], candidate: Any, se
         seed: of the run.
 
     Raises:
-        ValueError: something returned that cannot be read.
+        ValueError: it raised, or returned something that cannot be read.
     """
     records, canaries = question.records, question.canaries
     if canaries is not None and included.any():
@@ -120,7 +121,7 @@ def run_once(question: Question, included: NDArray[np.bool_], candidate: Any, se
     watch = Watch(canaries, included, question.loss, seed)
     seed_everything(seed)
     try:
-        result = question.train(records, candidate, seed, watch)
+        result = called("train", question.train, records, candidate, seed, watch)
     finally:
         watch.close()
     trace = watch.trace()
