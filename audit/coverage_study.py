@@ -17,11 +17,14 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from audit import checks, console
+from audit import checks, console, protocols
 from audit.accounting import GaussianMechanism, calibrate_mu
 from audit.claims import Condition, Facts, facts_of_tuning
 from audit.lower_bounds import (
+    AcceptedTailsCurve,
     ClopperPearson,
+    Estimator,
+    FixedThreshold,
     LowerBound,
     PooledClopperPearson,
     all_estimators,
@@ -31,9 +34,24 @@ from audit.lower_bounds.estimator import ThresholdEstimator
 from audit.lower_bounds.rules import ErrorCounts, best_expected_threshold, best_of_gaussian_rates
 from audit.lower_bounds.scores import Scores
 from audit.orders import IncreasingOrder, SplitOrder
-from audit.protocols import RandomSearch
-from audit.repetitions import Fixed, Repetitions, parse
-from audit.upper_bounds import TunedOrder, reduced_exact
+from audit.protocols import (
+    Adaptive,
+    Grid,
+    Protocol,
+    RandomSearch,
+    RandomStopping,
+    Subset,
+    UntilAccepted,
+)
+from audit.repetitions import Binomial, Fixed, Repetitions, parse
+from audit.upper_bounds import (
+    AcceptedTails,
+    AdaptiveAttack,
+    SubsetAttack,
+    TunedOrder,
+    attack_tails,
+    reduced_exact,
+)
 from audit.upper_bounds.worst_order import attack_order
 
 Array = NDArray[np.float64]
@@ -65,6 +83,8 @@ class Game:
         repetitions: law of K; None if nothing is tuned.
         known: what else is true of it.
         split_top: where the order splits, for the worst-order score.
+        protocol: how the best run was chosen; None for random search.
+        own: estimators for this mechanism alone.
     """
 
     name: str
@@ -76,12 +96,15 @@ class Game:
     repetitions: Repetitions | None = None
     known: frozenset[Condition] = frozenset()
     split_top: float | None = None
+    protocol: Protocol | None = None
+    own: tuple[Estimator, ...] = ()
 
     @property
     def facts(self) -> Facts:
         """What is true of it; trials are independent, but of equal numbers and without coins."""
         law = Fixed(1) if self.repetitions is None else self.repetitions
-        return facts_of_tuning(RandomSearch(law), Condition.INDEPENDENT_TRIALS, *self.known)
+        protocol = RandomSearch(law) if self.protocol is None else self.protocol
+        return facts_of_tuning(protocol, Condition.INDEPENDENT_TRIALS, *self.known)
 
 
 _GAUSSIAN = frozenset({Condition.GAUSSIAN_BASE, Condition.GAUSSIAN_STATISTIC})
@@ -150,6 +173,88 @@ def _worst_order(name: str, spec: str, epsilon_base: float, trials: int) -> Game
     )
 
 
+def _grid(spec: str, mu: float) -> Game:
+    """Candidates alike, by an increasing score: the largest of a known number of draws."""
+    protocol = protocols.parse(spec)
+    assert isinstance(protocol, Grid)
+    law = Binomial(protocol.candidates, protocol.inclusion)
+    return Game(
+        spec,
+        TunedOrder(mu, law, IncreasingOrder()).epsilon(DELTA),
+        lambda rng, n: _played(IncreasingOrder(), law, mu, rng, n),
+        known=_GAUSSIAN,
+        protocol=protocol,
+    )
+
+
+def _tails(spec: str, mu: float, trials: int) -> Game:
+    """Rerun until one of two tails comes, or stop; nothing is a score below all."""
+    protocol = protocols.parse(spec)
+    assert isinstance(protocol, UntilAccepted | RandomStopping)
+    tails, threshold = attack_tails(mu, protocol, DELTA, trials)
+    curve = AcceptedTailsCurve(tails.low, tails.high, tails.stop, rule=FixedThreshold(threshold))
+
+    def sample(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        return _released(tails, 0.0, rng, n), _released(tails, mu, rng, n)
+
+    return Game(
+        spec,
+        tails.epsilon(DELTA),
+        sample,
+        threshold=threshold,
+        known=_GAUSSIAN,
+        protocol=protocol,
+        own=(curve,),
+    )
+
+
+def _released(tails: AcceptedTails, mean: float, rng: np.random.Generator, trials: int) -> Array:
+    """Draws run after run, as the protocol does."""
+    released = np.full(trials, -np.inf)
+    active = np.arange(trials)
+    while active.size:
+        x = mean + rng.standard_normal(active.size)
+        accepted = (x < tails.low) | (x > tails.high)
+        released[active[accepted]] = x[accepted]
+        active = active[~accepted & (rng.random(active.size) >= tails.stop)]
+    return released
+
+
+def _adaptive(spec: str, mu: float) -> Game:
+    """A sampler that tells of the record, judged by one event, whose chances are known."""
+    protocol = protocols.parse(spec)
+    assert isinstance(protocol, Adaptive)
+    attack = AdaptiveAttack(mu, protocol, (3.0, 1.0), (-2.0, -3.0), (-0.5, 1.0), 0.5)
+    without, with_record = attack.chances()
+    ratios = [
+        (p - DELTA) / q
+        for p, q in (
+            (without, with_record),
+            (with_record, without),
+            (1.0 - without, 1.0 - with_record),
+            (1.0 - with_record, 1.0 - without),
+        )
+    ]
+
+    def sample(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        sides = [-attack.play(rng, n, mean).astype(np.float64) for mean in (0.0, mu)]
+        return sides[0], sides[1]
+
+    return Game(spec, math.log(max(ratios)), sample, threshold=-0.5, protocol=protocol)
+
+
+def _subset(spec: str, mu: float) -> Game:
+    """The density ratio of the tuning's winner and the final run together."""
+    protocol = protocols.parse(spec)
+    assert isinstance(protocol, Subset)
+    attack = SubsetAttack(mu, protocol, SplitOrder(-math.inf))
+
+    def sample(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        return attack.play(rng, n, 0.0), attack.play(rng, n, mu)
+
+    return Game(spec, attack.epsilon(DELTA), sample, threshold=0.0, protocol=protocol)
+
+
 def games(trials: int) -> list[Game]:
     """The mechanisms of the study; the worst order depends on the number of trials per side."""
     share = math.exp(1.0) / (1.0 + math.exp(1.0))
@@ -178,6 +283,12 @@ def games(trials: int) -> list[Game]:
         _reduced("tuned tnb:1,0.01 base 1", "tnb:1,0.01", 1.0),
         _reduced("tuned poisson:20 base 2", "poisson:20", 2.0),
         _worst_order("worst order tnb:0,0.01 base 4", "tnb:0,0.01", 4.0, trials),
+        _grid("grid:10", 1.0),
+        _grid("grid:20,0.5", 0.5),
+        _adaptive("adaptive:0.5,2/tnb:1,0.1", 0.7),
+        _subset("subset:0.3/tnb:1,0.1", 1.0),
+        _tails("until:0.1", 0.7, trials),
+        _tails("stopping:0.1", 0.7, trials),
     ]
 
 
@@ -188,7 +299,10 @@ def play(game: Game, trials: int, repeats: int, seed: int) -> list[dict[str, obj
     values: defaultdict[str, list[float]] = defaultdict(list)
     seconds: defaultdict[str, float] = defaultdict(float)
     last: dict[str, LowerBound] = {}
-    estimators = all_estimators(game.repetitions, game.mu, game.threshold, game.split_top)
+    estimators = [
+        *all_estimators(game.repetitions, game.mu, game.threshold, game.split_top),
+        *game.own,
+    ]
     pooled = game.known >= _INCREASING and game.repetitions is not None
     pooled = pooled and trials <= _POOLED_TRIALS
     for _ in range(repeats):

@@ -10,22 +10,41 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import special
 
-from audit import coverage_study
-from audit.lower_bounds import FixedThreshold, WorstOrderCurve
+from audit import coverage_study, protocols
+from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold, WorstOrderCurve
+from audit.protocols import Adaptive
+from audit.upper_bounds import AdaptiveAttack
 
 SIZES = {60: 150}
 
 
 @pytest.fixture(scope="module")
 def study() -> pd.DataFrame:
-    return pd.concat(coverage_study.run(SIZES, seed=5), ignore_index=True)
+    names = [game.name for game in coverage_study.games(60) if game.protocol is None]
+    return pd.concat(coverage_study.run(SIZES, seed=5, only=names), ignore_index=True)
 
 
 def test_no_estimator_that_claims_to_hold_is_above_five_percent(study: pd.DataFrame) -> None:
     assert len(study["mechanism"].unique()) == 11
     assert study["claimed"].sum() > 80
     assert len(coverage_study.failures(study)) == 0
+
+
+def test_every_protocol_is_played_and_no_claim_fails() -> None:
+    # 15 games each: enough to see a claim that mostly fails, and that what cannot hold claims not.
+    names = [game.name for game in coverage_study.games(60) if game.protocol is not None]
+    assert {name.split(":")[0] for name in names} == {
+        "grid", "adaptive", "subset", "until", "stopping"
+    }  # fmt: skip
+    study = pd.concat(coverage_study.run({60: 15}, seed=5, only=names), ignore_index=True)
+    assert len(coverage_study.failures(study)) == 0
+    claimed = study[study["claimed"]]
+    assert set(claimed["mechanism"]) == set(names)
+    assert not study[study["estimator"] == "gaussian-curve"]["claimed"].any()
+    curves = claimed[claimed["estimator"] == "accepted-tails-curve"]
+    assert set(curves["mechanism"]) == {"until:0.1", "stopping:0.1"}
 
 
 def test_the_check_would_see_an_estimator_that_does_not_hold(study: pd.DataFrame) -> None:
@@ -58,10 +77,19 @@ def test_samplers_have_the_law_they_claim() -> None:
             rates = [curve.rate_below(0.0), curve.rate_below(0.8638796)]
         elif game.repetitions is not None:
             assert game.mu is not None
-            from scipy import special
-
             points = special.ndtr(2.0 - np.array([0.0, game.mu]))
             rates = game.repetitions.phi(points).tolist()
+        elif game.own:
+            (own,) = game.own
+            assert isinstance(own, AcceptedTailsCurve)
+            rates = [own.rate_below(0.0), own.rate_below(0.7)]
+        elif game.name == "grid:10":
+            rates = special.ndtr(2.0 - np.array([0.0, 1.0])) ** 10
+        elif game.name.startswith("adaptive"):
+            protocol = protocols.parse(game.name)
+            assert isinstance(protocol, Adaptive)
+            attack = AdaptiveAttack(0.7, protocol, (3.0, 1.0), (-2.0, -3.0), (-0.5, 1.0), 0.5)
+            rates = attack.chances()
         else:
             continue
         at = game.threshold if game.threshold is not None else 2.0

@@ -17,7 +17,7 @@ from audit.lower_bounds.counting import (
 )
 from audit.lower_bounds.estimator import Estimator
 from audit.lower_bounds.estimators import all_bounds, all_estimators, lower_bound, pooled_bounds
-from audit.lower_bounds.families import WorstOrderCurve, family_bound
+from audit.lower_bounds.families import AcceptedTailsCurve, WorstOrderCurve, family_bound
 from audit.lower_bounds.independent_canaries import (
     independent_canaries_bound,
     order_statistics_bound,
@@ -45,6 +45,7 @@ from audit.lower_bounds.rules import (
 from audit.lower_bounds.scan import Scan
 
 __all__ = [
+    "AcceptedTailsCurve",
     "Band",
     "Bayesian",
     "Bonferroni",

@@ -10,8 +10,9 @@ never less.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -34,7 +35,7 @@ from audit.lower_bounds.rules import (
 from audit.lower_bounds.scores import Scores
 from audit.numerics import last_kept
 from audit.orders import SplitOrder
-from audit.protocols import RandomSearch
+from audit.protocols import RandomSearch, RandomStopping, UntilAccepted
 from audit.repetitions import Fixed, Repetitions
 
 Array = NDArray[np.float64]
@@ -124,14 +125,61 @@ def family_bound(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _CurveOfMu(ThresholdEstimator, TradeOffStatistic):
+    """An output whose law is known but for mu, at a threshold fixed in advance.
+
+    What it does without the record is then known, and the false negatives alone bound mu: their
+    rate falls as mu grows. Scores are the released x, in standard deviations: N(b mu, 1) in one
+    run.
+
+    Attributes:
+        rule: the threshold.
+    """
+
+    rule: FixedThreshold
+
+    @abstractmethod
+    def rate_below(self, mu: float) -> float:
+        """P[output <= threshold] with the record."""
+
+    @abstractmethod
+    def attained(self, mu: float, delta: float) -> float:
+        """The epsilon of the output at mu > 0, rounded down."""
+
+    def lower_limit(
+        self, counts: ErrorCounts, delta: float, alpha: float, limit: Limit = upper_limit
+    ) -> Array:
+        return self.from_limits(
+            np.ones(len(counts.false_negatives)),
+            limit(counts.false_negatives, counts.trials_with, alpha),
+            delta,
+        )
+
+    def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
+        return np.array([self._refuted(float(fn)) for fn in np.asarray(fn_upper)])
+
+    def _refuted(self, fn_upper: float) -> float:
+        """The largest mu whose rate below the threshold is above the limit."""
+        if self.rate_below(0.0) <= fn_upper:
+            return 0.0
+        return last_kept(lambda mu: fn_upper - self.rate_below(mu), 0.0, 40.0, 1e-9)
+
+    def epsilon_at(self, limit: float, delta: float) -> float:
+        return 0.0 if limit <= 0.0 or delta <= 0.0 else self.attained(limit, delta)
+
+    def expected(self, mu: float, trials: int, alpha: float) -> float:
+        """The bound on mu if with the record the output comes as often as expected."""
+        count = np.array([round(trials * self.rate_below(mu))])
+        return self._refuted(float(upper_limit(count, trials, alpha)[0]))
+
+
 @dataclass(frozen=True)
-class WorstOrderCurve(ThresholdEstimator, TradeOffStatistic):
-    """The tuned output under a split order, at a threshold fixed in advance; the parameter is mu.
+class WorstOrderCurve(_CurveOfMu):
+    """The tuned output under a split order; the parameter is mu.
 
     The order prefers x > top, the larger the better, and below it the smaller x. The output falls
-    below t < top if no run is above top and one is below t. Scores are the released x, in standard
-    deviations: N(b mu, 1) in one run. What they do without the record is then known, and the false
-    negatives alone bound mu: their rate falls as mu grows.
+    below t < top if no run is above top and one is below t.
 
     Attributes:
         repetitions: law of K, also as text.
@@ -141,7 +189,6 @@ class WorstOrderCurve(ThresholdEstimator, TradeOffStatistic):
 
     repetitions: Repetitions
     top: float
-    rule: FixedThreshold = field(kw_only=True)
     name: ClassVar[str] = "worst-order-curve"
 
     def __post_init__(self) -> None:
@@ -163,32 +210,50 @@ class WorstOrderCurve(ThresholdEstimator, TradeOffStatistic):
         )
 
     def rate_below(self, mu: float) -> float:
-        """P[output <= threshold] with the record."""
         above, below = SplitOrder(self.top).tails(min(self.rule.threshold, self.top), mu)
         beaten_or_below = self.repetitions.phi_survival(np.minimum(above + below, 1.0))
         return float(beaten_or_below - self.repetitions.phi_survival(above))
 
-    def lower_limit(
-        self, counts: ErrorCounts, delta: float, alpha: float, limit: Limit = upper_limit
-    ) -> Array:
-        return self.from_limits(
-            np.ones(len(counts.false_negatives)),
-            limit(counts.false_negatives, counts.trials_with, alpha),
-            delta,
-        )
-
-    def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
-        return np.array([self._refuted(float(fn)) for fn in np.asarray(fn_upper)])
-
-    def _refuted(self, fn_upper: float) -> float:
-        """The largest mu whose rate below the threshold is above the limit."""
-        if self.rate_below(0.0) <= fn_upper:
-            return 0.0
-        return last_kept(lambda mu: fn_upper - self.rate_below(mu), 0.0, 40.0, 1e-9)
-
-    def epsilon_at(self, limit: float, delta: float) -> float:
+    def attained(self, mu: float, delta: float) -> float:
         from audit.upper_bounds import TunedOrder
 
-        if limit <= 0.0 or delta <= 0.0:
-            return 0.0
-        return TunedOrder(limit, self.repetitions, SplitOrder(self.top)).epsilon(delta)
+        return TunedOrder(mu, self.repetitions, SplitOrder(self.top)).epsilon(delta)
+
+
+@dataclass(frozen=True)
+class AcceptedTailsCurve(_CurveOfMu):
+    """What is released where a run is repeated until it is in one of two tails.
+
+    Attributes:
+        low: below it a run is accepted, in standard deviations.
+        high: above it a run is accepted.
+        stop: chance to stop after a run that is not, 0 where one goes on; to release nothing is a
+            score of minus infinity.
+        rule: the threshold.
+    """
+
+    low: float
+    high: float
+    stop: float = 0.0
+    name: ClassVar[str] = "accepted-tails-curve"
+
+    @property
+    def statistic_claim(self) -> Claim:
+        return Claim(
+            Kind.BOUND,
+            "this project",
+            protocols=(UntilAccepted, RandomStopping),
+            needs=(Condition.INDEPENDENT_TRIALS, Condition.GAUSSIAN_STATISTIC),
+            about=(f"accepted below {self.low:g} and above {self.high:g}",),
+        )
+
+    def rate_below(self, mu: float) -> float:
+        from audit.upper_bounds import AcceptedTails
+
+        tails = AcceptedTails(max(mu, 1e-9), self.low, self.high, self.stop)
+        return float(tails.rate_below(self.rule.threshold, mu))
+
+    def attained(self, mu: float, delta: float) -> float:
+        from audit.upper_bounds import AcceptedTails
+
+        return AcceptedTails(mu, self.low, self.high, self.stop).epsilon(delta)

@@ -11,6 +11,7 @@ from audit.upper_bounds.adaptive import (
     hypo_pure,
     project_density,
 )
+from audit.upper_bounds.adaptive_attack import AdaptiveAttack, adaptive_attack
 from audit.upper_bounds.candidates import (
     corollary_6_2,
     largest_steps,
@@ -76,6 +77,7 @@ from audit.upper_bounds.subset import (
     subset_divergences,
     subset_tuning,
 )
+from audit.upper_bounds.subset_attack import SubsetAttack, subset_attack
 from audit.upper_bounds.tight import FoldedGame, TightCurve, tight
 from audit.upper_bounds.worst_order import (
     TunedOrder,
@@ -99,6 +101,7 @@ __all__ = [
     "SPECIAL",
     "VALID_FOR_ANY_SCORE",
     "AcceptedTails",
+    "AdaptiveAttack",
     "AdaptiveCurve",
     "Affordable",
     "AllRuns",
@@ -113,12 +116,14 @@ __all__ = [
     "ReducedGame",
     "RegionCurve",
     "SplitOrder",
+    "SubsetAttack",
     "SubsetCurve",
     "TightCurve",
     "TunedMechanism",
     "TunedOrder",
     "TwoEvents",
     "UpperBound",
+    "adaptive_attack",
     "all_bounds",
     "approximate",
     "approximate_to_delta",
@@ -169,6 +174,7 @@ __all__ = [
     "solve_mu",
     "solve_noise_multiplier",
     "solve_runs",
+    "subset_attack",
     "subset_divergences",
     "subset_tuning",
     "tight",
