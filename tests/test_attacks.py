@@ -17,6 +17,7 @@ from audit.reproduce.attacks import attacked
 from audit.upper_bounds import AdaptiveAttack, SubsetAttack, TunedOrder
 
 DELTA = 1e-5
+SLOW = pytest.mark.slow
 CASES = 3000
 
 
@@ -73,7 +74,9 @@ BASES = (
 )
 
 
-@pytest.mark.parametrize(("base", "epsilon"), [(BASES[0], 1.0), (BASES[1], 0.6)])
+@pytest.mark.parametrize(
+    ("base", "epsilon"), [(BASES[0], 1.0), pytest.param(BASES[1], 0.6, marks=SLOW)]
+)
 @pytest.mark.parametrize("inclusion", [1.0, 0.4])
 def test_no_order_of_thousands_of_grids_leaks_more(base, epsilon, inclusion):
     rng = np.random.default_rng(1)
@@ -92,7 +95,10 @@ def test_no_order_of_thousands_of_grids_leaks_more(base, epsilon, inclusion):
     check(base, protocols.Grid(3, inclusion), largest_leaks(places, mass, epsilon), epsilon)
 
 
-@pytest.mark.parametrize("spec", ["fixed:3", "tnb:0,0.1", "poisson:2"])
+@pytest.mark.parametrize(
+    "spec",
+    ["fixed:3", pytest.param("tnb:0,0.1", marks=SLOW), pytest.param("poisson:2", marks=SLOW)],
+)
 def test_no_order_of_thousands_of_searches_leaks_more(spec):
     rng, law, epsilon = np.random.default_rng(2), repetitions.parse(spec), 0.8
     prior = rng.dirichlet([1.0, 1.0], CASES).T
@@ -219,32 +225,37 @@ def test_a_subset_attack_reduces_to_what_it_must():
     assert none == pytest.approx(one, rel=1e-4)
     everything = SubsetAttack(mu, protocols.Subset(law, 1.0), order).epsilon(DELTA)
     assert everything == pytest.approx(TunedOrder(mu, law, order).epsilon(DELTA), rel=2e-3)
-    for final in ("rest", "all"):
-        protocol = protocols.Subset(law, 0.3, final)
-        attack = upper_bounds.subset_attack(mu, protocol, DELTA)
-        cost = upper_bounds.cost(GaussianMechanism(mu), protocol, DELTA).epsilon
-        assert 0.85 * cost < attack.epsilon(DELTA) <= cost
-        # A density ratio has mean 1 without the record, and its inverse with it: 4 standard errors.
-        rng = np.random.default_rng(7)
-        for mean, sign in ((0.0, 1.0), (mu, -1.0)):
-            ratio = np.exp(sign * attack.play(rng, 40_000, mean))
-            assert abs(ratio.mean() - 1.0) < 4.0 * ratio.std() / 200.0
+
+
+@pytest.mark.parametrize("final", ["rest", pytest.param("all", marks=SLOW)])
+def test_a_subset_attack_is_below_the_cost_and_plays_its_density_ratio(final):
+    mu, protocol = 0.6, protocols.Subset("tnb:1,0.2", 0.3, final)
+    attack = upper_bounds.subset_attack(mu, protocol, DELTA)
+    cost = upper_bounds.cost(GaussianMechanism(mu), protocol, DELTA).epsilon
+    assert 0.85 * cost < attack.epsilon(DELTA) <= cost
+    # A density ratio has mean 1 without the record, and its inverse with it: 4 standard errors.
+    rng = np.random.default_rng(7)
+    for mean, sign in ((0.0, 1.0), (mu, -1.0)):
+        ratio = np.exp(sign * attack.play(rng, 40_000, mean))
+        assert abs(ratio.mean() - 1.0) < 4.0 * ratio.std() / 200.0
 
 
 @pytest.mark.parametrize(
     ("spec", "attained", "proved", "by_curve"),
     [
         ("until:0.1", 0.999, 0.7, 0.7),
-        ("stopping:0.1", 0.999, 0.7, 0.7),
-        ("grid:10", 0.6, 0.4, None),
-        ("adaptive:0.5,2/tnb:1,0.1", 0.3, 0.2, None),
-        ("subset:0.3/tnb:1,0.1", 0.6, 0.4, None),
+        pytest.param("stopping:0.1", 0.999, 0.7, 0.7, marks=SLOW),
+        pytest.param("grid:10", 0.6, 0.4, None, marks=SLOW),
+        pytest.param("adaptive:0.5,2/tnb:1,0.1", 0.3, 0.2, None, marks=SLOW),
+        pytest.param("subset:0.3/tnb:1,0.1", 0.6, 0.4, None, marks=SLOW),
     ],
 )
 def test_attacks_prove_much_of_a_cost_and_never_more(spec, attained, proved, by_curve):
     # 4,000 + 4,000 games. Each bound errs in 5 % of games; these are fixed.
     settings = {"mus": [0.5], "deltas": [0.01], "specs": [spec], "seed": 3, "trials": 4000}
-    (row,) = REPRODUCTIONS["attacks"].run(settings).table.to_dict("records")
+    result = REPRODUCTIONS["attacks"].run(settings)
+    assert any(spec in line for line in result.lines)
+    (row,) = result.table.to_dict("records")
     assert attained < row["attained / cost"] <= 1.0
     assert proved < row["proved / cost"] <= 1.0
     if by_curve is None:

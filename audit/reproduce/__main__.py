@@ -60,6 +60,8 @@ def _report(result: Result, folder: Path, seconds: float) -> None:
                 f"  {row.what:{width}}  {row.published:>10.5g}  {row.ours:>10.5g}"
                 f"  {100.0 * row.difference:>+9.1f}%"
             )
+    for line in result.lines:
+        print(f"  {line}")
     print(f"  {folder}/table.csv, {folder}/figure.png ({seconds:.1f} s)")
 
 

@@ -7,7 +7,7 @@ attack's own law, where that has one parameter.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,7 @@ from audit.protocols import (
     UntilAccepted,
 )
 from audit.repetitions import Binomial, Fixed, Repetitions
+from audit.report.text import rounded_down, rounded_up
 from audit.reproduce.result import COLOURS, Result, figure, style, tidy
 from audit.upper_bounds import (
     AcceptedTails,
@@ -192,8 +193,8 @@ def _released(tails: AcceptedTails, mean: float, trials: int, rng: np.random.Gen
 
 
 def attacks(
-    mus: Sequence[float] = (0.24721, 1.0),
-    deltas: Sequence[float] = (1e-5, 1e-3, 1e-2),
+    mus: Sequence[float] = (0.24721,),
+    deltas: Sequence[float] = (1e-5, 1e-2),
     specs: Sequence[str] = PROTOCOLS,
     trials: int = 100_000,
     seed: int = 1,
@@ -235,7 +236,23 @@ def attacks(
     table = pd.DataFrame(rows)
     for name in ("attained", "proved", "proved by curve"):
         table[f"{name} / cost"] = table[name] / table["cost"]
-    return Result(table, _draw(table))
+    return Result(table, _draw(table), lines=tuple(_lines(table)))
+
+
+def _lines(table: pd.DataFrame) -> Iterator[str]:
+    """The table as text: for every delta and mu its protocols, with shares of the cost."""
+    for (delta, mu), rows in table.groupby(["delta", "mu"], sort=False):
+        yield f"mu {mu:g}, delta {delta:g}"
+        yield f"{'protocol':32}{'cost':>9}  {'attained':>15}  {'proved':>15}  {'by curve':>15}"
+        for row in rows.to_dict("records"):
+            cells = [
+                "-" if math.isnan(row[name]) else f"{rounded_down(row[name])} {row[share]:6.1%}"
+                for name, share in (
+                    (name, f"{name} / cost") for name in ("attained", "proved", "proved by curve")
+                )
+            ]
+            joined = "  ".join(f"{cell:>15}" for cell in cells)
+            yield f"{row['protocol']:32}{rounded_up(row['cost']):>9}  {joined}"
 
 
 _KINDS = {

@@ -54,11 +54,13 @@ class Result:
         table: everything that was computed, tidy.
         figure: the picture.
         comparisons: the numbers that the paper prints, beside ours.
+        lines: what the command prints besides.
     """
 
     table: pd.DataFrame
     figure: Figure
     comparisons: tuple[Comparison, ...] = ()
+    lines: tuple[str, ...] = ()
 
     @property
     def compared(self) -> pd.DataFrame:
