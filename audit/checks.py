@@ -8,6 +8,8 @@ import math
 import operator
 from collections.abc import Iterable
 
+_LONGEST = 200  # characters of a value in a message
+
 
 def interval(
     name: str,
@@ -39,7 +41,9 @@ def interval(
     below = number <= high if closed_high else number < high
     if not (above and below):
         opening, closing = "[" if closed_low else "(", "]" if closed_high else ")"
-        raise ValueError(f"{name} must be in {opening}{low:g}, {high:g}{closing}, got {value!r}")
+        raise ValueError(
+            f"{name} must be in {opening}{low:g}, {high:g}{closing}, got {in_line(value)}"
+        )
     return number
 
 
@@ -48,7 +52,7 @@ def whole(name: str, value: float, low: int, high: int | None = None) -> int:
     in_words = f">= {low}" if high is None else f"in [{low}, {high}]"
     number = _exactly(value)
     if number is None or number < low or (high is not None and number > high):
-        raise ValueError(f"{name} must be a whole number {in_words}, got {value!r}")
+        raise ValueError(f"{name} must be a whole number {in_words}, got {in_line(value)}")
     return number
 
 
@@ -90,7 +94,13 @@ def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = Fals
     near = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.4)
     hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
     own = " or a dotted name of your own" if dotted else ""
-    raise ValueError(f"{name} must be one of {', '.join(names)}{own}, got {value!r}{hint}")
+    raise ValueError(f"{name} must be one of {', '.join(names)}{own}, got {in_line(value)}{hint}")
+
+
+def in_line(value: object) -> str:
+    """A value as it came, in one line that is not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def keep(instance: object, **values: object) -> None:

@@ -671,3 +671,12 @@ def test_studies_that_do_not_do_what_they_claim_are_refuted(attack, number):
 def test_settings_are_plain_values():
     text = json.dumps(study(scored_on=tuning.Private(1.0, 1.0)).settings)
     assert "noise_std" in text
+
+
+def test_a_damaged_journal_is_named(tmp_path):
+    from audit.tuning.journal import Journal
+
+    journal = Journal(tmp_path)
+    (tmp_path / journal._records_path.name).write_text('{"point": 3}\n')
+    with pytest.raises(ValueError, match="got a damaged line 1 in"):
+        journal.records()

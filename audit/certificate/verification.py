@@ -43,7 +43,7 @@ def verify(path: str | Path) -> Verdict:
     """
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"certificate must be a readable json file, got {str(path)!r}") from error
     certificate = Certificate.from_dict(values)
     if values.get("hash") != hash_of(values):

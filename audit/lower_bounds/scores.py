@@ -16,6 +16,8 @@ _SPLITS, _SPLITS_OF_MANY, _MANY = 21, 7, 20_000
 def checked(name: str, scores: ArrayLike) -> Array:
     """Scores [n] as numbers, or a ValueError that names them: NaN is refused and counted."""
     try:
+        if np.iscomplexobj(scores):
+            raise TypeError("complex")
         values = np.asarray(scores, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(

@@ -68,7 +68,7 @@ def parse(
     try:
         return _READERS[name](words, law)
     except ValueError as error:
-        raise ValueError(f"protocol {spec}: {error}") from error
+        raise ValueError(f"protocol {' '.join(text.split())}: {error}") from error
 
 
 def _numbers(words: list[str], least: int, most: int, what: str) -> list[float]:

@@ -54,6 +54,7 @@ def parse(spec: "str | Repetitions") -> Repetitions:
     if isinstance(spec, Repetitions):
         return spec
     text = str(spec).strip().lower()
+    whole = " ".join(text.split())
     before, given, failure = text.rpartition(GIVEN)
     if given and "@" not in failure:
         return GivenNoFailure(parse(before), _numbers("given", failure, 1)[0])
@@ -66,7 +67,7 @@ def parse(spec: "str | Repetitions") -> Repetitions:
         law = family.law(*_numbers(name, parameters, family.numbers))
         return Truncated(law, checks.whole("most", _numbers("@", most, 1)[0], 1)) if at else law
     except ValueError as error:
-        raise ValueError(f"repetitions {spec}: {error}") from error
+        raise ValueError(f"repetitions {whole}: {error}") from error
 
 
 def _numbers(name: str, text: str, count: int) -> list[float]:

@@ -132,7 +132,7 @@ class Journal(Memory):
             state = json.loads(self._state_path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"folder must hold a study, got {self._state_path}") from error
         if not isinstance(state, dict) or state.get("format") != _FORMAT:
             raise ValueError(f"folder must hold a study of format {_FORMAT}, got {self.folder}")
@@ -152,10 +152,16 @@ class Journal(Memory):
         except FileNotFoundError:
             return []
         found = []
-        for line in lines[:-1]:
-            row = json.loads(line)
-            row["point"], row["checked"] = tuple(row["point"]), tuple(row["checked"])
-            found.append(Record(**row))
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                row = json.loads(line)
+                row["point"], row["checked"] = tuple(row["point"]), tuple(row["checked"])
+                found.append(Record(**row))
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise ValueError(
+                    f"folder must hold the runs of a study, got a damaged line {number} in "
+                    f"{self._records_path}"
+                ) from error
         if lines[-1]:
             with open(self._records_path, "r+b") as file:
                 file.truncate(sum(len(line) + 1 for line in lines[:-1]))
