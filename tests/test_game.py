@@ -7,6 +7,7 @@ import pytest
 from scipy import special, stats
 
 from audit import lower_bounds, upper_bounds
+from audit.claims import Condition, facts_of_tuning
 from audit.dpsgd.batched import BatchedEngine
 from audit.game import play as game
 from audit.game.binding import binding
@@ -14,6 +15,7 @@ from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.game.store import RunFolder
 from audit.game.whole import play_audit
+from audit.report import assemble as assembling
 from audit.report.assemble import assemble
 from audit.report.results import PAPER_PROTOCOL, PROXIES
 from audit.report.tables import to_table
@@ -40,6 +42,44 @@ def test_blocks_cover_every_trial_once():
             own = [b for b in blocks if (b.budget, b.repeat) == (budget, repeat)]
             covered = np.concatenate([b.start + np.arange(b.trials) for b in own])
             np.testing.assert_array_equal(covered, np.arange(50))
+
+
+def test_all_runs_are_kept_and_say_more_than_their_winners():
+    config, (the_set_up,), games = play(
+        epsilon=(4.0,), trials=600, repeats=1, repetitions="tnb:0,0.05", seed=1
+    )
+    trials = games[0, 0]
+    assert len(trials.run_score) == trials.runs.sum()
+    first = trials.first(100)
+    assert len(first.run_lambda_a) == first.runs.sum()
+    np.testing.assert_array_equal(first.run_lambda_a, trials.run_lambda_a[: first.runs.sum()])
+
+    view = the_set_up.views[0]
+    found = assembling._of_all_runs(view, the_set_up, trials, "lambda_a", 0.95)
+    assert all(bound.valid for bound in found)
+    by_key = {bound.key: bound.epsilon for bound in found}
+    values = trials.lambda_a
+    winners = lower_bounds.LiftedCurve(config.law, rule=lower_bounds.RankSum())(
+        values[~trials.bit], values[trials.bit]
+    )
+    assert by_key["pooled-gaussian-curve:rank-sum"] > winners.epsilon
+    # These seeds; it errs once in twenty.
+    exact = upper_bounds.reduced_exact(the_set_up.base, config.law, 1e-5).epsilon
+    assert max(by_key.values()) <= exact
+    # A statistic that is not the score: only what holds for any score counts.
+    other = replace(view, facts=facts_of_tuning(the_set_up.protocol, Condition.INDEPENDENT_TRIALS))
+    judged = assembling._of_all_runs(other, the_set_up, trials, "lambda_a", 0.95)
+    assert [bound.name for bound in judged if bound.valid] == ["pooled-any-score"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"repetitions": "fixed:1"}, {"protocol": "grid:2"}, {"trials": 10**7}]
+)
+def test_runs_are_not_kept_where_they_say_nothing_or_are_too_many(settings):
+    if "protocol" in settings:
+        settings = settings | {"learning_rates": (0.1, 0.2)}
+    assert not AuditConfig(**settings).keeps_runs
+    assert AuditConfig().keeps_runs
 
 
 def test_tuned_statistic_has_its_law():

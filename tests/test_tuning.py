@@ -35,6 +35,31 @@ def play(engine, spec, trials=300, seed=0, candidates=3):
     return included, winners
 
 
+def test_runs_are_kept_tuning_by_tuning():
+    engine, law = Recorder(diverge=True), repetitions.parse("poisson:3")
+
+    def winners_of(keep):
+        rng = np.random.default_rng(4)
+        included = np.arange(200) % 2 == 1
+        run = lambda lanes: [engine.run(lanes)]  # noqa: E731
+        (found,) = best_of_runs(run, law, 3, included, rng, keep=keep)
+        return found
+
+    kept, winners = winners_of(True), winners_of(False)
+    assert len(winners.run_score) == 0
+    assert len(kept.run_score) == kept.runs.sum()
+    np.testing.assert_array_equal(kept.chosen, winners.chosen)
+    ends = np.cumsum(kept.runs)
+    for t in range(200):
+        of_tuning = slice(ends[t] - kept.runs[t], ends[t])
+        scores = kept.run_score[of_tuning]
+        assert np.isneginf(scores).sum() == kept.diverged[t]
+        if kept.chosen[t] >= 0:
+            assert scores.max() == scores[kept.chosen[t]] == kept.score[t]
+            assert kept.run_lambda_a[of_tuning][kept.chosen[t]] == kept.lambda_a[t]
+            assert kept.run_lambda_c[of_tuning][kept.chosen[t]] == kept.lambda_c[t]
+
+
 def check_against_a_loop(engine, winners):
     scores, lambdas, candidates, finite = [], [], [], []
     for lanes in engine.lanes:

@@ -75,7 +75,9 @@ class Trials(Winners):
 
     def first(self, count: int) -> Self:
         """The first trials, `count` of them or all."""
-        return type(self)(**{each.name: getattr(self, each.name)[:count] for each in fields(self)})
+        kept = int(self.runs[:count].sum())
+        ends = {name: kept if name.startswith("run_") else count for name in vars(self)}
+        return type(self)(**{name: getattr(self, name)[:end] for name, end in ends.items()})
 
 
 def blocks(config: AuditConfig, engine: str) -> list[Block]:

@@ -19,6 +19,8 @@ from threat_models import CANARIES, THREATS, check_names
 from threat_models.datasets import RECORD_SHAPES
 
 BACKENDS = ("loky", "dask", "ray")
+# Runs that are kept, each in 24 bytes.
+_MOST_KEPT = 1e7
 # With fewer trials nothing is worth proving.
 _FIRST_LOOK = 100
 # Their training set is the same, and so are their runs; only the score differs.
@@ -257,6 +259,15 @@ class AuditConfig:
     def expected_runs(self) -> float:
         """How many runs the whole audit is expected to take."""
         return len(self.epsilon) * self.repeats * self.trials * self.runs_of_a_game
+
+    @property
+    def keeps_runs(self) -> bool:
+        """Whether every run is kept beside the winners: what all of them say is more."""
+        match self.tuning:
+            case RandomSearch(law):
+                return law != Fixed(1) and self.expected_runs <= _MOST_KEPT
+            case _:
+                return False
 
     @property
     def runs_of_a_game(self) -> float:

@@ -100,6 +100,7 @@ class SetUp:
             records=0 if records is None else len(records),
             good_enough=-np.inf if self.good_enough is None else self.good_enough,
             sampler=self.views[0].config.sampler,
+            keep_runs=self.views[0].config.keeps_runs,
         )
 
     def _tuned_log_ratio(self, winners: Winners) -> Array:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from audit.game.play import Trials
 from audit.game.settings import AuditConfig
 from audit.game.setup import SetUp, View
 from audit.lower_bounds import LowerBound
+from audit.lower_bounds.rules import best_expected_threshold
 from audit.protocols import RandomSearch
 from audit.report.results import (
     PROXIES,
@@ -159,7 +161,7 @@ def _lower_bounds(
         values, threshold = values * game.mu, game.threshold
         if law is not None:
             mu, split_top = game.mu, view.split_top
-    return lower_bounds.all_bounds(
+    found = lower_bounds.all_bounds(
         values[~trials.bit],
         values[trials.bit],
         delta=view.config.delta,
@@ -171,6 +173,49 @@ def _lower_bounds(
         known=view.facts,
         looks=len(view.config.looks),
     )
+    if proxy == view.config.proxy and len(trials.run_score):
+        found += _of_all_runs(view, game, trials, proxy, confidence)
+    return found
+
+
+def _of_all_runs(
+    view: View, game: SetUp, trials: Trials, proxy: str, confidence: float
+) -> list[LowerBound]:
+    """What all runs say, not the winners alone."""
+    config, law = view.config, view.config.law
+    values = getattr(trials, f"run_{proxy}")
+    with_canary = np.repeat(trials.bit, trials.runs)
+    sides = values[~with_canary], values[with_canary]
+    looks = len(config.looks)
+    found = [
+        estimator(*sides, config.delta, confidence, known=view.facts, looks=looks)
+        for estimator in (
+            lower_bounds.PooledClopperPearson(law, rule=lower_bounds.Split()),
+            lower_bounds.PooledGaussianCurve(law, rule=lower_bounds.RankSum()),
+        )
+    ]
+    if proxy == "lambda_a" and game.mu is not None:
+        games = [int(np.sum(trials.bit == included)) for included in (False, True)]
+        threshold = game.threshold
+        if threshold is None:
+            limits = lower_bounds.ClopperPearson(rule=lower_bounds.Split())
+            threshold = best_expected_threshold(
+                game.mu, law, *games, limits, config.delta, 1.0 - confidence
+            )
+        scores = trials.run_score[~with_canary], trials.run_score[with_canary]
+        bound = lower_bounds.selected_bound(
+            scores[0],
+            sides[0] * game.mu,
+            scores[1],
+            sides[1] * game.mu,
+            law,
+            threshold,
+            config.delta,
+            1.0 - (1.0 - confidence) / looks,
+            known=view.facts,
+        )
+        found.append(replace(bound, confidence=confidence))
+    return found
 
 
 def _of_proxy(

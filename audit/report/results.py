@@ -14,6 +14,8 @@ PROXIES = ("lambda_a", "lambda_b")
 PAPER_PROTOCOL = "gaussian-curve:max-grid"
 """The key of the estimator that the paper uses: the f-curve at the best of a grid, uncorrected."""
 VALID, UNCORRECTED = "valid", "paper's, uncorrected"
+POOLED = ("pooled", "pooled-gaussian-curve", "pooled-any-score")
+"""The estimators that count all runs, where the others count winners."""
 # Curves of the score's own law: they assume more and get more.
 _OWN_CURVES = {
     "lifted-curve:rank-sum": "valid if monotone",
@@ -31,8 +33,8 @@ class Evidence:
         direction: "higher" if a statistic above the threshold speaks for the canary, else "lower".
         false_positives: games without the canary on the side that speaks for it.
         false_negatives: games with the canary on the other side.
-        trials_without: games without the canary that were counted.
-        trials_with: games with the canary that were counted.
+        trials_without: games without the canary that were counted; runs, where all of them count.
+        trials_with: games with the canary that were counted, likewise.
     """
 
     epsilon: float

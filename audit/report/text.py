@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from audit.numerics import exact, shown_to
-from audit.report.results import BudgetResult, Report, row_of_table, way_of_tuning
+from audit.report.results import POOLED, BudgetResult, Report, row_of_table, way_of_tuning
 
 
 def to_text(report: Report) -> str:
@@ -130,6 +130,8 @@ def _notes(report: Report) -> Iterator[str]:
         bound = report.results[0].lower_bounds[proxies[0]][key]
         confidence = f"{100 * bound.confidence:g} % confidence" if bound.valid else "no claim"
         yield f"({number}) {key}, {confidence}: {bound.assumes if bound.valid else bound.label}"
+    if pooled := [words for result in report.results for words in _of_all_runs(result)]:
+        yield f"All runs, not the winners alone, show {'; '.join(pooled)}."
     yield f"So many games could have shown at most {'; '.join(map(_reach, report.results))}."
     diverged = sum(result.diverged_runs for result in report.results)
     if diverged:
@@ -138,6 +140,19 @@ def _notes(report: Report) -> Iterator[str]:
             f"{diverged} of {runs} runs diverged (weights or score not finite); they were never "
             "chosen."
         )
+
+
+def _of_all_runs(result: BudgetResult) -> Iterator[str]:
+    """The largest valid bound from all runs at one budget, where they are kept."""
+    valid = [
+        (bound.epsilon, key)
+        for bounds in result.lower_bounds.values()
+        for key, bound in bounds.items()
+        if bound.valid and bound.name in POOLED
+    ]
+    if valid:
+        epsilon, key = max(valid)
+        yield f"{rounded_down(epsilon)} (eps_B = {exact(result.epsilon_base)}, {key})"
 
 
 def _reach(result: BudgetResult) -> str:

@@ -48,6 +48,7 @@ class Bench:
         records: how many training records there are.
         good_enough: the score above which a run is accepted.
         sampler: how an adaptive protocol chooses candidates.
+        keep_runs: whether a random search keeps what came of every run.
     """
 
     run: Run
@@ -58,6 +59,7 @@ class Bench:
     records: int = 0
     good_enough: float = -np.inf
     sampler: str = "gaussian-process"
+    keep_runs: bool = False
 
 
 def tune(
@@ -81,7 +83,9 @@ def tune(
     match protocol:
         case RandomSearch():
             law = protocol.repetitions
-            return best_of_runs(run, law, candidates, included, rng, bench.views)
+            return best_of_runs(
+                run, law, candidates, included, rng, bench.views, keep=bench.keep_runs
+            )
         case Grid():
             return best_of_grid(run, protocol, candidates, included, rng, bench.views)
         case Adaptive():

@@ -21,6 +21,7 @@ def best_of_runs(
     rng: np.random.Generator,
     views: int = 1,
     records: NDArray[np.bool_] | None = None,
+    keep: bool = False,
 ) -> list[Winners]:
     """Plays T tunings at once: draws every K, flattens all runs to lanes, keeps the best of each.
 
@@ -35,6 +36,7 @@ def best_of_runs(
         rng: source of K, candidates and lane seeds.
         views: how many views the same runs serve.
         records: [T, n] which training records each tuning is on; None for all.
+        keep: whether to keep what came of every run beside the winners.
 
     Returns:
         What each view makes of the runs.
@@ -44,8 +46,9 @@ def best_of_runs(
     """
     runs = law.sample(rng, len(included))
     ends = np.cumsum(runs)
-    all_winners = [nobody(runs) for _ in range(views)]
-    for lane in packs(int(ends[-1]) if len(runs) else 0):
+    total = int(ends[-1]) if len(runs) else 0
+    all_winners = [nobody(runs, total if keep else 0) for _ in range(views)]
+    for lane in packs(total):
         tuning = np.searchsorted(ends, lane, side="right")
         lanes = Lanes(
             included=included[tuning],
@@ -55,6 +58,8 @@ def best_of_runs(
         )
         for winners, outcomes in zip(all_winners, run(lanes), strict=True):
             winners.compete(outcomes, lanes, tuning, lane - (ends - runs)[tuning])
+            if keep:
+                winners.keep(lane, outcomes)
     return all_winners
 
 

@@ -1,7 +1,7 @@
 """What tunings of a game release, and how a pack of runs competes for it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,10 @@ class Winners:
         lambda_a: [T] its proxy, minus infinity likewise.
         lambda_c: [T] its proxy for sampled batches, minus infinity likewise.
         diverged: [T] number of runs that diverged; they are never chosen.
+        run_score: [R] score of every run, tuning by tuning; minus infinity where it diverged. Empty
+            where runs are not kept.
+        run_lambda_a: [R] likewise.
+        run_lambda_c: [R] likewise.
     """
 
     runs: NDArray[np.int64]
@@ -33,6 +37,18 @@ class Winners:
     lambda_a: NDArray[np.float64]
     lambda_c: NDArray[np.float64]
     diverged: NDArray[np.int64]
+    run_score: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), kw_only=True)
+    run_lambda_a: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), kw_only=True)
+    run_lambda_c: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), kw_only=True)
+
+    def keep(self, lane: NDArray[np.int64], outcomes: LaneOutcomes) -> None:
+        """Keeps what came of some lanes, by their places among all runs."""
+        for kept, found in (
+            (self.run_score, outcomes.scores),
+            (self.run_lambda_a, outcomes.lambda_a),
+            (self.run_lambda_c, outcomes.lambda_c),
+        ):
+            kept[lane] = np.where(outcomes.finite, found, -np.inf)
 
     def compete(
         self,
@@ -71,8 +87,8 @@ class Winners:
         self.lambda_c[who] = outcomes.lambda_c[best]
 
 
-def nobody(runs: NDArray[np.int64]) -> Winners:
-    """No winner yet, of so many runs [T]."""
+def nobody(runs: NDArray[np.int64], kept: int = 0) -> Winners:
+    """No winner yet, of so many runs [T], and room to keep some."""
     size = len(runs)
     return Winners(
         runs=runs,
@@ -82,4 +98,7 @@ def nobody(runs: NDArray[np.int64]) -> Winners:
         lambda_a=np.full(size, -np.inf),
         lambda_c=np.full(size, -np.inf),
         diverged=np.zeros(size, dtype=np.int64),
+        run_score=np.empty(kept),
+        run_lambda_a=np.empty(kept),
+        run_lambda_c=np.empty(kept),
     )
