@@ -7,6 +7,7 @@ import difflib
 import math
 import operator
 from collections.abc import Iterable
+from pathlib import Path
 
 _LONGEST = 200  # characters of a value in a message
 
@@ -101,6 +102,24 @@ def in_line(value: object) -> str:
     """A value as it came, in one line that is not too long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def text_of(path: str | Path, most: int = 10**8) -> str:
+    """The text of a file that ends, as /dev/zero does not.
+
+    Args:
+        path: of the file.
+        most: characters that it may have.
+
+    Raises:
+        ValueError: it has more, or is not UTF-8.
+        OSError: it cannot be read.
+    """
+    with open(path, encoding="utf-8") as file:
+        text = file.read(most + 1)
+    if len(text) > most:
+        raise ValueError(f"file must have at most {most} characters, got more in {str(path)!r}")
+    return text
 
 
 def keep(instance: object, **values: object) -> None:

@@ -105,3 +105,19 @@ def test_numbers_that_are_not_in_range(value):
     if value not in (2.5, "2.5"):
         with pytest.raises(ValueError, match="rate must be in"):
             checks.interval("rate", value, 0.0, 3.0)
+
+
+def test_a_file_without_end_is_not_read(tmp_path):
+    (tmp_path / "long").write_text("x" * 11)
+    assert checks.text_of(tmp_path / "long", 11) == "x" * 11
+    with pytest.raises(ValueError, match="file must have at most 10 characters, got more in"):
+        checks.text_of(tmp_path / "long", 10)
+
+
+def test_a_value_is_shown_in_one_line():
+    with pytest.raises(
+        ValueError, match=r"x must be in \(0, 1\), got array\(\[\[1., 1.\], \[1"
+    ) as e:
+        checks.interval("x", np.ones((2, 2)), 0, 1)
+    assert "\n" not in str(e.value)
+    assert len(checks.in_line("y" * 1000)) < 210

@@ -26,15 +26,9 @@ def read_curve(path: str | Path) -> tuple[Array, Array]:
     """
     rows = []
     try:
-        with Path(path).open(encoding="utf-8") as file:
-            text = file.read(_LONGEST + 1)
-    except (OSError, UnicodeDecodeError, ValueError, TypeError) as error:
+        lines = checks.text_of(path, _LONGEST).splitlines()
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"path must be a readable csv file, got {str(path)!r}") from error
-    if len(text) > _LONGEST:
-        raise ValueError(
-            f"path must be a csv file of at most {_LONGEST} characters, got more in {str(path)!r}"
-        )
-    lines = text.splitlines()
     for number, line in enumerate(lines):
         fields = line.replace(",", " ").split()
         try:

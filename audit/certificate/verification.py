@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from audit import checks
 from audit.certificate.numbers import compute, rounded_down, rounded_up
 from audit.certificate.statement import Certificate, Ground, hash_of
 from audit.numerics import exact
@@ -42,7 +43,7 @@ def verify(path: str | Path) -> Verdict:
         ValueError: there is no certificate at `path`.
     """
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = json.loads(checks.text_of(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"certificate must be a readable json file, got {str(path)!r}") from error
     certificate = Certificate.from_dict(values)

@@ -4,6 +4,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from audit import checks
+
 
 def read_preset(path: str) -> dict[str, Any]:
     """The settings of a preset file; its name is the default results folder beside it.
@@ -16,7 +18,7 @@ def read_preset(path: str) -> dict[str, Any]:
     """
     file = Path(path)
     try:
-        values = tomllib.loads(file.read_text())
+        values = tomllib.loads(checks.text_of(file, 10**6))
     except OSError as error:
         raise ValueError(f"preset must be a readable TOML file, got {path!r}: {error}") from error
     except (ValueError, RecursionError) as error:

@@ -21,6 +21,7 @@ from threat_models.datasets import RECORD_SHAPES
 BACKENDS = ("loky", "dask", "ray")
 # Runs that are kept, each in 24 bytes.
 _MOST_KEPT = 1e7
+_MOST_JOBS, _LARGEST = 1024, 10**9
 # With fewer trials nothing is worth proving.
 _FIRST_LOOK = 100
 # Their training set is the same, and so are their runs; only the score differs.
@@ -170,11 +171,16 @@ class AuditConfig:
 
     def _check_numbers(self) -> None:
         """Numbers, also where they came as text, each in its range."""
-        for name, low in (
-            *(("canary_index", 0), ("seed", 0), ("trials", 2)),
-            *((name, 1) for name in ("train_size", "validation_size", "repeats", "steps", "jobs")),
+        for name, low, high in (
+            *(
+                ("seed", 0, None),
+                ("trials", 2, None),
+                ("repeats", 1, None),
+                ("jobs", 1, _MOST_JOBS),
+            ),
+            *((name, 1, _LARGEST) for name in ("train_size", "validation_size", "steps")),
         ):
-            self._set(name, checks.whole(name, getattr(self, name), low))
+            self._set(name, checks.whole(name, getattr(self, name), low, high))
         for name in ("delta", "confidence"):
             self._set(name, checks.interval(name, getattr(self, name), 0.0, 1.0))
         self._set("max_runs", checks.interval("max_runs", self.max_runs, 0.0))

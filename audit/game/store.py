@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from audit import checks
 from audit.game.binding import audit_digest, seal
 from audit.game.play import Block, Trials
 from audit.game.settings import AuditConfig
@@ -75,7 +76,7 @@ def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     path = folder / _CONFIG
     try:
-        there = json.loads(path.read_text(encoding="utf-8"))
+        there = json.loads(checks.text_of(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"out holds a {_CONFIG} that is not json, got {str(folder)!r}: {error}"

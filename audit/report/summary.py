@@ -8,6 +8,7 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from audit import checks
 from audit.game.binding import SCHEMA
 from audit.report.results import Report
 
@@ -47,7 +48,7 @@ def read(path: Path) -> Report:
         ValueError: it cannot be read, has another schema, or lacks something.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(checks.text_of(path))
         if not isinstance(values, dict):
             raise ValueError(f"{path.name} must be a mapping, got {str(values)[:40]}")
         if values.get("schema") != SCHEMA:

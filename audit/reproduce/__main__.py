@@ -40,8 +40,8 @@ def _settings(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(checks.text_of(path, 10**6))
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"preset must be a readable TOML file, got {path!r}: {error}") from error
 
 

@@ -1,6 +1,7 @@
 """The tuning you did: what it cost, told how its candidates were chosen."""
 
 import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,9 +197,9 @@ def read_trials(path: str | Path, neighbours: str = "add-remove") -> list[Mechan
         ValueError: the file is missing, or a row names no mechanism.
     """
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file, skipinitialspace=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        text = io.StringIO(checks.text_of(path))
+        rows = list(csv.DictReader(text, skipinitialspace=True))
+    except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"trials must be a readable csv file, got {str(path)!r}") from error
     found = []
     for number, values in enumerate(rows, start=2):
