@@ -15,7 +15,12 @@ __all__ = ["Claim", "Condition", "Facts", "Kind", "Verdict", "facts_of_game", "f
 
 
 class Kind(Enum):
-    """What a number is, if all that it needs is true; the values are the labels in reports."""
+    """What a number is, if all that it needs is true; the values are the labels in reports.
+
+    Example:
+        >>> Kind.BOUND.value, Kind.ATTAINED.value
+        ('valid', 'attained')
+    """
 
     BOUND = "valid"
     ONE_RUN = "one run"
@@ -27,7 +32,12 @@ class Kind(Enum):
 
 
 class Condition(Enum):
-    """What a number may need beside a protocol: its words, and the label where it is not so."""
+    """What a number may need beside a protocol: its words, and the label where it is not so.
+
+    Example:
+        >>> Condition.MONOTONE_SCORE.words
+        'score monotone in the likelihood ratio of one run'
+    """
 
     MONOTONE_SCORE = (
         "score monotone in the likelihood ratio of one run",
@@ -63,6 +73,11 @@ class Facts:
     Attributes:
         protocol: how the best run is chosen.
         conditions: what else is known to be so.
+
+    Example:
+        >>> from audit.protocols import parse
+        >>> Facts(parse("tnb:0,0.1"), frozenset({Condition.GAUSSIAN_BASE})).protocol.spec
+        'tnb:0,0.1'
     """
 
     protocol: Protocol
@@ -77,6 +92,12 @@ class Verdict:
         valid: whether it is a bound, and all that it needs is true.
         label: one word or two for it.
         missing: in words, what is not known to be true.
+
+    Example:
+        >>> from audit.protocols import RandomSearch, parse
+        >>> claim = Claim(Kind.BOUND, "a theorem", (RandomSearch,), (Condition.MONOTONE_SCORE,))
+        >>> claim.judged(facts_of_tuning(parse("tnb:0,0.1"))).label
+        'not valid for this score'
     """
 
     valid: bool
@@ -95,6 +116,14 @@ class Claim:
         needs: what else must be true.
         about: what a reader must know besides, such as "any base"; part of the words.
         is_upper: whether the number is about all scores unless `needs` names some.
+
+    Example:
+        >>> from audit.protocols import RandomSearch, parse
+        >>> claim = Claim(Kind.BOUND, "a theorem", (RandomSearch,), is_upper=True)
+        >>> claim.judged(facts_of_tuning(parse("tnb:0,0.1"))).valid
+        True
+        >>> claim.judged(facts_of_tuning(parse("grid:10"))).valid
+        False
     """
 
     kind: Kind
@@ -139,7 +168,13 @@ class Claim:
 
 
 def facts_of_tuning(protocol: Protocol, *conditions: Condition) -> Facts:
-    """What is true of a tuning of which nothing is known but how it chooses, and what is added."""
+    """What is true of a tuning of which nothing is known but how it chooses, and what is added.
+
+    Example:
+        >>> from audit.protocols import parse
+        >>> facts_of_tuning(parse("grid:10")).protocol
+        Grid(candidates=10, inclusion=1.0)
+    """
     found = set(conditions)
     if protocol == RandomSearch(Fixed(1)):
         found.add(Condition.NOT_TUNED)
@@ -172,6 +207,13 @@ def facts_of_game(
         empty_training_set: whether the canary is all that is trained on.
         full_batch: whether the sampling rate is 1.
         one_plain_candidate: whether there is one candidate, without momentum.
+
+    Example:
+        >>> from audit.protocols import parse
+        >>> options = {"empty_training_set": True, "full_batch": True, "one_plain_candidate": True}
+        >>> facts = facts_of_game(parse("tnb:0,0.1"), "first-coordinate", "dirac", **options)
+        >>> Condition.MONOTONE_SCORE in facts.conditions
+        True
     """
     conditions = {Condition.INDEPENDENT_TRIALS, Condition.FAIR_COINS}
     if full_batch:

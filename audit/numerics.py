@@ -198,6 +198,11 @@ def best_renyi_order(
 
     Returns:
         The best order and the value there.
+
+    Example:
+        >>> value, order = best_renyi_order(lambda alpha: alpha + 4.0 / alpha)
+        >>> round(value, 6), round(order, 3)
+        (2.0, 4.0)
     """
     left, right = math.log(low), math.log(high)
     spacing = math.inf

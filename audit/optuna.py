@@ -153,6 +153,16 @@ def read_study(
 
     Raises:
         ValueError: nothing tells what a trial was.
+
+    Example:
+        >>> import optuna
+        >>> from audit.accounting import GaussianMechanism
+        >>> optuna.logging.set_verbosity(optuna.logging.ERROR)
+        >>> study = optuna.create_study(sampler=optuna.samplers.RandomSampler())
+        >>> study.optimize(lambda trial: trial.suggest_float("x", 0.0, 1.0), n_trials=3)
+        >>> runs, chosen = read_study(study, GaussianMechanism(0.1))
+        >>> len(runs), chosen
+        (3, 'random')
     """
     found: list[Mechanism] = []
     for trial in study.trials:
@@ -203,6 +213,16 @@ def cost_of_study(
 
     Raises:
         ValueError: there is no such study, or nothing tells what a trial was.
+
+    Example:
+        >>> import optuna
+        >>> from audit.accounting import GaussianMechanism
+        >>> optuna.logging.set_verbosity(optuna.logging.ERROR)
+        >>> study = optuna.create_study(sampler=optuna.samplers.RandomSampler())
+        >>> study.optimize(lambda trial: trial.suggest_float("x", 0.0, 1.0), n_trials=3)
+        >>> found = cost_of_study(study, base=GaussianMechanism(0.1))
+        >>> found.chosen, found.best_only < found.all_released
+        ('random', True)
     """
     if isinstance(study, str):
         study = _load(study, name)

@@ -21,7 +21,14 @@ _ABOVE = 1e6
 
 
 class Order(Protocol):
-    """An order on x."""
+    """An order on x.
+
+    Example:
+        >>> import numpy as np
+        >>> increasing: Order = IncreasingOrder()
+        >>> increasing.rank(np.array([1.0, 2.0])).tolist()
+        [1.0, 2.0]
+    """
 
     @property
     def fold(self) -> float:
@@ -35,7 +42,13 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class IncreasingOrder:
-    """The larger the better."""
+    """The larger the better.
+
+    Example:
+        >>> import numpy as np
+        >>> IncreasingOrder().rank(np.array([2.0, -1.0])).tolist()
+        [2.0, -1.0]
+    """
 
     @property
     def fold(self) -> float:
@@ -61,6 +74,11 @@ class SplitOrder:
     Attributes:
         top: where the order splits; infinite for the decreasing order, minus infinity for the
             increasing one.
+
+    Example:
+        >>> import numpy as np
+        >>> SplitOrder(2.0).rank(np.array([3.0, -1.0, 1.0])).argsort().tolist()  # the worst first
+        [2, 1, 0]
     """
 
     top: float
@@ -91,7 +109,12 @@ class SplitOrder:
 
 
 def split_tails(top: ArrayLike, x: ArrayLike, mean: float) -> tuple[Array, Array]:
-    """As `SplitOrder.tails`, for many splits and values at once, elementwise."""
+    """As `SplitOrder.tails`, for many splits and values at once, elementwise.
+
+    Example:
+        >>> [round(float(np.exp(tail)), 4) for tail in split_tails(2.0, 3.0, mean=0.0)]
+        [1.0014, 1.0]
+    """
     top, x = np.asarray(top, dtype=np.float64), np.asarray(x, dtype=np.float64)
     above = special.ndtr(mean - np.maximum(top, x))
     return above, np.where(x > top, 0.0, special.ndtr(x - mean))
@@ -105,6 +128,12 @@ class FoldedOrder:
         fold: where the line is folded.
         low: increasing points x below the fold.
         scores: their scores, decreasing and at least `fold`; linear in between.
+
+    Example:
+        >>> import numpy as np
+        >>> order = FoldedOrder(fold=0.0, low=(-3.0, 0.0), scores=(3.0, 0.0))
+        >>> order.rank(np.array([2.0, -2.5])).tolist()
+        [2.0, 2.5]
     """
 
     fold: float

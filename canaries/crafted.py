@@ -28,6 +28,12 @@ def crafted(features: NDArray[np.float64], labels: NDArray[np.int64]) -> InputCa
 
     Raises:
         ValueError: no records, or labels that are no classes.
+
+    Example:
+        >>> import numpy as np
+        >>> canary = crafted(np.array([[1.0, 0.0], [2.0, 0.0]]), np.array([0, 1]))
+        >>> canary.features.tolist(), canary.label  # where the others are blank
+        ([0.0, 4.0], 0)
     """
     features, labels = np.asarray(features), np.asarray(labels)
     if len(features) == 0 or labels.dtype.kind not in "biu" or labels.min() < 0:

@@ -9,6 +9,10 @@ class DiracCanary:
 
     It has no features: an engine adds C, the clipping threshold, to the first coordinate of the sum
     of gradients. Nasr et al. 2023; Xiang et al. 2024, sec. 4.1.
+
+    Example:
+        >>> DiracCanary().name
+        'dirac'
     """
 
     name: str = "dirac"

@@ -21,6 +21,11 @@ class InputCanary:
     Raises:
         ValueError: features that are no array of real numbers, empty or not finite, or a label that
             is no whole number >= 0.
+
+    Example:
+        >>> import numpy as np
+        >>> InputCanary(np.zeros((1, 8, 8), np.float32), label=3).name
+        'input'
     """
 
     features: NDArray[np.float32] | NDArray[np.float64]

@@ -1,7 +1,9 @@
 """The site's own tools; `make docs` builds the site with warnings as errors."""
 
 import ast
+import importlib
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 
@@ -72,6 +74,49 @@ def test_code_in_pages_is_python():
     assert len(blocks) > 10
     for _, block in blocks:
         ast.parse(block)
+
+
+PUBLIC = {
+    **{f"audit.{name}": name for name in ("accounting", "protocols", "repetitions", "claims")},
+    **{f"audit.{name}": name for name in ("upper_bounds", "lower_bounds", "orders", "dpsgd")},
+    **{f"audit.{name}": name for name in ("opacus", "optuna", "tuning", "certificate")},
+    "audit.own_training": "own_training",
+    "canaries": "canaries",
+    "threat_models": "threat_models",
+}
+
+
+def public(package):
+    """The public names of a package, and what they stand for."""
+    found = importlib.import_module(package)
+    names = getattr(found, "__all__", None) or [
+        name
+        for name, value in vars(found).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == package
+    ]
+    return {name: getattr(found, name) for name in names}
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_every_public_name_has_an_example_that_runs(package):
+    without = []
+    for name, value in public(package).items():
+        if inspect.isclass(value) or inspect.isfunction(value):
+            of_members = vars(value).values() if inspect.isclass(value) else []
+            docs = [getattr(one, "__doc__", None) or "" for one in (value, *of_members)]
+            if not any(">>>" in doc for doc in docs):  # `pytest --doctest-modules` runs them
+                without.append(name)
+    assert without == []
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_every_public_name_is_in_the_reference(package):
+    text = (DOCS / "reference" / f"{PUBLIC[package]}.md").read_text()
+    listed = re.findall(r"^\.\. (?:auto\w+|py:data):: ([\w.]+)$", text, re.M)
+    listed = [name for name in listed if name != package]
+    assert len(listed) == len(set(listed))
+    # `tuning_epsilon` is there under its own module.
+    assert set(public(package)) - {"tuning_epsilon"} <= set(listed)
 
 
 def test_every_page_is_in_the_menu():

@@ -26,6 +26,11 @@ class ThreatModel:
 
     Raises:
         ValueError: a canary that does not fit the records.
+
+    Example:
+        >>> from threat_models import build
+        >>> build("ETCV", "dirac").name
+        'ETCV'
     """
 
     name: str

@@ -19,5 +19,12 @@ def etcv(canary: Canary, score: Score, record_shape: tuple[int, ...], classes: i
 
     Returns:
         X = {}, X' = {z}, lambda_b = lambda_a + g.
+
+    Example:
+        >>> from canaries import DiracCanary
+        >>> from threat_models import FirstCoordinate
+        >>> model = etcv(DiracCanary(), FirstCoordinate(), (1, 8, 8), classes=10)
+        >>> model.training_set is None
+        True
     """
     return ThreatModel("ETCV", None, None, canary, score, 1, record_shape, classes)

@@ -22,6 +22,13 @@ def ntcv(
 
     Returns:
         X, X' = X plus z, lambda_b = lambda_a + g.
+
+    Example:
+        >>> from canaries import DiracCanary
+        >>> from threat_models import FirstCoordinate, datasets
+        >>> digits = datasets.load("DIGITS", True, None, 5)
+        >>> ntcv(digits, digits, DiracCanary(), FirstCoordinate()).name
+        'NTCV'
     """
     return ThreatModel(
         "NTCV",

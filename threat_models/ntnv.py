@@ -16,6 +16,13 @@ def ntnv(training_set: Records, validation_set: Records, canary: Canary) -> Thre
 
     Returns:
         X, X' = X plus z, g = minus the validation loss, lambda_b = lambda_a - g.
+
+    Example:
+        >>> from canaries import DiracCanary
+        >>> from threat_models import datasets
+        >>> digits = datasets.load("DIGITS", True, None, 5)
+        >>> ntnv(digits, digits, DiracCanary()).score.name
+        'validation-loss'
     """
     return ThreatModel(
         "NTNV",

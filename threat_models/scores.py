@@ -29,6 +29,11 @@ class Observation:
         standardised_sum: [R], sum_i (p_i - s_i)[0] / (C sigma sqrt(N)), where s_i is the sum of the
             clipped gradients of the training set, which the adversary knows. With the Dirac canary
             and sampling rate 1 it is N(0, 1) without the canary and N(sqrt(N) / sigma, 1) with it.
+
+    Example:
+        >>> import numpy as np
+        >>> Observation(np.array([0.5, 2.0]), np.zeros(2)).first_displacement.tolist()
+        [0.5, 2.0]
     """
 
     first_displacement: Array
@@ -52,7 +57,13 @@ class Observation:
 
 
 class Score(Protocol):
-    """A score function; any object with these three may be one."""
+    """A score function; any object with these three may be one.
+
+    Example:
+        >>> score: Score = FirstCoordinate()
+        >>> score.name, score.needs_model
+        ('first-coordinate', False)
+    """
 
     @property
     def name(self) -> str:
@@ -71,7 +82,13 @@ class Score(Protocol):
 
 @dataclass(frozen=True)
 class FirstCoordinate:
-    """(w_0 - w_N)[0], the paper's score for the Dirac canary (table 2)."""
+    """(w_0 - w_N)[0], the paper's score for the Dirac canary (table 2).
+
+    Example:
+        >>> import numpy as np
+        >>> FirstCoordinate()(Observation(np.array([0.5, 2.0]), np.zeros(2))).tolist()
+        [0.5, 2.0]
+    """
 
     name: str = "first-coordinate"
     needs_model: bool = False
@@ -94,6 +111,11 @@ class WorstOrder:
 
     Raises:
         ValueError: top is NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> WorstOrder(2.0)(Observation(np.zeros(2), np.array([3.0, -1.0]))).argmax()
+        np.int64(0)
     """
 
     top: float
@@ -122,6 +144,11 @@ class TwoTails:
 
     Raises:
         ValueError: a limit is NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> TwoTails(-1.0, 1.0)(Observation(np.zeros(3), np.array([-2.0, 0.0, 2.0]))).tolist()
+        [1.0, 0.0, 1.0]
     """
 
     low: float
@@ -141,7 +168,13 @@ class TwoTails:
 
 @dataclass(frozen=True, eq=False)
 class CanaryLoss:
-    """Minus the loss on the canary itself (table 2, NTCV 1-3 and ETCV 1-3)."""
+    """Minus the loss on the canary itself (table 2, NTCV 1-3 and ETCV 1-3).
+
+    Example:
+        >>> import numpy as np
+        >>> CanaryLoss(InputCanary(np.zeros((1, 8, 8), np.float32), 3)).needs_model
+        True
+    """
 
     canary: InputCanary
     name: str = "canary-loss"
@@ -154,7 +187,13 @@ class CanaryLoss:
 
 @dataclass(frozen=True, eq=False)
 class ValidationLoss:
-    """Minus the sum of the losses over a validation set (table 2, NTNV)."""
+    """Minus the sum of the losses over a validation set (table 2, NTNV).
+
+    Example:
+        >>> import numpy as np
+        >>> ValidationLoss(Records(np.zeros((1, 4), np.float32), np.array([0]), 10, "mine")).name
+        'validation-loss'
+    """
 
     records: Records
     name: str = "validation-loss"
@@ -173,6 +212,12 @@ class UserScore:
         function: takes an `Observation` of R runs, gives [R] numbers, higher is better.
         name: what reports call it.
         needs_model: False where it looks at the first coordinate alone.
+
+    Example:
+        >>> import numpy as np
+        >>> mine = UserScore(lambda observation: -abs(observation.first_displacement), "small")
+        >>> mine(Observation(np.array([0.5, -2.0]), np.zeros(2))).tolist()
+        [-0.5, -2.0]
     """
 
     function: Callable[[Observation], Array]

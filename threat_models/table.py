@@ -71,6 +71,10 @@ def build(
         ValueError: an unknown name (with the nearest valid one), a canary or score that does not
             fit the threat, or an index or size out of range.
         FileNotFoundError: data that is absent and cannot be downloaded.
+
+    Example:
+        >>> build("NTCV", "dirac", dataset="DIGITS", train_size=5, validation_size=5).name
+        'NTCV'
     """
     threat = checks.one_of("threat", threat, THREATS)
     canary = checks.one_of("canary", canary, CANARIES, dotted=True)
@@ -103,6 +107,10 @@ def check_names(threat: str, canary: str, score: str | None) -> str:
 
     Raises:
         ValueError: an unknown name, or a canary or score that does not fit.
+
+    Example:
+        >>> check_names("ETCV", "dirac", None)
+        'first-coordinate'
     """
     threat = checks.one_of("threat", threat, THREATS)
     canary = checks.one_of("canary", canary, CANARIES, dotted=True)

@@ -29,6 +29,10 @@ def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float
 
     Raises:
         ValueError: an argument is out of its range, or no mu in (1e-12, 1000) spends the budget.
+
+    Example:
+        >>> round(calibrate_mu(1.0, 1e-5), 4)
+        0.2472
     """
     checks.interval("epsilon", epsilon, 0.0)
     checks.interval("delta", delta, 0.0, 1.0)
@@ -49,7 +53,12 @@ def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float
 
 
 def noise_multiplier_for(mu: float, steps: int) -> float:
-    """The noise multiplier sigma at which `steps` full-batch iterations have this mu."""
+    """The noise multiplier sigma at which `steps` full-batch iterations have this mu.
+
+    Example:
+        >>> round(noise_multiplier_for(0.25, steps=300), 3)
+        69.282
+    """
     checks.interval("mu", mu, 0.0)
     return math.sqrt(checks.whole("steps", steps, 1)) / mu
 
@@ -71,6 +80,10 @@ def calibrate_noise_multiplier(
 
     Raises:
         ValueError: an argument is out of its range, or no noise spends the budget.
+
+    Example:
+        >>> round(calibrate_noise_multiplier(1.0, 1e-5, steps=300), 2)
+        70.06
     """
     # Sampling only hides: the noise of a full batch is enough.
     enough = noise_multiplier_for(calibrate_mu(epsilon, delta, accounting), steps)
@@ -101,6 +114,10 @@ def mean_inclusion_mu(noise_multiplier: float, steps: int, sampling_rate: float 
 
     Exact at sampling rate 1. Below 1 it replaces the random number of times the record is sampled
     by its mean: an approximation, not a bound.
+
+    Example:
+        >>> round(mean_inclusion_mu(1.0, steps=500, sampling_rate=0.01), 4)
+        0.2236
     """
     checks.interval("noise_multiplier", noise_multiplier, 0.0)
     checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
@@ -112,6 +129,10 @@ def gdp_limit_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0
 
     sqrt(2) tau sqrt(N) sqrt(e^(1/sigma^2) Phi(1.5/sigma) + 3 Phi(-0.5/sigma) - 2): asymptotic in
     the number of steps, not a bound.
+
+    Example:
+        >>> round(gdp_limit_mu(1.0, steps=500, sampling_rate=0.01), 4)
+        0.3824
     """
     checks.interval("noise_multiplier", noise_multiplier, 0.04)
     checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)

@@ -27,6 +27,14 @@ class Composition(Mechanism):
 
     Attributes:
         parts: the mechanisms; each may depend on what the earlier ones released.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism, LaplaceMechanism
+        >>> both = Composition((GaussianMechanism(0.3), GaussianMechanism(0.4)))
+        >>> both.gaussian_mu
+        0.5
+        >>> round(Composition((GaussianMechanism(0.5), LaplaceMechanism(10.0))).epsilon(1e-5), 3)
+        2.032
     """
 
     parts: tuple[Mechanism, ...]
@@ -92,6 +100,12 @@ class AnyOf(Mechanism):
 
     Attributes:
         candidates: the mechanisms.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> either = AnyOf((GaussianMechanism(0.5), GaussianMechanism(1.0)))
+        >>> either.epsilon(1e-5) == GaussianMechanism(1.0).epsilon(1e-5)
+        True
     """
 
     candidates: tuple[Mechanism, ...]
@@ -158,6 +172,11 @@ class Candidates(AnyOf):
     """The candidates of a grid, each with its own mechanism.
 
     Where only one run is looked at it may be any of them.
+
+    Example:
+        >>> from audit.accounting import PureDp
+        >>> Candidates((PureDp(0.1), PureDp(0.1), PureDp(0.2))).pure_epsilon
+        0.2
     """
 
     @property
@@ -176,6 +195,12 @@ class OneOf(Mechanism):
     Attributes:
         candidates: the mechanisms.
         chances: of each, in (0, 1], together at most 1; with what is left nothing is run.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> drawn = OneOf((GaussianMechanism(0.5), GaussianMechanism(1.0)), (0.9, 0.1))
+        >>> round(drawn.epsilon(1e-3), 3)  # between the two, and it is told which was run
+        2.318
     """
 
     candidates: tuple[Mechanism, ...]
@@ -296,7 +321,13 @@ def relations(base: Mechanism) -> frozenset[str]:
 
 
 def directions(several: Iterable[Mechanism]) -> list[tuple[DominatingPair, ...]]:
-    """The pairs of several mechanisms direction by direction: of one that has one, its only one."""
+    """The pairs of several mechanisms direction by direction: of one that has one, its only one.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> len(directions([GaussianMechanism(0.5), GaussianMechanism(1.0)]))
+        1
+    """
     each = [one.pairs for one in several]
     return [
         tuple(pairs[min(d, len(pairs) - 1)] for pairs in each) for d in range(max(map(len, each)))

@@ -43,6 +43,12 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
     Returns:
         A pair on a uniform grid of losses; `mirrored` is the other direction. What is outside the
         window (1e-40 on either side) and what the transforms round is added to its masses.
+
+    Example:
+        >>> from audit.accounting import LaplaceMechanism
+        >>> (laplace,) = LaplaceMechanism(10.0).pairs
+        >>> round(float(compose([(laplace, 20)]).profile(1.0)), 4)
+        0.0023
     """
     cumulants = _Cumulants([(_coarse(law.atoms(math.inf)), count) for law, count in parts])
     low, high = cumulants.window()

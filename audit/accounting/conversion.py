@@ -20,11 +20,25 @@ Array = NDArray[np.float64]
 
 
 class Unreachable(ValueError):
-    """No epsilon reaches the delta asked for: the mechanism fails with more than that."""
+    """No epsilon reaches the delta asked for: the mechanism fails with more than that.
+
+    Example:
+        >>> from audit.accounting import ApproximateDp
+        >>> try:
+        ...     ApproximateDp(1.0, 1e-3).epsilon(1e-5)
+        ... except Unreachable as error:
+        ...     print(error)
+        delta must be above 0.001, which no epsilon removes, got 1e-05
+    """
 
 
 class Unresolved(Unreachable):
-    """The losses of a composition are too fine or too many for a grid: no epsilon is known."""
+    """The losses of a composition are too fine or too many for a grid: no epsilon is known.
+
+    Example:
+        >>> str(Unresolved("too many runs")), issubclass(Unresolved, ValueError)
+        ('too many runs', True)
+    """
 
 
 SMALLEST_DELTA = 1e-40
@@ -52,6 +66,10 @@ def renyi_to_epsilon(
 
     Raises:
         ValueError: delta is not in (0, 1).
+
+    Example:
+        >>> round(renyi_to_epsilon(lambda alpha: 0.125 * alpha, 1e-5), 3)
+        2.166
     """
     return max(best_conversion(renyi, delta, low, high)[1], 0.0)
 
@@ -87,6 +105,11 @@ def solve_epsilon(
     Raises:
         ValueError: delta is not in (0, 1).
         Unreachable: the profile stays above delta for every epsilon.
+
+    Example:
+        >>> import math
+        >>> round(solve_epsilon(lambda epsilon: math.exp(-2.0 * epsilon), 1e-4), 4)
+        4.6052
     """
     checks.interval("delta", delta, 0.0, 1.0)
     target = delta * (1.0 - PROFILE_ACCURACY)
@@ -112,7 +135,13 @@ def solve_epsilon(
 
 
 def reach(profile: Callable[[float], float]) -> float:
-    """An epsilon, not much too large, beyond which the profile is 1e-40 or all but its limit."""
+    """An epsilon, not much too large, beyond which the profile is 1e-40 or all but its limit.
+
+    Example:
+        >>> import math
+        >>> round(reach(lambda epsilon: math.exp(-epsilon)), 1)
+        92.3
+    """
     enough = max(SMALLEST_DELTA, 1.001 * profile(_LARGEST_EPSILON))
 
     def is_reached(epsilon: float) -> bool:

@@ -28,6 +28,11 @@ class PrivacyProfile(Mechanism):
     Attributes:
         epsilons: [n] >= 0, strictly increasing.
         deltas: [n] in [0, 1].
+
+    Example:
+        >>> known = PrivacyProfile([0.5, 1.0, 2.0], [1e-3, 1e-4, 1e-6])
+        >>> round(known.epsilon(1e-4), 4)
+        1.0
     """
 
     epsilons: Array
@@ -58,6 +63,11 @@ class RenyiCurve(Mechanism):
     Attributes:
         orders: [n] > 1, strictly increasing.
         divergences: [n] >= 0.
+
+    Example:
+        >>> curve = RenyiCurve([2.0, 8.0, 32.0], [0.25, 1.0, 4.0])  # of mu = 0.5, at three orders
+        >>> round(curve.epsilon(1e-5), 3)
+        2.214
     """
 
     orders: Array
@@ -90,6 +100,10 @@ class ZeroConcentratedDp(Mechanism):
 
     Attributes:
         rho: in (0, 1e5].
+
+    Example:
+        >>> round(ZeroConcentratedDp(0.125).epsilon(1e-5), 3)  # 2.0 for the Gaussian of mu = 0.5
+        2.166
     """
 
     rho: float

@@ -28,6 +28,11 @@ class DiscreteMechanism(Mechanism):
     Attributes:
         p: probabilities [n] on one data set.
         q: probabilities [n] on its neighbour.
+
+    Example:
+        >>> coin = DiscreteMechanism([0.75, 0.25], [0.25, 0.75])
+        >>> coin.delta([0.0, 1.0]).round(4).tolist()
+        [0.5, 0.0704]
     """
 
     p: Array
@@ -55,6 +60,10 @@ class PureDp(Mechanism):
 
     Attributes:
         epsilon_0: the pure privacy parameter, in (0, 1e6].
+
+    Example:
+        >>> PureDp(1.0).pure_epsilon
+        1.0
     """
 
     epsilon_0: float
@@ -80,6 +89,11 @@ class ApproximateDp(Mechanism):
     Attributes:
         epsilon_0: in (0, 1e6].
         delta_0: in [0, 1).
+
+    Example:
+        >>> one = ApproximateDp(1.0, 1e-6)
+        >>> round(one.epsilon(1e-5), 4), round(float(one.delta(2.0)), 9)
+        (1.0, 1e-06)
     """
 
     epsilon_0: float

@@ -149,6 +149,13 @@ class DpSgd(Mechanism):
         steps: number of iterations, >= 1.
         sampling_rate: chance of a record to be in a batch (Poisson sampling); 1 is full batch.
         neighbours: `add-remove` (one record more or less) or `replace-one`.
+
+    Example:
+        >>> run = DpSgd(noise_multiplier=1.0, steps=500, sampling_rate=0.01)
+        >>> round(run.epsilon(1e-5), 3)
+        1.326
+        >>> run.description
+        'DP-SGD, noise multiplier 1, 500 steps, rate 0.01, add-remove neighbours'
     """
 
     noise_multiplier: float

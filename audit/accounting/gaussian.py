@@ -14,6 +14,12 @@ class GaussianMechanism(Mechanism):
 
     Attributes:
         mu: distance of the two means in standard deviations, in [1e-12, 1000].
+
+    Example:
+        >>> round(GaussianMechanism(1.0).epsilon(1e-5), 4)
+        4.3772
+        >>> GaussianMechanism(1.0).delta([0.0, 1.0, 2.0]).round(4).tolist()
+        [0.3829, 0.1269, 0.0209]
     """
 
     mu: float

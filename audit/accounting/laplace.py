@@ -14,6 +14,10 @@ class LaplaceMechanism(Mechanism):
 
     Attributes:
         scale: of the noise, in units of the sensitivity, >= 0.002.
+
+    Example:
+        >>> round(LaplaceMechanism(2.0).epsilon(1e-5), 4), LaplaceMechanism(2.0).pure_epsilon
+        (0.5, 0.5)
     """
 
     scale: float

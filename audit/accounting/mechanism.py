@@ -19,7 +19,14 @@ GIVEN = "neighbours are those for which its parameters hold"
 
 
 class Mechanism(ABC):
-    """Privacy of one run."""
+    """Privacy of one run.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> run: Mechanism = GaussianMechanism(0.5)
+        >>> round(run.epsilon(1e-5), 4), round(float(run.delta(1.0)), 5), float(run.renyi(2.0))
+        (1.9931, 0.00683, 0.25)
+    """
 
     _words: ClassVar[str] = ""
 

@@ -62,7 +62,14 @@ class LossLaw(ABC):
 
 
 class DominatingPair(LossLaw):
-    """One direction (P, P') of a mechanism."""
+    """One direction (P, P') of a mechanism.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> (pair,) = GaussianMechanism(1.0).pairs
+        >>> isinstance(pair, DominatingPair), round(float(pair.profile(0.0)), 4)
+        (True, 0.3829)
+    """
 
     @abstractmethod
     def profile(self, epsilon: ArrayLike) -> Array:
@@ -172,6 +179,12 @@ class LossPair(DominatingPair):
 
     Attributes:
         law: losses in increasing order, their P-probabilities, and what one side alone gives.
+
+    Example:
+        >>> import numpy as np
+        >>> law = Atoms(np.array([-1.0, 1.0]), np.log([0.2689414, 0.7310586]))
+        >>> round(float(LossPair(law).profile(0.0)), 4)
+        0.4621
     """
 
     law: Atoms

@@ -23,6 +23,16 @@ def read_curve(path: str | Path) -> tuple[Array, Array]:
 
     Raises:
         ValueError: the file is missing, or a line holds no two numbers.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder, "profile.csv")
+        ...     _ = file.write_text("0.5,0.001")
+        ...     epsilons, deltas = read_curve(file)
+        >>> epsilons.tolist(), deltas.tolist()
+        ([0.5], [0.001])
     """
     rows = []
     try:

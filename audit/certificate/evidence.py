@@ -18,6 +18,10 @@ class Evidence:
         confidence: in (0, 1).
         games_without: trials without the record.
         games_with: trials with it.
+
+    Example:
+        >>> Evidence(1.2, 0.95, games_without=1000, games_with=1000).epsilon_lower
+        1.2
     """
 
     epsilon_lower: float

@@ -51,6 +51,10 @@ class PrivacyPoint:
     Attributes:
         delta: in (0, 1).
         epsilon: >= 0, rounded up.
+
+    Example:
+        >>> PrivacyPoint(delta=1e-5, epsilon=2.0).epsilon
+        2.0
     """
 
     delta: float
@@ -77,6 +81,11 @@ class Numbers:
         mu: the least mu whose Gaussian trade-off curve lies below that of the whole, all but
             delta of it.
         mu_regret: how far the curve of mu lies below (Gomez et al. 2025): near 0, mu says it all.
+
+    Example:
+        >>> import inspect
+        >>> list(inspect.signature(Numbers).parameters)[:3]
+        ['run_epsilon', 'epsilon', 'bounds']
     """
 
     run_epsilon: float | None

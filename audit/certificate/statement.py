@@ -24,7 +24,12 @@ ENDINGS = (".json", ".txt", ".html")
 
 
 class Ground(Enum):
-    """Why a condition is taken to be true."""
+    """Why a condition is taken to be true.
+
+    Example:
+        >>> [ground.value for ground in Ground]
+        ['by construction', 'checked', 'on trust', 'broken']
+    """
 
     BY_CONSTRUCTION = "by construction"
     CHECKED = "checked"
@@ -39,6 +44,10 @@ class Condition:
     Attributes:
         words: what.
         ground: why it is taken to be true.
+
+    Example:
+        >>> Condition("only the best run is released", Ground.ON_TRUST).ground.value
+        'on trust'
     """
 
     words: str
@@ -57,6 +66,11 @@ class Setting:
         released: what is published.
         withheld: what must not be.
         prior: over candidates, by name.
+
+    Example:
+        >>> import inspect
+        >>> list(inspect.signature(Setting).parameters)[:3]
+        ['trust_model', 'unit', 'neighbours']
     """
 
     trust_model: str
@@ -82,6 +96,11 @@ class Certificate:
         void_if: what would make it void.
         made: versions, date, the policy of seeds and the hash of the settings.
         evidence: what a game against it has shown, if one was played.
+
+    Example:
+        >>> import inspect
+        >>> list(inspect.signature(Certificate).parameters)[:4]
+        ['base', 'protocol', 'delta', 'numbers']
     """
 
     base: Mechanism

@@ -25,6 +25,10 @@ class Verdict:
     Attributes:
         right: whether all numbers and the hash are.
         line: the same in one line, with the reason.
+
+    Example:
+        >>> Verdict(right=True, line="right").right
+        True
     """
 
     right: bool
@@ -41,6 +45,17 @@ def verify(path: str | Path) -> Verdict:
 
     Raises:
         ValueError: there is no certificate at `path`.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "mine.json").write_text("{}")
+        ...     try:
+        ...         verify(Path(folder, "mine.json"))
+        ...     except ValueError as error:
+        ...         print(type(error).__name__)
+        ValueError
     """
     try:
         values = json.loads(checks.text_of(path))

@@ -25,6 +25,13 @@ class Lanes:
         seeds: [R] uint64, the seed of each lane's own random stream. A lane's noise depends on its
             seed alone, never on its place in the pack.
         records: [R, n] bool, the training records of the lane's data set; None: all, in every lane.
+
+    Example:
+        >>> import numpy as np
+        >>> included, seeds = np.array([True, False]), np.arange(2, dtype=np.uint64)
+        >>> lanes = Lanes(included, np.zeros(2, np.int64), seeds)
+        >>> len(lanes), len(lanes.at(lanes.included))
+        (2, 1)
     """
 
     included: NDArray[np.bool_]
@@ -56,6 +63,10 @@ class LaneOutcomes:
         scores: [R] float64, the threat model's score g(y), higher is better.
         finite: [R] bool, False where the run diverged (weights or score not finite). Such a lane's
             score is minus infinity and its proxies 0.
+
+    Example:
+        >>> LaneOutcomes.empty(3).scores.shape
+        (3,)
     """
 
     lambda_a: NDArray[np.float64]
@@ -75,7 +86,17 @@ class LaneOutcomes:
 
 
 class Engine(Protocol):
-    """Runs packs of lanes for one threat model at one noise level."""
+    """Runs packs of lanes for one threat model at one noise level.
+
+    Example:
+        >>> from audit.dpsgd import DpSgdSettings, make_engine
+        >>> from canaries import DiracCanary
+        >>> from threat_models import FirstCoordinate, etcv
+        >>> model = etcv(DiracCanary(), FirstCoordinate(), (1, 8, 8), 10)
+        >>> engine: Engine = make_engine("reduced", model, DpSgdSettings(20, 5.0, (1.0,), (0.1,)))
+        >>> engine.name
+        'reduced'
+    """
 
     name: str
 
@@ -93,7 +114,12 @@ class Engine(Protocol):
 
 @runtime_checkable
 class SharingEngine(Engine, Protocol):
-    """An engine whose runs serve several threat models."""
+    """An engine whose runs serve several threat models.
+
+    Example:
+        >>> [name for name in ("run", "run_shared") if hasattr(SharingEngine, name)]
+        ['run', 'run_shared']
+    """
 
     def run_shared(
         self, lanes: Lanes, threat_models: Sequence[ThreatModel]

@@ -36,6 +36,18 @@ def make_engine(
 
     Raises:
         ValueError: an unknown name, or an engine that does not apply, with the reason.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.dpsgd import DpSgdSettings, Lanes
+        >>> from canaries import DiracCanary
+        >>> from threat_models import FirstCoordinate, etcv
+        >>> model = etcv(DiracCanary(), FirstCoordinate(), (1, 8, 8), 10)
+        >>> engine = make_engine("reduced", model, DpSgdSettings(20, 5.0, (1.0,), (0.1,)))
+        >>> without, seeds = np.array([False, False]), np.arange(2, dtype=np.uint64)
+        >>> lanes = Lanes(without, np.zeros(2, np.int64), seeds)
+        >>> engine.run(lanes).finite.tolist()
+        [True, True]
     """
     name = checks.one_of("engine", name, ENGINES)
     formats = check_precision(precision)
@@ -84,6 +96,14 @@ def choose_engine(threat_model: ThreatModel, settings: DpSgdSettings) -> tuple[s
 
     Returns:
         Its name and the reason in one line.
+
+    Example:
+        >>> from audit.dpsgd import DpSgdSettings
+        >>> from canaries import DiracCanary
+        >>> from threat_models import FirstCoordinate, etcv
+        >>> model = etcv(DiracCanary(), FirstCoordinate(), (1, 8, 8), 10)
+        >>> choose_engine(model, DpSgdSettings(20, 5.0, (1.0,), (0.1,)))[0]
+        'reduced'
     """
     obstacle = why_not_reduced(threat_model, settings)
     if obstacle is None:

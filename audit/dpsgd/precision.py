@@ -21,6 +21,11 @@ class Precision:
         name: of PRECISIONS.
         dtype: float32 or float64.
         significand_bits: of the operands of products; None leaves them as they are.
+
+    Example:
+        >>> from audit.dpsgd import PRECISIONS
+        >>> PRECISIONS["bf16"].significand_bits
+        8
     """
 
     name: str

@@ -18,6 +18,10 @@ class Candidate(NamedTuple):
     """One point of Omega: the hyper-parameters of a run that leave its privacy alone.
 
     At a fixed noise multiplier eps_B depends on none of them, so tuning may choose among them.
+
+    Example:
+        >>> Candidate(learning_rate=0.1, max_grad_norm=1.0, momentum=0.0).learning_rate
+        0.1
     """
 
     learning_rate: float

@@ -54,6 +54,14 @@ class Estimator(ABC):
 
     Attributes:
         name: in keys of bounds.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.lower_bounds import Scan
+        >>> scan: Estimator = Scan()
+        >>> scores = np.linspace(0.0, 1.0, 200)
+        >>> round(scan(scores, scores + 2.0, 1e-5).epsilon, 2)
+        4.45
     """
 
     name: ClassVar[str]

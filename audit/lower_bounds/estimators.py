@@ -84,6 +84,10 @@ def all_estimators(
 
     Raises:
         ValueError: a parameter is out of its range, or `split_top` comes alone.
+
+    Example:
+        >>> [one.name for one in all_estimators()][:2]
+        ['scan', 'clopper-pearson']
     """
     law = Fixed(1) if repetitions is None else laws.parse(repetitions)
     in_advance: list[ThresholdRule] = []
@@ -152,6 +156,13 @@ def all_bounds(
 
     Raises:
         ValueError: a parameter is out of its range, or a score is NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> scores = np.linspace(0.0, 1.0, 200)
+        >>> rows = all_bounds(scores, scores + 2.0, delta=1e-5)
+        >>> [row.key for row in rows if row.valid][:2]
+        ['scan:scan', 'clopper-pearson:split']
     """
     law = Fixed(1) if repetitions is None else laws.parse(repetitions)
     facts = facts_as_told(law) if known is None else known
@@ -195,6 +206,13 @@ def pooled_bounds(
 
     Raises:
         ValueError: a parameter is out of its range, or a score is NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> runs = np.random.default_rng(0).normal(size=(2, 1000))
+        >>> rows = pooled_bounds(runs[0], runs[1] + 2.0, "fixed:2", 1e-5)
+        >>> rows[0].name
+        'pooled'
     """
     law = laws.parse(repetitions)
     facts = facts_as_told(law) if known is None else known

@@ -91,6 +91,17 @@ def family_bound(
 
     Raises:
         ValueError: a parameter is out of its range, or a score is NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> noise = np.random.default_rng(0).normal(size=(2, 500))
+        >>> profiles = lambda mu: GaussianMechanism(mu).delta
+        >>> epsilons = lambda mu: GaussianMechanism(mu).epsilon(1e-5)
+        >>> without, added = noise[0], noise[1] + 2.0
+        >>> found = family_bound(without, added, profiles, epsilons, (0.1, 5.0), "Gaussian")
+        >>> round(found.epsilon, 1)  # of 10.1
+        6.1
     """
     checks.interval("delta", delta, 0.0, 1.0)
     check_confidence(confidence)
@@ -185,6 +196,12 @@ class WorstOrderCurve(_CurveOfMu):
         repetitions: law of K, also as text.
         top: where the order splits, in standard deviations.
         rule: the threshold t.
+
+    Example:
+        >>> from audit.lower_bounds import FixedThreshold
+        >>> from audit.repetitions import parse
+        >>> WorstOrderCurve(parse("tnb:0,0.1"), 2.0, rule=FixedThreshold(1.0)).name
+        'worst-order-curve'
     """
 
     repetitions: Repetitions

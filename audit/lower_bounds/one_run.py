@@ -176,6 +176,14 @@ def one_run_bounds(
 
     Raises:
         ValueError: a parameter is out of its range, or a score is NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> included = rng.random(500) < 0.5
+        >>> rows = one_run_bounds(rng.normal(size=500) + 3.0 * included, included, 1e-5)
+        >>> rows[0].epsilon > 1.0
+        True
     """
     checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
     check_confidence(confidence)

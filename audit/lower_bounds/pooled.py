@@ -41,6 +41,15 @@ class PooledClopperPearson(ThresholdEstimator, TradeOffStatistic):
 
     Attributes:
         repetitions: law of K, also as text.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.lower_bounds import Bonferroni
+        >>> from audit.repetitions import Fixed
+        >>> runs = np.random.default_rng(0).normal(size=(2, 1000))
+        >>> found = PooledClopperPearson(Fixed(2), rule=Bonferroni())(runs[0], runs[1] + 2.0, 1e-5)
+        >>> found.epsilon > 1.0
+        True
     """
 
     repetitions: Repetitions
@@ -75,6 +84,15 @@ class PooledGaussianCurve(GaussianFamily):
 
     Attributes:
         repetitions: law of K, also as text.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.lower_bounds import RankSum
+        >>> from audit.repetitions import Fixed
+        >>> runs = np.random.default_rng(0).normal(size=(2, 1000))
+        >>> found = PooledGaussianCurve(Fixed(2), rule=RankSum())(runs[0], runs[1] + 1.0, 1e-5)
+        >>> found.epsilon > 1.0
+        True
     """
 
     repetitions: Repetitions
@@ -204,6 +222,15 @@ def selected_bound(
 
     Raises:
         ValueError: a parameter is out of its range, or a number is NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> released = np.random.default_rng(0).normal(size=(2, 2000)) + [[0.0], [2.0]]
+        >>> score = np.random.default_rng(1).normal(size=(2, 2000))
+        >>> without, added = (score[0], released[0]), (score[1], released[1])
+        >>> found = selected_bound(*without, *added, "fixed:2", threshold=2.0)
+        >>> found.epsilon > 1.0
+        True
     """
     law = laws.parse(repetitions)
     checks.interval("delta", delta, 0.0, 1.0, closed_low=True)

@@ -64,6 +64,16 @@ def check_one_run(
 
     Raises:
         ValueError: an argument out of its range, or a function that releases nothing.
+
+    Example:
+        >>> import numpy as np
+        >>> def release_all(records, candidate, seed, watch):
+        ...     watch.claim(1.0)  # it forgets its noise
+        ...     return records.features.sum(axis=0)
+        >>> canaries = 20.0 * np.eye(100), np.zeros(100, int)
+        >>> result = check_one_run(release_all, (np.zeros((5, 100)), np.zeros(5, int)), canaries)
+        >>> bool(result), result.unit
+        (False, 'canaries')
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
     confidence = checks.interval("confidence", confidence, 0.0, 1.0)

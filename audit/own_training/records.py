@@ -20,6 +20,12 @@ class TrainingSet:
 
     Raises:
         ValueError: numbers of features and labels that differ.
+
+    Example:
+        >>> import numpy as np
+        >>> records = TrainingSet(np.zeros((3, 2)), np.array([0, 1, 1]))
+        >>> records.without_last().labels.tolist()
+        [0, 1]
     """
 
     features: NDArray[Any]

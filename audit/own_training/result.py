@@ -8,7 +8,12 @@ from audit.numerics import exact, shown
 
 
 class PrivacyLeak(AssertionError):
-    """An attack shows more than is claimed."""
+    """An attack shows more than is claimed.
+
+    Example:
+        >>> issubclass(PrivacyLeak, AssertionError)  # so a test that meets one fails
+        True
+    """
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,16 @@ class CheckResult:
         needed: so many games could refute the claim; None where it is not known.
         games: how many were played, or how many canaries were in one.
         unit: what `games` counts.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit import check
+        >>> def fair(records, candidate, seed, watch):
+        ...     watch.claim(5.0)
+        ...     return records.features.sum() + np.random.default_rng(seed).normal()
+        >>> result: CheckResult = check(fair, ([[0.0]], [0]), ([1.0], 0), games=100)
+        >>> result.leaks, result.exit_code, result.games
+        (False, 0, 100)
     """
 
     claim: float | None

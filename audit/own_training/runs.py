@@ -22,7 +22,13 @@ _MASK = 0xFFFFFFFF
 
 
 class Train(Protocol):
-    """A training function."""
+    """A training function.
+
+    Example:
+        >>> def train(records, candidate, seed, watch):
+        ...     return np.random.default_rng(seed).normal() + records.features.sum()
+        >>> mine: Train = train
+    """
 
     def __call__(self, records: TrainingSet, candidate: Any, seed: int, watch: Any) -> Any:
         """Trains once.

@@ -28,6 +28,13 @@ class Watch:
         included: [m] bool, which are in the data; m Dirac canaries take the first m coordinates.
         loss: of a torch module on records, summed; None takes the usual one.
         seed: of the batches that Dirac canaries are in.
+
+    Example:
+        >>> import numpy as np
+        >>> watch = Watch(None, np.array([True]))
+        >>> watch.claim(2.1)
+        >>> watch.claimed
+        2.1
     """
 
     def __init__(

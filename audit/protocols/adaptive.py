@@ -19,6 +19,11 @@ class Adaptive(Protocol):
         repetitions: the law of K, also as text.
         low: c in (0, 1].
         high: C >= 1.
+
+    Example:
+        >>> search = Adaptive("tnb:0,0.1", low=0.75, high=1.33)
+        >>> search.spec
+        'adaptive:0.75,1.33/tnb:0,0.1'
     """
 
     repetitions: Repetitions

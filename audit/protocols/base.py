@@ -10,6 +10,11 @@ class Protocol(ABC):
     Attributes:
         name: what texts call the protocol, `grid` in `grid:100,0.5`.
         assumption: what must be true of a tuning for a theorem about this protocol to speak of it.
+
+    Example:
+        >>> from audit.protocols import Grid
+        >>> print(Grid(20), "-", Grid(20).assumption)
+        grid:20 - a fixed list of candidates, each run once or independently not
     """
 
     name: ClassVar[str]

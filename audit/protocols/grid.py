@@ -18,6 +18,10 @@ class Grid(Protocol):
     Attributes:
         candidates: how many there are.
         inclusion: chance, independent of all else, that a candidate is run at all, in (0, 1].
+
+    Example:
+        >>> Grid(20, 0.5).spec, Grid(20, 0.5).mean_runs
+        ('grid:20,0.5', 10.0)
     """
 
     candidates: int

@@ -21,6 +21,10 @@ class ProposeTestRelease(Protocol):
         test_epsilon: epsilon of the test, >= 0.
         test_delta: delta of the test, in [0, 1).
         failure: chance that the test passes wrongly, in [0, 1).
+
+    Example:
+        >>> ProposeTestRelease("tnb:0,0.1", 1.0, 1e-6, 1e-7).spec
+        'ptr:1.0,1e-06,1e-07/tnb:0,0.1'
     """
 
     repetitions: Repetitions

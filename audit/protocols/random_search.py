@@ -17,6 +17,10 @@ class RandomSearch(Protocol):
 
     Attributes:
         repetitions: the law of K, also as text.
+
+    Example:
+        >>> RandomSearch("geometric:0.1").mean_runs
+        10.0
     """
 
     repetitions: Repetitions

@@ -21,6 +21,10 @@ class Subset(Protocol):
         repetitions: the law of K of the tuning, also as text.
         sampling_rate: q in [0, 1], chance of a record to be tuned on, independent of the others.
         final: whether the final run takes the `rest` of the records or `all`.
+
+    Example:
+        >>> Subset("tnb:0,0.1", sampling_rate=0.1).spec
+        'subset:0.1/tnb:0,0.1'
     """
 
     repetitions: Repetitions

@@ -16,6 +16,10 @@ class UntilAccepted(Protocol):
     Attributes:
         acceptance: a lower limit, on every data set, of the chance that one run is accepted, in
             (0, 1].
+
+    Example:
+        >>> UntilAccepted(0.1).spec
+        'until:0.1'
     """
 
     acceptance: float
@@ -47,6 +51,10 @@ class RandomStopping(Protocol):
 
     Attributes:
         stop: chance to give up after a run that was not accepted, in (0, 1].
+
+    Example:
+        >>> RandomStopping(0.1).spec
+        'stopping:0.1'
     """
 
     stop: float

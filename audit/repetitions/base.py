@@ -54,6 +54,11 @@ class PowerLaw:
     Attributes:
         eta: > -1.
         gamma: in (0, 1).
+
+    Example:
+        >>> from audit.repetitions import TruncatedNegativeBinomial
+        >>> TruncatedNegativeBinomial(1.0, 0.1).power_law
+        PowerLaw(eta=1.0, gamma=0.1)
     """
 
     eta: float
@@ -68,6 +73,11 @@ class ProfileTheorem:
         source: the theorem.
         penalty: maps eps_1 [n] and upper bounds on delta(eps_1) [n] to penalties [n], infinite
             where an eps_1 is not allowed.
+
+    Example:
+        >>> from audit.repetitions import Poisson
+        >>> Poisson(10.0).profile_theorem.source
+        'Koskela, Redberg & Wang 2024, corollary 5.8'
     """
 
     source: str
@@ -82,6 +92,11 @@ class RenyiTheorem:
         source: the theorem.
         penalty: maps the base's Renyi divergence (of orders) and profile (of epsilons) to the
             penalty, a function of orders [n].
+
+    Example:
+        >>> from audit.repetitions import Poisson
+        >>> Poisson(10.0).renyi_theorem.source
+        'Papernot & Steinke 2022, theorem 6'
     """
 
     source: str
@@ -93,6 +108,15 @@ class Repetitions(ABC):
 
     A law of one's own needs no more than the abstract methods. What theorems about single families
     ask for is None unless a law says otherwise: bounds by these theorems then do not apply.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.repetitions import parse
+        >>> law = parse("tnb:0,0.01")
+        >>> round(law.mean, 2), round(law.expected_quantile(), 3)
+        (21.5, 0.793)
+        >>> law.sample(np.random.default_rng(0), 5).tolist()
+        [6, 56, 27, 4, 4]
     """
 
     @property
@@ -250,6 +274,11 @@ class GivenNoFailure(Repetitions):
     Attributes:
         law: the law before conditioning.
         failure: chance of one run, in (0, 1).
+
+    Example:
+        >>> from audit.repetitions import Fixed, Poisson
+        >>> round(Poisson(10.0).given_no_failure(0.1).mean, 6)  # failures thin it
+        9.0
     """
 
     law: Repetitions

@@ -13,7 +13,12 @@ from audit.repetitions.base import MOST_RUNS, Array, ProfileTheorem, Repetitions
 
 @dataclass(frozen=True)
 class Binomial(Repetitions):
-    """Binomial(n, p) on k >= 0 (Koskela, Redberg & Wang 2024, theorem 5.7)."""
+    """Binomial(n, p) on k >= 0 (Koskela, Redberg & Wang 2024, theorem 5.7).
+
+    Example:
+        >>> Binomial(30, 0.5).mean
+        15.0
+    """
 
     n: int
     p: float

@@ -12,7 +12,12 @@ from audit.repetitions.base import MOST_RUNS, Array, Repetitions, log_of_one_min
 
 @dataclass(frozen=True)
 class Fixed(Repetitions):
-    """K = k always: naive repetition, whose cost grows with k (Papernot & Steinke, prop. 17)."""
+    """K = k always: naive repetition, whose cost grows with k (Papernot & Steinke, prop. 17).
+
+    Example:
+        >>> Fixed(10).pmf([9, 10]).tolist()
+        [0.0, 1.0]
+    """
 
     k: int
 

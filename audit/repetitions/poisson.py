@@ -21,7 +21,12 @@ from audit.repetitions.base import (
 
 @dataclass(frozen=True)
 class Poisson(Repetitions):
-    """Poisson(mu) on k >= 0 (Papernot & Steinke, definition 2 and theorem 6)."""
+    """Poisson(mu) on k >= 0 (Papernot & Steinke, definition 2 and theorem 6).
+
+    Example:
+        >>> round(Poisson(10.0).expected_quantile(), 4)
+        0.9
+    """
 
     mu: float
 

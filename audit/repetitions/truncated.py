@@ -21,6 +21,12 @@ class Truncated(Repetitions):
     Attributes:
         law: the law before conditioning.
         most: the largest number of runs allowed, up to a million.
+
+    Example:
+        >>> from audit.repetitions import parse
+        >>> law = parse("tnb:0,0.01@100")
+        >>> law.most, round(law.mean, 3)
+        (100, 14.299)
     """
 
     law: Repetitions

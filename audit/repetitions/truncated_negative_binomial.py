@@ -29,6 +29,11 @@ class TruncatedNegativeBinomial(Repetitions):
     Attributes:
         eta: shape, > -1. eta = 1 is the geometric law.
         gamma: in (0, 1); small gamma means many runs.
+
+    Example:
+        >>> geometric = TruncatedNegativeBinomial(1.0, 0.1)
+        >>> round(geometric.mean, 6), geometric.pmf([1, 2]).round(3).tolist()
+        (10.0, [0.1, 0.09])
     """
 
     eta: float

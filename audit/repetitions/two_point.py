@@ -13,7 +13,12 @@ from audit.repetitions.base import MOST_RUNS, Array, Repetitions, written
 
 @dataclass(frozen=True)
 class TwoPoint(Repetitions):
-    """K = 1 with probability s, else K = L (Xiang, Wang & Wang 2024, eq. 21)."""
+    """K = 1 with probability s, else K = L (Xiang, Wang & Wang 2024, eq. 21).
+
+    Example:
+        >>> TwoPoint(0.5, 11).mean
+        6.0
+    """
 
     s: float
     L: int

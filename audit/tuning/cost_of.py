@@ -62,6 +62,12 @@ class TuningCost:
         all_released: epsilon of releasing every trial.
         assumed: what was taken to be true for `best_only`.
         why: in one line, why it costs so much.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> found = cost_of([GaussianMechanism(0.1)] * 3, "sequential")
+        >>> found.best_only == found.all_released
+        True
     """
 
     trials: int

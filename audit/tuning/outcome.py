@@ -18,11 +18,24 @@ _ROUNDING = 1e-9
 
 
 class Inadmissible(ValueError):
-    """A run was not the mechanism that the study accounts for; the message names what was not."""
+    """A run was not the mechanism that the study accounts for; the message names what was not.
+
+    Example:
+        >>> try:
+        ...     Outcome(score="high")
+        ... except Inadmissible as error:
+        ...     print(error)
+        score must be a number, got a str
+    """
 
 
 class Void(RuntimeError):
-    """The study is over without a release: something was not as the guarantee needs it."""
+    """The study is over without a release: something was not as the guarantee needs it.
+
+    Example:
+        >>> print(Void("train returned no Outcome"))
+        train returned no Outcome
+    """
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,10 @@ class Private:
         sensitivity: how far one record of a neighbouring data set can move the score, > 0.
         disjoint: whether the records scored on are none of those trained on. A record is then in
             one or the other, and a run costs what the worse of the two does; else both compose.
+
+    Example:
+        >>> Private(noise_std=0.01, sensitivity=0.002).mechanism
+        GaussianMechanism(mu=0.2)
     """
 
     noise_std: float
@@ -73,6 +90,10 @@ class Outcome:
     Attributes:
         score: higher is better; a run whose score is not a finite number loses.
         model: what is released if the run wins: any output of the private mechanism.
+
+    Example:
+        >>> Outcome(score=0.93).lost, Outcome(score=float("nan")).lost
+        (False, True)
     """
 
     score: float
@@ -103,6 +124,10 @@ class Best:
         candidate: its hyper-parameters; None where no run was drawn, or every run lost.
         score: its score; None also where a final run failed.
         model: what `train` returned with it.
+
+    Example:
+        >>> Best({"learning_rate": 0.1}, 0.93).score
+        0.93
     """
 
     candidate: Candidate | None = None
@@ -142,6 +167,12 @@ class Trial:
         seed: for whatever of the run is to be drawn; secret, as everything is that follows from it.
         part: which records it may read, for `records`; None for all.
         checked: what `records` and `check` have seen of this run.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> trial = Trial({"learning_rate": 0.1}, DpSgd(noise_multiplier=2.0, steps=100), seed=1)
+        >>> trial.noise_multiplier, trial.steps
+        (2.0, 100)
     """
 
     candidate: Candidate

@@ -43,6 +43,18 @@ def best_of_runs(
 
     Raises:
         ValueError: a score is NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.dpsgd import LaneOutcomes
+        >>> from audit.repetitions import Fixed
+        >>> def run(lanes):
+        ...     score = np.random.default_rng(0).normal(size=len(lanes)) + lanes.included
+        ...     return [LaneOutcomes(score, score, score, np.isfinite(score))]
+        >>> included, rng = np.array([False, True]), np.random.default_rng(0)
+        >>> (winners,) = best_of_runs(run, Fixed(3), 1, included, rng)
+        >>> winners.runs.tolist()
+        [3, 3]
     """
     runs = law.sample(rng, len(included))
     ends = np.cumsum(runs)

@@ -21,7 +21,14 @@ _MOST_CANDIDATES = 100_000
 
 
 class Dimension(ABC):
-    """One hyper-parameter and its prior, as a map from the unit interval."""
+    """One hyper-parameter and its prior, as a map from the unit interval.
+
+    Example:
+        >>> from audit.tuning import Uniform
+        >>> rate: Dimension = Uniform(0.0, 2.0)
+        >>> rate.at(0.5), rate.spec
+        (1.0, 'uniform in [0.0, 2.0]')
+    """
 
     @abstractmethod
     def at(self, u: float) -> Any:
@@ -44,6 +51,10 @@ class Uniform(Dimension):
     Attributes:
         low: least value.
         high: largest value, above `low`.
+
+    Example:
+        >>> Uniform(0.0, 2.0).at(0.25)
+        0.5
     """
 
     low: float
@@ -68,6 +79,10 @@ class LogUniform(Dimension):
     Attributes:
         low: least value, > 0.
         high: largest value, above `low`.
+
+    Example:
+        >>> round(LogUniform(1e-3, 1.0).at(0.5), 4)
+        0.0316
     """
 
     low: float
@@ -93,6 +108,10 @@ class Whole(Dimension):
     Attributes:
         low: least value.
         high: largest value, at least `low`.
+
+    Example:
+        >>> Whole(1, 6).at(0.99)
+        6
     """
 
     low: int
@@ -116,6 +135,10 @@ class Choice(Dimension):
 
     Attributes:
         values: what may be drawn; a value given twice is twice as likely.
+
+    Example:
+        >>> Choice((16, 32, 64)).at(0.5)
+        32
     """
 
     values: tuple[Any, ...]

@@ -28,6 +28,11 @@ class Winners:
             where runs are not kept.
         run_lambda_a: [R] likewise.
         run_lambda_c: [R] likewise.
+
+    Example:
+        >>> import numpy as np
+        >>> nobody(np.array([3, 0])).chosen.tolist()  # before any run
+        [-1, -1]
     """
 
     runs: NDArray[np.int64]

@@ -49,6 +49,14 @@ class AdaptiveCurve(RegionCurve):
     Attributes:
         low: c, how little a density may be of the prior.
         high: C, how much.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.repetitions import parse
+        >>> (pair,) = GaussianMechanism(0.25).pairs
+        >>> curve = AdaptiveCurve(pair, parse("tnb:0,0.1"), low=0.75, high=1.33)
+        >>> round(curve.delta(2.0), 6)
+        0.000137
     """
 
     low: float = 1.0
@@ -135,6 +143,13 @@ def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) ->
         base: one run with any fixed hyper-parameter.
         repetitions: truncated negative binomial.
         ratio: C/c >= 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = hypo_curve(GaussianMechanism(0.25), "tnb:0,0.1", ratio=2.0)
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [2.435, 2.529]
     """
     repetitions = laws.parse(repetitions)
     log_ratio = math.log(checks.interval("ratio", ratio, 1.0, closed_low=True))
@@ -162,6 +177,11 @@ def hypo(base: Mechanism, repetitions: Repetitions, delta: float, ratio: float) 
         repetitions: truncated negative binomial.
         delta: in (0, 1).
         ratio: C/c >= 1, how far the density may move from the prior.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(hypo(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5, ratio=1.33 / 0.75).epsilon, 3)
+        2.774
     """
     checks.interval("ratio", ratio, 1.0, closed_low=True)
     return hypo_theorem_1(
@@ -216,7 +236,12 @@ def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
 
 
 def hypo_pure(epsilon_0: float, repetitions: str | Repetitions, ratio: float) -> float:
-    """Epsilon for a base of pure DP, (2 + theta)(epsilon_0 + log(C/c)) (theorem 2)."""
+    """Epsilon for a base of pure DP, (2 + theta)(epsilon_0 + log(C/c)) (theorem 2).
+
+    Example:
+        >>> round(hypo_pure(0.5, "tnb:0,0.1", ratio=2.0), 3)
+        2.386
+    """
     checks.interval("epsilon_0", epsilon_0, 0.0)
     checks.interval("ratio", ratio, 1.0, closed_low=True)
     return (2.0 + power_law(repetitions).eta) * (epsilon_0 + math.log(ratio))
@@ -237,6 +262,10 @@ def project_density(
 
     Returns:
         The projected density relative to the prior, [n], with prior mean 1.
+
+    Example:
+        >>> project_density([0.1, 1.0, 2.0], low=0.5, high=1.5).round(3).tolist()
+        [0.5, 1.0, 1.5]
     """
     values = np.asarray(density, dtype=np.float64)
     checks.interval("low", low, 0.0, 1.0, closed_low=True, closed_high=True)

@@ -30,6 +30,10 @@ def corollary_6_2(
     If each is (epsilon_1, delta_1)- and (epsilon_hat, d)-DP, tuning is (epsilon, E[K] d)-DP with
     epsilon = epsilon_hat + (eta+1) log(e^epsilon_1 + ((1-gamma)/gamma) delta_1) (Koskela, Redberg
     & Wang 2024, corollary 6.2).
+
+    Example:
+        >>> round(corollary_6_2(0.5, 1e-8, 1.0, "tnb:0,0.1"), 9)
+        1.500000055
     """
     repetitions = laws.parse(repetitions)
     checks.interval("epsilon_1", epsilon_1, 0.0, closed_low=True)
@@ -50,6 +54,12 @@ def many_candidates(
         candidates: the mechanisms among which a run may choose, in any way.
         repetitions: the law of K.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> both = [GaussianMechanism(0.2), GaussianMechanism(0.25)]
+        >>> round(many_candidates(both, "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.408
     """
     found = profile(AnyOf(tuple(candidates)), repetitions, delta)
     claim = replace(found.claim, source="Koskela, Redberg & Wang 2024, corollary 6.2")
@@ -69,6 +79,10 @@ def largest_steps(
         sampling_rate: of its batches.
         thresholds: pairs (epsilon, delta) that all candidates keep.
         most: the largest number of steps tried.
+
+    Example:
+        >>> largest_steps(50.0, 1.0, [(1.0, 1e-5)])
+        179
     """
 
     def keeps(steps: int) -> bool:
@@ -94,6 +108,12 @@ def propose_test_release(
         test_epsilon: epsilon of the test, >= 0.
         test_delta: delta of the test, in [0, 1).
         failure: chance that the test passes wrongly, in [0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> released = propose_test_release(GaussianMechanism(0.25), 1.0, 1e-6, 1e-7)
+        >>> round(released.epsilon(1e-4), 3)
+        1.774
     """
     checks.interval("test_epsilon", test_epsilon, 0.0, closed_low=True)
     checks.interval("test_delta", test_delta, 0.0, 1.0, closed_low=True)

@@ -24,6 +24,11 @@ class Compared:
         epsilon: the smallest bound for any score; None where no bound reaches delta.
         bound: its name, or why there is none.
         expected_quantile: of the best candidate found, where candidates are drawn from a prior.
+
+    Example:
+        >>> from audit.protocols import Grid
+        >>> Compared("a grid", Grid(10), 3.01, "grid", None).epsilon
+        3.01
     """
 
     title: str
@@ -62,6 +67,12 @@ def same_runs(base: Mechanism, runs: float, delta: float) -> list[Compared]:
         base: one run.
         runs: expected number of runs, at least 2.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> rows = same_runs(GaussianMechanism(0.1), 2, 1e-5)
+        >>> rows[0].title
+        'random search, logarithmic K'
     """
     rows = [_compared(base, title, one, delta) for title, one in protocols_with(runs).items()]
     return sorted(rows, key=lambda row: float("inf") if row.epsilon is None else row.epsilon)

@@ -42,6 +42,13 @@ class TunedMechanism(Mechanism):
     Attributes:
         base: one run.
         repetitions: the law of K, also as text.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.repetitions import parse
+        >>> tuned = TunedMechanism(GaussianMechanism(0.25), parse("tnb:0,0.1"))
+        >>> round(tuned.epsilon(1e-5), 3)
+        1.191
     """
 
     base: Mechanism
@@ -85,6 +92,13 @@ class AllRuns:
         base: one run.
         repetitions: the law of K.
         negligible: chance that K may be larger than all that are composed: a full leak.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.repetitions import Fixed
+        >>> four = AllRuns(GaussianMechanism(0.5), Fixed(4), negligible=1e-12)
+        >>> round(four.epsilon(1e-5), 4), round(GaussianMechanism(1.0).epsilon(1e-5), 4)
+        (4.3772, 4.3772)
     """
 
     base: Mechanism

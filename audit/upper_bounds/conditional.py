@@ -64,6 +64,13 @@ def conditional_curve(base: Mechanism, acceptance: float) -> Curve:
     Args:
         base: one run.
         acceptance: Q(S), the smaller over both data sets, in (0, 1].
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = conditional_curve(GaussianMechanism(0.25), acceptance=0.1)
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [1.084, 1.245]
     """
     cost = -np.log(checks.interval("acceptance", acceptance, 0.0, 1.0, closed_high=True))
     shares = np.linspace(0.0, 1.0, _PARTS)
@@ -88,6 +95,11 @@ def conditional_sampling(base: Mechanism, acceptance: float, delta: float) -> Up
         base: one run.
         acceptance: the smallest chance, over both data sets, that a run is accepted.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(conditional_sampling(GaussianMechanism(0.25), 0.1, 1e-5).epsilon, 3)
+        1.762
     """
     return proposition_15(base, UntilAccepted(acceptance), delta)
 
@@ -120,6 +132,12 @@ class TwoEvents:
         pair: one direction of the base.
         chance: of what is sought; grows with e, falls with f.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.upper_bounds import cost
+        >>> round(cost(GaussianMechanism(0.25), "until:0.1", 1e-5).epsilon, 3)
+        1.474
     """
 
     pair: DominatingPair
@@ -311,6 +329,11 @@ class AcceptedTails:
         low: below it a run is accepted.
         high: above it a run is accepted, at least `low`.
         stop: chance to stop after a run that is not; 0 where one goes on.
+
+    Example:
+        >>> tails = AcceptedTails(0.25, low=-2.0, high=2.0)
+        >>> round(tails.epsilon(1e-5), 3)
+        1.242
     """
 
     mu: float
@@ -378,6 +401,12 @@ def attack_tails(
         delta: in (0, 1).
         trials: trials on each side.
         confidence: of the two limits together.
+
+    Example:
+        >>> from audit.protocols import UntilAccepted
+        >>> tails, _ = attack_tails(1.0, UntilAccepted(0.1), 1e-5, trials=10_000)
+        >>> tails.low < tails.high
+        True
     """
     alpha = (1.0 - confidence) / 2.0
     z = np.linspace(-6.0, 6.0 + mu, 97)
@@ -441,7 +470,15 @@ def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> Va
 
 
 def corollary_16(base: Mechanism, acceptance: float) -> Curve:
-    """p = q = infinity: D_alpha + (alpha-2)/(alpha-1) D'_{alpha-1} + 2 log(1/Q(S))/(alpha-1)."""
+    """p = q = infinity: D_alpha + (alpha-2)/(alpha-1) D'_{alpha-1} + 2 log(1/Q(S))/(alpha-1).
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = corollary_16(GaussianMechanism(0.25), acceptance=0.1)
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [1.095, 1.245]
+    """
     cost = -np.log(checks.interval("acceptance", acceptance, 0.0, 1.0, closed_high=True))
 
     def curve(alpha: Array) -> Array:
@@ -457,6 +494,10 @@ def repeated_response(epsilon_0: float, k: int) -> DiscreteMechanism:
 
     The best is "no" only if all k are. It is no better than k epsilon_0 (Papernot & Steinke 2022,
     proposition 17).
+
+    Example:
+        >>> round(repeated_response(1.0, 3).pure_epsilon, 4)
+        inf
     """
     checks.interval("epsilon_0", epsilon_0, 0.0, 500.0)
     checks.whole("k", k, 1)
@@ -467,5 +508,11 @@ def repeated_response(epsilon_0: float, k: int) -> DiscreteMechanism:
 
 
 def repeated_response_divergence(epsilon_0: float, k: int, alpha: Array) -> Array:
-    """A lower bound on its Renyi divergence: k eps - k log(1 + e^-eps) / (alpha-1)."""
+    """A lower bound on its Renyi divergence: k eps - k log(1 + e^-eps) / (alpha-1).
+
+    Example:
+        >>> import numpy as np
+        >>> repeated_response_divergence(1.0, 3, np.array([2.0, 8.0])).round(3).tolist()
+        [2.06, 2.866]
+    """
     return k * epsilon_0 - k * np.log1p(np.exp(-epsilon_0)) / (np.asarray(alpha) - 1.0)

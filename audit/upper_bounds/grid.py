@@ -67,6 +67,12 @@ class GridCurve:
         counts: how many candidates of every kind.
         inclusion: chance that a candidate is run.
         negligible: a delta; what is rarer counts as a full leak.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = GridCurve(GaussianMechanism(0.25).pairs, (10,), inclusion=1.0, negligible=1e-12)
+        >>> round(curve.delta(3.0), 6)
+        1.3e-05
     """
 
     pairs: tuple[DominatingPair, ...]

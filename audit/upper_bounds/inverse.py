@@ -73,6 +73,10 @@ def solve_mu(
 
     Raises:
         ValueError: the bound does not apply to the law, or no mu in (1e-4, 100) meets the target.
+
+    Example:
+        >>> round(solve_mu(2.0, "tnb:0,0.1", 1e-5), 4)
+        0.4035
     """
     checks.interval("target-epsilon", target, 0.0, 1e4)
 
@@ -121,6 +125,10 @@ def solve_noise_multiplier(
 
     Raises:
         ValueError: the bound does not apply, or the target is out of reach.
+
+    Example:
+        >>> round(solve_noise_multiplier(2.0, "tnb:0,0.1", 1e-5, steps=300), 2)
+        42.93
     """
     checks.interval("target-epsilon", target, 0.0, 1e4)
 
@@ -168,6 +176,12 @@ def solve_runs(
 
     Returns:
         The law; where `most_runs` keep the target it has these.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> law = solve_runs(2.0, GaussianMechanism(0.25), "tnb:1,0.1", 1e-5)
+        >>> round(law.mean)
+        154
     """
     law = laws.parse(law)
     checks.interval("target-epsilon", target, 0.0, 1e4)
@@ -198,7 +212,12 @@ def most_runs(law: Repetitions) -> float:
 
 
 def with_mean(law: str | Repetitions, mean: float) -> Repetitions:
-    """`law.with_mean(mean)`, under its first name."""
+    """`law.with_mean(mean)`, under its first name.
+
+    Example:
+        >>> round(with_mean("tnb:1,0.5", 20.0).mean, 6)
+        20.0
+    """
     return laws.parse(law).with_mean(mean)
 
 
@@ -209,6 +228,12 @@ class Affordable:
     Attributes:
         law: the law of K.
         expected_quantile: of the best candidate found, 1 - int phi (Papernot & Steinke, sec. 3.6).
+
+    Example:
+        >>> from audit.repetitions import parse
+        >>> law = parse("tnb:0,0.1")
+        >>> round(Affordable(law, law.expected_quantile()).expected_quantile, 3)
+        0.677
     """
 
     law: Repetitions
@@ -230,6 +255,12 @@ def best_law(
 
     Raises:
         ValueError: no law keeps the target.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> found = best_law(2.0, GaussianMechanism(0.25), 1e-5)
+        >>> found[0].expected_quantile > found[-1].expected_quantile
+        True
     """
     checks.interval("target-epsilon", target, 0.0, 1e4)
     found: dict[float, Affordable] = {}

@@ -51,6 +51,10 @@ def noisy_max(
         noise: `gaussian` or `laplace`.
         monotone: whether all queries move in one direction between neighbours (sensitivity 1).
         rounds: k, how often the mechanism is run, adaptively.
+
+    Example:
+        >>> round(noisy_max(10, scale=4.0, delta=1e-6).epsilon, 3)
+        2.49
     """
     checks.whole("candidates", candidates, 1)
     one = _one_release(noise, scale, monotone)
@@ -122,7 +126,12 @@ def _many(one: Mechanism, candidates: int, rounds: int, delta: float) -> float:
 
 
 def noisy_max_closed_form(candidates: int, scale: float, delta: float) -> float:
-    """Epsilon for Gaussian noise, 2/sigma^2 + (2/sigma) sqrt(2 log(m/delta)) (corollary 3.4)."""
+    """Epsilon for Gaussian noise, 2/sigma^2 + (2/sigma) sqrt(2 log(m/delta)) (corollary 3.4).
+
+    Example:
+        >>> round(noisy_max_closed_form(10, scale=4.0, delta=1e-6), 2)
+        2.96
+    """
     checks.whole("candidates", candidates, 1)
     checks.interval("scale", scale, 0.0)
     checks.interval("delta", delta, 0.0, 1.0)
@@ -132,7 +141,12 @@ def noisy_max_closed_form(candidates: int, scale: float, delta: float) -> float:
 def noisy_max_renyi(
     candidates: int, scale: float, delta: float, noise: str = "gaussian", monotone: bool = False
 ) -> float:
-    """Epsilon by Renyi divergences, D_alpha + log(m)/(alpha-1) (theorem 3.1 there)."""
+    """Epsilon by Renyi divergences, D_alpha + log(m)/(alpha-1) (theorem 3.1 there).
+
+    Example:
+        >>> round(noisy_max_renyi(10, scale=4.0, delta=1e-6), 2)
+        2.65
+    """
     checks.whole("candidates", candidates, 1)
     base = _one_release(noise, scale, monotone)
     return renyi_to_epsilon(

@@ -23,6 +23,13 @@ class BaseReport:
         accounting: which of the two is called epsilon_B.
         description: the mechanism in words, neighbours included.
         reason: why there is no exact epsilon; empty where there is one.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> from audit.upper_bounds import report_mechanism
+        >>> report = report_mechanism(DpSgd(70.0, 300), 1e-5, "rdp")
+        >>> round(report.epsilon_exact, 3), round(report.epsilon_rdp, 3)
+        (0.916, 1.001)
     """
 
     mu: float | None
@@ -64,6 +71,11 @@ def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
         base: the base mechanism.
         delta: in (0, 1).
         method: `rdp` or `exact`, which epsilon is called epsilon_B.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> report_mechanism(DpSgd(70.0, 300), 1e-5, "rdp").description
+        'DP-SGD, noise multiplier 70, 300 steps, full batch, add-remove neighbours'
     """
     by_renyi = base.renyi_epsilon(delta)
     exact, reason = None, ""

@@ -34,6 +34,11 @@ def profile(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
         base: the base mechanism, through its privacy profile.
         repetitions: the law of K.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(profile(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.408
     """
     theorem = repetitions.profile_theorem
     if theorem is None:

@@ -37,6 +37,11 @@ def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> Value
         base: the base mechanism.
         repetitions: the law of K.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(liu_talwar(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        2.015
     """
     law = repetitions.power_law
     if law is None:
@@ -71,6 +76,11 @@ def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Valu
         base: the base mechanism, through its privacy profile.
         repetitions: the law of K, any.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(approximate(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.81
     """
     best = math.inf
     for share in _SHARES:
@@ -100,6 +110,11 @@ def corollary_21(
     Returns:
         alpha, epsilon' and delta': the tuned mechanism is delta'-approximately (alpha,
         epsilon')-RDP, at every smaller order too; `approximate_to_delta` converts it.
+
+    Example:
+        >>> from audit.repetitions import Poisson
+        >>> tuple(round(value, 6) for value in corollary_21(1.0, 1e-6, Poisson(10.0)))
+        (1.581977, 4.956493, 1e-05)
     """
     checks.interval("epsilon_0", epsilon_0, 0.0)
     checks.interval("delta_0", delta_0, 0.0, 1.0, closed_low=True)
@@ -114,5 +129,9 @@ def approximate_to_delta(alpha: float, divergence: float, failure: float, epsilo
     """delta at epsilon of a failure-approximately (alpha, divergence)-RDP mechanism.
 
     failure + e^((alpha-1)(divergence-epsilon)) (Papernot & Steinke 2022, section E).
+
+    Example:
+        >>> round(approximate_to_delta(alpha=10.0, divergence=0.3, failure=1e-6, epsilon=2.0), 9)
+        1.227e-06
     """
     return min(failure + math.exp(min((alpha - 1.0) * (divergence - epsilon), 0.0)), 1.0)

@@ -77,6 +77,11 @@ class ReducedGame:
     Attributes:
         mu: the base's mu.
         repetitions: the law of K.
+
+    Example:
+        >>> from audit.repetitions import parse
+        >>> round(float(ReducedGame(0.25, parse("tnb:0,0.1")).delta(0.5)), 4)
+        0.0067
     """
 
     mu: float
@@ -337,6 +342,11 @@ def reduced_renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> Va
         base: the base mechanism; it must be Gaussian.
         repetitions: the law of K.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(reduced_renyi(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.089
     """
     if base.gaussian_mu is None:
         raise NotApplicable("the base must be Gaussian")
@@ -364,6 +374,13 @@ class LikelihoodOrder:
     Attributes:
         pair: the base's pair, as a discretised law of the privacy loss.
         repetitions: the law of K.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> from audit.repetitions import parse
+        >>> pair = DpSgd(1.0, 10, 0.1).pairs[0]
+        >>> round(float(LikelihoodOrder(pair, parse("tnb:0,0.1")).delta(1.0)), 4)
+        0.0198
     """
 
     pair: LossPair
@@ -399,6 +416,11 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Va
         base: the base mechanism; its pair must be one that neighbours really have.
         repetitions: the law of K.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(reduced_exact(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.008
     """
     if base.gaussian_mu is not None:
         game = ReducedGame(base.gaussian_mu, repetitions)
@@ -440,6 +462,11 @@ def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: flo
         base: DP-SGD.
         repetitions: the law of K.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> round(reduced_mean_inclusion(DpSgd(1.0, 500, 0.01), "tnb:0,0.1", 1e-5).epsilon, 3)
+        0.966
     """
     if not (isinstance(base, DpSgd) and base.sampling_rate < 1.0):
         raise NotApplicable(_NEEDS_STEPS)
@@ -462,6 +489,11 @@ def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -
         base: DP-SGD on sampled batches.
         repetitions: the law of K.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> round(reduced_gdp_limit(DpSgd(1.0, 500, 0.01), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.727
     """
     if not (isinstance(base, DpSgd) and base.sampling_rate < 1.0):
         raise NotApplicable(_NEEDS_STEPS)

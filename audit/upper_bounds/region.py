@@ -267,6 +267,11 @@ def region(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
         base: the base mechanism, any with dominating pairs.
         repetitions: the law of K, any.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(region(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5).epsilon, 4)
+        1.4491
     """
     curves = [RegionCurve(pair, repetitions) for pair in base.pairs]
     epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)

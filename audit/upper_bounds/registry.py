@@ -137,7 +137,13 @@ def bound(
 
 
 def entries(protocol: type[Protocol] = RandomSearch) -> list[Entry]:
-    """The bounds that speak of a protocol, in the order of their rows."""
+    """The bounds that speak of a protocol, in the order of their rows.
+
+    Example:
+        >>> from audit.protocols import Grid
+        >>> [entry.name for entry in entries(Grid)]
+        ['composition', 'grid']
+    """
     found = [entry for entry in _ENTRIES.values() if entry.protocol is protocol]
     return sorted(found, key=lambda entry: (entry.is_special, entry.place))
 
@@ -256,7 +262,15 @@ def cost(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
 
 
 def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
-    """Of some rows the smallest bound on a tuning that holds for any score; None if none does."""
+    """Of some rows the smallest bound on a tuning that holds for any score; None if none does.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.upper_bounds import region, renyi
+        >>> rows = [bound(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5) for bound in (renyi, region)]
+        >>> smallest(rows).name
+        'region'
+    """
     known = [
         (found.epsilon, place, found)
         for place, found in enumerate(rows)

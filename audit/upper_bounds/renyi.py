@@ -38,6 +38,11 @@ def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
         base: the base mechanism, through its Renyi divergences (and profile, for theorem 6).
         repetitions: the law of K.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(renyi(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.597
     """
     theorem = repetitions.renyi_theorem
     if theorem is None:
@@ -53,6 +58,11 @@ def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
         base: the base mechanism, through its Renyi divergences and its pairs.
         repetitions: the law of K, any.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(lemma_7(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.272
     """
     return _converted(base, lemma_7_curve, repetitions, delta)
 
@@ -65,6 +75,11 @@ def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
         base: the base mechanism.
         repetitions: a law conditioned on K <= most.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(lemma_22(GaussianMechanism(0.25), "tnb:0,0.1@20", 1e-5).epsilon, 3)
+        1.403
     """
     if repetitions.untruncated is repetitions:
         raise NotApplicable("K must be conditioned on K <= most")
@@ -79,6 +94,11 @@ def corollary_4(base: Mechanism, repetitions: Repetitions, delta: float) -> Valu
         base: Gaussian (rho = mu^2/2) or rho-zCDP.
         repetitions: truncated negative binomial, with log(1/gamma) >= rho.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(corollary_4(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.597
     """
     if zero_concentrated(base) is None:
         raise NotApplicable("the base must be Gaussian or zero-concentrated")
@@ -110,6 +130,13 @@ def renyi_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
 
     Raises:
         ValueError: K is neither truncated negative binomial nor Poisson.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = renyi_curve(GaussianMechanism(0.25), "tnb:0,0.1")
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [0.95, 1.096]
     """
     repetitions = laws.parse(repetitions)
     theorem = repetitions.renyi_theorem
@@ -156,6 +183,13 @@ def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int =
         base: the base mechanism.
         repetitions: the law of K, any.
         points: points on the curve of events; fewer are faster and no less safe.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = lemma_7_curve(GaussianMechanism(0.25), "tnb:0,0.1")
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [0.575, 0.765]
     """
     repetitions = laws.parse(repetitions)
     logs = []
@@ -187,6 +221,13 @@ def lemma_22_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     """Lemma 7 of the law before truncation, and what truncation adds at most.
 
     log(1/P[K<=m]) / (alpha-1) + log(1 + T/(E[K]-T)), T = E[K; K > m].
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = lemma_22_curve(GaussianMechanism(0.25), "tnb:0,0.1@20")
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [0.707, 0.896]
     """
     repetitions = laws.parse(repetitions)
     untruncated, log_kept = repetitions.untruncated, repetitions.log_kept
@@ -222,6 +263,13 @@ def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     Raises:
         ValueError: the base is not zero-concentrated, K is not truncated negative binomial, or
             rho > log(1/gamma).
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = corollary_4_curve(GaussianMechanism(0.25), "tnb:0,0.1")
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [0.95, 1.096]
     """
     repetitions = laws.parse(repetitions)
     law = power_law(repetitions)

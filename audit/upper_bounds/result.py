@@ -7,7 +7,14 @@ from audit.claims import Claim, Kind
 
 
 class NotApplicable(ValueError):
-    """A bound says nothing about this base, protocol or delta; the message is the reason."""
+    """A bound says nothing about this base, protocol or delta; the message is the reason.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> from audit.upper_bounds import corollary_4
+        >>> corollary_4(DpSgd(70.0, 300), "fixed:3", 1e-5).reason
+        'K must be truncated negative binomial'
+    """
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,13 @@ class UpperBound:
             value, [epsilon, epsilon + error]).
         reason: why the bound does not apply; empty where it does.
         attains: an epsilon that some score was found to attain on the way; 0 if none was.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.upper_bounds import region
+        >>> bound = region(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5)
+        >>> bound.name, round(bound.epsilon, 4), bound.assumes
+        ('region', 1.1911, 'any score; K independent runs, each candidate drawn anew')
     """
 
     name: str

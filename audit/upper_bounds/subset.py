@@ -49,6 +49,12 @@ class SubsetCurve:
         final_mirrored: of the final run, without the record against with it.
         sampling_rate: q in [0, 1], the share of records tuned on.
         on_all: whether the final run takes all records, else the rest.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.upper_bounds import cost
+        >>> round(cost(GaussianMechanism(0.25), "subset:0.1/tnb:0,0.1", 1e-5).epsilon, 3)
+        0.863
     """
 
     tuning: LossPair
@@ -152,6 +158,13 @@ def subset_divergences(
 
     Returns:
         D_alpha with the record || without, and the reverse; [n] each.
+
+    Example:
+        >>> import numpy as np
+        >>> orders = np.array([2.0, 4.0])
+        >>> removed, added = subset_divergences(lambda a: 0.1 * a, lambda a: 0.05 * a, 0.1, orders)
+        >>> removed.round(3).tolist()
+        [0.084, 0.169]
     """
     q = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_low=True, closed_high=True)
     most = checks.whole("orders", float(np.max(orders)), 2)
@@ -190,6 +203,12 @@ def subset_tuning(
         repetitions: the law of K while tuning.
         sampling_rate: q in [0, 1], the share of records tuned on.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> tuning, final = GaussianMechanism(0.25), GaussianMechanism(0.25)
+        >>> round(subset_tuning(tuning, final, "tnb:0,0.1", 0.1, 1e-5).epsilon, 3)
+        1.139
     """
     checks.interval("delta", delta, 0.0, 1.0)
     epsilon = _renyi_epsilon(tuning, final, repetitions, sampling_rate, delta)
@@ -242,10 +261,20 @@ def _check_added_or_removed(base: Mechanism) -> None:
 
 
 def scaled_learning_rate(learning_rate: float, from_records: int, to_records: int) -> float:
-    """The learning rate moved from tuning on few records to training on many."""
+    """The learning rate moved from tuning on few records to training on many.
+
+    Example:
+        >>> scaled_learning_rate(0.1, from_records=1_000, to_records=10_000)
+        1.0
+    """
     return learning_rate * to_records / from_records
 
 
 def cost_ratio(mean_runs: float, sampling_rate: float) -> float:
-    """How many times cheaper it is than tuning on everything, E[K] / (E[K] q + 1)."""
+    """How many times cheaper it is than tuning on everything, E[K] / (E[K] q + 1).
+
+    Example:
+        >>> round(cost_ratio(mean_runs=20.0, sampling_rate=0.1), 3)
+        6.667
+    """
     return mean_runs / (mean_runs * sampling_rate + 1.0)

@@ -77,6 +77,12 @@ class FoldedGame:
         repetitions: the law of K.
         before: for every cell [n-1] how many from the front are preferred to it when its turn comes
             from the back; no more than its own place, not increasing.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.upper_bounds import worst_order
+        >>> round(worst_order(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.191
     """
 
     left: tuple[Array, Array]
@@ -145,6 +151,15 @@ class TightCurve:
         t: parameters [n] of extreme events of the pair, increasing; the bound is safe for any, and
             sharp where they are dense.
         guess: what epsilon an order of these events may attain, where it is known.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.repetitions import parse
+        >>> (pair,) = GaussianMechanism(0.25).pairs
+        >>> curve = TightCurve(pair, parse("tnb:0,0.1"), np.linspace(-9.0, 9.0, 400))
+        >>> 0.0 < curve.delta(1.2) < 1e-3
+        True
     """
 
     pair: DominatingPair
@@ -428,6 +443,11 @@ def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
         base: the base mechanism, any with dominating pairs.
         repetitions: the law of K, any.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(tight(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5).epsilon, 4)
+        1.4488
     """
     curves = [TightCurve.at(pair, repetitions, delta) for pair in base.pairs]
     epsilon = 0.0

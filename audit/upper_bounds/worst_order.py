@@ -56,6 +56,13 @@ class TunedOrder:
         repetitions: the law of K, also as text.
         order: the order by which the best run is chosen.
         step: width of the cells, in standard deviations.
+
+    Example:
+        >>> from audit.orders import SplitOrder
+        >>> from audit.repetitions import parse
+        >>> game = TunedOrder(0.25, parse("tnb:0,0.1"), SplitOrder(2.0))
+        >>> round(game.epsilon(1e-5), 3)
+        1.118
     """
 
     mu: float
@@ -114,6 +121,11 @@ def best_order(
 
     Returns:
         The order and the epsilon that it attains.
+
+    Example:
+        >>> _, epsilon = best_order(0.25, "tnb:0,0.1", 1e-5)
+        >>> round(epsilon, 3)
+        1.191
     """
     repetitions = laws.parse(repetitions)
     (pair,) = GaussianMechanism(mu).pairs
@@ -141,6 +153,11 @@ def best_split_order(
 
     Returns:
         The order and the epsilon that it attains. The increasing order is always among those tried.
+
+    Example:
+        >>> _, epsilon = best_split_order(0.25, "tnb:0,0.1", 1e-5)
+        >>> round(epsilon, 3)
+        1.187
     """
     repetitions = laws.parse(repetitions)
     tops = np.linspace(-6.0, 8.0 + min(mu, 8.0), 225)
@@ -200,6 +217,11 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Valu
         base: the base mechanism; its pair must be one that neighbours really have.
         repetitions: the law of K.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(worst_order(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5).epsilon, 3)
+        1.449
     """
     if not base.attained:
         raise NotApplicable("the base must be one whose outputs are known")
@@ -238,6 +260,11 @@ def attack_order(
 
     Returns:
         The order and the threshold.
+
+    Example:
+        >>> order, _ = attack_order(1.0, "tnb:0,0.1", 1e-5, trials=10_000)
+        >>> round(order.top, 1)
+        1.6
     """
     repetitions = laws.parse(repetitions)
     tops = np.linspace(-1.0, 5.0 + min(mu, 8.0), 121)

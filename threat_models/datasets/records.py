@@ -21,6 +21,11 @@ class Records:
     Raises:
         ValueError: no records, features that are not finite, labels that are no classes, or lengths
             that differ.
+
+    Example:
+        >>> import numpy as np
+        >>> Records(np.zeros((3, 1, 8, 8), np.float32), np.array([0, 1, 9]), 10, "mine").name
+        'mine'
     """
 
     features: NDArray[np.float32]
