@@ -247,6 +247,11 @@ class AcceptedTailsCurve(_CurveOfMu):
         stop: chance to stop after a run that is not, 0 where one goes on; to release nothing is a
             score of minus infinity.
         rule: the threshold.
+
+    Example:
+        >>> from audit.lower_bounds import FixedThreshold
+        >>> AcceptedTailsCurve(-2.0, 2.0, rule=FixedThreshold(1.0)).name
+        'accepted-tails-curve'
     """
 
     low: float

@@ -108,7 +108,7 @@ def check(
         >>> bool(result), result.exit_code
         (False, 1)
         >>> print(result)
-        claims (1, 1e-05); an attack shows at least 3.75 with 95 % confidence (by score)
+        claims (1, 1e-05); an attack shows at least 3.749 with 95 % confidence (by score)
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
     confidence = checks.interval("confidence", confidence, 0.0, 1.0)

@@ -147,6 +147,12 @@ def adaptive_attack(
         trials: trials on each side; what is certified at the expected counts is maximised.
         confidence: of the two limits together.
         evaluations: how many attacks are tried.
+
+    Example:
+        >>> from audit.protocols import Adaptive
+        >>> attack = adaptive_attack(1.0, Adaptive("tnb:0,0.5", 0.75, 1.33), 1e-5, evaluations=20)
+        >>> attack.epsilon(1e-5) > 0.0
+        True
     """
     alpha = (1.0 - confidence) / 2.0
     order, _ = best_split_order(mu, protocol.repetitions, delta)

@@ -31,6 +31,13 @@ class SubsetAttack:
         mu: of one run.
         protocol: the law of K, the chance to be tuned on, what the final run takes.
         order: by which the best of the tuning is chosen.
+
+    Example:
+        >>> from audit.orders import SplitOrder
+        >>> from audit.protocols import Subset
+        >>> attack = SubsetAttack(1.0, Subset("tnb:0,0.1", 0.5), SplitOrder(2.0))
+        >>> attack.epsilon(1e-5) > 0.0
+        True
     """
 
     mu: float
@@ -103,6 +110,11 @@ def subset_attack(mu: float, protocol: Subset, delta: float) -> SubsetAttack:
         mu: of one run.
         protocol: the law of K, the chance to be tuned on, what the final run takes.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.protocols import Subset
+        >>> subset_attack(1.0, Subset("tnb:0,0.1", 0.5), 1e-5).epsilon(1e-5) > 0.0
+        True
     """
     best, _ = best_split_order(mu, protocol.repetitions, delta)
     plain = SubsetAttack(mu, protocol, SplitOrder(-np.inf))
