@@ -177,13 +177,15 @@ def run(config: AuditConfig) -> "list[Report]":
 def _announce(config: AuditConfig, seconds: float) -> None:
     """Says what the games can show at best, and how long it may take where that is long."""
     from audit import lower_bounds
+    from audit.numerics import shown_to
 
     games = config.trials * config.repeats
     looks, largest = len(config.looks), max(config.epsilon)
     can_show = lower_bounds.ceiling(
         games // 2, games // 2, config.delta, config.confidence, looks=looks
     )
-    words = f"{games:,} games a budget can show at most eps_L = {can_show:.2f}"
+    most = shown_to(can_show, up=True, places=2)
+    words = f"{games:,} games a budget can give an eps_L to report of at most {most}"
     if can_show < largest <= _MOST_EPSILON:
         share = (1.0 - config.confidence) / looks
         needed = lower_bounds.trials_needed(largest, config.delta, 1.0 - share)

@@ -18,10 +18,18 @@ from torch.nn import functional
 from toy import records
 
 import audit
-from audit import accounting
+from audit import accounting, lower_bounds
 from audit.dpsgd import DpSgdSettings, Lanes, make_engine, noise, streams
 from audit.dpsgd.models import make_model
-from audit.own_training import PrivacyLeak, TrainingSet, Watch, check, check_one_run
+from audit.own_training import (
+    CheckResult,
+    PrivacyLeak,
+    TrainingSet,
+    Watch,
+    check,
+    check_one_run,
+    readings,
+)
 from audit.own_training.discriminant import discriminant
 from audit.own_training.runs import run_seed
 from canaries import DiracCanary, InputCanary, crafted
@@ -100,12 +108,22 @@ def test_watched_opacus_has_the_proxies_of_the_opacus_engine(name, sampling_rate
         batches.append((features[taken], labels[taken], sampling_rate))
     watch = Watch(one, np.array([included]))
     model = make_model("mlp", 0, (1, 8, 8), 10, torch.float32)
-    by_opacus(batches, 77, model, watch)
+    trained = by_opacus(batches, 77, model, watch)
     watch.close()
     trace = watch.trace()
     np.testing.assert_allclose(trace.lambda_a, expected.lambda_a, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(trace.lambda_c, expected.lambda_c, rtol=1e-5, atol=1e-7)
     assert abs(expected.lambda_a[0]) > 1e-3
+    if one is not None:
+        # The score of a canary is the same number too, and so is lambda_b.
+        score = readings.record_scores(
+            trained, one, lambda net, x, y: functional.cross_entropy(net(x), y, reduction="sum")
+        )
+        ours, theirs = (
+            threat.lambda_b(*pair)
+            for pair in ((trace.lambda_a, score), (expected.lambda_a, expected.scores))
+        )
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def train_twice(watched, make):
@@ -552,3 +570,13 @@ def _exits(records, candidate, seed, watch):
 def test_a_function_that_fails_or_would_take_for_ever_is_one_line(train, settings, words):
     with pytest.raises(ValueError, match=words):
         check(train, ([[0.0]], [0]), ([9.0], 0), games=6, **settings)
+
+
+def test_a_verdict_says_how_many_games_would_do():
+    bound = lower_bounds.lower_bound(np.zeros(10), np.zeros(10))
+    few = CheckResult(9.0, 1e-5, 0.95, 0.0, "score", {"score": bound}, 1.2, 20, needed=37_326)
+    assert "so many games (20) could have shown at most 1.2," in few.words
+    assert few.words.endswith("play more, 37,326 games could show one")
+    result = check(lambda *_: [0.0], ([[0.0]], [0]), ([1.0], 0), games=20, claim=9.0)
+    assert result.needed == 2 * lower_bounds.trials_needed(9.0)
+    assert lower_bounds.ceiling(result.needed // 2, result.needed // 2) >= 9.0 > result.ceiling

@@ -7,6 +7,7 @@ from typing import Any
 
 import threat_models
 from audit import checks, console, lower_bounds
+from audit.numerics import shown_to
 from audit.own_training.checking import MOST_RUNS, check
 from audit.own_training.one_run import check_one_run
 from audit.own_training.records import TrainingSet
@@ -96,10 +97,14 @@ def _audit(options: argparse.Namespace) -> Any:
         if not isinstance(given, Iterable):
             raise ValueError(f"candidates must name a list, got {type(given).__name__}")
         candidates = tuple(given)
-    worth = lower_bounds.ceiling(
+    ceiling = lower_bounds.ceiling(
         options.trials // 2, options.trials // 2, options.delta, options.confidence
     )
-    print(f"{options.trials:,} games can show at most epsilon = {worth:.2f}", file=sys.stderr)
+    print(
+        f"{options.trials:,} games can show at most epsilon = "
+        f"{shown_to(ceiling, up=True, places=2)}, and more of a Gaussian mechanism",
+        file=sys.stderr,
+    )
     return check(
         train,
         records,

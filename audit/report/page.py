@@ -84,7 +84,7 @@ def _answer(report: Report, result: BudgetResult) -> str:
     upper = result.smallest_upper
     if upper is not None and upper.epsilon is not None:
         shown += f"; it can leak {rounded_up(upper.epsilon)} at most ({upper.name})"
-    can_show = f"{bound.pooled.trials:,} games could have shown {rounded_down(result.ceiling)}"
+    can_show = f"{bound.pooled.trials:,} games could have shown {rounded_up(result.ceiling)}"
     if upper is not None and result.games_needed is not None:
         can_show += f"; to show all of it takes {result.games_needed:,} or more"
     return f"{shown}. {can_show}."

@@ -132,7 +132,7 @@ def _notes(report: Report) -> Iterator[str]:
         yield f"({number}) {key}, {confidence}: {bound.assumes if bound.valid else bound.label}"
     if pooled := [words for result in report.results for words in _of_all_runs(result)]:
         yield f"All runs, not the winners alone, show {'; '.join(pooled)}."
-    yield f"So many games could have shown at most {'; '.join(map(_reach, report.results))}."
+    yield f"In so many games * could be at most {'; '.join(map(_reach, report.results))}."
     diverged = sum(result.diverged_runs for result in report.results)
     if diverged:
         runs = sum(result.runs for result in report.results)
@@ -157,7 +157,7 @@ def _of_all_runs(result: BudgetResult) -> Iterator[str]:
 
 def _reach(result: BudgetResult) -> str:
     """What the games at one budget could have shown, and what the upper bound would take."""
-    words = f"{rounded_down(result.ceiling)} (eps_B = {exact(result.epsilon_base)}"
+    words = f"{rounded_up(result.ceiling)} (eps_B = {exact(result.epsilon_base)}"
     upper = result.smallest_upper
     if upper is None or result.games_needed is None:
         return f"{words})"
