@@ -94,11 +94,10 @@ def setting(model, shape):
 
 
 def assert_same(found, expected):
-    """Equal but for rounding; it may turn a rare ReLU or pool whose inputs are nearly equal."""
+    """Equal but for rounding, which may turn a rare ReLU or pool of one record."""
     for got, want in zip(found, expected, strict=True):
         error = (got.double() - want.double()).abs() / want.double().abs().max()
-        assert error.max() < 1e-2
-        assert (error > 1e-5).double().mean() < 0.05
+        assert error.max() < 1e-4
 
 
 def exact(model, theta, x, y, clip, taken):
