@@ -1,6 +1,6 @@
 """A small coverage study with fixed seeds: whatever claims to hold, holds.
 
-Each cell has 150 games. A row fails if its number of violations is beyond what a 5 % error gives
+Each cell has 60 games. A row fails if its number of violations is beyond what a 5 % error gives
 with probability 1e-2 over all rows together (Bonferroni), so a study of correct estimators fails
 one time in a hundred; seeds are fixed, so always or never.
 """
@@ -17,7 +17,7 @@ from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold, WorstOrderCur
 from audit.protocols import Adaptive
 from audit.upper_bounds import AdaptiveAttack
 
-SIZES = {60: 150}
+SIZES = {60: 60}
 
 
 @pytest.fixture(scope="module")
