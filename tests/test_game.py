@@ -21,6 +21,8 @@ from audit.report.results import PAPER_PROTOCOL, PROXIES
 from audit.report.tables import to_table
 from audit.report.text import to_text
 
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
 
 def play(view=0, **settings):
     config = AuditConfig(**settings)

@@ -22,6 +22,8 @@ from audit.tuning.space import Space, Uniform
 from audit.upper_bounds import AcceptedTails, project_density
 from threat_models import build
 
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
 RUNS = Path(__file__).parents[1] / "runs"
 
 

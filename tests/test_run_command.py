@@ -21,6 +21,8 @@ from audit.game.play import Trials
 from audit.game.settings import AuditConfig
 from audit.report import summary
 
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
 ROOT = Path(__file__).parents[1]
 QUICK = ["--trials", "300", "--repeats", "2", "--epsilon", "1", "4"]
 

@@ -20,6 +20,8 @@ SMALL = {
     # Every lower bound errs once in a thousand: of some dozens here none by chance.
     "confidence": 0.999,
 }
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
 REAL = {  # data set of X and of the input canary, table 2
     "NTNV": {"FASHION": "MNIST", "CIFAR10": "SVHN", "SVHN": "CIFAR10"},
     "NTCV": {"FASHION": "MNIST", "CIFAR10": "SVHN", "SVHN": "CIFAR10"},

@@ -68,6 +68,8 @@ def test_any_workers_give_the_same_bytes(tmp_path, expected, options):
 # A model that kills its worker the first `deaths` times it is built in one.
 MORTAL = """
 import multiprocessing, os, pathlib, signal, torch
+
+pytestmark = pytest.mark.usefixtures("quick_reports")
 def build():
     if multiprocessing.current_process().name != "MainProcess":
         graves = pathlib.Path(os.environ["GRAVES"])
