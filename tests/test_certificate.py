@@ -213,7 +213,7 @@ def test_checks_of_runs_stand_in_the_certificate():
         base = accounting.DpSgd(1.0, 10, 0.1)
         study = tuning.Study({"lr": [1]}, "fixed:3", base=base, folder=None)
         study.run(train)
-        found = certifying._of_runs(base, study._played.checked)
+        found = certifying._of_runs(base, protocols.parse("fixed:3"), study._played.checked)
         return [one.ground for one in found]
 
     # Steps, noise, rate; Poisson sampling, which needs the loader; clipping.

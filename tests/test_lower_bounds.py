@@ -108,7 +108,7 @@ def test_the_scan_holds_in_its_least_favourable_game_and_wastes_little(
     n0: int, n1: int, epsilon: float, delta: float
 ) -> None:
     rng = np.random.default_rng(1)
-    games, alpha = 500, 0.05
+    games, alpha = 1500 if n0 * n1 < 10_000 else 500, 0.05
     above = 0
     for _ in range(games):
         scores = Scores.of(*least_favourable(epsilon, delta, rng, n0, n1))

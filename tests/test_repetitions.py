@@ -300,3 +300,11 @@ def test_a_long_truncated_law_is_its_closed_form_less_the_tail():
         cut.log_phi_prime_at(log_x), law.log_phi_prime_at(log_x), rtol=1e-11, atol=1e-11
     )
     np.testing.assert_allclose(cut.one_minus_phi_at(log_x), law.one_minus_phi_at(log_x), rtol=1e-11)
+
+
+@pytest.mark.parametrize("spec", ["poisson:8@5", "poisson:0.3", "binomial:30,0.5"])
+def test_a_law_of_ones_own_keeps_the_digits_of_some_run(spec):
+    law = repetitions.parse(spec)
+    log_x = np.array([-np.inf, -300.0, -20.0, -1.0, -0.7, -0.5, -1e-3, 0.0])
+    own = OwnLaw(law).some_phi_at(log_x)
+    np.testing.assert_allclose(own, law.some_phi_at(log_x), rtol=1e-13, atol=1e-300)

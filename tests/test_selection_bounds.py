@@ -299,9 +299,9 @@ def test_a_fixed_number_of_runs_costs_k_times(k):
         >= upper_bounds.repeated_response_divergence(epsilon_0, k, orders) * (1 - 1e-12)
     )
     law = repetitions.Fixed(k)
-    # Both are roots, known to 1e-12.
+    # Both are roots, sought to 1e-10.
     bound = upper_bounds.region(PureDp(epsilon_0), law, 1e-6).epsilon
-    assert mechanism.epsilon(1e-6) <= bound * (1.0 + 1e-11)
+    assert mechanism.epsilon(1e-6) <= bound * (1.0 + 2e-10)
 
 
 def test_noisy_max_against_its_exact_law():

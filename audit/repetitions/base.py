@@ -27,6 +27,7 @@ MOST_RUNS = 10**15
 """A number of runs beyond any: below it, doubles tell whole numbers apart."""
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
+_LOG_HALF = math.log(0.5)
 
 
 def log_of_one_minus(s: ArrayLike) -> Array:
@@ -156,7 +157,17 @@ class Repetitions(ABC):
 
     def some_phi_at(self, log_x: ArrayLike) -> Array:
         """phi(x) - phi(0): at least one run, and an event of probability x in every run."""
-        return np.exp(self.log_phi_at(log_x))
+        phi = np.exp(self.log_phi_at(log_x))
+        if self.probability_of_none == 0.0:
+            return phi
+        # For x <= 1/2 the first terms of the series keep the digits; the rest is at most x^65.
+        log_x = np.asarray(log_x, dtype=np.float64)
+        k = np.arange(1.0, 65.0)
+        log_small = np.minimum(log_x, _LOG_HALF)[..., None]
+        terms = np.exp(self.log_pmf(k) + k * log_small).sum(axis=-1)
+        terms += np.exp(65.0 * log_small[..., 0])
+        large = np.maximum(phi - self.probability_of_none, 0.0)
+        return np.where(log_x <= _LOG_HALF, terms, large)
 
     def pmf(self, k: ArrayLike) -> Array:
         """P[K = k]."""

@@ -204,7 +204,10 @@ class ReducedGame:
         law = self.repetitions
 
         def below(x: float) -> float:
-            return float(law.some_phi_at(special.log_ndtr(x - mean)))
+            log_x = float(special.log_ndtr(x - mean))
+            # phi is convex, so that phi(x) - phi(0) <= x phi'(x): where a law does not tell it.
+            at_most = np.exp(log_x + law.log_phi_prime_at(log_x))
+            return float(min(law.some_phi_at(log_x), at_most))
 
         def above(x: float) -> float:
             return float(law.one_minus_phi_at(special.log_ndtr(x - mean)))
