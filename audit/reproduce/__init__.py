@@ -4,7 +4,7 @@ Everything is computed by the library's functions; the numbers that the papers p
 beside ours. Settings that a paper does not tell are arguments with a default.
 """
 
-from audit.reproduce import attacks, others, xiang
+from audit.reproduce import attacks, others, training, xiang
 from audit.reproduce import koskela_redberg_wang as krw
 from audit.reproduce import papernot_steinke as ps
 from audit.reproduce.result import Comparison, Reproduction, Result
@@ -32,6 +32,12 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "x-fig6": Reproduction("bounds and audit of the game", f"{_X}, figure 6", xiang.figure_6),
     "hypo-budgets": Reproduction("DP-HyPO's budgets", f"{_HYPO}, sec. 4.2", others.hypo_budgets),
     "kk-subset": Reproduction("tuning on a subset, over q", f"{_KK}, theorem", others.subset_bound),
+    "hypo-training": Reproduction(
+        "GP against uniform choice, trained", f"{_HYPO}, sec. 4.2", training.hypo_training
+    ),
+    "kk-training": Reproduction(
+        "accuracy of tuning on a subset, trained", f"{_KK}, MNIST", training.kk_training
+    ),
     "attacks": Reproduction("every bound attacked", "this project", attacks.attacks),
 }
 """Every reproduction by name."""

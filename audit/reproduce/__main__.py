@@ -19,10 +19,12 @@ def _parser() -> console.Parser:
         examples={
             "python -m audit.reproduce --list": "what there is",
             "python -m audit.reproduce x-table4": "one of them",
-            "python -m audit.reproduce all": "everything, a few minutes",
+            "python -m audit.reproduce all": "all that read no data, minutes",
         },
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="one of --list, or all")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="one of --list, or all that read no data"
+    )
     parser.add_argument("--list", action="store_true", help="print every name and what it shows")
     parser.add_argument(
         "--preset", metavar="FILE", help="a TOML file of settings other than the paper's"
@@ -32,6 +34,11 @@ def _parser() -> console.Parser:
         default="runs/reproductions",
         metavar="FOLDER",
         help="results go to FOLDER/NAME (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--data-root",
+        metavar="FOLDER",
+        help="of the data sets, for those that train (default: AUDIT_DATA_ROOT, else downloads)",
     )
     return parser
 
@@ -85,18 +92,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if chosen == "all" and arguments.preset is not None:
             raise ValueError("preset must come with one name, got all")
         settings = _settings(arguments.preset)
-        names = list(REPRODUCTIONS) if chosen == "all" else [chosen]
+        without_data = [name for name, one in REPRODUCTIONS.items() if not one.reads_data]
+        names = without_data if chosen == "all" else [chosen]
         for name in names:
             reproduction = REPRODUCTIONS[name]
             print(f"{name}: {reproduction.title} ({reproduction.source})", flush=True)
             if settings:
                 print("  other settings than the paper's; what it prints belongs to its own")
             start = time.perf_counter()
-            result = reproduction.run(settings)
+            root = {} if arguments.data_root is None else {"data_root": arguments.data_root}
+            result = reproduction.run(settings | root if reproduction.reads_data else settings)
             folder = Path(arguments.out) / name
             result.write(folder)
             _report(result, folder, time.perf_counter() - start)
     except ValueError as error:
+        return console.refused(error)
+    except FileNotFoundError as error:
         return console.refused(error)
     except OSError as error:
         return console.refused(f"out must be a writable folder: {error}")

@@ -95,6 +95,11 @@ class Reproduction:
     source: str
     compute: Callable[..., Result]
 
+    @property
+    def reads_data(self) -> bool:
+        """Whether it trains on a data set, which must be there."""
+        return "dataset" in inspect.signature(self.compute).parameters
+
     def run(self, settings: Mapping[str, Any] | None = None) -> Result:
         """Computes it, with some settings changed.
 
@@ -112,6 +117,9 @@ def _check(name: str, value: object, default: object) -> None:
     """A setting is a number or a list where its default is one; counts are positive."""
     if isinstance(default, int):
         checks.whole(name, value, 0 if name == "seed" else 1)  # type: ignore[arg-type]
+    elif isinstance(default, str):
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be text, got {value!r}")
     elif isinstance(default, float):
         checks.interval(name, value)  # type: ignore[arg-type]
     elif not isinstance(value, list | tuple) or not value:
