@@ -683,6 +683,16 @@ def test_studies_that_do_not_do_what_they_claim_are_refuted(attack, number):
     assert attack.leaked(number) > attack.cost
 
 
+def test_a_mechanism_of_ones_own_need_not_be_hashable():
+    class Own(accounting.Mechanism):
+        pairs = BASE.pairs
+        __hash__ = None
+
+    assert isinstance(study(base=Own()).base, Own)
+    shared = study(base=Own(), scored_on=tuning.Private(2.0, 1.0))
+    assert float(shared.base.delta(1.0)) == float(BASE.delta(1.0))
+
+
 def test_settings_are_plain_values():
     text = json.dumps(study(scored_on=tuning.Private(1.0, 1.0)).settings)
     assert "noise_std" in text

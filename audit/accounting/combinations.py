@@ -116,10 +116,15 @@ class AnyOf(Mechanism):
     @cached_property
     def _least_private(self) -> Mechanism | None:
         """The one that all others are post-processings of; None where none is known to be."""
-        distinct = list(dict.fromkeys(self.candidates))
+        distinct = self._distinct
         return next(
             (one for one in distinct if all(_dominates(one, other) for other in distinct)), None
         )
+
+    @property
+    def _distinct(self) -> list[Mechanism]:
+        """Every candidate once; one and the same object is one."""
+        return list({id(one): one for one in self.candidates}.values())
 
     @property
     def gaussian_mu(self) -> float | None:
@@ -134,10 +139,10 @@ class AnyOf(Mechanism):
         return super().laws if self._least_private is None else self._least_private.laws
 
     def renyi(self, alpha: ArrayLike) -> Array:
-        return np.max([one.renyi(alpha) for one in set(self.candidates)], axis=0)
+        return np.max([one.renyi(alpha) for one in self._distinct], axis=0)
 
     def delta(self, epsilon: ArrayLike) -> Array:
-        return np.max([one.delta(epsilon) for one in set(self.candidates)], axis=0)
+        return np.max([one.delta(epsilon) for one in self._distinct], axis=0)
 
     @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from audit import checks, protocols
 from audit.accounting import AnyOf, Candidates, DpSgd, Mechanism, OneOf, to_plain
@@ -175,7 +175,7 @@ class Study:
         self._memory = Memory() if folder is None else Journal(folder)
         self._played: Played | None = None
 
-    @property
+    @cached_property
     def cost(self) -> UpperBound:
         """What the whole tuning costs: the smallest bound that holds for any score."""
         return _cost(self.base, self.protocol, self.delta)
@@ -409,11 +409,29 @@ class Study:
         return state
 
 
-# Whoever goes on with a study, or rehearses one, asks again for what takes seconds.
-_cost = functools.lru_cache(maxsize=32)(cost)
+_T = TypeVar("_T")
 
 
-@functools.lru_cache(maxsize=32)
+def _remembered(
+    function: Callable[[Mechanism, Protocol, float], _T],
+) -> Callable[[Mechanism, Protocol, float], _T]:
+    """Whoever goes on with a study, or rehearses one, asks again for what takes seconds."""
+    remembered = functools.lru_cache(maxsize=32)(function)
+
+    def answer(base: Mechanism, protocol: Protocol, delta: float) -> _T:
+        try:
+            hash(base)
+        except TypeError:  # a mechanism of the user's own, which may change
+            return function(base, protocol, delta)
+        return remembered(base, protocol, delta)
+
+    return answer
+
+
+_cost = _remembered(cost)
+
+
+@_remembered
 def _by_region(base: Mechanism, protocol: Protocol, delta: float) -> bool:
     return row(find("region"), base, protocol, delta).epsilon is not None
 
