@@ -32,6 +32,9 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "x-fig6": Reproduction("bounds and audit of the game", f"{_X}, figure 6", xiang.figure_6),
     "hypo-budgets": Reproduction("DP-HyPO's budgets", f"{_HYPO}, sec. 4.2", others.hypo_budgets),
     "kk-subset": Reproduction("tuning on a subset, over q", f"{_KK}, theorem", others.subset_bound),
+    "ps-fig7": Reproduction(
+        "accuracy over the total, by law of K, trained", f"{_PS}, figure 7", training.ps_figure_7
+    ),
     "hypo-training": Reproduction(
         "GP against uniform choice, trained", f"{_HYPO}, sec. 4.2", training.hypo_training
     ),

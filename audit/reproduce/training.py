@@ -6,7 +6,7 @@ differ in learning rate and threshold, and the best is chosen by accuracy on val
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from audit import protocols
 from audit.accounting import DpSgd
 from audit.dpsgd import DpSgdSettings, LaneOutcomes, Lanes, make_engine
-from audit.protocols import Protocol, Subset
+from audit.protocols import Protocol, RandomSearch, Subset
+from audit.repetitions import Poisson, Repetitions
+from audit.reproduce.laws import with_mean
 from audit.reproduce.result import COLOURS, Result, figure, style, tidy
 from audit.tuning.on_lanes import Bench, tune
 from audit.upper_bounds import cost_ratio, solve_noise_multiplier
@@ -121,6 +123,68 @@ def kk_training(
     ]
     data = _data(dataset, data_root, records, validation)
     return _compare(arms, epsilons, data, steps, tunings, seed)
+
+
+def ps_figure_7(
+    means: Sequence[float] = (3.0, 10.0, 30.0),
+    dataset: str = "MNIST",
+    data_root: str = "",
+    noise_multiplier: float = 6.0,
+    records: int = 500,
+    validation: int = 1000,
+    steps: int = 20,
+    tunings: int = 24,
+    seed: int = 1,
+) -> Result:
+    """Papernot & Steinke's figure 7: accuracy over the total, by law of K, at one noise.
+
+    Args:
+        means: E[K] of every law.
+        dataset: a data set's name.
+        data_root: its folder; empty for AUDIT_DATA_ROOT.
+        noise_multiplier: of every run.
+        records: training records.
+        validation: validation records.
+        steps: of one run, each on all records.
+        tunings: played for every point.
+        seed: of everything random.
+    """
+    data = _data(dataset, data_root, records, validation)
+    base, rows = DpSgd(noise_multiplier, steps), []
+    for number, (name, law_of) in enumerate(_LAWS.items()):
+        for mean in means:
+            protocol = RandomSearch(law_of(mean))
+            rng = np.random.default_rng(np.random.SeedSequence([seed, number]))
+            found = _accuracies(protocol, noise_multiplier, data, steps, tunings, rng)
+            # A tuning without any run guesses.
+            found = np.append(found, np.full(tunings - len(found), 0.1))
+            for bound, ours in (("renyi", False), ("region", True)):
+                epsilon = find(bound).function(base, protocol, _DELTA).epsilon
+                rows.append(
+                    {
+                        "epsilon": math.nan if epsilon is None else epsilon,
+                        "arm": f"{name}, {'region' if ours else 'Renyi'} bound",
+                        "ours": ours,
+                        "mean": mean,
+                        "accuracy": found.mean(),
+                        "standard error": found.std(ddof=1) / math.sqrt(tunings),
+                    }
+                )
+    table = pd.DataFrame(rows)
+    lines = [
+        f"E[K] {row['mean']:4g}  {row['arm']:26} epsilon {row['epsilon']:7.3f}  "
+        f"accuracy {row['accuracy']:.3f} +- {row['standard error']:.3f}"
+        for row in rows
+    ]
+    return Result(table, _draw(table), lines=tuple(lines))
+
+
+_LAWS: dict[str, Callable[[float], Repetitions]] = {
+    "logarithmic": lambda mean: with_mean(0.0, mean),
+    "eta = 0.5": lambda mean: with_mean(0.5, mean),
+    "geometric": lambda mean: with_mean(1.0, mean),
+    "Poisson": Poisson,
+}
 
 
 def _data(dataset: str, data_root: str, records: int, validation: int) -> ThreatModel:
