@@ -185,12 +185,13 @@ def test_a_bound_is_a_number_or_a_reason(base, law, delta, bound):
 @examples(25)
 @given(THINGS, THINGS | LAWS, THINGS)
 def test_a_bound_takes_what_it_can_and_refuses_the_rest(base, law, delta):
+    if asked(accounting.parse, base) is not None:
+        return
     for function in (upper.region, upper.cost, upper.all_bounds, upper.TunedMechanism):
         arguments = (base, law) if function is upper.TunedMechanism else (base, law, delta)
-        if not isinstance(base, accounting.Mechanism):
-            with pytest.raises((ValueError, TypeError)) as refusal:
-                function(*arguments)
-            refused_well(refusal.value)
+        with pytest.raises((ValueError, TypeError)) as refusal:
+            function(*arguments)
+        refused_well(refusal.value)
 
 
 @examples(100)

@@ -218,9 +218,11 @@ class OneOf(Mechanism):
             for chance in self.chances
         )
         if len(chances) != len(found):
-            raise ValueError(f"chances must be {len(found)} probabilities, got {self.chances!r}")
+            raise ValueError(
+                f"chances must be {len(found)} probabilities, got {checks.in_line(self.chances)}"
+            )
         if math.fsum(chances) > 1.0 + SUMS_TO_ONE:
-            raise ValueError(f"chances must sum to at most 1, got {self.chances!r}")
+            raise ValueError(f"chances must sum to at most 1, got {checks.in_line(self.chances)}")
         checks.keep(self, candidates=found, chances=chances)
 
     @property
@@ -345,5 +347,5 @@ def _mechanisms(name: str, several: Iterable[Mechanism]) -> tuple[Mechanism, ...
         raise ValueError(f"{name} must name at least one mechanism, got none")
     for one in found:
         if not isinstance(one, Mechanism):
-            raise ValueError(f"{name} must be mechanisms, got {one!r}")
+            raise ValueError(f"{name} must be mechanisms, got {checks.in_line(one)}")
     return found

@@ -128,14 +128,14 @@ def _checked(
         try:
             np.asarray(values, dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{name} must be numbers, got {values!r}") from error
+            raise ValueError(f"{name} must be numbers, got {checks.in_line(values)}") from error
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if x.ndim != 1 or x.size == 0 or np.any(np.diff(x) <= 0) or not np.all(x >= low):
-        raise ValueError(f"{x_name} must be increasing numbers >= {low:g}, got {x!r}")
+        raise ValueError(f"{x_name} must be increasing numbers >= {low:g}, got {checks.in_line(x)}")
     if not np.isfinite(x).all():
-        raise ValueError(f"{x_name} must be finite, got {x!r}")
+        raise ValueError(f"{x_name} must be finite, got {checks.in_line(x)}")
     if y.shape != x.shape or not np.all(y >= 0):
-        raise ValueError(f"{y_name} must be {x.size} numbers >= 0, got {y!r}")
+        raise ValueError(f"{y_name} must be {x.size} numbers >= 0, got {checks.in_line(y)}")
     return x, y
 
 

@@ -53,7 +53,7 @@ def from_event(event: Any) -> Mechanism:
             steps_of[part] = steps_of.get(part, 0) + times
     found = [*runs_of(steps_of), *others]
     if not found:
-        raise ValueError(f"event must release something, got {event!r}")
+        raise ValueError(f"event must release something, got {checks.in_line(event)}")
     return found[0] if len(found) == 1 else Composition(tuple(found))
 
 
@@ -91,7 +91,7 @@ def _randomised_response(event: Any) -> _Parts:
 
 def _zcdp(event: Any) -> _Parts:
     if getattr(event, "xi", 0.0):
-        raise ValueError(f"event must be zCDP with xi = 0, got {event!r}")
+        raise ValueError(f"event must be zCDP with xi = 0, got {checks.in_line(event)}")
     return [(ZeroConcentratedDp(event.rho), 1)]
 
 
@@ -112,7 +112,7 @@ def _sampled(event: Any) -> _Parts:
         if isinstance(part, Mechanism) or part[1] != 1.0:
             raise ValueError(
                 "event that is sampled must be Gaussian, or a PrivacyLossDistribution of it, got "
-                f"{event!r}"
+                f"{checks.in_line(event)}"
             )
         precision += times / part[0] ** 2
     if not precision:

@@ -51,7 +51,9 @@ class LossDistribution(Mechanism):
         if np.any(np.diff(losses) <= 0.0):
             raise ValueError("losses must increase strictly, got some that do not")
         if masses.shape != losses.shape or np.any(masses < 0.0):
-            raise ValueError(f"probabilities must be {losses.size} numbers >= 0, got {masses!r}")
+            raise ValueError(
+                f"probabilities must be {losses.size} numbers >= 0, got {checks.in_line(masses)}"
+            )
         infinite = checks.interval(
             "infinite", self.infinite, 0.0, 1.0, closed_low=True, closed_high=True
         )
@@ -89,7 +91,9 @@ def _numbers(name: str, values: ArrayLike) -> Array:
     try:
         found = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be numbers, got {values!r}") from error
+        raise ValueError(f"{name} must be numbers, got {checks.in_line(values)}") from error
     if found.ndim != 1 or found.size == 0 or not np.isfinite(found).all():
-        raise ValueError(f"{name} must be finite numbers in one dimension, got {found!r}")
+        raise ValueError(
+            f"{name} must be finite numbers in one dimension, got {checks.in_line(found)}"
+        )
     return found

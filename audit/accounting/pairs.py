@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+from audit import checks
 from audit.numerics import SUMS_TO_ONE, log_of_rest
 
 Array = NDArray[np.float64]
@@ -280,7 +281,9 @@ class DiscretePair(LossPair):
         p, q = (np.asarray(v, dtype=np.float64) for v in (p, q))
         for name, v in (("p", p), ("q", q)):
             if v.ndim != 1 or not np.all(v >= 0) or abs(v.sum() - 1.0) > SUMS_TO_ONE:
-                raise ValueError(f"{name} must be probabilities that sum to 1, got {v!r}")
+                raise ValueError(
+                    f"{name} must be probabilities that sum to 1, got {checks.in_line(v)}"
+                )
         if p.shape != q.shape:
             raise ValueError(f"q must have the length of p, {len(p)}, got {len(q)}")
         both = (p > 0) & (q > 0)

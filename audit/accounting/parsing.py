@@ -75,6 +75,8 @@ def parse(spec: str | Mechanism) -> Mechanism:
     """
     if isinstance(spec, Mechanism):
         return spec
+    if not isinstance(spec, str):
+        raise ValueError(f"base must be a mechanism, or one as text, got {checks.in_line(spec)}")
     name, _, text = str(spec).strip().partition(":")
     name = checks.one_of("base", name, _BASES)
     if name == "renyi":

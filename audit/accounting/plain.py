@@ -73,7 +73,7 @@ def from_plain(values: Mapping[str, Any]) -> Mechanism:
         GaussianMechanism(mu=0.5)
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"mechanism must be a mapping, got {values!r}")
+        raise ValueError(f"mechanism must be a mapping, got {checks.in_line(values)}")
     parameters = {str(name): _read(value) for name, value in values.items()}
     kind = _KINDS[checks.one_of("mechanism", str(parameters.pop("mechanism", "")), _KINDS)]
     try:

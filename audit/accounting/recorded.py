@@ -49,12 +49,13 @@ def from_opacus(
             noise, rate, steps = map(float, phase)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"history must be of (noise multiplier, sampling rate, steps), got {phase!r}"
+                f"history must be of (noise multiplier, sampling rate, steps), "
+                f"got {checks.in_line(phase)}"
             ) from error
         before = steps_of.get((noise, rate), 0)
         steps_of[noise, rate] = before + checks.whole("steps", steps, 1)
     if not steps_of:
-        raise ValueError(f"accountant must have recorded a step, got {accountant!r}")
+        raise ValueError(f"accountant must have recorded a step, got {checks.in_line(accountant)}")
     phases = runs_of(steps_of, checks.whole("most_phases", most_phases, 1), neighbours)
     return phases[0] if len(phases) == 1 else Composition(tuple(phases))
 

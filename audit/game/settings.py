@@ -177,6 +177,7 @@ class AuditConfig:
                 ("trials", 2, None),
                 ("repeats", 1, None),
                 ("jobs", 1, _MOST_JOBS),
+                ("canary_index", 0, _LARGEST),
             ),
             *((name, 1, _LARGEST) for name in ("train_size", "validation_size", "steps")),
         ):

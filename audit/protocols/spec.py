@@ -77,7 +77,9 @@ def _numbers(words: list[str], least: int, most: int, what: str) -> list[float]:
     except ValueError:
         values = []
     if not least <= len(values) <= most or len(values) != len(words):
-        raise ValueError(f"parameters must be {what}, got {','.join(words) or 'none'}")
+        raise ValueError(
+            f"parameters must be {what}, got {' '.join(','.join(words).split()) or 'none'}"
+        )
     return values
 
 

@@ -271,11 +271,13 @@ def project_density(
     checks.interval("low", low, 0.0, 1.0, closed_low=True, closed_high=True)
     checks.interval("high", high, 1.0, closed_low=True)
     if values.ndim != 1 or not np.isfinite(values).all():
-        raise ValueError(f"density must be finite numbers in one row, got {values!r}")
+        raise ValueError(f"density must be finite numbers in one row, got {checks.in_line(values)}")
     weights = np.full(len(values), 1.0 / len(values)) if prior is None else np.asarray(prior)
     is_probable = weights.shape == values.shape and bool(np.all(weights >= 0))
     if not is_probable or abs(weights.sum() - 1.0) > SUMS_TO_ONE:
-        raise ValueError(f"prior must be {len(values)} probabilities, got {weights!r}")
+        raise ValueError(
+            f"prior must be {len(values)} probabilities, got {checks.in_line(weights)}"
+        )
     least, most = low - float(values.max()), high - float(values.min())
 
     def mean_above_one(t: float) -> float:

@@ -15,6 +15,7 @@ from audit.accounting import (
     GaussianMechanism,
     Mechanism,
     PrivacyProfile,
+    parse,
     reach,
     solve_epsilon,
 )
@@ -55,7 +56,7 @@ class TunedMechanism(Mechanism):
     repetitions: Repetitions
 
     def __post_init__(self) -> None:
-        checks.keep(self, repetitions=laws.parse(self.repetitions))
+        checks.keep(self, base=parse(self.base), repetitions=laws.parse(self.repetitions))
 
     @cached_property
     def _profile(self) -> PrivacyProfile:

@@ -8,7 +8,7 @@ import numpy as np
 
 from audit import checks, protocols
 from audit import repetitions as laws
-from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable
+from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable, parse
 from audit.numerics import TINY, around, last_kept
 from audit.protocols import RandomSearch
 from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial
@@ -78,7 +78,7 @@ def solve_mu(
         >>> round(solve_mu(2.0, "tnb:0,0.1", 1e-5), 4)
         0.4035
     """
-    checks.interval("target-epsilon", target, 0.0, 1e4)
+    target = checks.interval("target-epsilon", target, 0.0, 1e4)
 
     @cache
     def missed(log_mu: float) -> float:
@@ -130,7 +130,7 @@ def solve_noise_multiplier(
         >>> round(solve_noise_multiplier(2.0, "tnb:0,0.1", 1e-5, steps=300), 2)
         42.93
     """
-    checks.interval("target-epsilon", target, 0.0, 1e4)
+    target = checks.interval("target-epsilon", target, 0.0, 1e4)
 
     # A full batch is a Gaussian base, and bounds the noise that sampled batches ask for.
     distance = 2.0 if neighbours == "replace-one" else 1.0
@@ -183,8 +183,8 @@ def solve_runs(
         >>> round(law.mean)
         154
     """
-    law = laws.parse(law)
-    checks.interval("target-epsilon", target, 0.0, 1e4)
+    base, law = parse(base), laws.parse(law)
+    target = checks.interval("target-epsilon", target, 0.0, 1e4)
     least, most = max(law.means[0], 1.0), most_runs(law)
 
     @cache
@@ -262,7 +262,7 @@ def best_law(
         >>> found[0].expected_quantile > found[-1].expected_quantile
         True
     """
-    checks.interval("target-epsilon", target, 0.0, 1e4)
+    target = checks.interval("target-epsilon", target, 0.0, 1e4)
     found: dict[float, Affordable] = {}
 
     def afford(eta: float) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from audit import checks, protocols
-from audit.accounting import Mechanism, Unreachable
+from audit.accounting import Mechanism, Unreachable, parse
 from audit.claims import Claim, Kind
 from audit.numerics import shown
 from audit.protocols import Protocol, RandomSearch
@@ -111,7 +111,7 @@ def bound(
     def register(body: Body) -> Bound:
         @functools.wraps(body)
         def answer(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
-            checks.interval("delta", delta, 0.0, 1.0)
+            base, delta = parse(base), checks.interval("delta", delta, 0.0, 1.0)
             asked = protocols.parse(repetitions)
             try:
                 if not isinstance(asked, protocol):
@@ -175,7 +175,7 @@ def all_bounds(base: Mechanism, repetitions: Tuning, delta: float) -> list[Upper
         >>> [row.name for row in rows if row.epsilon is not None and row.epsilon < 1.45]
         ['reduced-renyi', 'reduced-exact', 'worst-order', 'region', 'tight']
     """
-    checks.interval("delta", delta, 0.0, 1.0)
+    base, delta = parse(base), checks.interval("delta", delta, 0.0, 1.0)
     asked = protocols.parse(repetitions)
     asked_of = entries(type(asked))
     rows = without_contradictions([row(entry, base, asked, delta) for entry in asked_of])
@@ -244,7 +244,7 @@ def cost(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
         >>> round(cost(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5).epsilon, 4)
         1.4488
     """
-    checks.interval("delta", delta, 0.0, 1.0)
+    base, delta = parse(base), checks.interval("delta", delta, 0.0, 1.0)
     asked = protocols.parse(repetitions)
     known = entries(type(asked))
     rows = [row(entry, base, asked, delta) for entry in known if entry.claim.any_score]
