@@ -10,6 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from audit import checks
 from audit.game.binding import SCHEMA
+from audit.game.settings import AuditConfig
 from audit.report.results import Report
 
 
@@ -66,8 +67,16 @@ def read(path: Path) -> Report:
 
 
 def _check(report: Report) -> None:
-    """Raises ValueError where a part is empty that is never so."""
-    if len(report.results) != len(report.config.get("epsilon", ())):
+    """Raises ValueError where settings are none, or a part is empty that is never so."""
+    settings = AuditConfig.from_mapping(report.config)
+    for name, value in report.config.items():
+        # As an audit writes them: a number that came as text would not be printed.
+        kinds = {type(getattr(settings, name, value)), type(value)}
+        if kinds - {int, float, list, tuple} and len(kinds) > 1:
+            raise ValueError(f"summary.json must have {name} as an audit writes it, got {value!r}")
+    if not isinstance(report.config.get("epsilon"), list):
+        raise ValueError("summary.json must have budgets")
+    if len(report.results) != len(settings.epsilon):
         raise ValueError(f"summary.json must have every budget, got {len(report.results)}")
     bounds = [found for each in report.results for found in each.lower_bounds.values()]
     if not bounds or not all(bounds):
