@@ -156,10 +156,12 @@ def run(config: AuditConfig) -> "list[Report]":
     set_ups = [setup.set_up(plan, budget) for budget in budgets]
     blocks = play.blocks(config, first.engine.name)
     bound_to = binding.binding(config, set_ups)
-    if not store.finished(config, blocks):
+    is_finished = store.finished(config, blocks)
+    if not is_finished:
         workers.check_devices(config)
-        _announce(config, seconds)
     folder = store.RunFolder.open(config, bound_to)
+    if not is_finished:
+        _announce(config, seconds)
     games = whole.play_audit(config, folder, blocks)
     provenance = made.made()
     reports = []
