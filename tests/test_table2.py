@@ -78,9 +78,10 @@ def test_rows_on_real_data(threat, canary, dataset):
 
 def test_ordering_that_the_paper_reports():
     # NTNV input < NTNV Dirac < ETCV Dirac. Measured shifts of lambda_a between the two data sets,
-    # in standard deviations: 0.15, 1.24, 1.30, each within 0.1 (two standard errors at 1,500).
+    # in standard deviations: 0.15, 1.24, 1.30, each within 0.1 (two standard errors
+    # at 1,500; the first, which is far from the others, at 500 within 0.2).
     settings = {"trials": 1500, "steps": 20, "learning_rates": (0.03,), "model": "mlp"}
-    _, weak = check(threat="NTNV", canary="input", **settings)
+    _, weak = check(threat="NTNV", canary="input", **settings | {"trials": 500})
     normal, strong = check(threat="NTNV", canary="dirac", **settings)
     empty, _ = check(threat="ETCV", canary="dirac", **settings)
     assert weak < strong - 0.5

@@ -87,7 +87,7 @@ def test_published_values(mu, spec, values):
         assert bounds[name].epsilon == pytest.approx(value, rel=2e-3), name
 
 
-@pytest.mark.parametrize("mu", [0.02, 0.24721, 1.0, 4.0])
+@pytest.mark.parametrize("mu", [pytest.param(0.02, marks=pytest.mark.slow), 0.24721, 1.0, 4.0])
 @pytest.mark.parametrize("spec", LAWS)
 @pytest.mark.parametrize("delta", [pytest.param(1e-12, marks=pytest.mark.slow), 1e-5, 1e-2])
 def test_hierarchy(mu, spec, delta):

@@ -52,9 +52,12 @@ def expected(tmp_path_factory):
         ),
         pytest.param(
             ("--backend", "ray", "--jobs", "2"),
-            marks=pytest.mark.skipif(
-                not importlib.util.find_spec("ray"), reason="extra ray is not installed"
-            ),
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(
+                    not importlib.util.find_spec("ray"), reason="extra ray is not installed"
+                ),
+            ],
         ),
     ],
     ids=["jobs", "devices", "dask", "ray"],
@@ -98,6 +101,7 @@ def test_dead_workers_are_replaced_and_said(tmp_path, monkeypatch):
     assert (tmp_path / "audit" / "results.csv").exists()
 
 
+@pytest.mark.slow
 def test_workers_that_keep_dying_end_the_run(tmp_path, monkeypatch):
     done = mortal(tmp_path, 10_000, monkeypatch)
     assert done.returncode == 2
