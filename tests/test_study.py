@@ -593,8 +593,10 @@ def kill_and_restart(tmp_path, kills, rng, runs):
     return int(answer.split()[-1]), seeds.read_text().split(), killed
 
 
-def test_killed_study_gives_the_same_winner(tmp_path):
-    kills, runs = 3, 40
+@pytest.mark.parametrize(
+    ("kills", "runs"), [(3, 40), pytest.param(50, 700, marks=pytest.mark.slow)]
+)
+def test_killed_study_gives_the_same_winner(tmp_path, kills, runs):
     winner, seeds, killed = kill_and_restart(tmp_path, kills, np.random.default_rng(0), runs)
     assert winner == study(protocol=f"fixed:{runs}", seed=8).run(noisy).model
     assert 0 < killed < runs  # it was killed on its way
@@ -674,6 +676,12 @@ def test_winners_leak_no_more_than_is_certified(attack):
     leaked = attack.leaked(40 if learns else 200)
     assert leaked <= attack.cost
     assert learns or leaked > 0.0  # the attack sees something
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", studies.honest(5_000), ids=lambda one: one.protocol)
+def test_winners_of_ten_thousand_studies_leak_no_more_than_is_certified(attack):
+    assert 0.0 < attack.leaked(5_000) <= attack.cost
 
 
 @pytest.mark.parametrize(
