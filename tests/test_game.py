@@ -147,7 +147,8 @@ def test_a_block_depends_on_nothing_but_itself():
 
 
 def test_report_keeps_valid_lower_bounds_below_upper_bounds():
-    config, set_ups, games = play(trials=1000, repeats=2, epsilon=(1.0, 4.0))
+    # Every lower bound errs once in a thousand: of some dozens here none by chance.
+    config, set_ups, games = play(trials=1000, repeats=2, epsilon=(1.0, 4.0), confidence=0.999)
     report = assemble(config, set_ups, games)
     assert report.engine.name == "reduced"
     for result in report.results:
