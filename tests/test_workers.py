@@ -20,8 +20,10 @@ from audit import run
 from audit.game import setup, workers
 from audit.game.settings import AuditConfig
 
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
 ROOT = Path(__file__).parents[1]
-OPTIONS = ["--trials", "40000", "--repeats", "1", "--epsilon", "2"]
+OPTIONS = ["--trials", "3000", "--repeats", "2", "--epsilon", "2"]
 
 
 def audit(out, *options, path=""):
@@ -72,7 +74,6 @@ def test_any_workers_give_the_same_bytes(tmp_path, expected, options):
 MORTAL = """
 import multiprocessing, os, pathlib, signal, torch
 
-pytestmark = pytest.mark.usefixtures("quick_reports")
 def build():
     if multiprocessing.current_process().name != "MainProcess":
         graves = pathlib.Path(os.environ["GRAVES"])

@@ -96,14 +96,14 @@ def _at_budget(
     base = upper_bounds.report_mechanism(game.base, config.delta, config.accounting)
     upper = [*base.bounds, *upper_bounds.all_bounds(game.base, game.protocol, config.delta)]
     pooled = Trials.joined(*of_repeats) if len(of_repeats) > 1 else of_repeats[0]
+    # Proxy after proxy of the same games, for which the reference games of rank sums are the same.
+    found = [
+        [_lower_bounds(view, game, trials, proxy, config.confidence) for proxy in proxies]
+        for trials in (pooled, *(of_repeats if len(of_repeats) > 1 else ()))
+    ]
     lower = {
-        proxy: _of_proxy(
-            _lower_bounds(view, game, pooled, proxy, config.confidence),
-            [_lower_bounds(view, game, trials, proxy, config.confidence) for trials in of_repeats]
-            if len(of_repeats) > 1
-            else None,
-        )
-        for proxy in proxies
+        proxy: _of_proxy(of_all, of_each or None)
+        for proxy, (of_all, *of_each) in zip(proxies, zip(*found, strict=True), strict=True)
     }
     judged = {bound.name: _upper(bound, view) for bound in upper}
 

@@ -165,7 +165,7 @@ def _reach(result: BudgetResult) -> str:
 
 
 def _alarms(report: Report) -> Iterator[str]:
-    """Loud lines where a valid lower bound lies above a valid upper bound."""
+    """Where a valid lower bound lies above a valid upper bound: loud unless it may be chance."""
     for result in report.results:
         for found in sorted(result.contradictions, key=lambda each: -each.lower)[:1]:
             sure = any(each.beyond_chance for each in result.contradictions)
@@ -176,7 +176,8 @@ def _alarms(report: Report) -> Iterator[str]:
                 else f"each lower bound errs in {share:.3g} % of audits, so it may be chance"
             )
             yield (
-                f"WARNING: CONTRADICTION at eps_B = {result.epsilon_base:g}: eps_L = "
+                f"{'WARNING: CONTRADICTION' if sure else 'note:'} at eps_B = "
+                f"{result.epsilon_base:g}: eps_L = "
                 f"{rounded_down(found.lower)} ({found.key} from {found.proxy}) is above eps_U = "
                 f"{rounded_up(found.upper)} ({found.upper_bound}), both called valid; {why}."
             )
