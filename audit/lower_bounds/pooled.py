@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
+from scipy import fft, special
 
 from audit import checks, numerics
 from audit import repetitions as laws
@@ -179,10 +179,11 @@ def _groups(runs: int, repetitions: Repetitions) -> tuple[int, float]:
     if runs == 0:
         return 0, 1.0
     # Sums beyond eight times the runs wrap around: their chance is far below the allowance.
-    law = np.fft.rfft(repetitions.pmf(np.arange(runs + 1)), 8 * runs + 8)
+    length = fft.next_fast_len(8 * runs + 8, real=True)
+    law = fft.rfft(repetitions.pmf(np.arange(runs + 1)), length)
 
     def too_long(groups: int) -> float:
-        enough = float(np.fft.irfft(law**groups, 8 * runs + 8)[: runs + 1].sum())
+        enough = float(fft.irfft(law**groups, length)[: runs + 1].sum())
         return max(1.0 - enough, 0.0) + _ALLOWANCE
 
     low, high = 0, max(int(2.0 * runs / max(repetitions.mean, 1e-300)), 1) + 1
