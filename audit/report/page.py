@@ -91,14 +91,14 @@ def _answer(report: Report, result: BudgetResult) -> str:
 
 
 def _alarmed(report: Report) -> bool:
-    return any(one.beyond_chance for result in report.results for one in result.contradictions)
+    return any(result.beyond_chance for result in report.results)
 
 
 def _doubts(result: BudgetResult) -> Iterator[str]:
     """The largest of the lower bounds above an upper bound, where there are any."""
-    for one in sorted(result.contradictions, key=lambda each: -each.lower)[:1]:
-        sure = any(each.beyond_chance for each in result.contradictions)
-        why = "more than chance does" if sure else "which chance may do"
+    one = result.largest_contradiction
+    if one is not None:
+        why = "more than chance does" if result.beyond_chance else "which chance may do"
         yield (
             f'<p class="claim doubt">A lower bound of {rounded_down(one.lower)} ({escape(one.key)} '
             f"from {escape(one.proxy)}) exceeds {escape(one.upper_bound)}, "

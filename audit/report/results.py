@@ -182,6 +182,16 @@ class BudgetResult:
         known = [one for one in self.upper_bounds.values() if one.valid]
         return min(known, key=lambda one: one.epsilon or 0.0, default=None)
 
+    @property
+    def largest_contradiction(self) -> Contradiction | None:
+        """The largest valid lower bound above a valid upper bound; None where there is none."""
+        return max(self.contradictions, key=lambda one: one.lower, default=None)
+
+    @property
+    def beyond_chance(self) -> bool:
+        """Whether chance does not explain some contradiction."""
+        return any(one.beyond_chance for one in self.contradictions)
+
 
 @dataclass(frozen=True)
 class Engine:

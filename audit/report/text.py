@@ -167,8 +167,8 @@ def _reach(result: BudgetResult) -> str:
 def _alarms(report: Report) -> Iterator[str]:
     """Where a valid lower bound lies above a valid upper bound: loud unless it may be chance."""
     for result in report.results:
-        for found in sorted(result.contradictions, key=lambda each: -each.lower)[:1]:
-            sure = any(each.beyond_chance for each in result.contradictions)
+        found, sure = result.largest_contradiction, result.beyond_chance
+        if found is not None:
             share = 100 * (1 - report.config["confidence"])
             why = (
                 "chance does not explain it: a claim, or the training, is wrong"
