@@ -4,9 +4,10 @@ One result object, `Certificate`; json, text and html are made from it, and `pyt
 computes every number of it anew.
 """
 
+from audit.certificate.certificate import Certificate
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute
-from audit.certificate.statement import FORMAT, Certificate, Condition, Ground, Setting
+from audit.certificate.statement import FORMAT, Condition, Ground, Setting, Statement
 from audit.certificate.verification import Verdict, verify
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Numbers",
     "PrivacyPoint",
     "Setting",
+    "Statement",
     "Verdict",
     "compute",
     "verify",

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import special
 
 from audit.certificate.numbers import TradeOff, rounded_down, rounded_up
-from audit.certificate.statement import Certificate, Ground
+from audit.certificate.statement import Ground, Statement
 from audit.numerics import exact
 
 __all__ = ["document", "escape", "html", "pairs", "svg", "table"]
@@ -58,7 +58,7 @@ code { font-size: .85em; overflow-wrap: anywhere; }
 """
 
 
-def html(certificate: Certificate) -> str:
+def html(certificate: Statement) -> str:
     """The page."""
     numbers, setting = certificate.numbers, certificate.setting
     key = [
@@ -212,7 +212,7 @@ def svg(figure: Any) -> str:
     return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
-def _figures(certificate: Certificate) -> str:
+def _figures(certificate: Statement) -> str:
     # Slow to import, and only wanted here.
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -1,12 +1,11 @@
-"""The certificate: one result object, and its plain values."""
+"""What a certificate says: one result object, and its plain values."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from audit import checks, protocols
 from audit.accounting import Mechanism, from_plain, to_plain
@@ -15,12 +14,10 @@ from audit.certificate.numbers import Numbers, PrivacyPoint, compute, rounded_up
 from audit.numerics import exact
 from audit.protocols import Protocol, Subset
 
-__all__ = ["FORMAT", "Certificate", "Condition", "Ground", "Setting"]
+__all__ = ["FORMAT", "Condition", "Ground", "Setting", "Statement", "hash_of"]
 
 FORMAT = "private-tuning-certificate/1"
 """Name and version of the json; what a version says is in docs/certificate.md."""
-
-ENDINGS = (".json", ".txt", ".html")
 
 
 class Ground(Enum):
@@ -83,8 +80,8 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """What a tuning keeps, why, and what would make it void.
+class Statement:
+    """What a tuning keeps, why, and what would make it void; all that a rendering shows.
 
     Attributes:
         base: one run.
@@ -99,7 +96,7 @@ class Certificate:
 
     Example:
         >>> import inspect
-        >>> list(inspect.signature(Certificate).parameters)[:4]
+        >>> list(inspect.signature(Statement).parameters)[:4]
         ['base', 'protocol', 'delta', 'numbers']
     """
 
@@ -123,7 +120,7 @@ class Certificate:
         conditions: tuple[Condition, ...],
         void_if: tuple[str, ...],
         made: Mapping[str, Any],
-    ) -> "Certificate":
+    ) -> Self:
         """Computes the numbers and states what they are about."""
         numbers = compute(base, protocol, delta)
         return cls(base, protocol, delta, numbers, setting, conditions, void_if, made)
@@ -147,7 +144,7 @@ class Certificate:
 
     def with_evidence(
         self, epsilon_lower: float, confidence: float, games_without: int, games_with: int
-    ) -> "Certificate":
+    ) -> Self:
         """The same, and what a game against the tuning has shown.
 
         Raises:
@@ -185,7 +182,7 @@ class Certificate:
         return values | {"hash": hash_of(values)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Certificate":
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Reads what `as_dict` wrote; nothing is recomputed, and the hash is not looked at.
 
         Raises:
@@ -218,25 +215,6 @@ class Certificate:
             raise ValueError(
                 f"certificate must have the fields of its format, got {error}"
             ) from None
-
-    def save(self, path: str | Path) -> None:
-        """Writes it, as its name ends: .json, .txt or .html.
-
-        Raises:
-            ValueError: it ends otherwise.
-        """
-        path = Path(path)
-        # Here, not above: html draws, and who only computes need not have what draws.
-        from audit.certificate import page, text
-
-        ending = checks.one_of("path's ending", path.suffix, ENDINGS)
-        if ending == ".json":
-            content = json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n"
-        elif ending == ".txt":
-            content = text.paragraph(self)
-        else:
-            content = page.html(self)
-        path.write_text(content, encoding="utf-8")
 
 
 def _numbers(values: Mapping[str, Any]) -> Numbers:

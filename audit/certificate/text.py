@@ -3,13 +3,13 @@
 import textwrap
 
 from audit.certificate.numbers import rounded_down, rounded_up
-from audit.certificate.statement import Certificate, Ground
+from audit.certificate.statement import Ground, Statement
 from audit.numerics import exact
 
 _WIDTH = 88
 
 
-def paragraph(certificate: Certificate) -> str:
+def paragraph(certificate: Statement) -> str:
     """The claim, why it holds, and what is taken on trust; lines of at most 88 characters."""
     numbers, setting = certificate.numbers, certificate.setting
     delta, run = certificate.delta, numbers.run_epsilon

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from audit import checks
+from audit.certificate.certificate import Certificate
 from audit.certificate.numbers import compute, rounded_down, rounded_up
-from audit.certificate.statement import Certificate, Ground, hash_of
+from audit.certificate.statement import Ground, hash_of
 from audit.numerics import exact
 
 __all__ = ["Verdict", "verify"]
