@@ -1,7 +1,9 @@
 """One thread per test process, set before torch starts; random examples that stay the same."""
 
+import collections
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from audit import upper_bounds
+from audit.lower_bounds import rank_sum
 
 settings.register_profile("same examples", derandomize=True, deadline=None)
 settings.load_profile("same examples")
@@ -17,12 +20,36 @@ settings.load_profile("same examples")
 bounds_asked_before = functools.lru_cache(maxsize=64)(upper_bounds.all_bounds)
 
 
-@pytest.fixture
-def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of games: the same bounds are computed once, and pictures are not painted."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    cases = collections.Counter[str]()
+    for item in items:
+        thin = item.get_closest_marker("thin")
+        if thin and not item.get_closest_marker("slow"):
+            of = item.nodeid.split("[")[0]
+            if cases[of] % thin.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[of] += 1
+
+
+@pytest.fixture(scope="module")
+def quick_reports() -> Iterator[None]:
+    """For tests of games: the same bounds are computed once, and pictures are not painted.
+
+    Rank sums are compared with fewer reference games, which is as valid.
+    """
 
     def save(figure: object, path: Path, dpi: int = 150) -> None:
         path.write_bytes(b"\x89PNG")
 
-    monkeypatch.setattr(upper_bounds, "all_bounds", bounds_asked_before)
-    monkeypatch.setattr("audit.report.pictures.save", save)
+    def forget() -> None:
+        rank_sum._allowed.cache_clear()
+        rank_sum._reference_games.cache_clear()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(upper_bounds, "all_bounds", bounds_asked_before)
+        patch.setattr("audit.report.pictures.save", save)
+        patch.setattr(rank_sum, "_GAMES", 299)
+        forget()
+        yield
+    forget()

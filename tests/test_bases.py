@@ -152,6 +152,7 @@ def test_renyi_of_sampled_steps_agrees_with_opacus_and_dp_accounting(sigma, rate
     assert np.all(ours <= theirs * (1 + 1e-6))  # its fractional orders are bounds, or give up
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(("sigma", "rate", "steps"), SETTINGS)
 def test_profile_of_sampled_steps_agrees_with_dp_accounting_in_both_directions(sigma, rate, steps):
     from dp_accounting.pld import privacy_loss_distribution

@@ -110,6 +110,7 @@ def test_table_names_every_bound_and_what_it_assumes(capsys):
     assert "Renyi divergences" in out
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("bound", ["region", "renyi", "profile", "liu-talwar", "reduced-exact"])
 @pytest.mark.parametrize("target", [0.05, 2.0, 30.0])
 def test_target_epsilon_is_kept_and_spent(bound, target):

@@ -59,6 +59,7 @@ def test_the_least_noise_keeps_the_budget_and_no_less_does(spec, target):
     assert noise == pytest.approx(10.0 / mu, rel=1e-9)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
 def test_the_least_noise_of_sampled_batches(neighbours):
     law = repetitions.parse("tnb:0,0.05")
@@ -70,6 +71,7 @@ def test_the_least_noise_of_sampled_batches(neighbours):
     assert spent(noise) <= 3.0 < spent(noise * (1 - 1e-4))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "spec", ["tnb:0,0.5", "tnb:-0.5,0.5", "poisson:1", "fixed:1", "two-point:0.5,3"]
 )

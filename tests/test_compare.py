@@ -15,12 +15,14 @@ from audit.report.results import PAPER_PROTOCOL
 from audit.report.text import rounded_down, rounded_up
 from threat_models import check_names
 
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
 SMALL = ["--trials", "60", "--repeats", "2", "--epsilon", "1", "4", "--steps", "2"]
 SMALL += ["--train-size", "30", "--validation-size", "20"]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, quick_reports):
     """Folders of NTNV and NTCV on one set of runs, and of ETCV."""
     root = tmp_path_factory.mktemp("finished")
     for name, *options in (

@@ -17,7 +17,7 @@ from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold, WorstOrderCur
 from audit.protocols import Adaptive
 from audit.upper_bounds import AdaptiveAttack
 
-SIZES = {60: 60}
+SIZES = {60: 30}
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,7 @@ def as_seeded_there(monkeypatch):
     monkeypatch.setattr(MemoryPolicy, "steps_at_once", at_once)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.usefixtures("as_seeded_there")
 @pytest.mark.parametrize("threat", THREATS)
 @pytest.mark.parametrize("changes", [{}, {"sampling_rate": 0.4, "momentum": (0, 0.5)}])
@@ -122,6 +123,7 @@ def test_products_of_bf16_numbers_are_those_that_a_cpu_rounds(monkeypatch, model
     assert_same(found, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("precision", ["float32", "float64", "tf32"])
 def test_any_tensor_left_on_the_cpu_is_found(monkeypatch, precision):
     # Every copy to the GPU is left out once.

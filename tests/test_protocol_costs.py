@@ -133,6 +133,7 @@ def test_a_grid_leaks_more_than_draws_of_one_law():
     assert cost(base, "grid:3", leak).epsilon >= 1.0
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("inclusion", [1.0, 0.4])
 def test_no_order_of_a_small_grid_leaks_more_than_any_bound(inclusion):
     rng = np.random.default_rng(6)
@@ -212,6 +213,7 @@ def subsets(values):
     )
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("stop", [None, 0.3])
 def test_no_accepted_set_leaks_more_than_two_events(stop):
     rng = np.random.default_rng(15)
@@ -360,6 +362,7 @@ def test_a_subset_reduces_to_what_it_must():
 SAMPLED = DpSgd(noise_multiplier=1.0, steps=20, sampling_rate=0.02)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "protocol", ["grid:5", "grid:5,0.5", "adaptive:0.8,1.2/fixed:2", "until:0.2", "stopping:0.2"]
 )

@@ -76,6 +76,7 @@ def test_no_order_of_a_small_base_leaks_more_than_the_bounds_say(spec, seed):
         assert np.all(np.log(moments) / (alphas - 1) <= generic * (1 + 1e-9))
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("spec", ANY)
 @pytest.mark.parametrize("delta", [pytest.param(1e-3, marks=pytest.mark.slow), 0.1])
 def test_every_bound_holds_for_every_order_of_a_small_base(spec, delta):
@@ -137,7 +138,7 @@ def test_renyi_is_at_least_as_tight_as_dp_accounting(base, eta, published):
     assert upper_bounds.region(base, law, DELTA).epsilon < ours
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(st.floats(0.01, 4.0), st.sampled_from(ANY), st.sampled_from([1e-2, 1e-5, 1e-9]))
 def test_the_hierarchy_holds_for_gaussian_bases(mu, spec, delta):
     base, law = GaussianMechanism(mu), repetitions.parse(spec)
@@ -157,6 +158,7 @@ def test_the_hierarchy_holds_for_gaussian_bases(mu, spec, delta):
     assert rows["reduced-exact"].epsilon <= rows["reduced-renyi"].epsilon * (1 + 1e-6) + 1e-9
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("base", [DpSgd(1.0, 200, 0.02), DpSgd(2.0, 50, 0.1, "replace-one")])
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "tnb:1,0.05", "poisson:20", "fixed:5"])
 def test_the_hierarchy_holds_for_sampled_bases(base, spec):
@@ -214,6 +216,7 @@ def test_the_law_of_k_when_no_run_failed(spec):
     assert given_none.pmf(k) == pytest.approx(weights / weights.sum(), abs=1e-7)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8@5"])
 @pytest.mark.parametrize("base", [GaussianMechanism(0.4), ApproximateDp(0.2, 1e-9)])
 def test_a_law_of_ones_own_has_the_bounds_of_every_law_and_no_others(spec, base):
@@ -267,6 +270,7 @@ def test_example_1_of_xiang_wang_and_wang():
     assert leaked - 1e-6 <= upper_bounds.region(base, law, delta).epsilon <= 3.0 + 1e-6
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_conditional_sampling_against_every_set(seed):
     p, q = random_pair(seed, 5)
@@ -480,7 +484,7 @@ def test_sampling_everything_is_the_gaussian_bound(spec):
             assert value(name, almost, spec) == pytest.approx(expected, rel=5e-4)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     st.floats(0.05, 3.0),
     st.floats(1.01, 1.5),
@@ -499,6 +503,7 @@ def test_more_of_anything_costs_more(mu, factor, family, mean):
     assert base <= upper_bounds.region(GaussianMechanism(mu), law, DELTA / factor).epsilon * slack
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("base", "spec", "delta"),
     [

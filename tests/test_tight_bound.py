@@ -50,6 +50,7 @@ def worst_of_all_orders(p, q, law, epsilon):
     return worst[0]
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("spec", LAWS)
 @pytest.mark.parametrize(("outputs", "parts"), [(3, 4), (11, 1)])
 def test_no_order_leaks_more_and_one_leaks_as_much(spec, outputs, parts):
@@ -121,6 +122,7 @@ def test_folded_games_are_played_exactly(spec):
     assert game.delta(epsilon) <= exact * (1 + 1e-12)
 
 
+@pytest.mark.thin(7)
 @pytest.mark.parametrize(
     "base",
     [
@@ -164,6 +166,7 @@ def test_one_run_costs_one_run():
     )
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("mu", [1e-3, 10.0, 40.0])
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "fixed:1000", "poisson:0.01"])
 def test_extreme_bases_keep_their_order(mu, spec):

@@ -138,6 +138,7 @@ def test_bounds_are_those_of_the_first_version(kind: str, rel: float) -> None:
     assert not changed
 
 
+@pytest.mark.usefixtures("quick_reports")
 def test_trials_are_those_of_the_first_version(tmp_path: Path) -> None:
     known = json.loads(NUMBERS.read_text())["trials"]
     found = trials(tmp_path)

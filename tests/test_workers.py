@@ -23,7 +23,7 @@ from audit.game.settings import AuditConfig
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
 ROOT = Path(__file__).parents[1]
-OPTIONS = ["--trials", "3000", "--repeats", "2", "--epsilon", "2"]
+OPTIONS = ["--trials", "900", "--repeats", "2", "--epsilon", "2"]
 
 
 def audit(out, *options, path=""):
@@ -37,7 +37,7 @@ def audit(out, *options, path=""):
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
     out = tmp_path_factory.mktemp("alone") / "audit"
-    assert run.main([*OPTIONS, "--out", str(out)]) == 0
+    assert audit(out).returncode == 0
     return (out / "results.csv").read_bytes()
 
 
@@ -48,9 +48,13 @@ def expected(tmp_path_factory):
         ("--devices", "cpu", "cpu"),
         pytest.param(
             ("--backend", "dask", "--jobs", "2"),
-            marks=pytest.mark.skipif(
-                not importlib.util.find_spec("distributed"), reason="extra dask is not installed"
-            ),
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(
+                    not importlib.util.find_spec("distributed"),
+                    reason="extra dask is not installed",
+                ),
+            ],
         ),
         pytest.param(
             ("--backend", "ray", "--jobs", "2"),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from audit import checks
+from audit import checks, numerics
 from audit.accounting import Mechanism, Unreachable
 from audit.claims import Kind
 from audit.numerics import PROFILE_ACCURACY, shown
@@ -243,9 +243,9 @@ class TradeOff:
         """The least shift k, rounded up, with f(a + k) - k <= f_mu(a) for every a."""
         rates = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 2000)])
         gaussian = special.ndtr(-special.ndtri(rates) - mu)
-        low, high = 0.0, 1.0
-        while high - low > _SHIFT_TOLERANCE:
-            shift = 0.5 * (low + high)
+
+        def too_small(shift: float) -> bool:
             moved = self.false_negatives(np.minimum(rates + shift, 1.0)) - shift
-            low, high = (low, shift) if np.all(moved <= gaussian) else (shift, high)
-        return high
+            return bool(np.any(moved > gaussian))
+
+        return numerics.last_kept(too_small, 1.0, 0.0, _SHIFT_TOLERANCE)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from audit import checks
+from audit import checks, numerics
 from audit.claims import Claim, Condition, Kind
 from audit.lower_bounds.counting import best_of_gaussian_epsilon
 from audit.lower_bounds.estimator import check_confidence, facts_as_told
@@ -127,24 +127,21 @@ def chance_of_so_many(canaries: int, guesses: int, correct: int, mu: float) -> f
 def _mu_lower_limit(canaries: int, guesses: int, correct: int, alpha: float) -> float:
     """The largest mu at which so many right guesses have a chance of at most alpha, or 0."""
 
-    def refuted(mu: float) -> bool:
-        return chance_of_so_many(canaries, guesses, correct, mu) <= alpha
+    def possible(mu: float) -> bool:
+        return chance_of_so_many(canaries, guesses, correct, mu) > alpha
 
-    low, high = 0.0, _LARGEST_MU
-    while refuted(0.0) and high - low > _TOLERANCE:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low
+    return numerics.last_kept(possible, 0.0, _LARGEST_MU, _TOLERANCE)
 
 
 def _right(beyond: Array, mu: float) -> Array:
     """p(t) where the chance of a size above t is given, [n]."""
-    # By bisection: sizes above t have chance S(t - mu/2) + S(t + mu/2), falling with t.
-    low, high = np.zeros(len(beyond)), np.full(len(beyond), 40.0 + mu)
-    for _ in range(60):
-        t = 0.5 * (low + high)
-        above = special.ndtr(mu / 2.0 - t) + special.ndtr(-mu / 2.0 - t) > beyond
-        low, high = np.where(above, t, low), np.where(above, high, t)
+    # Sizes above t have chance S(t - mu/2) + S(t + mu/2), falling with t.
+    _, high = numerics.bracket(
+        lambda t: special.ndtr(mu / 2.0 - t) + special.ndtr(-mu / 2.0 - t) > beyond,
+        np.zeros(len(beyond)),
+        40.0 + mu,
+        halvings=60,
+    )
     ratio = special.log_ndtr(mu / 2.0 - high) - special.log_ndtr(-mu / 2.0 - high)
     return np.asarray(special.expit(ratio))
 

@@ -37,9 +37,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from audit import numerics
 from audit.lower_bounds.counting import GaussianFamily
 from audit.lower_bounds.rules import Choice, Statistic, ThresholdRule
 from audit.lower_bounds.scores import Scores
+from audit.numerics import Whole
 from audit.repetitions import Repetitions
 
 Array = NDArray[np.float64]
@@ -170,16 +172,14 @@ class _ReferenceGames:
         """The largest mu at which fewer than `allowed` reference games have so many pairs."""
         # Between two whole numbers of pairs lie only pairs within cells.
         pairs_at_least = pairs - 0.5
-        low, high = 0, len(self.masses) - 2
-        if self._reached(low, allowed) >= pairs_at_least:
+        if self._reached(0, allowed) >= pairs_at_least:
             return -math.inf
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._reached(middle, allowed) < pairs_at_least:
-                low = middle
-            else:
-                high = middle
-        at_low, at_high = self._reached(low, allowed), self._reached(high, allowed)
+
+        def refuted(shift: Whole) -> bool:
+            return self._reached(int(shift), allowed) < pairs_at_least
+
+        low = int(numerics.last_whole(refuted, 0, len(self.masses) - 2))
+        at_low, at_high = self._reached(low, allowed), self._reached(low + 1, allowed)
         part = (pairs_at_least - at_low) / max(at_high - at_low, 1e-300)
         mu = self.cell * (low + min(part, 1.0))
         return mu - _CELL_ALLOWANCE * self.cell**2 * max(mu, 1.0)
@@ -190,7 +190,8 @@ class _ReferenceGames:
         masses = self.masses[1:]
         beyond = np.cumsum(self.masses[::-1])[::-1][1:]  # with the record, in this cell or above
 
-        def refuted(shift: int) -> bool:
+        def refuted(shifts: Whole) -> bool:
+            shift = int(shifts)
             # Pairs within a cell count as right.
             right = float(self.masses[0] * (1.0 - self.masses[0]))
             right += float(masses[:shift].sum() * beyond[0])
@@ -199,10 +200,5 @@ class _ReferenceGames:
             divergence = special.rel_entr(share, right) + special.rel_entr(1.0 - share, wrong)
             return bool(share > right and divergence >= room)
 
-        if not refuted(0):
-            return -math.inf
-        low, high = 0, len(masses)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if refuted(middle) else (low, middle)
-        return low * self.cell
+        shift = int(numerics.last_whole(refuted, -1, len(masses)))
+        return shift * self.cell if shift >= 0 else -math.inf
