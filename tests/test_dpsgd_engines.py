@@ -93,6 +93,7 @@ def test_projected_takes_the_same_path_without_noise(model, changes):
     np.testing.assert_allclose(small.scores, full.scores, rtol=1e-12)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("included", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"model": "logistic"}, {"momentum": 0.8}])
 def test_projected_agrees_in_law(included, changes):

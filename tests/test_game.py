@@ -339,7 +339,7 @@ def test_runs_without_a_canary_serve_every_canary(monkeypatch):
 def test_sampled_batches_are_accounted_for_and_audited():
     # tau = 0.1: noise for the budget; valid eps_L below every valid eps_U; "O" and "G" are none.
     config, (the_set_up,), games = play(
-        sampling_rate=0.1, steps=200, epsilon=(4.0,), trials=20_000, repeats=1
+        sampling_rate=0.1, steps=200, epsilon=(4.0,), trials=5_000, repeats=1
     )
     assert the_set_up.mu is None
     assert the_set_up.base.renyi_epsilon(config.delta) == pytest.approx(4.0, rel=1e-4)

@@ -32,6 +32,7 @@ def violations(game, mu, guesses):
     return np.mean([bound > truth for bound in bounds]), np.mean(bounds) / truth
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("mu", [1.0, 2.0])
 @pytest.mark.parametrize("guesses", [100, 1000])
 def test_independent_canaries_are_audited_tightly(mu, guesses):
@@ -41,6 +42,7 @@ def test_independent_canaries_are_audited_tightly(mu, guesses):
     assert share > 0.6
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("mu", [1.0, 2.0])
 def test_canaries_that_share_a_size_exceed_it(mu):
     # Not valid for every mechanism whose canaries have the Gaussian curve: in 46 % of the games at

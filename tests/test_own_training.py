@@ -249,7 +249,7 @@ def checked(control, **options):
     )
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("name", trainings.BROKEN)
 def test_a_broken_training_is_caught(name):
     found = checked(trainings.BROKEN[name])
@@ -260,6 +260,7 @@ def test_a_broken_training_is_caught(name):
         found.raise_if_leaking()
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", trainings.CORRECT)
 def test_a_correct_training_is_not_accused(name):
     found = checked(trainings.CORRECT[name])
@@ -269,10 +270,13 @@ def test_a_correct_training_is_not_accused(name):
     assert found.epsilon < found.claim
 
 
-def test_correct_trainings_are_accused_in_at_most_5_percent_of_1000_audits():
+@pytest.mark.parametrize(
+    ("audits", "allowed"), [(200, 18), pytest.param(1000, 66, marks=pytest.mark.slow)]
+)
+def test_correct_trainings_are_accused_in_at_most_5_percent_of_audits(audits, allowed):
     # The tightest training there is: one Gaussian of the canary's own coordinate, mu = 1. Beside
-    # its score it tells other numbers, so that a statistic is learned too. More than 66 accusals
-    # of 1,000 have probability under 1 % if each has 5 %.
+    # its score it tells other numbers, so that a statistic is learned too. More than are
+    # allowed have probability under 1 % if each has 5 %.
     mu = 1.0
     exact = accounting.GaussianMechanism(mu).epsilon(1e-5)
 
@@ -284,13 +288,12 @@ def test_correct_trainings_are_accused_in_at_most_5_percent_of_1000_audits():
     accountant = RDPAccountant()
     accountant.history = [(1.0, 1.0, 1)]
     records = np.zeros((1, 1)), np.zeros(1, int)
-    audits = [
+    made = [
         check(gaussian, records, (np.zeros(1), 0), claim=exact, games=100, seed=seed)
-        for seed in range(1000)
+        for seed in range(audits)
     ]
-    accused = sum(found.leaks for found in audits)
-    assert accused <= 66
-    assert np.mean([found.epsilon for found in audits]) > 0.3  # and they do find something
+    assert sum(found.leaks for found in made) <= allowed
+    assert np.mean([found.epsilon for found in made]) > 0.3  # and they do find something
 
 
 @pytest.mark.parametrize("name", trainings.UNSEEN)

@@ -157,6 +157,7 @@ def test_krw_figure_7_allows_three_times_as_many_models() -> None:
     assert result.comparisons[0].ours == pytest.approx(3.0, abs=0.5)
 
 
+@pytest.mark.slow
 def test_krw_figure_8_one_bound_for_all_candidates_costs_little() -> None:
     result = computed(
         "krw-fig8", noise_multipliers=[2.0, 3.0], steps=[4000, 10000], largest=100.0, points=2

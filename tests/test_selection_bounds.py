@@ -344,7 +344,7 @@ def test_noisy_max_against_its_exact_law():
 
 def test_candidates_of_different_cost():
     law = repetitions.parse("tnb:1,0.1")
-    several = [DpSgd(2.0, 400, 0.01), DpSgd(3.0, 1000, 0.01)]
+    several = [DpSgd(2.0, 100, 0.01), DpSgd(3.0, 250, 0.01)]
     alone = [upper_bounds.profile(one, law, 1e-6).epsilon for one in several]
     together = upper_bounds.many_candidates(several, law, 1e-6).epsilon
     assert max(alone) <= together * (1 + 1e-9)

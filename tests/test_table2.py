@@ -76,14 +76,18 @@ def test_rows_on_real_data(threat, canary, dataset):
     check(threat=threat, canary=canary, dataset=dataset, learning_rates=(0.002,), **options)
 
 
-def test_ordering_that_the_paper_reports():
+@pytest.mark.parametrize(
+    ("trials", "weak_trials"), [(200, 200), pytest.param(1500, 500, marks=pytest.mark.slow)]
+)
+def test_ordering_that_the_paper_reports(trials, weak_trials):
     # NTNV input < NTNV Dirac < ETCV Dirac. Measured shifts of lambda_a between the two data sets,
-    # in standard deviations: 0.15, 1.24, 1.30, each within 0.1 (two standard errors
-    # at 1,500; the first, which is far from the others, at 500 within 0.2).
-    settings = {"trials": 1500, "steps": 20, "learning_rates": (0.03,), "model": "mlp"}
-    _, weak = check(threat="NTNV", canary="input", **settings | {"trials": 500})
-    normal, strong = check(threat="NTNV", canary="dirac", **settings)
-    empty, _ = check(threat="ETCV", canary="dirac", **settings)
+    # in standard deviations: 0.15, 1.24, 1.30, each within 0.1 (two standard errors at 1,500, and
+    # 0.28 at 200; so the last two, which are near to each other, are told apart only there).
+    settings = {"steps": 20, "learning_rates": (0.03,), "model": "mlp"}
+    _, weak = check(threat="NTNV", canary="input", trials=weak_trials, **settings)
+    normal, strong = check(threat="NTNV", canary="dirac", trials=trials, **settings)
     assert weak < strong - 0.5
-    assert normal < empty
-    assert np.isfinite([weak, strong, normal, empty]).all()
+    assert np.isfinite([weak, strong, normal]).all()
+    if trials > 1000:
+        empty, _ = check(threat="ETCV", canary="dirac", trials=trials, **settings)
+        assert normal < empty

@@ -45,7 +45,7 @@ def expected(tmp_path_factory):
     "options",
     [
         ("--jobs", "2"),
-        ("--devices", "cpu", "cpu"),
+        pytest.param(("--devices", "cpu", "cpu"), marks=pytest.mark.slow),
         pytest.param(
             ("--backend", "dask", "--jobs", "2"),
             marks=[
