@@ -1,17 +1,22 @@
 """Tuning, live: the draws, what is kept silent, what survives a kill, and what it may leak."""
 
+import contextlib
 import itertools
 import json
 import logging
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from opacus import PrivacyEngine
 from scipy import stats
 
 from audit import accounting, protocols, repetitions, tuning
@@ -212,6 +217,8 @@ def test_runs_that_raise_or_diverge_count_and_lose_in_silence(capfd, caplog):
     def train(trial):
         calls.append(trial)
         print("a loser's secret")
+        os.write(1, b"a secret past Python's streams")
+        os.system("echo the secret of another process >&2")
         logging.getLogger("train").error("another secret")
         kind = len(calls)
         if kind == 1:
@@ -308,8 +315,8 @@ def test_a_run_that_is_not_what_is_accounted_for_ends_the_study(history, loader,
 def test_a_run_that_is_less_than_what_is_accounted_for_is_admitted():
     def train(trial):
         loader = Loader(UniformWithReplacementSampler(trial.sampling_rate))
-        trial.check(Recorded((trial.noise_multiplier, trial.sampling_rate, trial.steps)), loader)
         trial.check(Recorded((2.0, 0.05, 10)), loader)
+        trial.check(Recorded((trial.noise_multiplier, trial.sampling_rate, 90)), loader)
         return noisy(trial)
 
     checked = study(base=DP_SGD)
@@ -317,6 +324,117 @@ def test_a_run_that_is_less_than_what_is_accounted_for_is_admitted():
     assert checked._played.checked == {
         "steps", "noise_multiplier", "sampling_rate", "poisson_sampling",
     }  # fmt: skip
+
+
+class BatchSplittingSampler:
+    """Named as the one of Opacus' BatchMemoryManager is."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+
+def test_large_batches_may_be_split():
+    def train(trial):
+        split = Loader(BatchSplittingSampler(UniformWithReplacementSampler(0.1)))
+        trial.check(Recorded((1.0, 0.1, 100)), split)
+        return noisy(trial)
+
+    checked = study(base=DP_SGD)
+    checked.run(train)
+    assert "poisson_sampling" in checked._played.checked
+
+
+def test_steps_after_the_check_count():
+    def train(trial):
+        accountant = Recorded((1.0, 0.1, 60))
+        trial.check(accountant)
+        accountant.history += ((1.0, 0.1, 60),)
+        return noisy(trial)
+
+    with pytest.raises(tuning.Void, match="steps must be at most 100 in a run, got 120"):
+        study(base=DP_SGD).run(train)
+
+
+def test_a_check_that_is_caught_ends_the_study_all_the_same():
+    def train(trial):
+        with contextlib.suppress(ValueError):
+            trial.check(Recorded((0.5, 0.1, 100)))
+        return noisy(trial)
+
+    with pytest.raises(tuning.Void, match=r"noise_multiplier must be at least 1\.0"):
+        study(base=DP_SGD).run(train)
+
+
+def test_two_accountants_of_one_run_add_up():
+    def train(trial):
+        for _ in range(2):
+            trial.check(Recorded((1.0, 0.1, 60)))
+        return noisy(trial)
+
+    with pytest.raises(tuning.Void, match="steps must be at most 100 in a run, got 120"):
+        study(base=DP_SGD).run(train)
+
+
+def test_generators_seeded_by_the_script_do_not_make_noise_that_is_known():
+    def train(trial):
+        drawn = random.random(), np.random.rand(), float(torch.rand(1))  # noqa: NPY002
+        return tuning.Outcome(-drawn[2], drawn)
+
+    def drawn_after_seeding(**settings):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(0)
+        return study(**settings).run(train).model, float(torch.rand(1))
+
+    torch.manual_seed(0)
+    first = float(torch.rand(1))
+    (one, after), (two, _) = drawn_after_seeding(), drawn_after_seeding()
+    assert not set(one) & set(two)
+    assert after == first  # and nothing drawn afterwards tells of a run
+    assert drawn_after_seeding(seed=3)[0] == drawn_after_seeding(seed=3)[0]
+
+
+def test_runs_that_seed_torch_alike_end_the_study():
+    def train(trial):
+        torch.manual_seed(constant or trial.seed % 2**32)
+        return noisy(trial)
+
+    constant = 42
+    with pytest.raises(tuning.Void, match="got two runs that seeded it alike"):
+        study().run(train)
+    constant = None
+    assert study().run(train).candidate is not None
+
+
+def test_released_modules_hold_no_gradient_of_a_single_record():
+    def train(trial):
+        module = torch.nn.Linear(4, 2)
+        engine = PrivacyEngine()
+        wrapped, optimizer, _ = engine.make_private(
+            module=module,
+            optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+            data_loader=torch.utils.data.DataLoader(records, batch_size=4),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            poisson_sampling=False,
+        )
+        wrapped(records.tensors[0]).sum().backward()
+        optimizer.step()
+        wrapped(records.tensors[0])  # a pass without its backward one
+        left.append([set(vars(one)) for one in (*module.parameters(), module)])
+        return tuning.Outcome(1.0, {"module": wrapped, "inside": [module, optimizer]})
+
+    records, left = torch.utils.data.TensorDataset(torch.rand(8, 4)), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        best = study(protocol="fixed:1").run(train)
+    module = best.model["inside"][0]
+    assert [{"grad_sample"} <= names for names in left[0]] == [True, True, False]
+    assert "activations" in left[0][2]  # else the test tests nothing
+    for one in (*module.parameters(), module, best.model["module"]):
+        assert not {"grad_sample", "summed_grad", "activations"} & set(vars(one))
+        assert getattr(one, "grad", None) is None
+    assert module(torch.ones(1, 4)).shape == (1, 2)
 
 
 def test_private_score_gets_its_noise_from_the_study():
@@ -398,6 +516,31 @@ def test_folder_is_private_says_so_and_goes_at_the_end(tmp_path):
     assert {"state.json", "runs.jsonl", "READ_ME_PRIVATE.txt", "lock"} <= set(seen)
     assert set(seen.values()) == {0o600}
     assert not folder.exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / ".gitignore").write_text("mine")
+    tmp_path.chmod(0o755)
+    with pytest.raises(ValueError, match="folder must be empty, new, or that of a study, got"):
+        study(folder=tmp_path).run(noisy)
+    assert (tmp_path / ".gitignore").read_text() == "mine"
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+    with pytest.raises(ValueError, match="folder must be one that can be made and written"):
+        study(folder=tmp_path / ".gitignore" / "study").run(noisy)
+
+
+@pytest.mark.parametrize("left", range(7))
+def test_a_folder_half_begun_or_half_deleted_is_taken_up(tmp_path, left):
+    folder = tmp_path / "study"
+    study(folder=folder, keep=True).run(noisy)
+    (folder / "models").mkdir()
+    (folder / "state.json.draft").write_text("{")
+    for name in ("state.json", "runs.jsonl", "READ_ME_PRIVATE.txt", ".gitignore")[:left]:
+        (folder / name).unlink()
+    if left > 4:
+        (folder / "models").rmdir()
+    assert study(folder=folder, keep=left > 5).run(noisy).candidate is not None
+    assert folder.exists() == (left > 5)
 
 
 def test_finished_study_is_kept_where_asked_and_answers_the_same(tmp_path):
@@ -615,6 +758,9 @@ def test_jobs_change_nothing():
     ("settings", "words"),
     [
         ({"space": {}}, "space must name at least one hyper-parameter"),
+        ({"space": 5}, "space must be a mapping from names to values, or a list"),
+        ({"space": {"": [1, 2]}}, "space must name every hyper-parameter, got an empty name"),
+        ({"folder": 5}, "folder must be a path or None, got 5"),
         ({"space": {"lr": 0.1}}, r"space\['lr'\] must be a list of values, Uniform"),
         ({"space": [1, 2]}, "space must be a mapping from names to values, or a list"),
         ({"space": {"f": [noisy]}, "folder": ""}, "space must hold values that read the same"),
@@ -655,6 +801,10 @@ def test_bad_arguments_of_run_are_one_line():
         study(protocol="until:0.5").run(noisy)
     with pytest.raises(ValueError, match="jobs must be 1 with protocol adaptive"):
         study(protocol="adaptive:0.5,2/tnb:1,0.5").run(noisy, jobs=2)
+    with pytest.raises(ValueError, match="train must be a function, got None"):
+        study().run(None)
+    with pytest.raises(ValueError, match=r"accept must be a function, got 0\.9"):
+        study(protocol="until:0.5").run(noisy, accept=0.9)
     with pytest.raises(ValueError, match="save and load must be given together"):
         study().run(noisy, save=print)
     with pytest.raises(ValueError, match=r"noise_std must be in .* no guarantee"):

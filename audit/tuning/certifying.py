@@ -194,7 +194,10 @@ def _of_base(training: Mechanism, checked: frozenset[str]) -> list[Condition]:
         Condition(_CHECKS[name], Ground.CHECKED if name in checked else Ground.ON_TRUST)
         for name in names
     ]
-    clipping = "gradients are clipped record by record, and the noise is what the accountant says"
+    clipping = (
+        "gradients are clipped record by record, the noise is what the accountant says, and a run "
+        "hands out nothing else that it made of private records"
+    )
     return [*found, Condition(clipping, Ground.ON_TRUST)]
 
 

@@ -16,6 +16,11 @@ from typing import Any
 __all__ = ["Journal", "Memory", "Record"]
 
 _FORMAT = 1
+# In the order in which they go. Without the key nothing else is ever taken for a study to go on
+# with; while the lock is there, the folder is known to be a study's.
+_MODELS, _LOCK = "models", "lock"
+_NAMES = ("state.json", "runs.jsonl", "READ_ME_PRIVATE.txt", ".gitignore", _MODELS, _LOCK)
+_DRAFT = ".draft"
 _WORDS = """PRIVATE. This folder belongs to a differentially private tuning that is not over.
 
 It holds the number of runs, all candidates tried and their scores. The guarantee of the tuning is
@@ -33,6 +38,7 @@ class Record:
         score: its score; None if it lost.
         model: a digest of its model, to recognise it by; None if it has none.
         checked: what was checked of it.
+        own_seed: what torch was seeded with by the run itself; None if it was not.
         accepted: whether it was accepted, where the protocol runs until one is.
     """
 
@@ -42,6 +48,7 @@ class Record:
     model: str | None = None
     checked: tuple[str, ...] = ()
     accepted: bool = False
+    own_seed: int | None = None
 
 
 class Memory:
@@ -105,11 +112,22 @@ class Journal(Memory):
         """Holds the folder against other processes.
 
         Raises:
-            ValueError: another process runs the study.
+            ValueError: another process runs the study, or the folder holds something else.
         """
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.folder.chmod(0o700)
-        with open(self.folder / "lock", "a", opener=_private) as lock:
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            names = {path.name.removesuffix(_DRAFT) for path in self.folder.iterdir()}
+            # What is not a study's is neither closed to others nor deleted in the end.
+            if names and not (_LOCK in names and names <= {*_NAMES}):
+                raise ValueError(
+                    f"folder must be empty, new, or that of a study, got {str(self.folder)!r}"
+                )
+            self.folder.chmod(0o700)
+        except OSError as error:
+            raise ValueError(
+                f"folder must be one that can be made and written, got {str(self.folder)!r}"
+            ) from error
+        with open(self.folder / _LOCK, "a", opener=_private) as lock:
             try:
                 import fcntl
 
@@ -175,10 +193,12 @@ class Journal(Memory):
 
     def end(self) -> None:
         """Deletes the folder; what else may lie in it stays."""
-        # The key goes first: without it nothing else is ever taken for a study to go on with.
-        for name in ("state.json", "runs.jsonl", "READ_ME_PRIVATE.txt", ".gitignore", "lock"):
-            (self.folder / name).unlink(missing_ok=True)
-        shutil.rmtree(self.folder / "models", ignore_errors=True)
+        for name in _NAMES:
+            if name == _MODELS:
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+                continue
+            for one in (name, name + _DRAFT):
+                (self.folder / one).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
@@ -189,7 +209,7 @@ def _private(path: str, flags: int) -> int:
 
 def _write(path: Path, text: str) -> None:
     """Writes a file at once or not at all, and waits until it is on disk."""
-    draft = path.with_name(path.name + ".draft")
+    draft = path.with_name(path.name + _DRAFT)
     with open(draft, "w", encoding="utf-8", opener=_private) as file:
         file.write(text)
         file.flush()

@@ -183,6 +183,8 @@ class Trial:
     _may_read: NDArray[np.bool_] = field(
         default_factory=lambda: np.ones(0, dtype=np.bool_), repr=False
     )
+    _accountants: dict[int, Any] = field(default_factory=dict, repr=False)
+    _loaders: dict[int, Any] = field(default_factory=dict, repr=False)
 
     @property
     def is_final(self) -> bool:
@@ -228,8 +230,12 @@ class Trial:
     def check(self, accountant: Any, data_loader: Any = None) -> None:
         """Checks that the run was what the study accounts for; call it after training.
 
+        What it was given is looked at once more when `train` returns: steps taken after it count,
+        and an error that `train` catches is raised again.
+
         Args:
-            accountant: the Opacus accountant of the run, or its PrivacyEngine.
+            accountant: the Opacus accountant of the run, or its PrivacyEngine. Of several in one
+                run the steps add up.
             data_loader: what the batches came from, to check that they were Poisson sampled; an
                 accountant does not know. Only `DPDataLoader` is known to.
 
@@ -238,14 +244,34 @@ class Trial:
                 Poisson sampled. It ends the study without a release.
                 The same if what came is no accountant of one run, or the base not DP-SGD.
         """
+        own = getattr(accountant, "accountant", accountant)
+        self._accountants[id(own)] = own
+        if data_loader is not None:
+            self._loaders[id(data_loader)] = data_loader
+        self.check_again()
+
+    def check_again(self) -> None:
+        """Checks all that `check` was given, as it stands now; nothing if it was given nothing.
+
+        Raises:
+            Inadmissible: as `check`.
+        """
+        if not self._accountants:
+            return
         if not isinstance(self.base, DpSgd):
             raise Inadmissible(f"base must be DP-SGD to be checked, got {self.base.description}")
         try:
-            recorded = from_opacus(accountant, self.base.neighbours)
+            recorded = [
+                from_opacus(one, self.base.neighbours) for one in self._accountants.values()
+            ]
         except ValueError as error:
             raise Inadmissible(str(error)) from error
-        parts = recorded.parts if isinstance(recorded, Composition) else (recorded,)
-        phases = [part for part in parts if isinstance(part, DpSgd)]
+        phases = [
+            part
+            for one in recorded
+            for part in (one.parts if isinstance(one, Composition) else (one,))
+            if isinstance(part, DpSgd)
+        ]
         steps = sum(phase.steps for phase in phases)
         noise = min(phase.noise_multiplier for phase in phases)
         rate = max(phase.sampling_rate for phase in phases)
@@ -258,24 +284,30 @@ class Trial:
                 word = "at most" if side > 0 else "at least"
                 raise Inadmissible(f"{name} must be {word} {allowed!r} in a run, got {came!r}")
         self.checked |= {"steps", "noise_multiplier", "sampling_rate"}
-        if self.part is not None and data_loader is not None:
+        for loader in self._loaders.values():
+            self._check_loader(loader, self.base.sampling_rate)
+
+    def _check_loader(self, data_loader: Any, allowed: float) -> None:
+        if self.part is not None:
             # How many there are is not told: it is a draw of the study.
             if len(data_loader.dataset) != int(self._may_read.sum()):
                 raise Inadmissible(
                     "data_loader must hold the records that trial.records names, and no others"
                 )
             self.checked.add("count_of_records")
-        if self.base.sampling_rate < 1.0 and data_loader is not None:
-            sampler = type(getattr(data_loader, "batch_sampler", None)).__name__
-            if "UniformWithReplacementSampler" not in sampler:
+        if allowed < 1.0:
+            sampler: Any = getattr(data_loader, "batch_sampler", None)
+            if type(sampler).__name__ == "BatchSplittingSampler":  # of Opacus' BatchMemoryManager
+                sampler = sampler.sampler
+            kind = type(sampler).__name__
+            if "UniformWithReplacementSampler" not in kind:
                 raise Inadmissible(
                     "data_loader must sample batches by Poisson sampling, as Opacus' DPDataLoader "
-                    f"does, got {type(data_loader).__name__} with {sampler}"
+                    f"does, got {type(data_loader).__name__} with {kind}"
                 )
-            sampled = getattr(data_loader.batch_sampler, "sample_rate", math.nan)
-            if not sampled <= self.base.sampling_rate * (1.0 + _ROUNDING):
+            sampled = getattr(sampler, "sample_rate", math.nan)
+            if not sampled <= allowed * (1.0 + _ROUNDING):
                 raise Inadmissible(
-                    f"data_loader must sample at a rate of at most {self.base.sampling_rate!r}, "
-                    f"got {sampled!r}"
+                    f"data_loader must sample at a rate of at most {allowed!r}, got {sampled!r}"
                 )
             self.checked.add("poisson_sampling")

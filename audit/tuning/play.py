@@ -4,9 +4,7 @@ All draws follow from the key and the scores so far; so whoever is killed and st
 same ones. Of equal scores the first run wins, in whatever order they end.
 """
 
-import contextlib
 import hashlib
-import logging
 import math
 import os
 import pickle
@@ -28,6 +26,7 @@ from audit.protocols import (
     Subset,
     UntilAccepted,
 )
+from audit.tuning.alone import seeded, silence, without_gradients
 from audit.tuning.journal import Memory, Record
 from audit.tuning.outcome import Best, Inadmissible, Outcome, Part, Private, Trial, Void
 from audit.tuning.samplers import Ended, Point, next_point
@@ -172,6 +171,7 @@ def play(
     done = {record.index: record for record in memory.records()}
     can_win = [one for one in done.values() if _can_win(one, runs is None)]
     winner = max(can_win, key=_rank, default=None)
+    own_seeds = {record.own_seed for record in done.values()}
     models: dict[int, Any] = {}
     # Where a final run follows, no other model is released, and none is kept.
     has_final = isinstance(plan.protocol, Subset)
@@ -181,6 +181,12 @@ def play(
         if found.void:
             raise Void(found.void)
         record = found.record
+        if record.own_seed is not None and record.own_seed in own_seeds:
+            raise Void(
+                "train must draw its noise from trial.seed, or leave torch's seed alone, got two "
+                "runs that seeded it alike"
+            )
+        own_seeds.add(record.own_seed)
         ahead = _can_win(record, runs is None) and (winner is None or _rank(record) > _rank(winner))
         is_kept = ahead if not has_final else record.index == _FINAL and record.score is not None
         folder = memory.folder if save is not None else None
@@ -278,7 +284,7 @@ def _attempted(
     """One run: whatever goes wrong in it counts, and loses; nothing of it is shown."""
     lost = Record(index, point, None)
     try:
-        with _silence():
+        with silence(), seeded(trial.seed) as own_seed:
             outcome = train(trial)
             if not isinstance(outcome, Outcome):
                 raise Inadmissible(
@@ -289,35 +295,20 @@ def _attempted(
                     "train must ask trial.records(count) which records it may read, where the "
                     "tuning is on a part of them"
                 )
+            trial.check_again()
+            model, seeded_with = without_gradients(outcome.model), own_seed()
             score = outcome.score + noise
             accepted = accept is not None and not outcome.lost
-            accepted = accepted and bool(accept(Outcome(score, outcome.model)))  # type: ignore[misc]
+            accepted = accepted and bool(accept(Outcome(score, model)))  # type: ignore[misc]
     except Inadmissible as error:
         return _Attempt(lost, void=str(error))
     except (Exception, SystemExit):
         return _Attempt(lost)
     if not math.isfinite(score):
         return _Attempt(lost)
-    record = Record(
-        index, point, score, _digest(outcome.model), tuple(sorted(trial.checked)), accepted
-    )
-    return _Attempt(record, outcome.model)
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Nothing is printed or logged: what a run says would tell of the runs that lose."""
-    before = logging.root.manager.disable
-    with (
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
-        logging.disable(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            logging.disable(before)
+    checked = tuple(sorted(trial.checked))
+    record = Record(index, point, score, _digest(model), checked, accepted, seeded_with)
+    return _Attempt(record, model)
 
 
 def _digest(model: Any) -> str | None:

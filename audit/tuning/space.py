@@ -193,8 +193,10 @@ class Space:
         if isinstance(space, Mapping):
             if not space:
                 raise ValueError("space must name at least one hyper-parameter, got none")
+            if "" in space:
+                raise ValueError("space must name every hyper-parameter, got an empty name")
             return cls({str(name): _dimension(str(name), given) for name, given in space.items()})
-        candidates = list(space)
+        candidates = list(space) if isinstance(space, Iterable) else []
         if not candidates or not all(isinstance(one, Mapping) for one in candidates):
             raise ValueError(
                 "space must be a mapping from names to values, or a list of candidates, each a "

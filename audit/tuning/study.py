@@ -1,8 +1,10 @@
 """Private tuning, live: the user trains, the study draws, counts, chooses and keeps silent."""
 
+import contextlib
 import functools
 import hashlib
 import json
+import os
 import re
 import secrets
 import sys
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from audit import checks, protocols
 from audit.accounting import AnyOf, Candidates, DpSgd, Mechanism, OneOf, to_plain
@@ -172,7 +174,10 @@ class Study:
             )
         if folder == "":
             folder = f".tuning-study-{self.settings_hash[:12]}"
-        self._memory = Memory() if folder is None else Journal(folder)
+        try:
+            self._memory = Memory() if folder is None else Journal(folder)
+        except TypeError:
+            raise ValueError(f"folder must be a path or None, got {folder!r}") from None
         self._played: Played | None = None
 
     @cached_property
@@ -355,6 +360,9 @@ class Study:
             ValueError: the folder belongs to another study, or one that runs.
         """
         jobs = jobs if jobs == -1 else checks.whole("jobs", jobs, 1)
+        for name, given in (("train", train), ("accept", accept), ("save", save), ("load", load)):
+            if not (callable(given) or (given is None and name != "train")):
+                raise ValueError(f"{name} must be a function, got {given!r}")
         if (save is None) != (load is None):
             raise ValueError("save and load must be given together, got one of them")
         if self._played is not None:
@@ -455,15 +463,23 @@ class _progress:
     """Shows how much time has gone by: what whoever waits knows anyway, and nothing of the runs."""
 
     def __init__(self, shown: bool, protocol: Protocol) -> None:
-        # What stands here now: while a run is on, nothing that it prints is shown.
-        self._shown, self._stream, self._over = shown, sys.stderr, threading.Event()
+        self._shown, self._over = shown, threading.Event()
+        self._stream: IO[str] | None = sys.stderr
+        self._own: IO[str] | None = None
         mean = protocol.mean_runs
         self._expected = "" if mean is None else f"; {mean:.4g} runs are expected"
 
     def __enter__(self) -> None:
-        if self._shown:
-            self._began = time.monotonic()
-            threading.Thread(target=self._tick, daemon=True).start()
+        if not self._shown:
+            return
+        terminal = sys.__stderr__
+        if terminal is not None and self._stream is terminal:
+            # A way out of its own: while a run is on, nothing that it prints is shown.
+            with contextlib.suppress(OSError, ValueError):
+                self._stream = self._own = open(os.dup(terminal.fileno()), "w")
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._tick, daemon=True)
+        self._thread.start()
 
     def _tick(self) -> None:
         while not self._over.wait(1.0):
@@ -472,6 +488,10 @@ class _progress:
             print(f"\r{words}", end="", file=self._stream, flush=True)
 
     def __exit__(self, *_: object) -> None:
+        if not self._shown:
+            return
         self._over.set()
-        if self._shown:
-            print(file=self._stream)
+        self._thread.join()
+        print(file=self._stream)
+        if self._own is not None:
+            self._own.close()
