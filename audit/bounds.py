@@ -112,6 +112,11 @@ def _parser() -> console.Parser:
         metavar="HOW",
         help="grid, random (with replacement) or sequential (all that looks back)",
     )
+    done.add_argument(
+        "--prior",
+        metavar="FILE",
+        help="csv as --trials, of all that could be drawn, with a column chance if not equal",
+    )
     shown = parser.add_argument_group("what is printed")
     shown.add_argument(
         "--compare",
@@ -270,15 +275,17 @@ def _law_as_json(protocol: Protocol) -> dict[str, object]:
 def _tuning_done(arguments: argparse.Namespace) -> int:
     """Prints what a finished tuning cost."""
     # Slow to import, and only wanted here.
-    from audit.tuning.cost_of import cost_of, read_trials
+    from audit.tuning.cost_of import cost_of, read_prior, read_trials
 
     law, delta, neighbours = arguments.repetitions, arguments.delta, arguments.neighbours
     if arguments.trials is not None and arguments.optuna is not None:
         raise ValueError("trials and optuna must not be given together, got both")
+    prior = None if arguments.prior is None else read_prior(arguments.prior, neighbours)
     if arguments.trials is not None:
         if arguments.chosen is None:
             raise ValueError("chosen must be given with --trials: grid, random or sequential")
-        found = cost_of(read_trials(arguments.trials, neighbours), arguments.chosen, delta, law)
+        trials = read_trials(arguments.trials, neighbours)
+        found = cost_of(trials, arguments.chosen, delta, law, prior)
     else:
         from audit.optuna import cost_of_study
         from audit.tuning.cost_of import trial_of
@@ -299,6 +306,7 @@ def _tuning_done(arguments: argparse.Namespace) -> int:
             law=law,
             base=base,
             neighbours=neighbours,
+            prior=prior,
         )
     print(json.dumps(asdict(found), indent=2) if arguments.json else "\n".join(found.lines))
     return console.OK

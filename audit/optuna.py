@@ -140,7 +140,8 @@ def read_study(
     """The trials of an Optuna study, and how their candidates were chosen.
 
     A study in memory knows its sampler; a storage does not, but grids and TPE leave traces in it.
-    Where nothing tells, or a trial was pruned, candidates are taken to look back.
+    Where nothing tells, or a trial was pruned or put in by hand (`enqueue_trial`), candidates are
+    taken to look back.
 
     Args:
         study: an Optuna study.
@@ -180,6 +181,8 @@ def _way_of(study: Any) -> str:
     marks = [set(trial.system_attrs) for trial in study.trials]
     if any(trial.state.name == "PRUNED" for trial in study.trials):
         return "sequential"
+    if any("fixed_params" in each for each in marks):
+        return "sequential"  # put in by hand: nobody knows after which others
     if marks and all("grid_id" in each for each in marks):
         return "grid"
     if any(name.startswith(("tpe:", "cma", "nsga", "qmc:")) for each in marks for name in each):
@@ -199,6 +202,7 @@ def cost_of_study(
     law: str | None = None,
     base: Mechanism | None = None,
     neighbours: str = "add-remove",
+    prior: Mechanism | None = None,
 ) -> TuningCost:
     """What a finished Optuna study cost.
 
@@ -210,6 +214,7 @@ def cost_of_study(
         law: the law from which the number of random trials was drawn; if not given, it was fixed.
         base: one trial, where the study does not tell.
         neighbours: `add-remove` or `replace-one`.
+        prior: what one draw is, as `tuning.cost_of` takes it.
 
     Raises:
         ValueError: there is no such study, or nothing tells what a trial was.
@@ -227,7 +232,7 @@ def cost_of_study(
     if isinstance(study, str):
         study = _load(study, name)
     runs, way = read_study(study, base, neighbours)
-    return cost_of(runs, chosen or way, delta, law)
+    return cost_of(runs, chosen or way, delta, law, prior)
 
 
 def _load(storage: str, name: str | None) -> Any:

@@ -1,6 +1,7 @@
 """The tuning you did: what it cost, from a csv file and from Optuna."""
 
 import functools
+import itertools
 import json
 import re
 import sys
@@ -10,11 +11,19 @@ import optuna
 import pytest
 
 import audit.optuna
-from audit import bounds, tuning, upper_bounds
-from audit.accounting import Candidates, Composition, DpSgd, GaussianMechanism, ZeroConcentratedDp
-from audit.protocols import Grid
-from audit.tuning.cost_of import all_of, read_trials
-from audit.upper_bounds.registry import find
+from audit import bounds, repetitions, tuning, upper_bounds
+from audit.accounting import (
+    Candidates,
+    Composition,
+    DiscreteMechanism,
+    DpSgd,
+    GaussianMechanism,
+    OneOf,
+    ZeroConcentratedDp,
+)
+from audit.protocols import Grid, RandomSearch
+from audit.tuning.cost_of import all_of, read_prior, read_trials
+from audit.upper_bounds.registry import find, row
 
 TEN = [GaussianMechanism(0.1)] * 10
 
@@ -41,6 +50,7 @@ def test_random_trials_with_a_law_cost_the_law():
     # One run came, and many might have: the composition of one is no bound.
     assert found.best_only == cost(GaussianMechanism(0.5), "tnb:1,0.1", 1e-5).epsilon
     assert found.best_only > found.all_released
+    assert "none that could have been drawn is less private" in found.assumed
 
 
 def test_sequential_trials_cost_all_of_them_and_the_reason_is_told():
@@ -76,6 +86,74 @@ def test_trials_of_mixed_noise_cost_each_its_own():
     )
     assert quietest < own < 0.95 * loudest
     assert own < found.all_released
+
+
+def most_leaked(prior, law, epsilon):
+    """delta of the best of K draws, the largest of all orders of (candidate, output)."""
+    laws = [
+        np.concatenate(
+            [
+                chance * np.asarray(getattr(one, name))
+                for one, chance in zip(prior.candidates, prior.chances, strict=True)
+            ]
+        )
+        for name in "pq"
+    ]
+    most = 0.0
+    for order in itertools.permutations(range(len(laws[0]))):
+        # One run is not preferred with chance 1 - s: the best is not with phi(1 - s).
+        rest = [np.append(1.0, 1.0 - np.cumsum(p[list(order)])).clip(0.0, 1.0) for p in laws]
+        best, best_with = (-np.diff(law.phi(one)) for one in rest)
+        for p, q in ((best, best_with), (best_with, best)):
+            most = max(most, float(np.maximum(p - np.exp(epsilon) * q, 0.0).sum()))
+    return most
+
+
+def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(monkeypatch):
+    # The bound that is smallest here, alone: the others take time.
+    tight = find("tight", RandomSearch)
+    monkeypatch.setattr(sys.modules["audit.tuning.cost_of"], "cost", functools.partial(row, tight))
+    delta, spec = 0.05, "tnb:0,0.2"
+    loud = DiscreteMechanism((0.5, 0.5), (0.1, 0.9))
+    quiet = DiscreteMechanism((0.5, 0.5), (0.4, 0.6))
+    law, prior = repetitions.parse(spec), OneOf((loud, quiet), (0.2, 0.8))
+    found = tuning.cost_of([loud, quiet], "random", delta, law, prior)
+    # The exact cost of this small case: it is kept, and not by much.
+    assert 0.9 * delta < most_leaked(prior, law, found.best_only) <= delta
+    assert "chances of the prior given" in found.assumed
+    # Chances that are not those of the draws say too little.
+    rarely_loud = tuning.cost_of([quiet], "random", delta, law, OneOf((loud, quiet), (0.1, 0.9)))
+    assert most_leaked(prior, law, rarely_loud.best_only) > delta
+
+
+@pytest.mark.parametrize(
+    ("chosen", "prior", "words"),
+    [
+        ("grid", TEN[0], "prior must be given with chosen random only, got chosen grid"),
+        ("random", GaussianMechanism(0.2), "prior must hold every trial, got none like"),
+        ("random", OneOf((TEN[0],), (0.5,)), "prior must have chances that sum to 1, got 0.5"),
+    ],
+)
+def test_bad_priors_are_one_line(chosen, prior, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        tuning.cost_of(TEN, chosen, prior=prior)
+    assert "\n" not in str(caught.value)
+
+
+def test_bounds_command_reads_a_prior(tmp_path, capsys):
+    trials, prior = tmp_path / "trials.csv", tmp_path / "prior.csv"
+    trials.write_text("mu\n0.1\n0.2\n")
+    prior.write_text("mu, chance\n0.1, 0.75\n0.2, 0.25\n")
+    assert read_prior(prior) == OneOf((TEN[0], GaussianMechanism(0.2)), (0.75, 0.25))
+    command = ["--trials", str(trials), "--chosen", "random", "--repetitions", "tnb:1,0.5"]
+    assert bounds.main([*command, "--prior", str(prior), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["best_only"]
+    assert found == cost(read_prior(prior), "tnb:1,0.5", 1e-5).epsilon
+    prior.write_text("mu\n0.1\n0.1\n0.2\n0.1\n")  # equally likely rows, equal ones added up
+    assert read_prior(prior) == OneOf((TEN[0], GaussianMechanism(0.2)), (0.75, 0.25))
+    prior.write_text("mu,chance\n0.1,2\n")
+    assert bounds.main([*command, "--prior", str(prior)]) == 2
+    assert "chance must be in (0, 1], got" in capsys.readouterr().err
 
 
 def test_equal_trials_are_counted():
@@ -163,6 +241,14 @@ def test_pruned_trials_make_it_sequential():
     study.optimize(pruned, n_trials=1)
     runs, way = audit.optuna.read_study(study)
     assert (len(runs), way) == (3, "sequential")
+
+
+def test_trials_put_in_by_hand_make_it_sequential():
+    study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
+    study.optimize(objective, n_trials=1)
+    study.enqueue_trial({"x": 4})
+    study.optimize(objective, n_trials=1)
+    assert audit.optuna.read_study(study)[1] == "sequential"
 
 
 def test_a_stored_study_is_read_to_the_safe_side(tmp_path, capsys):

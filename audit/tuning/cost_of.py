@@ -15,6 +15,7 @@ from audit.accounting import (
     DpSgd,
     GaussianMechanism,
     Mechanism,
+    OneOf,
     Unreachable,
     ZeroConcentratedDp,
 )
@@ -23,7 +24,7 @@ from audit.protocols import Grid, Protocol, RandomSearch
 from audit.repetitions import Fixed, Repetitions
 from audit.upper_bounds import cost
 
-__all__ = ["WAYS", "TuningCost", "cost_of", "read_trials", "trial_of"]
+__all__ = ["WAYS", "TuningCost", "cost_of", "read_prior", "read_trials", "trial_of"]
 
 WAYS = ("grid", "random", "sequential")
 """How candidates may have been chosen; `sequential` stands for all that looks back."""
@@ -35,10 +36,13 @@ _ASSUMED = {
     "random": "the number of trials was fixed beforehand, each candidate was drawn anew (with "
     "replacement) from one prior, and every trial ran to its end",
     "law": "K was drawn from its law beforehand and stayed secret, each candidate was drawn anew "
-    "(with replacement) from one prior, none that could have been drawn is less private than the "
-    "least private of these, and every trial ran to its end",
+    "(with replacement) from one prior, and every trial ran to its end",
     "sequential": "nothing of how candidates were chosen, but that they were chosen by what "
     "earlier trials released",
+}
+_OF_THE_PRIOR = {
+    True: "what each trial is was drawn with the chances of the prior given",
+    False: "none that could have been drawn is less private than the least private of these",
 }
 _WHY = {
     "grid": "a grid is less than all its trials, for the losers are not shown",
@@ -97,6 +101,7 @@ def cost_of(
     chosen: str,
     delta: float = 1e-5,
     law: str | Repetitions | None = None,
+    prior: Mechanism | None = None,
 ) -> TuningCost:
     """What a tuning cost that is over.
 
@@ -108,9 +113,12 @@ def cost_of(
         delta: in (0, 1).
         law: the law from which the number of random trials was drawn; if not given, their number
             was fixed.
+        prior: of random trials that are not all equally private, what one draw is:
+            `accounting.OneOf` all that could have been drawn, each with its chance. A draw then
+            costs the mean over them; if not given, under a law of K, the worst of those seen.
 
     Raises:
-        ValueError: there is no trial, or `chosen` is none of these.
+        ValueError: there is no trial, `chosen` is none of these, or a trial is none of the prior's.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -124,6 +132,8 @@ def cost_of(
     chosen = checks.one_of("chosen", chosen, WAYS)
     if law is not None and chosen != "random":
         raise ValueError(f"law must be given with chosen random only, got {law!r} with {chosen}")
+    if prior is not None:
+        _check_prior(prior, runs, chosen)
     everything = all_of(runs).epsilon(delta)
     best, bound, way = everything, _ALL, "law" if law is not None else chosen
     distinct = list(dict.fromkeys(runs))
@@ -132,7 +142,7 @@ def cost_of(
     readings: list[tuple[Mechanism, Protocol]] = []
     if chosen == "random":
         draws = Fixed(len(runs)) if law is None else repetitions.parse(law)
-        readings.append((worst, RandomSearch(draws)))
+        readings.append((worst if prior is None else prior, RandomSearch(draws)))
     if chosen == "grid" or (chosen == "random" and law is None and len(distinct) > 1):
         # Draws that look at no data are a list, fixed before: then each candidate costs its own.
         one = worst if len(distinct) == 1 else Candidates(tuple(runs))
@@ -147,7 +157,26 @@ def cost_of(
             # How many trials a law gave is secret: their composition is no bound for the law.
             if found.epsilon is not None and (found.epsilon < best or law is not None):
                 best, bound = found.epsilon, f"{found.name}, {protocol.spec}"
-    return TuningCost(len(runs), chosen, delta, best, bound, everything, _ASSUMED[way], _WHY[way])
+    assumed = _ASSUMED[way]
+    if law is not None or prior is not None:
+        assumed += f"; {_OF_THE_PRIOR[prior is not None]}"
+    return TuningCost(len(runs), chosen, delta, best, bound, everything, assumed, _WHY[way])
+
+
+def _check_prior(prior: Mechanism, runs: Iterable[Mechanism], chosen: str) -> None:
+    """Whether trials may have been drawn from a prior.
+
+    Raises:
+        ValueError: they can not.
+    """
+    if chosen != "random":
+        raise ValueError(f"prior must be given with chosen random only, got chosen {chosen}")
+    if isinstance(prior, OneOf) and prior.idle > 0.0:
+        raise ValueError(f"prior must have chances that sum to 1, got {1.0 - prior.idle!r}")
+    known = prior.candidates if isinstance(prior, OneOf) else (prior,)
+    for run in runs:
+        if run not in known:
+            raise ValueError(f"prior must hold every trial, got none like {run.description}")
 
 
 def all_of(runs: Iterable[Mechanism]) -> Mechanism:
@@ -202,23 +231,48 @@ def read_trials(path: str | Path, neighbours: str = "add-remove") -> list[Mechan
     Raises:
         ValueError: the file is missing, or a row names no mechanism.
     """
+    return [trial for trial, _ in _rows("trials", path, neighbours)]
+
+
+def read_prior(path: str | Path, neighbours: str = "add-remove") -> OneOf:
+    """What trials were drawn from, from a csv file with a heading, one row a possible trial.
+
+    Args:
+        path: columns as `trial_of` has them, and `chance`; without it all rows are equally likely.
+        neighbours: `add-remove` or `replace-one`.
+
+    Raises:
+        ValueError: the file is missing, a row names no mechanism, or chances do not sum to 1.
+    """
+    rows = _rows("prior", path, neighbours)
+    found: dict[Mechanism, float] = {}
+    for one, values in rows:
+        given = values.get("chance") or 1.0 / len(rows)
+        chance = checks.interval("chance", given, 0.0, 1.0, closed_high=True)
+        found[one] = min(found.get(one, 0.0) + chance, 1.0)
+    return OneOf(tuple(found), tuple(found.values()))
+
+
+def _rows(name: str, path: str | Path, neighbours: str) -> list[tuple[Mechanism, dict[str, str]]]:
+    """The mechanism of every row of a csv file, and the row."""
     try:
         text = io.StringIO(checks.text_of(path))
         rows = list(csv.DictReader(text, skipinitialspace=True))
     except (OSError, ValueError, csv.Error) as error:
-        raise ValueError(f"trials must be a readable csv file, got {str(path)!r}") from error
+        raise ValueError(f"{name} must be a readable csv file, got {str(path)!r}") from error
     found = []
-    for number, values in enumerate(rows, start=2):
+    for number, row in enumerate(rows, start=2):
+        values = {str(key).strip(): one for key, one in row.items()}
         try:
-            trial = trial_of({str(name).strip(): one for name, one in values.items()}, neighbours)
+            trial = trial_of(values, neighbours)
         except ValueError as error:
-            raise ValueError(f"trials, line {number}: {error}") from None
+            raise ValueError(f"{name}, line {number}: {error}") from None
         if trial is None:
             raise ValueError(
-                "trials must have columns noise_multiplier, steps and sampling_rate, or mu, or "
+                f"{name} must have columns noise_multiplier, steps and sampling_rate, or mu, or "
                 f"rho, got line {number} of {str(path)!r} without"
             )
-        found.append(trial)
+        found.append((trial, values))
     if not found:
-        raise ValueError(f"trials must be at least one row below a heading, got none in {path}")
+        raise ValueError(f"{name} must be at least one row below a heading, got none in {path}")
     return found
