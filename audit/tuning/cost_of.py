@@ -247,7 +247,7 @@ def read_prior(path: str | Path, neighbours: str = "add-remove") -> OneOf:
     rows = _rows("prior", path, neighbours)
     found: dict[Mechanism, float] = {}
     for one, values in rows:
-        given = values.get("chance") or 1.0 / len(rows)
+        given: Any = values.get("chance") or 1.0 / len(rows)
         chance = checks.interval("chance", given, 0.0, 1.0, closed_high=True)
         found[one] = min(found.get(one, 0.0) + chance, 1.0)
     return OneOf(tuple(found), tuple(found.values()))
