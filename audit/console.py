@@ -5,7 +5,8 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from audit import __version__
@@ -98,9 +99,63 @@ def refused(error: object) -> int:
 
     Returns:
         The exit code.
+
+    Raises:
+        BrokenPipeError: this came: who read the output has seen enough, which is no error.
     """
+    if isinstance(error, BrokenPipeError):
+        raise error
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return REFUSED
+
+
+_SECONDS_OF_SILENCE = 15.0
+
+
+def note(words: str) -> None:
+    """Says something on the way, where it is no part of an error.
+
+    On a terminal beside the output; else before it, so that stderr holds nothing but what went
+    wrong.
+    """
+    stream = sys.stderr if sys.stderr.isatty() else sys.stdout
+    with contextlib.suppress(OSError):  # nobody reads: the work goes on
+        print(words, file=stream, flush=True)
+
+
+@contextlib.contextmanager
+def progress(
+    total: int, done: int = 0, unit: str = "trial", delay: float = 0.0
+) -> Iterator[Callable[[int], object]]:
+    """Shows how far something is: a bar that goes when it is done; without a terminal, notes.
+
+    Args:
+        total: how much there is to do.
+        done: what was done before.
+        unit: of what.
+        delay: seconds until there is a bar.
+
+    Yields:
+        What is told how much more was done.
+    """
+    if sys.stderr.isatty():
+        from tqdm import tqdm  # only where it is seen
+
+        with tqdm(
+            total=total, initial=done, unit=unit, smoothing=0.05, delay=delay, leave=False
+        ) as bar:
+            yield bar.update
+        return
+    last = time.monotonic()
+
+    def update(more: int) -> None:
+        nonlocal done, last
+        done += more
+        if time.monotonic() - last > _SECONDS_OF_SILENCE:
+            note(f"{done:,} of {total:,} {unit}s")
+            last = time.monotonic()
+
+    yield update
 
 
 def run(main: Callable[[Sequence[str] | None], int]) -> int:
@@ -118,7 +173,12 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
             code = main(None)
         except SystemExit as ended:  # as --help and wrong options do
             code = ended.code if isinstance(ended.code, int) else OK
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except OSError:
+            if code == OK:
+                raise
+            _discard_output()  # one line was said
     except BrokenPipeError:  # who reads the output, `head` say, has seen enough
         _discard_output()
         return OK

@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from types import FrameType
@@ -152,8 +152,7 @@ def run(config: AuditConfig) -> "list[Report]":
     plan = replace(config, devices=("cpu",))
     first = setup.set_up(plan, 0)
     seconds = play.expected_seconds(config, first.engine.name)
-    budgets = _with_bar(range(len(config.epsilon)), "set-up")
-    set_ups = [setup.set_up(plan, budget) for budget in budgets]
+    set_ups = [setup.set_up(plan, budget) for budget in _with_bar(range(len(config.epsilon)))]
     blocks = play.blocks(config, first.engine.name)
     bound_to = binding.binding(config, set_ups)
     is_finished = store.finished(config, blocks)
@@ -179,6 +178,7 @@ def run(config: AuditConfig) -> "list[Report]":
 def _announce(config: AuditConfig, seconds: float) -> None:
     """Says what the games can show at best, and how long it may take where that is long."""
     from audit import lower_bounds
+    from audit.game import play
     from audit.numerics import shown_to
 
     games = config.trials * config.repeats
@@ -192,21 +192,22 @@ def _announce(config: AuditConfig, seconds: float) -> None:
         share = (1.0 - config.confidence) / looks
         needed = lower_bounds.trials_needed(largest, config.delta, 1.0 - share)
         words += f"; eps_B = {largest:g} takes {2 * needed:,} or more"
-    print(words, file=sys.stderr)
+    console.note(words)
+    workers = max(config.jobs, len(config.devices))
+    seconds = seconds / workers + play.expected_seconds_of_bounds(config)
     if config.device_kind == "cpu" and seconds > _LONG_SECONDS:
-        workers = max(config.jobs, len(config.devices))
-        print(
-            f"about {config.expected_runs:,.0f} runs, roughly {seconds / workers / 3600:.2g} hours "
-            f"with jobs {workers}",
-            file=sys.stderr,
+        console.note(
+            f"about {config.expected_runs:,.0f} runs and the bounds of {len(config.epsilon)} "
+            f"budgets, roughly {seconds / 3600:.2g} hours with jobs {workers}"
         )
 
 
-def _with_bar(items: Sequence[int], what: str) -> Iterable[int]:
-    """The items, with a progress bar where they take long."""
-    from tqdm import tqdm
-
-    return tqdm(items, desc=what, unit="budget", delay=3.0, leave=False)
+def _with_bar(budgets: Sequence[int]) -> Iterator[int]:
+    """The budgets, with a progress bar where they take long."""
+    with console.progress(len(budgets), unit="budget", delay=3.0) as update:
+        for budget in budgets:
+            yield budget
+            update(1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -127,8 +127,8 @@ def commanded(capsys, main, argv, codes=(0, 2)):
     assert code in codes
     assert "Traceback" not in said.err
     if code == 2:
-        assert said.err.startswith("error: ") or "\nerror: " in said.err
-        assert said.err.rstrip("\n").split("\n")[-1].startswith("error: ")
+        (line,) = said.err.splitlines()
+        assert line.startswith("error: ")
     return code, said.out
 
 

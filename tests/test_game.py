@@ -398,9 +398,21 @@ def test_an_audit_of_too_many_runs_is_refused_before_it_starts():
     many = AuditConfig(trials=1000, repeats=1, epsilon=(1.0,), repetitions="fixed:10000000")
     with pytest.raises(ValueError, match=r"max_runs must be at least the 1e\+10 runs"):
         game.expected_seconds(many, "reduced")
-    raised = replace(many, max_runs=2e10)
+    raised = replace(many, max_runs=2e10, max_hours=1e9)
     assert game.expected_seconds(raised, "batched") > game.expected_seconds(raised, "reduced")
     assert raised.identity == many.identity
+
+
+def test_an_audit_of_too_many_budgets_or_hours_is_refused_before_it_starts():
+    many = AuditConfig(epsilon=tuple(range(1, 301)))
+    with pytest.raises(ValueError, match="max_budgets must be at least the 300 of epsilon, got 50"):
+        game.expected_seconds(many, "reduced")
+    assert game.expected_seconds(replace(many, max_budgets=300), "reduced") > 0.0
+    long = AuditConfig(threat="NTNV", steps=10**8)
+    with pytest.raises(ValueError, match=r"max_hours must be at least the [0-9.e+]+ hours that"):
+        game.expected_seconds(long, "batched")
+    assert game.expected_seconds(replace(long, max_hours=1e12), "batched") > 0.0
+    assert game.expected_seconds(replace(long, devices=("cuda",)), "batched") > 0.0
 
 
 STOPPING = {"trials": 6000, "repeats": 1, "epsilon": (2.0, 8.0), "repetitions": "tnb:1,0.1"}

@@ -173,7 +173,7 @@ def test_only_who_plays_needs_the_gpu(tmp_path, monkeypatch, capsys):
     assert gpu.counts["launches"] > 0
     monkeypatch.undo()
     setup.set_up.cache_clear()
-    expected = capsys.readouterr().out
+    _, expected = capsys.readouterr().out.split("\n", 1)  # without what the games may show
 
     def started():
         raise AssertionError("CUDA was started")

@@ -23,6 +23,8 @@ _WORK_OF_A_BLOCK = 1 << 22
 _WORK_OF_NOISE = 64
 _WORK_OF_GRADIENT = {"logistic": 1, "mlp": 1, "convnet": 16}
 _WORK_PER_SECOND, _DRAWS_PER_SECOND = 5e5, 1e7
+# All bounds of a budget, in every view; most are reference games of rank sums.
+_SECONDS_OF_BOUNDS = 15.0
 # Fewer runs side by side are slower; more are not worth waiting for.
 _FEWEST_RUNS, _FEWEST_RUNS_OF_ONE_RECORD, _FEWEST_RUNS_OF_A_GPU = 1 << 3, 1 << 7, 1 << 10
 _MOST_RUNS = 1 << 11
@@ -118,17 +120,36 @@ def expected_seconds(config: AuditConfig, engine: str) -> float:
     """Roughly how long one processor plays; a GPU is some hundred times as fast.
 
     Raises:
-        ValueError: more runs are expected than `max_runs`.
+        ValueError: more runs or hours are expected than `max_runs` and `max_hours`, or there are
+            more budgets than `max_budgets`.
     """
-    runs = config.expected_runs
+    runs, budgets = config.expected_runs, len(config.epsilon)
     if runs > config.max_runs:
         raise ValueError(
             f"max_runs must be at least the {runs:.3g} runs that are expected, got "
             f"{config.max_runs:g}: play fewer trials, take a smaller law of K, or raise it"
         )
+    if budgets > config.max_budgets:
+        raise ValueError(
+            f"max_budgets must be at least the {budgets} of epsilon, got {config.max_budgets}: "
+            f"their bounds alone take about {expected_seconds_of_bounds(config) / 60:.0f} minutes; "
+            "take fewer, or raise it"
+        )
     if engine == "reduced":
         return runs / _DRAWS_PER_SECOND
-    return runs * _work_of_run(config, engine) / _WORK_PER_SECOND
+    seconds = runs * _work_of_run(config, engine) / _WORK_PER_SECOND
+    hours = seconds / max(config.jobs, len(config.devices)) / 3600.0
+    if config.device_kind == "cpu" and hours > config.max_hours:
+        raise ValueError(
+            f"max_hours must be at least the {hours:.3g} hours that are expected, got "
+            f"{config.max_hours:g}: play fewer trials or steps, take more jobs, or raise it"
+        )
+    return seconds
+
+
+def expected_seconds_of_bounds(config: AuditConfig) -> float:
+    """Roughly how long the bounds take after the games, in one process."""
+    return len(config.epsilon) * len(config.views) * _SECONDS_OF_BOUNDS
 
 
 def play(config: AuditConfig, block: Block) -> tuple[Trials, ...]:

@@ -88,6 +88,8 @@ class AuditConfig:
     seed: int = _setting(0, "of everything random")
     jobs: int = _setting(1, "worker processes", True)
     max_runs: float = _setting(1e9, "an audit that expects more is refused", True)
+    max_hours: float = _setting(1e4, "and one that expects more, on processors", True)
+    max_budgets: int = _setting(50, "and one of more budgets", True)
     backend: str = _setting("loky", "loky (this machine), dask or ray", True)
     scheduler: str = _setting("", "address of a dask or ray cluster (default: a local one)", True)
     out: str = _setting("", "folder of the results (default: runs/THREAT-CANARY-SCORE)", True)
@@ -177,6 +179,7 @@ class AuditConfig:
                 ("trials", 2, None),
                 ("repeats", 1, None),
                 ("jobs", 1, _MOST_JOBS),
+                ("max_budgets", 1, None),
                 ("canary_index", 0, _LARGEST),
             ),
             *((name, 1, _LARGEST) for name in ("train_size", "validation_size", "steps")),
@@ -184,7 +187,8 @@ class AuditConfig:
             self._set(name, checks.whole(name, getattr(self, name), low, high))
         for name in ("delta", "confidence"):
             self._set(name, checks.interval(name, getattr(self, name), 0.0, 1.0))
-        self._set("max_runs", checks.interval("max_runs", self.max_runs, 0.0))
+        for name in ("max_runs", "max_hours"):
+            self._set(name, checks.interval(name, getattr(self, name), 0.0))
         stop_at = checks.interval("stop_at", self.stop_at, 0.0, closed_low=True)
         self._set("stop_at", stop_at)
         if stop_at and self.repeats != 1:

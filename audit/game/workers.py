@@ -17,8 +17,8 @@ from typing import IO
 import joblib
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
-from tqdm import tqdm
 
+from audit import console
 from audit.game.play import Block, Trials, play
 from audit.game.settings import AuditConfig
 from audit.game.store import DamagedShard, RunFolder
@@ -87,23 +87,18 @@ def play_all(
         WorkersDied: workers keep dying on the same blocks.
     """
     played = finished_blocks(folder, blocks)
-    patience = 0.5 if sys.stderr.isatty() else 15.0
+    if len(played) == len(blocks):
+        return played
     deaths = 0
-    with tqdm(
-        total=sum(block.trials for block in blocks),
-        initial=sum(block.trials for block in played),
-        unit="trial",
-        smoothing=0.05,
-        mininterval=patience,
-        disable=len(played) == len(blocks),
-    ) as progress:
+    total, done = (sum(block.trials for block in some) for some in (blocks, played))
+    with console.progress(total, done) as update:
         while missing := [block for block in blocks if block not in played]:
             before = len(played)
             try:
                 for block, games in _played(config, missing):
                     folder.save(block, games)
                     played[block] = games
-                    progress.update(block.trials)
+                    update(block.trials)
             except (TerminatedWorkerError, BrokenProcessPool) as death:
                 deaths = deaths + 1 if len(played) == before else 0
                 if deaths == _DEATHS_WITHOUT_PROGRESS:

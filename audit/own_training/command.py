@@ -1,7 +1,6 @@
 """The command line of an audit of one's own training: `python -m audit.run --train NAME`."""
 
 import argparse
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -100,10 +99,9 @@ def _audit(options: argparse.Namespace) -> Any:
     ceiling = lower_bounds.ceiling(
         options.trials // 2, options.trials // 2, options.delta, options.confidence
     )
-    print(
+    console.note(
         f"{options.trials:,} games can show at most epsilon = "
-        f"{shown_to(ceiling, up=True, places=2)}, and more of a Gaussian mechanism",
-        file=sys.stderr,
+        f"{shown_to(ceiling, up=True, places=2)}, and more of a Gaussian mechanism"
     )
     return check(
         train,

@@ -42,7 +42,7 @@ def assemble(
     games: Mapping[tuple[int, int], Trials],
     view: int = 0,
     made: Mapping[str, Any] | None = None,
-    progress: Callable[[Sequence[int], str], Iterable[int]] | None = None,
+    progress: Callable[[Sequence[int]], Iterable[int]] | None = None,
 ) -> Report:
     """Computes every bound of one view.
 
@@ -52,7 +52,7 @@ def assemble(
         games: the trials of every (budget, repeat).
         view: which of the views that the runs serve.
         made: by what, when and where.
-        progress: wraps the budgets, for instance in a progress bar; told what is done to them.
+        progress: wraps the budgets, for instance in a progress bar.
 
     Raises:
         ValueError: at some budget every run diverged, so nothing was played.
@@ -61,7 +61,7 @@ def assemble(
     proxies = PROXIES if config.proxy in PROXIES else (*PROXIES, config.proxy)
     results = []
     budgets: Sequence[int] = range(len(set_ups))
-    for budget in progress(budgets, "bounds") if progress else budgets:
+    for budget in progress(budgets) if progress else budgets:
         game = set_ups[budget]
         of_repeats = [games[budget, repeat] for repeat in range(config.repeats)]
         results.append(_at_budget(game.views[view], game, budget, of_repeats, proxies))

@@ -1,7 +1,6 @@
 """Xiang, Wang & Wang 2024: table 3 (the bound), table 4, figure 6 and example 1."""
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from scipy import optimize
-from tqdm import tqdm
 
-from audit import checks
+from audit import checks, console
 from audit.accounting import (
     DiscreteMechanism,
     DpSgd,
@@ -255,8 +253,7 @@ def figure_6(
     checks.whole("games", games, 2)
     curves = Curves("epsilon_base", "epsilon")
     total = len(epsilons) * len(sampling_rates) * len(laws)
-    patience = 0.5 if sys.stderr.isatty() else 15.0
-    with tqdm(total=total, unit="point", mininterval=patience) as progress:
+    with console.progress(total, unit="point") as update:
         for row, rate in enumerate(sampling_rates):
             bases = [calibrated(value, rate, steps, _DELTA) for value in epsilons]
             for column, parameters in enumerate(laws):
@@ -269,7 +266,7 @@ def figure_6(
                     audited = audit(base, law, games, np.random.default_rng(key))
                     for name, value in audited.items():
                         found[name].append(value)
-                    progress.update()
+                    update(1)
                 for name, values in found.items():
                     curves.add(name, epsilons, values, sampling_rate=rate, law=law.spec)
     table = curves.table
