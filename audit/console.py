@@ -94,6 +94,9 @@ def _layout(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=columns)
 
 
+_LONGEST = 1000  # characters of a message
+
+
 def refused(error: object) -> int:
     """Says in one line what was wrong.
 
@@ -105,7 +108,10 @@ def refused(error: object) -> int:
     """
     if isinstance(error, BrokenPipeError):
         raise error
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    said = " ".join(str(error).split())
+    if len(said) > _LONGEST:  # what was wrong is at its beginning, what to do about it at its end
+        said = f"{said[: _LONGEST // 2]} ... {said[-_LONGEST // 2 :]}"
+    print(f"error: {said}", file=sys.stderr)
     return REFUSED
 
 

@@ -458,6 +458,9 @@ def test_a_schedule_of_many_phases_is_bounded_by_few():
         (Accountant((1.0, 0.1)), r"history must be of \(noise multiplier, .* got \(1.0, 0.1\)"),
         (Accountant((1.0, 0.1, 2.5)), "steps must be a whole number >= 1, got 2.5"),
         (Accountant((0.0, 0.1, 2)), r"noise_multiplier must be in \(0, inf\), got 0.0"),
+        (Accountant(*([(1.0, 0.1, 2)] * 50), (math.inf, 0.1, 2)), "noise_multiplier must be in"),
+        (Accountant((1.0, math.nan, 2)), r"sampling_rate must be in \(0, 1\], got nan"),
+        (Accountant((10**400, 0.1, 2)), "history must be of"),
     ],
 )
 def test_what_is_no_accountant_of_one_run(accountant, message):

@@ -183,6 +183,16 @@ def test_what_is_no_certificate_is_one_line(tmp_path, capsys, text, words):
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("depth", [900, 5000, 50_000])
+@pytest.mark.parametrize("part", ["base", "made", "conditions"])
+def test_what_is_nested_too_deeply_is_no_certificate(plain, tmp_path, capsys, part, depth):
+    inside = '{"mechanism": "Composition", "parts": [' * depth + "1" + "]}" * depth
+    text = json.dumps({**plain, part: "@"}).replace('"@"', inside)
+    (tmp_path / "c.json").write_text(text)
+    assert verify.main([str(tmp_path / "c.json")]) in (1, 2)
+    assert capsys.readouterr().err.count("\n") <= 1
+
+
 def test_a_seed_makes_it_void_and_so_it_says(certificate, tmp_path, capsys):
     draws = certifying._by_construction(certificate.protocol, None, seeded=True)
     void = replace(certificate, conditions=tuple(draws))

@@ -401,6 +401,11 @@ def test_an_audit_of_too_many_runs_is_refused_before_it_starts():
     raised = replace(many, max_runs=2e10, max_hours=1e9)
     assert game.expected_seconds(raised, "batched") > game.expected_seconds(raised, "reduced")
     assert raised.identity == many.identity
+    # Of a game some 100 bytes are kept: 10^9 games, of one run each, are no less than 10^11 runs.
+    games = AuditConfig(trials=10**9, repeats=1, epsilon=(1.0,), repetitions="fixed:1")
+    with pytest.raises(ValueError, match=r"max_runs must be at least 1e\+11 for 1e\+09 games"):
+        game.expected_seconds(games, "reduced")
+    assert game.expected_seconds(replace(games, max_runs=1e11), "reduced") > 0.0
 
 
 def test_an_audit_of_too_many_budgets_or_hours_is_refused_before_it_starts():

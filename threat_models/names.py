@@ -4,6 +4,10 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from audit import checks
+
+_LONGEST = 300  # characters of another's message
+
 
 def imported(parameter: str, dotted: str) -> Any:
     """What a dotted name, package.module.name, stands for.
@@ -22,7 +26,8 @@ def imported(parameter: str, dotted: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # another's module may raise anything
         raise ValueError(
-            f"{parameter} must be a name that can be imported, got {dotted!r}: {in_line(error)}"
+            f"{parameter} must be a name that can be imported, got {checks.in_line(dotted)}: "
+            f"{in_line(error)}"
         ) from error
 
 
@@ -39,6 +44,6 @@ def called(parameter: str, function: Callable[..., Any], *arguments: Any) -> Any
 
 
 def in_line(error: BaseException) -> str:
-    """What another's code raised, in one line."""
+    """What another's code raised, in one line that is not too long."""
     said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+    return f"{type(error).__name__}: {said[0][:_LONGEST]}" if said else type(error).__name__

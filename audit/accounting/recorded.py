@@ -1,6 +1,7 @@
 """The mechanism that the accountant of a training loop has recorded."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from audit import checks
@@ -43,15 +44,19 @@ def from_opacus(
         if isinstance(accountant, list | tuple):
             what += f" of {len(accountant)}; runs that are tuned share one accounting: pass one"
         raise ValueError(f"accountant must be an Opacus accountant or PrivacyEngine, got {what}")
+    if not isinstance(history, Iterable):
+        raise ValueError(f"history must be a list of phases, got {checks.in_line(history)}")
     steps_of: dict[tuple[float, float], int] = {}
     for phase in history:
         try:
             noise, rate, steps = map(float, phase)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(
                 f"history must be of (noise multiplier, sampling rate, steps), "
                 f"got {checks.in_line(phase)}"
             ) from error
+        noise = checks.interval("noise_multiplier", noise, 0.0)
+        rate = checks.interval("sampling_rate", rate, 0.0, 1.0, closed_high=True)
         before = steps_of.get((noise, rate), 0)
         steps_of[noise, rate] = before + checks.whole("steps", steps, 1)
     if not steps_of:

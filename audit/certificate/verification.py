@@ -62,6 +62,15 @@ def verify(path: str | Path) -> Verdict:
         values = json.loads(checks.text_of(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"certificate must be a readable json file, got {str(path)!r}") from error
+    try:
+        return _verdict(values)
+    except RecursionError:
+        raise ValueError(
+            f"certificate must have the fields of its format, got deeper ones in {str(path)!r}"
+        ) from None
+
+
+def _verdict(values: Any) -> Verdict:
     certificate = Certificate.from_dict(values)
     if values.get("hash") != hash_of(values):
         return Verdict(False, "wrong: the hash is not that of what the file says")

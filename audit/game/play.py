@@ -22,6 +22,8 @@ _TRIALS_OF_A_DRAW = 1 << 14
 _WORK_OF_A_BLOCK = 1 << 22
 _WORK_OF_NOISE = 64
 _WORK_OF_GRADIENT = {"logistic": 1, "mlp": 1, "convnet": 16}
+# What is kept of a game, some 100 bytes, weighs as much as so many runs, of which nothing is.
+_RUNS_OF_A_KEPT_GAME = 100
 _WORK_PER_SECOND, _DRAWS_PER_SECOND = 5e5, 1e7
 # All bounds of a budget, in every view; most are reference games of rank sums.
 _SECONDS_OF_BOUNDS = 15.0
@@ -128,6 +130,13 @@ def expected_seconds(config: AuditConfig, engine: str) -> float:
         raise ValueError(
             f"max_runs must be at least the {runs:.3g} runs that are expected, got "
             f"{config.max_runs:g}: play fewer trials, take a smaller law of K, or raise it"
+        )
+    games = budgets * config.repeats * config.trials
+    if games * _RUNS_OF_A_KEPT_GAME > config.max_runs:
+        raise ValueError(
+            f"max_runs must be at least {games * _RUNS_OF_A_KEPT_GAME:.3g} for {games:.3g} games, "
+            f"each kept in the memory that {_RUNS_OF_A_KEPT_GAME} runs are counted for, got "
+            f"{config.max_runs:g}: play fewer trials, or raise it"
         )
     if budgets > config.max_budgets:
         raise ValueError(
