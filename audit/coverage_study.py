@@ -2,6 +2,7 @@
 
 Every estimator is played against every mechanism, many times, with few and with many trials. The
 table says how often a bound came out above the truth, how large it is, and what it costs in time.
+Where jax_privacy is installed, its bounds stand beside ours.
 """
 
 import math
@@ -9,28 +10,37 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from audit import checks, console, protocols
 from audit.accounting import GaussianMechanism, calibrate_mu
-from audit.claims import Condition, Facts, facts_of_tuning
+from audit.claims import Claim, Condition, Facts, Kind, facts_of_tuning
 from audit.lower_bounds import (
     AcceptedTailsCurve,
     ClopperPearson,
     Estimator,
     FixedThreshold,
+    Looks,
     LowerBound,
     PooledClopperPearson,
+    Scan,
     all_estimators,
+    doubling,
+    independent_canaries_bound,
+    one_run_bounds,
+    order_statistics_bound,
     pooled_bounds,
+    selected_bound,
 )
-from audit.lower_bounds.estimator import ThresholdEstimator
+from audit.lower_bounds.estimator import Finding, ThresholdEstimator
 from audit.lower_bounds.rules import ErrorCounts, best_expected_threshold, best_of_gaussian_rates
 from audit.lower_bounds.scores import Scores
 from audit.orders import IncreasingOrder, SplitOrder
@@ -63,8 +73,12 @@ CONFIDENCE = 0.95
 STUDY = {50: 300, 200: 300, 1_000: 300, 10_000: 40, 100_000: 8}
 _MOST_TRIALS = 10_000_000
 _MOST_GAMES = 1_000_000
-# Pooled runs are E[K] times as many as trials; with more trials than this they are left out.
+# Pooled runs are E[K] times as many as trials, and one run of many canaries and others' bounds take
+# long; with more trials than this they are left out.
 _POOLED_TRIALS = 10_000
+# The first of the looks at a game comes with this share of its trials; games looked at are few.
+_FIRST_LOOK = 4
+_LOOKED_AT = ("pure noise", "Gaussian mu=1.5")
 # Chance that a study in which every bound covers exactly flags any cell at all.
 FALSE_ALARM = 0.01
 
@@ -255,6 +269,147 @@ def _subset(spec: str, mu: float) -> Game:
     return Game(spec, attack.epsilon(DELTA), sample, threshold=0.0, protocol=protocol)
 
 
+class _LargestOfLooks(Estimator):
+    """The default at every look at a growing game; the largest counts, as if one had stopped there.
+
+    Attributes:
+        planned: whether the number of looks is known in advance.
+    """
+
+    name: ClassVar[str] = "scan"
+
+    def __init__(self, planned: bool) -> None:
+        self.planned = planned
+
+    @property
+    def rule_name(self) -> str:
+        return "looks" if self.planned else "looks without a plan"
+
+    @property
+    def claim(self) -> Claim:
+        return Scan().claim
+
+    def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
+        trials = len(scores.without)
+        sizes = doubling(trials, max(trials // _FIRST_LOOK, 1))
+        found = []
+        for number, size in enumerate(sizes, 1):
+            look = Looks(len(sizes) if self.planned else None, number)
+            part = Scores(scores.without[:size], scores.with_record[:size])
+            found.append(Scan().find(part, delta, look.share * alpha))
+        return max(found, key=lambda finding: finding.epsilon)
+
+
+class _JaxPrivacy(Estimator):
+    """Bounds of jax_privacy, each threshold read both ways where it can."""
+
+    name: ClassVar[str] = "jax_privacy"
+
+    def __init__(self, auditing: ModuleType, rule: str) -> None:
+        self.auditing, self.rule = auditing, rule
+
+    @property
+    def rule_name(self) -> str:
+        return self.rule
+
+    @property
+    def claim(self) -> Claim:
+        # Of the Gaussian curve it takes |mu|, and says "estimate".
+        kind = Kind.APPROXIMATION if self.rule == "gaussian-curve" else Kind.BOUND
+        return Claim(kind, "jax_privacy", needs=(Condition.INDEPENDENT_TRIALS,))
+
+    def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
+        auditor = self.auditing.CanaryScoreAuditor(scores.with_record, scores.without)
+        if self.rule == "gaussian-curve":
+            epsilon = auditor.epsilon_from_gdp(alpha, delta)
+        else:
+            bonferroni = self.rule == "bonferroni"
+            strategy = self.auditing.Bonferroni() if bonferroni else self.auditing.Split(seed=0)
+            epsilon = auditor.epsilon_clopper_pearson(
+                alpha, delta, one_sided=False, threshold_strategy=strategy
+            )
+        return Finding(
+            float(epsilon), None, None, None, len(scores.without), len(scores.with_record)
+        )
+
+
+def _jax_privacy() -> list[Estimator]:
+    """What jax_privacy can say, where it is installed."""
+    try:
+        from jax_privacy import auditing
+    except ImportError:
+        return []
+    return [_JaxPrivacy(auditing, rule) for rule in ("bonferroni", "split", "gaussian-curve")]
+
+
+@dataclass(frozen=True)
+class CanaryGame:
+    """One run with many canaries, each of them a Gaussian mechanism.
+
+    Attributes:
+        name: as in the table.
+        mu: of every canary.
+        sample: draws signed scores [m] by coins [m], above 0 for "in".
+        disjoint: whether the canaries do not interact.
+    """
+
+    name: str
+    mu: float
+    sample: Callable[[np.random.Generator, NDArray[np.bool_]], Array]
+    disjoint: bool
+
+    def bounds(self, scores: Array, coins: NDArray[np.bool_]) -> list[LowerBound]:
+        """Every bound from one run."""
+        known = {Condition.FAIR_COINS, Condition.GAUSSIAN_BASE, Condition.NOT_TUNED}
+        if self.disjoint:
+            known |= {Condition.DISJOINT_CANARIES, Condition.INDEPENDENT_TRIALS}
+        facts = facts_of_tuning(RandomSearch(Fixed(1)), *known)
+        found = [
+            *one_run_bounds(scores, coins, DELTA, CONFIDENCE, len(scores) // 4, facts),
+            independent_canaries_bound(scores, coins, DELTA, CONFIDENCE),
+            order_statistics_bound(scores, coins, len(scores) // 4, DELTA, CONFIDENCE),
+            replace(
+                order_statistics_bound(scores, coins, len(scores), DELTA, CONFIDENCE), rule="all"
+            ),
+        ]
+        return [replace(bound, verdict=bound.claim.judged(facts)) for bound in found]
+
+
+def canary_games() -> list[CanaryGame]:
+    """Canaries that do not interact, and some that share how sure they are."""
+
+    def apart(mu: float) -> Callable[[np.random.Generator, NDArray[np.bool_]], Array]:
+        return lambda rng, coins: rng.normal(size=len(coins)) + mu * (coins - 0.5)
+
+    def sharing(mu: float) -> Callable[[np.random.Generator, NDArray[np.bool_]], Array]:
+        def sample(rng: np.random.Generator, coins: NDArray[np.bool_]) -> Array:
+            size = abs(rng.normal() + mu / 2.0)
+            right = rng.random(len(coins)) < special.expit(mu * size)
+            return size * np.where(right == coins, 1.0, -1.0)
+
+        return sample
+
+    return [
+        *(CanaryGame(f"canaries apart mu={mu:g}", mu, apart(mu), True) for mu in (0.5, 1.5)),
+        *(CanaryGame(f"canaries alike mu={mu:g}", mu, sharing(mu), False) for mu in (1.0, 2.0)),
+    ]
+
+
+def play_canaries(
+    game: CanaryGame, trials: int, repeats: int, seed: int
+) -> list[dict[str, object]]:
+    """Plays one run of 2 * trials canaries `repeats` times; one row per bound."""
+    rng, played = _generator(game.name, trials, seed), _Played()
+    for _ in range(repeats):
+        coins = rng.random(2 * trials) < 0.5
+        scores = game.sample(rng, coins)
+        begin = time.perf_counter()
+        found = game.bounds(scores, coins)
+        played.add(found, time.perf_counter() - begin)
+    truth = GaussianMechanism(game.mu).epsilon(DELTA) * (1.0 - 2e-9)
+    return played.rows(game.name, trials, truth)
+
+
 def games(trials: int) -> list[Game]:
     """The mechanisms of the study; the worst order depends on the number of trials per side."""
     share = math.exp(1.0) / (1.0 + math.exp(1.0))
@@ -292,16 +447,63 @@ def games(trials: int) -> list[Game]:
     ]
 
 
+class _Played:
+    """What the bounds of many games came to."""
+
+    def __init__(self) -> None:
+        self.values: defaultdict[str, list[float]] = defaultdict(list)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.last: dict[str, LowerBound] = {}
+
+    def add(self, bounds: Sequence[LowerBound], seconds: float) -> None:
+        """One game: its bounds, and the time they took together."""
+        for bound in bounds:
+            self.last[bound.key] = bound
+            self.values[bound.key].append(bound.epsilon)
+            self.seconds[bound.key] += seconds / len(bounds)
+
+    def rows(self, mechanism: str, trials: int, truth: float) -> list[dict[str, object]]:
+        """One row per bound."""
+        found = []
+        for key, bound in self.last.items():
+            values = np.array(self.values[key])
+            violations = int(np.sum(values > truth))
+            low, high = _interval(violations, len(values))
+            found.append(
+                {
+                    "mechanism": mechanism,
+                    "trials": trials,
+                    "estimator": bound.name,
+                    "rule": bound.rule,
+                    "label": bound.label,
+                    "claimed": bound.valid,
+                    "truth": truth,
+                    "games": len(values),
+                    "violations": violations,
+                    "rate": violations / len(values),
+                    "rate_low": low,
+                    "rate_high": high,
+                    "mean": values.mean(),
+                    "spread": values.std(),
+                    "milliseconds": 1e3 * self.seconds[key] / len(values),
+                }
+            )
+        return found
+
+
+def _generator(name: str, trials: int, seed: int) -> np.random.Generator:
+    letters = [ord(letter) for letter in name]
+    return np.random.default_rng(np.random.SeedSequence([seed, trials, *letters]))
+
+
 def play(game: Game, trials: int, repeats: int, seed: int) -> list[dict[str, object]]:
     """Plays one mechanism `repeats` times; one row per estimator."""
-    name = [ord(letter) for letter in game.name]
-    rng = np.random.default_rng(np.random.SeedSequence([seed, trials, *name]))
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    seconds: defaultdict[str, float] = defaultdict(float)
-    last: dict[str, LowerBound] = {}
+    rng, played = _generator(game.name, trials, seed), _Played()
     estimators = [
         *all_estimators(game.repetitions, game.mu, game.threshold, game.split_top),
+        *(_LargestOfLooks(planned) for planned in (True, False) if game.name in _LOOKED_AT),
         *game.own,
+        *(_jax_privacy() if trials <= _POOLED_TRIALS else []),
     ]
     pooled = game.known >= _INCREASING and game.repetitions is not None
     pooled = pooled and trials <= _POOLED_TRIALS
@@ -310,41 +512,12 @@ def play(game: Game, trials: int, repeats: int, seed: int) -> list[dict[str, obj
         for estimator in estimators:
             begin = time.perf_counter()
             bound = estimator.bound(scores, game.delta, CONFIDENCE, known=game.facts)
-            seconds[bound.key] += time.perf_counter() - begin
-            last[bound.key] = bound
-            values[bound.key].append(bound.epsilon)
+            played.add([bound], time.perf_counter() - begin)
         if pooled:
             begin = time.perf_counter()
             found_by_runs = _by_runs(game, rng, trials)
-            for bound in found_by_runs:
-                last[bound.key] = bound
-                seconds[bound.key] += (time.perf_counter() - begin) / len(found_by_runs)
-                values[bound.key].append(bound.epsilon)
-    rows: list[dict[str, object]] = []
-    for key, bound in last.items():
-        found = np.array(values[key])
-        violations = int(np.sum(found > game.epsilon))
-        low, high = _interval(violations, repeats)
-        rows.append(
-            {
-                "mechanism": game.name,
-                "trials": trials,
-                "estimator": bound.name,
-                "rule": bound.rule,
-                "label": bound.label,
-                "claimed": bound.valid,
-                "truth": game.epsilon,
-                "games": repeats,
-                "violations": violations,
-                "rate": violations / repeats,
-                "rate_low": low,
-                "rate_high": high,
-                "mean": found.mean(),
-                "spread": found.std(),
-                "milliseconds": 1e3 * seconds[key] / repeats,
-            }
-        )
-    return rows
+            played.add(found_by_runs, time.perf_counter() - begin)
+    return played.rows(game.name, trials, game.epsilon)
 
 
 def _by_runs(game: Game, rng: np.random.Generator, trials: int) -> list[LowerBound]:
@@ -353,7 +526,16 @@ def _by_runs(game: Game, rng: np.random.Generator, trials: int) -> list[LowerBou
     assert game.mu is not None
     runs = max(round(trials * game.repetitions.mean), 1)
     low, high = rng.normal(size=runs), rng.normal(game.mu, size=runs)
-    return pooled_bounds(low, high, game.repetitions, game.delta, known=game.facts)
+    limits = ClopperPearson()
+    threshold = best_expected_threshold(
+        game.mu, game.repetitions, trials, trials, limits, game.delta, 1.0 - CONFIDENCE
+    )
+    return [
+        *pooled_bounds(low, high, game.repetitions, game.delta, known=game.facts),
+        selected_bound(
+            *(low, low, high, high), game.repetitions, threshold, game.delta, known=game.facts
+        ),
+    ]
 
 
 def expected_bound(
@@ -404,6 +586,9 @@ def run(sizes: dict[int, int], seed: int, only: Sequence[str] = ()) -> Iterator[
         for game in games(trials):
             if not only or game.name in only:
                 yield pd.DataFrame(play(game, trials, repeats, seed))
+        for one_run in canary_games() if trials <= _POOLED_TRIALS else []:
+            if not only or one_run.name in only:
+                yield pd.DataFrame(play_canaries(one_run, trials, repeats, seed))
 
 
 def report(study: pd.DataFrame, command: str) -> str:
@@ -428,6 +613,10 @@ def report(study: pd.DataFrame, command: str) -> str:
         "Cells: mean lower bound, and the share of games in which it was above the truth.",
         "An estimator whose claim does not apply to the mechanism stands in brackets; so does the",
         "conditional test, which needs coins where the study has equal numbers on both sides.",
+        "`scan, looks` is the largest bound of all looks at a growing game, as if it had stopped",
+        "there. `pooled` bounds see single runs, as many as the trials have. A game of canaries is",
+        "one run with a canary for every trial; those alike share how sure each is, and there the",
+        "readings as independent trials are not valid. `jax_privacy` is another project's.",
     ]
     for trials, part in study.groupby("trials"):
         repeats = int(part["games"].max())
@@ -508,6 +697,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         names = [game.name for game in games(1_000)]
+        names += [game.name for game in canary_games()]
         chosen = [checks.one_of("mechanisms", name, names) for name in options.mechanisms]
         checks.whole("seed", options.seed, 0)
         for trials in options.trials:

@@ -30,6 +30,7 @@ from audit.lower_bounds.pooled import (
     PooledGaussianCurve,
     selected_bound,
 )
+from audit.lower_bounds.pooled_scan import PooledScan
 from audit.lower_bounds.rank_sum import RankSum
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import (
@@ -61,6 +62,7 @@ __all__ = [
     "MultiSplit",
     "PooledClopperPearson",
     "PooledGaussianCurve",
+    "PooledScan",
     "RankSum",
     "Scan",
     "Split",

@@ -16,6 +16,7 @@ from audit.lower_bounds.estimator import DIRECTIONS, Estimator, facts_as_told
 from audit.lower_bounds.families import WorstOrderCurve
 from audit.lower_bounds.looks import Looks
 from audit.lower_bounds.pooled import PooledClopperPearson, PooledGaussianCurve
+from audit.lower_bounds.pooled_scan import PooledScan
 from audit.lower_bounds.rank_sum import RankSum
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import (
@@ -223,6 +224,7 @@ def pooled_bounds(
     return [
         estimator.bound(scores, delta, confidence, known=facts, looks=looks)
         for estimator in [
+            PooledScan(law),
             *(PooledClopperPearson(law, rule=rule) for rule in rules),
             *(PooledGaussianCurve(law, rule=rule) for rule in [*rules, RankSum()]),
         ]

@@ -15,13 +15,10 @@ have quantiles g^-1(W_j). Hence U is at most what U is there, draw by draw and *
 ties counting as wrong: P[U >= u] <= P_mu[U >= u]. The right side grows with mu, and the largest mu
 at which it is at most alpha is a lower limit of mu with error alpha.
 
-The law of U at mu is had from reference games with common random numbers: B of them, in each of
-which U grows with mu. With u in hand, p(mu) = (1 + number of reference games with U >= u) / (B + 1)
-is a p-value, for the game at hand is one more draw of the same law (Dwass 1957; Barnard 1963). The
-reference games are always the same ones, and might be lucky; so fewer are allowed to reach u than
-alpha (B + 1): as many as leave an error of alpha or less in 99 of 100 draws of reference games.
-They are kept as counts in cells of the Gaussian scale. Pairs within a cell count one half, which
-moves mu by less than is taken off at the end; with few pairs they count as right, which is safe.
+The law of U at mu is had from reference games with common random numbers (`reference_games`), in
+each of which U grows with mu. They are kept as counts in cells of the Gaussian scale. Pairs within
+a cell count one half, which moves mu by less than is taken off at the end; with few pairs they
+count as right, which is safe.
 
 Where alpha is too small for so many reference games, Hoeffding's inequality for U-statistics takes
 their place: U / (n0 n1) is an average of means of m = min(n0, n1) independent pairs, so that
@@ -39,6 +36,7 @@ from scipy import special
 
 from audit import numerics
 from audit.lower_bounds.counting import GaussianFamily
+from audit.lower_bounds.reference_games import GAMES, allowed
 from audit.lower_bounds.rules import Choice, Statistic, ThresholdRule
 from audit.lower_bounds.scores import Scores
 from audit.numerics import Whole
@@ -46,9 +44,6 @@ from audit.repetitions import Repetitions
 
 Array = NDArray[np.float64]
 
-_GAMES = 4999
-# In how many of 100 draws of reference games the error is at most alpha.
-_TRUSTED = 0.99
 # Width of a cell, with few scores and with many, and the ends of the scale: beyond is under 1e-11.
 _WIDE, _NARROW, _MANY = 0.05, 0.02, 500
 _LOWEST, _HIGHEST = -7.0, 9.0
@@ -107,20 +102,11 @@ def mu_lower_limit(pairs: int, n0: int, n1: int, repetitions: Repetitions, alpha
     Returns:
         mu, rounded down; -inf where even mu = 0 is not refuted.
     """
-    allowed = _allowed(alpha)
+    reaching = allowed(alpha)
     games = _reference_games(n0, n1, repetitions)
-    if allowed == 0:
+    if reaching == 0:
         return games.limit_by_hoeffding(pairs, alpha)
-    return games.limit(pairs, allowed)
-
-
-@lru_cache(maxsize=256)
-def _allowed(alpha: float) -> int:
-    """How many games may reach U, the game at hand among them."""
-    k = np.arange(1.0, math.floor(alpha * (_GAMES + 1)) + 1.0)
-    # Given the reference games, the error of allowing k is a draw of Beta(k, B + 1 - k).
-    trusted = np.flatnonzero(special.betainc(k, _GAMES + 1.0 - k, alpha) >= _TRUSTED)
-    return int(trusted[-1]) + 1 if len(trusted) else 0
+    return games.limit(pairs, reaching)
 
 
 @lru_cache(maxsize=4)
@@ -153,9 +139,9 @@ class _ReferenceGames:
     def _counts(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Scores without the record below each cell, and those with it in the cell, [B, cells]."""
         rng = np.random.default_rng([self.without, self.pairs])
-        zeros = rng.multinomial(self.without, self.masses, size=_GAMES)
+        zeros = rng.multinomial(self.without, self.masses, size=GAMES)
         below = np.cumsum(zeros, axis=1) - (1.0 - self.tie) * zeros
-        ones = rng.multinomial(self.pairs // self.without, self.masses, size=_GAMES)
+        ones = rng.multinomial(self.pairs // self.without, self.masses, size=GAMES)
         return below[:, 1:].astype(np.float32), ones[:, 1:].astype(np.float32)
 
     def _reached(self, shift: int, allowed: int) -> float:
