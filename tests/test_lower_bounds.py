@@ -429,7 +429,7 @@ def test_pooled_runs_hold_and_reach_further_than_winners() -> None:
             above[bound.key] = above.get(bound.key, 0) + (
                 bound.epsilon > truth.epsilon - truth.error
             )
-    assert len(above) == 9
+    assert len(above) == 10
     assert max(above.values()) <= allowed(games)
 
 

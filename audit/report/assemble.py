@@ -190,6 +190,7 @@ def _of_all_runs(
     found = [
         estimator(*sides, config.delta, confidence, known=view.facts, looks=looks)
         for estimator in (
+            lower_bounds.PooledScan(law),
             lower_bounds.PooledClopperPearson(law, rule=lower_bounds.Split()),
             lower_bounds.PooledGaussianCurve(law, rule=lower_bounds.RankSum()),
         )
