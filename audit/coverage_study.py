@@ -70,7 +70,7 @@ Sampler = Callable[[np.random.Generator, int], tuple[Array, Array]]
 DELTA = 1e-5
 CONFIDENCE = 0.95
 # Trials per side, and how many games are played with so many: half an hour of processor time.
-STUDY = {50: 200, 200: 200, 1_000: 200, 10_000: 20, 100_000: 4}
+STUDY = {50: 300, 200: 300, 1_000: 300, 10_000: 40, 100_000: 8}
 _MOST_TRIALS = 10_000_000
 _MOST_GAMES = 1_000_000
 # Pooled runs are E[K] times as many as trials, and one run of many canaries and others' bounds take
@@ -680,7 +680,7 @@ def _parser() -> console.Parser:
         help=f"trials per side, one number or several (default: {' '.join(map(str, STUDY))})",
     )
     parser.add_argument(
-        "--games", type=int, metavar="N", help="games per cell (default: 200, 20 or 4 by trials)"
+        "--games", type=int, metavar="N", help="games per cell (default: 300, 40 or 8 by trials)"
     )
     parser.add_argument("--seed", type=int, default=1, help="a whole number (default: 1)")
     parser.add_argument(
