@@ -301,7 +301,7 @@ class _LargestOfLooks(Estimator):
 
 
 class _JaxPrivacy(Estimator):
-    """Bounds of jax_privacy, each threshold read both ways where it can."""
+    """Bounds of jax_privacy, every threshold read both ways."""
 
     name: ClassVar[str] = "jax_privacy"
 
@@ -314,20 +314,15 @@ class _JaxPrivacy(Estimator):
 
     @property
     def claim(self) -> Claim:
-        # Of the Gaussian curve it takes |mu|, and says "estimate".
-        kind = Kind.APPROXIMATION if self.rule == "gaussian-curve" else Kind.BOUND
-        return Claim(kind, "jax_privacy", needs=(Condition.INDEPENDENT_TRIALS,))
+        return Claim(Kind.BOUND, "jax_privacy", needs=(Condition.INDEPENDENT_TRIALS,))
 
     def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
         auditor = self.auditing.CanaryScoreAuditor(scores.with_record, scores.without)
-        if self.rule == "gaussian-curve":
-            epsilon = auditor.epsilon_from_gdp(alpha, delta)
-        else:
-            bonferroni = self.rule == "bonferroni"
-            strategy = self.auditing.Bonferroni() if bonferroni else self.auditing.Split(seed=0)
-            epsilon = auditor.epsilon_clopper_pearson(
-                alpha, delta, one_sided=False, threshold_strategy=strategy
-            )
+        bonferroni = self.rule == "bonferroni"
+        strategy = self.auditing.Bonferroni() if bonferroni else self.auditing.Split(seed=0)
+        epsilon = auditor.epsilon_clopper_pearson(
+            alpha, delta, one_sided=False, threshold_strategy=strategy
+        )
         return Finding(
             float(epsilon), None, None, None, len(scores.without), len(scores.with_record)
         )
@@ -339,7 +334,7 @@ def _jax_privacy() -> list[Estimator]:
         from jax_privacy import auditing
     except ImportError:
         return []
-    return [_JaxPrivacy(auditing, rule) for rule in ("bonferroni", "split", "gaussian-curve")]
+    return [_JaxPrivacy(auditing, rule) for rule in ("bonferroni", "split")]
 
 
 @dataclass(frozen=True)
