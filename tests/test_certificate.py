@@ -278,6 +278,10 @@ def test_text_is_a_paragraph(certificate, tmp_path):
     assert text.startswith(certificate.statement[:60])
     assert "\n\n" not in text
     assert max(map(len, text.splitlines())) <= 88
+    words = " ".join(text.split())
+    for one in ("by the score: public records only", "lr log-uniform in [0.01, 1.0]"):
+        assert one in words
+    assert f"dp-tuning-audit {certificate.made['version']}; seeds: 256 bits" in words
     with pytest.raises(ValueError, match=r"path's ending must be one of .json, .txt, .html"):
         certificate.save(tmp_path / "c.pdf")
 

@@ -549,6 +549,14 @@ def test_finished_study_is_kept_where_asked_and_answers_the_same(tmp_path):
     assert (again.model, again.score) == (first.model, first.score)
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_certificate_says_what_became_of_the_key(tmp_path, monkeypatch, keep):
+    monkeypatch.setattr(live, "certify", lambda **given: given["kept"])  # which takes seconds
+    one = study(folder=tmp_path / "s", keep=keep)
+    one.run(noisy)
+    assert one.certificate is keep is (tmp_path / "s" / "state.json").exists()
+
+
 def test_folder_of_other_settings_is_refused(tmp_path):
     study(folder=tmp_path, keep=True).run(noisy)
     with pytest.raises(ValueError, match="folder must hold a study of these settings"):

@@ -39,11 +39,19 @@ def paragraph(certificate: Statement) -> str:
             f"of at most {rounded_up(found.ceiling(certificate.delta))} that so many could "
             "have shown."
         )
+    read = "; ".join(f"by {who}: {what}" for who, what in setting.touched.items())
+    prior = "; ".join(f"{name} {words}" for name, words in setting.prior.items())
+    sentences.append(f"Read {read}. Candidates: {prior}.")
     sentences.append(f"Released: {'; '.join(setting.released)}.")
     for ground in (Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.ON_TRUST):
         words = [one.words for one in certificate.conditions if one.ground is ground]
         if words:
             sentences.append(f"{ground.value.capitalize()}: {'; '.join(words)}.")
     sentences.append(f"It is void if {'; or '.join(certificate.void_if)}.")
+    made = certificate.made
+    if {"date", "version", "seeds"} <= made.keys():
+        sentences.append(
+            f"Made on {made['date']} by dp-tuning-audit {made['version']}; seeds: {made['seeds']}."
+        )
     sentences.append(f"Certificate {certificate.as_dict()['hash'][:16]}.")
     return textwrap.fill(" ".join(sentences), _WIDTH) + "\n"

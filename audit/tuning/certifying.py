@@ -38,6 +38,7 @@ def certify(
     seeded: bool,
     checked: frozenset[str],
     settings_hash: str,
+    kept: bool = False,
 ) -> Certificate:
     """The certificate of a study that is over.
 
@@ -51,7 +52,9 @@ def certify(
         seeded: whether the draws follow from a seed that was given.
         checked: what was checked in every run that could win.
         settings_hash: of the settings.
+        kept: whether the key of all draws stays on disk.
     """
+    fate = "kept, for its owner alone, in its folder" if kept else "deleted with the study"
     return Certificate.issue(
         base,
         protocol,
@@ -70,7 +73,7 @@ def certify(
             "libraries": {name: _version(name) for name in _LIBRARIES if _version(name)},
             "seeds": "all draws follow from a seed that was given"
             if seeded
-            else "256 bits of the operating system's entropy, deleted with the study",
+            else f"256 bits of the operating system's entropy, {fate}",
             "settings": settings_hash,
         },
     )

@@ -323,6 +323,7 @@ class Study:
             seeded=self.seed is not None,
             checked=self._played.checked,
             settings_hash=self.settings_hash,
+            kept=self.keep and self.folder is not None,
         )
 
     def _plan(self) -> Plan:
