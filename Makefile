@@ -27,20 +27,16 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
-# From nothing every time; a warning is an error, a dead link too.
-docs: $(VENV)/.docs
+# From nothing every time; a warning is an error, a dead link too. Four processes, for as many notebooks.
+docs: $(VENV)/.installed
 	rm -rf build/site
-	$(BIN)/python -m sphinx -W --keep-going -q -E -j auto -b html docs build/site
+	$(BIN)/python -m sphinx -W --keep-going -q -E -j 4 -b html docs build/site
 	$(BIN)/python docs/check_links.py build/site
 	@echo "the site: build/site/index.html"
 
-$(VENV)/.docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
-	touch $@
-
 $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard audit/dpsgd/*.c)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs,test]"
 	touch $@
 
 clean:

@@ -1,11 +1,13 @@
 """The site: `make docs`. Warnings are errors; nothing is fetched, now or by a reader."""
 
+import contextlib
+import importlib
+import io
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import audit
 from audit import console
@@ -86,23 +88,29 @@ def _write_helps(app: Any) -> None:
     """What every command says with --help-all, for the page of commands."""
     folder = Path(__file__).with_name("_help")
     folder.mkdir(exist_ok=True)
-    asked = {name: [f"audit.{name}"] for name in COMMANDS} | {
-        "train": ["audit.run", "--train", "x"]
-    }
-    for name, words in asked.items():
-        option = "--help-all" if name in ("bounds", "run") else "--help"
-        done = subprocess.run(
-            [sys.executable, "-m", *words, option],
-            check=True,
-            capture_output=True,
-            text=True,
-            env=os.environ | {"COLUMNS": str(console.WIDTH)},
-        )
-        (folder / f"{name}.txt").write_text(done.stdout)
+    asked = {name: (name, []) for name in COMMANDS} | {"train": ("run", ["--train", "x"])}
+    for title, (name, words) in asked.items():
+        command = importlib.import_module(f"audit.{name}")
+        if not hasattr(command, "main"):  # a package
+            command = importlib.import_module(f"audit.{name}.__main__")
+        option = "--help-all" if title in ("bounds", "run") else "--help"
+        with (
+            contextlib.suppress(SystemExit),
+            contextlib.redirect_stdout(io.StringIO()) as shown,
+            mock.patch.dict(os.environ, COLUMNS=str(console.WIDTH)),
+        ):
+            command.main([*words, option])
+        (folder / f"{title}.txt").write_text(shown.getvalue())
+
+
+def _spread(app: Any, env: Any, names: list[str]) -> None:
+    """Reads neighbours in processes of their own: notebooks and long references are neighbours."""
+    names[:] = [name for first in range(app.parallel) for name in names[first :: app.parallel]]
 
 
 def setup(app: Any) -> None:
     """Connects them."""
     app.connect("builder-inited", _write_helps)
+    app.connect("env-before-read-docs", _spread)
     app.connect("autodoc-process-docstring", _formulas_are_no_markup, priority=400)
     app.connect("autodoc-process-signature", _short_types)

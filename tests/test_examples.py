@@ -1,9 +1,12 @@
 """The examples run as they stand in the README."""
 
+import contextlib
+import os
 import re
 import runpy
 import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -59,18 +62,32 @@ def test_hydra_configures_one_study(tmp_path):
 def test_ray_carries_out_what_was_drawn(monkeypatch, capsys):
     tune = types.ModuleType("ray.tune")  # a list, each once, the best by a metric: as Ray does it
     tune.grid_search = tuple
-    tune.with_parameters = lambda function: function
-    tune.TuneConfig = types.SimpleNamespace
+    tune.TuneConfig = tune.RunConfig = types.SimpleNamespace
     tune.Tuner = _Tuner
-    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(tune=tune))
+    ray = types.SimpleNamespace(tune=tune, init=lambda **_: contextlib.nullcontext())
+    monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.tune", tune)
     runpy.run_path(str(EXAMPLES / "tune_with_ray.py"), run_name="__main__")
     assert re.search(r"learning rate .*: .* right, \(2, 1e-05\)-DP in all", capsys.readouterr().out)
 
 
+@pytest.mark.slow
+def test_ray_itself_keeps_no_loser(tmp_path):
+    pytest.importorskip("pyarrow", reason="ray[tune]")
+    command = [sys.executable, str(EXAMPLES / "tune_with_ray.py")]
+    own = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=tmp_path, env=os.environ | own
+    )
+    assert re.fullmatch(r"learning rate .* in all\n", done.stdout)
+    assert not list(tmp_path.rglob("*.json"))
+
+
 class _Tuner:
-    def __init__(self, trainable, param_space, tune_config):
+    def __init__(self, trainable, param_space, tune_config, run_config):
         assert vars(tune_config) == {"metric": "score", "mode": "max"}
+        assert run_config.verbose == 0  # nothing of losers is printed, nor kept
+        assert Path(run_config.storage_path).is_relative_to(tempfile.gettempdir())
         self.trainable, self.listed = trainable, param_space["candidate"]
 
     def fit(self):
