@@ -166,7 +166,7 @@ def test_csv_is_read_by_its_heading(tmp_path):
     path = tmp_path / "trials.csv"
     path.write_text("lr, noise_multiplier, steps, sampling_rate\n0.1, 1.5, 100, 0.01\n1, 2, 50, \n")
     assert read_trials(path) == [DpSgd(1.5, 100, 0.01), DpSgd(2.0, 50)]
-    path.write_text("mu\n0.5\n0.25\n")
+    path.write_text("mu\n0.5\n0.25\n", encoding="utf-8-sig")  # as spreadsheets write it
     assert read_trials(path) == [GaussianMechanism(0.5), GaussianMechanism(0.25)]
     path.write_text("rho,accuracy\n0.5,0.9\n")
     assert read_trials(path) == [ZeroConcentratedDp(0.5)]

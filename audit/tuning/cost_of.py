@@ -256,7 +256,8 @@ def read_prior(path: str | Path, neighbours: str = "add-remove") -> OneOf:
 def _rows(name: str, path: str | Path, neighbours: str) -> list[tuple[Mechanism, dict[str, str]]]:
     """The mechanism of every row of a csv file, and the row."""
     try:
-        text = io.StringIO(checks.text_of(path))
+        # Spreadsheets put a mark of byte order in front.
+        text = io.StringIO(checks.text_of(path).removeprefix("\ufeff"))
         rows = list(csv.DictReader(text, skipinitialspace=True))
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"{name} must be a readable csv file, got {str(path)!r}") from error
