@@ -10,7 +10,7 @@ COMMANDS = {
     "run": "play the game against a tuning: lower bounds beside upper bounds",
     "report": "a finished audit as one html page that stands alone",
     "compare": "finished audits side by side, in one picture and one table",
-    "reproduce": "the tables and figures of the five papers, ours beside the published",
+    "reproduce": "tables and figures of the five papers, ours beside the published",
     "verify": "is a certificate right? every number computed anew",
     "coverage_study": "do the lower bounds hold? games whose epsilon is known exactly",
 }
