@@ -208,7 +208,7 @@ def test_digits_split_and_size(caplog):
     train, validation = (datasets.load("DIGITS", train=part) for part in (True, False))
     assert (len(train), len(validation)) == (1437, 360)
     assert 0 <= train.features.min() < train.features.max() == 1
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         assert len(datasets.load("DIGITS", train=True, size=100)) == 100
         assert not caplog.records
         assert len(datasets.load("DIGITS", train=True, size=5000)) == 1437

@@ -274,7 +274,8 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path, capsys):
         (["--epsilon", "1", "1"], "epsilon must name each budget once"),
         (["--delta", "0"], "delta must be in (0, 1), got 0.0"),
         (["--repetitions", "tnb:0,1.2"], "gamma must be in (0, 1), got 1.2"),
-        (["--trials", "1"], "trials must be a whole number >= 2, got 1"),
+        (["--trials", "1"], "trials must be a whole number in [2, 1000000000000], got 1"),
+        (["--trials", "9" * 400], "trials must be a whole number in [2, 1000000000000], got 9"),
         (["--learning-rates", "0"], "learning_rates must be"),
         (["--momentum", "0.5", "0.5"], "momentum must name each value once, got (0.5, 0.5)"),
         (
@@ -331,7 +332,7 @@ def test_views_that_differ_in_case_alone_have_folders_of_their_own():
         ("epsilon = {a = 1}", r"epsilon must be in \(0, inf\), got {'a': 1}"),
         ("epsilon = [[1.0]]", r"epsilon must be in \(0, inf\), got \[1.0\]"),
         ("learning_rates = [true, 1]", "learning_rates must name each value once"),
-        ("trials = [20]", r"trials must be a whole number >= 2, got \(20,\)"),
+        ("trials = [20]", r"trials must be a whole number in \[2, 1000000000000\], got \(20,\)"),
     ],
 )
 def test_preset_settings_of_the_wrong_kind(tmp_path, line, message):

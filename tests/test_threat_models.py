@@ -104,6 +104,8 @@ def test_scores_look_at_what_they_say():
     np.testing.assert_array_equal(threat_models.ValidationLoss(digits)(seen), [-360, 1080])
     user = threat_models.UserScore(lambda seen: -seen.standardised_sum, "mine")
     np.testing.assert_array_equal(user(seen), [-2, 6])
+    with pytest.raises(ValueError, match="score mine must give numbers: TypeError: complex"):
+        threat_models.UserScore(lambda seen: 1j * seen.standardised_sum, "mine")(seen)
     with pytest.raises(ValueError, match="keeps no model"):
         Observation(np.ones(1), np.ones(1)).loss(digits.features, digits.labels)
 

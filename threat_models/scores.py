@@ -231,7 +231,10 @@ class UserScore:
             ValueError: the function raises, or gives anything else.
         """
         try:
-            scores = np.asarray(self.function(observation), dtype=np.float64)
+            given = np.asarray(self.function(observation))
+            if np.iscomplexobj(given):
+                raise TypeError("complex numbers have no order")
+            scores = given.astype(np.float64)
         except (Exception, SystemExit) as error:  # a user's own code may raise anything
             raise ValueError(f"score {self.name} must give numbers: {in_line(error)}") from error
         runs = observation.first_displacement.shape

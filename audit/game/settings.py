@@ -21,7 +21,7 @@ from threat_models.datasets import RECORD_SHAPES
 BACKENDS = ("loky", "dask", "ray")
 # Runs that are kept, each in 24 bytes.
 _MOST_KEPT = 1e7
-_MOST_JOBS, _LARGEST = 1024, 10**9
+_MOST_JOBS, _LARGEST, _MOST_GAMES = 1024, 10**9, 10**12
 # With fewer trials nothing is worth proving.
 _FIRST_LOOK = 100
 # Their training set is the same, and so are their runs; only the score differs.
@@ -176,8 +176,8 @@ class AuditConfig:
         for name, low, high in (
             *(
                 ("seed", 0, None),
-                ("trials", 2, None),
-                ("repeats", 1, None),
+                ("trials", 2, _MOST_GAMES),
+                ("repeats", 1, _MOST_GAMES),
                 ("jobs", 1, _MOST_JOBS),
                 ("max_budgets", 1, None),
                 ("canary_index", 0, _LARGEST),

@@ -53,7 +53,7 @@ def load(name: str, train: bool, data_root: str | None = None, size: int | None 
     else:
         pixels, labels = _READERS[name](paths_of(name, train, data_root))
     if size is not None and size > len(labels):
-        log.warning("%s has %d records, not %d: taking all", name, len(labels), size)
+        log.info("%s has %d records, not %d: taking all", name, len(labels), size)
     whole = np.float32(16 if name == "DIGITS" else 255)
     features = np.ascontiguousarray(pixels[:size], dtype=np.float32) / whole
     return Records(features, labels[:size].astype(np.int64), CLASSES, name)
