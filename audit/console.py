@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import io
 import os
 import shutil
 import sys
@@ -174,6 +175,8 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
         The exit code.
     """
     _open_closed_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the name of a folder may be no text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             code = main(None)

@@ -407,6 +407,19 @@ def test_a_refusal_is_one_line_where_the_output_is_full_too(words):
     assert (done.returncode, done.stderr) == (2, "error: x must be 1, got 2\n")
 
 
+def test_what_is_no_text_is_printed_all_the_same():
+    script = "import sys; from audit import console; "
+    script += "sys.exit(console.run(lambda argv: print('runs/\\udcff\\u00e9') or 0))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"runs/\\udcff\\xe9\n", b"")
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_who_has_seen_enough_of_a_command_is_no_error(unbuffered):
     script = "import sys; from audit import bounds, console; sys.exit(console.run("
