@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from audit import upper_bounds
-from audit.lower_bounds import rank_sum
+from audit.lower_bounds import pooled_scan, rank_sum, reference_games
 
 settings.register_profile("same examples", derandomize=True, deadline=None)
 settings.load_profile("same examples")
@@ -43,13 +43,14 @@ def quick_reports() -> Iterator[None]:
         path.write_bytes(b"\x89PNG")
 
     def forget() -> None:
-        rank_sum._allowed.cache_clear()
-        rank_sum._reference_games.cache_clear()
+        for kept in (reference_games.allowed, rank_sum._reference_games, pooled_scan._games):
+            kept.cache_clear()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(upper_bounds, "all_bounds", bounds_asked_before)
         patch.setattr("audit.report.pictures.save", save)
-        patch.setattr(rank_sum, "_GAMES", 299)
+        for module in (reference_games, rank_sum, pooled_scan):
+            patch.setattr(module, "GAMES", 299)
         forget()
         yield
     forget()

@@ -59,7 +59,7 @@ def read(path: Path) -> Report:
             )
         found: Report = _read(Report, values, path.name)
         _check(found)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, OverflowError) as error:
         raise ValueError(
             f"folders must hold finished audits, got {str(path.parent)!r}: {error}"
         ) from error
