@@ -355,9 +355,9 @@ def test_candidates_of_different_cost():
         epsilon_1, float(base.delta(epsilon_1)), base.epsilon(1e-6 / law.mean), law
     )
     assert alone[0] <= by_formula * (1 + 1e-9)
-    steps = upper_bounds.largest_steps(2.0, 0.01, [(1.0, 1e-6)])
-    assert float(DpSgd(2.0, steps, 0.01).delta(1.0)) <= 1e-6
-    assert float(DpSgd(2.0, steps + 1, 0.01).delta(1.0)) > 1e-6
+    steps = upper_bounds.largest_steps(2.0, 0.1, [(1.0, 1e-6)])
+    assert float(DpSgd(2.0, steps, 0.1).delta(1.0)) <= 1e-6
+    assert float(DpSgd(2.0, steps + 1, 0.1).delta(1.0)) > 1e-6
     assert upper_bounds.largest_steps(0.5, 0.5, [(0.1, 1e-6)]) == 0
 
 
