@@ -1,6 +1,7 @@
 """Tuning, live: the draws, what is kept silent, what survives a kill, and what it may leak."""
 
 import contextlib
+import gc
 import itertools
 import json
 import logging
@@ -753,6 +754,17 @@ def test_killed_study_gives_the_same_winner(tmp_path, kills, runs):
     assert 0 < killed < runs  # it was killed on its way
     assert len(set(seeds)) == runs  # the same K and the same draws
     assert len(seeds) <= runs + kills + 1  # a run cut off is done again, and the winner's model
+
+
+def returns_nothing(trial):
+    return None
+
+
+def test_a_study_cut_off_does_not_tell_how_many_runs_were_left(recwarn):
+    with pytest.raises(tuning.Void, match=r"must return a tuning\.Outcome"):
+        study(seed=5, protocol="tnb:1,0.05").run(returns_nothing, jobs=2)
+    gc.collect()
+    assert not recwarn.list
 
 
 def test_jobs_change_nothing():

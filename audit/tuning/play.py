@@ -8,6 +8,7 @@ import hashlib
 import math
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -275,7 +276,15 @@ def _all(
 
     # Processes, not threads: what a run prints is silenced in one process at a time.
     workers = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered")
-    yield from workers(delayed(attempt)(*one) for one in todo)
+    attempts = workers(delayed(attempt)(*one) for one in todo)
+    try:
+        for one in attempts:  # noqa: UP028 (closed below, where it may warn)
+            yield one
+    finally:
+        # Cut off, joblib warns of how many runs were left, which nobody is to know.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            attempts.close()
 
 
 def _attempted(
