@@ -17,7 +17,7 @@ from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold, WorstOrderCur
 from audit.protocols import Adaptive
 from audit.upper_bounds import AdaptiveAttack
 
-SIZES = {60: 30}
+SIZES = {60: 20}
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +99,12 @@ def test_samplers_have_the_law_they_claim() -> None:
 
 
 def test_the_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--trials", "50", "--games", "3", "--mechanisms", "pure noise", "Laplace"]
+    arguments = ["--trials", "50", "--games", "2", "--mechanisms", "pure noise", "Laplace"]
     assert coverage_study.main([*arguments, "--out", str(tmp_path)]) == 0
     written = pd.read_csv(tmp_path / "coverage.csv")
     assert set(written["mechanism"]) == {"pure noise", "Laplace"}
     page = (tmp_path / "coverage.md").read_text()
-    assert "50 + 50 trials, 3 games" in page
+    assert "50 + 50 trials, 2 games" in page
     assert "| scan |" in page
     assert coverage_study.main(["--mechanisms", "Laplacian", "--out", str(tmp_path)]) == 2
     assert "did you mean 'Laplace'?" in capsys.readouterr().err

@@ -70,6 +70,7 @@ def test_opacus_subtracts_the_same_training_gradients(threat):
         np.testing.assert_allclose(ours[1], 4 * 0.7)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("threat", ["ETCV input", "ETCV dirac", "NTCV dirac"])
 def test_opacus_agrees_in_law(threat):
     settings = DpSgdSettings(3, 1.0, 0.7, (0.3,), model="logistic")
@@ -107,6 +108,7 @@ def test_projected_agrees_in_law(included, changes):
     assert st.ks_2samp(*mixed).pvalue > ALARM
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("included", [False, True])
 def test_collapsed_agrees_in_law(included):
     data = records(30)

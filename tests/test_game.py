@@ -148,7 +148,7 @@ def test_a_block_depends_on_nothing_but_itself():
 
 def test_report_keeps_valid_lower_bounds_below_upper_bounds():
     # Every lower bound errs once in a thousand: of some dozens here none by chance.
-    config, set_ups, games = play(trials=1000, repeats=2, epsilon=(1.0, 4.0), confidence=0.999)
+    config, set_ups, games = play(trials=400, repeats=2, epsilon=(1.0, 4.0), confidence=0.999)
     report = assemble(config, set_ups, games)
     assert report.engine.name == "reduced"
     for result in report.results:
@@ -187,6 +187,7 @@ def test_the_number_to_report_is_from_the_games_of_all_repeats():
     assert pooled.set_index("key")["epsilon"]["scan:scan"] == reported.epsilon
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("settings", "monotone", "gaussian"),
     [
@@ -214,8 +215,10 @@ def test_what_needs_a_score_is_claimed_only_for_that_score(settings, monotone, g
             assert bound.valid == (worst and gaussian)
         elif bound.name == "gaussian-curve":
             assert not bound.valid
-        elif bound.rule == "scan":
+        elif bound.name == "scan":
             assert bound.valid
+        elif bound.rule == "scan":  # of all runs
+            assert bound.valid == monotone
     for name in ("reduced-renyi", "reduced-exact"):
         assert result.upper_bounds[name].valid == monotone
     for name in ("renyi", "tight", "region"):
@@ -225,10 +228,10 @@ def test_what_needs_a_score_is_claimed_only_for_that_score(settings, monotone, g
 
 
 def test_worst_order_audit_certifies_more_than_the_increasing_score():
-    # The default bound at 20,000 trials and eps_B = 4, far apart.
+    # The default bound at 6,000 trials and eps_B = 4, far apart.
     values = {}
     for score in ("first-coordinate", "worst-order"):
-        config, set_ups, games = play(trials=20_000, repeats=1, epsilon=(4.0,), score=score)
+        config, set_ups, games = play(trials=6_000, repeats=1, epsilon=(4.0,), score=score)
         report = assemble(config, set_ups, games)
         (result,) = report.results
         values[score] = report.reported(0).epsilon

@@ -263,6 +263,7 @@ def test_hypo_budgets_cannot_both_be_met_by_one_law() -> None:
         np.testing.assert_allclose(spent, 15.0 if data == "MNIST" else 12.0, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_kk_subset_lies_between_one_run_and_tuning_on_everything() -> None:
     result = computed("kk-subset", means=[10.0], points=5)
     assert np.all(differences(result) == 0)

@@ -57,6 +57,7 @@ def random_pair(seed, outputs=4):
     return rng.dirichlet(np.ones(outputs)), rng.dirichlet(np.ones(outputs))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("spec", ANY)
 @pytest.mark.parametrize("seed", range(3))
 def test_no_order_of_a_small_base_leaks_more_than_the_bounds_say(spec, seed):
@@ -434,6 +435,7 @@ def test_tuning_on_a_subset_at_its_ends():
     assert upper_bounds.scaled_learning_rate(0.1, 100, 900) == pytest.approx(0.9)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("base", [GaussianMechanism(0.4), DpSgd(1.0, 100, 0.02), PureDp(0.3)])
 def test_tuning_as_a_mechanism(base):
     law = repetitions.parse("tnb:0,0.05")

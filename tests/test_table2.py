@@ -51,6 +51,7 @@ def check(**settings):
     return best, shift / trials.lambda_a.std()
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("threat", list(REAL))
 @pytest.mark.parametrize("canary", ["input", "dirac"])
 def test_rows_on_digits(threat, canary):

@@ -74,6 +74,7 @@ def test_no_order_leaks_more_and_one_leaks_as_much(spec, outputs, parts):
                     assert curve.best_order(epsilon).delta(epsilon) >= 0.995 * claimed
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("spec", LAWS)
 def test_outputs_that_one_side_never_gives(spec):
     law, rng = repetitions.parse(spec), np.random.default_rng(1)

@@ -331,6 +331,7 @@ def exact_renyi(mu, law, order, sign):
     return np.logaddexp(log_sum, np.log(max(law.probability_of_none, 1e-320))) / (order - 1.0)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_renyi_divergence_of_the_reduced_game_is_never_low(seed):
     # Sharp bends, where one run and many weigh the same, are what a coarse grid passes over.

@@ -23,7 +23,7 @@ from audit.game.settings import AuditConfig
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
 ROOT = Path(__file__).parents[1]
-OPTIONS = ["--trials", "900", "--repeats", "2", "--epsilon", "2"]
+OPTIONS = ["--trials", "200", "--repeats", "2", "--epsilon", "2", "--repetitions", "fixed:3"]
 
 
 def audit(out, *options, path=""):
@@ -95,7 +95,7 @@ def mortal(tmp_path, deaths, monkeypatch):
     monkeypatch.setenv("GRAVES", str(tmp_path / "graves"))
     monkeypatch.setenv("DEATHS", str(deaths))
     options = ["--engine", "batched", "--model", "mortal.build", "--steps", "2", "--jobs", "2"]
-    options += ["--trials", "60", "--repetitions", "fixed:200"]
+    options += ["--trials", "60", "--repetitions", "fixed:20"]
     return audit(tmp_path / "audit", *options, path=tmp_path)
 
 
@@ -134,6 +134,7 @@ def ended(pid):
         return True
 
 
+@pytest.mark.thin(2)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_parent(tmp_path, number):
