@@ -36,7 +36,7 @@ docs: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard audit/dpsgd/*.c)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs,test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[docs,test]"
 	touch $@
 
 clean:

@@ -41,29 +41,23 @@ def expected(tmp_path_factory):
     return (out / "results.csv").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         ("--jobs", "2"),
-        pytest.param(("--devices", "cpu", "cpu"), marks=pytest.mark.slow),
+        ("--devices", "cpu", "cpu"),
         pytest.param(
             ("--backend", "dask", "--jobs", "2"),
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.skipif(
-                    not importlib.util.find_spec("distributed"),
-                    reason="extra dask is not installed",
-                ),
-            ],
+            marks=pytest.mark.skipif(
+                not importlib.util.find_spec("distributed"), reason="extra dask is not installed"
+            ),
         ),
         pytest.param(
             ("--backend", "ray", "--jobs", "2"),
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.skipif(
-                    not importlib.util.find_spec("ray"), reason="extra ray is not installed"
-                ),
-            ],
+            marks=pytest.mark.skipif(
+                not importlib.util.find_spec("ray"), reason="extra ray is not installed"
+            ),
         ),
     ],
     ids=["jobs", "devices", "dask", "ray"],
