@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 
 # One thread per process: two OpenMP threads on a busy machine stall each other.
 export OMP_NUM_THREADS ?= 1
+# What is imported is compiled once: the tests start many processes.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: audit test test-slow lint types docs clean
 
