@@ -1,7 +1,8 @@
 """The commands there are: `python -m audit`."""
 
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from audit import console
 
@@ -15,6 +16,15 @@ COMMANDS = {
     "coverage_study": "do the lower bounds hold? games whose epsilon is known exactly",
 }
 """What each command answers; `python -m audit.NAME --help` has its options."""
+
+
+def main_of(command: str) -> Callable[[Sequence[str]], int]:
+    """What a command runs: the `main` of its module, or of its package's `__main__`."""
+    module = importlib.import_module(f"audit.{command}")
+    if not hasattr(module, "main"):
+        module = importlib.import_module(f"audit.{command}.__main__")
+    found: Callable[[Sequence[str]], int] = module.main
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

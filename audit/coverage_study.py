@@ -676,7 +676,10 @@ def _parser() -> console.Parser:
         help=f"trials per side, one number or several (default: {' '.join(map(str, STUDY))})",
     )
     parser.add_argument(
-        "--games", type=int, metavar="N", help="games per cell (default: 200, 200, 50)"
+        "--games",
+        type=int,
+        metavar="N",
+        help=f"games per cell (default: {', '.join(map(str, STUDY.values()))})",
     )
     parser.add_argument("--seed", type=int, default=1, help="a whole number (default: 1)")
     parser.add_argument(

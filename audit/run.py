@@ -193,12 +193,11 @@ def _announce(config: AuditConfig, seconds: float) -> None:
         needed = lower_bounds.trials_needed(largest, config.delta, 1.0 - share)
         words += f"; eps_B = {largest:g} takes {2 * needed:,} or more"
     console.note(words)
-    workers = max(config.jobs, len(config.devices))
-    seconds = seconds / workers + play.expected_seconds_of_bounds(config)
+    seconds = seconds / config.workers + play.expected_seconds_of_bounds(config)
     if config.device_kind == "cpu" and seconds > _LONG_SECONDS:
         console.note(
             f"about {config.expected_runs:,.0f} runs and the bounds of {len(config.epsilon)} "
-            f"budgets, roughly {seconds / 3600:.2g} hours with jobs {workers}"
+            f"budgets, roughly {seconds / 3600:.2g} hours with jobs {config.workers}"
         )
 
 

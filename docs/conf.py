@@ -1,7 +1,6 @@
 """The site: `make docs`. Warnings are errors; nothing is fetched, now or by a reader."""
 
 import contextlib
-import importlib
 import io
 import os
 import re
@@ -11,7 +10,7 @@ from unittest import mock
 
 import audit
 from audit import console
-from audit.__main__ import COMMANDS
+from audit.__main__ import COMMANDS, main_of
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of the notebooks' kernels
 
@@ -90,16 +89,13 @@ def _write_helps(app: Any) -> None:
     folder.mkdir(exist_ok=True)
     asked = {name: (name, []) for name in COMMANDS} | {"train": ("run", ["--train", "x"])}
     for title, (name, words) in asked.items():
-        command = importlib.import_module(f"audit.{name}")
-        if not hasattr(command, "main"):  # a package
-            command = importlib.import_module(f"audit.{name}.__main__")
         option = "--help-all" if title in ("bounds", "run") else "--help"
         with (
             contextlib.suppress(SystemExit),
             contextlib.redirect_stdout(io.StringIO()) as shown,
             mock.patch.dict(os.environ, COLUMNS=str(console.WIDTH)),
         ):
-            command.main([*words, option])
+            main_of(name)([*words, option])
         (folder / f"{title}.txt").write_text(shown.getvalue())
 
 

@@ -1,6 +1,5 @@
 """The wheel holds the packages, and the library floors need only numpy and scipy."""
 
-import importlib
 import importlib.util
 import json
 import os
@@ -143,11 +142,6 @@ def test_the_commands_are_listed(capsys):
     assert set(commands.COMMANDS) == modules | packages
 
 
-def main_of(command):
-    package = (ROOT / "audit" / command / "__main__.py").exists()
-    return importlib.import_module(f"audit.{command}{'.__main__' if package else ''}").main
-
-
 def test_every_command_says_its_version(capsys):
     said = f"dp-tuning-audit {audit.__version__}\n"
     command = [sys.executable, "-m", "audit", "--version"]
@@ -155,7 +149,7 @@ def test_every_command_says_its_version(capsys):
     assert done.stdout == said
     for name in commands.COMMANDS:
         with pytest.raises(SystemExit):
-            main_of(name)(["--version"])
+            commands.main_of(name)(["--version"])
         assert capsys.readouterr().out == said
 
 
@@ -164,7 +158,7 @@ def test_help_fits_a_screen_and_shows_examples(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(console.WIDTH))
     name, *options = command.split()
     with pytest.raises(SystemExit):
-        main_of(name)([*options, "--help"])
+        commands.main_of(name)([*options, "--help"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 50
     assert max(map(len, lines)) <= console.WIDTH

@@ -147,7 +147,7 @@ def expected_seconds(config: AuditConfig, engine: str) -> float:
     if engine == "reduced":
         return runs / _DRAWS_PER_SECOND
     seconds = runs * _work_of_run(config, engine) / _WORK_PER_SECOND
-    hours = seconds / max(config.jobs, len(config.devices)) / 3600.0
+    hours = seconds / config.workers / 3600.0
     if config.device_kind == "cpu" and hours > config.max_hours:
         raise ValueError(
             f"max_hours must be at least the {hours:.3g} hours that are expected, got "

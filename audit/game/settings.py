@@ -267,6 +267,11 @@ class AuditConfig:
         return doubling(self.trials, _FIRST_LOOK) if self.stop_at else (self.trials,)
 
     @property
+    def workers(self) -> int:
+        """How many processes play: the jobs, and one per device at least."""
+        return max(self.jobs, len(self.devices))
+
+    @property
     def expected_runs(self) -> float:
         """How many runs the whole audit is expected to take."""
         return len(self.epsilon) * self.repeats * self.trials * self.runs_of_a_game

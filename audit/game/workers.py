@@ -113,8 +113,7 @@ def _played(
     config: AuditConfig, blocks: Sequence[Block]
 ) -> Iterator[tuple[Block, tuple[Trials, ...]]]:
     """The blocks as they get done, in any order."""
-    workers = max(config.jobs, len(config.devices))
-    if workers == 1 and config.backend == "loky":
+    if config.workers == 1 and config.backend == "loky":
         yield from (_play(config, block, None) for block in blocks)
         return
     locks = config.out if len(config.devices) > 1 else None
@@ -122,22 +121,22 @@ def _played(
     if config.backend == "loky":
         # One thread per process: two OpenMP threads on a busy machine stall each other.
         with joblib.parallel_config(
-            "loky", n_jobs=workers, inner_max_num_threads=1, initializer=_end_with_parent
+            "loky", n_jobs=config.workers, inner_max_num_threads=1, initializer=_end_with_parent
         ):
             yield from joblib.Parallel(return_as="generator_unordered", batch_size=1)(calls)
         if locks is not None:
             # A worker keeps its device, and what it has there, for life.
             get_reusable_executor().shutdown()
         return
-    with _cluster(config, workers), joblib.parallel_config(config.backend, n_jobs=-1):
+    with _cluster(config), joblib.parallel_config(config.backend, n_jobs=-1):
         # Not every backend can stream: a few blocks per worker at a time.
-        share = max(4 * workers, 16)
+        share = max(4 * config.workers, 16)
         for start in range(0, len(calls), share):
             yield from joblib.Parallel()(calls[start : start + share])
 
 
 @contextlib.contextmanager
-def _cluster(config: AuditConfig, workers: int) -> Iterator[None]:
+def _cluster(config: AuditConfig) -> Iterator[None]:
     """A connection to the Dask or Ray cluster, or a local one; each is an optional extra."""
     if config.backend == "dask":
         try:
@@ -146,7 +145,7 @@ def _cluster(config: AuditConfig, workers: int) -> Iterator[None]:
             raise ValueError(
                 "backend dask needs the extra 'dask': pip install 'dp-tuning-audit[dask]'"
             ) from error
-        local = {} if config.scheduler else {"n_workers": workers, "threads_per_worker": 1}
+        local = {} if config.scheduler else {"n_workers": config.workers, "threads_per_worker": 1}
         with Client(config.scheduler or None, set_as_default=True, **local):
             yield
         return
@@ -157,7 +156,7 @@ def _cluster(config: AuditConfig, workers: int) -> Iterator[None]:
         raise ValueError(
             "backend ray needs the extra 'ray': pip install 'dp-tuning-audit[ray]'"
         ) from error
-    local = {} if config.scheduler else {"num_cpus": workers, "include_dashboard": False}
+    local = {} if config.scheduler else {"num_cpus": config.workers, "include_dashboard": False}
     with ray.init(address=config.scheduler or None, log_to_driver=False, **local):
         register_ray()
         yield

@@ -130,6 +130,8 @@ def _mu_lower_limit(canaries: int, guesses: int, correct: int, alpha: float) -> 
     def possible(mu: float) -> bool:
         return chance_of_so_many(canaries, guesses, correct, mu) > alpha
 
+    if possible(0.0):
+        return 0.0
     return numerics.last_kept(possible, 0.0, _LARGEST_MU, _TOLERANCE)
 
 

@@ -36,8 +36,8 @@ from scipy import special
 
 from audit import repetitions as laws
 from audit.claims import Claim, Condition, Kind
+from audit.lower_bounds import reference_games
 from audit.lower_bounds.estimator import Estimator, Finding
-from audit.lower_bounds.reference_games import GAMES, allowed
 from audit.lower_bounds.scores import Scores
 from audit.numerics import QUANTILE_ACCURACY
 from audit.protocols import RandomSearch
@@ -104,7 +104,7 @@ class PooledScan(Estimator):
         seen = at < len(next_ones)
         if not seen.any():
             return Finding(0.0, None, 0, 0, n0, n1)
-        reaching = allowed(alpha)
+        reaching = reference_games.allowed(alpha)
         level = _NOMINAL * alpha if reaching else 0.5 * alpha / len(ranks)
         evidence = _evidence(law, n0, n1, delta, level)
         each = np.where(seen, evidence[np.arange(len(ranks)), np.where(seen, at, 0)], -np.inf)
@@ -151,7 +151,7 @@ def _crossed_from(law: Repetitions, n0: int, n1: int, delta: float, until: Count
     """
     best_zero, beaten_zero = _games(n0, law, 0)
     best_one, beaten_one = _games(n1, law, 1)
-    least = np.full(GAMES, np.inf)
+    least = np.full(reference_games.GAMES, np.inf)
     # Pair by pair: what is at work stays in the cache.
     for row in np.flatnonzero(until > 0):
         zero, one = (best_zero[row], beaten_zero[row]), until[row] - 1
@@ -190,7 +190,7 @@ def _games(n: int, law: Repetitions, side: int) -> tuple[Array, Array]:
     ranks = _ranks(n)
     # Sums of exponential gaps, from either end: both tails keep their digits.
     gaps = np.diff(ranks, prepend=0, append=n + 1).astype(np.float64)
-    steps = rng.standard_gamma(gaps[:, None], (len(gaps), GAMES))
+    steps = rng.standard_gamma(gaps[:, None], (len(gaps), reference_games.GAMES))
     below = np.cumsum(steps, axis=0)[:-1]
     above = np.cumsum(steps[::-1], axis=0)[::-1][1:]
     total = below[0] + above[0]

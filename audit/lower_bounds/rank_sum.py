@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit import numerics
+from audit.lower_bounds import reference_games
 from audit.lower_bounds.counting import GaussianFamily
-from audit.lower_bounds.reference_games import GAMES, allowed
 from audit.lower_bounds.rules import Choice, Statistic, ThresholdRule
 from audit.lower_bounds.scores import Scores
 from audit.numerics import Whole
@@ -102,7 +102,7 @@ def mu_lower_limit(pairs: int, n0: int, n1: int, repetitions: Repetitions, alpha
     Returns:
         mu, rounded down; -inf where even mu = 0 is not refuted.
     """
-    reaching = allowed(alpha)
+    reaching = reference_games.allowed(alpha)
     games = _reference_games(n0, n1, repetitions)
     if reaching == 0:
         return games.limit_by_hoeffding(pairs, alpha)
@@ -139,9 +139,9 @@ class _ReferenceGames:
     def _counts(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Scores without the record below each cell, and those with it in the cell, [B, cells]."""
         rng = np.random.default_rng([self.without, self.pairs])
-        zeros = rng.multinomial(self.without, self.masses, size=GAMES)
+        zeros = rng.multinomial(self.without, self.masses, size=reference_games.GAMES)
         below = np.cumsum(zeros, axis=1) - (1.0 - self.tie) * zeros
-        ones = rng.multinomial(self.pairs // self.without, self.masses, size=GAMES)
+        ones = rng.multinomial(self.pairs // self.without, self.masses, size=reference_games.GAMES)
         return below[:, 1:].astype(np.float32), ones[:, 1:].astype(np.float32)
 
     def _reached(self, shift: int, allowed: int) -> float:

@@ -68,10 +68,10 @@ def silence() -> Iterator[None]:
     before = logging.root.manager.disable
     with contextlib.ExitStack() as stack:
         nowhere = stack.enter_context(open(os.devnull, "w"))
+        _flush()
         for descriptor in (1, 2):
             with contextlib.suppress(OSError):  # there may be none
                 stack.callback(_put_back, os.dup(descriptor), descriptor)
-                _flush()
                 os.dup2(nowhere.fileno(), descriptor)
         stack.callback(_flush)  # what is still held back goes nowhere, too
         stack.enter_context(contextlib.redirect_stdout(nowhere))
