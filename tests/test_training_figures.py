@@ -1,11 +1,14 @@
 """What tuning buys: arms keep their total, less noise trains better, the command says so."""
 
+import math
+
 import numpy as np
 import pytest
+from scipy import integrate, stats
 
 from audit import upper_bounds
 from audit.accounting import DpSgd
-from audit.reproduce import REPRODUCTIONS, training
+from audit.reproduce import REPRODUCTIONS, regression, svm, training
 from audit.reproduce.__main__ import main
 
 SMALL = {"dataset": "DIGITS", "records": 60, "validation": 50, "steps": 4, "tunings": 4}
@@ -68,6 +71,7 @@ def test_the_command_takes_a_data_root_and_leaves_data_out_of_all(tmp_path, caps
     assert {name for name, one in REPRODUCTIONS.items() if one.reads_data} == {
         "hypo-training",
         "kk-training",
+        "krw-fig5",
         "ps-fig7",
     }
     preset.write_text('dataset = "DIGIT"')
@@ -75,3 +79,101 @@ def test_the_command_takes_a_data_root_and_leaves_data_out_of_all(tmp_path, caps
     assert "did you mean 'DIGITS'" in capsys.readouterr().err
     with pytest.raises(ValueError, match="dataset must be text, got 3"):
         REPRODUCTIONS["kk-training"].run({"dataset": 3})
+
+
+def test_outliers_make_a_larger_alpha_best():
+    """Means of 400 data sets: without outliers accuracy falls in alpha, with them it rises first.
+
+    Both differences are four standard errors or more.
+    """
+    rng, found = np.random.default_rng(0), []
+    for outliers in (0, 8):
+        places, labels = svm._data(400, outliers, rng)
+        assert places.shape == (400, 40 + outliers, 3)
+        alphas = np.array([0.5, 8.0, 64.0])
+        models = svm._descend(places, labels, alphas, 20, rng)
+        found.append(svm._accuracy(models, places, labels))
+    for one, other in ((found[0][:, 0], found[0][:, 2]), (found[1][:, 1], found[1][:, 0])):
+        assert (one - other).mean() > 4.0 * stats.sem(one - other)
+
+
+def test_an_open_choice_gives_away_what_a_private_one_keeps():
+    table = (
+        REPRODUCTIONS["ps-fig1"]
+        .run({"epsilons": [1.0], "epochs": 5, "datasets": 2, "tunings": 300})
+        .table
+    )
+    games = table[table["what"] == "game"].set_index("arm")
+    assert games["eps_L of the model"]["without privacy"] > 1.5
+    private = games.loc[["Renyi bound", "region bound"]]
+    assert (private[["eps_L of alpha", "eps_L of the model"]] <= 1.0).all(axis=None)
+    noise = private["noise multiplier"]
+    assert noise["region bound"] < noise["Renyi bound"]
+    # A group of eight is as far apart as one record at eight times the signal.
+    group = DpSgd(noise["region bound"] / 8.0, 5)
+    assert upper_bounds.region(group, "tnb:1,0.1", 1e-5).epsilon == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("h", "m", "epsilon"), [(0.1, 0.3, 0.5), (0.02, 0.1, 0.3), (0.3, 1.0, 3.0)]
+)
+def test_draws_leak_no_more_than_their_profile(h, m, epsilon):
+    """The hockey sticks of N(0, 1) and N(m, 1 / (1 + h)) by quadrature, both ways, and E of U."""
+    draw = regression.Draw((1.0 + h) * m, h)
+    bound = float(draw.delta(np.array([epsilon]))[0])
+    pair = stats.norm(0.0, 1.0), stats.norm(m, 1.0 / math.sqrt(1.0 + h))
+    at = np.linspace(-15.0, 15.0, 200_001)
+    exact = [
+        np.maximum(p.pdf(at) - np.exp(epsilon) * q.pdf(at), 0.0).sum() * (at[1] - at[0])
+        for p, q in (pair, pair[::-1])
+    ]
+    assert bound / 4.0 < max(exact) <= bound
+
+    def above(z):
+        loss = (h + draw.scale**2) / 2.0 + draw.scale * z + h * z * z / 2.0
+        return 2.0 * max(-math.expm1(epsilon - loss), 0.0) * stats.norm.pdf(z)
+
+    edge = (math.sqrt(draw.scale**2 + 2.0 * h * epsilon) - draw.scale) / h
+    assert bound == pytest.approx(integrate.quad(above, 0.0, 15.0, points=[edge])[0], rel=1e-4)
+    known = draw.profile
+    assert float(known.delta(epsilon)) >= bound
+
+
+def test_a_record_moves_a_regression_as_little_as_the_test_says():
+    """Random data of few records: the moves that sensitivities and losses are proved from."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        n, d, penalty = rng.integers(1, 6), 3, 10.0 ** rng.uniform(-1, 1)
+        x, y = rng.standard_normal((n + 1, d)), rng.uniform(-1.0, 1.0, n + 1)
+        x /= np.maximum(np.linalg.norm(x, axis=1), 1e-9)[:, None]
+        sums = [x[:k].T @ x[:k] for k in (n, n + 1)]
+        small, large = (
+            np.linalg.solve(each + penalty * np.eye(d), x[:k].T @ y[:k])
+            for each, k in zip(sums, (n, n + 1), strict=True)
+        )
+        least = [np.linalg.eigvalsh(each)[0] for each in sums]
+        assert -1e-12 <= least[1] - least[0] <= 1.0
+        grows = 1.0 + 1.0 / (penalty + max(least[0], 0.0))
+        ratio = (1.0 + np.linalg.norm(small)) / (1.0 + np.linalg.norm(large))
+        assert 1.0 / grows <= ratio <= grows
+        # The one direction in which the posteriors differ.
+        last = np.linalg.solve(sums[0] + penalty * np.eye(d), x[n])
+        h, r = x[n] @ last, y[n] - x[n] @ small
+        assert large - small == pytest.approx(last * r / (1.0 + h))
+        assert h <= grows - 1.0 + 1e-12
+
+
+def test_a_regression_is_tuned_within_its_total():
+    settings = {"dataset": "DIGITS", "records": 1000, "validation": 300, "tunings": 40}
+    table = REPRODUCTIONS["krw-fig5"].run(settings | {"epsilons": [8.0]}).table
+    error = table.set_index("method")["error"]
+    assert len(error) == 6
+    assert (error["not private"] < error.drop("not private")).all()
+    scales = [regression._largest_scale(8.0, way) for way in regression._ACCOUNTINGS.values()]
+    assert 0.0 < scales[0] < scales[1] <= scales[2]
+    for scale, way in zip(scales, regression._ACCOUNTINGS.values(), strict=True):
+        draw = regression.Draw(scale, regression._CURVATURE * scale)
+        assert way(draw, regression._test(scale)) <= 8.0
+    # A test that fails always releases nothing.
+    problem = regression._problem("DIGITS", "", 1000, 300)
+    assert len(regression._tested(problem, 1e-6, 5, np.random.default_rng(0))) == 0

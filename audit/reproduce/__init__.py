@@ -4,7 +4,7 @@ Everything is computed by the library's functions; the numbers that the papers p
 beside ours. Settings that a paper does not tell are arguments with a default.
 """
 
-from audit.reproduce import attacks, others, training, xiang
+from audit.reproduce import attacks, others, regression, svm, training, xiang
 from audit.reproduce import koskela_redberg_wang as krw
 from audit.reproduce import papernot_steinke as ps
 from audit.reproduce.result import Comparison, Reproduction, Result
@@ -13,6 +13,7 @@ _PS, _KRW = "Papernot & Steinke 2022", "Koskela, Redberg & Wang 2024"
 _X, _HYPO, _KK = "Xiang, Wang & Wang 2024", "Wang et al. 2023", "Koskela & Kulkarni 2023"
 
 REPRODUCTIONS: dict[str, Reproduction] = {
+    "ps-fig1": Reproduction("an open choice betrays outliers", f"{_PS}, figure 1", svm.figure_1),
     "ps-fig2": Reproduction("Renyi DP of a logarithmic K", f"{_PS}, figure 2", ps.figure_2),
     "ps-fig3": Reproduction("Renyi DP of laws with one mean", f"{_PS}, figure 3", ps.figure_3),
     "ps-fig4": Reproduction("epsilon over E[K]", f"{_PS}, figure 4", ps.figure_4),
@@ -23,6 +24,9 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "krw-fig2": Reproduction("profiles, geometric K", f"{_KRW}, figure 2", krw.figure_2),
     "krw-fig3": Reproduction("epsilon over geometric E[K]", f"{_KRW}, figure 3", krw.figure_3),
     "krw-fig4": Reproduction("binomial against Poisson K", f"{_KRW}, figure 4", krw.figure_4),
+    "krw-fig5": Reproduction(
+        "private linear regression, tuned", f"{_KRW}, figure 5", regression.figure_5
+    ),
     "krw-fig6": Reproduction("DP-SGD, Poisson and geometric K", f"{_KRW}, figure 6", krw.figure_6),
     "krw-fig7": Reproduction("DP-SGD with large batches", f"{_KRW}, figure 7", krw.figure_7),
     "krw-fig8": Reproduction("tuning the noise multiplier", f"{_KRW}, figure 8", krw.figure_8),

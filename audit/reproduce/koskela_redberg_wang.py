@@ -1,4 +1,4 @@
-"""Koskela, Redberg & Wang 2024: figures 1 to 4 and 6 to 8 (figure 5 trains models)."""
+"""Koskela, Redberg & Wang 2024: figures 1 to 4 and 6 to 8 (5 is in `regression`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Papernot & Steinke 2022: figures 2 to 6 and 8 (figures 1 and 7 train models)."""
+"""Papernot & Steinke 2022: figures 2 to 6 and 8 (1 and 7 train: `svm`, `training`)."""
 
 import math
 from collections.abc import Callable, Sequence

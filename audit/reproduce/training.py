@@ -29,7 +29,8 @@ from threat_models import Observation, ThreatModel, UserScore, build
 
 Array = NDArray[np.float64]
 
-_DELTA = 1e-5
+DELTA = 1e-5
+"""Of every total."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Arm:
     def noise_multiplier(self, epsilon: float, steps: int) -> float:
         """The least noise at which the whole tuning keeps epsilon."""
         bound = find(self.bound, type(self.parsed)).function
-        return solve_noise_multiplier(epsilon, self.parsed, _DELTA, steps, bound=bound)
+        return solve_noise_multiplier(epsilon, self.parsed, DELTA, steps, bound=bound)
 
 
 def hypo_training(
@@ -159,7 +160,7 @@ def ps_figure_7(
             # A tuning without any run guesses.
             found = np.append(found, np.full(tunings - len(found), 0.1))
             for bound, ours in (("renyi", False), ("region", True)):
-                epsilon = find(bound).function(base, protocol, _DELTA).epsilon
+                epsilon = find(bound).function(base, protocol, DELTA).epsilon
                 rows.append(
                     {
                         "epsilon": math.nan if epsilon is None else epsilon,
@@ -229,7 +230,7 @@ def _compare(
                     "arm": arm.name,
                     "ours": arm.ours,
                     "noise multiplier": sigma,
-                    "epsilon of one run": DpSgd(sigma, steps).epsilon(_DELTA),
+                    "epsilon of one run": DpSgd(sigma, steps).epsilon(DELTA),
                     "accuracy": found.mean(),
                     "standard error": found.std(ddof=1) / math.sqrt(len(found)),
                     "cost ratio": _cost_ratio(arm.parsed),
@@ -302,9 +303,7 @@ def _draw(table: pd.DataFrame) -> Figure:
                 label=arm,
             )
         axes.set(xlabel=r"$\varepsilon$ of the whole", ylabel="accuracy")
-        axes.set_title(
-            rf"$\delta$ = {_DELTA:g}, two standard errors", fontsize="medium", loc="left"
-        )
+        axes.set_title(rf"$\delta$ = {DELTA:g}, two standard errors", fontsize="medium", loc="left")
         tidy(axes)
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     return page
