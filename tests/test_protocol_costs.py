@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from audit.accounting import (
     DiscreteMechanism,
     DpSgd,
     GaussianMechanism,
+    Mechanism,
     OneOf,
     PureDp,
     Unreachable,
@@ -399,6 +401,47 @@ def test_costs_grow_with_what_is_done(spec, mu, n, a, delta):
         assert here <= GaussianMechanism(mu * math.sqrt(n)).epsilon(delta) * slack
 
 
+@pytest.mark.thin(3)
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ("grid:10,0.3", "grid:10,0.6"),
+        ("adaptive:0.8,1.3/poisson:5", "adaptive:0.7,1.3/poisson:5"),
+        ("adaptive:0.8,1.3/poisson:5", "adaptive:0.8,1.5/poisson:5"),
+        ("noisy-max:10", "noisy-max:20"),
+        # Not where the final run is on the rest: what tunes is then spared in the final run.
+        ("subset:0.1,all/tnb:1,0.1", "subset:0.3,all/tnb:1,0.1"),
+        ("subset:0.3/tnb:1,0.1", "subset:0.3,all/tnb:1,0.1"),
+        ("ptr:0.1,1e-7,1e-7/tnb:1,0.1", "ptr:0.2,1e-7,1e-7/tnb:1,0.1"),
+        ("ptr:0.1,1e-7,1e-7/tnb:1,0.1", "ptr:0.1,3e-7,1e-7/tnb:1,0.1"),
+        ("ptr:0.1,1e-7,1e-7/tnb:1,0.1", "ptr:0.1,1e-7,3e-7/tnb:1,0.1"),
+        ("ptr:0.1,1e-7,1e-7/tnb:1,0.1", "ptr:0.1,1e-7,1e-7/tnb:1,0.05"),
+    ],
+)
+def test_costs_grow_in_every_argument(less, more):
+    base = GaussianMechanism(0.3)
+    assert cost(base, less, DELTA).epsilon < cost(base, more, DELTA).epsilon
+
+
+@pytest.mark.thin(3)
+@pytest.mark.parametrize(
+    ("protocol", "runs"),
+    [
+        ("fixed:1", 1),
+        ("fixed:4", 4),
+        ("grid:4", 4),
+        ("adaptive:0.5,2/fixed:1", 1),
+        ("adaptive:0.5,2/fixed:4", 4),
+        pytest.param("subset:0.5/fixed:4", 5, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("mu", [0.1, 2.0])
+def test_choosing_costs_no_more_than_releasing_all_runs(protocol, runs, mu):
+    all_runs = GaussianMechanism(mu * math.sqrt(runs)).epsilon(DELTA)
+    found = cost(GaussianMechanism(mu), protocol, DELTA).epsilon
+    assert found <= all_runs * (1.0 + 1e-6)
+
+
 @pytest.mark.parametrize(
     ("mu", "protocol"),
     [
@@ -407,6 +450,9 @@ def test_costs_grow_with_what_is_done(spec, mu, n, a, delta):
         (40.0, "adaptive:1e-3,1e3/poisson:3"),
         (20.0, "until:1e-3"),
         (1e-2, "stopping:1e-2"),
+        (30.0, "subset:1e-6/poisson:50"),
+        (20.0, "noisy-max:1000000"),
+        (10.0, "ptr:1e-3,0,0/tnb:0,1e-3"),
     ],
 )
 def test_extreme_parameters_are_finite(mu, protocol):
@@ -420,6 +466,32 @@ def test_a_base_with_its_own_delta_is_refused_in_one_line():
             cost(base, spec, DELTA)
     # A grid whose deltas sum to less than delta.
     assert cost(ApproximateDp(0.05, 1e-8), "grid:20", DELTA).epsilon < 1.0
+
+
+@dataclass
+class OwnMechanism(Mechanism):
+    """One of a user's own, that has no hash."""
+
+    mu: float
+
+    @property
+    def pairs(self):
+        return GaussianMechanism(self.mu).pairs
+
+    @property
+    def description(self):
+        return "own"
+
+
+def test_a_grid_takes_mechanisms_without_a_hash():
+    own, like = OwnMechanism(0.5), GaussianMechanism(0.5)
+    with pytest.raises(TypeError):
+        hash(own)
+    found = rows(Candidates((own, OwnMechanism(0.2), own)), "grid:3")
+    for name, row in rows(Candidates((like, GaussianMechanism(0.2), like)), "grid:3").items():
+        assert found[name].epsilon == pytest.approx(row.epsilon, rel=1e-6)
+    alone = rows(own, "grid:1")["composition"].epsilon
+    assert alone == pytest.approx(like.epsilon(DELTA), rel=1e-6)
 
 
 def test_grid_curve_from_below():

@@ -25,6 +25,7 @@ delta that `tight` gives for fixed:3.
 
 import math
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -207,16 +208,27 @@ def _points(log_a: Array, log_b: Array, rounded: bool) -> tuple[Array, Array]:
     return np.append(a, a[:-1] * share), np.append(b, b[:-1] * corner)
 
 
-def _candidates(base: Mechanism, protocol: Grid) -> Counter[Mechanism]:
+def _candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism, int]]:
     """Kinds of candidates and how many there are of each."""
     if not isinstance(base, Candidates):
-        return Counter({base: protocol.candidates})
+        return [(base, protocol.candidates)]
     if len(base.candidates) != protocol.candidates:
         raise ValueError(
             f"base must have {protocol.candidates} candidates, as {protocol.spec} has, "
             f"got {len(base.candidates)}"
         )
-    return Counter(base.candidates)
+    several = Counter(map(_key, base.candidates))
+    kinds = {_key(one): one for one in base.candidates}
+    return [(kinds[key], count) for key, count in several.items()]
+
+
+def _key(one: Mechanism) -> Hashable:
+    """What equal candidates share; one of the user's own that has no hash is its own kind."""
+    try:
+        hash(one)
+    except TypeError:
+        return id(one)
+    return one
 
 
 @bound(
@@ -235,8 +247,8 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> Value:
         protocol: how many candidates, and the chance of each to be run.
         delta: in (0, 1).
     """
-    kinds = _candidates(base, protocol)
-    counts, inclusion = tuple(kinds.values()), protocol.inclusion
+    kinds, counts = zip(*_candidates(base, protocol), strict=True)
+    inclusion = protocol.inclusion
     epsilon, error = math.inf, math.inf
     for share in _SHARES:
         curves = [GridCurve(p, counts, inclusion, share * delta) for p in directions(kinds)]
@@ -272,8 +284,8 @@ def composition(base: Mechanism, protocol: Grid, delta: float) -> Value:
 
 def all_candidates(base: Mechanism, protocol: Grid) -> Mechanism:
     """All runs of a grid, released, and which candidates were run."""
-    one = {
-        part: part if protocol.inclusion == 1.0 else OneOf((part,), (protocol.inclusion,))
-        for part in _candidates(base, protocol)
-    }
-    return Composition(tuple(one[part] for part in _candidates(base, protocol).elements()))
+    parts: list[Mechanism] = []
+    for part, count in _candidates(base, protocol):
+        one = part if protocol.inclusion == 1.0 else OneOf((part,), (protocol.inclusion,))
+        parts += [one] * count
+    return Composition(tuple(parts))
