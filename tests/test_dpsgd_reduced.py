@@ -9,7 +9,7 @@ import scipy.stats as st
 from toy import ALARM, lanes
 
 import threat_models
-from audit.dpsgd import DpSgdSettings, Lanes, choose_engine, make_engine, streams
+from audit.dpsgd import DpSgdSettings, Lanes, choose_engine, make_engine, reduced, streams
 
 
 def dirac(score: str = "first-coordinate", worst_order=None):
@@ -71,6 +71,65 @@ def test_lambda_c_is_the_best_test_of_one_sampled_run():
     near = DpSgdSettings(50, 0.7, 0.5, (0.1,), sampling_rate=1 - 1e-13)
     close = make_engine("reduced", dirac(), near).run(lanes(1000, True))
     np.testing.assert_allclose(close.lambda_c, close.lambda_a, atol=1e-9)
+
+
+@pytest.mark.parametrize("tau", [1e-9, 0.01, 0.5, 1 - 1e-9])
+def test_lambda_c_is_that_of_the_single_steps(tau):
+    # sum_i log(1 - tau + tau exp((2 x_i - 1) / (2 sigma^2))) of the steps as they were drawn, over
+    # more of them than a product in one go could hold.
+    steps, sigma = 2500, 0.2
+    pack = lanes(40, True)
+    settings = DpSgdSettings(steps, sigma, 1.0, (0.1,), sampling_rate=tau)
+    out = make_engine("reduced", dirac(), settings).run(pack)
+    hits = st.binom.ppf(streams.uniforms(pack.seeds, 2), steps, tau)
+    noise = streams.normal_rows(pack.seeds, 3, steps)
+    noise += (streams.normals(pack.seeds, 0) / np.sqrt(steps) - noise.mean(1))[:, None]
+    x = (np.arange(steps) < hits[:, None]) + sigma * noise
+    np.testing.assert_allclose(x.mean(1), out.lambda_a, rtol=1e-12, atol=1e-14)
+    taken = np.log(tau) + (2 * x - 1) / (2 * sigma**2)
+    expected = np.logaddexp(np.log1p(-tau), taken).sum(1)
+    np.testing.assert_allclose(
+        out.lambda_c, 0.5 + sigma**2 / steps * expected, rtol=1e-13, atol=1e-14
+    )
+
+
+def test_sums_of_softplus_at_the_ends():
+    ends = np.array([[0.0] * 2000, [1e3] * 2000, [-1e3] * 2000, [1e300] + [-1e300] * 1999])
+    expected = [2000 * np.log(2), 2e6, 0.0, 1e300]
+    np.testing.assert_allclose(reduced.softplus_sums(ends), expected, rtol=1e-15)
+
+
+def test_rows_of_normals_compiled_and_not(monkeypatch):
+    seeds = np.array([0, 1, 2**32, 2**64 - 1], dtype=np.uint64)
+    if streams._compiled is None:
+        pytest.skip("no compiler when this was installed")
+    compiled = [streams.normal_rows(seeds, 3, count) for count in (1, 64, 100_001)]
+    monkeypatch.setattr(streams, "_compiled", None)
+    for rows in compiled:
+        plain = streams.normal_rows(seeds, 3, rows.shape[1])
+        np.testing.assert_allclose(rows, plain, rtol=2e-15, atol=1e-300)
+        np.testing.assert_allclose(rows[:, 0], streams.normals(seeds, 3), rtol=2e-15)
+
+
+def test_compiled_normals_into_the_last_tail():
+    # Words with every magnitude of tail, by the inverse of the bijection that mixes them.
+    if streams._compiled is None:
+        pytest.skip("no compiler when this was installed")
+    masses = [0, 1, *(1 << i for i in range(1, 53)), *(3 << i for i in range(51)), 2**53 - 1]
+    words = [mass << 11 | bit for mass in masses for bit in (0, 1)]
+    keys = np.array([(unmixed(word) - int(streams._GAMMA)) % 2**64 for word in words], np.uint64)
+    found = np.empty((len(keys), 1))
+    streams._compiled.normal_rows(keys.ctypes.data, len(keys), found.ctypes.data, 1)
+    tails = np.repeat([(mass + 0.5) / 2**54 for mass in masses], 2)
+    signs = np.tile([1.0, -1.0], len(masses))
+    np.testing.assert_allclose(found[:, 0], signs * st.norm.isf(tails), rtol=2e-15, atol=1e-300)
+
+
+def unmixed(z: int) -> int:
+    for shift, factor in ((31, 1), (27, 0x94D049BB133111EB), (30, 0xBF58476D1CE4E5B9)):
+        z = z * pow(factor, -1, 2**64) % 2**64 if factor > 1 else z
+        z ^= z >> shift ^ z >> 2 * shift
+    return z
 
 
 def test_momentum_against_a_simulation_step_by_step():

@@ -5,6 +5,8 @@
  * converted, in one order and without fused operations (-ffp-contract=off); noise.py has the same in
  * numpy. A group is 16 counters of 4 words; word j of counter k is number 16 j + k of the group.
  * The key is a lane's seed; the counter is (k, step, stream, 0).
+ *
+ * Beside them normal numbers in float64 by inversion, for streams.py.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -211,6 +213,93 @@ static PyObject *batches(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* The finaliser of SplitMix64, as in streams.py. */
+INLINE uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+    return z ^ (z >> 31);
+}
+
+/* A fraction of polynomials, the highest coefficients first. */
+INLINE double fraction(const double *above, const double *below, double x) {
+    double p = above[0], q = below[0];
+    for (int i = 1; i < 8; i++) {
+        p = p * x + above[i];
+        q = q * x + below[i];
+    }
+    return p / q;
+}
+
+/* Compiled twice; the loader chooses. */
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("default", "avx2")))
+#else
+#define CLONES
+#endif
+
+/* Normal numbers by inversion: algorithm AS 241 (Wichura 1988), to 1e-15. Of the words, key plus
+ * multiples of a constant and mixed, the lowest bit is the sign and 53 others a tail's mass. */
+CLONES static void quantiles(uint64_t key, double *out, int64_t size) {
+    static const double middle[2][8] = {
+        {2.5090809287301226727e3, 3.3430575583588128105e4, 6.7265770927008700853e4,
+         4.5921953931549871457e4, 1.3731693765509461125e4, 1.9715909503065514427e3,
+         1.3314166789178437745e2, 3.3871328727963666080},
+        {5.2264952788528545610e3, 2.8729085735721942674e4, 3.9307895800092710610e4,
+         2.1213794301586595867e4, 5.3941960214247511077e3, 6.8718700749205790830e2,
+         4.2313330701600911252e1, 1.0}};
+    static const double outside[2][8] = {
+        {7.74545014278341407640e-4, 2.27238449892691845833e-2, 2.41780725177450611770e-1,
+         1.27045825245236838258, 3.64784832476320460504, 5.76949722146069140550,
+         4.63033784615654529590, 1.42343711074968357734},
+        {1.05075007164441684324e-9, 5.47593808499534494600e-4, 1.51986665636164571966e-2,
+         1.48103976427480074590e-1, 6.89767334985100004550e-1, 1.67638483018380384940,
+         2.05319162663775882187, 1.0}};
+    static const double far[2][8] = {
+        {2.01033439929228813265e-7, 2.71155556874348757815e-5, 1.24266094738807843860e-3,
+         2.65321895265761230930e-2, 2.96560571828504891230e-1, 1.78482653991729133580,
+         5.46378491116411436990, 6.65790464350110377720},
+        {2.04426310338993978564e-15, 1.42151175831644588870e-7, 1.84631831751005468180e-5,
+         7.86869131145613259100e-4, 1.48753612908506148525e-2, 1.36929880922735805310e-1,
+         5.99832206555887937690e-1, 1.0}};
+    double tail[NUMBERS], sign[NUMBERS];
+    for (int64_t done = 0; done < size; done += NUMBERS, out += NUMBERS) {
+        const int count = size - done < NUMBERS ? (int)(size - done) : NUMBERS;
+        for (int i = 0; i < count; i++) {
+            const uint64_t w = mix(key + (uint64_t)(done + i + 1) * 0x9E3779B97F4A7C15);
+            tail[i] = ((double)(int64_t)(w >> 11) + 0.5) * 0x1p-54;
+            sign[i] = 1.0 - 2.0 * (double)(int64_t)(w & 1);
+        }
+        for (int i = 0; i < count; i++) {
+            const double q = 0.5 - tail[i];
+            out[i] = sign[i] * q * fraction(middle[0], middle[1], 0.180625 - q * q);
+        }
+        int few[NUMBERS], n = 0; /* chosen without a branch, which no processor would foresee */
+        for (int i = 0; i < count; i++) {
+            few[n] = i;
+            n += tail[i] < 0.075;
+        }
+        for (int k = 0; k < n; k++) {
+            const int i = few[k];
+            const double r = sqrt(-log(tail[i]));
+            out[i] = sign[i] * (r <= 5 ? fraction(outside[0], outside[1], r - 1.6)
+                                       : fraction(far[0], far[1], r - 5));
+        }
+    }
+}
+
+static PyObject *normal_rows(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long keys, out;
+    long long lanes, size;
+    if (!PyArg_ParseTuple(args, "KLKL", &keys, &lanes, &out, &size)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t lane = 0; lane < lanes; lane++)
+        quantiles(((const uint64_t *)(uintptr_t)keys)[lane],
+                  (double *)(uintptr_t)out + lane * size, size);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyObject *words(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long out;
@@ -234,6 +323,8 @@ static PyMethodDef methods[] = {
      "are below."},
     {"words", words, METH_VARARGS,
      "words((key, key), (counter, counter, counter, counter), out, size): uint32."},
+    {"normal_rows", normal_rows, METH_VARARGS,
+     "normal_rows(keys, lanes, out, size): [lanes, size] doubles; addresses as ints."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "noise", NULL, -1, methods,

@@ -12,7 +12,7 @@ from canaries import DiracCanary
 from threat_models import Observation, ThreatModel
 
 # Numbers of single steps drawn at a time, to stay in cache.
-_CHUNK = 1 << 17
+_CHUNK = 1 << 15
 
 
 class ReducedEngine:
@@ -87,16 +87,42 @@ class ReducedEngine:
         """
         s = self._settings
         sigma, missed = s.noise_multiplier, math.log1p(-s.sampling_rate)
+        # A step at x = sigma z, or at 1 + sigma z where it took the canary, has the log-likelihood
+        # ratio missed + log(1 + exp(odds + (2 x - 1) / (2 sigma^2))).
+        odds, gain = math.log(s.sampling_rate) - missed, 1 / sigma**2
         log_ratio = np.empty(len(lanes))
         rows = max(1, _CHUNK // s.steps)
         for start in range(0, len(lanes), rows):
             part = slice(start, start + rows)
             z = streams.normal_rows(lanes.seeds[part], 3, s.steps)
-            z += (noise[part] / math.sqrt(s.steps) - z.mean(axis=1))[:, None]
-            x = (np.arange(s.steps) < hits[part, None]) + sigma * z
-            taken = math.log(s.sampling_rate) + (2 * x - 1) / (2 * sigma**2)
-            log_ratio[part] = np.logaddexp(missed, taken).sum(axis=1)
-        return 0.5 + sigma**2 / s.steps * log_ratio
+            mean = noise[part] / math.sqrt(s.steps)
+            shift = (mean - z.mean(axis=1)) / sigma + odds - gain / 2
+            z *= 1 / sigma
+            z += shift[:, None]
+            most = int(hits[part].max())
+            z[:, :most] += gain * (np.arange(most) < hits[part, None])
+            log_ratio[part] = softplus_sums(z)
+        return 0.5 + sigma**2 * (missed + log_ratio / s.steps)
+
+
+def softplus_sums(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The sum over each row of log(1 + e^x) = max(x, 0) + log(1 + e^-|x|).
+
+    Of the last terms one logarithm takes many at once, as a product of numbers in [1, 2].
+
+    Args:
+        x: [R, n], overwritten.
+
+    Returns:
+        [R].
+    """
+    total: NDArray[np.float64] = np.maximum(x, 0).sum(axis=1)
+    np.abs(x, out=x)
+    np.negative(x, out=x)
+    np.exp(x, out=x)
+    x += 1
+    products = np.multiply.reduceat(x, np.arange(0, x.shape[1], 1000), axis=1)  # 2^1000 at most
+    return total + np.log(products).sum(axis=1)
 
 
 def why_not_reduced(threat_model: ThreatModel, settings: DpSgdSettings) -> str | None:
