@@ -45,7 +45,8 @@ from audit.repetitions import Repetitions
 Array = NDArray[np.float64]
 
 # Width of a cell, with few scores and with many, and the ends of the scale: beyond is under 1e-11.
-_WIDE, _NARROW, _MANY = 0.05, 0.02, 500
+# A wide one moves mu by 4e-4 max(mu, 1), a twentieth of what chance does to mu with many scores.
+_WIDE, _NARROW, _MANY = 0.05, 0.02, 50_000
 _LOWEST, _HIGHEST = -7.0, 9.0
 # A pair within a cell of width h is right with probability 1/2 + O(h), and mu is interpolated
 # between cells: the error of mu is at most h^2 (mu / 12 + 1 / 20).

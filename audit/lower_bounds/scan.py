@@ -276,16 +276,22 @@ def _crossing(
     states, start = np.ones(1), 0  # chances of having `start`, `start` + 1, ... ones, not crossed
     crossed: list[tuple[int, int, Array]] = []  # rank, first number of ones, chances
     arrived = atoms
+    kernels: dict[int, tuple[Array, int]] = {}  # most ranks are as far apart as others
     for rank, limit in zip(ranks.tolist(), boundary.tolist(), strict=True):
-        kernel, shift = _negative_binomial(rank - arrived, log_odds, last - start)
-        if len(kernel) == 0:
-            break
+        zeros_more = rank - arrived
+        if zeros_more not in kernels:
+            kernels[zeros_more] = _negative_binomial(zeros_more, log_odds, last - start)
+        kernel, shift = kernels[zeros_more]
         start += shift
-        states = convolve(states, kernel)[: last - start + 1]
-        matter = np.flatnonzero(states > 1e-14 * states.max(initial=0.0))
-        if len(matter) == 0:
+        if start > last:
             break
-        states, start = states[matter[0] : matter[-1] + 1], start + int(matter[0])
+        states = convolve(states, kernel[: last - start + 1])[: last - start + 1]
+        matter = states > 1e-14 * states.max()
+        first = int(matter.argmax())
+        if not matter[first]:
+            break
+        states = states[first : len(matter) - int(matter[::-1].argmax())]
+        start += first
         arrived = rank
         out = min(max(limit - start + 1, 0), len(states))
         if out:
