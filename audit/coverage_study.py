@@ -20,7 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from audit import checks, console, protocols
+from audit import checks, console, numerics, protocols
 from audit.accounting import GaussianMechanism, calibrate_mu
 from audit.claims import Claim, Condition, Facts, Kind, facts_of_tuning
 from audit.lower_bounds import (
@@ -551,16 +551,14 @@ def runs_for_the_same(epsilon_base: float, law: Repetitions, trials: int) -> tup
     """
     mu = calibrate_mu(epsilon_base, DELTA)
     target = expected_bound(mu, law, trials, ClopperPearson())
-    low, high = 1, 1
-    while expected_bound(mu, Fixed(1), high, PooledClopperPearson(law)) < target:
-        low, high = high, 2 * high
-    while high - low > max(1, low // 200):
-        middle = (low + high) // 2
-        if expected_bound(mu, Fixed(1), middle, PooledClopperPearson(law)) < target:
-            low = middle
-        else:
-            high = middle
-    return target, high
+
+    def missing(runs: float) -> float:
+        pooled = expected_bound(mu, Fixed(1), math.ceil(runs), PooledClopperPearson(law))
+        return target - pooled
+
+    few, enough = numerics.doubled(lambda runs: missing(runs) <= 0.0, 1.0, 1e12)
+    runs = numerics.last_kept(missing, enough, max(few, 1.0), 1.0, relative=0.005)
+    return target, math.ceil(runs)
 
 
 def _interval(count: int, trials: int) -> tuple[float, float]:

@@ -186,12 +186,13 @@ def _groups(runs: int, repetitions: Repetitions) -> tuple[int, float]:
         enough = float(fft.irfft(_power(law, groups), length)[: runs + 1].sum())
         return max(1.0 - enough, 0.0) + _ALLOWANCE
 
-    low, high = 0, max(int(2.0 * runs / max(repetitions.mean, 1e-300)), 1) + 1
-    high = min(high, 2 * runs + 2)
-    while high - low > max(1, low // 100):
-        middle = (low + high) // 2
-        low, high = (middle, high) if too_long(middle) <= _TOO_LONG else (low, middle)
-    return low, too_long(low) if low else 1.0
+    def missed(groups: float) -> float:
+        return math.log(too_long(int(groups)) / _TOO_LONG)
+
+    # A sum takes a transform of all runs; a hundredth of the groups is below what can be seen.
+    most = min(max(int(2.0 * runs / max(repetitions.mean, 1e-300)), 1) + 1, 2 * runs + 2)
+    groups = int(numerics.last_kept(missed, 0.0, most, 1.0, relative=0.01))
+    return groups, too_long(groups) if groups else 1.0
 
 
 def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
