@@ -14,6 +14,7 @@ from audit.protocols import RandomSearch
 from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial
 from audit.upper_bounds.region import RegionCurve
 from audit.upper_bounds.registry import Bound, Tuning, cost
+from audit.upper_bounds.tight import TightCurve, tight
 
 _SMALLEST_MU, _LARGEST_MU = 1e-4, 100.0
 # Of log(mu): a mu too small by that is too small by less than a report shows.
@@ -36,15 +37,22 @@ def excess(
     """By how much a bound misses (target, delta)-DP: at most 0 where the tuning keeps it.
 
     For the region bound, the default of random search, log(delta_A(target) / delta), from few
-    points on the curve of events: no less safe, and fast. For others, epsilon - target; the default
-    of other protocols is the smallest bound that they have.
+    points on the curve of events: no less safe, and fast. The same for the tight bound, from its
+    own curve. For others, epsilon - target; the default of other protocols is the smallest bound
+    that they have.
 
     Raises:
         ValueError: the bound does not apply to this base and protocol.
     """
     protocol = protocols.parse(law)
-    if bound is None and isinstance(protocol, RandomSearch):
-        curves = (RegionCurve(pair, protocol.repetitions, _POINTS) for pair in base.pairs)
+    if bound in (None, tight) and isinstance(protocol, RandomSearch):
+        search = protocol.repetitions
+        curves = (
+            RegionCurve(pair, search, _POINTS)
+            if bound is None
+            else TightCurve.at(pair, search, delta)
+            for pair in base.pairs
+        )
         reached = max(curve.delta(target) for curve in curves)
         return math.log(max(reached, TINY)) - math.log(delta) + _MARGIN
     try:
