@@ -253,27 +253,44 @@ def lower_hull(a: Array, b: Array) -> tuple[Array, Array]:
     first = int(np.argmin(b / a))
     a, b = a[first:], b[first:]
     for _ in range(6):
-        slopes = np.diff(np.concatenate([[0.0], b])) / np.diff(np.concatenate([[0.0], a]))
-        drop = np.concatenate([slopes[1:] <= slopes[:-1], [False]])
-        if not drop.any():
-            return a, b
+        bent = _bent(a, b)
+        if len(bent) == 0:
+            break
         # A point is judged by its neighbours, so of two neighbours only one may go at a time.
+        drop = np.zeros(len(a), dtype=np.bool_)
+        drop[bent] = True
         drop[1:] &= ~drop[:-1]
         a, b = a[~drop], b[~drop]
     return _monotone_chain(a, b)
 
 
+def _bent(a: Array, b: Array) -> NDArray[np.intp]:
+    """The points that are not below the line of their neighbours."""
+    slopes = np.diff(np.concatenate([[0.0], b])) / np.diff(np.concatenate([[0.0], a]))
+    return np.flatnonzero(slopes[1:] <= slopes[:-1])
+
+
 def _monotone_chain(a: Array, b: Array) -> tuple[Array, Array]:
-    """Andrew's monotone chain, for what the vectorised passes leave."""
-    hull = [(0.0, 0.0)]
-    for x, y in zip(a.tolist(), b.tolist(), strict=True):
+    """Andrew's monotone chain, for what the vectorised passes leave: a few places, most often."""
+    bent = _bent(a, b)
+    if len(bent) == 0:
+        return a, b
+    points = [(0.0, 0.0), *zip(a.tolist(), b.tolist(), strict=True)]
+    ahead, last = int(bent[0]) + 1, int(bent[-1]) + 1
+    hull = points[:ahead]
+    while ahead < len(points):
+        (x, y), before = points[ahead], len(hull)
         while len(hull) > 1:
             (x1, y1), (x2, y2) = hull[-2], hull[-1]
             # Slopes, not products of differences, which overflow from 1e154 on.
             if (y2 - y1) / (x2 - x1) < (y - y2) / (x - x2):
                 break
             hull.pop()
+        if ahead > last and len(hull) == before:
+            hull += points[ahead:]
+            break
         hull.append((x, y))
+        ahead += 1
     vertices = np.array(hull[1:])
     return vertices[:, 0], vertices[:, 1]
 

@@ -211,9 +211,13 @@ def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int =
 
 def _largest(rest: Array, log_a: Array, log_b: Array) -> Array:
     """Largest a (a/b)^rest [n] over the vertices; infinite if it may lie below those kept."""
-    heights = log_a + np.outer(rest, log_a - log_b)
+    # a / b falls along the hull: the larger the power, the earlier the vertex.
+    log_ratio = log_a - log_b
+    first, last = (int(np.argmax(log_a + end * log_ratio)) for end in (rest.max(), rest.min()))
+    some = slice(min(first, last), max(first, last) + 1)
+    heights = log_a[some] + np.outer(rest, log_ratio[some])
     best = np.argmax(heights, axis=1)
-    cut = (best == 0) & (len(log_a) > 1) & (log_a[0] < -400.0 + log_a[-1])
+    cut = (best + some.start == 0) & (len(log_a) > 1) & (log_a[0] < -400.0 + log_a[-1])
     return np.where(cut, np.inf, heights[np.arange(len(rest)), best])
 
 
