@@ -3,6 +3,7 @@
 import logging
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,6 +26,7 @@ from audit.accounting import (
     ZeroConcentratedDp,
 )
 from audit.accounting.composition import compose
+from audit.accounting.dpsgd import SampledStep
 from audit.accounting.pairs import Atoms, GaussianPair, LaplacePair, LossPair
 
 EPSILONS = np.array([-3.0, -1.0, -0.2, 0.0, 0.1, 0.5, 1.0, 2.0, 5.0])
@@ -514,14 +516,59 @@ def test_few_steps_are_the_sum_of_their_jumps():
 def test_many_times_the_same_part_is_composed_by_its_number():
     # Ten thousand parts of a kind are one law taken ten thousand times.
     part = accounting.LaplaceMechanism(20.0)
-    same = accounting.Composition((part,) * 6)
-    each = accounting.Composition(tuple(accounting.LaplaceMechanism(20.0) for _ in range(6)))
-    assert [count for _, count in same.laws] == [6]
+    same = accounting.Composition((part,) * 4)
+    each = accounting.Composition(tuple(accounting.LaplaceMechanism(20.0) for _ in range(4)))
+    assert [count for _, count in same.laws] == [4]
     assert same.epsilon(1e-5) == pytest.approx(each.epsilon(1e-5), rel=1e-9)
     assert same.renyi(np.array([3.0])) == pytest.approx(each.renyi(np.array([3.0])), rel=1e-12)
-    assert "6 times (Laplace" in same.description
+    assert "4 times (Laplace" in same.description
     many = accounting.Composition((part,) * 10_000)
     assert len(many.laws) == 1
+
+
+def test_equal_steps_are_one_law_and_what_is_composed_of_many_is_one_when_run_again():
+    apart = accounting.Composition(tuple(DpSgd(2.0, 5, 0.1) for _ in range(3)))
+    assert [count for _, count in apart.laws] == [15]
+    assert apart.epsilon(1e-5) == pytest.approx(DpSgd(2.0, 15, 0.1).epsilon(1e-5), rel=1e-9)
+    parts = tuple(DpSgd(2.0 + 0.1 * i, 20, 0.05) for i in range(6))
+    once, twice = accounting.Composition(parts), accounting.Composition(parts * 2)
+    again = accounting.Composition((once, once))
+    assert (len(again.laws), len(twice.laws)) == (1, 6)
+    assert again.epsilon(1e-5) == pytest.approx(twice.epsilon(1e-5), rel=1e-4)
+
+
+def test_divergences_of_many_parts_are_bounded_by_chords():
+    orders = 1.0 + np.geomspace(1e-5, 1e9, 400)
+    parts = tuple(DpSgd(0.8 + 0.1 * i, 20, 0.05) for i in range(6))
+    with np.errstate(over="ignore"):
+        bound = accounting.Composition(parts).renyi(orders)
+        exact = np.sum([part.renyi(orders) for part in parts], axis=0)
+    assert np.all(bound >= exact * (1.0 - 1e-9))
+    assert np.all(bound <= exact * (1.0 + 2e-4))
+    assert bound[orders < 2.0] == pytest.approx(exact[orders < 2.0], rel=2e-5)
+    # Infinite where the next order's is, and where all are.
+    curve = accounting.RenyiCurve([2.0], [1.0])
+    several = accounting.Composition(tuple(accounting.RenyiCurve([2.0], [1.0]) for _ in range(6)))
+    assert several.renyi([1.5, 3.0]) == pytest.approx(6.0 * curve.renyi([1.5, 3.0]), rel=7e-6)
+
+
+@pytest.mark.parametrize("rate", [1e-9, 1e-4, 0.1, 0.9])
+@pytest.mark.parametrize("sigma", [0.3, 2.0, 300.0, 1e5])
+def test_moments_of_whole_orders_are_binomial_sums_of_sixty_digits(sigma, rate):
+    orders = [2, 5, 17, 64]
+    found = SampledStep(sigma, rate).renyi(np.array(orders, dtype=np.float64))
+    with mpmath.workdps(60):
+        square, chance = 1 / mpmath.mpf(sigma) ** 2, mpmath.mpf(rate)
+        for order, ours in zip(orders, found, strict=True):
+            moment = mpmath.fsum(
+                mpmath.binomial(order, k)
+                * (1 - chance) ** (order - k)
+                * chance**k
+                * mpmath.exp(square * k * (k - 1) / 2)
+                for k in range(order + 1)
+            )
+            exact = float(mpmath.log(moment) / (order - 1))
+            assert exact * (1 - 1e-10) <= ours <= exact * (1 + 1e-6)
 
 
 def test_the_reach_of_a_profile_ends_where_nothing_but_left_overs_is():

@@ -12,13 +12,15 @@ from scipy import special
 
 from audit import checks
 from audit.accounting.composition import compose
-from audit.accounting.curves import pair_of_profile
+from audit.accounting.curves import RenyiChords, pair_of_profile
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import Atoms, DominatingPair, GaussianPair, LossLaw
 from audit.numerics import SUMS_TO_ONE
 
 Array = NDArray[np.float64]
+
+_FEW = 4  # different parts: more are added up once, not for every question
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,11 @@ class Composition(Mechanism):
     @cached_property
     def _different(self) -> list[tuple[Mechanism, int]]:
         """Every part once, with how often it is there; one and the same object is one part."""
-        times = Counter(id(part) for part in self.parts)
-        return [(part, times[key]) for key, part in {id(part): part for part in self.parts}.items()]
+        same = {id(part): part for part in self.parts}
+        times: Counter[Mechanism | int] = Counter()
+        for key, count in Counter(map(id, self.parts)).items():
+            times[same[key] if isinstance(same[key], DpSgd) else key] += count
+        return [(same[key] if isinstance(key, int) else key, count) for key, count in times.items()]
 
     @property
     def gaussian_mu(self) -> float | None:
@@ -72,7 +77,10 @@ class Composition(Mechanism):
         if mu is not None:
             return ((GaussianPair(mu), 1),)
         return tuple(
-            (law, times * count) for part, times in self._different for law, count in part.laws
+            (law, times * count)
+            for part, times in self._different
+            # What was composed of many laws is one law when it is run again.
+            for law, count in (part.laws if len(part.laws) <= _FEW else ((part.pairs[0], 1),))
         )
 
     @cached_property
@@ -84,7 +92,16 @@ class Composition(Mechanism):
         return (pair,) if self.is_symmetric else (pair, pair.mirrored)
 
     def renyi(self, alpha: ArrayLike) -> Array:
+        orders = np.asarray(alpha, dtype=np.float64)
+        few = len(self._different) <= _FEW or not np.isfinite(orders).all()
+        return self._sum_of_renyi(orders) if few else self._chords(orders)
+
+    def _sum_of_renyi(self, alpha: ArrayLike) -> Array:
         return np.sum([times * part.renyi(alpha) for part, times in self._different], axis=0)
+
+    @cached_property
+    def _chords(self) -> RenyiChords:
+        return RenyiChords(self._sum_of_renyi)
 
     @property
     def description(self) -> str:

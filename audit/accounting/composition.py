@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, special
+from scipy import fft
 
 from audit.accounting.conversion import Unresolved
 from audit.accounting.pairs import Atoms, LossLaw, LossPair
@@ -27,8 +27,9 @@ Complex = NDArray[np.complex128]
 
 _TAIL = 1e-40  # mass left outside the window, on either side: counted as a full leak
 _CELLS = 1 << 17
-_TILTS = 14
+_TILTS = 8
 _FEW = 2048
+_TOGETHER = 16  # spectra that are held at once
 _WRAPPED = math.log(1e-8)
 _LARGEST_TRANSFORM = 1 << 21
 
@@ -127,13 +128,18 @@ def _sum_of(
     for tilt in tilts:
         spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
         log_total = 0.0
-        for one in grids:
-            tilted = one.log_p + tilt * spacing * one.index
-            log_one = float(special.logsumexp(tilted))
-            law = np.zeros(size)
-            law[one.index % size] = np.exp(tilted - log_one)
-            spectrum *= _power(fft.rfft(law), one.count)
-            log_total += one.count * log_one
+        for chunk in range(0, len(grids), _TOGETHER):
+            spectra = []
+            for one in grids[chunk : chunk + _TOGETHER]:
+                tilted = one.log_p + tilt * spacing * one.index
+                top = float(tilted.max())
+                weights = np.exp(tilted - top)
+                total = float(weights.sum())
+                law = np.zeros(size)
+                law[one.index % size] = weights / total
+                spectra.append((fft.rfft(law), one.count))
+                log_total += one.count * (top + math.log(total))
+            spectrum *= _product_of_powers(spectra)
         sums = fft.irfft(spectrum, size)
         # Rounding shows where it makes masses negative: twice the worst of it is added everywhere.
         rounding = 2.0 * max(-float(sums.min()), 1e-19)
@@ -156,14 +162,14 @@ def _sum_of(
     return log_mass, p_outside, math.exp(min(below_q, 0.0))
 
 
-def _power(values: Complex, exponent: int) -> Complex:
-    """values^exponent by squaring: faster than a general power, and as exact."""
-    result = np.ones_like(values)
-    while exponent:
-        if exponent & 1:
-            result = result * values
-        values = values * values
-        exponent >>= 1
+def _product_of_powers(factors: Sequence[tuple[Complex, int]]) -> Complex:
+    """The product of values^exponent, elementwise: the factors share their squarings."""
+    result = np.ones_like(factors[0][0])
+    for bit in reversed(range(max(exponent for _, exponent in factors).bit_length())):
+        result *= result
+        for values, exponent in factors:
+            if exponent >> bit & 1:
+                result *= values
     return result
 
 

@@ -94,6 +94,53 @@ class RenyiCurve(Mechanism):
         return f"Renyi divergences at {len(self.orders)} orders; {GIVEN}"
 
 
+class RenyiChords:
+    """A costly Renyi curve, asked at few orders: between them, chords bound it.
+
+    (alpha - 1) D_alpha is convex in alpha. Orders are a relative 1/192 of alpha - 1 apart: a chord
+    is a relative 7e-6 above a Gaussian's divergence, and some 1e-4 where that of sampled batches
+    bends. Each is asked once, when it is first needed.
+
+    Args:
+        renyi: maps orders [n] > 1 to divergences [n].
+
+    Example:
+        >>> curve = RenyiChords(lambda alpha: 0.125 * alpha)
+        >>> bool(0.0 <= curve(np.array([8.3]))[0] / (0.125 * 8.3) - 1.0 < 7e-6)
+        True
+    """
+
+    _SPACING, _LEAST = 1.0 / 192.0, 1e-9
+
+    def __init__(self, renyi: Callable[[Array], Array]) -> None:
+        self._renyi = renyi
+        self._known: dict[int, float] = {}
+
+    def __call__(self, alpha: Array) -> Array:
+        """Divergences [...] of orders [...] > 1, rounded up."""
+        # A divergence grows with its order: that of the least order serves all below it.
+        rest = np.maximum(alpha - 1.0, self._LEAST)
+        place = np.floor(np.log(rest) / self._SPACING).astype(np.int64)
+        low, high = self._order(place) - 1.0, self._order(place + 1) - 1.0
+        at_low, at_high = low * self._at(place), high * self._at(place + 1)
+        share = np.clip((rest - low) / (high - low), 0.0, 1.0)
+        with np.errstate(invalid="ignore"):
+            rise = np.where(np.isfinite(at_high), at_high - at_low, np.inf)
+            return np.asarray(np.where(share > 0.0, at_low + share * rise, at_low) / rest)
+
+    def _order(self, place: NDArray[np.int64]) -> Array:
+        return np.asarray(1.0 + np.exp(self._SPACING * place), dtype=np.float64)
+
+    def _at(self, place: NDArray[np.int64]) -> Array:
+        wanted = np.unique(place)
+        missing = np.array([k for k in wanted.tolist() if k not in self._known], dtype=np.int64)
+        if missing.size:
+            found = self._renyi(self._order(missing)).tolist()
+            self._known.update(zip(missing.tolist(), found, strict=True))
+        values = np.array([self._known[k] for k in wanted.tolist()])
+        return np.asarray(values[np.searchsorted(wanted, place)])
+
+
 @dataclass(frozen=True)
 class ZeroConcentratedDp(Mechanism):
     """Any rho-zCDP mechanism: D_alpha <= rho alpha for every order (Bun & Steinke 2016).
