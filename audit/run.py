@@ -245,8 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return compare.main([*folders, "--out", str(Path(folders[0]).with_name("comparison"))])
 
 
-class _Stopped(BaseException):
-    """A signal asked this process to end."""
+class _Stopped(KeyboardInterrupt):
+    """A signal asked this process to end, as Ctrl-C does."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

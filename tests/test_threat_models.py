@@ -145,6 +145,15 @@ def raises(*seen):
     raise RuntimeError("first line\\nsecond line")
 def leaves(*seen):
     raise SystemExit(3)
+class Bare(BaseException):
+    def __str__(self):
+        return str(self.args[0])
+def bare(*seen):
+    raise Bare("no Exception")
+def mute(*seen):
+    raise Bare
+def interrupts(*seen):
+    raise KeyboardInterrupt
 def one_number(seen):
     return 1.0
 number = 5
@@ -175,18 +184,25 @@ def test_what_is_wrong_with_ones_own_parts_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "own_audit_leaves.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_audit_parts", raising=False)
-    for canary, said in (("raises", "RuntimeError: first line$"), ("leaves", "SystemExit: 3")):
+    raised = (
+        ("raises", "RuntimeError: first line$"),
+        ("leaves", "SystemExit: 3"),
+        ("bare", "Bare: no Exception$"),
+        ("mute", "Bare$"),
+    )
+    for canary, said in raised:
         with pytest.raises(ValueError, match=f"canary own_audit_parts.{canary} .*{said}"):
             threat_models.build("ETCV", f"own_audit_parts.{canary}")
     for score, said in (
-        ("raises", "RuntimeError: first line$"),
-        ("leaves", "SystemExit: 3"),
+        *raised,
         ("one_number", r"one number per run, got shape \(\) for 2 runs"),
         ("nothing", "TypeError: "),
     ):
         built = threat_models.build("ETCV", "dirac", f"own_audit_parts.{score}")
         with pytest.raises(ValueError, match=f"score own_audit_parts.{score} .*{said}"):
             built.score(observation([1.0, -3.0]))
+    with pytest.raises(KeyboardInterrupt):  # of the user, or a signal: no fault of the canary
+        threat_models.build("ETCV", "own_audit_parts.interrupts")
     for name in ("...", "os.", ".path", "own_audit_leaves.x", "a b.c"):
         with pytest.raises(ValueError, match="score must be a name that can be imported"):
             threat_models.build("ETCV", "dirac", name)

@@ -1,7 +1,8 @@
 """What a dotted name that a user gives stands for."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from audit import checks
@@ -20,15 +21,10 @@ def imported(parameter: str, dotted: str) -> Any:
         ValueError: no such module, one that cannot be imported, or nothing of that name in it.
     """
     module, _, name = dotted.rpartition(".")
-    try:
+    with refusing(f"{parameter} must be a name that can be imported, got {checks.in_line(dotted)}"):
         if not all(part.isidentifier() for part in dotted.split(".")):
             raise ValueError("no package.module.name")
         return getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # another's module may raise anything
-        raise ValueError(
-            f"{parameter} must be a name that can be imported, got {checks.in_line(dotted)}: "
-            f"{in_line(error)}"
-        ) from error
 
 
 def called(parameter: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -37,13 +33,33 @@ def called(parameter: str, function: Callable[..., Any], *arguments: Any) -> Any
     Raises:
         ValueError: it raised, or ended the program.
     """
-    try:
+    with refusing(f"{parameter} must give an answer, and raised", joint=" "):
         return function(*arguments)
-    except (Exception, SystemExit) as error:  # another's code may raise anything
-        raise ValueError(f"{parameter} must give an answer, and raised {in_line(error)}") from error
+
+
+@contextmanager
+def refusing(words: str, joint: str = ": ") -> Iterator[None]:
+    """Another's code runs inside: whatever it raises is one line.
+
+    Args:
+        words: what was wrong, before what was raised.
+        joint: between the two.
+
+    Raises:
+        ValueError: it raised, or ended the program. Ctrl-C and signals stay what they are.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of any class, SystemExit or one's own
+        raise ValueError(f"{words}{joint}{in_line(error)}") from error
 
 
 def in_line(error: BaseException) -> str:
     """What another's code raised, in one line that is not too long."""
-    said = str(error).strip().splitlines()
+    try:
+        said = str(error).strip().splitlines()
+    except Exception:  # another's class may not even say what it is
+        said = []
     return f"{type(error).__name__}: {said[0][:_LONGEST]}" if said else type(error).__name__

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from audit.orders import SplitOrder
 from canaries import InputCanary
 from threat_models.datasets import Records
-from threat_models.names import in_line
+from threat_models.names import refusing
 
 Array = NDArray[np.float64]
 Features = NDArray[np.float32] | NDArray[np.float64]
@@ -230,13 +230,11 @@ class UserScore:
         Raises:
             ValueError: the function raises, or gives anything else.
         """
-        try:
+        with refusing(f"score {self.name} must give numbers"):
             given = np.asarray(self.function(observation))
             if np.iscomplexobj(given):
                 raise TypeError("complex numbers have no order")
             scores = given.astype(np.float64)
-        except (Exception, SystemExit) as error:  # a user's own code may raise anything
-            raise ValueError(f"score {self.name} must give numbers: {in_line(error)}") from error
         runs = observation.first_displacement.shape
         if scores.shape != runs:
             raise ValueError(

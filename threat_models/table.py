@@ -5,7 +5,7 @@ from canaries import Canary, DiracCanary, InputCanary
 from threat_models import datasets
 from threat_models.base import ThreatModel
 from threat_models.etcv import etcv
-from threat_models.names import imported, in_line
+from threat_models.names import imported, refusing
 from threat_models.ntcv import ntcv
 from threat_models.ntnv import ntnv
 from threat_models.scores import (
@@ -134,10 +134,8 @@ def _canary(threat: str, canary: str, dataset: str, index: int, data_root: str |
         return DiracCanary()
     if "." in canary:
         function = imported("canary", canary)
-        try:
+        with refusing(f"canary {canary} must give one"):
             own = function() if callable(function) else function
-        except (Exception, SystemExit) as error:  # a user's own code may raise anything
-            raise ValueError(f"canary {canary} must give one: {in_line(error)}") from error
         if not isinstance(own, InputCanary):
             raise ValueError(f"canary must give an InputCanary, got {own!r} from {canary}")
         return own

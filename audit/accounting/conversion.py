@@ -51,7 +51,11 @@ _TOLERANCE = 0.1 * PROFILE_ACCURACY
 
 
 def renyi_to_epsilon(
-    renyi: Callable[[Array], Array], delta: float, low: float = 1e-7, high: float = 1e9
+    renyi: Callable[[Array], Array],
+    delta: float,
+    low: float = 1e-7,
+    high: float = 1e9,
+    refined: int = 97,
 ) -> float:
     """Smallest epsilon that a Renyi curve gives at delta.
 
@@ -63,6 +67,7 @@ def renyi_to_epsilon(
         delta: in (0, 1).
         low: smallest alpha - 1 to try.
         high: largest alpha - 1 to try.
+        refined: points by which the best order is sought again and again, near the best so far.
 
     Raises:
         ValueError: delta is not in (0, 1).
@@ -71,15 +76,21 @@ def renyi_to_epsilon(
         >>> round(renyi_to_epsilon(lambda alpha: 0.125 * alpha, 1e-5), 3)
         2.166
     """
-    return max(best_conversion(renyi, delta, low, high)[1], 0.0)
+    return max(best_conversion(renyi, delta, low, high, refined)[1], 0.0)
 
 
 def best_conversion(
-    renyi: Callable[[Array], Array], delta: float, low: float = 1e-7, high: float = 1e9
+    renyi: Callable[[Array], Array],
+    delta: float,
+    low: float = 1e-7,
+    high: float = 1e9,
+    refined: int = 97,
 ) -> tuple[float, float]:
     """The order of `renyi_to_epsilon`, and epsilon there, which may be negative."""
     checks.interval("delta", delta, 0.0, 1.0)
-    return best_renyi_order(lambda alpha: epsilon_of_order(renyi(alpha), alpha, delta), low, high)
+    return best_renyi_order(
+        lambda alpha: epsilon_of_order(renyi(alpha), alpha, delta), low, high, refined
+    )
 
 
 def epsilon_of_order(divergence: ArrayLike, order: ArrayLike, delta: float) -> Array:

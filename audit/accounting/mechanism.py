@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit.accounting.conversion import reach, renyi_to_epsilon, solve_epsilon
 from audit.accounting.pairs import DominatingPair, LossLaw
+from audit.numerics import FEW_ORDERS
 
 Array = NDArray[np.float64]
 
@@ -84,4 +85,4 @@ class Mechanism(ABC):
 
     def renyi_epsilon(self, delta: float) -> float:
         """Smallest epsilon at delta by Renyi divergences, as the papers account."""
-        return renyi_to_epsilon(self.renyi, delta)
+        return renyi_to_epsilon(self.renyi, delta, refined=FEW_ORDERS)

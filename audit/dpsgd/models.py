@@ -8,7 +8,7 @@ from torch import nn
 
 from audit import checks
 from audit.dpsgd.settings import MODELS
-from threat_models.names import imported, in_line
+from threat_models.names import imported, refusing
 
 
 def logistic(record_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -83,26 +83,20 @@ def make_model(
     factory: Any = _FACTORIES.get(name) or _user_factory(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
+        with refusing(f"model {name} cannot be made"):
             takes = set(inspect.signature(factory).parameters)
             fits = takes >= {"record_shape", "classes"}
             model = factory(record_shape=record_shape, classes=classes) if fits else factory()
-        except (Exception, SystemExit) as error:  # a user's own code may raise anything
-            raise ValueError(f"model {name} cannot be made: {in_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model {name} must give a torch.nn.Module, got {type(model).__name__}")
     _refuse_mixing(name, model)
     model = model.to(dtype).train()
-    try:
-        with torch.no_grad():
-            generator = torch.Generator().manual_seed(0)
-            records = torch.rand(2, *record_shape, dtype=dtype, generator=generator)
-            logits = model(records)
-            alone = [model(record[None]) for record in records]
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"model {name} does not fit records of shape {record_shape}: {in_line(error)}"
-        ) from error
+    misfit = f"model {name} does not fit records of shape {record_shape}"
+    with refusing(misfit), torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        records = torch.rand(2, *record_shape, dtype=dtype, generator=generator)
+        logits = model(records)
+        alone = [model(record[None]) for record in records]
     got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if got != [2, classes]:
         raise ValueError(

@@ -35,7 +35,7 @@ from audit.accounting import (
     renyi_to_epsilon,
     solve_epsilon,
 )
-from audit.numerics import PROFILE_ACCURACY
+from audit.numerics import FEW_ORDERS, PROFILE_ACCURACY
 from audit.protocols import RandomStopping, UntilAccepted
 from audit.upper_bounds.region import corner_events
 from audit.upper_bounds.registry import Value, bound
@@ -466,7 +466,9 @@ def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> Va
     """
     if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
         raise NotApplicable("the base has no finite Renyi divergence")
-    return Value(renyi_to_epsilon(conditional_curve(base, protocol.acceptance), delta, 1e-3, 1e7))
+    return Value(
+        renyi_to_epsilon(conditional_curve(base, protocol.acceptance), delta, 1e-3, 1e7, FEW_ORDERS)
+    )
 
 
 def corollary_16(base: Mechanism, acceptance: float) -> Curve:

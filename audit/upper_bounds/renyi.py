@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from audit import repetitions as laws
 from audit.accounting import Mechanism, ZeroConcentratedDp, renyi_to_epsilon
-from audit.numerics import QUANTILE_ACCURACY, best_renyi_order
+from audit.numerics import FEW_ORDERS, QUANTILE_ACCURACY, best_renyi_order
 from audit.repetitions import PowerLaw, Repetitions
 from audit.upper_bounds.region import RegionCurve
 from audit.upper_bounds.registry import Value, bound
@@ -119,7 +119,7 @@ def _converted(
 ) -> Value:
     if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
         raise NotApplicable("the base has no finite Renyi divergence")
-    epsilon = renyi_to_epsilon(curve_of(base, repetitions), delta)
+    epsilon = renyi_to_epsilon(curve_of(base, repetitions), delta, refined=FEW_ORDERS)
     if not math.isfinite(epsilon):
         raise NotApplicable("the divergence is too large for a number")
     return Value(epsilon, source=source)
@@ -164,7 +164,7 @@ def _log_none(repetitions: Repetitions) -> float:
 
 def _monotone(curve: Curve) -> Curve:
     """D_alpha grows with alpha, so a bound at its best order serves every smaller order too."""
-    flat_until, lowest = best_renyi_order(curve)
+    flat_until, lowest = best_renyi_order(curve, refined=FEW_ORDERS)
 
     def monotone(alpha: Array) -> Array:
         values = curve(alpha)
