@@ -199,6 +199,47 @@ def test_audits_that_cannot_share_a_table(finished, tmp_path, capsys, setting, v
     assert not out.exists()
 
 
+@pytest.fixture(scope="module")
+def other_ways(tmp_path_factory, quick_reports):
+    """Folders of audits of a grid and of rerunning, as small."""
+    root = tmp_path_factory.mktemp("ways")
+    for name, *options in (
+        ("grid", "--protocol", "grid:3", "--learning-rates", "0.1", "0.2", "0.4"),
+        ("until", "--protocol", "until:0.3", "--score", "worst-order"),
+    ):
+        options += ["--threat", "ETCV", "--canary", "dirac", "--out", str(root / name)]
+        assert run.main([*SMALL, *options]) == 0
+    return root
+
+
+def test_every_way_of_tuning_has_its_own_table_and_cost(finished, other_ways, tmp_path, capsys):
+    folders = finished / "etcv", other_ways / "grid", other_ways / "until"
+    code, text, _ = command(capsys, *folders, "--out", tmp_path)
+    assert code == 0
+    ways = ["K ~ tnb:0,0.01", "grid:3", "until:0.3"]
+    for way in ways:
+        assert f"{way}, eps_L with the Dirac canary: threat model, X, z, score" in text
+    table = pd.read_csv(tmp_path / "table.csv")
+    assert list(dict.fromkeys(table["tuning"])) == ways
+    for (tuning, base), rows in table[table["claim"] == "valid"].groupby(
+        ["tuning", "epsilon_base"]
+    ):
+        (epsilon,) = rows["epsilon_upper"].unique()
+        assert (rows["epsilon_lower"] <= epsilon).all()
+        if tuning != ways[0]:
+            report = compare.read([other_ways / tuning.split(":")[0]])[0].report
+            (result,) = (one for one in report.results if one.epsilon_base == base)
+            known = [one.epsilon for one in result.upper_bounds.values() if one.valid]
+            assert epsilon == pytest.approx(min(known), rel=1e-8)
+    # The paper has no bound for other ways.
+    paper = table[table["claim"] != "valid"].groupby("tuning")["epsilon_upper"]
+    assert paper.count()[ways].astype(bool).tolist() == [True, False, False]
+    panels = compare.draw(compare.read(folders)).axes
+    assert [panel.get_title().split("\n")[0] for panel in panels] == ways
+    assert panels[0].get_ylim()[1] > table["epsilon_upper"].max()
+    assert "the smallest valid one at every budget" in text
+
+
 def test_steps_matter_where_batches_are_sampled(finished, tmp_path):
     def steps(folder, number, rate):
         return changed(finished, tmp_path / folder, steps=number, sampling_rate=rate)

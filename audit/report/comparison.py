@@ -1,7 +1,8 @@
 """Finished audits side by side.
 
 From the folders that `python -m audit.run` leaves: figures 1 to 4 of Xiang, Wang & Wang 2024, a
-panel per row of their table 2, and the table of eps_L, their table 3.
+panel per row of their table 2, and the table of eps_L, their table 3. Audits of other ways of
+tuning than random search stand beside them, each way in tables of its own, with its own cost.
 """
 
 import itertools
@@ -18,14 +19,15 @@ from audit.game.settings import AuditConfig
 from audit.game.store import begun, read_settings, write_text
 from audit.numerics import exact
 from audit.report import pictures, results, summary, tables
-from audit.report.results import Report
+from audit.report.results import BudgetResult, Report, UpperResult
 from audit.report.text import rounded_down, rounded_up
 from threat_models import THREATS
 from threat_models.datasets import FOREIGN
 
-# eps_B, eps_L and eps_U mean the same in audits that agree on these.
-_COMMON = ("epsilon", "accounting", "delta", "confidence", "repetitions", "sampling_rate")
-# What a lower bound is printed with: our smallest upper bound for any score, or the paper's.
+# eps_B, eps_L and eps_U mean the same in audits that agree on these; laws of K are those of random
+# search, for every other way has tables of its own.
+_COMMON = ("epsilon", "accounting", "delta", "confidence", "sampling_rate")
+# What a lower bound of random search is printed with: our smallest for any score, or the paper's.
 _UPPER = {results.VALID: "tight", results.UNCORRECTED: "renyi"}
 _CANARIES = ("input", "dirac")
 _RECORDS = ("MNIST", "SVHN", "CIFAR10")  # z of the first three rows of every threat model
@@ -53,6 +55,16 @@ class Audit:
         return self.report.config
 
     @property
+    def is_search(self) -> bool:
+        """Whether it is of random search, as the paper's audits are."""
+        return _is_search(self.config)
+
+    @property
+    def tuning(self) -> str:
+        """How its best run was chosen."""
+        return results.way_of_tuning(self.config)
+
+    @property
     def row(self) -> tuple[str, str, str]:
         """Its row of table 2: threat model, X and z."""
         return results.row_of_table(self.config)
@@ -68,6 +80,10 @@ class Audit:
         """Its column in the paper's figures."""
         dataset = self.config["dataset"]
         return _rank(dataset if self.row[1] == "empty" else FOREIGN[dataset], _RECORDS)
+
+
+def _is_search(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("protocol", "search") == "search")
 
 
 def _rank(name: str, order: Sequence[str]) -> int:
@@ -123,7 +139,7 @@ def _check_settings(folder: Path, report: Report) -> None:
     lacking = [f"setting {name}" for name in sorted(config.identity.keys() - report.config.keys())]
     lacking += [
         f"upper bound {name}"
-        for name in _UPPER.values()
+        for name in (_UPPER.values() if _is_search(report.config) else ())
         if not all(name in result.upper_bounds for result in report.results)
     ]
     if lacking or len(config.views) > 1:
@@ -140,25 +156,30 @@ def check_comparable(configs: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         ValueError: a setting that must be the same differs.
     """
-    for config in configs:
-        if config.get("protocol", "search") != "search":
-            raise ValueError(
-                f"protocol must be search in audits that share a table, got {config['protocol']}"
-            )
+    searches = [config for config in configs if _is_search(config)]
     sampled = any(config["sampling_rate"] != 1.0 for config in configs)
-    for name in (*_COMMON, *(["steps"] if sampled else [])):
-        values = list(dict.fromkeys(str(config[name]) for config in configs))
+    shared = [(name, configs) for name in (*_COMMON, *(["steps"] if sampled else []))]
+    for name, those in [*shared, ("repetitions", searches)]:
+        values = list(dict.fromkeys(str(config[name]) for config in those))
         if len(values) > 1:
             raise ValueError(
                 f"{name} must be the same in audits that share a table, got {' and '.join(values)}"
             )
 
 
+def _upper(audit: Audit, result: BudgetResult, claim: str) -> UpperResult | None:
+    """The upper bound that a lower bound is printed with; None where there is none."""
+    if audit.is_search:
+        return result.upper_bounds[_UPPER[claim]]
+    return result.smallest_upper if claim == results.VALID else None
+
+
 def table_of_bounds(audits: Sequence[Audit]) -> pd.DataFrame:
     """eps_L of every audit, with eps_B and eps_U (the paper's table 3).
 
     Every eps_L is given by two claims: the recommended bound, valid for any score, with eps_U of
-    the tight bound; and the paper's protocol, which is no bound, with the paper's eps_U. It is from
+    the tight bound; and the paper's protocol, which is no bound, with the paper's eps_U. Where the
+    way of tuning is not random search, eps_U is its smallest valid one. Every eps_L is from
     the games of all repeats together; min, mean and max are over single repeats, and their mean is
     what the paper prints.
 
@@ -173,12 +194,13 @@ def table_of_bounds(audits: Sequence[Audit]) -> pd.DataFrame:
         ):
             if claim not in _UPPER:
                 continue
-            upper = result.upper_bounds[_UPPER[claim]]
+            upper = _upper(audit, result, claim)
             for proxy in proxies:
                 lower = result.lower_bounds[proxy][key]
                 rows.append(
                     {
                         "folder": audit.folder.as_posix(),
+                        "tuning": audit.tuning,
                         "threat": threat,
                         "training_set": training_set,
                         "canary": canary,
@@ -191,8 +213,8 @@ def table_of_bounds(audits: Sequence[Audit]) -> pd.DataFrame:
                         "min": lower.min,
                         "mean": lower.mean,
                         "max": lower.max,
-                        "upper_bound": upper.name,
-                        "epsilon_upper": upper.epsilon,
+                        "upper_bound": "" if upper is None else upper.name,
+                        "epsilon_upper": None if upper is None else upper.epsilon,
                     }
                 )
     return pd.DataFrame(rows)
@@ -227,20 +249,22 @@ def _tables(
     table = table_of_bounds(audits)
     names = _names(audits)
     titles = {"input": "an input canary", "dirac": "the Dirac canary"}
-    for group in _by_canary(audits):
+    for group in (group for tuned in _by_tuning(audits) for group in _by_canary(tuned)):
         canary = group[0].config["canary"]
         folders = [audit.folder for audit in group]
         heads: list[Sequence[str]] = [("eps_B",), ("claim",), ("eps_U",), ("proxy",)]
         heads += [names[folder] for folder in folders]
         body: list[Sequence[str]] = []
-        for (base, claim, proxy), rows in table.groupby(
+        own = table[table["tuning"] == group[0].tuning]
+        for (base, claim, proxy), rows in own.groupby(
             ["epsilon_base", "claim", "proxy"], sort=False
         ):
             lower = rows.set_index("folder")["epsilon_lower"]
             upper = rows["epsilon_upper"].iloc[0]
             cells = [rounded_down(lower[folder.as_posix()], 2) for folder in folders]
             body.append([f"{base:g}", str(claim), _number(upper), str(proxy), *cells])
-        title = f"eps_L with {titles.get(canary, canary)}: threat model, X, z, score"
+        way = "" if len(_by_tuning(audits)) == 1 else f"{group[0].tuning}, "
+        title = f"{way}eps_L with {titles.get(canary, canary)}: threat model, X, z, score"
         yield title, heads, body
 
 
@@ -251,28 +275,36 @@ def _number(epsilon: float | None) -> str:
 def _names(audits: Sequence[Audit]) -> dict[Path, tuple[str, ...]]:
     """Row of table 2 and score of every audit, and its folder where several have the same."""
     rows = {audit.folder: (*audit.row, str(audit.config["score"])) for audit in audits}
-    counts = Counter(rows.values())
+    counts = Counter((audit.tuning, rows[audit.folder]) for audit in audits)
     return {
-        folder: (*row, *([folder.as_posix()] if counts[row] > 1 else []))
-        for folder, row in rows.items()
+        audit.folder: (
+            *rows[audit.folder],
+            *([audit.folder.as_posix()] if counts[audit.tuning, rows[audit.folder]] > 1 else []),
+        )
+        for audit in audits
     }
 
 
 def _notes(audits: Sequence[Audit]) -> Iterator[str]:
-    config, report = audits[0].config, audits[0].report
-    bound, uppers = report.reported(0), report.results[0].upper_bounds
-    valid, paper = (uppers[_UPPER[claim]] for claim in (results.VALID, results.UNCORRECTED))
+    config = audits[0].config
     yield "Cells: eps_L from the games of all repeats together."
-    yield (
-        f"{results.VALID}: {report.recommended.key}, with {100 * config['confidence']:g} % "
-        f"confidence, {bound.assumes}; eps_U: {valid.name}, {valid.assumes}"
-    )
-    yield (
-        f"{results.UNCORRECTED}: {results.PAPER_PROTOCOL}, no bound; eps_U: {paper.name}, "
-        f"{paper.assumes}"
-    )
-    tuning = results.way_of_tuning(config)
-    yield f"delta {exact(config['delta'])}, {tuning}, {_settings(audits)}"
+    ways = _by_tuning(audits)
+    for first, *_ in ways:
+        report, result = first.report, first.report.results[0]
+        way = "" if len(ways) == 1 else f"{first.tuning}: "
+        uppers = [_upper(first, result, claim) for claim in (results.VALID, results.UNCORRECTED)]
+        valid, paper = (
+            "eps_U: none" if upper is None else f"eps_U: {upper.name}, {upper.assumes}"
+            for upper in uppers
+        )
+        if not first.is_search:
+            valid += f", at eps_B {result.epsilon_base:g}; the smallest valid one at every budget"
+        yield (
+            f"{way}{results.VALID}: {report.recommended.key}, with {100 * config['confidence']:g} "
+            f"% confidence, {report.reported(0).assumes}; {valid}"
+        )
+        yield f"{way}{results.UNCORRECTED}: {results.PAPER_PROTOCOL}, no bound; {paper}"
+    yield ", ".join([f"delta {exact(config['delta'])}", *_common_tuning(audits), _settings(audits)])
     for audit in audits:
         if any(result.contradictions for result in audit.report.results):
             yield (
@@ -284,6 +316,11 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
         if count > 1:
             shared = [" ".join(names[audit.folder]) for audit in audits if audit.runs == runs]
             yield f"On the same runs, so correlated: {', '.join(shared)}"
+
+
+def _common_tuning(audits: Sequence[Audit]) -> list[str]:
+    """The way of tuning, where there is but one."""
+    return [audits[0].tuning] if len(_by_tuning(audits)) == 1 else []
 
 
 def _settings(audits: Sequence[Audit]) -> str:
@@ -305,12 +342,17 @@ def _or(values: Iterable[int]) -> str:
 
 def draw(audits: Sequence[Audit]) -> Figure:
     """Draws the paper's figures 1 to 4: a panel per audit, in rows by threat model and canary."""
-    names = _names(audits)
+    names, common = _names(audits), _common_tuning(audits)
     grid = []
     for row in _rows(audits):
-        grid.append([(_title(*names[audit.folder]), audit.report) for audit in row])
-    tuning = results.way_of_tuning(audits[0].config)
-    return pictures.draw_grid(grid, f"{tuning}, {_settings(audits)}")
+        ways = ["" if common else audit.tuning for audit in row]
+        grid.append(
+            [
+                ("\n".join(filter(None, [way, _title(*names[audit.folder])])), audit.report)
+                for way, audit in zip(ways, row, strict=True)
+            ]
+        )
+    return pictures.draw_grid(grid, ", ".join([*common, _settings(audits)]))
 
 
 def _rows(audits: Sequence[Audit]) -> list[list[Audit]]:
@@ -322,6 +364,12 @@ def _rows(audits: Sequence[Audit]) -> list[list[Audit]]:
     if max(map(len, rows)) > width:
         rows = [list(row) for _, row in itertools.groupby(audits, lambda audit: audit.group)]
     return [row[at : at + width] for row in rows for at in range(0, len(row), width)]
+
+
+def _by_tuning(audits: Sequence[Audit]) -> list[list[Audit]]:
+    """The audits of each way of tuning, in order of appearance."""
+    ways = dict.fromkeys(audit.tuning for audit in audits)
+    return [[audit for audit in audits if audit.tuning == way] for way in ways]
 
 
 def _by_canary(audits: Sequence[Audit]) -> list[list[Audit]]:

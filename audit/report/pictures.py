@@ -130,6 +130,9 @@ def draw_grid(grid: Sequence[Sequence[tuple[str, Report]]], note: str) -> Figure
                 axes.tick_params(labelbottom=lowest)
                 handles, names = axes.get_legend_handles_labels()
                 legend |= dict(zip(names, handles, strict=True))
+        # The axes that all share end above the highest of any panel, not of the first.
+        panels[0, 0].autoscale(axis="y")
+        panels[0, 0].set_ylim(bottom=0.0)
         figure.suptitle(note, fontsize="medium")
         figure.supxlabel(_BUDGET, fontsize="medium")
         figure.supylabel(_of_the_tuning(grid[0][0][1].config), fontsize="medium")
