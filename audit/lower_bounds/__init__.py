@@ -4,8 +4,8 @@
 `pooled_bounds` takes every run of a tuning instead of the winners (`selected_bound` by any score),
 `one_run_bounds` many canaries in one run, `family_bound` a family of mechanisms given by privacy
 profiles. An estimator is a statistic with a rule for its threshold, `ClopperPearson(rule=Split())`,
-and is called with scores. Before a game, `ceiling` and `trials_needed` say what it can show;
-`looks=` lets it stop early.
+and is called with scores. Before a game, `ceiling` and `trials_needed` say what it can show, and
+`provable` what one of known law can; `looks=` lets it stop early.
 """
 
 from audit.lower_bounds.counting import (
@@ -31,6 +31,7 @@ from audit.lower_bounds.pooled import (
     selected_bound,
 )
 from audit.lower_bounds.pooled_scan import PooledScan
+from audit.lower_bounds.provable import provable
 from audit.lower_bounds.rank_sum import RankSum
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import (
@@ -79,6 +80,7 @@ __all__ = [
     "one_run_bounds",
     "order_statistics_bound",
     "pooled_bounds",
+    "provable",
     "selected_bound",
     "trials_needed",
 ]

@@ -9,6 +9,7 @@ attack's own law, where that has one parameter.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,9 @@ from audit.lower_bounds import (
     FixedThreshold,
     WorstOrderCurve,
     lower_bound,
+    provable,
 )
+from audit.orders import Order
 from audit.protocols import (
     Adaptive,
     Grid,
@@ -38,14 +41,17 @@ from audit.report.text import rounded_down, rounded_up
 from audit.reproduce.result import COLOURS, Result, figure, style, tidy
 from audit.upper_bounds import (
     AcceptedTails,
+    TunedOrder,
     UpperBound,
     adaptive_attack,
     attack_order,
     attack_tails,
+    best_order,
     cost,
     subset_attack,
     worst_order,
 )
+from audit.upper_bounds.worst_order import expected_ratio
 
 Array = NDArray[np.float64]
 Curve = AcceptedTailsCurve | WorstOrderCurve
@@ -64,6 +70,8 @@ PROTOCOLS = (
 )
 _ERROR = 0.05
 _ALL_TRIALS = 10**12
+# Cells of x, where laws are summed over them: fine, and for curves of mu, at every so manieth end.
+_CELL, _COARSE, _EVERY = 0.005, 0.02, 5
 
 
 @dataclass(frozen=True)
@@ -74,13 +82,94 @@ class Played:
         attained: epsilon of the best attack found, exactly and rounded down.
         without: scores [n] of games without the record.
         with_record: scores [n] of games with it.
-        curve: reads the games by the attack's own law; None where that has no single parameter.
+        ceiling: what no estimator for any score proves more often than not; NaN where the law of
+            the games is not known.
+        curve: reads games by the attack's own law; None where that has no single parameter.
+        of_curve: the games that the curve reads, without the record and with it, where they are of
+            another attack.
     """
 
     attained: float
     without: Array
     with_record: Array
+    ceiling: float = math.nan
     curve: Curve | None = None
+    of_curve: tuple[Array, Array] | None = None
+
+    def by_curve(self, delta: float) -> float:
+        """What the curve proves; NaN where there is none."""
+        if self.curve is None:
+            return math.nan
+        games = self.of_curve or (self.without, self.with_record)
+        return self.curve(*games, delta).epsilon
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Random search by an order that does not look into cells.
+
+    Attributes:
+        game: order, law of K and cells.
+    """
+
+    game: TunedOrder
+
+    @cached_property
+    def chances(self) -> tuple[Array, Array]:
+        """Of every cell [n] to be released, from the most preferred on, and of no run; by side."""
+        none = self.game.repetitions.probability_of_none
+        sides = (np.append(low + high, 2.0 * none) for low, high in self.game.masses)
+        p, q = (side / side.sum() for side in sides)
+        return p, q
+
+    @cached_property
+    def log_ratio(self) -> Array:
+        """What every outcome [n] says for the record."""
+        p, q = (np.maximum(side, 1e-100) for side in self.chances)
+        return np.asarray(np.log(q / p))
+
+    def expected(self, delta: float, trials: int) -> float:
+        """The largest e^epsilon that one event of the likelihood ratio is expected to certify."""
+        p, q = (side[np.argsort(self.log_ratio)] for side in self.chances)
+        certified = [
+            expected_ratio(np.cumsum(one), np.cumsum(other), delta, trials, _ERROR / 2.0).max()
+            for one, other in ((p, q), (q[::-1], p[::-1]))
+        ]
+        return float(max(certified))
+
+    def play(self, mean: float, trials: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Draws the outcomes [trials]: every run of every tuning, and the best of each."""
+        left, _ = self.game.edges
+        place = np.argsort(left)
+        runs = self.game.repetitions.sample(rng, trials)
+        x = mean + rng.standard_normal(int(runs.sum()))
+        cells = place[np.searchsorted(left[place], x, side="right") - 1]
+        released = np.full(trials, len(left))
+        some = runs > 0
+        released[some] = np.minimum.reduceat(cells, (np.cumsum(runs) - runs)[some])
+        return released
+
+
+@dataclass(frozen=True)
+class _OrderCurve(WorstOrderCurve):
+    """The curve of mu of any folded order; the scores are the right ends of released cells.
+
+    With mu every x grows, so a winner above the threshold stays one: what is above the fold scores
+    more, what is below less, and what was above the threshold and not beaten from below stays so.
+
+    Attributes:
+        order: its cells are those of `_Search` with the same step.
+    """
+
+    order: Order
+
+    def rate_below(self, mu: float) -> float:
+        search = TunedOrder(mu, self.repetitions, self.order, _COARSE)
+        (_, (masses, _)), (_, right) = search.masses, search.edges
+        return float(masses[right <= self.rule.threshold].sum())
+
+    def attained(self, mu: float, delta: float) -> float:
+        return TunedOrder(mu, self.repetitions, self.order).epsilon(delta)
 
 
 def attacked(
@@ -134,22 +223,30 @@ def _by_order(
 ) -> Played:
     found = worst_order(GaussianMechanism(mu), law, delta)
     assert found.epsilon is not None
-    order, _ = attack_order(mu, law, delta, trials)
-    sides = []
-    for mean in (0.0, mu):
-        runs = law.sample(rng, trials)
-        released = np.full(trials, -np.inf)
-        released[runs > 0] = order.best(runs[runs > 0], mean, rng)
-        sides.append(released)
+    # What leaks most at a larger delta is more common: one of these shows most in so many games.
+    deltas = [delta] + [larger for larger in (1e-4, 1e-3, 1e-2) if larger > delta]
+    folded = [best_order(mu, law, one)[0] for one in deltas]
+    orders: list[Order] = [attack_order(mu, law, delta, trials)[0], *folded]
+    searches = [_Search(TunedOrder(mu, law, order)) for order in orders]
+    best = max(searches, key=lambda search: search.expected(delta, trials))
+    sides = [best.log_ratio[best.play(mean, trials, rng)] for mean in (0.0, mu)]
+    ceiling = max(provable(*search.chances, delta, trials) for search in searches)
+    if not searched:
+        return Played(found.epsilon, sides[0], sides[1], ceiling)
+    # The curve's games are of the order that leaks most, whatever single events of it show.
+    own = _Search(TunedOrder(mu, law, folded[0], _COARSE))
+    right = np.append(own.game.edges[1], np.inf)
+    edges = right[(right < folded[0].fold) & (right > mu - 5.0)][::_EVERY]
     curve = _sharpest(
         [
-            WorstOrderCurve(law, order.top, rule=FixedThreshold(float(at)))
-            for at in np.linspace(min(order.top, mu) - 5.0, order.top, 60)
+            _OrderCurve(law, folded[0].fold, folded[0], rule=FixedThreshold(float(at)))
+            for at in edges
         ],
         mu,
         trials,
     )
-    return Played(found.epsilon, sides[0], sides[1], curve if searched else None)
+    games = right[own.play(0.0, trials, rng)], right[own.play(mu, trials, rng)]
+    return Played(found.epsilon, sides[0], sides[1], ceiling, curve, games)
 
 
 def _by_tails(
@@ -159,8 +256,10 @@ def _by_tails(
     trials: int,
     rng: np.random.Generator,
 ) -> Played:
-    best, _ = attack_tails(mu, protocol, delta, _ALL_TRIALS)
-    seen, _ = attack_tails(mu, protocol, delta, trials)
+    rare = [
+        attack_tails(mu, protocol, delta, many)[0] for many in (trials, 10 * trials, _ALL_TRIALS)
+    ]
+    seen = rare[0]
     sides = [_released(seen, mean, trials, rng) for mean in (0.0, mu)]
     inner = np.linspace(seen.low - 1.0, seen.high + 1.0, 41)
     curve = _sharpest(
@@ -171,8 +270,27 @@ def _by_tails(
         mu,
         trials,
     )
-    attained = max(best.epsilon(delta), seen.epsilon(delta))
-    return Played(attained, sides[0], sides[1], curve)
+    return Played(
+        max(tails.epsilon(delta) for tails in rare),
+        sides[0],
+        sides[1],
+        max(provable(*_chances(tails, mu), delta, trials) for tails in rare),
+        curve,
+    )
+
+
+def _chances(tails: AcceptedTails, mu: float) -> tuple[Array, Array]:
+    """Of cells [n] of x in either tail, and of nothing, by side."""
+    low = np.arange(tails.low, -38.0, -_CELL)[::-1]
+    high = np.arange(tails.high, 38.0 + mu, _CELL)
+    sides = []
+    for mean in (0.0, mu):
+        below = np.diff(special.ndtr(low - mean), prepend=0.0)
+        above = np.diff(special.ndtr(mean - high)[::-1], prepend=0.0)
+        accepted = np.concatenate([below, above])
+        total = tails.stop + (1.0 - tails.stop) * accepted.sum()
+        sides.append(np.append(accepted / total, max(1.0 - accepted.sum() / total, 0.0)))
+    return sides[0], sides[1]
 
 
 def _sharpest(curves: Sequence[Curve], mu: float, trials: int) -> Curve:
@@ -218,9 +336,6 @@ def attacks(
         rng = np.random.default_rng(np.random.SeedSequence([seed, number]))
         played = attacked(mu, protocol, delta, trials, rng)
         proved = lower_bound(played.without, played.with_record, delta).epsilon
-        by_curve = math.nan
-        if played.curve is not None:
-            by_curve = played.curve(played.without, played.with_record, delta).epsilon
         rows.append(
             {
                 "delta": delta,
@@ -229,12 +344,13 @@ def attacks(
                 "bound": bound.name,
                 "cost": bound.epsilon,
                 "attained": played.attained,
+                "ceiling": played.ceiling,
                 "proved": proved,
-                "proved by curve": by_curve,
+                "proved by curve": played.by_curve(delta),
             }
         )
     table = pd.DataFrame(rows)
-    for name in ("attained", "proved", "proved by curve"):
+    for name in ("attained", "ceiling", "proved", "proved by curve"):
         table[f"{name} / cost"] = table[name] / table["cost"]
     return Result(table, _draw(table), lines=tuple(_lines(table)))
 
@@ -243,12 +359,16 @@ def _lines(table: pd.DataFrame) -> Iterator[str]:
     """The table as text: for every delta and mu its protocols, with shares of the cost."""
     for (delta, mu), rows in table.groupby(["delta", "mu"], sort=False):
         yield f"mu {mu:g}, delta {delta:g}"
-        yield f"{'protocol':32}{'cost':>9}  {'attained':>15}  {'proved':>15}  {'by curve':>15}"
+        yield (
+            f"{'protocol':32}{'cost':>9}  {'attained':>15}  {'ceiling':>15}  "
+            f"{'proved':>15}  {'by curve':>15}"
+        )
         for row in rows.to_dict("records"):
             cells = [
                 "-" if math.isnan(row[name]) else f"{rounded_down(row[name])} {row[share]:6.1%}"
                 for name, share in (
-                    (name, f"{name} / cost") for name in ("attained", "proved", "proved by curve")
+                    (name, f"{name} / cost")
+                    for name in ("attained", "ceiling", "proved", "proved by curve")
                 )
             ]
             joined = "  ".join(f"{cell:>15}" for cell in cells)
@@ -258,6 +378,7 @@ def _lines(table: pd.DataFrame) -> Iterator[str]:
 _KINDS = {
     "attained / cost": ("attained by the attack", "D"),
     "proved by curve / cost": ("proved, by the attack's own curve", "s"),
+    "ceiling / cost": ("ceiling: proved by no more than half of all audits", "|"),
     "proved / cost": ("proved, for any score", "o"),
 }
 
@@ -272,12 +393,20 @@ def _draw(table: pd.DataFrame) -> Figure:
         for axes, ((delta, mu), rows) in zip(grid.flat, panels, strict=False):
             for (name, (label, marker)), colour in zip(_KINDS.items(), COLOURS, strict=False):
                 places = [specs.index(spec) for spec in rows["protocol"]]
-                axes.plot(rows[name], places, marker, color=colour, ms=6, label=label)
+                axes.plot(
+                    rows[name],
+                    places,
+                    marker,
+                    color=colour,
+                    ms=8 if marker == "|" else 6,
+                    mew=2 if marker == "|" else None,
+                    label=label,
+                )
             axes.set_yticks(range(len(specs)), specs)
             axes.set(xlim=(0.0, 1.04), ylim=(len(specs) - 0.5, -0.5))
             axes.set_title(rf"$\mu$ = {mu:g}, $\delta$ = {delta:g}", fontsize="medium", loc="left")
             tidy(axes)
         grid[-1][0].set_xlabel("share of the cost")
         handles, labels = grid[0][0].get_legend_handles_labels()
-        page.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+        page.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     return page
