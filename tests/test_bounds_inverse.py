@@ -59,7 +59,7 @@ def test_the_least_noise_keeps_the_budget_and_no_less_does(spec, target):
     assert noise == pytest.approx(10.0 / mu, rel=1e-9)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
 def test_the_least_noise_of_sampled_batches(neighbours):
     law = repetitions.parse("tnb:0,0.05")

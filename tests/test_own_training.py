@@ -249,7 +249,7 @@ def checked(control, **options):
     )
 
 
-@pytest.mark.thin(7)
+@pytest.mark.thin(14)
 @pytest.mark.parametrize("name", trainings.BROKEN)
 def test_a_broken_training_is_caught(name):
     found = checked(trainings.BROKEN[name])
@@ -260,7 +260,7 @@ def test_a_broken_training_is_caught(name):
         found.raise_if_leaking()
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", trainings.CORRECT)
 def test_a_correct_training_is_not_accused(name):
     found = checked(trainings.CORRECT[name])
@@ -271,7 +271,7 @@ def test_a_correct_training_is_not_accused(name):
 
 
 @pytest.mark.parametrize(
-    ("audits", "allowed"), [(200, 18), pytest.param(1000, 66, marks=pytest.mark.slow)]
+    ("audits", "allowed"), [(100, 11), pytest.param(1000, 66, marks=pytest.mark.slow)]
 )
 def test_correct_trainings_are_accused_in_at_most_5_percent_of_audits(audits, allowed):
     # The tightest training there is: one Gaussian of the canary's own coordinate, mu = 1. Beside
@@ -296,6 +296,7 @@ def test_correct_trainings_are_accused_in_at_most_5_percent_of_audits(audits, al
     assert np.mean([found.epsilon for found in made]) > 0.3  # and they do find something
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", trainings.UNSEEN)
 def test_what_the_page_says_cannot_be_seen_is_not(name):
     found = checked(trainings.UNSEEN[name], games=100)

@@ -57,7 +57,7 @@ def random_pair(seed, outputs=4):
     return rng.dirichlet(np.ones(outputs)), rng.dirichlet(np.ones(outputs))
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("spec", ANY)
 @pytest.mark.parametrize("seed", range(3))
 def test_no_order_of_a_small_base_leaks_more_than_the_bounds_say(spec, seed):
@@ -77,7 +77,7 @@ def test_no_order_of_a_small_base_leaks_more_than_the_bounds_say(spec, seed):
         assert np.all(np.log(moments) / (alphas - 1) <= generic * (1 + 1e-9))
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("spec", ANY)
 @pytest.mark.parametrize("delta", [pytest.param(1e-3, marks=pytest.mark.slow), 0.1])
 def test_every_bound_holds_for_every_order_of_a_small_base(spec, delta):

@@ -190,7 +190,7 @@ class LossPair(DominatingPair):
 
     law: Atoms
 
-    @property
+    @cached_property
     def mirrored(self) -> "LossPair":
         """The pair (P', P)."""
         law = self.law

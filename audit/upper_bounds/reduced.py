@@ -23,6 +23,7 @@ from audit.accounting import (
     mean_inclusion_mu,
     solve_epsilon,
 )
+from audit.accounting.composition import COARSE_CELLS
 from audit.accounting.conversion import best_conversion, epsilon_of_order
 from audit.claims import Condition, Kind
 from audit.numerics import (
@@ -440,7 +441,7 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Va
     else:
         fine = base.pairs[0] if isinstance(base.pairs[0], LossPair) else compose(base.laws)
         epsilon = _by_likelihood(fine, repetitions, delta)
-        coarse = compose(base.laws, cells=1 << 16)
+        coarse = compose(base.laws, COARSE_CELLS)
         error = abs(epsilon - _by_likelihood(coarse, repetitions, delta))
     return Value(epsilon + error, error=2.0 * error)
 

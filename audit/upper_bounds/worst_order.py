@@ -31,6 +31,7 @@ from audit.accounting import (
     compose,
     solve_epsilon,
 )
+from audit.accounting.composition import COARSE_CELLS
 from audit.claims import Kind
 from audit.numerics import PROFILE_ACCURACY, log_of_rest
 from audit.orders import FoldedOrder, Order, SplitOrder, split_tails
@@ -44,7 +45,6 @@ Array = NDArray[np.float64]
 
 _SOURCE = "exact leakage of the best folded order found"
 _ABOUT = ("the adversary chooses the score: attained by an attack, not a bound",)
-_CELLS = (1 << 15, 1 << 16)
 
 
 @dataclass(frozen=True)
@@ -231,9 +231,9 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Valu
     ):
         found, error = _attained(base.pairs, repetitions, delta), 0.0
     else:
-        grids = (compose(base.laws, cells) for cells in _CELLS)
-        coarse, found = (_attained((pair, pair.mirrored), repetitions, delta) for pair in grids)
-        error = abs(found - coarse)
+        found = _attained(base.pairs, repetitions, delta)
+        coarse = compose(base.laws, COARSE_CELLS)
+        error = abs(found - _attained((coarse, coarse.mirrored), repetitions, delta))
     return Value(max(found - error, 0.0), error=2.0 * error)
 
 
