@@ -22,9 +22,9 @@ from scipy import fft
 
 from audit.accounting.conversion import Unresolved
 from audit.accounting.pairs import Atoms, LossLaw, LossPair
+from audit.numerics import product_of_powers
 
 Array = NDArray[np.float64]
-Complex = NDArray[np.complex128]
 
 _TAIL = 1e-40  # mass left outside the window, on either side: counted as a full leak
 _CELLS = 1 << 17
@@ -155,7 +155,7 @@ def _sum_of(
                 law[one.index % size] = weights / total
                 spectra.append((fft.rfft(law), one.count))
                 log_total += one.count * (top + math.log(total))
-            spectrum *= _product_of_powers(spectra)
+            spectrum *= product_of_powers(spectra)
         sums = fft.irfft(spectrum, size)
         # Rounding shows where it makes masses negative: twice the worst of it is added everywhere.
         rounding = 2.0 * max(-float(sums.min()), 1e-19)
@@ -176,17 +176,6 @@ def _sum_of(
         below_p = below_q = -math.inf
     p_outside = math.exp(min(above, 0.0)) + math.exp(min(below_p, 0.0))
     return log_mass, p_outside, math.exp(min(below_q, 0.0))
-
-
-def _product_of_powers(factors: Sequence[tuple[Complex, int]]) -> Complex:
-    """The product of values^exponent, elementwise: the factors share their squarings."""
-    result = np.ones_like(factors[0][0])
-    for bit in reversed(range(max(exponent for _, exponent in factors).bit_length())):
-        result *= result
-        for values, exponent in factors:
-            if exponent >> bit & 1:
-                result *= values
-    return result
 
 
 def _coarse(atoms: Atoms) -> Atoms:

@@ -183,7 +183,9 @@ def _groups(runs: int, repetitions: Repetitions) -> tuple[int, float]:
     law = fft.rfft(repetitions.pmf(np.arange(runs + 1)), length)
 
     def too_long(groups: int) -> float:
-        enough = float(fft.irfft(_power(law, groups), length)[: runs + 1].sum())
+        enough = float(
+            fft.irfft(numerics.product_of_powers([(law, groups)]), length)[: runs + 1].sum()
+        )
         return max(1.0 - enough, 0.0) + _ALLOWANCE
 
     def missed(groups: float) -> float:
@@ -193,16 +195,6 @@ def _groups(runs: int, repetitions: Repetitions) -> tuple[int, float]:
     most = min(max(int(2.0 * runs / max(repetitions.mean, 1e-300)), 1) + 1, 2 * runs + 2)
     groups = int(numerics.last_kept(missed, 0.0, most, 1.0, relative=0.01))
     return groups, too_long(groups) if groups else 1.0
-
-
-def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
-    """By repeated squaring: ten times as fast as complex powers."""
-    power = np.ones_like(base)
-    for digit in f"{exponent:b}":
-        power *= power
-        if digit == "1":
-            power *= base
-    return power
 
 
 def selected_bound(
