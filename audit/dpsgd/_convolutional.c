@@ -52,6 +52,11 @@ typedef struct {
     int32_t top, left;
 } layer;
 
+/* Numbers in three directions, as they lie in one layout and in another. */
+typedef struct {
+    int32_t to, from, count[3], to_step[3], from_step[3];
+} box;
+
 INLINE vector load(const float *p) {
     vector v;
     memcpy(&v, p, sizeof v);
@@ -272,12 +277,15 @@ static void cross_entropy(float *logits, int classes, int padded, int64_t label)
 typedef struct {
     const layer *layers;
     int count, classes;
-    int64_t parameters;
+    int64_t parameters, transposed, free; /* packed; weights once more; as torch has them */
+    const box *packing, *transposing; /* from free numbers */
+    int packings, transposings;
     const int32_t *offsets;
     float **activation, **delta; /* [count + 1], of RECORDS records; delta[l] is by the input of l */
     int32_t **index;
     float *gradients; /* [RECORDS, parameters], those of convolutions */
-    float *sums;
+    float *sums, *total;
+    float *theta, *weights; /* of a lane: the parameters packed, and weights with outputs first */
     const float *first; /* the records themselves */
 } network;
 
@@ -378,11 +386,38 @@ static void add_clipped(const network *net, int records, const float *factors) {
     }
 }
 
+/* Copies boxes, or copies them back. One number at a time is several times as fast as the
+ * instructions that gather and scatter vectors. */
+#if defined(__GNUC__) && !defined(__clang__)
+__attribute__((noinline, optimize("no-tree-vectorize")))
+#endif
+static void move(float *to, const float *from, const box *boxes, int count, int is_back) {
+    for (const box *b = boxes; b < boxes + count; b++) {
+        const int32_t *t = is_back ? b->from_step : b->to_step;
+        const int32_t *f = is_back ? b->to_step : b->from_step;
+        float *to_box = to + (is_back ? b->from : b->to);
+        const float *from_box = from + (is_back ? b->to : b->from);
+        for (int i = 0; i < b->count[0]; i++)
+            for (int j = 0; j < b->count[1]; j++) {
+                float *p = to_box + i * t[0] + j * t[1];
+                const float *q = from_box + i * f[0] + j * f[1];
+                if (t[2] == 1 && f[2] == 1)
+                    memcpy(p, q, b->count[2] * sizeof(float));
+                else
+                    for (int k = 0; k < b->count[2]; k++, p += t[2], q += f[2]) *p = *q;
+            }
+    }
+}
+
 static void run_lane(const network *net, int64_t size, const int64_t *labels, const uint8_t *taken,
-                     const float *theta, const float *transposed, float clip, float *total) {
+                     const float *given, float clip, float *out) {
     int64_t which[RECORDS], next = 0;
     int groups = 0;
+    const float *theta = net->theta;
+    move(net->theta, given, net->packing, net->packings, 0);
+    move(net->weights, given, net->transposing, net->transposings, 0);
     memset(net->sums, 0, net->parameters * sizeof(float));
+    memset(net->total, 0, net->parameters * sizeof(float));
     while (next < size) {
         int records = 0;
         for (; next < size && records < RECORDS; next++)
@@ -394,18 +429,19 @@ static void run_lane(const network *net, int64_t size, const int64_t *labels, co
         memcpy(delta, net->activation[net->count], (size_t)records * padded * sizeof(float));
         for (int r = 0; r < records; r++)
             cross_entropy(delta + r * padded, net->classes, padded, labels[which[r]]);
-        run_backward(net, records, which, transposed, norms);
+        run_backward(net, records, which, net->weights, norms);
         for (int r = 0; r < records; r++) {
             const float factor = clip / sqrtf(norms[r]);
             factors[r] = factor > 1 ? 1 : factor; /* not a number stays so */
         }
         add_clipped(net, records, factors);
         if (++groups % FLUSH == 0) {
-            accumulate(total, net->sums, 1, net->parameters);
+            accumulate(net->total, net->sums, 1, net->parameters);
             memset(net->sums, 0, net->parameters * sizeof(float));
         }
     }
-    accumulate(total, net->sums, 1, net->parameters);
+    accumulate(net->total, net->sums, 1, net->parameters);
+    move(out, net->total, net->packing, net->packings, 1);
 }
 
 /* Room for `floats` floats at a multiple of the vector's size; NULL where there is none. */
@@ -415,8 +451,7 @@ static float *room(int64_t floats) {
 }
 
 static int run(network *net, int lanes, int64_t size, const int64_t *labels, const uint8_t *taken,
-               const float *theta, const float *transposed, int64_t transposed_size,
-               const float *clips, float *totals) {
+               const float *theta, const float *clips, float *totals) {
     const int n = net->count;
     float **buffers = calloc(4 * (size_t)(n + 1), sizeof *buffers);
     if (!buffers) return -1;
@@ -438,11 +473,16 @@ static int run(network *net, int lanes, int64_t size, const int64_t *labels, con
     }
     net->gradients = room(RECORDS * net->parameters);
     net->sums = room(net->parameters);
-    ok &= net->gradients && net->sums;
+    net->total = room(net->parameters);
+    net->theta = room(net->parameters);
+    net->weights = room(net->transposed);
+    ok &= net->gradients && net->sums && net->total && net->theta && net->weights;
+    /* What fills the vectors stays 0. */
+    if (ok) memset(net->theta, 0, net->parameters * sizeof(float));
+    if (ok) memset(net->weights, 0, net->transposed * sizeof(float));
     for (int lane = 0; ok && lane < lanes; lane++)
         run_lane(net, size, labels, taken ? taken + lane * size : NULL,
-                 theta + lane * net->parameters, transposed + lane * transposed_size, clips[lane],
-                 totals + lane * net->parameters);
+                 theta + lane * net->free, clips[lane], totals + lane * net->free);
     for (int i = 0; i < n; i++) {
         if (net->layers[i].kind == RELU) continue;
         free(net->activation[i + 1]);
@@ -451,30 +491,40 @@ static int run(network *net, int lanes, int64_t size, const int64_t *labels, con
     }
     free(net->gradients);
     free(net->sums);
+    free(net->total);
+    free(net->theta);
+    free(net->weights);
     free(buffers);
     return ok ? 0 : -1;
 }
 
 static PyObject *clipped_sums(PyObject *self, PyObject *args) {
     (void)self;
-    unsigned long long layers, offsets, records, labels, taken, theta, transposed, clips, totals;
-    long long size, parameters, transposed_size;
-    int count, classes, lanes;
-    if (!PyArg_ParseTuple(args, "(KiKi)(KKLK)(iKLKL)(KK)", &layers, &count, &offsets, &classes,
-                          &records, &labels, &size, &taken, &lanes, &theta, &parameters,
-                          &transposed, &transposed_size, &clips, &totals))
+    unsigned long long layers, offsets, records, labels, taken, theta, clips, totals;
+    unsigned long long packing, transposing;
+    long long size, parameters, transposed, free;
+    int count, classes, lanes, packings, transposings;
+    if (!PyArg_ParseTuple(args, "(KiKi)(KKLK)(LLLKiKi)(iKKK)", &layers, &count, &offsets, &classes,
+                          &records, &labels, &size, &taken, &free, &parameters, &transposed,
+                          &packing, &packings, &transposing, &transposings, &lanes, &theta, &clips,
+                          &totals))
         return NULL;
     network net = {.layers = (const layer *)(uintptr_t)layers,
                    .count = count,
                    .classes = classes,
+                   .free = free,
                    .parameters = parameters,
+                   .transposed = transposed,
+                   .packing = (const box *)(uintptr_t)packing,
+                   .packings = packings,
+                   .transposing = (const box *)(uintptr_t)transposing,
+                   .transposings = transposings,
                    .offsets = (const int32_t *)(uintptr_t)offsets,
                    .first = (const float *)(uintptr_t)records};
     int status;
     Py_BEGIN_ALLOW_THREADS
     status = run(&net, lanes, size, (const int64_t *)(uintptr_t)labels,
                  (const uint8_t *)(uintptr_t)taken, (const float *)(uintptr_t)theta,
-                 (const float *)(uintptr_t)transposed, transposed_size,
                  (const float *)(uintptr_t)clips, (float *)(uintptr_t)totals);
     Py_END_ALLOW_THREADS
     if (status) return PyErr_NoMemory();
@@ -483,8 +533,9 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"clipped_sums", clipped_sums, METH_VARARGS,
-     "clipped_sums((layers, count, offsets, classes), (records, labels, size, taken), "
-     "(lanes, theta, parameters, transposed, transposed_size), (clips, totals)); addresses as ints."},
+     "clipped_sums((layers, count, offsets, classes), (records, labels, size, taken), (free, "
+     "parameters, transposed, packing, packings, transposing, transposings), (lanes, theta, clips, "
+     "totals)): addresses as ints."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "convolutional", NULL, -1, methods,

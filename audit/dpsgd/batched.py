@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from audit.dpsgd import noise
 from audit.dpsgd.base import LaneOutcomes, Lanes
 from audit.dpsgd.devices import check_device
-from audit.dpsgd.gradients import ClippedSums, clipped_sums, stacked
+from audit.dpsgd.gradients import ClippedSums, clipped_record, clipped_sums, stacked
 from audit.dpsgd.memory import MemoryPolicy
 from audit.dpsgd.observation import ModelObservation
 from audit.dpsgd.parameters import Parameters, flat, shaped, to_numpy
@@ -83,7 +83,7 @@ class BatchedEngine:
         if not isinstance(canary, InputCanary):
             return lambda _, clip: DiracGradient(clip)
         x, y = self._tensors(canary.features[None], np.array([canary.label]))
-        return ClippedSums(self._model, x, y, self._precision).single_record
+        return clipped_record(self._model, x, y, self._precision)
 
     def _tensors(self, features: Features, labels: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(np.array(features)).to(self._device, self._initial[0].dtype)

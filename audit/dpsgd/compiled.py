@@ -15,7 +15,7 @@ from torch import Tensor
 from audit.dpsgd.layers import Network
 from audit.dpsgd.layers.convolution import Convolution
 from audit.dpsgd.layers.linear import Linear
-from audit.dpsgd.parameters import Parameters
+from audit.dpsgd.parameters import Parameters, flat, shaped
 from audit.dpsgd.program import Program
 
 
@@ -73,6 +73,7 @@ class CompiledSums:
     def __init__(self, network: Network, features: Tensor, labels: Tensor) -> None:
         self._program = program_of(network, tuple(features.shape[1:]))
         self._layers, self._offsets, self._classes = self._program.table()
+        self._packing = self._program.packing()
         self._records = self._program.prepare(features)
         self._labels = labels.contiguous()
 
@@ -80,22 +81,24 @@ class CompiledSums:
         self, theta: Parameters, clip: Tensor, taken: Tensor | None, chunk_floats: int
     ) -> Parameters:
         """As of `gradients.ClippedSums`; a chunk is always a few records."""
-        packed, transposed = self._program.pack(theta)
-        totals = torch.zeros_like(packed)
         # Kept by name until the call is over: the extension only has their addresses.
-        clip = clip.to(packed).contiguous()
+        given = torch.cat([flat(p) for p in theta], 1)
+        totals = torch.empty_like(given)
+        clip = clip.to(given).contiguous()
         chosen = torch.empty(0) if taken is None else taken.contiguous()
         labels = self._labels
         _convolutional.clipped_sums(
             (self._layers.ctypes.data, len(self._layers), self._offsets.ctypes.data, self._classes),
             (self._records.data_ptr(), labels.data_ptr(), len(labels), chosen.data_ptr()),
             (
-                len(packed),
-                packed.data_ptr(),
-                packed.shape[1],
-                transposed.data_ptr(),
-                transposed.shape[1],
+                *self._packing[:3],
+                *(
+                    number
+                    for boxes in self._packing[3:]
+                    for number in (boxes.ctypes.data, len(boxes))
+                ),
             ),
-            (clip.data_ptr(), totals.data_ptr()),
+            (len(given), given.data_ptr(), clip.data_ptr(), totals.data_ptr()),
         )
-        return self._program.unpack(totals, theta)
+        parts = torch.split(totals, [p[0].numel() for p in theta], 1)
+        return [shaped(part, p.shape[1:]) for part, p in zip(parts, theta, strict=True)]

@@ -1,5 +1,6 @@
 """Sums of clipped per-record gradients of R stacked models."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional
 from audit.dpsgd import compiled
 from audit.dpsgd.compiled import CompiledSums
 from audit.dpsgd.layers import Layer, Network, parse
-from audit.dpsgd.parameters import Parameters
+from audit.dpsgd.parameters import Parameters, flat
 from audit.dpsgd.precision import FLOAT32, Precision
 from audit.dpsgd.products import rounded_operands
 from audit.dpsgd.record_gradients import (
@@ -20,6 +21,10 @@ from audit.dpsgd.record_gradients import (
     clip_factors,
     squared_norms,
 )
+
+# One record in each of more lanes than this: torch's products are as fast as the compiled sums,
+# which take lane after lane and write every gradient out.
+_FEW_LANES = 8
 
 
 class StackedModel(Protocol):
@@ -201,6 +206,31 @@ def clipped_sums(
         except NotImplementedError:
             pass
     return ClippedSums(model, features, labels, precision)
+
+
+def clipped_record(
+    model: StackedModel, features: Tensor, label: Tensor, precision: Precision = FLOAT32
+) -> Callable[[Parameters, Tensor], ClippedRecord]:
+    """The clipped gradient of one record, such as the canary, from parameters and C of R lanes.
+
+    Args:
+        model: the stacked model.
+        features: [1, ...], the record.
+        label: [1], its class.
+        precision: as of `ClippedSums`.
+    """
+    plain = ClippedSums(model, features, label, precision).single_record
+    sums = clipped_sums(model, features, label, precision)
+    if isinstance(sums, ClippedSums):
+        return plain
+
+    def of_few_lanes_compiled(theta: Parameters, clip: Tensor) -> ClippedRecord:
+        if len(clip) > _FEW_LANES:
+            return plain(theta, clip)
+        gradient = sums(theta, clip, None, 0)
+        return ClippedRecord([WrittenOut([flat(g)[:, None] for g in gradient])], clip)
+
+    return of_few_lanes_compiled
 
 
 class ClippedSums:

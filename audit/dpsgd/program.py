@@ -1,15 +1,13 @@
 """The table of layers that the compiled convolutions run, and its packed parameters."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
-
-from audit.dpsgd.parameters import Parameters, shaped
 
 _VECTOR = 16
 _KINDS = {"affine": 0, "relu": 1, "max_pool": 2, "pad": 3}
@@ -39,12 +37,14 @@ class _Weights:
         channels: inputs per position as packed, with padding.
         outputs: as packed, with padding.
         has_bias: whether there is one.
+        is_linear: whether it is a Linear layer.
     """
 
     shape: tuple[int, int, int, int]
     channels: int
     outputs: int
     has_bias: bool
+    is_linear: bool
 
     @property
     def weight_size(self) -> int:
@@ -56,30 +56,75 @@ class _Weights:
         """Packed numbers of the weight and, if any, the bias."""
         return self.weight_size + self.has_bias * self.outputs
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """[R, ...] parameters as [R, taps * outputs (+ outputs)] and [R, outputs * taps]."""
-        lanes = len(weight)
-        outputs, channels = self.shape[:2]
-        weight = weight.view(lanes, *self.shape).permute(0, 3, 4, 2, 1)
-        weight = functional.pad(
-            weight, (0, self.outputs - outputs, 0, self.channels - channels)
-        ).flatten(1, 3)
-        parts = [weight.flatten(1)]
-        if bias is not None:
-            parts.append(functional.pad(bias, (0, self.outputs - outputs)))
-        return torch.cat(parts, 1), weight.transpose(1, 2).flatten(1)
+    @property
+    def free_size(self) -> int:
+        """Numbers of the weight and, if any, the bias."""
+        return math.prod(self.shape) + self.has_bias * self.shape[0]
 
-    def unpack(self, packed: Tensor, shape: torch.Size) -> Parameters:
-        """The inverse of `pack`; `shape` is that of the weight, [R, ...]."""
+    def packing(self, to: int, free: int) -> list[list[int]]:
+        """The boxes from free parameters, which begin there, to the packed ones."""
         outputs, channels, height, width = self.shape
-        weight = packed[:, : self.weight_size].view(-1, height, width, self.channels, self.outputs)
-        weight = weight[..., :channels, :outputs]
-        if len(shape) == 5:
-            weight = shaped(weight.permute(0, 4, 1, 2, 3).flatten(1), shape[1:])
-        else:
-            weight = weight.permute(0, 4, 3, 1, 2).reshape(shape)
-        bias = packed[:, self.weight_size :][:, :outputs]
-        return [weight, bias] if self.has_bias else [weight]
+        steps = (1, self.outputs, self.outputs * self.channels)
+        boxes = []
+        for start in range(0, outputs, _VECTOR):
+            # A vector of outputs at a time, innermost, so that both sides stay in cache.
+            counts = (min(_VECTOR, outputs - start), channels, height * width)
+            at = free + start * self._free_steps[0]
+            order = (1, 2, 0) if self.is_linear else (2, 1, 0)
+            boxes.append(_box(to + start, at, counts, steps, self._free_steps, order))
+        if self.has_bias:
+            at = free + math.prod(self.shape)
+            along = (1, 0, 0)
+            counts = (outputs, 1, 1)
+            boxes.append(_box(to + self.weight_size, at, counts, along, along, (2, 1, 0)))
+        return boxes
+
+    def transposing(self, to: int, free: int) -> list[list[int]]:
+        """The box from the free weight to the packed one with the outputs first."""
+        outputs, channels, height, width = self.shape
+        area = height * width
+        steps = (area * self.channels, 1, self.channels)
+        order = (0, 1, 2) if self.is_linear else (0, 2, 1)
+        counts = (outputs, channels, area)
+        return [_box(to, free, counts, steps, self._free_steps, order)]
+
+    @property
+    def _free_steps(self) -> tuple[int, int, int]:
+        """From one output, channel and position to the next; see `parameters.flat`."""
+        _, channels, height, width = self.shape
+        inner = (height * width, 1) if self.is_linear else (1, channels)
+        return channels * height * width, *inner
+
+
+def _box(to: int, free: int, *directions: tuple[int, int, int]) -> list[int]:
+    """A row for the box struct of `_convolutional.c`.
+
+    Args:
+        to: where it begins in one layout.
+        free: and in the other.
+        *directions: counts and both steps by output, channel and position; then the order of these
+            from the outermost to the innermost.
+    """
+    *numbers, order = directions
+    return [to, free, *(each[i] for each in numbers for i in order)]
+
+
+class Packing(NamedTuple):
+    """How the free parameters of a lane are packed, and sums unpacked.
+
+    Attributes:
+        free: numbers of `parameters.flat` side by side.
+        packed: numbers as packed.
+        transposed: numbers of the weights with the outputs first.
+        packing: [boxes, 11], from the first to the second.
+        transposing: [boxes, 11], from the first to the third.
+    """
+
+    free: int
+    packed: int
+    transposed: int
+    packing: NDArray[np.int32]
+    transposing: NDArray[np.int32]
 
 
 class Program:
@@ -156,7 +201,8 @@ class Program:
             **fields: of the row.
         """
         outputs = -(-shape[0] // _VECTOR) * _VECTOR
-        weights = _Weights(shape, self.picture.channels, outputs, has_bias)
+        is_linear = bool(fields.get("is_linear"))
+        weights = _Weights(shape, self.picture.channels, outputs, has_bias, is_linear)
         after = Picture(*positions, outputs)
         self.add(
             "affine",
@@ -185,22 +231,16 @@ class Program:
         offsets = np.array(self._offsets, dtype=np.int32)
         return np.array(rows, dtype=np.int32), offsets, self._classes
 
-    def pack(self, theta: Parameters) -> tuple[Tensor, Tensor]:
-        """Parameters as [R, size], and the weights once more with the outputs first."""
-        packed: list[Tensor] = []
-        transposed: list[Tensor] = []
-        at = 0
+    def packing(self) -> Packing:
+        """How parameters are packed."""
+        packing: list[list[int]] = []
+        transposing: list[list[int]] = []
+        free = packed = transposed = 0
         for weights in self._weights:
-            parts = weights.pack(theta[at], theta[at + 1] if weights.has_bias else None)
-            packed.append(parts[0])
-            transposed.append(parts[1])
-            at += 1 + weights.has_bias
-        return torch.cat(packed, 1), torch.cat(transposed, 1)
-
-    def unpack(self, packed: Tensor, like: Parameters) -> Parameters:
-        """The inverse of `pack`, in the shapes of `like`."""
-        found: Parameters = []
-        sizes = [weights.size for weights in self._weights]
-        for weights, part in zip(self._weights, torch.split(packed, sizes, 1), strict=True):
-            found += weights.unpack(part, like[len(found)].shape)
-        return found
+            packing += weights.packing(packed, free)
+            transposing += weights.transposing(transposed, free)
+            free += weights.free_size
+            packed += weights.size
+            transposed += weights.weight_size
+        boxes = (np.array(rows, dtype=np.int32) for rows in (packing, transposing))
+        return Packing(free, packed, transposed, *boxes)
