@@ -58,6 +58,14 @@ def test_calibration_spends_the_budget(method, epsilon):
     assert epsilon * (1 - 1e-6) <= spent <= epsilon
 
 
+@pytest.mark.parametrize("method", accounting.ACCOUNTINGS)
+def test_calibration_of_sampled_batches_spends_the_budget(method):
+    noise = accounting.calibrate_noise_multiplier(2.0, 1e-5, 50, 0.1, method)
+    mechanism = DpSgd(noise, 50, 0.1)
+    spent = mechanism.renyi_epsilon(1e-5) if method == "rdp" else mechanism.epsilon(1e-5)
+    assert 2.0 * (1 - 1e-5) <= spent <= 2.0
+
+
 def test_the_papers_budgets():
     assert accounting.calibrate_mu(1.0, 1e-5) == pytest.approx(0.24721, abs=5e-6)
 

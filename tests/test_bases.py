@@ -583,8 +583,25 @@ def test_any_of_mechanisms_of_which_one_is_the_least_private_is_that_one():
     quiet, loud = DpSgd(2.0, 40, 0.05), DpSgd(1.5, 50, 0.1)
     assert AnyOf((quiet, loud)).pairs is loud.pairs
     assert AnyOf((GaussianMechanism(0.1), GaussianMechanism(0.3))).gaussian_mu == 0.3
+    # What is alike is no reason against it.
+    for other in (DpSgd(2.0, 50, 0.1), DpSgd(1.5, 40, 0.1), DpSgd(1.5, 50, 0.05), loud):
+        assert AnyOf((other, loud)).pairs is loud.pairs
     # The noise of one is less, the steps of the other more: neither is known to be the worst.
     both = AnyOf((DpSgd(1.5, 40, 0.1), DpSgd(2.0, 50, 0.1)))
     assert both.gaussian_mu is None
     replaced = DpSgd(1.5, 50, 0.1, "replace-one")
     assert AnyOf((quiet, replaced)).pairs[0] is not replaced.pairs[0]
+
+
+def test_equal_mechanisms_are_looked_up_as_one():
+    for name in ("gaussian", "laplace", "response", "pure", "approximate", "zcdp"):
+        one = BASES[name]
+        same = type(one)(**vars(one))
+        assert one == same
+        assert hash(one) == hash(same)
+    assert DpSgd(1.0, 7, 0.1).pairs[0] is DpSgd(1.0, 7, 0.1).pairs[0]
+
+
+def test_masses_that_rounding_left_below_one_have_no_negative_divergence():
+    law = Atoms(np.array([0.0]), np.log([1.0 - 1e-9]), 0.0, 0.0)
+    assert LossPair(law).renyi(np.array([1.5, 8.0])).tolist() == [0.0, 0.0]
