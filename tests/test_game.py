@@ -272,6 +272,13 @@ def test_a_lower_bound_above_an_upper_bound_is_said_loudly(monkeypatch):
     text = to_text(report)
     assert "WARNING: CONTRADICTION at eps_B = 4" in text
     assert "chance does not explain it" in text
+    # A larger one that may be chance does not take its place.
+    chance = replace(reported, key="other", lower=99.0, beyond_chance=False)
+    both = replace(result, contradictions=(chance, *result.contradictions))
+    assert both.gravest_contradiction == result.gravest_contradiction
+    alone = replace(result, contradictions=(chance,))
+    assert alone.gravest_contradiction == chance
+    assert "(other from" not in to_text(replace(report, results=[both]))
 
 
 def test_a_contradiction_that_may_be_chance_is_said_to_be(monkeypatch):

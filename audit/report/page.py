@@ -95,8 +95,8 @@ def _alarmed(report: Report) -> bool:
 
 
 def _doubts(result: BudgetResult) -> Iterator[str]:
-    """The largest of the lower bounds above an upper bound, where there are any."""
-    one = result.largest_contradiction
+    """The gravest of the lower bounds above an upper bound, where there are any."""
+    one = result.gravest_contradiction
     if one is not None:
         why = "more than chance does" if result.beyond_chance else "which chance may do"
         yield (

@@ -183,9 +183,14 @@ class BudgetResult:
         return min(known, key=lambda one: one.epsilon or 0.0, default=None)
 
     @property
-    def largest_contradiction(self) -> Contradiction | None:
-        """The largest valid lower bound above a valid upper bound; None where there is none."""
-        return max(self.contradictions, key=lambda one: one.lower, default=None)
+    def gravest_contradiction(self) -> Contradiction | None:
+        """The largest valid lower bound above a valid upper bound; None where there is none.
+
+        Where chance does not explain some of them, the largest of those.
+        """
+        return max(
+            self.contradictions, key=lambda one: (one.beyond_chance, one.lower), default=None
+        )
 
     @property
     def beyond_chance(self) -> bool:

@@ -167,7 +167,7 @@ def _reach(result: BudgetResult) -> str:
 def _alarms(report: Report) -> Iterator[str]:
     """Where a valid lower bound lies above a valid upper bound: loud unless it may be chance."""
     for result in report.results:
-        found, sure = result.largest_contradiction, result.beyond_chance
+        found, sure = result.gravest_contradiction, result.beyond_chance
         if found is not None:
             share = 100 * (1 - report.config["confidence"])
             why = (
