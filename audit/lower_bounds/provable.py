@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 # Each try of a larger epsilon, and where the powers of t are looked at.
 _STEP = 0.002
 _LOG_T = np.linspace(-4.0, 12.0, 161)
-_CELLS = 1 << 15
+_CELLS = 1 << 13
 _LARGEST = 25.0
 # Directions give way in turns, a little more than they must, for each moves the other a little.
 _TURNS, _SLACK = 8, 1e-3

@@ -82,8 +82,7 @@ class Played:
         attained: epsilon of the best attack found, exactly and rounded down.
         without: scores [n] of games without the record.
         with_record: scores [n] of games with it.
-        ceiling: what no estimator for any score proves more often than not; NaN where the law of
-            the games is not known.
+        laws: chances of what comes out, without the record and with it, of every attack tried.
         curve: reads games by the attack's own law; None where that has no single parameter.
         of_curve: the games that the curve reads, without the record and with it, where they are of
             another attack.
@@ -92,9 +91,14 @@ class Played:
     attained: float
     without: Array
     with_record: Array
-    ceiling: float = math.nan
+    laws: Sequence[tuple[Array, Array]] = ()
     curve: Curve | None = None
     of_curve: tuple[Array, Array] | None = None
+
+    def ceiling(self, delta: float) -> float:
+        """What no estimator for any score proves more often than not; NaN where no law is known."""
+        trials = len(self.without)
+        return max((provable(*law, delta, trials) for law in self.laws), default=math.nan)
 
     def by_curve(self, delta: float) -> float:
         """What the curve proves; NaN where there is none."""
@@ -230,9 +234,9 @@ def _by_order(
     searches = [_Search(TunedOrder(mu, law, order)) for order in orders]
     best = max(searches, key=lambda search: search.expected(delta, trials))
     sides = [best.log_ratio[best.play(mean, trials, rng)] for mean in (0.0, mu)]
-    ceiling = max(provable(*search.chances, delta, trials) for search in searches)
+    laws = [search.chances for search in searches]
     if not searched:
-        return Played(found.epsilon, sides[0], sides[1], ceiling)
+        return Played(found.epsilon, sides[0], sides[1], laws)
     # The curve's games are of the order that leaks most, whatever single events of it show.
     own = _Search(TunedOrder(mu, law, folded[0], _COARSE))
     right = np.append(own.game.edges[1], np.inf)
@@ -246,7 +250,7 @@ def _by_order(
         trials,
     )
     games = right[own.play(0.0, trials, rng)], right[own.play(mu, trials, rng)]
-    return Played(found.epsilon, sides[0], sides[1], ceiling, curve, games)
+    return Played(found.epsilon, sides[0], sides[1], laws, curve, games)
 
 
 def _by_tails(
@@ -274,7 +278,7 @@ def _by_tails(
         max(tails.epsilon(delta) for tails in rare),
         sides[0],
         sides[1],
-        max(provable(*_chances(tails, mu), delta, trials) for tails in rare),
+        [_chances(tails, mu) for tails in rare],
         curve,
     )
 
@@ -344,7 +348,7 @@ def attacks(
                 "bound": bound.name,
                 "cost": bound.epsilon,
                 "attained": played.attained,
-                "ceiling": played.ceiling,
+                "ceiling": played.ceiling(delta),
                 "proved": proved,
                 "proved by curve": played.by_curve(delta),
             }
