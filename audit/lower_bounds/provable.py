@@ -7,7 +7,7 @@ any audit proves more than epsilon, whatever the estimator looks at.
 
 Proof. Let P and P' be the laws of one trial, Q and Q' those of a game that is (epsilon, delta)-DP,
 and A the event that the estimator shows more than epsilon. Under n + n trials of the second game A
-has probability at most alpha. For every t >= 0 its probability under the first is then at most
+has probability at most alpha. For every t >= 1 its probability under the first is then at most
 
     t alpha + E_t(P^n x P'^n || Q^n x Q'^n),  E_t the hockey stick of order t,
 
@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 
 # Each try of a larger epsilon, and where the powers of t are looked at.
 _STEP = 0.002
-_LOG_T = np.linspace(-4.0, 12.0, 161)
+_LOG_T = np.linspace(0.0, 12.0, 121)
 _CELLS = 1 << 13
 _LARGEST = 25.0
 # Directions give way in turns, a little more than they must, for each moves the other a little.
