@@ -292,7 +292,8 @@ def lines(model: str, size: int, shape: tuple[int, ...]) -> list[tuple[str, str]
         ours.append(("projected", model))
     if shape == COLOUR:
         return ours[-1:]
-    return [*((peer, model) for peer in peers.PEERS), ("vmap", OPAQUE + model), *ours]
+    here = [peer for peer in peers.PEERS if peers.why_missing(peer) is None]
+    return [*((peer, model) for peer in here), ("vmap", OPAQUE + model), *ours]
 
 
 def compare(
@@ -348,6 +349,9 @@ def main() -> None:
     ceiling.end()
     if roofs is None:
         sys.exit(f"no measurement on {options.device}")
+    for peer in peers.PEERS:
+        if reason := peers.why_missing(peer):
+            print(f"{peer} is not compared: {reason}")
     print(f"roof: {roofs[0]:.3g} FLOP/s of float32 products, {roofs[1]:.3g} normal numbers/s")
     print(f"{'setup':<22}{'line':<11}{'lanes':>6}{'ms/step':>10}{'steps/s':>11}{'to peer':>9}"
           f"{'to hooks':>9}{'peak MB':>9}{'a lane':>9}{'hours':>9}{'of roof':>9}",

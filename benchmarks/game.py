@@ -1,10 +1,12 @@
-"""Speed of the reduced game and of the accountant: ratios measured side by side in one run.
+"""Speed of the game, with workers, and of the accountant: ratios measured side by side in one run.
 
-python benchmarks/game.py [TRIALS]
+python -m benchmarks.game [TRIALS]
 """
 
 import sys
+import tempfile
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from audit import accounting, lower_bounds, repetitions, upper_bounds
 from audit.game import play as game
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
+from audit.game.store import RunFolder
+from audit.game.workers import play_all
 from audit.upper_bounds import registry
 
 
@@ -38,6 +42,19 @@ def plain_loop(config, mu, trials):
     return released
 
 
+def with_workers(jobs, engine, settings):
+    """Seconds of a game on so many workers that have begun before, and how many blocks it has."""
+    config = AuditConfig(epsilon=(1.0,), repeats=1, jobs=jobs, **settings)
+    blocks = game.blocks(config, engine)
+    for some in (blocks[:jobs], blocks):
+        with tempfile.TemporaryDirectory() as folder:
+            run = RunFolder.open(replace(config, out=folder), {})
+            start = time.perf_counter()
+            play_all(config, run, some)
+            took = time.perf_counter() - start
+    return took, len(blocks)
+
+
 def main():
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     config = AuditConfig(epsilon=(1.0,), trials=trials, repeats=1)
@@ -49,6 +66,17 @@ def main():
     runs = trials * config.law.mean
     print(f"reduced game, {trials:,} trials ({runs:,.0f} runs): {played:.2f} s")
     print(f"  a plain loop would take {loop:.0f} s: ratio {loop / played:.0f}")
+
+    sampled = AuditConfig(epsilon=(1.0,), trials=2_000, repeats=1, steps=500, sampling_rate=0.01)
+    took = seconds(lambda: [game.play(sampled, b) for b in game.blocks(sampled, "reduced")], 1)
+    print(
+        f"  of sampled batches, 500 steps: {1e5 / sampled.trials * took:.1f} s for 100,000 trials"
+    )
+    small = {"threat": "NTNV", "canary": "input", "train_size": 1_000, "trials": 80, "steps": 20}
+    for engine, settings in (("batched", small), ("reduced", {"trials": 2 * trials})):
+        (one, _), (two, count) = (with_workers(jobs, engine, settings) for jobs in (1, 2))
+        print(f"{engine} engine, {count} blocks: one worker {one:.1f} s, two {two:.1f} s: "
+              f"ratio {one / two:.2f}")  # fmt: skip
 
     law = repetitions.parse("tnb:0,0.01")
     base = accounting.GaussianMechanism(mu)
