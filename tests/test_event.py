@@ -85,6 +85,10 @@ def test_a_symmetric_loss_distribution():
             distributions.from_laplace_mechanism(2.0, pessimistic_estimate=False),
             "pessimistic estimate",
         ),
+        (
+            dp_event.SelfComposedDpEvent(dp_event.LaplaceDpEvent(1e5), 10**9),
+            r"count must be a whole number in \[0, 1000000\], got 1000000000",
+        ),
         (3, "got int"),
     ],
 )

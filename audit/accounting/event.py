@@ -15,6 +15,8 @@ from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.recorded import runs_of
 
+_MOST_PARTS = 10**6  # runs of what is neither Gaussian nor sampled, of one kind
+
 # (noise multiplier, sampling rate) and steps, or another mechanism and how often it is run.
 _Parts = list[tuple[tuple[float, float] | Mechanism, int]]
 
@@ -48,7 +50,7 @@ def from_event(event: Any) -> Mechanism:
     others: list[Mechanism] = []
     for part, times in _parts(event):
         if isinstance(part, Mechanism):
-            others += [part] * times
+            others += [part] * checks.whole("count", times, 0, _MOST_PARTS)
         else:
             steps_of[part] = steps_of.get(part, 0) + times
     found = [*runs_of(steps_of), *others]
