@@ -1,6 +1,8 @@
 """Where the files of a data set lie, and how they get there."""
 
+import logging
 import os
+import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,6 +64,7 @@ def _download(files: tuple[RemoteFile, ...], root: Path) -> None:
     """Fetches what is absent of one split, checked by its md5."""
     import pooch
 
+    pooch.get_logger().setLevel(logging.WARNING)  # what it does is shown by the bar, if by anything
     for file in files:
         target = root / file.path
         if local(root, file).exists():
@@ -69,7 +72,7 @@ def _download(files: tuple[RemoteFile, ...], root: Path) -> None:
         fetched = pooch.retrieve(
             file.url,
             known_hash=f"md5:{file.checksum}",
-            progressbar=True,
+            progressbar=sys.stderr.isatty(),
             path=root if file.is_archived else target.parent,
             fname=file.url.rsplit("/", 1)[1] if file.is_archived else target.name,
         )
