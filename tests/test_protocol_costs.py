@@ -459,6 +459,20 @@ def test_extreme_parameters_are_finite(mu, protocol):
     assert 0.0 <= cost(GaussianMechanism(mu), protocol, 1e-9).epsilon < 1e5
 
 
+def test_a_grid_that_hardly_ever_runs_costs_nothing_and_no_memory():
+    base, inclusions = GaussianMechanism(0.5), (1e-300, 1e-12, 1e-6, 1e-5, 1e-3)
+    costs = [cost(base, f"grid:10,{inclusion}", DELTA).epsilon for inclusion in inclusions]
+    assert costs[:3] == [0.0, 0.0, 0.0]
+    assert costs[2] < costs[3] < costs[4]
+    # All of what leaks lies in the one run: P[a run] times the profile of a run.
+    one, rare = (
+        {row.name: row.epsilon for row in upper_bounds.all_bounds(base, grid, DELTA)}["composition"]
+        for grid in ("grid:1,1e-4", "grid:10,1e-300")
+    )
+    assert base.epsilon(DELTA / 1e-4) <= one == pytest.approx(base.epsilon(DELTA / 1e-4), rel=1e-4)
+    assert rare is None or rare >= 0.0
+
+
 def test_a_base_with_its_own_delta_is_refused_in_one_line():
     base = ApproximateDp(0.3, 1e-3)
     for spec in ("grid:10", "until:0.1"):

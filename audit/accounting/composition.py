@@ -35,6 +35,7 @@ _FEW = 2048
 _TOGETHER = 16  # spectra that are held at once
 _WRAPPED = math.log(1e-8)
 _LARGEST_TRANSFORM = 1 << 21
+_MOST_CELLS = (_LARGEST_TRANSFORM >> 1) - 16  # of one law
 
 
 def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPair:
@@ -63,12 +64,15 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
 
 
 def _composed(parts: tuple[tuple[LossLaw, int], ...], cells: int) -> LossPair:
-    cumulants = _Cumulants([(_coarse(law.atoms(math.inf)), count) for law, count in parts])
+    coarse = [(_coarse(law.atoms(math.inf)), count) for law, count in parts]
+    cumulants = _Cumulants(coarse)
     low, high = cumulants.window()
     runs = sum(count for _, count in parts)
     # Every run spreads its loss by spacing^2/6 at most; together that must stay a small part.
     finest = math.sqrt(0.3 * cumulants.deviation / runs)
-    spacing = float(max(min((high - low) / cells, finest), 1e-18))
+    # Where nearly nothing ever happens that would be too fine for what does: coarser is as safe.
+    widest = max(float(np.ptp(atoms.loss)) for atoms, _ in coarse)
+    spacing = float(max(min((high - low) / cells, finest), widest / _MOST_CELLS, 1e-18))
     laws = [(law.atoms(spacing), count) for law, count in parts]
     grids = [_Grid(*_on_grid(atoms, spacing), count) for atoms, count in laws]
     # On the grid every run can reach a cell beyond its own loss.

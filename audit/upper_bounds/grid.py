@@ -249,6 +249,8 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> Value:
     """
     kinds, counts = zip(*_candidates(base, protocol), strict=True)
     inclusion = protocol.inclusion
+    if sum(counts) * inclusion <= delta:
+        return Value(0.0)  # with chance 1 - delta nothing is run, whatever the data
     epsilon, error = math.inf, math.inf
     for share in _SHARES:
         curves = [GridCurve(p, counts, inclusion, share * delta) for p in directions(kinds)]
