@@ -1,5 +1,6 @@
 """Base mechanisms: against closed forms, exact small cases, and other accountants."""
 
+import dataclasses
 import logging
 import math
 
@@ -596,7 +597,7 @@ def test_any_of_mechanisms_of_which_one_is_the_least_private_is_that_one():
 def test_equal_mechanisms_are_looked_up_as_one():
     for name in ("gaussian", "laplace", "response", "pure", "approximate", "zcdp"):
         one = BASES[name]
-        same = type(one)(**vars(one))
+        same = dataclasses.replace(one)
         assert one == same
         assert hash(one) == hash(same)
     assert DpSgd(1.0, 7, 0.1).pairs[0] is DpSgd(1.0, 7, 0.1).pairs[0]

@@ -155,7 +155,7 @@ class LiftedCurve(GaussianFamily):
         >>> from audit.repetitions import Fixed
         >>> noise = np.random.default_rng(0).normal(size=(2, 500, 3)).max(axis=2)
         >>> round(LiftedCurve(Fixed(3), rule=RankSum())(noise[0], noise[1] + 1.0, 1e-5).epsilon, 2)
-        7.02
+        6.98
     """
 
     repetitions: Repetitions
