@@ -6,10 +6,12 @@ The lowest module: it imports nothing of ours, so that every package may use it.
 import difflib
 import math
 import operator
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 _LONGEST = 200  # characters of a value in a message
+_LARGEST = int(sys.float_info.max)
 
 
 def interval(
@@ -49,9 +51,14 @@ def interval(
 
 
 def whole(name: str, value: float, low: int, high: int | None = None) -> int:
-    """Returns `value` as an int if it is a whole number in [low, high], else raises ValueError."""
+    """Returns `value` as an int if it is a whole number in [low, high], else raises ValueError.
+
+    Without `high` the largest is the last that a float can hold.
+    """
     in_words = f">= {low}" if high is None else f"in [{low}, {high}]"
     number = _exactly(value)
+    if high is None and number is not None and number > _LARGEST:
+        in_words, number = f"{in_words} that a float can hold", None
     if number is None or number < low or (high is not None and number > high):
         raise ValueError(f"{name} must be a whole number {in_words}, got {in_line(value)}")
     return number

@@ -121,3 +121,10 @@ def test_a_value_is_shown_in_one_line():
         checks.interval("x", np.ones((2, 2)), 0, 1)
     assert "\n" not in str(e.value)
     assert len(checks.in_line("y" * 1000)) < 210
+
+
+def test_a_whole_number_is_one_that_a_float_can_hold():
+    assert checks.whole("steps", 10**300, 1) == 10**300
+    for large in (10**400, "1" + "0" * 400):
+        with pytest.raises(ValueError, match="steps must be a whole number >= 1 that a float can"):
+            checks.whole("steps", large, 1)
