@@ -64,10 +64,10 @@ def hypo_training(
     epsilons: Sequence[float] = (4.0, 8.0, 15.0),
     dataset: str = "MNIST",
     data_root: str = "",
-    records: int = 500,
+    records: int = 5000,
     validation: int = 1000,
     steps: int = 20,
-    tunings: int = 24,
+    tunings: int = 12,
     seed: int = 1,
 ) -> Result:
     """DP-HyPO's comparison: a Gaussian process against uniform choice at equal total budget.
@@ -97,10 +97,10 @@ def kk_training(
     epsilons: Sequence[float] = (2.0, 8.0),
     dataset: str = "MNIST",
     data_root: str = "",
-    records: int = 500,
+    records: int = 5000,
     validation: int = 1000,
     steps: int = 20,
-    tunings: int = 24,
+    tunings: int = 12,
     seed: int = 1,
 ) -> Result:
     """Koskela & Kulkarni's curves: accuracy of tuning on a tenth against tuning on everything.
@@ -131,10 +131,10 @@ def ps_figure_7(
     dataset: str = "MNIST",
     data_root: str = "",
     noise_multiplier: float = 6.0,
-    records: int = 500,
+    records: int = 5000,
     validation: int = 1000,
     steps: int = 20,
-    tunings: int = 24,
+    tunings: int = 12,
     seed: int = 1,
 ) -> Result:
     """Papernot & Steinke's figure 7: accuracy over the total, by law of K, at one noise.
