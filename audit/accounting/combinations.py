@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +21,25 @@ from audit.numerics import SUMS_TO_ONE
 Array = NDArray[np.float64]
 
 _FEW = 4  # different parts: more are added up once, not for every question
+
+
+def kinds(mechanisms: Sequence[Mechanism]) -> list[tuple[Mechanism, int]]:
+    """Equal mechanisms once, in their order, with how often each is there.
+
+    One of the user's own that has no hash is its own kind.
+    """
+    several = Counter(map(_key, mechanisms))
+    first = dict(zip(map(_key, mechanisms), mechanisms, strict=True))
+    return [(first[key], count) for key, count in several.items()]
+
+
+def _key(one: Mechanism) -> Hashable:
+    """What equal mechanisms share."""
+    try:
+        hash(one)
+    except TypeError:
+        return id(one)
+    return one
 
 
 @dataclass(frozen=True)
@@ -46,12 +65,7 @@ class Composition(Mechanism):
 
     @cached_property
     def _different(self) -> list[tuple[Mechanism, int]]:
-        """Every part once, with how often it is there; one and the same object is one part."""
-        same = {id(part): part for part in self.parts}
-        times: Counter[Mechanism | int] = Counter()
-        for key, count in Counter(map(id, self.parts)).items():
-            times[same[key] if isinstance(same[key], DpSgd) else key] += count
-        return [(same[key] if isinstance(key, int) else key, count) for key, count in times.items()]
+        return kinds(self.parts)
 
     @property
     def gaussian_mu(self) -> float | None:

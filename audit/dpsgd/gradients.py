@@ -219,10 +219,10 @@ def clipped_record(
         label: [1], its class.
         precision: as of `ClippedSums`.
     """
-    plain = ClippedSums(model, features, label, precision).single_record
     sums = clipped_sums(model, features, label, precision)
     if isinstance(sums, ClippedSums):
-        return plain
+        return sums.single_record
+    plain = ClippedSums(model, features, label, precision).single_record
 
     def of_few_lanes_compiled(theta: Parameters, clip: Tensor) -> ClippedRecord:
         if len(clip) > _FEW_LANES:

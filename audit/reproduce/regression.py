@@ -25,7 +25,7 @@ from audit.numerics import last_kept
 from audit.protocols import ProposeTestRelease
 from audit.repetitions import parse
 from audit.reproduce.result import COLOURS, Result, figure, style, tidy
-from audit.reproduce.training import DELTA
+from audit.reproduce.training import DELTA, best_of_each
 from audit.upper_bounds import liu_talwar, propose_test_release
 from audit.upper_bounds.registry import find
 from threat_models.datasets import load
@@ -218,8 +218,7 @@ def _tested(problem: Problem, scale: float, tunings: int, rng: np.random.Generat
     # The smaller neighbour may be the data less a record: its solution is longer by a factor 1 + h.
     gamma = scale**2 / (h * (r * (1.0 + h)) ** 2)
     models = problem.posterior(penalty, gamma, rng)
-    order = np.lexsort((-_error(models, problem.chosen_by), owner))
-    best = order[np.append(np.diff(owner[order]) > 0, True)[: len(order)]]
+    best = best_of_each(owner, -_error(models, problem.chosen_by))
     return _error(models[best], problem.judged_by)
 
 

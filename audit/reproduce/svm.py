@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from audit import protocols
 from audit.lower_bounds import lower_bound
 from audit.reproduce.result import COLOURS, Result, figure, style, tidy
-from audit.reproduce.training import DELTA, Arm
+from audit.reproduce.training import DELTA, Arm, best_of_each
 
 Array = NDArray[np.float64]
 
@@ -162,9 +162,7 @@ def _private_tuning(
         models[:, :2] *= 1.0 - _RATE * 2.0 * _POINTS
         models += _RATE * alphas[:, None] * (slack @ x_clipped + noise)
     accuracy = _accuracy(models[None], places, labels)[0]
-    # Sorted by tuning, then accuracy, then chance: the last of each tuning is its best.
-    order = np.lexsort((rng.random(len(owner)), accuracy, owner))
-    best = order[np.append(np.diff(owner[order]) > 0, True)]
+    best = best_of_each(owner, accuracy, rng.random(len(owner)))
     return alphas[best], -models[best] @ (*_OUTLIER, 1.0), accuracy[best]
 
 

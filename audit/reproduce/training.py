@@ -60,6 +60,18 @@ class Arm:
         return solve_noise_multiplier(epsilon, self.parsed, DELTA, steps, bound=bound)
 
 
+def best_of_each(owner: NDArray[np.int64], *scores: Array) -> NDArray[np.intp]:
+    """The best run of every tuning that has one.
+
+    Args:
+        owner: whose each run is, [n].
+        *scores: [n] each, the larger the better; later ones break ties of those before.
+    """
+    order = np.lexsort((*scores[::-1], owner))
+    # The last of every tuning.
+    return order[np.append(np.diff(owner[order]) > 0, True)[: len(order)]]
+
+
 def hypo_training(
     epsilons: Sequence[float] = (4.0, 8.0, 15.0),
     dataset: str = "MNIST",

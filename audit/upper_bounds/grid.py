@@ -24,8 +24,6 @@ delta that `tight` gives for fixed:3.
 """
 
 import math
-from collections import Counter
-from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,6 +40,7 @@ from audit.accounting import (
     directions,
     solve_epsilon,
 )
+from audit.accounting.combinations import kinds
 from audit.protocols import Grid
 from audit.upper_bounds.region import (
     Mixture,
@@ -217,18 +216,7 @@ def _candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism, int]]:
             f"base must have {protocol.candidates} candidates, as {protocol.spec} has, "
             f"got {len(base.candidates)}"
         )
-    several = Counter(map(_key, base.candidates))
-    kinds = {_key(one): one for one in base.candidates}
-    return [(kinds[key], count) for key, count in several.items()]
-
-
-def _key(one: Mechanism) -> Hashable:
-    """What equal candidates share; one of the user's own that has no hash is its own kind."""
-    try:
-        hash(one)
-    except TypeError:
-        return id(one)
-    return one
+    return kinds(base.candidates)
 
 
 @bound(
@@ -247,13 +235,13 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> Value:
         protocol: how many candidates, and the chance of each to be run.
         delta: in (0, 1).
     """
-    kinds, counts = zip(*_candidates(base, protocol), strict=True)
+    candidates, counts = zip(*_candidates(base, protocol), strict=True)
     inclusion = protocol.inclusion
     if sum(counts) * inclusion <= delta:
         return Value(0.0)  # with chance 1 - delta nothing is run, whatever the data
     epsilon, error = math.inf, math.inf
     for share in _SHARES:
-        curves = [GridCurve(p, counts, inclusion, share * delta) for p in directions(kinds)]
+        curves = [GridCurve(p, counts, inclusion, share * delta) for p in directions(candidates)]
         found = max(solve_epsilon(curve.delta, delta) for curve in curves)
         if found < epsilon:
             below = max(solve_epsilon(curve.attained_delta, delta) for curve in curves)
