@@ -124,22 +124,19 @@ def test_the_sums_are_those_of_the_exact_loop(name):
 
 
 @pytest.mark.parametrize("name", ["one convolution", "the papers' ConvNet on digits"])
-def test_one_record_in_few_lanes_is_that_of_many(name):
-    # The same lanes among more than the compiled path takes.
+def test_one_record_is_that_of_torch(name, monkeypatch):
     model, shape = NETWORKS[name]
     theta, x, y, clip = setting(model, shape)
-    record = gradients.clipped_record(stacked(model, shape), x[:1], y[:1])
-    many = 1 + gradients._FEW_LANES // LANES
     found = []
-    for copies in (1, many):
-        sums = [torch.zeros(LANES * copies, p.numel()) for p in model.parameters()]
-        one = record([p.repeat(copies, *[1] * (p.dim() - 1)) for p in theta], clip.repeat(copies))
-        one.add_to(sums, torch.full((LANES * copies, 1), 2.0))
+    for is_available in (True, False):
+        monkeypatch.setattr(gradients.compiled, "is_available", lambda yes=is_available: yes)
+        one = gradients.clipped_record(stacked(model, shape), x[:1], y[:1])(theta, clip)
+        sums = [torch.zeros(LANES, p.numel()) for p in model.parameters()]
+        one.add_to(sums, torch.full((LANES, 1), 2.0))
         inner = one.inner([v.clone() for v in sums])
         found.append([*sums, one.squared_norm[:, None], inner[:, None]])
-    few, whole = found
-    assert_same(few, [v[:LANES] for v in whole])
-    torch.testing.assert_close(few[-1], 2 * few[-2])
+    assert_same(*found)
+    torch.testing.assert_close(found[0][-1], 2 * found[0][-2])
 
 
 def test_of_equals_the_first_is_pooled():

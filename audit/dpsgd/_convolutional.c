@@ -9,6 +9,7 @@
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
+#include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -44,7 +45,6 @@ typedef struct {
     int32_t positions, rows, run, stride;
     int32_t outputs; /* padded */
     int32_t weight, bias; /* where they lie; bias -1: none */
-    int32_t transposed;
     int32_t offsets;
     /* MAX_POOL and PAD: a picture, and what becomes of it. */
     int32_t height, width, channels, out_height, out_width;
@@ -52,9 +52,12 @@ typedef struct {
     int32_t top, left;
 } layer;
 
-/* Numbers in three directions, as they lie in one layout and in another. */
+/* How a parameter, whose columns are contiguous, lies among the packed ones, where its rows are. */
 typedef struct {
-    int32_t to, from, count[3], to_step[3], from_step[3];
+    int32_t packed; /* where it begins there */
+    int32_t rows, columns, sheets;
+    int32_t row, sheet; /* from one to the next */
+    int32_t packed_column, packed_sheet;
 } box;
 
 INLINE vector load(const float *p) {
@@ -277,15 +280,15 @@ static void cross_entropy(float *logits, int classes, int padded, int64_t label)
 typedef struct {
     const layer *layers;
     int count, classes;
-    int64_t parameters, transposed, free; /* packed; weights once more; as torch has them */
-    const box *packing, *transposing; /* from free numbers */
-    int packings, transposings;
+    const box *boxes; /* of every parameter */
+    int box_count;
+    int64_t parameters; /* packed numbers */
     const int32_t *offsets;
     float **activation, **delta; /* [count + 1], of RECORDS records; delta[l] is by the input of l */
     int32_t **index;
     float *gradients; /* [RECORDS, parameters], those of convolutions */
     float *sums, *total;
-    float *theta, *weights; /* of a lane: the parameters packed, and weights with outputs first */
+    float *theta, *transposed; /* of a lane: the parameters packed, and weights with outputs first */
     const float *first; /* the records themselves */
 } network;
 
@@ -294,21 +297,21 @@ static const float *input(const network *net, int l, int record, const int64_t *
     return l ? net->activation[l] + record * size : net->first + which[record] * size;
 }
 
-static void run_forward(const network *net, int records, const int64_t *which, const float *theta) {
+static void run_forward(const network *net, int records, const int64_t *which) {
     for (int i = 0; i < net->count; i++) {
         const layer *l = net->layers + i;
         const int32_t *offsets = net->offsets + l->offsets;
-        const float *bias = l->bias < 0 ? NULL : theta + l->bias;
+        const float *bias = l->bias < 0 ? NULL : net->theta + l->bias;
         float *out = net->activation[i + 1];
         if (l->kind == RELU) {
             relu(out, (int64_t)records * l->out_size);
         } else if (l->kind == AFFINE && l->is_linear) {
-            forward(l, records, net->activation[i], offsets, theta + l->weight, bias, out);
+            forward(l, records, net->activation[i], offsets, net->theta + l->weight, bias, out);
         } else {
             for (int r = 0; r < records; r++, out += l->out_size) {
                 const float *in = input(net, i, r, which);
                 if (l->kind == AFFINE)
-                    forward(l, l->positions, in, offsets, theta + l->weight, bias, out);
+                    forward(l, l->positions, in, offsets, net->theta + l->weight, bias, out);
                 else if (l->kind == MAX_POOL)
                     max_pool(l, in, out, net->index[i] + (int64_t)r * l->out_size);
                 else
@@ -319,8 +322,7 @@ static void run_forward(const network *net, int records, const int64_t *which, c
 }
 
 /* Leaves the gradients of convolutions in net->gradients and squared norms of all in `norms`. */
-static void run_backward(const network *net, int records, const int64_t *which,
-                         const float *transposed, float *norms) {
+static void run_backward(const network *net, int records, const int64_t *which, float *norms) {
     for (int i = net->count - 1; i >= 0; i--) {
         const layer *l = net->layers + i;
         const int32_t *offsets = net->offsets + l->offsets;
@@ -332,7 +334,7 @@ static void run_backward(const network *net, int records, const int64_t *which,
         if (back && l->kind != PAD)
             memset(back, 0, (size_t)records * l->in_size * sizeof(float));
         if (l->kind == AFFINE && l->is_linear && back)
-            backward(l, records, delta, offsets, transposed + l->transposed, back);
+            backward(l, records, delta, offsets, net->transposed + l->weight, back);
         for (int r = 0; r < records; r++, delta += l->out_size) {
             const float *in = input(net, i, r, which);
             float *to = back ? back + (int64_t)r * l->in_size : NULL;
@@ -354,7 +356,7 @@ static void run_backward(const network *net, int records, const int64_t *which,
                         accumulate(own + l->bias, delta + (int64_t)p * l->outputs, 1, l->outputs);
                     norms[r] += squared(own + l->bias, l->outputs);
                 }
-                if (to) backward(l, l->positions, delta, offsets, transposed + l->transposed, to);
+                if (to) backward(l, l->positions, delta, offsets, net->transposed + l->weight, to);
             }
         }
     }
@@ -386,62 +388,121 @@ static void add_clipped(const network *net, int records, const float *factors) {
     }
 }
 
-/* Copies boxes, or copies them back. One number at a time is several times as fast as the
- * instructions that gather and scatter vectors. */
-#if defined(__GNUC__) && !defined(__clang__)
-__attribute__((noinline, optimize("no-tree-vectorize")))
+/* Elements of a and, from LANE on, of b. */
+INLINE vector pick(vector a, vector b, mask which) {
+#ifdef __AVX512F__
+    return (vector)_mm512_permutex2var_ps((__m512)a, (__m512i)which, (__m512)b);
+#else
+    const __m256 x = _mm256_permutevar8x32_ps((__m256)a, (__m256i)which);
+    const __m256 y = _mm256_permutevar8x32_ps((__m256)b, (__m256i)which);
+    return (vector)_mm256_blendv_ps(x, y, (__m256)(which << 28));
 #endif
-static void move(float *to, const float *from, const box *boxes, int count, int is_back) {
-    for (const box *b = boxes; b < boxes + count; b++) {
-        const int32_t *t = is_back ? b->from_step : b->to_step;
-        const int32_t *f = is_back ? b->to_step : b->from_step;
-        float *to_box = to + (is_back ? b->from : b->to);
-        const float *from_box = from + (is_back ? b->to : b->from);
-        for (int i = 0; i < b->count[0]; i++)
-            for (int j = 0; j < b->count[1]; j++) {
-                float *p = to_box + i * t[0] + j * t[1];
-                const float *q = from_box + i * f[0] + j * f[1];
-                if (t[2] == 1 && f[2] == 1)
-                    memcpy(p, q, b->count[2] * sizeof(float));
-                else
-                    for (int k = 0; k < b->count[2]; k++, p += t[2], q += f[2]) *p = *q;
-            }
+}
+
+/* Exchanges the squares of `side` beside the diagonals of those twice as large. */
+INLINE void exchange(vector *v, const int side) {
+    mask place;
+    for (int i = 0; i < LANE; i++) place[i] = i;
+    const mask is_right = (place & side) != 0;
+    const mask upper = place ^ (is_right & (side + LANE));
+    const mask lower = place ^ ((is_right & LANE) | (~is_right & side));
+    for (int i = 0; i < LANE; i++)
+        if (!(i & side)) {
+            const vector x = v[i], y = v[i + side];
+            v[i] = pick(x, y, upper);
+            v[i + side] = pick(x, y, lower);
+        }
+}
+
+/* to[column][row] = from[row][column], of no more than LANE of either. */
+INLINE void transpose_block(float *to, int64_t to_step, const float *from, int64_t from_step,
+                            int rows, int columns) {
+    if (rows < LANE || columns < LANE) {
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < columns; j++) to[j * to_step + i] = from[i * from_step + j];
+        return;
+    }
+    vector v[LANE];
+    for (int i = 0; i < LANE; i++) v[i] = load(from + i * from_step);
+#if LANE == 16
+    exchange(v, 8);
+#endif
+    exchange(v, 4);
+    exchange(v, 2);
+    exchange(v, 1);
+    for (int i = 0; i < LANE; i++) store(to + i * to_step, v[i]);
+}
+
+static void transpose(float *to, int64_t to_step, const float *from, int64_t from_step, int rows,
+                      int columns) {
+    for (int i = 0; i < rows; i += LANE)
+        for (int j = 0; j < columns; j += LANE)
+            transpose_block(to + j * to_step + i, to_step, from + i * from_step + j, from_step,
+                            rows - i < LANE ? rows - i : LANE,
+                            columns - j < LANE ? columns - j : LANE);
+}
+
+/* Packs the parameters of a lane, each [lanes, ...], or the other way round. */
+static void move(const network *net, int lane, float *const *parameters, float *packed,
+                 int is_back) {
+    for (int i = 0; i < net->box_count; i++) {
+        const box *b = net->boxes + i;
+        float *plain = parameters[i] + (int64_t)lane * b->rows * b->columns * b->sheets;
+        for (int j = 0; j < b->sheets; j++) {
+            float *p = plain + (int64_t)j * b->sheet;
+            float *q = packed + b->packed + (int64_t)j * b->packed_sheet;
+            if (is_back)
+                transpose(p, b->row, q, b->packed_column, b->columns, b->rows);
+            else
+                transpose(q, b->packed_column, p, b->row, b->rows, b->columns);
+        }
     }
 }
 
-static void run_lane(const network *net, int64_t size, const int64_t *labels, const uint8_t *taken,
-                     const float *given, float clip, float *out) {
+/* Leaves the sum in `out`, [lanes, ...] for each parameter, and returns its squared norm. */
+static float run_lane(const network *net, int lane, int64_t size, const int64_t *labels,
+                      const uint8_t *taken, float *const *theta, float clip, float *const *out) {
     int64_t which[RECORDS], next = 0;
     int groups = 0;
-    const float *theta = net->theta;
-    move(net->theta, given, net->packing, net->packings, 0);
-    move(net->weights, given, net->transposing, net->transposings, 0);
-    memset(net->sums, 0, net->parameters * sizeof(float));
-    memset(net->total, 0, net->parameters * sizeof(float));
+    float *sums = net->sums;
+    float *total = size > FLUSH * RECORDS ? net->total : NULL; /* few records need no second sum */
+    move(net, lane, theta, net->theta, 0);
+    for (int i = 1; i < net->count; i++) { /* not of the first: no gradient by the records */
+        const layer *l = net->layers + i;
+        if (l->kind == AFFINE)
+            transpose(net->transposed + l->weight, l->rows * l->run, net->theta + l->weight,
+                      l->outputs, l->rows * l->run, l->outputs);
+    }
+    memset(sums, 0, net->parameters * sizeof(float));
+    if (total) memset(total, 0, net->parameters * sizeof(float));
     while (next < size) {
         int records = 0;
         for (; next < size && records < RECORDS; next++)
             if (!taken || taken[next]) which[records++] = next;
         if (!records) break;
-        run_forward(net, records, which, theta);
+        run_forward(net, records, which);
         float *delta = net->delta[net->count], norms[RECORDS] = {0}, factors[RECORDS];
         const int padded = net->layers[net->count - 1].out_size;
         memcpy(delta, net->activation[net->count], (size_t)records * padded * sizeof(float));
         for (int r = 0; r < records; r++)
             cross_entropy(delta + r * padded, net->classes, padded, labels[which[r]]);
-        run_backward(net, records, which, net->weights, norms);
+        run_backward(net, records, which, norms);
         for (int r = 0; r < records; r++) {
             const float factor = clip / sqrtf(norms[r]);
             factors[r] = factor > 1 ? 1 : factor; /* not a number stays so */
         }
         add_clipped(net, records, factors);
-        if (++groups % FLUSH == 0) {
-            accumulate(net->total, net->sums, 1, net->parameters);
-            memset(net->sums, 0, net->parameters * sizeof(float));
+        if (total && ++groups % FLUSH == 0) {
+            accumulate(total, sums, 1, net->parameters);
+            memset(sums, 0, net->parameters * sizeof(float));
         }
     }
-    accumulate(net->total, net->sums, 1, net->parameters);
-    move(out, net->total, net->packing, net->packings, 1);
+    if (total)
+        accumulate(total, sums, 1, net->parameters);
+    else
+        total = sums;
+    move(net, lane, out, total, 1);
+    return squared(total, net->parameters);
 }
 
 /* Room for `floats` floats at a multiple of the vector's size; NULL where there is none. */
@@ -451,7 +512,7 @@ static float *room(int64_t floats) {
 }
 
 static int run(network *net, int lanes, int64_t size, const int64_t *labels, const uint8_t *taken,
-               const float *theta, const float *clips, float *totals) {
+               float *const *theta, const float *clips, float *const *totals, float *squares) {
     const int n = net->count;
     float **buffers = calloc(4 * (size_t)(n + 1), sizeof *buffers);
     if (!buffers) return -1;
@@ -475,14 +536,13 @@ static int run(network *net, int lanes, int64_t size, const int64_t *labels, con
     net->sums = room(net->parameters);
     net->total = room(net->parameters);
     net->theta = room(net->parameters);
-    net->weights = room(net->transposed);
-    ok &= net->gradients && net->sums && net->total && net->theta && net->weights;
+    net->transposed = room(net->parameters);
+    ok &= net->gradients && net->sums && net->total && net->theta && net->transposed;
     /* What fills the vectors stays 0. */
     if (ok) memset(net->theta, 0, net->parameters * sizeof(float));
-    if (ok) memset(net->weights, 0, net->transposed * sizeof(float));
     for (int lane = 0; ok && lane < lanes; lane++)
-        run_lane(net, size, labels, taken ? taken + lane * size : NULL,
-                 theta + lane * net->free, clips[lane], totals + lane * net->free);
+        squares[lane] = run_lane(net, lane, size, labels, taken ? taken + lane * size : NULL, theta,
+                                 clips[lane], totals);
     for (int i = 0; i < n; i++) {
         if (net->layers[i].kind == RELU) continue;
         free(net->activation[i + 1]);
@@ -493,39 +553,35 @@ static int run(network *net, int lanes, int64_t size, const int64_t *labels, con
     free(net->sums);
     free(net->total);
     free(net->theta);
-    free(net->weights);
+    free(net->transposed);
     free(buffers);
     return ok ? 0 : -1;
 }
 
 static PyObject *clipped_sums(PyObject *self, PyObject *args) {
     (void)self;
-    unsigned long long layers, offsets, records, labels, taken, theta, clips, totals;
-    unsigned long long packing, transposing;
-    long long size, parameters, transposed, free;
-    int count, classes, lanes, packings, transposings;
-    if (!PyArg_ParseTuple(args, "(KiKi)(KKLK)(LLLKiKi)(iKKK)", &layers, &count, &offsets, &classes,
-                          &records, &labels, &size, &taken, &free, &parameters, &transposed,
-                          &packing, &packings, &transposing, &transposings, &lanes, &theta, &clips,
-                          &totals))
+    unsigned long long layers, offsets, records, labels, taken, theta, clips, totals, squares;
+    unsigned long long boxes;
+    long long size, parameters;
+    int count, classes, lanes, box_count;
+    if (!PyArg_ParseTuple(args, "(KiKi)(KKLK)(KiL)(iKKKK)", &layers, &count, &offsets, &classes,
+                          &records, &labels, &size, &taken, &boxes, &box_count, &parameters, &lanes,
+                          &theta, &clips, &totals, &squares))
         return NULL;
     network net = {.layers = (const layer *)(uintptr_t)layers,
                    .count = count,
                    .classes = classes,
-                   .free = free,
+                   .boxes = (const box *)(uintptr_t)boxes,
+                   .box_count = box_count,
                    .parameters = parameters,
-                   .transposed = transposed,
-                   .packing = (const box *)(uintptr_t)packing,
-                   .packings = packings,
-                   .transposing = (const box *)(uintptr_t)transposing,
-                   .transposings = transposings,
                    .offsets = (const int32_t *)(uintptr_t)offsets,
                    .first = (const float *)(uintptr_t)records};
     int status;
     Py_BEGIN_ALLOW_THREADS
     status = run(&net, lanes, size, (const int64_t *)(uintptr_t)labels,
-                 (const uint8_t *)(uintptr_t)taken, (const float *)(uintptr_t)theta,
-                 (const float *)(uintptr_t)clips, (float *)(uintptr_t)totals);
+                 (const uint8_t *)(uintptr_t)taken, (float *const *)(uintptr_t)theta,
+                 (const float *)(uintptr_t)clips, (float *const *)(uintptr_t)totals,
+                 (float *)(uintptr_t)squares);
     Py_END_ALLOW_THREADS
     if (status) return PyErr_NoMemory();
     Py_RETURN_NONE;
@@ -533,9 +589,8 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"clipped_sums", clipped_sums, METH_VARARGS,
-     "clipped_sums((layers, count, offsets, classes), (records, labels, size, taken), (free, "
-     "parameters, transposed, packing, packings, transposing, transposings), (lanes, theta, clips, "
-     "totals)): addresses as ints."},
+     "clipped_sums((layers, count, offsets, classes), (records, labels, size, taken), (boxes, "
+     "box_count, parameters), (lanes, theta, clips, totals, squares)): addresses as ints."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "convolutional", NULL, -1, methods,

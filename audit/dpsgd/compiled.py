@@ -9,6 +9,7 @@ same.
 import importlib
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,7 +74,7 @@ class CompiledSums:
     def __init__(self, network: Network, features: Tensor, labels: Tensor) -> None:
         self._program = program_of(network, tuple(features.shape[1:]))
         self._layers, self._offsets, self._classes = self._program.table()
-        self._packing = self._program.packing()
+        self._boxes, self._packed = self._program.packing()
         self._records = self._program.prepare(features)
         self._labels = labels.contiguous()
 
@@ -81,24 +82,31 @@ class CompiledSums:
         self, theta: Parameters, clip: Tensor, taken: Tensor | None, chunk_floats: int
     ) -> Parameters:
         """As of `gradients.ClippedSums`; a chunk is always a few records."""
+        return self.with_squared_norms(theta, clip, taken)[0]
+
+    def with_squared_norms(
+        self, theta: Parameters, clip: Tensor, taken: Tensor | None = None
+    ) -> tuple[Parameters, Tensor]:
+        """The sums, one [R, ...] per parameter, and the squared norm of all, [R]."""
         # Kept by name until the call is over: the extension only has their addresses.
-        given = torch.cat([flat(p) for p in theta], 1)
-        totals = torch.empty_like(given)
-        clip = clip.to(given).contiguous()
+        given = [flat(p).contiguous() for p in theta]
+        totals = [torch.empty_like(p) for p in given]
+        addresses = np.array([[p.data_ptr() for p in part] for part in (given, totals)], np.uint64)
+        clip = clip.to(given[0]).contiguous()
+        squares = torch.empty_like(clip)
         chosen = torch.empty(0) if taken is None else taken.contiguous()
         labels = self._labels
         _convolutional.clipped_sums(
             (self._layers.ctypes.data, len(self._layers), self._offsets.ctypes.data, self._classes),
             (self._records.data_ptr(), labels.data_ptr(), len(labels), chosen.data_ptr()),
+            (self._boxes.ctypes.data, len(self._boxes), self._packed),
             (
-                *self._packing[:3],
-                *(
-                    number
-                    for boxes in self._packing[3:]
-                    for number in (boxes.ctypes.data, len(boxes))
-                ),
+                len(clip),
+                addresses[0].ctypes.data,
+                clip.data_ptr(),
+                addresses[1].ctypes.data,
+                squares.data_ptr(),
             ),
-            (len(given), given.data_ptr(), clip.data_ptr(), totals.data_ptr()),
         )
-        parts = torch.split(totals, [p[0].numel() for p in theta], 1)
-        return [shaped(part, p.shape[1:]) for part, p in zip(parts, theta, strict=True)]
+        sums = [shaped(total, p.shape[1:]) for total, p in zip(totals, theta, strict=True)]
+        return sums, squares

@@ -22,10 +22,6 @@ from audit.dpsgd.record_gradients import (
     squared_norms,
 )
 
-# One record in each of more lanes than this: torch's products are as fast as the compiled sums,
-# which take lane after lane and write every gradient out.
-_FEW_LANES = 8
-
 
 class StackedModel(Protocol):
     """R models of one architecture side by side; their parameters are a list of [R, ...]."""
@@ -222,15 +218,13 @@ def clipped_record(
     sums = clipped_sums(model, features, label, precision)
     if isinstance(sums, ClippedSums):
         return sums.single_record
-    plain = ClippedSums(model, features, label, precision).single_record
 
-    def of_few_lanes_compiled(theta: Parameters, clip: Tensor) -> ClippedRecord:
-        if len(clip) > _FEW_LANES:
-            return plain(theta, clip)
-        gradient = sums(theta, clip, None, 0)
-        return ClippedRecord([WrittenOut([flat(g)[:, None] for g in gradient])], clip)
+    def written_out(theta: Parameters, clip: Tensor) -> ClippedRecord:
+        clipped, squared_norm = sums.with_squared_norms(theta, clip)
+        gradient = WrittenOut([flat(g)[:, None] for g in clipped])
+        return ClippedRecord([gradient], torch.ones_like(clip)[:, None], squared_norm)
 
-    return of_few_lanes_compiled
+    return written_out
 
 
 class ClippedSums:
@@ -301,7 +295,9 @@ class ClippedSums:
         rows = slice(0, 1)
         with rounded_operands(self._precision, clip.device):
             gradients = self._model.gradients(theta, self._take(rows), self._labels[rows])
-        return ClippedRecord(gradients, self._bound(clip))
+        squared = squared_norms(gradients)
+        factors = clip_factors(squared, self._bound(clip))
+        return ClippedRecord(gradients, factors, (squared * factors.square())[:, 0])
 
     def _bound(self, clip: Tensor) -> Tensor:
         """What norms are clipped to, [R], so that no record's part of a sum is above `clip`."""

@@ -1,6 +1,5 @@
 """The table of layers that the compiled convolutions run, and its packed parameters."""
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ _VECTOR = 16
 _KINDS = {"affine": 0, "relu": 1, "max_pool": 2, "pad": 3}
 _FIELDS = (
     "kind", "in_size", "out_size", "is_linear", "positions", "rows", "run", "stride", "outputs",
-    "weight", "bias", "transposed", "offsets", "height", "width", "channels", "out_height",
+    "weight", "bias", "offsets", "height", "width", "channels", "out_height",
     "out_width", "kernel_height", "kernel_width", "stride_height", "stride_width", "top", "left",
 )  # fmt: skip
 """The layer struct of `_convolutional.c`, in its order."""
@@ -56,75 +55,27 @@ class _Weights:
         """Packed numbers of the weight and, if any, the bias."""
         return self.weight_size + self.has_bias * self.outputs
 
-    @property
-    def free_size(self) -> int:
-        """Numbers of the weight and, if any, the bias."""
-        return math.prod(self.shape) + self.has_bias * self.shape[0]
+    def boxes(self, packed: int) -> list[list[int]]:
+        """Rows for the box struct of `_convolutional.c`: the weight, and the bias if any.
 
-    def packing(self, to: int, free: int) -> list[list[int]]:
-        """The boxes from free parameters, which begin there, to the packed ones."""
+        Args:
+            packed: where they begin among the packed numbers.
+        """
         outputs, channels, height, width = self.shape
-        steps = (1, self.outputs, self.outputs * self.channels)
-        boxes = []
-        for start in range(0, outputs, _VECTOR):
-            # A vector of outputs at a time, innermost, so that both sides stay in cache.
-            counts = (min(_VECTOR, outputs - start), channels, height * width)
-            at = free + start * self._free_steps[0]
-            order = (1, 2, 0) if self.is_linear else (2, 1, 0)
-            boxes.append(_box(to + start, at, counts, steps, self._free_steps, order))
+        area, line = height * width, self.channels * self.outputs
+        size = channels * area
+        # Rows, columns, sheets; from one row and sheet to the next; the same of packed columns.
+        if self.is_linear and area > 1:
+            # Positions come last in `parameters.flat` of a Linear layer's weight.
+            box = [outputs, area, channels, size, area, line, self.outputs]
+        elif channels < self.channels:
+            box = [outputs, channels, area, size, channels, self.outputs, line]
+        else:
+            box = [outputs, size, 1, size, 0, self.outputs, 0]
+        boxes = [[packed, *box]]
         if self.has_bias:
-            at = free + math.prod(self.shape)
-            along = (1, 0, 0)
-            counts = (outputs, 1, 1)
-            boxes.append(_box(to + self.weight_size, at, counts, along, along, (2, 1, 0)))
+            boxes.append([packed + self.weight_size, outputs, 1, 1, 1, 0, 0, 0])
         return boxes
-
-    def transposing(self, to: int, free: int) -> list[list[int]]:
-        """The box from the free weight to the packed one with the outputs first."""
-        outputs, channels, height, width = self.shape
-        area = height * width
-        steps = (area * self.channels, 1, self.channels)
-        order = (0, 1, 2) if self.is_linear else (0, 2, 1)
-        counts = (outputs, channels, area)
-        return [_box(to, free, counts, steps, self._free_steps, order)]
-
-    @property
-    def _free_steps(self) -> tuple[int, int, int]:
-        """From one output, channel and position to the next; see `parameters.flat`."""
-        _, channels, height, width = self.shape
-        inner = (height * width, 1) if self.is_linear else (1, channels)
-        return channels * height * width, *inner
-
-
-def _box(to: int, free: int, *directions: tuple[int, int, int]) -> list[int]:
-    """A row for the box struct of `_convolutional.c`.
-
-    Args:
-        to: where it begins in one layout.
-        free: and in the other.
-        *directions: counts and both steps by output, channel and position; then the order of these
-            from the outermost to the innermost.
-    """
-    *numbers, order = directions
-    return [to, free, *(each[i] for each in numbers for i in order)]
-
-
-class Packing(NamedTuple):
-    """How the free parameters of a lane are packed, and sums unpacked.
-
-    Attributes:
-        free: numbers of `parameters.flat` side by side.
-        packed: numbers as packed.
-        transposed: numbers of the weights with the outputs first.
-        packing: [boxes, 11], from the first to the second.
-        transposing: [boxes, 11], from the first to the third.
-    """
-
-    free: int
-    packed: int
-    transposed: int
-    packing: NDArray[np.int32]
-    transposing: NDArray[np.int32]
 
 
 class Program:
@@ -152,7 +103,7 @@ class Program:
         self._first_padding = (0, 0, 0, 0)
         self._offsets: list[int] = []
         self._weights: list[_Weights] = []
-        self._parameters = self._transposed = 0
+        self._parameters = 0
         self._classes, self.records_together = classes, records_together
 
     @property
@@ -212,13 +163,11 @@ class Program:
             outputs=outputs,
             weight=self._parameters,
             bias=self._parameters + weights.weight_size if has_bias else -1,
-            transposed=self._transposed,
             offsets=len(self._offsets),
         )
         self._weights.append(weights)
         self._offsets += starts
         self._parameters += weights.size
-        self._transposed += weights.weight_size
         self.picture, self.channels = after, shape[0]
 
     def prepare(self, features: Tensor) -> Tensor:
@@ -231,16 +180,11 @@ class Program:
         offsets = np.array(self._offsets, dtype=np.int32)
         return np.array(rows, dtype=np.int32), offsets, self._classes
 
-    def packing(self) -> Packing:
-        """How parameters are packed."""
-        packing: list[list[int]] = []
-        transposing: list[list[int]] = []
-        free = packed = transposed = 0
+    def packing(self) -> tuple[NDArray[np.int32], int]:
+        """A box for every parameter, and how many packed numbers there are."""
+        boxes: list[list[int]] = []
+        packed = 0
         for weights in self._weights:
-            packing += weights.packing(packed, free)
-            transposing += weights.transposing(transposed, free)
-            free += weights.free_size
+            boxes += weights.boxes(packed)
             packed += weights.size
-            transposed += weights.weight_size
-        boxes = (np.array(rows, dtype=np.int32) for rows in (packing, transposing))
-        return Packing(free, packed, transposed, *boxes)
+        return np.array(boxes, dtype=np.int32), packed

@@ -5,7 +5,7 @@ weighted sum without ever being [R, m, parameters] in memory (book-keeping: Bu e
 "Differentially private optimization on large model at small cost").
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -158,17 +158,19 @@ class ClippedRecord:
 
     Args:
         gradients: of one record, m = 1.
-        clip: C of every lane, [R].
+        factors: what makes them the clipped ones, [R, 1].
+        squared_norm: of the clipped gradient, [R].
 
     Attributes:
-        squared_norm: of the clipped gradient, [R].
+        squared_norm: as given.
     """
 
-    def __init__(self, gradients: list[RecordGradients], clip: Tensor) -> None:
+    def __init__(
+        self, gradients: Sequence[RecordGradients], factors: Tensor, squared_norm: Tensor
+    ) -> None:
         self._gradients = gradients
-        squared = squared_norms(gradients)
-        self._factors = clip_factors(squared, clip)
-        self.squared_norm = (squared * self._factors.square())[:, 0]
+        self._factors = factors
+        self.squared_norm = squared_norm
 
     def add_to(self, vectors: Parameters, weights: Tensor) -> None:
         """Adds weights [R, 1] times the gradient to vectors, one [R, size] per parameter."""
