@@ -68,6 +68,13 @@ INLINE vector load(const float *p) {
 
 INLINE void store(float *p, vector v) { memcpy(p, &v, sizeof v); }
 
+/* An address that the compiler takes for one of its own, and does not compute anew for each use. */
+INLINE const float *at(const float *p, int64_t offset) {
+    p += offset;
+    __asm__("" : "+r"(p));
+    return p;
+}
+
 /* out[p] = bias + W^T in[p], for P positions and V vectors of outputs. */
 INLINE void forward_block(const int P, const int V, const layer *l, const float *in,
                           const int32_t *offsets, const float *w, const float *bias, float *out) {
@@ -76,7 +83,7 @@ INLINE void forward_block(const int P, const int V, const layer *l, const float 
         for (int v = 0; v < V; v++) acc[p][v] = bias ? load(bias + v * LANE) : (vector){0};
     for (int row = 0; row < l->rows; row++) {
         const float *from[POSITIONS];
-        for (int p = 0; p < P; p++) from[p] = in + offsets[p] + (int64_t)row * l->stride;
+        for (int p = 0; p < P; p++) from[p] = at(in + (int64_t)row * l->stride, offsets[p]);
         for (int t = 0; t < l->run; t++, w += l->outputs) {
             vector weight[2];
             for (int v = 0; v < V; v++) weight[v] = load(w + v * LANE);
@@ -106,14 +113,16 @@ static void forward(const layer *l, int positions, const float *in, const int32_
     }
 }
 
-/* g[t] += sum over positions of in[p][t] * delta[p], for T taps and V vectors of outputs. */
+/* g[t] = sum over positions of in[p][t] * delta[p], for T taps and V vectors of outputs; added to
+ * what is there or not. */
 INLINE void gradient_block(const int T, const int V, const layer *l, int positions, const float *in,
-                           const int32_t *offsets, const float *delta, float *g) {
+                           const int32_t *offsets, const float *delta, float *g, int is_added) {
     vector acc[TAPS][2];
     for (int t = 0; t < T; t++)
-        for (int v = 0; v < V; v++) acc[t][v] = load(g + (int64_t)t * l->outputs + v * LANE);
+        for (int v = 0; v < V; v++)
+            acc[t][v] = is_added ? load(g + (int64_t)t * l->outputs + v * LANE) : (vector){0};
     for (int p = 0; p < positions; p++) {
-        const float *from = in + offsets[p];
+        const float *from = at(in, offsets[p]);
         vector d[2];
         for (int v = 0; v < V; v++) d[v] = load(delta + (int64_t)p * l->outputs + v * LANE);
         for (int t = 0; t < T; t++)
@@ -124,7 +133,7 @@ INLINE void gradient_block(const int T, const int V, const layer *l, int positio
 }
 
 static void gradient(const layer *l, int positions, const float *in, const int32_t *offsets,
-                     const float *delta, float *g) {
+                     const float *delta, float *g, int is_added) {
     for (int row = 0; row < l->rows; row++)
         for (int o = 0; o < l->outputs; o += 2 * LANE) {
             const float *from = in + (int64_t)row * l->stride;
@@ -134,7 +143,7 @@ static void gradient(const layer *l, int positions, const float *in, const int32
 #define BLOCK(T, V)                                                                              \
     for (; t + T <= l->run; t += T)                                                              \
         gradient_block(T, V, l, positions, from + t, offsets, delta + o,                         \
-                       to + (int64_t)t * l->outputs);
+                       to + (int64_t)t * l->outputs, is_added);
             if (wide) {
                 BLOCK(TAPS, 2) BLOCK(1, 2)
             } else {
@@ -198,6 +207,14 @@ static void accumulate(float *to, const float *from, float factor, int64_t size)
     for (int64_t i = 0; i < size; i += LANE) store(to + i, load(to + i) + load(from + i) * factor);
 }
 
+static void sum_rows(float *to, const float *from, int rows, int64_t size) {
+    for (int64_t i = 0; i < size; i += LANE) {
+        vector acc = {0};
+        for (int row = 0; row < rows; row++) acc += load(from + row * size + i);
+        store(to + i, acc);
+    }
+}
+
 static void relu(float *x, int64_t size) {
     const vector zero = {0};
     for (int64_t i = 0; i < size; i += LANE) {
@@ -214,43 +231,61 @@ static void relu_backward(float *delta, const float *y, int64_t size) {
 }
 
 /* Of equals the first wins, as in torch. */
-static void max_pool(const layer *l, const float *in, float *out, int32_t *index) {
-    for (int y = 0; y < l->out_height; y++)
-        for (int x = 0; x < l->out_width; x++)
-            for (int c = 0; c < l->channels; c += LANE) {
-                const int64_t at = ((int64_t)y * l->out_width + x) * l->channels + c;
-                vector best = {0};
+INLINE void max_pool_of(const int kernel_height, const int kernel_width, const layer l,
+                        const float *in, float *out, int32_t *index) {
+    for (int y = 0; y < l.out_height; y++)
+        for (int x = 0; x < l.out_width; x++)
+            for (int c = 0; c < l.channels; c += LANE) {
+                const int row = y * l.stride_height, column = x * l.stride_width;
+                const float *from = in + ((int64_t)row * l.width + column) * l.channels + c;
+                vector best = load(from);
                 mask which = {0};
-                for (int i = 0, tap = 0; i < l->kernel_height; i++)
-                    for (int j = 0; j < l->kernel_width; j++, tap++) {
-                        const int row = y * l->stride_height + i, column = x * l->stride_width + j;
-                        const vector v =
-                            load(in + ((int64_t)row * l->width + column) * l->channels + c);
-                        const mask more = tap ? ((v > best) | (v != v)) : ~(mask){0};
+                for (int i = 0, tap = 0; i < kernel_height; i++)
+                    for (int j = 0; j < kernel_width; j++, tap++) {
+                        const vector v = load(from + ((int64_t)i * l.width + j) * l.channels);
+                        const mask more = (v > best) | (v != v);
                         best = (vector)(((mask)v & more) | ((mask)best & ~more));
                         which = (more & tap) | (which & ~more);
                     }
-                store(out + at, best);
-                memcpy(index + at, &which, sizeof which);
+                store(out, best);
+                memcpy(index, &which, sizeof which);
+                out += LANE, index += LANE;
             }
+}
+
+INLINE void max_pool_backward_of(const int kernel_height, const int kernel_width, const layer l,
+                                 const float *delta, const int32_t *index, float *back) {
+    for (int y = 0; y < l.out_height; y++)
+        for (int x = 0; x < l.out_width; x++)
+            for (int c = 0; c < l.channels; c += LANE) {
+                const int row = y * l.stride_height, column = x * l.stride_width;
+                float *to = back + ((int64_t)row * l.width + column) * l.channels + c;
+                const mask d = (mask)load(delta);
+                mask which;
+                memcpy(&which, index, sizeof which);
+                for (int i = 0, tap = 0; i < kernel_height; i++)
+                    for (int j = 0; j < kernel_width; j++, tap++) {
+                        float *p = to + ((int64_t)i * l.width + j) * l.channels;
+                        store(p, load(p) + (vector)(d & (which == tap)));
+                    }
+                delta += LANE, index += LANE;
+            }
+}
+
+/* The usual kernel is unrolled. */
+static void max_pool(const layer *l, const float *in, float *out, int32_t *index) {
+    if (l->kernel_height == 2 && l->kernel_width == 2)
+        max_pool_of(2, 2, *l, in, out, index);
+    else
+        max_pool_of(l->kernel_height, l->kernel_width, *l, in, out, index);
 }
 
 static void max_pool_backward(const layer *l, const float *delta, const int32_t *index,
                               float *back) {
-    for (int y = 0; y < l->out_height; y++)
-        for (int x = 0; x < l->out_width; x++)
-            for (int c = 0; c < l->channels; c += LANE) {
-                const int64_t at = ((int64_t)y * l->out_width + x) * l->channels + c;
-                const mask d = (mask)load(delta + at);
-                mask which;
-                memcpy(&which, index + at, sizeof which);
-                for (int i = 0, tap = 0; i < l->kernel_height; i++)
-                    for (int j = 0; j < l->kernel_width; j++, tap++) {
-                        const int row = y * l->stride_height + i, column = x * l->stride_width + j;
-                        float *to = back + ((int64_t)row * l->width + column) * l->channels + c;
-                        store(to, load(to) + (vector)(d & (which == tap)));
-                    }
-            }
+    if (l->kernel_height == 2 && l->kernel_width == 2)
+        max_pool_backward_of(2, 2, *l, delta, index, back);
+    else
+        max_pool_backward_of(l->kernel_height, l->kernel_width, *l, delta, index, back);
 }
 
 /* Copies a picture into the middle of a larger one, or back out of it. */
@@ -347,13 +382,10 @@ static void run_backward(const network *net, int records, const int64_t *which, 
             } else if (l->kind == AFFINE) {
                 float *own = net->gradients + (int64_t)r * net->parameters;
                 const int64_t size = (int64_t)l->rows * l->run * l->outputs;
-                memset(own + l->weight, 0, size * sizeof(float));
-                gradient(l, l->positions, in, offsets, delta, own + l->weight);
+                gradient(l, l->positions, in, offsets, delta, own + l->weight, 0);
                 norms[r] += squared(own + l->weight, size);
                 if (l->bias >= 0) {
-                    memset(own + l->bias, 0, l->outputs * sizeof(float));
-                    for (int p = 0; p < l->positions; p++)
-                        accumulate(own + l->bias, delta + (int64_t)p * l->outputs, 1, l->outputs);
+                    sum_rows(own + l->bias, delta, l->positions, l->outputs);
                     norms[r] += squared(own + l->bias, l->outputs);
                 }
                 if (to) backward(l, l->positions, delta, offsets, net->transposed + l->weight, to);
@@ -375,7 +407,7 @@ static void add_clipped(const network *net, int records, const float *factors) {
                 if (l->bias >= 0) accumulate(net->sums + l->bias, own, 1, l->outputs);
             }
             gradient(l, records, net->activation[i], net->offsets + l->offsets, delta,
-                     net->sums + l->weight);
+                     net->sums + l->weight, 1);
             continue;
         }
         for (int r = 0; r < records; r++) {
