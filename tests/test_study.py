@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from light_runs import noisy, returns_nothing
 from opacus import PrivacyEngine
 from scipy import stats
 
@@ -36,11 +37,6 @@ LEVELS = {"level": [1, 2, 3, 4]}
 def study(**settings):
     settings = {"space": LEVELS, "protocol": "fixed:6", "base": BASE, "folder": None} | settings
     return tuning.Study(**settings)
-
-
-def noisy(trial):
-    """A run whose score follows from its seed alone."""
-    return tuning.Outcome(np.random.default_rng(trial.seed).normal(), trial.seed)
 
 
 def plan_of(protocol, space=LEVELS, base=BASE):
@@ -393,6 +389,16 @@ def test_generators_seeded_by_the_script_do_not_make_noise_that_is_known():
     assert not set(one) & set(two)
     assert after == first  # and nothing drawn afterwards tells of a run
     assert drawn_after_seeding(seed=3)[0] == drawn_after_seeding(seed=3)[0]
+
+
+def test_devices_are_seeded_where_there_are_any(monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "manual_seed", seeded.append)
+    trials = []
+    with pytest.raises(tuning.Void, match="seeded it alike"):  # torch's own is where it was
+        study(protocol="fixed:2").run(lambda trial: trials.append(trial) or noisy(trial))
+    assert seeded == [trial.seed for trial in trials]
 
 
 def test_runs_that_seed_torch_alike_end_the_study():
@@ -754,10 +760,6 @@ def test_killed_study_gives_the_same_winner(tmp_path, kills, runs):
     assert 0 < killed < runs  # it was killed on its way
     assert len(set(seeds)) == runs  # the same K and the same draws
     assert len(seeds) <= runs + kills + 1  # a run cut off is done again, and the winner's model
-
-
-def returns_nothing(trial):
-    return None
 
 
 def test_a_study_cut_off_does_not_tell_how_many_runs_were_left(recwarn):

@@ -46,7 +46,7 @@ def seeded(seed: int) -> Iterator[Callable[[], int | None]]:
     random.seed(seed)
     np.random.seed([seed >> 32, seed & 0xFFFFFFFF])  # noqa: NPY002
     if torch is not None:
-        torch.manual_seed(seed)
+        _seed(torch, seed)
     try:
         yield (
             lambda: None if torch is None or torch.initial_seed() == seed else torch.initial_seed()
@@ -56,6 +56,13 @@ def seeded(seed: int) -> Iterator[Callable[[], int | None]]:
         np.random.set_state(numpy)  # noqa: NPY002
         if torch is not None:
             torch.set_rng_state(on_processor)
+
+
+def _seed(torch: Any, seed: int) -> None:
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # that would write down three tracebacks, for devices that are not there
+        torch.default_generator.manual_seed(seed)
 
 
 @contextlib.contextmanager
