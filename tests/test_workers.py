@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
+import light_runs
 import pytest
 import torch
 from pretended_cuda import PretendedCuda
@@ -26,12 +28,9 @@ ROOT = Path(__file__).parents[1]
 OPTIONS = ["--trials", "200", "--repeats", "2", "--epsilon", "2", "--repetitions", "fixed:3"]
 
 
-def audit(out, *options, path=""):
-    environment = os.environ | {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+def audit(out, *options):
     command = [sys.executable, "-m", "audit.run", *OPTIONS, *options, "--out", str(out)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False
-    )
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -68,43 +67,21 @@ def test_any_workers_give_the_same_bytes(tmp_path, expected, options):
     assert (tmp_path / "audit" / "results.csv").read_bytes() == expected
 
 
-# A model that kills its worker the first `deaths` times it is built in one.
-MORTAL = """
-import multiprocessing, os, pathlib, signal, torch
-
-def build():
-    if multiprocessing.current_process().name != "MainProcess":
-        graves = pathlib.Path(os.environ["GRAVES"])
-        count = len(list(graves.iterdir()))
-        if count < int(os.environ["DEATHS"]):
-            (graves / f"{count}-{os.getpid()}").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-"""
-
-
-def mortal(tmp_path, deaths, monkeypatch):
-    (tmp_path / "mortal.py").write_text(MORTAL)
-    (tmp_path / "graves").mkdir()
-    monkeypatch.setenv("GRAVES", str(tmp_path / "graves"))
-    monkeypatch.setenv("DEATHS", str(deaths))
-    options = ["--engine", "batched", "--model", "mortal.build", "--steps", "2", "--jobs", "2"]
-    options += ["--trials", "60", "--repetitions", "fixed:20"]
-    return audit(tmp_path / "audit", *options, path=tmp_path)
-
-
-def test_dead_workers_are_replaced_and_said(tmp_path, monkeypatch):
-    done = mortal(tmp_path, 1, monkeypatch)
-    assert done.returncode == 0, done.stderr
-    assert "a worker died; its blocks are played again" in done.stderr
-    assert (tmp_path / "audit" / "results.csv").exists()
+def test_dead_workers_are_replaced_and_said(tmp_path, monkeypatch, capsys):
+    assert run.main([*OPTIONS, "--out", str(tmp_path / "alone")]) == 0
+    monkeypatch.setattr(workers, "_play", partial(light_runs.play_or_die, tmp_path, 1))
+    capsys.readouterr()
+    assert run.main([*OPTIONS, "--jobs", "2", "--out", str(tmp_path / "audit")]) == 0
+    assert "a worker died; its blocks are played again" in capsys.readouterr().err
+    files = [tmp_path / name / "results.csv" for name in ("alone", "audit")]
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 @pytest.mark.slow
-def test_workers_that_keep_dying_end_the_run(tmp_path, monkeypatch):
-    done = mortal(tmp_path, 10_000, monkeypatch)
-    assert done.returncode == 2
-    assert "workers died 3 times without finishing a block" in done.stderr
+def test_workers_that_keep_dying_end_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(workers, "_play", partial(light_runs.play_or_die, tmp_path, 10_000))
+    assert run.main([*OPTIONS, "--jobs", "2", "--out", str(tmp_path / "audit")]) == 2
+    assert "workers died 3 times without finishing a block" in capsys.readouterr().err
 
 
 def children(pid):
@@ -132,9 +109,8 @@ def ended(pid):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_parent(tmp_path, number):
-    options = ["--engine", "batched", "--model", "logistic", "--steps", "200", "--jobs", "2"]
-    command = [sys.executable, "-m", "audit.run", *options, "--trials", "100000"]
-    command += ["--out", str(tmp_path / "audit")]
+    options = ["--repetitions", "fixed:20", "--trials", "1000000", "--jobs", "2"]
+    command = [sys.executable, "-m", "audit.run", *options, "--out", str(tmp_path / "audit")]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -226,7 +202,7 @@ def test_every_worker_has_a_device_of_its_own(tmp_path, monkeypatch):
 def test_workers_let_go_of_their_devices_when_the_blocks_are_done(tmp_path):
     # Else they would keep what they have on their GPUs while others play the next audit.
     out = str(tmp_path / "audit")
-    assert run.main([*SMALL, "--devices", "cpu", "cpu", "--out", out]) == 0
+    assert run.main([*OPTIONS, "--devices", "cpu", "cpu", "--out", out]) == 0
     with contextlib.ExitStack() as held:
         for _ in range(2):
             held.enter_context(workers._claim.__wrapped__(("cpu", "cpu"), out)[1])

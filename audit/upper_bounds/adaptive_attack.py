@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import special
 
 from audit.protocols import Adaptive
 from audit.upper_bounds.worst_order import best_split_order, expected_ratio
@@ -172,6 +172,8 @@ def adaptive_attack(
             return 50.0
         without, with_record = (np.array([max(c, 1e-300)]) for c in attack(values).chances())
         return -float(np.log(expected_ratio(without, with_record, delta, trials, alpha))[0])
+
+    from scipy import optimize  # a fifth of a second to import, and rarely needed
 
     found = optimize.minimize(
         lost,
