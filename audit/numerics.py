@@ -7,9 +7,14 @@ on which side of a root he wants to be, and gets a point where his condition was
 import decimal
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
@@ -35,6 +40,36 @@ SUMS_TO_ONE = 1e-9
 
 TINY = 1e-320
 """Stands for 0 where a logarithm is taken: below every normal number, above what rounds to 0."""
+
+
+def remembered(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Keeps the latest results of a function; calls with arguments that have no hash are made.
+
+    Args:
+        most: how many results are kept.
+
+    Example:
+        >>> @remembered(4)
+        ... def total(numbers):
+        ...     return sum(numbers)
+        >>> total((1, 2)), total([1, 2])
+        (3, 3)
+    """
+
+    def of(function: Callable[P, T]) -> Callable[P, T]:
+        kept = lru_cache(most)(function)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                hash((args, *kwargs.values()))
+            except TypeError:  # an own law, say, that can not be looked up again
+                return function(*args, **kwargs)
+            return kept(*args, **kwargs)  # type: ignore[arg-type]
+
+        return call
+
+    return of
 
 
 def last_kept(
@@ -296,24 +331,24 @@ def _monotone_chain(a: Array, b: Array) -> tuple[Array, Array]:
     bent = _bent(a, b)
     if len(bent) == 0:
         return a, b
-    points = [(0.0, 0.0), *zip(a.tolist(), b.tolist(), strict=True)]
+    x, y = [0.0, *a.tolist()], [0.0, *b.tolist()]
     ahead, last = int(bent[0]) + 1, int(bent[-1]) + 1
-    hull = points[:ahead]
-    while ahead < len(points):
-        (x, y), before = points[ahead], len(hull)
+    hull = list(range(ahead))
+    while ahead < len(x):
+        before = len(hull)
         while len(hull) > 1:
-            (x1, y1), (x2, y2) = hull[-2], hull[-1]
+            i, j = hull[-2], hull[-1]
             # Slopes, not products of differences, which overflow from 1e154 on.
-            if (y2 - y1) / (x2 - x1) < (y - y2) / (x - x2):
+            if (y[j] - y[i]) / (x[j] - x[i]) < (y[ahead] - y[j]) / (x[ahead] - x[j]):
                 break
             hull.pop()
         if ahead > last and len(hull) == before:
-            hull += points[ahead:]
+            hull += range(ahead, len(x))
             break
-        hull.append((x, y))
+        hull.append(ahead)
         ahead += 1
-    vertices = np.array(hull[1:])
-    return vertices[:, 0], vertices[:, 1]
+    kept = np.array(hull[1:]) - 1
+    return a[kept], b[kept]
 
 
 def shown(value: float, up: bool, digits: int = 5) -> str:

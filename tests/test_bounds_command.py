@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 
@@ -175,16 +173,6 @@ def test_bad_input_is_one_line_and_exit_code_two(capsys, argv, message):
     assert out == ""
     assert err.count("\n") == 1
     assert message in err
-
-
-def test_starts_without_torch():
-    script = (
-        "import sys; from audit import bounds, lower_bounds, upper_bounds, accounting; "
-        "bounds.main(['--mu', '1']); "
-        "sys.exit('torch' in sys.modules or 'statsmodels' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert done.returncode == 0
 
 
 def test_json_has_the_cost_of_any_protocol(capsys):

@@ -17,11 +17,6 @@ from audit import verify
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name, folder):
-    command = [sys.executable, str(EXAMPLES / name), str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
-
-
 def test_what_did_it_cost(capsys):
     runpy.run_path(str(EXAMPLES / "what_did_it_cost.py"), run_name="__main__")
     assert capsys.readouterr().out.count("only the best is released") == 4
@@ -30,8 +25,11 @@ def test_what_did_it_cost(capsys):
 @pytest.mark.parametrize(
     "name", ["tune_privately.py", pytest.param("tune_with_optuna.py", marks=pytest.mark.slow)]
 )
-def test_tuning_examples(name, tmp_path, capsys):
-    printed = run(name, tmp_path)
+def test_tuning_examples(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    printed = capsys.readouterr().out
     assert "noise multiplier" in printed
     assert "differentially private" in printed
     left = {path.name for path in tmp_path.iterdir()}

@@ -5,7 +5,6 @@ No GPU is needed: "cuda" is pretended, or stands for a name.
 
 import contextlib
 import importlib.util
-import os
 import signal
 import subprocess
 import sys

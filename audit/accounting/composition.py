@@ -14,7 +14,6 @@ loss is read off where its Chernoff bound is smallest, and keeps its digits thro
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from scipy import fft
 
 from audit.accounting.conversion import Unresolved
 from audit.accounting.pairs import Atoms, LossLaw, LossPair
-from audit.numerics import product_of_powers
+from audit.numerics import product_of_powers, remembered
 
 Array = NDArray[np.float64]
 
@@ -55,14 +54,10 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
         >>> round(float(compose([(laplace, 20)]).profile(1.0)), 4)
         0.0023
     """
-    known = tuple((law, count) for law, count in parts)
-    try:
-        hash(known)
-    except TypeError:  # an own law that can not be looked up again
-        return _composed(known, cells)
-    return _known(known, cells)
+    return _composed(tuple((law, count) for law, count in parts), cells)
 
 
+@remembered(4)  # bounds of one base ask for the same; equal mechanisms do, too
 def _composed(parts: tuple[tuple[LossLaw, int], ...], cells: int) -> LossPair:
     coarse = [(_coarse(law.atoms(math.inf)), count) for law, count in parts]
     cumulants = _Cumulants(coarse)
@@ -98,10 +93,6 @@ def _composed(parts: tuple[tuple[LossLaw, int], ...], cells: int) -> LossPair:
         raise _unresolved(f"masses that sum to {total:g}")
     loss = np.asarray(spacing * np.arange(first, last + 1), dtype=np.float64)
     return LossPair(Atoms(loss, log_mass, p_only + p_outside, q_only + q_outside))
-
-
-# Bounds of one base ask for the same; equal mechanisms do, too.
-_known = lru_cache(maxsize=4)(_composed)
 
 
 @dataclass(frozen=True)

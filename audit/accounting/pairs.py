@@ -126,20 +126,30 @@ def gaussian_profile(epsilon: ArrayLike, mu: ArrayLike) -> Array:
     with np.errstate(over="ignore"):
         standardised = epsilon / mu
     a, b = standardised - mu / 2.0, standardised + mu / 2.0
+    value = np.zeros(a.shape)
+    tail = a > -4.0
+    inner = ~tail
+    tail &= a < 40.0  # beyond, the value is below the smallest number
+    if tail.any():
+        value[tail] = _far_gaussian_profile(a[tail], b[tail], mu[tail])
+    if inner.any():
+        a, b, epsilon = a[inner], b[inner], epsilon[inner]
+        value[inner] = special.ndtr(-a) - np.exp(np.minimum(epsilon + special.log_ndtr(-b), 0.0))
+    return np.clip(value, 0.0, 1.0)
+
+
+def _far_gaussian_profile(a: Array, b: Array, mu: Array) -> Array:
+    """The same [n] for a = eps/mu - mu/2 > -4 and b = eps/mu + mu/2."""
     root = math.sqrt(0.5)
+    x, gap = a * root, mu * root
+    fall = special.erfcx(x) - special.erfcx(b * root)
+    small = mu < _SMALL_MU
+    if small.any():
+        nodes = x[small][:, None] + gap[small][:, None] * 0.5 * (_NODES + 1.0)
+        slope = 2.0 / math.sqrt(math.pi) - 2.0 * nodes * special.erfcx(nodes)
+        fall[small] = gap[small] * 0.5 * (slope @ _WEIGHTS)
     with np.errstate(under="ignore"):
-        x, gap = np.asarray(np.maximum(a, -4.0) * root), mu * root
-        fall = np.asarray(special.erfcx(x) - special.erfcx(np.maximum(b, -4.0) * root))
-        small = mu < _SMALL_MU
-        if small.any():
-            nodes = np.minimum(x[small], 1e3)[:, None]
-            nodes = nodes + gap[small][:, None] * 0.5 * (_NODES + 1.0)
-            slope = 2.0 / math.sqrt(math.pi) - 2.0 * nodes * special.erfcx(nodes)
-            fall[small] = gap[small] * 0.5 * (slope @ _WEIGHTS)
-        in_tail = 0.5 * np.exp(-0.5 * np.square(np.minimum(a, 1e3))) * fall
-        shifted = np.exp(np.minimum(epsilon + special.log_ndtr(-b), 0.0))
-        inside = special.ndtr(-a) - shifted
-    return np.clip(np.where(a > -4.0, in_tail, inside), 0.0, 1.0)
+        return np.asarray(0.5 * np.exp(-0.5 * np.square(a)) * fall)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from audit.accounting import (
 )
 from audit.accounting.pairs import gaussian_profile
 from audit.repetitions import Repetitions
-from audit.upper_bounds.region import RegionCurve
+from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.renyi import Curve, lemma_7_curve
 from audit.upper_bounds.result import NotApplicable
 
@@ -60,7 +60,7 @@ class TunedMechanism(Mechanism):
 
     @cached_property
     def _profile(self) -> PrivacyProfile:
-        curves = [RegionCurve(pair, self.repetitions, _POINTS) for pair in self.base.pairs]
+        curves = [region_curve(pair, self.repetitions, _POINTS) for pair in self.base.pairs]
 
         def delta(epsilon: float) -> float:
             return max(curve.delta(epsilon) for curve in curves)

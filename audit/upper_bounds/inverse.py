@@ -12,7 +12,7 @@ from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable, p
 from audit.numerics import TINY, around, last_kept
 from audit.protocols import RandomSearch
 from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial
-from audit.upper_bounds.region import RegionCurve
+from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import Bound, Tuning, cost
 from audit.upper_bounds.tight import TightCurve, tight
 
@@ -48,7 +48,7 @@ def excess(
     if bound in (None, tight) and isinstance(protocol, RandomSearch):
         search = protocol.repetitions
         curves = (
-            RegionCurve(pair, search, _POINTS)
+            region_curve(pair, search, _POINTS)
             if bound is None
             else TightCurve.at(pair, search, delta)
             for pair in base.pairs

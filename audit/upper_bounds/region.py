@@ -161,6 +161,10 @@ class RegionCurve:
         return log_left, distances(log_left), a, b
 
 
+region_curve = numerics.remembered(8)(RegionCurve)
+"""The curve of a pair and a law: bounds in a row ask for the same, and so do many deltas."""
+
+
 def mixture(pair: DominatingPair, a: Array, b: Array) -> Mixture:
     """The mixture of a curve of points (a, b) [n], by its lower hull with the origin."""
     a, b = numerics.lower_hull(a, b)
@@ -273,7 +277,7 @@ def region(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
         >>> round(region(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5).epsilon, 4)
         1.4491
     """
-    curves = [RegionCurve(pair, repetitions) for pair in base.pairs]
+    curves = [region_curve(pair, repetitions) for pair in base.pairs]
     epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
     below = max(solve_epsilon(curve.lower.delta, delta) for curve in curves)
     return Value(epsilon, error=epsilon - min(below, epsilon))

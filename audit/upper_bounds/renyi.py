@@ -10,7 +10,7 @@ from audit import repetitions as laws
 from audit.accounting import Mechanism, ZeroConcentratedDp, renyi_to_epsilon
 from audit.numerics import FEW_ORDERS, QUANTILE_ACCURACY, best_renyi_order
 from audit.repetitions import PowerLaw, Repetitions
-from audit.upper_bounds.region import RegionCurve
+from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import Value, bound
 from audit.upper_bounds.result import NotApplicable
 
@@ -194,7 +194,7 @@ def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int =
     repetitions = laws.parse(repetitions)
     logs = []
     for pair in base.pairs:
-        a, b = RegionCurve(pair, repetitions, points).vertices
+        a, b = region_curve(pair, repetitions, points).vertices
         kept = a > 1e-200 * a[-1]  # below, b underflows
         with np.errstate(divide="ignore"):
             log_b = np.maximum(np.log(b[kept]), repetitions.log_phi_prime_at(-np.inf))

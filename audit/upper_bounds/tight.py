@@ -29,17 +29,17 @@ The region bound is the same integral with every event (s, s') in place of (e + 
 """
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from audit.accounting import DominatingPair, Mechanism, Unreachable, solve_epsilon
-from audit.numerics import PROFILE_ACCURACY, SUM_ROUNDING, log_of_difference
+from audit.numerics import PROFILE_ACCURACY, SUM_ROUNDING, log_of_difference, remembered
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import bounded_masses, scale
-from audit.upper_bounds.region import RegionCurve, corners
+from audit.upper_bounds.region import RegionCurve, corners, region_curve
 from audit.upper_bounds.registry import Value, bound
 from audit.upper_bounds.result import NotApplicable
 
@@ -183,28 +183,40 @@ class TightCurve:
             delta: in (0, 1).
             points: how many events end the refinement.
         """
-        try:
-            hash((pair, repetitions))
-        except TypeError:  # an own law or pair that can not be looked up again
-            return cls(pair, repetitions, *_dense_events(pair, repetitions, delta, points))
-        return cls(pair, repetitions, *_known_events(pair, repetitions, delta, points))
+        return cls(pair, repetitions, *_dense_events(pair, repetitions, delta, points))
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up.
 
         It is never above the region bound, whose discretisation is finer where little is gained.
         """
+        return min(self._by_lines(epsilon), self._region.delta(epsilon))
+
+    def epsilon(self, delta: float, guess: float | None = None) -> float:
+        """The smallest epsilon at which `delta` is at most that, rounded up; `guess` saves time.
+
+        Raises:
+            Unreachable: no epsilon reaches delta.
+        """
+        enough = solve_epsilon(self._region.delta, delta, guess)
+
+        def delta_at(epsilon: float) -> float:
+            return self._by_lines(epsilon) if epsilon < enough else 0.0
+
+        return min(solve_epsilon(delta_at, delta, guess), enough)
+
+    def _by_lines(self, epsilon: float) -> float:
         total = 0.0
         gains = np.empty_like(self._lines[0].slopes)
         for line in self._lines:
             np.multiply(_scaled(line.weights, epsilon), line.slopes, out=gains)
             np.subtract(line.gains, gains, out=gains)
             total += 0.5 * float(np.maximum(gains.max(axis=1), 0.0).sum())
-        return min(total * (1.0 + PROFILE_ACCURACY), self._region.delta(epsilon))
+        return total * (1.0 + PROFILE_ACCURACY)
 
-    @cached_property
+    @property
     def _region(self) -> RegionCurve:
-        return RegionCurve(self.pair, self.repetitions)
+        return region_curve(self.pair, self.repetitions)
 
     def estimate(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0 by the trapezoid rule, not rounded."""
@@ -380,6 +392,7 @@ class TightCurve:
         return np.union1d(self.t, middle)
 
 
+@remembered(4)  # bounds in a row ask for the same: what is attained, and what is not exceeded
 def _dense_events(
     pair: DominatingPair, repetitions: Repetitions, delta: float, points: int
 ) -> tuple[Array, float | None]:
@@ -393,10 +406,6 @@ def _dense_events(
             break
         curve = TightCurve(pair, repetitions, t, epsilon)
     return curve.t, curve.guess
-
-
-# Two bounds in a row ask for the same: what is attained, and what is not exceeded.
-_known_events = lru_cache(maxsize=4)(_dense_events)
 
 
 def _scaled(weights: Array, epsilon: float) -> Array:
@@ -453,7 +462,7 @@ def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     epsilon = 0.0
     for curve in curves:
         guess = curve.worst_order(delta).epsilon(delta, curve.guess)
-        epsilon = max(epsilon, solve_epsilon(curve.delta, delta, guess))
+        epsilon = max(epsilon, curve.epsilon(delta, guess))
     attained = max(curve.best_order(epsilon).epsilon(delta) for curve in curves)
     if attained > epsilon:
         raise NotApplicable(
