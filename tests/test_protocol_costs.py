@@ -250,6 +250,17 @@ def test_rerunning_reduces_to_one_run():
         assert cost(PureDp(0.3), spec, 1e-9).epsilon == pytest.approx(0.6, rel=2e-3)
 
 
+@pytest.mark.parametrize("law", ["tnb:0,0.01", "tnb:1,0.1"])
+def test_a_loud_subset_is_attained_by_its_tuning_alone(law):
+    # Who sees the tuned run sees random search amplified by the rate.
+    base, rate = GaussianMechanism(1.0), 0.3
+    worst = upper_bounds.worst_order(base, law, DELTA / rate).epsilon
+    attained = math.log1p(rate * math.expm1(worst))
+    found = rows(base, protocols.parse(f"subset:{rate}/{law}"))
+    assert 0.999 * found["subset"].epsilon <= attained <= found["subset"].epsilon
+    assert attained > 0.76 * found["koskela-kulkarni"].epsilon
+
+
 def adaptive_leak(pair, first, second, epsilon):
     """Two runs of two candidates: chances of the first run's, of the second's by what came."""
     places = [(i, y) for i in range(2) for y in range(2)]

@@ -31,6 +31,7 @@ from audit.upper_bounds.conditional import (
     repeated_response_divergence,
 )
 from audit.upper_bounds.grid import GridCurve
+from audit.upper_bounds.histories import HistoryCurve, Told
 from audit.upper_bounds.inverse import (
     Affordable,
     best_law,
@@ -111,6 +112,7 @@ __all__ = [
     "FoldedGame",
     "FoldedOrder",
     "GridCurve",
+    "HistoryCurve",
     "LikelihoodOrder",
     "NotApplicable",
     "ReducedGame",
@@ -119,6 +121,7 @@ __all__ = [
     "SubsetAttack",
     "SubsetCurve",
     "TightCurve",
+    "Told",
     "TunedMechanism",
     "TunedOrder",
     "TwoEvents",

@@ -73,15 +73,27 @@ class AdaptiveCurve(RegionCurve):
             return 0.0
         return math.log1p(-self.low) - math.log(self.high - self.low)
 
-    def _log_slopes(self, log_left: Array, log_left_with: Array) -> Array:
+    def worse(self, log_left: Array, log_left_with: Array) -> tuple[Array, Array]:
+        """log u(1-s) and log l(1-s') [n] of events, from log(1-s) and log(1-s')."""
         with np.errstate(divide="ignore", invalid="ignore"):
             most = np.minimum(
                 math.log(self.high) + log_left, np.log1p(self.low * np.expm1(log_left))
             )
             rest = np.log1p(np.maximum(self.high * np.expm1(log_left_with), -1.0))
             least = np.maximum(math.log(self.low) + log_left_with, rest)
-        slopes = self.repetitions.log_phi_prime_at(np.minimum(np.stack([most, least]), 0.0))
+        return np.minimum(most, 0.0), np.minimum(least, 0.0)
+
+    def _log_slopes(self, log_left: Array, log_left_with: Array) -> Array:
+        slopes = self.repetitions.log_phi_prime_at(np.stack(self.worse(log_left, log_left_with)))
         return np.asarray(slopes) + np.log([[self.high], [self.low]])
+
+
+def adaptive_curves(base: Mechanism, protocol: Adaptive) -> list[AdaptiveCurve]:
+    """One curve for each direction of the base."""
+    law, low, high = protocol.repetitions, protocol.low, protocol.high
+    if low == 1.0 or high == 1.0:
+        low = high = 1.0  # a density nowhere above the prior, or nowhere below it, is the prior
+    return [AdaptiveCurve(pair, law, low=low, high=high) for pair in base.pairs]
 
 
 @bound(
@@ -100,10 +112,7 @@ def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
         protocol: the law of K, any, and how far the density may move from the prior.
         delta: in (0, 1).
     """
-    law, low, high = protocol.repetitions, protocol.low, protocol.high
-    if low == 1.0 or high == 1.0:
-        low = high = 1.0  # a density nowhere above the prior, or nowhere below it, is the prior
-    curves = [AdaptiveCurve(pair, law, low=low, high=high) for pair in base.pairs]
+    curves = adaptive_curves(base, protocol)
     epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
     below = max(solve_epsilon(curve.lower.delta, delta) for curve in curves)
     return Value(epsilon, error=epsilon - min(below, epsilon))
@@ -125,10 +134,10 @@ def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> V
         protocol: the law of K, any.
         delta: in (0, 1).
     """
-    return Value(AllRuns(_fixed(base), protocol.repetitions, 1e-3 * delta).epsilon(delta))
+    return Value(AllRuns(any_fixed(base), protocol.repetitions, 1e-3 * delta).epsilon(delta))
 
 
-def _fixed(base: Mechanism) -> Mechanism:
+def any_fixed(base: Mechanism) -> Mechanism:
     """One run with any fixed hyper-parameter: what is drawn by other chances is no better known."""
     return AnyOf(base.candidates) if isinstance(base, OneOf) else base
 
@@ -208,7 +217,7 @@ def hypo_theorem_1(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
     law = protocol.repetitions
     if law.power_law is None:
         raise NotApplicable("K must be truncated negative binomial")
-    curve = hypo_curve(_fixed(base), law, protocol.high / protocol.low)
+    curve = hypo_curve(any_fixed(base), law, protocol.high / protocol.low)
     return Value(renyi_to_epsilon(curve, delta))
 
 

@@ -85,6 +85,21 @@ class TunedMechanism(Mechanism):
         return f"the best of K ~ {self.repetitions.spec} runs of ({self.base.description})"
 
 
+def composed(base: Mechanism, runs: int) -> Mechanism:
+    """So many runs, all released.
+
+    Raises:
+        NotApplicable: where Gaussian runs together are beyond what the profile resolves.
+    """
+    mu = base.gaussian_mu
+    if mu is not None:
+        together = mu * math.sqrt(runs)
+        if together > _MOST_MU:
+            raise NotApplicable(f"all runs together must have mu <= {_MOST_MU:g}")
+        return GaussianMechanism(together)
+    return Composition((base,) * runs) if runs > 1 else base
+
+
 @dataclass(frozen=True)
 class AllRuns:
     """Every one of K runs released, and K: sum_k P[K = k] delta_k(eps), k runs composed.
@@ -115,7 +130,7 @@ class AllRuns:
         places = np.searchsorted(runs, np.arange(1, most + 1))
         sums = np.bincount(places, chances[1:], len(runs))
         return [
-            (float(chance), self._composed(int(k)))
+            (float(chance), composed(self.base, int(k)))
             for k, chance in zip(runs, sums, strict=True)
             if chance > 0.0
         ]
@@ -130,15 +145,6 @@ class AllRuns:
                 return most, chances
             most *= 2
         raise NotApplicable(f"K must be at most {_MOST_RUNS} but for a negligible chance")
-
-    def _composed(self, runs: int) -> Mechanism:
-        mu = self.base.gaussian_mu
-        if mu is not None:
-            together = mu * math.sqrt(runs)
-            if together > _MOST_MU:
-                raise NotApplicable(f"all runs together must have mu <= {_MOST_MU:g}")
-            return GaussianMechanism(together)
-        return Composition((self.base,) * runs) if runs > 1 else self.base
 
     def delta(self, epsilon: float) -> float:
         """The profile at epsilon >= 0, rounded up."""

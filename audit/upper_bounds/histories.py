@@ -1,0 +1,312 @@
+r"""Adaptive choice, charged for what the runs can tell the sampler, and not for log(C/c).
+
+The adaptive bound lets every density be C times the prior without the record and c times it with
+the record. But a density is a function of the runs before it, the same function in both worlds: it
+differs only as far as they do. The best of k runs is y, found as the j-th, without the record with
+density Q(y) w, with it with density Q'(y) w', where
+
+    w = sum_k P[K=k] sum_{j<=k} E[pi_j 1_B],   w' = sum_k P[K=k] sum_{j<=k} E'[pi_j 1_B],
+
+pi_j in [c, C] the density of y's candidate and B the event that the other k-1 runs are worse; E and
+E' are over these, drawn as the sampler does with y in the j-th place. Neither world tells more than
+n runs composed do, of n = j-1 runs before y or of all n = k-1 others: candidates are functions of
+what came before. So with H_n(t) = sup_E P(E) - t P'(E) of n runs composed, u and l the largest and
+the smallest chance that one run is worse (`AdaptiveCurve`), and pi_j = c + (C-c) g, 0 <= g <= 1,
+
+    P(B) - t P'(B)         <= min(u^(k-1) - t l^(k-1), H_{k-1}(t)),
+    E[g 1_B] - t E'[g 1_B] <= min(u^(k-1), H_{k-1}(t)),
+
+and, summed over all k that share a place j, since g knows nothing of k, with
+phi_j(x) = sum_{k>=j} P[K=k] x^(k-j) for the runs that follow,
+
+    sum_{k>=j} P[K=k] (E[g 1_B] - t E'[g 1_B]) <= phi_j(u) H_{j-1}(t phi_j(l) / phi_j(u)).
+
+Together they bound w - t w' by some Psi(t), maximised over the events (s, s') in R. The largest
+w - t w' there is is a maximum of lines, hence convex in t. So chords over any points where Psi is
+known bound it, and their hinges integrate to shifted profiles of the base, as in the region bound:
+delta_A(eps) <= int Q Psi(e^eps Q'/Q). With 1 in place of every H, Psi is the adaptive bound's; for
+a base that leaks nothing Psi(t) is 0 from t = 1 on.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit import numerics
+from audit.accounting import Mechanism, reach, solve_epsilon
+from audit.protocols import Adaptive
+from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves, any_fixed
+from audit.upper_bounds.composed import composed
+from audit.upper_bounds.region import Mixture, mixture
+from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.result import NotApplicable
+
+Array = NDArray[np.float64]
+
+# Events (s, s'), points t where Psi is known, and losses where a profile of n runs is: with twice
+# as many of each, and of ranges, epsilon falls by 1 %.
+_EVENTS, _POINTS, _LOSSES = 384, 96, 513
+_LOG_T = np.concatenate([np.linspace(0.25, 8.0, 32), np.geomspace(8.5, 600.0, 32)])
+# Shares of Psi(0): where the chords begin, not to lose their digits, and what is not resolved.
+_FIRST, _REST = 1.0 - 1e-6, 1e-20
+# Runs that are looked at, at most, and no more than leave out a share of E[K]: what is beyond pays
+# C/c. They are dealt with in ranges, of which the last stands for all in it.
+_MOST_RUNS = 1 << 13
+_NEGLIGIBLE = 1e-6
+_RANGES, _FEW_RANGES = 24, 8
+# Where H_n(1) is larger, n runs tell so much that it need not be known how much.
+_TELLING = 0.75
+_ALL = 0.99
+_EVERYTHING = np.zeros(1), np.ones(1)
+# More than the rounding of sums over so many runs.
+_UP = 1.0 + 1e-11
+
+
+class _Part(NamedTuple):
+    """What K in one range adds where the best is the j-th, for a range of j.
+
+    Attributes:
+        before: the most runs before the best.
+        weight: sum of P[K = k].
+        a: sum of P[K = k] u^(k-1) [m], in cells between events.
+        follow: sum of phi_j(u) [m].
+        least: smallest phi_j(l) / phi_j(u) [m].
+    """
+
+    before: int
+    weight: float
+    a: Array
+    follow: Array
+    least: Array
+
+
+class _Block(NamedTuple):
+    """What K in one range adds.
+
+    Attributes:
+        others: the most runs beside the best.
+        weight: sum of k P[K = k].
+        a: sum of k P[K = k] u^(k-1) [m], in cells between events.
+        b: sum of k P[K = k] l^(k-1) [m].
+        parts: by the place of the best.
+    """
+
+    others: int
+    weight: float
+    a: Array
+    b: Array
+    parts: list[_Part]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the runs so far can tell of the record, as hockey sticks of n runs composed.
+
+    Attributes:
+        run: one run, with any fixed candidate.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> t, heights = Told(GaussianMechanism(0.5)).hockey_stick(4)
+        >>> round(float(np.interp(1.0, t, heights)), 3)  # total variation of mu = 1
+        0.383
+    """
+
+    run: Mechanism
+
+    @property
+    def ranges(self) -> int:
+        """In how many ranges to deal with numbers of runs."""
+        return _RANGES if self.run.gaussian_mu is not None else _FEW_RANGES
+
+    def hockey_stick(self, runs: int) -> tuple[Array, Array]:
+        """Points (t, H_n(t)) from t = 0 on: chords are above what is convex."""
+        if runs not in self._known:
+            fewer = [one for n, one in self._known.items() if n < runs]
+            # More runs tell no less: where nearly all is told there is nothing to compose.
+            nearly_all = any(float(np.interp(1.0, *one)) > _ALL for one in fewer)
+            self._known[runs] = _EVERYTHING if nearly_all else _hockey_stick(self.run, runs)
+        return self._known[runs]
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[Array, Array]]:
+        return {}
+
+
+def _hockey_stick(run: Mechanism, runs: int) -> tuple[Array, Array]:
+    if runs == 0:
+        return np.array([0.0, 1.0]), np.array([1.0, 0.0])
+    try:
+        together = composed(run, runs)
+        last = reach(lambda epsilon: float(together.delta(epsilon)))
+        losses = np.linspace(0.0, min(last, _LOG_T[-1]), _LOSSES)
+        delta = np.minimum(together.delta(losses) * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
+    except NotApplicable:  # so many runs tell all
+        return _EVERYTHING
+    # For 1/t < 1 by the other direction: P(E) - P'(E)/t = 1 - 1/t + (P'(not E) - t P(not E)) / t.
+    t = np.exp(losses)
+    small = (1.0 - 1.0 / t + delta / t)[:0:-1]
+    return np.concatenate([[0.0], 1.0 / t[:0:-1], t]), np.concatenate([[1.0], small, delta])
+
+
+@dataclass(frozen=True)
+class HistoryCurve:
+    """The bound as a function of epsilon, for one direction of the base.
+
+    Attributes:
+        adaptive: the adaptive bound of the same direction, which this is never above.
+        told: what runs tell.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.repetitions import parse
+        >>> base = GaussianMechanism(0.25)
+        >>> plain = AdaptiveCurve(base.pairs[0], parse("tnb:0,0.1"), low=0.5, high=2.0)
+        >>> HistoryCurve(plain, Told(base)).delta(2.5) < 0.1 * plain.delta(2.5)
+        True
+    """
+
+    adaptive: AdaptiveCurve
+    told: "Told"
+
+    def delta(self, epsilon: float) -> float:
+        """The bound on delta at epsilon >= 0, rounded up."""
+        mine = self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY)
+        return min(mine, self.adaptive.delta(epsilon))
+
+    @cached_property
+    def upper(self) -> Mixture:
+        """Shifted profiles of the base: the hinges of chords over points (t, Psi(t))."""
+        most = self.adaptive.high * self.adaptive.repetitions.mean * _UP  # Psi(0)
+        log_t = np.concatenate([-_LOG_T[::-1], [0.0], _LOG_T])
+        share = self._psi(np.exp(log_t)) / most
+        falls = np.diff(np.stack([share, np.log(np.maximum(share, _REST)) / -math.log(_REST)]))
+        moved = np.concatenate([[0.0], np.cumsum(np.abs(falls).sum(axis=0))])
+        log_t = np.union1d(log_t, np.interp(np.linspace(0.0, moved[-1], _POINTS), moved, log_t))
+        t, psi = np.exp(log_t), self._psi(np.exp(log_t))
+        keep = psi < _FIRST * most
+        keep[-1] = True
+        t, psi = t[keep], psi[keep]
+        # (1/t, Psi/t) is convex as well, and ends in the origin: lines stay lines.
+        inverse, height = numerics.lower_hull(1.0 / t, psi / t)
+        slopes = np.diff(height, prepend=0.0) / np.diff(inverse, prepend=0.0)
+        # The chords as lines a - b t, the last of them to Psi(0).
+        a = np.append(np.minimum(slopes, most), most)
+        b = np.append(slopes * inverse - height, most * inverse[-1] - height[-1])
+        return mixture(self.adaptive.pair, a, np.maximum(b, 0.0))
+
+    def _psi(self, t: Array) -> Array:
+        """Psi [n] at t [n], rounded up: the largest of cells between events.
+
+        K in several ranges is sharp where few runs tell little, K in one where many follow.
+        """
+        sums = [self._sum(t[:, None], blocks) for blocks in self._blocks]
+        return np.asarray(np.maximum(np.minimum(*sums).max(axis=1), 0.0))
+
+    def _sum(self, t: Array, blocks: list[_Block]) -> Array:
+        """What K in every range adds, and K beyond, [n, m] at t [n, 1]."""
+        low, high = self.adaptive.low, self.adaptive.high
+        a, b = map(np.exp, map(self.adaptive.repetitions.log_phi_prime_at, self._cells))
+        a, b = a * _UP, b / _UP
+        total = np.zeros((len(t), len(a)))
+        for block in blocks:
+            told = np.interp(t, *self.told.hockey_stick(block.others))
+            total += low * np.minimum(block.a - t * block.b, block.weight * told)
+            for part in block.parts:
+                learnt = np.interp(t * part.least, *self.told.hockey_stick(part.before))
+                learnt *= part.follow
+                np.minimum(learnt, np.minimum(part.a, part.weight * told), out=learnt)
+                learnt *= high - low
+                total += learnt
+            # What was rounded to the safe side is taken away rounded to the other one.
+            a, b = a - block.a / _UP**2, b - block.b * _UP**2
+        total += high * np.maximum(a, 0.0) - low * t * np.maximum(b, 0.0)
+        return total
+
+    @cached_property
+    def _cells(self) -> tuple[Array, Array]:
+        """log(u) at the beginning and log(l) at the end [m] of cells between events."""
+        few = replace(self.adaptive, points=_EVENTS)
+        log_u, log_l = few.worse(*few.pair.events(few.events))
+        return np.append(0.0, log_u), np.append(log_l, -np.inf)
+
+    @cached_property
+    def _ranges(self) -> list[range]:
+        """Ranges of numbers of runs, from 1 on."""
+        k = np.arange(_MOST_RUNS + 1)
+        law = self.adaptive.repetitions
+        enough = np.searchsorted(np.cumsum(k * law.pmf(k)), (1.0 - _NEGLIGIBLE) * law.mean)
+        most = min(max(int(enough), 1), _MOST_RUNS)
+        edges = np.unique(np.geomspace(1.0, most + 1.0, self.told.ranges).round().astype(np.int64))
+        return [range(first, end) for first, end in itertools.pairwise(edges.tolist())]
+
+    @cached_property
+    def _blocks(self) -> tuple[list[_Block], list[_Block]]:
+        """K in several ranges, and in one."""
+        ranges, cells = self._ranges, np.exp(self._cells)
+        sticks = [self.told.hockey_stick(one.stop - 2) for one in ranges]
+        several = sum(float(np.interp(1.0, *stick)) < _TELLING for stick in sticks)
+        every = range(1, ranges[-1].stop)
+        rest = range(ranges[several].start, every.stop) if several < len(ranges) else range(0)
+        chances = self.adaptive.repetitions.pmf(np.arange(every.stop))
+        one, *others = [
+            _block(chances, k, ranges, cells) for k in (every, *ranges[:several], rest) if k
+        ]
+        return others, [one]
+
+
+def _block(chances: Array, k: range, places: list[range], cells: Array) -> _Block:
+    """What K in one range adds, from chances [K + 1] and u, l [2, m] of cells."""
+    u, u_with = cells
+    a, b, count = np.zeros(len(u)), np.zeros(len(u)), 0.0
+    chance, follow, follow_with = 0.0, np.zeros(len(u)), np.zeros(len(u))
+    parts = []
+    for place in reversed([one for one in places if one.start < k.stop]):
+        part_count, part_a, part_follow = 0.0, np.zeros(len(u)), np.zeros(len(u))
+        least = np.full(len(u), np.inf)
+        for j in reversed(place):
+            new = float(chances[j]) if j in k else 0.0
+            chance, follow, follow_with = chance + new, new + u * follow, new + u_with * follow_with
+            with np.errstate(divide="ignore", invalid="ignore"):
+                least = np.fmin(least, follow_with / follow)  # 0 / 0 says nothing
+            part_count, part_follow = part_count + chance, part_follow + follow
+            part_a += follow * u ** (j - 1.0)
+            b += j * new * u_with ** (j - 1.0)
+        a, count = a + part_a, count + part_count
+        safe = part_count * _UP, part_a * _UP, part_follow * _UP, least / _UP
+        parts.append(_Part(place.stop - 2, *safe))
+    return _Block(k.stop - 2, count * _UP, a * _UP, b / _UP, parts)
+
+
+@bound(
+    "adaptive-histories",
+    90,
+    "adaptive bound, densities charged for what the runs can tell",
+    about=("any base",),
+    protocol=Adaptive,
+    title=r"$\varepsilon_U$ adaptive, histories (any score)",
+)
+def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
+    """Smallest epsilon that the bound gives at delta, over both directions.
+
+    Args:
+        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
+        protocol: the law of K, any, and how far the density may move from the prior.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.protocols import Adaptive
+        >>> protocol = Adaptive("tnb:0,0.01", low=0.5, high=2.0)
+        >>> round(adaptive_histories(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 2)
+        3.14
+    """
+    told = Told(any_fixed(base))
+    curves = [HistoryCurve(plain, told) for plain in adaptive_curves(base, protocol)]
+    return Value(max(solve_epsilon(curve.delta, delta) for curve in curves))
