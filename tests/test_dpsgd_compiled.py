@@ -79,6 +79,21 @@ NETWORKS = {
 }  # fmt: skip
 
 
+AFTER_LINEAR = {
+    "the papers' MLP": (models.mlp((1, 28, 28), CLASSES), (1, 28, 28)),
+    "widths beside whole vectors": (
+        nn.Sequential(
+            nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 33, bias=False), nn.ReLU(),
+            nn.Linear(33, CLASSES),
+        ),
+        (3, 2, 2),
+    ),
+    "no ReLU, no bias": (
+        nn.Sequential(nn.Linear(9, 18, bias=False), nn.Linear(18, CLASSES, bias=False)), (9,)
+    ),
+}  # fmt: skip
+
+
 def setting(model, shape):
     generator = torch.Generator().manual_seed(0)
 
@@ -123,6 +138,23 @@ def test_the_sums_are_those_of_the_exact_loop(name):
         assert_same(found, exact(model, theta, x, y, clip, taken))
 
 
+@pytest.mark.parametrize("name", AFTER_LINEAR)
+def test_sums_after_a_linear_layer_are_those_of_the_exact_loop(name):
+    model, shape = AFTER_LINEAR[name]
+    theta, x, y, clip = setting(model, shape)
+    stack = stacked(model, shape)
+    sums = clipped_sums(stack, x, y)
+    assert sums._tail is not None
+    for records in (4, RECORDS):
+        chunk_floats = records * LANES * stack.record_floats
+        found = sums(theta, clip, None, chunk_floats)
+        assert all(p.dtype == torch.float32 for p in found)
+        assert_same(found, exact(model, theta, x, y, clip, None))
+    # Of a batch torch takes what each lane has.
+    batch = torch.rand(LANES, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.4
+    assert_same(sums(theta, clip, batch, 10**6), exact(model, theta, x, y, clip, batch))
+
+
 @pytest.mark.parametrize("name", ["one convolution", "the papers' ConvNet on digits"])
 def test_one_record_is_that_of_torch(name, monkeypatch):
     model, shape = NETWORKS[name]
@@ -160,8 +192,11 @@ def test_long_sums_keep_their_digits():
         torch.testing.assert_close(sum_, 5000 * one, rtol=2e-6, atol=1e-4)
 
 
-def test_no_record_contributes_more_than_c():
-    model, shape = NETWORKS["the papers' ConvNet"]
+@pytest.mark.parametrize(
+    "known", [NETWORKS["the papers' ConvNet"], AFTER_LINEAR["the papers' MLP"]]
+)
+def test_no_record_contributes_more_than_c(known):
+    model, shape = known
     theta, x, y, _ = setting(model, shape)
     clip = torch.tensor([1e-3, 1e-2, 0.1])
     for j in range(RECORDS):
@@ -173,8 +208,11 @@ def test_no_record_contributes_more_than_c():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_diverged_lane_stays_visible_and_alone(value):
-    model, shape = NETWORKS["the papers' ConvNet on digits"]
+@pytest.mark.parametrize(
+    "known", [NETWORKS["the papers' ConvNet on digits"], AFTER_LINEAR["the papers' MLP"]]
+)
+def test_a_diverged_lane_stays_visible_and_alone(known, value):
+    model, shape = known
     theta, x, y, clip = setting(model, shape)
     sums = clipped_sums(stacked(model, shape), x, y)
     before = sums(theta, clip, None, 1)
@@ -195,12 +233,15 @@ def test_a_diverged_lane_stays_visible_and_alone(value):
         (nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 36, CLASSES)),
         (nn.Conv2d(1, 2, 3), nn.MaxPool2d(2, padding=1), nn.Flatten(), nn.Linear(2 * 16, CLASSES)),
         (nn.Flatten(), nn.Linear(64, CLASSES)),
+        (nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, CLASSES)),
     ],
 )  # fmt: skip
 def test_other_networks_are_left_to_torch(layers):
     model = nn.Sequential(*layers)
     x, y = torch.rand(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
-    assert isinstance(clipped_sums(stacked(model, (1, 8, 8)), x, y), ClippedSums)
+    sums = clipped_sums(stacked(model, (1, 8, 8)), x, y)
+    assert isinstance(sums, ClippedSums)
+    assert sums._tail is None
 
 
 def test_without_the_extension_torch_does_the_same(monkeypatch):

@@ -1,9 +1,10 @@
-/* Sums of clipped per-record gradients of convolutional networks, record by record in cache.
+/* Sums of clipped per-record gradients of convolutional networks, and of the layers that follow a
+ * Linear one, record by record in cache.
  *
  * A few records at a time go forward and backward through all layers while everything they need
  * stays in the second-level cache; a record's gradient is formed, its norm taken, and the clipped
  * gradient added to the sum, before the next records come. Layouts (channels last, padded to whole
- * vectors) are made by convolutional.py, the only caller.
+ * vectors) are made by program.py, calls by compiled.py.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -324,12 +325,15 @@ typedef struct {
     float *gradients; /* [RECORDS, parameters], those of convolutions */
     float *sums, *total;
     float *theta, *transposed; /* of a lane: the parameters packed, and weights with outputs first */
-    const float *first; /* the records themselves */
+    float *first; /* the records themselves; or, after a Linear layer of that width, its outputs, */
+    int width;    /* [records, lanes, width], which give way to the clipped gradients by them */
+    const float *squares; /* of that layer: |gradient|^2 of a record over |that by its output|^2 */
 } network;
 
 static const float *input(const network *net, int l, int record, const int64_t *which) {
     const int64_t size = net->layers[l].in_size;
-    return l ? net->activation[l] + record * size : net->first + which[record] * size;
+    const int is_record = l == 0 && !net->width;
+    return is_record ? net->first + which[record] * size : net->activation[l] + record * size;
 }
 
 static void run_forward(const network *net, int records, const int64_t *which) {
@@ -361,7 +365,7 @@ static void run_backward(const network *net, int records, const int64_t *which, 
     for (int i = net->count - 1; i >= 0; i--) {
         const layer *l = net->layers + i;
         const int32_t *offsets = net->offsets + l->offsets;
-        float *delta = net->delta[i + 1], *back = i ? net->delta[i] : NULL;
+        float *delta = net->delta[i + 1], *back = net->delta[i];
         if (l->kind == RELU) {
             relu_backward(delta, net->activation[i + 1], (int64_t)records * l->out_size);
             continue;
@@ -492,14 +496,16 @@ static void move(const network *net, int lane, float *const *parameters, float *
 }
 
 /* Leaves the sum in `out`, [lanes, ...] for each parameter, and returns its squared norm. */
-static float run_lane(const network *net, int lane, int64_t size, const int64_t *labels,
+static float run_lane(const network *net, int lane, int lanes, int64_t size, const int64_t *labels,
                       const uint8_t *taken, float *const *theta, float clip, float *const *out) {
+    const int64_t in_size = net->layers[0].in_size;
+    float *outputs[RECORDS];
     int64_t which[RECORDS], next = 0;
     int groups = 0;
     float *sums = net->sums;
     float *total = size > FLUSH * RECORDS ? net->total : NULL; /* few records need no second sum */
     move(net, lane, theta, net->theta, 0);
-    for (int i = 1; i < net->count; i++) { /* not of the first: no gradient by the records */
+    for (int i = 0; i < net->count; i++) {
         const layer *l = net->layers + i;
         if (l->kind == AFFINE)
             transpose(net->transposed + l->weight, l->rows * l->run, net->theta + l->weight,
@@ -512,6 +518,10 @@ static float run_lane(const network *net, int lane, int64_t size, const int64_t 
         for (; next < size && records < RECORDS; next++)
             if (!taken || taken[next]) which[records++] = next;
         if (!records) break;
+        for (int r = 0; net->width && r < records; r++) {
+            outputs[r] = net->first + (which[r] * lanes + lane) * net->width;
+            memcpy(net->activation[0] + r * in_size, outputs[r], net->width * sizeof(float));
+        }
         run_forward(net, records, which);
         float *delta = net->delta[net->count], norms[RECORDS] = {0}, factors[RECORDS];
         const int padded = net->layers[net->count - 1].out_size;
@@ -519,9 +529,13 @@ static float run_lane(const network *net, int lane, int64_t size, const int64_t 
         for (int r = 0; r < records; r++)
             cross_entropy(delta + r * padded, net->classes, padded, labels[which[r]]);
         run_backward(net, records, which, norms);
+        for (int r = 0; net->width && r < records; r++)
+            norms[r] += squared(net->delta[0] + r * in_size, in_size) * net->squares[which[r]];
         for (int r = 0; r < records; r++) {
             const float factor = clip / sqrtf(norms[r]);
             factors[r] = factor > 1 ? 1 : factor; /* not a number stays so */
+            for (int i = 0; i < net->width; i++)
+                outputs[r][i] = net->delta[0][r * in_size + i] * factors[r];
         }
         add_clipped(net, records, factors);
         if (total && ++groups % FLUSH == 0) {
@@ -552,6 +566,11 @@ static int run(network *net, int lanes, int64_t size, const int64_t *labels, con
     net->delta = buffers + n + 1;
     net->index = (int32_t **)(buffers + 2 * (n + 1));
     int ok = 1;
+    if (net->width) {
+        const int64_t floats = (int64_t)RECORDS * net->layers[0].in_size;
+        ok &= (net->activation[0] = room(floats)) && (net->delta[0] = room(floats));
+        if (ok) memset(net->activation[0], 0, floats * sizeof(float));
+    }
     for (int i = 0; i < n; i++) {
         const layer *l = net->layers + i;
         if (l->kind == RELU) { /* in place, both ways */
@@ -573,14 +592,16 @@ static int run(network *net, int lanes, int64_t size, const int64_t *labels, con
     /* What fills the vectors stays 0. */
     if (ok) memset(net->theta, 0, net->parameters * sizeof(float));
     for (int lane = 0; ok && lane < lanes; lane++)
-        squares[lane] = run_lane(net, lane, size, labels, taken ? taken + lane * size : NULL, theta,
-                                 clips[lane], totals);
+        squares[lane] = run_lane(net, lane, lanes, size, labels, taken ? taken + lane * size : NULL,
+                                 theta, clips[lane], totals);
     for (int i = 0; i < n; i++) {
         if (net->layers[i].kind == RELU) continue;
         free(net->activation[i + 1]);
         free(net->delta[i + 1]);
         free(net->index[i]);
     }
+    free(net->activation[0]);
+    free(net->delta[0]);
     free(net->gradients);
     free(net->sums);
     free(net->total);
@@ -593,12 +614,12 @@ static int run(network *net, int lanes, int64_t size, const int64_t *labels, con
 static PyObject *clipped_sums(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long layers, offsets, records, labels, taken, theta, clips, totals, squares;
-    unsigned long long boxes;
+    unsigned long long boxes, input_squares;
     long long size, parameters;
-    int count, classes, lanes, box_count;
-    if (!PyArg_ParseTuple(args, "(KiKi)(KKLK)(KiL)(iKKKK)", &layers, &count, &offsets, &classes,
-                          &records, &labels, &size, &taken, &boxes, &box_count, &parameters, &lanes,
-                          &theta, &clips, &totals, &squares))
+    int count, classes, width, lanes, box_count;
+    if (!PyArg_ParseTuple(args, "(KiKi)(KKLK)(iK)(KiL)(iKKKK)", &layers, &count, &offsets, &classes,
+                          &records, &labels, &size, &taken, &width, &input_squares, &boxes,
+                          &box_count, &parameters, &lanes, &theta, &clips, &totals, &squares))
         return NULL;
     network net = {.layers = (const layer *)(uintptr_t)layers,
                    .count = count,
@@ -607,7 +628,9 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
                    .box_count = box_count,
                    .parameters = parameters,
                    .offsets = (const int32_t *)(uintptr_t)offsets,
-                   .first = (const float *)(uintptr_t)records};
+                   .first = (float *)(uintptr_t)records,
+                   .width = width,
+                   .squares = (const float *)(uintptr_t)input_squares};
     int status;
     Py_BEGIN_ALLOW_THREADS
     status = run(&net, lanes, size, (const int64_t *)(uintptr_t)labels,
@@ -621,8 +644,8 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"clipped_sums", clipped_sums, METH_VARARGS,
-     "clipped_sums((layers, count, offsets, classes), (records, labels, size, taken), (boxes, "
-     "box_count, parameters), (lanes, theta, clips, totals, squares)): addresses as ints."},
+     "clipped_sums((layers, count, offsets, classes), (records, labels, size, taken), (width, "
+     "squares), (boxes, box_count, parameters), (lanes, theta, clips, totals, squares)): addresses as ints."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "convolutional", NULL, -1, methods,

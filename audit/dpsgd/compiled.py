@@ -1,4 +1,4 @@
-"""Clipped sums of convolutional networks on a CPU, compiled (`_convolutional.c`).
+"""Clipped sums on a CPU, compiled (`_convolutional.c`): convolutional networks, and MLPs in part.
 
 torch takes each layer through memory for many records at once; here a few records at a time go
 through all layers while what they need stays in cache. Only where the extension was built (a C
@@ -7,17 +7,20 @@ same.
 """
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from audit.dpsgd.layers import Network
+from audit.dpsgd.layers import Layer, Network
 from audit.dpsgd.layers.convolution import Convolution
 from audit.dpsgd.layers.linear import Linear
 from audit.dpsgd.parameters import Parameters, flat, shaped
+from audit.dpsgd.products import affine
 from audit.dpsgd.program import Program
+from audit.dpsgd.record_gradients import ClippedRecord, WrittenOut
 
 
 def _extension(capability: str) -> Any:
@@ -37,30 +40,60 @@ def is_available() -> bool:
     return _convolutional is not None
 
 
-def program_of(network: Network, record_shape: tuple[int, ...]) -> Program:
-    """The program of a network from a convolution to a Linear layer.
+class _Compiled:
+    """The layers of a program, and the call that takes their clipped sums."""
 
-    Args:
-        network: the model.
-        record_shape: [channels, height, width].
+    def __init__(self, program: Program) -> None:
+        self._layers, self._offsets, self._classes = program.table()
+        self._boxes, self._packed = program.packing()
 
-    Raises:
-        NotImplementedError: a network that the extension does not know.
-    """
-    if len(record_shape) != 3:
-        raise NotImplementedError(f"records of shape {record_shape}")
-    layers = (*network.before, network.first, *network.after)
-    last = layers[-1]
-    if not isinstance(layers[0], Convolution) or not isinstance(last, Linear):
-        raise NotImplementedError("a network that does not go from Conv2d to Linear")
-    program = Program(record_shape, last.outputs, int(_convolutional.RECORDS))
-    for layer in layers:
-        layer.compile(program)
-    return program
+    def sums(
+        self,
+        theta: Parameters,
+        clip: Tensor,
+        records: Tensor,
+        labels: Tensor,
+        taken: Tensor | None = None,
+        squares: Tensor | None = None,
+    ) -> tuple[Parameters, Tensor]:
+        """The sums, one [R, ...] per parameter, and the squared norm of all, [R].
+
+        Args:
+            theta: parameters of the layers, each [R, ...].
+            clip: C of every lane, [R].
+            records: as `Program.prepare` leaves them; with `squares` what a Linear layer before
+                the program gives, [n, R, outputs], overwritten by the clipped gradients by it.
+            labels: [n] classes.
+            taken: [R, n] bool, the records of each lane's batch; None takes all.
+            squares: [n], |x|^2 of that layer's input, and 1 more where it has a bias.
+        """
+        # Kept by name until the call is over: the extension only has their addresses.
+        given = [flat(p).contiguous() for p in theta]
+        totals = [torch.empty_like(p) for p in given]
+        addresses = np.array([[p.data_ptr() for p in part] for part in (given, totals)], np.uint64)
+        clip = clip.to(given[0]).contiguous()
+        norms = torch.empty_like(clip)
+        chosen = torch.empty(0) if taken is None else taken.contiguous()
+        width, inputs = (0, torch.empty(0)) if squares is None else (records.shape[2], squares)
+        _convolutional.clipped_sums(
+            (self._layers.ctypes.data, len(self._layers), self._offsets.ctypes.data, self._classes),
+            (records.data_ptr(), labels.data_ptr(), len(labels), chosen.data_ptr()),
+            (width, inputs.data_ptr()),
+            (self._boxes.ctypes.data, len(self._boxes), self._packed),
+            (
+                len(clip),
+                addresses[0].ctypes.data,
+                clip.data_ptr(),
+                addresses[1].ctypes.data,
+                norms.data_ptr(),
+            ),
+        )
+        sums = [shaped(total, p.shape[1:]) for total, p in zip(totals, theta, strict=True)]
+        return sums, norms
 
 
 class CompiledSums:
-    """Clipped sums over a fixed set of records; see `gradients.ClippedSums`.
+    """Clipped sums of a network from a convolution to a Linear layer; see `gradients.ClippedSums`.
 
     Args:
         network: the model.
@@ -72,41 +105,82 @@ class CompiledSums:
     """
 
     def __init__(self, network: Network, features: Tensor, labels: Tensor) -> None:
-        self._program = program_of(network, tuple(features.shape[1:]))
-        self._layers, self._offsets, self._classes = self._program.table()
-        self._boxes, self._packed = self._program.packing()
-        self._records = self._program.prepare(features)
+        if features.dim() != 4:
+            raise NotImplementedError(f"records of shape {tuple(features.shape[1:])}")
+        layers = (*network.before, network.first, *network.after)
+        if not isinstance(layers[0], Convolution):
+            raise NotImplementedError("a network that does not begin with Conv2d")
+        channels, height, width = features.shape[1:]
+        program = _program((channels, height, width), layers)
+        self._compiled = _Compiled(program)
+        self._records = program.prepare(features)
         self._labels = labels.contiguous()
 
     def __call__(
         self, theta: Parameters, clip: Tensor, taken: Tensor | None, chunk_floats: int
     ) -> Parameters:
         """As of `gradients.ClippedSums`; a chunk is always a few records."""
-        return self.with_squared_norms(theta, clip, taken)[0]
+        return self._compiled.sums(theta, clip, self._records, self._labels, taken)[0]
 
-    def with_squared_norms(
-        self, theta: Parameters, clip: Tensor, taken: Tensor | None = None
-    ) -> tuple[Parameters, Tensor]:
-        """The sums, one [R, ...] per parameter, and the squared norm of all, [R]."""
-        # Kept by name until the call is over: the extension only has their addresses.
-        given = [flat(p).contiguous() for p in theta]
-        totals = [torch.empty_like(p) for p in given]
-        addresses = np.array([[p.data_ptr() for p in part] for part in (given, totals)], np.uint64)
-        clip = clip.to(given[0]).contiguous()
-        squares = torch.empty_like(clip)
-        chosen = torch.empty(0) if taken is None else taken.contiguous()
-        labels = self._labels
-        _convolutional.clipped_sums(
-            (self._layers.ctypes.data, len(self._layers), self._offsets.ctypes.data, self._classes),
-            (self._records.data_ptr(), labels.data_ptr(), len(labels), chosen.data_ptr()),
-            (self._boxes.ctypes.data, len(self._boxes), self._packed),
-            (
-                len(clip),
-                addresses[0].ctypes.data,
-                clip.data_ptr(),
-                addresses[1].ctypes.data,
-                squares.data_ptr(),
-            ),
-        )
-        sums = [shaped(total, p.shape[1:]) for total, p in zip(totals, theta, strict=True)]
-        return sums, squares
+    def single_record(self, theta: Parameters, clip: Tensor) -> ClippedRecord:
+        """As of `gradients.ClippedSums`."""
+        clipped, squared = self._compiled.sums(theta, clip, self._records, self._labels)
+        gradient = WrittenOut([flat(g)[:, None] for g in clipped])
+        return ClippedRecord([gradient], torch.ones_like(clip)[:, None], squared)
+
+
+class CompiledTail:
+    """Clipped sums of a network of Linear layers and ReLU, compiled after the first.
+
+    Two products, of all lanes and records, are left to torch: from the records to the first layer's
+    outputs, and from the clipped gradients by these to the sum of its own.
+
+    Args:
+        network: the model.
+        x: [n, inputs] prepared records.
+
+    Raises:
+        NotImplementedError: another network.
+    """
+
+    def __init__(self, network: Network, x: Tensor) -> None:
+        first = network.first
+        if not isinstance(first, Linear) or not network.after:
+            raise NotImplementedError("a network that does not go from Linear to Linear")
+        self._first = first
+        self._compiled = _Compiled(_program((first.outputs, 1, 1), network.after, is_inner=True))
+        self._squares = x.square().sum(1) + float(first.has_bias)
+
+    def sums(
+        self, theta: Parameters, clip: Tensor, x: Tensor, labels: Tensor, rows: slice
+    ) -> Parameters:
+        """The sums of R lanes over some of the records, one [R, ...] per parameter.
+
+        Args:
+            theta: parameters, each [R, ...].
+            clip: C of every lane, [R].
+            x: [m, inputs], these records.
+            labels: [m], their classes.
+            rows: where they are among all.
+        """
+        at = self._first.parameters
+        y, _ = self._first.forward_prepared(theta[:at], x)
+        delta = y.transpose(0, 1).contiguous()  # as it lies in memory; overwritten
+        squares = self._squares[rows]
+        after, _ = self._compiled.sums(theta[at:], clip, delta, labels, squares=squares)
+        weight = affine(delta.flatten(1).T, x.T).view_as(theta[0])
+        return [weight, *([delta.sum(0)] if self._first.has_bias else []), *after]
+
+
+def _program(
+    record_shape: tuple[int, int, int], layers: Sequence[Layer], is_inner: bool = False
+) -> Program:
+    """The program of layers that end with a Linear one."""
+    last = layers[-1]
+    if not isinstance(last, Linear):
+        raise NotImplementedError("a network that does not end with Linear")
+    together = int(_convolutional.RECORDS)
+    program = Program(record_shape, last.outputs, together, is_inner)
+    for layer in layers:
+        layer.compile(program)
+    return program

@@ -1,5 +1,6 @@
 """Sums of clipped per-record gradients of R stacked models."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -9,9 +10,9 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from audit.dpsgd import compiled
-from audit.dpsgd.compiled import CompiledSums
+from audit.dpsgd.compiled import CompiledSums, CompiledTail
 from audit.dpsgd.layers import Layer, Network, parse
-from audit.dpsgd.parameters import Parameters, flat
+from audit.dpsgd.parameters import Parameters
 from audit.dpsgd.precision import FLOAT32, Precision
 from audit.dpsgd.products import rounded_operands
 from audit.dpsgd.record_gradients import (
@@ -194,14 +195,16 @@ def clipped_sums(
     model: StackedModel, features: Tensor, labels: Tensor, precision: Precision = FLOAT32
 ) -> "ClippedSums | CompiledSums":
     """The fastest form of the sums over a training set: compiled where that knows the model."""
+    tail = None
     is_plain = features.dtype == torch.float32 and precision.significand_bits is None
     is_plain = is_plain and features.device.type == "cpu"
     if is_plain and isinstance(model, BookkeepingModel) and compiled.is_available():
         try:
             return CompiledSums(model.network, features, labels)
         except NotImplementedError:
-            pass
-    return ClippedSums(model, features, labels, precision)
+            with contextlib.suppress(NotImplementedError):
+                tail = CompiledTail(model.network, model.prepare(features))
+    return ClippedSums(model, features, labels, precision, tail)
 
 
 def clipped_record(
@@ -215,16 +218,7 @@ def clipped_record(
         label: [1], its class.
         precision: as of `ClippedSums`.
     """
-    sums = clipped_sums(model, features, label, precision)
-    if isinstance(sums, ClippedSums):
-        return sums.single_record
-
-    def written_out(theta: Parameters, clip: Tensor) -> ClippedRecord:
-        clipped, squared_norm = sums.with_squared_norms(theta, clip)
-        gradient = WrittenOut([flat(g)[:, None] for g in clipped])
-        return ClippedRecord([gradient], torch.ones_like(clip)[:, None], squared_norm)
-
-    return written_out
+    return clipped_sums(model, features, label, precision).single_record
 
 
 class ClippedSums:
@@ -236,6 +230,7 @@ class ClippedSums:
         labels: [n] classes.
         precision: to what the operands of products are rounded; norms are clipped to less than C,
             so that every record's part of the sum stays within it (`Precision.product_error`).
+        tail: what takes sums over whole chunks in place of the model; for float32 alone.
     """
 
     # Above this many bytes, reading prepared records takes as long as preparing them anew.
@@ -247,8 +242,10 @@ class ClippedSums:
         features: Tensor,
         labels: Tensor,
         precision: Precision = FLOAT32,
+        tail: CompiledTail | None = None,
     ) -> None:
         self._model = model
+        self._tail = tail
         self._labels = labels
         self._precision = precision
         one = model.prepare(features[:1])
@@ -281,14 +278,26 @@ class ClippedSums:
         for start in range(0, size, chunk):
             part = slice(start, start + chunk)
             rows: slice | Tensor = part if index is None else index[:, part]
-            with rounded_operands(self._precision, clip.device):
-                gradients = self._model.gradients(theta, self._take(rows), self._labels[rows])
-                factors = clip_factors(squared_norms(gradients), self._bound(clip))
-                if weights is not None:
-                    factors *= weights[:, part]
-                sums = [s for g in gradients for s in g.weighted_sum(factors)]
+            x, labels = self._take(rows), self._labels[rows]
+            if self._tail is not None and index is None:
+                sums = self._tail.sums(theta, clip, x, labels, part)
+            else:
+                sums = self._sums(
+                    theta, clip, x, labels, None if weights is None else weights[:, part]
+                )
             total = sums if total is None else [t.add_(s) for t, s in zip(total, sums, strict=True)]
         return [torch.zeros_like(p) for p in theta] if total is None else total
+
+    def _sums(
+        self, theta: Parameters, clip: Tensor, x: Tensor, labels: Tensor, weights: Tensor | None
+    ) -> Parameters:
+        """The sums of R lanes over one chunk; see `__call__`."""
+        with rounded_operands(self._precision, clip.device):
+            gradients = self._model.gradients(theta, x, labels)
+            factors = clip_factors(squared_norms(gradients), self._bound(clip))
+            if weights is not None:
+                factors *= weights
+            return [s for g in gradients for s in g.weighted_sum(factors)]
 
     def single_record(self, theta: Parameters, clip: Tensor) -> ClippedRecord:
         """The clipped gradient where there is but one record; `clip` is C of every lane, [R]."""

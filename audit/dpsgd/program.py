@@ -18,6 +18,11 @@ _FIELDS = (
 """The layer struct of `_convolutional.c`, in its order."""
 
 
+def _whole(numbers: int) -> int:
+    """What fills whole vectors."""
+    return -(-numbers // _VECTOR) * _VECTOR
+
+
 class Picture(NamedTuple):
     """What lies between two layers, as packed: channels last, in whole vectors."""
 
@@ -85,6 +90,7 @@ class Program:
         record_shape: [channels, height, width].
         classes: outputs of the last layer.
         records_together: how many go through the layers side by side.
+        is_inner: whether it reads another layer's outputs, [outputs, 1, 1], in place of records.
 
     Attributes:
         layers: rows of the table so far.
@@ -94,17 +100,26 @@ class Program:
     """
 
     def __init__(
-        self, record_shape: tuple[int, int, int], classes: int, records_together: int
+        self,
+        record_shape: tuple[int, int, int],
+        classes: int,
+        records_together: int,
+        is_inner: bool = False,
     ) -> None:
         self.layers: list[dict[str, int]] = []
-        self.channels = record_shape[0]
-        self.picture = Picture(record_shape[1], record_shape[2], self.channels)
-        self.is_flat = False
+        self.channels, height, width = record_shape
+        self.picture = Picture(height, width, _whole(self.channels) if is_inner else self.channels)
+        self.is_flat = self._is_inner = is_inner
         self._first_padding = (0, 0, 0, 0)
         self._offsets: list[int] = []
         self._weights: list[_Weights] = []
         self._parameters = 0
         self._classes, self.records_together = classes, records_together
+
+    @property
+    def is_at_records(self) -> bool:
+        """Whether the next layer reads the records, which are not in whole vectors."""
+        return not self.layers and not self._is_inner
 
     @property
     def size(self) -> int:
@@ -151,7 +166,7 @@ class Program:
             positions: height and width of the output.
             **fields: of the row.
         """
-        outputs = -(-shape[0] // _VECTOR) * _VECTOR
+        outputs = _whole(shape[0])
         is_linear = bool(fields.get("is_linear"))
         weights = _Weights(shape, self.picture.channels, outputs, has_bias, is_linear)
         after = Picture(*positions, outputs)

@@ -53,7 +53,7 @@ class Relu(Layer):
 
     def compile(self, program: Program) -> None:
         """In place, both ways."""
-        if not program.layers:
+        if program.is_at_records:
             raise NotImplementedError("Relu as the first layer of a compiled network")
         program.add("relu", program.size)
 

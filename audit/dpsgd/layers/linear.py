@@ -45,7 +45,7 @@ class Linear(FirstLayer):
         """One position of all the inputs; records take the place of positions."""
         picture = program.picture
         shape = (self.outputs, program.channels, picture.height, picture.width)
-        if not program.is_flat or not program.layers:
+        if not program.is_flat or program.is_at_records:
             raise NotImplementedError("Linear before Flatten or as the first layer")
         if self.inputs != shape[1] * shape[2] * shape[3]:
             raise NotImplementedError("a Linear layer of another size")

@@ -50,7 +50,7 @@ class MaxPool(Layer):
 
     def compile(self, program: Program) -> None:
         """Windows inside the picture alone."""
-        if not program.layers or program.is_flat:
+        if program.is_at_records or program.is_flat:
             raise NotImplementedError("MaxPool as the first layer or after Flatten")
         if self.padding != (0, 0) or self.dilation != (1, 1) or self.ceil_mode:
             raise NotImplementedError("a pooling with padding, dilation or ceil_mode")
