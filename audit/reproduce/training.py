@@ -97,7 +97,7 @@ def hypo_training(
     adaptive, law = "adaptive:0.75,2/tnb:1,0.1", "tnb:1,0.1"
     arms = [
         Arm("GP, theorem 1 of DP-HyPO", adaptive, "hypo", False),
-        Arm("GP, adaptive bound", adaptive, "adaptive", True),
+        Arm("GP, adaptive bound", adaptive, "adaptive-histories", True),
         Arm("uniform, Renyi bound", law, "renyi", False),
         Arm("uniform, region bound", law, "region", True),
     ]
