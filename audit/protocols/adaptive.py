@@ -13,7 +13,8 @@ from audit.repetitions import Repetitions
 class Adaptive(Protocol):
     """K runs, each candidate from a density within [low, high] times the prior, by all so far.
 
-    Wang et al. 2023 (DP-HyPO). K is drawn first, and the best of the runs is released.
+    Wang et al. 2023 (DP-HyPO, framework 1). K is drawn first, no density looks at it, and the best
+    of the runs is released.
 
     Attributes:
         repetitions: the law of K, also as text.
@@ -32,7 +33,8 @@ class Adaptive(Protocol):
 
     name: ClassVar[str] = "adaptive"
     assumption: ClassVar[str] = (
-        "K runs, each candidate from a density within [c, C] times the prior, whatever came before"
+        "K runs, each candidate from a density within [c, C] times the prior, by the runs before it "
+        "and not by K"
     )
 
     def __post_init__(self) -> None:

@@ -155,7 +155,7 @@ def _by_construction(protocol: Protocol, private: Private | None, seeded: bool) 
     if isinstance(protocol, Adaptive):
         how = (
             "each candidate is drawn from a density within "
-            f"[{protocol.low:g}, {protocol.high:g}] times the prior"
+            f"[{protocol.low:g}, {protocol.high:g}] times the prior, by the runs before it alone"
         )
     stop = "how many runs there are is settled before the first, and none is left out"
     if isinstance(protocol, UntilAccepted | RandomStopping):

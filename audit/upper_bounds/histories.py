@@ -16,7 +16,7 @@ the smallest chance that one run is worse (`AdaptiveCurve`), and pi_j = c + (C-c
     P(B) - t P'(B)         <= min(u^(k-1) - t l^(k-1), H_{k-1}(t)),
     E[g 1_B] - t E'[g 1_B] <= min(u^(k-1), H_{k-1}(t)),
 
-and, summed over all k that share a place j, since g knows nothing of k, with
+and, summed over all k that share a place j, since no density knows k, with
 phi_j(x) = sum_{k>=j} P[K=k] x^(k-j) for the runs that follow,
 
     sum_{k>=j} P[K=k] (E[g 1_B] - t E'[g 1_B]) <= phi_j(u) H_{j-1}(t phi_j(l) / phi_j(u)).
