@@ -33,8 +33,8 @@ class Adaptive(Protocol):
 
     name: ClassVar[str] = "adaptive"
     assumption: ClassVar[str] = (
-        "K runs, each candidate from a density within [c, C] times the prior, by the runs before it "
-        "and not by K"
+        "K runs, each candidate from a density within [c, C] times the prior, by the runs before "
+        "it and not by K"
     )
 
     def __post_init__(self) -> None:
