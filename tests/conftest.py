@@ -1,7 +1,6 @@
 """One thread per test process, set before torch starts; random examples that stay the same."""
 
 import collections
-import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +10,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-from audit import upper_bounds
+from audit import numerics
+from audit.certificate import numbers
 from audit.lower_bounds import pooled_scan, rank_sum, reference_games
+from audit.upper_bounds import registry
 
 settings.register_profile("same examples", derandomize=True, deadline=None)
 settings.load_profile("same examples")
-
-bounds_asked_before = functools.lru_cache(maxsize=64)(upper_bounds.all_bounds)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,9 +31,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases[of] += 1
 
 
+@pytest.fixture(scope="session", autouse=True)
+def bounds_asked_before() -> Iterator[None]:
+    """A row of a table that was asked before, of equal arguments, is not computed again."""
+    known = numerics.remembered(100_000)(registry.row)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "row", known)
+        patch.setattr(numbers, "row", known)
+        yield
+
+
 @pytest.fixture(scope="module")
 def quick_reports() -> Iterator[None]:
-    """For tests of games: the same bounds are computed once, and pictures are not painted.
+    """For tests of games: pictures are not painted.
 
     Rank sums are compared with fewer reference games, which is as valid.
     """
@@ -47,7 +56,6 @@ def quick_reports() -> Iterator[None]:
             kept.cache_clear()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upper_bounds, "all_bounds", bounds_asked_before)
         patch.setattr("audit.report.pictures.save", save)
         patch.setattr(reference_games, "GAMES", 299)
         forget()

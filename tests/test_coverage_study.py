@@ -1,6 +1,6 @@
 """A small coverage study with fixed seeds: whatever claims to hold, holds.
 
-Each cell has 60 games. A row fails if its number of violations is beyond what a 5 % error gives
+Each cell has 60 trials a side and 15 games. A row fails if its number of violations is beyond what a 5 % error gives
 with probability 1e-2 over all rows together (Bonferroni), so a study of correct estimators fails
 one time in a hundred; seeds are fixed, so always or never.
 """
@@ -17,11 +17,12 @@ from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold, WorstOrderCur
 from audit.protocols import Adaptive
 from audit.upper_bounds import AdaptiveAttack
 
-SIZES = {60: 20}
+SIZES = {60: 15}
+pytestmark = pytest.mark.usefixtures("quick_reports")
 
 
 @pytest.fixture(scope="module")
-def study() -> pd.DataFrame:
+def study(quick_reports: None) -> pd.DataFrame:
     names = [game.name for game in coverage_study.games(60) if game.protocol is None]
     return pd.concat(coverage_study.run(SIZES, seed=5, only=names), ignore_index=True)
 

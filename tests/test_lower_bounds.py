@@ -110,7 +110,7 @@ def test_the_scan_holds_in_its_least_favourable_game_and_wastes_little(
     n0: int, n1: int, epsilon: float, delta: float
 ) -> None:
     rng = np.random.default_rng(1)
-    games, alpha = 1500 if n0 * n1 < 10_000 else 500, 0.05
+    games, alpha = 1000 if n0 * n1 < 10_000 else 500, 0.05
     above = 0
     for _ in range(games):
         scores = Scores.of(*least_favourable(epsilon, delta, rng, n0, n1))
@@ -420,7 +420,7 @@ def test_pooled_runs_hold_and_reach_further_than_winners() -> None:
     truth = reduced_exact(GaussianMechanism(mu), TNB, delta)
     assert truth.epsilon is not None
     rng = np.random.default_rng(10)
-    games, runs = 150, 4000
+    games, runs = 100, 4000
     above: dict[str, int] = {}
     for _ in range(games):
         for bound in lower_bounds.pooled_bounds(
@@ -551,7 +551,7 @@ def test_a_tuning_by_any_score_is_bounded_from_all_its_runs() -> None:
 
 def test_one_run_bounds_hold_with_many_independent_canaries() -> None:
     rng = np.random.default_rng(12)
-    games, canaries, epsilon, mu = 40, 200, 1.0, 1.0
+    games, canaries, epsilon, mu = 30, 200, 1.0, 1.0
     gaussian_truth = GaussianMechanism(mu).epsilon(DELTA)
     above: dict[str, int] = {}
     for _ in range(games):
@@ -596,7 +596,7 @@ def test_the_largest_refuted_member_of_a_family_is_below_the_truth() -> None:
     rng = np.random.default_rng(14)
     mu, trials, games = calibrate_mu(4.0, DELTA), 1000, 4
     above = 0
-    profile = cache(lambda m: RegionCurve(GaussianMechanism(m).pairs[0], TNB).delta)
+    profile = cache(lambda m: RegionCurve(GaussianMechanism(m).pairs[0], TNB, 1 << 11).delta)
     values = []
     for _ in range(games):
         # An audit of the first-coordinate score; the claim is about the base's worst tuning.
@@ -703,7 +703,7 @@ def test_extreme_numbers_and_deltas_are_answered(n0: int, n1: int, delta: float)
 
 def test_both_tails_together_are_exact_in_their_worst_game() -> None:
     """P[M <= m] by play and by formula: 4 standard deviations, and at most 1 % rounded up."""
-    rng, games = np.random.default_rng(22), 8_000
+    rng, games = np.random.default_rng(22), 4_000
     for n0, n1, epsilon, delta in [(12, 10, 1.0, 0.05), (30, 40, 2.0, 1e-5), (50, 50, 0.3, 0.6)]:
         fewest = np.array(
             [
@@ -738,7 +738,7 @@ def test_perfect_separation_and_large_deltas_prove_what_both_tails_together_can(
 
 def test_a_game_may_stop_at_any_look() -> None:
     """Randomised response by a threshold; a game is broken if any of seven looks is."""
-    rng, epsilon, games, alpha = np.random.default_rng(23), 1.0, 1000, 0.2
+    rng, epsilon, games, alpha = np.random.default_rng(23), 1.0, 800, 0.2
     sizes = lower_bounds.doubling(1280, first=20)
     assert sizes == (20, 40, 80, 160, 320, 640, 1280)
     counted = lower_bounds.ClopperPearson(rule=lower_bounds.FixedThreshold(0.0))

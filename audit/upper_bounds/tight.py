@@ -57,6 +57,8 @@ _ENOUGH = 1.001
 _LEAST = -45.0
 # Cells before f = 1 - e that are bounded by its limit, where rounding would blur what is resolved.
 _NEAR = 8
+# Rows at a time, so that what is at work stays in the cache.
+_ROWS = 32
 # Share that every part of a curve gets of its events however little moves there.
 _SOME = 1e-9
 # Rounding of one logarithm that is near 0; what the ratio of two widths may lose by it decides
@@ -207,11 +209,11 @@ class TightCurve:
 
     def _by_lines(self, epsilon: float) -> float:
         total = 0.0
-        gains = np.empty_like(self._lines[0].slopes)
         for line in self._lines:
-            np.multiply(_scaled(line.weights, epsilon), line.slopes, out=gains)
-            np.subtract(line.gains, gains, out=gains)
-            total += 0.5 * float(np.maximum(gains.max(axis=1), 0.0).sum())
+            weights = _scaled(line.weights, epsilon)
+            beyond = line.gains[:, -1] - weights[:, 0] * line.slopes[:, -1]
+            most = _most_gains(line.gains, weights, line.slopes, (0, len(weights) + 1))
+            total += 0.5 * float(np.maximum(most, beyond).sum())
         return total * (1.0 + PROFILE_ACCURACY)
 
     @property
@@ -220,7 +222,8 @@ class TightCurve:
 
     def estimate(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0 by the trapezoid rule, not rounded."""
-        return float(np.maximum(self._trapezoids(epsilon).max(axis=1), 0.0).sum())
+        gains, loss = self._halves
+        return float(_most_gains(gains, _scaled(self._widths[1], epsilon), loss, (0,)).sum())
 
     def worst_order(self, delta: float) -> FoldedGame:
         """The folded order that leaks most at delta.
@@ -406,6 +409,26 @@ def _dense_events(
             break
         curve = TightCurve(pair, repetitions, t, epsilon)
     return curve.t, curve.guess
+
+
+def _most_gains(gains: Array, weights: Array, slopes: Array, starts: tuple[int, ...]) -> Array:
+    """The largest entry [n] of every row of gains - weights * slopes, or 0 if that is more.
+
+    Args:
+        gains: [n, m], lower triangles side by side.
+        weights: [n, 1].
+        slopes: [n, m], likewise.
+        starts: the first columns of the triangles.
+    """
+    most = np.zeros(len(weights))
+    for first in range(0, len(weights), _ROWS):
+        end = min(first + _ROWS, len(weights))
+        rows = slice(first, end)
+        for start in starts:
+            part = rows, slice(start, start + end)
+            found = (gains[part] - weights[rows] * slopes[part]).max(axis=1)
+            np.maximum(most[rows], found, out=most[rows])
+    return most
 
 
 def _scaled(weights: Array, epsilon: float) -> Array:
