@@ -1,8 +1,8 @@
 """A small coverage study with fixed seeds: whatever claims to hold, holds.
 
-Each cell has 60 trials a side and 15 games. A row fails if its number of violations is beyond what a 5 % error gives
-with probability 1e-2 over all rows together (Bonferroni), so a study of correct estimators fails
-one time in a hundred; seeds are fixed, so always or never.
+Each cell has 60 trials a side and 15 games. A row fails if its number of violations is beyond what
+a 5 % error gives with probability 1e-2 over all rows together (Bonferroni), so a study of correct
+estimators fails one time in a hundred; seeds are fixed, so always or never.
 """
 
 from pathlib import Path

@@ -364,7 +364,7 @@ def test_damaged_folders_are_refused(audit, capsys, name):
         VALUES,
     )
 
-    @examples(12)
+    @examples(6)
     @given(JSONS | whole)
     def play(content):
         (audit / name).write_bytes(content)

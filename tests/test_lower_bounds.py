@@ -738,7 +738,7 @@ def test_perfect_separation_and_large_deltas_prove_what_both_tails_together_can(
 
 def test_a_game_may_stop_at_any_look() -> None:
     """Randomised response by a threshold; a game is broken if any of seven looks is."""
-    rng, epsilon, games, alpha = np.random.default_rng(23), 1.0, 800, 0.2
+    rng, epsilon, games, alpha = np.random.default_rng(23), 1.0, 1000, 0.2
     sizes = lower_bounds.doubling(1280, first=20)
     assert sizes == (20, 40, 80, 160, 320, 640, 1280)
     counted = lower_bounds.ClopperPearson(rule=lower_bounds.FixedThreshold(0.0))

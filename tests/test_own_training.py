@@ -271,7 +271,7 @@ def test_a_correct_training_is_not_accused(name):
 
 
 @pytest.mark.parametrize(
-    ("audits", "allowed"), [(100, 11), pytest.param(1000, 66, marks=pytest.mark.slow)]
+    ("audits", "allowed"), [(60, 8), pytest.param(1000, 66, marks=pytest.mark.slow)]
 )
 def test_correct_trainings_are_accused_in_at_most_5_percent_of_audits(audits, allowed):
     # The tightest training there is: one Gaussian of the canary's own coordinate, mu = 1. Beside

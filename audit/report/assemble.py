@@ -1,8 +1,8 @@
 """From finished games to numbers: every lower and upper bound, with what each needs to be true."""
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -292,11 +292,10 @@ def _contradictions(
     ]
     above = [one for one in valid if one[3] > value]
     share = (1.0 - config.confidence) / max(len(valid) * len(config.epsilon), 1)
-    for (proxy, repeat), group in itertools.groupby(above, key=lambda one: (one[0], one[2])):
-        strict = stricter(proxy, repeat, 1.0 - share)
-        for _, key, _, epsilon in group:
-            beyond = strict.get(key, 0.0) > value
-            yield Contradiction(key, proxy, repeat, epsilon, name, value, beyond)
+    asked_once = cache(stricter)
+    for proxy, key, repeat, epsilon in above:
+        beyond = asked_once(proxy, repeat, 1.0 - share).get(key, 0.0) > value
+        yield Contradiction(key, proxy, repeat, epsilon, name, value, beyond)
 
 
 def _each(bound: LowerResult) -> Iterator[tuple[int | None, Evidence]]:
