@@ -30,6 +30,7 @@ from audit.accounting.composition import compose
 from audit.accounting.dpsgd import SampledStep
 from audit.accounting.pairs import Atoms, GaussianPair, LaplacePair, LossPair
 
+LOG_TWO_PI = math.log(2.0 * math.pi)
 EPSILONS = np.array([-3.0, -1.0, -0.2, 0.0, 0.1, 0.5, 1.0, 2.0, 5.0])
 BASES = {
     "gaussian": GaussianMechanism(0.8),
@@ -108,6 +109,9 @@ def test_composition_of_unlike_parts_agrees_with_the_gaussian_closed_form():
     assert max(alone) < both.epsilon(1e-5) < sum(alone)
     orders = np.array([1.5, 4.0])
     assert both.renyi(orders) == pytest.approx(sum(part.renyi(orders) for part in both.parts))
+    # Full batches are one Gaussian among other parts, too.
+    full = Composition((LaplaceMechanism(2.0), DpSgd(10.0, 9)))
+    assert full.epsilon(1e-5) == both.epsilon(1e-5)
 
 
 def test_a_laplace_pair_is_what_integration_says():
@@ -217,6 +221,29 @@ def test_rdp_and_profile_of_one_sampled_step_are_what_integration_says():
             assert base.renyi(np.array([alpha]))[0] == pytest.approx(max(exact), rel=1e-8)
 
 
+@pytest.mark.parametrize("neighbours", accounting.NEIGHBOURS)
+@pytest.mark.parametrize(("sigma", "rate"), [(0.06, 0.01), (0.1, 0.3), (0.15, 0.05), (0.2, 0.999)])
+def test_divergences_of_low_orders_at_little_noise_are_what_integration_says(
+    neighbours, sigma, rate
+):
+    width = 1e-3
+    x = np.arange(-5.0, 6.0, sigma * width)
+
+    def log_density(mean):
+        rest, moved = (-0.5 * ((x - at) / sigma) ** 2 for at in (0.0, mean))
+        return np.logaddexp(math.log1p(-rate) + rest, math.log(rate) + moved) - 0.5 * LOG_TWO_PI
+
+    p, q = log_density(1.0), log_density(0.0 if neighbours == "add-remove" else -1.0)
+    orders = np.array([1.01, 1.1, 1.2, 1.5])
+    found = SampledStep(sigma, rate, neighbours == "replace-one").renyi(orders)
+    for alpha, ours in zip(orders, found, strict=True):
+        exact = max(
+            float(special.logsumexp(alpha * a + (1.0 - alpha) * b)) + math.log(width)
+            for a, b in ((p, q), (q, p))
+        ) / (alpha - 1.0)
+        assert exact * (1 - 1e-8) <= ours <= exact * (1 + 1e-6)
+
+
 def test_opposite_gradients_dominate_every_replacement():
     # One step, records with gradients g and g' anywhere in the unit disc.
     sigma, rate = 0.9, 0.2
@@ -281,6 +308,10 @@ def test_a_profile_of_points_is_the_least_private_mechanism_that_keeps_them():
     two = PrivacyProfile([0.0, 1.0], [1.0, 1e-3])
     other = ApproximateDp(1.0, 1e-3)
     assert two.delta(EPSILONS) == pytest.approx(other.delta(EPSILONS), rel=1e-9)
+    # Most outputs of little loss are alike under both, and count as outputs all the same.
+    for profile in (copy, two, PrivacyProfile([0.0], [0.1])):
+        law = profile.pairs[0].law
+        assert float(np.exp(law.log_mass).sum()) + law.p_only == pytest.approx(1.0, abs=1e-9)
 
 
 def test_a_renyi_curve_between_its_orders():
@@ -327,6 +358,14 @@ def test_loss_pairs_with_one_sided_outputs():
     assert np.isinf(pair.renyi(np.array([2.0]))).all()
     apart = DiscreteMechanism([1.0, 0.0], [0.0, 1.0])
     assert float(apart.delta(100.0)) == 1.0
+
+
+def test_ranked_outputs_end_where_their_masses_add_up():
+    pair = DiscreteMechanism([0.5, 0.5, 0.0], [0.1, 0.5, 0.4]).pairs[0]
+    worse, worse_with = np.exp(pair.ranked())
+    # From the largest loss on: first what P alone gives, nothing here, and P' alone last.
+    assert worse == pytest.approx([1.0, 1.0, 0.5, 0.0, 0.0], abs=1e-15)
+    assert worse_with == pytest.approx([1.0, 1.0, 0.9, 0.4, 0.0], abs=1e-15)
 
 
 def test_curves_are_read_from_files(tmp_path):

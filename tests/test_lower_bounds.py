@@ -326,6 +326,9 @@ def test_an_estimator_is_a_statistic_with_a_rule() -> None:
     turned = lower_bounds.ClopperPearson(rule=lower_bounds.FixedThreshold(3.0))
     upside_down = turned.mirrored(-low, -high, direction="lower")
     assert upside_down.epsilon == turned(low, high).epsilon
+    # A bound of one's own has counted no trials unless it says so.
+    own = lower_bounds.LowerBound("own", "rule", 1.0, 0.95, lifted.claim, upside_down.verdict)
+    assert (own.trials_without, own.trials_with) == (0, 0)
     with pytest.raises(ValueError, match="rule must not go by limits of the error rates"):
         lower_bounds.Conditional(rule=lower_bounds.Band())
 
@@ -493,6 +496,10 @@ def test_the_rank_sum_at_a_tiny_error_falls_back_and_is_monotone() -> None:
     limits = [rank_sum.mu_lower_limit(900_000, n, n, law, alpha) for alpha in alphas]
     assert limits == sorted(limits, reverse=True)
     assert limits[-1] > 1.0  # the means are 1.81 apart
+    # As many pairs as in one of the allowed games at mu = 0 refute nothing; one more does.
+    few = rank_sum._reference_games(20, 30, law)
+    reached = round(few._reached(0, 5))
+    assert few.limit(reached, 5) == -math.inf < few.limit(reached + 1, 5)
     # Hoeffding's inequality is never the stronger one.
     games = rank_sum._reference_games(n, n, law)
     for alpha in (0.2, 0.05, 0.01):
@@ -531,6 +538,9 @@ def test_the_selected_rate_covers_when_the_statistic_is_not_the_score() -> None:
     assert 0.6 * 100 / law.mean < groups < 100 / law.mean
     assert nothing == pytest.approx(1.0 - 0.05 ** (1.0 / groups), abs=20.0 * too_long)
     assert pooled.selected_rate_limit([], [], law, 0.05) == 1.0
+    # If every run is a hit, so is every winner of one run or more.
+    every = repetitions.parse("geometric:0.5")
+    assert pooled.selected_rate_limit(np.arange(200.0), np.ones(200, bool), every, 0.05) == 1.0
 
 
 def test_a_tuning_by_any_score_is_bounded_from_all_its_runs() -> None:
@@ -699,6 +709,15 @@ def test_extreme_numbers_and_deltas_are_answered(n0: int, n1: int, delta: float)
     assert 0.0 <= bound.epsilon < math.log(max(n0, n1))
     none = lower_bounds.lower_bound(rng.normal(size=n0), rng.normal(size=n1), delta)
     assert none.epsilon < 3.0
+
+
+@pytest.mark.parametrize("log_odds", [-3.0, 0.0, 5.0])
+def test_the_scan_cuts_no_tail_of_the_ones_between_its_ranks(log_odds: float) -> None:
+    for zeros in (1, 50):
+        chances, first = scan._negative_binomial(zeros, log_odds, 10**7)
+        law = stats.nbinom(zeros, special.expit(log_odds))
+        assert chances == pytest.approx(law.pmf(first + np.arange(len(chances))), rel=1e-6)
+        assert law.cdf(first - 1) + law.sf(first + len(chances) - 1) < 1e-14
 
 
 def test_both_tails_together_are_exact_in_their_worst_game() -> None:

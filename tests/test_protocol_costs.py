@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from audit.accounting import (
     Unreachable,
 )
 from audit.upper_bounds import GridCurve, SubsetCurve, cost
+from audit.upper_bounds.conditional import Chance, TwoEvents
 
 DELTA = 1e-5
 CASES = 40  # random small bases of a brute force
@@ -242,6 +243,16 @@ def test_no_accepted_set_leaks_more_than_two_events(stop):
             assert cost(base, protocol, leak * (1 - 1e-9)).epsilon >= epsilon * (1 - 1e-6)
 
 
+def test_corners_of_a_box_between_two_lines():
+    # e in [0.2, 0.6] and f in [0.3, 0.8] where 0.7 <= e + f <= 1: a polygon of five corners.
+    (pair,) = GaussianMechanism(1.0).pairs
+    events = TwoEvents(pair, Chance((0.0, 1.0, 0.0), (0.0, 1.0, 1.0), 0.7), 1e-5)
+    on_e, on_f, possible = events._corners(*(np.array([v]) for v in (0.2, 0.6, 0.3, 0.8)))
+    e, f = 0.2 + 0.4 * on_e[possible], 0.3 + 0.5 * on_f[possible]
+    found = {(round(float(x), 9), round(float(y), 9)) for x, y in zip(e, f, strict=True)}
+    assert found == {(0.4, 0.3), (0.6, 0.3), (0.6, 0.4), (0.2, 0.8), (0.2, 0.5)}
+
+
 def test_rerunning_reduces_to_one_run():
     base = GaussianMechanism(0.7)
     assert cost(base, "until:1", DELTA).epsilon == pytest.approx(base.epsilon(DELTA), rel=2e-5)
@@ -359,6 +370,8 @@ def test_the_sum_over_losses_is_the_double_integral():
             sides = mixed - math.exp(epsilon), 1.0 - math.exp(epsilon) * mixed
             exact = max(float(np.sum(mass * np.maximum(side, 0.0))) for side in sides)
             assert curve.delta(epsilon) == pytest.approx(exact, rel=1e-4)
+    # Without a word the final run takes the rest, as in the paper.
+    assert SubsetCurve(tuned, base.pairs[0], base.pairs[0], 0.2) == replace(curve, on_all=False)
 
 
 def test_a_subset_reduces_to_what_it_must():
@@ -525,6 +538,11 @@ def test_grid_curve_from_below():
     for epsilon in (0.5, 3.0):
         assert curve.attained_delta(epsilon) <= curve.delta(epsilon)
         assert curve.attained_delta(epsilon) == pytest.approx(curve.delta(epsilon), rel=1e-4)
+
+
+def test_what_a_grid_gives_up_as_a_full_leak_is_its_share_of_delta():
+    curve = GridCurve(GaussianMechanism(0.5).pairs, (10,), 0.2, 1e-12)
+    assert 10 * 0.2 * curve.least == pytest.approx(1e-12, abs=0.0)  # two of the candidates are run
 
 
 def test_noisy_max():

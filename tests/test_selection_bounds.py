@@ -195,6 +195,15 @@ def test_corollary_4_is_theorem_2_in_closed_form():
         upper_bounds.corollary_4_curve(ZeroConcentratedDp(9.0), law)
 
 
+def test_corollary_4_needs_a_law_of_enough_runs():
+    # log(1/gamma) >= rho: at gamma = 0.5 up to rho = 0.69.
+    law = repetitions.parse("tnb:1,0.5")
+    for rho, applies in ((0.69, True), (0.70, False)):
+        found = upper_bounds.BOUNDS["corollary-4"](ZeroConcentratedDp(rho), law, DELTA)
+        assert (found.epsilon is not None) == applies
+        assert applies or "log(1/gamma) must be at least rho" in found.assumes
+
+
 def test_lemma_22_approaches_the_law_before_truncation():
     base, before = GaussianMechanism(0.5), repetitions.parse("tnb:1,0.1")
     limit = upper_bounds.lemma_7(base, before, DELTA).epsilon

@@ -101,6 +101,16 @@ def test_the_bound_is_safe_however_few_the_events(spec, points):
         assert game.delta(epsilon) <= fine.delta(epsilon)
 
 
+def test_one_run_is_covered_by_a_single_event():
+    # One cell before it and one behind: neither has two neighbours whose chords could meet.
+    p, q = np.array([0.05, 0.35, 0.6]), np.array([0.5, 0.4, 0.1])
+    for pair in DiscreteMechanism(p, q).pairs:
+        for at in np.linspace(*pair.event_range, 20)[1:-1]:
+            curve = TightCurve(pair, repetitions.Fixed(1), np.array([at]))
+            for epsilon in (0.0, 0.5, 1.5):
+                assert pair.profile(epsilon) <= curve.delta(epsilon) * (1 + 1e-12)
+
+
 @pytest.mark.parametrize("spec", ["fixed:4", "poisson:3", "tnb:0,0.05"])
 def test_folded_games_are_played_exactly(spec):
     law, epsilon = repetitions.parse(spec), 0.3

@@ -22,6 +22,7 @@ from audit.upper_bounds import (
     best_split_order,
 )
 from audit.upper_bounds.reduced import log_density
+from audit.upper_bounds.region import corner_events
 from benchmarks.reduced_renyi import settings, share_of_delta
 
 LAWS = [
@@ -222,6 +223,14 @@ def test_best_split_order_beats_the_increasing_score():
     assert epsilon == pytest.approx(TunedOrder(1.0, law, order).epsilon(1e-5), rel=1e-4)
 
 
+@pytest.mark.parametrize("scale", [0.1, 1e-20])
+def test_a_corner_is_where_the_chords_of_its_neighbours_meet(scale):
+    # s' = 4 s up to the corner at s = 5/3, then 5 + s; events however small keep their digits.
+    s, with_record = scale * np.array([[0.0, 1.0, 3.0, 4.0], [0.0, 4.0, 8.0, 9.0]])
+    corners = -np.expm1(corner_events(np.log1p(-s), np.log1p(-with_record)))
+    assert corners[:, 1] / scale == pytest.approx([5 / 3, 20 / 3], rel=1e-12)
+
+
 def test_attack_order_prefers_events_that_can_be_seen():
     law, mu = repetitions.parse("tnb:0,0.01"), accounting.calibrate_mu(4.0, 1e-5)
     _, few = attack_order(mu, law, 1e-5, 300)
@@ -356,6 +365,18 @@ def test_the_renyi_divergence_of_the_reduced_game_is_never_low(seed):
             converted = float(epsilon_of_order(exact, order, 1e-5))
             proved = game.renyi_epsilon(float(order), 1e-5, sign)
             assert proved <= converted + 1e-3 * max(exact, 0.01)
+
+
+@pytest.mark.parametrize(("mean", "other"), [(0.0, 1.0), (1.0, 0.0)])
+def test_cells_of_which_rounding_leaves_no_mass_still_count(mean, other):
+    # One run, cells where p > q: the integral of p^4 q^-3, all but constant over so short cells.
+    order, width = 4.0, 2e-15
+    edges = (-3.0 if mean < other else 4.0) + width * np.arange(9.0)
+    log_p, log_q = (-0.5 * (edges[1:] - at) ** 2 for at in (mean, other))
+    exact = order * log_p - (order - 1.0) * log_q + np.log(np.diff(edges) / math.sqrt(2 * math.pi))
+    game = ReducedGame(1.0, repetitions.parse("fixed:1"))
+    found, _ = game._chords(order, edges, mean, other)
+    assert np.all(found >= exact - 1e-9)
 
 
 def test_algorithm_3_is_never_below_what_the_reduced_game_leaks():

@@ -123,7 +123,7 @@ class RenyiChords:
         place = np.floor(np.log(rest) / self._SPACING).astype(np.int64)
         low, high = self._order(place) - 1.0, self._order(place + 1) - 1.0
         at_low, at_high = low * self._at(place), high * self._at(place + 1)
-        share = np.clip((rest - low) / (high - low), 0.0, 1.0)
+        share = np.minimum((rest - low) / (high - low), 1.0)
         with np.errstate(invalid="ignore"):
             rise = np.where(np.isfinite(at_high), at_high - at_low, np.inf)
             return np.asarray(np.where(share > 0.0, at_low + share * rise, at_low) / rest)

@@ -124,11 +124,11 @@ def _scan_each_tail(scores: Scores, delta: float, alpha: float) -> Finding:
     if low >= high:
         by_low = _invert(n0, n1, delta, alpha / 2.0, low)
         # With equal numbers both tails have the same law, and more evidence means a larger bound.
-        by_high = 0.0 if n0 == n1 else _invert(n1, n0, delta, alpha / 2.0, high, by_low)
+        by_high = -math.inf if n0 == n1 else _invert(n1, n0, delta, alpha / 2.0, high, by_low)
     else:
         by_high = _invert(n1, n0, delta, alpha / 2.0, high)
-        by_low = 0.0 if n0 == n1 else _invert(n0, n1, delta, alpha / 2.0, low, by_high)
-    if by_high > by_low or (n0 == n1 and low < high):
+        by_low = -math.inf if n0 == n1 else _invert(n0, n1, delta, alpha / 2.0, low, by_high)
+    if by_high > by_low:
         # Scores at this one speak for the record too: the threshold is just below.
         at = float(np.nextafter(with_record[n1 - high.rank], -np.inf))
         return Finding(by_high, at, high.ones, n1 - high.rank, n0, n1)

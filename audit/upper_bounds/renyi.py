@@ -100,12 +100,13 @@ def corollary_4(base: Mechanism, repetitions: Repetitions, delta: float) -> Valu
         >>> round(corollary_4(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
         1.597
     """
-    if zero_concentrated(base) is None:
+    rho = zero_concentrated(base)
+    if rho is None:
         raise NotApplicable("the base must be Gaussian or zero-concentrated")
     law = repetitions.power_law
     if law is None:
         raise NotApplicable("K must be truncated negative binomial")
-    if -math.log(law.gamma) < (zero_concentrated(base) or 0.0):
+    if -math.log(law.gamma) < rho:
         raise NotApplicable("log(1/gamma) must be at least rho")
     return _converted(base, corollary_4_curve, repetitions, delta)
 
