@@ -360,3 +360,17 @@ def test_bad_input(tmp_path, capsys):
     ):
         assert run.main([*options, "--threat", "ETCV", "--out", str(tmp_path / "out")]) == 2
         assert f"error: precision {message}" in capsys.readouterr().err
+
+
+def test_products_of_operands_with_gaps_and_in_any_order():
+    torch.manual_seed(0)
+    x, weight = torch.randn(512, 130), torch.randn(512, 130)
+    pairs = [
+        (x[:, :65], weight[:, :65]),
+        (x[::2, ::2], weight[::2, ::2]),
+        (x.T, weight.T),
+        (x[:1].expand(512, 130), weight),
+    ]
+    for left, right in pairs:
+        exact = left.double() @ right.double().T
+        assert torch.allclose(products.affine(left, right).double(), exact, atol=1e-3)
