@@ -202,10 +202,10 @@ def test_tuned_twice_the_cost_is_the_total(capsys):
 
 
 def test_target_epsilon_under_another_protocol(capsys):
-    told = ["--target-epsilon", "2", "--steps", "100", "--protocol", "until:0.3"]
+    told = ["--target-epsilon", "2", "--steps", "100", "--protocol", "noisy-max:10"]
     _, out, _ = run(capsys, *told, "--json")
     answer = json.loads(out)
-    assert answer["protocol"] == "until:0.3"
+    assert answer["protocol"] == "noisy-max:10"
     assert 2.0 * (1 - 1e-6) <= answer["cost"]["epsilon"] <= 2.0
 
 

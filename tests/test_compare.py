@@ -17,7 +17,7 @@ from threat_models import check_names
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
-SMALL = ["--trials", "60", "--repeats", "2", "--epsilon", "1", "4", "--steps", "2"]
+SMALL = ["--trials", "30", "--repeats", "2", "--epsilon", "1", "4", "--steps", "2"]
 SMALL += ["--train-size", "30", "--validation-size", "20"]
 
 
@@ -175,7 +175,7 @@ def test_same_row_twice_is_told_apart_by_its_folder(finished, tmp_path):
     audits = compare.read([finished / "etcv", copy])
     titles = [axes.get_title() for axes in compare.draw(audits).axes if axes.axison]
     assert [title.splitlines()[-1] for title in titles] == [str(finished / "etcv"), str(copy)]
-    assert "60 or 70 trials x 2" in compare.to_text(audits)
+    assert "30 or 70 trials x 2" in compare.to_text(audits)
 
 
 @pytest.mark.parametrize(
