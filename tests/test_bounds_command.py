@@ -51,7 +51,7 @@ def test_ways_to_name_the_base_agree(capsys):
         ["--noise-multiplier", str(10 / 0.24721082), "--steps", "100"],
         ["--mu", "0.24721082"],
     ):
-        _, out, _ = run(capsys, *base, "--json")
+        _, out, _ = run(capsys, *base, "--protocol", "noisy-max:10", "--json")
         answers.append([bound["epsilon"] for bound in json.loads(out)["bounds"]])
     assert answers[0] == pytest.approx(answers[1], rel=1e-6)
     assert answers[0] == pytest.approx(answers[2], rel=1e-6)

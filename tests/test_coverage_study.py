@@ -1,6 +1,6 @@
 """A small coverage study with fixed seeds: whatever claims to hold, holds.
 
-Each cell has 60 trials a side and 15 games. A row fails if its number of violations is beyond what
+Each cell has 60 trials a side and 10 games. A row fails if its number of violations is beyond what
 a 5 % error gives with probability 1e-2 over all rows together (Bonferroni), so a study of correct
 estimators fails one time in a hundred; seeds are fixed, so always or never.
 """
@@ -17,7 +17,7 @@ from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold, WorstOrderCur
 from audit.protocols import Adaptive
 from audit.upper_bounds import AdaptiveAttack
 
-SIZES = {60: 15}
+SIZES = {60: 10}
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
 
@@ -34,12 +34,12 @@ def test_no_estimator_that_claims_to_hold_is_above_five_percent(study: pd.DataFr
 
 
 def test_every_protocol_is_played_and_no_claim_fails() -> None:
-    # 15 games each: enough to see a claim that mostly fails, and that what cannot hold claims not.
+    # 10 games each: enough to see a claim that mostly fails, and that what cannot hold claims not.
     names = [game.name for game in coverage_study.games(60) if game.protocol is not None]
     assert {name.split(":")[0] for name in names} == {
         "grid", "adaptive", "subset", "until", "stopping"
     }  # fmt: skip
-    study = pd.concat(coverage_study.run({60: 15}, seed=5, only=names), ignore_index=True)
+    study = pd.concat(coverage_study.run({60: 10}, seed=5, only=names), ignore_index=True)
     assert len(coverage_study.failures(study)) == 0
     claimed = study[study["claimed"]]
     assert set(claimed["mechanism"]) == set(names)

@@ -283,10 +283,10 @@ def test_example_1_of_xiang_wang_and_wang():
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_conditional_sampling_against_every_set(seed):
-    p, q = random_pair(seed, 5)
+    p, q = random_pair(seed, 4)
     base, orders = DiscreteMechanism(p, q), np.array([1.5, 2.0, 3.0, 10.0])
-    for size in (1, 2, 3, 4):
-        for kept in itertools.combinations(range(5), size):
+    for size in (1, 2, 3):
+        for kept in itertools.combinations(range(4), size):
             rows = list(kept)
             there, back = p[rows] / p[rows].sum(), q[rows] / q[rows].sum()
             moments = np.sum(there ** orders[:, None] * back ** (1 - orders[:, None]), axis=1)
@@ -518,7 +518,7 @@ def test_more_of_anything_costs_more(mu, factor, family, mean):
 @pytest.mark.parametrize(
     ("base", "spec", "delta"),
     [
-        (DpSgd(1.0, 500, 0.01), "tnb:0,1e-9", 1e-30),
+        pytest.param(DpSgd(1.0, 500, 0.01), "tnb:0,1e-9", 1e-30, marks=pytest.mark.slow),
         pytest.param(DpSgd(1.0, 500, 0.01), "poisson:1e6", 0.4, marks=pytest.mark.slow),
         pytest.param(DpSgd(50.0, 1, 1e-5), "poisson:1e6", 1e-5, marks=pytest.mark.slow),
         pytest.param(DpSgd(50.0, 1, 1e-5), "tnb:5,1e-7", 1e-30, marks=pytest.mark.slow),

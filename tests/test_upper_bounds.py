@@ -265,7 +265,7 @@ def test_example_1_of_xiang_et_al_nearly_attains_three_epsilon():
     assert attained <= region <= 3.0 + 1e-6
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_no_order_of_a_discrete_base_exceeds_the_region_bound(seed):
     rng = np.random.default_rng(seed)
