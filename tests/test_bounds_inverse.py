@@ -139,13 +139,19 @@ def test_the_command_solves_for_runs_and_for_the_law(capsys):
     found, rows = answer(capsys, *argv, "--solve", "runs", "--repetitions", "tnb:0,0.5")
     assert 1.99 < rows["region"] <= 2.0
     assert repetitions.parse(found["repetitions"]).mean > 50
+
+
+@pytest.mark.slow
+def test_the_command_solves_for_the_law(capsys):
+    argv = ["--mu", "0.3", "--target-epsilon", "2"]
+    found, _ = answer(capsys, *argv, "--solve", "runs", "--repetitions", "tnb:0,0.5")
     best, rows = answer(capsys, *argv, "--solve", "law")
     assert rows["region"] <= 2.0
     assert best["expected_quantile"] >= found["expected_quantile"]
     assert best["affordable"][0]["repetitions"] == best["repetitions"]
 
 
-def test_the_command_takes_other_bases_and_solves_for_sampled_noise(capsys, tmp_path):
+def test_the_command_takes_other_bases(capsys, tmp_path):
     path = tmp_path / "profile.csv"
     path.write_text("0,0.2\n1,1e-4\n2,1e-9\n")
     for spec in ("laplace:5", f"profile:{path}"):
@@ -153,6 +159,10 @@ def test_the_command_takes_other_bases_and_solves_for_sampled_noise(capsys, tmp_
         assert code == 0
         assert "neighbours are those for which its parameters hold" in out
         assert "region" in out
+
+
+@pytest.mark.slow
+def test_the_command_solves_for_sampled_noise(capsys):
     argv = ["--target-epsilon", "2", "--steps", "100", "--sampling-rate", "0.05"]
     found, rows = answer(capsys, *argv)
     assert 1.999 < rows["region"] <= 2.0

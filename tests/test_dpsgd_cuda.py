@@ -114,6 +114,7 @@ def test_so_do_the_reductions(monkeypatch, name):
 
 
 @pytest.mark.usefixtures("as_seeded_there")
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
 def test_products_of_bf16_numbers_are_those_that_a_cpu_rounds(monkeypatch, model):
     settings = replace(SETTINGS, model=model)
@@ -239,6 +240,7 @@ def test_what_is_random_does_not_depend_on_the_memory(monkeypatch):
     assert_same([found[1][1]], [found[0][1]])
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
 def test_what_runs_side_by_side_fits(monkeypatch, model):
     settings = DpSgdSettings(40, 1.0, 1.0, (0.1,), model=model, momentum=0.5)

@@ -54,7 +54,7 @@ def test_no_sampler_of_small_cases_leaks_more(spec):
     rng, law = np.random.default_rng(11), repetitions.parse(spec)
     chances = law.pmf(np.arange(4)).tolist()
     largest = 0.0
-    for _ in range(10):
+    for _ in range(6):
         p, q = rng.dirichlet([1.0, 1.0], 2)
         q = 0.6 * p + 0.4 * q
         flip = rng.random() < 0.5

@@ -436,7 +436,7 @@ def test_pooled_runs_hold_and_reach_further_than_winners() -> None:
     assert max(above.values()) <= allowed(games)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("spec", "mu", "n0", "n1"),
     [
@@ -591,6 +591,7 @@ def test_one_run_reproduces_the_published_p_value() -> None:
     assert one_run.p_value(50, 20, 15, 2.0, 1e-4) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_million_scores_say_nearly_all_there_is() -> None:
     rng = np.random.default_rng(13)
     low, high = rng.normal(size=500_000), rng.normal(1.0, size=500_000)

@@ -58,6 +58,7 @@ def test_outputs_are_cleared(path: Path) -> None:
     assert notebook.cells[0].source.startswith("# ")
 
 
+@pytest.mark.slow
 def test_compare_reads_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "mine"
     run(AuditConfig(trials=400, repeats=1, epsilon=(3.0,), out=str(folder)))

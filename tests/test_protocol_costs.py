@@ -141,7 +141,7 @@ def test_a_grid_leaks_more_than_draws_of_one_law():
 @pytest.mark.parametrize("inclusion", [1.0, 0.4])
 def test_no_order_of_a_small_grid_leaks_more_than_any_bound(inclusion):
     rng = np.random.default_rng(6)
-    for case in range(CASES // 5):
+    for case in range(CASES // 8):
         sizes = [(2, 2, 2), (3, 2), (2, 3), (4, 2)][case % 4]
         pairs = [(random_law(rng, size), random_law(rng, size)) for size in sizes]
         if case % 3 == 0:
@@ -321,7 +321,7 @@ def test_an_adaptive_choice_without_freedom_is_random_search():
     base = GaussianMechanism(0.5)
     law = repetitions.parse("tnb:0,0.05")
     region = upper_bounds.region(base, law, DELTA).epsilon
-    for low, high in ((1.0, 1.0), (0.5, 1.0), (1.0, 3.0)):
+    for low, high in ((0.5, 1.0), (1.0, 3.0)):
         found = rows(base, protocols.Adaptive(law, low, high))["adaptive"].epsilon
         assert found == pytest.approx(region, rel=1e-12)
     near = rows(base, protocols.Adaptive(law, 1 - 1e-7, 1 + 1e-7))["adaptive"].epsilon

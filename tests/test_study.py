@@ -842,6 +842,7 @@ def test_bad_arguments_of_run_are_one_line():
 ONE_OF_EACH = {type(protocols.parse(one.protocol)): one for one in reversed(studies.honest(200))}
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("attack", list(ONE_OF_EACH.values()), ids=lambda one: one.protocol)
 def test_winners_leak_no_more_than_is_certified(attack):
     learns = attack.protocol.startswith("adaptive")  # a Gaussian process a run: slow

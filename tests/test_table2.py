@@ -58,6 +58,7 @@ def test_rows_on_digits(threat, canary):
     check(threat=threat, canary=canary, trials=200, steps=10, learning_rates=(0.01, 0.03))
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("threat", list(REAL))
 @pytest.mark.parametrize("dataset", ["FASHION", "MNIST", "CIFAR10", "SVHN"])
 @pytest.mark.parametrize("canary", ["input", "dirac"])

@@ -88,7 +88,7 @@ def test_published_values(mu, spec, values):
         assert bounds[name].epsilon == pytest.approx(value, rel=2e-3), name
 
 
-@pytest.mark.thin(13)
+@pytest.mark.thin(19)
 @pytest.mark.parametrize("mu", [pytest.param(0.02, marks=pytest.mark.slow), 0.24721, 1.0, 4.0])
 @pytest.mark.parametrize("spec", LAWS)
 @pytest.mark.parametrize("delta", [pytest.param(1e-12, marks=pytest.mark.slow), 1e-5, 1e-2])
@@ -306,7 +306,7 @@ def test_region_bound_grows_with_everything():
     assert by_runs == sorted(by_runs)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("mu", [1e-4, 30.0])
 @pytest.mark.parametrize("delta", [1e-30, 0.5])
 @pytest.mark.parametrize(
