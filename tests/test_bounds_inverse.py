@@ -118,6 +118,7 @@ def test_an_unreachable_budget_is_refused():
         upper_bounds.solve_mu(1.0, repetitions.parse("fixed:3"), DELTA, upper_bounds.renyi)
 
 
+@pytest.mark.slow
 def test_the_command_accounts_for_sampled_batches(capsys):
     argv = ["--noise-multiplier", "1", "--steps", "500", "--sampling-rate", "0.01"]
     found, rows = answer(capsys, *argv, "--tunings", "2", "--final-run")
@@ -169,6 +170,7 @@ def test_the_command_solves_for_sampled_noise(capsys):
     assert found["base"]["noise_multiplier"] > 1.0
 
 
+@pytest.mark.slow
 def test_the_command_draws(capsys, tmp_path, monkeypatch):
     path = tmp_path / "cost.png"
     monkeypatch.setattr(draw_cost, "__defaults__", (2,))  # points

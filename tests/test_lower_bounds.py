@@ -602,6 +602,7 @@ def test_a_million_scores_say_nearly_all_there_is() -> None:
     assert 4.33 < all_pairs.epsilon < GaussianMechanism(1.0).epsilon(DELTA)
 
 
+@pytest.mark.slow
 def test_the_largest_refuted_member_of_a_family_is_below_the_truth() -> None:
     """Families by profile: the tuned Gaussian with any score, and subsampled DP-SGD."""
     rng = np.random.default_rng(14)

@@ -249,7 +249,7 @@ def checked(control, **options):
     )
 
 
-@pytest.mark.thin(17)
+@pytest.mark.thin(22)
 @pytest.mark.parametrize("name", trainings.BROKEN)
 def test_a_broken_training_is_caught(name):
     found = checked(trainings.BROKEN[name])

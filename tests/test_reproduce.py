@@ -217,6 +217,7 @@ def test_x_table_4_misses_cells_whose_integral_was_cut_short() -> None:
     assert epsilon.min() == pytest.approx(5.90, abs=0.01)
 
 
+@pytest.mark.slow
 def test_x_figure_6_lower_bounds_stay_below_the_truth() -> None:
     result = computed(
         "x-fig6", epsilons=[1.0, 4.0], sampling_rates=[1.0], laws=[(0.0, 0.01)], games=40_000

@@ -306,7 +306,7 @@ def test_region_bound_grows_with_everything():
     assert by_runs == sorted(by_runs)
 
 
-@pytest.mark.thin(5)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("mu", [1e-4, 30.0])
 @pytest.mark.parametrize("delta", [1e-30, 0.5])
 @pytest.mark.parametrize(
