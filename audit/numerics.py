@@ -256,6 +256,22 @@ def best_renyi_order(
     return 1.0 + math.exp(grid[best]), float(values[best])
 
 
+def evenly(t: Array, moves: Array, points: int) -> Array:
+    """So many points over the range of a grid, between any two of which the same share moves.
+
+    Args:
+        t: the grid [n], increasing.
+        moves: what moves between its points [n-1], >= 0.
+        points: how many.
+
+    Example:
+        >>> evenly(np.array([0.0, 1.0, 2.0]), np.array([3.0, 1.0]), 5).round(3).tolist()
+        [0.0, 0.333, 0.667, 1.0, 2.0]
+    """
+    moved = np.concatenate([[0.0], np.cumsum(moves)])
+    return np.interp(np.linspace(0.0, moved[-1], points), moved, t)
+
+
 def log_or_minus_infinity(x: ArrayLike) -> Array:
     """log(x), minus infinity at 0, without a warning."""
     with np.errstate(divide="ignore"):

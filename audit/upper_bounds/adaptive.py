@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from audit import checks
 from audit import repetitions as laws
 from audit.accounting import AnyOf, Mechanism, OneOf, renyi_to_epsilon, solve_epsilon
-from audit.numerics import SUMS_TO_ONE, best_renyi_order, last_kept
+from audit.numerics import SUMS_TO_ONE, best_renyi_order, last_kept, remembered
 from audit.protocols import Adaptive
 from audit.repetitions import Repetitions
 from audit.upper_bounds.composed import AllRuns
@@ -88,12 +88,15 @@ class AdaptiveCurve(RegionCurve):
         return np.asarray(slopes) + np.log([[self.high], [self.low]])
 
 
+_curve = remembered(8)(AdaptiveCurve)  # both bounds by it ask for the same
+
+
 def adaptive_curves(base: Mechanism, protocol: Adaptive) -> list[AdaptiveCurve]:
     """One curve for each direction of the base."""
     law, low, high = protocol.repetitions, protocol.low, protocol.high
     if low == 1.0 or high == 1.0:
         low = high = 1.0  # a density nowhere above the prior, or nowhere below it, is the prior
-    return [AdaptiveCurve(pair, law, low=low, high=high) for pair in base.pairs]
+    return [_curve(pair, law, low=low, high=high) for pair in base.pairs]
 
 
 @bound(

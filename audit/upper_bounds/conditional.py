@@ -35,7 +35,7 @@ from audit.accounting import (
     renyi_to_epsilon,
     solve_epsilon,
 )
-from audit.numerics import FEW_ORDERS, PROFILE_ACCURACY
+from audit.numerics import FEW_ORDERS, PROFILE_ACCURACY, evenly
 from audit.protocols import RandomStopping, UntilAccepted
 from audit.upper_bounds.region import corner_events
 from audit.upper_bounds.registry import Value, bound
@@ -184,8 +184,7 @@ class TwoEvents:
             with np.errstate(divide="ignore"):
                 sides += [np.maximum(np.log(-np.expm1(side)), _LEAST) for side in sides]
             moves = np.abs(np.diff(np.stack(sides))).sum(axis=0) + 1e-9
-            moved = np.append(0.0, np.cumsum(moves))
-            t = np.unique(np.interp(np.linspace(0.0, moved[-1], _COARSE), moved, t))
+            t = np.unique(evenly(t, moves, _COARSE))
         return t
 
     def _best(self, for_e: Array, for_f: Array, *, chords: bool) -> Array:

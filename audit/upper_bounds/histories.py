@@ -51,7 +51,8 @@ Array = NDArray[np.float64]
 # Events (s, s'), points t where Psi is known, and losses where a profile of n runs is: with twice
 # as many of each, and of ranges, epsilon falls by 1 %.
 _EVENTS, _POINTS, _LOSSES = 384, 96, 513
-_LOG_T = np.concatenate([np.linspace(0.25, 8.0, 32), np.geomspace(8.5, 600.0, 32)])
+_LOG_T = np.concatenate([[0.0], np.linspace(0.25, 8.0, 32), np.geomspace(8.5, 600.0, 32)])
+_LOG_T = np.union1d(-_LOG_T, _LOG_T)
 # Shares of Psi(0): where the chords begin, not to lose their digits, and what is not resolved.
 _FIRST, _REST = 1.0 - 1e-6, 1e-20
 # Runs that are looked at, at most, and no more than leave out a share of E[K]: what is beyond pays
@@ -173,7 +174,7 @@ class HistoryCurve:
     """
 
     adaptive: AdaptiveCurve
-    told: "Told"
+    told: Told
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
@@ -184,11 +185,10 @@ class HistoryCurve:
     def upper(self) -> Mixture:
         """Shifted profiles of the base: the hinges of chords over points (t, Psi(t))."""
         most = self.adaptive.high * self.adaptive.repetitions.mean * _UP  # Psi(0)
-        log_t = np.concatenate([-_LOG_T[::-1], [0.0], _LOG_T])
-        share = self._psi(np.exp(log_t)) / most
+        share = self._psi(np.exp(_LOG_T)) / most
         falls = np.diff(np.stack([share, np.log(np.maximum(share, _REST)) / -math.log(_REST)]))
-        moved = np.concatenate([[0.0], np.cumsum(np.abs(falls).sum(axis=0))])
-        log_t = np.union1d(log_t, np.interp(np.linspace(0.0, moved[-1], _POINTS), moved, log_t))
+        dense = numerics.evenly(_LOG_T, np.abs(falls).sum(axis=0), _POINTS)
+        log_t = np.union1d(_LOG_T, dense)
         t, psi = np.exp(log_t), self._psi(np.exp(log_t))
         keep = psi < _FIRST * most
         keep[-1] = True
@@ -212,8 +212,7 @@ class HistoryCurve:
     def _sum(self, t: Array, blocks: list[_Block]) -> Array:
         """What K in every range adds, and K beyond, [n, m] at t [n, 1]."""
         low, high = self.adaptive.low, self.adaptive.high
-        a, b = map(np.exp, map(self.adaptive.repetitions.log_phi_prime_at, self._cells))
-        a, b = a * _UP, b / _UP
+        a, b = self._slopes
         total = np.zeros((len(t), len(a)))
         for block in blocks:
             told = np.interp(t, *self.told.hockey_stick(block.others))
@@ -235,6 +234,12 @@ class HistoryCurve:
         few = replace(self.adaptive, points=_EVENTS)
         log_u, log_l = few.worse(*few.pair.events(few.events))
         return np.append(0.0, log_u), np.append(log_l, -np.inf)
+
+    @cached_property
+    def _slopes(self) -> tuple[Array, Array]:
+        """phi'(u), rounded up, and phi'(l), rounded down, [m] in the cells."""
+        a, b = map(np.exp, map(self.adaptive.repetitions.log_phi_prime_at, self._cells))
+        return a * _UP, b / _UP
 
     @cached_property
     def _ranges(self) -> list[range]:

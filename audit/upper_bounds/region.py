@@ -191,8 +191,7 @@ def dense_events(
     for most in (*[_COARSE] * 6, points, points):
         moves = [np.abs(np.diff(v)).sum(axis=0) + _SOME for v in heights(*pair.events(t))]
         moves = 0.8 * moves[0] / moves[0].sum() + 0.2 * moves[1] / moves[1].sum()
-        moved = np.concatenate([[0.0], np.cumsum(moves)])
-        t = np.unique(np.interp(np.linspace(0.0, moved[-1], most), moved, t))
+        t = np.unique(numerics.evenly(t, moves, most))
     return t
 
 

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.accounting import DominatingPair, Mechanism, Unreachable, solve_epsilon
-from audit.numerics import PROFILE_ACCURACY, SUM_ROUNDING, log_of_difference, remembered
+from audit.numerics import PROFILE_ACCURACY, SUM_ROUNDING, evenly, log_of_difference, remembered
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import bounded_masses, scale
 from audit.upper_bounds.region import RegionCurve, corners, region_curve
@@ -455,8 +455,7 @@ def _first_events(pair: DominatingPair, repetitions: Repetitions) -> Array:
         ):
             move = np.abs(np.diff(height)).sum(axis=0) + _SOME
             moves += share * move / move.sum()
-        moved = np.append(0.0, np.cumsum(moves))
-        t = np.unique(np.interp(np.linspace(0.0, moved[-1], _COARSE), moved, t))
+        t = np.unique(evenly(t, moves, _COARSE))
     if high - low < 0.25 * _COARSE:  # a few straight pieces: three parts of each
         t = np.union1d(t, np.arange(3.0 * low, 3.0 * high + 1.0) / 3.0)
     log_left, _ = pair.events(t)
