@@ -28,9 +28,9 @@ Ties are broken by an independent uniform label of every run; to release it too 
 The region bound is the same integral with every event (s, s') in place of (e + f, L(e) + U(f)).
 """
 
+import bisect
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,18 +129,46 @@ class FoldedGame:
         return solve_epsilon(self.delta, delta, guess) * (1.0 - PROFILE_ACCURACY)
 
 
-class _Line(NamedTuple):
-    """What the cells (rows) add to delta as a function of f (columns), at one end of their lines.
+class _Envelope:
+    """What cells (rows) add to delta at their best f (columns), at one epsilon after another.
 
-    Attributes:
-        gains: [n-1, m] under P, the slope times the weight of e.
-        weights: [n-1] of L(e).
-        slopes: [n-1, m] under P'.
+    In every row the largest of gains - e^epsilon weights slopes: convex in e^epsilon, so that the
+    column which is best at two epsilons is best between them, and few rows are gone through again.
+
+    Args:
+        gains: [n, m] under P, the slope times the weight of e.
+        weights: [n] of L(e).
+        slopes: [n, m] under P'.
     """
 
-    gains: Array
-    weights: Array
-    slopes: Array
+    def __init__(self, gains: Array, weights: Array, slopes: Array) -> None:
+        self._gains, self._weights, self._slopes = gains, weights, slopes
+        self._known: dict[float, NDArray[np.intp]] = {}
+
+    def table(self, epsilon: float) -> Array:
+        """What the cells add at every f, [n, m]."""
+        return self._gains - _scaled(self._weights, epsilon) * self._slopes
+
+    def best(self, epsilon: float) -> tuple[NDArray[np.intp], Array]:
+        """The first column [n] where a row is largest, and its value there [n]."""
+        weights = _scaled(self._weights, epsilon)
+        known = sorted(self._known)
+        above = bisect.bisect_left(known, epsilon)
+        if known and known[0] <= epsilon <= known[-1]:
+            columns = self._known[known[max(above - 1, 0)]].copy()
+            rows = np.flatnonzero(columns != self._known[known[above]])
+            if len(rows):
+                gains = self._gains[rows] - weights[rows] * self._slopes[rows]
+                columns[rows] = gains.argmax(axis=1)
+        else:
+            columns = (self._gains - weights * self._slopes).argmax(axis=1)
+        self._known[epsilon] = columns
+        at = np.arange(len(columns)), columns
+        return columns, self._gains[at] - weights[:, 0] * self._slopes[at]
+
+    def most(self, epsilon: float) -> float:
+        """What all cells add, each at its best f if that is anything."""
+        return float(np.maximum(self.best(epsilon)[1], 0.0).sum())
 
 
 @dataclass(frozen=True)
@@ -185,7 +213,7 @@ class TightCurve:
             delta: in (0, 1).
             points: how many events end the refinement.
         """
-        return cls(pair, repetitions, *_dense_events(pair, repetitions, delta, points))
+        return _dense_curve(pair, repetitions, delta, points)
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up.
@@ -201,19 +229,12 @@ class TightCurve:
             Unreachable: no epsilon reaches delta.
         """
         enough = solve_epsilon(self._region.delta, delta, guess)
-
-        def delta_at(epsilon: float) -> float:
-            return self._by_lines(epsilon) if epsilon < enough else 0.0
-
-        return min(solve_epsilon(delta_at, delta, guess), enough)
+        if self._by_lines(enough) > delta * (1.0 - PROFILE_ACCURACY):
+            return enough
+        return min(solve_epsilon(self._by_lines, delta, guess), enough)
 
     def _by_lines(self, epsilon: float) -> float:
-        total = 0.0
-        for line in self._lines:
-            weights = _scaled(line.weights, epsilon)
-            beyond = line.gains[:, -1] - weights[:, 0] * line.slopes[:, -1]
-            most = _most_gains(line.gains, weights, line.slopes, (0, len(weights) + 1))
-            total += 0.5 * float(np.maximum(most, beyond).sum())
+        total = sum(0.5 * lines.most(epsilon) for lines in self._lines)
         return total * (1.0 + PROFILE_ACCURACY)
 
     @property
@@ -222,8 +243,7 @@ class TightCurve:
 
     def estimate(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0 by the trapezoid rule, not rounded."""
-        gains, loss = self._halves
-        return float(_most_gains(gains, _scaled(self._widths[1], epsilon), loss, (0,)).sum())
+        return sum(halves.most(epsilon) for halves in self._halves)
 
     def worst_order(self, delta: float) -> FoldedGame:
         """The folded order that leaks most at delta.
@@ -239,8 +259,9 @@ class TightCurve:
 
     def best_order(self, epsilon: float) -> FoldedGame:
         """The folded order that leaks most at epsilon."""
-        gains = self._trapezoids(epsilon)
-        before = np.where(gains.max(axis=1) > 0.0, gains.argmax(axis=1), 0)
+        found = [halves.best(epsilon) for halves in self._halves]
+        columns, gains = map(np.concatenate, zip(*found, strict=True))
+        before = np.where(gains > 0.0, columns, 0)
         # From the back on, the front is used up.
         before = np.maximum.accumulate(before[::-1])[::-1]
         return FoldedGame(self.left, self.repetitions, before)
@@ -259,9 +280,11 @@ class TightCurve:
         """
         sides = []
         for log_left in self.left:
-            e, f = np.tril_indices(len(log_left))
             slopes = np.full((len(log_left),) * 2, self._slope(np.array(-np.inf)))
-            slopes[e, f] = self._slope(log_of_difference(log_left[f], log_left[e]))
+            for rows in _blocks(len(log_left)):
+                f = slice(0, rows.stop)
+                log_x = log_of_difference(log_left[None, f], log_left[rows, None])
+                slopes[rows, f] = self._slope(log_x)
             sides.append(slopes)
         return sides[0], sides[1]
 
@@ -281,21 +304,25 @@ class TightCurve:
             errors = [_LOG_ROUNDING * (1.0 - v[:-1]) / -np.expm1(np.diff(v)) for v in self.left]
         return np.nan_to_num(sum(errors, np.zeros(1)), nan=np.inf)
 
-    def _trapezoids(self, epsilon: float) -> Array:
-        """What a cell (rows) adds to delta if it follows so many from the front, [n-1, n]."""
-        gains, loss = self._halves
-        return gains - _scaled(self._widths[1], epsilon) * loss
+    @cached_property
+    def _halves(self) -> list[_Envelope]:
+        """What the trapezoid rule takes: P's part in whole, and the mean slope of P'."""
+        (a, b), (widths, widths_with) = self._slopes, self._widths
+        found = []
+        for rows in _blocks(len(widths)):
+            next_rows, f = slice(rows.start + 1, rows.stop + 1), slice(0, rows.stop)
+            gains, loss = (0.5 * (v[next_rows, f] + v[rows, f]) for v in (a, b))
+            k = rows.start
+            found.append(
+                _Envelope(
+                    np.tril(widths[rows, None] * gains, k), widths_with[rows], np.tril(loss, k)
+                )
+            )
+        return found
 
     @cached_property
-    def _halves(self) -> tuple[Array, Array]:
-        """What the trapezoid rule takes: P's part in whole, and the mean slope of P', [n-1, n]."""
-        (a, b), (widths, _) = self._slopes, self._widths
-        gains = np.tril(0.5 * widths[:, None] * (a[1:] + a[:-1]))
-        return gains, np.tril(0.5 * (b[1:] + b[:-1]))
-
-    @cached_property
-    def _lines(self) -> list["_Line"]:
-        """The four lines whose sum is twice the bound.
+    def _lines(self) -> list[_Envelope]:
+        """Four lines for every cell, stacked in blocks of cells, whose sum is twice the bound.
 
         In every cell: phi'(1-e-f) is a convex function of e, below its chord; L is above the chords
         of both neighbours prolonged, a line to a corner and one from it; phi'(1-L-U) is a convex
@@ -303,9 +330,11 @@ class TightCurve:
         on both sides of the corner, so its maximum over f is convex there, and its mean at most
         half the sum over both ends. Both slopes are convex functions of f, too: a chord for the
         one, a corner for the other.
+
+        Columns are the events f, then what lies between any two, then all from `_NEAR` cells before
+        f = 1 - e on.
         """
         (p, _), (a, b), (widths, widths_with) = self.left, self._slopes, self._widths
-        a, b, b_up = a * (1.0 + SUM_ROUNDING), b * (1.0 - SUM_ROUNDING), b * (1.0 + SUM_ROUNDING)
         # Cell i is between the events i + 1, of smaller e, and i.
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             chord = widths_with / widths
@@ -321,64 +350,87 @@ class TightCurve:
             growth = widths_with / np.append(np.inf, widths_with[:-1])
             growth *= 1.0 - self._doubt - np.append(0.0, self._doubt[:-1])
         # Steps from a small cell to a large one would magnify rounding.
-        growth = np.where((growth > 0.0) & (growth < 8.0), growth, 0.0)[:, None]
+        growth = np.where((growth > 0.0) & (growth < 8.0), growth, 0.0)
         smooth = widths < 1e3 * np.minimum(
             np.append(widths[1:], np.inf), np.append(0.0, widths[:-1])
         )
-
-        after = np.vstack([b_up[:1], b_up[:-2]])
-        b_points = b[:-1] + growth * (b[:-1] - after)
-        share, b_end = corners(widths, b[:-1])
-        b_start = b_end + growth * (b_end - after[:, :-1] - np.diff(after) * share)
-        box = (share == 0.0) | ~smooth | (b_start < b_points[:, 1:])
-        share = np.where(box, 0.0, share)
-        b_start, b_end = np.where(box, b_points[:, 1:], b_start), np.where(box, b[:-1, 1:], b_end)
-        a_start, a_end = (v[:, :-1] + np.diff(v) * share for v in (a[1:], a[:-1]))
+        to, to_with = near * widths, near_with * widths_with
+        on, on_with = (1.0 - near) * widths, (1.0 - near_with) * widths_with
 
         # Up to f = 1 - e: 1-L(e)-U(f) >= L'(e) (1-e-f), and log phi' is convex in log x, so that
         # the gain, where positive, falls with f.
-        cells = np.arange(len(p) - 1)
+        cells = np.arange(len(widths))
         last = np.maximum(cells - _NEAR, 0)
         rest = log_of_difference(p[last], p[cells + 1])
-        most = self._slope(rest)[:, None] * (1.0 + SUM_ROUNDING)
+        most = self._slope(rest) * (1.0 + SUM_ROUNDING)
         with np.errstate(divide="ignore"):
-            least = self._slope(rest + np.log(chord_before))[:, None] * (1.0 - SUM_ROUNDING)
-        inner = (np.arange(len(p)) <= last[:, None]) & (last[:, None] > 0)
-        a_start, a_end, b_start, b_end = (
-            np.hstack([np.where(inner, at, 0.0), np.where(inner[:, 1:], between, 0.0), beyond])
-            for at, between, beyond in (
-                (a[1:], a_start, most),
-                (a[:-1], a_end, most),
-                (b_points, b_start, least),
-                (b[:-1], b_end, least),
+            least = self._slope(rest + np.log(chord_before)) * (1.0 - SUM_ROUNDING)
+
+        found = []
+        for rows in _blocks(len(cells)):
+            f = slice(0, rows.stop)
+            a_far, a_here = (a[cells[rows] + i, f] * (1.0 + SUM_ROUNDING) for i in (1, 0))
+            b_here = b[rows, f] * (1.0 - SUM_ROUNDING)
+            after = b[np.maximum(cells[rows] - 1, 0), f] * (1.0 + SUM_ROUNDING)
+            grown = growth[rows, None]
+            b_points = b_here + grown * (b_here - after)
+            share, b_end = corners(widths[: rows.stop - 1], b_here)
+            b_start = b_end + grown * (b_end - after[:, :-1] - np.diff(after) * share)
+            box = (share == 0.0) | ~smooth[: rows.stop - 1] | (b_start < b_points[:, 1:])
+            share = np.where(box, 0.0, share)
+            b_start = np.where(box, b_points[:, 1:], b_start)
+            b_end = np.where(box, b_here[:, 1:], b_end)
+            a_start, a_end = (v[:, :-1] + np.diff(v) * share for v in (a_far, a_here))
+
+            ends = last[rows, None]
+            inner = (cells[f] <= ends) & (ends > 0)
+            kept = max(rows.stop - _NEAR, 1)  # further columns are inner nowhere
+            a_start, a_end, b_start, b_end = (
+                np.hstack(
+                    [
+                        np.where(inner, at, 0.0)[:, :kept],
+                        np.where(inner[:, 1:], between, 0.0)[:, : kept - 1],
+                        beyond[rows, None],
+                    ]
+                )
+                for at, between, beyond in (
+                    (a_far, a_start, most),
+                    (a_here, a_end, most),
+                    (b_points, b_start, least),
+                    (b_here, b_end, least),
+                )
             )
-        )
-        a_corner = a_start + (a_end - a_start) * near[:, None]
-        b_corner = b_start + (b_end - b_start) * near_with[:, None]
-        to, to_with = near * widths, near_with * widths_with
-        on, on_with = (1.0 - near) * widths, (1.0 - near_with) * widths_with
-        return [
-            _Line(to[:, None] * a_start, to_with, b_start),
-            _Line(to[:, None] * a_corner, to_with, b_corner),
-            _Line(on[:, None] * a_corner, on_with, b_corner),
-            _Line(on[:, None] * a_end, on_with, b_end),
-        ]
+            a_corner = a_start + (a_end - a_start) * near[rows, None]
+            b_corner = b_start + (b_end - b_start) * near_with[rows, None]
+            before, behind = to[rows, None], on[rows, None]
+            found.append(
+                _Envelope(
+                    np.vstack(
+                        [before * a_start, before * a_corner, behind * a_corner, behind * a_end]
+                    ),
+                    np.concatenate([to_with[rows], to_with[rows], on_with[rows], on_with[rows]]),
+                    np.vstack([b_start, b_corner, b_corner, b_end]),
+                )
+            )
+        return found
 
     def _refined(self, game: FoldedGame, epsilon: float, delta: float) -> Array:
         """The events and new ones where the bound exceeds a game most; none if by little."""
         cells = np.arange(len(self.t) + 1)
         excess = np.zeros(len(cells))
         at_points, total = np.zeros(len(cells)), 0.0
-        for line in self._lines:
-            gains = line.gains - _scaled(line.weights, epsilon) * line.slopes
-            points, between = np.hsplit(gains, [len(cells) + 1])
+        for rows, lines in zip(_blocks(len(cells)), self._lines, strict=True):
+            gains = lines.table(epsilon)
+            width = gains.shape[1] // 2
+            points, between = gains[:, :width], gains[:, width:]
+            here = np.tile(cells[rows], 4)
             best = between.argmax(axis=1)
             point = np.maximum(points.max(axis=1), 0.0)
-            more = np.maximum(between[cells, best] - point, 0.0)
+            more = np.maximum(between[np.arange(len(here)), best] - point, 0.0)
             # What lies between two f is the fault of their distance, the rest of that of the e.
-            where = np.where(best < len(cells), best, np.maximum(cells - 1, 0))
+            where = np.where(best < width - 1, best, np.maximum(here - 1, 0))
             excess += 0.5 * np.bincount(where, more, len(cells))
-            at_points += 0.5 * point
+            at_points += 0.5 * np.bincount(here, point, len(cells))
             total += 0.5 * float((point + more).sum())
         (mass, _), (_, mass_with) = game.masses
         gains = mass[1::2] - _scaled(mass_with[1::2], epsilon)[:, 0]
@@ -395,11 +447,11 @@ class TightCurve:
         return np.union1d(self.t, middle)
 
 
-@remembered(4)  # bounds in a row ask for the same: what is attained, and what is not exceeded
-def _dense_events(
+@remembered(2)  # bounds in a row ask for the same: what is attained, and what is not exceeded
+def _dense_curve(
     pair: DominatingPair, repetitions: Repetitions, delta: float, points: int
-) -> tuple[Array, float | None]:
-    """Events t [n] of the pair that are dense where they matter for delta, and a guess."""
+) -> TightCurve:
+    """The curve of events of the pair that are dense where they matter for delta."""
     curve = TightCurve(pair, repetitions, _first_events(pair, repetitions))
     while len(curve.t) < points:
         game = curve.worst_order(delta)
@@ -408,27 +460,12 @@ def _dense_events(
         if len(t) == len(curve.t):
             break
         curve = TightCurve(pair, repetitions, t, epsilon)
-    return curve.t, curve.guess
+    return curve
 
 
-def _most_gains(gains: Array, weights: Array, slopes: Array, starts: tuple[int, ...]) -> Array:
-    """The largest entry [n] of every row of gains - weights * slopes, or 0 if that is more.
-
-    Args:
-        gains: [n, m], lower triangles side by side.
-        weights: [n, 1].
-        slopes: [n, m], likewise.
-        starts: the first columns of the triangles.
-    """
-    most = np.zeros(len(weights))
-    for first in range(0, len(weights), _ROWS):
-        end = min(first + _ROWS, len(weights))
-        rows = slice(first, end)
-        for start in starts:
-            part = rows, slice(start, start + end)
-            found = (gains[part] - weights[rows] * slopes[part]).max(axis=1)
-            np.maximum(most[rows], found, out=most[rows])
-    return most
+def _blocks(rows: int) -> list[slice]:
+    """A few rows at a time of a lower triangle."""
+    return [slice(first, min(first + _ROWS, rows)) for first in range(0, rows, _ROWS)]
 
 
 def _scaled(weights: Array, epsilon: float) -> Array:
