@@ -181,15 +181,44 @@ def test_of_equals_the_first_is_pooled():
     assert_same(found, exact(model, theta, x, y, clip, None))
 
 
-def test_long_sums_keep_their_digits():
-    # The same record 5,000 times: the sum is 5,000 times its gradient.
-    model, shape = NETWORKS["one convolution"]
+@pytest.mark.parametrize(
+    ("known", "first"),
+    [(NETWORKS["one convolution"], 0), (AFTER_LINEAR["widths beside whole vectors"], 2)],
+)
+def test_long_sums_keep_their_digits(known, first):
+    # The same record 5,000 times: the sum is 5,000 times its gradient. The weights of a first
+    # Linear layer are torch's.
+    model, shape = known
     theta, x, y, clip = setting(model, shape)
     stack = stacked(model, shape)
     once = clipped_sums(stack, x[:1], y[:1])(theta, clip, None, 1)
-    many = clipped_sums(stack, x[:1].repeat(5000, 1, 1, 1), y[:1].repeat(5000))
-    for one, sum_ in zip(once, many(theta, clip, None, 1), strict=True):
+    many = clipped_sums(stack, x[:1].expand(5000, *shape), y[:1].repeat(5000))
+    sums = many(theta, clip, None, 10**8)
+    for one, sum_ in zip(once[first:], sums[first:], strict=True):
         torch.testing.assert_close(sum_, 5000 * one, rtol=2e-6, atol=1e-4)
+
+
+def test_groups_of_records_are_summed_whole():
+    # Of 32 records at a time: whole groups, a part of one, and sums kept apart.
+    model, shape = AFTER_LINEAR["widths beside whole vectors"]
+    theta, x, y, clip = setting(model, shape)
+    for records in (32, 64, 65, 150):
+        index = torch.randint(RECORDS, (records,), generator=torch.Generator().manual_seed(records))
+        found = clipped_sums(stacked(model, shape), x[index], y[index])(theta, clip, None, 10**8)
+        assert_same(found, exact(model, theta, x[index], y[index], clip, None))
+
+
+@pytest.mark.parametrize("classes", [1, 16, 37])
+@pytest.mark.parametrize("shift", [-300.0, 0.0, 300.0])
+def test_any_classes_and_logits_far_from_0(classes, shift):
+    # Some 40 apart, of which the least have no share that float32 could hold.
+    model, shape = nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, classes)), (9,)
+    theta, x, y, clip = setting(model, shape)
+    theta[3] = shift + torch.linspace(-120.0, 0.0, classes).roll(3).expand(LANES, -1)
+    y %= classes
+    found = clipped_sums(stacked(model, shape), x, y)(theta, clip, None, 10**8)
+    for got, want in zip(found, exact(model, theta, x, y, clip, None), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,9 @@ def test_rounding_leaves_infinities_nan_and_strides_alone(name):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_every_product_is_one_of_rounded_operands(name):
+def test_every_product_is_one_of_rounded_operands(name, monkeypatch):
     # mm, addmm, bmm, baddbmm, mv, dot, oneDNN's and convolutions, and the same under vmap and grad.
+    monkeypatch.setattr(products, "_is_onednn_faster", lambda: True)
     precision = ROUNDED[name]
     torch.manual_seed(0)
     x, y, z = torch.randn(2, 5, 7), torch.randn(2, 7, 4), torch.randn(4)
@@ -105,6 +106,27 @@ def test_every_product_is_one_of_rounded_operands(name):
     with products.rounded_operands(precision, torch.device("cpu")):
         error = (per_record(kernel, image) - exact).norm() / exact.norm()
     assert 1e-5 < error < 0.1
+
+
+@pytest.mark.parametrize("is_onednn", [True, False])
+def test_both_libraries_give_the_product_of_any_strides(is_onednn, monkeypatch):
+    monkeypatch.setattr(products, "_is_onednn_faster", lambda: is_onednn)
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(2, 300, 200), torch.randn(2, 100, 200), torch.randn(2, 100)
+    gaps = torch.randn(2, 600, 400)[:, ::2, ::2]
+    turned = torch.randn(2, 200, 300).transpose(1, 2)
+    for operand in (x, gaps, turned):
+        for other in (weight, torch.randn(2, 200, 100).transpose(1, 2)):
+            want = torch.baddbmm(
+                bias[:, None].double(), operand.double(), other.double().transpose(1, 2)
+            )
+            for got in (
+                products.affines(operand, other, bias),
+                torch.stack(
+                    [products.affine(*each) for each in zip(operand, other, bias, strict=True)]
+                ),
+            ):
+                torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
 
 
 def problem(model_name, shape, bits):

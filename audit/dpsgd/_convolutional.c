@@ -28,8 +28,8 @@
 #define TAPS 4
 #define RUN 2
 #endif
-#define RECORDS 4 /* that go through the layers together */
-#define FLUSH 16 /* groups of records whose sum is kept apart, against rounding */
+#define RECORDS 32 /* the most that go through the layers together */
+#define FLUSH 64 /* records whose sum is kept apart, against rounding */
 
 typedef float vector __attribute__((vector_size(4 * LANE)));
 typedef int32_t mask __attribute__((vector_size(4 * LANE)));
@@ -74,6 +74,48 @@ INLINE const float *at(const float *p, int64_t offset) {
     p += offset;
     __asm__("" : "+r"(p));
     return p;
+}
+
+INLINE mask places(void) {
+    mask place;
+    for (int i = 0; i < LANE; i++) place[i] = i;
+    return place;
+}
+
+INLINE vector choose(mask which, vector yes, vector no) {
+    return (vector)((which & (mask)yes) | (~which & (mask)no));
+}
+
+/* Of all numbers, by halves. */
+INLINE float sum_of(vector v) {
+    for (int half = LANE / 2; half; half /= 2) v += __builtin_shuffle(v, places() ^ half);
+    return v[0];
+}
+
+INLINE float largest_of(vector v) {
+    for (int half = LANE / 2; half; half /= 2) {
+        const vector other = __builtin_shuffle(v, places() ^ half);
+        v = choose(other > v, other, v);
+    }
+    return v[0];
+}
+
+/* e^x of x <= 0, to 2e-7 of it and never less than 1e-38; not a number stays so. */
+INLINE vector exponential(vector x) {
+    const vector least = (vector){0} - 87.0f;
+    x = choose(x < least, least, x);
+    /* x = n log 2 + r: adding 1.5 * 2^23 rounds to whole numbers, which are its last bits. */
+    const vector shifted = x * 1.44269504f + 12582912.0f;
+    const vector n = shifted - 12582912.0f;
+    const vector r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vector p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return p * (vector)(((mask)shifted << 23) + ((mask)((vector){0} + 1.0f)));
 }
 
 /* out[p] = bias + W^T in[p], for P positions and V vectors of outputs. */
@@ -198,9 +240,7 @@ static void backward(const layer *l, int positions, const float *delta, const in
 static float squared(const float *x, int64_t size) {
     vector acc = {0};
     for (int64_t i = 0; i < size; i += LANE) acc += load(x + i) * load(x + i);
-    float sum = 0;
-    for (int i = 0; i < LANE; i++) sum += acc[i];
-    return sum;
+    return sum_of(acc);
 }
 
 /* to += factor * from */
@@ -305,24 +345,36 @@ static void pad(const layer *l, const float *in, float *out, int is_backward) {
 
 /* From logits to the gradient of the cross-entropy by them, in place. */
 static void cross_entropy(float *logits, int classes, int padded, int64_t label) {
-    float top = logits[0], sum = 0;
-    for (int i = 1; i < classes; i++) top = logits[i] > top ? logits[i] : top;
-    for (int i = 0; i < classes; i++) sum += logits[i] = expf(logits[i] - top);
-    for (int i = 0; i < classes; i++) logits[i] /= sum;
-    for (int i = classes; i < padded; i++) logits[i] = 0;
-    logits[label] -= 1;
+    const vector zero = {0};
+    vector top = zero - INFINITY, sum = zero;
+    for (int i = 0; i < padded; i += LANE) {
+        const vector v = load(logits + i);
+        top = choose((v > top) & (places() + i < classes), v, top);
+    }
+    const float largest = largest_of(top);
+    for (int i = 0; i < padded; i += LANE) {
+        vector e = exponential(load(logits + i) - largest);
+        e = choose(places() + i < classes, e, zero);
+        store(logits + i, e);
+        sum += e;
+    }
+    const float share = 1 / sum_of(sum);
+    for (int i = 0; i < padded; i += LANE) {
+        const vector target = choose(places() + i == (int32_t)label, zero + 1.0f, zero);
+        store(logits + i, load(logits + i) * share - target);
+    }
 }
 
 typedef struct {
     const layer *layers;
-    int count, classes;
+    int count, classes, together; /* records */
     const box *boxes; /* of every parameter */
     int box_count;
     int64_t parameters; /* packed numbers */
     const int32_t *offsets;
-    float **activation, **delta; /* [count + 1], of RECORDS records; delta[l] is by the input of l */
+    float **activation, **delta; /* [count + 1], of some records; delta[l] is by the input of l */
     int32_t **index;
-    float *gradients; /* [RECORDS, parameters], those of convolutions */
+    float *gradients; /* [together, parameters], those of convolutions */
     float *sums, *total;
     float *theta, *transposed; /* of a lane: the parameters packed, and weights with outputs first */
     float *first; /* the records themselves; or, after a Linear layer of that width, its outputs, */
@@ -437,11 +489,9 @@ INLINE vector pick(vector a, vector b, mask which) {
 
 /* Exchanges the squares of `side` beside the diagonals of those twice as large. */
 INLINE void exchange(vector *v, const int side) {
-    mask place;
-    for (int i = 0; i < LANE; i++) place[i] = i;
-    const mask is_right = (place & side) != 0;
-    const mask upper = place ^ (is_right & (side + LANE));
-    const mask lower = place ^ ((is_right & LANE) | (~is_right & side));
+    const mask is_right = (places() & side) != 0;
+    const mask upper = places() ^ (is_right & (side + LANE));
+    const mask lower = places() ^ ((is_right & LANE) | (~is_right & side));
     for (int i = 0; i < LANE; i++)
         if (!(i & side)) {
             const vector x = v[i], y = v[i + side];
@@ -501,9 +551,9 @@ static float run_lane(const network *net, int lane, int lanes, int64_t size, con
     const int64_t in_size = net->layers[0].in_size;
     float *outputs[RECORDS];
     int64_t which[RECORDS], next = 0;
-    int groups = 0;
+    int unflushed = 0;
     float *sums = net->sums;
-    float *total = size > FLUSH * RECORDS ? net->total : NULL; /* few records need no second sum */
+    float *total = size > FLUSH ? net->total : NULL; /* few records need no second sum */
     move(net, lane, theta, net->theta, 0);
     for (int i = 0; i < net->count; i++) {
         const layer *l = net->layers + i;
@@ -515,7 +565,7 @@ static float run_lane(const network *net, int lane, int lanes, int64_t size, con
     if (total) memset(total, 0, net->parameters * sizeof(float));
     while (next < size) {
         int records = 0;
-        for (; next < size && records < RECORDS; next++)
+        for (; next < size && records < net->together; next++)
             if (!taken || taken[next]) which[records++] = next;
         if (!records) break;
         for (int r = 0; net->width && r < records; r++) {
@@ -538,9 +588,11 @@ static float run_lane(const network *net, int lane, int lanes, int64_t size, con
                 outputs[r][i] = net->delta[0][r * in_size + i] * factors[r];
         }
         add_clipped(net, records, factors);
-        if (total && ++groups % FLUSH == 0) {
+        unflushed += records;
+        if (total && unflushed >= FLUSH) {
             accumulate(total, sums, 1, net->parameters);
             memset(sums, 0, net->parameters * sizeof(float));
+            unflushed = 0;
         }
     }
     if (total)
@@ -567,7 +619,7 @@ static int run(network *net, int lanes, int64_t size, const int64_t *labels, con
     net->index = (int32_t **)(buffers + 2 * (n + 1));
     int ok = 1;
     if (net->width) {
-        const int64_t floats = (int64_t)RECORDS * net->layers[0].in_size;
+        const int64_t floats = (int64_t)net->together * net->layers[0].in_size;
         ok &= (net->activation[0] = room(floats)) && (net->delta[0] = room(floats));
         if (ok) memset(net->activation[0], 0, floats * sizeof(float));
     }
@@ -578,12 +630,12 @@ static int run(network *net, int lanes, int64_t size, const int64_t *labels, con
             net->delta[i + 1] = net->delta[i];
             continue;
         }
-        const int64_t floats = (int64_t)RECORDS * l->out_size;
+        const int64_t floats = (int64_t)net->together * l->out_size;
         ok &= (net->activation[i + 1] = room(floats)) && (net->delta[i + 1] = room(floats));
         if (ok && l->kind == PAD) memset(net->activation[i + 1], 0, floats * sizeof(float));
         if (l->kind == MAX_POOL) ok &= !!(net->index[i] = (int32_t *)room(floats));
     }
-    net->gradients = room(RECORDS * net->parameters);
+    net->gradients = room(net->together * net->parameters);
     net->sums = room(net->parameters);
     net->total = room(net->parameters);
     net->theta = room(net->parameters);
@@ -616,14 +668,15 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
     unsigned long long layers, offsets, records, labels, taken, theta, clips, totals, squares;
     unsigned long long boxes, input_squares;
     long long size, parameters;
-    int count, classes, width, lanes, box_count;
-    if (!PyArg_ParseTuple(args, "(KiKi)(KKLK)(iK)(KiL)(iKKKK)", &layers, &count, &offsets, &classes,
+    int count, classes, together, width, lanes, box_count;
+    if (!PyArg_ParseTuple(args, "(KiKii)(KKLK)(iK)(KiL)(iKKKK)", &layers, &count, &offsets, &classes, &together,
                           &records, &labels, &size, &taken, &width, &input_squares, &boxes,
                           &box_count, &parameters, &lanes, &theta, &clips, &totals, &squares))
         return NULL;
     network net = {.layers = (const layer *)(uintptr_t)layers,
                    .count = count,
                    .classes = classes,
+                   .together = together,
                    .boxes = (const box *)(uintptr_t)boxes,
                    .box_count = box_count,
                    .parameters = parameters,
@@ -644,7 +697,7 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"clipped_sums", clipped_sums, METH_VARARGS,
-     "clipped_sums((layers, count, offsets, classes), (records, labels, size, taken), (width, "
+     "clipped_sums((layers, count, offsets, classes, together), (records, labels, size, taken), (width, "
      "squares), (boxes, box_count, parameters), (lanes, theta, clips, totals, squares)): addresses as ints."},
     {NULL, NULL, 0, NULL}};
 

@@ -32,6 +32,8 @@ def _extension(capability: str) -> Any:
         return None
 
 
+# Records of convolutions that go through the layers together: what they need stays in cache.
+_FEW = 4
 _convolutional = _extension(torch.backends.cpu.get_cpu_capability())
 
 
@@ -45,6 +47,7 @@ class _Compiled:
 
     def __init__(self, program: Program) -> None:
         self._layers, self._offsets, self._classes = program.table()
+        self._together = program.records_together
         self._boxes, self._packed = program.packing()
 
     def sums(
@@ -76,7 +79,13 @@ class _Compiled:
         chosen = torch.empty(0) if taken is None else taken.contiguous()
         width, inputs = (0, torch.empty(0)) if squares is None else (records.shape[2], squares)
         _convolutional.clipped_sums(
-            (self._layers.ctypes.data, len(self._layers), self._offsets.ctypes.data, self._classes),
+            (
+                self._layers.ctypes.data,
+                len(self._layers),
+                self._offsets.ctypes.data,
+                self._classes,
+                self._together,
+            ),
             (records.data_ptr(), labels.data_ptr(), len(labels), chosen.data_ptr()),
             (width, inputs.data_ptr()),
             (self._boxes.ctypes.data, len(self._boxes), self._packed),
@@ -179,7 +188,7 @@ def _program(
     last = layers[-1]
     if not isinstance(last, Linear):
         raise NotImplementedError("a network that does not end with Linear")
-    together = int(_convolutional.RECORDS)
+    together = int(_convolutional.RECORDS) if is_inner else _FEW
     program = Program(record_shape, last.outputs, together, is_inner)
     for layer in layers:
         layer.compile(program)
