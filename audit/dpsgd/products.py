@@ -87,13 +87,13 @@ def _pays(x: Tensor, multiplications: int) -> bool:
 
 @functools.cache
 def _is_onednn_faster() -> bool:
-    """Where MKL runs on a processor that is not Intel's, or there is none."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    # Of torch from 2.10 on; without it products are only slower.
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
-    is_intel = str(capabilities.get("cpu_name", "")).startswith("Intel")
-    return not (is_intel and torch.backends.mkl.is_available())
+    """Where torch has it, and MKL would run on a processor that is not Intel's, or is not there."""
+    backends: Any = torch.backends
+    if not (backends.mkldnn.is_available() and backends.mkl.is_available()):
+        return bool(backends.mkldnn.is_available())
+    # Older torch does not tell; then products are only slower.
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return not str(capabilities.get("cpu_name", "")).startswith("Intel")
 
 
 @contextlib.contextmanager
