@@ -5,6 +5,7 @@ table says how often a bound came out above the truth, how large it is, and what
 Where jax_privacy is installed, its bounds stand beside ours.
 """
 
+import functools
 import math
 import sys
 import time
@@ -160,6 +161,7 @@ def _played(
     return without, with_record
 
 
+@functools.cache
 def _reduced(name: str, spec: str, epsilon_base: float) -> Game:
     law, mu = parse(spec), calibrate_mu(epsilon_base, DELTA)
     truth = reduced_exact(GaussianMechanism(mu), law, DELTA)
@@ -174,6 +176,7 @@ def _reduced(name: str, spec: str, epsilon_base: float) -> Game:
     )
 
 
+@functools.cache
 def _worst_order(name: str, spec: str, epsilon_base: float, trials: int) -> Game:
     law, mu = parse(spec), calibrate_mu(epsilon_base, DELTA)
     order, threshold = attack_order(mu, law, DELTA, trials)
@@ -188,6 +191,7 @@ def _worst_order(name: str, spec: str, epsilon_base: float, trials: int) -> Game
     )
 
 
+@functools.cache
 def _grid(spec: str, mu: float) -> Game:
     """Candidates alike, by an increasing score: the largest of a known number of draws."""
     protocol = protocols.parse(spec)
@@ -202,6 +206,7 @@ def _grid(spec: str, mu: float) -> Game:
     )
 
 
+@functools.cache
 def _tails(spec: str, mu: float, trials: int) -> Game:
     """Rerun until one of two tails comes, or stop; nothing is a score below all."""
     protocol = protocols.parse(spec)
@@ -235,6 +240,7 @@ def _released(tails: AcceptedTails, mean: float, rng: np.random.Generator, trial
     return released
 
 
+@functools.cache
 def _adaptive(spec: str, mu: float) -> Game:
     """A sampler that tells of the record, judged by one event, whose chances are known."""
     protocol = protocols.parse(spec)
@@ -258,6 +264,7 @@ def _adaptive(spec: str, mu: float) -> Game:
     return Game(spec, math.log(max(ratios)), sample, threshold=-0.5, protocol=protocol)
 
 
+@functools.cache
 def _subset(spec: str, mu: float) -> Game:
     """The density ratio of the tuning's winner and the final run together."""
     protocol = protocols.parse(spec)

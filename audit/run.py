@@ -143,10 +143,8 @@ def run(config: AuditConfig) -> "list[Report]":
         ValueError: settings that do not fit each other, a folder that cannot be used, or runs that
             all diverged.
     """
-    # Tables and pictures take a second to import, and torch more: not for --help.
+    # Torch takes seconds to import: not for --help.
     from audit.game import binding, play, setup, store, whole, workers
-    from audit.report import made, pictures, summary, tables
-    from audit.report.assemble import assemble
 
     # To plan and to report needs no GPU; who plays a block makes an engine on it.
     plan = replace(config, devices=("cpu",))
@@ -162,6 +160,10 @@ def run(config: AuditConfig) -> "list[Report]":
     if not is_finished:
         _announce(config, seconds)
     games = whole.play_audit(config, folder, blocks)
+    # Tables and pictures take a second, too: not before the first game is played.
+    from audit.report import made, pictures, summary, tables
+    from audit.report.assemble import assemble
+
     provenance = made.made()
     reports = []
     for view, (of_view, trials) in enumerate(zip(config.views, games, strict=True)):
