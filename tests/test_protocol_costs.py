@@ -24,6 +24,7 @@ from audit.accounting import (
     Unreachable,
 )
 from audit.upper_bounds import GridCurve, SubsetCurve, cost
+from audit.upper_bounds.adaptive import adaptive
 from audit.upper_bounds.conditional import Chance, TwoEvents
 
 DELTA = 1e-5
@@ -322,9 +323,10 @@ def test_an_adaptive_choice_without_freedom_is_random_search():
     law = repetitions.parse("tnb:0,0.05")
     region = upper_bounds.region(base, law, DELTA).epsilon
     for low, high in ((0.5, 1.0), (1.0, 3.0)):
-        found = rows(base, protocols.Adaptive(law, low, high))["adaptive"].epsilon
+        found = adaptive(base, protocols.Adaptive(law, low, high), DELTA).epsilon
         assert found == pytest.approx(region, rel=1e-12)
-    near = rows(base, protocols.Adaptive(law, 1 - 1e-7, 1 + 1e-7))["adaptive"].epsilon
+    nearly = protocols.Adaptive(law, 1 - 1e-7, 1 + 1e-7)
+    near = adaptive(base, nearly, DELTA).epsilon
     assert near == pytest.approx(region, rel=1e-5)
     # A base that leaks next to nothing has histories that say next to nothing.
     assert cost(GaussianMechanism(1e-4), "adaptive:0.5,2/tnb:1,0.1", DELTA).epsilon < 2e-3

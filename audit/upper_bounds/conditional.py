@@ -78,11 +78,13 @@ def conditional_curve(base: Mechanism, acceptance: float) -> Curve:
 
     def curve(alpha: Array) -> Array:
         best = np.full(len(alpha), np.inf)
+        orders = {v: np.maximum(alpha + v - 1.0, 1.0 + 1e-12) for v in shares}
+        second = {
+            v: np.maximum(alpha + v - 2.0, 0.0) * base.renyi(order) for v, order in orders.items()
+        }
         for u, v, w in triples:
             first = (alpha - u - w) * base.renyi((alpha - u) / w)
-            order = np.maximum(alpha + v - 1.0, 1.0 + 1e-12)
-            second = np.maximum(alpha + v - 2.0, 0.0) * base.renyi(order)
-            best = np.minimum(best, first + second + (w + 1.0) * cost)
+            best = np.minimum(best, first + second[v] + (w + 1.0) * cost)
         return best / (alpha - 1.0)
 
     return curve
