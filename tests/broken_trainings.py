@@ -293,6 +293,7 @@ def with_opacus(
     noise_multiplier: float = 4.0,
     clip: float = 0.5,
     told: float | None = None,
+    sampling_rate: float = 1.0,
 ) -> Callable[..., nn.Module]:
     """A loop by Opacus's own parts: a small network, full batches, mu 0.5.
 
@@ -301,6 +302,7 @@ def with_opacus(
         noise_multiplier: sigma.
         clip: C.
         told: the sigma that the accountant is told, where it is another.
+        sampling_rate: that the accountant is told; batches are full.
     """
 
     def train(records: Any, candidate: Any, seed: int, watch: Any) -> nn.Module:
@@ -313,7 +315,7 @@ def with_opacus(
         )
         accountant = RDPAccountant()
         if told is None:
-            optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(sample_rate=1.0))
+            optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(sample_rate=sampling_rate))
         accountant.history = [] if told is None else [(told, 1.0, 4)]
         watch(optimizer, model, accountant)
         x, y = torch.from_numpy(records.features), torch.from_numpy(records.labels)
