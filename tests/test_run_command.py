@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,19 @@ def audit(capsys, *argv):
     code = run.main([str(arg) for arg in argv])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, quick_reports):
+    """A finished audit, for copies."""
+    out = tmp_path_factory.mktemp("finished")
+    assert run.main([*QUICK, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def own_copy(finished, tmp_path):
+    return Path(shutil.copytree(finished, tmp_path / "audit"))
 
 
 def test_folder_holds_everything(tmp_path, capsys):
@@ -139,9 +153,8 @@ def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(tmp_path, caps
     assert [path.read_bytes() for path in kept] == before
 
 
-def test_damaged_shards_are_named_and_played_again(tmp_path, capsys):
-    out = tmp_path / "audit"
-    audit(capsys, *QUICK, "--out", out)
+def test_damaged_shards_are_named_and_played_again(own_copy, capsys):
+    out = own_copy
     before = (out / "results.csv").read_bytes()
     first, second, third, fourth = sorted((out / "shards").iterdir())
     data = bytearray(first.read_bytes())
@@ -166,9 +179,10 @@ def test_damaged_shards_are_named_and_played_again(tmp_path, capsys):
     assert f"damaged shard, played again: {first}" in audit(capsys, *QUICK, "--out", out)[2]
 
 
-def test_shards_of_another_audit_swapped_or_edited_are_named_and_played_again(tmp_path, capsys):
-    out, other = tmp_path / "audit", tmp_path / "other"
-    audit(capsys, *QUICK, "--out", out)
+def test_shards_of_another_audit_swapped_or_edited_are_named_and_played_again(
+    own_copy, tmp_path, capsys
+):
+    out, other = own_copy, tmp_path / "other"
     audit(capsys, *QUICK, "--seed", 1, "--out", other)
     before = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
     first, second, third, fourth = sorted((out / "shards").iterdir())
@@ -218,26 +232,23 @@ def test_a_config_that_is_no_audit_is_one_line(tmp_path, capsys, content):
     assert "config.json" in err or "other settings" in err
 
 
-def test_finished_audit_is_read_once_and_not_played_again(tmp_path, capsys, monkeypatch):
-    out = tmp_path / "audit"
+def test_finished_audit_is_read_once_and_not_played_again(own_copy, capsys, monkeypatch):
+    out = own_copy
     read = []
     of_store = store._read
     monkeypatch.setattr(
         store, "_read", lambda path, audit: (read.append(path), of_store(path, audit))[1]
     )
-    audit(capsys, *QUICK, "--out", out)
     before = (out / "results.csv").read_bytes()
     times = {path: path.stat().st_mtime_ns for path in sorted((out / "shards").iterdir())}
-    read.clear()
     assert audit(capsys, *QUICK, "--out", out)[0] == 0
     assert sorted(read) == list(times)
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert (out / "results.csv").read_bytes() == before
 
 
-def test_other_settings_in_the_same_folder_are_refused(tmp_path, capsys):
-    out = tmp_path / "audit"
-    audit(capsys, *QUICK, "--out", out)
+def test_other_settings_in_the_same_folder_are_refused(own_copy, capsys):
+    out = own_copy
     before = (out / "results.csv").read_bytes()
     code, _, err = audit(capsys, *QUICK, "--out", out, "--seed", 1)
     assert code == 2
@@ -471,6 +482,7 @@ def test_signals_end_it_as_a_user_does(tmp_path, capsys, monkeypatch, number):
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, capsys, monkeypatch):
     options = [*QUICK, "--threat", "NTNV", "--train-size", 20, "--validation-size", 10]
     options += ["--steps", 1, "--repetitions", "fixed:4", "--out", tmp_path]
+    options += ["--epsilon", 1, "--repeats", 3]
     whole, saved = np.savez, []
 
     def savez(file, **arrays):
@@ -509,6 +521,7 @@ def test_several_presets_are_played_in_turn_and_compared(tmp_path, capsys):
         (tmp_path / f"{name}.toml").write_text(f'threat = "{threat}"\nsteps = 2\n')
     command = ["--preset", tmp_path / "weak.toml", tmp_path / "strong.toml", *QUICK]
     command += ["--trials", "20", "--train-size", "30", "--validation-size", "20"]
+    command += ["--epsilon", "4"]
     code, text, _ = audit(capsys, *command)
     assert code == 0
     for name in ("weak", "strong"):

@@ -10,7 +10,7 @@ from audit.lower_bounds.estimator import check_confidence
 from audit.lower_bounds.looks import Looks
 from audit.lower_bounds.scan import TOGETHER, Scan
 from audit.lower_bounds.scores import Scores
-from audit.numerics import last_whole
+from audit.numerics import last_whole, remembered
 
 # Beyond so many trials per side the number grows as e^epsilon, to all digits that matter.
 _MOST_COUNTED = 10**8
@@ -48,6 +48,7 @@ def ceiling(
     return Scan().bound(apart, delta, confidence, looks=looks).epsilon
 
 
+@remembered(64)  # every repeat and view of an audit asks for the same
 def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95) -> int:
     """The fewest trials per side with which `lower_bound` can prove an epsilon at all.
 
