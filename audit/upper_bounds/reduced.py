@@ -133,8 +133,13 @@ class ReducedGame:
 
     def attained_delta(self, epsilon: float) -> float:
         """The same, rounded down: the divergence of the outputs told apart by cells only."""
+        return divergence_of_cells(epsilon, *self._bounded)
+
+    @cached_property
+    def _bounded(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """Bounds (lower, upper) on the masses, without and with the canary."""
         without, with_canary = (rounded(*law) for law in self._masses)
-        return divergence_of_cells(epsilon, without, with_canary)
+        return without, with_canary
 
     def renyi(self, alpha: Array, sign: float = 1.0) -> Array:
         """Renyi divergence of orders [n], by quadrature: what to search the best order with.
@@ -328,10 +333,11 @@ class ReducedGame:
 
 
 def _hockey_stick(epsilon: float, mass: Array, other: Array, low: Array, high: Array) -> float:
-    inner = mass[1:-1]
-    exact = inner - scale(np.maximum(other[1:-1], 0.0), epsilon)
-    crossing = inner * -np.expm1(np.minimum(epsilon - high, 0.0))
-    return float(np.sum(np.where(low >= epsilon, exact, crossing)) + mass[0] + mass[-1])
+    inner, above = mass[1:-1], low >= epsilon
+    exact = inner[above] - scale(np.maximum(other[1:-1][above], 0.0), epsilon)
+    crosses = ~(high <= epsilon) & ~above
+    crossing = inner[crosses] * -np.expm1(epsilon - high[crosses])
+    return float(np.sum(exact) + np.sum(crossing) + mass[0] + mass[-1])
 
 
 @bound("reduced-renyi", 70, _RENYI_SOURCE, needs=_MONOTONE, about=("Gaussian base",))
