@@ -90,7 +90,7 @@ def test_folder_holds_everything(tmp_path, capsys):
 def test_killed_and_started_again_it_ends_with_the_same_bytes(tmp_path, capsys):
     # The batched engine in small blocks: a run of a few seconds, killed when some are done.
     options = ["--engine", "batched", "--steps", "40", "--trials", "700", "--repeats", "1"]
-    options += ["--epsilon", "2", "--model", "logistic", "--repetitions", "fixed:20"]
+    options += ["--epsilon", "4", "--model", "logistic"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert audit(capsys, *options, "--out", whole)[0] == 0
     command = [sys.executable, "-m", "audit.run", *options, "--out", str(killed)]

@@ -24,7 +24,7 @@ from audit.game.settings import AuditConfig
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
 ROOT = Path(__file__).parents[1]
-OPTIONS = ["--trials", "200", "--repeats", "2", "--epsilon", "2", "--repetitions", "fixed:3"]
+OPTIONS = ["--trials", "200", "--repeats", "2", "--epsilon", "4"]
 
 
 def audit(out, *options):
@@ -133,7 +133,7 @@ def test_workers_end_with_their_parent(tmp_path, number):
 
 
 SMALL = ["--engine", "batched", "--model", "logistic", "--steps", "2", "--trials", "20"]
-SMALL += ["--repeats", "1", "--epsilon", "2"]
+SMALL += ["--repeats", "1", "--epsilon", "4"]
 
 
 def test_only_who_plays_needs_the_gpu(tmp_path, monkeypatch, capsys):
