@@ -163,3 +163,9 @@ def test_sampled_steps_tell_less_than_log_c():
     base = DpSgd(noise_multiplier=4.0, steps=20, sampling_rate=0.01)
     found, plain = both(base, "adaptive:0.75,1.33/geometric:0.5")
     assert base.epsilon(DELTA) < found < 0.6 * plain
+
+
+def test_what_runs_tell_does_not_depend_on_what_was_asked_before():
+    first, after = Told(GaussianMechanism(1.0)), Told(GaussianMechanism(1.0))
+    after.hockey_stick(100)  # tells nearly all
+    np.testing.assert_array_equal(after.hockey_stick(101), first.hockey_stick(101))

@@ -47,6 +47,7 @@ from audit.upper_bounds.registry import Value, bound
 from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
+Stick = tuple[Array, Array]
 
 # Events (s, s'), points t where Psi is known, and losses where a profile of n runs is: with twice
 # as many of each, and of ranges, epsilon falls by 1 %.
@@ -121,26 +122,18 @@ class Told:
 
     run: Mechanism
 
-    @property
-    def ranges(self) -> int:
-        """In how many ranges to deal with numbers of runs."""
-        return _RANGES if self.run.gaussian_mu is not None else _FEW_RANGES
-
-    def hockey_stick(self, runs: int) -> tuple[Array, Array]:
+    def hockey_stick(self, runs: int) -> Stick:
         """Points (t, H_n(t)) from t = 0 on: chords are above what is convex."""
         if runs not in self._known:
-            fewer = [one for n, one in self._known.items() if n < runs]
-            # More runs tell no less: where nearly all is told there is nothing to compose.
-            nearly_all = any(float(np.interp(1.0, *one)) > _ALL for one in fewer)
-            self._known[runs] = _EVERYTHING if nearly_all else _hockey_stick(self.run, runs)
+            self._known[runs] = _hockey_stick(self.run, runs)
         return self._known[runs]
 
     @cached_property
-    def _known(self) -> dict[int, tuple[Array, Array]]:
+    def _known(self) -> dict[int, Stick]:
         return {}
 
 
-def _hockey_stick(run: Mechanism, runs: int) -> tuple[Array, Array]:
+def _hockey_stick(run: Mechanism, runs: int) -> Stick:
     if runs == 0:
         return np.array([0.0, 1.0]), np.array([1.0, 0.0])
     try:
@@ -215,10 +208,10 @@ class HistoryCurve:
         a, b = self._slopes
         total = np.zeros((len(t), len(a)))
         for block in blocks:
-            told = np.interp(t, *self.told.hockey_stick(block.others))
+            told = np.interp(t, *self._sticks[block.others])
             total += low * np.minimum(block.a - t * block.b, block.weight * told)
             for part in block.parts:
-                learnt = np.interp(t * part.least, *self.told.hockey_stick(part.before))
+                learnt = np.interp(t * part.least, *self._sticks[part.before])
                 learnt *= part.follow
                 np.minimum(learnt, np.minimum(part.a, part.weight * told), out=learnt)
                 learnt *= high - low
@@ -248,14 +241,28 @@ class HistoryCurve:
         law = self.adaptive.repetitions
         enough = np.searchsorted(np.cumsum(k * law.pmf(k)), (1.0 - _NEGLIGIBLE) * law.mean)
         most = min(max(int(enough), 1), _MOST_RUNS)
-        edges = np.unique(np.geomspace(1.0, most + 1.0, self.told.ranges).round().astype(np.int64))
+        # Gaussian runs compose for nothing.
+        ranges = _RANGES if self.told.run.gaussian_mu is not None else _FEW_RANGES
+        edges = np.unique(np.geomspace(1.0, most + 1.0, ranges).round().astype(np.int64))
         return [range(first, end) for first, end in itertools.pairwise(edges.tolist())]
+
+    @cached_property
+    def _sticks(self) -> dict[int, Stick]:
+        """Hockey sticks of as many runs as are beside the largest K of each range, ascending."""
+        found: dict[int, Stick] = {}
+        stick = None
+        for one in self._ranges:
+            # More runs tell no less: where nearly all is told there is nothing to compose.
+            nearly_all = stick is not None and float(np.interp(1.0, *stick)) > _ALL
+            stick = _EVERYTHING if nearly_all else self.told.hockey_stick(one.stop - 2)
+            found[one.stop - 2] = stick
+        return found
 
     @cached_property
     def _blocks(self) -> tuple[list[_Block], list[_Block]]:
         """K in several ranges, and in one."""
         ranges, cells = self._ranges, np.exp(self._cells)
-        sticks = [self.told.hockey_stick(one.stop - 2) for one in ranges]
+        sticks = self._sticks.values()
         several = sum(float(np.interp(1.0, *stick)) < _TELLING for stick in sticks)
         every = range(1, ranges[-1].stop)
         rest = range(ranges[several].start, every.stop) if several < len(ranges) else range(0)
