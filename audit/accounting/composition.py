@@ -133,6 +133,7 @@ def _sum_of(
         Log masses [last - first + 1], and Chernoff bounds on the P- and P'-mass outside.
     """
     index = np.arange(first, last + 1)
+    place = index % size
     log_mass: Array = np.full(len(index), -np.inf)
     smallest = np.full(len(index), np.inf)
     below_p = below_q = above = math.inf
@@ -154,10 +155,11 @@ def _sum_of(
         sums = fft.irfft(spectrum, size)
         # Rounding shows where it makes masses negative: twice the worst of it is added everywhere.
         rounding = 2.0 * max(-float(sums.min()), 1e-19)
-        sums = np.maximum(sums[index % size], 0.0) + rounding
         chernoff = log_total - tilt * spacing * index
-        log_mass = np.where(chernoff < smallest, np.log(sums) + chernoff, log_mass)
-        smallest = np.minimum(smallest, chernoff)
+        here = chernoff < smallest
+        sums = np.maximum(sums[place[here]], 0.0) + rounding
+        log_mass[here] = np.log(sums) + chernoff[here]
+        smallest[here] = chernoff[here]
         if tilt > 0:
             above = min(above, chernoff[-1])
         if tilt < 0:
@@ -197,9 +199,11 @@ class _Cumulants:
         self.value, self.slope = np.zeros_like(theta), np.zeros_like(theta)
         self.ends = [0.0, 0.0]
         for atoms, count in parts:
-            terms = atoms.log_mass + theta[:, None] * atoms.loss
-            top = terms.max(axis=1, keepdims=True)
-            weights = np.exp(terms - top)
+            weights = np.multiply.outer(theta, atoms.loss)
+            weights += atoms.log_mass
+            top = weights.max(axis=1, keepdims=True)
+            weights -= top
+            np.exp(weights, out=weights)
             total = weights.sum(axis=1)
             self.value += count * (np.log(total) + top[:, 0])
             self.slope += count * (weights @ atoms.loss) / total

@@ -319,6 +319,11 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Val
         >>> round(adaptive_histories(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 2)
         3.14
     """
+    return Value(_epsilon(base, protocol, delta))
+
+
+@numerics.remembered(4)  # who looks for noise asks again where the search ends
+def _epsilon(base: Mechanism, protocol: Adaptive, delta: float) -> float:
     told = Told(any_fixed(base))
     curves = [HistoryCurve(plain, told) for plain in adaptive_curves(base, protocol)]
-    return Value(max(solve_epsilon(curve.delta, delta) for curve in curves))
+    return max(solve_epsilon(curve.delta, delta) for curve in curves)

@@ -1,6 +1,8 @@
 """What a budget for the whole tuning affords: how little noise, how many runs, which law of K."""
 
+import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -10,10 +12,11 @@ from audit import checks, protocols
 from audit import repetitions as laws
 from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable, parse
 from audit.numerics import TINY, around, last_kept
-from audit.protocols import RandomSearch
+from audit.protocols import Adaptive, RandomSearch
 from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial
 from audit.upper_bounds.region import region_curve
-from audit.upper_bounds.registry import Bound, Tuning, cost
+from audit.upper_bounds.registry import Bound, Entry, Tuning, cost, find, row
+from audit.upper_bounds.result import UpperBound
 from audit.upper_bounds.tight import TightCurve, tight
 
 _SMALLEST_MU, _LARGEST_MU = 1e-4, 100.0
@@ -61,7 +64,42 @@ def excess(
         return math.inf
     if answer.epsilon is None:
         raise ValueError(f"bound {answer.name!r} {answer.assumes}, got {protocol.spec}")
-    return answer.epsilon - target
+    return math.log(max(answer.epsilon, TINY) / target)
+
+
+def _by_the_smallest(
+    solve: Callable[[Bound], float],
+    base_at: Callable[[float], Mechanism],
+    guess: float,
+    law: Tuning,
+    delta: float,
+) -> float:
+    """What the smallest bound of a protocol affords, by following one bound at a time.
+
+    The bound that is smallest near the answer is the one to follow: others that are larger there
+    afford less.
+    """
+    protocol, followed, answer = protocols.parse(law), set(), guess
+    while (name := cost(base_at(answer), protocol, delta).name) not in followed:
+        followed.add(name)
+        entry = find(name, type(protocol))
+
+        def bound(base: Mechanism, law: Tuning, delta: float, entry: Entry = entry) -> UpperBound:
+            found = row(entry, base, protocol, delta)
+            if found.epsilon is None:
+                raise Unreachable(found.reason)
+            return found
+
+        answer = solve(bound)
+    return answer
+
+
+def _around(
+    missed: Callable[[float], float], guess: float, start: float, end: float
+) -> tuple[float, float]:
+    """As `around`, with a first step as far as the target is missed at a far guess."""
+    far = abs(missed(guess))
+    return around(missed, guess, max(far, _NEAR) if math.isfinite(far) else 1.0, start, end)
 
 
 def solve_mu(
@@ -88,24 +126,35 @@ def solve_mu(
     """
     target = checks.interval("target-epsilon", target, 0.0, 1e4)
 
-    @cache
-    def missed(log_mu: float) -> float:
-        return excess(GaussianMechanism(math.exp(log_mu)), law, target, delta, bound)
+    protocol = protocols.parse(law)
 
-    low, high = math.log(_SMALLEST_MU), math.log(_LARGEST_MU)
-    if bound is not None and isinstance(protocols.parse(law), RandomSearch):
+    def solve(bound: Bound | None, low: float, high: float, guess: float | None = None) -> float:
+        @cache
+        def missed(log_mu: float) -> float:
+            return excess(GaussianMechanism(math.exp(log_mu)), law, target, delta, bound)
+
+        if guess is not None:
+            low, high = _around(missed, guess, low, high)
+        if missed(low) > 0.0 or missed(high) <= 0.0:
+            raise ValueError(
+                f"target-epsilon must be what some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) gives "
+                f"by {name or 'the bound'} at delta={delta:g} with {law}, got {target!r}"
+            )
+        return math.exp(last_kept(missed, low, high, _TOLERANCE))
+
+    ends = math.log(_SMALLEST_MU), math.log(_LARGEST_MU)
+    if bound is None and isinstance(protocol, RandomSearch):
+        return solve(None, *ends)
+    guess = 0.0
+    if isinstance(protocol, RandomSearch | Adaptive):
         # What the region bound affords is near what others do, and costs little.
-        try:
-            guess = math.log(solve_mu(target, law, delta))
-        except ValueError:
-            guess = 0.0
-        low, high = around(missed, guess, _NEAR, low, high)
-    if missed(low) > 0.0 or missed(high) <= 0.0:
-        raise ValueError(
-            f"target-epsilon must be what some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) gives by "
-            f"{name or 'the bound'} at delta={delta:g} with {law}, got {target!r}"
-        )
-    return math.exp(last_kept(missed, low, high, _TOLERANCE))
+        with contextlib.suppress(ValueError):
+            guess = math.log(solve_mu(target, protocol.repetitions, delta))
+    if bound is not None:
+        return solve(bound, *ends, guess)
+    return _by_the_smallest(
+        lambda one: solve(one, *ends, guess), GaussianMechanism, math.exp(guess), law, delta
+    )
 
 
 def solve_noise_multiplier(
@@ -146,25 +195,40 @@ def solve_noise_multiplier(
     if sampling_rate == 1.0:
         return root / solve_mu(target, law, delta, bound)
 
-    @cache
-    def missed(minus_log: float) -> float:
-        base = DpSgd(math.exp(-minus_log), steps, sampling_rate, neighbours)
-        return excess(base, law, target, delta, bound)
+    def base_at(noise: float) -> Mechanism:
+        return DpSgd(noise, steps, sampling_rate, neighbours)
 
-    if bound is None:
+    def misses(bound: Bound | None) -> Callable[[float], float]:
+        return cache(lambda x: excess(base_at(math.exp(-x)), law, target, delta, bound))
+
+    protocol = protocols.parse(law)
+    if bound is None and isinstance(protocol, RandomSearch):
         # The noise shrinks by the sampling rate at most, but for the loss of one single step.
         full_batch = root / solve_mu(target, law, delta)
         low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, LEAST_NOISE))
-        return math.exp(-last_kept(missed, low, max(low, high), _SAMPLED_TOLERANCE))
-    guess = solve_noise_multiplier(target, law, delta, steps, sampling_rate, neighbours)
-    most, least = -math.log(1e3 * guess), -math.log(min(guess, LEAST_NOISE))
-    low, high = around(missed, -math.log(guess), _NEAR, most, least)
-    if missed(low) > 0.0:
-        raise ValueError(
-            f"target-epsilon must be what some noise multiplier gives at delta={delta:g} with "
-            f"{law}, got {target!r}"
-        )
-    return math.exp(-last_kept(missed, low, high, _SAMPLED_TOLERANCE))
+        return math.exp(-last_kept(misses(None), low, max(low, high), _SAMPLED_TOLERANCE))
+    if isinstance(protocol, RandomSearch):
+        guess = solve_noise_multiplier(target, law, delta, steps, sampling_rate, neighbours)
+    else:
+        # Many small steps are like one Gaussian of mu = q sqrt(T (e^(1/sigma^2) - 1)).
+        search = protocol.repetitions if isinstance(protocol, Adaptive) else protocol
+        ratio = solve_mu(target, search, delta) / (sampling_rate * root)
+        guess = max(1.0 / math.sqrt(math.log1p(ratio**2)), LEAST_NOISE)
+
+    def solve(bound: Bound) -> float:
+        missed = misses(bound)
+        most, least = -math.log(1e3 * guess), -math.log(min(guess, LEAST_NOISE))
+        low, high = _around(missed, -math.log(guess), most, least)
+        if missed(low) > 0.0:
+            raise ValueError(
+                f"target-epsilon must be what some noise multiplier gives at delta={delta:g} with "
+                f"{law}, got {target!r}"
+            )
+        return math.exp(-last_kept(missed, low, high, _SAMPLED_TOLERANCE))
+
+    if bound is not None:
+        return solve(bound)
+    return _by_the_smallest(solve, base_at, guess, law, delta)
 
 
 def solve_runs(
