@@ -178,11 +178,14 @@ class HistoryCurve:
     def upper(self) -> Mixture:
         """Shifted profiles of the base: the hinges of chords over points (t, Psi(t))."""
         most = self.adaptive.high * self.adaptive.repetitions.mean * _UP  # Psi(0)
-        share = self._psi(np.exp(_LOG_T)) / most
+        psi = self._psi(np.exp(_LOG_T))
+        share = psi / most
         falls = np.diff(np.stack([share, np.log(np.maximum(share, _REST)) / -math.log(_REST)]))
         dense = numerics.evenly(_LOG_T, np.abs(falls).sum(axis=0), _POINTS)
-        log_t = np.union1d(_LOG_T, dense)
-        t, psi = np.exp(log_t), self._psi(np.exp(log_t))
+        new = np.setdiff1d(dense, _LOG_T)
+        log_t, psi = np.append(_LOG_T, new), np.append(psi, self._psi(np.exp(new)))
+        order = np.argsort(log_t)
+        t, psi = np.exp(log_t[order]), psi[order]
         keep = psi < _FIRST * most
         keep[-1] = True
         t, psi = t[keep], psi[keep]
