@@ -31,6 +31,7 @@ from audit.upper_bounds.conditional import (
     repeated_response_divergence,
 )
 from audit.upper_bounds.grid import GridCurve
+from audit.upper_bounds.grid_of_gaussians import grid_tight
 from audit.upper_bounds.histories import HistoryCurve, Told
 from audit.upper_bounds.inverse import (
     Affordable,
@@ -145,6 +146,7 @@ __all__ = [
     "cost",
     "cost_ratio",
     "entries",
+    "grid_tight",
     "hypo",
     "hypo_curve",
     "hypo_pure",

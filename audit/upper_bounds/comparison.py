@@ -27,8 +27,8 @@ class Compared:
 
     Example:
         >>> from audit.protocols import Grid
-        >>> Compared("a grid", Grid(10), 3.01, "grid", None).epsilon
-        3.01
+        >>> Compared("a grid", Grid(10), 2.73, "grid-tight", None).epsilon
+        2.73
     """
 
     title: str

@@ -20,7 +20,7 @@ and what is below it counts as a full leak, a point (a, b) = (chance, 0).
 
 K independent draws of one law have no fixed roles for the candidates, so nothing that is proved of
 them speaks of a grid: with three candidates of two outputs each a grid leaks up to 1.64 times the
-delta that `tight` gives for fixed:3.
+delta that `tight` gives for fixed:3. On a Gaussian base it does not (`grid_of_gaussians`).
 """
 
 import math
@@ -207,7 +207,7 @@ def _points(log_a: Array, log_b: Array, rounded: bool) -> tuple[Array, Array]:
     return np.append(a, a[:-1] * share), np.append(b, b[:-1] * corner)
 
 
-def _candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism, int]]:
+def kinds_of_candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism, int]]:
     """Kinds of candidates and how many there are of each."""
     if not isinstance(base, Candidates):
         return [(base, protocol.candidates)]
@@ -235,7 +235,7 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> Value:
         protocol: how many candidates, and the chance of each to be run.
         delta: in (0, 1).
     """
-    candidates, counts = zip(*_candidates(base, protocol), strict=True)
+    candidates, counts = zip(*kinds_of_candidates(base, protocol), strict=True)
     inclusion = protocol.inclusion
     if sum(counts) * inclusion <= delta:
         return Value(0.0)  # with chance 1 - delta nothing is run, whatever the data
@@ -275,7 +275,7 @@ def composition(base: Mechanism, protocol: Grid, delta: float) -> Value:
 def all_candidates(base: Mechanism, protocol: Grid) -> Mechanism:
     """All runs of a grid, released, and which candidates were run."""
     parts: list[Mechanism] = []
-    for part, count in _candidates(base, protocol):
+    for part, count in kinds_of_candidates(base, protocol):
         one = part if protocol.inclusion == 1.0 else OneOf((part,), (protocol.inclusion,))
         parts += [one] * count
     return Composition(tuple(parts))

@@ -1,0 +1,119 @@
+r"""What a grid costs on a Gaussian base, exactly: as much as draws of one law of as many runs.
+
+Let all of m candidates be run, each dominated by N(0, 1) against N(mu, 1), and their outputs be
+gone through from the best on, E a set of pairs (candidate, output). What is preferred at some time
+has, of candidate i, the chances (e_i, e_i') inside E and (f_i, f_i') outside, so that
+
+    P(E) - e^eps P'(E) = sum_i int prod_{j != i} (1 - e_j - f_j) de_i
+                         - e^eps sum_i int prod_{j != i} (1 - e_j' - f_j') de_i'.
+
+As in `tight`, f_j' <= U(f_j) and e_j' >= L(e_j) may be taken for equalities. So it is at most
+int sum_i G_i(e) de_i along the path of e = (e_1, ..., e_m), which grows from (0, ..., 0), where
+
+    G_i(e) = max over f of prod (1 - e_j - f_j) - e^eps L'(e_i) prod (1 - L(e_j) - U(f_j)),
+
+both products over j != i, 0 <= f_j <= 1 - e_j. *No path gives more than the diagonal.* Say that
+candidate j is left with the outputs between a_j and b_j, and let l be the likelihood ratio and M_j
+its mean there. Where G_i is positive, every j != i has l(b_j) / M_j = theta for one theta, and
+
+    theta prod_{j != i} M_j = e^-eps / l(a_i).                                                  (*)
+
+For Gaussian densities, as for any whose loss is log-concave, l(b) / M grows with b, and where it is
+held fixed l(a) / M grows with a: given y > a, what y is beyond a is stochastically smaller for
+larger a. So take e_1 >= e_2, thus a_1 >= a_2, theta_1 of (*) for i = 1, theta_2 for i = 2, and
+R_j(theta) = l(a_j) / M_j. With N the product of M_j over j >= 3, (*) says that
+e^eps l(a_1) l(a_2) theta N(theta), which grows, meets R_2 at theta_1 and R_1 >= R_2 at theta_2. So
+theta_1 <= theta_2. By the envelope theorem dG_1 / de_2 - dG_2 / de_1 = D(theta_2) - D(theta_1),
+
+    D = A - e^eps l(a_1) l(a_2) B,   A = prod_{j >= 3} (1 - e_j - f_j),   B = A N,
+
+and D grows with theta until R_1 or R_2 is 1, which is the most they are, the low end of what is
+left being below the mean. So dG_1 / de_2 >= dG_2 / de_1 wherever e_1 >= e_2. (G_i is positive for
+all i or for none, where e^eps prod l(a_j) < 1, and continuous; beyond, nothing is gained.) Hence of
+two steps in a row, of a candidate that is ahead and of one that is behind, it is better to take the
+one behind first. Exchange after exchange any path becomes one in which the one farthest behind
+always steps next: the diagonal. There all f_j are equal, too, and m G is what `tight` integrates
+for fixed:m. An order of as many equal candidates attains it.
+
+Where candidates are left out by chance, and it is told which, some k of them are a grid of k; so
+
+    delta(eps) <= P(more than k are run) + (tight bound of fixed:k)(eps)   for any k.
+
+Without a Gaussian base none of this is so: with three candidates of two outputs each a grid leaks
+up to 1.64 times the delta of fixed:3. `grid` holds there, and where few of many are run.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from audit.accounting import Mechanism
+from audit.accounting.pairs import GaussianPair
+from audit.numerics import QUANTILE_ACCURACY, Whole, last_whole
+from audit.protocols import Grid
+from audit.repetitions import Fixed
+from audit.upper_bounds.grid import kinds_of_candidates
+from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.result import NotApplicable
+from audit.upper_bounds.tight import tight
+
+Array = NDArray[np.float64]
+
+# Share of delta that is given away to more candidates being run than are counted.
+_RARE = 0.1
+
+
+@bound(
+    "grid-tight",
+    110,
+    "tight bound of as many draws of one law: on a Gaussian base candidates in step leak most",
+    about=("Gaussian base",),
+    protocol=Grid,
+    is_special=True,
+    title=r"$\varepsilon_U$ grid, tight (any score)",
+)
+def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> Value:
+    """Smallest epsilon that the bound gives at delta.
+
+    Args:
+        base: one run of any candidate, or `Candidates`, one for each, which count as the worst.
+        protocol: how many candidates, and the chance of each to be run.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(grid_tight(GaussianMechanism(0.24721), Grid(10), 1e-5).epsilon, 3)
+        2.728
+    """
+    several = kinds_of_candidates(base, protocol)
+    loudest = max((one for one, _ in several), key=_mu)
+    most, left = _run_at_most(protocol, delta)
+    if most == 0:
+        return Value(0.0)
+    found = tight(loudest, Fixed(most), left)
+    if found.epsilon is None:
+        raise NotApplicable(found.reason)
+    is_exact = protocol.inclusion == 1.0 and len(several) == 1
+    return Value(found.epsilon, found.error, attains=found.attains if is_exact else 0.0)
+
+
+def _mu(candidate: Mechanism) -> float:
+    """Of the Gaussian that one run is."""
+    means = [pair.mu for pair in candidate.pairs if isinstance(pair, GaussianPair)]
+    if len(means) < len(candidate.pairs):
+        raise NotApplicable("it needs a Gaussian base, such as full batches")
+    return max(means)
+
+
+def _run_at_most(protocol: Grid, delta: float) -> tuple[int, float]:
+    """A number of candidates that is hardly ever exceeded, and what that leaves of delta."""
+    count, chance = protocol.candidates, protocol.inclusion
+    if chance == 1.0:
+        return count, delta
+
+    def exceeded(k: Whole) -> Array:
+        beyond = np.asarray(special.bdtrc(k, count, chance), dtype=np.float64)
+        return beyond * (1.0 + QUANTILE_ACCURACY)
+
+    most = last_whole(lambda k: exceeded(k) > _RARE * delta, -1, count) + 1
+    return int(most), delta - float(exceeded(most))
