@@ -15,6 +15,7 @@ from audit.upper_bounds import (
     best_order,
     registry,
 )
+from audit.upper_bounds.tight import _Envelope
 
 LAWS = ["fixed:2", "fixed:5", "poisson:3", "binomial:6,0.5", "tnb:0,0.05", "two-point:0.3,9"]
 
@@ -213,3 +214,14 @@ def test_a_bound_below_what_an_attack_attains_is_not_believed():
     monotone = upper_bounds.reduced_exact(base, law, 1e-5)
     assert monotone.epsilon < attack.epsilon
     assert registry.without_contradictions([monotone, attack]) == [monotone, attack]
+
+
+def test_the_best_column_of_every_row_is_found_in_whatever_order_epsilons_are_asked():
+    rng = np.random.default_rng(17)
+    gains, slopes, weights = rng.random((60, 40)), rng.random((60, 40)), rng.random(60)
+    rows = _Envelope(gains, weights, slopes)
+    for epsilon in rng.uniform(-3.0, 5.0, 40):
+        columns, values = rows.best(epsilon)
+        np.testing.assert_array_equal(columns, rows.table(epsilon).argmax(axis=1))
+        np.testing.assert_array_equal(values, rows.table(epsilon).max(axis=1))
+    assert rows.most(40.0) < 1e-9 * rows.most(-3.0)  # a row that gains nothing adds nothing

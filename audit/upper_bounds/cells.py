@@ -1,7 +1,5 @@
 """The tuned output told apart by cells: exact masses, with the rounding of every one."""
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,8 +7,6 @@ from audit.numerics import PROFILE_ACCURACY, ROUNDING
 from audit.repetitions import Repetitions
 
 Array = NDArray[np.float64]
-
-_LARGEST_EXPONENT = 700.0  # e to it, times a probability, is a number
 
 
 def cell_masses(log_worse: Array, repetitions: Repetitions) -> tuple[Array, Array]:
@@ -38,8 +34,6 @@ def cell_masses(log_worse: Array, repetitions: Repetitions) -> tuple[Array, Arra
 
 def scale(mass: Array, epsilon: float) -> Array:
     """e^epsilon times masses, without overflow; anything above e is as good as e."""
-    if epsilon < _LARGEST_EXPONENT:
-        return np.minimum(mass * math.exp(epsilon), math.e)
     with np.errstate(divide="ignore"):
         return np.exp(np.minimum(epsilon + np.log(mass), 1.0))
 
