@@ -83,6 +83,18 @@ def test_composed_gaussians_keep_their_digits_far_into_the_tail(mu, count):
             assert -1e-9 < error < 3e-4
 
 
+def test_many_different_laws_compose_in_groups_to_what_they_are():
+    # 66 Gaussian pairs, every other one twice: one of mu = sqrt(sum of squares).
+    mu, counts = np.geomspace(0.01, 0.1, 66), 1 + np.arange(66) % 2
+    pair = compose([(GaussianPair(float(m)), int(n)) for m, n in zip(mu, counts, strict=True)])
+    exact = GaussianMechanism(float(np.sqrt(counts @ mu**2)))
+    epsilons = np.array([0.0, 0.5, 1.0, 2.0, exact.epsilon(1e-10)])
+    for side in (pair, pair.mirrored):
+        excess = side.profile(epsilons) / exact.delta(epsilons) - 1.0
+        assert excess.min() >= -1e-9
+        assert excess.max() < 3e-4
+
+
 def test_composed_responses_are_binomial():
     epsilon_0, count = 0.3, 40
     pair = Composition((RandomisedResponse(epsilon_0),) * count).pairs[0]

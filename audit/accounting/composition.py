@@ -32,6 +32,10 @@ COARSE_CELLS = 1 << 16
 _TILTS = 8
 _FEW = 2048
 _TOGETHER = 16  # spectra that are held at once
+# More laws than so many are composed in groups of a few first, each on a small grid of its own:
+# there its window is narrow, and a transform costs a twentieth.
+_MANY, _GROUP, _GROUP_CELLS = 64, 16, 1 << 14
+_GROUP_TILTS, _GROUP_FEW = 4, 512
 _WRAPPED = math.log(1e-8)
 _LARGEST_TRANSFORM = 1 << 21
 _MOST_CELLS = (_LARGEST_TRANSFORM >> 1) - 16  # of one law
@@ -59,7 +63,19 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
 
 @remembered(4)  # bounds of one base ask for the same; equal mechanisms do, too
 def _composed(parts: tuple[tuple[LossLaw, int], ...], cells: int) -> LossPair:
-    coarse = [(_coarse(law.atoms(math.inf)), count) for law, count in parts]
+    while len(parts) > _MANY:
+        groups = [parts[first : first + _GROUP] for first in range(0, len(parts), _GROUP)]
+        parts = tuple(
+            (_on_one_grid(group, _GROUP_CELLS, _GROUP_TILTS, _GROUP_FEW), 1) for group in groups
+        )
+    return _on_one_grid(parts, cells, _TILTS, _FEW)
+
+
+def _on_one_grid(
+    parts: tuple[tuple[LossLaw, int], ...], cells: int, most_tilts: int, few: int
+) -> LossPair:
+    """The same on one grid, by so many tilts, its window found from so few losses of each law."""
+    coarse = [(_coarse(law.atoms(math.inf), few), count) for law, count in parts]
     cumulants = _Cumulants(coarse)
     low, high = cumulants.window()
     runs = sum(count for _, count in parts)
@@ -79,7 +95,8 @@ def _composed(parts: tuple[tuple[LossLaw, int], ...], cells: int) -> LossPair:
     size = int(fft.next_fast_len(2 * max(last - first, longest) + 8, real=True))
     if size > _LARGEST_TRANSFORM:
         raise _unresolved(f"{runs} runs on {size} points")
-    tilts = cumulants.tilts(low, high, (last - size) * spacing, (first + size) * spacing)
+    wrapped = (last - size) * spacing, (first + size) * spacing
+    tilts = cumulants.tilts(most_tilts, low, high, *wrapped)
     log_mass, p_outside, q_outside = _sum_of(grids, spacing, first, last, size, tilts)
     p_only, q_only = (
         -math.expm1(sum(count * math.log1p(-part) for part, count in side))
@@ -175,13 +192,13 @@ def _sum_of(
     return log_mass, p_outside, math.exp(min(below_q, 0.0))
 
 
-def _coarse(atoms: Atoms) -> Atoms:
+def _coarse(atoms: Atoms, few: int) -> Atoms:
     """The same law on few losses: enough to find the window and the tilts."""
     width = float(np.ptp(atoms.loss))
-    if len(atoms.loss) <= _FEW or width == 0.0:
+    if len(atoms.loss) <= few or width == 0.0:
         return atoms
-    first, log_mass = _on_grid(atoms, width / _FEW)
-    loss = np.asarray(width / _FEW * (first + np.arange(len(log_mass))), dtype=np.float64)
+    first, log_mass = _on_grid(atoms, width / few)
+    loss = np.asarray(width / few * (first + np.arange(len(log_mass))), dtype=np.float64)
     kept = np.isfinite(log_mass)
     return Atoms(loss[kept], log_mass[kept], atoms.p_only, atoms.q_only)
 
@@ -218,8 +235,10 @@ class _Cumulants:
         low = float(np.max((self.value[below] + spent) / (1.0 + self.theta[below])))
         return max(low, self.ends[0]), min(high, self.ends[1])
 
-    def tilts(self, low: float, high: float, wrap_low: float, wrap_high: float) -> list[float]:
-        """Exponents theta whose mean losses cover the window, evenly by how rare those losses are.
+    def tilts(
+        self, count: int, low: float, high: float, wrap_low: float, wrap_high: float
+    ) -> list[float]:
+        """Exponents theta [count] whose mean losses cover the window, evenly by how rare these are.
 
         The Chernoff exponent I = theta K' - K of a normal loss is z^2/2, z standard deviations out.
         Exponents that put more than 1e-8 where it wraps around into the window are left out.
@@ -232,7 +251,7 @@ class _Cumulants:
         )
         if usable.any():
             least, most = max(least, z[usable].min()), min(most, z[usable].max())
-        tilts: list[float] = np.interp(np.linspace(least, most, _TILTS), z, self.theta).tolist()
+        tilts: list[float] = np.interp(np.linspace(least, most, count), z, self.theta).tolist()
         return tilts
 
     def _beyond(self, loss: float, side: float) -> Array:
