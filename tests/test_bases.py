@@ -206,6 +206,18 @@ def test_sampling_everything_is_the_gaussian_mechanism(neighbours):
     assert almost.renyi(orders) == pytest.approx(whole.renyi(orders), rel=1e-6)
 
 
+@pytest.mark.parametrize("missed", [1e-9, 1e-12, 1e-15])
+def test_a_record_that_is_hardly_ever_missed(missed):
+    # The floor that 1 - q leaves under both densities decides here; by integration over outputs.
+    sigma, alpha, rate = 0.5, 5.0, 1.0 - missed
+    x, step = np.linspace(-40.0, 40.0, 16001, retstep=True)
+    rest, (p, q) = math.log(1.0 - rate), stats.norm.logpdf(x[None], [[2.0], [-2.0]])
+    log_p, log_q = (np.logaddexp(rest + stats.norm.logpdf(x), math.log(rate) + s) for s in (p, q))
+    exact = special.logsumexp(alpha * log_p + (1.0 - alpha) * log_q) + math.log(step)
+    found = DpSgd(sigma, 1, rate, "replace-one").renyi(np.array([alpha]))
+    assert found == pytest.approx([exact / (alpha - 1.0)], rel=1e-12)
+
+
 def test_rdp_and_profile_of_one_sampled_step_are_what_integration_says():
     sigma, rate = 0.8, 0.1
     x = np.linspace(-20.0, 24.0, 800001)

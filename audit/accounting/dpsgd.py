@@ -68,7 +68,11 @@ class SampledStep(LossLaw):
     def _log_gain(self, x: Array) -> Array:
         """log of the mixture's density over that of N(0, 1)."""
         jump = self._shift * (x - 0.5 * self._shift)
-        gain = np.log1p(self.sampling_rate * np.expm1(np.minimum(jump, 30.0)))
+        growth = np.expm1(np.minimum(jump, 30.0))
+        gain = np.log1p(self.sampling_rate * growth)
+        # Where little is left of the density, what is missed tells: both parts are added up.
+        small = self.sampling_rate * growth < -0.5
+        gain[small] = np.log((1.0 - self.sampling_rate) + self.sampling_rate * np.exp(jump[small]))
         large = jump >= 30.0
         log_chance = math.log(self.sampling_rate)
         gain[large] = np.logaddexp(math.log1p(-self.sampling_rate), log_chance + jump[large])
