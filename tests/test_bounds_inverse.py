@@ -59,6 +59,34 @@ def test_the_least_noise_keeps_the_budget_and_no_less_does(spec, target):
     assert noise == pytest.approx(10.0 / mu, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "adaptive:0.9,1.1/fixed:5",
+        pytest.param("grid:10", marks=pytest.mark.slow),
+        pytest.param("until:0.1", marks=pytest.mark.slow),
+        pytest.param("subset:0.3,all/fixed:4", marks=pytest.mark.slow),
+    ],
+)
+def test_the_largest_mu_of_a_protocol_is_that_of_its_smallest_bound(spec):
+    mu = upper_bounds.solve_mu(0.5, spec, DELTA)
+    spent, more = (
+        upper_bounds.cost(GaussianMechanism(one), spec, DELTA).epsilon for one in (mu, 1.0001 * mu)
+    )
+    assert 0.5 * (1 - 1e-6) < spent <= 0.5 < more
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["adaptive:0.75,1.33/tnb:0,0.1", "grid:10"])
+def test_the_least_noise_of_a_protocol_on_sampled_batches(spec):
+    noise = upper_bounds.solve_noise_multiplier(2.0, spec, DELTA, 100, 0.05)
+    spent, more = (
+        upper_bounds.cost(DpSgd(one, 100, 0.05), spec, DELTA).epsilon
+        for one in (noise, noise / 1.0001)
+    )
+    assert 2.0 * (1 - 1e-5) < spent <= 2.0 < more
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
 def test_the_least_noise_of_sampled_batches(neighbours):
