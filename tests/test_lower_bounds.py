@@ -543,6 +543,24 @@ def test_the_selected_rate_covers_when_the_statistic_is_not_the_score() -> None:
     assert pooled.selected_rate_limit(np.arange(200.0), np.ones(200, bool), every, 0.05) == 1.0
 
 
+def test_who_chooses_a_threshold_does_not_judge_it() -> None:
+    # What separates the even trials, by which the threshold is chosen, is not in the odd ones.
+    even = np.arange(200) % 2 == 0
+    split = lower_bounds.ClopperPearson(rule=lower_bounds.Split())
+    assert split(np.zeros(200), np.where(even, 1.0, 0.0), 0.0).epsilon == 0.0
+    assert split(np.zeros(200), np.ones(200), 0.0).epsilon > 3.0
+
+
+def test_a_tuning_of_one_run_that_is_told_apart_is_bounded_exactly() -> None:
+    # No false positive and no false negative of 200 runs, each at half the error.
+    runs, chosen_by = 200, np.linspace(0.0, 1.0, 200)
+    sides = (chosen_by, np.zeros(runs)), (chosen_by, np.ones(runs))
+    found = lower_bounds.selected_bound(*sides[0], *sides[1], "fixed:1", threshold=0.5, delta=0.0)
+    rate = 1.0 - 0.025 ** (1.0 / runs)
+    exact = math.log((1.0 - rate) / rate)
+    assert exact * (1.0 - 1e-5) <= found.epsilon <= exact
+
+
 def test_a_tuning_by_any_score_is_bounded_from_all_its_runs() -> None:
     """The score is noise beside the released statistic: the winner is any run."""
     rng, mu, trials = np.random.default_rng(25), 3.0, 1000
