@@ -112,6 +112,9 @@ def test_where_many_of_many_are_run_it_is_below_the_grid_bound():
     assert upper_bounds.tight(base, "binomial:200,0.5", DELTA).attains < found["grid-tight"]
     assert found["grid-tight"] < 0.95 * found["grid"]
     assert grid_tight(base, "grid:5,1e-9", DELTA).epsilon == 0.0
+    sources = [grid_tight(base, spec, DELTA).claim.source for spec in ("grid:5", "grid:5,0.5")]
+    assert "in step" in sources[0]
+    assert "less the chance of more" in sources[1]
 
 
 @pytest.mark.parametrize("mu", [0.01, 0.5, 3.0])

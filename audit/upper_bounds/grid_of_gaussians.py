@@ -59,6 +59,8 @@ from audit.upper_bounds.tight import tight
 
 Array = NDArray[np.float64]
 
+_SOURCE = "tight bound of as many draws of one law: on a Gaussian base candidates in step leak most"
+_BY_CHANCE = "tight bound of as many draws as candidates are run, less the chance of more"
 # Share of delta that is given away to more candidates being run than are counted.
 _RARE = 0.1
 
@@ -66,7 +68,7 @@ _RARE = 0.1
 @bound(
     "grid-tight",
     110,
-    "tight bound of as many draws of one law: on a Gaussian base candidates in step leak most",
+    _SOURCE,
     about=("Gaussian base",),
     protocol=Grid,
     is_special=True,
@@ -93,8 +95,9 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> Value:
     found = tight(loudest, Fixed(most), left)
     if found.epsilon is None:
         raise NotApplicable(found.reason)
-    is_exact = protocol.inclusion == 1.0 and len(several) == 1
-    return Value(found.epsilon, found.error, attains=found.attains if is_exact else 0.0)
+    if protocol.inclusion < 1.0:
+        return Value(found.epsilon, found.error, _BY_CHANCE)
+    return Value(found.epsilon, found.error, attains=found.attains if len(several) == 1 else 0.0)
 
 
 def _mu(candidate: Mechanism) -> float:
