@@ -70,12 +70,11 @@ class SampledStep(LossLaw):
         jump = self._shift * (x - 0.5 * self._shift)
         growth = np.expm1(np.minimum(jump, 30.0))
         gain = np.log1p(self.sampling_rate * growth)
-        # Where little is left of the density, what is missed tells: both parts are added up.
-        small = self.sampling_rate * growth < -0.5
-        gain[small] = np.log((1.0 - self.sampling_rate) + self.sampling_rate * np.exp(jump[small]))
-        large = jump >= 30.0
-        log_chance = math.log(self.sampling_rate)
-        gain[large] = np.logaddexp(math.log1p(-self.sampling_rate), log_chance + jump[large])
+        # Both parts are added up where one overflows, and where little is left of the density, so
+        # that what is missed tells.
+        apart = (jump >= 30.0) | (self.sampling_rate * growth < -0.5)
+        missed, log_chance = math.log1p(-self.sampling_rate), math.log(self.sampling_rate)
+        gain[apart] = np.logaddexp(missed, log_chance + jump[apart])
         return gain
 
     def loss(self, x: Array) -> Array:

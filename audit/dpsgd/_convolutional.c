@@ -669,9 +669,10 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
     unsigned long long boxes, input_squares;
     long long size, parameters;
     int count, classes, together, width, lanes, box_count;
-    if (!PyArg_ParseTuple(args, "(KiKii)(KKLK)(iK)(KiL)(iKKKK)", &layers, &count, &offsets, &classes, &together,
-                          &records, &labels, &size, &taken, &width, &input_squares, &boxes,
-                          &box_count, &parameters, &lanes, &theta, &clips, &totals, &squares))
+    if (!PyArg_ParseTuple(args, "(KiKii)(KKLK)(iK)(KiL)(iKKKK)", &layers, &count, &offsets, &classes,
+                          &together, &records, &labels, &size, &taken, &width, &input_squares,
+                          &boxes, &box_count, &parameters, &lanes, &theta, &clips, &totals,
+                          &squares))
         return NULL;
     network net = {.layers = (const layer *)(uintptr_t)layers,
                    .count = count,
@@ -697,8 +698,9 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"clipped_sums", clipped_sums, METH_VARARGS,
-     "clipped_sums((layers, count, offsets, classes, together), (records, labels, size, taken), (width, "
-     "squares), (boxes, box_count, parameters), (lanes, theta, clips, totals, squares)): addresses as ints."},
+     "clipped_sums((layers, count, offsets, classes, together), (records, labels, size, taken), "
+     "(width, squares), (boxes, box_count, parameters), (lanes, theta, clips, totals, squares)): "
+     "addresses as ints."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "convolutional", NULL, -1, methods,

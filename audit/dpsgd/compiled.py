@@ -22,6 +22,9 @@ from audit.dpsgd.products import affine
 from audit.dpsgd.program import Program
 from audit.dpsgd.record_gradients import ClippedRecord, WrittenOut
 
+# Records of convolutions that go through the layers together: what they need stays in cache.
+_FEW = 4
+
 
 def _extension(capability: str) -> Any:
     """The extension for a processor, in torch's words; None where there is none."""
@@ -32,8 +35,6 @@ def _extension(capability: str) -> Any:
         return None
 
 
-# Records of convolutions that go through the layers together: what they need stays in cache.
-_FEW = 4
 _convolutional = _extension(torch.backends.cpu.get_cpu_capability())
 
 

@@ -89,8 +89,10 @@ def _pays(x: Tensor, multiplications: int) -> bool:
 def _is_onednn_faster() -> bool:
     """Where torch has it, and MKL would run on a processor that is not Intel's, or is not there."""
     backends: Any = torch.backends
-    if not (backends.mkldnn.is_available() and backends.mkl.is_available()):
-        return bool(backends.mkldnn.is_available())
+    if not backends.mkldnn.is_available():
+        return False
+    if not backends.mkl.is_available():
+        return True
     # Older torch does not tell; then products are only slower.
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return not str(capabilities.get("cpu_name", "")).startswith("Intel")

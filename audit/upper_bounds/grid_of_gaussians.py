@@ -101,7 +101,7 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> Value:
 
 
 def _mu(candidate: Mechanism) -> float:
-    """Of the Gaussian that one run is."""
+    """Of the Gaussian pair that dominates one run, whether the mechanism calls itself so or not."""
     means = [pair.mu for pair in candidate.pairs if isinstance(pair, GaussianPair)]
     if len(means) < len(candidate.pairs):
         raise NotApplicable("it needs a Gaussian base, such as full batches")

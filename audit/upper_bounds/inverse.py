@@ -41,8 +41,8 @@ def excess(
 
     For the region bound, the default of random search, log(delta_A(target) / delta), from few
     points on the curve of events: no less safe, and fast. The same for the tight bound, from its
-    own curve. For others, epsilon - target; the default of other protocols is the smallest bound
-    that they have.
+    own curve. For others, log(epsilon / target); the default of other protocols is the smallest
+    bound that they have.
 
     Raises:
         ValueError: the bound does not apply to this base and protocol.
@@ -125,7 +125,6 @@ def solve_mu(
         0.4035
     """
     target = checks.interval("target-epsilon", target, 0.0, 1e4)
-
     protocol = protocols.parse(law)
 
     def solve(bound: Bound | None, low: float, high: float, guess: float | None = None) -> float:
