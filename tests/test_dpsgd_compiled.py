@@ -211,7 +211,7 @@ def test_groups_of_records_are_summed_whole():
 @pytest.mark.parametrize("classes", [1, 16, 37])
 @pytest.mark.parametrize("shift", [-300.0, 0.0, 300.0])
 def test_any_classes_and_logits_far_from_0(classes, shift):
-    # Some 40 apart, of which the least have no share that float32 could hold.
+    # Up to 120 apart: the least have no share that float32 could hold.
     model, shape = nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, classes)), (9,)
     theta, x, y, clip = setting(model, shape)
     theta[3] = shift + torch.linspace(-120.0, 0.0, classes).roll(3).expand(LANES, -1)

@@ -76,7 +76,10 @@ def test_known_values(mu, delta, protocol, values):
     assert cost(GaussianMechanism(mu), protocol, delta).epsilon == min(
         row.epsilon for row in found.values() if row.epsilon is not None and not row.attained
     )
-    assert all(0.0 <= row.error <= 2e-4 * max(row.epsilon or 0.0, 1.0) for row in found.values())
+    for row in found.values():
+        # What the best order falls short of a tight bound is some 1e-4 by itself.
+        most = 2e-4 if row.name == "grid-tight" else 1e-4
+        assert 0.0 <= row.error <= most * max(row.epsilon or 0.0, 1.0), row.name
 
 
 def chance_to_win(laws, place, preferred, inclusion):
@@ -185,8 +188,10 @@ def test_a_grid_reduces_to_what_it_must():
     for bound in rows(base, "grid:1").values():
         assert bound.epsilon == pytest.approx(base.epsilon(DELTA), rel=1e-8)
     half = OneOf((base,), (0.5,))
-    for name in ("grid", "composition"):
-        bound = rows(base, "grid:1,0.5")[name]
+    by_chance = rows(base, "grid:1,0.5")
+    # One run at most is all that this bound knows; it gives a part of delta away.
+    assert by_chance.pop("grid-tight").epsilon > base.epsilon(DELTA)
+    for bound in by_chance.values():
         assert bound.epsilon == pytest.approx(half.epsilon(DELTA), rel=1e-6)
     # For a Gaussian base the product is worst where all are equal: the region bound.
     for grid, law in (("grid:20", "fixed:20"), ("grid:20,0.3", "binomial:20,0.3")):
@@ -323,7 +328,7 @@ def test_an_adaptive_choice_without_freedom_is_random_search():
     base = GaussianMechanism(0.5)
     law = repetitions.parse("tnb:0,0.05")
     region = upper_bounds.region(base, law, DELTA).epsilon
-    for low, high in ((0.5, 1.0), (1.0, 3.0)):
+    for low, high in ((1.0, 1.0), (0.5, 1.0), (1.0, 3.0)):
         found = adaptive(base, protocols.Adaptive(law, low, high), DELTA).epsilon
         assert found == pytest.approx(region, rel=1e-12)
     nearly = protocols.Adaptive(law, 1 - 1e-7, 1 + 1e-7)
