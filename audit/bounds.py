@@ -13,14 +13,14 @@ from dataclasses import asdict
 from audit import accounting, checks, console, protocols, upper_bounds
 from audit.accounting import Composition, DpSgd, GaussianMechanism, Mechanism
 from audit.claims import Claim, Kind
-from audit.numerics import exact, shown
+from audit.numerics import format_exact, format_rounded
 from audit.protocols import Protocol, RandomSearch
 from audit.upper_bounds import Bound, TunedMechanism, UpperBound, inverse
-from audit.upper_bounds.comparison import MOST_COMPARED
+from audit.upper_bounds.comparison import MAX_COMPARED
 from audit.upper_bounds.registry import answered
 
 _SOLVES = ("noise", "runs", "law")
-_MOST_TUNINGS = 10**6
+_MAX_TUNINGS = 10**6
 
 
 def bound_named(name: str | None, protocol: Protocol) -> Bound | None:
@@ -80,7 +80,7 @@ def _parser() -> console.Parser:
         "--repetitions",
         metavar="SPEC",
         help="law of K: tnb:ETA,GAMMA, geometric:GAMMA, poisson:MU, binomial:N,P, "
-        f"two-point:S,L, fixed:K (default {protocols.DEFAULT_LAW})",
+        f"two-point:S,L, fixed:K (default {protocols.DEFAULT_REPETITIONS})",
     )
     how.add_argument(
         "--delta", type=float, default=1e-5, metavar="D", help="of the whole (default 1e-5)"
@@ -158,7 +158,7 @@ def _base_of(arguments: argparse.Namespace, protocol: Protocol) -> Mechanism:
         raise ValueError(f"steps must be given with {given[0]}, got none")
     rate, neighbours = arguments.sampling_rate, arguments.neighbours
     if given[0] == "--target-epsilon":
-        noise = upper_bounds.solve_noise_multiplier(
+        noise = upper_bounds.calibrate_noise(
             arguments.target_epsilon,
             protocol,
             arguments.delta,
@@ -168,25 +168,25 @@ def _base_of(arguments: argparse.Namespace, protocol: Protocol) -> Mechanism:
             bound_named(arguments.bound, protocol),
         )
         # As printed, so that who types it again keeps the budget.
-        noise = float(shown(noise, up=True, digits=7))
+        noise = float(format_rounded(noise, up=True, digits=7))
         return DpSgd(noise, arguments.steps, rate, neighbours)
     if arguments.noise_multiplier is not None:
         return DpSgd(arguments.noise_multiplier, arguments.steps, rate, neighbours)
     if rate != 1.0 or neighbours != "add-remove":
         raise ValueError(f"sampling-rate and neighbours need --noise-multiplier, got {given[0]}")
     if arguments.base is not None:
-        return accounting.parse(arguments.base)
+        return accounting.parse_mechanism(arguments.base)
     mu = arguments.mu
     if mu is None:
         mu = accounting.calibrate_mu(arguments.epsilon_base, arguments.delta, arguments.accounting)
     if arguments.steps is not None:
-        return DpSgd(accounting.noise_multiplier_for(mu, arguments.steps), arguments.steps)
+        return DpSgd(accounting.full_batch_noise_multiplier(mu, arguments.steps), arguments.steps)
     return GaussianMechanism(mu)
 
 
 def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -> list[UpperBound]:
     """Tuned several times, or followed by a final run: the region bound, composed."""
-    times = checks.whole("tunings", arguments.tunings, 1, _MOST_TUNINGS)
+    times = checks.integer("tunings", arguments.tunings, 1, _MAX_TUNINGS)
     if times == 1 and not arguments.final_run:
         return []
     if not isinstance(protocol, RandomSearch):
@@ -217,8 +217,8 @@ def _print_table(
 ) -> None:
     name = "repetitions" if isinstance(protocol, RandomSearch) else "protocol"
     runs = "" if protocol.mean_runs is None else f" ({protocol.mean_runs:.4g} runs on average)"
-    print(f"{name} {protocol.spec}{runs}, delta = {exact(delta)}")
-    mu = "" if base.mu is None else f"mu = {shown(base.mu, up=True, digits=6)}; "
+    print(f"{name} {protocol.spec}{runs}, delta = {format_exact(delta)}")
+    mu = "" if base.mu is None else f"mu = {format_rounded(base.mu, up=True, digits=6)}; "
     print(f"holds for: {protocol.assumption}")
     print(f"base: {mu}{base.description}")
     print()
@@ -229,9 +229,11 @@ def _print_table(
             continue
         way = "down" if row.attained else "up"
         rounded = (
-            f" (rounded {way} by < {shown(row.error, up=True, digits=1)})" if row.error > 0 else ""
+            f" (rounded {way} by < {format_rounded(row.error, up=True, digits=1)})"
+            if row.error > 0
+            else ""
         )
-        epsilon = shown(row.epsilon, up=not row.attained)
+        epsilon = format_rounded(row.epsilon, up=not row.attained)
         print(f"{row.name:{width}}  {epsilon:>9}  {row.claim.conditions}{rounded}")
         print(f"{'':{width}}  {'':>9}    {row.source}")
     silent = [row for row in rows if row.epsilon is None]
@@ -239,13 +241,13 @@ def _print_table(
         print(f"{row.name:{width}}  {'-':>9}  {row.assumes}")
 
 
-def _print_comparison(compared: list[upper_bounds.Compared], runs: float | None) -> None:
+def _print_comparison(compared: list[upper_bounds.ComparedProtocol], runs: float | None) -> None:
     if not compared:
         return
     print(f"\n{runs:g} runs on average, by protocol:")
     width = max(len(one.title) for one in compared)
     for one in compared:
-        epsilon = "-" if one.epsilon is None else shown(one.epsilon, up=True)
+        epsilon = "-" if one.epsilon is None else format_rounded(one.epsilon, up=True)
         quantile = ""
         if one.expected_quantile is not None:
             quantile = f"  expected quantile of the best {one.expected_quantile:.4f}"
@@ -255,8 +257,8 @@ def _print_comparison(compared: list[upper_bounds.Compared], runs: float | None)
 def _ends_of_search(base: Mechanism, protocol: Protocol, solved: str | None) -> list[str]:
     """What a reader must know where the budget affords all that was searched."""
     if solved == "noise" and isinstance(base, DpSgd) and base.sampling_rate < 1.0:
-        if base.noise_multiplier <= inverse.LEAST_NOISE * (1.0 + 1e-6):
-            return [f"the search for less noise stopped at {inverse.LEAST_NOISE:g}"]
+        if base.noise_multiplier <= inverse.MIN_NOISE * (1.0 + 1e-6):
+            return [f"the search for less noise stopped at {inverse.MIN_NOISE:g}"]
     elif solved in ("runs", "law") and isinstance(protocol, RandomSearch):
         law = protocol.repetitions
         if law.mean >= inverse.most_runs(law) * (1.0 - 1e-5):
@@ -275,7 +277,7 @@ def _law_as_json(protocol: Protocol) -> dict[str, object]:
 def _tuning_done(arguments: argparse.Namespace) -> int:
     """Prints what a finished tuning cost."""
     # Slow to import, and only wanted here.
-    from audit.tuning.cost_of import cost_of, read_prior, read_trials
+    from audit.tuning.cost_of_trials import cost_of_trials, read_prior, read_trials
 
     law, delta, neighbours = arguments.repetitions, arguments.delta, arguments.neighbours
     if arguments.trials is not None and arguments.optuna is not None:
@@ -285,10 +287,10 @@ def _tuning_done(arguments: argparse.Namespace) -> int:
         if arguments.chosen is None:
             raise ValueError("chosen must be given with --trials: grid, random or sequential")
         trials = read_trials(arguments.trials, neighbours)
-        found = cost_of(trials, arguments.chosen, delta, law, prior)
+        found = cost_of_trials(trials, arguments.chosen, delta, law, prior)
     else:
         from audit.optuna import cost_of_study
-        from audit.tuning.cost_of import trial_of
+        from audit.tuning.cost_of_trials import trial_of
 
         base = trial_of(
             {
@@ -322,11 +324,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, or 2 after one clear line about what was wrong.
     """
     arguments = _parser().parse_args(argv)
-    affordable: list[upper_bounds.Affordable] = []
+    affordable: list[upper_bounds.AffordableRepetitions] = []
     try:
         if arguments.trials is not None or arguments.optuna is not None:
             return _tuning_done(arguments)
-        protocol = protocols.parse(arguments.protocol, arguments.repetitions)
+        protocol = protocols.parse_protocol(arguments.protocol, arguments.repetitions)
         delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
         checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
         solve = arguments.solve = checks.one_of("solve", arguments.solve, _SOLVES)
@@ -343,29 +345,31 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise ValueError(f"solve {solve} must come with protocol search, got {protocol}")
             law = protocol.repetitions
             if solve == "runs":
-                law = upper_bounds.solve_runs(arguments.target_epsilon, base, law, delta, bound)
+                law = upper_bounds.calibrate_runs(arguments.target_epsilon, base, law, delta, bound)
             else:
-                affordable = upper_bounds.best_law(arguments.target_epsilon, base, delta, bound)
+                affordable = upper_bounds.best_repetitions(
+                    arguments.target_epsilon, base, delta, bound
+                )
                 law = affordable[0].law
             protocol = RandomSearch(law)
         if arguments.compare is not None:
             checks.interval(
-                "compare", arguments.compare, *MOST_COMPARED, closed_low=True, closed_high=True
+                "compare", arguments.compare, *MAX_COMPARED, closed_low=True, closed_high=True
             )
         solved = solve if arguments.target_epsilon is not None else None
         notes = _ends_of_search(base, protocol, solved)
         report = upper_bounds.report_mechanism(base, delta, arguments.accounting)
-        rows = [*report.bounds, *upper_bounds.all_bounds(base, protocol, delta)]
+        rows = [*report.bounds, *upper_bounds.all_upper_bounds(base, protocol, delta)]
         total = _total(base, protocol, arguments)
         recommended = upper_bounds.smallest(total or rows)
         rows += total
         compared = (
             []
             if arguments.compare is None
-            else upper_bounds.same_runs(base, arguments.compare, delta)
+            else upper_bounds.compare_protocols(base, arguments.compare, delta)
         )
     except ValueError as error:
-        return console.refused(error)
+        return console.report_error(error)
     if arguments.json:
         answer = {
             "delta": delta,
@@ -394,7 +398,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         _print_table(report, protocol, delta, rows)
         if recommended is not None:
-            cost = shown(recommended.epsilon or 0.0, up=True)
+            cost = format_rounded(recommended.epsilon or 0.0, up=True)
             print(f"\ncost: {cost} by {recommended.name}, whatever the score")
         for note in notes:
             print(f"note: {note}")
@@ -409,7 +413,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             draw_cost(base, protocol, delta, arguments.plot)
         except ValueError as error:
-            return console.refused(error)
+            return console.report_error(error)
     return console.OK
 
 

@@ -45,12 +45,12 @@ def interval(
     if not (above and below):
         opening, closing = "[" if closed_low else "(", "]" if closed_high else ")"
         raise ValueError(
-            f"{name} must be in {opening}{low:g}, {high:g}{closing}, got {in_line(value)}"
+            f"{name} must be in {opening}{low:g}, {high:g}{closing}, got {one_line(value)}"
         )
     return number
 
 
-def whole(name: str, value: float, low: int, high: int | None = None) -> int:
+def integer(name: str, value: float, low: int, high: int | None = None) -> int:
     """Returns `value` as an int if it is a whole number in [low, high], else raises ValueError.
 
     Without `high` the largest is the last that a float can hold.
@@ -60,7 +60,7 @@ def whole(name: str, value: float, low: int, high: int | None = None) -> int:
     if high is None and number is not None and number > _LARGEST:
         in_words, number = f"{in_words} that a float can hold", None
     if number is None or number < low or (high is not None and number > high):
-        raise ValueError(f"{name} must be a whole number {in_words}, got {in_line(value)}")
+        raise ValueError(f"{name} must be a whole number {in_words}, got {one_line(value)}")
     return number
 
 
@@ -102,16 +102,16 @@ def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = Fals
     near = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.4)
     hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
     own = " or a dotted name of your own" if dotted else ""
-    raise ValueError(f"{name} must be one of {', '.join(names)}{own}, got {in_line(value)}{hint}")
+    raise ValueError(f"{name} must be one of {', '.join(names)}{own}, got {one_line(value)}{hint}")
 
 
-def in_line(value: object) -> str:
+def one_line(value: object) -> str:
     """A value as it came, in one line that is not too long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def text_of(path: str | Path, most: int = 10**8) -> str:
+def read_text(path: str | Path, most: int = 10**8) -> str:
     """The text of a file that ends, as /dev/zero does not.
 
     Args:
@@ -129,7 +129,7 @@ def text_of(path: str | Path, most: int = 10**8) -> str:
     return text
 
 
-def keep(instance: object, **values: object) -> None:
+def store_validated(instance: object, **values: object) -> None:
     """Stores checked values in a frozen dataclass, from its `__post_init__`.
 
     So that what is used is what was checked: 0.5, not the "0.5" that came.

@@ -75,8 +75,8 @@ class Facts:
         conditions: what else is known to be so.
 
     Example:
-        >>> from audit.protocols import parse
-        >>> Facts(parse("tnb:0,0.1"), frozenset({Condition.GAUSSIAN_BASE})).protocol.spec
+        >>> from audit.protocols import parse_protocol
+        >>> Facts(parse_protocol("tnb:0,0.1"), frozenset({Condition.GAUSSIAN_BASE})).protocol.spec
         'tnb:0,0.1'
     """
 
@@ -94,9 +94,9 @@ class Verdict:
         missing: in words, what is not known to be true.
 
     Example:
-        >>> from audit.protocols import RandomSearch, parse
+        >>> from audit.protocols import RandomSearch, parse_protocol
         >>> claim = Claim(Kind.BOUND, "a theorem", (RandomSearch,), (Condition.MONOTONE_SCORE,))
-        >>> claim.judged(facts_of_tuning(parse("tnb:0,0.1"))).label
+        >>> claim.judged(facts_of_tuning(parse_protocol("tnb:0,0.1"))).label
         'not valid for this score'
     """
 
@@ -118,11 +118,11 @@ class Claim:
         is_upper: whether the number is about all scores unless `needs` names some.
 
     Example:
-        >>> from audit.protocols import RandomSearch, parse
+        >>> from audit.protocols import RandomSearch, parse_protocol
         >>> claim = Claim(Kind.BOUND, "a theorem", (RandomSearch,), is_upper=True)
-        >>> claim.judged(facts_of_tuning(parse("tnb:0,0.1"))).valid
+        >>> claim.judged(facts_of_tuning(parse_protocol("tnb:0,0.1"))).valid
         True
-        >>> claim.judged(facts_of_tuning(parse("grid:10"))).valid
+        >>> claim.judged(facts_of_tuning(parse_protocol("grid:10"))).valid
         False
     """
 
@@ -171,8 +171,8 @@ def facts_of_tuning(protocol: Protocol, *conditions: Condition) -> Facts:
     """What is true of a tuning of which nothing is known but how it chooses, and what is added.
 
     Example:
-        >>> from audit.protocols import parse
-        >>> facts_of_tuning(parse("grid:10")).protocol
+        >>> from audit.protocols import parse_protocol
+        >>> facts_of_tuning(parse_protocol("grid:10")).protocol
         Grid(candidates=10, inclusion=1.0)
     """
     found = set(conditions)
@@ -209,9 +209,9 @@ def facts_of_game(
         one_plain_candidate: whether there is one candidate, without momentum.
 
     Example:
-        >>> from audit.protocols import parse
+        >>> from audit.protocols import parse_protocol
         >>> options = {"empty_training_set": True, "full_batch": True, "one_plain_candidate": True}
-        >>> facts = facts_of_game(parse("tnb:0,0.1"), "first-coordinate", "dirac", **options)
+        >>> facts = facts_of_game(parse_protocol("tnb:0,0.1"), "first-coordinate", "dirac", **options)
         >>> Condition.MONOTONE_SCORE in facts.conditions
         True
     """

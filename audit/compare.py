@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         audits = comparison.read(arguments.folders)
         comparison.write(audits, arguments.out)
     except ValueError as error:
-        return console.refused(error)
+        return console.report_error(error)
     print(comparison.to_text(audits))
     print(f"\nresults in {arguments.out}, figure: {arguments.out}/figure.png")
     return 0

@@ -74,7 +74,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the command, without its usage before the message."""
-        refused(f"{message} (see {self.prog} --help)")
+        report_error(f"{message} (see {self.prog} --help)")
         raise SystemExit(REFUSED)
 
 
@@ -98,7 +98,7 @@ def _layout(prog: str) -> argparse.HelpFormatter:
 _LONGEST = 1000  # characters of a message
 
 
-def refused(error: object) -> int:
+def report_error(error: object) -> int:
     """Says in one line what was wrong.
 
     Returns:
@@ -192,10 +192,10 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
         _discard_output()
         return OK
     except ModuleNotFoundError as error:  # where only what the library needs is installed
-        return refused(f"{error.name} must be installed for this: pip install . brings it")
+        return report_error(f"{error.name} must be installed for this: pip install . brings it")
     except OSError as error:
         _discard_output()
-        return refused(f"output must have somewhere to go: {error}")
+        return report_error(f"output must have somewhere to go: {error}")
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED

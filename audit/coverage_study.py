@@ -29,10 +29,10 @@ from audit.lower_bounds import (
     ClopperPearson,
     Estimator,
     FixedThreshold,
-    Looks,
     LowerBound,
     PooledClopperPearson,
     Scan,
+    SequentialPlan,
     all_estimators,
     doubling,
     independent_canaries_bound,
@@ -54,7 +54,7 @@ from audit.protocols import (
     Subset,
     UntilAccepted,
 )
-from audit.repetitions import Binomial, Fixed, Repetitions, parse
+from audit.repetitions import Binomial, Fixed, Repetitions, parse_repetitions
 from audit.upper_bounds import (
     AcceptedTails,
     AdaptiveAttack,
@@ -72,8 +72,8 @@ DELTA = 1e-5
 CONFIDENCE = 0.95
 # Trials per side, and how many games are played with so many: a quarter of an hour on a quiet core.
 STUDY = {50: 200, 200: 200, 1_000: 50}
-_MOST_TRIALS = 10_000_000
-_MOST_GAMES = 1_000_000
+_MAX_TRIALS = 10_000_000
+_MAX_GAMES = 1_000_000
 # Pooled runs are E[K] times as many as trials, others' bounds and those of one run of many canaries
 # take long; with more trials than these they are left out.
 _POOLED_TRIALS = 10_000
@@ -163,7 +163,7 @@ def _played(
 
 @functools.cache
 def _reduced(name: str, spec: str, epsilon_base: float) -> Game:
-    law, mu = parse(spec), calibrate_mu(epsilon_base, DELTA)
+    law, mu = parse_repetitions(spec), calibrate_mu(epsilon_base, DELTA)
     truth = reduced_exact(GaussianMechanism(mu), law, DELTA)
     assert truth.epsilon is not None
     return Game(
@@ -178,7 +178,7 @@ def _reduced(name: str, spec: str, epsilon_base: float) -> Game:
 
 @functools.cache
 def _worst_order(name: str, spec: str, epsilon_base: float, trials: int) -> Game:
-    law, mu = parse(spec), calibrate_mu(epsilon_base, DELTA)
+    law, mu = parse_repetitions(spec), calibrate_mu(epsilon_base, DELTA)
     order, threshold = attack_order(mu, law, DELTA, trials)
     return Game(
         name,
@@ -194,7 +194,7 @@ def _worst_order(name: str, spec: str, epsilon_base: float, trials: int) -> Game
 @functools.cache
 def _grid(spec: str, mu: float) -> Game:
     """Candidates alike, by an increasing score: the largest of a known number of draws."""
-    protocol = protocols.parse(spec)
+    protocol = protocols.parse_protocol(spec)
     assert isinstance(protocol, Grid)
     law = Binomial(protocol.candidates, protocol.inclusion)
     return Game(
@@ -209,7 +209,7 @@ def _grid(spec: str, mu: float) -> Game:
 @functools.cache
 def _tails(spec: str, mu: float, trials: int) -> Game:
     """Rerun until one of two tails comes, or stop; nothing is a score below all."""
-    protocol = protocols.parse(spec)
+    protocol = protocols.parse_protocol(spec)
     assert isinstance(protocol, UntilAccepted | RandomStopping)
     tails, threshold = attack_tails(mu, protocol, DELTA, trials)
     curve = AcceptedTailsCurve(tails.low, tails.high, tails.stop, rule=FixedThreshold(threshold))
@@ -243,7 +243,7 @@ def _released(tails: AcceptedTails, mean: float, rng: np.random.Generator, trial
 @functools.cache
 def _adaptive(spec: str, mu: float) -> Game:
     """A sampler that tells of the record, judged by one event, whose chances are known."""
-    protocol = protocols.parse(spec)
+    protocol = protocols.parse_protocol(spec)
     assert isinstance(protocol, Adaptive)
     attack = AdaptiveAttack(mu, protocol, (3.0, 1.0), (-2.0, -3.0), (-0.5, 1.0), 0.5)
     without, with_record = attack.chances()
@@ -267,7 +267,7 @@ def _adaptive(spec: str, mu: float) -> Game:
 @functools.cache
 def _subset(spec: str, mu: float) -> Game:
     """The density ratio of the tuning's winner and the final run together."""
-    protocol = protocols.parse(spec)
+    protocol = protocols.parse_protocol(spec)
     assert isinstance(protocol, Subset)
     attack = SubsetAttack(mu, protocol, SplitOrder(-math.inf))
 
@@ -302,7 +302,7 @@ class _LargestOfLooks(Estimator):
         sizes = doubling(trials, max(trials // _FIRST_LOOK, 1))
         found = []
         for number, size in enumerate(sizes, 1):
-            look = Looks(len(sizes) if self.planned else None, number)
+            look = SequentialPlan(len(sizes) if self.planned else None, number)
             part = Scores(scores.without[:size], scores.with_record[:size])
             found.append(Scan().find(part, delta, look.share * alpha))
         return max(found, key=lambda finding: finding.epsilon)
@@ -563,8 +563,8 @@ def runs_for_the_same(epsilon_base: float, law: Repetitions, trials: int) -> tup
         pooled = expected_bound(mu, Fixed(1), math.ceil(runs), PooledClopperPearson(law))
         return target - pooled
 
-    few, enough = numerics.doubled(lambda runs: missing(runs) <= 0.0, 1.0, 1e12)
-    runs = numerics.last_kept(missing, enough, max(few, 1.0), 1.0, relative=0.005)
+    few, enough = numerics.double_until(lambda runs: missing(runs) <= 0.0, 1.0, 1e12)
+    runs = numerics.safe_root(missing, enough, max(few, 1.0), 1.0, relative=0.005)
     return target, math.ceil(runs)
 
 
@@ -653,7 +653,7 @@ def report(study: pd.DataFrame, command: str) -> str:
             lines.append(
                 f"| {label} | " + " | ".join(cells) + f" | {rows['milliseconds'].mean():.1f} |"
             )
-    law, trials = parse("tnb:0,0.01"), 1_000
+    law, trials = parse_repetitions("tnb:0,0.01"), 1_000
     lines += [
         "",
         "## Pooled runs",
@@ -713,14 +713,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = [game.name for game in games(1_000)]
         names += [game.name for game in canary_games()]
         chosen = [checks.one_of("mechanisms", name, names) for name in options.mechanisms]
-        checks.whole("seed", options.seed, 0)
+        checks.integer("seed", options.seed, 0)
         for trials in options.trials:
-            checks.whole("trials", trials, 1, _MOST_TRIALS)
+            checks.integer("trials", trials, 1, _MAX_TRIALS)
         if options.games is not None:
-            checks.whole("games", options.games, 1, _MOST_GAMES)
+            checks.integer("games", options.games, 1, _MAX_GAMES)
         options.out.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
-        return console.refused(error)
+        return console.report_error(error)
     sizes = {t: options.games or STUDY.get(t, 100) for t in options.trials}
     parts = []
     for part in run(sizes, options.seed, chosen):
@@ -743,7 +743,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         study.to_csv(options.out / "coverage.csv", index=False, float_format="%.6g")
         (options.out / "coverage.md").write_text(report(study, command))
     except OSError as error:
-        return console.refused(error)
+        return console.report_error(error)
     bad, bad_together = failures(study), failures(together(study))
     for found in (bad, bad_together):
         if len(found):

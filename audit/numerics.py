@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
-ROUNDING = 1e-14
+FLOAT_ROUNDING = 1e-14
 """A value made by some fifty operations in double precision, 1.1e-16 each, as phi and phi' are."""
 
 SUM_ROUNDING = 1e-13
@@ -42,14 +42,14 @@ TINY = 1e-320
 """Stands for 0 where a logarithm is taken: below every normal number, above what rounds to 0."""
 
 
-def remembered(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def memoize(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Keeps the latest results of a function; calls with arguments that have no hash are made.
 
     Args:
         most: how many results are kept.
 
     Example:
-        >>> @remembered(4)
+        >>> @memoize(4)
         ... def total(numbers):
         ...     return sum(numbers)
         >>> total((1, 2)), total([1, 2])
@@ -72,7 +72,7 @@ def remembered(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return of
 
 
-def last_kept(
+def safe_root(
     missed: Callable[[float], float | bool],
     start: float,
     end: float,
@@ -127,7 +127,7 @@ def last_kept(
     return start
 
 
-def doubled(
+def double_until(
     missed: Callable[[float], bool], first: float, most: float, start: float = 0.0
 ) -> tuple[float, float]:
     """Doubles from `first` on until something is missed.
@@ -150,7 +150,7 @@ def doubled(
     return kept, math.inf
 
 
-def around(
+def bracket_near(
     missed: Callable[[float], float], guess: float, step: float, start: float, end: float
 ) -> tuple[float, float]:
     """A short stretch around a guess, from a point that is kept to one that is missed.
@@ -180,7 +180,9 @@ def around(
     return here, here
 
 
-def last_whole(holds: Callable[[Whole], ArrayLike], low: ArrayLike, high: ArrayLike) -> Whole:
+def last_integer(
+    holds: Callable[[Integers], ArrayLike], low: ArrayLike, high: ArrayLike
+) -> Integers:
     """The last whole numbers at which a condition holds, elementwise, by halving.
 
     Args:
@@ -197,7 +199,7 @@ def last_whole(holds: Callable[[Whole], ArrayLike], low: ArrayLike, high: ArrayL
     return np.asarray(kept)
 
 
-def bracket(
+def bisect_intervals(
     holds: Callable[[Array], ArrayLike], low: ArrayLike, high: ArrayLike, halvings: int
 ) -> tuple[Array, Array]:
     """Halves intervals elementwise: the last points seen to hold, and the first that did not.
@@ -218,11 +220,11 @@ def bracket(
     return np.asarray(kept), np.asarray(ahead)
 
 
-FEW_ORDERS = 25
+COARSE_ORDERS = 25
 """Points of a finer grid of orders where each costs much."""
 
 
-def best_renyi_order(
+def minimize_over_alpha(
     objective: Callable[[Array], Array], low: float = 1e-7, high: float = 1e9, refined: int = 97
 ) -> tuple[float, float]:
     """Minimises a function of the Renyi order alpha over the continuum 1 + [low, high].
@@ -235,13 +237,13 @@ def best_renyi_order(
         objective: maps orders [n] to values [n]; infinite where an order is not usable.
         low: smallest alpha - 1.
         high: largest alpha - 1.
-        refined: points of every grid but the first; `FEW_ORDERS` do for a costly function.
+        refined: points of every grid but the first; `COARSE_ORDERS` do for a costly function.
 
     Returns:
         The best order and the value there.
 
     Example:
-        >>> value, order = best_renyi_order(lambda alpha: alpha + 4.0 / alpha)
+        >>> value, order = minimize_over_alpha(lambda alpha: alpha + 4.0 / alpha)
         >>> round(value, 6), round(order, 3)
         (2.0, 4.0)
     """
@@ -256,7 +258,7 @@ def best_renyi_order(
     return 1.0 + math.exp(grid[best]), float(values[best])
 
 
-def evenly(t: Array, moves: Array, points: int) -> Array:
+def equidistribute(t: Array, moves: Array, points: int) -> Array:
     """So many points over the range of a grid, between any two of which the same share moves.
 
     Args:
@@ -265,20 +267,20 @@ def evenly(t: Array, moves: Array, points: int) -> Array:
         points: how many.
 
     Example:
-        >>> evenly(np.array([0.0, 1.0, 2.0]), np.array([3.0, 1.0]), 5).round(3).tolist()
+        >>> equidistribute(np.array([0.0, 1.0, 2.0]), np.array([3.0, 1.0]), 5).round(3).tolist()
         [0.0, 0.333, 0.667, 1.0, 2.0]
     """
     moved = np.concatenate([[0.0], np.cumsum(moves)])
     return np.interp(np.linspace(0.0, moved[-1], points), moved, t)
 
 
-def log_or_minus_infinity(x: ArrayLike) -> Array:
+def safe_log(x: ArrayLike) -> Array:
     """log(x), minus infinity at 0, without a warning."""
     with np.errstate(divide="ignore"):
         return np.log(np.asarray(x, dtype=np.float64))
 
 
-def log_of_difference(log_x: Array, log_y: Array) -> Array:
+def log_subtract(log_x: Array, log_y: Array) -> Array:
     """log(x - y) for y <= x, elementwise."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.minimum(log_y - log_x, 0.0)
@@ -286,7 +288,7 @@ def log_of_difference(log_x: Array, log_y: Array) -> Array:
         return np.where(ratio < 0.0, log_x + share, -np.inf)
 
 
-def log_of_rest(share: Array, rest: Array) -> Array:
+def log_complement(share: Array, rest: Array) -> Array:
     """log of the probability `rest` = 1 - `share`, from whichever of the two keeps its digits."""
     with np.errstate(divide="ignore"):
         return np.where(share < 0.5, np.log1p(-np.minimum(share, 0.5)), np.log(rest))
@@ -367,7 +369,7 @@ def _monotone_chain(a: Array, b: Array) -> tuple[Array, Array]:
     return a[kept], b[kept]
 
 
-def shown(value: float, up: bool, digits: int = 5) -> str:
+def format_rounded(value: float, up: bool, digits: int = 5) -> str:
     """A number in so many significant digits, rounded to a stated side.
 
     Read back, the text is at least the number if `up`, at most it if not.
@@ -378,7 +380,7 @@ def shown(value: float, up: bool, digits: int = 5) -> str:
         digits: significant digits, >= 1.
 
     Example:
-        >>> shown(1.088712, up=True), shown(1.088712, up=False), shown(0.00001234567, up=True)
+        >>> format_rounded(1.088712, up=True), format_rounded(1.088712, up=False), format_rounded(0.00001234567, up=True)
         ('1.0888', '1.0887', '1.2346e-05')
     """
     if not math.isfinite(value):
@@ -389,23 +391,23 @@ def shown(value: float, up: bool, digits: int = 5) -> str:
     return f"{float(rounded):.{digits}g}"
 
 
-def shown_to(value: float, up: bool, places: int = 3) -> str:
+def format_places(value: float, up: bool, places: int = 3) -> str:
     """A number with so many places after the point, rounded to a stated side.
 
     Where these would leave it less than two digits, or it is large, as many significant ones.
 
     Example:
-        >>> shown_to(2.3456, up=True), shown_to(1e-5, up=True), shown_to(0.0, up=False)
+        >>> format_places(2.3456, up=True), format_places(1e-5, up=True), format_places(0.0, up=False)
         ('2.346', '1e-05', '0.000')
     """
     size = abs(value)
     if not math.isfinite(value) or 0.0 < size < 10.0 ** (1 - places) or size >= 1e6:
-        return shown(value, up, places)
+        return format_rounded(value, up, places)
     side = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
     exact = decimal.Decimal(repr(float(value)))
     return str(exact.quantize(decimal.Decimal(1).scaleb(-places), side))
 
 
-def exact(value: float) -> str:
+def format_exact(value: float) -> str:
     """A number as short as it can be and read back as the very same."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(float(value))

@@ -5,7 +5,7 @@ from typing import Any
 from audit.accounting import from_opacus
 from audit.protocols import Protocol
 from audit.repetitions import Repetitions
-from audit.upper_bounds import cost
+from audit.upper_bounds import tuning_cost
 
 __all__ = ["from_opacus", "tuning_epsilon"]
 
@@ -23,7 +23,7 @@ def tuning_epsilon(
 
     Args:
         accountant: the Opacus accountant of one of the runs, after training, or its PrivacyEngine.
-        repetitions: the law from which K was drawn, or another protocol, as `protocols.parse`
+        repetitions: the law from which K was drawn, or another protocol, as `protocols.parse_protocol`
             reads it.
         delta: in (0, 1).
         neighbours: `add-remove` or `replace-one`.
@@ -37,6 +37,6 @@ def tuning_epsilon(
         >>> round(tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5), 3)
         2.01
     """
-    epsilon = cost(from_opacus(accountant, neighbours), repetitions, delta).epsilon
+    epsilon = tuning_cost(from_opacus(accountant, neighbours), repetitions, delta).epsilon
     assert epsilon is not None  # cost raises where no bound applies
     return epsilon

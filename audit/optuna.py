@@ -10,7 +10,7 @@ from audit.accounting import Mechanism
 from audit.certificate import Certificate
 from audit.protocols import Protocol, RandomSearch, RandomStopping, UntilAccepted
 from audit.tuning import Best, Choice, Outcome, Space, Study, Trial
-from audit.tuning.cost_of import TuningCost, cost_of, trial_of
+from audit.tuning.cost_of_trials import TuningCost, cost_of_trials, trial_of
 
 __all__ = ["PrivateStudy", "cost_of_study", "read_study"]
 
@@ -150,7 +150,7 @@ def read_study(
         neighbours: `add-remove` or `replace-one`.
 
     Returns:
-        The mechanism of every trial, whatever became of it, and one of `tuning.cost_of.WAYS`.
+        The mechanism of every trial, whatever became of it, and one of `tuning.cost_of_trials.WAYS`.
 
     Raises:
         ValueError: nothing tells what a trial was.
@@ -209,12 +209,12 @@ def cost_of_study(
     Args:
         study: an Optuna study, or the address of its storage: `sqlite:///study.db`.
         name: of the study in the storage.
-        chosen: one of `tuning.cost_of.WAYS`; read off the study if not given, to the safe side.
+        chosen: one of `tuning.cost_of_trials.WAYS`; read off the study if not given, to the safe side.
         delta: in (0, 1).
         law: the law from which the number of random trials was drawn; if not given, it was fixed.
         base: one trial, where the study does not tell.
         neighbours: `add-remove` or `replace-one`.
-        prior: what one draw is, as `tuning.cost_of` takes it.
+        prior: what one draw is, as `tuning.cost_of_trials` takes it.
 
     Raises:
         ValueError: there is no such study, or nothing tells what a trial was.
@@ -232,7 +232,7 @@ def cost_of_study(
     if isinstance(study, str):
         study = _load(study, name)
     runs, way = read_study(study, base, neighbours)
-    return cost_of(runs, chosen or way, delta, law, prior)
+    return cost_of_trials(runs, chosen or way, delta, law, prior)
 
 
 def _load(storage: str, name: str | None) -> Any:

@@ -42,7 +42,7 @@ _EXAMPLES = {
     "python -m audit.run --train package.function": "your own training: add --help",
 }
 # More no number of games shows.
-_MOST_EPSILON = 500.0
+_MAX_EPSILON = 500.0
 
 
 def _parser() -> console.Parser:
@@ -144,7 +144,7 @@ def run(config: AuditConfig) -> "list[Report]":
             all diverged.
     """
     # Torch takes seconds to import: not for --help.
-    from audit.game import binding, play, setup, store, whole, workers
+    from audit.game import audit_loop, binding, play, setup, store, workers
 
     # To plan and to report needs no GPU; who plays a block makes an engine on it.
     plan = replace(config, devices=("cpu",))
@@ -159,15 +159,15 @@ def run(config: AuditConfig) -> "list[Report]":
     folder = store.RunFolder.open(config, bound_to)
     if not is_finished:
         _announce(config, seconds)
-    games = whole.play_audit(config, folder, blocks)
+    games = audit_loop.play_audit(config, folder, blocks)
     # Tables and pictures take a second, too: not before the first game is played.
-    from audit.report import made, pictures, summary, tables
+    from audit.report import pictures, provenance, summary, tables
     from audit.report.assemble import assemble
 
-    provenance = made.made()
+    made = provenance.made()
     reports = []
     for view, (of_view, trials) in enumerate(zip(config.views, games, strict=True)):
-        report = assemble(of_view, set_ups, trials, view, provenance, _with_bar)
+        report = assemble(of_view, set_ups, trials, view, made, _with_bar)
         results = Path(of_view.out)
         store.write_text(results / "results.csv", tables.to_csv(tables.to_table(report)))
         store.write_text(results / "summary.json", summary.to_json(report))
@@ -181,16 +181,16 @@ def _announce(config: AuditConfig, seconds: float) -> None:
     """Says what the games can show at best, and how long it may take where that is long."""
     from audit import lower_bounds
     from audit.game import play
-    from audit.numerics import shown_to
+    from audit.numerics import format_places
 
     games = config.trials * config.repeats
     looks, largest = len(config.looks), max(config.epsilon)
-    can_show = lower_bounds.ceiling(
+    can_show = lower_bounds.max_detectable_epsilon(
         games // 2, games // 2, config.delta, config.confidence, looks=looks
     )
-    most = shown_to(can_show, up=True, places=2)
+    most = format_places(can_show, up=True, places=2)
     words = f"{games:,} games a budget can give an eps_L to report of at most {most}"
-    if can_show < largest <= _MOST_EPSILON:
+    if can_show < largest <= _MAX_EPSILON:
         share = (1.0 - config.confidence) / looks
         needed = lower_bounds.trials_needed(largest, config.delta, 1.0 - share)
         words += f"; eps_B = {largest:g} takes {2 * needed:,} or more"
@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if len(configs) > 1:
                     print()
     except (ValueError, OSError, RuntimeError) as error:
-        return console.refused(error)
+        return console.report_error(error)
     except _Stopped as stopped:
         return _stopped(stopped.number)
     except KeyboardInterrupt:

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         verdict = verify(arguments.certificate)
     except ValueError as error:
-        return console.refused(error)
+        return console.report_error(error)
     print(verdict.line)
     return console.OK if verdict.right else WRONG
 

@@ -66,7 +66,7 @@ def ratios() -> int:
     for name, noise, steps, rate in BASES:
         base = DpSgd(noise, steps, rate)
         for spec in LAWS:
-            law = repetitions.parse(spec)
+            law = repetitions.parse_repetitions(spec)
             for delta in DELTAS:
                 region = upper_bounds.region(base, law, delta).epsilon or math.inf
                 others = {"dp-accounting": by_dp_accounting(noise, steps, rate, law, delta)}
@@ -97,7 +97,7 @@ def seconds(rounds: int) -> int:
         ):
             slowest = max(
                 _best_of(rounds, lambda law=law, make=make, bound=bound: bound(make(), law, 1e-5))
-                for law in map(repetitions.parse, [*LAWS, "tnb:0,0.01@100"])
+                for law in map(repetitions.parse_repetitions, [*LAWS, "tnb:0,0.01@100"])
             )
             missed += slowest > SECONDS[kind]
             row.append(f"{slowest:10.3f}")

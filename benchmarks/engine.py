@@ -34,7 +34,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import threat_models
-from audit.dpsgd import DpSgdSettings, Lanes, make_engine, models, noise
+from audit.dpsgd import DpSgdSettings, RunBatch, make_engine, models, noise
 from audit.dpsgd.products import affine
 from audit.game import play as game
 from audit.game.settings import AuditConfig
@@ -82,10 +82,10 @@ def opaque_convnet(record_shape, classes):
     return Opaque(models.convnet(record_shape, classes))
 
 
-def lanes(count: int) -> Lanes:
+def lanes(count: int) -> RunBatch:
     random = np.random.default_rng(count)
     seeds = random.integers(2**63, size=count, dtype=np.uint64)
-    return Lanes(np.arange(count) % 2 == 0, np.zeros(count, np.int64), seeds)
+    return RunBatch(np.arange(count) % 2 == 0, np.zeros(count, np.int64), seeds)
 
 
 def threat(size: int, shape: tuple[int, ...]) -> threat_models.ThreatModel:

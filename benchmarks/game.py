@@ -78,10 +78,10 @@ def main():
         print(f"{engine} engine, {count} blocks: one worker {one:.1f} s, two {two:.1f} s: "
               f"ratio {one / two:.2f}")  # fmt: skip
 
-    law = repetitions.parse("tnb:0,0.01")
+    law = repetitions.parse_repetitions("tnb:0,0.01")
     base = accounting.GaussianMechanism(mu)
     print("upper bounds of one setting, seconds and share of the whole:")
-    whole = seconds(lambda: upper_bounds.all_bounds(base, law, 1e-5))
+    whole = seconds(lambda: upper_bounds.all_upper_bounds(base, law, 1e-5))
     for entry in registry.entries():
         took = seconds(lambda entry=entry: entry.function(base, law, 1e-5))
         print(f"  {entry.name:14} {took:7.4f} {took / whole:6.2f}")
@@ -89,9 +89,11 @@ def main():
 
     rng = np.random.default_rng(1)
     without, with_canary = rng.normal(0, 1, 1000), rng.normal(1.5, 1, 1000)
-    lower_bounds.all_bounds(without, with_canary, repetitions=law, mu=1.5)
+    lower_bounds.all_lower_bounds(without, with_canary, repetitions=law, mu=1.5)
     one = seconds(lambda: lower_bounds.lower_bound(without, with_canary))
-    every = seconds(lambda: lower_bounds.all_bounds(without, with_canary, repetitions=law, mu=1.5))
+    every = seconds(
+        lambda: lower_bounds.all_lower_bounds(without, with_canary, repetitions=law, mu=1.5)
+    )
     print(f"lower bounds of 1,000 + 1,000 scores: recommended {one:.4f} s, all {every:.4f} s")
 
 

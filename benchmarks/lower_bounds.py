@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.coverage_study import Game, games
-from audit.lower_bounds import GaussianCurve, RankSum, all_bounds, lower_bound
+from audit.lower_bounds import GaussianCurve, RankSum, all_lower_bounds, lower_bound
 
 Array = NDArray[np.float64]
 Estimator = Callable[[Array, Array, Game], float]
@@ -126,9 +126,9 @@ def main() -> None:
     for trials in (1_000, 500_000):
         rng = np.random.default_rng(options.seed)
         low, high = rng.normal(size=(2, trials)) + np.array([[0.0], [1.5]])
-        all_bounds(low[: trials // 2], high[: trials // 2])
+        all_lower_bounds(low[: trials // 2], high[: trials // 2])
         begin = time.process_time()
-        count = len(all_bounds(low, high))
+        count = len(all_lower_bounds(low, high))
         print(f"{count} bounds from {2 * trials} scores: {time.process_time() - begin:.3f} s")
 
 

@@ -48,7 +48,7 @@ def settings(number: int, seed: int) -> Iterator[Setting]:
         )[place % 8]
         mu = math.exp(rng.uniform(math.log(1e-3), math.log(8.0)))
         delta = math.exp(rng.uniform(math.log(1e-12), math.log(0.1)))
-        yield Setting(mu, repetitions.parse(spec), delta)
+        yield Setting(mu, repetitions.parse_repetitions(spec), delta)
 
 
 def share_of_delta(one: Setting) -> float:

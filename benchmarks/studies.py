@@ -63,7 +63,8 @@ class Attack:
     def cost(self) -> float:
         """What the tuning is said to cost."""
         return float(
-            upper_bounds.cost(self.base, self.claimed or self.protocol, self.delta).epsilon or 0.0
+            upper_bounds.tuning_cost(self.base, self.claimed or self.protocol, self.delta).epsilon
+            or 0.0
         )
 
     def leaked(self, studies: int) -> float:
@@ -91,7 +92,7 @@ class Attack:
             return Outcome(self.score(trial.candidate["level"], number), number)
 
         plan = Plan(
-            protocols.parse(self.protocol),
+            protocols.parse_protocol(self.protocol),
             Space.parse({"level": list(range(self.levels))}),
             lambda candidate: self.base,
         )
@@ -108,7 +109,7 @@ def gaussian(rng: np.random.Generator, read: bool) -> float:
 def _split(name: str, protocol: str, law: str, studies: int, **settings: Any) -> Attack:
     """An attack by the split order that shows most of a law of K in so many studies a side."""
     order, threshold = upper_bounds.attack_order(
-        MU, repetitions.parse(law), DELTA, studies, 1.0 - ALPHA
+        MU, repetitions.parse_repetitions(law), DELTA, studies, 1.0 - ALPHA
     )
 
     def score(level: int, number: float) -> float:

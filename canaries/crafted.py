@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from canaries.input_space import InputCanary
 
 # With more features than this, directions are taken at random: they are nearly orthogonal anyway.
-_MOST_FEATURES = 1024
+_MAX_FEATURES = 1024
 # How much longer than the longest record. Far longer, and a model learns it in a step, after which
 # its gradient is gone.
 _LENGTH = 2.0
@@ -46,7 +46,7 @@ def crafted(features: NDArray[np.float64], labels: NDArray[np.int64]) -> InputCa
     blank = np.flatnonzero(~flat.any(axis=0))
     if len(blank):
         direction[blank[0]] = 1.0
-    elif flat.shape[1] <= _MOST_FEATURES:
+    elif flat.shape[1] <= _MAX_FEATURES:
         direction = np.linalg.eigh(flat.T @ flat)[1][:, 0]
     else:
         direction = np.random.default_rng(0).normal(size=flat.shape[1])

@@ -45,7 +45,7 @@ class InputCanary:
                 f"canary features must be finite and not empty, got {self.name} with "
                 f"shape {self.features.shape}"
             )
-        object.__setattr__(self, "label", checks.whole("canary label", self.label, 0))
+        object.__setattr__(self, "label", checks.integer("canary label", self.label, 0))
 
     def __eq__(self, other: object) -> bool:
         """Whether both are the same record, whatever their names."""

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def bounds_asked_before() -> Iterator[None]:
     """A row of a table that was asked before, of equal arguments, is not computed again."""
-    known = numerics.remembered(100_000)(registry.row)
+    known = numerics.memoize(100_000)(registry.row)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "row", known)
         patch.setattr(numbers, "row", known)

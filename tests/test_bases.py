@@ -13,7 +13,6 @@ from scipy import integrate, special, stats
 
 from audit import accounting, repetitions, upper_bounds
 from audit.accounting import (
-    AnyOf,
     ApproximateDp,
     Composition,
     DiscreteMechanism,
@@ -24,11 +23,12 @@ from audit.accounting import (
     PureDp,
     RandomisedResponse,
     RenyiCurve,
+    WorstOf,
     ZeroConcentratedDp,
 )
 from audit.accounting.composition import compose
 from audit.accounting.dpsgd import SampledStep
-from audit.accounting.pairs import Atoms, GaussianPair, LaplacePair, LossPair
+from audit.accounting.pairs import GaussianPair, LaplacePair, LossPair, PrivacyLossPmf
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 EPSILONS = np.array([-3.0, -1.0, -0.2, 0.0, 0.1, 0.5, 1.0, 2.0, 5.0])
@@ -355,7 +355,7 @@ def test_a_renyi_curve_between_its_orders():
 
 
 def test_any_of_several_is_the_worst_of_them():
-    several = AnyOf((GaussianMechanism(0.5), PureDp(0.7)))
+    several = WorstOf((GaussianMechanism(0.5), PureDp(0.7)))
     for epsilon in (0.1, 0.6, 0.8):
         worst = max(float(one.delta(epsilon)) for one in several.candidates)
         assert float(several.delta(epsilon)) == worst
@@ -364,7 +364,7 @@ def test_any_of_several_is_the_worst_of_them():
 
 def test_a_base_that_leaks_with_a_small_chance_leaks_more_often_when_tuned():
     # One run in 10^4 gives the record away. The best of K prefers to: 1 - phi(1 - d) of the time.
-    law, leak = repetitions.parse("tnb:0,0.01"), 1e-4
+    law, leak = repetitions.parse_repetitions("tnb:0,0.01"), 1e-4
     base = DiscreteMechanism(np.array([1 - leak, leak, 0.0]), np.array([1 - leak, 0.0, leak]))
     rng = np.random.default_rng(7)
     runs = law.sample(rng, 200_000)
@@ -378,7 +378,7 @@ def test_a_base_that_leaks_with_a_small_chance_leaks_more_often_when_tuned():
 
 
 def test_loss_pairs_with_one_sided_outputs():
-    pair = LossPair(Atoms(np.array([0.0]), np.array([math.log(0.9)]), 0.1, 0.1))
+    pair = LossPair(PrivacyLossPmf(np.array([0.0]), np.array([math.log(0.9)]), 0.1, 0.1))
     assert pair.profile([0.0, 5.0]) == pytest.approx([0.1, 0.1])
     assert np.isinf(pair.renyi(np.array([2.0]))).all()
     apart = DiscreteMechanism([1.0, 0.0], [0.0, 1.0])
@@ -396,10 +396,12 @@ def test_ranked_outputs_end_where_their_masses_add_up():
 def test_curves_are_read_from_files(tmp_path):
     path = tmp_path / "curve.csv"
     path.write_text("epsilon,delta\n0,0.3\n1, 0.01\n\n2 1e-6\n")
-    base = accounting.parse(f"profile:{path}")
+    base = accounting.parse_mechanism(f"profile:{path}")
     assert base.delta(np.array([1.0, 2.0, 9.0])) == pytest.approx([0.01, 1e-6, 1e-6])
     path.write_text("2,0.1\n4,0.2\n")
-    assert accounting.parse(f"renyi:{path}").renyi(np.array([4.0]))[0] == pytest.approx(0.2)
+    assert accounting.parse_mechanism(f"renyi:{path}").renyi(np.array([4.0]))[0] == pytest.approx(
+        0.2
+    )
     path.write_text("1,2\nthree,4\n")
     with pytest.raises(ValueError, match="two numbers per line, got 'three,4'"):
         accounting.read_curve(path)
@@ -419,14 +421,14 @@ def test_curves_are_read_from_files(tmp_path):
     ],
 )
 def test_bases_by_name(spec, base):
-    assert accounting.parse(spec) == base
+    assert accounting.parse_mechanism(spec) == base
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: accounting.parse("laplace"), "takes 1 numbers"),
-        (lambda: accounting.parse("lapalce:1"), "did you mean 'laplace'"),
+        (lambda: accounting.parse_mechanism("laplace"), "takes 1 numbers"),
+        (lambda: accounting.parse_mechanism("lapalce:1"), "did you mean 'laplace'"),
         (lambda: DpSgd(1.0, 10, 1.5), r"sampling_rate must be in \(0, 1\]"),
         (lambda: DpSgd(0.01, 10, 0.5), "noise_multiplier must be in"),
         (
@@ -446,7 +448,7 @@ def test_bases_by_name(spec, base):
         (lambda: DpSgd(1.0, 10**9, 1e-9), r"steps must be a whole number in \[1, 100000000\]"),
         (lambda: Composition(()), "parts must name at least one"),
         (lambda: Composition((1.0,)), "parts must be mechanisms, got 1.0"),
-        (lambda: accounting.AnyOf(3), "candidates must be mechanisms, got 3"),
+        (lambda: accounting.WorstOf(3), "candidates must be mechanisms, got 3"),
         (lambda: PrivacyProfile(["x"], [0.1]), "epsilons must be numbers, got"),
     ],
 )
@@ -476,7 +478,7 @@ def test_an_opacus_accountant_is_enough():
     assert (
         run.epsilon(1e-5)
         < cost
-        < upper_bounds.profile(run, repetitions.parse("tnb:0,0.1"), 1e-5).epsilon
+        < upper_bounds.profile(run, repetitions.parse_repetitions("tnb:0,0.1"), 1e-5).epsilon
     )
     with pytest.raises(ValueError, match="accountant must have recorded a step"):
         accounting.tuning_epsilon(RDPAccountant(), "tnb:0,0.1", 1e-5)
@@ -543,7 +545,7 @@ def test_what_is_used_is_what_was_checked():
 
 
 def test_a_mechanism_is_its_own_text():
-    assert accounting.parse(DpSgd(70.0, 300)) == DpSgd(70.0, 300)
+    assert accounting.parse_mechanism(DpSgd(70.0, 300)) == DpSgd(70.0, 300)
 
 
 @pytest.mark.parametrize(("sigma", "rate"), [(2.0, 0.01), (1.0, 1e-4), (0.5, 0.5), (10.0, 0.1)])
@@ -646,16 +648,16 @@ def test_the_reach_of_a_profile_ends_where_nothing_but_left_overs_is():
 
 def test_any_of_mechanisms_of_which_one_is_the_least_private_is_that_one():
     quiet, loud = DpSgd(2.0, 40, 0.05), DpSgd(1.5, 50, 0.1)
-    assert AnyOf((quiet, loud)).pairs is loud.pairs
-    assert AnyOf((GaussianMechanism(0.1), GaussianMechanism(0.3))).gaussian_mu == 0.3
+    assert WorstOf((quiet, loud)).pairs is loud.pairs
+    assert WorstOf((GaussianMechanism(0.1), GaussianMechanism(0.3))).gaussian_mu == 0.3
     # What is alike is no reason against it.
     for other in (DpSgd(2.0, 50, 0.1), DpSgd(1.5, 40, 0.1), DpSgd(1.5, 50, 0.05), loud):
-        assert AnyOf((other, loud)).pairs is loud.pairs
+        assert WorstOf((other, loud)).pairs is loud.pairs
     # The noise of one is less, the steps of the other more: neither is known to be the worst.
-    both = AnyOf((DpSgd(1.5, 40, 0.1), DpSgd(2.0, 50, 0.1)))
+    both = WorstOf((DpSgd(1.5, 40, 0.1), DpSgd(2.0, 50, 0.1)))
     assert both.gaussian_mu is None
     replaced = DpSgd(1.5, 50, 0.1, "replace-one")
-    assert AnyOf((quiet, replaced)).pairs[0] is not replaced.pairs[0]
+    assert WorstOf((quiet, replaced)).pairs[0] is not replaced.pairs[0]
 
 
 def test_equal_mechanisms_are_looked_up_as_one():
@@ -668,5 +670,5 @@ def test_equal_mechanisms_are_looked_up_as_one():
 
 
 def test_masses_that_rounding_left_below_one_have_no_negative_divergence():
-    law = Atoms(np.array([0.0]), np.log([1.0 - 1e-9]), 0.0, 0.0)
+    law = PrivacyLossPmf(np.array([0.0]), np.log([1.0 - 1e-9]), 0.0, 0.0)
     assert LossPair(law).renyi(np.array([1.5, 8.0])).tolist() == [0.0, 0.0]

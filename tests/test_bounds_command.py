@@ -112,8 +112,8 @@ def test_table_names_every_bound_and_what_it_assumes(capsys):
 @pytest.mark.parametrize("bound", ["region", "renyi", "profile", "liu-talwar", "reduced-exact"])
 @pytest.mark.parametrize("target", [0.05, 2.0, 30.0])
 def test_target_epsilon_is_kept_and_spent(bound, target):
-    law = repetitions.parse("tnb:0,0.01")
-    mu = upper_bounds.solve_mu(target, law, 1e-5, upper_bounds.BOUNDS[bound])
+    law = repetitions.parse_repetitions("tnb:0,0.01")
+    mu = upper_bounds.calibrate_mu_for_tuning(target, law, 1e-5, upper_bounds.BOUNDS[bound])
     spent = upper_bounds.BOUNDS[bound](GaussianMechanism(mu), law, 1e-5).epsilon
     assert target * (1 - 1e-6) <= spent <= target
 

@@ -16,7 +16,7 @@ from audit.certificate.numbers import TradeOff
 from audit.certificate.statement import hash_of
 from audit.tuning import certifying
 
-ONE_RUN = protocols.parse("fixed:1")
+ONE_RUN = protocols.parse_protocol("fixed:1")
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,9 @@ def test_checks_of_runs_stand_in_the_certificate():
         base = accounting.DpSgd(1.0, 10, 0.1)
         study = tuning.Study({"lr": [1]}, "fixed:3", base=base, folder=None)
         study.run(train)
-        found = certifying._of_runs(base, protocols.parse("fixed:3"), study._played.checked)
+        found = certifying._of_runs(
+            base, protocols.parse_protocol("fixed:3"), study._played.checked
+        )
         return [one.ground for one in found]
 
     # Steps, noise, rate; Poisson sampling, which needs the loader; clipping.
@@ -291,30 +293,32 @@ def test_text_is_a_paragraph(certificate, tmp_path):
     [
         accounting.DpSgd(1.0, 10, 0.1, "replace-one"),
         accounting.Composition((GaussianMechanism(0.1), PureDp(0.2))),
-        accounting.OneOf((GaussianMechanism(0.1), GaussianMechanism(0.3)), (0.25, 0.75)),
-        accounting.AnyOf((accounting.LaplaceMechanism(2.0), accounting.ZeroConcentratedDp(0.1))),
+        accounting.Mixture((GaussianMechanism(0.1), GaussianMechanism(0.3)), (0.25, 0.75)),
+        accounting.WorstOf((accounting.LaplaceMechanism(2.0), accounting.ZeroConcentratedDp(0.1))),
         accounting.RandomisedResponse(1.0, 3),
         accounting.ApproximateDp(1.0, 1e-6),
     ],
 )
 def test_mechanisms_come_back_from_plain_values(base):
-    plain = json.loads(json.dumps(accounting.to_plain(base)))
-    assert accounting.from_plain(plain) == base
+    plain = json.loads(json.dumps(accounting.mechanism_to_dict(base)))
+    assert accounting.mechanism_from_dict(plain) == base
 
 
 def test_curves_come_back_from_plain_values():
     curve = accounting.RenyiCurve(np.array([2.0, 4.0]), np.array([0.1, 0.3]))
-    again = accounting.from_plain(json.loads(json.dumps(accounting.to_plain(curve))))
+    again = accounting.mechanism_from_dict(
+        json.loads(json.dumps(accounting.mechanism_to_dict(curve)))
+    )
     np.testing.assert_array_equal(again.orders, curve.orders)
     with pytest.raises(ValueError, match=r"mechanism must be one of .* got 'Gaussian'"):
-        accounting.from_plain({"mechanism": "Gaussian"})
+        accounting.mechanism_from_dict({"mechanism": "Gaussian"})
     with pytest.raises(ValueError, match="mechanism PureDp must have its parameters"):
-        accounting.from_plain({"mechanism": "PureDp", "mu": 1.0})
+        accounting.mechanism_from_dict({"mechanism": "PureDp", "mu": 1.0})
 
 
 def test_one_of_several_drawn_is_their_mean():
     parts = (GaussianMechanism(0.2), GaussianMechanism(1.0))
-    mixed = accounting.OneOf(parts, (0.75, 0.25))
+    mixed = accounting.Mixture(parts, (0.75, 0.25))
     epsilons = np.linspace(0, 4, 9)
     mean = 0.75 * parts[0].delta(epsilons) + 0.25 * parts[1].delta(epsilons)
     np.testing.assert_allclose(mixed.delta(epsilons), mean, rtol=1e-12)

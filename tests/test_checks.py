@@ -64,8 +64,10 @@ def test_dotted_names_only_where_they_are_allowed():
 
 
 def test_names_in_any_case_wherever_one_is_taken():
-    assert repetitions.parse("TNB:0,0.01") == repetitions.parse("tnb:0,0.01")
-    assert accounting.parse("Gaussian:1") == accounting.GaussianMechanism(1.0)
+    assert repetitions.parse_repetitions("TNB:0,0.01") == repetitions.parse_repetitions(
+        "tnb:0,0.01"
+    )
+    assert accounting.parse_mechanism("Gaussian:1") == accounting.GaussianMechanism(1.0)
     assert accounting.DpSgd(1.0, 10, 0.1, "Replace-One").distance == 2.0
     assert accounting.calibrate_mu(1.0, 1e-5, "EXACT") > accounting.calibrate_mu(1.0, 1e-5, "RDP")
     assert DpSgdSettings(10, 1.0, 1.0, 0.1, model="MLP").model == "mlp"
@@ -78,7 +80,7 @@ def test_what_is_kept_is_what_was_checked():
         rate: float
 
         def __post_init__(self) -> None:
-            checks.keep(self, rate=checks.interval("rate", self.rate, 0.0, 1.0))
+            checks.store_validated(self, rate=checks.interval("rate", self.rate, 0.0, 1.0))
 
     assert Settings("0.5").rate == 0.5
 
@@ -95,13 +97,13 @@ def test_what_is_kept_is_what_was_checked():
     ],
 )
 def test_whole_numbers_of_any_size_and_kind(value, number):
-    assert checks.whole("seed", value, 0) == number
+    assert checks.integer("seed", value, 0) == number
 
 
 @pytest.mark.parametrize("value", [2.5, "2.5", "x", None, [1], float("nan"), float("inf"), 10**400])
 def test_numbers_that_are_not_in_range(value):
     with pytest.raises(ValueError, match="seed must be a whole number in"):
-        checks.whole("seed", value, 0, 2)
+        checks.integer("seed", value, 0, 2)
     if value not in (2.5, "2.5"):
         with pytest.raises(ValueError, match="rate must be in"):
             checks.interval("rate", value, 0.0, 3.0)
@@ -109,9 +111,9 @@ def test_numbers_that_are_not_in_range(value):
 
 def test_a_file_without_end_is_not_read(tmp_path):
     (tmp_path / "long").write_text("x" * 11)
-    assert checks.text_of(tmp_path / "long", 11) == "x" * 11
+    assert checks.read_text(tmp_path / "long", 11) == "x" * 11
     with pytest.raises(ValueError, match="file must have at most 10 characters, got more in"):
-        checks.text_of(tmp_path / "long", 10)
+        checks.read_text(tmp_path / "long", 10)
 
 
 def test_a_value_is_shown_in_one_line():
@@ -120,11 +122,11 @@ def test_a_value_is_shown_in_one_line():
     ) as e:
         checks.interval("x", np.ones((2, 2)), 0, 1)
     assert "\n" not in str(e.value)
-    assert len(checks.in_line("y" * 1000)) < 210
+    assert len(checks.one_line("y" * 1000)) < 210
 
 
 def test_a_whole_number_is_one_that_a_float_can_hold():
-    assert checks.whole("steps", 10**300, 1) == 10**300
+    assert checks.integer("steps", 10**300, 1) == 10**300
     for large in (10**400, "1" + "0" * 400):
         with pytest.raises(ValueError, match="steps must be a whole number >= 1 that a float can"):
-            checks.whole("steps", large, 1)
+            checks.integer("steps", large, 1)

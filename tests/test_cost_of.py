@@ -18,35 +18,35 @@ from audit.accounting import (
     DiscreteMechanism,
     DpSgd,
     GaussianMechanism,
-    OneOf,
+    Mixture,
     ZeroConcentratedDp,
 )
 from audit.protocols import Grid, RandomSearch
-from audit.tuning.cost_of import all_of, read_prior, read_trials
+from audit.tuning.cost_of_trials import all_of, read_prior, read_trials
 from audit.upper_bounds.registry import find, row
 
 TEN = [GaussianMechanism(0.1)] * 10
 
 
 # Many tests ask for the cost of the same few tunings, which takes a second or two each.
-cost = functools.lru_cache(upper_bounds.cost)
+cost = functools.lru_cache(upper_bounds.tuning_cost)
 
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch):
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    monkeypatch.setattr(sys.modules["audit.tuning.cost_of"], "cost", cost)
+    monkeypatch.setattr(sys.modules["audit.tuning.cost_of_trials"], "tuning_cost", cost)
 
 
 def test_random_trials_cost_a_fixed_number_of_runs():
-    found = tuning.cost_of(TEN, "random")
+    found = tuning.cost_of_trials(TEN, "random")
     assert found.best_only == cost(TEN[0], "fixed:10", 1e-5).epsilon
     assert found.all_released == pytest.approx(GaussianMechanism(np.sqrt(0.1)).epsilon(1e-5))
     assert found.best_only < found.all_released
 
 
 def test_random_trials_with_a_law_cost_the_law():
-    found = tuning.cost_of([GaussianMechanism(0.5)], "random", law="tnb:1,0.1")
+    found = tuning.cost_of_trials([GaussianMechanism(0.5)], "random", law="tnb:1,0.1")
     # One run came, and many might have: the composition of one is no bound.
     assert found.best_only == cost(GaussianMechanism(0.5), "tnb:1,0.1", 1e-5).epsilon
     assert found.best_only > found.all_released
@@ -54,7 +54,7 @@ def test_random_trials_with_a_law_cost_the_law():
 
 
 def test_sequential_trials_cost_all_of_them_and_the_reason_is_told():
-    found = tuning.cost_of(TEN, "sequential")
+    found = tuning.cost_of_trials(TEN, "sequential")
     assert found.best_only == found.all_released
     assert "composition" in found.bound
     assert "depend on earlier outputs" in found.why
@@ -62,14 +62,14 @@ def test_sequential_trials_cost_all_of_them_and_the_reason_is_told():
 
 
 def test_a_grid_costs_no_less_than_as_many_draws_and_no_more_than_all():
-    found = tuning.cost_of(TEN, "grid")
-    draws = tuning.cost_of(TEN, "random")
+    found = tuning.cost_of_trials(TEN, "grid")
+    draws = tuning.cost_of_trials(TEN, "random")
     assert draws.best_only <= found.best_only <= found.all_released
 
 
 def test_trials_of_mixed_noise_cost_each_its_own_where_all_count():
     trials = [GaussianMechanism(0.1), GaussianMechanism(0.2), GaussianMechanism(0.2)]
-    found = tuning.cost_of(trials, "random")
+    found = tuning.cost_of_trials(trials, "random")
     assert found.all_released == pytest.approx(GaussianMechanism(0.3).epsilon(1e-5), rel=1e-6)
     worst = cost(GaussianMechanism(0.2), "fixed:3", 1e-5).epsilon
     assert found.best_only <= min(worst, found.all_released)
@@ -77,7 +77,7 @@ def test_trials_of_mixed_noise_cost_each_its_own_where_all_count():
 
 def test_trials_of_mixed_noise_cost_each_its_own():
     trials = [GaussianMechanism(0.05)] * 30 + [GaussianMechanism(0.2)] * 2
-    found = tuning.cost_of(trials, "grid")
+    found = tuning.cost_of_trials(trials, "grid")
     own = find("grid", Grid).function(Candidates(tuple(trials)), "grid:32", 1e-5).epsilon
     assert found.best_only == own
     assert found.bound == "grid, grid:32"
@@ -112,17 +112,21 @@ def most_leaked(prior, law, epsilon):
 def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(monkeypatch):
     # The bound that is smallest here, alone: the others take time.
     tight = find("tight", RandomSearch)
-    monkeypatch.setattr(sys.modules["audit.tuning.cost_of"], "cost", functools.partial(row, tight))
+    monkeypatch.setattr(
+        sys.modules["audit.tuning.cost_of_trials"], "tuning_cost", functools.partial(row, tight)
+    )
     delta, spec = 0.05, "tnb:0,0.2"
     loud = DiscreteMechanism((0.5, 0.5), (0.1, 0.9))
     quiet = DiscreteMechanism((0.5, 0.5), (0.4, 0.6))
-    law, prior = repetitions.parse(spec), OneOf((loud, quiet), (0.2, 0.8))
-    found = tuning.cost_of([loud, quiet], "random", delta, law, prior)
+    law, prior = repetitions.parse_repetitions(spec), Mixture((loud, quiet), (0.2, 0.8))
+    found = tuning.cost_of_trials([loud, quiet], "random", delta, law, prior)
     # The exact cost of this small case: it is kept, and not by much.
     assert 0.9 * delta < most_leaked(prior, law, found.best_only) <= delta
     assert "chances of the prior given" in found.assumed
     # Chances that are not those of the draws say too little.
-    rarely_loud = tuning.cost_of([quiet], "random", delta, law, OneOf((loud, quiet), (0.1, 0.9)))
+    rarely_loud = tuning.cost_of_trials(
+        [quiet], "random", delta, law, Mixture((loud, quiet), (0.1, 0.9))
+    )
     assert most_leaked(prior, law, rarely_loud.best_only) > delta
 
 
@@ -131,12 +135,12 @@ def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(monkeypa
     [
         ("grid", TEN[0], "prior must be given with chosen random only, got chosen grid"),
         ("random", GaussianMechanism(0.2), "prior must hold every trial, got none like"),
-        ("random", OneOf((TEN[0],), (0.5,)), "prior must have chances that sum to 1, got 0.5"),
+        ("random", Mixture((TEN[0],), (0.5,)), "prior must have chances that sum to 1, got 0.5"),
     ],
 )
 def test_bad_priors_are_one_line(chosen, prior, words):
     with pytest.raises(ValueError, match=words) as caught:
-        tuning.cost_of(TEN, chosen, prior=prior)
+        tuning.cost_of_trials(TEN, chosen, prior=prior)
     assert "\n" not in str(caught.value)
 
 
@@ -144,13 +148,13 @@ def test_bounds_command_reads_a_prior(tmp_path, capsys):
     trials, prior = tmp_path / "trials.csv", tmp_path / "prior.csv"
     trials.write_text("mu\n0.1\n0.2\n")
     prior.write_text("mu, chance\n0.1, 0.75\n0.2, 0.25\n")
-    assert read_prior(prior) == OneOf((TEN[0], GaussianMechanism(0.2)), (0.75, 0.25))
+    assert read_prior(prior) == Mixture((TEN[0], GaussianMechanism(0.2)), (0.75, 0.25))
     command = ["--trials", str(trials), "--chosen", "random", "--repetitions", "tnb:1,0.5"]
     assert bounds.main([*command, "--prior", str(prior), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["best_only"]
     assert found == cost(read_prior(prior), "tnb:1,0.5", 1e-5).epsilon
     prior.write_text("mu\n0.1\n0.1\n0.2\n0.1\n")  # equally likely rows, equal ones added up
-    assert read_prior(prior) == OneOf((TEN[0], GaussianMechanism(0.2)), (0.75, 0.25))
+    assert read_prior(prior) == Mixture((TEN[0], GaussianMechanism(0.2)), (0.75, 0.25))
     prior.write_text("mu,chance\n0.1,2\n")
     assert bounds.main([*command, "--prior", str(prior)]) == 2
     assert "chance must be in (0, 1], got" in capsys.readouterr().err
@@ -197,7 +201,7 @@ def test_bounds_command_prints_the_cost_of_a_file(tmp_path, capsys):
     path.write_text("mu\n" + "0.1\n" * 10)
     assert bounds.main(["--trials", str(path), "--chosen", "random", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["best_only"] == tuning.cost_of(TEN, "random").best_only
+    assert found["best_only"] == tuning.cost_of_trials(TEN, "random").best_only
     assert found["trials"] == 10
     assert bounds.main(["--trials", str(path), "--chosen", "sequential"]) == 0
     assert "only the best is released: epsilon = " in capsys.readouterr().out

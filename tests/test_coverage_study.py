@@ -81,7 +81,7 @@ def test_samplers_have_the_law_they_claim() -> None:
         elif game.name == "grid:10":
             rates = special.ndtr(2.0 - np.array([0.0, 1.0])) ** 10
         elif game.name.startswith("adaptive"):
-            protocol = protocols.parse(game.name)
+            protocol = protocols.parse_protocol(game.name)
             assert isinstance(protocol, Adaptive)
             attack = AdaptiveAttack(0.7, protocol, (3.0, 1.0), (-2.0, -3.0), (-0.5, 1.0), 0.5)
             rates = attack.chances()

@@ -418,8 +418,8 @@ def test_svhn_files_are_looked_at_whole(tmp_path, offline, content, message):
 def test_archives_that_unpack_to_gigabytes(tmp_path, offline, monkeypatch):
     from threat_models.datasets import idx, svhn
 
-    monkeypatch.setattr(idx, "MOST_BYTES", 1 << 16)
-    monkeypatch.setattr(svhn, "MOST_BYTES", 1 << 16)
+    monkeypatch.setattr(idx, "MAX_BYTES", 1 << 16)
+    monkeypatch.setattr(svhn, "MAX_BYTES", 1 << 16)
     write_mnist(tmp_path, np.zeros((100, 28, 28)), np.zeros(100))
     with pytest.raises(ValueError, match=r"must hold at most 65536 bytes, got .*\[100, 28, 28\]"):
         datasets.load("MNIST", True, str(tmp_path))

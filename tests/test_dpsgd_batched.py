@@ -12,7 +12,7 @@ import torch
 from toy import ALARM, SILENT, assert_uncorrelated, lanes, records
 
 import threat_models
-from audit.dpsgd import DpSgdSettings, Lanes, make_engine, streams
+from audit.dpsgd import DpSgdSettings, RunBatch, make_engine, streams
 from audit.dpsgd.models import make_model
 from canaries import DiracCanary, InputCanary
 from threat_models import UserScore, etcv, ntcv, ntnv
@@ -38,7 +38,9 @@ def final_weights(threat_model, settings, pack, precision="float64"):
 def test_without_noise_and_clipping_it_is_plain_sgd(model, momentum):
     data, canary = records(12), records(1, seed=9).canary(0)
     settings = DpSgdSettings(6, SILENT, 1e6, (0.02, 0.1), momentum=momentum, model=model)
-    pack = Lanes(np.array([False, True, True]), np.array([0, 0, 1]), np.arange(3, dtype=np.uint64))
+    pack = RunBatch(
+        np.array([False, True, True]), np.array([0, 0, 1]), np.arange(3, dtype=np.uint64)
+    )
     got, outcome = final_weights(ntcv(data, None, canary, UserScore(len)), settings, pack)
     for lane in range(3):
         reference = make_model(model, 0, (1, 8, 8), 10, torch.float64)
@@ -183,7 +185,7 @@ def test_a_lane_does_not_depend_on_its_pack(threat, changes):
     pack = lanes(9, True, candidates=2)
     whole = engine.run(pack)
     order = np.array([8, 3, 0])
-    few = engine.run(Lanes(pack.included[order], pack.candidate[order], pack.seeds[order]))
+    few = engine.run(RunBatch(pack.included[order], pack.candidate[order], pack.seeds[order]))
     np.testing.assert_allclose(few.lambda_a, whole.lambda_a[order], rtol=1e-9)
     np.testing.assert_allclose(few.scores, whole.scores[order], rtol=1e-9)
     assert len(np.unique(whole.scores)) == 9
@@ -278,7 +280,7 @@ def test_a_diverging_run_is_marked_and_leaves_the_others_alone():
     canary = records(1, seed=3).canary(0)
     threat = etcv(canary, threat_models.CanaryLoss(canary), (1, 8, 8), 10)
     settings = DpSgdSettings(3, 1.0, 1.0, (1e38, 0.1), model="mlp")
-    pack = Lanes(np.ones(4, bool), np.array([1, 0, 1, 0]), np.arange(4, dtype=np.uint64))
+    pack = RunBatch(np.ones(4, bool), np.array([1, 0, 1, 0]), np.arange(4, dtype=np.uint64))
     out = make_engine("batched", threat, settings).run(pack)
     assert out.finite.tolist() == [True, False, True, False]
     assert (out.scores[1::2] == -np.inf).all()

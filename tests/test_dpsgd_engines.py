@@ -15,7 +15,7 @@ from torch import nn
 from toy import ALARM, SILENT, lanes, records
 
 import threat_models
-from audit.dpsgd import DpSgdSettings, Lanes, choose_engine, make_engine
+from audit.dpsgd import DpSgdSettings, RunBatch, choose_engine, make_engine
 from audit.dpsgd.reductions import project
 from canaries import DiracCanary
 from threat_models import CanaryLoss, UserScore, datasets, etcv, ntcv, ntnv
@@ -41,7 +41,9 @@ def test_opacus_takes_the_same_path_without_noise(threat, changes):
     # The threshold binds for most records; Opacus adds 1e-6 to every norm.
     settings = DpSgdSettings(6, SILENT, 0.7, (0.05, 0.2), model="convnet")
     settings = replace(settings, **changes)
-    pack = Lanes(np.array([False, True, True]), np.array([0, 1, 0]), np.arange(3, dtype=np.uint64))
+    pack = RunBatch(
+        np.array([False, True, True]), np.array([0, 1, 0]), np.arange(3, dtype=np.uint64)
+    )
     ours, theirs = (
         make_engine(name, threats()[threat], settings, precision="float64").run(pack)
         for name in ("batched", "opacus")
@@ -59,7 +61,7 @@ def test_opacus_subtracts_the_same_training_gradients(threat):
     unit = 0.7 * SILENT * 2  # of the standardised sum
     score = UserScore(lambda seen: unit * seen.standardised_sum)
     spy = replace(threats()[threat], score=score)
-    pack = Lanes(np.array([False, True]), np.zeros(2, int), np.arange(2, dtype=np.uint64))
+    pack = RunBatch(np.array([False, True]), np.zeros(2, int), np.arange(2, dtype=np.uint64))
     ours, theirs = (
         make_engine(name, spy, settings, precision="float64").run(pack).scores
         for name in ("batched", "opacus")

@@ -9,7 +9,7 @@ import scipy.stats as st
 from toy import ALARM, lanes
 
 import threat_models
-from audit.dpsgd import DpSgdSettings, Lanes, choose_engine, make_engine, reduced, streams
+from audit.dpsgd import DpSgdSettings, RunBatch, choose_engine, make_engine, reduced, streams
 
 
 def dirac(score: str = "first-coordinate", worst_order=None):
@@ -152,7 +152,7 @@ def test_a_lane_depends_on_its_seed_alone():
     engine = make_engine("reduced", dirac(), DpSgdSettings(10, 1.0, 1.0, (0.1,)))
     pack = lanes(1000, True)
     whole = engine.run(pack)
-    turned = engine.run(Lanes(pack.included[::-1], pack.candidate[::-1], pack.seeds[::-1]))
+    turned = engine.run(RunBatch(pack.included[::-1], pack.candidate[::-1], pack.seeds[::-1]))
     np.testing.assert_array_equal(whole.lambda_a, turned.lambda_a[::-1])
     assert len(np.unique(whole.lambda_a)) == 1000
 

@@ -10,11 +10,11 @@ from audit import lower_bounds, upper_bounds
 from audit.claims import Condition, facts_of_tuning
 from audit.dpsgd.batched import BatchedEngine
 from audit.game import play as game
+from audit.game.audit_loop import play_audit
 from audit.game.binding import binding
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.game.store import RunFolder
-from audit.game.whole import play_audit
 from audit.report import assemble as assembling
 from audit.report.assemble import assemble
 from audit.report.results import PAPER_PROTOCOL, PROXIES
@@ -167,7 +167,7 @@ def test_report_keeps_valid_lower_bounds_below_upper_bounds():
         assert not result.lower_bounds["lambda_a"][PAPER_PROTOCOL].valid
     table = to_table(report)
     assert set(table["side"]) == {"pooled", "lower", "upper"}
-    rows = upper_bounds.all_bounds(set_ups[0].base, config.law, config.delta)
+    rows = upper_bounds.all_upper_bounds(set_ups[0].base, config.law, config.delta)
     assert len(table[table["side"] == "upper"]) == 2 * (2 + len(rows))
 
 
@@ -258,9 +258,9 @@ def contradicted(repeated, monkeypatch, factor):
     """A report whose largest upper bound is a multiple of what games really show."""
     (config, set_ups, games), honest = repeated
     wrong = factor * honest.reported(0).epsilon
-    rows = upper_bounds.all_bounds(set_ups[0].base, config.law, config.delta)
+    rows = upper_bounds.all_upper_bounds(set_ups[0].base, config.law, config.delta)
     rows = [replace(row, epsilon=wrong) for row in rows if row.name == "tight"]
-    monkeypatch.setattr(upper_bounds, "all_bounds", lambda *arguments: rows)
+    monkeypatch.setattr(upper_bounds, "all_upper_bounds", lambda *arguments: rows)
     return assemble(config, set_ups, games), wrong
 
 

@@ -12,7 +12,7 @@ from audit.accounting import (
     DpSgd,
     GaussianMechanism,
     LaplaceMechanism,
-    OneOf,
+    Mixture,
 )
 from audit.protocols import Grid
 from audit.repetitions import Fixed
@@ -108,7 +108,9 @@ def test_no_order_leaks_more_where_candidates_are_left_out_by_chance(mu, epsilon
 
 def test_where_many_of_many_are_run_it_is_below_the_grid_bound():
     base = GaussianMechanism(0.25)
-    found = {row.name: row.epsilon for row in upper_bounds.all_bounds(base, "grid:200,0.5", DELTA)}
+    found = {
+        row.name: row.epsilon for row in upper_bounds.all_upper_bounds(base, "grid:200,0.5", DELTA)
+    }
     assert upper_bounds.tight(base, "binomial:200,0.5", DELTA).attains < found["grid-tight"]
     assert found["grid-tight"] < 0.95 * found["grid"]
     assert grid_tight(base, "grid:5,1e-9", DELTA).epsilon == 0.0
@@ -132,7 +134,7 @@ def test_it_is_what_draws_of_one_law_cost_and_the_smallest_for_any_score():
         found = grid_tight(base, "grid:12", DELTA)
         assert found.epsilon == upper_bounds.tight(base, "fixed:12", DELTA).epsilon
         assert found.attains == pytest.approx(found.epsilon, rel=2e-4)
-        assert upper_bounds.cost(base, "grid:12", DELTA) == found
+        assert upper_bounds.tuning_cost(base, "grid:12", DELTA) == found
 
 
 def test_candidates_count_as_the_loudest():
@@ -147,7 +149,7 @@ def test_candidates_count_as_the_loudest():
     [
         (LaplaceMechanism(2.0), "grid:4", "Gaussian base"),
         (DpSgd(4.0, 300, 0.02), "grid:4", "Gaussian base"),
-        (OneOf((GaussianMechanism(0.1),), (0.5,)), "grid:4", "Gaussian base"),
+        (Mixture((GaussianMechanism(0.1),), (0.5,)), "grid:4", "Gaussian base"),
         (Candidates((GaussianMechanism(0.1), LaplaceMechanism(2.0))), "grid:2", "Gaussian base"),
         (GaussianMechanism(0.1), "fixed:4", "a fixed list of candidates"),
     ],

@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import norm
 
 from audit import protocols, repetitions, upper_bounds
-from audit.accounting import AnyOf, DiscreteMechanism, DpSgd, GaussianMechanism, PureDp
-from audit.upper_bounds import AdaptiveAttack, AdaptiveCurve, HistoryCurve, Told
+from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, PureDp, WorstOf
+from audit.upper_bounds import AdaptiveAttack, AdaptiveCurve, ComposedRuns, HistoryCurve
 from audit.upper_bounds.adaptive import adaptive, adaptive_curves, hypo_theorem_1
 from audit.upper_bounds.histories import adaptive_histories
 
@@ -18,7 +18,7 @@ PLACES = [(i, y) for i in range(2) for y in range(2)]
 
 def both(base, spec, delta=DELTA):
     """Epsilon by the bound, and by the adaptive bound."""
-    protocol = protocols.parse(spec)
+    protocol = protocols.parse_protocol(spec)
     return tuple(one(base, protocol, delta).epsilon for one in (adaptive_histories, adaptive))
 
 
@@ -51,7 +51,7 @@ def largest_leak(prior, laws, chances, limits, order, event, epsilon):
 
 @pytest.mark.parametrize("spec", ["fixed:3", "binomial:3,0.5"])
 def test_no_sampler_of_small_cases_leaks_more(spec):
-    rng, law = np.random.default_rng(11), repetitions.parse(spec)
+    rng, law = np.random.default_rng(11), repetitions.parse_repetitions(spec)
     chances = law.pmf(np.arange(4)).tolist()
     largest = 0.0
     for _ in range(6):
@@ -63,9 +63,9 @@ def test_no_sampler_of_small_cases_leaks_more(spec):
         limits = float(rng.uniform(0.3, 1.0)), float(rng.uniform(1.0, 3.0))
         several = [DiscreteMechanism(p, q)]
         several += [DiscreteMechanism(p[::-1], q[::-1])] if flip else []
-        base = AnyOf(tuple(several))
+        base = WorstOf(tuple(several))
         plain = adaptive_curves(base, protocols.Adaptive(law, *limits))
-        told = Told(base)
+        told = ComposedRuns(base)
         bound = max(HistoryCurve(one, told).delta(epsilon) for one in plain)
         for _ in range(6):
             order = [PLACES[at] for at in rng.permutation(4)]
@@ -99,7 +99,8 @@ def test_two_runs_by_a_second_computation():
     heights = [psi(math.exp(epsilon - mu * y + mu**2 / 2)) for y in x]
     exact = float(np.trapezoid(norm.pdf(x - mu) * heights, x))
     curve = HistoryCurve(
-        AdaptiveCurve(pair, repetitions.Fixed(2), low=low, high=high), Told(GaussianMechanism(mu))
+        AdaptiveCurve(pair, repetitions.Fixed(2), low=low, high=high),
+        ComposedRuns(GaussianMechanism(mu)),
     )
     assert exact * (1 - 1e-4) <= curve.delta(epsilon) <= 1.05 * exact
 
@@ -121,7 +122,7 @@ def test_a_base_that_leaks_nothing_costs_nothing():
     ],
 )
 def test_between_draws_of_one_law_and_the_adaptive_bound(mu, spec):
-    base, protocol = GaussianMechanism(mu), protocols.parse(spec)
+    base, protocol = GaussianMechanism(mu), protocols.parse_protocol(spec)
     found, plain = both(base, spec)
     worst = upper_bounds.worst_order(base, protocol.repetitions, DELTA).epsilon
     assert worst < found < plain
@@ -131,7 +132,12 @@ def test_between_draws_of_one_law_and_the_adaptive_bound(mu, spec):
 def test_above_an_attack():
     spec = "adaptive:0.5,2/tnb:0,0.01"
     attack = AdaptiveAttack(
-        0.24721, protocols.parse(spec), (3.48, 2.06), (-3.93, -5.25), (-0.589, 0.751), 0.677
+        0.24721,
+        protocols.parse_protocol(spec),
+        (3.48, 2.06),
+        (-3.93, -5.25),
+        (-0.589, 0.751),
+        0.677,
     )
     found, plain = both(GaussianMechanism(0.24721), spec)
     assert 1.9 < attack.epsilon(DELTA) < found < 0.78 * plain
@@ -139,7 +145,7 @@ def test_above_an_attack():
 
 
 def test_without_freedom_it_is_random_search():
-    base, law = GaussianMechanism(0.5), repetitions.parse("tnb:0,0.05")
+    base, law = GaussianMechanism(0.5), repetitions.parse_repetitions("tnb:0,0.05")
     tight = upper_bounds.tight(base, law, DELTA).epsilon
     for limits in ((1.0, 1.0), (0.5, 1.0), (1.0 - 1e-9, 1.0 + 1e-9)):
         found, plain = both(base, protocols.Adaptive(law, *limits).spec)
@@ -153,8 +159,8 @@ def test_without_freedom_it_is_random_search():
     "spec", ["1e-300,1e6/poisson:0.01", "0.5,2/fixed:100000", "0.999,1.001/tnb:1,1e-9"]
 )
 def test_extremes_are_never_above_the_adaptive_bound(mu, spec):
-    (plain,) = adaptive_curves(GaussianMechanism(mu), protocols.parse(f"adaptive:{spec}"))
-    curve = HistoryCurve(plain, Told(GaussianMechanism(mu)))
+    (plain,) = adaptive_curves(GaussianMechanism(mu), protocols.parse_protocol(f"adaptive:{spec}"))
+    curve = HistoryCurve(plain, ComposedRuns(GaussianMechanism(mu)))
     for epsilon in (0.0, 1.0, 100.0, 1e4):
         assert 0.0 <= curve.delta(epsilon) <= plain.delta(epsilon) <= 1.0
 
@@ -166,6 +172,6 @@ def test_sampled_steps_tell_less_than_log_c():
 
 
 def test_what_runs_tell_does_not_depend_on_what_was_asked_before():
-    first, after = Told(GaussianMechanism(1.0)), Told(GaussianMechanism(1.0))
+    first, after = ComposedRuns(GaussianMechanism(1.0)), ComposedRuns(GaussianMechanism(1.0))
     after.hockey_stick(100)  # tells nearly all
     np.testing.assert_array_equal(after.hockey_stick(101), first.hockey_stick(101))

@@ -26,7 +26,7 @@ from audit.upper_bounds import RegionCurve, reduced_exact, reduced_renyi
 from audit.upper_bounds.worst_order import attack_order
 
 DELTA = 1e-5
-TNB = repetitions.parse("tnb:0,0.01")
+TNB = repetitions.parse_repetitions("tnb:0,0.01")
 
 
 def allowed(games: int, rate: float = 0.05) -> int:
@@ -197,7 +197,7 @@ CASES: dict[str, tuple[list[float], list[float]]] = {
 @pytest.mark.parametrize("direction", ["higher", "lower", "both"])
 def test_scores_that_say_nothing_give_zero(name: str, direction: str) -> None:
     without, with_record = CASES[name]
-    bounds = lower_bounds.all_bounds(
+    bounds = lower_bounds.all_lower_bounds(
         without, with_record, repetitions=TNB, mu=1.0, direction=direction
     )
     assert all(math.isfinite(b.epsilon) for b in bounds)
@@ -289,7 +289,7 @@ def test_bad_input_is_refused_in_one_line() -> None:
         with pytest.raises(ValueError, match=message):
             lower_bounds.lower_bound(*scores, **options)
     with pytest.raises(ValueError, match=r"mu must be in \(0, 10000\), got -1"):
-        lower_bounds.all_bounds(good, good, mu=-1)
+        lower_bounds.all_lower_bounds(good, good, mu=-1)
     with pytest.raises(ValueError, match="guesses must be a whole number in"):
         lower_bounds.one_run_bounds(good, [True, False], guesses=9)
     with pytest.raises(ValueError, match="included must be one true or false per score"):
@@ -299,7 +299,7 @@ def test_bad_input_is_refused_in_one_line() -> None:
 def test_every_bound_names_its_claim() -> None:
     rng = np.random.default_rng(7)
     low, high = best_of(TNB, rng, 200), 1.0 + best_of(TNB, rng, 200)
-    bounds = lower_bounds.all_bounds(low, high, repetitions=TNB, mu=1.0)
+    bounds = lower_bounds.all_lower_bounds(low, high, repetitions=TNB, mu=1.0)
     assert len({b.key for b in bounds}) == len(bounds)
     assert bounds[0] == lower_bounds.lower_bound(low, high)
     assert bounds[0].valid
@@ -309,7 +309,7 @@ def test_every_bound_names_its_claim() -> None:
     assert labels["bayesian:fixed"] == "Bayesian"
     assert labels["lifted-curve:fixed"] == "valid"
     assert all(b.valid == (b.label == "valid") and b.assumes and b.source for b in bounds)
-    untuned = {b.key: b for b in lower_bounds.all_bounds(low, high, mu=1.0)}
+    untuned = {b.key: b for b in lower_bounds.all_lower_bounds(low, high, mu=1.0)}
     assert untuned["gaussian-curve:fixed"].label == "valid"
     assert not any(key.startswith("lifted") for key in untuned)
 
@@ -317,7 +317,7 @@ def test_every_bound_names_its_claim() -> None:
 def test_an_estimator_is_a_statistic_with_a_rule() -> None:
     rng = np.random.default_rng(70)
     low, high = best_of(TNB, rng, 200), 1.0 + best_of(TNB, rng, 200)
-    by_key = {b.key: b for b in lower_bounds.all_bounds(low, high, repetitions="tnb:0,0.01")}
+    by_key = {b.key: b for b in lower_bounds.all_lower_bounds(low, high, repetitions="tnb:0,0.01")}
     one = lower_bounds.ClopperPearson(rule=lower_bounds.MultiSplit())
     assert one == lower_bounds.ClopperPearson(rule=lower_bounds.MultiSplit())
     assert one(low, high) == by_key["clopper-pearson:multi-split"]
@@ -340,7 +340,7 @@ def test_a_bound_is_judged_by_what_is_known_of_the_game() -> None:
 
     def labels(score: str, **different: bool) -> dict[str, str]:
         facts = facts_of_game(RandomSearch(TNB), score, "dirac", **(game | different))
-        bounds = lower_bounds.all_bounds(low, high, repetitions=TNB, mu=1.0, known=facts)
+        bounds = lower_bounds.all_lower_bounds(low, high, repetitions=TNB, mu=1.0, known=facts)
         return {bound.key: bound.label for bound in bounds}
 
     assert labels("first-coordinate")["lifted-curve:fixed"] == "valid"
@@ -411,7 +411,7 @@ def test_the_conditional_test_holds_with_fair_coins(epsilon: float, delta: float
 def test_the_curve_of_the_reduced_game_is_its_exact_epsilon() -> None:
     for spec in ("fixed:1", "tnb:0,0.01", "tnb:1,0.01", "poisson:20", "two-point:0.01,100"):
         for mu in (0.247, 0.864):
-            law = repetitions.parse(spec)
+            law = repetitions.parse_repetitions(spec)
             exact = reduced_exact(GaussianMechanism(mu), law, DELTA)
             assert exact.epsilon is not None
             found = counting.best_of_gaussian_epsilon(mu, law, DELTA)
@@ -448,7 +448,7 @@ def test_pooled_runs_hold_and_reach_further_than_winners() -> None:
     ],
 )
 def test_the_rank_sum_holds_and_wastes_little(spec: str, mu: float, n0: int, n1: int) -> None:
-    law, rng, games = repetitions.parse(spec), np.random.default_rng(18), 2000
+    law, rng, games = repetitions.parse_repetitions(spec), np.random.default_rng(18), 2000
     above = 0
     for _ in range(games):
         scores = Scores.of(winners(law, rng, n0), mu + winners(law, rng, n1))
@@ -461,7 +461,7 @@ def test_the_rank_sum_holds_and_wastes_little(spec: str, mu: float, n0: int, n1:
 def test_the_rank_sum_holds_for_any_score_of_a_gaussian_base() -> None:
     """Rounded, folded and noisy scores of N(b mu, 1), the order by which the best is chosen."""
     rng, games, n, mu = np.random.default_rng(19), 500, 300, 1.0
-    law = repetitions.parse("geometric:0.2")
+    law = repetitions.parse_repetitions("geometric:0.2")
     for score in (np.round, lambda x: np.abs(x + 1.0), lambda x: x + rng.normal(size=x.shape)):
         above = 0
         for _ in range(games):
@@ -517,7 +517,7 @@ def test_the_selected_rate_covers_when_the_statistic_is_not_the_score() -> None:
     rng = np.random.default_rng(11)
     # Score and released statistic correlate; the truth by playing the protocol many times.
     for spec, runs, correlation in [("geometric:0.1", 2000, 0.6), ("poisson:3", 300, 1.0)]:
-        law, games, alpha = repetitions.parse(spec), 300, 0.3
+        law, games, alpha = repetitions.parse_repetitions(spec), 300, 0.3
         many = law.sample(rng, 200_000)
         score = winners(law, rng, len(many))
         noise = math.sqrt(1.0 - correlation**2) * rng.normal(size=len(many))
@@ -539,7 +539,7 @@ def test_the_selected_rate_covers_when_the_statistic_is_not_the_score() -> None:
     assert nothing == pytest.approx(1.0 - 0.05 ** (1.0 / groups), abs=20.0 * too_long)
     assert pooled.selected_rate_limit([], [], law, 0.05) == 1.0
     # If every run is a hit, so is every winner of one run or more.
-    every = repetitions.parse("geometric:0.5")
+    every = repetitions.parse_repetitions("geometric:0.5")
     assert pooled.selected_rate_limit(np.arange(200.0), np.ones(200, bool), every, 0.05) == 1.0
 
 
@@ -685,7 +685,7 @@ def test_the_split_order_curve_holds_and_sees_further_than_counting() -> None:
 
 def test_the_worst_order_refutes_a_bound_made_for_increasing_scores() -> None:
     """1e5 + 1e5 trials, eps_B = 1, tnb:1,0.01: more than `reduced-renyi`, assuming nothing."""
-    law, trials, mu = repetitions.parse("tnb:1,0.01"), 100_000, calibrate_mu(1.0, DELTA)
+    law, trials, mu = repetitions.parse_repetitions("tnb:1,0.01"), 100_000, calibrate_mu(1.0, DELTA)
     order, threshold = attack_order(mu, law, DELTA, trials)
     rng = np.random.default_rng(16)
     low = order.best(law.sample(rng, trials), 0.0, rng)
@@ -790,7 +790,7 @@ def test_a_game_may_stop_at_any_look() -> None:
         )
         looks = {
             "planned": len(sizes),
-            "unplanned": lower_bounds.Looks(number=number),
+            "unplanned": lower_bounds.SequentialPlan(number=number),
             "unpaid": None,
         }[name]
         return counted(low, high, 0.0, 1.0 - alpha, looks=looks).epsilon > epsilon
@@ -802,24 +802,28 @@ def test_a_game_may_stop_at_any_look() -> None:
             broken[name] += any(is_broken(name, look, *at) for look, at in enumerate(ones, 1))
     assert max(broken["planned"], broken["unplanned"]) <= allowed(games, alpha)
     assert broken["unpaid"] > allowed(games, alpha)
-    shares = [lower_bounds.Looks(number=j).share for j in range(1, 2000)]
+    shares = [lower_bounds.SequentialPlan(number=j).share for j in range(1, 2000)]
     assert 0.999 < sum(shares) < 1.0
     for wrong in ({"planned": 0}, {"planned": 3, "number": 4}, {"number": 0}):
         with pytest.raises(ValueError, match="must be a whole number"):
-            lower_bounds.Looks(**wrong)
+            lower_bounds.SequentialPlan(**wrong)
 
 
 def test_the_ceiling_is_what_no_game_can_pass_and_trials_needed_is_its_inverse() -> None:
     rng = np.random.default_rng(24)
     for trials in (7, 50, 1000):
-        most = lower_bounds.ceiling(trials, trials)
+        most = lower_bounds.max_detectable_epsilon(trials, trials)
         assert lower_bounds.trials_needed(most) == trials
         for mu in (1.0, 4.0, 8.0):
             low, high = rng.normal(size=trials), rng.normal(mu, size=trials)
             assert lower_bounds.lower_bound(low, high).epsilon <= most
-    assert lower_bounds.ceiling(0, 10) == 0.0
-    assert lower_bounds.ceiling(500, 500, looks=5) < lower_bounds.ceiling(500, 500)
-    assert lower_bounds.ceiling(500, 500, confidence=0.5) > lower_bounds.ceiling(500, 500)
+    assert lower_bounds.max_detectable_epsilon(0, 10) == 0.0
+    assert lower_bounds.max_detectable_epsilon(
+        500, 500, looks=5
+    ) < lower_bounds.max_detectable_epsilon(500, 500)
+    assert lower_bounds.max_detectable_epsilon(
+        500, 500, confidence=0.5
+    ) > lower_bounds.max_detectable_epsilon(500, 500)
     # 2 n scores all in order: n = log(1 / (0.2 alpha)) / 2 * (e^eps + 1), whatever the size.
     for epsilon in (3.0, 10.0, 40.0):
         expected = math.log(1.0 / 0.01) / 2.0 * (math.exp(epsilon) + 1.0)

@@ -19,7 +19,7 @@ from toy import records
 
 import audit
 from audit import accounting, lower_bounds
-from audit.dpsgd import DpSgdSettings, Lanes, make_engine, noise, streams
+from audit.dpsgd import DpSgdSettings, RunBatch, make_engine, noise, streams
 from audit.dpsgd.models import make_model
 from audit.own_training import (
     CheckResult,
@@ -88,7 +88,7 @@ def test_watched_opacus_has_the_proxies_of_the_opacus_engine(name, sampling_rate
     if name == "NTCV dirac" and sampling_rate < 1:
         pytest.skip("the watch draws the batches of a Dirac canary itself")
     settings = DpSgdSettings(STEPS, NOISE, CLIP, RATE, sampling_rate=sampling_rate, model="mlp")
-    lanes = Lanes(np.array([included]), np.zeros(1, int), np.array([77], np.uint64))
+    lanes = RunBatch(np.array([included]), np.zeros(1, int), np.array([77], np.uint64))
     expected = make_engine("opacus", threat, settings).run(lanes)
 
     x = np.zeros((0, 1, 8, 8), np.float32) if training_set is None else training_set.features
@@ -404,11 +404,11 @@ def test_validation_records_choose_where_they_are_given():
     options = {"repetitions": "fixed:5", "candidates": (1.0, -1.0), "games": 20, "claim": 1.0}
     honest = np.eye(3, dtype=np.float32), np.arange(3)
     from audit.own_training.checking import _Game, _play
-    from audit.own_training.runs import Question
+    from audit.own_training.runs import AuditTask
     from audit.repetitions import Fixed
 
     for validation, best in ((None, -1.0), (TrainingSet(*honest), 1.0)):
-        question = Question(
+        question = AuditTask(
             train, TrainingSet(*records), TrainingSet(canary[0][None], [0]), validation, None, 1e-5
         )
         runs = _play(_Game(question, Fixed(5), options["candidates"], 0), 20, 1)
@@ -559,10 +559,10 @@ def test_canaries_that_do_not_interact_are_independent_trials():
     # 50 coordinates of one run, mu = 2: by Kolmogorov and Smirnov their law, false alarm 1e-3.
     from scipy import stats
 
-    from audit.own_training.runs import Question, run_once
+    from audit.own_training.runs import AuditTask, run_once
 
     train = trainings.with_opacus(noise_multiplier=1.0, told=1.0, clip=0.01)
-    question = Question(
+    question = AuditTask(
         train, TrainingSet(np.zeros((0, 7), np.float32), np.zeros(0, int)), None, None, None, 1e-5
     )
     coins = np.arange(50) % 2 == 1
@@ -617,4 +617,8 @@ def test_a_verdict_says_how_many_games_would_do():
     assert few.words.endswith("play more, 37,326 games could show one")
     result = check(lambda *_: [0.0], ([[0.0]], [0]), ([1.0], 0), games=20, claim=9.0)
     assert result.needed == 2 * lower_bounds.trials_needed(9.0)
-    assert lower_bounds.ceiling(result.needed // 2, result.needed // 2) >= 9.0 > result.ceiling
+    assert (
+        lower_bounds.max_detectable_epsilon(result.needed // 2, result.needed // 2)
+        >= 9.0
+        > result.ceiling
+    )

@@ -14,13 +14,13 @@ from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
 
 DELTA = 1e-5
-TNB = repetitions.parse("tnb:0,0.01")
+TNB = repetitions.parse_repetitions("tnb:0,0.01")
 
 
 def test_evidence_comes_at_just_the_epsilon_that_is_said() -> None:
     """Against f and its inverse, solved on a grid: the k-th one above the j-th zero, or not."""
     rng, delta = np.random.default_rng(0), 0.02
-    law = repetitions.parse("poisson:2")
+    law = repetitions.parse_repetitions("poisson:2")
     grid = np.linspace(0.0, 1.0, 100_001)
     best, beaten = law.phi(grid), law.phi_survival(1.0 - grid)
     for _ in range(10):
@@ -56,7 +56,7 @@ def test_reference_games_are_uniform_order_statistics() -> None:
 def test_it_holds_in_the_worst_game_and_spends_its_error_there(spec: str) -> None:
     # The tuning is exactly (1, 0)-DP and leaks at every threshold: F = f(G). Of 150 games at 5 %,
     # 17 or more have chance 1e-3; that none errs, at 4.3 %, 1.4e-3.
-    law, growth = repetitions.parse(spec), math.e
+    law, growth = repetitions.parse_repetitions(spec), math.e
     rng, games, n = np.random.default_rng(1), 150, 40
 
     def inverse_of_f(v: np.ndarray) -> np.ndarray:

@@ -32,12 +32,12 @@ def test_page_of_a_finished_audit_stands_alone(tmp_path, capsys):
     said = float(re.search(r"60 games could have shown ([\d.]+)", text)[1])
     report = summary.read(tmp_path / "audit" / "summary.json")
     found = report.results[0].lower_bounds["lambda_a"]["scan:scan"].pooled
-    can_show = lower_bounds.ceiling(found.trials_without, found.trials_with)
+    can_show = lower_bounds.max_detectable_epsilon(found.trials_without, found.trials_with)
     assert said - 1e-3 < can_show == report.results[0].ceiling <= said
     needed = report.results[0].games_needed
     upper = report.results[0].smallest_upper
-    assert lower_bounds.ceiling(needed // 2, needed // 2) >= upper.epsilon
-    assert lower_bounds.ceiling(needed // 2 - 1, needed // 2 - 1) < upper.epsilon
+    assert lower_bounds.max_detectable_epsilon(needed // 2, needed // 2) >= upper.epsilon
+    assert lower_bounds.max_detectable_epsilon(needed // 2 - 1, needed // 2 - 1) < upper.epsilon
 
 
 def test_what_is_doubtful_is_said_and_is_no_markup():

@@ -12,13 +12,13 @@ from scipy import integrate, optimize, stats
 
 from audit import accounting, repetitions, upper_bounds
 from audit.accounting import (
-    AnyOf,
     ApproximateDp,
     Composition,
     DiscreteMechanism,
     DpSgd,
     GaussianMechanism,
     PureDp,
+    WorstOf,
     ZeroConcentratedDp,
 )
 from audit.upper_bounds import (
@@ -37,7 +37,7 @@ ANY = [*LAWS, "two-point:0.3,9", "tnb:1,0.05@12", "poisson:8@5"]
 
 
 def value(bound, base, spec, delta=DELTA):
-    return upper_bounds.BOUNDS[bound](base, repetitions.parse(spec), delta).epsilon
+    return upper_bounds.BOUNDS[bound](base, repetitions.parse_repetitions(spec), delta).epsilon
 
 
 def tuned(masses, order, law):
@@ -62,7 +62,7 @@ def random_pair(seed, outputs=4):
 @pytest.mark.parametrize("seed", range(3))
 def test_no_order_of_a_small_base_leaks_more_than_the_bounds_say(spec, seed):
     p, q = random_pair(seed)
-    base, law = DiscreteMechanism(p, q), repetitions.parse(spec)
+    base, law = DiscreteMechanism(p, q), repetitions.parse_repetitions(spec)
     curves = [RegionCurve(pair, law) for pair in base.pairs]
     alphas = np.array([1.2, 2.0, 7.0])
     generic = lemma_7_curve(base, law)(alphas)
@@ -85,12 +85,12 @@ def test_every_bound_holds_for_every_order_of_a_small_base(spec, delta):
         p, q = random_pair(seed, 3)
         if seed == 2:  # and outputs that give the record away
             p, q = np.array([0.88, 0.1, 0.02, 0.0]), np.array([0.88, 0.1, 0.0, 0.02])
-        base, law = DiscreteMechanism(p, q), repetitions.parse(spec)
+        base, law = DiscreteMechanism(p, q), repetitions.parse_repetitions(spec)
         games = [
             (tuned(p, order, law), tuned(q, order, law))
             for order in itertools.permutations(range(len(p)))
         ]
-        for row in upper_bounds.all_bounds(base, law, delta):
+        for row in upper_bounds.all_upper_bounds(base, law, delta):
             if row.name in upper_bounds.VALID_FOR_ANY_SCORE and row.epsilon is not None:
                 for there, back in games:
                     assert hockey_stick(there, back, row.epsilon) <= delta * (1 + 1e-9), row
@@ -100,7 +100,7 @@ def test_every_bound_holds_for_every_order_of_a_small_base(spec, delta):
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8", "fixed:4", "tnb:1,0.05@12"])
 def test_the_likelihood_order_is_played_exactly(spec):
     p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1])
-    base, law = DiscreteMechanism(p, q), repetitions.parse(spec)
+    base, law = DiscreteMechanism(p, q), repetitions.parse_repetitions(spec)
     there, back = tuned(p, range(4), law), tuned(q, range(4), law)
     game = LikelihoodOrder(base.pairs[0], law)
     for epsilon in (0.0, 0.5, 1.5):
@@ -128,7 +128,7 @@ def test_renyi_is_at_least_as_tight_as_dp_accounting(base, eta, published):
         event = dp_accounting.SelfComposedDpEvent(
             dp_accounting.PoissonSampledDpEvent(0.01, event), 500
         )
-    law = repetitions.parse(f"tnb:{eta},0.01")
+    law = repetitions.parse_repetitions(f"tnb:{eta},0.01")
     accountant = RdpAccountant()
     accountant.compose(RepeatAndSelectDpEvent(event, law.mean, eta))
     theirs = accountant.get_epsilon(DELTA)
@@ -142,8 +142,8 @@ def test_renyi_is_at_least_as_tight_as_dp_accounting(base, eta, published):
 @settings(max_examples=3)
 @given(st.floats(0.01, 4.0), st.sampled_from(ANY), st.sampled_from([1e-2, 1e-5, 1e-9]))
 def test_the_hierarchy_holds_for_gaussian_bases(mu, spec, delta):
-    base, law = GaussianMechanism(mu), repetitions.parse(spec)
-    rows = {row.name: row for row in upper_bounds.all_bounds(base, law, delta)}
+    base, law = GaussianMechanism(mu), repetitions.parse_repetitions(spec)
+    rows = {row.name: row for row in upper_bounds.all_upper_bounds(base, law, delta)}
     region = rows["region"].epsilon
     for row in rows.values():
         if row.epsilon is None:
@@ -163,8 +163,8 @@ def test_the_hierarchy_holds_for_gaussian_bases(mu, spec, delta):
 @pytest.mark.parametrize("base", [DpSgd(1.0, 200, 0.02), DpSgd(2.0, 50, 0.1, "replace-one")])
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "tnb:1,0.05", "poisson:20", "fixed:5"])
 def test_the_hierarchy_holds_for_sampled_bases(base, spec):
-    law = repetitions.parse(spec)
-    rows = {row.name: row for row in upper_bounds.all_bounds(base, law, DELTA)}
+    law = repetitions.parse_repetitions(spec)
+    rows = {row.name: row for row in upper_bounds.all_upper_bounds(base, law, DELTA)}
     region = rows["region"].epsilon
     assert rows["reduced-exact"].epsilon <= region
     assert 0.0 < rows["reduced-exact"].error < 1e-3 * region
@@ -180,13 +180,13 @@ def test_the_hierarchy_holds_for_sampled_bases(base, spec):
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "tnb:2,0.1", "poisson:20"])
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
 def test_lemma_7_is_behind_theorems_2_and_6(spec, mu):
-    base, law = GaussianMechanism(mu), repetitions.parse(spec)
+    base, law = GaussianMechanism(mu), repetitions.parse_repetitions(spec)
     orders = np.array([1.1, 2.0, 5.0, 30.0])
     assert np.all(lemma_7_curve(base, law)(orders) <= renyi_curve(base, law)(orders) * (1 + 1e-5))
 
 
 def test_corollary_4_is_theorem_2_in_closed_form():
-    law = repetitions.parse("tnb:0.5,0.01")
+    law = repetitions.parse_repetitions("tnb:0.5,0.01")
     orders = np.array([1.5, 3.0, 10.0, 100.0])
     for base in (ZeroConcentratedDp(0.1), GaussianMechanism(math.sqrt(0.2))):
         closed = upper_bounds.corollary_4_curve(base, law)(orders)
@@ -197,7 +197,7 @@ def test_corollary_4_is_theorem_2_in_closed_form():
 
 def test_corollary_4_needs_a_law_of_enough_runs():
     # log(1/gamma) >= rho: at gamma = 0.5 up to rho = 0.69.
-    law = repetitions.parse("tnb:1,0.5")
+    law = repetitions.parse_repetitions("tnb:1,0.5")
     for rho, applies in ((0.69, True), (0.70, False)):
         found = upper_bounds.BOUNDS["corollary-4"](ZeroConcentratedDp(rho), law, DELTA)
         assert (found.epsilon is not None) == applies
@@ -205,11 +205,11 @@ def test_corollary_4_needs_a_law_of_enough_runs():
 
 
 def test_lemma_22_approaches_the_law_before_truncation():
-    base, before = GaussianMechanism(0.5), repetitions.parse("tnb:1,0.1")
+    base, before = GaussianMechanism(0.5), repetitions.parse_repetitions("tnb:1,0.1")
     limit = upper_bounds.lemma_7(base, before, DELTA).epsilon
     values = []
     for most in (20, 60, 400):
-        law = repetitions.parse(f"tnb:1,0.1@{most}")
+        law = repetitions.parse_repetitions(f"tnb:1,0.1@{most}")
         values.append(upper_bounds.lemma_22(base, law, DELTA).epsilon)
         assert upper_bounds.lemma_7(base, law, DELTA).epsilon <= values[-1]
     assert values == sorted(values, reverse=True)
@@ -219,7 +219,7 @@ def test_lemma_22_approaches_the_law_before_truncation():
 
 @pytest.mark.parametrize("spec", [*ANY, "fixed:3"])
 def test_the_law_of_k_when_no_run_failed(spec):
-    law, failure = repetitions.parse(spec), 0.07
+    law, failure = repetitions.parse_repetitions(spec), 0.07
     k = np.arange(200)
     weights = law.pmf(k) * (1 - failure) ** k
     given_none = law.given_no_failure(failure)
@@ -230,9 +230,9 @@ def test_the_law_of_k_when_no_run_failed(spec):
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8@5"])
 @pytest.mark.parametrize("base", [GaussianMechanism(0.4), ApproximateDp(0.2, 1e-9)])
 def test_a_law_of_ones_own_has_the_bounds_of_every_law_and_no_others(spec, base):
-    known = repetitions.parse(spec)
-    own = {row.name: row for row in upper_bounds.all_bounds(base, OwnLaw(known), DELTA)}
-    for row in upper_bounds.all_bounds(base, known, DELTA):
+    known = repetitions.parse_repetitions(spec)
+    own = {row.name: row for row in upper_bounds.all_upper_bounds(base, OwnLaw(known), DELTA)}
+    for row in upper_bounds.all_upper_bounds(base, known, DELTA):
         if row.name in ("liu-talwar", "corollary-4", "renyi", "profile", "lemma-22"):
             assert row.name not in own or own[row.name].epsilon is None
         elif row.epsilon is None:
@@ -245,8 +245,11 @@ def test_a_law_of_ones_own_has_the_bounds_of_every_law_and_no_others(spec, base)
 
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8", "fixed:4"])
 def test_an_approximate_base_is_bounded_and_no_naive_answer_is(spec):
-    law, leak, epsilon_0 = repetitions.parse(spec), 1e-4, 0.2
-    base, total = ApproximateDp(epsilon_0, leak), 4.0 * repetitions.parse(spec).mean * 1e-4
+    law, leak, epsilon_0 = repetitions.parse_repetitions(spec), 1e-4, 0.2
+    base, total = (
+        ApproximateDp(epsilon_0, leak),
+        4.0 * repetitions.parse_repetitions(spec).mean * 1e-4,
+    )
     pair = base.pairs[0]
     yes, no = np.exp(pair.law.log_mass[::-1])
     p, q = np.array([no, yes, leak, 0.0]), np.array([yes, no, 0.0, leak])
@@ -270,7 +273,7 @@ def test_example_1_of_xiang_wang_and_wang():
     base = DiscreteMechanism(
         np.array([1 - b * e - d * b, b * e, d * b]), np.array([1 - b - d * b * e, b, d * b * e])
     )
-    law = repetitions.parse("tnb:1,1e-3")
+    law = repetitions.parse_repetitions("tnb:1,1e-3")
     there, back = (tuned(pair, range(3), law) for pair in (base.p, base.q))
     assert there[:3] == pytest.approx([8.66e-3, 2.60e-4, 9.91e-1], rel=5e-3)
     assert back[:3] == pytest.approx([2.66e-3, 1.34e-5, 9.97e-1], rel=5e-3)
@@ -353,13 +356,13 @@ def test_noisy_max_against_its_exact_law():
 
 
 def test_candidates_of_different_cost():
-    law = repetitions.parse("tnb:1,0.1")
+    law = repetitions.parse_repetitions("tnb:1,0.1")
     several = [DpSgd(2.0, 100, 0.01), DpSgd(3.0, 250, 0.01)]
     alone = [upper_bounds.profile(one, law, 1e-6).epsilon for one in several]
     together = upper_bounds.many_candidates(several, law, 1e-6).epsilon
     assert max(alone) <= together * (1 + 1e-9)
     assert together <= 1.1 * max(alone)
-    assert upper_bounds.region(AnyOf(tuple(several)), law, 1e-6).epsilon < together
+    assert upper_bounds.region(WorstOf(tuple(several)), law, 1e-6).epsilon < together
     epsilon_1, base = 0.3, several[0]
     by_formula = upper_bounds.corollary_6_2(
         epsilon_1, float(base.delta(epsilon_1)), base.epsilon(1e-6 / law.mean), law
@@ -377,12 +380,12 @@ def test_propose_test_release_shifts_the_profile():
     for epsilon in (0.3, 1.0, 2.0):
         expected = float(released.delta(epsilon - 0.2)) + 3e-7
         assert float(tested.delta(epsilon)) == pytest.approx(expected, rel=1e-3)
-    law = repetitions.parse("tnb:0,0.1")
+    law = repetitions.parse_repetitions("tnb:0,0.1")
     assert value("region", tested, law.spec, 1e-4) > value("region", released, law.spec, 1e-4)
 
 
 def test_adaptive_sampling_costs_the_density_ratio():
-    base, law = GaussianMechanism(1.0), repetitions.parse("tnb:1,0.1")
+    base, law = GaussianMechanism(1.0), repetitions.parse_repetitions("tnb:1,0.1")
     plain = upper_bounds.hypo(base, law, DELTA, 1.0).epsilon
     assert plain == pytest.approx(upper_bounds.renyi(base, law, DELTA).epsilon, rel=1e-9)
     costs = [upper_bounds.hypo(base, law, DELTA, ratio).epsilon for ratio in (1.1, 2.0, 4.0)]
@@ -391,7 +394,10 @@ def test_adaptive_sampling_costs_the_density_ratio():
     pure = upper_bounds.hypo_pure(0.1, law, 1.5)
     assert pure == pytest.approx(3 * (0.1 + math.log(1.5)))
     assert upper_bounds.hypo(PureDp(0.1), law, 1e-300, 1.5).epsilon == pytest.approx(pure, rel=1e-2)
-    assert upper_bounds.hypo(base, repetitions.parse("poisson:3"), DELTA, 2.0).epsilon is None
+    assert (
+        upper_bounds.hypo(base, repetitions.parse_repetitions("poisson:3"), DELTA, 2.0).epsilon
+        is None
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -432,7 +438,7 @@ def test_tuning_on_a_subset_against_an_exact_mixture():
 
 def test_tuning_on_a_subset_at_its_ends():
     base, spec = GaussianMechanism(0.3), "tnb:0,0.01"
-    law = repetitions.parse(spec)
+    law = repetitions.parse_repetitions(spec)
     costs = [
         upper_bounds.subset_tuning(base, base, law, rate, DELTA).epsilon
         for rate in (0.0, 0.01, 0.1, 0.5, 1.0)
@@ -447,7 +453,7 @@ def test_tuning_on_a_subset_at_its_ends():
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("base", [GaussianMechanism(0.4), DpSgd(1.0, 100, 0.02), PureDp(0.3)])
 def test_tuning_as_a_mechanism(base):
-    law = repetitions.parse("tnb:0,0.05")
+    law = repetitions.parse_repetitions("tnb:0,0.05")
     once = TunedMechanism(base, law)
     region = upper_bounds.region(base, law, DELTA).epsilon
     assert region * (1 - 1e-9) <= once.epsilon(DELTA) <= region * (1 + 1e-3)
@@ -462,7 +468,7 @@ def test_tuning_as_a_mechanism(base):
 @pytest.mark.parametrize("seed", range(2))
 def test_tuning_twice_covers_an_exact_game(seed):
     p, q = random_pair(seed, 3)
-    law = repetitions.parse("tnb:0,0.2")
+    law = repetitions.parse_repetitions("tnb:0,0.2")
     both = Composition((TunedMechanism(DiscreteMechanism(p, q), law),) * 2)
     for order in itertools.permutations(range(3)):
         there, back = tuned(p, order, law), tuned(q, order, law)
@@ -478,7 +484,7 @@ def test_laws_in_their_limits(mu):
     base = GaussianMechanism(mu)
     poisson = value("region", base, "poisson:10")
     assert value("region", base, "binomial:1000000,1e-5") == pytest.approx(poisson, rel=1e-3)
-    tnb = repetitions.parse("tnb:1e5,0.5")
+    tnb = repetitions.parse_repetitions("tnb:1e5,0.5")
     near = tnb.with_mean(10.0)
     assert upper_bounds.region(base, near, DELTA).epsilon == pytest.approx(poisson, rel=1e-3)
     one = value("region", base, "fixed:1")
@@ -503,7 +509,7 @@ def test_sampling_everything_is_the_gaussian_bound(spec):
     st.floats(2.0, 1e5),
 )
 def test_more_of_anything_costs_more(mu, factor, family, mean):
-    law = repetitions.parse(family).with_mean(mean)
+    law = repetitions.parse_repetitions(family).with_mean(mean)
     more = law.with_mean(mean * factor)
     base = upper_bounds.region(GaussianMechanism(mu), law, DELTA).epsilon
     # Beyond, probabilities of exp(-epsilon) leave double precision: safe, but not to six digits.
@@ -528,12 +534,12 @@ def test_more_of_anything_costs_more(mu, factor, family, mean):
     ],
 )
 def test_extremes_of_other_bases(base, spec, delta):
-    law = repetitions.parse(spec)
-    assert_in_order(upper_bounds.all_bounds(base, law, delta))
+    law = repetitions.parse_repetitions(spec)
+    assert_in_order(upper_bounds.all_upper_bounds(base, law, delta))
 
 
 def test_what_is_refused():
-    base, law = GaussianMechanism(1.0), repetitions.parse("tnb:0,0.1")
+    base, law = GaussianMechanism(1.0), repetitions.parse_repetitions("tnb:0,0.1")
     with pytest.raises(ValueError, match="ratio must be in"):
         upper_bounds.hypo(base, law, DELTA, 0.5)
     with pytest.raises(ValueError, match="acceptance must be in"):
@@ -543,12 +549,12 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="sampling_rate must be in"):
         upper_bounds.subset_tuning(base, base, law, 1.5, DELTA)
     with pytest.raises(ValueError, match="repetitions must be truncated"):
-        renyi_curve(base, repetitions.parse("fixed:2"))
+        renyi_curve(base, repetitions.parse_repetitions("fixed:2"))
     assert accounting.Unreachable.__mro__[1] is ValueError
 
 
 def test_the_tightest_bound_is_the_tight_one():
-    law = repetitions.parse("tnb:0,0.05")
+    law = repetitions.parse_repetitions("tnb:0,0.05")
     assert upper_bounds.tightest(GaussianMechanism(0.5), law, DELTA).name == "tight"
     # Where delta is large, setting the chance of a failure apart beats the region bound only.
     weak = GaussianMechanism(0.0117)

@@ -40,7 +40,7 @@ def study(**settings):
 
 
 def plan_of(protocol, space=LEVELS, base=BASE):
-    return Plan(protocols.parse(protocol), Space.parse(space), lambda candidate: base)
+    return Plan(protocols.parse_protocol(protocol), Space.parse(space), lambda candidate: base)
 
 
 def played(plan, key, train=noisy, **settings):
@@ -53,7 +53,7 @@ def played(plan, key, train=noisy, **settings):
 def test_number_of_runs_follows_the_law_of_k():
     plan = plan_of("tnb:0,0.1")
     drawn = [len(plan.runs(key)) for key in range(2000)]
-    law = repetitions.parse("tnb:0,0.1")
+    law = repetitions.parse_repetitions("tnb:0,0.1")
     edges = [1, 2, 3, 5, 9, 17]
     chances = [law.pmf(np.arange(a, b)).sum() for a, b in itertools.pairwise(edges)]
     chances.append(1.0 - sum(chances))
@@ -171,7 +171,7 @@ def test_subset_is_tuned_on_and_the_rest_trained_on(final):
 
 
 def test_subset_that_is_not_asked_for_ends_the_study():
-    with pytest.raises(tuning.Void, match=r"train must ask trial.records\(count\)"):
+    with pytest.raises(tuning.StudyAborted, match=r"train must ask trial.records\(count\)"):
         study(protocol="subset:0.5/fixed:2").run(noisy)
 
 
@@ -185,7 +185,9 @@ def test_data_of_another_size_than_the_subset_ends_the_study():
 
     settings = {"protocol": "subset:0.5/fixed:2", "base": DP_SGD}
     honest = False
-    with pytest.raises(tuning.Void, match=r"data_loader must hold the records that trial\.records"):
+    with pytest.raises(
+        tuning.StudyAborted, match=r"data_loader must hold the records that trial\.records"
+    ):
         study(**settings).run(train)
     honest = True
     checked = study(**settings)
@@ -243,11 +245,13 @@ def test_nothing_is_released_where_all_lose_or_none_is_drawn():
 
 def test_what_is_not_an_outcome_ends_the_study_and_is_named():
     voided = study()
-    with pytest.raises(tuning.Void, match=r"train must return a tuning.Outcome, got a float"):
+    with pytest.raises(
+        tuning.StudyAborted, match=r"train must return a tuning.Outcome, got a float"
+    ):
         voided.run(lambda trial: 0.5)
-    with pytest.raises(tuning.Void, match=r"train must return"):
+    with pytest.raises(tuning.StudyAborted, match=r"train must return"):
         voided.run(noisy)  # not to be tried until it pleases
-    with pytest.raises(tuning.Void, match="score must be a number, got a str"):
+    with pytest.raises(tuning.StudyAborted, match="score must be a number, got a str"):
         study().run(lambda trial: tuning.Outcome("high"))
 
 
@@ -305,7 +309,7 @@ def test_a_run_that_is_not_what_is_accounted_for_ends_the_study(history, loader,
         trial.check(Recorded(*history), loader)
         return noisy(trial)
 
-    with pytest.raises(tuning.Void, match=words):
+    with pytest.raises(tuning.StudyAborted, match=words):
         study(base=DP_SGD).run(train)
 
 
@@ -348,7 +352,7 @@ def test_steps_after_the_check_count():
         accountant.history += ((1.0, 0.1, 60),)
         return noisy(trial)
 
-    with pytest.raises(tuning.Void, match="steps must be at most 100 in a run, got 120"):
+    with pytest.raises(tuning.StudyAborted, match="steps must be at most 100 in a run, got 120"):
         study(base=DP_SGD).run(train)
 
 
@@ -358,7 +362,7 @@ def test_a_check_that_is_caught_ends_the_study_all_the_same():
             trial.check(Recorded((0.5, 0.1, 100)))
         return noisy(trial)
 
-    with pytest.raises(tuning.Void, match=r"noise_multiplier must be at least 1\.0"):
+    with pytest.raises(tuning.StudyAborted, match=r"noise_multiplier must be at least 1\.0"):
         study(base=DP_SGD).run(train)
 
 
@@ -368,7 +372,7 @@ def test_two_accountants_of_one_run_add_up():
             trial.check(Recorded((1.0, 0.1, 60)))
         return noisy(trial)
 
-    with pytest.raises(tuning.Void, match="steps must be at most 100 in a run, got 120"):
+    with pytest.raises(tuning.StudyAborted, match="steps must be at most 100 in a run, got 120"):
         study(base=DP_SGD).run(train)
 
 
@@ -396,7 +400,7 @@ def test_devices_are_seeded_where_there_are_any(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch, "manual_seed", seeded.append)
     trials = []
-    with pytest.raises(tuning.Void, match="seeded it alike"):  # torch's own is where it was
+    with pytest.raises(tuning.StudyAborted, match="seeded it alike"):  # torch's own is where it was
         study(protocol="fixed:2").run(lambda trial: trials.append(trial) or noisy(trial))
     assert seeded == [trial.seed for trial in trials]
 
@@ -407,7 +411,7 @@ def test_runs_that_seed_torch_alike_end_the_study():
         return noisy(trial)
 
     constant = 42
-    with pytest.raises(tuning.Void, match="got two runs that seeded it alike"):
+    with pytest.raises(tuning.StudyAborted, match="got two runs that seeded it alike"):
         study().run(train)
     constant = None
     assert study().run(train).candidate is not None
@@ -446,21 +450,21 @@ def test_released_modules_hold_no_gradient_of_a_single_record():
 
 def test_private_score_gets_its_noise_from_the_study():
     private = tuning.Private(noise_std=3.0, sensitivity=1.0)
-    plan = Plan(protocols.parse("fixed:1"), Space.parse(LEVELS), lambda _: BASE, private)
+    plan = Plan(protocols.parse_protocol("fixed:1"), Space.parse(LEVELS), lambda _: BASE, private)
     scores = [played(plan, key, lambda trial: tuning.Outcome(7.0)).score for key in range(300)]
     assert stats.kstest(scores, "norm", (7.0, 3.0)).pvalue > 1e-4
     alone = study(protocol="fixed:1", scored_on=tuning.Private(1.0, 1.0)).base
-    assert alone == accounting.AnyOf((BASE, accounting.GaussianMechanism(1.0)))
+    assert alone == accounting.WorstOf((BASE, accounting.GaussianMechanism(1.0)))
     shared = study(protocol="fixed:1", scored_on=tuning.Private(1.0, 1.0, disjoint=False)).base
     assert shared.gaussian_mu == pytest.approx(np.hypot(0.5, 1.0))
 
 
 def test_candidates_with_budgets_cost_their_mean(monkeypatch):
-    monkeypatch.setattr(live, "noise_multiplier_for", lambda *_: 12.0)  # which takes seconds
+    monkeypatch.setattr(live, "full_batch_noise_multiplier", lambda *_: 12.0)  # which takes seconds
     space = {"steps": [10, 40], "lr": [0.1, 1.0]}
     mixed = study(space=space, protocol="fixed:1", base=None, epsilon=9.0)
     parts = [accounting.DpSgd(12.0, steps) for steps in (10, 40)]
-    assert mixed.base == accounting.OneOf(tuple(parts), (0.5, 0.5))
+    assert mixed.base == accounting.Mixture(tuple(parts), (0.5, 0.5))
     # One run, released with its budget: the mean of two profiles is the whole cost.
     epsilon = mixed.total_epsilon
     assert np.mean([float(part.delta(epsilon)) for part in parts]) == pytest.approx(1e-5, rel=2e-2)
@@ -468,15 +472,15 @@ def test_candidates_with_budgets_cost_their_mean(monkeypatch):
 
 
 def test_budgets_stand_beside_the_noise_of_a_private_score(monkeypatch):
-    monkeypatch.setattr(live, "noise_multiplier_for", lambda *_: 12.0)  # which takes seconds
+    monkeypatch.setattr(live, "full_batch_noise_multiplier", lambda *_: 12.0)  # which takes seconds
     monkeypatch.setattr(live, "_by_region", lambda *_: True)
     private = tuning.Private(noise_std=4.0, sensitivity=1.0)
     mixed = study(
         space={"steps": [10, 40]}, protocol="fixed:2", base=None, epsilon=9.0, scored_on=private
     )
     runs = [accounting.DpSgd(12.0, steps) for steps in (10, 40)]
-    each = [accounting.AnyOf((run, accounting.GaussianMechanism(0.25))) for run in runs]
-    assert mixed.base == accounting.OneOf(tuple(each), (0.5, 0.5))
+    each = [accounting.WorstOf((run, accounting.GaussianMechanism(0.25))) for run in runs]
+    assert mixed.base == accounting.Mixture(tuple(each), (0.5, 0.5))
 
 
 def test_budgets_of_a_grid_cost_each_its_own():
@@ -490,11 +494,11 @@ def test_budgets_of_a_grid_cost_each_its_own():
 
 def test_adaptive_budgets_are_drawn_and_their_composition_is_that_of_the_worst():
     quiet, loud = accounting.DpSgd(50.0, 1), accounting.DpSgd(1.0, 1)
-    drawn = accounting.OneOf((quiet, loud), (0.5, 0.5))
+    drawn = accounting.Mixture((quiet, loud), (0.5, 0.5))
     # With densities up to twice the prior every run may be the loud one.
     for bound in ("composition", "hypo"):
         function = find(bound, protocols.Adaptive).function
-        protocol = protocols.parse("adaptive:0.01,2/tnb:1,0.5")
+        protocol = protocols.parse_protocol("adaptive:0.01,2/tnb:1,0.5")
         worst = function(loud, protocol, 1e-5).epsilon
         assert worst <= function(drawn, protocol, 1e-5).epsilon * (1 + 1e-9) <= worst * (1 + 2e-6)
 
@@ -671,7 +675,9 @@ def test_winner_that_does_not_come_out_the_same_is_not_released(tmp_path):
     def fresh(trial):  # pays no heed to its seed: the second training would be one run more
         return tuning.Outcome(trial.candidate["level"], os.urandom(8))
 
-    with pytest.raises(tuning.Void, match=r"train must give the same run for the same trial.seed"):
+    with pytest.raises(
+        tuning.StudyAborted, match=r"train must give the same run for the same trial.seed"
+    ):
         list(interrupted(tmp_path, 3, protocol="fixed:9", seed=1, train=fresh))
 
 
@@ -763,7 +769,7 @@ def test_killed_study_gives_the_same_winner(tmp_path, kills, runs):
 
 
 def test_a_study_cut_off_does_not_tell_how_many_runs_were_left(recwarn):
-    with pytest.raises(tuning.Void, match=r"must return a tuning\.Outcome"):
+    with pytest.raises(tuning.StudyAborted, match=r"must return a tuning\.Outcome"):
         study(seed=5, protocol="tnb:1,0.05").run(returns_nothing, jobs=2)
     gc.collect()
     assert not recwarn.list
@@ -839,7 +845,9 @@ def test_bad_arguments_of_run_are_one_line():
 # thousand choices of keys; these are fixed.
 
 
-ONE_OF_EACH = {type(protocols.parse(one.protocol)): one for one in reversed(studies.honest(200))}
+ONE_OF_EACH = {
+    type(protocols.parse_protocol(one.protocol)): one for one in reversed(studies.honest(200))
+}
 
 
 @pytest.mark.thin(2)

@@ -88,12 +88,12 @@ def test_a_canary_must_fit_the_data_set():
 
 
 def observation(x):
-    class Told(Observation):
+    class ComposedRuns(Observation):
         def loss(self, features, labels):
             return len(labels) * self.first_displacement
 
     x = np.asarray(x, float)
-    return Told(x, 2 * x)
+    return ComposedRuns(x, 2 * x)
 
 
 def test_scores_look_at_what_they_say():

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import special, stats
 
 from audit import repetitions
-from audit.dpsgd import LaneOutcomes
+from audit.dpsgd import RunOutcomes
 from audit.tuning import best_of_runs, random_search
 
 
@@ -24,19 +24,19 @@ class Recorder:
         x = special.ndtri(np.clip(uniform, 1e-15, 1 - 1e-15)) + lanes.included
         scores = x if self.levels is None else np.floor(x * self.levels)
         finite = np.ones(len(lanes), bool) if not self.diverge else uniform < 0.5
-        return LaneOutcomes(lambda_a=x, lambda_c=2 * x, scores=scores, finite=finite)
+        return RunOutcomes(lambda_a=x, lambda_c=2 * x, scores=scores, finite=finite)
 
 
 def play(engine, spec, trials=300, seed=0, candidates=3):
     rng = np.random.default_rng(seed)
     included = rng.random(trials) < 0.5
-    law = repetitions.parse(spec)
+    law = repetitions.parse_repetitions(spec)
     (winners,) = best_of_runs(lambda lanes: [engine.run(lanes)], law, candidates, included, rng)
     return included, winners
 
 
 def test_runs_are_kept_tuning_by_tuning():
-    engine, law = Recorder(diverge=True), repetitions.parse("poisson:3")
+    engine, law = Recorder(diverge=True), repetitions.parse_repetitions("poisson:3")
 
     def winners_of(keep):
         rng = np.random.default_rng(4)
@@ -111,7 +111,7 @@ def test_no_run_releases_nothing():
 def test_law_of_the_best_score():
     # P[best <= t] = phi(P[score <= t]); Kolmogorov-Smirnov, false alarm 1e-3 for each of 3 laws.
     for spec in ("tnb:0,0.01", "tnb:1,0.1", "fixed:7"):
-        law = repetitions.parse(spec)
+        law = repetitions.parse_repetitions(spec)
         included, winners = play(Recorder(), spec, trials=4000, seed=2)
         uniform = law.phi(special.ndtr(winners.score - included))
         assert stats.kstest(uniform, "uniform").pvalue > 1e-3
@@ -131,7 +131,7 @@ def test_no_trials_at_all():
 
 
 def test_several_scores_judge_the_same_runs():
-    law, included = repetitions.parse("fixed:5"), np.zeros(50, bool)
+    law, included = repetitions.parse_repetitions("fixed:5"), np.zeros(50, bool)
     engine = Recorder()
 
     def run(lanes):

@@ -53,8 +53,8 @@ SETTINGS = [
 def upper() -> dict[str, float]:
     found = {}
     for name, spec, delta in SETTINGS:
-        law = repetitions.parse(spec)
-        for row in upper_bounds.all_bounds(BASES[name], law, delta):
+        law = repetitions.parse_repetitions(spec)
+        for row in upper_bounds.all_upper_bounds(BASES[name], law, delta):
             if row.epsilon is not None:
                 found[f"{name} {spec} {delta:g} {row.name}"] = row.epsilon
     return found
@@ -74,7 +74,7 @@ def games() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def lower() -> dict[str, float]:
-    law = repetitions.parse("tnb:0,0.01")
+    law = repetitions.parse_repetitions("tnb:0,0.01")
     found = {}
     for name, (without, with_record) in games().items():
         given = {
@@ -85,7 +85,7 @@ def lower() -> dict[str, float]:
             "delta": {"delta": 0.01, "confidence": 0.9},
         }
         for how, options in given.items():
-            for bound in lower_bounds.all_bounds(without, with_record, **options):
+            for bound in lower_bounds.all_lower_bounds(without, with_record, **options):
                 found[f"{name} {how} {bound.key}"] = bound.epsilon
         for bound in lower_bounds.pooled_bounds(without, with_record, law):
             found[f"{name} pooled {bound.key}"] = bound.epsilon

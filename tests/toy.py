@@ -3,7 +3,7 @@
 import numpy as np
 from scipy import stats
 
-from audit.dpsgd import Lanes
+from audit.dpsgd import RunBatch
 from threat_models import Records
 
 ALARM = 1e-4
@@ -21,9 +21,9 @@ def assert_uncorrelated(sample: np.ndarray) -> None:
         assert np.abs(correlations).max() < 1.05 * limit
 
 
-def lanes(count: int, included: bool, seed: int = 0, candidates: int = 1) -> Lanes:
+def lanes(count: int, included: bool, seed: int = 0, candidates: int = 1) -> RunBatch:
     random = np.random.default_rng(seed)
-    return Lanes(
+    return RunBatch(
         np.full(count, included),
         random.integers(candidates, size=count),
         random.integers(2**63, size=count, dtype=np.uint64),

@@ -21,7 +21,9 @@ def imported(parameter: str, dotted: str) -> Any:
         ValueError: no such module, one that cannot be imported, or nothing of that name in it.
     """
     module, _, name = dotted.rpartition(".")
-    with refusing(f"{parameter} must be a name that can be imported, got {checks.in_line(dotted)}"):
+    with refusing(
+        f"{parameter} must be a name that can be imported, got {checks.one_line(dotted)}"
+    ):
         if not all(part.isidentifier() for part in dotted.split(".")):
             raise ValueError("no package.module.name")
         return getattr(importlib.import_module(module), name)

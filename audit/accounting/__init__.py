@@ -6,15 +6,15 @@ from audit.accounting.calibration import (
     ACCOUNTINGS,
     calibrate_mu,
     calibrate_noise_multiplier,
+    full_batch_noise_multiplier,
     gdp_limit_mu,
     mean_inclusion_mu,
-    noise_multiplier_for,
 )
 from audit.accounting.combinations import (
-    AnyOf,
     Candidates,
     Composition,
-    OneOf,
+    Mixture,
+    WorstOf,
     directions,
     relations,
 )
@@ -40,15 +40,14 @@ from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import DominatingPair, LossPair
-from audit.accounting.parsing import parse, read_curve
-from audit.accounting.plain import from_plain, to_plain
+from audit.accounting.parsing import parse_mechanism, read_curve
 from audit.accounting.recorded import from_opacus
-from audit.numerics import best_renyi_order as best_order
+from audit.accounting.serialization import mechanism_from_dict, mechanism_to_dict
+from audit.numerics import minimize_over_alpha as best_alpha
 
 __all__ = [
     "ACCOUNTINGS",
     "NEIGHBOURS",
-    "AnyOf",
     "ApproximateDp",
     "Candidates",
     "Composition",
@@ -60,32 +59,33 @@ __all__ = [
     "LossDistribution",
     "LossPair",
     "Mechanism",
-    "OneOf",
+    "Mixture",
     "PrivacyProfile",
     "PureDp",
     "RandomisedResponse",
     "RenyiCurve",
     "Unreachable",
     "Unresolved",
+    "WorstOf",
     "ZeroConcentratedDp",
-    "best_order",
+    "best_alpha",
     "calibrate_mu",
     "calibrate_noise_multiplier",
     "compose",
     "directions",
     "from_event",
     "from_opacus",
-    "from_plain",
+    "full_batch_noise_multiplier",
     "gdp_limit_mu",
     "mean_inclusion_mu",
-    "noise_multiplier_for",
-    "parse",
+    "mechanism_from_dict",
+    "mechanism_to_dict",
+    "parse_mechanism",
     "reach",
     "read_curve",
     "relations",
     "renyi_to_epsilon",
     "solve_epsilon",
-    "to_plain",
     "tuning_epsilon",
 ]
 

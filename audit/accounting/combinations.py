@@ -15,7 +15,7 @@ from audit.accounting.composition import compose
 from audit.accounting.curves import RenyiChords, pair_of_profile
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanism import Mechanism
-from audit.accounting.pairs import Atoms, DominatingPair, GaussianPair, LossLaw
+from audit.accounting.pairs import DominatingPair, GaussianPair, PrivacyLoss, PrivacyLossPmf
 from audit.numerics import SUMS_TO_ONE
 
 Array = NDArray[np.float64]
@@ -61,7 +61,7 @@ class Composition(Mechanism):
     parts: tuple[Mechanism, ...]
 
     def __post_init__(self) -> None:
-        checks.keep(self, parts=_mechanisms("parts", self.parts))
+        checks.store_validated(self, parts=_mechanisms("parts", self.parts))
 
     @cached_property
     def _different(self) -> list[tuple[Mechanism, int]]:
@@ -86,7 +86,7 @@ class Composition(Mechanism):
         return all(part.attained for part, _ in self._different)
 
     @property
-    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
+    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
         mu = self.gaussian_mu
         if mu is not None:
             return ((GaussianPair(mu), 1),)
@@ -126,7 +126,7 @@ class Composition(Mechanism):
 
 
 @dataclass(frozen=True)
-class AnyOf(Mechanism):
+class WorstOf(Mechanism):
     """One of several mechanisms, whichever: as private as the least private at every epsilon.
 
     Attributes:
@@ -134,7 +134,7 @@ class AnyOf(Mechanism):
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> either = AnyOf((GaussianMechanism(0.5), GaussianMechanism(1.0)))
+        >>> either = WorstOf((GaussianMechanism(0.5), GaussianMechanism(1.0)))
         >>> either.epsilon(1e-5) == GaussianMechanism(1.0).epsilon(1e-5)
         True
     """
@@ -142,7 +142,7 @@ class AnyOf(Mechanism):
     candidates: tuple[Mechanism, ...]
 
     def __post_init__(self) -> None:
-        checks.keep(self, candidates=_mechanisms("candidates", self.candidates))
+        checks.store_validated(self, candidates=_mechanisms("candidates", self.candidates))
 
     @cached_property
     def _least_private(self) -> Mechanism | None:
@@ -166,7 +166,7 @@ class AnyOf(Mechanism):
         return max(one.pure_epsilon for one in self.candidates)
 
     @property
-    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
+    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
         return super().laws if self._least_private is None else self._least_private.laws
 
     def renyi(self, alpha: ArrayLike) -> Array:
@@ -204,7 +204,7 @@ def _dominates(one: Mechanism, other: Mechanism) -> bool:
     )
 
 
-class Candidates(AnyOf):
+class Candidates(WorstOf):
     """The candidates of a grid, each with its own mechanism.
 
     Where only one run is looked at it may be any of them.
@@ -222,7 +222,7 @@ class Candidates(AnyOf):
 
 
 @dataclass(frozen=True)
-class OneOf(Mechanism):
+class Mixture(Mechanism):
     """One of several mechanisms, drawn with known chances; which one it was is released.
 
     Its profile is the mean of the single ones, not the largest: the law of (which, output) is a
@@ -234,7 +234,7 @@ class OneOf(Mechanism):
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> drawn = OneOf((GaussianMechanism(0.5), GaussianMechanism(1.0)), (0.9, 0.1))
+        >>> drawn = Mixture((GaussianMechanism(0.5), GaussianMechanism(1.0)), (0.9, 0.1))
         >>> round(drawn.epsilon(1e-3), 3)  # between the two, and it is told which was run
         2.318
     """
@@ -250,11 +250,11 @@ class OneOf(Mechanism):
         )
         if len(chances) != len(found):
             raise ValueError(
-                f"chances must be {len(found)} probabilities, got {checks.in_line(self.chances)}"
+                f"chances must be {len(found)} probabilities, got {checks.one_line(self.chances)}"
             )
         if math.fsum(chances) > 1.0 + SUMS_TO_ONE:
-            raise ValueError(f"chances must sum to at most 1, got {checks.in_line(self.chances)}")
-        checks.keep(self, candidates=found, chances=chances)
+            raise ValueError(f"chances must sum to at most 1, got {checks.one_line(self.chances)}")
+        checks.store_validated(self, candidates=found, chances=chances)
 
     @property
     def idle(self) -> float:
@@ -275,7 +275,7 @@ class OneOf(Mechanism):
         return all(one.attained for one in self.candidates)
 
     @property
-    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
+    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
         return ((_Drawn(directions(self.candidates)[0], self.chances, self.idle), 1),)
 
     @cached_property
@@ -306,17 +306,17 @@ class OneOf(Mechanism):
 
 
 @dataclass(frozen=True)
-class _Drawn(LossLaw):
+class _Drawn(PrivacyLoss):
     """One of several laws, told which; its losses are theirs, side by side."""
 
-    laws: tuple[LossLaw, ...]
+    laws: tuple[PrivacyLoss, ...]
     chances: tuple[float, ...]
     idle: float
 
     def renyi(self, alpha: Array) -> Array:
         return _mean_divergence([law.renyi(alpha) for law in self.laws], self.chances, alpha)
 
-    def atoms(self, spacing: float) -> Atoms:
+    def atoms(self, spacing: float) -> PrivacyLossPmf:
         each = [law.atoms(spacing) for law in self.laws]
         loss = [one.loss for one in each]
         log_mass = [
@@ -329,7 +329,7 @@ class _Drawn(LossLaw):
             sum(c * left for c, left in zip(self.chances, side, strict=True))
             for side in ([one.p_only for one in each], [one.q_only for one in each])
         )
-        return Atoms(np.concatenate(loss), np.concatenate(log_mass), p_only, q_only)
+        return PrivacyLossPmf(np.concatenate(loss), np.concatenate(log_mass), p_only, q_only)
 
 
 def _mean_divergence(each: list[Array], chances: tuple[float, ...], alpha: Array) -> Array:
@@ -350,7 +350,7 @@ def relations(base: Mechanism) -> frozenset[str]:
         >>> sorted(relations(Composition((GaussianMechanism(1.0), DpSgd(1.0, 10)))))
         ['add-remove']
     """
-    if isinstance(base, AnyOf | OneOf):
+    if isinstance(base, WorstOf | Mixture):
         return frozenset().union(*map(relations, base.candidates))
     if isinstance(base, Composition):
         return frozenset().union(*map(relations, base.parts))
@@ -378,5 +378,5 @@ def _mechanisms(name: str, several: Iterable[Mechanism]) -> tuple[Mechanism, ...
         raise ValueError(f"{name} must name at least one mechanism, got none")
     for one in found:
         if not isinstance(one, Mechanism):
-            raise ValueError(f"{name} must be mechanisms, got {checks.in_line(one)}")
+            raise ValueError(f"{name} must be mechanisms, got {checks.one_line(one)}")
     return found

@@ -10,7 +10,7 @@ from scipy import special
 
 from audit import checks
 from audit.accounting.mechanism import Mechanism
-from audit.accounting.pairs import Atoms, DiscretePair, DominatingPair, LossPair
+from audit.accounting.pairs import DiscretePair, DominatingPair, LossPair, PrivacyLossPmf
 
 Array = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ class DiscreteMechanism(Mechanism):
     def __post_init__(self) -> None:
         DiscretePair(self.p, self.q)  # refuses what are no probabilities
         p, q = (np.asarray(law, dtype=np.float64) for law in (self.p, self.q))
-        checks.keep(self, p=p, q=q)
+        checks.store_validated(self, p=p, q=q)
 
     @property
     def attained(self) -> bool:
@@ -71,7 +71,7 @@ class PureDp(Mechanism):
     _words: ClassVar[str] = "epsilon-DP, epsilon = {epsilon_0:.6g}"
 
     def __post_init__(self) -> None:
-        checks.keep(self, epsilon_0=_pure(self.epsilon_0))
+        checks.store_validated(self, epsilon_0=_pure(self.epsilon_0))
 
     @property
     def pure_epsilon(self) -> float:
@@ -103,13 +103,13 @@ class ApproximateDp(Mechanism):
 
     def __post_init__(self) -> None:
         delta_0 = checks.interval("delta_0", self.delta_0, 0.0, 1.0, closed_low=True)
-        checks.keep(self, epsilon_0=_pure(self.epsilon_0), delta_0=delta_0)
+        checks.store_validated(self, epsilon_0=_pure(self.epsilon_0), delta_0=delta_0)
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
         loss = np.array([-self.epsilon_0, self.epsilon_0])
         log_mass = special.log_expit(loss) + math.log1p(-self.delta_0)
-        return (LossPair(Atoms(loss, log_mass, self.delta_0, self.delta_0)),)
+        return (LossPair(PrivacyLossPmf(loss, log_mass, self.delta_0, self.delta_0)),)
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class RandomisedResponse(Mechanism):
     _words: ClassVar[str] = "randomised response, epsilon = {epsilon_0:.6g}, {options} options"
 
     def __post_init__(self) -> None:
-        options = checks.whole("options", self.options, 2)
-        checks.keep(self, epsilon_0=_pure(self.epsilon_0), options=options)
+        options = checks.integer("options", self.options, 2)
+        checks.store_validated(self, epsilon_0=_pure(self.epsilon_0), options=options)
 
     @property
     def pure_epsilon(self) -> float:
@@ -146,4 +146,4 @@ class RandomisedResponse(Mechanism):
         if self.options > 2:
             loss.insert(1, 0.0)
             log_mass.insert(1, log_lie + math.log(self.options - 2.0))
-        return (LossPair(Atoms(np.array(loss), np.array(log_mass))),)
+        return (LossPair(PrivacyLossPmf(np.array(loss), np.array(log_mass))),)

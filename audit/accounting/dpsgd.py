@@ -29,10 +29,10 @@ from audit.accounting.mechanism import LARGEST_SPREAD, SMALLEST_SPREAD, Mechanis
 from audit.accounting.pairs import (
     LOG_ROOT_TWO_PI,
     REACH,
-    Atoms,
     DominatingPair,
     GaussianPair,
-    LossLaw,
+    PrivacyLoss,
+    PrivacyLossPmf,
     multiples,
     quadrature,
 )
@@ -44,11 +44,11 @@ NEIGHBOURS = ("add-remove", "replace-one")
 
 _LARGEST_SHIFT = 400.0
 _SERIES = 2e-3  # of alpha times the loss: below it three terms of a series are exact to 1e-9
-_MOST_SAMPLED_STEPS = 10**8  # more, and the rounding of one step's law tells in their sum
+_MAX_SAMPLED_STEPS = 10**8  # more, and the rounding of one step's law tells in their sum
 
 
 @dataclass(frozen=True)
-class SampledStep(LossLaw):
+class SampledStep(PrivacyLoss):
     """One step on a Poisson-sampled batch, in the direction mixture || rest.
 
     Attributes:
@@ -87,7 +87,7 @@ class SampledStep(LossLaw):
         x = np.arange(-REACH - self._shift, REACH + self._shift, 1e-3 * min(1.0, 1.0 / self._shift))
         return np.interp(loss, self.loss(x), x)
 
-    def atoms(self, spacing: float) -> Atoms:
+    def atoms(self, spacing: float) -> PrivacyLossPmf:
         u = self._shift
         low, high = -REACH - (u if self.replace else 0.0), REACH + u
         ends = self.loss(np.array([low, high]))
@@ -96,7 +96,7 @@ class SampledStep(LossLaw):
         x, log_weight = quadrature(np.concatenate([even, [high], crossings]))
         log_mass = log_weight - 0.5 * x * x - LOG_ROOT_TWO_PI + self._log_gain(x)
         beyond = 2.0 * float(special.ndtr(-REACH))
-        return Atoms(self.loss(x), log_mass, beyond, beyond)
+        return PrivacyLossPmf(self.loss(x), log_mass, beyond, beyond)
 
     def renyi(self, alpha: Array) -> Array:
         """The larger of both directions' divergences of orders [n] > 1.
@@ -190,10 +190,10 @@ class DpSgd(Mechanism):
 
     def __post_init__(self) -> None:
         rate = checks.interval("sampling_rate", self.sampling_rate, 0.0, 1.0, closed_high=True)
-        checks.keep(
+        checks.store_validated(
             self,
             noise_multiplier=checks.interval("noise_multiplier", self.noise_multiplier, 0.0),
-            steps=checks.whole("steps", self.steps, 1),
+            steps=checks.integer("steps", self.steps, 1),
             sampling_rate=rate,
             neighbours=checks.one_of("neighbours", self.neighbours, NEIGHBOURS),
         )
@@ -201,7 +201,7 @@ class DpSgd(Mechanism):
             name, spread = "sqrt(steps) / noise_multiplier", self._full_batch_mu
         else:
             checks.interval("noise_multiplier", self.noise_multiplier, 0.05)
-            checks.whole("steps", self.steps, 1, _MOST_SAMPLED_STEPS)
+            checks.integer("steps", self.steps, 1, _MAX_SAMPLED_STEPS)
             name = "sampling_rate * sqrt(steps) / noise_multiplier"
             spread = self.sampling_rate * self._full_batch_mu
         checks.interval(
@@ -236,7 +236,7 @@ class DpSgd(Mechanism):
         return True
 
     @property
-    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
+    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
         if self.gaussian_mu is not None:
             return ((GaussianPair(self.gaussian_mu), 1),)
         return ((self._step, self.steps),)

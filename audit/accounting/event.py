@@ -15,7 +15,7 @@ from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.recorded import runs_of
 
-_MOST_PARTS = 10**6  # runs of what is neither Gaussian nor sampled, of one kind
+_MAX_PARTS = 10**6  # runs of what is neither Gaussian nor sampled, of one kind
 
 # (noise multiplier, sampling rate) and steps, or another mechanism and how often it is run.
 _Parts = list[tuple[tuple[float, float] | Mechanism, int]]
@@ -36,7 +36,7 @@ def from_event(event: Any) -> Mechanism:
     Raises:
         ValueError: an event of another kind (its privacy loss distribution may be passed instead),
             or a tuning, `RepeatAndSelectDpEvent`: the message says what to pass to
-            `upper_bounds.cost`.
+            `upper_bounds.tuning_cost`.
 
     Example:
         >>> import dp_accounting
@@ -50,12 +50,12 @@ def from_event(event: Any) -> Mechanism:
     others: list[Mechanism] = []
     for part, times in _parts(event):
         if isinstance(part, Mechanism):
-            others += [part] * checks.whole("count", times, 0, _MOST_PARTS)
+            others += [part] * checks.integer("count", times, 0, _MAX_PARTS)
         else:
             steps_of[part] = steps_of.get(part, 0) + times
     found = [*runs_of(steps_of), *others]
     if not found:
-        raise ValueError(f"event must release something, got {checks.in_line(event)}")
+        raise ValueError(f"event must release something, got {checks.one_line(event)}")
     return found[0] if len(found) == 1 else Composition(tuple(found))
 
 
@@ -93,12 +93,12 @@ def _randomised_response(event: Any) -> _Parts:
 
 def _zcdp(event: Any) -> _Parts:
     if getattr(event, "xi", 0.0):
-        raise ValueError(f"event must be zCDP with xi = 0, got {checks.in_line(event)}")
+        raise ValueError(f"event must be zCDP with xi = 0, got {checks.one_line(event)}")
     return [(ZeroConcentratedDp(event.rho), 1)]
 
 
 def _self_composed(event: Any) -> _Parts:
-    count = checks.whole("count", event.count, 0)
+    count = checks.integer("count", event.count, 0)
     return [(part, times * count) for part, times in _parts(event.event)] if count else []
 
 
@@ -114,7 +114,7 @@ def _sampled(event: Any) -> _Parts:
         if isinstance(part, Mechanism) or part[1] != 1.0:
             raise ValueError(
                 "event that is sampled must be Gaussian, or a PrivacyLossDistribution of it, got "
-                f"{checks.in_line(event)}"
+                f"{checks.one_line(event)}"
             )
         precision += times / part[0] ** 2
     if not precision:

@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit.accounting.mechanism import GIVEN, Mechanism
-from audit.accounting.pairs import Atoms, DominatingPair, LossPair
-from audit.numerics import log_or_minus_infinity
+from audit.accounting.pairs import DominatingPair, LossPair, PrivacyLossPmf
+from audit.numerics import safe_log
 
 Array = NDArray[np.float64]
 
@@ -52,7 +52,7 @@ class LossDistribution(Mechanism):
             raise ValueError("losses must increase strictly, got some that do not")
         if masses.shape != losses.shape or np.any(masses < 0.0):
             raise ValueError(
-                f"probabilities must be {losses.size} numbers >= 0, got {checks.in_line(masses)}"
+                f"probabilities must be {losses.size} numbers >= 0, got {checks.one_line(masses)}"
             )
         infinite = checks.interval(
             "infinite", self.infinite, 0.0, 1.0, closed_low=True, closed_high=True
@@ -63,20 +63,20 @@ class LossDistribution(Mechanism):
                 "probabilities must sum to 1, and to at most 1 under the other data set, "
                 f"got {total:.9g} and {other:.9g}"
             )
-        checks.keep(self, losses=losses, probabilities=masses, infinite=infinite)
+        checks.store_validated(self, losses=losses, probabilities=masses, infinite=infinite)
 
     @staticmethod
     def _masses_of_other(losses: Array, masses: Array) -> Array:
-        return np.exp(log_or_minus_infinity(masses) - losses)
+        return np.exp(safe_log(masses) - losses)
 
     @cached_property
     def _pair(self) -> LossPair:
-        log_mass = log_or_minus_infinity(self.probabilities)
+        log_mass = safe_log(self.probabilities)
         kept = log_mass > -np.inf
         lacking = 1.0 - float(self._masses_of_other(self.losses, self.probabilities).sum())
         # What masses under P lack to 1 by rounding is counted as a leak.
         leak = max(self.infinite, 1.0 - float(self.probabilities.sum()))
-        return LossPair(Atoms(self.losses[kept], log_mass[kept], leak, max(lacking, 0.0)))
+        return LossPair(PrivacyLossPmf(self.losses[kept], log_mass[kept], leak, max(lacking, 0.0)))
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
@@ -91,9 +91,9 @@ def _numbers(name: str, values: ArrayLike) -> Array:
     try:
         found = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be numbers, got {checks.in_line(values)}") from error
+        raise ValueError(f"{name} must be numbers, got {checks.one_line(values)}") from error
     if found.ndim != 1 or found.size == 0 or not np.isfinite(found).all():
         raise ValueError(
-            f"{name} must be finite numbers in one dimension, got {checks.in_line(found)}"
+            f"{name} must be finite numbers in one dimension, got {checks.one_line(found)}"
         )
     return found

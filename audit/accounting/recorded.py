@@ -45,7 +45,7 @@ def from_opacus(
             what += f" of {len(accountant)}; runs that are tuned share one accounting: pass one"
         raise ValueError(f"accountant must be an Opacus accountant or PrivacyEngine, got {what}")
     if not isinstance(history, Iterable):
-        raise ValueError(f"history must be a list of phases, got {checks.in_line(history)}")
+        raise ValueError(f"history must be a list of phases, got {checks.one_line(history)}")
     steps_of: dict[tuple[float, float], int] = {}
     for phase in history:
         try:
@@ -53,15 +53,15 @@ def from_opacus(
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(
                 f"history must be of (noise multiplier, sampling rate, steps), "
-                f"got {checks.in_line(phase)}"
+                f"got {checks.one_line(phase)}"
             ) from error
         noise = checks.interval("noise_multiplier", noise, 0.0)
         rate = checks.interval("sampling_rate", rate, 0.0, 1.0, closed_high=True)
         before = steps_of.get((noise, rate), 0)
-        steps_of[noise, rate] = before + checks.whole("steps", steps, 1)
+        steps_of[noise, rate] = before + checks.integer("steps", steps, 1)
     if not steps_of:
-        raise ValueError(f"accountant must have recorded a step, got {checks.in_line(accountant)}")
-    phases = runs_of(steps_of, checks.whole("most_phases", most_phases, 1), neighbours)
+        raise ValueError(f"accountant must have recorded a step, got {checks.one_line(accountant)}")
+    phases = runs_of(steps_of, checks.integer("most_phases", most_phases, 1), neighbours)
     return phases[0] if len(phases) == 1 else Composition(tuple(phases))
 
 

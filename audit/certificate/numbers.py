@@ -12,9 +12,9 @@ from scipy import special
 from audit import checks, numerics
 from audit.accounting import Mechanism, Unreachable
 from audit.claims import Kind
-from audit.numerics import PROFILE_ACCURACY, shown
+from audit.numerics import PROFILE_ACCURACY, format_rounded
 from audit.protocols import Protocol
-from audit.upper_bounds import UpperBound, cost
+from audit.upper_bounds import UpperBound, tuning_cost
 from audit.upper_bounds.registry import entries, find, row
 
 Array = NDArray[np.float64]
@@ -36,12 +36,12 @@ def rounded_up(value: float, digits: int = 4) -> str:
         >>> rounded_up(2.40001), rounded_up(2.4), rounded_down(2.39999)
         ('2.401', '2.4', '2.399')
     """
-    return shown(value, up=True, digits=digits)
+    return format_rounded(value, up=True, digits=digits)
 
 
 def rounded_down(value: float, digits: int = 4) -> str:
     """A number as text, never above itself."""
-    return shown(value, up=False, digits=digits)
+    return format_rounded(value, up=False, digits=digits)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def compute(
     Example:
         >>> from audit import protocols
         >>> from audit.accounting import GaussianMechanism
-        >>> numbers = compute(GaussianMechanism(0.5), protocols.parse("fixed:1"), 1e-5, ["region"])
+        >>> numbers = compute(GaussianMechanism(0.5), protocols.parse_protocol("fixed:1"), 1e-5, ["region"])
         >>> round(numbers.epsilon, 3), round(numbers.true_positives[0], 3)
         (1.993, 0.035)
     """
@@ -178,7 +178,7 @@ def _smallest_first(
     rows = [row(entry, base, protocol, delta) for entry in usable]
     known = [(found.epsilon, found) for found in rows if found.epsilon is not None]
     if not known:
-        cost(base, protocol, delta)  # which says why there is none
+        tuning_cost(base, protocol, delta)  # which says why there is none
         raise Unreachable(f"bounds must reach delta, got {', '.join(bounds)} at {delta!r}")
     known.sort(key=lambda one: one[0])
     return [one for one in known if bounds or one[0] <= _NEAR * known[0][0]]
@@ -248,4 +248,4 @@ class TradeOff:
             moved = self.false_negatives(np.minimum(rates + shift, 1.0)) - shift
             return bool(np.any(moved > gaussian))
 
-        return numerics.last_kept(too_small, 1.0, 0.0, _SHIFT_TOLERANCE)
+        return numerics.safe_root(too_small, 1.0, 0.0, _SHIFT_TOLERANCE)

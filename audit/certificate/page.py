@@ -11,7 +11,7 @@ from scipy import special
 
 from audit.certificate.numbers import TradeOff, rounded_down, rounded_up
 from audit.certificate.statement import Ground, Statement
-from audit.numerics import exact
+from audit.numerics import format_exact
 
 __all__ = ["document", "escape", "html", "pairs", "svg", "table"]
 
@@ -73,13 +73,13 @@ def html(certificate: Statement) -> str:
     mean = certificate.protocol.mean_runs
     mechanism = [
         ("One run", certificate.base.description),
-        ("Epsilon of one run alone", f"{run} at delta = {exact(certificate.delta)}"),
+        ("Epsilon of one run alone", f"{run} at delta = {format_exact(certificate.delta)}"),
         ("Protocol", f"{certificate.protocol.spec}: {certificate.protocol.assumption}"),
         ("Runs expected", "by what comes out" if mean is None else f"{mean:.4g}"),
         *((f"Prior of {name}", words) for name, words in setting.prior.items()),
         (
             "Epsilon of the whole",
-            f"{rounded_up(numbers.epsilon)} at delta = {exact(certificate.delta)}",
+            f"{rounded_up(numbers.epsilon)} at delta = {format_exact(certificate.delta)}",
         ),
         ("By", f"{numbers.bounds[0]}: {numbers.source}"),
         ("Which needs", numbers.assumes),
@@ -105,7 +105,7 @@ def html(certificate: Statement) -> str:
         ),
         (
             "Gaussian DP",
-            f"mu = {rounded_up(numbers.mu)}, but for {exact(certificate.delta)}; regret "
+            f"mu = {rounded_up(numbers.mu)}, but for {format_exact(certificate.delta)}; regret "
             f"{rounded_up(numbers.mu_regret, 2)}",
         ),
     ]
@@ -124,7 +124,7 @@ def html(certificate: Statement) -> str:
         "<h2>Privacy profile of the whole</h2>",
         table(
             ["delta", "epsilon"],
-            [[f"{exact(one.delta)}", rounded_up(one.epsilon, 6)] for one in numbers.profile],
+            [[f"{format_exact(one.delta)}", rounded_up(one.epsilon, 6)] for one in numbers.profile],
             numbers=(0, 1),
         ),
     ]
@@ -135,7 +135,7 @@ def html(certificate: Statement) -> str:
             pairs(
                 [
                     ("Epsilon shown", f"at least {rounded_down(found.epsilon_lower)}"),
-                    ("Confidence", exact(found.confidence)),
+                    ("Confidence", format_exact(found.confidence)),
                     ("Games", f"{found.games_without} without, {found.games_with} with the record"),
                     ("Could have shown", f"at most {rounded_up(found.ceiling(certificate.delta))}"),
                 ]

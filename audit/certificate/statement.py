@@ -8,10 +8,10 @@ from enum import Enum
 from typing import Any, Self
 
 from audit import checks, protocols
-from audit.accounting import Mechanism, from_plain, to_plain
+from audit.accounting import Mechanism, mechanism_from_dict, mechanism_to_dict
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute, rounded_up
-from audit.numerics import exact
+from audit.numerics import format_exact
 from audit.protocols import Protocol, Subset
 
 __all__ = ["FORMAT", "Condition", "Ground", "Setting", "Statement", "hash_of"]
@@ -138,7 +138,7 @@ class Statement:
             what = "the final run of this tuning, and the candidate chosen,"
         claim = (
             f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
-            f"{exact(self.delta)})-differentially private."
+            f"{format_exact(self.delta)})-differentially private."
         )
         return f"VOID: {'; '.join(self.void)}. Else: {claim}" if self.void else claim
 
@@ -163,7 +163,7 @@ class Statement:
         values: dict[str, Any] = {
             "format": FORMAT,
             "statement": self.statement,
-            "base": to_plain(self.base) | {"description": self.base.description},
+            "base": mechanism_to_dict(self.base) | {"description": self.base.description},
             "protocol": self.protocol.spec,
             "delta": self.delta,
             "numbers": asdict(self.numbers),
@@ -199,8 +199,8 @@ class Statement:
                     **{name: one for name, one in evidence.items() if name != "ceiling"}
                 )
             return cls(
-                base=from_plain(base),
-                protocol=protocols.parse(values["protocol"]),
+                base=mechanism_from_dict(base),
+                protocol=protocols.parse_protocol(values["protocol"]),
                 delta=checks.interval("delta", values["delta"], 0.0, 1.0),
                 numbers=_numbers(values["numbers"]),
                 setting=_setting(values["setting"]),

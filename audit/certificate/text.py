@@ -4,7 +4,7 @@ import textwrap
 
 from audit.certificate.numbers import rounded_down, rounded_up
 from audit.certificate.statement import Ground, Statement
-from audit.numerics import exact
+from audit.numerics import format_exact
 
 _WIDTH = 88
 
@@ -25,7 +25,7 @@ def paragraph(certificate: Statement) -> str:
         f"{numbers.assumes}.",
         f"No attack with 1 % (0.1 %) false positives has more than {one} % ({tenth} %) true ones; "
         f"membership advantage is at most {rounded_up(numbers.advantage, 3)}; "
-        f"but for {exact(delta)} the whole is {rounded_up(numbers.mu)}-GDP "
+        f"but for {format_exact(delta)} the whole is {rounded_up(numbers.mu)}-GDP "
         f"(regret {rounded_up(numbers.mu_regret, 2)}).",
     ]
     if numbers.attained is not None:
@@ -35,7 +35,7 @@ def paragraph(certificate: Statement) -> str:
         found = certificate.evidence
         sentences.append(
             f"An audit of {found.games_without} + {found.games_with} games shows epsilon >= "
-            f"{rounded_down(found.epsilon_lower)} at {exact(found.confidence)} confidence, "
+            f"{rounded_down(found.epsilon_lower)} at {format_exact(found.confidence)} confidence, "
             f"of at most {rounded_up(found.ceiling(certificate.delta))} that so many could "
             "have shown."
         )

@@ -11,7 +11,7 @@ from audit import checks
 from audit.certificate.certificate import Certificate
 from audit.certificate.numbers import compute, rounded_down, rounded_up
 from audit.certificate.statement import Ground, hash_of
-from audit.numerics import exact
+from audit.numerics import format_exact
 
 __all__ = ["Verdict", "verify"]
 
@@ -59,7 +59,7 @@ def verify(path: str | Path) -> Verdict:
         ValueError
     """
     try:
-        values = json.loads(checks.text_of(path))
+        values = json.loads(checks.read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"certificate must be a readable json file, got {str(path)!r}") from error
     try:
@@ -95,7 +95,9 @@ def _verdict(values: Any) -> Verdict:
     if certificate.void:
         return Verdict(True, f"right in every number, but void: {'; '.join(certificate.void)}")
     trusted = sum(one.ground is Ground.ON_TRUST for one in certificate.conditions)
-    claim = f"({rounded_up(anew.epsilon)}, {exact(certificate.delta)})-DP by {anew.bounds[0]}"
+    claim = (
+        f"({rounded_up(anew.epsilon)}, {format_exact(certificate.delta)})-DP by {anew.bounds[0]}"
+    )
     return Verdict(True, f"right: {claim}, if the {trusted} things taken on trust are so")
 
 

@@ -16,7 +16,7 @@ from threat_models import ThreatModel
 
 
 @dataclass(frozen=True)
-class Lanes:
+class RunBatch:
     """A pack of R independent runs of DP-SGD.
 
     Attributes:
@@ -29,7 +29,7 @@ class Lanes:
     Example:
         >>> import numpy as np
         >>> included, seeds = np.array([True, False]), np.arange(2, dtype=np.uint64)
-        >>> lanes = Lanes(included, np.zeros(2, np.int64), seeds)
+        >>> lanes = RunBatch(included, np.zeros(2, np.int64), seeds)
         >>> len(lanes), len(lanes.at(lanes.included))
         (2, 1)
     """
@@ -43,14 +43,14 @@ class Lanes:
         """Number of lanes."""
         return len(self.seeds)
 
-    def at(self, rows: slice | NDArray[np.bool_]) -> "Lanes":
+    def at(self, rows: slice | NDArray[np.bool_]) -> "RunBatch":
         """Some of the lanes, in their order."""
         records = None if self.records is None else self.records[rows]
-        return Lanes(self.included[rows], self.candidate[rows], self.seeds[rows], records)
+        return RunBatch(self.included[rows], self.candidate[rows], self.seeds[rows], records)
 
 
 @dataclass(frozen=True)
-class LaneOutcomes:
+class RunOutcomes:
     """What is kept of R runs.
 
     Attributes:
@@ -65,7 +65,7 @@ class LaneOutcomes:
             score is minus infinity and its proxies 0.
 
     Example:
-        >>> LaneOutcomes.empty(3).scores.shape
+        >>> RunOutcomes.empty(3).scores.shape
         (3,)
     """
 
@@ -75,11 +75,11 @@ class LaneOutcomes:
     finite: NDArray[np.bool_]
 
     @classmethod
-    def empty(cls, size: int) -> "LaneOutcomes":
+    def empty(cls, size: int) -> "RunOutcomes":
         """Room for `size` lanes."""
         return cls(np.empty(size), np.empty(size), np.empty(size), np.empty(size, np.bool_))
 
-    def put(self, rows: slice | NDArray[np.bool_], part: "LaneOutcomes") -> None:
+    def put(self, rows: slice | NDArray[np.bool_], part: "RunOutcomes") -> None:
         """Writes the outcomes of some of the lanes."""
         for name, values in vars(part).items():
             getattr(self, name)[rows] = values
@@ -100,7 +100,7 @@ class Engine(Protocol):
 
     name: str
 
-    def run(self, lanes: Lanes) -> LaneOutcomes:
+    def run(self, lanes: RunBatch) -> RunOutcomes:
         """Runs every lane from the first step to the last.
 
         Args:
@@ -122,8 +122,8 @@ class SharingEngine(Engine, Protocol):
     """
 
     def run_shared(
-        self, lanes: Lanes, threat_models: Sequence[ThreatModel]
-    ) -> Sequence[LaneOutcomes]:
+        self, lanes: RunBatch, threat_models: Sequence[ThreatModel]
+    ) -> Sequence[RunOutcomes]:
         """Runs every lane once for all threat models that its data set is the same for.
 
         A lane without the canary is run once; a lane with it once for every canary, from the same

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from audit.dpsgd import noise
-from audit.dpsgd.base import LaneOutcomes, Lanes
+from audit.dpsgd.base import RunBatch, RunOutcomes
 from audit.dpsgd.devices import check_device
 from audit.dpsgd.gradients import ClippedSums, clipped_record, clipped_sums, stacked
 from audit.dpsgd.memory import MemoryPolicy
@@ -101,16 +101,18 @@ class BatchedEngine:
             ),
         )
 
-    def run(self, lanes: Lanes) -> LaneOutcomes:
+    def run(self, lanes: RunBatch) -> RunOutcomes:
         """See `Engine.run`."""
         return self._run_packs(lanes, (self._threat_model,))[0]
 
-    def run_shared(self, lanes: Lanes, threat_models: Sequence[ThreatModel]) -> list[LaneOutcomes]:
+    def run_shared(
+        self, lanes: RunBatch, threat_models: Sequence[ThreatModel]
+    ) -> list[RunOutcomes]:
         """See `SharingEngine.run_shared`."""
         canaries = dict.fromkeys(threat_model.canary for threat_model in threat_models)
         if len(canaries) == 1:
             return self._run_packs(lanes, threat_models)
-        shared = [LaneOutcomes.empty(len(lanes)) for _ in threat_models]
+        shared = [RunOutcomes.empty(len(lanes)) for _ in threat_models]
         views = list(zip(threat_models, shared, strict=True))
         served = [(~lanes.included, views)]
         for canary in canaries:
@@ -121,9 +123,11 @@ class BatchedEngine:
                 whole.put(rows, part)
         return shared
 
-    def _run_packs(self, lanes: Lanes, threat_models: Sequence[ThreatModel]) -> list[LaneOutcomes]:
+    def _run_packs(
+        self, lanes: RunBatch, threat_models: Sequence[ThreatModel]
+    ) -> list[RunOutcomes]:
         """Runs every lane once for all threat models; those of lanes with a canary share it."""
-        found = [LaneOutcomes.empty(len(lanes)) for _ in threat_models]
+        found = [RunOutcomes.empty(len(lanes)) for _ in threat_models]
 
         def run(rows: slice, chunk_floats: int) -> None:
             outcomes = self._run_pack(lanes.at(rows), threat_models, chunk_floats)
@@ -136,8 +140,8 @@ class BatchedEngine:
 
     @torch.no_grad()
     def _run_pack(
-        self, lanes: Lanes, threat_models: Sequence[ThreatModel], chunk_floats: int
-    ) -> list[LaneOutcomes]:
+        self, lanes: RunBatch, threat_models: Sequence[ThreatModel], chunk_floats: int
+    ) -> list[RunOutcomes]:
         """Trains a pack and judges it."""
         s = self._settings
         canaries = list(dict.fromkeys(threat_model.canary for threat_model in threat_models))
@@ -159,7 +163,7 @@ class BatchedEngine:
         ]
 
     def _train(
-        self, lanes: Lanes, canaries: Sequence[Canary], chunk_floats: int
+        self, lanes: RunBatch, canaries: Sequence[Canary], chunk_floats: int
     ) -> tuple[Parameters, list[Proxies], Tensor]:
         """All steps of a pack.
 
@@ -206,7 +210,7 @@ class BatchedEngine:
 
         return theta, proxies, residual
 
-    def _noise(self, lanes: Lanes, like: Tensor) -> Iterator[Parameters]:
+    def _noise(self, lanes: RunBatch, like: Tensor) -> Iterator[Parameters]:
         """For every step N(0, C^2 sigma^2) noise as one [R, size] per parameter."""
         s = self._settings
         _, clip, _ = s.of_lanes(lanes.candidate)
@@ -221,7 +225,7 @@ class BatchedEngine:
         ):
             yield list(torch.split(drawn, sizes, dim=1))
 
-    def _batches(self, lanes: Lanes) -> Iterator[tuple[Tensor | None, Tensor]]:
+    def _batches(self, lanes: RunBatch) -> Iterator[tuple[Tensor | None, Tensor]]:
         """For every step the records taken, [R, n] (None: all), and whether the canary is."""
         s = self._settings
         own = lanes.records
@@ -249,7 +253,7 @@ def judge(
     observation: ModelObservation,
     proxies: Proxies,
     finite: NDArray[np.bool_],
-) -> LaneOutcomes:
+) -> RunOutcomes:
     """The outcomes of R runs.
 
     Args:
@@ -269,7 +273,7 @@ def judge(
             f"[{len(finite)}], got shape {list(values.shape)}"
         )
     kept = finite & np.isfinite(lambda_a) & np.isfinite(values)
-    return LaneOutcomes(
+    return RunOutcomes(
         lambda_a=np.where(kept, lambda_a, 0.0),
         lambda_c=np.where(kept, proxies.lambda_c(), 0.0),
         scores=np.where(kept, values, -np.inf),

@@ -39,13 +39,13 @@ def make_engine(
 
     Example:
         >>> import numpy as np
-        >>> from audit.dpsgd import DpSgdSettings, Lanes
+        >>> from audit.dpsgd import DpSgdSettings, RunBatch
         >>> from canaries import DiracCanary
         >>> from threat_models import FirstCoordinate, etcv
         >>> model = etcv(DiracCanary(), FirstCoordinate(), (1, 8, 8), 10)
         >>> engine = make_engine("reduced", model, DpSgdSettings(20, 5.0, (1.0,), (0.1,)))
         >>> without, seeds = np.array([False, False]), np.arange(2, dtype=np.uint64)
-        >>> lanes = Lanes(without, np.zeros(2, np.int64), seeds)
+        >>> lanes = RunBatch(without, np.zeros(2, np.int64), seeds)
         >>> engine.run(lanes).finite.tolist()
         [True, True]
     """

@@ -12,7 +12,7 @@ from audit.dpsgd.settings import DpSgdSettings
 
 
 class Proxies:
-    """One canary's proxies; see `LaneOutcomes`.
+    """One canary's proxies; see `RunOutcomes`.
 
     Args:
         settings: the base mechanism.

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.dpsgd import streams
-from audit.dpsgd.base import LaneOutcomes, Lanes
+from audit.dpsgd.base import RunBatch, RunOutcomes
 from audit.dpsgd.settings import DpSgdSettings
 from canaries import DiracCanary
 from threat_models import Observation, ThreatModel
@@ -36,7 +36,7 @@ class ReducedEngine:
         self._threat_model = threat_model
         self._settings = settings
 
-    def run(self, lanes: Lanes) -> LaneOutcomes:
+    def run(self, lanes: RunBatch) -> RunOutcomes:
         """Draws every lane; a million take a second, with sampled batches every step does.
 
         See `Engine.run`.
@@ -65,7 +65,7 @@ class ReducedEngine:
             moved = mean[lanes.candidate] * total + apart
         lambda_a = total / (steps * clip)
         observation = Observation(rate * moved, total / unit)
-        return LaneOutcomes(
+        return RunOutcomes(
             lambda_a=lambda_a,
             lambda_c=lambda_a if s.sampling_rate == 1 else self._lambda_c(lanes, hits, noise),
             scores=self._threat_model.score(observation),
@@ -73,7 +73,7 @@ class ReducedEngine:
         )
 
     def _lambda_c(
-        self, lanes: Lanes, hits: NDArray[np.float64], noise: NDArray[np.float64]
+        self, lanes: RunBatch, hits: NDArray[np.float64], noise: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Draws lambda_c of sampled batches, [R], given what lambda_a was drawn from.
 

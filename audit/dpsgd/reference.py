@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audit.dpsgd import noise, streams
-from audit.dpsgd.base import LaneOutcomes, Lanes
+from audit.dpsgd.base import RunBatch, RunOutcomes
 from audit.dpsgd.devices import check_device
 from audit.dpsgd.products import reproducible_products
 from audit.dpsgd.settings import DpSgdSettings
@@ -53,7 +53,7 @@ class TrainedRun:
     Attributes:
         observation: of its final model.
         product: the sum of <p_i^z, p_i> over the steps.
-        log_ratio: the log-likelihood ratio of sampled batches; see `LaneOutcomes`.
+        log_ratio: the log-likelihood ratio of sampled batches; see `RunOutcomes`.
     """
 
     observation: TrainedModule
@@ -97,9 +97,9 @@ class OpacusEngine:
     def _tensor(self, features: Features) -> Tensor:
         return torch.from_numpy(np.array(features)).to(self._device, self._dtype)
 
-    def run(self, lanes: Lanes) -> LaneOutcomes:
+    def run(self, lanes: RunBatch) -> RunOutcomes:
         """See `Engine.run`."""
-        found = LaneOutcomes.empty(len(lanes))
+        found = RunOutcomes.empty(len(lanes))
         with reproducible_products(), warnings.catch_warnings():
             # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -108,7 +108,7 @@ class OpacusEngine:
                 found.put(rows, self._run(lanes.at(rows)))
         return found
 
-    def _run(self, lane: Lanes) -> LaneOutcomes:
+    def _run(self, lane: RunBatch) -> RunOutcomes:
         """Trains one run and judges it."""
         s = self._settings
         _, clip, _ = s.candidates[int(lane.candidate[0])]
@@ -125,14 +125,14 @@ class OpacusEngine:
             lambda_c = np.array([0.5 + s.noise_multiplier**2 / s.steps * run.log_ratio])
         weights = run.observation.parameters()
         finite = np.isfinite(weights).all(1) & np.isfinite(lambda_a) & np.isfinite(score)
-        return LaneOutcomes(
+        return RunOutcomes(
             lambda_a=np.where(finite, lambda_a, 0.0),
             lambda_c=np.where(finite, lambda_c, 0.0),
             scores=np.where(finite, score, -np.inf),
             finite=finite,
         )
 
-    def _train(self, lane: Lanes) -> TrainedRun:
+    def _train(self, lane: RunBatch) -> TrainedRun:
         """All steps of one run."""
         s = self._settings
         rate, clip, momentum = s.candidates[int(lane.candidate[0])]
@@ -177,7 +177,7 @@ class OpacusEngine:
         )
         return TrainedRun(observation, total, log_ratio)
 
-    def _batches(self, lane: Lanes) -> Iterator[tuple[Tensor, bool]]:
+    def _batches(self, lane: RunBatch) -> Iterator[tuple[Tensor, bool]]:
         """For every step the records taken, of the training set and the canary, [n + 1 or n]."""
         s = self._settings
         everything = torch.ones(len(self._y), dtype=torch.bool, device=self._device)

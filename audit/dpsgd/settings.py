@@ -63,15 +63,15 @@ class DpSgdSettings:
     model_seed: int = 0
 
     def __post_init__(self) -> None:
-        checks.keep(
+        checks.store_validated(
             self,
-            steps=checks.whole("steps", self.steps, 1),
+            steps=checks.integer("steps", self.steps, 1),
             noise_multiplier=checks.interval("noise_multiplier", self.noise_multiplier, 0),
             sampling_rate=checks.interval(
                 "sampling_rate", self.sampling_rate, 0, 1, closed_high=True
             ),
         )
-        checks.keep(self, model=checks.one_of("model", self.model, MODELS, dotted=True))
+        checks.store_validated(self, model=checks.one_of("model", self.model, MODELS, dotted=True))
         for name in ("max_grad_norm", "learning_rates", "momentum"):
             given = getattr(self, name)
             values = tuple(given) if isinstance(given, list | tuple) else (given,)
@@ -83,7 +83,7 @@ class DpSgdSettings:
                 values = tuple(checks.interval(name, v, 0) for v in values)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} must name each value once, got {values}")
-            checks.keep(self, **{name: values})
+            checks.store_validated(self, **{name: values})
 
     @functools.cached_property
     def candidates(self) -> tuple[Candidate, ...]:

@@ -13,13 +13,13 @@ from scipy import special
 
 from audit.accounting import DpSgd
 from audit.claims import Condition, Facts
-from audit.dpsgd import DpSgdSettings, Engine, Lanes
+from audit.dpsgd import DpSgdSettings, Engine, RunBatch
 from audit.protocols import RandomStopping, UntilAccepted
 from threat_models import ThreatModel
 from threat_models.scores import TwoTails
 
 _ERROR = 1e-6
-_LEAST_RUNS, _LEAST_ACCEPTED = 200, 60.0
+_MIN_RUNS, _MIN_ACCEPTED = 200, 60.0
 
 
 def good_enough(
@@ -58,14 +58,14 @@ def good_enough(
 
 def _by_trial(engine: Engine, candidates: int, chance: float, key: Sequence[int]) -> float:
     """A threshold that runs with and without the canary exceed with no less than a chance."""
-    runs = max(_LEAST_RUNS, math.ceil(_LEAST_ACCEPTED / chance))
+    runs = max(_MIN_RUNS, math.ceil(_MIN_ACCEPTED / chance))
     accepted = np.arange(1.0, runs + 1.0)
     enough = special.betaincinv(accepted, runs - accepted + 1.0, _ERROR) >= chance
     if not enough.any():
         return -np.inf  # every run that does not diverge
     rng = np.random.default_rng(np.random.SeedSequence(list(key)))
     found = engine.run(
-        Lanes(
+        RunBatch(
             included=np.arange(2 * runs) % 2 == 1,
             candidate=rng.integers(0, candidates, 2 * runs),
             seeds=rng.integers(0, 2**64, 2 * runs, dtype=np.uint64),

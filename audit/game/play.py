@@ -11,7 +11,7 @@ from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.protocols import Adaptive, RandomStopping, UntilAccepted
 from audit.tuning import Winners
-from audit.tuning.on_lanes import tune
+from audit.tuning.on_run_batches import tune
 
 # With an exact law a block is what one draw fills.
 _TRIALS_OF_A_DRAW = 1 << 14
@@ -28,8 +28,8 @@ _WORK_PER_SECOND, _DRAWS_PER_SECOND = 5e5, 1e7
 # All bounds of a budget, in every view; most are reference games of rank sums.
 _SECONDS_OF_BOUNDS = 15.0
 # Fewer runs side by side are slower; more are not worth waiting for.
-_FEWEST_RUNS, _FEWEST_RUNS_OF_ONE_RECORD, _FEWEST_RUNS_OF_A_GPU = 1 << 3, 1 << 7, 1 << 10
-_MOST_RUNS = 1 << 11
+_MIN_RUNS, _MIN_RUNS_OF_ONE_RECORD, _MIN_RUNS_OF_A_GPU = 1 << 3, 1 << 7, 1 << 10
+_MAX_RUNS = 1 << 11
 _LOOKS_BACK = (Adaptive, UntilAccepted, RandomStopping)
 
 
@@ -94,10 +94,10 @@ def blocks(config: AuditConfig, engine: str) -> list[Block]:
     size = _TRIALS_OF_A_DRAW
     if engine != "reduced":
         work_of_run = _work_of_run(config, engine)
-        fewest = _FEWEST_RUNS_OF_ONE_RECORD if config.threat == "ETCV" else _FEWEST_RUNS
+        fewest = _MIN_RUNS_OF_ONE_RECORD if config.threat == "ETCV" else _MIN_RUNS
         if config.device_kind != "cpu":
-            fewest = _FEWEST_RUNS_OF_A_GPU
-        runs = min(max(_WORK_OF_A_BLOCK // work_of_run, fewest), _MOST_RUNS)
+            fewest = _MIN_RUNS_OF_A_GPU
+        runs = min(max(_WORK_OF_A_BLOCK // work_of_run, fewest), _MAX_RUNS)
         of_a_game = config.runs_of_a_game
         if isinstance(config.tuning, _LOOKS_BACK):
             # They are played in rounds, and all of a round lie side by side.

@@ -18,7 +18,7 @@ def read_preset(path: str) -> dict[str, Any]:
     """
     file = Path(path)
     try:
-        values = tomllib.loads(checks.text_of(file, 10**6))
+        values = tomllib.loads(checks.read_text(file, 10**6))
     except OSError as error:
         raise ValueError(f"preset must be a readable TOML file, got {path!r}: {error}") from error
     except (ValueError, RecursionError) as error:

@@ -10,18 +10,18 @@ from audit import checks, protocols
 from audit import repetitions as laws
 from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, MODELS, PRECISIONS, DpSgdSettings
-from audit.lower_bounds.looks import doubling
+from audit.lower_bounds.sequential_plan import doubling
 from audit.protocols import Grid, Protocol, RandomSearch, RandomStopping, Subset, UntilAccepted
 from audit.repetitions import Binomial, Fixed, Repetitions
-from audit.tuning.lane_samplers import SAMPLERS
-from audit.tuning.on_lanes import PLAYED, SERVES_SEVERAL
+from audit.tuning.batch_samplers import SAMPLERS
+from audit.tuning.on_run_batches import PLAYED, SERVES_SEVERAL
 from threat_models import CANARIES, THREATS, check_names
 from threat_models.datasets import RECORD_SHAPES
 
 BACKENDS = ("loky", "dask", "ray")
 # Runs that are kept, each in 24 bytes.
-_MOST_KEPT = 1e7
-_MOST_JOBS, _LARGEST, _MOST_GAMES = 1024, 10**9, 10**12
+_MAX_KEPT = 1e7
+_MAX_JOBS, _LARGEST, _MAX_GAMES = 1024, 10**9, 10**12
 # With fewer trials nothing is worth proving.
 _FIRST_LOOK = 100
 # Their training set is the same, and so are their runs; only the score differs.
@@ -65,7 +65,7 @@ class AuditConfig:
     protocol: str = _setting(
         "search", "search, grid:N[,P], adaptive:LOW,HIGH, subset:P, until:P, stopping:P"
     )
-    repetitions: str = _setting(protocols.DEFAULT_LAW, "the law of K, the number of runs")
+    repetitions: str = _setting(protocols.DEFAULT_REPETITIONS, "the law of K, the number of runs")
     sampler: str = _setting(
         "gaussian-process",
         f"of an adaptive protocol: {' or '.join(SAMPLERS)}, which tells of the canary",
@@ -132,13 +132,13 @@ class AuditConfig:
 
     def _set_protocol(self) -> None:
         """Protocol and law of K in their own words; no law where the protocol has none."""
-        found = protocols.parse(self.protocol)
+        found = protocols.parse_protocol(self.protocol)
         named = self.protocol.strip().lower().startswith("search")
         has_own = "/" in self.protocol or (isinstance(found, RandomSearch) and not named)
-        if self.repetitions not in ("", protocols.DEFAULT_LAW):
+        if self.repetitions not in ("", protocols.DEFAULT_REPETITIONS):
             if not has_own:
-                found = protocols.parse(self.protocol, self.repetitions)
-            elif laws.parse(self.repetitions) != getattr(found, "repetitions", None):
+                found = protocols.parse_protocol(self.protocol, self.repetitions)
+            elif laws.parse_repetitions(self.repetitions) != getattr(found, "repetitions", None):
                 raise ValueError(
                     f"repetitions must be given once, got {self.repetitions} and {self.protocol}"
                 )
@@ -176,15 +176,15 @@ class AuditConfig:
         for name, low, high in (
             *(
                 ("seed", 0, None),
-                ("trials", 2, _MOST_GAMES),
-                ("repeats", 1, _MOST_GAMES),
-                ("jobs", 1, _MOST_JOBS),
+                ("trials", 2, _MAX_GAMES),
+                ("repeats", 1, _MAX_GAMES),
+                ("jobs", 1, _MAX_JOBS),
                 ("max_budgets", 1, None),
                 ("canary_index", 0, _LARGEST),
             ),
             *((name, 1, _LARGEST) for name in ("train_size", "validation_size", "steps")),
         ):
-            self._set(name, checks.whole(name, getattr(self, name), low, high))
+            self._set(name, checks.integer(name, getattr(self, name), low, high))
         for name in ("delta", "confidence"):
             self._set(name, checks.interval(name, getattr(self, name), 0.0, 1.0))
         for name in ("max_runs", "max_hours"):
@@ -281,7 +281,7 @@ class AuditConfig:
         """Whether every run is kept beside the winners: what all of them say is more."""
         match self.tuning:
             case RandomSearch(law):
-                return law != Fixed(1) and self.expected_runs <= _MOST_KEPT
+                return law != Fixed(1) and self.expected_runs <= _MAX_KEPT
             case _:
                 return False
 
@@ -301,7 +301,9 @@ class AuditConfig:
     @property
     def tuning(self) -> Protocol:
         """How the best run is chosen."""
-        return protocols.parse(self.repetitions if self.protocol == "search" else self.protocol)
+        return protocols.parse_protocol(
+            self.repetitions if self.protocol == "search" else self.protocol
+        )
 
     @property
     def law(self) -> Repetitions:
@@ -314,7 +316,7 @@ class AuditConfig:
             case Grid(candidates, inclusion):
                 return Fixed(candidates) if inclusion == 1.0 else Binomial(candidates, inclusion)
             case _:
-                return laws.parse(self.repetitions)
+                return laws.parse_repetitions(self.repetitions)
 
     def base(self, budget: int) -> DpSgd:
         """One run of DP-SGD at the noise that spends a budget.

@@ -17,8 +17,8 @@ from audit.claims import Condition, Facts, facts_of_game
 from audit.dpsgd import (
     DpSgdSettings,
     Engine,
-    LaneOutcomes,
-    Lanes,
+    RunBatch,
+    RunOutcomes,
     SharingEngine,
     choose_engine,
     make_engine,
@@ -27,7 +27,7 @@ from audit.game.acceptance import good_enough
 from audit.game.settings import AuditConfig
 from audit.protocols import Protocol, RandomStopping, UntilAccepted
 from audit.tuning import Winners
-from audit.tuning.on_lanes import Bench
+from audit.tuning.on_run_batches import GameContext
 from audit.upper_bounds.reduced import log_density
 from threat_models import ThreatModel, WorstOrder
 
@@ -88,10 +88,10 @@ class SetUp:
         return self.base.gaussian_mu
 
     @property
-    def bench(self) -> Bench:
+    def bench(self) -> GameContext:
         """What tunings are played on."""
         records = self.views[0].threat_model.training_set
-        return Bench(
+        return GameContext(
             run=self.run,
             features=_features(self.training),
             tuned_log_ratio=self._tuned_log_ratio,
@@ -121,7 +121,7 @@ class SetUp:
             found[some] = (winners.lambda_c[some] - 0.5) / scale
         return found
 
-    def run(self, lanes: Lanes) -> Sequence[LaneOutcomes]:
+    def run(self, lanes: RunBatch) -> Sequence[RunOutcomes]:
         """Outcomes of a pack of lanes in every view."""
         if len(self.views) == 1:
             return [self.engine.run(lanes)]

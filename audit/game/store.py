@@ -76,7 +76,7 @@ def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     path = folder / _CONFIG
     try:
-        there = json.loads(checks.text_of(path))
+        there = json.loads(checks.read_text(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(
             f"out holds a {_CONFIG} that is not json, got {str(folder)!r}: {error}"

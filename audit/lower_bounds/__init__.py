@@ -16,22 +16,26 @@ from audit.lower_bounds.counting import (
     LiftedCurve,
 )
 from audit.lower_bounds.estimator import Estimator
-from audit.lower_bounds.estimators import all_bounds, all_estimators, lower_bound, pooled_bounds
+from audit.lower_bounds.estimators import (
+    all_estimators,
+    all_lower_bounds,
+    lower_bound,
+    pooled_bounds,
+)
 from audit.lower_bounds.families import AcceptedTailsCurve, WorstOrderCurve, family_bound
 from audit.lower_bounds.independent_canaries import (
     independent_canaries_bound,
     order_statistics_bound,
 )
-from audit.lower_bounds.looks import Looks, doubling
+from audit.lower_bounds.max_provable_epsilon import max_provable_epsilon
 from audit.lower_bounds.one_run import one_run_bounds
-from audit.lower_bounds.planning import ceiling, trials_needed
+from audit.lower_bounds.planning import max_detectable_epsilon, trials_needed
 from audit.lower_bounds.pooled import (
     PooledClopperPearson,
     PooledGaussianCurve,
     selected_bound,
 )
 from audit.lower_bounds.pooled_scan import PooledScan
-from audit.lower_bounds.provable import provable
 from audit.lower_bounds.rank_sum import RankSum
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import (
@@ -45,6 +49,7 @@ from audit.lower_bounds.rules import (
     ThresholdRule,
 )
 from audit.lower_bounds.scan import Scan
+from audit.lower_bounds.sequential_plan import SequentialPlan, doubling
 
 __all__ = [
     "AcceptedTailsCurve",
@@ -57,7 +62,6 @@ __all__ = [
     "FixedThreshold",
     "GaussianCurve",
     "LiftedCurve",
-    "Looks",
     "LowerBound",
     "MaximumOverGrid",
     "MultiSplit",
@@ -66,21 +70,22 @@ __all__ = [
     "PooledScan",
     "RankSum",
     "Scan",
+    "SequentialPlan",
     "Split",
     "ThresholdFromTheory",
     "ThresholdRule",
     "WorstOrderCurve",
-    "all_bounds",
     "all_estimators",
-    "ceiling",
+    "all_lower_bounds",
     "doubling",
     "family_bound",
     "independent_canaries_bound",
     "lower_bound",
+    "max_detectable_epsilon",
+    "max_provable_epsilon",
     "one_run_bounds",
     "order_statistics_bound",
     "pooled_bounds",
-    "provable",
     "selected_bound",
     "trials_needed",
 ]

@@ -24,7 +24,7 @@ from audit.lower_bounds.rules import (
     TradeOffStatistic,
     best_of_gaussian_rates,
 )
-from audit.numerics import QUANTILE_ACCURACY, last_kept
+from audit.numerics import QUANTILE_ACCURACY, safe_root
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions
 
@@ -162,7 +162,7 @@ class LiftedCurve(GaussianFamily):
     name: ClassVar[str] = "lifted-curve"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
         super().__post_init__()
 
     @property
@@ -217,7 +217,7 @@ def best_of_gaussian_epsilon(mu: float, repetitions: Repetitions, delta: float) 
         return 0.0
     while excess(high) > 0.0 and high < _LARGEST_EPSILON:
         low, high = high, 2.0 * high
-    return last_kept(lambda epsilon: excess(epsilon) <= 0.0, low, high, 1e-6)
+    return safe_root(lambda epsilon: excess(epsilon) <= 0.0, low, high, 1e-6)
 
 
 @dataclass(frozen=True)
@@ -345,4 +345,4 @@ def _posterior_quantile(
 
     if below(0.0) >= alpha:
         return 0.0
-    return last_kept(lambda epsilon: below(epsilon) >= alpha, 0.0, 60.0, 1e-5)
+    return safe_root(lambda epsilon: below(epsilon) >= alpha, 0.0, 60.0, 1e-5)

@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike
 
 from audit import checks
 from audit.claims import Claim, Condition, Facts, Kind, facts_of_tuning
-from audit.lower_bounds.looks import Looks, as_looks
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import DEFAULT_RULE, Statistic, ThresholdRule, TradeOffStatistic
 from audit.lower_bounds.scores import Scores
+from audit.lower_bounds.sequential_plan import SequentialPlan, as_looks
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions
 
@@ -98,7 +98,7 @@ class Estimator(ABC):
         confidence: float = 0.95,
         direction: str = "higher",
         known: Facts | None = None,
-        looks: Looks | int | None = None,
+        looks: SequentialPlan | int | None = None,
     ) -> LowerBound:
         """The lower bound that these scores prove.
 
@@ -126,7 +126,7 @@ class Estimator(ABC):
         confidence: float,
         direction: str = "higher",
         known: Facts | None = None,
-        looks: Looks | int | None = None,
+        looks: SequentialPlan | int | None = None,
     ) -> LowerBound:
         """As the call, from scores that are checked already: what is computed of them is kept."""
         checks.interval("delta", delta, 0.0, 1.0, closed_low=True)

@@ -14,7 +14,6 @@ from audit.lower_bounds.counting import (
 )
 from audit.lower_bounds.estimator import DIRECTIONS, Estimator, facts_as_told
 from audit.lower_bounds.families import WorstOrderCurve
-from audit.lower_bounds.looks import Looks
 from audit.lower_bounds.pooled import PooledClopperPearson, PooledGaussianCurve
 from audit.lower_bounds.pooled_scan import PooledScan
 from audit.lower_bounds.rank_sum import RankSum
@@ -31,6 +30,7 @@ from audit.lower_bounds.rules import (
 )
 from audit.lower_bounds.scan import Scan
 from audit.lower_bounds.scores import Scores
+from audit.lower_bounds.sequential_plan import SequentialPlan
 from audit.repetitions import Fixed, Repetitions
 
 
@@ -40,7 +40,7 @@ def lower_bound(
     delta: float = 1e-5,
     confidence: float = 0.95,
     direction: str = "higher",
-    looks: Looks | int | None = None,
+    looks: SequentialPlan | int | None = None,
 ) -> LowerBound:
     """The recommended lower bound on epsilon: it assumes nothing but independent trials.
 
@@ -52,7 +52,7 @@ def lower_bound(
         direction: "higher" if high scores speak for the record, "lower" if low ones do, "both" to
             look both ways and pay for it. Each is valid whichever is true.
         looks: for a game that stops when it has proved enough: how many looks at it are planned, or
-            `Looks(number=j)` for the j-th without a plan. Whenever it stops, the bound holds.
+            `SequentialPlan(number=j)` for the j-th without a plan. Whenever it stops, the bound holds.
 
     Returns:
         A bound that exceeds the true epsilon with probability at most 1 - confidence. It is a
@@ -90,7 +90,7 @@ def all_estimators(
         >>> [one.name for one in all_estimators()][:2]
         ['scan', 'clopper-pearson']
     """
-    law = Fixed(1) if repetitions is None else laws.parse(repetitions)
+    law = Fixed(1) if repetitions is None else laws.parse_repetitions(repetitions)
     in_advance: list[ThresholdRule] = []
     from_theory = None if mu is None else ThresholdFromTheory(mu, law)
     if threshold is not None:
@@ -119,7 +119,7 @@ def all_estimators(
     return found
 
 
-def all_bounds(
+def all_lower_bounds(
     scores_without: ArrayLike,
     scores_with: ArrayLike,
     delta: float = 1e-5,
@@ -130,7 +130,7 @@ def all_bounds(
     direction: str = "higher",
     split_top: float | None = None,
     known: Facts | None = None,
-    looks: Looks | int | None = None,
+    looks: SequentialPlan | int | None = None,
 ) -> list[LowerBound]:
     """Every lower bound that can be had from these scores; the recommended one comes first.
 
@@ -161,11 +161,11 @@ def all_bounds(
     Example:
         >>> import numpy as np
         >>> scores = np.linspace(0.0, 1.0, 200)
-        >>> rows = all_bounds(scores, scores + 2.0, delta=1e-5)
+        >>> rows = all_lower_bounds(scores, scores + 2.0, delta=1e-5)
         >>> [row.key for row in rows if row.valid][:2]
         ['scan:scan', 'clopper-pearson:split']
     """
-    law = Fixed(1) if repetitions is None else laws.parse(repetitions)
+    law = Fixed(1) if repetitions is None else laws.parse_repetitions(repetitions)
     facts = facts_as_told(law) if known is None else known
     direction = checks.one_of("direction", direction, DIRECTIONS)
     if split_top is not None and direction != "higher":
@@ -185,7 +185,7 @@ def pooled_bounds(
     confidence: float = 0.95,
     threshold: float | None = None,
     known: Facts | None = None,
-    looks: Looks | int | None = None,
+    looks: SequentialPlan | int | None = None,
 ) -> list[LowerBound]:
     """Lower bounds on the epsilon of the tuning from the scores of single runs, winners or not.
 
@@ -215,7 +215,7 @@ def pooled_bounds(
         >>> rows[0].name
         'pooled'
     """
-    law = laws.parse(repetitions)
+    law = laws.parse_repetitions(repetitions)
     facts = facts_as_told(law) if known is None else known
     rules: list[ThresholdRule] = [Split(), Bonferroni(), Band()]
     if threshold is not None:

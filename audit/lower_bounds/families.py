@@ -33,7 +33,7 @@ from audit.lower_bounds.rules import (
     TradeOffStatistic,
 )
 from audit.lower_bounds.scores import Scores
-from audit.numerics import last_kept
+from audit.numerics import safe_root
 from audit.orders import SplitOrder
 from audit.protocols import RandomSearch, RandomStopping, UntilAccepted
 from audit.repetitions import Fixed, Repetitions
@@ -174,7 +174,7 @@ class _CurveOfMu(ThresholdEstimator, TradeOffStatistic):
         """The largest mu whose rate below the threshold is above the limit."""
         if self.rate_below(0.0) <= fn_upper:
             return 0.0
-        return last_kept(lambda mu: fn_upper - self.rate_below(mu), 0.0, 40.0, 1e-9)
+        return safe_root(lambda mu: fn_upper - self.rate_below(mu), 0.0, 40.0, 1e-9)
 
     def epsilon_at(self, limit: float, delta: float) -> float:
         return 0.0 if limit <= 0.0 or delta <= 0.0 else self.attained(limit, delta)
@@ -199,8 +199,8 @@ class WorstOrderCurve(_CurveOfMu):
 
     Example:
         >>> from audit.lower_bounds import FixedThreshold
-        >>> from audit.repetitions import parse
-        >>> WorstOrderCurve(parse("tnb:0,0.1"), 2.0, rule=FixedThreshold(1.0)).name
+        >>> from audit.repetitions import parse_repetitions
+        >>> WorstOrderCurve(parse_repetitions("tnb:0,0.1"), 2.0, rule=FixedThreshold(1.0)).name
         'worst-order-curve'
     """
 
@@ -209,7 +209,7 @@ class WorstOrderCurve(_CurveOfMu):
     name: ClassVar[str] = "worst-order-curve"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
         object.__setattr__(self, "top", checks.interval("top", self.top))
         super().__post_init__()
 

@@ -132,13 +132,13 @@ def _mu_lower_limit(canaries: int, guesses: int, correct: int, alpha: float) -> 
 
     if possible(0.0):
         return 0.0
-    return numerics.last_kept(possible, 0.0, _LARGEST_MU, _TOLERANCE)
+    return numerics.safe_root(possible, 0.0, _LARGEST_MU, _TOLERANCE)
 
 
 def _right(beyond: Array, mu: float) -> Array:
     """p(t) where the chance of a size above t is given, [n]."""
     # Sizes above t have chance S(t - mu/2) + S(t + mu/2), falling with t.
-    _, high = numerics.bracket(
+    _, high = numerics.bisect_intervals(
         lambda t: special.ndtr(mu / 2.0 - t) + special.ndtr(-mu / 2.0 - t) > beyond,
         np.zeros(len(beyond)),
         40.0 + mu,
@@ -176,7 +176,7 @@ def order_statistics_bound(
     checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
     check_confidence(confidence)
     values, coins = _checked(signed_scores, included)
-    checks.whole("guesses", guesses, 1, max(len(values), 1))
+    checks.integer("guesses", guesses, 1, max(len(values), 1))
     surest = np.argsort(-np.abs(values), kind="stable")[:guesses]
     correct = int(np.sum((values > 0.0)[surest] == coins[surest]))
     mu = _mu_lower_limit(len(values), guesses, correct, 1.0 - confidence)

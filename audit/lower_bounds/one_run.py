@@ -21,7 +21,7 @@ from audit.lower_bounds.counting import best_of_gaussian_epsilon
 from audit.lower_bounds.estimator import check_confidence
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.scores import checked
-from audit.numerics import last_kept
+from audit.numerics import safe_root
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
 
@@ -88,7 +88,7 @@ def _largest(refuted: Callable[[float], bool], high: float) -> float:
     """The largest parameter refuted, to 1e-4 and rounded down; 0 if none is."""
     if not refuted(0.0):
         return 0.0
-    return last_kept(lambda parameter: not refuted(parameter), 0.0, high, 1e-4)
+    return safe_root(lambda parameter: not refuted(parameter), 0.0, high, 1e-4)
 
 
 def epsilon_by_definition(
@@ -196,7 +196,7 @@ def one_run_bounds(
         )
     canaries, went_in = len(values), int(labels.sum())
     if guesses is not None:
-        checks.whole("guesses", guesses, 1, max(canaries, 1))
+        checks.integer("guesses", guesses, 1, max(canaries, 1))
     alpha = 1.0 - confidence
     bounds = []
     for reading in _READINGS:

@@ -7,21 +7,21 @@ import numpy as np
 from audit import checks
 from audit.lower_bounds import two_tails
 from audit.lower_bounds.estimator import check_confidence
-from audit.lower_bounds.looks import Looks
 from audit.lower_bounds.scan import TOGETHER, Scan
 from audit.lower_bounds.scores import Scores
-from audit.numerics import last_whole, remembered
+from audit.lower_bounds.sequential_plan import SequentialPlan
+from audit.numerics import last_integer, memoize
 
 # Beyond so many trials per side the number grows as e^epsilon, to all digits that matter.
-_MOST_COUNTED = 10**8
+_MAX_COUNTED = 10**8
 
 
-def ceiling(
+def max_detectable_epsilon(
     trials_without: int,
     trials_with: int,
     delta: float = 1e-5,
     confidence: float = 0.95,
-    looks: Looks | int | None = None,
+    looks: SequentialPlan | int | None = None,
 ) -> float:
     """The largest epsilon that `lower_bound` can prove with so many trials.
 
@@ -39,16 +39,16 @@ def ceiling(
         ValueError: a parameter is out of its range.
 
     Example:
-        >>> round(ceiling(1000, 1000), 2)
+        >>> round(max_detectable_epsilon(1000, 1000), 2)
         6.07
     """
-    n0 = checks.whole("trials_without", trials_without, 0)
-    n1 = checks.whole("trials_with", trials_with, 0)
+    n0 = checks.integer("trials_without", trials_without, 0)
+    n1 = checks.integer("trials_with", trials_with, 0)
     apart = Scores(np.zeros(n0), np.ones(n1))
     return Scan().bound(apart, delta, confidence, looks=looks).epsilon
 
 
-@remembered(64)  # every repeat and view of an audit asks for the same
+@memoize(64)  # every repeat and view of an audit asks for the same
 def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95) -> int:
     """The fewest trials per side with which `lower_bound` can prove an epsilon at all.
 
@@ -76,7 +76,7 @@ def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95)
         # With nothing out of order both tails together prove more than each on its own.
         return two_tails.epsilon_lower_limit(trials, trials, delta, alpha, 0)
 
-    beyond = epsilon - proved(_MOST_COUNTED)
+    beyond = epsilon - proved(_MAX_COUNTED)
     if beyond > 0.0:
-        return math.ceil(_MOST_COUNTED * math.exp(beyond))
-    return 1 + int(last_whole(lambda trials: proved(int(trials)) < epsilon, 0, _MOST_COUNTED))
+        return math.ceil(_MAX_COUNTED * math.exp(beyond))
+    return 1 + int(last_integer(lambda trials: proved(int(trials)) < epsilon, 0, _MAX_COUNTED))

@@ -56,7 +56,7 @@ class PooledClopperPearson(ThresholdEstimator, TradeOffStatistic):
     name: ClassVar[str] = "pooled"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
         super().__post_init__()
 
     @property
@@ -99,7 +99,7 @@ class PooledGaussianCurve(GaussianFamily):
     name: ClassVar[str] = "pooled-gaussian-curve"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
         super().__post_init__()
 
     @property
@@ -170,7 +170,7 @@ def selected_rate_limit(
         return room - float(divergence)
 
     # From the safe side, 1, down to where the inequality no longer refutes.
-    return numerics.last_kept(missed, 1.0 - 1e-15, share, 1e-9, relative=1e-6)
+    return numerics.safe_root(missed, 1.0 - 1e-15, share, 1e-9, relative=1e-6)
 
 
 @lru_cache(maxsize=64)
@@ -193,7 +193,7 @@ def _groups(runs: int, repetitions: Repetitions) -> tuple[int, float]:
 
     # A sum takes a transform of all runs; a hundredth of the groups is below what can be seen.
     most = min(max(int(2.0 * runs / max(repetitions.mean, 1e-300)), 1) + 1, 2 * runs + 2)
-    groups = int(numerics.last_kept(missed, 0.0, most, 1.0, relative=0.01))
+    groups = int(numerics.safe_root(missed, 0.0, most, 1.0, relative=0.01))
     return groups, too_long(groups) if groups else 1.0
 
 
@@ -236,7 +236,7 @@ def selected_bound(
         >>> found.epsilon > 1.0
         True
     """
-    law = laws.parse(repetitions)
+    law = laws.parse_repetitions(repetitions)
     checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
     check_confidence(confidence)
     rule = FixedThreshold(threshold)

@@ -75,7 +75,7 @@ class PooledScan(Estimator):
     name: ClassVar[str] = "pooled"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
 
     @property
     def rule_name(self) -> str:

@@ -39,7 +39,7 @@ from audit.lower_bounds import reference_games
 from audit.lower_bounds.counting import GaussianFamily
 from audit.lower_bounds.rules import Choice, Statistic, ThresholdRule
 from audit.lower_bounds.scores import Scores
-from audit.numerics import Whole
+from audit.numerics import Integers
 from audit.repetitions import Repetitions
 
 Array = NDArray[np.float64]
@@ -162,10 +162,10 @@ class _ReferenceGames:
         if self._reached(0, allowed) >= pairs_at_least:
             return -math.inf
 
-        def refuted(shift: Whole) -> bool:
+        def refuted(shift: Integers) -> bool:
             return self._reached(int(shift), allowed) < pairs_at_least
 
-        low = int(numerics.last_whole(refuted, 0, len(self.masses) - 2))
+        low = int(numerics.last_integer(refuted, 0, len(self.masses) - 2))
         at_low, at_high = self._reached(low, allowed), self._reached(low + 1, allowed)
         part = (pairs_at_least - at_low) / max(at_high - at_low, 1e-300)
         mu = self.cell * (low + min(part, 1.0))
@@ -177,7 +177,7 @@ class _ReferenceGames:
         masses = self.masses[1:]
         beyond = np.cumsum(self.masses[::-1])[::-1][1:]  # with the record, in this cell or above
 
-        def refuted(shifts: Whole) -> bool:
+        def refuted(shifts: Integers) -> bool:
             shift = int(shifts)
             # Pairs within a cell count as right.
             right = float(self.masses[0] * (1.0 - self.masses[0]))
@@ -187,5 +187,5 @@ class _ReferenceGames:
             divergence = special.rel_entr(share, right) + special.rel_entr(1.0 - share, wrong)
             return bool(share > right and divergence >= room)
 
-        shift = int(numerics.last_whole(refuted, -1, len(masses)))
+        shift = int(numerics.last_integer(refuted, -1, len(masses)))
         return shift * self.cell if shift >= 0 else -math.inf

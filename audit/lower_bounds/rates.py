@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit.lower_bounds.recursion import convolve
-from audit.numerics import QUANTILE_ACCURACY, last_kept
+from audit.numerics import QUANTILE_ACCURACY, safe_root
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -101,7 +101,7 @@ def _band(n: int, alpha: float) -> tuple[Counts, Array]:
     def too_likely(log_level: float) -> bool:
         return _below_somewhere(n, ranks, quantiles(math.exp(log_level))) > alpha
 
-    return ranks, quantiles(math.exp(last_kept(too_likely, low, high, 1e-3)))
+    return ranks, quantiles(math.exp(safe_root(too_likely, low, high, 1e-3)))
 
 
 def _below_somewhere(n: int, ranks: Counts, floors: Array) -> float:

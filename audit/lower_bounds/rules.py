@@ -220,7 +220,7 @@ class ThresholdFromTheory(ThresholdRule):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mu", checks.interval("mu", self.mu, 0.0, 1e4))
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
 
     def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Choice:
         n0, n1 = len(scores.without), len(scores.with_record)

@@ -42,7 +42,7 @@ from audit.lower_bounds import two_tails
 from audit.lower_bounds.estimator import Estimator, Finding
 from audit.lower_bounds.recursion import convolve
 from audit.lower_bounds.scores import Scores
-from audit.numerics import last_whole
+from audit.numerics import last_integer
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -179,7 +179,7 @@ class _Grid:
         def enough(counts: Counts) -> ArrayLike:
             return special.betainc(self.shares, counts + 1.0, zero_share) <= self.levels
 
-        return last_whole(enough, np.full(len(self.ranks), -1), n1 + 1)
+        return last_integer(enough, np.full(len(self.ranks), -1), n1 + 1)
 
 
 @lru_cache(maxsize=64)

@@ -76,7 +76,7 @@ def epsilon_lower_limit(n0: int, n1: int, delta: float, alpha: float, errors: in
         return 0.0
     # What the counts say as they are, and a little more.
     end = 1.0 + math.log((n0 + n1 + 1.0) / (errors + 0.5))
-    return numerics.last_kept(missed, 0.0, end, _TOLERANCE)
+    return numerics.safe_root(missed, 0.0, end, _TOLERANCE)
 
 
 def probability(n0: int, n1: int, delta: float, epsilon: float, errors: int) -> float:

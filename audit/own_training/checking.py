@@ -13,7 +13,7 @@ from audit.own_training.discriminant import discriminant
 from audit.own_training.records import TrainingSet, one_record
 from audit.own_training.result import CheckResult
 from audit.own_training.runs import (
-    Question,
+    AuditTask,
     Run,
     Train,
     run_once,
@@ -31,13 +31,13 @@ AS_GAUSSIAN = ", of the Gaussian mechanism that its accountant describes"
 
 # One game in so many is played to learn the linear statistic, not to be judged by it.
 # More no number of games shows.
-_MOST_EPSILON = 500.0
+_MAX_EPSILON = 500.0
 _TO_LEARN = 4
 # Games with fewer numbers recorded on each side teach nothing.
-_FEWEST_TO_LEARN = 10
+_MIN_TO_LEARN = 10
 _GAMES_PER_JOB = 50
-_MOST_JOBS = 256
-MOST_RUNS = 1e6
+_MAX_JOBS = 256
+MAX_RUNS = 1e6
 """Calls of a training function that are taken to be meant: more must be asked for."""
 
 
@@ -56,7 +56,7 @@ def check(
     loss: Callable[..., Any] | None = None,
     seed: int = 0,
     jobs: int = 1,
-    max_runs: float = MOST_RUNS,
+    max_runs: float = MAX_RUNS,
 ) -> CheckResult:
     """Plays the distinguishing game against a training function.
 
@@ -83,7 +83,7 @@ def check(
         delta: in (0, 1).
         games: how many.
         confidence: of the lower bound.
-        repetitions: the law of K, as `audit.repetitions.parse` reads it.
+        repetitions: the law of K, as `audit.repetitions.parse_repetitions` reads it.
         candidates: the hyper-parameters to choose from.
         validation: records as `records`, by whose mean score the best run is chosen; None chooses
             by the canary's score.
@@ -112,7 +112,7 @@ def check(
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
     confidence = checks.interval("confidence", confidence, 0.0, 1.0)
-    games, jobs = checks.whole("games", games, 2), checks.whole("jobs", jobs, 1, _MOST_JOBS)
+    games, jobs = checks.integer("games", games, 2), checks.integer("jobs", jobs, 1, _MAX_JOBS)
     law = _law(repetitions)
     if games * law.mean > checks.interval("max_runs", max_runs, 0.0):
         raise ValueError(
@@ -129,7 +129,7 @@ def check(
     if canary is None:
         canary = crafted(training_set.features, training_set.labels)
     canaries = None if isinstance(canary, DiracCanary) else one_record(canary)
-    question = Question(
+    question = AuditTask(
         train,
         training_set.without_last(),
         canaries,
@@ -137,7 +137,7 @@ def check(
         loss,
         delta,
     )
-    game = _Game(question, law, tuple(candidates), checks.whole("seed", seed, 0))
+    game = _Game(question, law, tuple(candidates), checks.integer("seed", seed, 0))
     runs = _play(game, games, jobs)
     _check_steps(runs)
     statistics = _statistics(runs)
@@ -169,18 +169,18 @@ def check(
         ),
         games=games,
         needed=None
-        if claimed is None or claimed > _MOST_EPSILON
+        if claimed is None or claimed > _MAX_EPSILON
         else 2 * lower_bounds.trials_needed(claimed, delta, 1.0 - share),
     )
 
 
 def _law(given: "str | repetitions.Repetitions") -> repetitions.Repetitions:
-    return repetitions.parse(given)
+    return repetitions.parse_repetitions(given)
 
 
 @dataclass(frozen=True)
 class _Game:
-    question: Question
+    question: AuditTask
     law: repetitions.Repetitions
     candidates: tuple[Any, ...]
     seed: int
@@ -266,7 +266,7 @@ def _learned(runs: Sequence[Run | None]) -> tuple[Array, Array] | None:
             row[: len(run.details)] = np.nan_to_num(run.details, posinf=0.0, neginf=0.0)
     sides = table[0::2], table[1::2]
     ends = [len(side) // _TO_LEARN for side in sides]
-    if min(ends) < _FEWEST_TO_LEARN:
+    if min(ends) < _MIN_TO_LEARN:
         return None
     weights = discriminant(*(side[:end] for side, end in zip(sides, ends, strict=True)))
     if weights is None:

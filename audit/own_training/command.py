@@ -6,8 +6,8 @@ from typing import Any
 
 import threat_models
 from audit import checks, console, lower_bounds
-from audit.numerics import shown_to
-from audit.own_training.checking import MOST_RUNS, check
+from audit.numerics import format_places
+from audit.own_training.checking import MAX_RUNS, check
 from audit.own_training.one_run import check_one_run
 from audit.own_training.records import TrainingSet
 from canaries import DiracCanary, crafted
@@ -38,7 +38,7 @@ def _parser() -> console.Parser:
     add("--canaries", type=int, default=1000, metavar="N", help="with --one-run (default: 1000)")
     add("--confidence", type=float, default=0.95, metavar="X", help="(default: 0.95)")
     add("--jobs", type=int, default=1, metavar="N", help="worker processes (default: 1)")
-    add("--max-runs", type=float, default=MOST_RUNS, metavar="N", help="calls (default: 1e6)")
+    add("--max-runs", type=float, default=MAX_RUNS, metavar="N", help="calls (default: 1e6)")
     add("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     add = parser.add_argument_group("what the adversary may do").add_argument
     add("--threat", default="NTCV", metavar="NAME", help="NTNV, NTCV (default) or ETCV")
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = _audit(options)
     except (ValueError, OSError) as error:
-        return console.refused(error)
+        return console.report_error(error)
     for name, bound in result.bounds.items():
         print(f"{bound.epsilon:8.3f}  {name}")
     print(result)
@@ -96,12 +96,12 @@ def _audit(options: argparse.Namespace) -> Any:
         if not isinstance(given, Iterable):
             raise ValueError(f"candidates must name a list, got {type(given).__name__}")
         candidates = tuple(given)
-    ceiling = lower_bounds.ceiling(
+    ceiling = lower_bounds.max_detectable_epsilon(
         options.trials // 2, options.trials // 2, options.delta, options.confidence
     )
     console.note(
         f"{options.trials:,} games can show at most epsilon = "
-        f"{shown_to(ceiling, up=True, places=2)}, and more of a Gaussian mechanism"
+        f"{format_places(ceiling, up=True, places=2)}, and more of a Gaussian mechanism"
     )
     return check(
         train,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from audit.lower_bounds import LowerBound
-from audit.numerics import exact, shown
+from audit.numerics import format_exact, format_rounded
 
 
 class PrivacyLeak(AssertionError):
@@ -65,13 +65,13 @@ class CheckResult:
         """The verdict in a line."""
         claims = "claims nothing"
         if self.claim is not None:
-            claims = f"claims ({exact(self.claim)}, {exact(self.delta)})"
+            claims = f"claims ({format_exact(self.claim)}, {format_exact(self.delta)})"
         confidence = f"with {100 * self.confidence:g} % confidence"
-        least = shown(self.epsilon, up=False, digits=4)
+        least = format_rounded(self.epsilon, up=False, digits=4)
         found = f"an attack shows at least {least} {confidence} (by {self.shown_by})"
         if self.leaks or self.claim is None:
             return f"{claims}; {found}"
-        most = shown(self.ceiling, up=True, digits=4)
+        most = format_rounded(self.ceiling, up=True, digits=4)
         ceiling = f"so many {self.unit} ({self.games}) could have shown at most {most}"
         if self.ceiling <= self.claim:
             ceiling += ", so no leak could have been found: play more"

@@ -48,7 +48,7 @@ class Train(Protocol):
 
 
 @dataclass(frozen=True)
-class Question:
+class AuditTask:
     """What is asked of every run.
 
     Attributes:
@@ -108,7 +108,7 @@ def run_seed(seed: int, trial: int, run: int = 0) -> int:
     return word
 
 
-def run_once(question: Question, included: NDArray[np.bool_], candidate: Any, seed: int) -> Run:
+def run_once(question: AuditTask, included: NDArray[np.bool_], candidate: Any, seed: int) -> Run:
     """Calls the training function once and reads what it released.
 
     Args:
@@ -144,7 +144,7 @@ def run_once(question: Question, included: NDArray[np.bool_], candidate: Any, se
     )
 
 
-def _read(question: Question, result: Any, canaries: int) -> tuple[Array, Array]:
+def _read(question: AuditTask, result: Any, canaries: int) -> tuple[Array, Array]:
     """The scores of the canaries [m] and the rest that is told, [f]."""
     if result is None:
         return np.empty(0), np.empty(0)
@@ -161,7 +161,7 @@ def _read(question: Question, result: Any, canaries: int) -> tuple[Array, Array]
     return score, np.concatenate([score, rest])
 
 
-def _choice(question: Question, result: Any, score: Array) -> float:
+def _choice(question: AuditTask, result: Any, score: Array) -> float:
     value = float(score[0]) if len(score) else -math.inf
     if question.validation is not None and readings.numbers(result) is None:
         value = float(readings.record_scores(result, question.validation, question.loss).mean())

@@ -2,7 +2,7 @@
 
 Before every step of the optimizer it takes the canary's gradient z_i at the current weights,
 clipped as the optimizer clips, and the released gradient p_i, and accumulates the proxies of
-`audit.dpsgd.LaneOutcomes` from their inner products. Where the canary is a gradient itself
+`audit.dpsgd.RunOutcomes` from their inner products. Where the canary is a gradient itself
 (Dirac), it inserts it too.
 """
 
@@ -51,7 +51,7 @@ class Trace:
     Attributes:
         steps: N, how many gradients were released.
         lambda_a: [m], the mean over the steps of <z_i, p_i> / C_i^2.
-        lambda_c: [m], the same for sampled batches; see `audit.dpsgd.LaneOutcomes`.
+        lambda_c: [m], the same for sampled batches; see `audit.dpsgd.RunOutcomes`.
         details: [f], with one canary: the range of the products over the steps; their sum and, of
             Opacus, the mean square of p_i, for every tensor of parameters; their sum for every
             stretch of steps.

@@ -8,14 +8,14 @@ from audit.protocols.adaptive import Adaptive
 from audit.protocols.base import Protocol
 from audit.protocols.grid import Grid
 from audit.protocols.noisy_max import NoisyMax
+from audit.protocols.parsing import DEFAULT_REPETITIONS, parse_protocol
 from audit.protocols.propose_test_release import ProposeTestRelease
 from audit.protocols.random_search import RandomSearch
-from audit.protocols.spec import DEFAULT_LAW, parse
 from audit.protocols.subset import Subset
 from audit.protocols.until import RandomStopping, UntilAccepted
 
 __all__ = [
-    "DEFAULT_LAW",
+    "DEFAULT_REPETITIONS",
     "Adaptive",
     "Grid",
     "NoisyMax",
@@ -25,5 +25,5 @@ __all__ = [
     "RandomStopping",
     "Subset",
     "UntilAccepted",
-    "parse",
+    "parse_protocol",
 ]

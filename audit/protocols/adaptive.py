@@ -38,7 +38,7 @@ class Adaptive(Protocol):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
         low = checks.interval("low", self.low, 0.0, 1.0, closed_high=True)
         high = checks.interval("high", self.high, 1.0, 1e6, closed_low=True, closed_high=True)
         object.__setattr__(self, "low", low)

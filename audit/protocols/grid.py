@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from audit import checks
 from audit.protocols.base import Protocol
-from audit.repetitions import MOST_RUNS
+from audit.repetitions import MAX_RUNS
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Grid(Protocol):
 
     def __post_init__(self) -> None:
         object.__setattr__(
-            self, "candidates", checks.whole("candidates", self.candidates, 1, MOST_RUNS)
+            self, "candidates", checks.integer("candidates", self.candidates, 1, MAX_RUNS)
         )
         inclusion = checks.interval("inclusion", self.inclusion, 0.0, 1.0, closed_high=True)
         object.__setattr__(self, "inclusion", inclusion)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from audit import checks
 from audit.protocols.base import Protocol
-from audit.repetitions import MOST_RUNS
+from audit.repetitions import MAX_RUNS
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class NoisyMax(Protocol):
 
     def __post_init__(self) -> None:
         object.__setattr__(
-            self, "candidates", checks.whole("candidates", self.candidates, 1, MOST_RUNS)
+            self, "candidates", checks.integer("candidates", self.candidates, 1, MAX_RUNS)
         )
-        object.__setattr__(self, "rounds", checks.whole("rounds", self.rounds, 1, 10**6))
+        object.__setattr__(self, "rounds", checks.integer("rounds", self.rounds, 1, 10**6))
 
     @property
     def spec(self) -> str:

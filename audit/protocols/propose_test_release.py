@@ -36,7 +36,7 @@ class ProposeTestRelease(Protocol):
     assumption: ClassVar[str] = "K independent runs, each of which tests before it releases"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
         for name, high in (("test_epsilon", 1e6), ("test_delta", 1.0), ("failure", 1.0)):
             value = checks.interval(name, getattr(self, name), 0.0, high, closed_low=True)
             object.__setattr__(self, name, value)

@@ -29,7 +29,7 @@ class RandomSearch(Protocol):
     assumption: ClassVar[str] = "K independent runs, each candidate drawn anew"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
 
     @property
     def spec(self) -> str:

@@ -37,7 +37,7 @@ class Subset(Protocol):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
         rate = checks.interval(
             "sampling_rate", self.sampling_rate, 0.0, 1.0, closed_low=True, closed_high=True
         )

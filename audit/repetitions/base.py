@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.numerics import TINY, bracket, exact, log_or_minus_infinity
+from audit.numerics import TINY, bisect_intervals, format_exact, safe_log
 
 Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
 
 GIVEN = " given no failure of chance "
 
-MOST_RUNS = 10**15
+MAX_RUNS = 10**15
 """A number of runs beyond any: below it, doubles tell whole numbers apart."""
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
@@ -45,7 +45,7 @@ def counts(k: ArrayLike) -> tuple[Array, NDArray[np.bool_]]:
 
 def written(name: str, *numbers: float) -> str:
     """`name:number,number` that is read back as the very same numbers, and short where it can."""
-    return f"{name}:{','.join(map(exact, numbers))}"
+    return f"{name}:{','.join(map(format_exact, numbers))}"
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Repetitions(ABC):
 
     Example:
         >>> import numpy as np
-        >>> from audit.repetitions import parse
-        >>> law = parse("tnb:0,0.01")
+        >>> from audit.repetitions import parse_repetitions
+        >>> law = parse_repetitions("tnb:0,0.01")
         >>> round(law.mean, 2), round(law.expected_quantile(), 3)
         (21.5, 0.793)
         >>> law.sample(np.random.default_rng(0), 5).tolist()
@@ -175,11 +175,11 @@ class Repetitions(ABC):
 
     def phi(self, x: ArrayLike) -> Array:
         """phi(x) = E[x^K], for x in [0, 1]."""
-        return np.exp(self.log_phi_at(log_or_minus_infinity(x)))
+        return np.exp(self.log_phi_at(safe_log(x)))
 
     def phi_prime(self, x: ArrayLike) -> Array:
         """phi'(x), for x in [0, 1]."""
-        return np.exp(self.log_phi_prime_at(log_or_minus_infinity(x)))
+        return np.exp(self.log_phi_prime_at(safe_log(x)))
 
     def phi_survival(self, s: ArrayLike) -> Array:
         """1 - phi(1 - s): the chance that an event of probability s happens in one run at least."""
@@ -201,7 +201,7 @@ class Repetitions(ABC):
         y = np.asarray(y, dtype=np.float64)
         # 1 - phi(1-s) <= E[K] s, so s >= y / E[K], less what rounding may take; and s <= 1.
         low = np.log(np.maximum(y / self.mean, TINY)) - 1e-9
-        _, high = bracket(lambda log_s: self.phi_survival(np.exp(log_s)) < y, low, 0.0, 64)
+        _, high = bisect_intervals(lambda log_s: self.phi_survival(np.exp(log_s)) < y, low, 0.0, 64)
         return np.where(y <= 0, 0.0, np.where(y >= self.phi_survival(1.0), 1.0, np.exp(high)))
 
     def expected_quantile(self) -> float:
@@ -217,7 +217,7 @@ class Repetitions(ABC):
 
     def chance_to_include(self, candidates: int) -> float:
         """Chance that one given of `candidates` equally likely ones is tried, 1 - phi(1 - 1/m)."""
-        checks.whole("candidates", candidates, 1)
+        checks.integer("candidates", candidates, 1)
         return float(self.phi_survival(1.0 / candidates))
 
     def given_no_failure(self, failure: float) -> "Repetitions":
@@ -305,7 +305,7 @@ class GivenNoFailure(Repetitions):
 
     @property
     def spec(self) -> str:
-        return f"{self.law.spec}{GIVEN}{exact(self.failure)}"
+        return f"{self.law.spec}{GIVEN}{format_exact(self.failure)}"
 
     @cached_property
     def _log_keep(self) -> float:

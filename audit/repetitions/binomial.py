@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.repetitions.base import MOST_RUNS, Array, ProfileTheorem, Repetitions, counts, written
+from audit.repetitions.base import MAX_RUNS, Array, ProfileTheorem, Repetitions, counts, written
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Binomial(Repetitions):
     p: float
 
     def __post_init__(self) -> None:
-        checks.keep(self, n=checks.whole("n", self.n, 1, MOST_RUNS))
-        checks.keep(self, p=checks.interval("p", self.p, 0.0, 1.0, closed_high=True))
+        checks.store_validated(self, n=checks.integer("n", self.n, 1, MAX_RUNS))
+        checks.store_validated(self, p=checks.interval("p", self.p, 0.0, 1.0, closed_high=True))
 
     @property
     def spec(self) -> str:

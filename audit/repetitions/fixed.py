@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.repetitions.base import MOST_RUNS, Array, Repetitions, log_of_one_minus, written
+from audit.repetitions.base import MAX_RUNS, Array, Repetitions, log_of_one_minus, written
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Fixed(Repetitions):
     k: int
 
     def __post_init__(self) -> None:
-        checks.keep(self, k=checks.whole("k", self.k, 1, MOST_RUNS))
+        checks.store_validated(self, k=checks.integer("k", self.k, 1, MAX_RUNS))
 
     @property
     def spec(self) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.polynomial import chebyshev
 from numpy.typing import ArrayLike, NDArray
 
-from audit.numerics import ROUNDING
+from audit.numerics import FLOAT_ROUNDING
 
 Array = NDArray[np.float64]
 
@@ -99,7 +99,7 @@ class PowerSum:
             at = middle[:, None] + half[:, None] * points
             values = self._exact(-np.exp(at).ravel()).reshape(at.shape)
             table = values @ fit.T
-            done = np.abs(table[:, -3:]).max(axis=1) <= ROUNDING * (
+            done = np.abs(table[:, -3:]).max(axis=1) <= FLOAT_ROUNDING * (
                 1.0 + np.abs(values).max(axis=1)
             )
             done |= half < _SHORTEST

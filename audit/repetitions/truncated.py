@@ -23,8 +23,8 @@ class Truncated(Repetitions):
         most: the largest number of runs allowed, up to a million.
 
     Example:
-        >>> from audit.repetitions import parse
-        >>> law = parse("tnb:0,0.01@100")
+        >>> from audit.repetitions import parse_repetitions
+        >>> law = parse_repetitions("tnb:0,0.01@100")
         >>> law.most, round(law.mean, 3)
         (100, 14.299)
     """
@@ -33,8 +33,8 @@ class Truncated(Repetitions):
     most: int
 
     def __post_init__(self) -> None:
-        most = checks.whole("most", self.most, 1, LONGEST)
-        checks.keep(self, most=most)
+        most = checks.integer("most", self.most, 1, LONGEST)
+        checks.store_validated(self, most=most)
         if self.law.untruncated is not self.law:
             raise ValueError(f"law must not be truncated twice, got {self.law.spec!r}")
         if not np.isfinite(self._log_weights).any():

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.numerics import ROOT_TOLERANCE, best_renyi_order, last_kept, log_or_minus_infinity
+from audit.numerics import ROOT_TOLERANCE, minimize_over_alpha, safe_log, safe_root
 from audit.repetitions.base import (
     Array,
     Function,
@@ -40,10 +40,10 @@ class TruncatedNegativeBinomial(Repetitions):
     gamma: float
 
     def __post_init__(self) -> None:
-        checks.keep(self, eta=checks.interval("eta", self.eta, -1.0, 1e6))
+        checks.store_validated(self, eta=checks.interval("eta", self.eta, -1.0, 1e6))
         checks.interval("gamma", self.gamma, 0.0, 1.0)
         # Below it 1/gamma overflows.
-        checks.keep(self, gamma=checks.interval("gamma", self.gamma, 1e-300, 1.0))
+        checks.store_validated(self, gamma=checks.interval("gamma", self.gamma, 1e-300, 1.0))
 
     @property
     def spec(self) -> str:
@@ -163,7 +163,7 @@ class TruncatedNegativeBinomial(Repetitions):
             return replace(self, gamma=math.exp(few))
         if excess(many) < 0.0:
             raise ValueError(f"mean must be one that eta = {self.eta:g} reaches, got {mean!r}")
-        return replace(self, gamma=math.exp(last_kept(excess, few, many, ROOT_TOLERANCE)))
+        return replace(self, gamma=math.exp(safe_root(excess, few, many, ROOT_TOLERANCE)))
 
     @property
     def power_law(self) -> PowerLaw:
@@ -172,7 +172,7 @@ class TruncatedNegativeBinomial(Repetitions):
     @property
     def profile_theorem(self) -> ProfileTheorem:
         def penalty(epsilon_1: Array, delta_1: Array) -> Array:
-            log_growth = log_or_minus_infinity((1.0 / self.gamma - 1.0) * delta_1)
+            log_growth = safe_log((1.0 / self.gamma - 1.0) * delta_1)
             return (1.0 + self.eta) * np.logaddexp(epsilon_1, log_growth)
 
         return ProfileTheorem("Koskela, Redberg & Wang 2024, theorem 5.2", penalty)
@@ -185,7 +185,7 @@ class TruncatedNegativeBinomial(Repetitions):
             def at(order: Array) -> Array:
                 return renyi(order) * (1.0 - 1.0 / order) - self._log_gamma / order
 
-            constant = (1.0 + self.eta) * best_renyi_order(at)[1]
+            constant = (1.0 + self.eta) * minimize_over_alpha(at)[1]
             return lambda alpha: np.full_like(alpha, constant)
 
         return RenyiTheorem("Papernot & Steinke 2022, theorem 2", penalty)

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for folder in arguments.folders:
             print(page.write(folder))
     except (ValueError, OSError) as error:
-        return console.refused(error)
+        return console.report_error(error)
     return console.OK
 
 

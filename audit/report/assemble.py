@@ -31,7 +31,7 @@ from audit.report.results import (
 from audit.upper_bounds import UpperBound
 
 # More no number of games shows.
-_MOST_EPSILON = 500.0
+_MAX_EPSILON = 500.0
 # It assumes nothing but independent trials.
 _RECOMMENDED = "scan:scan"
 
@@ -94,7 +94,7 @@ def _at_budget(
             f"{game.base.noise_multiplier:.4g}, model {config.model}"
         )
     base = upper_bounds.report_mechanism(game.base, config.delta, config.accounting)
-    upper = [*base.bounds, *upper_bounds.all_bounds(game.base, game.protocol, config.delta)]
+    upper = [*base.bounds, *upper_bounds.all_upper_bounds(game.base, game.protocol, config.delta)]
     pooled = Trials.joined(*of_repeats) if len(of_repeats) > 1 else of_repeats[0]
     # Proxy after proxy of the same games, for which the reference games of rank sums are the same.
     found = [
@@ -122,7 +122,7 @@ def _at_budget(
         lower_bounds=lower,
         upper_bounds=judged,
         contradictions=tuple(_contradictions(config, lower, judged, stricter)),
-        ceiling=lower_bounds.ceiling(
+        ceiling=lower_bounds.max_detectable_epsilon(
             int(np.sum(~pooled.bit)),
             int(np.sum(pooled.bit)),
             config.delta,
@@ -135,7 +135,7 @@ def _at_budget(
 
 def _games_needed(config: AuditConfig, upper: Mapping[str, UpperResult]) -> int | None:
     known = [one.epsilon for one in upper.values() if one.valid and one.epsilon is not None]
-    if not known or min(known) > _MOST_EPSILON:
+    if not known or min(known) > _MAX_EPSILON:
         return None
     share = (1.0 - config.confidence) / len(config.looks)
     return 2 * lower_bounds.trials_needed(min(known), config.delta, 1.0 - share)
@@ -161,7 +161,7 @@ def _lower_bounds(
         values, threshold = values * game.mu, game.threshold
         if law is not None:
             mu, split_top = game.mu, view.split_top
-    found = lower_bounds.all_bounds(
+    found = lower_bounds.all_lower_bounds(
         values[~trials.bit],
         values[trials.bit],
         delta=view.config.delta,

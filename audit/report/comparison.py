@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from audit.game.settings import AuditConfig
 from audit.game.store import begun, read_settings, write_text
-from audit.numerics import exact
+from audit.numerics import format_exact
 from audit.report import pictures, results, summary, tables
 from audit.report.results import BudgetResult, Report, UpperResult
 from audit.report.text import rounded_down, rounded_up
@@ -304,7 +304,9 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
             f"% confidence, {report.reported(0).assumes}; {valid}"
         )
         yield f"{way}{results.UNCORRECTED}: {results.PAPER_PROTOCOL}, no bound; {paper}"
-    yield ", ".join([f"delta {exact(config['delta'])}", *_common_tuning(audits), _settings(audits)])
+    yield ", ".join(
+        [f"delta {format_exact(config['delta'])}", *_common_tuning(audits), _settings(audits)]
+    )
     for audit in audits:
         if any(result.contradictions for result in audit.report.results):
             yield (

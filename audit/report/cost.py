@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from audit.accounting import Mechanism, Unreachable
 from audit.protocols import Protocol, RandomSearch
-from audit.upper_bounds import cost
+from audit.upper_bounds import tuning_cost
 from audit.upper_bounds.comparison import protocols_with
 from audit.upper_bounds.registry import find, row
 
@@ -86,7 +86,7 @@ def _epsilon(base: Mechanism, protocol: Protocol, delta: float, own: bool = Fals
         found = row(find("region"), base, protocol, delta)
         return float("nan") if found.epsilon is None else found.epsilon
     try:
-        return cost(base, protocol, delta).epsilon or 0.0
+        return tuning_cost(base, protocol, delta).epsilon or 0.0
     except Unreachable:
         return float("nan")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from audit.certificate.page import document, escape, pairs, table
-from audit.numerics import exact
+from audit.numerics import format_exact
 from audit.report import summary
 from audit.report.results import BudgetResult, Report, row_of_table
 from audit.report.text import rounded_down, rounded_up
@@ -77,8 +77,8 @@ def _answer(report: Report, result: BudgetResult) -> str:
     told = report.recommended
     bound = result.lower_bounds[told.proxy][told.key]
     shown = (
-        f"One run of epsilon {exact(result.epsilon_base)}: the attack shows that the tuning leaks "
-        f"at least {rounded_down(bound.epsilon)} at delta = {exact(report.config['delta'])}, with "
+        f"One run of epsilon {format_exact(result.epsilon_base)}: the attack shows that the tuning leaks "
+        f"at least {rounded_down(bound.epsilon)} at delta = {format_exact(report.config['delta'])}, with "
         f"{100 * bound.confidence:g} % confidence"
     )
     upper = result.smallest_upper
@@ -107,7 +107,7 @@ def _doubts(result: BudgetResult) -> Iterator[str]:
 
 
 def _of_budget(result: BudgetResult) -> Iterator[str]:
-    of = f"One run of epsilon {exact(result.epsilon_base)}, score {escape(result.score)}"
+    of = f"One run of epsilon {format_exact(result.epsilon_base)}, score {escape(result.score)}"
     yield f"<h2>{of}: at most</h2>"
     yield table(
         ["upper bound", "epsilon", "worth", "what it needs to be true"],
@@ -131,7 +131,7 @@ def _of_budget(result: BudgetResult) -> Iterator[str]:
                 key,
                 proxy,
                 rounded_down(bound.pooled.epsilon),
-                exact(bound.confidence),
+                format_exact(bound.confidence),
                 f"{bound.pooled.trials_without} + {bound.pooled.trials_with}",
                 bound.label,
             ]

@@ -38,7 +38,7 @@ _ONE_RUN = "one run"
 
 
 def _protocol_of(config: Mapping[str, Any]) -> type[Protocol]:
-    return type(protocols.parse(config.get("protocol", "search")))
+    return type(protocols.parse_protocol(config.get("protocol", "search")))
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def read(path: Path) -> Report:
         ValueError: it cannot be read, has another schema, or lacks something.
     """
     try:
-        values = json.loads(checks.text_of(path))
+        values = json.loads(checks.read_text(path))
         if not isinstance(values, dict):
             raise ValueError(f"{path.name} must be a mapping, got {str(values)[:40]}")
         if values.get("schema") != SCHEMA:

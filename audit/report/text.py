@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from audit.numerics import exact, shown_to
+from audit.numerics import format_exact, format_places
 from audit.report.results import POOLED, BudgetResult, Report, row_of_table, way_of_tuning
 
 
@@ -13,7 +13,7 @@ def to_text(report: Report) -> str:
     threat, training_set, canary = row_of_table(config)
     lines = [
         f"{threat}, X = {training_set}, z = {canary}, score {config['score']}, "
-        f"{_tuning(config)}, delta {exact(config['delta'])}, "
+        f"{_tuning(config)}, delta {format_exact(config['delta'])}, "
         f"{config['trials']} trials x {config['repeats']}",
         f"engine {report.engine.name}: {report.engine.reason}",
         *_records(report),
@@ -44,12 +44,12 @@ _TITLES = {"base": "one run", "base-renyi": "one run, by Renyi"}
 
 def rounded_down(value: float, digits: int = 3) -> str:
     """A lower bound as text, never above it."""
-    return shown_to(value, up=False, places=digits)
+    return format_places(value, up=False, places=digits)
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
     """An upper bound as text, never below it."""
-    return shown_to(value, up=True, places=digits)
+    return format_places(value, up=True, places=digits)
 
 
 def _row(name: str, cells: Sequence[str]) -> str:
@@ -152,12 +152,12 @@ def _of_all_runs(result: BudgetResult) -> Iterator[str]:
     ]
     if valid:
         epsilon, key = max(valid)
-        yield f"{rounded_down(epsilon)} (eps_B = {exact(result.epsilon_base)}, {key})"
+        yield f"{rounded_down(epsilon)} (eps_B = {format_exact(result.epsilon_base)}, {key})"
 
 
 def _reach(result: BudgetResult) -> str:
     """What the games at one budget could have shown, and what the upper bound would take."""
-    words = f"{rounded_up(result.ceiling)} (eps_B = {exact(result.epsilon_base)}"
+    words = f"{rounded_up(result.ceiling)} (eps_B = {format_exact(result.epsilon_base)}"
     upper = result.smallest_upper
     if upper is None or result.games_needed is None:
         return f"{words})"

@@ -47,7 +47,7 @@ def _settings(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return tomllib.loads(checks.text_of(path, 10**6))
+        return tomllib.loads(checks.read_text(path, 10**6))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"preset must be a readable TOML file, got {path!r}: {error}") from error
 
@@ -106,11 +106,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             result.write(folder)
             _report(result, folder, time.perf_counter() - start)
     except ValueError as error:
-        return console.refused(error)
+        return console.report_error(error)
     except FileNotFoundError as error:
-        return console.refused(error)
+        return console.report_error(error)
     except OSError as error:
-        return console.refused(f"out must be a writable folder: {error}")
+        return console.report_error(f"out must be a writable folder: {error}")
     return 0
 
 

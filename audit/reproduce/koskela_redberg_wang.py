@@ -13,7 +13,7 @@ from audit.accounting import (
     Mechanism,
     RenyiCurve,
 )
-from audit.numerics import last_whole
+from audit.numerics import last_integer
 from audit.repetitions import Binomial, Poisson, Repetitions
 from audit.reproduce.laws import BoundOfLaw, with_mean
 from audit.reproduce.result import (
@@ -270,4 +270,4 @@ def _most_steps(candidate: DpSgd, epsilon: float, delta: float) -> int:
     def fits(steps: NDArray[np.int64]) -> bool:
         return float(replace(candidate, steps=int(steps)).delta(epsilon)) <= delta
 
-    return int(last_whole(fits, candidate.steps // 2, 2 * candidate.steps))
+    return int(last_integer(fits, candidate.steps // 2, 2 * candidate.steps))

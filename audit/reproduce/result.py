@@ -116,7 +116,7 @@ class Reproduction:
 def _check(name: str, value: object, default: object) -> None:
     """A setting is a number or a list where its default is one; counts are positive."""
     if isinstance(default, int):
-        checks.whole(name, value, 0 if name == "seed" else 1)  # type: ignore[arg-type]
+        checks.integer(name, value, 0 if name == "seed" else 1)  # type: ignore[arg-type]
     elif isinstance(default, str):
         if not isinstance(value, str):
             raise ValueError(f"{name} must be text, got {value!r}")

@@ -147,7 +147,7 @@ def _private_tuning(
     Returns:
         As `_open_tuning`, of tunings that made a run.
     """
-    protocol = protocols.parse(_LAW)
+    protocol = protocols.parse_protocol(_LAW)
     assert isinstance(protocol, protocols.RandomSearch)
     runs = protocol.repetitions.sample(rng, tunings)
     owner = np.repeat(np.arange(tunings), runs)

@@ -3,10 +3,10 @@
 Live, `Study` tunes: its user trains, it draws and chooses, and what it releases keeps the budget.
 """
 
-from audit.tuning.cost_of import TuningCost, cost_of
-from audit.tuning.outcome import Best, Inadmissible, Outcome, Private, Trial, Void
+from audit.tuning.cost_of_trials import TuningCost, cost_of_trials
+from audit.tuning.outcome import Best, Outcome, Private, ProtocolViolation, StudyAborted, Trial
 from audit.tuning.random_search import best_of_runs
-from audit.tuning.space import Choice, Dimension, LogUniform, Space, Uniform, Whole
+from audit.tuning.space import Choice, Dimension, Integer, LogUniform, Space, Uniform
 from audit.tuning.study import Study
 from audit.tuning.winners import Winners
 
@@ -14,18 +14,18 @@ __all__ = [
     "Best",
     "Choice",
     "Dimension",
-    "Inadmissible",
+    "Integer",
     "LogUniform",
     "Outcome",
     "Private",
+    "ProtocolViolation",
     "Space",
     "Study",
+    "StudyAborted",
     "Trial",
     "TuningCost",
     "Uniform",
-    "Void",
-    "Whole",
     "Winners",
     "best_of_runs",
-    "cost_of",
+    "cost_of_trials",
 ]

@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from audit import __version__
-from audit.accounting import AnyOf, DpSgd, Mechanism, OneOf, relations
+from audit.accounting import DpSgd, Mechanism, Mixture, WorstOf, relations
 from audit.certificate import Certificate, Condition, Ground, Setting
 from audit.protocols import Adaptive, Grid, Protocol, RandomStopping, Subset, UntilAccepted
 from audit.tuning.outcome import Private
@@ -80,7 +80,7 @@ def certify(
 
 
 def _parts(training: Mechanism) -> tuple[Mechanism, ...]:
-    return training.candidates if isinstance(training, AnyOf | OneOf) else (training,)
+    return training.candidates if isinstance(training, WorstOf | Mixture) else (training,)
 
 
 def _neighbours(training: Mechanism) -> str:

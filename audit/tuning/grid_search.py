@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.dpsgd import Lanes
+from audit.dpsgd import RunBatch
 from audit.protocols import Grid
 from audit.tuning.random_search import packs
-from audit.tuning.winners import Run, Winners, nobody
+from audit.tuning.winners import Run, Winners, empty_winners
 
 
 def best_of_grid(
@@ -32,10 +32,10 @@ def best_of_grid(
     """
     is_run = rng.random((len(included), protocol.candidates)) < protocol.inclusion
     every_tuning, every_place = np.nonzero(is_run)
-    all_winners = [nobody(is_run.sum(axis=1)) for _ in range(views)]
+    all_winners = [empty_winners(is_run.sum(axis=1)) for _ in range(views)]
     for lane in packs(len(every_tuning)):
         tuning, place = every_tuning[lane], every_place[lane]
-        lanes = Lanes(
+        lanes = RunBatch(
             included=included[tuning],
             candidate=place if candidates > 1 else np.zeros_like(place),
             seeds=rng.integers(0, 2**64, len(lane), dtype=np.uint64),

@@ -5,15 +5,15 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.dpsgd import Lanes
+from audit.dpsgd import RunBatch
 from audit.protocols import Adaptive, RandomStopping, UntilAccepted
-from audit.tuning.lane_samplers import Sampler
-from audit.tuning.winners import Run, Winners, nobody
+from audit.tuning.batch_samplers import Sampler
+from audit.tuning.winners import Run, Winners, empty_winners
 
 # Where so unlikely a row of runs is not accepted, the acceptance is not what it is said to be.
 _IMPOSSIBLE = 1e-15
 # Of one tuning, side by side, once few tunings are left.
-_MOST_AHEAD = 16
+_MAX_AHEAD = 16
 
 
 def best_of_adaptive(
@@ -33,11 +33,11 @@ def best_of_adaptive(
         rng: source of K, candidates and lane seeds.
     """
     runs = protocol.repetitions.sample(rng, len(included))
-    winners = nobody(runs)
+    winners = empty_winners(runs)
     for index in range(int(runs.max(initial=0))):
         tuning = np.flatnonzero(runs > index)
         candidate = drawn(sampler.densities(tuning), rng.random(len(tuning)))
-        lanes = Lanes(
+        lanes = RunBatch(
             included=included[tuning],
             candidate=candidate,
             seeds=rng.integers(0, 2**64, len(tuning), dtype=np.uint64),
@@ -87,13 +87,13 @@ def first_accepted(
     else:
         unlikely = math.log(_IMPOSSIBLE) / math.log1p(-min(protocol.acceptance, 1.0 - 1e-15))
         most = np.full(size, math.ceil(unlikely))
-    winners = nobody(np.zeros(size, dtype=np.int64))
+    winners = empty_winners(np.zeros(size, dtype=np.int64))
     active = np.arange(size)
     while active.size:
-        ahead = max(1, min(size // active.size, _MOST_AHEAD))
+        ahead = max(1, min(size // active.size, _MAX_AHEAD))
         tuning = np.repeat(active, ahead)
         index = winners.runs[tuning] + np.tile(np.arange(ahead), active.size)
-        lanes = Lanes(
+        lanes = RunBatch(
             included=included[tuning],
             candidate=rng.integers(0, candidates, len(tuning)),
             seeds=rng.integers(0, 2**64, len(tuning), dtype=np.uint64),

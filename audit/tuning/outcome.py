@@ -8,32 +8,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit import checks
-from audit.accounting import AnyOf, Composition, DpSgd, GaussianMechanism, Mechanism, from_opacus
+from audit.accounting import Composition, DpSgd, GaussianMechanism, Mechanism, WorstOf, from_opacus
 from audit.tuning.space import Candidate
 
-__all__ = ["Best", "Inadmissible", "Outcome", "Part", "Private", "Trial", "Void"]
+__all__ = ["Best", "Outcome", "Part", "Private", "ProtocolViolation", "StudyAborted", "Trial"]
 
 # How far a recorded noise or rate may be off by rounding alone.
 _ROUNDING = 1e-9
 
 
-class Inadmissible(ValueError):
+class ProtocolViolation(ValueError):
     """A run was not the mechanism that the study accounts for; the message names what was not.
 
     Example:
         >>> try:
         ...     Outcome(score="high")
-        ... except Inadmissible as error:
+        ... except ProtocolViolation as error:
         ...     print(error)
         score must be a number, got a str
     """
 
 
-class Void(RuntimeError):
+class StudyAborted(RuntimeError):
     """The study is over without a release: something was not as the guarantee needs it.
 
     Example:
-        >>> print(Void("train returned no Outcome"))
+        >>> print(StudyAborted("train returned no Outcome"))
         train returned no Outcome
     """
 
@@ -67,7 +67,7 @@ class Private:
             raise ValueError(
                 f"{error}: a score with no noise on private records has no guarantee"
             ) from None
-        checks.keep(
+        checks.store_validated(
             self, noise_std=std, sensitivity=checks.interval("sensitivity", self.sensitivity, 0.0)
         )
 
@@ -79,7 +79,7 @@ class Private:
     def with_training(self, training: Mechanism) -> Mechanism:
         """What one run costs, training and noisy score."""
         if self.disjoint:
-            return AnyOf((training, self.mechanism))
+            return WorstOf((training, self.mechanism))
         return Composition((training, self.mechanism))
 
 
@@ -105,7 +105,7 @@ class Outcome:
         except (TypeError, ValueError):
             # What came is an output of a run: only its type is told.
             came = type(self.score).__name__
-            raise Inadmissible(f"score must be a number, got a {came}") from None
+            raise ProtocolViolation(f"score must be a number, got a {came}") from None
         object.__setattr__(self, "score", number)
 
     @property
@@ -200,7 +200,7 @@ class Trial:
         Returns:
             [count] True for those that may be read.
         """
-        count = checks.whole("count", count, 0)
+        count = checks.integer("count", count, 0)
         self.checked.add("records")
         self._may_read = (
             np.ones(count, dtype=np.bool_) if self.part is None else self.part.mask(count)
@@ -259,13 +259,15 @@ class Trial:
         if not self._accountants:
             return
         if not isinstance(self.base, DpSgd):
-            raise Inadmissible(f"base must be DP-SGD to be checked, got {self.base.description}")
+            raise ProtocolViolation(
+                f"base must be DP-SGD to be checked, got {self.base.description}"
+            )
         try:
             recorded = [
                 from_opacus(one, self.base.neighbours) for one in self._accountants.values()
             ]
         except ValueError as error:
-            raise Inadmissible(str(error)) from error
+            raise ProtocolViolation(str(error)) from error
         phases = [
             part
             for one in recorded
@@ -282,7 +284,7 @@ class Trial:
         ):
             if side * came > side * allowed * (1.0 + side * _ROUNDING):
                 word = "at most" if side > 0 else "at least"
-                raise Inadmissible(f"{name} must be {word} {allowed!r} in a run, got {came!r}")
+                raise ProtocolViolation(f"{name} must be {word} {allowed!r} in a run, got {came!r}")
         self.checked |= {"steps", "noise_multiplier", "sampling_rate"}
         for loader in self._loaders.values():
             self._check_loader(loader, self.base.sampling_rate)
@@ -291,7 +293,7 @@ class Trial:
         if self.part is not None:
             # How many there are is not told: it is a draw of the study.
             if len(data_loader.dataset) != int(self._may_read.sum()):
-                raise Inadmissible(
+                raise ProtocolViolation(
                     "data_loader must hold the records that trial.records names, and no others"
                 )
             self.checked.add("count_of_records")
@@ -301,13 +303,13 @@ class Trial:
                 sampler = sampler.sampler
             kind = type(sampler).__name__
             if "UniformWithReplacementSampler" not in kind:
-                raise Inadmissible(
+                raise ProtocolViolation(
                     "data_loader must sample batches by Poisson sampling, as Opacus' DPDataLoader "
                     f"does, got {type(data_loader).__name__} with {kind}"
                 )
             sampled = getattr(sampler, "sample_rate", math.nan)
             if not sampled <= allowed * (1.0 + _ROUNDING):
-                raise Inadmissible(
+                raise ProtocolViolation(
                     f"data_loader must sample at a rate of at most {allowed!r}, got {sampled!r}"
                 )
             self.checked.add("poisson_sampling")

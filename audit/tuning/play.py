@@ -27,9 +27,17 @@ from audit.protocols import (
     Subset,
     UntilAccepted,
 )
-from audit.tuning.alone import seeded, silence, without_gradients
+from audit.tuning.isolation import seeded, silence, without_gradients
 from audit.tuning.journal import Memory, Record
-from audit.tuning.outcome import Best, Inadmissible, Outcome, Part, Private, Trial, Void
+from audit.tuning.outcome import (
+    Best,
+    Outcome,
+    Part,
+    Private,
+    ProtocolViolation,
+    StudyAborted,
+    Trial,
+)
 from audit.tuning.samplers import Ended, Point, next_point
 from audit.tuning.space import Space
 
@@ -180,10 +188,10 @@ def play(
     def admit(found: _Attempt) -> None:
         nonlocal winner
         if found.void:
-            raise Void(found.void)
+            raise StudyAborted(found.void)
         record = found.record
         if record.own_seed is not None and record.own_seed in own_seeds:
-            raise Void(
+            raise StudyAborted(
                 "train must draw its noise from trial.seed, or leave torch's seed alone, got two "
                 "runs that seeded it alike"
             )
@@ -239,7 +247,7 @@ def play(
         else:
             again = attempt(released.index, released.point)
             if again.record != released or released.model is None:
-                raise Void(
+                raise StudyAborted(
                     "train must give the same run for the same trial.seed, or save and load be "
                     "given: the winner was found by an earlier process and came out different now"
                 )
@@ -296,11 +304,11 @@ def _attempted(
         with silence(), seeded(trial.seed) as own_seed:
             outcome = train(trial)
             if not isinstance(outcome, Outcome):
-                raise Inadmissible(
+                raise ProtocolViolation(
                     f"train must return a tuning.Outcome, got a {type(outcome).__name__}"
                 )
             if trial.part is not None and "records" not in trial.checked:
-                raise Inadmissible(
+                raise ProtocolViolation(
                     "train must ask trial.records(count) which records it may read, where the "
                     "tuning is on a part of them"
                 )
@@ -309,7 +317,7 @@ def _attempted(
             score = outcome.score + noise
             accepted = accept is not None and not outcome.lost
             accepted = accepted and bool(accept(Outcome(score, model)))  # type: ignore[misc]
-    except Inadmissible as error:
+    except ProtocolViolation as error:
         return _Attempt(lost, void=str(error))
     except (Exception, SystemExit):
         return _Attempt(lost)

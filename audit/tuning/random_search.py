@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.dpsgd import Lanes
+from audit.dpsgd import RunBatch
 from audit.repetitions import Repetitions
-from audit.tuning.winners import Run, Winners, nobody
+from audit.tuning.winners import Run, Winners, empty_winners
 
 # Lanes handed to an engine at a time. It is part of the results: seeds are drawn pack by pack.
 _PACK = 1 << 20
@@ -46,11 +46,11 @@ def best_of_runs(
 
     Example:
         >>> import numpy as np
-        >>> from audit.dpsgd import LaneOutcomes
+        >>> from audit.dpsgd import RunOutcomes
         >>> from audit.repetitions import Fixed
         >>> def run(lanes):
         ...     score = np.random.default_rng(0).normal(size=len(lanes)) + lanes.included
-        ...     return [LaneOutcomes(score, score, score, np.isfinite(score))]
+        ...     return [RunOutcomes(score, score, score, np.isfinite(score))]
         >>> included, rng = np.array([False, True]), np.random.default_rng(0)
         >>> (winners,) = best_of_runs(run, Fixed(3), 1, included, rng)
         >>> winners.runs.tolist()
@@ -59,10 +59,10 @@ def best_of_runs(
     runs = law.sample(rng, len(included))
     ends = np.cumsum(runs)
     total = int(ends[-1]) if len(runs) else 0
-    all_winners = [nobody(runs, total if keep else 0) for _ in range(views)]
+    all_winners = [empty_winners(runs, total if keep else 0) for _ in range(views)]
     for lane in packs(total):
         tuning = np.searchsorted(ends, lane, side="right")
-        lanes = Lanes(
+        lanes = RunBatch(
             included=included[tuning],
             candidate=rng.integers(0, candidates, len(lane)),
             seeds=rng.integers(0, 2**64, len(lane), dtype=np.uint64),

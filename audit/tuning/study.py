@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from audit import checks, protocols
-from audit.accounting import AnyOf, Candidates, DpSgd, Mechanism, OneOf, to_plain
+from audit.accounting import Candidates, DpSgd, Mechanism, Mixture, WorstOf, mechanism_to_dict
 from audit.certificate import Certificate
-from audit.numerics import shown
+from audit.numerics import format_rounded
 from audit.protocols import Grid, Protocol, RandomSearch, Subset
 from audit.repetitions import Repetitions
 from audit.tuning.calibration import noise_multiplier_for
 from audit.tuning.certifying import certify
 from audit.tuning.journal import Journal, Memory
-from audit.tuning.outcome import Best, Outcome, Private, Trial, Void
+from audit.tuning.outcome import Best, Outcome, Private, StudyAborted, Trial
 from audit.tuning.play import LIVE, Plan, Played, play
 from audit.tuning.space import Space
-from audit.upper_bounds import UpperBound, cost
+from audit.upper_bounds import UpperBound, tuning_cost
 from audit.upper_bounds.registry import find, row
 
 __all__ = ["Study"]
@@ -117,7 +117,7 @@ class Study:
     def __init__(
         self,
         space: Space | Mapping[str, Any] | Iterable[Mapping[str, Any]],
-        protocol: str | Repetitions | Protocol = protocols.DEFAULT_LAW,
+        protocol: str | Repetitions | Protocol = protocols.DEFAULT_REPETITIONS,
         epsilon: float | None = None,
         delta: float = 1e-5,
         *,
@@ -140,7 +140,7 @@ class Study:
                 "scored_on must be 'public' or tuning.Private(noise_std=..., sensitivity=...): a "
                 f"score with no noise on private records has no guarantee, got {scored_on!r}"
             )
-        self.seed = None if seed is None else checks.whole("seed", seed, 0)
+        self.seed = None if seed is None else checks.integer("seed", seed, 0)
         self.keep = keep
         self._budget = _Budget(steps, sampling_rate, neighbours)
         self._given = base
@@ -167,7 +167,7 @@ class Study:
         ):
             self.total_epsilon  # noqa: B018
         if base is not None and self.epsilon is not None and self.total_epsilon > self.epsilon:
-            least = shown(self.total_epsilon, up=True, digits=7)
+            least = format_rounded(self.total_epsilon, up=True, digits=7)
             raise ValueError(
                 f"epsilon must be at least {least}, what this base costs with "
                 f"{self.protocol.spec}, got {self.epsilon!r}"
@@ -238,8 +238,8 @@ class Study:
                 tuple(run for run, chance in several for _ in range(round(chance * size)))
             )
         if isinstance(self.protocol, Subset):
-            return AnyOf(tuple(runs))  # the final run's candidate is chosen, not drawn
-        return OneOf(tuple(runs), chances)
+            return WorstOf(tuple(runs))  # the final run's candidate is chosen, not drawn
+        return Mixture(tuple(runs), chances)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -252,7 +252,7 @@ class Study:
             "steps": self._budget.steps,
             "sampling_rate": self._budget.sampling_rate,
             "neighbours": self._budget.neighbours,
-            "base": None if self._given is None else to_plain(self._given),
+            "base": None if self._given is None else mechanism_to_dict(self._given),
             "scored_on": _PUBLIC
             if self.private is None
             else {
@@ -360,7 +360,7 @@ class Study:
                 the study is over and releases nothing.
             ValueError: the folder belongs to another study, or one that runs.
         """
-        jobs = jobs if jobs == -1 else checks.whole("jobs", jobs, 1)
+        jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1)
         for name, given in (("train", train), ("accept", accept), ("save", save), ("load", load)):
             if not (callable(given) or (given is None and name != "train")):
                 raise ValueError(f"{name} must be a function, got {given!r}")
@@ -384,7 +384,7 @@ class Study:
                     save=save,
                     load=load,
                 )
-            except Void as error:
+            except StudyAborted as error:
                 # Not to be tried until it pleases: what was drawn is gone, nothing is released.
                 self._memory.begin({**state, "void": str(error)})
                 raise
@@ -414,7 +414,9 @@ class Study:
         if self.seed is not None and state["key"] != hex(self.seed):
             raise ValueError(f"seed must be the one that the study in {self.folder} began with")
         if "void" in state:
-            raise Void(f"{state['void']} (delete {self.folder}; its runs cost what they cost)")
+            raise StudyAborted(
+                f"{state['void']} (delete {self.folder}; its runs cost what they cost)"
+            )
         return state
 
 
@@ -437,7 +439,7 @@ def _remembered(
     return answer
 
 
-_cost = _remembered(cost)
+_cost = _remembered(tuning_cost)
 
 
 @_remembered
@@ -446,7 +448,7 @@ def _by_region(base: Mechanism, protocol: Protocol, delta: float) -> bool:
 
 
 def _live(spec: str | Repetitions | Protocol, space: Space) -> Protocol:
-    protocol = protocols.parse(spec)
+    protocol = protocols.parse_protocol(spec)
     if not isinstance(protocol, LIVE):
         names = ", ".join(kind.name for kind in LIVE)
         raise ValueError(

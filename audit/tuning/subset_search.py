@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.dpsgd import Lanes
+from audit.dpsgd import RunBatch
 from audit.protocols import Subset
 from audit.tuning.random_search import best_of_runs
 from audit.tuning.winners import Run, Winners
@@ -56,7 +56,7 @@ def tune_on_subset(
         run, protocol.repetitions, candidates, included & tuned_on, rng, records=members
     )
     some = np.flatnonzero(chosen.chosen >= 0)
-    lanes = Lanes(
+    lanes = RunBatch(
         included=(included & (on_all | ~tuned_on))[some],
         candidate=chosen.candidate[some],
         seeds=rng.integers(0, 2**64, len(some), dtype=np.uint64),

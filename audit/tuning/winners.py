@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.dpsgd import LaneOutcomes, Lanes
+from audit.dpsgd import RunBatch, RunOutcomes
 
-Run = Callable[[Lanes], Sequence[LaneOutcomes]]
+Run = Callable[[RunBatch], Sequence[RunOutcomes]]
 """Runs a pack of lanes and gives its outcomes in every view."""
 
 
@@ -31,7 +31,7 @@ class Winners:
 
     Example:
         >>> import numpy as np
-        >>> nobody(np.array([3, 0])).chosen.tolist()  # before any run
+        >>> empty_winners(np.array([3, 0])).chosen.tolist()  # before any run
         [-1, -1]
     """
 
@@ -46,7 +46,7 @@ class Winners:
     run_lambda_a: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), kw_only=True)
     run_lambda_c: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), kw_only=True)
 
-    def keep(self, lane: NDArray[np.int64], outcomes: LaneOutcomes) -> None:
+    def keep(self, lane: NDArray[np.int64], outcomes: RunOutcomes) -> None:
         """Keeps what came of some lanes, by their places among all runs."""
         for kept, found in (
             (self.run_score, outcomes.scores),
@@ -57,8 +57,8 @@ class Winners:
 
     def compete(
         self,
-        outcomes: LaneOutcomes,
-        lanes: Lanes,
+        outcomes: RunOutcomes,
+        lanes: RunBatch,
         tuning: NDArray[np.int64],
         index: NDArray[np.int64],
     ) -> None:
@@ -92,7 +92,7 @@ class Winners:
         self.lambda_c[who] = outcomes.lambda_c[best]
 
 
-def nobody(runs: NDArray[np.int64], kept: int = 0) -> Winners:
+def empty_winners(runs: NDArray[np.int64], kept: int = 0) -> Winners:
     """No winner yet, of so many runs [T], and room to keep some."""
     size = len(runs)
     return Winners(

@@ -18,7 +18,7 @@ from audit.upper_bounds.candidates import (
     many_candidates,
     propose_test_release,
 )
-from audit.upper_bounds.comparison import Compared, same_runs
+from audit.upper_bounds.comparison import ComparedProtocol, compare_protocols
 from audit.upper_bounds.composed import AllRuns, TunedMechanism
 from audit.upper_bounds.conditional import (
     AcceptedTails,
@@ -32,13 +32,13 @@ from audit.upper_bounds.conditional import (
 )
 from audit.upper_bounds.grid import GridCurve
 from audit.upper_bounds.grid_of_gaussians import grid_tight
-from audit.upper_bounds.histories import HistoryCurve, Told
+from audit.upper_bounds.histories import ComposedRuns, HistoryCurve
 from audit.upper_bounds.inverse import (
-    Affordable,
-    best_law,
-    solve_mu,
-    solve_noise_multiplier,
-    solve_runs,
+    AffordableRepetitions,
+    best_repetitions,
+    calibrate_mu_for_tuning,
+    calibrate_noise,
+    calibrate_runs,
     with_mean,
 )
 from audit.upper_bounds.noisy_max import noisy_max, noisy_max_closed_form, noisy_max_renyi
@@ -60,7 +60,14 @@ from audit.upper_bounds.reduced import (
     reduced_renyi,
 )
 from audit.upper_bounds.region import RegionCurve, region
-from audit.upper_bounds.registry import Bound, all_bounds, cost, entries, smallest, tightest
+from audit.upper_bounds.registry import (
+    Bound,
+    all_upper_bounds,
+    entries,
+    smallest,
+    tightest,
+    tuning_cost,
+)
 from audit.upper_bounds.renyi import (
     corollary_4,
     corollary_4_curve,
@@ -84,8 +91,8 @@ from audit.upper_bounds.tight import FoldedGame, TightCurve, tight
 from audit.upper_bounds.worst_order import (
     TunedOrder,
     attack_order,
-    best_order,
-    best_split_order,
+    worst_case_order,
+    worst_case_split_order,
     worst_order,
 )
 
@@ -105,11 +112,12 @@ __all__ = [
     "AcceptedTails",
     "AdaptiveAttack",
     "AdaptiveCurve",
-    "Affordable",
+    "AffordableRepetitions",
     "AllRuns",
     "BaseReport",
     "Bound",
-    "Compared",
+    "ComparedProtocol",
+    "ComposedRuns",
     "FoldedGame",
     "FoldedOrder",
     "GridCurve",
@@ -122,20 +130,21 @@ __all__ = [
     "SubsetAttack",
     "SubsetCurve",
     "TightCurve",
-    "Told",
     "TunedMechanism",
     "TunedOrder",
     "TwoEvents",
     "UpperBound",
     "adaptive_attack",
-    "all_bounds",
+    "all_upper_bounds",
     "approximate",
     "approximate_to_delta",
     "attack_order",
     "attack_tails",
-    "best_law",
-    "best_order",
-    "best_split_order",
+    "best_repetitions",
+    "calibrate_mu_for_tuning",
+    "calibrate_noise",
+    "calibrate_runs",
+    "compare_protocols",
     "conditional_curve",
     "conditional_sampling",
     "corollary_4",
@@ -143,7 +152,6 @@ __all__ = [
     "corollary_6_2",
     "corollary_16",
     "corollary_21",
-    "cost",
     "cost_ratio",
     "entries",
     "grid_tight",
@@ -173,18 +181,17 @@ __all__ = [
     "repeated_response",
     "repeated_response_divergence",
     "report_mechanism",
-    "same_runs",
     "scaled_learning_rate",
     "smallest",
-    "solve_mu",
-    "solve_noise_multiplier",
-    "solve_runs",
     "subset_attack",
     "subset_divergences",
     "subset_tuning",
     "tight",
     "tightest",
+    "tuning_cost",
     "with_mean",
     "without_failures",
+    "worst_case_order",
+    "worst_case_split_order",
     "worst_order",
 ]

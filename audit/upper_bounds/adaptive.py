@@ -29,13 +29,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit import repetitions as laws
-from audit.accounting import AnyOf, Mechanism, OneOf, renyi_to_epsilon, solve_epsilon
-from audit.numerics import SUMS_TO_ONE, best_renyi_order, last_kept, remembered
+from audit.accounting import Mechanism, Mixture, WorstOf, renyi_to_epsilon, solve_epsilon
+from audit.numerics import SUMS_TO_ONE, memoize, minimize_over_alpha, safe_root
 from audit.protocols import Adaptive
 from audit.repetitions import Repetitions
 from audit.upper_bounds.composed import AllRuns
 from audit.upper_bounds.region import RegionCurve
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.renyi import Curve, power_law
 from audit.upper_bounds.result import NotApplicable, UpperBound
 
@@ -52,9 +52,9 @@ class AdaptiveCurve(RegionCurve):
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> from audit.repetitions import parse
+        >>> from audit.repetitions import parse_repetitions
         >>> (pair,) = GaussianMechanism(0.25).pairs
-        >>> curve = AdaptiveCurve(pair, parse("tnb:0,0.1"), low=0.75, high=1.33)
+        >>> curve = AdaptiveCurve(pair, parse_repetitions("tnb:0,0.1"), low=0.75, high=1.33)
         >>> round(curve.delta(2.0), 6)
         0.000137
     """
@@ -88,7 +88,7 @@ class AdaptiveCurve(RegionCurve):
         return np.asarray(slopes) + np.log([[self.high], [self.low]])
 
 
-_curve = remembered(8)(AdaptiveCurve)  # both bounds by it ask for the same
+_curve = memoize(8)(AdaptiveCurve)  # both bounds by it ask for the same
 
 
 def adaptive_curves(base: Mechanism, protocol: Adaptive) -> list[AdaptiveCurve]:
@@ -107,7 +107,7 @@ def adaptive_curves(base: Mechanism, protocol: Adaptive) -> list[AdaptiveCurve]:
     protocol=Adaptive,
     title=r"$\varepsilon_U$ adaptive (any score)",
 )
-def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
+def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Smallest epsilon that the adaptive bound gives at delta, over both directions.
 
     Args:
@@ -118,7 +118,7 @@ def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
     curves = adaptive_curves(base, protocol)
     epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
     below = max(solve_epsilon(curve.lower.delta, delta) for curve in curves)
-    return Value(epsilon, error=epsilon - min(below, epsilon))
+    return BoundValue(epsilon, error=epsilon - min(below, epsilon))
 
 
 @bound(
@@ -129,7 +129,7 @@ def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
     protocol=Adaptive,
     title=r"$\varepsilon_U$ composition (any score)",
 )
-def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
+def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """What all runs cost if every one were released, and K.
 
     Args:
@@ -137,12 +137,12 @@ def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> V
         protocol: the law of K, any.
         delta: in (0, 1).
     """
-    return Value(AllRuns(any_fixed(base), protocol.repetitions, 1e-3 * delta).epsilon(delta))
+    return BoundValue(AllRuns(any_fixed(base), protocol.repetitions, 1e-3 * delta).epsilon(delta))
 
 
 def any_fixed(base: Mechanism) -> Mechanism:
     """One run with any fixed hyper-parameter: what is drawn by other chances is no better known."""
-    return AnyOf(base.candidates) if isinstance(base, OneOf) else base
+    return WorstOf(base.candidates) if isinstance(base, Mixture) else base
 
 
 def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) -> Curve:
@@ -163,7 +163,7 @@ def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) ->
         >>> curve(np.array([8.0, 16.0])).round(3).tolist()
         [2.435, 2.529]
     """
-    repetitions = laws.parse(repetitions)
+    repetitions = laws.parse_repetitions(repetitions)
     log_ratio = math.log(checks.interval("ratio", ratio, 1.0, closed_low=True))
     law = power_law(repetitions)
     log_inverse_gamma = -math.log(law.gamma)
@@ -172,7 +172,7 @@ def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) ->
     def penalty(order: Array) -> Array:
         return base.renyi(order) * (1.0 - 1.0 / order) + log_inverse_gamma / order
 
-    constant = shape * (best_renyi_order(penalty)[1] + log_ratio)
+    constant = shape * (minimize_over_alpha(penalty)[1] + log_ratio)
 
     def curve(alpha: Array) -> Array:
         rest = alpha - 1.0
@@ -209,7 +209,7 @@ def hypo(base: Mechanism, repetitions: Repetitions, delta: float, ratio: float) 
     protocol=Adaptive,
     title=r"$\varepsilon_U$ DP-HyPO (any score)",
 )
-def hypo_theorem_1(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
+def hypo_theorem_1(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Theorem 1 converted to (epsilon, delta)-DP, for an adaptive protocol.
 
     Args:
@@ -221,7 +221,7 @@ def hypo_theorem_1(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
     if law.power_law is None:
         raise NotApplicable("K must be truncated negative binomial")
     curve = hypo_curve(any_fixed(base), law, protocol.high / protocol.low)
-    return Value(renyi_to_epsilon(curve, delta))
+    return BoundValue(renyi_to_epsilon(curve, delta))
 
 
 @bound(
@@ -231,7 +231,7 @@ def hypo_theorem_1(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
     about=("a base of pure DP",),
     protocol=Adaptive,
 )
-def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
+def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Theorem 2, whatever delta.
 
     Args:
@@ -244,7 +244,7 @@ def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
         raise NotApplicable("K must be truncated negative binomial")
     if not math.isfinite(epsilon_0):
         raise NotApplicable("the base must be of pure DP")
-    return Value(hypo_pure(epsilon_0, law, protocol.high / protocol.low))
+    return BoundValue(hypo_pure(epsilon_0, law, protocol.high / protocol.low))
 
 
 def hypo_pure(epsilon_0: float, repetitions: str | Repetitions, ratio: float) -> float:
@@ -283,17 +283,19 @@ def project_density(
     checks.interval("low", low, 0.0, 1.0, closed_low=True, closed_high=True)
     checks.interval("high", high, 1.0, closed_low=True)
     if values.ndim != 1 or not np.isfinite(values).all():
-        raise ValueError(f"density must be finite numbers in one row, got {checks.in_line(values)}")
+        raise ValueError(
+            f"density must be finite numbers in one row, got {checks.one_line(values)}"
+        )
     weights = np.full(len(values), 1.0 / len(values)) if prior is None else np.asarray(prior)
     is_probable = weights.shape == values.shape and bool(np.all(weights >= 0))
     if not is_probable or abs(weights.sum() - 1.0) > SUMS_TO_ONE:
         raise ValueError(
-            f"prior must be {len(values)} probabilities, got {checks.in_line(weights)}"
+            f"prior must be {len(values)} probabilities, got {checks.one_line(weights)}"
         )
     least, most = low - float(values.max()), high - float(values.min())
 
     def mean_above_one(t: float) -> float:
         return 1.0 - float(weights @ np.clip(values + t, low, high))
 
-    t = last_kept(mean_above_one, most, least, 0.0)
+    t = safe_root(mean_above_one, most, least, 0.0)
     return np.clip(values + t, low, high)

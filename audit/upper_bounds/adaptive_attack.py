@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit.protocols import Adaptive
-from audit.upper_bounds.worst_order import best_split_order, expected_ratio
+from audit.upper_bounds.worst_order import expected_ratio, worst_case_split_order
 
 Array = NDArray[np.float64]
 
 _MEANS = 2
 _NEGLIGIBLE = 1e-9
-_MOST_RUNS = 1 << 16
+_MAX_RUNS = 1 << 16
 _SHARPNESS = 4.0  # of the change from one density to the other, per point
 _ALL_TRIALS = 10**12
 
@@ -109,7 +109,7 @@ class AdaptiveAttack:
         most = 64
         while True:
             probabilities = self.protocol.repetitions.pmf(np.arange(most + 1))
-            if 1.0 - probabilities.sum() <= _NEGLIGIBLE or most >= _MOST_RUNS:
+            if 1.0 - probabilities.sum() <= _NEGLIGIBLE or most >= _MAX_RUNS:
                 return most, probabilities
             most *= 2
 
@@ -155,7 +155,7 @@ def adaptive_attack(
         True
     """
     alpha = (1.0 - confidence) / 2.0
-    order, _ = best_split_order(mu, protocol.repetitions, delta)
+    order, _ = worst_case_split_order(mu, protocol.repetitions, delta)
     top = float(np.clip(order.top, -3.0, 6.0 + mu))
     # An event of about 10 delta, or what so many trials can see.
     rare = max(10.0 * delta, 30.0 / trials) / protocol.repetitions.mean

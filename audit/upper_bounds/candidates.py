@@ -8,13 +8,13 @@ import numpy as np
 
 from audit import checks
 from audit import repetitions as laws
-from audit.accounting import AnyOf, DpSgd, Mechanism, PrivacyProfile
-from audit.numerics import doubled, last_whole, log_or_minus_infinity
+from audit.accounting import DpSgd, Mechanism, PrivacyProfile, WorstOf
+from audit.numerics import double_until, last_integer, safe_log
 from audit.protocols import ProposeTestRelease
 from audit.repetitions import Repetitions
 from audit.upper_bounds.profile import profile
 from audit.upper_bounds.region import region
-from audit.upper_bounds.registry import Bound, Value, bound
+from audit.upper_bounds.registry import Bound, BoundValue, bound
 from audit.upper_bounds.renyi import power_law
 from audit.upper_bounds.result import NotApplicable, UpperBound
 from audit.upper_bounds.tight import tight
@@ -35,13 +35,13 @@ def corollary_6_2(
         >>> round(corollary_6_2(0.5, 1e-8, 1.0, "tnb:0,0.1"), 9)
         1.500000055
     """
-    repetitions = laws.parse(repetitions)
+    repetitions = laws.parse_repetitions(repetitions)
     checks.interval("epsilon_1", epsilon_1, 0.0, closed_low=True)
     checks.interval("delta_1", delta_1, 0.0, 1.0, closed_low=True, closed_high=True)
     checks.interval("epsilon_hat", epsilon_hat, 0.0, closed_low=True)
     law = power_law(repetitions)
     log_odds = math.log1p(-law.gamma) - math.log(law.gamma)
-    inside = float(np.logaddexp(epsilon_1, log_odds + log_or_minus_infinity(delta_1)))
+    inside = float(np.logaddexp(epsilon_1, log_odds + safe_log(delta_1)))
     return epsilon_hat + (law.eta + 1.0) * inside
 
 
@@ -61,7 +61,7 @@ def many_candidates(
         >>> round(many_candidates(both, "tnb:0,0.1", 1e-5).epsilon, 3)
         1.408
     """
-    found = profile(AnyOf(tuple(candidates)), repetitions, delta)
+    found = profile(WorstOf(tuple(candidates)), repetitions, delta)
     claim = replace(found.claim, source="Koskela, Redberg & Wang 2024, corollary 6.2")
     return replace(found, name="many-candidates", claim=claim)
 
@@ -91,8 +91,8 @@ def largest_steps(
 
     if not keeps(1):
         return 0
-    low, high = doubled(lambda steps: not keeps(int(steps)), 2.0, most, start=1.0)
-    return int(last_whole(lambda steps: keeps(int(steps)), low, min(high, most + 1.0)))
+    low, high = double_until(lambda steps: not keeps(int(steps)), 2.0, most, start=1.0)
+    return int(last_integer(lambda steps: keeps(int(steps)), low, min(high, most + 1.0)))
 
 
 def propose_test_release(
@@ -130,7 +130,7 @@ def propose_test_release(
     about=("any base",),
     protocol=ProposeTestRelease,
 )
-def tested_profile(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> Value:
+def tested_profile(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> BoundValue:
     """The generic bound by profile, of runs that test before they release.
 
     Args:
@@ -148,7 +148,7 @@ def tested_profile(base: Mechanism, protocol: ProposeTestRelease, delta: float) 
     about=("any base",),
     protocol=ProposeTestRelease,
 )
-def tested_region(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> Value:
+def tested_region(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> BoundValue:
     """The region bound, of runs that test before they release.
 
     Args:
@@ -162,7 +162,7 @@ def tested_region(base: Mechanism, protocol: ProposeTestRelease, delta: float) -
 @bound(
     "tight", 110, f"{_TESTED} and the tight bound", about=("any base",), protocol=ProposeTestRelease
 )
-def tested_tight(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> Value:
+def tested_tight(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> BoundValue:
     """The tight bound, of runs that test before they release.
 
     Args:
@@ -173,9 +173,11 @@ def tested_tight(base: Mechanism, protocol: ProposeTestRelease, delta: float) ->
     return _tested(tight, base, protocol, delta)
 
 
-def _tested(bound_of: Bound, base: Mechanism, protocol: ProposeTestRelease, delta: float) -> Value:
+def _tested(
+    bound_of: Bound, base: Mechanism, protocol: ProposeTestRelease, delta: float
+) -> BoundValue:
     test = protocol.test_epsilon, protocol.test_delta, protocol.failure
     found = bound_of(propose_test_release(base, *test), protocol.repetitions, delta)
     if found.epsilon is None:
         raise NotApplicable(found.reason)
-    return Value(found.epsilon, found.error)
+    return BoundValue(found.epsilon, found.error)

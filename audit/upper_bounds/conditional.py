@@ -35,10 +35,10 @@ from audit.accounting import (
     renyi_to_epsilon,
     solve_epsilon,
 )
-from audit.numerics import FEW_ORDERS, PROFILE_ACCURACY, evenly
+from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, equidistribute
 from audit.protocols import RandomStopping, UntilAccepted
 from audit.upper_bounds.region import corner_events
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.renyi import Curve
 from audit.upper_bounds.result import NotApplicable, UpperBound
 from audit.upper_bounds.worst_order import expected_ratio
@@ -47,7 +47,7 @@ Array = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
 _PARTS = 13
-_COARSE, _REFINEMENTS, _MOST_BOXES, _AT_ONCE = 96, 20, 1 << 15, 2048
+_COARSE, _REFINEMENTS, _MAX_BOXES, _AT_ONCE = 96, 20, 1 << 15, 2048
 _ENOUGH = 1e-5
 _LEAST = -230.0
 _SOUGHT = (0.0, 1.0, 0.0)
@@ -137,8 +137,8 @@ class TwoEvents:
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> from audit.upper_bounds import cost
-        >>> round(cost(GaussianMechanism(0.25), "until:0.1", 1e-5).epsilon, 3)
+        >>> from audit.upper_bounds import tuning_cost
+        >>> round(tuning_cost(GaussianMechanism(0.25), "until:0.1", 1e-5).epsilon, 3)
         1.474
     """
 
@@ -168,7 +168,7 @@ class TwoEvents:
             enough = best + _ENOUGH * max(best, 0.05)
             closed = max(closed, float(most[most <= enough].max(initial=0.0)))
             e, f, most = e[most > enough], f[most > enough], most[most > enough]
-            if not e.size or e.size > _MOST_BOXES:
+            if not e.size or e.size > _MAX_BOXES:
                 break
             worst = np.argsort(-most)[: max(_AT_ONCE, len(most) // 4)]
             cells = np.union1d(e[worst], f[worst])
@@ -186,7 +186,7 @@ class TwoEvents:
             with np.errstate(divide="ignore"):
                 sides += [np.maximum(np.log(-np.expm1(side)), _LEAST) for side in sides]
             moves = np.abs(np.diff(np.stack(sides))).sum(axis=0) + 1e-9
-            t = np.unique(evenly(t, moves, _COARSE))
+            t = np.unique(equidistribute(t, moves, _COARSE))
         return t
 
     def _best(self, for_e: Array, for_f: Array, *, chords: bool) -> Array:
@@ -282,7 +282,7 @@ def _within(finer: Array, t: Array, e: Whole, f: Whole) -> tuple[Whole, Whole]:
     protocol=UntilAccepted,
     title=r"$\varepsilon_U$ two events (any score)",
 )
-def until_accepted(base: Mechanism, protocol: UntilAccepted, delta: float) -> Value:
+def until_accepted(base: Mechanism, protocol: UntilAccepted, delta: float) -> BoundValue:
     """The largest epsilon of any acceptable set and any part of it, over both directions.
 
     Args:
@@ -302,7 +302,7 @@ def until_accepted(base: Mechanism, protocol: UntilAccepted, delta: float) -> Va
     protocol=RandomStopping,
     title=r"$\varepsilon_U$ two events (any score)",
 )
-def random_stopping(base: Mechanism, protocol: RandomStopping, delta: float) -> Value:
+def random_stopping(base: Mechanism, protocol: RandomStopping, delta: float) -> BoundValue:
     """The largest epsilon of any acceptable set, any part of it, with or without no output.
 
     Args:
@@ -312,7 +312,7 @@ def random_stopping(base: Mechanism, protocol: RandomStopping, delta: float) -> 
     """
     g = protocol.stop
     if g == 1.0:
-        return Value(base.epsilon(delta))
+        return BoundValue(base.epsilon(delta))
     every = (g, 1.0 - g, 1.0 - g)
     chances = (Chance(_SOUGHT, every), Chance((g, 1.0 - g, -g), every))
     return _largest(base, chances, delta)
@@ -439,14 +439,14 @@ def attack_tails(
     return tails, 0.5 * (tails.low + tails.high)
 
 
-def _largest(base: Mechanism, chances: tuple[Chance, ...], delta: float) -> Value:
+def _largest(base: Mechanism, chances: tuple[Chance, ...], delta: float) -> BoundValue:
     each = [TwoEvents(pair, chance, delta).epsilon() for pair in base.pairs for chance in chances]
     upper, attained = (max(side) for side in zip(*each, strict=True))
     # Under pure DP what is sought and what it is a share of each change by at most epsilon.
     upper = min(upper, 2.0 * base.pure_epsilon)
     if upper > 1e8:
         raise Unreachable(f"delta must be above what two events tell apart for sure, got {delta!r}")
-    return Value(upper, error=max(upper - attained, 0.0))
+    return BoundValue(upper, error=max(upper - attained, 0.0))
 
 
 @bound(
@@ -457,7 +457,7 @@ def _largest(base: Mechanism, chances: tuple[Chance, ...], delta: float) -> Valu
     protocol=UntilAccepted,
     title=r"$\varepsilon_U$ proposition 15 (any score)",
 )
-def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> Value:
+def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> BoundValue:
     """Proposition 15 converted to (epsilon, delta)-DP.
 
     Args:
@@ -467,8 +467,10 @@ def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> Va
     """
     if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
         raise NotApplicable("the base has no finite Renyi divergence")
-    return Value(
-        renyi_to_epsilon(conditional_curve(base, protocol.acceptance), delta, 1e-3, 1e7, FEW_ORDERS)
+    return BoundValue(
+        renyi_to_epsilon(
+            conditional_curve(base, protocol.acceptance), delta, 1e-3, 1e7, COARSE_ORDERS
+        )
     )
 
 
@@ -503,7 +505,7 @@ def repeated_response(epsilon_0: float, k: int) -> DiscreteMechanism:
         inf
     """
     checks.interval("epsilon_0", epsilon_0, 0.0, 500.0)
-    checks.whole("k", k, 1)
+    checks.integer("k", k, 1)
     # "no" has the chance e^epsilon_0 / (1 + e^epsilon_0) on one data set, the rest on the other.
     logs = -np.logaddexp(0.0, np.array([-epsilon_0, epsilon_0]))
     p, q = (np.array([np.exp(k * log), -np.expm1(k * log)]) for log in logs)

@@ -49,11 +49,11 @@ from scipy import special
 
 from audit.accounting import Mechanism
 from audit.accounting.pairs import GaussianPair
-from audit.numerics import QUANTILE_ACCURACY, Whole, last_whole
+from audit.numerics import QUANTILE_ACCURACY, Integers, last_integer
 from audit.protocols import Grid
 from audit.repetitions import Fixed
 from audit.upper_bounds.grid import kinds_of_candidates
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable
 from audit.upper_bounds.tight import tight
 
@@ -74,7 +74,7 @@ _RARE = 0.1
     is_special=True,
     title=r"$\varepsilon_U$ grid, tight (any score)",
 )
-def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> Value:
+def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """Smallest epsilon that the bound gives at delta.
 
     Args:
@@ -91,13 +91,15 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> Value:
     loudest = max((one for one, _ in several), key=_mu)
     most, left = _run_at_most(protocol, delta)
     if most == 0:
-        return Value(0.0)
+        return BoundValue(0.0)
     found = tight(loudest, Fixed(most), left)
     if found.epsilon is None:
         raise NotApplicable(found.reason)
     if protocol.inclusion < 1.0:
-        return Value(found.epsilon, found.error, _BY_CHANCE)
-    return Value(found.epsilon, found.error, attains=found.attains if len(several) == 1 else 0.0)
+        return BoundValue(found.epsilon, found.error, _BY_CHANCE)
+    return BoundValue(
+        found.epsilon, found.error, attains=found.attains if len(several) == 1 else 0.0
+    )
 
 
 def _mu(candidate: Mechanism) -> float:
@@ -114,9 +116,9 @@ def _run_at_most(protocol: Grid, delta: float) -> tuple[int, float]:
     if chance == 1.0:
         return count, delta
 
-    def exceeded(k: Whole) -> Array:
+    def exceeded(k: Integers) -> Array:
         beyond = np.asarray(special.bdtrc(k, count, chance), dtype=np.float64)
         return beyond * (1.0 + QUANTILE_ACCURACY)
 
-    most = last_whole(lambda k: exceeded(k) > _RARE * delta, -1, count) + 1
+    most = last_integer(lambda k: exceeded(k) > _RARE * delta, -1, count) + 1
     return int(most), delta - float(exceeded(most))

@@ -10,12 +10,12 @@ import numpy as np
 
 from audit import checks, protocols
 from audit import repetitions as laws
-from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable, parse
-from audit.numerics import TINY, around, last_kept
+from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable, parse_mechanism
+from audit.numerics import TINY, bracket_near, safe_root
 from audit.protocols import Adaptive, RandomSearch
 from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial
 from audit.upper_bounds.region import region_curve
-from audit.upper_bounds.registry import Bound, Entry, Tuning, cost, find, row
+from audit.upper_bounds.registry import Bound, Entry, Tuning, find, row, tuning_cost
 from audit.upper_bounds.result import UpperBound
 from audit.upper_bounds.tight import TightCurve, tight
 
@@ -26,9 +26,9 @@ _TOLERANCE = 1e-7
 _SAMPLED_TOLERANCE = 1e-6
 # The tight bound affords up to about so much more than the region bound, measured.
 _NEAR = 1e-3
-LEAST_NOISE = 0.06
+MIN_NOISE = 0.06
 """No smaller noise is sought for sampled batches."""
-_MOST_RUNS = 1e7
+_MAX_RUNS = 1e7
 _POINTS = 1 << 14
 # What the region bound's own rounding may add to log(delta): ten times `PROFILE_ACCURACY`.
 _MARGIN = 1e-8
@@ -47,7 +47,7 @@ def excess(
     Raises:
         ValueError: the bound does not apply to this base and protocol.
     """
-    protocol = protocols.parse(law)
+    protocol = protocols.parse_protocol(law)
     if bound in (None, tight) and isinstance(protocol, RandomSearch):
         search = protocol.repetitions
         curves = (
@@ -59,7 +59,7 @@ def excess(
         reached = max(curve.delta(target) for curve in curves)
         return math.log(max(reached, TINY)) - math.log(delta) + _MARGIN
     try:
-        answer = (bound or cost)(base, protocol, delta)
+        answer = (bound or tuning_cost)(base, protocol, delta)
     except Unreachable:
         return math.inf
     if answer.epsilon is None:
@@ -79,8 +79,8 @@ def _by_the_smallest(
     The bound that is smallest near the answer is the one to follow: others that are larger there
     afford less.
     """
-    protocol, followed, answer = protocols.parse(law), set(), guess
-    while (name := cost(base_at(answer), protocol, delta).name) not in followed:
+    protocol, followed, answer = protocols.parse_protocol(law), set(), guess
+    while (name := tuning_cost(base_at(answer), protocol, delta).name) not in followed:
         followed.add(name)
         entry = find(name, type(protocol))
 
@@ -99,10 +99,10 @@ def _around(
 ) -> tuple[float, float]:
     """As `around`, with a first step as far as the target is missed at a far guess."""
     far = abs(missed(guess))
-    return around(missed, guess, max(far, _NEAR) if math.isfinite(far) else 1.0, start, end)
+    return bracket_near(missed, guess, max(far, _NEAR) if math.isfinite(far) else 1.0, start, end)
 
 
-def solve_mu(
+def calibrate_mu_for_tuning(
     target: float, law: Tuning, delta: float, bound: Bound | None = None, name: str = ""
 ) -> float:
     """The largest mu of a Gaussian base at which the whole tuning is (target, delta)-DP.
@@ -121,11 +121,11 @@ def solve_mu(
         ValueError: the bound does not apply to the law, or no mu in (1e-4, 100) meets the target.
 
     Example:
-        >>> round(solve_mu(2.0, "tnb:0,0.1", 1e-5), 4)
+        >>> round(calibrate_mu_for_tuning(2.0, "tnb:0,0.1", 1e-5), 4)
         0.4035
     """
     target = checks.interval("target-epsilon", target, 0.0, 1e4)
-    protocol = protocols.parse(law)
+    protocol = protocols.parse_protocol(law)
 
     def solve(bound: Bound | None, low: float, high: float, guess: float | None = None) -> float:
         @cache
@@ -139,7 +139,7 @@ def solve_mu(
                 f"target-epsilon must be what some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) gives "
                 f"by {name or 'the bound'} at delta={delta:g} with {law}, got {target!r}"
             )
-        return math.exp(last_kept(missed, low, high, _TOLERANCE))
+        return math.exp(safe_root(missed, low, high, _TOLERANCE))
 
     ends = math.log(_SMALLEST_MU), math.log(_LARGEST_MU)
     if bound is None and isinstance(protocol, RandomSearch):
@@ -148,7 +148,7 @@ def solve_mu(
     if isinstance(protocol, RandomSearch | Adaptive):
         # What the region bound affords is near what others do, and costs little.
         with contextlib.suppress(ValueError):
-            guess = math.log(solve_mu(target, protocol.repetitions, delta))
+            guess = math.log(calibrate_mu_for_tuning(target, protocol.repetitions, delta))
     if bound is not None:
         return solve(bound, *ends, guess)
     return _by_the_smallest(
@@ -156,7 +156,7 @@ def solve_mu(
     )
 
 
-def solve_noise_multiplier(
+def calibrate_noise(
     target: float,
     law: Tuning,
     delta: float,
@@ -183,16 +183,16 @@ def solve_noise_multiplier(
         ValueError: the bound does not apply, or the target is out of reach.
 
     Example:
-        >>> round(solve_noise_multiplier(2.0, "tnb:0,0.1", 1e-5, steps=300), 2)
+        >>> round(calibrate_noise(2.0, "tnb:0,0.1", 1e-5, steps=300), 2)
         42.93
     """
     target = checks.interval("target-epsilon", target, 0.0, 1e4)
 
     # A full batch is a Gaussian base, and bounds the noise that sampled batches ask for.
     distance = 2.0 if neighbours == "replace-one" else 1.0
-    root = distance * math.sqrt(checks.whole("steps", steps, 1))
+    root = distance * math.sqrt(checks.integer("steps", steps, 1))
     if sampling_rate == 1.0:
-        return root / solve_mu(target, law, delta, bound)
+        return root / calibrate_mu_for_tuning(target, law, delta, bound)
 
     def base_at(noise: float) -> Mechanism:
         return DpSgd(noise, steps, sampling_rate, neighbours)
@@ -200,37 +200,37 @@ def solve_noise_multiplier(
     def misses(bound: Bound | None) -> Callable[[float], float]:
         return cache(lambda x: excess(base_at(math.exp(-x)), law, target, delta, bound))
 
-    protocol = protocols.parse(law)
+    protocol = protocols.parse_protocol(law)
     if bound is None and isinstance(protocol, RandomSearch):
         # The noise shrinks by the sampling rate at most, but for the loss of one single step.
-        full_batch = root / solve_mu(target, law, delta)
-        low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, LEAST_NOISE))
-        return math.exp(-last_kept(misses(None), low, max(low, high), _SAMPLED_TOLERANCE))
+        full_batch = root / calibrate_mu_for_tuning(target, law, delta)
+        low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, MIN_NOISE))
+        return math.exp(-safe_root(misses(None), low, max(low, high), _SAMPLED_TOLERANCE))
     if isinstance(protocol, RandomSearch):
-        guess = solve_noise_multiplier(target, law, delta, steps, sampling_rate, neighbours)
+        guess = calibrate_noise(target, law, delta, steps, sampling_rate, neighbours)
     else:
         # Many small steps are like one Gaussian of mu = q sqrt(T (e^(1/sigma^2) - 1)).
         search = protocol.repetitions if isinstance(protocol, Adaptive) else protocol
-        ratio = solve_mu(target, search, delta) / (sampling_rate * root)
-        guess = max(1.0 / math.sqrt(math.log1p(ratio**2)), LEAST_NOISE)
+        ratio = calibrate_mu_for_tuning(target, search, delta) / (sampling_rate * root)
+        guess = max(1.0 / math.sqrt(math.log1p(ratio**2)), MIN_NOISE)
 
     def solve(bound: Bound) -> float:
         missed = misses(bound)
-        most, least = -math.log(1e3 * guess), -math.log(min(guess, LEAST_NOISE))
+        most, least = -math.log(1e3 * guess), -math.log(min(guess, MIN_NOISE))
         low, high = _around(missed, -math.log(guess), most, least)
         if missed(low) > 0.0:
             raise ValueError(
                 f"target-epsilon must be what some noise multiplier gives at delta={delta:g} with "
                 f"{law}, got {target!r}"
             )
-        return math.exp(-last_kept(missed, low, high, _SAMPLED_TOLERANCE))
+        return math.exp(-safe_root(missed, low, high, _SAMPLED_TOLERANCE))
 
     if bound is not None:
         return solve(bound)
     return _by_the_smallest(solve, base_at, guess, law, delta)
 
 
-def solve_runs(
+def calibrate_runs(
     target: float, base: Mechanism, law: str | Repetitions, delta: float, bound: Bound | None = None
 ) -> Repetitions:
     """The law of the same family with the most expected runs for which (target, delta)-DP holds.
@@ -250,11 +250,11 @@ def solve_runs(
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> law = solve_runs(2.0, GaussianMechanism(0.25), "tnb:1,0.1", 1e-5)
+        >>> law = calibrate_runs(2.0, GaussianMechanism(0.25), "tnb:1,0.1", 1e-5)
         >>> round(law.mean)
         154
     """
-    base, law = parse(base), laws.parse(law)
+    base, law = parse_mechanism(base), laws.parse_repetitions(law)
     target = checks.interval("target-epsilon", target, 0.0, 1e4)
     least, most = max(law.means[0], 1.0), most_runs(law)
 
@@ -270,16 +270,16 @@ def solve_runs(
         )
     if bound is not None:
         try:
-            guess = math.log(solve_runs(target, base, law, delta).mean)
+            guess = math.log(calibrate_runs(target, base, law, delta).mean)
         except ValueError:
             guess = low
-        low, high = around(missed, min(max(guess, low), high), 0.01, low, high)
-    return law.with_mean(math.exp(last_kept(missed, low, high, _SAMPLED_TOLERANCE)))
+        low, high = bracket_near(missed, min(max(guess, low), high), 0.01, low, high)
+    return law.with_mean(math.exp(safe_root(missed, low, high, _SAMPLED_TOLERANCE)))
 
 
 def most_runs(law: Repetitions) -> float:
     """The most expected runs that `solve_runs` asks about: 10^7, or what the family has."""
-    return min(law.means[1], _MOST_RUNS)
+    return min(law.means[1], _MAX_RUNS)
 
 
 def with_mean(law: str | Repetitions, mean: float) -> Repetitions:
@@ -289,11 +289,11 @@ def with_mean(law: str | Repetitions, mean: float) -> Repetitions:
         >>> round(with_mean("tnb:1,0.5", 20.0).mean, 6)
         20.0
     """
-    return laws.parse(law).with_mean(mean)
+    return laws.parse_repetitions(law).with_mean(mean)
 
 
 @dataclass(frozen=True)
-class Affordable:
+class AffordableRepetitions:
     """A law of K within the budget.
 
     Attributes:
@@ -301,9 +301,9 @@ class Affordable:
         expected_quantile: of the best candidate found, 1 - int phi (Papernot & Steinke, sec. 3.6).
 
     Example:
-        >>> from audit.repetitions import parse
-        >>> law = parse("tnb:0,0.1")
-        >>> round(Affordable(law, law.expected_quantile()).expected_quantile, 3)
+        >>> from audit.repetitions import parse_repetitions
+        >>> law = parse_repetitions("tnb:0,0.1")
+        >>> round(AffordableRepetitions(law, law.expected_quantile()).expected_quantile, 3)
         0.677
     """
 
@@ -311,9 +311,9 @@ class Affordable:
     expected_quantile: float
 
 
-def best_law(
+def best_repetitions(
     target: float, base: Mechanism, delta: float, bound: Bound | None = None
-) -> list[Affordable]:
+) -> list[AffordableRepetitions]:
     """The laws of K within the budget, the one with the highest expected quantile first.
 
     Truncated negative binomial laws over a range of eta, refined around the best, and Poisson.
@@ -329,12 +329,12 @@ def best_law(
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> found = best_law(2.0, GaussianMechanism(0.25), 1e-5)
+        >>> found = best_repetitions(2.0, GaussianMechanism(0.25), 1e-5)
         >>> found[0].expected_quantile > found[-1].expected_quantile
         True
     """
     target = checks.interval("target-epsilon", target, 0.0, 1e4)
-    found: dict[float, Affordable] = {}
+    found: dict[float, AffordableRepetitions] = {}
 
     def afford(eta: float) -> float:
         if eta not in found:
@@ -342,8 +342,8 @@ def best_law(
             if math.isfinite(eta):
                 family = TruncatedNegativeBinomial(eta, 0.5)
             try:
-                law = solve_runs(target, base, family, delta, bound)
-                found[eta] = Affordable(law, law.expected_quantile())
+                law = calibrate_runs(target, base, family, delta, bound)
+                found[eta] = AffordableRepetitions(law, law.expected_quantile())
             except ValueError:
                 return -math.inf
         return found[eta].expected_quantile

@@ -17,12 +17,12 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.claims import Claim, Kind
-from audit.numerics import log_or_minus_infinity
+from audit.numerics import safe_log
 from audit.protocols import NoisyMax
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable, UpperBound
 
-_MOST_COMPOSED = 1 << 20
+_MAX_COMPOSED = 1 << 20
 _NOISES = ("gaussian", "laplace")
 
 
@@ -56,9 +56,9 @@ def noisy_max(
         >>> round(noisy_max(10, scale=4.0, delta=1e-6).epsilon, 3)
         2.49
     """
-    checks.whole("candidates", candidates, 1)
+    checks.integer("candidates", candidates, 1)
     one = _one_release(noise, scale, monotone)
-    rounds = checks.whole("rounds", rounds, 1)
+    rounds = checks.integer("rounds", rounds, 1)
     source = f"Koskela, Redberg & Wang 2024, theorem {'3.2' if rounds == 1 else '3.3'}"
     claim = Claim(Kind.BOUND, source, (NoisyMax,), is_upper=True)
     return UpperBound("noisy-max", _many(one, candidates, rounds, delta), claim)
@@ -71,7 +71,7 @@ def noisy_max(
     about=("Gaussian or Laplace noise",),
     protocol=NoisyMax,
 )
-def noisy_max_of(base: Mechanism, protocol: NoisyMax, delta: float) -> Value:
+def noisy_max_of(base: Mechanism, protocol: NoisyMax, delta: float) -> BoundValue:
     """m^k times the profile of k noisy values at sensitivity 2, or 1 if all move in one direction.
 
     Args:
@@ -80,7 +80,7 @@ def noisy_max_of(base: Mechanism, protocol: NoisyMax, delta: float) -> Value:
         delta: in (0, 1).
     """
     if protocol.candidates == 1:
-        return Value(0.0)  # the index is known
+        return BoundValue(0.0)  # the index is known
     distance = 1.0 if protocol.monotone else 2.0
     mu = base.gaussian_mu
     if mu is not None:
@@ -89,7 +89,7 @@ def noisy_max_of(base: Mechanism, protocol: NoisyMax, delta: float) -> Value:
         one = LaplaceMechanism(base.scale / distance)
     else:
         raise NotApplicable("the noise must be Gaussian or Laplace")
-    return Value(_many(one, protocol.candidates, protocol.rounds, delta))
+    return BoundValue(_many(one, protocol.candidates, protocol.rounds, delta))
 
 
 @bound(
@@ -99,7 +99,7 @@ def noisy_max_of(base: Mechanism, protocol: NoisyMax, delta: float) -> Value:
     about=("any noise",),
     protocol=NoisyMax,
 )
-def noisy_max_composition(base: Mechanism, protocol: NoisyMax, delta: float) -> Value:
+def noisy_max_composition(base: Mechanism, protocol: NoisyMax, delta: float) -> BoundValue:
     """What all noisy values cost if every one were released: least where there are few.
 
     Args:
@@ -108,9 +108,11 @@ def noisy_max_composition(base: Mechanism, protocol: NoisyMax, delta: float) -> 
         delta: in (0, 1).
     """
     runs = protocol.candidates * protocol.rounds
-    if runs > _MOST_COMPOSED:
-        raise NotApplicable(f"there must be at most {_MOST_COMPOSED} values to compose")
-    return Value(Composition((base,) * runs).epsilon(delta) if runs > 1 else base.epsilon(delta))
+    if runs > _MAX_COMPOSED:
+        raise NotApplicable(f"there must be at most {_MAX_COMPOSED} values to compose")
+    return BoundValue(
+        Composition((base,) * runs).epsilon(delta) if runs > 1 else base.epsilon(delta)
+    )
 
 
 def _many(one: Mechanism, candidates: int, rounds: int, delta: float) -> float:
@@ -119,7 +121,7 @@ def _many(one: Mechanism, candidates: int, rounds: int, delta: float) -> float:
 
     def profile(epsilon: float) -> float:
         # As logarithms: a million candidates, sixty times over, overflow.
-        log_delta = float(log_or_minus_infinity(base.delta(epsilon)))
+        log_delta = float(safe_log(base.delta(epsilon)))
         return math.exp(min(log_delta + log_factor, 1.0))
 
     return solve_epsilon(profile, delta)
@@ -132,7 +134,7 @@ def noisy_max_closed_form(candidates: int, scale: float, delta: float) -> float:
         >>> round(noisy_max_closed_form(10, scale=4.0, delta=1e-6), 2)
         2.96
     """
-    checks.whole("candidates", candidates, 1)
+    checks.integer("candidates", candidates, 1)
     checks.interval("scale", scale, 0.0)
     checks.interval("delta", delta, 0.0, 1.0)
     return 2.0 / scale**2 + 2.0 / scale * math.sqrt(2.0 * math.log(candidates / delta))
@@ -147,7 +149,7 @@ def noisy_max_renyi(
         >>> round(noisy_max_renyi(10, scale=4.0, delta=1e-6), 2)
         2.65
     """
-    checks.whole("candidates", candidates, 1)
+    checks.integer("candidates", candidates, 1)
     base = _one_release(noise, scale, monotone)
     return renyi_to_epsilon(
         lambda alpha: base.renyi(alpha) + np.log(candidates) / (alpha - 1.0), delta

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from audit.accounting import Mechanism, solve_epsilon
 from audit.numerics import PROFILE_ACCURACY
 from audit.repetitions import Repetitions
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
@@ -24,7 +24,7 @@ _SOURCE = "Koskela, Redberg & Wang 2024"
     about=("any base",),
     title=r"$\varepsilon_U$ profile (any score)",
 )
-def profile(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def profile(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """delta_A(eps) <= E[K] delta(eps - penalty), the penalty minimised over epsilon_1 >= 0.
 
     Theorem 5.2 for truncated negative binomial K, 5.7 for binomial, corollary 5.8 for Poisson. The
@@ -50,7 +50,7 @@ def profile(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     def tuned(epsilon: float) -> float:
         return repetitions.mean * float(base.delta(epsilon - penalty))
 
-    return Value(solve_epsilon(tuned, delta), source=theorem.source)
+    return BoundValue(solve_epsilon(tuned, delta), source=theorem.source)
 
 
 def _smallest_penalty(base: Mechanism, penalty: Callable[[Array, Array], Array]) -> float:

@@ -12,8 +12,8 @@ import numpy as np
 from audit import checks
 from audit.accounting import Mechanism, PureDp, Unreachable, renyi_to_epsilon
 from audit.numerics import PROFILE_ACCURACY, QUANTILE_ACCURACY
-from audit.repetitions import Poisson, Repetitions, parse
-from audit.upper_bounds.registry import Value, bound
+from audit.repetitions import Poisson, Repetitions, parse_repetitions
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.renyi import lemma_7_curve
 from audit.upper_bounds.result import NotApplicable
 
@@ -26,7 +26,7 @@ _SHARES = (0.01, 0.3, 0.7, 0.99)
 
 
 @bound("liu-talwar", 10, _SOURCE, about=("any base",))
-def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """(2 + eta) epsilon_0 for TNB(eta, gamma) repetitions; 3 epsilon_0 when they are geometric.
 
     A base that is (epsilon_0, delta_0)-DP is pure but for an event of probability delta_0, and some
@@ -51,7 +51,7 @@ def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> Value
         epsilon = (2.0 + law.eta) * base.epsilon(delta_0)
     except Unreachable:
         raise NotApplicable(_TOO_SMALL) from None
-    return Value(epsilon)
+    return BoundValue(epsilon)
 
 
 def without_failures(repetitions: Repetitions | str, delta_0: float) -> Repetitions:
@@ -63,11 +63,11 @@ def without_failures(repetitions: Repetitions | str, delta_0: float) -> Repetiti
         >>> without_failures("poisson:20", 0.25).spec
         'poisson:15'
     """
-    return parse(repetitions).given_no_failure(delta_0)
+    return parse_repetitions(repetitions).given_no_failure(delta_0)
 
 
 @bound("approximate", 20, "Papernot & Steinke 2022, lemma 20 (and 7)", about=("any base",))
-def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Lemma 20: lemma 7 for the pure part of the base, beside the chance that some run fails.
 
     delta_0 takes a share of delta, the Renyi conversion the rest; the best of several shares.
@@ -94,7 +94,7 @@ def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Valu
         best = min(best, renyi_to_epsilon(lemma_7_curve(pure, law), rest))
     if math.isinf(best):
         raise NotApplicable(_TOO_SMALL)
-    return Value(best)
+    return BoundValue(best)
 
 
 def corollary_21(

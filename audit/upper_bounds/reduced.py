@@ -27,15 +27,15 @@ from audit.accounting.composition import COARSE_CELLS
 from audit.accounting.conversion import best_conversion, epsilon_of_order
 from audit.claims import Condition, Kind
 from audit.numerics import (
+    FLOAT_ROUNDING,
     PROFILE_ACCURACY,
-    ROUNDING,
     SUM_ROUNDING,
-    last_kept,
-    log_or_minus_infinity,
+    safe_log,
+    safe_root,
 )
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import cell_masses, divergence_of_cells, rounded, scale
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
@@ -55,14 +55,14 @@ _FIRST_CELLS = 8001
 # delta is given up for outputs beyond them.
 _PASSES = 8
 _NEW_CELLS = 1 << 12
-_NEGLIGIBLE, _LEAST_MASS = 1e-30, 1e-305
+_NEGLIGIBLE, _MIN_MASS = 1e-30, 1e-305
 _FURTHEST = 1e3
 # Log densities below it are of outputs that no double gives a mass.
-_LEAST_DENSITY = -800.0
+_MIN_DENSITY = -800.0
 # Cells are not made for larger orders: the best are below, and what is missed is added as error.
 _LARGEST_ORDER = 1e3
 # Cells of the exact game: with more, larger mu would take memory without end, and gain nothing.
-_MOST_CELLS = 1 << 18
+_MAX_CELLS = 1 << 18
 _LOG_ROOT_TWO_PI = 0.5 * float(np.log(2.0 * np.pi))
 
 
@@ -80,8 +80,8 @@ class ReducedGame:
         repetitions: the law of K.
 
     Example:
-        >>> from audit.repetitions import parse
-        >>> round(float(ReducedGame(0.25, parse("tnb:0,0.1")).delta(0.5)), 4)
+        >>> from audit.repetitions import parse_repetitions
+        >>> round(float(ReducedGame(0.25, parse_repetitions("tnb:0,0.1")).delta(0.5)), 4)
         0.0067
     """
 
@@ -90,7 +90,7 @@ class ReducedGame:
 
     @cached_property
     def _edges(self) -> Array:
-        step = max(min(1e-3, 0.02 / self.mu), (75.0 + self.mu) / _MOST_CELLS)
+        step = max(min(1e-3, 0.02 / self.mu), (75.0 + self.mu) / _MAX_CELLS)
         return np.arange(-37.5, 37.5 + self.mu + step, step)[::-1]
 
     @cached_property
@@ -191,7 +191,7 @@ class ReducedGame:
             sign: 1: without || with the canary, -1: the reverse.
         """
         means = (0.0, self.mu) if sign > 0 else (self.mu, 0.0)
-        edges, beyond = self._where_p_is(means[0], max(delta * _NEGLIGIBLE, _LEAST_MASS))
+        edges, beyond = self._where_p_is(means[0], max(delta * _NEGLIGIBLE, _MIN_MASS))
         for _ in range(_PASSES):
             log_terms, widths = self._chords(order, edges, *means)
             excess = np.cbrt(np.exp(log_terms - log_terms.max()) * widths * widths)
@@ -200,7 +200,7 @@ class ReducedGame:
             edges = np.interp(np.arange(ends[-1] + 1.0), ends, edges)
         log_terms, _ = self._chords(order, edges, *means)
         # No run leaves the same nothing on both sides: it adds P[K=0] to the sum.
-        none = float(log_or_minus_infinity(self.repetitions.probability_of_none))
+        none = float(safe_log(self.repetitions.probability_of_none))
         log_sum = float(special.logsumexp(np.append(log_terms, none)))
         divergence = max(log_sum + SUM_ROUNDING, 0.0) / (order - 1.0)
         return float(epsilon_of_order(divergence, order, delta - beyond))
@@ -219,8 +219,8 @@ class ReducedGame:
             return float(law.one_minus_phi_at(special.log_ndtr(x - mean)))
 
         far, near = mean - _FURTHEST, mean + _FURTHEST
-        low = last_kept(lambda x: below(x) > negligible, far, near, 1e-3)
-        high = last_kept(lambda x: above(x) > negligible, near, far, 1e-3)
+        low = safe_root(lambda x: below(x) > negligible, far, near, 1e-3)
+        high = safe_root(lambda x: above(x) > negligible, near, far, 1e-3)
         beyond = (below(low) + above(high)) * (1.0 + PROFILE_ACCURACY)
         return np.linspace(low, high, 1 << 12), beyond
 
@@ -230,12 +230,12 @@ class ReducedGame:
         slopes = self._slope_ratios(edges)
         normal = (mean - other) * (edges - 0.5 * (mean + other))
         low, high = slopes if sign > 0 else (-slopes[1], -slopes[0])
-        rounding = ROUNDING * np.maximum(np.abs(normal[1:]), np.abs(normal[:-1]))
+        rounding = FLOAT_ROUNDING * np.maximum(np.abs(normal[1:]), np.abs(normal[:-1]))
         low = low + np.minimum(normal[1:], normal[:-1]) - rounding
         high = high + np.maximum(normal[1:], normal[:-1]) + rounding
         width = high - low
         log_p, log_q = (
-            log_or_minus_infinity(np.maximum(mass + way * rounding, 0.0)[::-1])
+            safe_log(np.maximum(mass + way * rounding, 0.0)[::-1])
             for way, (mass, rounding) in (
                 (way, cell_masses(special.log_ndtr(edges[::-1] - at), law))
                 for way, at in ((1.0, mean), (-1.0, other))
@@ -244,7 +244,7 @@ class ReducedGame:
         # (e^(alpha w) - 1) / (e^w - 1), the chord's slope in units of lo^(alpha - 1).
         log_slope = (order - 1.0) * width + np.log(np.expm1(-order * width) / np.expm1(-width))
         with np.errstate(over="ignore", invalid="ignore"):
-            above = log_or_minus_infinity(np.maximum(np.expm1(log_p - low - log_q), 0.0))
+            above = safe_log(np.maximum(np.expm1(log_p - low - log_q), 0.0))
             terms = order * low + log_q + np.logaddexp(0.0, log_slope + above)
         # Where Q_i is lost to rounding or underflow it is taken to be 0.
         lost = ~(np.isfinite(log_q) & np.isfinite(terms))
@@ -268,7 +268,7 @@ class ReducedGame:
         start, end = edges[:-1], edges[1:]
         step = end - start
         (at, fall), (before, fall_before) = g(edges), g(edges - self.mu)
-        rounding = ROUNDING * (1.0 + np.maximum(np.abs(at), np.abs(before)))
+        rounding = FLOAT_ROUNDING * (1.0 + np.maximum(np.abs(at), np.abs(before)))
         rounding = rounding[1:] + rounding[:-1]
         after, fall_after = g(end + step)
         further, fall_further = g(start - self.mu - step)
@@ -298,7 +298,7 @@ class ReducedGame:
                 for mean in (0.0, self.mu)
             )
             bends = np.zeros(len(x))
-            seen = np.maximum(p - 0.5 * x * x, q - 0.5 * (x - self.mu) ** 2) > _LEAST_DENSITY
+            seen = np.maximum(p - 0.5 * x * x, q - 0.5 * (x - self.mu) ** 2) > _MIN_DENSITY
             for log_slope, times in (
                 (p, 1.0),
                 (q, 1.0),
@@ -341,7 +341,7 @@ def _hockey_stick(epsilon: float, mass: Array, other: Array, low: Array, high: A
 
 
 @bound("reduced-renyi", 70, _RENYI_SOURCE, needs=_MONOTONE, about=("Gaussian base",))
-def reduced_renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def reduced_renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Epsilon of the reduced game by Renyi divergence.
 
     Each direction is converted to (epsilon, delta) on its own and the larger epsilon is taken;
@@ -360,7 +360,7 @@ def reduced_renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> Va
     """
     if base.gaussian_mu is None:
         raise NotApplicable("the base must be Gaussian")
-    return Value(_renyi_epsilon(base.gaussian_mu, repetitions, delta))
+    return BoundValue(_renyi_epsilon(base.gaussian_mu, repetitions, delta))
 
 
 def _renyi_epsilon(mu: float, repetitions: Repetitions, delta: float) -> float:
@@ -387,9 +387,9 @@ class LikelihoodOrder:
 
     Example:
         >>> from audit.accounting import DpSgd
-        >>> from audit.repetitions import parse
+        >>> from audit.repetitions import parse_repetitions
         >>> pair = DpSgd(1.0, 10, 0.1).pairs[0]
-        >>> round(float(LikelihoodOrder(pair, parse("tnb:0,0.1")).delta(1.0)), 4)
+        >>> round(float(LikelihoodOrder(pair, parse_repetitions("tnb:0,0.1")).delta(1.0)), 4)
         0.0198
     """
 
@@ -415,7 +415,7 @@ class LikelihoodOrder:
     needs=_MONOTONE,
     title=r"$\varepsilon_U$ reduced (monotone score)",
 )
-def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Epsilon of the reduced game by its hockey-stick divergence: tight, and never above 3.15's.
 
     A Gaussian base is integrated directly. Any other base is played in the order of its likelihood
@@ -436,7 +436,7 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Va
         game = ReducedGame(base.gaussian_mu, repetitions)
         epsilon = solve_epsilon(game.delta, delta)
         error = max(epsilon - solve_epsilon(game.attained_delta, delta), 0.0)
-        return Value(epsilon, error=error, about=("Gaussian base",))
+        return BoundValue(epsilon, error=error, about=("Gaussian base",))
     if not base.attained:
         raise NotApplicable("the base must be one whose outputs are known")
     if float(base.delta(_LARGEST_LOSS)) > delta * PROFILE_ACCURACY:
@@ -449,7 +449,7 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Va
         epsilon = _by_likelihood(fine, repetitions, delta)
         coarse = compose(base.laws, COARSE_CELLS)
         error = abs(epsilon - _by_likelihood(coarse, repetitions, delta))
-    return Value(epsilon + error, error=2.0 * error)
+    return BoundValue(epsilon + error, error=2.0 * error)
 
 
 def _by_likelihood(pair: LossPair, repetitions: Repetitions, delta: float) -> float:
@@ -465,7 +465,7 @@ def _by_likelihood(pair: LossPair, repetitions: Repetitions, delta: float) -> fl
     needs=_MONOTONE,
     is_special=True,
 )
-def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """eps_U-O: algorithm 3 for a Gaussian of mu "O" = tau sqrt(N) / sigma.
 
     Args:
@@ -492,7 +492,7 @@ def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: flo
     needs=_MONOTONE,
     is_special=True,
 )
-def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """eps_U-G: algorithm 3 for a Gaussian of mu "G", the central limit of Gaussian DP.
 
     Args:
@@ -513,10 +513,10 @@ def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -
     return _approximation(mu, repetitions, delta)
 
 
-def _approximation(mu: float, repetitions: Repetitions, delta: float) -> Value:
+def _approximation(mu: float, repetitions: Repetitions, delta: float) -> BoundValue:
     try:
         GaussianMechanism(mu)
     except ValueError as error:
         raise NotApplicable(f"the approximation's {error}") from error
     epsilon = _renyi_epsilon(mu, repetitions, delta)
-    return Value(epsilon, about=(f"an approximation by mu = {mu:.4g}, not a bound",))
+    return BoundValue(epsilon, about=(f"an approximation by mu = {mu:.4g}, not a bound",))

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from audit import checks, protocols
-from audit.accounting import Mechanism, Unreachable, parse
+from audit.accounting import Mechanism, Unreachable, parse_mechanism
 from audit.claims import Claim, Kind
-from audit.numerics import shown
+from audit.numerics import format_rounded
 from audit.protocols import Protocol, RandomSearch
 from audit.repetitions import Repetitions
 from audit.upper_bounds.result import NotApplicable, UpperBound
@@ -25,7 +25,7 @@ Tuning = str | Repetitions | Protocol
 
 
 @dataclass(frozen=True)
-class Value:
+class BoundValue:
     """What the body of a bound finds.
 
     Attributes:
@@ -43,7 +43,7 @@ class Value:
     attains: float = 0.0
 
 
-Body = Callable[[Mechanism, Any, float], Value]
+Body = Callable[[Mechanism, Any, float], BoundValue]
 Bound = Callable[[Mechanism, Tuning, float], UpperBound]
 
 
@@ -111,8 +111,8 @@ def bound(
     def register(body: Body) -> Bound:
         @functools.wraps(body)
         def answer(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
-            base, delta = parse(base), checks.interval("delta", delta, 0.0, 1.0)
-            asked = protocols.parse(repetitions)
+            base, delta = parse_mechanism(base), checks.interval("delta", delta, 0.0, 1.0)
+            asked = protocols.parse_protocol(repetitions)
             try:
                 if not isinstance(asked, protocol):
                     raise NotApplicable(f"it needs {protocol.assumption}, got {asked.spec}")
@@ -158,7 +158,7 @@ def find(name: str, protocol: type[Protocol] = RandomSearch) -> Entry:
     return _ENTRIES[protocol, checks.one_of("bound", name, names)]
 
 
-def all_bounds(base: Mechanism, repetitions: Tuning, delta: float) -> list[UpperBound]:
+def all_upper_bounds(base: Mechanism, repetitions: Tuning, delta: float) -> list[UpperBound]:
     """Every bound that speaks of the protocol, the loosest kind first.
 
     Args:
@@ -171,12 +171,12 @@ def all_bounds(base: Mechanism, repetitions: Tuning, delta: float) -> list[Upper
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> rows = all_bounds(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5)
+        >>> rows = all_upper_bounds(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5)
         >>> [row.name for row in rows if row.epsilon is not None and row.epsilon < 1.45]
         ['reduced-renyi', 'reduced-exact', 'worst-order', 'region', 'tight']
     """
-    base, delta = parse(base), checks.interval("delta", delta, 0.0, 1.0)
-    asked = protocols.parse(repetitions)
+    base, delta = parse_mechanism(base), checks.interval("delta", delta, 0.0, 1.0)
+    asked = protocols.parse_protocol(repetitions)
     asked_of = entries(type(asked))
     rows = without_contradictions([row(entry, base, asked, delta) for entry in asked_of])
     known = zip(asked_of, rows, strict=True)
@@ -217,7 +217,7 @@ def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
     attained = max((one.attains for one in rows), default=0.0)
     least = attained * (1.0 - _COMPOSED)
     reason = (
-        f"its numbers fail here: it came out below {shown(attained, up=False, digits=6)}, "
+        f"its numbers fail here: it came out below {format_rounded(attained, up=False, digits=6)}, "
         "which an attack attains"
     )
     return [
@@ -228,7 +228,7 @@ def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
     ]
 
 
-def cost(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
+def tuning_cost(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
     """What the tuning costs: the smallest bound that holds for any score, for any protocol.
 
     Args:
@@ -241,11 +241,11 @@ def cost(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> round(cost(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5).epsilon, 4)
+        >>> round(tuning_cost(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5).epsilon, 4)
         1.4488
     """
-    base, delta = parse(base), checks.interval("delta", delta, 0.0, 1.0)
-    asked = protocols.parse(repetitions)
+    base, delta = parse_mechanism(base), checks.interval("delta", delta, 0.0, 1.0)
+    asked = protocols.parse_protocol(repetitions)
     known = entries(type(asked))
     rows = [row(entry, base, asked, delta) for entry in known if entry.claim.any_score]
     if not any(one.attains for one in rows):  # else what an attack attains came with a bound
@@ -279,5 +279,5 @@ def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
     return min(known)[2] if known else None
 
 
-tightest = cost
+tightest = tuning_cost
 """`cost` under its first name."""

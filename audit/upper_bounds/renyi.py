@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from audit import repetitions as laws
 from audit.accounting import Mechanism, ZeroConcentratedDp, renyi_to_epsilon
-from audit.numerics import FEW_ORDERS, QUANTILE_ACCURACY, best_renyi_order
+from audit.numerics import COARSE_ORDERS, QUANTILE_ACCURACY, minimize_over_alpha
 from audit.repetitions import PowerLaw, Repetitions
 from audit.upper_bounds.region import region_curve
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
@@ -28,7 +28,7 @@ _POINTS = 1 << 14
     about=_ANY_BASE,
     title=r"$\varepsilon_U$ Renyi (any score)",
 )
-def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Renyi bound on the best of K runs, converted to (epsilon, delta)-DP.
 
     Theorem 2 for truncated negative binomial K, theorem 6 for Poisson K. Both orders are optimised
@@ -51,7 +51,7 @@ def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
 
 
 @bound("lemma-7", 50, "Papernot & Steinke 2022, lemma 7", about=_ANY_BASE)
-def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """The generic Renyi bound for any law of K, maximised over the events of the base.
 
     Args:
@@ -68,7 +68,7 @@ def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
 
 
 @bound("lemma-22", 45, "Papernot & Steinke 2022, lemma 22", about=_ANY_BASE, is_special=True)
-def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """The generic Renyi bound for a truncated law, through the law before truncation.
 
     Args:
@@ -87,7 +87,7 @@ def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
 
 
 @bound("corollary-4", 30, "Papernot & Steinke 2022, corollary 4", about=_ANY_BASE)
-def corollary_4(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def corollary_4(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Theorem 2 in closed form for a rho-zCDP base.
 
     Args:
@@ -117,13 +117,13 @@ def _converted(
     repetitions: Repetitions,
     delta: float,
     source: str | None = None,
-) -> Value:
+) -> BoundValue:
     if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
         raise NotApplicable("the base has no finite Renyi divergence")
-    epsilon = renyi_to_epsilon(curve_of(base, repetitions), delta, refined=FEW_ORDERS)
+    epsilon = renyi_to_epsilon(curve_of(base, repetitions), delta, refined=COARSE_ORDERS)
     if not math.isfinite(epsilon):
         raise NotApplicable("the divergence is too large for a number")
-    return Value(epsilon, source=source)
+    return BoundValue(epsilon, source=source)
 
 
 def renyi_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
@@ -139,7 +139,7 @@ def renyi_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
         >>> curve(np.array([8.0, 16.0])).round(3).tolist()
         [0.95, 1.096]
     """
-    repetitions = laws.parse(repetitions)
+    repetitions = laws.parse_repetitions(repetitions)
     theorem = repetitions.renyi_theorem
     if theorem is None:
         raise ValueError(
@@ -165,7 +165,7 @@ def _log_none(repetitions: Repetitions) -> float:
 
 def _monotone(curve: Curve) -> Curve:
     """D_alpha grows with alpha, so a bound at its best order serves every smaller order too."""
-    flat_until, lowest = best_renyi_order(curve, refined=FEW_ORDERS)
+    flat_until, lowest = minimize_over_alpha(curve, refined=COARSE_ORDERS)
 
     def monotone(alpha: Array) -> Array:
         values = curve(alpha)
@@ -192,7 +192,7 @@ def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int =
         >>> curve(np.array([8.0, 16.0])).round(3).tolist()
         [0.575, 0.765]
     """
-    repetitions = laws.parse(repetitions)
+    repetitions = laws.parse_repetitions(repetitions)
     logs = []
     for pair in base.pairs:
         a, b = region_curve(pair, repetitions, points).vertices
@@ -234,7 +234,7 @@ def lemma_22_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
         >>> curve(np.array([8.0, 16.0])).round(3).tolist()
         [0.707, 0.896]
     """
-    repetitions = laws.parse(repetitions)
+    repetitions = laws.parse_repetitions(repetitions)
     untruncated, log_kept = repetitions.untruncated, repetitions.log_kept
     log_share = log_kept + math.log(repetitions.mean / untruncated.mean)  # of E[K], for K <= m
     curve = lemma_7_curve(base, untruncated)
@@ -248,7 +248,7 @@ def power_law(repetitions: str | Repetitions) -> PowerLaw:
     Raises:
         ValueError: K has another law.
     """
-    repetitions = laws.parse(repetitions)
+    repetitions = laws.parse_repetitions(repetitions)
     law = repetitions.power_law
     if law is None:
         raise ValueError(f"repetitions must be truncated negative binomial, got {repetitions.spec}")
@@ -276,7 +276,7 @@ def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
         >>> curve(np.array([8.0, 16.0])).round(3).tolist()
         [0.95, 1.096]
     """
-    repetitions = laws.parse(repetitions)
+    repetitions = laws.parse_repetitions(repetitions)
     law = power_law(repetitions)
     rho, log_inverse_gamma = zero_concentrated(base), -math.log(law.gamma)
     if rho is None or rho > log_inverse_gamma:

@@ -30,7 +30,7 @@ from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import Subset
 from audit.repetitions import Repetitions
 from audit.upper_bounds.composed import TunedMechanism
-from audit.upper_bounds.registry import Value, bound, find
+from audit.upper_bounds.registry import BoundValue, bound, find
 from audit.upper_bounds.renyi import Curve, lemma_7_curve
 from audit.upper_bounds.result import NotApplicable, UpperBound
 
@@ -52,8 +52,8 @@ class SubsetCurve:
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> from audit.upper_bounds import cost
-        >>> round(cost(GaussianMechanism(0.25), "subset:0.1/tnb:0,0.1", 1e-5).epsilon, 3)
+        >>> from audit.upper_bounds import tuning_cost
+        >>> round(tuning_cost(GaussianMechanism(0.25), "subset:0.1/tnb:0,0.1", 1e-5).epsilon, 3)
         0.863
     """
 
@@ -114,7 +114,7 @@ class SubsetCurve:
     protocol=Subset,
     title=r"$\varepsilon_U$ subset (any score)",
 )
-def subset(base: Mechanism, protocol: Subset, delta: float) -> Value:
+def subset(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
     """Smallest epsilon of tuning on a subset and a final run, over both directions.
 
     Args:
@@ -124,7 +124,7 @@ def subset(base: Mechanism, protocol: Subset, delta: float) -> Value:
     """
     _check_added_or_removed(base)
     curve = subset_curve(base, base, protocol)
-    return Value(solve_epsilon(curve.delta, delta))
+    return BoundValue(solve_epsilon(curve.delta, delta))
 
 
 def subset_curve(tuning: Mechanism, final: Mechanism, protocol: Subset) -> SubsetCurve:
@@ -167,7 +167,7 @@ def subset_divergences(
         [0.084, 0.169]
     """
     q = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_low=True, closed_high=True)
-    most = checks.whole("orders", float(np.max(orders)), 2)
+    most = checks.integer("orders", float(np.max(orders)), 2)
     every = np.arange(2.0, most + 1.0)
     # Log moments (k-1) D_k for k = 0, 1, 2, ...; those of 0 and 1 are 0.
     moments = [
@@ -239,7 +239,7 @@ def _renyi_epsilon(
     protocol=Subset,
     title=r"$\varepsilon_U$ Koskela & Kulkarni (any score)",
 )
-def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> Value:
+def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
     """Their theorem, with runs while tuning as private as the final one.
 
     Args:
@@ -251,7 +251,7 @@ def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> Value:
     if protocol.final != "rest":
         raise NotApplicable("the final run must take the rest of the records")
     law, rate = protocol.repetitions, protocol.sampling_rate
-    return Value(_renyi_epsilon(base, base, law, rate, delta))
+    return BoundValue(_renyi_epsilon(base, base, law, rate, delta))
 
 
 def _check_added_or_removed(base: Mechanism) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.accounting import GaussianMechanism, LossPair, solve_epsilon
-from audit.accounting.pairs import Atoms
-from audit.numerics import log_of_rest
+from audit.accounting.pairs import PrivacyLossPmf
+from audit.numerics import log_complement
 from audit.orders import SplitOrder
 from audit.protocols import Subset
 from audit.upper_bounds.subset import SubsetCurve
-from audit.upper_bounds.worst_order import TunedOrder, best_split_order
+from audit.upper_bounds.worst_order import TunedOrder, worst_case_split_order
 
 Array = NDArray[np.float64]
 
@@ -52,7 +52,7 @@ class SubsetAttack:
         some = (p > 1e-290) & (p_with > 1e-290)
         loss = np.log(p_with[some]) - np.log(p[some])
         order = np.argsort(loss)
-        tuning = LossPair(Atoms(loss[order], np.log(p_with[some])[order], 0.0, 0.0))
+        tuning = LossPair(PrivacyLossPmf(loss[order], np.log(p_with[some])[order], 0.0, 0.0))
         (pair,) = GaussianMechanism(self.mu).pairs
         on_all = self.protocol.final == "all"
         curve = SubsetCurve(tuning, pair, pair, self.protocol.sampling_rate, on_all)
@@ -100,7 +100,7 @@ def _log_worse(order: SplitOrder, x: Array, mean: float) -> Array:
     """log of the chance that a run is no better than x."""
     above, below = order.tails(x, mean)
     better = np.minimum(above + below, 1.0)
-    return np.asarray(log_of_rest(better, 1.0 - better))
+    return np.asarray(log_complement(better, 1.0 - better))
 
 
 def subset_attack(mu: float, protocol: Subset, delta: float) -> SubsetAttack:
@@ -116,7 +116,7 @@ def subset_attack(mu: float, protocol: Subset, delta: float) -> SubsetAttack:
         >>> subset_attack(1.0, Subset("tnb:0,0.1", 0.5), 1e-5).epsilon(1e-5) > 0.0
         True
     """
-    best, _ = best_split_order(mu, protocol.repetitions, delta)
+    best, _ = worst_case_split_order(mu, protocol.repetitions, delta)
     plain = SubsetAttack(mu, protocol, SplitOrder(-np.inf))
     tried = [plain, *(replace(plain, order=SplitOrder(top)) for top in (np.inf, best.top))]
     return max(tried, key=lambda one: one.epsilon(delta))

@@ -33,11 +33,11 @@ from audit.accounting import (
 )
 from audit.accounting.composition import COARSE_CELLS
 from audit.claims import Kind
-from audit.numerics import PROFILE_ACCURACY, log_of_rest
+from audit.numerics import PROFILE_ACCURACY, log_complement
 from audit.orders import FoldedOrder, Order, SplitOrder, split_tails
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import bounded_masses, divergence_of_cells
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable
 from audit.upper_bounds.tight import TightCurve
 
@@ -59,8 +59,8 @@ class TunedOrder:
 
     Example:
         >>> from audit.orders import SplitOrder
-        >>> from audit.repetitions import parse
-        >>> game = TunedOrder(0.25, parse("tnb:0,0.1"), SplitOrder(2.0))
+        >>> from audit.repetitions import parse_repetitions
+        >>> game = TunedOrder(0.25, parse_repetitions("tnb:0,0.1"), SplitOrder(2.0))
         >>> round(game.epsilon(1e-5), 3)
         1.118
     """
@@ -71,7 +71,7 @@ class TunedOrder:
     step: float = field(default=0.005)
 
     def __post_init__(self) -> None:
-        checks.keep(self, repetitions=laws.parse(self.repetitions))
+        checks.store_validated(self, repetitions=laws.parse_repetitions(self.repetitions))
 
     @cached_property
     def edges(self) -> tuple[Array, Array]:
@@ -96,7 +96,7 @@ class TunedOrder:
             )
             better = np.concatenate([[0.0], np.cumsum(one_run)])
             worse = np.concatenate([np.cumsum(one_run[::-1])[::-1], [0.0]])
-            log_worse = log_of_rest(np.minimum(better, 1.0), np.minimum(worse, 1.0))
+            log_worse = log_complement(np.minimum(better, 1.0), np.minimum(worse, 1.0))
             laws.append(bounded_masses(log_worse, one_run, self.repetitions))
         return laws[0], laws[1]
 
@@ -109,7 +109,7 @@ class TunedOrder:
         return solve_epsilon(self.delta, delta) * (1.0 - PROFILE_ACCURACY)
 
 
-def best_order(
+def worst_case_order(
     mu: float, repetitions: str | Repetitions, delta: float
 ) -> tuple[FoldedOrder, float]:
     """The folded order of a Gaussian statistic that leaks most at delta, as a score.
@@ -123,11 +123,11 @@ def best_order(
         The order and the epsilon that it attains.
 
     Example:
-        >>> _, epsilon = best_order(0.25, "tnb:0,0.1", 1e-5)
+        >>> _, epsilon = worst_case_order(0.25, "tnb:0,0.1", 1e-5)
         >>> round(epsilon, 3)
         1.191
     """
-    repetitions = laws.parse(repetitions)
+    repetitions = laws.parse_repetitions(repetitions)
     (pair,) = GaussianMechanism(mu).pairs
     curve = TightCurve.at(pair, repetitions, delta)
     game = curve.worst_order(delta)
@@ -138,7 +138,7 @@ def best_order(
     return order, TunedOrder(mu, repetitions, order).epsilon(delta)
 
 
-def best_split_order(
+def worst_case_split_order(
     mu: float, repetitions: str | Repetitions, delta: float
 ) -> tuple[SplitOrder, float]:
     """Searches the split order that leaks most at delta.
@@ -155,11 +155,11 @@ def best_split_order(
         The order and the epsilon that it attains. The increasing order is always among those tried.
 
     Example:
-        >>> _, epsilon = best_split_order(0.25, "tnb:0,0.1", 1e-5)
+        >>> _, epsilon = worst_case_split_order(0.25, "tnb:0,0.1", 1e-5)
         >>> round(epsilon, 3)
         1.187
     """
-    repetitions = laws.parse(repetitions)
+    repetitions = laws.parse_repetitions(repetitions)
     tops = np.linspace(-6.0, 8.0 + min(mu, 8.0), 225)
     bottoms = np.linspace(-9.0, 4.0 + mu, 200)
     log_ratio = _three_outputs(mu, repetitions, delta, tops[:, None], bottoms[None, :])
@@ -207,7 +207,7 @@ def _three_outputs(
 
 
 @bound("worst-order", 90, _SOURCE, kind=Kind.ATTAINED, about=_ABOUT, title="worst order (attained)")
-def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Epsilon that the best folded order found attains: no bound for all scores can be smaller.
 
     The losses of many sampled steps are composed on a grid, whose error is taken to be what a grid
@@ -234,7 +234,7 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Valu
         found = _attained(base.pairs, repetitions, delta)
         coarse = compose(base.laws, COARSE_CELLS)
         error = abs(found - _attained((coarse, coarse.mirrored), repetitions, delta))
-    return Value(max(found - error, 0.0), error=2.0 * error)
+    return BoundValue(max(found - error, 0.0), error=2.0 * error)
 
 
 def _attained(pairs: Sequence[DominatingPair], repetitions: Repetitions, delta: float) -> float:
@@ -266,7 +266,7 @@ def attack_order(
         >>> round(order.top, 1)
         1.6
     """
-    repetitions = laws.parse(repetitions)
+    repetitions = laws.parse_repetitions(repetitions)
     tops = np.linspace(-1.0, 5.0 + min(mu, 8.0), 121)
     bottoms = np.linspace(-6.0, 2.0 + mu, 121)
     top, bottom = (grid.ravel() for grid in np.meshgrid(tops, bottoms, indexing="ij"))

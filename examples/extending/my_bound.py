@@ -5,7 +5,7 @@ import pytest
 from audit import upper_bounds
 from audit.accounting import Composition, GaussianMechanism
 from audit.repetitions import Fixed
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable
 
 
@@ -15,7 +15,7 @@ def all_composed(base, repetitions, delta):
     """epsilon of K runs, one after the other."""
     if not isinstance(repetitions, Fixed):
         raise NotApplicable("K must be fixed")
-    return Value(Composition((base,) * repetitions.k).epsilon(delta))
+    return BoundValue(Composition((base,) * repetitions.k).epsilon(delta))
 
 
 def test_against_a_closed_form():
@@ -33,7 +33,8 @@ def test_never_below_what_an_attack_attains(law):
 
 def test_tables_find_it_and_say_where_it_does_not_apply():
     rows = {
-        row.name: row for row in upper_bounds.all_bounds(GaussianMechanism(0.5), "tnb:0,.1", 1e-5)
+        row.name: row
+        for row in upper_bounds.all_upper_bounds(GaussianMechanism(0.5), "tnb:0,.1", 1e-5)
     }
     assert rows["all-composed"].epsilon is None
     assert rows["all-composed"].reason == "K must be fixed"

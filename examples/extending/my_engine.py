@@ -5,7 +5,7 @@ import math
 import numpy as np
 from scipy import stats
 
-from audit.dpsgd import DpSgdSettings, LaneOutcomes, Lanes, make_engine
+from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from canaries import DiracCanary
 from threat_models import FirstCoordinate, etcv
 
@@ -21,9 +21,9 @@ class StepByStep:
     def __init__(self, threat_model, settings):
         self.threat_model, self.settings = threat_model, settings
 
-    def run(self, lanes: Lanes) -> LaneOutcomes:
+    def run(self, lanes: RunBatch) -> RunOutcomes:
         """Every lane from the first step to the last."""
-        found = LaneOutcomes.empty(len(lanes))
+        found = RunOutcomes.empty(len(lanes))
         for row in range(len(lanes)):
             rng = np.random.default_rng(lanes.seeds[row])
             noise = self.settings.noise_multiplier * rng.standard_normal(self.settings.steps)
@@ -41,7 +41,7 @@ def test_no_difference_to_the_engine_that_knows_the_law():
         steps=20, noise_multiplier=5.0, max_grad_norm=(1.0,), learning_rates=(0.1,)
     )
     size = 4000
-    lanes = Lanes(
+    lanes = RunBatch(
         included=np.arange(size) % 2 == 1,
         candidate=np.zeros(size, np.int64),
         seeds=np.random.default_rng(0).integers(2**63, size=size, dtype=np.uint64),

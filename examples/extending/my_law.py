@@ -79,6 +79,6 @@ def test_draws():
 
 def test_its_cost_lies_between_fixed_numbers_of_runs():
     base = GaussianMechanism(0.5)
-    cost = upper_bounds.cost(base, UniformRuns(4), 1e-5).epsilon
-    one, four = (upper_bounds.cost(base, f"fixed:{k}", 1e-5).epsilon for k in (1, 4))
+    cost = upper_bounds.tuning_cost(base, UniformRuns(4), 1e-5).epsilon
+    one, four = (upper_bounds.tuning_cost(base, f"fixed:{k}", 1e-5).epsilon for k in (1, 4))
     assert one < cost < four

@@ -10,7 +10,7 @@ import pytest
 from audit import upper_bounds
 from audit.accounting import GaussianMechanism, RandomisedResponse
 from audit.protocols import Protocol
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class DisjointParts(Protocol):
 @bound("one-part", 10, "parallel composition (McSherry 2009)", protocol=DisjointParts)
 def one_part(base, protocol, delta):
     """A record moves one run; even all runs together leak no more than that one."""
-    return Value(base.epsilon(delta))
+    return BoundValue(base.epsilon(delta))
 
 
 def test_cost_finds_it():
     base = GaussianMechanism(0.5)
-    found = upper_bounds.cost(base, DisjointParts(20), delta=1e-5)
+    found = upper_bounds.tuning_cost(base, DisjointParts(20), delta=1e-5)
     assert (found.name, found.epsilon) == ("one-part", base.epsilon(1e-5))
     assert "a record's part depends on it alone" in found.assumes
 
@@ -63,5 +63,7 @@ def test_against_every_order_of_a_small_case():
             for data, law in of_first.items()
         }
         leaks.append(np.abs(np.log(np.divide(chances["with"], chances["without"]))).max())
-    cost = upper_bounds.cost(RandomisedResponse(1.0, 2), DisjointParts(2), delta=1e-12).epsilon
+    cost = upper_bounds.tuning_cost(
+        RandomisedResponse(1.0, 2), DisjointParts(2), delta=1e-12
+    ).epsilon
     assert max(leaks) == pytest.approx(cost)  # never above it, and some ranking attains it

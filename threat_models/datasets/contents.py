@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 """No file may be larger, nor what is packed in it: the largest official one has 225 MB."""
 
 
@@ -37,8 +37,8 @@ def read_bytes(path: Path) -> bytes:
         ValueError: it is larger than any official one.
     """
     size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise ValueError(f"it must have at most {MOST_BYTES} bytes, got {size}")
+    if size > MAX_BYTES:
+        raise ValueError(f"it must have at most {MAX_BYTES} bytes, got {size}")
     return path.read_bytes()
 
 

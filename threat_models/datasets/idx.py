@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from threat_models.datasets.contents import MOST_BYTES, Bytes, labels_of, pixels_of, reading
+from threat_models.datasets.contents import MAX_BYTES, Bytes, labels_of, pixels_of, reading
 
 
 def read_idx_pair(paths: list[Path]) -> tuple[Bytes, Bytes]:
@@ -29,8 +29,8 @@ def _read(path: Path, dimensions: int) -> Bytes:
             )
         shape = np.frombuffer(file.read(4 * dimensions), ">u4", count=dimensions).tolist()
         size = math.prod(shape)
-        if size > MOST_BYTES:
-            raise ValueError(f"it must hold at most {MOST_BYTES} bytes, got dimensions {shape}")
+        if size > MAX_BYTES:
+            raise ValueError(f"it must hold at most {MAX_BYTES} bytes, got dimensions {shape}")
         data = file.read(size + 1)
     if len(data) != size:
         got = "more" if len(data) > size else str(len(data))

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 # A batch of CIFAR10, the largest official one, takes 40,000; written again up to 100,000.
-_MOST_INSTRUCTIONS = 200_000
-_MOST_DIMENSIONS = 4
+_MAX_INSTRUCTIONS = 200_000
+_MAX_DIMENSIONS = 4
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[iuf][1248]")
 
 
@@ -56,7 +56,7 @@ class _PlainArray:
 
     def set_state(self, state: tuple[Any, ...]) -> None:
         _, shape, plain, is_fortran, raw = state
-        sides = [int(side) for side in shape[:_MOST_DIMENSIONS]]
+        sides = [int(side) for side in shape[:_MAX_DIMENSIONS]]
         size = math.prod(sides) * plain.dtype.itemsize
         if not isinstance(raw, bytes) or len(raw) != size or min(sides, default=0) < 0:
             raise ValueError("refused: the pickle's array has not the bytes that it should have")
@@ -94,7 +94,7 @@ class _Machine:
 
     def run(self) -> Any:
         for count, (instruction, argument, _) in enumerate(pickletools.genops(self.raw)):
-            if count == _MOST_INSTRUCTIONS:
+            if count == _MAX_INSTRUCTIONS:
                 raise ValueError(f"refused: the pickle has more than {count} instructions")
             self.step(instruction.name, argument)
         (result,) = self.stack

@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 
 from threat_models.datasets.contents import (
-    MOST_BYTES,
+    MAX_BYTES,
     Bytes,
     labels_of,
     pixels_of,
@@ -39,7 +39,7 @@ def read_svhn(paths: list[Path]) -> tuple[Bytes, Bytes]:
     with reading(path):
         _check_size(read_bytes(path))
         for name, shape, kind in whosmat(path):  # an array of cells allocates what it claims
-            if name in ("X", "y") and (kind not in _NUMBERS or math.prod(shape) > MOST_BYTES):
+            if name in ("X", "y") and (kind not in _NUMBERS or math.prod(shape) > MAX_BYTES):
                 raise ValueError(f"{name} must be numbers, got {kind} of shape {shape}")
         content = loadmat(path, variable_names=["X", "y"])
         for key in ("X", "y"):
@@ -74,6 +74,6 @@ def _check_size(raw: bytes) -> None:
             while packed and not unpack.eof:
                 total += len(unpack.decompress(packed, _CHUNK))
                 packed = unpack.unconsumed_tail
-                if total > MOST_BYTES:
-                    raise ValueError(f"it must unpack to at most {MOST_BYTES} bytes, got more")
+                if total > MAX_BYTES:
+                    raise ValueError(f"it must unpack to at most {MAX_BYTES} bytes, got more")
         at += 8 + size

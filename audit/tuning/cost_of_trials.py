@@ -9,22 +9,22 @@ from typing import Any
 
 from audit import checks, repetitions
 from audit.accounting import (
-    AnyOf,
     Candidates,
     Composition,
     DpSgd,
     GaussianMechanism,
     Mechanism,
-    OneOf,
+    Mixture,
     Unreachable,
+    WorstOf,
     ZeroConcentratedDp,
 )
-from audit.numerics import exact, shown
+from audit.numerics import format_exact, format_rounded
 from audit.protocols import Grid, Protocol, RandomSearch
 from audit.repetitions import Fixed, Repetitions
-from audit.upper_bounds import cost
+from audit.upper_bounds import tuning_cost
 
-__all__ = ["WAYS", "TuningCost", "cost_of", "read_prior", "read_trials", "trial_of"]
+__all__ = ["WAYS", "TuningCost", "cost_of_trials", "read_prior", "read_trials", "trial_of"]
 
 WAYS = ("grid", "random", "sequential")
 """How candidates may have been chosen; `sequential` stands for all that looks back."""
@@ -69,7 +69,7 @@ class TuningCost:
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> found = cost_of([GaussianMechanism(0.1)] * 3, "sequential")
+        >>> found = cost_of_trials([GaussianMechanism(0.1)] * 3, "sequential")
         >>> found.best_only == found.all_released
         True
     """
@@ -86,9 +86,11 @@ class TuningCost:
     @property
     def lines(self) -> list[str]:
         """The same for people."""
-        best, every = (shown(value, up=True) for value in (self.best_only, self.all_released))
+        best, every = (
+            format_rounded(value, up=True) for value in (self.best_only, self.all_released)
+        )
         return [
-            f"{self.trials} trials, chosen: {self.chosen}; delta = {exact(self.delta)}",
+            f"{self.trials} trials, chosen: {self.chosen}; delta = {format_exact(self.delta)}",
             f"only the best is released: epsilon = {best} (by {self.bound})",
             f"all are released:          epsilon = {every} (composition)",
             f"assumed: {self.assumed}; scores are made from outputs and public records alone",
@@ -96,7 +98,7 @@ class TuningCost:
         ]
 
 
-def cost_of(
+def cost_of_trials(
     trials: str | Path | Sequence[Mechanism],
     chosen: str,
     delta: float = 1e-5,
@@ -114,7 +116,7 @@ def cost_of(
         law: the law from which the number of random trials was drawn; if not given, their number
             was fixed.
         prior: of random trials that are not all equally private, what one draw is:
-            `accounting.OneOf` all that could have been drawn, each with its chance. A draw then
+            `accounting.Mixture` all that could have been drawn, each with its chance. A draw then
             costs the mean over them; if not given, under a law of K, the worst of those seen.
 
     Raises:
@@ -122,7 +124,7 @@ def cost_of(
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> found = cost_of([GaussianMechanism(0.1)] * 30, "random")
+        >>> found = cost_of_trials([GaussianMechanism(0.1)] * 30, "random")
         >>> round(found.best_only, 2), round(found.all_released, 2)
         (1.41, 2.21)
     """
@@ -138,10 +140,10 @@ def cost_of(
     best, bound, way = everything, _ALL, "law" if law is not None else chosen
     distinct = list(dict.fromkeys(runs))
     # Whatever chance each budget had, no run is less private than the least private.
-    worst = distinct[0] if len(distinct) == 1 else AnyOf(tuple(distinct))
+    worst = distinct[0] if len(distinct) == 1 else WorstOf(tuple(distinct))
     readings: list[tuple[Mechanism, Protocol]] = []
     if chosen == "random":
-        draws = Fixed(len(runs)) if law is None else repetitions.parse(law)
+        draws = Fixed(len(runs)) if law is None else repetitions.parse_repetitions(law)
         readings.append((worst if prior is None else prior, RandomSearch(draws)))
     if chosen == "grid" or (chosen == "random" and law is None and len(distinct) > 1):
         # Draws that look at no data are a list, fixed before: then each candidate costs its own.
@@ -149,7 +151,7 @@ def cost_of(
         readings.append((one, Grid(len(runs))))
     for base, protocol in readings:
         try:
-            found = cost(base, protocol, delta)
+            found = tuning_cost(base, protocol, delta)
         except Unreachable:
             if law is not None:
                 raise
@@ -171,9 +173,9 @@ def _check_prior(prior: Mechanism, runs: Iterable[Mechanism], chosen: str) -> No
     """
     if chosen != "random":
         raise ValueError(f"prior must be given with chosen random only, got chosen {chosen}")
-    if isinstance(prior, OneOf) and prior.idle > 0.0:
+    if isinstance(prior, Mixture) and prior.idle > 0.0:
         raise ValueError(f"prior must have chances that sum to 1, got {1.0 - prior.idle!r}")
-    known = prior.candidates if isinstance(prior, OneOf) else (prior,)
+    known = prior.candidates if isinstance(prior, Mixture) else (prior,)
     for run in runs:
         if run not in known:
             raise ValueError(f"prior must hold every trial, got none like {run.description}")
@@ -234,7 +236,7 @@ def read_trials(path: str | Path, neighbours: str = "add-remove") -> list[Mechan
     return [trial for trial, _ in _rows("trials", path, neighbours)]
 
 
-def read_prior(path: str | Path, neighbours: str = "add-remove") -> OneOf:
+def read_prior(path: str | Path, neighbours: str = "add-remove") -> Mixture:
     """What trials were drawn from, from a csv file with a heading, one row a possible trial.
 
     Args:
@@ -250,14 +252,14 @@ def read_prior(path: str | Path, neighbours: str = "add-remove") -> OneOf:
         given: Any = values.get("chance") or 1.0 / len(rows)
         chance = checks.interval("chance", given, 0.0, 1.0, closed_high=True)
         found[one] = min(found.get(one, 0.0) + chance, 1.0)
-    return OneOf(tuple(found), tuple(found.values()))
+    return Mixture(tuple(found), tuple(found.values()))
 
 
 def _rows(name: str, path: str | Path, neighbours: str) -> list[tuple[Mechanism, dict[str, str]]]:
     """The mechanism of every row of a csv file, and the row."""
     try:
         # Spreadsheets put a mark of byte order in front.
-        text = io.StringIO(checks.text_of(path).removeprefix("\ufeff"))
+        text = io.StringIO(checks.read_text(path).removeprefix("\ufeff"))
         rows = list(csv.DictReader(text, skipinitialspace=True))
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"{name} must be a readable csv file, got {str(path)!r}") from error

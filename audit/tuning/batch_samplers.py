@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit import checks
-from audit.dpsgd import LaneOutcomes
+from audit.dpsgd import RunOutcomes
 from audit.protocols import Adaptive
 from audit.tuning.samplers import EXPLORATION, FEW, NOISE, SHARPNESS, kernel
 
@@ -28,7 +28,7 @@ class Sampler(Protocol):
         """Relative densities [R, n] of the next run of some tunings [R]."""
         ...
 
-    def add(self, tuning: Whole, candidate: Whole, outcomes: LaneOutcomes) -> None:
+    def add(self, tuning: Whole, candidate: Whole, outcomes: RunOutcomes) -> None:
         """Takes in one run of each of some tunings [R]."""
         ...
 
@@ -64,7 +64,7 @@ class GaussianProcessSampler:
         self._origin = np.full(tunings, np.nan)  # the first score, for digits
         self._least, self._most = np.full(tunings, np.inf), np.full(tunings, -np.inf)
 
-    def add(self, tuning: Whole, candidate: Whole, outcomes: LaneOutcomes) -> None:
+    def add(self, tuning: Whole, candidate: Whole, outcomes: RunOutcomes) -> None:
         """See `Sampler`."""
         known = outcomes.finite & np.isfinite(outcomes.scores)
         self._lost[tuning[~known], candidate[~known]] += 1.0
@@ -132,7 +132,7 @@ class AdversarialSampler:
                 projected(chosen[None], protocol.low, protocol.high)[0] if half else 1.0
             )
 
-    def add(self, tuning: Whole, candidate: Whole, outcomes: LaneOutcomes) -> None:
+    def add(self, tuning: Whole, candidate: Whole, outcomes: RunOutcomes) -> None:
         """See `Sampler`."""
         self._evidence[tuning] += np.where(outcomes.finite, outcomes.lambda_c - 0.5, 0.0)
 

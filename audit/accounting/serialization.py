@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from audit import checks
-from audit.accounting.combinations import AnyOf, Candidates, Composition, OneOf
+from audit.accounting.combinations import Candidates, Composition, Mixture, WorstOf
 from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
 from audit.accounting.discrete import (
     ApproximateDp,
@@ -24,7 +24,7 @@ from audit.accounting.mechanism import Mechanism
 _KINDS: dict[str, type[Mechanism]] = {
     kind.__name__: kind
     for kind in (
-        AnyOf,
+        WorstOf,
         ApproximateDp,
         Candidates,
         Composition,
@@ -33,7 +33,7 @@ _KINDS: dict[str, type[Mechanism]] = {
         GaussianMechanism,
         LaplaceMechanism,
         LossDistribution,
-        OneOf,
+        Mixture,
         PrivacyProfile,
         PureDp,
         RandomisedResponse,
@@ -43,14 +43,14 @@ _KINDS: dict[str, type[Mechanism]] = {
 }
 
 
-def to_plain(base: Mechanism) -> dict[str, Any]:
+def mechanism_to_dict(base: Mechanism) -> dict[str, Any]:
     """A mechanism as numbers, texts and lists: its kind and its parameters.
 
     Raises:
         ValueError: the mechanism is of a kind of the user's own.
 
     Example:
-        >>> to_plain(GaussianMechanism(0.5))
+        >>> mechanism_to_dict(GaussianMechanism(0.5))
         {'mechanism': 'GaussianMechanism', 'mu': 0.5}
     """
     written: Any = base
@@ -62,18 +62,18 @@ def to_plain(base: Mechanism) -> dict[str, Any]:
     }
 
 
-def from_plain(values: Mapping[str, Any]) -> Mechanism:
+def mechanism_from_dict(values: Mapping[str, Any]) -> Mechanism:
     """The mechanism that `to_plain` wrote.
 
     Raises:
         ValueError: no such mechanism, or parameters that are not its.
 
     Example:
-        >>> from_plain({"mechanism": "GaussianMechanism", "mu": 0.5})
+        >>> mechanism_from_dict({"mechanism": "GaussianMechanism", "mu": 0.5})
         GaussianMechanism(mu=0.5)
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"mechanism must be a mapping, got {checks.in_line(values)}")
+        raise ValueError(f"mechanism must be a mapping, got {checks.one_line(values)}")
     parameters = {str(name): _read(value) for name, value in values.items()}
     kind = _KINDS[checks.one_of("mechanism", str(parameters.pop("mechanism", "")), _KINDS)]
     try:
@@ -84,7 +84,7 @@ def from_plain(values: Mapping[str, Any]) -> Mechanism:
 
 def _value(value: Any) -> Any:
     if isinstance(value, Mechanism):
-        return to_plain(value)
+        return mechanism_to_dict(value)
     if isinstance(value, tuple | list | np.ndarray):
         return [_value(one) for one in value]
     return value.item() if isinstance(value, np.generic) else value
@@ -92,7 +92,7 @@ def _value(value: Any) -> Any:
 
 def _read(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return from_plain(value)
+        return mechanism_from_dict(value)
     if isinstance(value, list):
         found = [_read(one) for one in value]
         return tuple(found) if any(isinstance(one, Mechanism) for one in found) else np.array(found)

@@ -7,7 +7,7 @@ from audit import checks
 
 
 @dataclass(frozen=True)
-class Looks:
+class SequentialPlan:
     """One of several looks at a game that goes on until a look proves enough.
 
     The errors of all looks add up to the error of the game, so whoever stops at the first look that
@@ -24,8 +24,8 @@ class Looks:
 
     def __post_init__(self) -> None:
         if self.planned is not None:
-            object.__setattr__(self, "planned", checks.whole("planned", self.planned, 1))
-        number = checks.whole("number", self.number, 1, self.planned)
+            object.__setattr__(self, "planned", checks.integer("planned", self.planned, 1))
+        number = checks.integer("number", self.number, 1, self.planned)
         object.__setattr__(self, "number", number)
 
     @property
@@ -36,11 +36,11 @@ class Looks:
         return 6.0 / (math.pi * self.number) ** 2
 
 
-def as_looks(looks: "Looks | int | None") -> Looks:
+def as_looks(looks: "SequentialPlan | int | None") -> SequentialPlan:
     """Looks as a user gives them: a number is one of planned looks, nothing is a single one."""
-    if isinstance(looks, Looks):
+    if isinstance(looks, SequentialPlan):
         return looks
-    return Looks(planned=1 if looks is None else looks)
+    return SequentialPlan(planned=1 if looks is None else looks)
 
 
 def doubling(trials: int, first: int = 500) -> tuple[int, ...]:
@@ -54,8 +54,8 @@ def doubling(trials: int, first: int = 500) -> tuple[int, ...]:
         >>> doubling(10_000, first=1_000)
         (1250, 2500, 5000, 10000)
     """
-    checks.whole("trials", trials, 1)
-    checks.whole("first", first, 1)
+    checks.integer("trials", trials, 1)
+    checks.integer("first", first, 1)
     sizes = [trials]
     while sizes[-1] >= 2 * first:
         sizes.append(sizes[-1] // 2)

@@ -14,14 +14,14 @@ from audit.protocols.subset import Subset
 from audit.protocols.until import RandomStopping, UntilAccepted
 from audit.repetitions import Repetitions
 
-DEFAULT_LAW = "tnb:0,0.01"
+DEFAULT_REPETITIONS = "tnb:0,0.01"
 """The law of K of the papers' experiments, where a protocol has one and none is given."""
 
 _TAKES_LAW = ("search", "adaptive", "subset", "ptr")
 _PROTOCOLS = (*_TAKES_LAW, "grid", "until", "stopping", "noisy-max")
 
 
-def parse(
+def parse_protocol(
     spec: "str | Repetitions | Protocol", repetitions: "str | Repetitions | None" = None
 ) -> Protocol:
     """Reads a protocol from text.
@@ -39,11 +39,11 @@ def parse(
             law of K for a protocol that has none.
 
     Example:
-        >>> parse("grid:100,0.5").mean_runs
+        >>> parse_protocol("grid:100,0.5").mean_runs
         50.0
-        >>> parse("subset:0.1", "poisson:10")
+        >>> parse_protocol("subset:0.1", "poisson:10")
         Subset(repetitions=Poisson(mu=10.0), sampling_rate=0.1, final='rest')
-        >>> parse("tnb:0,0.01").spec
+        >>> parse_protocol("tnb:0,0.01").spec
         'tnb:0,0.01'
     """
     if isinstance(spec, Protocol):
@@ -54,7 +54,7 @@ def parse(
     head, slash, tail = text.partition("/")
     name, _, parameters = head.partition(":")
     if not slash and name.strip().lower() in laws.FAMILIES:
-        return RandomSearch(laws.parse(text))
+        return RandomSearch(laws.parse_repetitions(text))
     name = checks.one_of("protocol", name.strip().lower(), _PROTOCOLS)
     if name not in _TAKES_LAW and (slash or repetitions is not None):
         raise ValueError(
@@ -63,7 +63,9 @@ def parse(
         )
     if slash and repetitions is not None:
         raise ValueError(f"repetitions must be given once, got {tail!r} and {repetitions}")
-    law = laws.parse(tail if slash else repetitions if repetitions is not None else DEFAULT_LAW)
+    law = laws.parse_repetitions(
+        tail if slash else repetitions if repetitions is not None else DEFAULT_REPETITIONS
+    )
     words = [word.strip() for word in parameters.split(",")] if parameters else []
     try:
         return _READERS[name](words, law)
@@ -90,7 +92,7 @@ def _search(words: list[str], law: Repetitions) -> Protocol:
 
 def _grid(words: list[str], law: Repetitions) -> Protocol:
     values = _numbers(words, 1, 2, "CANDIDATES or CANDIDATES,INCLUSION")
-    return Grid(checks.whole("candidates", values[0], 1), *values[1:])
+    return Grid(checks.integer("candidates", values[0], 1), *values[1:])
 
 
 def _adaptive(words: list[str], law: Repetitions) -> Protocol:
@@ -116,8 +118,8 @@ def _noisy_max(words: list[str], law: Repetitions) -> Protocol:
     monotone = words[-1:] == ["monotone"]
     kept = words[:-1] if monotone else words
     values = _numbers(kept, 1, 2, "CANDIDATES[,ROUNDS][,monotone]")
-    rounds = checks.whole("rounds", values[1], 1) if len(values) > 1 else 1
-    return NoisyMax(checks.whole("candidates", values[0], 1), monotone, rounds)
+    rounds = checks.integer("rounds", values[1], 1) if len(values) > 1 else 1
+    return NoisyMax(checks.integer("candidates", values[0], 1), monotone, rounds)
 
 
 def _ptr(words: list[str], law: Repetitions) -> Protocol:

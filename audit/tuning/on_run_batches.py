@@ -14,8 +14,8 @@ from audit.protocols import (
     Subset,
     UntilAccepted,
 )
+from audit.tuning.batch_samplers import make_sampler
 from audit.tuning.grid_search import best_of_grid
-from audit.tuning.lane_samplers import make_sampler
 from audit.tuning.looking_back import best_of_adaptive, first_accepted
 from audit.tuning.random_search import best_of_runs
 from audit.tuning.subset_search import LogRatio, tune_on_subset
@@ -36,7 +36,7 @@ SERVES_SEVERAL: tuple[type[Protocol], ...] = (RandomSearch, Grid)
 
 
 @dataclass(frozen=True)
-class Bench:
+class GameContext:
     """What tunings are played on, and what their adversary fixed before.
 
     Attributes:
@@ -63,7 +63,7 @@ class Bench:
 
 
 def tune(
-    protocol: Protocol, bench: Bench, included: NDArray[np.bool_], rng: np.random.Generator
+    protocol: Protocol, bench: GameContext, included: NDArray[np.bool_], rng: np.random.Generator
 ) -> list[Winners]:
     """Plays T tunings by a protocol.
 

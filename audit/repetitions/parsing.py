@@ -34,7 +34,7 @@ FAMILIES = tuple(_FAMILIES)
 """The names of laws in texts."""
 
 
-def parse(spec: "str | Repetitions") -> Repetitions:
+def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
     """Reads a law of K from text.
 
     Args:
@@ -46,9 +46,9 @@ def parse(spec: "str | Repetitions") -> Repetitions:
         ValueError: an unknown law, a wrong number of parameters, or one out of its range.
 
     Example:
-        >>> round(parse("tnb:0,0.01").mean, 6)
+        >>> round(parse_repetitions("tnb:0,0.01").mean, 6)
         21.497577
-        >>> parse("two-point:0.01,100@50").pmf([1, 100]).tolist()
+        >>> parse_repetitions("two-point:0.01,100@50").pmf([1, 100]).tolist()
         [1.0, 0.0]
     """
     if isinstance(spec, Repetitions):
@@ -57,15 +57,17 @@ def parse(spec: "str | Repetitions") -> Repetitions:
     whole = " ".join(text.split())
     before, given, failure = text.rpartition(GIVEN)
     if given and "@" not in failure:
-        return GivenNoFailure(parse(before), _numbers("given", failure, 1)[0])
+        return GivenNoFailure(parse_repetitions(before), _numbers("given", failure, 1)[0])
     text, at, most = text.rpartition("@") if "@" in text else (text, "", "")
     if given:
-        return Truncated(parse(text), checks.whole("most", _numbers("@", most, 1)[0], 1))
+        return Truncated(
+            parse_repetitions(text), checks.integer("most", _numbers("@", most, 1)[0], 1)
+        )
     name, _, parameters = text.partition(":")
     family = _FAMILIES[checks.one_of("repetitions", name.strip(), FAMILIES)]
     try:
         law = family.law(*_numbers(name, parameters, family.numbers))
-        return Truncated(law, checks.whole("most", _numbers("@", most, 1)[0], 1)) if at else law
+        return Truncated(law, checks.integer("most", _numbers("@", most, 1)[0], 1)) if at else law
     except ValueError as error:
         raise ValueError(f"repetitions {whole}: {error}") from error
 

@@ -25,7 +25,7 @@ from scipy import special
 from audit import checks
 from audit.accounting import DiscreteMechanism, Unreachable, Unresolved, compose
 from audit.lower_bounds.estimator import check_confidence
-from audit.numerics import last_kept
+from audit.numerics import safe_root
 
 Array = NDArray[np.float64]
 
@@ -38,7 +38,7 @@ _LARGEST = 25.0
 _TURNS, _SLACK = 8, 1e-3
 
 
-def provable(
+def max_provable_epsilon(
     without: ArrayLike,
     with_record: ArrayLike,
     delta: float,
@@ -65,13 +65,13 @@ def provable(
         ValueError: a parameter is out of its range, or the chances are none.
 
     Example:
-        >>> round(provable([0.02, 0.98], [0.001, 0.999], 1e-5, 10_000), 1)  # of 3.0
+        >>> round(max_provable_epsilon([0.02, 0.98], [0.001, 0.999], 1e-5, 10_000), 1)  # of 3.0
         2.8
     """
     mechanism = DiscreteMechanism(np.asarray(without), np.asarray(with_record))
     p, q = mechanism.p / mechanism.p.sum(), mechanism.q / mechanism.q.sum()
     checks.interval("delta", delta, 0.0, 1.0)
-    checks.whole("trials", trials, 1)
+    checks.integer("trials", trials, 1)
     check_confidence(confidence)
     checks.interval("chance", chance, 0.0, 1.0)
     # To the central limit: two normal laws as far apart as both quantiles.
@@ -85,7 +85,7 @@ def provable(
         largest = mechanism.epsilon(delta)
     except Unreachable:
         largest = _LARGEST
-    epsilon = last_kept(missed, largest, 0.0, 1e-4)
+    epsilon = safe_root(missed, largest, 0.0, 1e-4)
     while epsilon < largest:
         found = _nearest(p, q, epsilon, delta)
         if found is not None and _power(p, q, *found, trials, 1.0 - confidence) <= chance:
@@ -130,7 +130,7 @@ def _given_way(p: Array, q: Array, epsilon: float, delta: float) -> tuple[Array,
     largest = -epsilon + math.log1p(-1e-6)
     if missed(largest) > 0.0:
         return None
-    return at(last_kept(missed, largest, largest - 40.0, 1e-4))
+    return at(safe_root(missed, largest, largest - 40.0, 1e-4))
 
 
 def _divergence(p: Array, q: Array, p0: Array, q0: Array) -> float:
