@@ -211,7 +211,8 @@ def facts_of_game(
     Example:
         >>> from audit.protocols import parse_protocol
         >>> options = {"empty_training_set": True, "full_batch": True, "one_plain_candidate": True}
-        >>> facts = facts_of_game(parse_protocol("tnb:0,0.1"), "first-coordinate", "dirac", **options)
+        >>> protocol = parse_protocol("tnb:0,0.1")
+        >>> facts = facts_of_game(protocol, "first-coordinate", "dirac", **options)
         >>> Condition.MONOTONE_SCORE in facts.conditions
         True
     """

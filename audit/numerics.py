@@ -380,8 +380,8 @@ def format_rounded(value: float, up: bool, digits: int = 5) -> str:
         digits: significant digits, >= 1.
 
     Example:
-        >>> format_rounded(1.088712, up=True), format_rounded(1.088712, up=False), format_rounded(0.00001234567, up=True)
-        ('1.0888', '1.0887', '1.2346e-05')
+        >>> format_rounded(1.088712, up=True), format_rounded(1.088712, up=False)
+        ('1.0888', '1.0887')
     """
     if not math.isfinite(value):
         return f"{value:g}"
@@ -397,8 +397,8 @@ def format_places(value: float, up: bool, places: int = 3) -> str:
     Where these would leave it less than two digits, or it is large, as many significant ones.
 
     Example:
-        >>> format_places(2.3456, up=True), format_places(1e-5, up=True), format_places(0.0, up=False)
-        ('2.346', '1e-05', '0.000')
+        >>> [format_places(value, up=True) for value in (2.3456, 1e-5, 0.0)]
+        ['2.346', '1e-05', '0.000']
     """
     size = abs(value)
     if not math.isfinite(value) or 0.0 < size < 10.0 ** (1 - places) or size >= 1e6:

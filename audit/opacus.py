@@ -23,8 +23,7 @@ def tuning_epsilon(
 
     Args:
         accountant: the Opacus accountant of one of the runs, after training, or its PrivacyEngine.
-        repetitions: the law from which K was drawn, or another protocol, as `protocols.parse_protocol`
-            reads it.
+        repetitions: the protocol or the distribution of K, as an object or as text.
         delta: in (0, 1).
         neighbours: `add-remove` or `replace-one`.
 

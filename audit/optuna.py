@@ -150,7 +150,7 @@ def read_study(
         neighbours: `add-remove` or `replace-one`.
 
     Returns:
-        The mechanism of every trial, whatever became of it, and one of `tuning.cost_of_trials.WAYS`.
+        The mechanism of every trial, failed ones included, and one of `cost_of_trials.WAYS`.
 
     Raises:
         ValueError: nothing tells what a trial was.
@@ -209,7 +209,7 @@ def cost_of_study(
     Args:
         study: an Optuna study, or the address of its storage: `sqlite:///study.db`.
         name: of the study in the storage.
-        chosen: one of `tuning.cost_of_trials.WAYS`; read off the study if not given, to the safe side.
+        chosen: one of `cost_of_trials.WAYS`; without it, the safe reading of the study.
         delta: in (0, 1).
         law: the law from which the number of random trials was drawn; if not given, it was fixed.
         base: one trial, where the study does not tell.

@@ -121,7 +121,8 @@ def compute(
     Example:
         >>> from audit import protocols
         >>> from audit.accounting import GaussianMechanism
-        >>> numbers = compute(GaussianMechanism(0.5), protocols.parse_protocol("fixed:1"), 1e-5, ["region"])
+        >>> one_run = protocols.parse_protocol("fixed:1")
+        >>> numbers = compute(GaussianMechanism(0.5), one_run, 1e-5, ["region"])
         >>> round(numbers.epsilon, 3), round(numbers.true_positives[0], 3)
         (1.993, 0.035)
     """

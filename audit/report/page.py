@@ -77,8 +77,9 @@ def _answer(report: Report, result: BudgetResult) -> str:
     told = report.recommended
     bound = result.lower_bounds[told.proxy][told.key]
     shown = (
-        f"One run of epsilon {format_exact(result.epsilon_base)}: the attack shows that the tuning leaks "
-        f"at least {rounded_down(bound.epsilon)} at delta = {format_exact(report.config['delta'])}, with "
+        f"One run of epsilon {format_exact(result.epsilon_base)}: the attack shows that the tuning "
+        f"leaks at least {rounded_down(bound.epsilon)} at "
+        f"delta = {format_exact(report.config['delta'])}, with "
         f"{100 * bound.confidence:g} % confidence"
     )
     upper = result.smallest_upper
