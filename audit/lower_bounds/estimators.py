@@ -52,8 +52,8 @@ def lower_bound(
         direction: "higher" if high scores speak for the record, "lower" if low ones do, "both" to
             look both ways and pay for it. Each is valid whichever is true.
         looks: for a game that stops when it has proved enough: how many looks at it are planned, or
-            `SequentialPlan(number=j)` for the j-th without a plan. The bound holds whenever the game
-            stops.
+            `SequentialPlan(number=j)` for the j-th without a plan. The bound holds whenever the
+            game stops.
 
     Returns:
         A bound that exceeds the true epsilon with probability at most 1 - confidence. It is a
