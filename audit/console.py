@@ -116,6 +116,8 @@ def report_error(error: object) -> int:
     return REFUSED
 
 
+# The extra that installs a module; all other modules belong to `game`.
+_EXTRAS = {"distributed": "dask", "optuna": "optuna", "ray": "ray"}
 _SECONDS_OF_SILENCE = 15.0
 
 
@@ -192,7 +194,9 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
         _discard_output()
         return OK
     except ModuleNotFoundError as error:  # where only what the library needs is installed
-        return report_error(f"{error.name} must be installed for this: pip install . brings it")
+        extra = _EXTRAS.get((error.name or "").partition(".")[0], "game")
+        wanted = f'pip install "dp-tuning-audit[{extra}]" installs it'
+        return report_error(f"{error.name} must be installed for this command: {wanted}")
     except OSError as error:
         _discard_output()
         return report_error(f"output must have somewhere to go: {error}")

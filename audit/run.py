@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from audit import console
-from audit.game.presets import read_preset
+from audit.game.presets import preset_names, read_preset
 from audit.game.settings import AuditConfig
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _GROUPS = {
 _EXAMPLES = {
     "python -m audit.run --epsilon 1 --score worst-order": "the worst score there is",
     "python -m audit.run --canary input --dataset DIGITS": "a real record, real training",
-    "python -m audit.run --preset runs/etcv4.toml": "a row of the paper's table 2",
+    "python -m audit.run --preset etcv4": "a row of the paper's table 2",
     "python -m audit.run --train package.function": "your own training: add --help",
 }
 # More no number of games shows.
@@ -55,9 +55,10 @@ def _parser() -> console.Parser:
         "--preset",
         nargs="+",
         default=[],
-        metavar="FILE",
-        help="TOML files of settings, an audit each; options win",
+        metavar="NAME",
+        help="presets, or TOML files of settings; options take precedence",
     )
+    parser.add_argument("--list-presets", action=_ListPresets, help="list the installed presets")
     settings = {field.name: field for field in fields(AuditConfig)}
     named = [name for names in _GROUPS.values() for name in names]
     for title, names in _GROUPS.items():
@@ -69,6 +70,20 @@ def _parser() -> console.Parser:
         if name not in named:
             _add(rare, setting)
     return parser
+
+
+class _ListPresets(argparse.Action):
+    """Prints the installed presets and ends the command."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        names = preset_names()
+        width = max(map(len, names), default=0)
+        for name, first in names.items():
+            print(f"{name:{width}}  {first}")
+        parser.exit()
 
 
 def _add(group: Any, field: Any) -> None:

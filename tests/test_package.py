@@ -18,7 +18,7 @@ import pytest
 
 import audit
 from audit import __main__ as commands
-from audit import console
+from audit import console, run
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("joblib", "matplotlib", "opacus", "pandas", "seaborn", "sklearn", "statsmodels", "torch")
@@ -28,7 +28,12 @@ HEAVY = ("joblib", "matplotlib", "opacus", "pandas", "seaborn", "sklearn", "stat
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    ignored = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__", "*.so")
+    patterns = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "*.so")
+
+    def ignored(folder, names):
+        results = [name for name in names if Path(folder, name).is_dir()]
+        return patterns(folder, names) | set(results if Path(folder).name == "runs" else [])
+
     shutil.copytree(ROOT, source, ignore=ignored)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
     with contextlib.suppress(metadata.PackageNotFoundError):
@@ -72,6 +77,8 @@ def test_wheel_holds_every_module(wheel):
     }
     assert modules <= inside
     assert {f"{name}/py.typed" for name in packages} <= inside
+    presets = {f"audit/presets/{path.name}" for path in (ROOT / "runs").glob("*.toml")}
+    assert presets == {name for name in inside if name.startswith("audit/presets/")}
     assert not any(name.startswith(("tests/", "benchmarks/", "notebooks/")) for name in inside)
     assert any(name.endswith("licenses/LICENSE") for name in inside)
     assert wheel.name.startswith(f"dp_tuning_audit-{audit.__version__}-")
@@ -137,7 +144,7 @@ def test_the_commands_are_listed(capsys):
     assert commands.main([]) == 0
     listed = capsys.readouterr().out
     for name in commands.COMMANDS:
-        assert f"python -m audit.{name} " in listed
+        assert f"\n  {name} " in listed
     # Nothing is left out: every module of this package that runs as a command.
     modules = {
         path.stem
@@ -146,6 +153,27 @@ def test_the_commands_are_listed(capsys):
     }
     packages = {path.parent.name for path in (ROOT / "audit").glob("*/__main__.py")}
     assert set(commands.COMMANDS) == modules | packages
+
+
+def test_the_console_script_runs_the_same_commands(capsys):
+    assert commands.main(["bounds", "--mu", "0.1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cost"]["epsilon"] > 0.0
+    assert commands.main(["bound"]) == 2
+    assert "did you mean 'bounds'?" in capsys.readouterr().err
+
+
+def test_presets_are_found_by_name_from_any_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (config,) = run.parse(["--preset", "small-etcv"])
+    assert Path(config.out) == Path("runs/small-etcv")
+    with pytest.raises(ValueError, match="did you mean 'small-etcv'"):
+        run.parse(["--preset", "smal-etcv"])
+    with pytest.raises(SystemExit):
+        run.parse(["--list-presets"])
+    listed = capsys.readouterr().out.splitlines()
+    # Each line ends with the run time, in brackets.
+    assert all(line.rstrip(".").endswith(")") for line in listed)
+    assert not any(line.startswith("reproduce-") for line in listed)
 
 
 def test_every_command_says_its_version(capsys):
@@ -166,7 +194,7 @@ def test_help_fits_a_screen_and_shows_examples(command, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         commands.main_of(name)([*options, "--help"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 50
+    assert len(lines) <= 52
     assert max(map(len, lines)) <= console.WIDTH
     assert lines[0] == f"usage: python -m audit.{name}{' --train' * bool(options)} [options]"
     assert "examples:" in lines

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from audit import checks, console
+from audit.game.presets import find_preset
 from audit.reproduce import REPRODUCTIONS
 from audit.reproduce.result import Result
 
@@ -47,7 +48,7 @@ def _settings(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return tomllib.loads(checks.read_text(path, 10**6))
+        return tomllib.loads(checks.read_text(find_preset(path), 10**6))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"preset must be a readable TOML file, got {path!r}: {error}") from error
 
