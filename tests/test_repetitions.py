@@ -180,7 +180,9 @@ def test_given_no_failure_twice_and_its_sampler():
     # Six standard errors.
     assert abs(drawn.mean() - 1.2) < 6.0 * np.sqrt(1.2 / len(drawn))
     assert law.given_no_failure(0.0) is law
-    with pytest.raises(ValueError, match="failure must be rarer to draw from my own fixed:1000"):
+    with pytest.raises(
+        ValueError, match="failure must be smaller to sample from my own fixed:1000"
+    ):
         OwnLaw(repetitions.parse_repetitions("fixed:1000")).given_no_failure(0.5).sample(None, 1)
 
 
@@ -196,7 +198,9 @@ def test_an_own_law_has_no_theorem_and_no_family():
     assert law.power_law is law.profile_theorem is law.renyi_theorem is None
     assert law.untruncated is law
     assert law.means == (law.mean, law.mean)
-    with pytest.raises(ValueError, match="must be of a family with other means, got my own tnb"):
+    with pytest.raises(
+        ValueError, match="must belong to a family with a free mean, got my own tnb"
+    ):
         law.with_mean(7.0)
 
 

@@ -1,7 +1,7 @@
-"""Ways of choosing a best run, as plain descriptions.
+"""Tuning protocols: ways of choosing the best run, as plain descriptions.
 
-A protocol knows neither data nor score nor noise: what choosing costs is `upper_bounds`', how it is
-done `tuning`'s.
+A protocol contains no data, score or noise. `audit.upper_bounds` computes its cost, and
+`audit.tuning` carries it out.
 """
 
 from audit.protocols.adaptive import Adaptive

@@ -1,4 +1,4 @@
-"""Adaptive search: the density of the next candidate learns from the runs so far."""
+"""Adaptive search: the density of the next candidate depends on the earlier runs."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,15 +11,15 @@ from audit.repetitions import Repetitions
 
 @dataclass(frozen=True)
 class Adaptive(Protocol):
-    """K runs, each candidate from a density within [low, high] times the prior, by all so far.
+    """K runs, each with a candidate from a density between low and high times the prior.
 
-    Wang et al. 2023 (DP-HyPO, framework 1). K is drawn first, no density looks at it, and the best
-    of the runs is released.
+    The densities may depend on the earlier runs but not on K, which is drawn first. The best run is
+    released. Source: Wang et al. 2023 (DP-HyPO, framework 1).
 
     Attributes:
-        repetitions: the law of K, also as text.
-        low: c in (0, 1].
-        high: C >= 1.
+        repetitions: the distribution of K, as an object or as text.
+        low: c in (0, 1], the smallest ratio of a density to the prior.
+        high: C >= 1, the largest ratio.
 
     Example:
         >>> search = Adaptive("tnb:0,0.1", low=0.75, high=1.33)

@@ -1,4 +1,4 @@
-"""Report noisy max: the best of fixed queries, each with its own noise."""
+"""Report noisy max: the best of fixed queries with independent noise."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,15 +10,15 @@ from audit.repetitions import MAX_RUNS
 
 @dataclass(frozen=True)
 class NoisyMax(Protocol):
-    """Noise is added to each of m values of sensitivity 1, and the index of the largest released.
+    """Adds noise to m values of sensitivity 1 and releases the index of the largest.
 
-    One "run" is one noisy value: a Gaussian or Laplace mechanism of sensitivity 1 (Koskela, Redberg
-    & Wang 2024, section 3).
+    The base is one noisy value: a Gaussian or Laplace mechanism of sensitivity 1. Source: Koskela,
+    Redberg & Wang 2024, section 3.
 
     Attributes:
-        candidates: m, how many values.
-        monotone: whether between neighbours all values move in one direction.
-        rounds: how often it is done, each time with values that may depend on what was released.
+        candidates: m, the number of values.
+        monotone: whether all values change in the same direction between neighbours.
+        rounds: number of adaptive repetitions; the values may depend on earlier outputs.
     """
 
     candidates: int

@@ -1,4 +1,4 @@
-"""Protocols as text."""
+"""Protocols parsed from text."""
 
 from collections.abc import Callable
 
@@ -15,28 +15,29 @@ from audit.protocols.until import RandomStopping, UntilAccepted
 from audit.repetitions import Repetitions
 
 DEFAULT_REPETITIONS = "tnb:0,0.01"
-"""The law of K of the papers' experiments, where a protocol has one and none is given."""
+"""The default distribution of K, from the experiments of the papers."""
 
-_TAKES_LAW = ("search", "adaptive", "subset", "ptr")
-_PROTOCOLS = (*_TAKES_LAW, "grid", "until", "stopping", "noisy-max")
+_WITH_REPETITIONS = ("search", "adaptive", "subset", "ptr")
+_PROTOCOLS = (*_WITH_REPETITIONS, "grid", "until", "stopping", "noisy-max")
 
 
 def parse_protocol(
     spec: "str | Repetitions | Protocol", repetitions: "str | Repetitions | None" = None
 ) -> Protocol:
-    """Reads a protocol from text.
+    """Parses a protocol.
 
     Args:
         spec: `search`, `grid:CANDIDATES[,INCLUSION]`, `adaptive:LOW,HIGH`,
             `subset:RATE[,rest|all]`, `until:ACCEPTANCE`, `stopping:STOP`,
-            `noisy-max:CANDIDATES[,ROUNDS][,monotone]` or `ptr:EPSILON,DELTA,FAILURE`. Where a law
-            of K belongs to it, it follows after a slash: `adaptive:0.75,1.33/tnb:0,0.01`. A law of
-            K alone, as object or text, means random search. A protocol is returned as it is.
-        repetitions: the law of K where the text has none.
+            `noisy-max:CANDIDATES[,ROUNDS][,monotone]` or `ptr:EPSILON,DELTA,FAILURE`. A
+            distribution of K follows after a slash, as in `adaptive:0.75,1.33/tnb:0,0.01`. A distribution of K
+            alone, as an object or as text, means random search. A protocol object is returned
+            unchanged.
+        repetitions: the distribution of K if the text does not name one.
 
     Raises:
         ValueError: an unknown protocol, a wrong number of parameters, one out of its range, or a
-            law of K for a protocol that has none.
+            distribution of K for a protocol without one.
 
     Example:
         >>> parse_protocol("grid:100,0.5").mean_runs
@@ -56,9 +57,9 @@ def parse_protocol(
     if not slash and name.strip().lower() in laws.FAMILIES:
         return RandomSearch(laws.parse_repetitions(text))
     name = checks.one_of("protocol", name.strip().lower(), _PROTOCOLS)
-    if name not in _TAKES_LAW and (slash or repetitions is not None):
+    if name not in _WITH_REPETITIONS and (slash or repetitions is not None):
         raise ValueError(
-            f"repetitions must not be given with protocol {name}, which has no law of K, got "
+            f"repetitions must not be given with protocol {name}, which has no random K, got "
             f"{tail or repetitions}"
         )
     if slash and repetitions is not None:
@@ -86,7 +87,7 @@ def _numbers(words: list[str], least: int, most: int, what: str) -> list[float]:
 
 
 def _search(words: list[str], law: Repetitions) -> Protocol:
-    _numbers(words, 0, 0, "none, the law of K follows after a slash")
+    _numbers(words, 0, 0, "none; the distribution of K follows after a slash")
     return RandomSearch(law)
 
 

@@ -1,4 +1,4 @@
-"""Laws of K, the number of runs of the base mechanism.
+"""Distributions of K, the number of runs of the base mechanism.
 
 Sources: Papernot & Steinke 2022 (definitions 1 and 2: truncated negative binomial, Poisson),
 Koskela, Redberg & Wang 2024 (binomial), Xiang, Wang & Wang 2024 (eq. 21: two-point).

@@ -1,4 +1,4 @@
-"""The same K always."""
+"""A fixed K."""
 
 import math
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.repetitions.base import MAX_RUNS, Array, Repetitions, log_of_one_minus, written
+from audit.repetitions.base import MAX_RUNS, Array, Repetitions, format_spec, log_of_one_minus
 
 
 @dataclass(frozen=True)
 class Fixed(Repetitions):
-    """K = k always: naive repetition, whose cost grows with k (Papernot & Steinke, prop. 17).
+    """K = k: naive repetition, whose cost grows with k (Papernot & Steinke 2022, prop. 17).
 
     Example:
         >>> Fixed(10).pmf([9, 10]).tolist()
@@ -26,7 +26,7 @@ class Fixed(Repetitions):
 
     @property
     def spec(self) -> str:
-        return written("fixed", self.k)
+        return format_spec("fixed", self.k)
 
     @property
     def mean(self) -> float:

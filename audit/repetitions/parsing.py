@@ -1,4 +1,4 @@
-"""Laws of K read from text."""
+"""Distributions of K parsed from text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from audit.repetitions.two_point import TwoPoint
 
 @dataclass(frozen=True)
 class _Family:
-    """How many numbers stand behind a name, and what they make."""
+    """A family: how many parameters it has, and its constructor."""
 
     numbers: int
-    law: Callable[..., Repetitions]
+    make: Callable[..., Repetitions]
 
 
 _FAMILIES: dict[str, _Family] = {
@@ -31,19 +31,19 @@ _FAMILIES: dict[str, _Family] = {
 }
 
 FAMILIES = tuple(_FAMILIES)
-"""The names of laws in texts."""
+"""The names of the families in texts."""
 
 
 def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
-    """Reads a law of K from text.
+    """Parses a distribution of K.
 
     Args:
         spec: `tnb:ETA,GAMMA`, `geometric:GAMMA`, `poisson:MU`, `binomial:N,P`, `two-point:S,L` or
-            `fixed:K`, each possibly followed by `@MOST` for the law conditioned on K <= MOST; names
-            in any case. A law is returned as it is.
+            `fixed:K`, optionally followed by `@MOST`, which conditions on K <= MOST. Names are not
+            case-sensitive. A distribution object is returned unchanged.
 
     Raises:
-        ValueError: an unknown law, a wrong number of parameters, or one out of its range.
+        ValueError: an unknown family, a wrong number of parameters, or one out of its range.
 
     Example:
         >>> round(parse_repetitions("tnb:0,0.01").mean, 6)
@@ -66,7 +66,7 @@ def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
     name, _, parameters = text.partition(":")
     family = _FAMILIES[checks.one_of("repetitions", name.strip(), FAMILIES)]
     try:
-        law = family.law(*_numbers(name, parameters, family.numbers))
+        law = family.make(*_numbers(name, parameters, family.numbers))
         return Truncated(law, checks.integer("most", _numbers("@", most, 1)[0], 1)) if at else law
     except ValueError as error:
         raise ValueError(f"repetitions {whole}: {error}") from error

@@ -1,4 +1,4 @@
-"""K is one of two numbers."""
+"""A K with two possible values."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit.numerics import safe_log
-from audit.repetitions.base import MAX_RUNS, Array, Repetitions, written
+from audit.repetitions.base import MAX_RUNS, Array, Repetitions, format_spec
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TwoPoint(Repetitions):
 
     @property
     def spec(self) -> str:
-        return written("two-point", self.s, self.L)
+        return format_spec("two-point", self.s, self.L)
 
     @property
     def mean(self) -> float:
