@@ -110,7 +110,7 @@ def _verify(
         print(line)
     if signer is not None:
         print(f"signature: valid, by {signer!a}")
-    elif key is None:
+    elif key is None and verdict.finding is not Finding.WRONG:
         print("signature: not checked; see --check-signature")
     code = _CODES[verdict.finding]
     if verdict.certificate is not None and page is not None:

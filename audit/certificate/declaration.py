@@ -91,11 +91,13 @@ class Declaration:
         ):
             if name == "unit" or getattr(self, name) is not None:
                 checks.store_validated(self, **{name: _text(name, getattr(self, name))})
-        if isinstance(self.records, str) and self.records != PRIVATE:
-            raise ValueError(
-                f"records must be a whole number or {PRIVATE!r}, got {checks.one_line(self.records)}"
-            )
-        if self.records is not None and self.records != PRIVATE:
+        if isinstance(self.records, str):
+            if self.records != PRIVATE:
+                raise ValueError(
+                    f"records must be a whole number or {PRIVATE!r}, got "
+                    f"{checks.one_line(self.records)}"
+                )
+        elif self.records is not None:
             checks.store_validated(self, records=checks.integer("records", self.records, 1, 2**53))
         if self.records_per_person is not None:
             most = checks.integer("records_per_person", self.records_per_person, 1, 10**6)

@@ -312,6 +312,5 @@ def _class(ground: Ground) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as html; characters that a reader cannot see, but for line ends, are escapes."""
-    lines = map(checks.printable, str(text).split("\n"))
-    return markup.escape("\n".join(lines))
+    """Text as html; characters that a reader cannot see are escapes."""
+    return markup.escape(checks.printable(str(text)))

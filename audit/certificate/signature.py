@@ -20,6 +20,13 @@ def sign(content: bytes, key: str | Path) -> bytes:
 
     Raises:
         ValueError: OpenSSH is missing, or cannot sign with this key.
+
+    Example:
+        >>> try:
+        ...     sign(b"{}", "no/such/key")
+        ... except ValueError as error:
+        ...     print(error)
+        key must be a file, got 'no/such/key'
     """
     done = _ssh_keygen("sign", ["-f", _file("key", key)], content, seconds=None)
     if done.returncode != 0 or not done.stdout:
@@ -42,6 +49,13 @@ def check_signature(
 
     Raises:
         ValueError: OpenSSH or a file is missing.
+
+    Example:
+        >>> try:
+        ...     check_signature(b"{}", "certificate.json.sig", "signers")
+        ... except ValueError as error:
+        ...     print(error)
+        signature must be a file, got 'certificate.json.sig'
     """
     files = ["-s", _file("signature", signature), "-f", _file("allowed_signers", allowed_signers)]
     found = _ssh_keygen("find-principals", files, b"")

@@ -331,6 +331,8 @@ def _numbers(values: Mapping[str, Any]) -> Numbers:
 
     if set(values) != {one.name for one in fields(Numbers)}:
         raise ValueError(f"numbers must have its fields, got {checks.one_line(list(values))}")
+    if not values["bounds"]:
+        raise ValueError("numbers.bounds must name the bounds that were computed, got none")
     at_1, at_01 = values["true_positives"]
     return Numbers(
         run_epsilon=number_or_none("run_epsilon"),

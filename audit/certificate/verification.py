@@ -18,7 +18,7 @@ import numpy as np
 from audit import checks
 from audit.accounting import Unreachable, mechanism_to_dict
 from audit.certificate.certificate import Certificate
-from audit.certificate.conditions import Ground, bases_of
+from audit.certificate.conditions import Ground, bases_of, checkable
 from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import compute, rounded_down, rounded_up
 from audit.certificate.statement import hash_of
@@ -205,6 +205,12 @@ def _verdict(values: Any) -> Verdict:
     certificate = Certificate.from_dict(values)
     if values.get("hash") != hash_of(values):
         return _wrong("the hash is not that of the other fields")
+    allowed = checkable(certificate.training, certificate.protocol)
+    checked = certificate.study.checked
+    if checked != tuple(name for name in allowed if name in checked):
+        return _wrong(
+            f"study.checked is {_shown(list(checked))}, must be of {_shown(list(allowed))}"
+        )
     possible = [mechanism_to_dict(one) for one in bases_of(certificate.training, certificate.score)]
     if mechanism_to_dict(certificate.base) not in possible:
         return _wrong("base is not training with its score")
