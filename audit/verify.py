@@ -14,7 +14,7 @@ from audit.certificate import Finding, check_signature, schema, sign
 from audit.certificate.verification import read, verdict_of
 
 WRONG, VOID = 1, 3
-SECONDS = 25.0
+SECONDS = 20.0
 
 _CODES = {Finding.CORRECT: console.OK, Finding.WRONG: WRONG, Finding.VOID: VOID}
 

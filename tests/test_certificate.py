@@ -31,10 +31,11 @@ from audit.certificate import (
     schema,
     sign,
 )
-from audit.certificate.conditions import bases_of
+from audit.certificate.conditions import PROTOCOLS, bases_of
 from audit.certificate.numbers import TradeOff
 from audit.certificate.statement import FORMAT, hash_of
 from audit.certificate.wording import in_words
+from audit.tuning.play import LIVE
 
 ONE_RUN = protocols.parse_protocol("fixed:1")
 
@@ -163,10 +164,10 @@ CHANGES = [
     (_set(["groups", 0, "epsilon"], 0.1), r"groups\[0\].epsilon is 0.1"),
     (_set(["evidence", "ceiling"], 9.0), "evidence.ceiling is 9.0"),
     (_set(["evidence", "epsilon_lower"], 9.0), "a game shows epsilon >= 9"),
-    (_set(["protocol"], "tnb:1,0.1"), r"statement is"),
+    (_set(["protocol"], "tnb:1,0.1"), "protocol_in_words is"),
     (_set(["base", "steps"], 400), "base is not training with its score"),
     (_set(["training", "steps"], 50), "base is not training with its score"),
-    (_set(["delta"], 1e-6), r"statement is"),
+    (_set(["delta"], 1e-6), "evidence.ceiling is"),
     (_set(["delta"], "1e-05"), r"delta is '1e-05'"),
     (_set(["training", "steps"], True), "base is not training with its score"),
     (_set(["statement"], "(0.1, 1e-5)-DP"), "statement is"),
@@ -182,7 +183,10 @@ CHANGES = [
     (_set(["setting", "unit"], "one person"), "setting.unit is 'one person'"),
     (_set(["setting", "relation"], "replace-one"), "setting.relation is 'replace-one'"),
     (_set(["study", "checked"], ["mechanism"]), r"study.checked is \['mechanism'\]"),
-    (_set(["study", "checked"], ["steps"]), "statement is .* if the 10 .* if the 9 conditions"),
+    (
+        _set(["study", "checked"], ["steps"]),
+        r"conditions\[4\].ground is 'on trust', must be 'checked'",
+    ),
     (_set(["not_stated"], []), r"not_stated\[0\] is 'missing'"),
     (_set(["total"], {"epsilon": 1.0, "delta": 0.1}), "total is"),
     (_set(["score"], {"noise_std": 1.0, "sensitivity": 1.0, "disjoint": True}), "base is not"),
@@ -337,6 +341,8 @@ HOSTILE = [
     _set(["statement"], 3),
     _set(["delta"], None),
     _set(["delta"], True),
+    _set(["protocol"], "noisy-max:10"),
+    _set(["numbers", "profile"], [{"delta": 0.1, "epsilon": 1.0 * n} for n in range(20_000)]),
     _set(["protocol"], ["tnb:1,0.5"]),
     _set(["numbers", "bounds"], ["region"] * 100_000),
     _set(["numbers", "bounds"], [str(n) for n in range(100_000)]),
@@ -533,6 +539,10 @@ def test_schema_describes_certificates(certificate, plain):
         assert not validator.is_valid(values)
 
 
+def test_every_protocol_that_a_study_runs_has_conditions():
+    assert PROTOCOLS == LIVE
+
+
 def test_schema_is_printed(capsys):
     assert verify.main(["--schema"]) == 0
     assert json.loads(capsys.readouterr().out) == schema()
@@ -615,8 +625,10 @@ SCORE = NoisyScore(0.1, 0.02, disjoint=False)
 
 
 @pytest.mark.usefixtures("region_alone")
-@pytest.mark.parametrize("disjoint", [True, False])
-@pytest.mark.parametrize("space", [{"lr": [1]}, {"lr": [1], "steps": [5, 10]}])
+@pytest.mark.parametrize(
+    ("space", "disjoint"),
+    [({"lr": [1]}, True), ({"lr": [1]}, False), ({"lr": [1], "steps": [5, 10]}, False)],
+)
 def test_noisy_scores_are_part_of_the_base(tmp_path, disjoint, space):
     steps = None if "steps" in space else 5
     study = tuning.Study(
@@ -658,6 +670,7 @@ def test_noisy_scores_are_part_of_the_base(tmp_path, disjoint, space):
     ],
 )
 def test_protocols_in_words(spec, words):
+    assert isinstance(protocols.parse_protocol(spec), PROTOCOLS)
     assert re.search(words, in_words(protocols.parse_protocol(spec)))
 
 

@@ -19,9 +19,18 @@ from audit.accounting import (
     relations,
 )
 from audit.numerics import format_exact
-from audit.protocols import Adaptive, Grid, Protocol, RandomStopping, Subset, UntilAccepted
+from audit.protocols import (
+    Adaptive,
+    Grid,
+    Protocol,
+    RandomSearch,
+    RandomStopping,
+    Subset,
+    UntilAccepted,
+)
 
 __all__ = [
+    "PROTOCOLS",
     "RELATIONS",
     "Condition",
     "Ground",
@@ -35,6 +44,16 @@ __all__ = [
     "setting",
     "void_if",
 ]
+
+PROTOCOLS: tuple[type[Protocol], ...] = (
+    RandomSearch,
+    Grid,
+    Adaptive,
+    Subset,
+    UntilAccepted,
+    RandomStopping,
+)
+"""The protocols whose conditions are known."""
 
 AS_STATED = "base mechanism"
 """The relation of a mechanism that names none: whatever its parameters hold for."""

@@ -36,6 +36,7 @@ FORMAT = f"{NAMESPACE}/2"
 _OLD = (f"{NAMESPACE}/1",)
 _MAX_TEXT = 1_000_000  # a prior lists all candidates of a grid
 _MAX_NAMES = 10_000
+_MAX_ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ class Statement:
             return cls(
                 base=mechanism_from_dict(base),
                 training=mechanism_from_dict(values["training"]),
-                protocol=protocols.parse_protocol(_text("protocol", values["protocol"])),
+                protocol=_protocol(values["protocol"]),
                 delta=checks.interval("delta", values["delta"], 0.0, 1.0),
                 numbers=_numbers(values["numbers"]),
                 score=None if score is None else NoisyScore(**score),
@@ -275,6 +276,14 @@ def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) > _MAX_TEXT:
         raise ValueError(f"{name} must be a text, got {checks.one_line(value)}")
     return value
+
+
+def _protocol(value: Any) -> Protocol:
+    found = protocols.parse_protocol(_text("protocol", value))
+    if not isinstance(found, derived.PROTOCOLS):
+        names = ", ".join(kind.name for kind in derived.PROTOCOLS)
+        raise ValueError(f"protocol must be one whose conditions are known ({names}), got {found}")
+    return found
 
 
 def _texts(name: str, values: Any) -> dict[str, str]:
@@ -331,6 +340,11 @@ def _numbers(values: Mapping[str, Any]) -> Numbers:
 
     if set(values) != {one.name for one in fields(Numbers)}:
         raise ValueError(f"numbers must have its fields, got {checks.one_line(list(values))}")
+    for name in ("bounds", "profile", "trade_off"):
+        if len(values[name]) > _MAX_ROWS:
+            raise ValueError(
+                f"numbers.{name} must have at most {_MAX_ROWS} entries, got {len(values[name])}"
+            )
     if not values["bounds"]:
         raise ValueError("numbers.bounds must name the bounds that were computed, got none")
     at_1, at_01 = values["true_positives"]

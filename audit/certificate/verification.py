@@ -36,6 +36,7 @@ _TOLERANCE = 1e-6
 _TOLERANCE_UNSAFE = 1e-9
 _NEARLY_ZERO = 1e-12
 _COMPUTED = ("numbers", "groups", "total", "evidence.ceiling")
+_FROM_NUMBERS = ("hash", "statement", "groups", "total")
 _LOWER = ("numbers.attained", "numbers.trade_off")
 
 _FIRST_DAY = datetime.date(2026, 11, 1)  # of this format
@@ -214,18 +215,18 @@ def _verdict(values: Any) -> Verdict:
     possible = [mechanism_to_dict(one) for one in bases_of(certificate.training, certificate.score)]
     if mechanism_to_dict(certificate.base) not in possible:
         return _wrong("base is not training with its score")
+    # First all that takes no time: conditions, and other sentences without a computed number.
+    problem = _problem(values, certificate, but=_FROM_NUMBERS)
+    if problem := problem or _problem_of_making(certificate.made):
+        return _wrong(problem)
     try:
         numbers = compute(
             certificate.base, certificate.protocol, certificate.delta, certificate.numbers.bounds
         )
     except Unreachable:
         return _wrong(f"no bound reaches delta = {format_exact(certificate.delta)}")
-    # All that is not an input is computed again from the inputs.
     anew = replace(certificate, numbers=numbers)
-    for name, came, right in _differences(values, anew.as_dict(), ""):
-        if name != "hash":
-            return _wrong(f"{name} is {_shown(came)}, must be {_shown(right)}")
-    if problem := _problem_of_making(certificate.made):
+    if problem := _problem(values, anew):
         return _wrong(problem)
     evidence = certificate.evidence
     if evidence is not None and evidence.epsilon_lower > numbers.epsilon:
@@ -286,6 +287,19 @@ def _lines(right: Certificate) -> Iterator[str]:
 
 def _wrong(reason: str) -> Verdict:
     return Verdict(Finding.WRONG, (_ascii(f"wrong: {reason}"),))
+
+
+def _problem(
+    values: Mapping[str, Any], right: Certificate, but: tuple[str, ...] = ("hash",)
+) -> str | None:
+    """The first field of a file, but for some, that is not what follows from its inputs."""
+    came, expected = (
+        {name: one for name, one in each.items() if name not in but}
+        for each in (values, right.as_dict())
+    )
+    for name, *pair in _differences(came, expected, ""):
+        return "{} is {}, must be {}".format(name, *map(_shown, pair))
+    return None
 
 
 def _problem_of_making(made: Mapping[str, Any]) -> str | None:
