@@ -12,7 +12,7 @@ COMMANDS = {
     "report": "a finished audit as one html page that stands alone",
     "compare": "finished audits side by side, in one picture and one table",
     "reproduce": "tables and figures of the five papers, ours beside the published",
-    "verify": "is a certificate right? every number computed anew",
+    "verify": "is a certificate correct? numbers and conditions are recomputed",
     "coverage_study": "do the lower bounds hold? games whose epsilon is known exactly",
 }
 """What each command answers; `python -m audit.NAME --help` has its options."""

@@ -36,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return console.OK
     if arguments.certificate is None:
         parser.error("certificate must be given")
+    if arguments.sign is not None and arguments.check_signature is not None:
+        parser.error("--sign must not be given with --check-signature: check it afterwards")
+    if arguments.signature is not None and not (arguments.sign or arguments.check_signature):
+        parser.error("--signature must be given with --sign or --check-signature")
     try:
         return _verify(
             Path(arguments.certificate),
@@ -69,7 +73,7 @@ def _parser() -> console.Parser:
         metavar="SIGNERS",
         help="check FILE.sig; SIGNERS lists names and public keys (see man ssh-keygen)",
     )
-    parser.add_argument("--signature", metavar="FILE", help="signature file, if not FILE.sig")
+    parser.add_argument("--signature", metavar="SIG", help="signature file, if not FILE.sig")
     parser.add_argument(
         "--render", metavar="PAGE", help="write the verified certificate as .html or .txt"
     )

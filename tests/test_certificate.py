@@ -228,6 +228,17 @@ def test_forged_field_is_named_although_its_hash_fits(plain, tmp_path, capsys, c
     assert out.isascii()
 
 
+def test_no_ground_can_be_made_better(plain, tmp_path, capsys):
+    def change(values):
+        for one in values["conditions"]:
+            one["ground"] = "checked"
+        values["made"]["date"] = "1999-01-01"
+        values["statement"] = values["statement"].replace("10 conditions", "0 conditions")
+
+    assert verify.main(forged(plain, change, tmp_path / "c.json")) == 1
+    assert "conditions[0].ground is 'checked', must be 'by construction'" in capsys.readouterr().out
+
+
 def test_every_field_but_statements_of_the_author_is_recomputed(plain, tmp_path):
     # The forgery of every text and number, one by one; what passes is named here.
     stated = {("made", "version"), ("made", "python"), ("study", "settings")}
@@ -490,6 +501,20 @@ def test_wrong_statements_are_refused(certificate, statements, words):
         certificate.declare(**statements)
 
 
+def test_zero_out_neighbours_have_a_public_number_of_records(certificate, monkeypatch):
+    def relations(_):
+        return frozenset({"zero-out"})
+
+    monkeypatch.setattr("audit.certificate.conditions.relations", relations)
+    found = certificate.declare(records=100)
+    assert found.setting.relation == "zero-out"
+    words = {one.name: one.words for one in found.conditions}
+    assert words["relation zero-out"] == "the number of records is public"
+    assert "relation add-remove" not in words
+    with pytest.raises(ValueError, match="records must be public with zero-out neighbours"):
+        certificate.declare(records="private")
+
+
 def test_hash_of_a_model():
     layer = torch.nn.Linear(3, 2)
     found = model_hash(layer)
@@ -510,6 +535,19 @@ def test_hash_of_a_model():
 
 def test_certificate_has_the_hash_of_the_released_model(certificate):
     assert certificate.model_hash == model_hash("model")
+
+
+@pytest.mark.usefixtures("region_alone")
+def test_certificate_of_an_objective_has_the_hash_of_its_model():
+    optuna = pytest.importorskip("audit.optuna")
+    study = optuna.PrivateStudy("fixed:1", base=GaussianMechanism(0.5), folder=None)
+
+    def objective(trial):
+        trial.set_user_attr("model", {"weight": 2.0})
+        return trial.suggest_float("x", 0.0, 1.0)
+
+    best = study.optimize(objective)
+    assert study.certificate.model_hash == model_hash(best.model) == model_hash({"weight": 2.0})
 
 
 def test_schema_describes_certificates(certificate, plain):
@@ -541,6 +579,20 @@ def test_schema_describes_certificates(certificate, plain):
 
 def test_every_protocol_that_a_study_runs_has_conditions():
     assert PROTOCOLS == LIVE
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "certificate must be given"),
+        (["c.json", "--sign", "k", "--check-signature", "s"], "--sign must not be given with"),
+        (["c.json", "--signature", "s"], "--signature must be given with"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(capsys, options, words):
+    with pytest.raises(SystemExit, match="2"):
+        verify.main(options)
+    assert words in capsys.readouterr().err
 
 
 def test_schema_is_printed(capsys):

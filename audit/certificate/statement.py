@@ -11,7 +11,7 @@ from audit import checks, protocols
 from audit.accounting import Mechanism, mechanism_from_dict, mechanism_to_dict
 from audit.certificate import conditions as derived
 from audit.certificate.conditions import Condition, Ground, NoisyScore, Setting, StudyFacts
-from audit.certificate.declaration import Declaration
+from audit.certificate.declaration import PRIVATE, Declaration
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import (
     GROUPS,
@@ -76,6 +76,13 @@ class Statement:
     model_hash: str | None = None
     declaration: Declaration = field(default_factory=Declaration)
     evidence: Evidence | None = None
+
+    def __post_init__(self) -> None:
+        if self.declaration.records == PRIVATE and self.setting.relation == "zero-out":
+            raise ValueError(
+                "records must be public with zero-out neighbours, which have the same number of "
+                f"records, got {PRIVATE!r}"
+            )
 
     @classmethod
     def issue(
