@@ -25,15 +25,17 @@ from audit.certificate import (
     NoisyScore,
     Numbers,
     Spending,
+    StudyFacts,
     check_signature,
     compute,
     model_hash,
     schema,
     sign,
 )
-from audit.certificate.conditions import PROTOCOLS, bases_of
+from audit.certificate.conditions import PROTOCOLS, bases_of, conditions
 from audit.certificate.numbers import TradeOff
 from audit.certificate.statement import FORMAT, hash_of
+from audit.certificate.verification import _differences
 from audit.certificate.wording import in_words
 from audit.tuning.play import LIVE
 
@@ -271,6 +273,28 @@ def test_every_field_but_statements_of_the_author_is_recomputed(plain, tmp_path)
     stated |= {way for way in passed if way[0] == "declaration" or way[:2] == ("study", "prior")}
     # One word of the author's stands for another: not verified, and said to be so.
     assert passed <= stated | {("study", "key_kept"), ("evidence", "epsilon_lower")}
+
+
+def test_every_computed_number_is_compared(certificate):
+    full = certificate.declare(earlier_spending=[Spending("counts", 0.5, 1e-9)]).as_dict()
+    compared = 0
+
+    def numbers_in(value, way=()):
+        if isinstance(value, dict | list):
+            for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from numbers_in(one, (*way, key))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield way, value
+
+    for way, value in numbers_in(full):
+        for other in (0.37, 0.9 * value, 1.1 * value, 1e-300, -value, value == 1):
+            if other is not False and (other == value or abs(other) + abs(value) < 1e-200):
+                continue
+            values = json.loads(json.dumps(full))
+            _set(way, other)(values)
+            assert list(_differences(values, full, "")), (way, value, other)
+            compared += 1
+    assert compared > 400
 
 
 def test_a_little_less_is_wrong_and_a_little_more_is_not(plain, tmp_path, capsys):
@@ -673,13 +697,17 @@ def test_page_is_rendered_from_what_was_verified(certificate, plain, tmp_path, c
     assert not page.exists()
 
 
-SCORE = NoisyScore(0.1, 0.02, disjoint=False)
+SCORE = NoisyScore(1.0, 0.2, disjoint=False)
 
 
 @pytest.mark.usefixtures("region_alone")
 @pytest.mark.parametrize(
     ("space", "disjoint"),
-    [({"lr": [1]}, True), ({"lr": [1]}, False), ({"lr": [1], "steps": [5, 10]}, False)],
+    [
+        ({"lr": [1]}, True),
+        ({"lr": [1]}, False),
+        pytest.param({"lr": [1], "steps": [5, 10]}, False, marks=pytest.mark.slow),
+    ],
 )
 def test_noisy_scores_are_part_of_the_base(tmp_path, disjoint, space):
     steps = None if "steps" in space else 5
@@ -693,13 +721,24 @@ def test_noisy_scores_are_part_of_the_base(tmp_path, disjoint, space):
     )
     study.run(lambda trial: tuning.Outcome(1.0))
     found = study.certificate
-    assert found.score == replace(SCORE, disjoint=disjoint)
+    assert found.score == NoisyScore(0.1, 0.02, disjoint)
     assert found.base in bases_of(found.training, found.score)
     jsonschema.Draft202012Validator(schema()).validate(found.as_dict())
     if "steps" not in space:  # else it takes seconds
         found.save(tmp_path / "c.json")
         assert verify.main([str(tmp_path / "c.json")]) == 0
     assert verify.main(forged(found.as_dict(), _set(["score"], None), tmp_path / "c.json")) == 1
+
+
+@pytest.mark.parametrize("kind", [accounting.WorstOf, accounting.Candidates])
+def test_score_of_a_run_that_is_one_of_several(kind):
+    one, other, noise = GaussianMechanism(0.1), GaussianMechanism(0.3), GaussianMechanism(0.2)
+    both = [accounting.Composition((each, noise)) for each in (one, other)]
+    several = kind((one, other))
+    assert bases_of(several, SCORE) == [accounting.Composition((several, noise)), kind(tuple(both))]
+    drawn = accounting.Mixture((one, other), (0.5, 0.5))
+    assert accounting.Mixture(tuple(both), (0.5, 0.5)) in bases_of(drawn, SCORE)
+    assert bases_of(drawn, None) == [drawn]
 
 
 @pytest.mark.parametrize(
@@ -732,7 +771,6 @@ def test_there_is_none_before_the_study_is_over():
         study.certificate  # noqa: B018
 
 
-@pytest.mark.usefixtures("region_alone")
 def test_checks_of_runs_stand_in_the_certificate():
     class Recorded:
         history = ((1.0, 0.1, 10),)
@@ -746,7 +784,9 @@ def test_checks_of_runs_stand_in_the_certificate():
         base = accounting.DpSgd(1.0, 10, 0.1)
         study = tuning.Study({"lr": [1]}, "fixed:3", base=base, folder=None)
         study.run(train)
-        return {one.name: one.ground for one in study.certificate.conditions}
+        facts = StudyFacts({}, tuple(study._played.checked))
+        found = conditions(base, study.protocol, None, facts)
+        return {one.name: one.ground for one in found}
 
     seen = grounds(True)
     assert {seen[name] for name in ("steps", "noise_multiplier", "sampling_rate")} == {
