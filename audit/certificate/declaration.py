@@ -1,5 +1,7 @@
 """Statements that only the author of a certificate can make; nobody recomputes them."""
 
+import decimal
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
@@ -16,7 +18,6 @@ NOT_STATED = "not stated"
 
 _MAX_TEXT = 1000
 _MAX_SPENDINGS = 1000
-_ROUNDING = 1e-12  # more than the error of a sum of _MAX_SPENDINGS numbers
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,9 @@ class Declaration:
         """
         if self.earlier_spending is None:
             return None
-        up = 1.0 + _ROUNDING if self.earlier_spending else 1.0
         return (
-            (epsilon + sum(one.epsilon for one in self.earlier_spending)) * up,
-            min((delta + sum(one.delta for one in self.earlier_spending)) * up, 1.0),
+            _sum([epsilon, *(one.epsilon for one in self.earlier_spending)]),
+            min(_sum([delta, *(one.delta for one in self.earlier_spending)]), 1.0),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -154,14 +154,17 @@ class Declaration:
 
         many = self.records_per_person
         count = NOT_STATED if self.records is None else str(self.records)
-        earlier = NOT_STATED
-        if self.earlier_spending is not None:
-            earlier = "none"
+        # A row each, and the numbers first: letters written from right to left would move them.
+        title = "Earlier spending on the same records"
+        earlier = [(title, NOT_STATED if self.earlier_spending is None else "none")]
         if self.earlier_spending:
-            earlier = "; ".join(
-                f"{checks.quoted(one.release)}: ({format_exact(one.epsilon)}, {format_exact(one.delta)})-DP"
+            earlier = [
+                (
+                    title,
+                    f"({format_exact(one.epsilon)}, {format_exact(one.delta)})-DP: {own(one.release)}",
+                )
                 for one in self.earlier_spending
-            )
+            ]
         return (
             ("Responsible person", own(self.responsible)),
             ("Data set", own(self.dataset)),
@@ -175,7 +178,7 @@ class Declaration:
             ("Divisor of the noisy sum", own(self.normalizer)),
             ("Pre-training", own(self.pretraining)),
             ("Preprocessing that read private data", own(self.preprocessing)),
-            ("Earlier spending on the same records", earlier),
+            *earlier,
         )
 
 
@@ -185,6 +188,16 @@ def _text(name: str, value: object) -> str:
             f"{name} must be a text of 1 to {_MAX_TEXT} characters, got {checks.one_line(value)}"
         )
     return value
+
+
+def _sum(values: Sequence[float]) -> float:
+    """The sum of numbers as they are written, rounded up: 1e-5 and 1e-6 are 1.1e-5."""
+    up = decimal.Context(prec=50, rounding=decimal.ROUND_CEILING)
+    total = decimal.Decimal(0)
+    for value in values:
+        total = up.add(total, decimal.Decimal(repr(float(value))))
+    found = float(total)
+    return found if decimal.Decimal(repr(found)) >= total else math.nextafter(found, math.inf)
 
 
 def _spendings(given: Any) -> tuple[Spending, ...]:

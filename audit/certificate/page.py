@@ -110,12 +110,10 @@ def html(certificate: Statement) -> str:
             f"{rounded_up(numbers.mu_regret, 2)}",
         ),
     ]
-    stated = [
-        *certificate.declaration.in_words(),
-        ("SHA-256 of the released model", certificate.model_hash or NOT_STATED),
-    ]
+    stated = list(certificate.declaration.in_words())
     if (total := total_in_words(certificate)) is not None:
         stated.append(("Sum", total))
+    stated.append(("SHA-256 of the released model", certificate.model_hash or NOT_STATED))
     trusted = len(certificate.on_trust)
     body = [
         "<h1>Certificate of a private tuning</h1>",
