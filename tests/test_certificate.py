@@ -842,6 +842,7 @@ def test_html_stands_alone(certificate, tmp_path):
     banner = re.search(r'class="claim">[^<]*if the (\d+) conditions below hold', text)
     assert text.count('class="ground on-trust"') == int(banner[1]) == 10
     assert "The 10 conditions</h2>" in text
+    assert "drawn from the geometric distribution with stopping probability 0.5" in text
 
 
 def test_text_is_a_paragraph(certificate, tmp_path):
