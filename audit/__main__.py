@@ -12,7 +12,7 @@ COMMANDS = {
     "report": "write a finished audit as one self-contained html page",
     "compare": "compare finished audits in one figure and one table",
     "reproduce": "compute the tables and figures of the five papers",
-    "verify": "check a certificate by computing every number again",
+    "verify": "check a certificate: numbers and conditions are recomputed",
     "coverage_study": "test the lower bounds on mechanisms with a known epsilon",
 }
 """Each command and its purpose."""

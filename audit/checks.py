@@ -111,6 +111,32 @@ def one_line(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
+def printable(text: str) -> str:
+    r"""A text in which characters that a reader cannot see are escapes.
+
+    Escapes control characters, among them those that move a terminal's cursor, line ends,
+    characters of no width, and those that turn the direction of writing.
+
+    Example:
+        >>> print(printable("right\x1b[1A"))
+        right\x1b[1A
+    """
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
+    )
+
+
+def quoted(text: str) -> str:
+    r"""A text of somebody else's in double quotes, printable; it cannot end its own quotes.
+
+    Example:
+        >>> print(quoted('our "data"'))
+        "our \"data\""
+    """
+    inside = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{printable(inside)}"'
+
+
 def read_text(path: str | Path, most: int = 10**8) -> str:
     """The text of a file that ends, as /dev/zero does not.
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from audit import __version__
+from audit import __version__, checks
 
 OK, REFUSED, INTERRUPTED = 0, 2, 130
 
@@ -109,7 +109,7 @@ def report_error(error: object) -> int:
     """
     if isinstance(error, BrokenPipeError):
         raise error
-    said = " ".join(str(error).split())
+    said = checks.printable(" ".join(str(error).split()))
     if len(said) > _LONGEST:  # what was wrong is at its beginning, what to do about it at its end
         said = f"{said[: _LONGEST // 2]} ... {said[-_LONGEST // 2 :]}"
     print(f"error: {said}", file=sys.stderr)

@@ -1,13 +1,13 @@
 """For users of Optuna: an objective under a private protocol, or the cost of a finished study."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from audit import checks
 from audit.accounting import Mechanism
-from audit.certificate import Certificate
+from audit.certificate import Certificate, model_hash
 from audit.protocols import Protocol, RandomSearch, RandomStopping, UntilAccepted
 from audit.tuning import Best, Choice, Outcome, Space, Study, Trial
 from audit.tuning.cost_of_trials import TuningCost, cost_of_trials, trial_of
@@ -64,6 +64,7 @@ class PrivateStudy:
         self._sign = (
             1.0 if checks.one_of("direction", direction, DIRECTIONS) == "maximize" else -1.0
         )
+        self._model: Any = None
         self._study = Study(Space({"": _Suggested()}), protocol, **settings)
         if not isinstance(self._study.protocol, RandomSearch | UntilAccepted | RandomStopping):
             raise ValueError(
@@ -79,7 +80,7 @@ class PrivateStudy:
     @property
     def certificate(self) -> Certificate:
         """What may be published beside the best run, once the study is over."""
-        return self._study.certificate
+        return replace(self._study.certificate, model_hash=model_hash(self._model))
 
     @property
     def folder(self) -> Path | None:
@@ -102,8 +103,8 @@ class PrivateStudy:
         best = self._study.run(_Train(objective, self._sign), **options)
         if best.candidate is None or best.score is None:
             return Best()
-        parameters, model = best.model
-        return Best(parameters, self._sign * best.score, model)
+        parameters, self._model = best.model
+        return Best(parameters, self._sign * best.score, self._model)
 
 
 @dataclass(frozen=True)

@@ -324,6 +324,7 @@ class Study:
             checked=self._played.checked,
             settings_hash=self.settings_hash,
             kept=self.keep and self.folder is not None,
+            model=self._played.best.model,
         )
 
     def _plan(self) -> Plan:
