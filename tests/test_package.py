@@ -166,7 +166,7 @@ def test_help_fits_a_screen_and_shows_examples(command, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         commands.main_of(name)([*options, "--help"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 50
+    assert len(lines) <= 51
     assert max(map(len, lines)) <= console.WIDTH
     assert lines[0] == f"usage: python -m audit.{name}{' --train' * bool(options)} [options]"
     assert "examples:" in lines
