@@ -34,10 +34,11 @@ def interval(
         closed_high: whether `high` itself is allowed.
 
     Raises:
-        ValueError: `value` is not a number inside the interval; NaN never is.
+        ValueError: `value` is not a number inside the interval. NaN never is, and true and false
+            are no numbers.
     """
     try:
-        number = float(value)
+        number = math.nan if _is_bool(value) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     above = number >= low if closed_low else number > low
@@ -64,8 +65,15 @@ def integer(name: str, value: float, low: int, high: int | None = None) -> int:
     return number
 
 
+def _is_bool(value: object) -> bool:
+    """Whether a value is true or false, also numpy's, without an import of numpy."""
+    return type(value).__name__ in ("bool", "bool_")
+
+
 def _exactly(value: object) -> int | None:
     """The whole number that `value` is, of any size, also as text; None where it is none."""
+    if _is_bool(value):
+        return None
     try:
         return operator.index(int(value) if isinstance(value, str) else value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -715,7 +715,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = [checks.one_of("mechanisms", name, names) for name in options.mechanisms]
         checks.integer("seed", options.seed, 0)
         for trials in options.trials:
-            checks.integer("trials", trials, 1, _MAX_TRIALS)
+            checks.integer("trials", trials, 2, _MAX_TRIALS)
         if options.games is not None:
             checks.integer("games", options.games, 1, _MAX_GAMES)
         options.out.mkdir(parents=True, exist_ok=True)

@@ -59,6 +59,9 @@ def _parser() -> console.Parser:
         help="presets, or TOML files of settings; options take precedence",
     )
     parser.add_argument("--list-presets", action=_ListPresets, help="list the installed presets")
+    parser.add_argument(
+        "--json", action="store_true", help="print everything as json instead of a table"
+    )
     settings = {field.name: field for field in fields(AuditConfig)}
     named = [name for names in _GROUPS.values() for name in names]
     for title, names in _GROUPS.items():
@@ -123,7 +126,12 @@ def parse(argv: Sequence[str] | None = None) -> list[AuditConfig]:
         ValueError: an unknown name or a value out of its range, or several audits that share a
             folder or cannot be compared.
     """
-    options: dict[str, Any] = vars(_parser().parse_args(argv))
+    options = vars(_parser().parse_args(argv))
+    del options["json"]
+    return _configs(options)
+
+
+def _configs(options: dict[str, Any]) -> list[AuditConfig]:
     presets = options.pop("preset")
     if len(presets) <= 1:
         values = read_preset(presets[0]) if presets else {}
@@ -171,24 +179,27 @@ def run(config: AuditConfig) -> "list[Report]":
     is_finished = store.finished(config, blocks)
     if not is_finished:
         workers.check_devices(config)
-    folder = store.RunFolder.open(config, bound_to)
-    if not is_finished:
-        _announce(config, seconds)
-    games = audit_loop.play_audit(config, folder, blocks)
-    # Tables and pictures take a second, too: not before the first game is played.
-    from audit.report import pictures, provenance, summary, tables
-    from audit.report.assemble import assemble
+    with store.locked(Path(config.out)):
+        folder = store.RunFolder.open(config, bound_to)
+        if not is_finished:
+            _announce(config, seconds)
+        games = audit_loop.play_audit(config, folder, blocks)
+        # Tables and pictures take a second, too: not before the first game is played.
+        from audit.report import pictures, provenance, summary, tables
+        from audit.report.assemble import assemble
 
-    made = provenance.made()
-    reports = []
-    for view, (of_view, trials) in enumerate(zip(config.views, games, strict=True)):
-        report = assemble(of_view, set_ups, trials, view, made, _with_bar)
-        results = Path(of_view.out)
-        store.write_text(results / "results.csv", tables.to_csv(tables.to_table(report)))
-        store.write_text(results / "summary.json", summary.to_json(report))
-        pictures.draw(report, results / "figure.png")
-        pictures.draw_scores(report, trials, results / "scores.png")
-        reports.append(report)
+        made = provenance.made()
+        reports = []
+        for view, (of_view, trials) in enumerate(zip(config.views, games, strict=True)):
+            report = assemble(of_view, set_ups, trials, view, made, _with_bar)
+            # The folder was edited, or its file system has no locks.
+            store.check_same(config, bound_to)
+            results = Path(of_view.out)
+            store.write_text(results / "results.csv", tables.to_csv(tables.to_table(report)))
+            store.write_text(results / "summary.json", summary.to_json(report))
+            pictures.draw(report, results / "figure.png")
+            pictures.draw_scores(report, trials, results / "scores.png")
+            reports.append(report)
     return reports
 
 
@@ -243,11 +254,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command.main(arguments)
     try:
         with _signals_as_exceptions():
-            configs = parse(argv)
-            for config in configs:
-                _print(config, run(config))
-                if len(configs) > 1:
-                    print()
+            options = vars(_parser().parse_args(argv))
+            as_json = options.pop("json")
+            configs = _configs(options)
+            # Notes on the way are no part of the json.
+            with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+                found = _audited(configs, prints=not as_json)
+        if as_json:
+            _print_json(found)
     except (ValueError, OSError, RuntimeError) as error:
         return console.report_error(error)
     except _Stopped as stopped:
@@ -259,7 +273,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     from audit import compare
 
     folders = [config.out for config in configs]
-    return compare.main([*folders, "--out", str(Path(folders[0]).with_name("comparison"))])
+    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+        return compare.main([*folders, "--out", str(Path(folders[0]).with_name("comparison"))])
+
+
+def _audited(configs: Sequence[AuditConfig], *, prints: bool) -> "list[Report]":
+    """Runs the audits in turn, and prints each unless told otherwise."""
+    found = []
+    for config in configs:
+        reports = run(config)
+        if prints:
+            _print(config, reports)
+        if prints and len(configs) > 1:
+            print()
+        found += reports
+    return found
+
+
+def _print_json(reports: "Sequence[Report]") -> None:
+    """Prints summary.json, or a list of them where there are several reports."""
+    from audit.report import summary
+
+    texts = [summary.to_json(report).rstrip() for report in reports]
+    print(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")
 
 
 class _Stopped(KeyboardInterrupt):

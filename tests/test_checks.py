@@ -100,6 +100,14 @@ def test_whole_numbers_of_any_size_and_kind(value, number):
     assert checks.integer("seed", value, 0) == number
 
 
+@pytest.mark.parametrize("value", [True, False, np.True_])
+def test_true_and_false_are_no_numbers(value):
+    with pytest.raises(ValueError, match=f"seed must be a whole number >= 0, got .*{bool(value)}"):
+        checks.integer("seed", value, 0)
+    with pytest.raises(ValueError, match=r"rate must be in \[-1, 2\], got"):
+        checks.interval("rate", value, -1.0, 2.0, closed_low=True, closed_high=True)
+
+
 @pytest.mark.parametrize("value", [2.5, "2.5", "x", None, [1], float("nan"), float("inf"), 10**400])
 def test_numbers_that_are_not_in_range(value):
     with pytest.raises(ValueError, match="seed must be a whole number in"):

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import re
 import shutil
 from dataclasses import replace
 
@@ -10,6 +12,7 @@ import pytest
 
 from audit import compare as compare_command
 from audit import run
+from audit.report import __main__ as report_command
 from audit.report import comparison as compare
 from audit.report.results import PAPER_PROTOCOL
 from audit.report.text import rounded_down, rounded_up
@@ -41,7 +44,7 @@ def command(capsys, *argv):
 
 def changed(finished, tmp_path, **settings):
     """A copy of the ETCV audit with other settings in its summary."""
-    folder = tmp_path / "-".join(settings)
+    folder = tmp_path / "-".join(["copy", *settings])
     shutil.copytree(finished / "etcv", folder)
     summary = json.loads((folder / "summary.json").read_text())
     summary["config"] |= settings
@@ -247,6 +250,65 @@ def test_steps_matter_where_batches_are_sampled(finished, tmp_path):
     assert len(compare.read([steps("a", 7, 1.0), steps("b", 8, 1.0)])) == 2
     with pytest.raises(ValueError, match=r"steps must be the same .*, got 7 and 8"):
         compare.read([steps("c", 7, 0.5), steps("d", 8, 0.5)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda result: result["lower_bounds"].pop("lambda_a"),
+        lambda result: result["lower_bounds"].pop("lambda_b"),
+        lambda result: result["lower_bounds"].update(lambda_x=result["lower_bounds"]["lambda_a"]),
+        lambda result: result["lower_bounds"].clear(),
+    ],
+)
+@pytest.mark.parametrize("main", [compare_command.main, report_command.main])
+def test_a_summary_with_other_proxies_is_one_line(finished, tmp_path, capsys, change, main):
+    folder = changed(finished, tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    change(summary["results"][-1])
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert main([str(folder), *(["--out", str(tmp_path)] * (main is compare_command.main))]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: folders must hold finished audits")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "score",
+    ["=cmd.calc", "<script>alert(1)</script>.x", '=HYPERLINK("http://x.y")', "a|b.c", "$\\frac.c"],
+)
+def test_text_of_someone_else_is_no_formula_no_markup_and_no_column(
+    finished, tmp_path, capsys, score
+):
+    folder = changed(finished, tmp_path, score=f"{score}\x1b[31m\n")
+    summary = json.loads((folder / "summary.json").read_text())
+    for result in summary["results"]:
+        result["score"] = summary["config"]["score"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    code, text, _ = command(capsys, folder, "--out", tmp_path / "out")
+    assert code == 0
+    assert "\x1b" not in text
+    table = (tmp_path / "out" / "table.csv").read_text()
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "\x1b" not in table + page
+    for row in csv.reader(table.splitlines()):
+        assert not any(cell.startswith(("=", "+", "@")) for cell in row)
+    assert "<script>" not in page
+    head = next(
+        line for line in page.splitlines() if line.startswith("| eps\\_B") or "eps_B" in line
+    )
+    assert len(re.findall(r"(?<!\\)\|", head)) == 6
+
+
+def test_a_folder_whose_name_is_not_utf_8(finished, tmp_path, capsys):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    shutil.copytree(finished / "etcv", folder)
+    code, text, err = command(capsys, folder, finished / "etcv", "--out", tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert "caf\\xe9" in text
+    assert "caf\\xe9" in (tmp_path / "out" / "table.csv").read_text()
+    code, _, err = command(capsys, folder / "absent", "--out", tmp_path / "out")
+    assert code == 2
 
 
 def test_folders_without_a_finished_audit(finished, tmp_path, capsys):

@@ -103,7 +103,7 @@ def test_the_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "| scan |" in page
     assert coverage_study.main(["--mechanisms", "Laplacian", "--out", str(tmp_path)]) == 2
     assert "did you mean 'Laplace'?" in capsys.readouterr().err
-    for wrong in (["--trials", "0"], ["--seed", "-1"], ["--games", "0"]):
+    for wrong in (["--trials", "0"], ["--trials", "1"], ["--seed", "-1"], ["--games", "0"]):
         assert coverage_study.main([*wrong, "--out", str(tmp_path)]) == 2
 
 

@@ -447,3 +447,9 @@ def test_no_file_of_another_data_set_is_asked_for_in_vain(tmp_path, offline):
     with pytest.raises(FileNotFoundError, match=r"data of CIFAR10 must be under") as raised:
         threat_models.build("ETCV", "input", dataset="CIFAR10", data_root=str(tmp_path))
     assert "test_batch" not in str(raised.value)
+
+
+def test_complex_features_are_refused():
+    features = np.ones((2, 1, 2, 2), np.complex64)
+    with pytest.raises(ValueError, match="features of mine must be real numbers, got complex64"):
+        Records(features, np.array([0, 1]), 2, "mine")

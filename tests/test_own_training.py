@@ -622,3 +622,13 @@ def test_a_verdict_says_how_many_games_would_do():
         >= 9.0
         > result.ceiling
     )
+
+
+@pytest.mark.parametrize("part", ["features", "labels"])
+def test_complex_records_are_refused(part):
+    given = {"features": np.zeros((3, 2)), "labels": np.zeros(3)}
+    given[part] = given[part] + 1j
+    with pytest.raises(
+        ValueError, match=f"^{part} of records must be real numbers, got complex128"
+    ):
+        TrainingSet(**given)

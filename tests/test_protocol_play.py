@@ -296,7 +296,7 @@ def test_the_report_says_what_holds_under_the_protocol():
     assert not lower["gaussian-curve:max-grid"].valid
     assert not any(key.startswith("lifted") for key in lower)
     text = to_text(report)
-    assert "protocol stopping:0.5" in text
+    assert "Attacked: protocol stopping:0.5" in text
     assert "two-events" in text
     tails = set_ups[0].views[0].threat_model.score
     attained = AcceptedTails(set_ups[0].mu, tails.low, tails.high, 0.5).epsilon(config.delta)

@@ -1,6 +1,7 @@
 """A finished audit as one page."""
 
 import re
+from dataclasses import replace
 
 from test_certificate import Page
 
@@ -43,13 +44,14 @@ def test_page_of_a_finished_audit_stands_alone(tmp_path, capsys):
 def test_what_is_doubtful_is_said_and_is_no_markup():
     result = BudgetResult(
         1.0, None, "score", None, 1, 0, {}, {},
-        tuple(Contradiction("a<b", "lambda_a", None, lower, "tight", 1.5, False)
-              for lower in (1.6, 2.0)),
+        tuple(Contradiction("a<b", "lambda_a", lower, "tight", 1.5, lower < 3.0, 40)
+              for lower in (1.6, 2.0, 3.0)),
     )  # fmt: skip
     (words,) = page_of_report._doubts(result)
-    assert (
-        "A lower bound of 2.000 (a&lt;b from lambda_a) exceeds tight, 1.500, which chance" in words
-    )
+    assert "a lower bound of 2.000 (a&lt;b from lambda_a) exceeds the upper bound tight" in words
+    assert "the 40 lower bounds that this report compares" in words
+    chance = replace(result, contradictions=result.contradictions[2:])
+    assert not list(page_of_report._doubts(chance))
 
 
 def test_a_folder_without_an_audit_is_one_line(tmp_path, capsys):

@@ -310,6 +310,10 @@ def test_the_command_takes_a_preset(tmp_path: Path) -> None:
     [
         (["x-tabel3"], "did you mean 'x-table3'"),
         ([], "name must be given"),
+        (
+            ["ps-fig1", "--out", "/dev/null"],
+            "out must be a writable folder, got '/dev/null/ps-fig1'",
+        ),
         (["all", "--preset", "x.toml"], "preset must come with one name"),
         (["x-table3", "--preset", "absent.toml"], "preset must be a readable TOML file"),
     ],
@@ -347,6 +351,16 @@ def test_a_setting_of_the_wrong_kind_is_named(
     preset.write_text(text)
     assert main(["x-fig6", "--preset", str(preset), "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("points", ["1e8", "1001", "0", "true"])
+def test_a_curve_has_no_more_points_than_a_picture_shows(
+    points: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preset = tmp_path / "many.toml"
+    preset.write_text(f"points = {points}")
+    assert main(["ps-fig2", "--preset", str(preset), "--out", str(tmp_path)]) == 2
+    assert "points must be a whole number in [1, 1000], got" in capsys.readouterr().err
 
 
 def test_other_settings_are_not_compared_with_what_was_printed() -> None:

@@ -52,7 +52,7 @@ def test_folder_holds_everything(tmp_path, capsys):
     code, text, _ = audit(capsys, *QUICK, "--threat", "ETCV", "--canary", "dirac", "--out", out)
     assert code == 0
     assert f"{out}/figure.png" in text
-    assert "engine reduced" in text
+    assert "Engine reduced" in text
     assert json.loads((out / "config.json").read_text())["trials"] == 300
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
     shards = sorted((out / "shards").iterdir())
@@ -258,6 +258,75 @@ def test_other_settings_in_the_same_folder_are_refused(own_copy, capsys):
     assert audit(capsys, *QUICK, "--out", out, "--jobs", 2)[0] == 0
 
 
+def test_a_second_audit_in_a_folder_that_is_in_use_is_refused(tmp_path, capsys):
+    out = tmp_path / "audit"
+    with store.locked(out):
+        code, _, err = audit(capsys, *QUICK, "--out", out)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "where another audit is running" in err
+    assert [path.name for path in out.iterdir()] == [".lock"]
+    assert audit(capsys, *QUICK, "--out", out)[0] == 0
+
+
+def test_results_of_another_audit_are_not_written_where_locks_do_not_hold(
+    tmp_path, capsys, monkeypatch
+):
+    # A file system without locks: another process began its audit in the folder a moment before,
+    # or takes the folder while the trials are played.
+    out = tmp_path / "audit"
+    monkeypatch.setattr(store, "locked", lambda folder: contextlib.nullcontext())
+    begun = store.begun
+    assert audit(capsys, *QUICK, "--out", tmp_path / "other", "--seed", 1)[0] == 0
+    other = (tmp_path / "other" / "config.json").read_text()
+
+    def begun_just_now(folder):
+        found = begun(folder)
+        (out / "config.json").write_text(other)
+        return found
+
+    monkeypatch.setattr(store, "begun", begun_just_now)
+    code, _, err = audit(capsys, *QUICK, "--out", out)
+    assert code == 2
+    assert "seed 1 there and 0 now" in err
+    assert (out / "config.json").read_text() == other
+    monkeypatch.setattr(store, "begun", begun)
+    (out / "config.json").unlink()
+
+    def play_all(*arguments):
+        played = of_workers(*arguments)
+        (out / "config.json").write_text(other)
+        return played
+
+    of_workers = workers.play_all
+    monkeypatch.setattr(workers, "play_all", play_all)
+    code, _, err = audit(capsys, *QUICK, "--out", out)
+    assert code == 2
+    assert "seed 1 there and 0 now" in err
+    assert not (out / "results.csv").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_that_start_at_once_never_mix(tmp_path):
+    command = [sys.executable, "-m", "audit.run", *QUICK, "--out", str(tmp_path)]
+    pair = [
+        subprocess.Popen(
+            [*command, "--seed", seed],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
+    said = [process.communicate(timeout=120)[1] for process in pair]
+    codes = [process.returncode for process in pair]
+    assert sorted(codes) == [0, 2]
+    assert "out must be" in said[codes.index(2)]
+    winner = codes.index(0) + 1
+    assert json.loads((tmp_path / "config.json").read_text())["seed"] == winner
+    assert summary.read(tmp_path / "summary.json").config["seed"] == winner
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -340,7 +409,12 @@ def test_views_that_differ_in_case_alone_have_folders_of_their_own():
         ("delta = [1e-5]", r"delta must be in \(0, 1\), got \(1e-05,\)"),
         ("epsilon = {a = 1}", r"epsilon must be in \(0, inf\), got {'a': 1}"),
         ("epsilon = [[1.0]]", r"epsilon must be in \(0, inf\), got \[1.0\]"),
-        ("learning_rates = [true, 1]", "learning_rates must name each value once"),
+        ("learning_rates = [true, 1]", r"learning_rates must be in \(0, inf\), got True"),
+        ("seed = true", "seed must be a whole number >= 0, got True"),
+        ("epsilon = [true]", r"epsilon must be in \(0, inf\), got True"),
+        ("epsilon = true", r"epsilon must be in \(0, inf\), got True"),
+        ("momentum = false", r"momentum must be in \[0, 1\), got False"),
+        ('scheduler = "127.0.0.1:1"', "scheduler must come with a backend that has one"),
         ("trials = [20]", r"trials must be a whole number in \[2, 1000000000000\], got \(20,\)"),
     ],
 )

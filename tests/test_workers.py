@@ -83,6 +83,72 @@ def test_workers_that_keep_dying_end_the_run(tmp_path, monkeypatch, capsys):
     assert "workers died 3 times without finishing a block" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999999"])
+def test_a_cluster_that_does_not_answer_is_one_line(
+    tmp_path, monkeypatch, capsys, backend, address
+):
+    pytest.importorskip("distributed" if backend == "dask" else "ray")
+    monkeypatch.setattr(workers, "_PATIENCE", 0.2)
+    begin = time.monotonic()
+    options = ["--backend", backend, "--scheduler", address, "--out", str(tmp_path / "audit")]
+    assert run.main([*OPTIONS, *options]) == 2
+    assert time.monotonic() - begin < 30
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"error: scheduler must be the address of a running {backend} cluster, got '{address}': "
+    )
+    assert said.count("\n") == 1
+
+
+def test_a_dask_cluster_without_workers_is_said_and_waited_for(tmp_path, monkeypatch, capsys):
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(workers, "_PATIENCE", 0.2)
+    note, waited = workers.console.note, []
+    with distributed.LocalCluster(
+        n_workers=0, threads_per_worker=1, processes=False, dashboard_address=None
+    ) as cluster:
+
+        def arrive(words):
+            note(words)
+            if "no workers" in words:
+                waited.append(words)
+                cluster.scale(1)
+
+        monkeypatch.setattr(workers.console, "note", arrive)
+        options = ["--trials", "200", "--repeats", "1", "--epsilon", "4", "--backend", "dask"]
+        options += ["--scheduler", cluster.scheduler_address, "--out", str(tmp_path / "audit")]
+        assert run.main(options) == 0
+    assert len(waited) == 1
+    assert (tmp_path / "audit" / "results.csv").exists()
+
+
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+def test_a_cluster_that_is_lost_is_one_line(tmp_path, monkeypatch, capsys, backend):
+    library = pytest.importorskip("distributed" if backend == "dask" else "ray")
+    lost = (
+        library.client.FutureCancelledError("key", "lost dependencies")
+        if backend == "dask"
+        else library.exceptions.NodeDiedError("the node died")
+    )
+
+    @contextlib.contextmanager
+    def connected(config):
+        yield
+
+    def die(*arguments, **named):
+        raise lost
+
+    monkeypatch.setattr(workers, f"_{backend}", connected)
+    monkeypatch.setattr(workers.joblib, "parallel_config", die)
+    options = ["--backend", backend, "--out", str(tmp_path / "audit")]
+    assert run.main([*OPTIONS, *options]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: the {backend} cluster stopped working (")
+    assert said.endswith("the same command goes on from the finished blocks\n")
+    assert said.count("\n") == 1
+
+
 def children(pid):
     """Processes whose parent is `pid`, by /proc."""
     found = []
@@ -182,12 +248,12 @@ def test_every_worker_has_a_device_of_its_own(tmp_path, monkeypatch):
     with contextlib.ExitStack() as held:
         for expected in devices:
             device, lock = claim(devices, str(tmp_path))
-            held.enter_context(lock)
+            held.callback(lock.release)
             assert device == expected
         with pytest.raises(RuntimeError, match="more workers than devices"):
             claim(devices, str(tmp_path))
     device, lock = claim(devices, str(tmp_path))  # a worker that dies lets go
-    lock.close()
+    lock.release()
     assert device == "cuda:0"
 
     played = []
@@ -204,4 +270,4 @@ def test_workers_let_go_of_their_devices_when_the_blocks_are_done(tmp_path):
     assert run.main([*OPTIONS, "--devices", "cpu", "cpu", "--out", out]) == 0
     with contextlib.ExitStack() as held:
         for _ in range(2):
-            held.enter_context(workers._claim.__wrapped__(("cpu", "cpu"), out)[1])
+            held.callback(workers._claim.__wrapped__(("cpu", "cpu"), out)[1].release)

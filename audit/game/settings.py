@@ -126,6 +126,11 @@ class AuditConfig:
             raise ValueError(
                 f"jobs must be at most one per GPU, got {self.jobs} for {', '.join(self.devices)}"
             )
+        if self.scheduler and self.backend == "loky":
+            raise ValueError(
+                "scheduler must come with a backend that has one, dask or ray, got backend loky "
+                f"and scheduler {self.scheduler!r}"
+            )
         if not self.out:
             parts = [self.threat, self.canary, self.score]
             self._set("out", "runs/" + "-".join(filter(None, parts)).lower().replace("+", "-"))

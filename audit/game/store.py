@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from audit import checks
 from audit.game.binding import audit_digest, seal
 from audit.game.play import Block, Trials
 from audit.game.settings import AuditConfig
 
-_CONFIG, _SHARDS = "config.json", "shards"
+_CONFIG, _SHARDS, _LOCK = "config.json", "shards", ".lock"
 _BOUND_TO = "bound_to"
 _AUDIT, _SEAL = "audit", "seal"
 
@@ -26,8 +27,39 @@ class DamagedShard(Exception):
 
 
 @contextlib.contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def locked(folder: Path) -> Iterator[None]:
+    """Holds a folder for one audit; the lock ends with the block, or with the process.
+
+    Args:
+        folder: the audit's folder, created if it does not exist.
+
+    Raises:
+        ValueError: another process holds the folder, or it cannot be written.
+    """
+    lock = FileLock(folder / _LOCK, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as held:
+        raise ValueError(
+            f"out must be a folder that no other process uses, got {str(folder)!r}, where another "
+            "audit is running: wait until it ends, or choose another folder"
+        ) from held
+    except OSError as error:
+        raise ValueError(f"out must be a writable folder, got {str(folder)!r}: {error}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, *, new: bool = False) -> Iterator[Path]:
     """A temporary neighbour of `path` that takes its place when the block ends well.
+
+    Args:
+        path: the file.
+        new: whether to keep a file that another process has written there in the meantime.
 
     Raises:
         ValueError: it cannot be written, for instance because the disk is full.
@@ -37,7 +69,10 @@ def written_whole(path: Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        if new:
+            _move_if_absent(temporary, path)
+        else:
+            os.replace(temporary, path)
     except OSError as error:
         raise ValueError(
             f"out must be a writable folder with room, got {str(path.parent)!r}: {error}"
@@ -47,8 +82,23 @@ def written_whole(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
+def _move_if_absent(temporary: Path, path: Path) -> None:
+    """Moves a file to a path, unless there is one."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return
+    except OSError:  # a file system without hard links: the folder's lock is all there is
+        os.replace(temporary, path)
+
+
+def write_text(path: Path, text: str, *, new: bool = False) -> None:
     """Writes a text file, whole or not at all; its folder is made where it is absent.
+
+    Args:
+        path: the file.
+        text: its content.
+        new: whether to keep a file that another process has written there in the meantime.
 
     Raises:
         ValueError: it cannot be written.
@@ -59,7 +109,7 @@ def write_text(path: Path, text: str) -> None:
         raise ValueError(
             f"out must be a writable folder, got {str(path.parent)!r}: {error}"
         ) from error
-    with written_whole(path) as temporary:
+    with written_whole(path, new=new) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
@@ -108,6 +158,8 @@ class RunFolder:
     def open(cls, config: AuditConfig, bound_to: dict[str, Any]) -> "RunFolder":
         """Makes the folder, or opens the one that this very audit began.
 
+        The caller holds the folder (`locked`).
+
         Args:
             config: the audit.
             bound_to: what its trials come from beside the settings (`binding.binding`).
@@ -118,15 +170,14 @@ class RunFolder:
         folder = cls(Path(config.out), audit_digest(config, bound_to), config.view_names)
         try:
             (folder.path / _SHARDS).mkdir(parents=True, exist_ok=True)
-            if begun(folder.path):
-                _check_same(folder.path, config.identity, bound_to)
-                return folder
+            if not begun(folder.path):
+                text = json.dumps(config.identity | {_BOUND_TO: bound_to}, indent=2)
+                write_text(folder.path / _CONFIG, text + "\n", new=True)
+            check_same(config, bound_to)
         except OSError as error:
             raise ValueError(
                 f"out must be a writable folder, got {config.out!r}: {error}"
             ) from error
-        text = json.dumps(config.identity | {_BOUND_TO: bound_to}, indent=2)
-        write_text(folder.path / _CONFIG, text + "\n")
         return folder
 
     def shards(self, block: Block) -> list[Path]:
@@ -161,8 +212,18 @@ def finished(config: AuditConfig, blocks: Sequence[Block]) -> bool:
     return all(path.exists() for block in blocks for path in folder.shards(block))
 
 
-def _check_same(folder: Path, identity: dict[str, Any], bound_to: dict[str, Any]) -> None:
-    """Raises ValueError, with what differs, where a folder holds another audit."""
+def check_same(config: AuditConfig, bound_to: dict[str, Any]) -> None:
+    """Checks that the folder of an audit holds this audit and no other.
+
+    Args:
+        config: the audit.
+        bound_to: what its trials come from beside the settings (`binding.binding`).
+
+    Raises:
+        ValueError: it holds another audit; the message says what differs.
+        OSError: its settings cannot be read.
+    """
+    folder, identity = Path(config.out), config.identity
     there, bound_there = read_settings(folder)
     changed = [
         f"{name} {there.get(name)!r} there and {identity.get(name)!r} now"

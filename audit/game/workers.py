@@ -1,20 +1,21 @@
 """Blocks of trials handed out to processes, on one machine or a cluster."""
 
 import contextlib
-import fcntl
 import functools
 import multiprocessing
 import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 import joblib
+from filelock import FileLock, Timeout
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
@@ -25,12 +26,18 @@ from audit.game.store import DamagedShard, RunFolder
 
 # How often a worker looks whether its parent still lives.
 _WATCH_SECONDS = 0.5
+# Seconds to wait for a cluster: then a missing scheduler is an error, and missing workers are said.
+_PATIENCE = 10.0
 # A block that kills its worker this often is not tried again.
 _DEATHS_WITHOUT_PROGRESS = 3
 
 
 class WorkersDied(RuntimeError):
     """Workers keep dying on the same blocks."""
+
+
+class ClusterLost(RuntimeError):
+    """A Dask or Ray cluster stopped working while blocks were played."""
 
 
 def check_devices(config: AuditConfig) -> None:
@@ -137,18 +144,62 @@ def _played(
 
 @contextlib.contextmanager
 def _cluster(config: AuditConfig) -> Iterator[None]:
-    """A connection to the Dask or Ray cluster, or a local one; each is an optional extra."""
-    if config.backend == "dask":
-        try:
-            from distributed import Client
-        except ImportError as error:
-            raise ValueError(
-                "backend dask needs the extra 'dask': pip install 'dp-tuning-audit[dask]'"
-            ) from error
-        local = {} if config.scheduler else {"n_workers": config.workers, "threads_per_worker": 1}
-        with Client(config.scheduler or None, set_as_default=True, **local):
+    """A connection to the Dask or Ray cluster, or a local one; each is an optional extra.
+
+    Raises:
+        ValueError: the extra is not installed, or nothing answers at the scheduler's address.
+        ClusterLost: the cluster stopped working.
+    """
+    connect = _dask if config.backend == "dask" else _ray
+    try:
+        with connect(config):
+            yield
+    except (ValueError, OSError, RuntimeError):
+        raise  # of a block, of the address, or of the connection: one line each
+    except Exception as error:
+        if not (isinstance(error, CancelledError) or _is_of_cluster(error)):
+            raise
+        raise ClusterLost(
+            f"the {config.backend} cluster stopped working ({type(error).__name__}: {error}); "
+            "the same command goes on from the finished blocks"
+        ) from error
+
+
+def _is_of_cluster(error: Exception) -> bool:
+    """Whether Dask or Ray raised an error of their own, rather than of a block."""
+    return any(kind.__module__.startswith(("distributed", "ray.")) for kind in type(error).__mro__)
+
+
+@contextlib.contextmanager
+def _dask(config: AuditConfig) -> Iterator[None]:
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise ValueError(
+            "backend dask needs the extra 'dask': pip install 'dp-tuning-audit[dask]'"
+        ) from error
+    if not config.scheduler:
+        with Client(n_workers=config.workers, threads_per_worker=1, set_as_default=True):
             yield
         return
+    try:
+        client = Client(config.scheduler, set_as_default=True, timeout=_PATIENCE)
+    except (OSError, ValueError) as error:
+        raise _nothing_answers(config, error) from error
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=_PATIENCE)
+        except TimeoutError:
+            console.note(
+                f"the dask scheduler {config.scheduler} has no workers after {_PATIENCE:g} s; "
+                "waiting for the first"
+            )
+            client.wait_for_workers(1)
+        yield
+
+
+@contextlib.contextmanager
+def _ray(config: AuditConfig) -> Iterator[None]:
     try:
         import ray
         from ray.util.joblib import register_ray
@@ -157,9 +208,33 @@ def _cluster(config: AuditConfig) -> Iterator[None]:
             "backend ray needs the extra 'ray': pip install 'dp-tuning-audit[ray]'"
         ) from error
     local = {} if config.scheduler else {"num_cpus": config.workers, "include_dashboard": False}
+    _check_answers(config)  # Ray itself would try for ever
     with ray.init(address=config.scheduler or None, log_to_driver=False, **local):
         register_ray()
         yield
+
+
+def _check_answers(config: AuditConfig) -> None:
+    """Checks that something listens at a scheduler's address; names such as "auto" pass."""
+    host, colon, port = config.scheduler.rpartition("://")[2].rpartition(":")
+    if not colon:
+        return
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+            return
+        except (OSError, ValueError, OverflowError) as error:
+            if not isinstance(error, OSError) or time.monotonic() > deadline:
+                raise _nothing_answers(config, error) from error
+        time.sleep(min(0.5, _PATIENCE))
+
+
+def _nothing_answers(config: AuditConfig, error: Exception) -> ValueError:
+    return ValueError(
+        f"scheduler must be the address of a running {config.backend} cluster, got "
+        f"{config.scheduler!r}: {error}"
+    )
 
 
 def _play(config: AuditConfig, block: Block, locks: str | None) -> tuple[Block, tuple[Trials, ...]]:
@@ -184,15 +259,12 @@ def _end_with_parent() -> None:
 
 
 @functools.cache
-def _claim(devices: tuple[str, ...], locks: str) -> tuple[str, IO[str]]:
+def _claim(devices: tuple[str, ...], locks: str) -> tuple[str, FileLock]:
     """This process's own device: the first whose lock no other living worker holds."""
     for place, device in enumerate(devices):
-        # The lock lasts while the file is open, and falls with the process.
-        lock = open(Path(locks) / f".device{place}.lock", "w")  # noqa: SIM115
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-        else:
+        # The lock lasts while this object does, and ends with the process.
+        lock = FileLock(Path(locks) / f".device{place}.lock", timeout=0)
+        with contextlib.suppress(Timeout):
+            lock.acquire()
             return device, lock
     raise RuntimeError(f"more workers than devices: every one of {', '.join(devices)} is taken")

@@ -19,7 +19,7 @@ class TrainingSet:
         labels: [n] classes, or real targets.
 
     Raises:
-        ValueError: numbers of features and labels that differ.
+        ValueError: numbers of features and labels that differ, or complex numbers.
 
     Example:
         >>> import numpy as np
@@ -39,6 +39,12 @@ class TrainingSet:
                 "records must be features [n, ...] with one label each, got features of shape "
                 f"{self.features.shape} and labels of shape {self.labels.shape}"
             )
+        for name, values in (("features", self.features), ("labels", self.labels)):
+            if np.iscomplexobj(values):
+                raise ValueError(
+                    f"{name} of records must be real numbers, got {values.dtype}: pass real and "
+                    "imaginary parts as features of their own"
+                )
 
     @classmethod
     def of(cls, records: Any) -> "TrainingSet":

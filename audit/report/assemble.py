@@ -1,8 +1,7 @@
 """From finished games to numbers: every lower and upper bound, with what each needs to be true."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,10 @@ from audit.game.setup import SetUp, View
 from audit.lower_bounds import LowerBound
 from audit.lower_bounds.rules import best_expected_threshold
 from audit.protocols import RandomSearch
+from audit.report import contradictions
 from audit.report.results import (
     PROXIES,
     BudgetResult,
-    Contradiction,
     Engine,
     Evidence,
     LowerResult,
@@ -107,9 +106,8 @@ def _at_budget(
     }
     judged = {bound.name: _upper(bound, view) for bound in upper}
 
-    def stricter(proxy: str, repeat: int | None, confidence: float) -> dict[str, float]:
-        trials = pooled if repeat is None else of_repeats[repeat]
-        found = _lower_bounds(view, game, trials, proxy, confidence)
+    def recompute(proxy: str, confidence: float) -> dict[str, float]:
+        found = _lower_bounds(view, game, pooled, proxy, confidence)
         return {bound.key: bound.epsilon for bound in found}
 
     return BudgetResult(
@@ -121,7 +119,9 @@ def _at_budget(
         diverged_runs=diverged,
         lower_bounds=lower,
         upper_bounds=judged,
-        contradictions=tuple(_contradictions(config, lower, judged, stricter)),
+        contradictions=tuple(
+            contradictions.find(lower, judged, config.confidence, len(config.epsilon), recompute)
+        ),
         ceiling=lower_bounds.max_detectable_epsilon(
             int(np.sum(~pooled.bit)),
             int(np.sum(pooled.bit)),
@@ -265,41 +265,3 @@ def _upper(bound: UpperBound, view: View) -> UpperResult:
         source=bound.source,
         error=bound.error,
     )
-
-
-def _contradictions(
-    config: AuditConfig,
-    lower: Mapping[str, Mapping[str, LowerResult]],
-    upper: Mapping[str, UpperResult],
-    stricter: Callable[[str, int | None, float], dict[str, float]],
-) -> Iterator[Contradiction]:
-    """Valid lower bounds above the smallest valid upper bound.
-
-    Each may err with probability 1 - confidence, so one among many may be chance. What remains when
-    each is computed with its share of that error, by Bonferroni's inequality, is not.
-    """
-    known = [(each.epsilon, each.name) for each in upper.values() if each.valid]
-    smallest = min(((value, name) for value, name in known if value is not None), default=None)
-    if smallest is None:
-        return
-    value, name = smallest
-    valid = [
-        (proxy, key, repeat, evidence.epsilon)
-        for proxy, bounds in lower.items()
-        for key, bound in bounds.items()
-        if bound.valid
-        for repeat, evidence in _each(bound)
-    ]
-    above = [one for one in valid if one[3] > value]
-    share = (1.0 - config.confidence) / max(len(valid) * len(config.epsilon), 1)
-    asked_once = cache(stricter)
-    for proxy, key, repeat, epsilon in above:
-        beyond = asked_once(proxy, repeat, 1.0 - share).get(key, 0.0) > value
-        yield Contradiction(key, proxy, repeat, epsilon, name, value, beyond)
-
-
-def _each(bound: LowerResult) -> Iterator[tuple[int | None, Evidence]]:
-    """The pooled games, then each repeat where there are several."""
-    yield None, bound.pooled
-    if len(bound.repeats) > 1:
-        yield from enumerate(bound.repeats)

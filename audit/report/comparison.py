@@ -5,7 +5,10 @@ panel per row of their table 2, and the table of eps_L, their table 3. Audits of
 tuning than random search stand beside them, each way in tables of its own, with its own cost.
 """
 
+import html
 import itertools
+import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +36,8 @@ _CANARIES = ("input", "dirac")
 _RECORDS = ("MNIST", "SVHN", "CIFAR10")  # z of the first three rows of every threat model
 _PANELS_IN_A_ROW = 3
 _SUMMARY = "summary.json"
+# What a spreadsheet takes for the beginning of a formula.
+_FORMULA = tuple("=+-@\t\r")
 
 
 @dataclass(frozen=True)
@@ -199,7 +204,7 @@ def table_of_bounds(audits: Sequence[Audit]) -> pd.DataFrame:
                 lower = result.lower_bounds[proxy][key]
                 rows.append(
                     {
-                        "folder": audit.folder.as_posix(),
+                        "folder": _text_of(audit.folder),
                         "tuning": audit.tuning,
                         "threat": threat,
                         "training_set": training_set,
@@ -230,16 +235,47 @@ def to_text(audits: Sequence[Audit]) -> str:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines_of_rows = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
         blocks.append("\n".join([title, *lines_of_rows]))
-    return "\n\n".join([*blocks, "\n".join(_notes(audits))])
+    text = "\n\n".join([*blocks, "\n".join(_notes(audits))])
+    return "\n".join(map(_printable, text.split("\n")))
 
 
 def to_markdown(audits: Sequence[Audit]) -> str:
     """The same tables and notes as Markdown."""
     blocks = []
     for title, heads, body in _tables(audits):
-        rows = [["<br>".join(head) for head in heads], ["---:"] * len(heads), *body]
-        blocks.append("\n".join([title, "", *(f"| {' | '.join(row)} |" for row in rows)]))
-    return "\n\n".join([*blocks, "\n".join(f"- {note}" for note in _notes(audits))]) + "\n"
+        titles = ["<br>".join(map(_markdown, head)) for head in heads]
+        rows = [titles, ["---:"] * len(heads), *([_markdown(cell) for cell in row] for row in body)]
+        blocks.append(
+            "\n".join([_markdown(title), "", *(f"| {' | '.join(row)} |" for row in rows)])
+        )
+    notes = [f"- {_markdown(note)}" for note in _notes(audits)]
+    return "\n\n".join([*blocks, "\n".join(notes)]) + "\n"
+
+
+def _text_of(folder: Path) -> str:
+    """The name of a folder as text, also where it is not UTF-8."""
+    return os.fsencode(folder.as_posix()).decode("utf-8", "backslashreplace")
+
+
+def _printable(text: str) -> str:
+    """Text of someone else's file without characters that move a terminal's cursor or colour."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def _markdown(text: str) -> str:
+    """Text as Markdown and html show it: nothing in it is a link, a tag or a column."""
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(_printable(text), quote=False))
+
+
+def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose texts no spreadsheet computes: those that look like formulas are quoted."""
+
+    def quoted(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return f"'{_printable(value)}" if value[:1] in _FORMULA else _printable(value)
+
+    return table.map(quoted)
 
 
 def _tables(
@@ -261,7 +297,7 @@ def _tables(
         ):
             lower = rows.set_index("folder")["epsilon_lower"]
             upper = rows["epsilon_upper"].iloc[0]
-            cells = [rounded_down(lower[folder.as_posix()], 2) for folder in folders]
+            cells = [rounded_down(lower[_text_of(folder)], 2) for folder in folders]
             body.append([f"{base:g}", str(claim), _number(upper), str(proxy), *cells])
         way = "" if len(_by_tuning(audits)) == 1 else f"{group[0].tuning}, "
         title = f"{way}eps_L with {titles.get(canary, canary)}: threat model, X, z, score"
@@ -279,7 +315,7 @@ def _names(audits: Sequence[Audit]) -> dict[Path, tuple[str, ...]]:
     return {
         audit.folder: (
             *rows[audit.folder],
-            *([audit.folder.as_posix()] if counts[audit.tuning, rows[audit.folder]] > 1 else []),
+            *([_text_of(audit.folder)] if counts[audit.tuning, rows[audit.folder]] > 1 else []),
         )
         for audit in audits
     }
@@ -308,9 +344,9 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
         [f"delta {format_exact(config['delta'])}", *_common_tuning(audits), _settings(audits)]
     )
     for audit in audits:
-        if any(result.contradictions for result in audit.report.results):
+        if any(result.contradiction is not None for result in audit.report.results):
             yield (
-                f"WARNING: CONTRADICTION in {audit.folder.as_posix()}: a valid eps_L is above a "
+                f"WARNING: CONTRADICTION in {_text_of(audit.folder)}: a valid eps_L is above a "
                 "valid eps_U"
             )
     names = _names(audits)
@@ -382,7 +418,8 @@ def _by_canary(audits: Sequence[Audit]) -> list[list[Audit]]:
 
 def _title(threat: str, training_set: str, canary: str, score: str, folder: str = "") -> str:
     lines = [f"{threat}, X = {training_set}", f"z = {canary}, {score}", folder]
-    return "\n".join(filter(None, lines))
+    # A dollar sign would begin a formula.
+    return "\n".join(_printable(line).replace("$", r"\$") for line in lines if line)
 
 
 def write(audits: Sequence[Audit], out: str | Path) -> None:
@@ -396,6 +433,6 @@ def write(audits: Sequence[Audit], out: str | Path) -> None:
         ValueError: the folder cannot be written.
     """
     folder = Path(out)
-    write_text(folder / "table.csv", tables.to_csv(table_of_bounds(audits)))
+    write_text(folder / "table.csv", tables.to_csv(_without_formulas(table_of_bounds(audits))))
     write_text(folder / "table.md", to_markdown(audits))
     pictures.save(draw(audits), folder / "figure.png")

@@ -92,18 +92,18 @@ def _answer(report: Report, result: BudgetResult) -> str:
 
 
 def _alarmed(report: Report) -> bool:
-    return any(result.beyond_chance for result in report.results)
+    return any(result.contradiction is not None for result in report.results)
 
 
 def _doubts(result: BudgetResult) -> Iterator[str]:
-    """The gravest of the lower bounds above an upper bound, where there are any."""
-    one = result.gravest_contradiction
+    """The contradiction to announce, where there is one."""
+    one = result.contradiction
     if one is not None:
-        why = "more than chance does" if result.beyond_chance else "which chance may do"
         yield (
-            f'<p class="claim doubt">A lower bound of {rounded_down(one.lower)} ({escape(one.key)} '
-            f"from {escape(one.proxy)}) exceeds {escape(one.upper_bound)}, "
-            f"{rounded_up(one.upper)}, {why}.</p>"
+            f'<p class="claim doubt">Contradiction: a lower bound of {rounded_down(one.lower)} '
+            f"({escape(one.key)} from {escape(one.proxy)}) exceeds the upper bound "
+            f"{escape(one.upper_bound)}, {rounded_up(one.upper)}. Chance does not explain it: the "
+            f"{one.compared} lower bounds that this report compares were taken into account.</p>"
         )
 
 
@@ -125,6 +125,11 @@ def _of_budget(result: BudgetResult) -> Iterator[str]:
         numbers=(1,),
     )
     yield f"<h2>{of}: at least</h2>"
+    yield (
+        "<p>The bound to report was chosen before the games and keeps its confidence. Each other "
+        "bound has its confidence on its own, not jointly: the largest of several is not a bound "
+        "with this confidence.</p>"
+    )
     yield table(
         ["lower bound", "proxy", "epsilon", "confidence", "games", "worth"],
         [

@@ -1,5 +1,6 @@
 """What an audit found, as dataclasses. Everything that is shown of it is rendered from these."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +12,13 @@ from threat_models.datasets import FOREIGN
 
 PROXIES = ("lambda_a", "lambda_b")
 """The paper's proxies; sampled batches are told by lambda_c too, the likelihood ratio of a run."""
+ALL_PROXIES = (*PROXIES, "lambda_c")
 PAPER_PROTOCOL = "gaussian-curve:max-grid"
 """The key of the estimator that the paper uses: the f-curve at the best of a grid, uncorrected."""
 VALID, UNCORRECTED = "valid", "paper's, uncorrected"
-POOLED = ("pooled", "pooled-gaussian-curve", "pooled-any-score")
-"""The estimators that count all runs, where the others count winners."""
+ALL_RUNS = "valid, from all runs"
+# They count all runs, where the other estimators count winners; the strongest first.
+_ALL_RUNS = ("pooled-gaussian-curve:rank-sum", "pooled:scan", "pooled-any-score:fixed")
 # Curves of the score's own law: they assume more and get more.
 _OWN_CURVES = {
     "lifted-curve:rank-sum": "valid if monotone",
@@ -123,26 +126,26 @@ class UpperResult:
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A valid lower bound above a valid upper bound.
+    """A valid lower bound above a valid upper bound (see `audit.report.contradictions`).
 
     Attributes:
         key: of the lower bound.
         proxy: it is from.
-        repeat: index of the repeat; None for all games together.
-        lower: its value.
+        lower: its value, from all games, with its own confidence.
         upper_bound: name of the smallest valid upper bound.
         upper: its value.
-        beyond_chance: whether it remains when the error is shared among all lower bounds of the
-            report, so that chance gives any such line in no more than 1 - confidence of reports.
+        beyond_chance: whether the lower bound still exceeds the upper bound when the error is
+            shared among all lower bounds that the report compares. Only then it is announced.
+        compared: number of lower bounds that the report compares.
     """
 
     key: str
     proxy: str
-    repeat: int | None
     lower: float
     upper_bound: str
     upper: float
     beyond_chance: bool
+    compared: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,8 @@ class BudgetResult:
         diverged_runs: how many of them diverged; they are never chosen.
         lower_bounds: by proxy, then by key, in the order of the estimators.
         upper_bounds: by name, in the order of rows.
-        contradictions: valid lower bounds above valid upper bounds.
+        contradictions: valid lower bounds above valid upper bounds, also those that chance may
+            explain.
         ceiling: the largest epsilon that the number to report could have shown in so many games.
         games_needed: the fewest games in which it could show the smallest valid upper bound; None
             where there is none.
@@ -183,19 +187,14 @@ class BudgetResult:
         return min(known, key=lambda one: one.epsilon or 0.0, default=None)
 
     @property
-    def gravest_contradiction(self) -> Contradiction | None:
-        """The largest valid lower bound above a valid upper bound; None where there is none.
+    def contradiction(self) -> Contradiction | None:
+        """The contradiction to announce: the largest that chance does not explain, if there is one.
 
-        Where chance does not explain some of them, the largest of those.
+        In an audit of a correct mechanism, whichever bounds are compared, the probability of any
+        such contradiction in the report is at most 1 - confidence.
         """
-        return max(
-            self.contradictions, key=lambda one: (one.beyond_chance, one.lower), default=None
-        )
-
-    @property
-    def beyond_chance(self) -> bool:
-        """Whether chance does not explain some contradiction."""
-        return any(one.beyond_chance for one in self.contradictions)
+        announced = [one for one in self.contradictions if one.beyond_chance]
+        return max(announced, key=lambda one: one.lower, default=None)
 
 
 @dataclass(frozen=True)
@@ -270,14 +269,17 @@ class Report:
     def highlights(self) -> list[tuple[str, str, tuple[str, ...]]]:
         """The lower bounds worth showing: key, what kind of claim, and from which proxies.
 
-        The recommended one comes first; then the curve of the score's own law where it is valid;
-        last the paper's protocol, for comparison.
+        The recommended one comes first; then the curve of the score's own law and a bound from all
+        runs, where they are valid; last the paper's protocol, for comparison. The choice depends
+        on the settings alone.
         """
         lower = self.results[0].lower_bounds["lambda_a"]
         kinds = [(self.recommended.key, VALID, self.proxies)]
         for key, kind in _OWN_CURVES.items():
             if key in lower and lower[key].valid:
                 kinds.append((key, kind, ("lambda_a",)))
+        of_all_runs = (key for key in _ALL_RUNS if key in lower and lower[key].valid)
+        kinds += [(key, ALL_RUNS, ("lambda_a",)) for key in itertools.islice(of_all_runs, 1)]
         return [*kinds, (PAPER_PROTOCOL, UNCORRECTED, PROXIES)]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from audit import checks
 from audit.game.binding import SCHEMA
 from audit.game.settings import AuditConfig
-from audit.report.results import Report
+from audit.report.results import ALL_PROXIES, PROXIES, Report
 
 
 def to_json(report: Report) -> str:
@@ -78,6 +78,15 @@ def _check(report: Report) -> None:
         raise ValueError("summary.json must have budgets")
     if len(report.results) != len(settings.epsilon):
         raise ValueError(f"summary.json must have every budget, got {len(report.results)}")
+    needed = [*PROXIES, report.recommended.proxy]
+    for result in report.results:
+        for name in result.lower_bounds:
+            checks.one_of("proxy of summary.json", name, ALL_PROXIES)
+        for name in needed:
+            if name not in result.lower_bounds:
+                raise ValueError(f"summary.json must have lower bounds from {name}")
+        if result.lower_bounds.keys() != report.results[0].lower_bounds.keys():
+            raise ValueError("summary.json must have the same proxies at every budget")
     bounds = [found for each in report.results for found in each.lower_bounds.values()]
     if not bounds or not all(bounds):
         raise ValueError("summary.json must have lower bounds of every budget and proxy")

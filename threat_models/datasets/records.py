@@ -46,6 +46,10 @@ class Records:
                 f"data set {self.name} must have one label per record, got "
                 f"{len(self.labels)} labels for {len(self.features)} records"
             )
+        if np.iscomplexobj(self.features):
+            raise ValueError(
+                f"features of {self.name} must be real numbers, got {self.features.dtype}"
+            )
         if not np.all(np.isfinite(self.features)):
             raise ValueError(f"features of {self.name} must be finite, got NaN or infinity")
         if self.labels.min() < 0 or self.labels.max() >= self.classes:

@@ -1,0 +1,306 @@
+"""The folder of an audit, whatever happens to it: kills, edits, a second process, a full disk.
+
+Hypothesis chooses what happens, in which order. Processes that die or compete are real: forks that
+end in the middle of a write. Whatever happened, the finished audit has the bytes of an audit that
+nothing happened to, or it was refused in one line.
+"""
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from audit import run
+from audit.game import store
+from audit.game.play import Trials
+from audit.game.settings import AuditConfig
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no os.fork")
+
+KILLED = 9
+BLOCKS = 4
+
+
+def config_of(folder: Path, seed: int = 0) -> AuditConfig:
+    return AuditConfig(
+        trials=20,
+        repeats=2,
+        epsilon=(1.0, 4.0),
+        repetitions="fixed:2",
+        seed=seed,
+        out=str(folder),
+    )
+
+
+def digest(games: dict[tuple[int, int], Trials]) -> str:
+    parts = [getattr(trials, name).tobytes() for trials in games.values() for name in vars(trials)]
+    return hashlib.sha256(b"".join(parts)).hexdigest() + "\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def results_without_bounds() -> Iterator[None]:
+    """Results are a digest of the trials: bounds and pictures take seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("audit.report.assemble.assemble", lambda config, set_ups, games, *_: games)
+        patch.setattr("audit.report.tables.to_table", lambda games: games)
+        patch.setattr("audit.report.tables.to_csv", digest)
+        patch.setattr("audit.report.summary.to_json", digest)
+        patch.setattr(run, "_announce", lambda config, seconds: None)
+        patch.setattr("audit.report.pictures.draw", lambda report, path: None)
+        patch.setattr("audit.report.pictures.draw_scores", lambda report, games, path: None)
+        yield
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What an audit leaves, without its lock and without what a killed process was writing."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in found
+        if not path.name.startswith(".")
+    }
+
+
+def content(found: dict[str, bytes]) -> dict[str, object]:
+    """The arrays of shards, and other files as they are.
+
+    A shard has bytes that mean nothing, such as padding; a change there is no damage.
+    """
+    return {name: arrays(data) if name.endswith(".npz") else data for name, data in found.items()}
+
+
+def arrays(shard: bytes) -> dict[str, bytes]:
+    with np.load(io.BytesIO(shard)) as file:
+        return {name: array.dtype.str.encode() + array.tobytes() for name, array in file.items()}
+
+
+@functools.cache
+def undisturbed(seed: int) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        run.run(config_of(Path(folder), seed))
+        return files(Path(folder))
+
+
+def refusal(folder: Path, seed: int = 0) -> str:
+    """What the audit was refused with; empty where it ran to its end."""
+    said = ""
+    try:
+        run.run(config_of(folder, seed))
+    except ValueError as error:
+        said = str(error)
+    assert len(said.splitlines()) <= 1
+    return said
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Starts a process that does some work; its exit code is 0 if it did."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads, none of which the work needs
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def code_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class RunFolderMachine(RuleBasedStateMachine):
+    """An audit of four blocks in one folder."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.is_edited = False
+
+    def teardown(self) -> None:
+        shutil.rmtree(getattr(self, "folder", "/nonexistent"), ignore_errors=True)
+
+    def shards(self) -> list[Path]:
+        return sorted((self.folder / "shards").glob("[!.]*"))
+
+    def is_begun(self) -> bool:
+        return store.begun(self.folder)
+
+    @rule()
+    def finish(self) -> None:
+        said = refusal(self.folder)
+        if self.is_edited:
+            assert "out must be a new folder or hold this audit" in said
+        else:
+            assert said == ""
+            assert content(files(self.folder)) == content(undisturbed(0))
+
+    @rule(at=st.integers(0, 2 * BLOCKS + 4), half=st.booleans())
+    def kill(self, at: int, half: bool) -> None:
+        """A process dies at one of its writes, before or after half of the bytes are there."""
+        writes = iter(range(at))
+
+        def die(descriptor: int) -> None:
+            if next(writes, None) is None:
+                if half:
+                    path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+                    os.truncate(path, path.stat().st_size // 2)
+                os._exit(KILLED)
+
+        def work() -> None:
+            with mock.patch("os.fsync", die):
+                refusal(self.folder)
+
+        assert code_of(forked(work)) in (0, KILLED)
+
+    @rule(room=st.integers(0, BLOCKS))
+    def fill_the_disk(self, room: int) -> None:
+        """No more than so many shards fit."""
+        left = iter(range(room))
+        savez = np.savez
+
+        def save(file: object, **arrays: object) -> None:
+            if next(left, None) is None:
+                raise OSError(28, "No space left on device")
+            savez(file, **arrays)
+
+        with mock.patch("numpy.savez", save):
+            said = refusal(self.folder)
+        assert said == "" or "with room" in said or self.is_edited
+
+    @precondition(lambda self: self.shards())
+    @rule(
+        data=st.data(), how=st.sampled_from(["flip", "cut", "empty", "delete", "swap", "foreign"])
+    )
+    def edit_a_shard(self, data: st.DataObject, how: str) -> None:
+        path = data.draw(st.sampled_from(self.shards()), label="shard")
+        stored = bytearray(path.read_bytes())
+        if how == "delete":
+            path.unlink()
+        elif how == "flip":
+            if stored:
+                stored[data.draw(st.integers(0, len(stored) - 1), label="byte")] ^= 1
+            path.write_bytes(stored)
+        elif how == "foreign":
+            path.write_bytes(undisturbed(1)[f"shards/{path.name}"])
+        else:
+            other = {"cut": stored[: len(stored) // 2], "empty": b""}
+            path.write_bytes(other.get(how, self.shards()[0].read_bytes()))
+
+    @precondition(lambda self: self.is_begun() and not self.is_edited)
+    @rule()
+    def edit_the_settings(self) -> None:
+        path = self.folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"seed": 1}))
+        self.is_edited = True
+
+    @precondition(lambda self: self.is_edited)
+    @rule()
+    def restore_the_settings(self) -> None:
+        (self.folder / "config.json").write_bytes(undisturbed(0)["config.json"])
+        self.is_edited = False
+
+    @rule()
+    def compete_with_a_process_that_runs(self) -> None:
+        """Another process holds the folder for as long as it lives."""
+        (ready, held), (end, asked) = os.pipe(), os.pipe()
+
+        def work() -> None:
+            os.close(asked)
+            with store.locked(self.folder):
+                os.write(held, b"1")
+                os.read(end, 1)  # until the other side is closed
+
+        child = forked(work)
+        try:
+            os.read(ready, 1)
+            before = files(self.folder)
+            assert "where another audit is running" in refusal(self.folder)
+            assert files(self.folder) == before
+        finally:
+            for descriptor in (ready, held, end, asked):
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+            assert code_of(child) == 0
+
+    @precondition(lambda self: self.is_begun() and not self.is_edited)
+    @rule()
+    def another_audit_is_refused(self) -> None:
+        before = files(self.folder)
+        assert "seed 0 there and 1 now" in refusal(self.folder, seed=1)
+        assert files(self.folder) == before
+
+    @precondition(lambda self: not self.is_begun())
+    @rule()
+    def two_audits_begin_at_once(self) -> None:
+        def work() -> None:
+            assert not refusal(self.folder, seed=1)
+
+        child = forked(work)
+        said = refusal(self.folder)
+        other = code_of(child)
+        assert bool(said) != bool(other)
+        winner = 0 if said == "" else 1
+        assert files(self.folder) == undisturbed(winner)
+        shutil.rmtree(self.folder)  # what comes next must not depend on who won
+
+    @invariant()
+    def every_readable_shard_is_what_its_block_left(self) -> None:
+        if not self.is_begun():
+            return
+        for path in self.shards():
+            expected = arrays(undisturbed(0)[f"shards/{path.name}"])
+            (audit,) = np.frombuffer(expected["audit"][4:], "U64").tolist()
+            try:
+                store._read(path, audit)
+            except store.DamagedShard:
+                continue
+            assert arrays(path.read_bytes()) == expected
+
+
+def played(examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        RunFolderMachine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            phases=[Phase.generate],  # to shrink a failure takes minutes
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_an_audit_survives_whatever_happens_to_its_folder() -> None:
+    assert len([name for name in undisturbed(0) if name.endswith(".npz")]) == BLOCKS
+    played(12, 8)
+
+
+@pytest.mark.slow
+def test_an_audit_survives_many_more_things() -> None:
+    played(150, 25)
