@@ -6,6 +6,7 @@ The lowest module: it imports nothing of ours, so that every package may use it.
 import difflib
 import math
 import operator
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,9 +46,11 @@ def interval(
     below = number <= high if closed_high else number < high
     if not (above and below):
         opening, closing = "[" if closed_low else "(", "]" if closed_high else ")"
-        raise ValueError(
-            f"{name} must be in {opening}{low:g}, {high:g}{closing}, got {one_line(value)}"
-        )
+        rounded = one_line(value)
+        # Rounded, a value just outside of the interval could look as if it were inside.
+        if isinstance(value, float) and rounded != repr(value) and low <= float(rounded) <= high:
+            rounded = repr(value)
+        raise ValueError(f"{name} must be in {opening}{low:g}, {high:g}{closing}, got {rounded}")
     return number
 
 
@@ -114,8 +117,10 @@ def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = Fals
 
 
 def one_line(value: object) -> str:
-    """A value as it came, in one line that is not too long."""
+    """A value as it came, in one line that is not too long; a float in at most ten digits."""
     text = " ".join(repr(value).split())
+    if isinstance(value, float) and math.isfinite(value) and float(f"{value:.10g}") != value:
+        text = f"{value:.6g}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -143,6 +148,24 @@ def quoted(text: str) -> str:
     """
     inside = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{printable(inside)}"'
+
+
+_PASSWORDS = (
+    (re.compile(r"(://)\S*@"), r"\1***@"),
+    (re.compile(r"(?i)([?&][a-z_]*(?:password|passwd|pwd|secret|token)=)[^&\s'\"]*"), r"\1***"),
+)
+
+
+def without_password(text: str) -> str:
+    """A text in which addresses have no user, password or token.
+
+    Example:
+        >>> without_password("postgresql://me:secret@host/studies")
+        'postgresql://***@host/studies'
+    """
+    for secret, hidden in _PASSWORDS:
+        text = secret.sub(hidden, text)
+    return text
 
 
 def read_text(path: str | Path, most: int = 10**8) -> str:

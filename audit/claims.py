@@ -29,6 +29,7 @@ class Kind(Enum):
     UNCORRECTED = "uncorrected"
     BAYESIAN = "Bayesian"
     ASYMPTOTIC = "asymptotic"
+    ODOMETER = "odometer reading"
 
 
 class Condition(Enum):

@@ -45,6 +45,8 @@ class Parser(argparse.ArgumentParser):
             description=description,
             epilog=epilog,
             formatter_class=_layout,
+            # An abbreviation may turn into another option when a new one is added.
+            allow_abbrev=False,
         )
         version = f"dp-tuning-audit {__version__}"
         self.add_argument("--version", action="version", version=version, help="and exit")
@@ -109,7 +111,8 @@ def report_error(error: object) -> int:
     """
     if isinstance(error, BrokenPipeError):
         raise error
-    said = checks.printable(" ".join(str(error).split()))
+    # A mistyped option may contain the address of a database with its password.
+    said = checks.printable(checks.without_password(" ".join(str(error).split())))
     if len(said) > _LONGEST:  # what was wrong is at its beginning, what to do about it at its end
         said = f"{said[: _LONGEST // 2]} ... {said[-_LONGEST // 2 :]}"
     print(f"error: {said}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """For users of Optuna: an objective under a private protocol, or the cost of a finished study."""
 
+import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,11 +9,15 @@ from typing import Any
 from audit import checks
 from audit.accounting import Mechanism
 from audit.certificate import Certificate, model_hash
+from audit.claims import Kind
 from audit.protocols import Protocol, RandomSearch, RandomStopping, UntilAccepted
 from audit.tuning import Best, Choice, Outcome, Space, Study, Trial
-from audit.tuning.cost_of_trials import TuningCost, cost_of_trials, trial_of
+from audit.tuning.cost_of_trials import WAYS, TuningCost, cost_of_trials, trial_of
 
 __all__ = ["PrivateStudy", "cost_of_study", "read_study"]
+
+UNKNOWN = "unknown"
+"""How candidates were chosen, where the storage does not say."""
 
 DIRECTIONS = ("maximize", "minimize")
 
@@ -140,9 +145,9 @@ def read_study(
 ) -> tuple[list[Mechanism], str]:
     """The trials of an Optuna study, and how their candidates were chosen.
 
-    A study in memory knows its sampler; a storage does not, but grids and TPE leave traces in it.
-    Where nothing tells, or a trial was pruned or put in by hand (`enqueue_trial`), candidates are
-    taken to look back.
+    A study in memory knows its sampler. A storage does not, but grids and TPE leave traces in it;
+    without any the sampler is `unknown`. Where a trial was pruned or put in by hand
+    (`enqueue_trial`), candidates are taken to look back.
 
     Args:
         study: an Optuna study.
@@ -151,7 +156,8 @@ def read_study(
         neighbours: `add-remove` or `replace-one`.
 
     Returns:
-        The mechanism of every trial, failed ones included, and one of `cost_of_trials.WAYS`.
+        The mechanism of every trial, failed ones included, and one of `cost_of_trials.WAYS` or
+        `unknown`.
 
     Raises:
         ValueError: nothing tells what a trial was.
@@ -190,8 +196,18 @@ def _way_of(study: Any) -> str:
         return "sequential"
     if getattr(study, "_storage", None).__class__.__name__ != "InMemoryStorage":
         # The sampler of a loaded study is that of who loads it, not of who ran it.
-        return "sequential"
+        return UNKNOWN
     return _SAMPLERS.get(type(study.sampler).__name__, "sequential")
+
+
+_UNKNOWN_SAMPLER = (
+    "the storage does not keep the sampler, so candidates are taken to depend on earlier outputs; "
+    "if the sampler was random, say so (chosen random)"
+)
+_SEVERAL_OBJECTIVES = (
+    "a study of several objectives releases a Pareto front, which is more than one output, so all "
+    "trials count"
+)
 
 
 def cost_of_study(
@@ -204,11 +220,14 @@ def cost_of_study(
     base: Mechanism | None = None,
     neighbours: str = "add-remove",
     prior: Mechanism | None = None,
+    cap: float | Mechanism | None = None,
+    budgets: str | None = None,
 ) -> TuningCost:
-    """What a finished Optuna study cost.
+    """Cost of a finished Optuna study.
 
     Args:
-        study: an Optuna study, or the address of its storage: `sqlite:///study.db`.
+        study: an Optuna study; or the address of its storage, such as `sqlite:///study.db`, or the
+            path of its journal. A sqlite file is opened for reading only.
         name: of the study in the storage.
         chosen: one of `cost_of_trials.WAYS`; without it, the safe reading of the study.
         delta: in (0, 1).
@@ -216,6 +235,12 @@ def cost_of_study(
         base: one trial, where the study does not tell.
         neighbours: `add-remove` or `replace-one`.
         prior: what one draw is, as `tuning.cost_of_trials` takes it.
+        cap: of a study that looks back, the epsilon that was fixed beforehand, as
+            `tuning.cost_of_trials` takes it.
+        budgets: of a study that looks back, `planned` or `adaptive`, as `tuning.cost_of_trials` takes it.
+
+    Returns:
+        The cost. A study of several objectives releases more than its best trial: all count.
 
     Raises:
         ValueError: there is no such study, or nothing tells what a trial was.
@@ -230,32 +255,136 @@ def cost_of_study(
         >>> found.chosen, found.best_only < found.all_released
         ('random', True)
     """
-    if isinstance(study, str):
-        study = _load(study, name)
+    if chosen is not None:
+        chosen = checks.one_of("chosen", chosen, WAYS)
+    if isinstance(study, str | Path):
+        study = _load(str(study), name)
     runs, way = read_study(study, base, neighbours)
-    return cost_of_trials(runs, chosen or way, delta, law, prior)
+    way = chosen or way
+    several = len(study.directions) > 1
+    if several or way == UNKNOWN:
+        if law is not None or prior is not None:
+            raise ValueError(
+                "law and prior must come with random trials and one objective, got "
+                + ("several objectives" if several else "an unknown sampler: say chosen random")
+            )
+        if several and budgets is None and cap is None and way in ("grid", "random"):
+            budgets = "planned"  # what was drawn without looking back depends on no output
+        found = cost_of_trials(runs, "sequential", delta, cap=cap, budgets=budgets)
+        reason = _SEVERAL_OBJECTIVES if several else _UNKNOWN_SAMPLER
+        if found.kind != Kind.BOUND.value:
+            reason += f"; {found.why}"
+        words = f"{way}, several objectives" if several else "unknown sampler"
+        return replace(found, chosen=words, why=reason)
+    return cost_of_trials(runs, way, delta, law, prior, cap, budgets)
 
 
 def _load(storage: str, name: str | None) -> Any:
+    """A study with its trials, out of a storage that stays as it is.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
     try:
         import optuna
     except ImportError as error:
         raise ValueError(
             "optuna must be installed to read its studies: see the extra [optuna]"
         ) from error
-    # Else reading a file that is not there makes one.
-    path = storage.removeprefix("sqlite:///")
-    if path != storage and not Path(path).is_file():
-        raise ValueError(f"optuna must be the address of a storage, got no file at {path!r}")
+    where = checks.without_password(storage)
+    names: Sequence[str] = ()
     try:
-        return optuna.load_study(study_name=name, storage=storage)
-    except Exception as error:  # whatever the storage's driver makes of it
-        names: Sequence[str] = ()
-        try:
-            names = optuna.get_all_study_names(storage)
-        except Exception:  # not even that can be read
-            raise ValueError(f"optuna must be the address of a storage, got {storage!r}") from error
-        raise ValueError(
-            f"optuna must name one of the studies {', '.join(names) or '(there are none)'}, got "
-            f"{name!r}"
-        ) from error
+        opened = _opened(storage)
+        names = optuna.get_all_study_names(opened)
+        if name in names or name is None:
+            study = optuna.load_study(study_name=name, storage=opened)
+            study.get_trials(deepcopy=False)  # read now, where what is damaged has a name
+            return study
+    except _NoStorage as error:
+        raise ValueError(str(error)) from None
+    except Exception as error:  # whatever the driver of the storage makes of it
+        # Errors of drivers may hold the address with its password: they are not chained.
+        raise ValueError(_what_is_wrong(error, where, name)) from None
+    raise ValueError(
+        f"optuna must name one of the studies {', '.join(names) or '(there are none)'}, got "
+        f"{name!r}"
+    )
+
+
+class _NoStorage(ValueError):
+    """An address at which there is no storage."""
+
+
+def _what_is_wrong(error: Exception, where: str, name: str | None) -> str:
+    """One line about a storage that cannot be read."""
+    said = str(error).lower()
+    if "locked" in said:
+        return (
+            f"optuna must be a storage that nobody writes to meanwhile, got {where!r}, which is "
+            "locked: wait for the other process, or copy the file"
+        )
+    if "no such table" in said or "not a database" in said:
+        return f"optuna must be a storage of Optuna, got {where!r}, which holds no studies"
+    if isinstance(error, ImportError):
+        return f"optuna must be a storage whose driver is installed, got {where!r}"
+    if isinstance(error, ValueError | KeyError | TypeError):
+        return f"optuna must be a storage that can be read, got study {name!r} damaged in {where!r}"
+    return (
+        "optuna must be the address of a storage, such as sqlite:///study.db, got "
+        f"{where!r}, which cannot be opened ({type(error).__name__})"
+    )
+
+
+_SECONDS_LOCKED = 5.0  # to wait for another process that writes
+_TABLES = {"studies", "trials", "version_info"}
+
+
+def _opened(storage: str) -> Any:
+    """An Optuna storage, opened without creating anything in it.
+
+    Raises:
+        _NoStorage: there is none.
+    """
+    import optuna
+    import sqlalchemy
+
+    where = checks.without_password(storage)
+    if "://" not in storage:
+        if not Path(storage).is_file():
+            where = "***" if "@" in storage else storage  # an address without its beginning
+            raise _NoStorage(
+                "optuna must be the address of a storage, such as sqlite:///study.db, or the file "
+                f"of a journal, got {where!r}"
+            )
+        backend = optuna.storages.journal.JournalFileBackend(storage)
+        return optuna.storages.JournalStorage(backend)
+    try:
+        address = sqlalchemy.engine.make_url(storage)
+    except sqlalchemy.exc.ArgumentError:
+        raise _NoStorage(
+            f"optuna must be the address of a storage, such as sqlite:///study.db, got {where!r}"
+        ) from None
+    options: dict[str, Any] = {}
+    if address.get_backend_name() == "sqlite":
+        file = Path(address.database or "")
+        if not file.is_file():
+            raise _NoStorage(
+                f"optuna must be the address of a storage, got no file at {str(file)!r}"
+            )
+        # Else reading a file adds Optuna's tables to it.
+        options["creator"] = lambda: sqlite3.connect(
+            f"{file.resolve().as_uri()}?mode=ro",
+            uri=True,
+            check_same_thread=False,
+            timeout=_SECONDS_LOCKED,
+        )
+    engine = sqlalchemy.create_engine(address, **options)
+    try:
+        there = set(sqlalchemy.inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
+    if not there >= _TABLES:
+        raise _NoStorage(
+            f"optuna must be a storage of Optuna, got {where!r}, which holds no studies"
+        )
+    return optuna.storages.RDBStorage(storage, engine_kwargs=options, skip_table_creation=True)

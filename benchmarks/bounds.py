@@ -128,7 +128,7 @@ def _error(almost: Mechanism, whole: Mechanism, delta: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     logging.getLogger("absl").setLevel(logging.ERROR)

@@ -335,7 +335,7 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--records", type=int, default=5000, help="training records in NTCV")
     parser.add_argument("--seconds", type=float, default=2.0, help="at least, per line and round")
     parser.add_argument("--rounds", type=int, default=4)

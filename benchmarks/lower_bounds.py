@@ -85,7 +85,7 @@ def estimators() -> dict[str, Estimator]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--games", type=int, default=50)
     parser.add_argument("--trials", type=int, default=1_000, help="per side")
     parser.add_argument("--seed", type=int, default=1)

@@ -61,7 +61,7 @@ def share_of_delta(one: Setting) -> float:
 
 def main() -> int:
     """Draws, compares and prints; 1 if some epsilon is too low."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--number", type=int, default=2000, help="random settings (2000)")
     parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
     arguments = parser.parse_args()

@@ -236,7 +236,9 @@ def table(attacks: list[Attack], studies: int) -> list[str]:
 
 def main() -> None:
     """Prints docs/studies.md."""
-    parser = argparse.ArgumentParser(description="Plays whole studies against a worst mechanism.")
+    parser = argparse.ArgumentParser(
+        description="Plays whole studies against a worst mechanism.", allow_abbrev=False
+    )
     parser.add_argument("--studies", type=int, default=5000, help="a side, of every protocol")
     studies = parser.parse_args().studies
     print("# Studies against a mechanism that leaks all it may\n")

@@ -1,9 +1,12 @@
 """The tuning you did: what it cost, from a csv file and from Optuna."""
 
+import contextlib
 import functools
 import itertools
 import json
+import math
 import re
+import sqlite3
 import sys
 
 import numpy as np
@@ -179,7 +182,14 @@ def test_csv_is_read_by_its_heading(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("lr\n0.1\n", "trials must have columns noise_multiplier.* got line 2"),
+        ("lr\n0.1\n", "trials must have columns noise_multiplier.* got 'lr' in"),
+        ("Noise Multiplier,steps\n1,2\n", "'Noise Multiplier' may be 'noise_multiplier'"),
+        ("sigma,step\n1,2\n", "'sigma' may be 'noise_multiplier', 'step' may be 'steps'"),
+        ("mu,mu\n0.1,0.9\n", "trials must name column mu once, got it 2 times"),
+        ("mu,rho\n0.1,0.9\n", "line 2: row must tell one of .* got mu and rho"),
+        ("mu,rho\n,\n", "line 2: row must tell one of .* got none of them"),
+        ("mu\n0,1\n", "line 2: row must have one value for each of 1 columns, got 2"),
+        ("", "trials must be at least one row below a heading"),
         ("mu\n0.1\n-1\n", "trials, line 3: mu must be in"),
         ("noise_multiplier\n1\n", "trials, line 2: steps must be given with noise_multiplier"),
         ("mu\n", "trials must be at least one row below a heading"),
@@ -211,7 +221,160 @@ def test_bounds_command_prints_the_cost_of_a_file(tmp_path, capsys):
     assert "chosen must be one of grid, random, sequential" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "trials",
+    [
+        [GaussianMechanism(mu) for mu in np.geomspace(0.01, 0.2, 40)],
+        [DpSgd(noise, 20, 0.02) for noise in np.linspace(4.0, 6.0, 40)],
+        [DpSgd(5.0, int(n), 0.02) for n in range(10, 50)],
+        [ZeroConcentratedDp(rho) for rho in np.linspace(1e-4, 1e-2, 40)],
+    ],
+    ids=["gaussian", "noise", "steps", "zcdp"],
+)
+def test_many_different_trials_are_dominated_by_few(trials):
+    module = sys.modules["audit.tuning.cost_of_trials"]
+    alike = module._alike(trials)
+    assert len(set(alike.values())) <= module._MAX_KINDS < len(set(trials))
+    for one, instead in alike.items():
+        assert np.all(instead.renyi([2.0, 5.0, 30.0]) >= one.renyi([2.0, 5.0, 30.0]))
+    # The least private stays as it is, and so does what costs no more than it.
+    worst = max(trials, key=lambda one: float(one.renyi(8.0)))
+    assert worst in set(alike.values())
+    few = trials[:5]
+    assert module._alike(few) == {one: one for one in few}
+
+
+def test_priors_of_many_different_draws_keep_their_chances():
+    module = sys.modules["audit.tuning.cost_of_trials"]
+    prior = Mixture(tuple(GaussianMechanism(mu) for mu in np.linspace(0.1, 0.2, 50)), (0.02,) * 50)
+    few = module._fewer_drawn(prior)
+    assert len(few.candidates) <= module._MAX_KINDS
+    assert sum(few.chances) == pytest.approx(1.0, abs=1e-12)
+    assert prior.epsilon(1e-5) <= few.epsilon(1e-5) < 1.1 * prior.epsilon(1e-5)
+
+
+def test_many_rows_are_counted(tmp_path):
+    # Known truths: n equal Gaussian runs are one of mu sqrt(n); n equal zCDP runs have n rho.
+    path = tmp_path / "trials.csv"
+    path.write_text("mu\n" + "1e-4\n" * 20_000)
+    found = tuning.cost_of_trials(path, "sequential")
+    truth = GaussianMechanism(1e-4 * math.sqrt(20_000)).epsilon(1e-5)
+    assert (found.trials, found.all_released) == (20_000, pytest.approx(truth, rel=1e-9))
+    assert all_of([ZeroConcentratedDp(0.01)] * 7) == ZeroConcentratedDp(0.07)
+    mus = np.linspace(1e-4, 1e-3, 2_000)
+    together = all_of([GaussianMechanism(mu) for mu in mus])
+    assert together.gaussian_mu == pytest.approx(float(np.linalg.norm(mus)), rel=1e-12)
+    sampled = [DpSgd(noise, 10, 0.01) for noise in np.linspace(3.0, 4.0, 300)]
+    composed = all_of(sampled)
+    assert len(composed.parts) <= 100
+    orders = np.array([2.0, 8.0, 40.0])
+    exactly = np.sum([one.renyi(orders) for one in sampled], axis=0)
+    assert np.all(composed.renyi(orders) >= exactly)
+    assert np.all(composed.renyi(orders) <= 1.02 * exactly)
+    # More steps than one mechanism may have.
+    assert sum(one.steps for one in all_of([DpSgd(9.0, 10**7, 0.01)] * 35).parts) == 35 * 10**7
+
+
 # Optuna.
+
+
+def test_several_objectives_release_more_than_the_best():
+    study = optuna.create_study(directions=["minimize"] * 2, sampler=SAMPLERS.RandomSampler(seed=0))
+    study.optimize(lambda trial: (objective(trial), 1.0), n_trials=3)
+    found = audit.optuna.cost_of_study(study)
+    assert found.best_only == found.all_released
+    assert found.chosen == "random, several objectives"
+    assert "Pareto front" in found.why
+    assert audit.optuna.cost_of_study(study, chosen="random").best_only == found.best_only
+    with pytest.raises(ValueError, match="law and prior must come with"):
+        audit.optuna.cost_of_study(study, law="tnb:0,0.1")
+
+
+def test_budgets_that_a_sampler_chose_have_no_cost_without_a_cap():
+    study = optuna.create_study(sampler=SAMPLERS.TPESampler(seed=0, n_startup_trials=2))
+    study.optimize(lambda trial: trial.suggest_float("mu", 0.1, 0.2), n_trials=4)
+    found = audit.optuna.cost_of_study(study)
+    assert (found.kind, found.best_only) == ("odometer reading", None)
+    assert audit.optuna.cost_of_study(study, cap=4.0).best_only == 4.0
+
+
+def stored(folder):
+    storage = f"sqlite:///{folder}/study.db"
+    study = optuna.create_study(storage=storage, study_name="mine")
+    study.optimize(objective, n_trials=2)
+    return storage, folder / "study.db"
+
+
+def refused_line(capsys, storage, name="mine"):
+    assert bounds.main(["--optuna", storage, name]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    return captured.err
+
+
+def test_a_storage_is_read_and_never_written(tmp_path, capsys):
+    storage, file = stored(tmp_path)
+    before = file.read_bytes()
+    file.chmod(0o444)
+    assert bounds.main(["--optuna", storage, "mine"]) == 0
+    assert file.read_bytes() == before
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["study.db"]
+    foreign = tmp_path / "foreign.db"
+    with contextlib.closing(sqlite3.connect(foreign)) as database:
+        database.execute("create table mine (x int)")
+        database.commit()
+    before = foreign.read_bytes()
+    capsys.readouterr()
+    assert "which holds no studies" in refused_line(capsys, f"sqlite:///{foreign}")
+    assert foreign.read_bytes() == before
+    foreign.write_bytes(b"no database" * 100)
+    assert "which holds no studies" in refused_line(capsys, f"sqlite:///{foreign}")
+
+
+def test_locked_and_damaged_storages_have_their_own_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(audit.optuna, "_SECONDS_LOCKED", 0.1)
+    storage, file = stored(tmp_path)
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("begin exclusive")
+        assert "which is locked: wait" in refused_line(capsys, storage)
+        database.rollback()
+        database.execute("update trial_user_attributes set value_json = '{oops'")
+        database.commit()
+    line = refused_line(capsys, storage)
+    assert f"study 'mine' damaged in {storage!r}" in line
+    journal = tmp_path / "journal.log"
+    backend = optuna.storages.journal.JournalFileBackend(str(journal))
+    study = optuna.create_study(storage=optuna.storages.JournalStorage(backend), study_name="mine")
+    study.optimize(objective, n_trials=2)
+    before = journal.read_bytes()
+    assert bounds.main(["--optuna", str(journal), "mine"]) == 0
+    assert journal.read_bytes() == before
+    capsys.readouterr()
+    journal.write_bytes(before[:200] + b"{oops\n" + before[200:])
+    assert f"damaged in {str(journal)!r}" in refused_line(capsys, str(journal))
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        "postgresql://me:secret@nowhere.invalid/x",
+        "mysql://me:sec/secret@nowhere.invalid/x",
+        "nosuch://me:secret@nowhere.invalid/x",
+        "me:secret@nowhere.invalid/x",
+        "sqlite:////no/such/file?password=secret",
+        "://me:secret@",
+    ],
+)
+def test_no_password_is_echoed(storage, capsys):
+    assert "secret" not in refused_line(capsys, storage)
+    with pytest.raises(ValueError, match="optuna must be") as caught:
+        audit.optuna.cost_of_study(storage, "mine")
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    with pytest.raises(SystemExit):
+        bounds.main(["--optunna", storage if "://" in storage else "x"])
+    assert "secret" not in capsys.readouterr().err
 
 
 def objective(trial):
@@ -262,7 +425,10 @@ def test_a_stored_study_is_read_to_the_safe_side(tmp_path, capsys):
     )
     study.optimize(objective, n_trials=3)
     assert bounds.main(["--optuna", storage, "mine", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["chosen"] == "sequential"  # none knows its sampler
+    found = json.loads(capsys.readouterr().out)
+    assert found["chosen"] == "unknown sampler"
+    assert found["best_only"] == found["all_released"]
+    assert "if the sampler was random, say so (chosen random)" in found["why"]
     assert bounds.main(["--optuna", storage, "mine", "--chosen", "random", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bound"].endswith("fixed:3")
     assert bounds.main(["--optuna", storage, "other"]) == 2

@@ -65,10 +65,10 @@ def from_opacus(
     return phases[0] if len(phases) == 1 else Composition(tuple(phases))
 
 
-_Phases = dict[tuple[float, float], int]
+Phases = dict[tuple[float, float], int]
 
 
-def runs_of(steps_of: _Phases, most: int = 40, neighbours: str = "add-remove") -> list[Mechanism]:
+def runs_of(steps_of: Phases, most: int = 40, neighbours: str = "add-remove") -> list[Mechanism]:
     """DP-SGD of at most so many phases, which together dominate those that came.
 
     Args:
@@ -76,11 +76,11 @@ def runs_of(steps_of: _Phases, most: int = 40, neighbours: str = "add-remove") -
         most: where there are more phases, neighbouring ones are accounted for as one.
         neighbours: `add-remove` or `replace-one`.
     """
-    joined = _joined(steps_of, most)
-    return [DpSgd(noise, steps, rate, neighbours) for (noise, rate), steps in joined.items()]
+    phases = joined(steps_of, most)
+    return [DpSgd(noise, steps, rate, neighbours) for (noise, rate), steps in phases.items()]
 
 
-def _joined(steps_of: _Phases, most: int) -> _Phases:
+def joined(steps_of: Phases, most: int) -> Phases:
     """At most so many phases: those in one cell of a grid of log noise and log rate are one.
 
     Less noise hides less, and a record that is sampled more often is hidden less: the step with the

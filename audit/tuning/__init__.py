@@ -3,6 +3,7 @@
 Live, `Study` tunes: its user trains, it draws and chooses, and what it releases keeps the budget.
 """
 
+from audit.tuning.budget import Budget, BudgetExceeded
 from audit.tuning.cost_of_trials import TuningCost, cost_of_trials
 from audit.tuning.outcome import Best, Outcome, Private, ProtocolViolation, StudyAborted, Trial
 from audit.tuning.random_search import best_of_runs
@@ -12,6 +13,8 @@ from audit.tuning.winners import Winners
 
 __all__ = [
     "Best",
+    "Budget",
+    "BudgetExceeded",
     "Choice",
     "Dimension",
     "Integer",
