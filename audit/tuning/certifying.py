@@ -73,7 +73,8 @@ def certify(
             "libraries": {name: _version(name) for name in _LIBRARIES if _version(name)},
             "seeds": "all draws follow from a seed that was given"
             if seeded
-            else f"256 bits of the operating system's entropy, {fate}",
+            else "K, candidates and seeds follow, through SHAKE-256, from 256 bits of the "
+            f"operating system's entropy, {fate}",
             "settings": settings_hash,
         },
     )
