@@ -11,7 +11,7 @@ from audit.accounting import Mechanism
 from audit.certificate import Certificate, model_hash
 from audit.claims import Kind
 from audit.protocols import Protocol, RandomSearch, RandomStopping, UntilAccepted
-from audit.tuning import Best, Choice, Outcome, Space, Study, Trial
+from audit.tuning import Best, Choice, Outcome, ProtocolViolation, Space, Study, Trial
 from audit.tuning.cost_of_trials import WAYS, TuningCost, cost_of_trials, trial_of
 
 __all__ = ["PrivateStudy", "cost_of_study", "read_study"]
@@ -92,13 +92,13 @@ class PrivateStudy:
         """Where the study is kept for going on; None if in this process alone."""
         return self._study.folder
 
-    def optimize(self, objective: Callable[[Any], float], **options: Any) -> Best:
+    def optimize(self, objective: Callable[..., float], **options: Any) -> Best:
         """Runs the study to its end.
 
         Args:
-            objective: from an Optuna trial to a value. The trial's user attributes
-                `noise_multiplier`, `steps`, `sampling_rate` and `seed` hold what the run must be,
-                where the base is DP-SGD.
+            objective: from an Optuna trial to a value, or from a trial and `records`. The trial's
+                user attributes `noise_multiplier`, `steps`, `sampling_rate` and `seed` hold what
+                the run must be, where the base is DP-SGD.
             options: those of `tuning.Study.run`. `accept` sees the value with its sign: higher is
                 better.
 
@@ -116,10 +116,10 @@ class PrivateStudy:
 class _Train:
     """One run of an objective; a class, so that other processes can have it."""
 
-    objective: Callable[[Any], float]
+    objective: Callable[..., Any]
     sign: float
 
-    def __call__(self, trial: Trial) -> Outcome:
+    def __call__(self, trial: Trial, records: Any = None) -> Outcome:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -134,9 +134,14 @@ class _Train:
                 known[name] = getattr(trial, name)
             except AttributeError:
                 break  # the base is not DP-SGD
-        for name, value in known.items():
-            asked.set_user_attr(name, value)
-        value = self.objective(asked)
+        for name, given in known.items():
+            asked.set_user_attr(name, given)
+        value = self.objective(asked) if records is None else self.objective(asked, records)
+        if isinstance(value, tuple | list):
+            raise ProtocolViolation(
+                f"objective must return one number, got a {type(value).__name__}: with several "
+                "objectives no run is the best"
+            )
         return Outcome(self.sign * float(value), (asked.params, asked.user_attrs.get("model")))
 
 

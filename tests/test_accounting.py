@@ -156,3 +156,7 @@ def test_profile_of_the_smallest_mu_keeps_its_digits(mu):
         mean = 0.5 * float(below.delta(epsilon) + above.delta(epsilon))
         middle = float(GaussianMechanism(1e-4).delta(epsilon))
         assert mean == pytest.approx(middle, rel=1e-9)
+
+
+def test_a_budget_given_as_text_is_read_as_the_number():
+    assert accounting.calibrate_mu("1", "1e-5") == accounting.calibrate_mu(1.0, 1e-5)

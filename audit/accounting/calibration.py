@@ -34,8 +34,8 @@ def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float
         >>> round(calibrate_mu(1.0, 1e-5), 4)
         0.2472
     """
-    checks.interval("epsilon", epsilon, 0.0)
-    checks.interval("delta", delta, 0.0, 1.0)
+    epsilon = checks.interval("epsilon", epsilon, 0.0)
+    delta = checks.interval("delta", delta, 0.0, 1.0)
     accounting = checks.one_of("accounting", accounting, ACCOUNTINGS)
 
     def spent(log_mu: float) -> float:

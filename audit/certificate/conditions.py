@@ -327,7 +327,7 @@ def _by_construction(
     if facts.seeded:
         draws = "a seed was given, and whoever knows it knows all random draws"
     else:
-        draws = "the study drew all random choices from the operating system's entropy, once"
+        draws = "the study drew all random choices once, from 256 bits of entropy (SHAKE-256)"
     candidates = "each candidate is drawn anew from the prior, independently of earlier runs"
     if isinstance(protocol, Grid):
         candidates = (

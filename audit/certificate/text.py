@@ -93,4 +93,4 @@ def draws_in_words(certificate: Statement) -> str:
         return "a seed that was given"
     kept = certificate.study.key_kept
     fate = "kept in the folder of the study, for its owner alone" if kept else "deleted"
-    return f"entropy of the operating system, whose key is {fate}"
+    return f"256 bits of entropy of the operating system, expanded by SHAKE-256; the key is {fate}"

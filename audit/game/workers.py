@@ -2,11 +2,8 @@
 
 import contextlib
 import functools
-import multiprocessing
-import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -23,10 +20,9 @@ from audit import console
 from audit.game.play import Block, Trials, play
 from audit.game.settings import AuditConfig
 from audit.game.store import DamagedShard, RunFolder
+from audit.processes import end_with_parent
 
-# How often a worker looks whether its parent still lives.
-_WATCH_SECONDS = 0.5
-# Seconds to wait for a cluster: then a missing scheduler is an error, and missing workers are said.
+# Seconds to wait for a cluster; then a missing scheduler is an error, and missing workers are reported.
 _PATIENCE = 10.0
 # A block that kills its worker this often is not tried again.
 _DEATHS_WITHOUT_PROGRESS = 3
@@ -128,7 +124,7 @@ def _played(
     if config.backend == "loky":
         # One thread per process: two OpenMP threads on a busy machine stall each other.
         with joblib.parallel_config(
-            "loky", n_jobs=config.workers, inner_max_num_threads=1, initializer=_end_with_parent
+            "loky", n_jobs=config.workers, inner_max_num_threads=1, initializer=end_with_parent
         ):
             yield from joblib.Parallel(return_as="generator_unordered", batch_size=1)(calls)
         if locks is not None:
@@ -240,22 +236,6 @@ def _nothing_answers(config: AuditConfig, error: Exception) -> ValueError:
 def _play(config: AuditConfig, block: Block, locks: str | None) -> tuple[Block, tuple[Trials, ...]]:
     device = config.devices[0] if locks is None else _claim(config.devices, locks)[0]
     return block, play(replace(config, devices=(device,), jobs=1), block)
-
-
-def _end_with_parent() -> None:
-    """Ends this worker soon after its parent ended, however that was: a killed one closes nothing.
-
-    Clusters look after their own workers.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        while os.getppid() == parent.pid:
-            time.sleep(_WATCH_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
 @functools.cache

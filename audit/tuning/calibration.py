@@ -36,7 +36,8 @@ def noise_multiplier_for(
     Raises:
         ValueError: no noise keeps the budget: something that it does not reach spends it already.
     """
-    checks.interval("epsilon", epsilon, 0.0, 1e4)
+    epsilon = checks.interval("epsilon", epsilon, 0.0, 1e4)
+    delta = checks.interval("delta", delta, 0.0, 1.0)
     one = base_of(1.0)
     if isinstance(one, DpSgd) and isinstance(protocol, RandomSearch):
         return calibrate_noise(

@@ -1,17 +1,24 @@
 """A run on its own: with its own randomness, in silence, and handing out only what it means to."""
 
 import contextlib
+import hashlib
 import io
 import logging
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-__all__ = ["seeded", "silence", "without_gradients"]
+__all__ = ["seeded", "silence", "silent_for_good", "without_gradients"]
+
+# How long threads that runs have left behind may take to end, before they are muted.
+_GRACE_SECONDS = 0.2
 
 # What Opacus leaves on parameters and modules, of single records or before noise.
 _LEFT = {
@@ -27,18 +34,20 @@ _LEFT = {
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[Callable[[], int | None]]:
-    """The global generators of Python, numpy and torch start from a run's seed while it lasts.
+def seeded(seed: int) -> Iterator[Callable[[], tuple[str, ...]]]:
+    """Seeds the global generators of Python, numpy and torch for one run, and restores them.
 
-    A script that seeds them at its top, as many do, would give noise that everyone knows. What they
-    were before they are again afterwards: nothing drawn later tells of a run. (torch, if it is
-    loaded; of its generators the one on the processor is put back.)
+    A script that seeds them at its top, as many do, would give noise that everyone knows. Their
+    previous state is restored on exit, so nothing drawn later depends on the run. (torch if it is
+    loaded; of its generators, the one on the processor is restored.)
 
     Args:
         seed: in [0, 2^63).
 
     Yields:
-        What torch was seeded with since, if with something else.
+        A function that returns what identifies the noise of the run's global generators, each as
+        "generator:digest": the seeds that the run gave them, and the states in which they are. Two
+        runs with one of them in common drew the same noise.
     """
     torch = sys.modules.get("torch")
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -47,15 +56,63 @@ def seeded(seed: int) -> Iterator[Callable[[], int | None]]:
     np.random.seed([seed >> 32, seed & 0xFFFFFFFF])  # noqa: NPY002
     if torch is not None:
         _seed(torch, seed)
+    given: set[str] = set()
+
+    def noise() -> tuple[str, ...]:
+        found = given | {
+            _mark("random", random.getstate()),
+            _mark("numpy.random", _numpy_state()),
+        }
+        loaded = sys.modules.get("torch")
+        if loaded is not None:
+            found |= set(_torch_seeds(loaded, seed))
+        return tuple(sorted(found))
+
+    with _watched(random, "random", given), _watched(np.random, "numpy.random", given):
+        try:
+            yield noise
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+            if torch is not None:
+                torch.set_rng_state(on_processor)
+
+
+@contextlib.contextmanager
+def _watched(module: Any, name: str, given: set[str]) -> Iterator[None]:
+    """Notes the seeds that are given to a module's global generator."""
+    seed = module.seed
+
+    def noting(*args: Any, **keywords: Any) -> None:
+        if any(one is not None for one in (*args, *keywords.values())):
+            given.add(_mark(name, (args, sorted(keywords.items()))))
+        seed(*args, **keywords)
+
+    module.seed = noting
     try:
-        yield (
-            lambda: None if torch is None or torch.initial_seed() == seed else torch.initial_seed()
-        )
+        yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        if torch is not None:
-            torch.set_rng_state(on_processor)
+        module.seed = seed
+
+
+def _numpy_state() -> list[Any]:
+    parts = np.random.get_state()  # noqa: NPY002
+    values = parts.values() if isinstance(parts, dict) else parts
+    return [one.tobytes() if isinstance(one, np.ndarray) else one for one in values]
+
+
+def _mark(name: str, value: Any) -> str:
+    return f"{name}:{hashlib.sha256(repr(value).encode()).hexdigest()[:32]}"
+
+
+def _torch_seeds(torch: Any, seed: int) -> Iterator[str]:
+    """The seeds of torch's generators that are not the run's own."""
+    if torch.initial_seed() != seed:
+        yield _mark("torch", torch.initial_seed())
+    if torch.cuda.is_initialized():
+        for index, generator in enumerate(torch.cuda.default_generators):
+            if generator.initial_seed() != seed:
+                yield _mark("torch.cuda", (index, generator.initial_seed()))
 
 
 def _seed(torch: Any, seed: int) -> None:
@@ -86,6 +143,70 @@ def silence() -> Iterator[None]:
         stack.callback(logging.disable, before)
         logging.disable(logging.CRITICAL)
         yield
+
+
+@contextlib.contextmanager
+def silent_for_good() -> Iterator[None]:
+    """Silence while it lasts; afterwards for the threads that were started inside and still run.
+
+    One line from each run that is over would reveal how many there were. Threads are given a moment
+    to end; those that go on are muted for as long as they live. What they write to the descriptors
+    of the process past Python's streams, or from threads that they start later, is not contained.
+    """
+    before = set(threading.enumerate())
+    streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    for name, stream in streams.items():
+        setattr(sys, name, stream and _Unless(stream))
+    left: list[threading.Thread] = []
+    try:
+        with silence():
+            try:
+                yield
+            finally:
+                left = [one for one in threading.enumerate() if one not in before]
+                deadline = time.monotonic() + _GRACE_SECONDS
+                for one in left:
+                    one.join(max(deadline - time.monotonic(), 0.0))
+                left = [one for one in left if one.is_alive()]
+                _mute(left)
+    finally:
+        if not left:
+            for name, stream in streams.items():
+                setattr(sys, name, stream)
+
+
+_muted: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def _may_speak(*_: Any) -> bool:
+    return threading.current_thread() not in _muted
+
+
+class _Unless:
+    """A stream that drops what muted threads write."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return int(self._stream.write(text)) if _may_speak() else len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _mute(threads: list[threading.Thread]) -> None:
+    if not threads:
+        return
+    _muted.update(threads)
+    loggers = [one for one in logging.root.manager.loggerDict.values() if hasattr(one, "handlers")]
+    for logger in (logging.root, *loggers):
+        for handler in logger.handlers:
+            handler.addFilter(_may_speak)
 
 
 def _put_back(saved: int, descriptor: int) -> None:

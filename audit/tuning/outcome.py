@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from audit import checks
 from audit.accounting import Composition, DpSgd, GaussianMechanism, Mechanism, WorstOf, from_opacus
+from audit.tuning.secret_draws import Draws
 from audit.tuning.space import Candidate
 
 __all__ = ["Best", "Outcome", "Part", "Private", "ProtocolViolation", "StudyAborted", "Trial"]
@@ -153,7 +154,7 @@ class Part:
         """Whether each of so many records may be read, [count]."""
         if self.final == "all":
             return np.ones(count, dtype=np.bool_)
-        tuned_on = np.random.default_rng(self.seed).random(count) < self.rate
+        tuned_on: NDArray[np.bool_] = Draws(self.seed).random(count) < self.rate
         return tuned_on if self.final is None else ~tuned_on
 
 

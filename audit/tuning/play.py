@@ -5,12 +5,15 @@ same ones. Of equal scores the first run wins, in whatever order they end.
 """
 
 import hashlib
+import itertools
 import math
 import os
 import pickle
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.accounting import Mechanism
+from audit.processes import end_with_parent
 from audit.protocols import (
     Adaptive,
     Grid,
@@ -39,9 +43,19 @@ from audit.tuning.outcome import (
     Trial,
 )
 from audit.tuning.samplers import Ended, Point, next_point
+from audit.tuning.secret_draws import Draws, secret_integer
 from audit.tuning.space import Space
 
-__all__ = ["LIVE", "Plan", "Played", "play"]
+__all__ = [
+    "FINAL",
+    "LIVE",
+    "Plan",
+    "Played",
+    "check_outcome",
+    "is_yes",
+    "play",
+    "seeded_alike",
+]
 
 Train = Callable[[Trial], Outcome]
 Accept = Callable[[Outcome], bool]
@@ -60,7 +74,7 @@ _LOOKS_BACK = (Adaptive, UntilAccepted, RandomStopping)
 # What is drawn from the key; each has its own stream for every run.
 _RUNS, _CANDIDATE, _SEED, _SCORE, _STOP, _PART = range(6)
 # The final run of protocols that have one: an index beyond all others.
-_FINAL = 1 << 62
+FINAL = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -79,18 +93,18 @@ class Plan:
     base_of: Callable[[Mapping[str, Any]], Mechanism]
     private: Private | None = None
 
-    def rng(self, key: int, stream: int, index: int = 0) -> np.random.Generator:
+    def rng(self, key: int, stream: int, index: int = 0) -> Draws:
         """The source of one draw."""
-        return np.random.default_rng(np.random.SeedSequence(key, spawn_key=(stream, index)))
+        return Draws(key, stream, index)
 
-    def runs(self, key: int) -> list[int] | None:
+    def runs(self, key: int) -> Sequence[int] | None:
         """The indices of all runs; None where what comes out decides how many there are."""
         rng = self.rng(key, _RUNS)
         if isinstance(self.protocol, Grid):
             drawn = rng.random(self.protocol.candidates) < self.protocol.inclusion
             return [int(index) for index in np.flatnonzero(drawn)]
         if isinstance(self.protocol, RandomSearch | Adaptive | Subset):
-            return list(range(int(self.protocol.repetitions.sample(rng, 1)[0])))
+            return range(int(self.protocol.repetitions.sample(rng, 1)[0]))
         return None
 
     def point(self, key: int, index: int, before: Sequence[Ended]) -> Point:
@@ -102,11 +116,11 @@ class Plan:
     def trial(self, key: int, index: int, point: Point) -> Trial:
         """What `train` is told of a run."""
         candidate = self.space.at(point)
-        seed = int(self.rng(key, _SEED, index).integers(0, 2**63))
+        seed = secret_integer(64, key, _SEED, index) >> 1
         part = None
         if isinstance(self.protocol, Subset):
-            coins = int.from_bytes(self.rng(key, _PART).bytes(32), "little")
-            final = self.protocol.final if index == _FINAL else None
+            coins = secret_integer(256, key, _PART)
+            final = self.protocol.final if index == FINAL else None
             part = Part(coins, self.protocol.sampling_rate, final)
         return Trial(candidate, self.base_of(candidate), seed, part)
 
@@ -140,6 +154,7 @@ class _Attempt:
     record: Record
     model: Any = None
     void: str = ""
+    interrupted: bool = False
 
 
 def play(
@@ -180,7 +195,7 @@ def play(
     done = {record.index: record for record in memory.records()}
     can_win = [one for one in done.values() if _can_win(one, runs is None)]
     winner = max(can_win, key=_rank, default=None)
-    own_seeds = {record.own_seed for record in done.values()}
+    noises = {noise for record in done.values() for noise in record.noises}
     models: dict[int, Any] = {}
     # Where a final run follows, no other model is released, and none is kept.
     has_final = isinstance(plan.protocol, Subset)
@@ -190,14 +205,11 @@ def play(
         if found.void:
             raise StudyAborted(found.void)
         record = found.record
-        if record.own_seed is not None and record.own_seed in own_seeds:
-            raise StudyAborted(
-                "train must draw its noise from trial.seed, or leave torch's seed alone, got two "
-                "runs that seeded it alike"
-            )
-        own_seeds.add(record.own_seed)
+        if alike := sorted(noises & {*record.noises}):
+            raise StudyAborted(seeded_alike(alike[0]))
+        noises.update(record.noises)
         ahead = _can_win(record, runs is None) and (winner is None or _rank(record) > _rank(winner))
-        is_kept = ahead if not has_final else record.index == _FINAL and record.score is not None
+        is_kept = ahead if not has_final else record.index == FINAL and record.score is not None
         folder = memory.folder if save is not None else None
         if is_kept and save is not None and folder is not None:
             _save(save, found.model, _path(folder, record.index))
@@ -212,15 +224,15 @@ def play(
         if ahead:
             winner = record
 
-    def attempt(index: int, point: Point) -> _Attempt:
+    def task(index: int, point: Point) -> _Task:
         trial = plan.trial(key, index, point)
-        return _attempted(train, trial, index, point, plan.noise(key, index), accept)
+        return _Task(train, trial, index, point, plan.noise(key, index), accept)
 
     if runs is None:
         index = 0
         while True:
             if index not in done:
-                admit(attempt(index, plan.point(key, index, ())))
+                admit(task(index, plan.point(key, index, ()))())
             if done[index].accepted or plan.stops(key, index):
                 break
             index += 1
@@ -228,25 +240,33 @@ def play(
         for index in runs:
             if index not in done:
                 ended = [done[before] for before in runs if before < index]
-                admit(attempt(index, plan.point(key, index, [_ended(one) for one in ended])))
+                admit(task(index, plan.point(key, index, [_ended(one) for one in ended]))())
     else:
-        todo = [index for index in runs if index not in done]
-        for one in _all(attempt, [(i, plan.point(key, i, ())) for i in todo], jobs):
+        for one in _all(
+            lambda: (task(i, plan.point(key, i, ())) for i in runs if i not in done), jobs
+        ):
             admit(one)
 
     if winner is None:
+        # A run that raised ranks below one whose score is not finite: this is the best one's rank.
+        if runs is not None and done and all(record.raised for record in done.values()):
+            raise StudyAborted(
+                "every run raised an exception, which is not shown because it may describe private "
+                "records; call study.rehearse(train, records) on synthetic or public records"
+            )
         return Played(Best())
-    if has_final and _FINAL not in done:
-        admit(attempt(_FINAL, winner.point))
-    released = done[_FINAL] if has_final else winner
+    if has_final and FINAL not in done:
+        admit(task(FINAL, winner.point)())
+    released = done[FINAL] if has_final else winner
     model = models.get(released.index)
     if released.score is not None and released.index not in models:
         path = None if memory.folder is None else _path(memory.folder, released.index)
         if load is not None and path is not None and path.exists():
             model = load(path)
         else:
-            again = attempt(released.index, released.point)
-            if again.record != released or released.model is None:
+            again = task(released.index, released.point)()
+            same = replace(again.record, noises=released.noises) == released
+            if not same or released.model is None:
                 raise StudyAborted(
                     "train must give the same run for the same trial.seed, or save and load be "
                     "given: the winner was found by an earlier process and came out different now"
@@ -260,7 +280,7 @@ def play(
 
 
 def _can_win(record: Record, until_accepted: bool) -> bool:
-    if record.index == _FINAL:
+    if record.index == FINAL:
         return False  # it is told who won
     return record.accepted if until_accepted else record.score is not None
 
@@ -274,58 +294,179 @@ def _ended(record: Record) -> Ended:
     return Ended(record.point, -math.inf if record.score is None else record.score)
 
 
-def _all(
-    attempt: Callable[[int, Point], _Attempt], todo: Sequence[tuple[int, Point]], jobs: int
-) -> Iterator[_Attempt]:
+def _all(tasks: Callable[[], Iterator["_Task"]], jobs: int) -> Iterator["_Attempt"]:
+    """The attempts, in any order; `tasks` yields those that are still to do whenever it is called.
+
+    Args:
+        tasks: the runs to do.
+        jobs: how many at a time, in processes of joblib's active backend.
+
+    Raises:
+        ValueError: that backend has threads, which share what they print and their generators.
+        RuntimeError: a worker died.
+    """
     if jobs == 1:
-        yield from (attempt(*one) for one in todo)
+        yield from (task() for task in tasks())
         return
-    from joblib import Parallel, delayed
+    import joblib
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+    from joblib.parallel import get_active_backend
 
-    # Processes, not threads: what a run prints is silenced in one process at a time.
-    workers = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered")
-    attempts = workers(delayed(attempt)(*one) for one in todo)
-    try:
-        for one in attempts:  # noqa: UP028 (closed below, where it may warn)
-            yield one
-    finally:
-        # Cut off, joblib warns of how many runs were left, which nobody is to know.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            attempts.close()
+    backend, _ = get_active_backend()
+    if getattr(backend, "supports_sharedmem", False):
+        raise ValueError(
+            "joblib's active backend must run each job in a process (loky, dask or ray), got "
+            f"{type(backend).__name__}"
+        )
+    given: dict[str, Any] = {"n_jobs": jobs}
+    if type(backend).__name__ == "LokyBackend":
+        given |= {"backend": "loky", "initializer": _begin_worker}
+    # Ray hands out nothing before the last run of a call is over: a few runs at a time.
+    streams = backend.supports_return_generator
+    share = None if streams else 4 * joblib.effective_n_jobs(jobs)
+    while next(tasks(), None) is not None:
+        calls = (joblib.delayed(_attempt)(task) for task in itertools.islice(tasks(), share))
+        workers = joblib.Parallel(**given, return_as="generator_unordered" if streams else "list")
+        attempts = workers(calls)
+        died = False
+        try:
+            for one in attempts:  # noqa: UP028 (closed below, where it may warn)
+                yield one
+        except TerminatedWorkerError:  # its message would tell how many runs were left
+            died = True
+        finally:
+            # Cut off, joblib warns of how many runs were left, which nobody is to know.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if streams:
+                    attempts.close()
+        if died:
+            raise RuntimeError(
+                "a worker died, as it does when memory runs out; run the same study again, with "
+                "fewer jobs if need be, and it resumes with the same draws"
+            )
 
 
-def _attempted(
-    train: Train, trial: Trial, index: int, point: Point, noise: float, accept: Accept | None
-) -> _Attempt:
-    """One run: whatever goes wrong in it counts, and loses; nothing of it is shown."""
-    lost = Record(index, point, None)
-    try:
-        with silence(), seeded(trial.seed) as own_seed:
-            outcome = train(trial)
-            if not isinstance(outcome, Outcome):
-                raise ProtocolViolation(
-                    f"train must return a tuning.Outcome, got a {type(outcome).__name__}"
+def _begin_worker() -> None:
+    """Silences a worker for its whole life, and ends it when the study's process ends."""
+    end_with_parent()
+    nowhere = open(os.devnull, "w")  # noqa: SIM115 (open as long as the worker lives)
+    for descriptor in (1, 2):
+        os.dup2(nowhere.fileno(), descriptor)
+    sys.stdout = sys.stderr = nowhere
+
+
+# Global generators and streams belong to a process: one run at a time uses them.
+_one_at_a_time = threading.RLock()
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One run, as it is sent to a worker: without the study's key."""
+
+    train: Train
+    trial: Trial
+    index: int
+    point: Point
+    noise: float
+    accept: Accept | None
+
+    def __call__(self) -> _Attempt:
+        """Whatever goes wrong in the run counts, and loses; nothing of it is shown.
+
+        Raises:
+            KeyboardInterrupt: the user stops the study; a new one, without a message.
+        """
+        with _one_at_a_time:
+            found = self._attempted()
+        if found.interrupted:
+            raise KeyboardInterrupt
+        return found
+
+    def _attempted(self) -> _Attempt:
+        lost = Record(self.index, self.point, None)
+        try:
+            with silence(), seeded(self.trial.seed) as noise:
+                outcome = self.train(self.trial)
+                check_outcome(outcome, self.trial)
+                model, noises = without_gradients(outcome.model), noise()
+                score = outcome.score + self.noise
+                accepted = (
+                    self.accept is not None
+                    and not outcome.lost
+                    and _is_accepted(self.accept, Outcome(score, model))
                 )
-            if trial.part is not None and "records" not in trial.checked:
-                raise ProtocolViolation(
-                    "train must ask trial.records(count) which records it may read, where the "
-                    "tuning is on a part of them"
-                )
-            trial.check_again()
-            model, seeded_with = without_gradients(outcome.model), own_seed()
-            score = outcome.score + noise
-            accepted = accept is not None and not outcome.lost
-            accepted = accepted and bool(accept(Outcome(score, model)))  # type: ignore[misc]
-    except ProtocolViolation as error:
-        return _Attempt(lost, void=str(error))
-    except (Exception, SystemExit):
-        return _Attempt(lost)
-    if not math.isfinite(score):
-        return _Attempt(lost)
-    checked = tuple(sorted(trial.checked))
-    record = Record(index, point, score, _digest(model), checked, accepted, seeded_with)
-    return _Attempt(record, model)
+        except ProtocolViolation as error:
+            return _Attempt(lost, void=str(error))
+        except KeyboardInterrupt:
+            return _Attempt(lost, interrupted=True)
+        except BaseException:  # its message may describe private records
+            return _Attempt(replace(lost, raised=True))
+        if not math.isfinite(score):
+            return _Attempt(replace(lost, noises=noises))
+        checked = tuple(sorted(self.trial.checked))
+        record = Record(
+            self.index, self.point, score, _digest(model), checked, accepted, noises=noises
+        )
+        return _Attempt(record, model)
+
+
+def _attempt(task: _Task) -> _Attempt:
+    """A function of the module, as Dask's backend needs it; its dashboard shows this name."""
+    return task()
+
+
+def check_outcome(outcome: Any, trial: Trial) -> None:
+    """Checks what a run returned, and all that the trial was given to check.
+
+    Raises:
+        Inadmissible: the run was not what the study accounts for.
+    """
+    if not isinstance(outcome, Outcome):
+        raise ProtocolViolation(
+            f"train must return a tuning.Outcome, got a {type(outcome).__name__}"
+        )
+    if trial.part is not None and "records" not in trial.checked:
+        raise ProtocolViolation(
+            "train must ask trial.records(count) which records it may read, where the tuning is on "
+            "a part of them"
+        )
+    trial.check_again()
+
+
+def _is_accepted(accept: Accept, outcome: Outcome) -> bool:
+    try:
+        answer = accept(outcome)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # its message may describe private records
+        raise ProtocolViolation(
+            "accept must return True or False for every outcome, got an exception; "
+            "study.rehearse shows it"
+        ) from None
+    return is_yes(answer)
+
+
+def is_yes(answer: Any) -> bool:
+    """What `accept` answered.
+
+    Raises:
+        Inadmissible: neither yes nor no; None, for example, would never end the study.
+    """
+    if not isinstance(answer, bool | np.bool_):
+        raise ProtocolViolation(
+            f"accept must return True or False for every outcome, got a {type(answer).__name__}"
+        )
+    return bool(answer)
+
+
+def seeded_alike(noise: str) -> str:
+    """The message about two runs with the same noise from a global generator."""
+    return (
+        "train must draw its noise from trial.seed, or leave the seeds of global generators alone "
+        "(for a fixed split of the data, use a generator of its own), got two runs that seeded "
+        f"{noise.split(':')[0]} alike"
+    )
 
 
 def _digest(model: Any) -> str | None:

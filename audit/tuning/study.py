@@ -21,13 +21,15 @@ from audit import checks, protocols
 from audit.accounting import Candidates, DpSgd, Mechanism, Mixture, WorstOf, mechanism_to_dict
 from audit.certificate import Certificate
 from audit.numerics import format_rounded
-from audit.protocols import Grid, Protocol, RandomSearch, Subset
+from audit.protocols import Grid, Protocol, RandomSearch, RandomStopping, Subset, UntilAccepted
 from audit.repetitions import Repetitions
 from audit.tuning.calibration import noise_multiplier_for
 from audit.tuning.certifying import certify
+from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
 from audit.tuning.outcome import Best, Outcome, Private, StudyAborted, Trial
 from audit.tuning.play import LIVE, Plan, Played, play
+from audit.tuning.rehearsal import Rehearsal, RehearsalTest, WithRecords, synthetic
 from audit.tuning.space import Space
 from audit.upper_bounds import UpperBound, tuning_cost
 from audit.upper_bounds.registry import find, row
@@ -36,6 +38,7 @@ __all__ = ["Study"]
 
 _PUBLIC = "public"
 _BUDGET = ("steps", "sampling_rate")
+_MAX_BUDGETS = 8
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ class _BaseOf:
 class Study:
     """Tunes so that all that is released, the best run, is (epsilon, delta)-DP as a whole.
 
-    K, the candidates and all seeds are drawn from the operating system's entropy. How many runs
+    K, the candidates and all seeds follow from 256 bits of the operating system's entropy, through
+    SHAKE-256. How many runs
     there were, who lost and by what score is neither shown nor logged; on disk it is kept, readable
     by its owner alone, until the study is over, so that a study that was interrupted goes on with
     the same draws. Whoever can measure how long it took learns of K all the same: see the page on
@@ -83,7 +87,8 @@ class Study:
         space: a list of values, `Uniform`, `LogUniform` or `Whole` for every hyper-parameter; or a
             list of whole candidates. Lists named `steps` and `sampling_rate` are budgets: a run
             then costs the mean over them; of a grid, each candidate its own; where a final run
-            takes the candidate that was chosen, the worst.
+            takes the candidate that was chosen, the worst. More than eight different budgets are
+            accounted for in eight groups, each at its largest budget.
         protocol: a law of K, which means random search, or any protocol that can be run live, as
             object or text. A `Grid` runs the candidates of a finite space.
         epsilon: of the whole tuning, > 0. With `base` it may be left out.
@@ -179,6 +184,7 @@ class Study:
         except TypeError:
             raise ValueError(f"folder must be a path or None, got {folder!r}") from None
         self._played: Played | None = None
+        self._rehearsed = False
 
     @cached_property
     def cost(self) -> UpperBound:
@@ -215,7 +221,33 @@ class Study:
         for budget in budgets:
             before = chances.get(repr(budget), (budget, 0.0))[1]
             chances[repr(budget)] = budget, before + 1.0 / len(budgets)
-        return list(chances.values())
+        return self._grouped(list(chances.values()))
+
+    def _grouped(
+        self, chances: list[tuple[dict[str, Any], float]]
+    ) -> list[tuple[dict[str, Any], float]]:
+        """At most eight budgets, each the largest of its group: each takes seconds to account for.
+
+        More steps or a higher rate never cost less, so the groups' costs are upper bounds.
+        """
+        if len(chances) <= _MAX_BUDGETS:
+            return chances
+        for budget, _ in chances:
+            self._budget(1.0, budget)  # refuses values that are no budgets
+        given = {"steps": self._budget.steps, "sampling_rate": self._budget.sampling_rate}
+        full = [({**given, **budget}, chance) for budget, chance in chances]
+        full.sort(key=lambda one: float(one[0]["steps"]) * float(one[0]["sampling_rate"]) ** 2)
+        groups: dict[int, list[tuple[dict[str, Any], float]]] = {}
+        before = 0.0
+        for one in full:
+            place = min(int(before * _MAX_BUDGETS + 1e-9), _MAX_BUDGETS - 1)
+            groups.setdefault(place, []).append(one)
+            before += one[1]
+        largest: dict[tuple[Any, ...], float] = {}
+        for group in groups.values():
+            top = tuple(max(one[name] for one, _ in group) for name in given)
+            largest[top] = largest.get(top, 0.0) + sum(chance for _, chance in group)
+        return [(dict(zip(given, top, strict=True)), chance) for top, chance in largest.items()]
 
     def _run_of(self, noise_multiplier: float) -> Mechanism:
         """One run with a given noise: training with any candidate, and its score."""
@@ -284,9 +316,9 @@ class Study:
         return self._memory.folder
 
     def rehearsal(self) -> Trial:
-        """A trial that is none of the study's, to see with made-up or public data that all works.
+        """A trial that does not belong to the study, to call `train` with by hand.
 
-        In the study itself a run that raises loses, and no one is told.
+        `rehearse` does this, and checks what comes back.
 
         Example:
             >>> from audit.accounting import GaussianMechanism
@@ -294,10 +326,53 @@ class Study:
             >>> study.rehearsal().candidate
             {'lr': 0.1}
         """
-        plan = self._plan()
-        return plan.trial(
-            secrets.randbits(256), 0, self.space.draw(plan.rng(secrets.randbits(256), 0))
-        )
+        return Rehearsal(_nothing, self._plan()).trial()
+
+    def rehearse(
+        self,
+        train: Callable[..., Outcome],
+        records: Any = None,
+        *,
+        accept: Callable[[Outcome], bool] | None = None,
+        save: Callable[[Any, Path], None] | None = None,
+        load: Callable[[Path], Any] | None = None,
+        test: RehearsalTest | None = None,
+    ) -> list[Outcome]:
+        """Trains twice on synthetic or public records, and shows every error.
+
+        In the study itself a run that raises loses, and the error is not shown.
+
+        Args:
+            train: as for `run`.
+            records: synthetic or public records, never private ones: nothing here is hidden. If
+                None, `train` is called with a trial alone, and must read such records itself.
+            accept: as for `run`.
+            save: as for `run`.
+            load: as for `run`.
+            test: a further test of `train`, called with the `Rehearsal`; it raises to object.
+
+        Returns:
+            The outcomes of the runs.
+
+        Raises:
+            Inadmissible: the study would abort: `train` returned something other than an
+                `Outcome`, seeded two runs alike, or a check failed.
+            Exception: whatever `train`, `accept`, `save`, `load` or `test` raised.
+
+        Example:
+            >>> from audit.accounting import GaussianMechanism
+            >>> import numpy as np
+            >>> study = Study({"lr": [0.1]}, base=GaussianMechanism(0.5), folder=None)
+            >>> study.rehearse(lambda trial, records: Outcome(records.sum()), np.ones(3))[0].score
+            3.0
+        """
+        _functions(train=train, accept=accept, save=save, load=load, test=test)
+        rehearsal = Rehearsal(train, self._plan(), records)
+        found = rehearsal.run(accept, save, load)
+        if test is not None:
+            test(rehearsal)
+        self._rehearsed = True
+        return found
 
     @property
     def certificate(self) -> Certificate:
@@ -333,58 +408,71 @@ class Study:
 
     def run(
         self,
-        train: Callable[[Trial], Outcome],
+        train: Callable[..., Outcome],
         *,
+        records: Any = None,
         accept: Callable[[Outcome], bool] | None = None,
         jobs: int = 1,
         save: Callable[[Any, Path], None] | None = None,
         load: Callable[[Path], Any] | None = None,
         progress: bool = False,
+        rehearse: bool = True,
     ) -> Best:
-        """Runs the study, or goes on with one that was interrupted, to its end.
+        """Runs the study, or resumes one that was interrupted, to its end.
 
         A run that raises, or whose score is not finite, counts and loses. What `train` prints or
         logs is not shown. Once over, the same answer is given again.
 
+        With `records`, the study first rehearses on synthetic records of the same shape, and
+        shows the errors of that. Without them it cannot: `train` reads the private records itself.
+
         Args:
-            train: one run, from a `Trial` to an `Outcome`. All that it looks at of private records
-                must go through the mechanism that the trial names.
-            accept: whether an outcome is good enough, for protocols that run until one is.
-            jobs: runs at a time, by joblib; -1 for one a core.
+            train: one run, from a `Trial` to an `Outcome`, or from a `Trial` and `records`. All
+                that it looks at of private records must go through the mechanism that the trial
+                names.
+            records: the private records, as arrays, tensors or a collection of them; given to
+                `train` as its second argument.
+            accept: whether an outcome is good enough, True or False, for protocols that run until
+                one is.
+            jobs: runs at a time, in processes of joblib's active backend (by default loky, on this
+                machine); -1 for as many as it has workers.
             save: writes a model to a path, so that the best so far is not lost when the process
                 is. Without it the winner is then trained again from its own seed.
             load: reads it.
             progress: whether to show the time that has gone by: no count, which would tell K.
+            rehearse: whether to rehearse before a study begins, if it was not rehearsed yet.
 
         Raises:
-            Void: a run was not what the study accounts for, or can not be trained again as it was;
-                the study is over and releases nothing.
+            Void: a run was not what the study accounts for, or can not be trained again as it was,
+                or every run raised an exception; the study is over and releases nothing.
             ValueError: the folder belongs to another study, or one that runs.
+            Exception: in the rehearsal, whatever `train` raised.
         """
         jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1)
-        for name, given in (("train", train), ("accept", accept), ("save", save), ("load", load)):
-            if not (callable(given) or (given is None and name != "train")):
-                raise ValueError(f"{name} must be a function, got {given!r}")
+        _functions(train=train, accept=accept, save=save, load=load)
         if (save is None) != (load is None):
             raise ValueError("save and load must be given together, got one of them")
         if self._played is not None:
             return self._played.best
         with self._memory.locked(), _progress(progress, self.protocol):
+            if rehearse and not self._rehearsed and self._memory.state() is None:
+                self._rehearse_first(train, records, accept, save, load)
             state = self._begun()
             plan, key = self._plan(), int(state["key"], 16)
             runs = state["runs"]
             try:
-                self._played = play(
-                    plan,
-                    key,
-                    runs,
-                    train,
-                    self._memory,
-                    accept=accept,
-                    jobs=jobs,
-                    save=save,
-                    load=load,
-                )
+                with silent_for_good():
+                    self._played = play(
+                        plan,
+                        key,
+                        range(runs) if isinstance(runs, int) else runs,
+                        train if records is None else WithRecords(train, records),
+                        self._memory,
+                        accept=accept,
+                        jobs=jobs,
+                        save=save,
+                        load=load,
+                    )
             except StudyAborted as error:
                 # Not to be tried until it pleases: what was drawn is gone, nothing is released.
                 self._memory.begin({**state, "void": str(error)})
@@ -398,15 +486,37 @@ class Study:
             )
         return self._played.best
 
+    def _rehearse_first(self, train: Callable[..., Outcome], records: Any, *others: Any) -> None:
+        """Rehearses on synthetic records, if the study may make them."""
+        accept, save, load = others
+        if records is not None:
+            stand_ins = synthetic(records)
+            try:
+                self.rehearse(train, stand_ins, accept=accept, save=save, load=load)
+            except Exception as error:
+                error.add_note(
+                    "Raised in the rehearsal on synthetic records: no private record was read, and "
+                    "the study has not begun. To use records of your own instead, call "
+                    "study.rehearse(train, records); to skip it, pass rehearse=False."
+                )
+                raise
+        elif accept is not None and isinstance(self.protocol, UntilAccepted | RandomStopping):
+            raise ValueError(
+                f"train must be rehearsed with {self.protocol.spec}, which may never end if every "
+                "run raises an exception: pass records=, call study.rehearse(train, accept=accept) "
+                "on synthetic records first, or pass rehearse=False"
+            )
+
     def _begun(self) -> dict[str, Any]:
         """What was drawn at the very beginning, now or by an earlier process."""
         state = self._memory.state()
         if state is None:
             key = secrets.randbits(256) if self.seed is None else self.seed
+            runs = self._plan().runs(key)
             state = {
                 "settings": self.settings_hash,
                 "key": hex(key),
-                "runs": self._plan().runs(key),
+                "runs": len(runs) if isinstance(runs, range) else runs,
                 "noise_multiplier": self.noise_multiplier,
             }
             self._memory.begin(state)
@@ -419,6 +529,16 @@ class Study:
                 f"{state['void']} (delete {self.folder}; its runs cost what they cost)"
             )
         return state
+
+
+def _functions(**given: Any) -> None:
+    for name, one in given.items():
+        if not (callable(one) or (one is None and name != "train")):
+            raise ValueError(f"{name} must be a function, got {one!r}")
+
+
+def _nothing(trial: Trial) -> Outcome:
+    return Outcome(0.0)
 
 
 _T = TypeVar("_T")
