@@ -4,6 +4,7 @@ A protocol contains no data, score or noise. `audit.upper_bounds` computes its c
 `audit.tuning` carries it out.
 """
 
+from audit import _deprecated
 from audit.protocols.adaptive import Adaptive
 from audit.protocols.base import Protocol
 from audit.protocols.grid import Grid
@@ -27,3 +28,5 @@ __all__ = [
     "UntilAccepted",
     "parse_protocol",
 ]
+
+__getattr__ = _deprecated.renamed(__name__)

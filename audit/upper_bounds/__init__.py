@@ -3,6 +3,7 @@
 Each number says what it needs to be true: which protocol, any score or a monotone one, which base.
 """
 
+from audit import _deprecated
 from audit.orders import FoldedOrder, SplitOrder
 from audit.upper_bounds.adaptive import (
     AdaptiveCurve,
@@ -195,3 +196,5 @@ __all__ = [
     "worst_case_split_order",
     "worst_order",
 ]
+
+__getattr__ = _deprecated.renamed(__name__)
