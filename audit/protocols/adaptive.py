@@ -14,7 +14,8 @@ class Adaptive(Protocol):
     """K runs, each candidate from a density within [low, high] times the prior, by all so far.
 
     Wang et al. 2023 (DP-HyPO, framework 1). K is drawn first, no density looks at it, and the best
-    of the runs is released.
+    of the runs is released. Equal scores are compared by an independent random number of each run,
+    or by a fixed order of candidates and outputs, and not by the order of the runs.
 
     Attributes:
         repetitions: the law of K, also as text.
@@ -34,7 +35,7 @@ class Adaptive(Protocol):
     name: ClassVar[str] = "adaptive"
     assumption: ClassVar[str] = (
         "K runs, each candidate from a density within [c, C] times the prior, by the runs before "
-        "it and not by K"
+        "it and not by K; ties broken at random or by candidate and output, not by order of arrival"
     )
 
     def __post_init__(self) -> None:

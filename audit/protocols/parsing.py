@@ -6,6 +6,7 @@ from audit import checks
 from audit import repetitions as laws
 from audit.protocols.adaptive import Adaptive
 from audit.protocols.base import Protocol
+from audit.protocols.best_runs import BestRuns
 from audit.protocols.grid import Grid
 from audit.protocols.noisy_max import NoisyMax
 from audit.protocols.propose_test_release import ProposeTestRelease
@@ -17,7 +18,7 @@ from audit.repetitions import Repetitions
 DEFAULT_REPETITIONS = "tnb:0,0.01"
 """The law of K of the papers' experiments, where a protocol has one and none is given."""
 
-_TAKES_LAW = ("search", "adaptive", "subset", "ptr")
+_TAKES_LAW = ("search", "adaptive", "subset", "ptr", "best")
 _PROTOCOLS = (*_TAKES_LAW, "grid", "until", "stopping", "noisy-max")
 
 
@@ -29,9 +30,10 @@ def parse_protocol(
     Args:
         spec: `search`, `grid:CANDIDATES[,INCLUSION]`, `adaptive:LOW,HIGH`,
             `subset:RATE[,rest|all]`, `until:ACCEPTANCE`, `stopping:STOP`,
-            `noisy-max:CANDIDATES[,ROUNDS][,monotone]` or `ptr:EPSILON,DELTA,FAILURE`. Where a law
-            of K belongs to it, it follows after a slash: `adaptive:0.75,1.33/tnb:0,0.01`. A law of
-            K alone, as object or text, means random search. A protocol is returned as it is.
+            `noisy-max:CANDIDATES[,ROUNDS][,monotone]`, `ptr:EPSILON,DELTA,FAILURE` or
+            `best:RELEASED`. Where a law of K belongs to it, it follows after a slash:
+            `adaptive:0.75,1.33/tnb:0,0.01`. A law of K alone, as object or text, means random
+            search. A protocol is returned as it is.
         repetitions: the law of K where the text has none.
 
     Raises:
@@ -126,6 +128,11 @@ def _ptr(words: list[str], law: Repetitions) -> Protocol:
     return ProposeTestRelease(law, *_numbers(words, 3, 3, "EPSILON,DELTA,FAILURE"))
 
 
+def _best(words: list[str], law: Repetitions) -> Protocol:
+    (released,) = _numbers(words, 1, 1, "RELEASED")
+    return BestRuns(law, checks.integer("released", released, 1))
+
+
 _READERS: dict[str, Callable[[list[str], Repetitions], Protocol]] = {
     "search": _search,
     "grid": _grid,
@@ -135,4 +142,5 @@ _READERS: dict[str, Callable[[list[str], Repetitions], Protocol]] = {
     "stopping": _stopping,
     "noisy-max": _noisy_max,
     "ptr": _ptr,
+    "best": _best,
 }
