@@ -128,7 +128,17 @@ def _parser() -> console.Parser:
     shown.add_argument("--json", action="store_true", help="json instead of a table")
     rarely = parser.add_rare_group()
     rarely.add_argument(
-        "--neighbours", default="add-remove", metavar="NAME", help="add-remove or replace-one"
+        "--neighbours",
+        default="add-remove",
+        metavar="NAME",
+        help="add-remove (default), zero-out (the number of records is public) or replace-one",
+    )
+    rarely.add_argument(
+        "--group-size",
+        type=int,
+        default=1,
+        metavar="K",
+        help="records of one person, protected together (default 1)",
     )
     rarely.add_argument(
         "--accounting",
@@ -156,7 +166,7 @@ def _base_of(arguments: argparse.Namespace, protocol: Protocol) -> Mechanism:
         )
     if given[0] in ("--noise-multiplier", "--target-epsilon") and arguments.steps is None:
         raise ValueError(f"steps must be given with {given[0]}, got none")
-    rate, neighbours = arguments.sampling_rate, arguments.neighbours
+    rate, neighbours, group = arguments.sampling_rate, arguments.neighbours, arguments.group_size
     if given[0] == "--target-epsilon":
         noise = upper_bounds.calibrate_noise(
             arguments.target_epsilon,
@@ -166,14 +176,18 @@ def _base_of(arguments: argparse.Namespace, protocol: Protocol) -> Mechanism:
             rate,
             neighbours,
             bound_named(arguments.bound, protocol),
+            group,
         )
         # As printed, so that who types it again keeps the budget.
         noise = float(format_rounded(noise, up=True, digits=7))
-        return DpSgd(noise, arguments.steps, rate, neighbours)
+        return DpSgd(noise, arguments.steps, rate, neighbours, group)
     if arguments.noise_multiplier is not None:
-        return DpSgd(arguments.noise_multiplier, arguments.steps, rate, neighbours)
-    if rate != 1.0 or neighbours != "add-remove":
-        raise ValueError(f"sampling-rate and neighbours need --noise-multiplier, got {given[0]}")
+        return DpSgd(arguments.noise_multiplier, arguments.steps, rate, neighbours, group)
+    if rate != 1.0 or neighbours != "add-remove" or group != 1:
+        raise ValueError(
+            "sampling-rate, neighbours and group-size need --noise-multiplier or --target-epsilon, "
+            f"got {given[0]}"
+        )
     if arguments.base is not None:
         return accounting.parse_mechanism(arguments.base)
     mu = arguments.mu

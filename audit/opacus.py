@@ -14,7 +14,7 @@ def tuning_epsilon(
     accountant: Any,
     repetitions: str | Repetitions | Protocol,
     delta: float,
-    neighbours: str = "add-remove",
+    neighbours: str = "zero-out",
 ) -> float:
     """What it cost to train several times and release the best run, by the smallest bound.
 
@@ -26,7 +26,7 @@ def tuning_epsilon(
         repetitions: the law from which K was drawn, or another protocol, as `protocols.parse_protocol`
             reads it.
         delta: in (0, 1).
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `zero-out`, `add-remove` or `replace-one`; see `from_opacus`.
 
     Raises:
         ValueError: an argument is none of these, or delta cannot be reached.

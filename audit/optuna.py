@@ -92,7 +92,7 @@ class PrivateStudy:
         Args:
             objective: from an Optuna trial to a value. The trial's user attributes
                 `noise_multiplier`, `steps`, `sampling_rate` and `seed` hold what the run must be,
-                where the base is DP-SGD.
+                where the base is DP-SGD, and `expected_batch_size`, if the study was given one.
             options: those of `tuning.Study.run`. `accept` sees the value with its sign: higher is
                 better.
 
@@ -128,6 +128,8 @@ class _Train:
                 known[name] = getattr(trial, name)
             except AttributeError:
                 break  # the base is not DP-SGD
+        if trial.expected_batch_size is not None:
+            known["expected_batch_size"] = trial.expected_batch_size
         for name, value in known.items():
             asked.set_user_attr(name, value)
         value = self.objective(asked)
@@ -147,7 +149,7 @@ def read_study(
         study: an Optuna study.
         base: one trial, where its parameters and user attributes do not tell; they do with
             `noise_multiplier` and `steps` (and `sampling_rate`), or `mu`, or `rho`.
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
 
     Returns:
         The mechanism of every trial, whatever became of it, and one of `tuning.cost_of_trials.WAYS`.
@@ -213,7 +215,7 @@ def cost_of_study(
         delta: in (0, 1).
         law: the law from which the number of random trials was drawn; if not given, it was fixed.
         base: one trial, where the study does not tell.
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
         prior: what one draw is, as `tuning.cost_of_trials` takes it.
 
     Raises:

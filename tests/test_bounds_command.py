@@ -98,6 +98,30 @@ def test_names_in_any_case(capsys):
     assert upper_case == plain
 
 
+def test_zero_out_neighbours_have_the_numbers_of_add_remove(capsys):
+    asked = ["--noise-multiplier", "40", "--steps", "20", "--protocol", "grid:3", "--json"]
+    reports = [
+        json.loads(run(capsys, *asked, "--neighbours", relation)[1])
+        for relation in ("add-remove", "zero-out")
+    ]
+    words = [one["base"].pop("description") for one in reports]
+    assert words[1] == words[0].replace("add-remove", "zero-out") != words[0]
+    assert reports[0] == reports[1]
+    code, _, error = run(capsys, *asked, "--neighbours", "zero")
+    assert code == 2
+    assert "neighbours must be one of add-remove, zero-out, replace-one, got 'zero'" in error
+
+
+def test_groups_of_records_on_the_command_line(capsys):
+    asked = ["--noise-multiplier", "40", "--steps", "20", "--json"]
+    report = json.loads(run(capsys, *asked, "--group-size", "3")[1])
+    assert report["base"]["mu"] == pytest.approx(3 * math.sqrt(20) / 40)
+    assert "groups of 3 records" in report["base"]["description"]
+    code, _, error = run(capsys, "--mu", "1", "--group-size", "3")
+    assert code == 2
+    assert "neighbours and group-size need --noise-multiplier or --target-epsilon" in error
+
+
 def test_table_names_every_bound_and_what_it_assumes(capsys):
     code, out, _ = run(capsys, "--epsilon-base", "1", "--steps", "300")
     assert code == 0
@@ -161,7 +185,10 @@ def test_target_epsilon_from_the_command_line(capsys):
         (["--mu", "1", "--accounting", "pld"], "accounting must be one of rdp, exact, got 'pld'"),
         (["--mu", "1", "--solve", "runs"], "target-epsilon must be given with --solve runs"),
         (["--mu", "1", "--solve", "walk"], "solve must be one of noise, runs, law"),
-        (["--mu", "1", "--sampling-rate", "0.1"], "need --noise-multiplier, got --mu"),
+        (
+            ["--mu", "1", "--sampling-rate", "0.1"],
+            "need --noise-multiplier or --target-epsilon, got --mu",
+        ),
         (["--base", "pure:-1"], "epsilon_0 must be in"),
         (["--mu", "1", "--tunings", "0"], "tunings must be a whole number in [1, 1000000]"),
         (["--mu", "1", "--bound", "worst-order"], "bound must be one of"),

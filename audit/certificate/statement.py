@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Self
 
 from audit import checks, protocols
-from audit.accounting import Mechanism, mechanism_from_dict, mechanism_to_dict
+from audit.accounting import Mechanism, mechanism_from_dict, mechanism_to_dict, relations
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute, rounded_up
 from audit.numerics import format_exact
@@ -138,9 +138,15 @@ class Statement:
             what = "the final run of this tuning, and the candidate chosen,"
         claim = (
             f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
-            f"{format_exact(self.delta)})-differentially private."
+            f"{format_exact(self.delta)})-differentially private{self._relation}."
         )
         return f"VOID: {'; '.join(self.void)}. Else: {claim}" if self.void else claim
+
+    @property
+    def _relation(self) -> str:
+        """The neighbouring relation, where the base states one."""
+        stated = sorted(relations(self.base))
+        return f" for {' and '.join(stated)} neighbours" if stated else ""
 
     def with_evidence(
         self, epsilon_lower: float, confidence: float, games_without: int, games_with: int

@@ -54,4 +54,4 @@ def paragraph(certificate: Statement) -> str:
             f"Made on {made['date']} by dp-tuning-audit {made['version']}; seeds: {made['seeds']}."
         )
     sentences.append(f"Certificate {certificate.as_dict()['hash'][:16]}.")
-    return textwrap.fill(" ".join(sentences), _WIDTH) + "\n"
+    return textwrap.fill(" ".join(sentences), _WIDTH, break_on_hyphens=False) + "\n"

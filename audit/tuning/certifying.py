@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from audit import __version__
-from audit.accounting import DpSgd, Mechanism, Mixture, WorstOf, relations
+from audit.accounting import DpSgd, Mechanism, Mixture, WorstOf, group_size, relations
 from audit.certificate import Certificate, Condition, Ground, Setting
 from audit.protocols import Adaptive, Grid, Protocol, RandomStopping, Subset, UntilAccepted
 from audit.tuning.outcome import Private
@@ -16,8 +16,10 @@ __all__ = ["certify"]
 
 _LIBRARIES = ("numpy", "scipy", "opacus", "torch")
 _NEIGHBOURS = {
-    "add-remove": "one has one record more than the other",
-    "replace-one": "one record of one is replaced in the other",
+    "add-remove": "one has {records} more than the other",
+    "zero-out": "the gradients of {records} are zero in one of them; "
+    "the number of records is public",
+    "replace-one": "they differ by the replacement of {records}",
 }
 _CHECKS = {
     "steps": "no run took more steps than accounted for",
@@ -35,6 +37,7 @@ def certify(
     delta: float,
     prior: Mapping[str, str],
     private: Private | None,
+    expected_batch_size: float | None = None,
     seeded: bool,
     checked: frozenset[str],
     settings_hash: str,
@@ -49,6 +52,7 @@ def certify(
         delta: of the whole.
         prior: over candidates, in words.
         private: the noise of the score; None where it read public records only.
+        expected_batch_size: what noisy sums are divided by; None where the study names no constant.
         seeded: whether the draws follow from a seed that was given.
         checked: what was checked in every run that could win.
         settings_hash: of the settings.
@@ -62,7 +66,7 @@ def certify(
         _setting(training, protocol, private, prior),
         (
             *_by_construction(protocol, private, seeded),
-            *_of_runs(training, protocol, checked),
+            *_of_runs(training, protocol, checked, expected_batch_size),
             *_on_trust(protocol, private),
         ),
         _void_if(protocol, private),
@@ -83,10 +87,15 @@ def _parts(training: Mechanism) -> tuple[Mechanism, ...]:
     return training.candidates if isinstance(training, WorstOf | Mixture) else (training,)
 
 
+def _unit(training: Mechanism) -> str:
+    size = group_size(training)
+    return "one record" if size == 1 else f"{size} records"
+
+
 def _neighbours(training: Mechanism) -> str:
     stated = relations(training)
     if len(stated) == 1 and all(isinstance(part, DpSgd) for part in _parts(training)):
-        return _NEIGHBOURS[next(iter(stated))]
+        return _NEIGHBOURS[next(iter(stated))].format(records=_unit(training))
     return "those for which the base mechanism's parameters hold"
 
 
@@ -103,7 +112,7 @@ def _setting(
     return Setting(
         trust_model="central: who tunes holds the data and is trusted, all others see only what "
         "is released",
-        unit="one record",
+        unit=_unit(training),
         neighbours=_neighbours(training),
         touched={
             **_runs(protocol),
@@ -173,8 +182,13 @@ def _by_construction(protocol: Protocol, private: Private | None, seeded: bool) 
     return found
 
 
-def _of_runs(training: Mechanism, protocol: Protocol, checked: frozenset[str]) -> list[Condition]:
-    found = _of_base(training, checked)
+def _of_runs(
+    training: Mechanism,
+    protocol: Protocol,
+    checked: frozenset[str],
+    expected_batch_size: float | None = None,
+) -> list[Condition]:
+    found = [*_of_base(training, checked), *_of_constants(training, checked, expected_batch_size)]
     if isinstance(protocol, Subset):
         counted = "count_of_records" in checked
         found.append(
@@ -202,6 +216,28 @@ def _of_base(training: Mechanism, checked: frozenset[str]) -> list[Condition]:
         "hands out nothing else that it made of private records"
     )
     return [*found, Condition(clipping, Ground.ON_TRUST)]
+
+
+def _of_constants(
+    training: Mechanism, checked: frozenset[str], expected_batch_size: float | None
+) -> list[Condition]:
+    """What must not depend on the number of records, where that number is private."""
+    if "add-remove" not in relations(training):
+        return []
+    divisor = "a constant" if expected_batch_size is None else f"{expected_batch_size:g}"
+    words = {
+        "divisor": f"noisy sums of gradients are released as they are, or divided by {divisor}",
+        "constants": "noise, sampling rate and number of steps are those of the study in every run",
+    }
+    found = [
+        Condition(one, Ground.CHECKED if name in checked else Ground.ON_TRUST)
+        for name, one in words.items()
+    ]
+    unseen = (
+        "these constants were not computed from the number of records, and nothing else in a run "
+        "depends on it"
+    )
+    return [*found, Condition(unseen, Ground.ON_TRUST)]
 
 
 def _on_trust(protocol: Protocol, private: Private | None) -> list[Condition]:

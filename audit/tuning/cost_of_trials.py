@@ -183,15 +183,18 @@ def _check_prior(prior: Mechanism, runs: Iterable[Mechanism], chosen: str) -> No
 
 def all_of(runs: Iterable[Mechanism]) -> Mechanism:
     """All runs, one after the other; equal ones are counted, not listed."""
-    steps: dict[tuple[float, float, str], int] = {}
+    steps: dict[tuple[float, float, str, int], int] = {}
     rest: list[Mechanism] = []
     for run in runs:
         if isinstance(run, DpSgd):
-            kind = run.noise_multiplier, run.sampling_rate, run.neighbours
+            kind = run.noise_multiplier, run.sampling_rate, run.neighbours, run.group_size
             steps[kind] = steps.get(kind, 0) + run.steps
         else:
             rest.append(run)
-    parts = [DpSgd(noise, count, rate, how) for (noise, rate, how), count in steps.items()] + rest
+    parts: list[Mechanism] = [
+        DpSgd(noise, count, rate, how, size) for (noise, rate, how, size), count in steps.items()
+    ]
+    parts += rest
     return parts[0] if len(parts) == 1 else Composition(tuple(parts))
 
 
@@ -201,7 +204,7 @@ def trial_of(values: Mapping[str, Any], neighbours: str = "add-remove") -> Mecha
     Args:
         values: `noise_multiplier`, `steps` and, if it is not 1, `sampling_rate`; or `mu`; or `rho`.
             Others are not looked at.
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
 
     Raises:
         ValueError: a value is out of its range, or noise comes without steps.
@@ -228,7 +231,7 @@ def read_trials(path: str | Path, neighbours: str = "add-remove") -> list[Mechan
 
     Args:
         path: columns as `trial_of` has them; others are not looked at.
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
 
     Raises:
         ValueError: the file is missing, or a row names no mechanism.
@@ -241,7 +244,7 @@ def read_prior(path: str | Path, neighbours: str = "add-remove") -> Mixture:
 
     Args:
         path: columns as `trial_of` has them, and `chance`; without it all rows are equally likely.
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
 
     Raises:
         ValueError: the file is missing, a row names no mechanism, or chances do not sum to 1.

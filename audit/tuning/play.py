@@ -72,12 +72,14 @@ class Plan:
         space: of candidates.
         base_of: the mechanism that a run with a candidate must be.
         private: the noise of the score; None where it reads public records only.
+        expected_batch_size: what noisy sums are divided by; None where the study names no constant.
     """
 
     protocol: Protocol
     space: Space
     base_of: Callable[[Mapping[str, Any]], Mechanism]
     private: Private | None = None
+    expected_batch_size: float | None = None
 
     def rng(self, key: int, stream: int, index: int = 0) -> np.random.Generator:
         """The source of one draw."""
@@ -108,7 +110,7 @@ class Plan:
             coins = int.from_bytes(self.rng(key, _PART).bytes(32), "little")
             final = self.protocol.final if index == _FINAL else None
             part = Part(coins, self.protocol.sampling_rate, final)
-        return Trial(candidate, self.base_of(candidate), seed, part)
+        return Trial(candidate, self.base_of(candidate), seed, part, self.expected_batch_size)
 
     def noise(self, key: int, index: int) -> float:
         """What is added to a run's score."""
