@@ -30,9 +30,9 @@ def parse_protocol(
         spec: `search`, `grid:CANDIDATES[,INCLUSION]`, `adaptive:LOW,HIGH`,
             `subset:RATE[,rest|all]`, `until:ACCEPTANCE`, `stopping:STOP`,
             `noisy-max:CANDIDATES[,ROUNDS][,monotone]` or `ptr:EPSILON,DELTA,FAILURE`. A
-            distribution of K follows after a slash, as in `adaptive:0.75,1.33/tnb:0,0.01`. A distribution of K
-            alone, as an object or as text, means random search. A protocol object is returned
-            unchanged.
+            distribution of K follows after a slash, as in `adaptive:0.75,1.33/tnb:0,0.01`. A
+            distribution of K alone, as an object or as text, means random search. A protocol
+            object is returned unchanged.
         repetitions: the distribution of K if the text does not name one.
 
     Raises:

@@ -164,6 +164,7 @@ def calibrate_noise(
     sampling_rate: float = 1.0,
     neighbours: str = "add-remove",
     bound: Bound | None = None,
+    group_size: int = 1,
 ) -> float:
     """The least noise multiplier at which tuning DP-SGD is (target, delta)-DP.
 
@@ -173,8 +174,9 @@ def calibrate_noise(
         delta: in (0, 1).
         steps: of one run.
         sampling_rate: of one step, in (0, 1].
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
         bound: the bound that keeps it; the region bound by default, or the protocol's smallest.
+        group_size: number of records of one person, protected together.
 
     Returns:
         sigma, rounded up by less than 1e-6 of itself.
@@ -189,13 +191,13 @@ def calibrate_noise(
     target = checks.interval("target-epsilon", target, 0.0, 1e4)
 
     # A full batch is a Gaussian base, and bounds the noise that sampled batches ask for.
-    distance = 2.0 if neighbours == "replace-one" else 1.0
+    distance = DpSgd(1.0, 1, 1.0, neighbours, group_size).distance
     root = distance * math.sqrt(checks.integer("steps", steps, 1))
     if sampling_rate == 1.0:
         return root / calibrate_mu_for_tuning(target, law, delta, bound)
 
     def base_at(noise: float) -> Mechanism:
-        return DpSgd(noise, steps, sampling_rate, neighbours)
+        return DpSgd(noise, steps, sampling_rate, neighbours, group_size)
 
     def misses(bound: Bound | None) -> Callable[[float], float]:
         return cache(lambda x: excess(base_at(math.exp(-x)), law, target, delta, bound))
@@ -207,7 +209,9 @@ def calibrate_noise(
         low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, MIN_NOISE))
         return math.exp(-safe_root(misses(None), low, max(low, high), _SAMPLED_TOLERANCE))
     if isinstance(protocol, RandomSearch):
-        guess = calibrate_noise(target, law, delta, steps, sampling_rate, neighbours)
+        guess = calibrate_noise(
+            target, law, delta, steps, sampling_rate, neighbours, group_size=group_size
+        )
     else:
         # Many small steps are like one Gaussian of mu = q sqrt(T (e^(1/sigma^2) - 1)).
         search = protocol.repetitions if isinstance(protocol, Adaptive) else protocol
