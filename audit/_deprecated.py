@@ -1,6 +1,7 @@
 """Public names of version 0.2 that have new names. They work for one version and warn.
 
-Packages call `renamed(__name__)` for their `__getattr__`; `audit` installs the finder of old modules.
+Packages use `renamed(__name__)` as their `__getattr__`, and `audit` installs the finder of old
+modules.
 """
 
 import importlib

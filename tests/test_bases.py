@@ -282,7 +282,7 @@ def test_divergences_of_low_orders_at_little_noise_are_what_integration_says(
         rest, moved = (-0.5 * ((x - at) / sigma) ** 2 for at in (0.0, mean))
         return np.logaddexp(math.log1p(-rate) + rest, math.log(rate) + moved) - 0.5 * LOG_TWO_PI
 
-    p, q = log_density(1.0), log_density(0.0 if neighbours == "add-remove" else -1.0)
+    p, q = log_density(1.0), log_density(-1.0 if neighbours == "replace-one" else 0.0)
     orders = np.array([1.01, 1.1, 1.2, 1.5])
     found = SampledStep(sigma, rate, neighbours == "replace-one").renyi(orders)
     for alpha, ours in zip(orders, found, strict=True):
@@ -513,16 +513,42 @@ def test_every_accountant_and_the_engine_itself(name):
     engine = PrivacyEngine(accountant=name)
     for _ in range(10):
         engine.accountant.step(noise_multiplier=1.0, sample_rate=0.01)
-    expected = DpSgd(1.0, 10, 0.01)
+    # Opacus divides by int(n * rate), so what it counts holds where n is public.
+    expected = DpSgd(1.0, 10, 0.01, "zero-out")
     assert accounting.from_opacus(engine) == expected
     assert accounting.from_opacus(engine.accountant) == expected
+    stated = accounting.from_opacus(engine, "add-remove")
+    assert stated == DpSgd(1.0, 10, 0.01, "add-remove")
+    assert stated.epsilon(1e-5) == expected.epsilon(1e-5)
+
+
+def test_zero_out_has_the_numbers_of_add_remove_and_its_own_name():
+    for rate in (0.05, 1.0):
+        one, other = DpSgd(2.0, 100, rate), DpSgd(2.0, 100, rate, "zero-out")
+        assert one != other
+        assert other.description == one.description.replace("add-remove", "zero-out")
+        assert other.epsilon(1e-5) == one.epsilon(1e-5)
+        assert (other.renyi(np.array([1.5, 9.0])) == one.renyi(np.array([1.5, 9.0]))).all()
+        assert other.gaussian_mu == one.gaussian_mu
+        plain = accounting.mechanism_to_dict(other)
+        assert accounting.mechanism_from_dict(plain) == other
+    assert accounting.relations(other) == {"zero-out"}
+    for protocol in ("fixed:2", "subset:0.2/fixed:2"):
+        costs = [upper_bounds.tuning_cost(base, protocol, 1e-5).epsilon for base in (one, other)]
+        assert costs[0] == costs[1]
+    noise = [
+        upper_bounds.calibrate_noise(2.0, "fixed:3", 1e-5, 50, 1.0, relation)
+        for relation in accounting.NEIGHBOURS
+    ]
+    assert noise[0] == noise[1] == noise[2] / 2
 
 
 def test_phases_of_one_noise_and_rate_are_one():
     run = accounting.from_opacus(
         Accountant((1.0, 0.1, 3), (2.0, 0.1, 5), (1.0, 0.1, 4), (2.0, 0.2, 1))
     )
-    assert run == Composition((DpSgd(1.0, 7, 0.1), DpSgd(2.0, 5, 0.1), DpSgd(2.0, 1, 0.2)))
+    phases = (1.0, 7, 0.1), (2.0, 5, 0.1), (2.0, 1, 0.2)
+    assert run == Composition(tuple(DpSgd(*phase, "zero-out") for phase in phases))
 
 
 def test_a_schedule_of_many_phases_is_bounded_by_few():
@@ -537,7 +563,7 @@ def test_a_schedule_of_many_phases_is_bounded_by_few():
     ratio = joined.renyi(alpha) / exact.renyi(alpha)
     assert np.all((ratio > 1.0) & (ratio < 1.5))
     one = accounting.from_opacus(schedule, most_phases=1)
-    assert one == DpSgd(1.0, 200, 0.01 + 1e-5 * 99)
+    assert one == DpSgd(1.0, 200, 0.01 + 1e-5 * 99, "zero-out")
 
 
 @pytest.mark.parametrize(

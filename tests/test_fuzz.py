@@ -250,6 +250,7 @@ def test_a_lower_bound_is_a_number_or_refused(without, with_record, delta, confi
 OPTIONS = ["--mu", "--delta", "--repetitions", "--protocol", "--noise-multiplier", "--steps"]
 OPTIONS += ["--sampling-rate", "--epsilon-base", "--base", "--accounting", "--neighbours"]
 OPTIONS += ["--gaussian-epsilon", "--delta-base", "--cap", "--budgets", "--records", "--epochs"]
+OPTIONS += ["--group-size"]
 OPTIONS += ["--tunings", "--target-epsilon", "--solve", "--bound", "--trials", "--optuna"]
 OPTIONS += ["--chosen", "--compare", "--plot", "--nope"]
 

@@ -17,6 +17,7 @@ from audit.accounting.combinations import (
     Mixture,
     WorstOf,
     directions,
+    group_size,
     relations,
 )
 from audit.accounting.composition import compose
@@ -40,6 +41,7 @@ from audit.accounting.gaussian import GaussianMechanism
 from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
+from audit.accounting.normaliser import normaliser_delta, normaliser_epsilon
 from audit.accounting.pairs import DominatingPair, LossPair
 from audit.accounting.parsing import parse_mechanism, read_curve
 from audit.accounting.recorded import from_opacus
@@ -78,9 +80,12 @@ __all__ = [
     "from_opacus",
     "full_batch_noise_multiplier",
     "gdp_limit_mu",
+    "group_size",
     "mean_inclusion_mu",
     "mechanism_from_dict",
     "mechanism_to_dict",
+    "normaliser_delta",
+    "normaliser_epsilon",
     "parse_mechanism",
     "reach",
     "read_curve",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -309,7 +310,7 @@ def _dominates(one: Mechanism, other: Mechanism) -> bool:
     return (
         isinstance(one, DpSgd)
         and isinstance(other, DpSgd)
-        and one.neighbours == other.neighbours
+        and (one.distance, one.group_size) == (other.distance, other.group_size)
         and one.noise_multiplier <= other.noise_multiplier
         and one.steps >= other.steps
         and one.sampling_rate >= other.sampling_rate
@@ -478,12 +479,37 @@ def relations(base: Mechanism) -> frozenset[str]:
         >>> sorted(relations(Composition((GaussianMechanism(1.0), DpSgd(1.0, 10)))))
         ['add-remove']
     """
+    return frozenset(str(one) for one in _stated(base, "neighbours"))
+
+
+def group_size(base: Mechanism) -> int:
+    """The number of records that the parts of a mechanism protect together, 1 where none says so.
+
+    Raises:
+        ValueError: the parts state different numbers.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> group_size(Composition((DpSgd(1.0, 10, group_size=3), DpSgd(2.0, 10, group_size=3))))
+        3
+    """
+    stated = _stated(base, "group_size") or {1}
+    if len(stated) > 1:
+        sizes = ", ".join(map(str, sorted(stated)))
+        raise ValueError(f"group_size must be the same in all parts of a mechanism, got {sizes}")
+    return int(next(iter(stated)))
+
+
+def _stated(base: Mechanism, name: str) -> frozenset[Any]:
+    """The values of an attribute in the parts of a mechanism that have it."""
+    parts: tuple[Mechanism, ...] = ()
     if isinstance(base, WorstOf | Mixture):
-        return frozenset().union(*map(relations, base.candidates))
-    if isinstance(base, Composition):
-        return frozenset().union(*map(relations, base.parts))
-    stated = getattr(base, "neighbours", None)
-    return frozenset() if stated is None else frozenset({stated})
+        parts = base.candidates
+    elif isinstance(base, Composition):
+        parts = base.parts
+    if parts:
+        return frozenset().union(*(_stated(part, name) for part in parts))
+    return frozenset({getattr(base, name)}) if hasattr(base, name) else frozenset()
 
 
 def directions(several: Iterable[Mechanism]) -> list[tuple[DominatingPair, ...]]:

@@ -87,12 +87,14 @@ class Plan:
         space: of candidates.
         base_of: the mechanism that a run with a candidate must be.
         private: the noise of the score; None where it reads public records only.
+        expected_batch_size: what noisy sums are divided by; None where the study names no constant.
     """
 
     protocol: Protocol
     space: Space
     base_of: Callable[[Mapping[str, Any]], Mechanism]
     private: Private | None = None
+    expected_batch_size: float | None = None
 
     def rng(self, key: int, stream: int, index: int = 0) -> Draws:
         """The source of one draw."""
@@ -123,7 +125,7 @@ class Plan:
             coins = secret_integer(256, key, _PART)
             final = self.protocol.final if index == FINAL else None
             part = Part(coins, self.protocol.sampling_rate, final)
-        return Trial(candidate, self.base_of(candidate), seed, part)
+        return Trial(candidate, self.base_of(candidate), seed, part, self.expected_batch_size)
 
     def noise(self, key: int, index: int) -> float:
         """What is added to a run's score."""

@@ -192,6 +192,7 @@ def calibrate_noise(
     sampling_rate: float = 1.0,
     neighbours: str = "add-remove",
     bound: Bound | None = None,
+    group_size: int = 1,
 ) -> float:
     """The least noise multiplier at which tuning DP-SGD is (target, delta)-DP.
 
@@ -201,8 +202,9 @@ def calibrate_noise(
         delta: in (0, 1).
         steps: of one run.
         sampling_rate: of one step, in (0, 1].
-        neighbours: `add-remove` or `replace-one`.
-        bound: the bound that keeps it; by default the one that `cost` reports.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
+        bound: the bound that keeps it; by default the one that `tuning_cost` reports.
+        group_size: number of records of one person, protected together.
 
     Returns:
         sigma, rounded up by less than 1e-5 of itself.
@@ -217,13 +219,13 @@ def calibrate_noise(
     target = checks.interval("target-epsilon", target, 0.0, 1e4)
 
     # A full batch is a Gaussian base, and bounds the noise that sampled batches ask for.
-    distance = 2.0 if neighbours == "replace-one" else 1.0
+    distance = DpSgd(1.0, 1, 1.0, neighbours, group_size).distance
     root = distance * math.sqrt(checks.integer("steps", steps, 1))
     if sampling_rate == 1.0:
         return root / calibrate_mu_for_tuning(target, law, delta, bound)
 
     def base_at(noise: float) -> Mechanism:
-        return DpSgd(noise, steps, sampling_rate, neighbours)
+        return DpSgd(noise, steps, sampling_rate, neighbours, group_size)
 
     def misses(bound: Bound | None) -> Callable[[float], float]:
         return cache(lambda x: excess(base_at(math.exp(-x)), law, target, delta, bound))
