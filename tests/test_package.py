@@ -104,7 +104,7 @@ import importlib.util
 from audit import accounting, lower_bounds, protocols, repetitions, upper_bounds
 assert not any(importlib.util.find_spec(name) for name in %r)
 scores = list(range(1000))
-print(lower_bounds.lower_bound(scores, [score + 900 for score in scores]).epsilon)
+print(lower_bounds.lower_bound(out_scores=scores, in_scores=[s + 900 for s in scores]).epsilon)
 class Recorded:
     history = [(1.0, 0.01, 500)]
 print(accounting.tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5))

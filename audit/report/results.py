@@ -14,7 +14,7 @@ PROXIES = ("lambda_a", "lambda_b")
 PAPER_PROTOCOL = "gaussian-curve:max-grid"
 """The key of the estimator that the paper uses: the f-curve at the best of a grid, uncorrected."""
 VALID, UNCORRECTED = "valid", "paper's, uncorrected"
-POOLED = ("pooled", "pooled-gaussian-curve", "pooled-any-score")
+POOLED = ("pooled", "pooled-gaussian-curve")
 """The estimators that count all runs, where the others count winners."""
 # Curves of the score's own law: they assume more and get more.
 _OWN_CURVES = {
