@@ -108,7 +108,9 @@ def main() -> None:
             found = np.array(values[name])
             mean[name, mechanism.name] = float(np.mean(found))
             rate[name, mechanism.name] = float(np.mean(found > mechanism.epsilon))
-    print(f"\n{options.trials}+{options.trials} trials, {options.audits} audits: mean (violations)\n")
+    print(
+        f"\n{options.trials}+{options.trials} trials, {options.audits} audits: mean (violations)\n"
+    )
     print("| estimator | " + " | ".join(m.name for m in played) + " | ms |")
     print("|---" * (len(played) + 2) + "|")
     print("| truth | " + " | ".join(f"{m.epsilon:.2f}" for m in played) + " | |")

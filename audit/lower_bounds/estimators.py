@@ -178,7 +178,11 @@ def all_lower_bounds(
     """
     facts = known
     if facts is None:
-        facts = default_facts() if protocol is None else default_facts(protocols.parse_protocol(protocol))
+        facts = (
+            default_facts()
+            if protocol is None
+            else default_facts(protocols.parse_protocol(protocol))
+        )
     direction = checks.one_of("direction", direction, DIRECTIONS)
     if split_top is not None and direction != "higher":
         raise ValueError(f"{_SPLIT_TOP_NEEDS}, got direction={direction!r}")

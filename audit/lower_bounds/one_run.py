@@ -150,7 +150,9 @@ _METHODS = (
     ),
 )
 # By default, the run may be the best of several.
-_DEFAULT_FACTS = Facts(RandomSearch(Fixed(1)), frozenset({Condition.FAIR_COINS, Condition.GAUSSIAN_BASE}))
+_DEFAULT_FACTS = Facts(
+    RandomSearch(Fixed(1)), frozenset({Condition.FAIR_COINS, Condition.GAUSSIAN_BASE})
+)
 
 
 def one_run_bounds(
@@ -249,7 +251,7 @@ def _by_rule(
 
 
 def _guess_numbers(canaries: int) -> list[tuple[int, int]]:
-    """Numbers of lowest and highest guesses: on both sides or one, 1/2, 1/8, ... of the canaries."""
+    """Numbers of lowest and highest guesses: on one or both sides, 1/2, 1/8, ... of all."""
     sizes: list[int] = []
     size = max(canaries // 2, 1)
     while size >= _MIN_GUESSES or not sizes:

@@ -172,9 +172,7 @@ def _ratios(v: Array, v_rest: Array, u: Array, u_rest: Array, delta: float) -> A
     return np.asarray(np.fmax(low, high))
 
 
-def _lifted(
-    repetitions: Repetitions, below: ArrayLike, above: ArrayLike
-) -> tuple[Array, Array]:
+def _lifted(repetitions: Repetitions, below: ArrayLike, above: ArrayLike) -> tuple[Array, Array]:
     """phi and 1 - phi of probabilities given by both tails, accurate in both tails."""
     return repetitions.phi(below), repetitions.phi_survival(above)
 
@@ -192,9 +190,7 @@ def _ranks(n: int) -> Counts:
 
 
 @lru_cache(maxsize=4)
-def _simulated_order_statistics(
-    n: int, repetitions: Repetitions, side: int
-) -> tuple[Array, Array]:
+def _simulated_order_statistics(n: int, repetitions: Repetitions, side: int) -> tuple[Array, Array]:
     """phi and 1 - phi of the uniform order statistics at the tested ranks, [m, B] each."""
     rng = np.random.default_rng(np.random.SeedSequence([n, side]))
     ranks = _ranks(n)

@@ -147,7 +147,9 @@ class _SimulatedAudits:
         rng = np.random.default_rng([self.out_trials, self.pairs])
         zeros = rng.multinomial(self.out_trials, self.masses, size=monte_carlo.SIMULATIONS)
         below = np.cumsum(zeros, axis=1) - (1.0 - self.tie) * zeros
-        ones = rng.multinomial(self.pairs // self.out_trials, self.masses, size=monte_carlo.SIMULATIONS)
+        ones = rng.multinomial(
+            self.pairs // self.out_trials, self.masses, size=monte_carlo.SIMULATIONS
+        )
         return below[:, 1:].astype(np.float32), ones[:, 1:].astype(np.float32)
 
     def _largest_pairs(self, shift: int, allowed: int) -> float:
