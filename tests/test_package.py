@@ -147,9 +147,7 @@ def test_the_commands_are_listed(capsys):
         assert f"\n  {name} " in listed
     # Nothing is left out: every module of this package that runs as a command.
     modules = {
-        path.stem
-        for path in (ROOT / "audit").glob("[!_]*.py")
-        if "\ndef main(" in path.read_text()
+        path.stem for path in (ROOT / "audit").glob("[!_]*.py") if "\ndef main(" in path.read_text()
     }
     packages = {path.parent.name for path in (ROOT / "audit").glob("*/__main__.py")}
     assert set(commands.COMMANDS) == modules | packages

@@ -17,7 +17,7 @@ CASES: dict[str, tuple[list[float], list[float]]] = {
     "one trial": ([0.0], [1.0]),
     "constant": ([1.0] * 40, [1.0] * 40),
     "minus infinity": ([-math.inf] * 30, [-math.inf] * 30),
-    "wrong way round": ([1.0] * 40, [0.0] * 40),
+    "opposite direction": ([1.0] * 40, [0.0] * 40),
     "huge": ([1e308, -1e308] * 20, [1e308, -1e308] * 20),
 }
 
@@ -30,7 +30,7 @@ def test_uninformative_scores_give_zero(name: str, direction: str) -> None:
     bounds = bounds_of(without, with_record, protocol=TNB, mu=1.0, direction=direction)
     assert all(math.isfinite(b.epsilon) for b in bounds)
     valid = [b for b in bounds if b.valid and not b.name.startswith("lifted")]
-    if name == "wrong way round" and direction != "higher":
+    if name == "opposite direction" and direction != "higher":
         # Low scores indicate the record here.
         assert bounds[0].epsilon > 1.0
         assert bounds[0].direction == "lower"
@@ -170,10 +170,10 @@ def test_estimators_are_statistics_with_rules() -> None:
 def test_labels_follow_from_the_known_facts() -> None:
     rng = np.random.default_rng(71)
     low, high = best_of(TNB, rng, 50), 1.0 + best_of(TNB, rng, 50)
-    game = {"empty_training_set": True, "full_batch": True, "one_plain_candidate": True}
+    settings = {"empty_training_set": True, "full_batch": True, "one_plain_candidate": True}
 
     def labels(score: str, **different: bool) -> dict[str, str]:
-        facts = facts_of_game(RandomSearch(TNB), score, "dirac", **(game | different))
+        facts = facts_of_game(RandomSearch(TNB), score, "dirac", **(settings | different))
         bounds = bounds_of(low, high, protocol=TNB, mu=1.0, known=facts)
         return {bound.key: bound.label for bound in bounds}
 

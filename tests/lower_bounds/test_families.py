@@ -50,7 +50,7 @@ def test_family_bound_is_below_the_true_value() -> None:
         ratio = np.log(rate) + (x - 0.5) / sigma**2
         return np.logaddexp(np.log1p(-rate), ratio).sum(axis=1)
 
-    truth = DpSgd(0.8, 20, 0.2).epsilon(DELTA)
+    true_epsilon = DpSgd(0.8, 20, 0.2).epsilon(DELTA)
     bound = lower_bounds.family_bound(
         lost(0.8, 0.2, 20, False, 2000),
         lost(0.8, 0.2, 20, True, 2000),
@@ -59,7 +59,7 @@ def test_family_bound_is_below_the_true_value() -> None:
         (0.6, 2.0),
         "DP-SGD with Poisson sampling, strength one over the noise multiplier",
     )
-    assert 0.4 * truth < bound.epsilon < truth
+    assert 0.4 * true_epsilon < bound.epsilon < true_epsilon
 
 
 def test_worst_order_curve_is_valid_and_proves_more_than_counts() -> None:
@@ -84,12 +84,16 @@ def test_worst_order_curve_is_valid_and_proves_more_than_counts() -> None:
 
 def test_worst_order_attack_refutes_the_bound_for_monotone_scores() -> None:
     """1e5 + 1e5 trials, eps_B = 1, tnb:1,0.01: more than `reduced-renyi`, for any score."""
-    law, trials, mu = repetitions.parse_repetitions("tnb:1,0.01"), 100_000, calibrate_mu(1.0, DELTA)
-    order, threshold = attack_order(mu, law, DELTA, trials)
+    distribution, trials, mu = (
+        repetitions.parse_repetitions("tnb:1,0.01"),
+        100_000,
+        calibrate_mu(1.0, DELTA),
+    )
+    order, threshold = attack_order(mu, distribution, DELTA, trials)
     rng = np.random.default_rng(16)
-    low = order.best(law.sample(rng, trials), 0.0, rng)
-    high = order.best(law.sample(rng, trials), mu, rng)
-    published = reduced_renyi(GaussianMechanism(mu), law, DELTA).epsilon
+    low = order.best(distribution.sample(rng, trials), 0.0, rng)
+    high = order.best(distribution.sample(rng, trials), mu, rng)
+    published = reduced_renyi(GaussianMechanism(mu), distribution, DELTA).epsilon
     assert published is not None
     fixed = lower_bounds.ClopperPearson(rule=lower_bounds.FixedThreshold(threshold))
     for estimator in (lower_bounds.Scan(), fixed):

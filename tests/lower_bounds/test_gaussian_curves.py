@@ -49,17 +49,17 @@ def test_split_evaluates_the_threshold_on_other_trials() -> None:
 def test_epsilon_of_the_best_of_k_equals_the_exact_epsilon() -> None:
     for spec in ("fixed:1", "tnb:0,0.01", "tnb:1,0.01", "poisson:20", "two-point:0.01,100"):
         for mu in (0.247, 0.864):
-            law = repetitions.parse_repetitions(spec)
-            exact = reduced_exact(GaussianMechanism(mu), law, DELTA)
+            distribution = repetitions.parse_repetitions(spec)
+            exact = reduced_exact(GaussianMechanism(mu), distribution, DELTA)
             assert exact.epsilon is not None
-            found = gaussian_curves.best_of_gaussian_epsilon(mu, law, DELTA)
+            found = gaussian_curves.best_of_gaussian_epsilon(mu, distribution, DELTA)
             assert 0.999 * exact.epsilon < found <= exact.epsilon
 
 
 def test_pooled_bounds_are_valid() -> None:
     mu, delta = calibrate_mu(4.0, DELTA), DELTA
-    truth = reduced_exact(GaussianMechanism(mu), TNB, delta)
-    assert truth.epsilon is not None
+    exact = reduced_exact(GaussianMechanism(mu), TNB, delta)
+    assert exact.epsilon is not None
     rng = np.random.default_rng(10)
     audits, runs = 100, 4000
     above: dict[str, int] = {}
@@ -68,7 +68,7 @@ def test_pooled_bounds_are_valid() -> None:
             rng.normal(size=runs), rng.normal(mu, size=runs), TNB, delta, threshold=2.5
         ):
             above[bound.key] = above.get(bound.key, 0) + (
-                bound.epsilon > truth.epsilon - truth.error
+                bound.epsilon > exact.epsilon - exact.error
             )
     assert len(above) == 4
     assert max(above.values()) <= max_violations(audits)
@@ -78,9 +78,9 @@ def test_pooled_bounds_are_valid() -> None:
 def test_lifted_curve_is_valid_for_winners_and_gaussian_curve_is_not() -> None:
     audits, trials, alpha = 2000, 1000, 0.05
     mu = calibrate_mu(4.0, DELTA)
-    truth = reduced_exact(GaussianMechanism(mu), TNB, DELTA)
-    assert truth.epsilon is not None
-    truth_low = truth.epsilon - truth.error
+    exact = reduced_exact(GaussianMechanism(mu), TNB, DELTA)
+    assert exact.epsilon is not None
+    true_epsilon_low = exact.epsilon - exact.error
     rng = np.random.default_rng(20)
     rule = lower_bounds.ThresholdFromTheory(mu, TNB)
     gaussian = lower_bounds.GaussianCurve(rule=rule)
@@ -90,18 +90,18 @@ def test_lifted_curve_is_valid_for_winners_and_gaussian_curve_is_not() -> None:
         scores = Scores.of(best_of(TNB, rng, trials), mu + best_of(TNB, rng, trials))
         for name, curve in curves.items():
             values[name].append(curve.find(scores, DELTA, alpha).limit)
-    violations = {name: np.sum(np.array(v) > truth_low) for name, v in values.items()}
+    violations = {name: np.sum(np.array(v) > true_epsilon_low) for name, v in values.items()}
     assert violations["lifted"] <= max_violations(
         audits
     )  # 5 % of 2,000 is 100; the margin allows 131
     # A valid bound exceeds the allowed number with probability 1e-3; this one errs in 8 % ...
     assert violations["gaussian"] > max_violations(audits) + 20
     # The valid bound is within 30 % of the true epsilon on average.
-    assert np.mean(values["lifted"]) > 0.7 * truth_low
+    assert np.mean(values["lifted"]) > 0.7 * true_epsilon_low
     # ... and with many trials nearly always.
     many, large = 10, 100_000
     above = 0
     for _ in range(many):
         scores = Scores.of(best_of(TNB, rng, large), mu + best_of(TNB, rng, large))
-        above += gaussian.find(scores, DELTA, alpha).limit > truth.epsilon
+        above += gaussian.find(scores, DELTA, alpha).limit > exact.epsilon
     assert above >= 9

@@ -33,10 +33,10 @@ def violations(
     sample: Callable[[np.random.Generator, float], Sample], mu: float, guesses: int
 ) -> tuple[float, float]:
     """The violation rate of the order-statistics bound, and its mean share of the true value."""
-    truth = accounting.GaussianMechanism(mu).epsilon(1e-5)
+    true_epsilon = accounting.GaussianMechanism(mu).epsilon(1e-5)
     rng = np.random.default_rng(0)
     bounds = [order_statistics_bound(*sample(rng, mu), guesses).epsilon for _ in range(RUNS)]
-    return np.mean([bound > truth for bound in bounds]), np.mean(bounds) / truth
+    return np.mean([bound > true_epsilon for bound in bounds]), np.mean(bounds) / true_epsilon
 
 
 @pytest.mark.thin(2)
@@ -44,8 +44,8 @@ def violations(
 @pytest.mark.parametrize("guesses", [100, 1000])
 def test_order_statistics_bound_is_valid_for_independent_canaries(mu: float, guesses: int) -> None:
     # At an error of 5 %, 21 or more of 200 runs err with probability 1e-3.
-    wrong, share = violations(independent, mu, guesses)
-    assert wrong <= 20 / RUNS
+    rate, share = violations(independent, mu, guesses)
+    assert rate <= 20 / RUNS
     assert share > 0.6
 
 
@@ -54,8 +54,8 @@ def test_order_statistics_bound_is_valid_for_independent_canaries(mu: float, gue
 def test_order_statistics_bound_is_not_valid_for_a_shared_size(mu: float) -> None:
     # The canaries have the Gaussian curve, but the bound errs in 46 % of the runs at mu = 1 and in
     # 54 % at mu = 2.
-    wrong, _ = violations(sharing_a_size, mu, CANARIES)
-    assert 0.35 < wrong < 0.65
+    rate, _ = violations(sharing_a_size, mu, CANARIES)
+    assert 0.35 < rate < 0.65
 
 
 def test_a_canary_with_a_shared_size_has_the_gaussian_curve() -> None:

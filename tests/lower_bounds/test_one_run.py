@@ -20,19 +20,19 @@ from audit.lower_bounds import one_run
 def test_one_run_bounds_are_valid() -> None:
     rng = np.random.default_rng(12)
     audits, canaries, epsilon, mu = 30, 200, 1.0, 1.0
-    gaussian_truth = GaussianMechanism(mu).epsilon(DELTA)
+    gaussian_epsilon = GaussianMechanism(mu).epsilon(DELTA)
     above: dict[str, int] = {}
     for _ in range(audits):
         coins = rng.random(canaries) < 0.5
         honest = rng.random(canaries) < math.exp(epsilon) / (1.0 + math.exp(epsilon))
         answers = np.where(honest, coins, ~coins).astype(float)
         normal = rng.normal(size=canaries) + mu * coins
-        for scores, truth in [(answers, epsilon), (normal, gaussian_truth)]:
+        for scores, true_epsilon in [(answers, epsilon), (normal, gaussian_epsilon)]:
             for bound in lower_bounds.one_run_bounds(scores, coins, DELTA, guesses=canaries // 2):
-                if truth == epsilon and bound.name == "one-run-gaussian-curve":
+                if true_epsilon == epsilon and bound.name == "one-run-gaussian-curve":
                     continue
-                key = f"{bound.key} {truth:.1f}"
-                above[key] = above.get(key, 0) + (bound.epsilon > truth)
+                key = f"{bound.key} {true_epsilon:.1f}"
+                above[key] = above.get(key, 0) + (bound.epsilon > true_epsilon)
     assert len(above) == 9
     assert max(above.values()) <= max_violations(audits)
     assert above["one-run:fixed 1.0"] > 0  # randomised response is the least favourable case

@@ -21,21 +21,26 @@ TNB = repetitions.parse_repetitions("tnb:0,0.01")
 def test_evidence_appears_at_the_computed_epsilon() -> None:
     """Compared with f on a grid: is the k-th one above the j-th zero?"""
     rng, delta = np.random.default_rng(0), 0.02
-    law = repetitions.parse_repetitions("poisson:2")
+    distribution = repetitions.parse_repetitions("poisson:2")
     grid = np.linspace(0.0, 1.0, 100_001)
-    best, beaten = law.phi(grid), law.phi_survival(1.0 - grid)
+    best, beaten = distribution.phi(grid), distribution.phi_survival(1.0 - grid)
     for _ in range(10):
         v, u = rng.random(2)
         at = math.log(
             pooled_scan._ratios(
-                *(law.phi(v), law.phi_survival(1.0 - v), law.phi(u), law.phi_survival(1.0 - u)),
+                *(
+                    distribution.phi(v),
+                    distribution.phi_survival(1.0 - v),
+                    distribution.phi(u),
+                    distribution.phi_survival(1.0 - u),
+                ),
                 delta,
             )
         )
         for epsilon, expected in ((at - 0.01, False), (at + 0.01, True)):
             # f(u) is the largest F that both conditions allow at G = u.
-            low = best <= math.exp(epsilon) * law.phi(u) + delta
-            high = law.phi_survival(1.0 - u) <= math.exp(epsilon) * beaten + delta
+            low = best <= math.exp(epsilon) * distribution.phi(u) + delta
+            high = distribution.phi_survival(1.0 - u) <= math.exp(epsilon) * beaten + delta
             assert (grid[low & high].max(initial=-1.0) > v) == expected
 
 
@@ -47,8 +52,8 @@ def test_simulated_audits_are_uniform_order_statistics() -> None:
     assert ranks[[0, -1]].tolist() == [1, 200]
     assert np.all(np.diff(ranks) > 0)
     for at in np.linspace(0, len(ranks) - 1, 4).astype(int):
-        law = stats.beta(ranks[at], 201 - ranks[at])
-        assert stats.kstest(best[at], law.cdf, method="asymp").pvalue > 1e-3 / 4
+        distribution = stats.beta(ranks[at], 201 - ranks[at])
+        assert stats.kstest(best[at], distribution.cdf, method="asymp").pvalue > 1e-3 / 4
     for n in (1, 2, 3, 10):
         assert pooled_scan._ranks(n).tolist()[-1] == n
 
@@ -57,18 +62,20 @@ def test_simulated_audits_are_uniform_order_statistics() -> None:
 def test_error_in_the_least_favourable_case_is_nominal(spec: str) -> None:
     # The tuning is exactly (1, 0)-DP and attains it at every threshold: F = f(G). At an error of
     # 5 %, 17 or more of 150 audits err with probability 1e-3. At 4.3 %, none errs with 1.4e-3.
-    law, growth = repetitions.parse_repetitions(spec), math.e
+    distribution, growth = repetitions.parse_repetitions(spec), math.e
     rng, audits, n = np.random.default_rng(1), 150, 40
 
     def inverse_of_f(v: np.ndarray) -> np.ndarray:
-        low = law.inverse(law.phi(v) / growth)
-        high = 1.0 - law.inverse_survival(np.minimum(growth * law.phi_survival(1.0 - v), 1.0))
+        low = distribution.inverse(distribution.phi(v) / growth)
+        high = 1.0 - distribution.inverse_survival(
+            np.minimum(growth * distribution.phi_survival(1.0 - v), 1.0)
+        )
         return np.maximum(low, high)
 
     values = []
     for _ in range(audits):
         zeros, ones = inverse_of_f(rng.random(n)), rng.random(n)
-        values.append(PooledScan(law)(zeros, ones, 0.0).epsilon)
+        values.append(PooledScan(distribution)(zeros, ones, 0.0).epsilon)
     assert 0 < np.sum(np.array(values) > 1.0) < 17
     assert np.mean(values) > 0.15
 

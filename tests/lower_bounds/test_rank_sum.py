@@ -29,12 +29,12 @@ from audit.lower_bounds.scores import Scores
     ],
 )
 def test_rank_sum_has_its_nominal_error(spec: str, mu: float, n0: int, n1: int) -> None:
-    law, rng, audits = repetitions.parse_repetitions(spec), np.random.default_rng(18), 2000
+    distribution, rng, audits = repetitions.parse_repetitions(spec), np.random.default_rng(18), 2000
     above = 0
     for _ in range(audits):
-        scores = Scores.of(winners(law, rng, n0), mu + winners(law, rng, n1))
+        scores = Scores.of(winners(distribution, rng, n0), mu + winners(distribution, rng, n1))
         pairs = rank_sum.concordant_pairs(scores)
-        above += rank_sum.mu_lower_limit(pairs, n0, n1, law, 0.05) > mu
+        above += rank_sum.mu_lower_limit(pairs, n0, n1, distribution, 0.05) > mu
     # The simulated audits have an error of 4.3 % on average, so that 99 of 100 sets are valid.
     assert 0.6 * 0.05 * audits < above <= max_violations(audits)
 
@@ -42,18 +42,18 @@ def test_rank_sum_has_its_nominal_error(spec: str, mu: float, n0: int, n1: int) 
 def test_rank_sum_is_valid_for_any_score_of_a_gaussian_base() -> None:
     """Rounded, folded and noisy functions of N(b mu, 1), by which the best run is selected."""
     rng, audits, n, mu = np.random.default_rng(19), 500, 300, 1.0
-    law = repetitions.parse_repetitions("geometric:0.2")
+    distribution = repetitions.parse_repetitions("geometric:0.2")
     for score in (np.round, lambda x: np.abs(x + 1.0), lambda x: x + rng.normal(size=x.shape)):
         above = 0
         for _ in range(audits):
             sides = []
             for mean in (0.0, mu):
-                runs = law.sample(rng, n)
+                runs = distribution.sample(rng, n)
                 scores = score(rng.normal(mean, 1.0, runs.sum()))
                 starts = np.concatenate([[0], np.cumsum(runs)[:-1]])
                 sides.append(np.maximum.reduceat(scores, starts))
             pairs = rank_sum.concordant_pairs(Scores.of(*sides))
-            above += rank_sum.mu_lower_limit(pairs, n, n, law, 0.05) > mu
+            above += rank_sum.mu_lower_limit(pairs, n, n, distribution, 0.05) > mu
         assert above <= max_violations(audits)
 
 
@@ -72,22 +72,24 @@ def test_rank_sum_proves_more_than_the_best_threshold() -> None:
 
 
 def test_rank_sum_is_monotone_and_uses_hoeffding_for_small_errors() -> None:
-    n, law = 1000, repetitions.Fixed(1)
+    n, distribution = 1000, repetitions.Fixed(1)
     alphas = (0.2, 0.05, 0.01, 1e-3, 1e-4, 1e-7)
-    limits = [rank_sum.mu_lower_limit(900_000, n, n, law, alpha) for alpha in alphas]
+    limits = [rank_sum.mu_lower_limit(900_000, n, n, distribution, alpha) for alpha in alphas]
     assert limits == sorted(limits, reverse=True)
     assert limits[-1] > 1.0  # the means are 1.81 apart
     # The number of pairs of an allowed simulated audit at mu = 0 refutes nothing; one more does.
-    few = rank_sum._simulated_audits(20, 30, law)
+    few = rank_sum._simulated_audits(20, 30, distribution)
     reached = round(few._largest_pairs(0, 5))
     assert few.limit(reached, 5) == -math.inf < few.limit(reached + 1, 5)
     # Hoeffding's inequality always proves less.
-    audits = rank_sum._simulated_audits(n, n, law)
+    audits = rank_sum._simulated_audits(n, n, distribution)
     for alpha in (0.2, 0.05, 0.01):
         assert audits.limit_by_hoeffding(900_000, alpha) < rank_sum.mu_lower_limit(
-            900_000, n, n, law, alpha
+            900_000, n, n, distribution, alpha
         )
-    more = [rank_sum.mu_lower_limit(u, n, n, law, 0.05) for u in range(500_000, 10**6, 9_999)]
+    more = [
+        rank_sum.mu_lower_limit(u, n, n, distribution, 0.05) for u in range(500_000, 10**6, 9_999)
+    ]
     assert more == sorted(more)
     assert more[0] == -math.inf
     with pytest.raises(ValueError, match="rule must have a threshold"):

@@ -89,10 +89,12 @@ def test_recursion_equals_exact_path_counts(
 @pytest.mark.parametrize("log_odds", [-3.0, 0.0, 5.0])
 def test_negative_binomial_tails_are_complete(log_odds: float) -> None:
     for zeros in (1, 50):
-        chances, first = scan._negative_binomial(zeros, log_odds, 10**7)
-        law = stats.nbinom(zeros, special.expit(log_odds))
-        assert chances == pytest.approx(law.pmf(first + np.arange(len(chances))), rel=1e-6)
-        assert law.cdf(first - 1) + law.sf(first + len(chances) - 1) < 1e-14
+        probabilities, first = scan._negative_binomial(zeros, log_odds, 10**7)
+        distribution = stats.nbinom(zeros, special.expit(log_odds))
+        assert probabilities == pytest.approx(
+            distribution.pmf(first + np.arange(len(probabilities))), rel=1e-6
+        )
+        assert distribution.cdf(first - 1) + distribution.sf(first + len(probabilities) - 1) < 1e-14
 
 
 @given(
