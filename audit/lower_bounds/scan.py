@@ -218,7 +218,7 @@ def _invert(
     boundary = grid.boundary(evidence.limit, n0, n1)
     at = int(np.searchsorted(grid.ranks, evidence.rank))
     boundary[at] = max(boundary[at], evidence.ones)
-    # The number of ones on a path never decreases, so a boundary is at least the earlier ones.
+    # Ones never decrease along a path, so the boundary may be raised to its earlier values.
     boundary = np.maximum.accumulate(boundary)
     ranks, boundary = grid.ranks[boundary >= 0], boundary[boundary >= 0]
 
