@@ -25,6 +25,7 @@ NAMES = {
     "audit.dpsgd.Lanes": "audit.dpsgd.RunBatch",
     "audit.lower_bounds.Looks": "audit.lower_bounds.SequentialPlan",
     "audit.lower_bounds.all_bounds": "audit.lower_bounds.all_lower_bounds",
+    "audit.lower_bounds.doubling": "audit.lower_bounds.doubling_sizes",
     "audit.lower_bounds.ceiling": "audit.lower_bounds.max_detectable_epsilon",
     "audit.lower_bounds.provable": "audit.lower_bounds.max_provable_epsilon",
     "audit.protocols.DEFAULT_LAW": "audit.protocols.DEFAULT_REPETITIONS",

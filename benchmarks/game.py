@@ -89,10 +89,12 @@ def main():
 
     rng = np.random.default_rng(1)
     without, with_canary = rng.normal(0, 1, 1000), rng.normal(1.5, 1, 1000)
-    lower_bounds.all_lower_bounds(without, with_canary, repetitions=law, mu=1.5)
-    one = seconds(lambda: lower_bounds.lower_bound(without, with_canary))
+    lower_bounds.all_lower_bounds(out_scores=without, in_scores=with_canary, protocol=law, mu=1.5)
+    one = seconds(lambda: lower_bounds.lower_bound(out_scores=without, in_scores=with_canary))
     every = seconds(
-        lambda: lower_bounds.all_lower_bounds(without, with_canary, repetitions=law, mu=1.5)
+        lambda: lower_bounds.all_lower_bounds(
+            out_scores=without, in_scores=with_canary, protocol=law, mu=1.5
+        )
     )
     print(f"lower bounds of 1,000 + 1,000 scores: recommended {one:.4f} s, all {every:.4f} s")
 

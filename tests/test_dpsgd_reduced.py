@@ -203,7 +203,7 @@ def test_it_needs_no_torch():
         "from audit.dpsgd import *\n"
         "e = make_engine('reduced', threat_models.build('ETCV', 'dirac'), "
         "DpSgdSettings(3, 1.0, 1.0, (0.1,)))\n"
-        "e.run(Lanes(np.ones(3, bool), np.zeros(3, int), np.arange(3, dtype=np.uint64)))\n"
+        "e.run(RunBatch(np.ones(3, bool), np.zeros(3, int), np.arange(3, dtype=np.uint64)))\n"
         "assert 'torch' not in sys.modules and 'sklearn' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

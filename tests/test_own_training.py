@@ -611,7 +611,7 @@ def test_a_function_that_fails_or_would_take_for_ever_is_one_line(train, setting
 
 
 def test_a_verdict_says_how_many_games_would_do():
-    bound = lower_bounds.lower_bound(np.zeros(10), np.zeros(10))
+    bound = lower_bounds.Scan()(np.zeros(10), np.zeros(10))
     few = CheckResult(9.0, 1e-5, 0.95, 0.0, "score", {"score": bound}, 1.2, 20, needed=37_326)
     assert "so many games (20) could have shown at most 1.2," in few.words
     assert few.words.endswith("play more, 37,326 games could show one")

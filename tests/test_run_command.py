@@ -477,7 +477,7 @@ def test_output_that_is_closed_full_or_not_read(redirection, code):
 @pytest.mark.parametrize("words", ["'x' * 10", "'x' * 10**5"])
 def test_a_refusal_is_one_line_where_the_output_is_full_too(words):
     script = "import sys; from audit import console; sys.exit(console.run(lambda argv: "
-    script += f"console.note({words}) or console.refused('x must be 1, got 2')))"
+    script += f"console.note({words}) or console.report_error('x must be 1, got 2')))"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", script],

@@ -10,7 +10,7 @@ from audit import checks, protocols
 from audit import repetitions as laws
 from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, MODELS, PRECISIONS, DpSgdSettings
-from audit.lower_bounds.sequential_plan import doubling
+from audit.lower_bounds.sequential_plan import doubling_sizes
 from audit.protocols import Grid, Protocol, RandomSearch, RandomStopping, Subset, UntilAccepted
 from audit.repetitions import Binomial, Fixed, Repetitions
 from audit.tuning.batch_samplers import SAMPLERS
@@ -267,9 +267,9 @@ class AuditConfig:
         return "lambda_a" if plain else "lambda_c"
 
     @property
-    def looks(self) -> tuple[int, ...]:
+    def analysis_sizes(self) -> tuple[int, ...]:
         """Numbers of trials at which a game is looked at; the last alone without `stop_at`."""
-        return doubling(self.trials, _FIRST_LOOK) if self.stop_at else (self.trials,)
+        return doubling_sizes(self.trials, _FIRST_LOOK) if self.stop_at else (self.trials,)
 
     @property
     def workers(self) -> int:

@@ -341,7 +341,9 @@ def attacks(
         assert bound.epsilon is not None
         rng = np.random.default_rng(np.random.SeedSequence([seed, number]))
         played = attacked(mu, protocol, delta, trials, rng)
-        proved = lower_bound(played.without, played.with_record, delta).epsilon
+        proved = lower_bound(
+            out_scores=played.without, in_scores=played.with_record, delta=delta
+        ).epsilon
         rows.append(
             {
                 "delta": delta,
