@@ -12,7 +12,7 @@ time is measured.
 
 The roof is the speed at which the products of the gradients and the noise would take as long as
 they do alone, at the measured rates of one large float32 product and of normal numbers on this
-device; memory and launches of kernels are not in it. Lanes are as many as an audit has side by
+device; memory and launches of kernels are not in it. Runs are as many as an audit has side by
 side. On a GPU the time is by the clock: a run ends with the copy of its outcomes, which waits for
 all before.
 """
@@ -82,7 +82,7 @@ def opaque_convnet(record_shape, classes):
     return Opaque(models.convnet(record_shape, classes))
 
 
-def lanes(count: int) -> RunBatch:
+def run_batch(count: int) -> RunBatch:
     random = np.random.default_rng(count)
     seeds = random.integers(2**63, size=count, dtype=np.uint64)
     return RunBatch(np.arange(count) % 2 == 0, np.zeros(count, np.int64), seeds)
@@ -184,7 +184,7 @@ class Case:
         return self.line in peers.PEERS
 
     def prepare(self):
-        """What to call, the run-steps of a call, the lanes and the numbers of a lane."""
+        """What to call, the run-steps of a call, the runs and the numbers of a run."""
         if self.is_peer:
             return (*self._peer(), 1)
         engine = self.line if self.line != "vmap" else "batched"
@@ -194,10 +194,10 @@ class Case:
         settings = DpSgdSettings(steps, 1.0, 1.0, (0.01,), model=self.model)
         world = threat(self.size, self.shape)
         made = make_engine(engine, world, settings, self.device, self.precision)
-        count = min(made.lanes_per_pack(), runs_per_block(self.model, self.size))
-        # On a GPU vmap's own kernels for many lanes may take minutes.
+        count = min(made.runs_per_pack(), runs_per_block(self.model, self.size))
+        # On a GPU vmap's own kernels for many runs may take minutes.
         count = min(count, 16) if self.line == "vmap" and self.device != "cpu" else count
-        pack = lanes(count)
+        pack = run_batch(count)
         return (lambda: made.run(pack)), count * steps, made.parameters, count
 
     def _peer(self):
@@ -224,7 +224,7 @@ class Case:
 
 
 def measure(answer: Connection, case: Case) -> None:
-    """Sends lanes and numbers of a lane; then, for each thing it gets, the best rate of a round.
+    """Sends runs and numbers of a run; then, for each thing it gets, the best rate of a round.
 
     Got None, it sends the memory in MB and ends.
     """
@@ -353,8 +353,8 @@ def main() -> None:
         if reason := peers.why_missing(peer):
             print(f"{peer} is not compared: {reason}")
     print(f"roof: {roofs[0]:.3g} FLOP/s of float32 products, {roofs[1]:.3g} normal numbers/s")
-    print(f"{'setup':<22}{'line':<11}{'lanes':>6}{'ms/step':>10}{'steps/s':>11}{'to peer':>9}"
-          f"{'to hooks':>9}{'peak MB':>9}{'a lane':>9}{'hours':>9}{'of roof':>9}",
+    print(f"{'setup':<22}{'line':<11}{'runs':>6}{'ms/step':>10}{'steps/s':>11}{'to peer':>9}"
+          f"{'to hooks':>9}{'peak MB':>9}{'a run':>9}{'hours':>9}{'of roof':>9}",
           flush=True)  # fmt: skip
     for model in options.models:
         total = 0.0

@@ -7,7 +7,7 @@ from torch import nn
 from audit.dpsgd import compiled, gradients, models
 from audit.dpsgd.gradients import ClippedSums, clipped_sums, stacked
 
-LANES, RECORDS, CLASSES = 3, 11, 5
+RUNS, RECORDS, CLASSES = 3, 11, 5
 
 
 @pytest.fixture(params=["AVX2", "AVX512"], autouse=True)
@@ -102,7 +102,7 @@ def setting(model, shape):
 
     scales = [p[0].numel() ** -0.5 if p.dim() > 1 else 0.1 for p in model.parameters()]
     theta = [
-        scale * normal(LANES, *p.shape) for scale, p in zip(scales, model.parameters(), strict=True)
+        scale * normal(RUNS, *p.shape) for scale, p in zip(scales, model.parameters(), strict=True)
     ]
     y = torch.randint(CLASSES, (RECORDS,), generator=generator)
     return theta, normal(RECORDS, *shape), y, torch.tensor([0.3, 1.0, 100.0])
@@ -130,7 +130,7 @@ def test_the_sums_are_those_of_the_exact_loop(name):
     theta, x, y, clip = setting(model, shape)
     sums = clipped_sums(stacked(model, shape), x, y)
     assert isinstance(sums, compiled.CompiledSums)
-    batch = torch.rand(LANES, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.4
+    batch = torch.rand(RUNS, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.4
     batch[1] = False
     for taken in (None, batch):
         found = sums(theta, clip, taken, 1)
@@ -146,12 +146,12 @@ def test_sums_after_a_linear_layer_are_those_of_the_exact_loop(name):
     sums = clipped_sums(stack, x, y)
     assert sums._tail is not None
     for records in (4, RECORDS):
-        chunk_floats = records * LANES * stack.record_floats
+        chunk_floats = records * RUNS * stack.record_floats
         found = sums(theta, clip, None, chunk_floats)
         assert all(p.dtype == torch.float32 for p in found)
         assert_same(found, exact(model, theta, x, y, clip, None))
-    # Of a batch torch takes what each lane has.
-    batch = torch.rand(LANES, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.4
+    # Of a batch torch takes what each run has.
+    batch = torch.rand(RUNS, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.4
     assert_same(sums(theta, clip, batch, 10**6), exact(model, theta, x, y, clip, batch))
 
 
@@ -163,8 +163,8 @@ def test_one_record_is_that_of_torch(name, monkeypatch):
     for is_available in (True, False):
         monkeypatch.setattr(gradients.compiled, "is_available", lambda yes=is_available: yes)
         one = gradients.clipped_record(stacked(model, shape), x[:1], y[:1])(theta, clip)
-        sums = [torch.zeros(LANES, p.numel()) for p in model.parameters()]
-        one.add_to(sums, torch.full((LANES, 1), 2.0))
+        sums = [torch.zeros(RUNS, p.numel()) for p in model.parameters()]
+        one.add_to(sums, torch.full((RUNS, 1), 2.0))
         inner = one.inner([v.clone() for v in sums])
         found.append([*sums, one.squared_norm[:, None], inner[:, None]])
     assert_same(*found)
@@ -214,7 +214,7 @@ def test_any_classes_and_logits_far_from_0(classes, shift):
     # Up to 120 apart: the least have no share that float32 could hold.
     model, shape = nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, classes)), (9,)
     theta, x, y, clip = setting(model, shape)
-    theta[3] = shift + torch.linspace(-120.0, 0.0, classes).roll(3).expand(LANES, -1)
+    theta[3] = shift + torch.linspace(-120.0, 0.0, classes).roll(3).expand(RUNS, -1)
     y %= classes
     found = clipped_sums(stacked(model, shape), x, y)(theta, clip, None, 10**8)
     for got, want in zip(found, exact(model, theta, x, y, clip, None), strict=True):
@@ -240,7 +240,7 @@ def test_no_record_contributes_more_than_c(known):
 @pytest.mark.parametrize(
     "known", [NETWORKS["the papers' ConvNet on digits"], AFTER_LINEAR["the papers' MLP"]]
 )
-def test_a_diverged_lane_stays_visible_and_alone(known, value):
+def test_a_diverged_run_stays_visible_and_alone(known, value):
     model, shape = known
     theta, x, y, clip = setting(model, shape)
     sums = clipped_sums(stacked(model, shape), x, y)
@@ -249,8 +249,8 @@ def test_a_diverged_lane_stays_visible_and_alone(known, value):
     theta[0][1] = value
     after = sums(theta, clip, None, 1)
     assert not all(p[1].isfinite().all() for p in after)
-    for lane in (0, 2):
-        assert all(torch.equal(p[lane], q[lane]) for p, q in zip(before, after, strict=True))
+    for run in (0, 2):
+        assert all(torch.equal(p[run], q[run]) for p, q in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize(

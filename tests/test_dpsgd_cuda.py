@@ -13,7 +13,7 @@ import scipy.stats as st
 import torch
 from pretended_cuda import MixedDevices, PretendedCuda
 from torch import nn
-from toy import ALARM, SILENT, assert_uncorrelated, lanes, records
+from toy import ALARM, SILENT, assert_uncorrelated, records, run_batch
 
 from audit.dpsgd import DpSgdSettings, make_engine, streams
 from audit.dpsgd.batched import BatchedEngine
@@ -67,7 +67,7 @@ SETTINGS = DpSgdSettings(4, 1.0, 0.7, (0.1, 0.3), model="mlp")
 
 def play(threats, settings, device="cpu", name="batched", precision="float64", count=7):
     engine = make_engine(name, threats[0], settings, device, precision)
-    pack = lanes(count, True, candidates=len(settings.candidates))
+    pack = run_batch(count, True, candidates=len(settings.candidates))
     pack = replace(pack, included=np.arange(count) % 3 == 0)
     return engine.run_shared(pack, threats) if len(threats) > 1 else [engine.run(pack)]
 
@@ -81,7 +81,7 @@ def assert_same(found, expected, **tolerance):
 
 @pytest.fixture
 def as_seeded_there(monkeypatch):
-    """A GPU has torch's generators, each with a lane's seed as it is; for once the CPU too."""
+    """A GPU has torch's generators, each with a run's seed as it is; for once the CPU too."""
     generators = streams.generators
     with_cuda = lambda seeds, stream, _: generators(seeds, stream, "cuda")  # noqa: E731
     monkeypatch.setattr(streams, "generators", with_cuda)
@@ -140,7 +140,7 @@ def test_any_tensor_left_on_the_cpu_is_found(monkeypatch, precision):
                 play(THREATS["NT"], settings, "cuda", precision=precision)
 
 
-def per_step(monkeypatch, threats, settings, lanes_together, records_together=10**6):
+def per_step(monkeypatch, threats, settings, runs_together, records_together=10**6):
     """Launches by kernel, copies and waits of one step."""
     found = []
     for steps in (2, 4):
@@ -148,10 +148,10 @@ def per_step(monkeypatch, threats, settings, lanes_together, records_together=10
             engine = make_engine(
                 "batched", threats[0], replace(settings, steps=steps), "cuda", "float32"
             )
-            floats = lanes_together * records_together * engine._model.record_floats
+            floats = runs_together * records_together * engine._model.record_floats
             monkeypatch.setattr(MemoryPolicy, "chunk_floats", lambda self: floats)  # noqa: B023
             gpu.counts.clear()
-            engine.run_shared(lanes(lanes_together, True), threats)
+            engine.run_shared(run_batch(runs_together, True), threats)
             found.append(gpu.counts)
         monkeypatch.undo()
     assert found[0]["launches"] > 0
@@ -160,7 +160,7 @@ def per_step(monkeypatch, threats, settings, lanes_together, records_together=10
 
 @pytest.mark.parametrize("threat", THREATS)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
-def test_a_step_waits_for_nothing_and_launches_the_same_for_any_lanes(monkeypatch, model, threat):
+def test_a_step_waits_for_nothing_and_launches_the_same_for_any_runs(monkeypatch, model, threat):
     settings = replace(SETTINGS, model=model, momentum=0.5)
     threats = THREATS[threat][:1]
     few, many = (per_step(monkeypatch, threats, settings, count) for count in (2, 11))
@@ -180,11 +180,11 @@ def test_a_chunk_more_is_no_more_launches_than_its_own(monkeypatch):
 
 
 def test_noise_is_launched_once_for_many_steps(monkeypatch):
-    # One launch per lane and block of steps: at 5 us each, once a step would cost an hour a row.
+    # One launch per run and block of steps: at 5 us each, once a step would cost an hour a row.
     settings = replace(SETTINGS, steps=300, model="mlp")
     with PretendedCuda(monkeypatch) as gpu:
         engine = make_engine("batched", THREATS["ETCV"][1], settings, "cuda")
-        engine.run(lanes(3, True))
+        engine.run(run_batch(3, True))
         assert gpu.kernels["normal_"] == 3 * -(-300 * engine.parameters // 2**18)
 
 
@@ -205,7 +205,7 @@ def large(training, size=28):
 @pytest.mark.parametrize(
     ("gigabytes", "model", "training", "expected"),
     [
-        # Lanes, and records of all lanes in one chunk.
+        # Runs, and records of all runs in one chunk.
         (141, "mlp", True, (4096, 15_561_475)),
         (141, "convnet", True, (512, 44_331)),
         (141, "convnet", False, (4096, 44_331)),
@@ -221,11 +221,11 @@ def test_what_runs_side_by_side(monkeypatch, gigabytes, model, training, expecte
     settings = DpSgdSettings(300, 1.0, 1.0, (0.1,), model=model)
     with PretendedCuda(monkeypatch, gigabytes * 1e9):
         engine = make_engine("batched", large(training), settings, "cuda")
-        found = engine.lanes_per_pack(), engine.memory.chunk_floats() // engine._model.record_floats
+        found = engine.runs_per_pack(), engine.memory.chunk_floats() // engine._model.record_floats
         assert found == expected
         # The same bytes from any worker: whatever lies in the memory already.
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1e5, gigabytes * 1e9))
-        assert engine.lanes_per_pack() == expected[0]
+        assert engine.runs_per_pack() == expected[0]
 
 
 def test_what_is_random_does_not_depend_on_the_memory(monkeypatch):
@@ -235,7 +235,7 @@ def test_what_is_random_does_not_depend_on_the_memory(monkeypatch):
     for memory in (141e9, 4e6):
         with PretendedCuda(monkeypatch, memory):
             engine = make_engine("batched", THREATS["NT"][0], settings, "cuda", "float64")
-            found.append((engine.lanes_per_pack(), engine.run(lanes(9, True, candidates=2))))
+            found.append((engine.runs_per_pack(), engine.run(run_batch(9, True, candidates=2))))
     assert found[0][0] > 9 > 2 * found[1][0]
     assert_same([found[1][1]], [found[0][1]])
 
@@ -246,7 +246,7 @@ def test_what_runs_side_by_side_fits(monkeypatch, model):
     settings = DpSgdSettings(40, 1.0, 1.0, (0.1,), model=model, momentum=0.5)
     with PretendedCuda(monkeypatch, 3e7) as gpu:
         engine = make_engine("batched", large(True), settings, "cuda")
-        engine.run(lanes(engine.lanes_per_pack(), True))
+        engine.run(run_batch(engine.runs_per_pack(), True))
         assert gpu.peak < 1.5e7
 
 
@@ -256,7 +256,7 @@ def test_out_of_memory_halves_packs_and_chunks(monkeypatch):
     with PretendedCuda(monkeypatch) as gpu:
         engine = make_engine("batched", THREATS["NT"][0], settings, "cuda", "float64")
         before = gpu.live
-        pack = lanes(12, True, candidates=2)
+        pack = run_batch(12, True, candidates=2)
         expected = engine.run(pack)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(gpu.live - before))
         for share in (0.6, 0.1):
@@ -284,7 +284,7 @@ def test_other_words_for_out_of_memory(monkeypatch):
         return run_pack(self, pack, *rest)
 
     monkeypatch.setattr(BatchedEngine, "_run_pack", scarce)
-    engine.run(lanes(4, True))
+    engine.run(run_batch(4, True))
     assert sizes == [4, 2, 2]
 
 
@@ -324,7 +324,9 @@ class TestGpu:
         engine = make_engine(
             "batched", THREATS["ETCV"][1], replace(SETTINGS, steps=steps, model="logistic"), "cuda"
         )
-        pack = replace(lanes(2000 // steps, False), seeds=np.arange(2000 // steps, dtype=np.uint64))
+        pack = replace(
+            run_batch(2000 // steps, False), seeds=np.arange(2000 // steps, dtype=np.uint64)
+        )
         pack = replace(pack, candidate=np.zeros(len(pack), np.int64))
         noise = torch.stack(
             [torch.cat(step, 1) for step in engine._noise(pack, torch.zeros(1, device="cuda"))]
@@ -337,22 +339,22 @@ class TestGpu:
     def test_dirac_agrees_in_law_with_reduced(self, changes):
         settings = replace(SETTINGS, steps=10, noise_multiplier=2.0, **changes)
         threat = etcv(DiracCanary(), FirstCoordinate(), SHAPE, 10)
-        full = make_engine("batched", threat, settings, "cuda").run(lanes(4000, True, 1, 2))
-        law = make_engine("reduced", threat, settings).run(lanes(100_000, True, 2, 2))
+        full = make_engine("batched", threat, settings, "cuda").run(run_batch(4000, True, 1, 2))
+        law = make_engine("reduced", threat, settings).run(run_batch(100_000, True, 2, 2))
         assert st.ks_2samp(full.lambda_a, law.lambda_a).pvalue > ALARM
         assert st.ks_2samp(full.lambda_c, law.lambda_c).pvalue > ALARM
         assert st.ks_2samp(full.scores, law.scores).pvalue > ALARM
 
-    def test_a_lane_does_not_depend_on_its_pack(self):
+    def test_a_run_does_not_depend_on_its_pack(self):
         settings = replace(SETTINGS, model="convnet", sampling_rate=0.5)
         engine = make_engine("batched", THREATS["NT"][0], settings, "cuda", "float64")
-        pack = lanes(9, True, candidates=2)
+        pack = run_batch(9, True, candidates=2)
         few = engine.run(pack.at(slice(4, 7)))
         np.testing.assert_allclose(few.lambda_a, engine.run(pack).lambda_a[4:7], rtol=1e-9)
 
     def test_out_of_memory_is_survived(self):
         engine = make_engine("batched", large(True), replace(SETTINGS, model="convnet"), "cuda")
-        pack = lanes(512, True, candidates=2)
+        pack = run_batch(512, True, candidates=2)
         expected = engine.run(pack)
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(0).total_memory

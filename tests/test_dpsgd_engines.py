@@ -12,7 +12,7 @@ import pytest
 import scipy.stats as st
 import torch
 from torch import nn
-from toy import ALARM, SILENT, lanes, records
+from toy import ALARM, SILENT, records, run_batch
 
 import threat_models
 from audit.dpsgd import DpSgdSettings, RunBatch, choose_engine, make_engine
@@ -76,8 +76,8 @@ def test_opacus_subtracts_the_same_training_gradients(threat):
 @pytest.mark.parametrize("threat", ["NTCV dirac", "ETCV input", "ETCV dirac"])
 def test_opacus_agrees_in_law(threat):
     settings = DpSgdSettings(3, 1.0, 0.7, (0.3,), model="logistic")
-    ours = make_engine("batched", threats()[threat], settings).run(lanes(4000, True, 1))
-    theirs = make_engine("opacus", threats()[threat], settings).run(lanes(300, True, 2))
+    ours = make_engine("batched", threats()[threat], settings).run(run_batch(4000, True, 1))
+    theirs = make_engine("opacus", threats()[threat], settings).run(run_batch(300, True, 2))
     assert st.ks_2samp(theirs.lambda_a, ours.lambda_a).pvalue > ALARM
     assert st.ks_2samp(theirs.scores, ours.scores).pvalue > ALARM
 
@@ -87,7 +87,7 @@ def test_opacus_agrees_in_law(threat):
 def test_projected_takes_the_same_path_without_noise(model, changes):
     settings = DpSgdSettings(8, SILENT, 0.7, (0.05, 0.2), model=model)
     settings = replace(settings, **changes)
-    pack = lanes(6, True, candidates=2)
+    pack = run_batch(6, True, candidates=2)
     full, small = (
         make_engine(name, threats()["ETCV input"], settings, precision="float64").run(pack)
         for name in ("batched", "projected")
@@ -102,8 +102,8 @@ def test_projected_takes_the_same_path_without_noise(model, changes):
 def test_projected_agrees_in_law(included, changes):
     settings = replace(DpSgdSettings(10, 1.0, 0.7, (0.2,), model="mlp"), **changes)
     threat = threat_models.build("ETCV", "input")
-    full = make_engine("batched", threat, settings).run(lanes(4000, included, 1))
-    small = make_engine("projected", threat, settings).run(lanes(20_000, included, 2))
+    full = make_engine("batched", threat, settings).run(run_batch(4000, included, 1))
+    small = make_engine("projected", threat, settings).run(run_batch(20_000, included, 2))
     assert st.ks_2samp(full.lambda_a, small.lambda_a).pvalue > ALARM
     assert st.ks_2samp(full.scores, small.scores).pvalue > ALARM
     mixed = [out.lambda_a + 0.3 * out.scores for out in (full, small)]
@@ -130,7 +130,7 @@ def test_collapsed_agrees_in_law(included):
             return packs[-1]["loss"]
 
         threat = etcv(DiracCanary(), UserScore(score), (1, 8, 8), 10)
-        out = make_engine(engine, threat, settings).run(lanes(number, included, seed, 4))
+        out = make_engine(engine, threat, settings).run(run_batch(number, included, seed, 4))
         scores = {name: np.concatenate([pack[name] for pack in packs]) for name in of}
         np.testing.assert_array_equal(scores["loss"], out.scores)
         return scores | {"lambda_a": out.lambda_a}
@@ -191,8 +191,8 @@ def test_projected_refuses_weights_that_several_layers_share():
 def test_real_training_on_digits(threat, canary):
     model = threat_models.build(threat, canary, train_size=300)
     settings = DpSgdSettings(20, 0.5, 1.0, (0.02,), model="mlp")
-    out = make_engine("batched", model, settings).run(lanes(6, True))
-    without = make_engine("batched", model, settings).run(lanes(6, False))
+    out = make_engine("batched", model, settings).run(run_batch(6, True))
+    without = make_engine("batched", model, settings).run(run_batch(6, False))
     assert out.finite.all()
     assert (out.lambda_a > without.lambda_a).mean() > 0.5
     if threat == "NTNV":
@@ -209,7 +209,7 @@ def test_real_files(dataset):
     data = datasets.load(dataset, True, str(REAL), 200)
     threat = ntnv(data, datasets.load(dataset, False, str(REAL), 100), canary)
     settings = DpSgdSettings(4, SILENT, 0.5, (0.02,), model="convnet")
-    pack = lanes(1, True)
+    pack = run_batch(1, True)
     ours, theirs = (make_engine(name, threat, settings).run(pack) for name in ("batched", "opacus"))
     np.testing.assert_allclose(theirs.lambda_a, ours.lambda_a, rtol=1e-3)
     np.testing.assert_allclose(theirs.scores, ours.scores, rtol=1e-4)

@@ -8,7 +8,7 @@ from torch.func import functional_call
 from audit.dpsgd.gradients import BookkeepingModel, ClippedSums, VmapModel, stacked
 from audit.dpsgd.models import make_model
 
-LANES, RECORDS, CLASSES = 3, 7, 5
+RUNS, RECORDS, CLASSES = 3, 7, 5
 torch.set_num_threads(1)
 
 
@@ -104,38 +104,38 @@ def make(factory, dtype=torch.float64):
 
 
 def problem(model, shape=(1, 6, 6), dtype=torch.float64):
-    """Records and lanes whose weights differ, with gradients on both sides of the threshold."""
+    """Records and runs whose weights differ, with gradients on both sides of the threshold."""
     generator = torch.Generator().manual_seed(4)
     x = torch.rand(RECORDS, *shape, generator=generator, dtype=dtype)
     y = torch.randint(CLASSES, (RECORDS,), generator=generator)
     theta = [
-        p.detach() + 0.3 * torch.randn(LANES, *p.shape, generator=generator, dtype=dtype)
+        p.detach() + 0.3 * torch.randn(RUNS, *p.shape, generator=generator, dtype=dtype)
         for p in model.parameters()
     ]
     return x, y, theta
 
 
 def naive(model, x, y, theta, clip, taken=None):
-    """One record of one lane at a time: [R, n, d] contributions and their norms before clipping.
+    """One record of one run at a time: [R, n, d] contributions and their norms before clipping.
 
-    `clip` is C of every lane.
+    `clip` is C of every run.
     """
     names = [name for name, _ in model.named_parameters()]
     rows, norms = [], []
-    for lane in range(LANES):
+    for run in range(RUNS):
         for j in range(len(y)):
-            own = [t[lane].double().clone().requires_grad_() for t in theta]
+            own = [t[run].double().clone().requires_grad_() for t in theta]
             named = dict(zip(names, own, strict=True))
             named |= {name: b.double() for name, b in model.named_buffers()}
             logits = functional_call(model, named, (x[j : j + 1].double(),))
             loss = nn.functional.cross_entropy(logits, y[j : j + 1])
             flat = torch.cat([g.flatten() for g in torch.autograd.grad(loss, own)])
             norms.append(flat.norm())
-            rows.append(flat * min(1.0, float(clip[lane]) / float(flat.norm())))
-    parts = torch.stack(rows).view(LANES, len(y), -1)
+            rows.append(flat * min(1.0, float(clip[run]) / float(flat.norm())))
+    parts = torch.stack(rows).view(RUNS, len(y), -1)
     if taken is not None:
         parts = parts * taken[..., None]
-    return parts, torch.stack(norms).view(LANES, -1)
+    return parts, torch.stack(norms).view(RUNS, -1)
 
 
 def flat(sums):
@@ -149,15 +149,15 @@ def test_against_the_naive_loop(name):
     x, y, theta = problem(model)
     stack = stacked(model, (1, 6, 6))
     assert isinstance(stack, BookkeepingModel if name in SEQUENCES else VmapModel)
-    _, norms = naive(model, x, y, theta, torch.ones(LANES))
+    _, norms = naive(model, x, y, theta, torch.ones(RUNS))
     clip = norms.median() * torch.tensor([0.9, 1.0, 1.1])
     assert (norms < clip[:, None]).any()
     assert (norms > clip[:, None]).any()
     sums = ClippedSums(stack, x, y)
-    taken = torch.rand(LANES, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.5
+    taken = torch.rand(RUNS, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.5
     for batch in (None, taken):
         expected = naive(model, x, y, theta, clip, batch)[0].sum(1)
-        for chunk_floats in (1, 3 * LANES * stack.record_floats, 10**9):
+        for chunk_floats in (1, 3 * RUNS * stack.record_floats, 10**9):
             got = flat(sums(theta, clip, batch, chunk_floats))
             assert (got - expected).abs().max() < 1e-12 * expected.abs().max()
 
@@ -169,8 +169,8 @@ def test_convnet_against_the_naive_loop(shape):
     theta = [0.2 * t for t in theta]
     stack = stacked(model, shape)
     assert isinstance(stack, BookkeepingModel)
-    _, norms = naive(model, x, y, theta, torch.ones(LANES))
-    clip = norms.median().expand(LANES)
+    _, norms = naive(model, x, y, theta, torch.ones(RUNS))
+    clip = norms.median().expand(RUNS)
     expected = naive(model, x, y, theta, clip)[0].sum(1)
     got = flat(ClippedSums(stack, x, y)(theta, clip, None, 10**6))
     assert (got - expected).abs().max() < 1e-12 * expected.abs().max()
@@ -183,7 +183,7 @@ def test_no_record_contributes_more_than_the_threshold_in_float32(name):
     clip = 1e-3
     for j in range(RECORDS):
         one = ClippedSums(stacked(model, (1, 6, 6)), x[j : j + 1], y[j : j + 1])
-        norms = flat(one(theta, x.new_full((LANES,), clip), None, 10**6)).double().norm(dim=1)
+        norms = flat(one(theta, x.new_full((RUNS,), clip), None, 10**6)).double().norm(dim=1)
         assert (norms <= clip * (1 + 1e-6)).all()
         assert (norms >= clip * (1 - 1e-6)).all()  # far over the threshold, so that clipping binds
 
@@ -191,12 +191,12 @@ def test_no_record_contributes_more_than_the_threshold_in_float32(name):
 def test_records_prepared_for_every_chunk_give_the_same(monkeypatch):
     model = make(SEQUENCES["conv"])
     x, y, theta = problem(model)
-    taken = torch.tensor([[True, False] * 3 + [True]] * LANES)
+    taken = torch.tensor([[True, False] * 3 + [True]] * RUNS)
     stack = stacked(model, (1, 6, 6))
     kept = ClippedSums(stack, x, y)
     monkeypatch.setattr(ClippedSums, "_KEEP_BYTES", 0)
     fresh = ClippedSums(stack, x, y)
-    clip = x.new_full((LANES,), 0.5)
+    clip = x.new_full((RUNS,), 0.5)
     for batch in (None, taken):
         torch.testing.assert_close(
             flat(kept(theta, clip, batch, 500)),
@@ -209,16 +209,16 @@ def test_records_prepared_for_every_chunk_give_the_same(monkeypatch):
 def test_an_empty_batch_sums_to_zero():
     model = make(SEQUENCES["mlp"])
     x, y, theta = problem(model)
-    none = torch.zeros(LANES, RECORDS, dtype=torch.bool)
+    none = torch.zeros(RUNS, RECORDS, dtype=torch.bool)
     sums = ClippedSums(stacked(model, (1, 6, 6)), x, y)
-    got = flat(sums(theta, x.new_ones(LANES), none, 10**6))
+    got = flat(sums(theta, x.new_ones(RUNS), none, 10**6))
     assert torch.equal(got, torch.zeros_like(got))
 
 
-def test_a_dead_lane_leaves_the_others_alone():
+def test_a_dead_run_leaves_the_others_alone():
     model = make(SEQUENCES["conv"])
     x, y, theta = problem(model)
-    sums, clip = ClippedSums(stacked(model, (1, 6, 6)), x, y), x.new_full((LANES,), 0.5)
+    sums, clip = ClippedSums(stacked(model, (1, 6, 6)), x, y), x.new_full((RUNS,), 0.5)
     whole = flat(sums(theta, clip, None, 10**6))
     for t in theta:
         t[1] = float("nan")

@@ -1,4 +1,4 @@
-"""Noise of lanes: Philox's known answers, the same bits by every path, and the laws.
+"""Noise of runs: Philox's known answers, the same bits by every path, and the laws.
 
 Each statistical test has a false-alarm rate of 1e-4.
 """
@@ -11,7 +11,7 @@ import pytest
 import scipy.stats as st
 import torch
 from scipy.special import ndtr, ndtri
-from toy import ALARM, assert_uncorrelated, lanes
+from toy import ALARM, assert_uncorrelated, run_batch
 
 import threat_models
 from audit.dpsgd import DpSgdSettings, make_engine, noise
@@ -107,11 +107,11 @@ def test_the_ends_of_the_words_are_finite():
 def test_moments(count):
     # The first eight within their standard errors. What lies beyond 6.66 is missing: 1e-4 of the
     # eighth, whose standard error of 10^9 numbers is 0.04.
-    lanes, size = 16, 1 << 13
-    steps = -(-count // (lanes * size))
-    sums, buffer = np.zeros(8), np.empty((lanes, size))
+    runs, size = 16, 1 << 13
+    steps = -(-count // (runs * size))
+    sums, buffer = np.zeros(8), np.empty((runs, size))
     for step in range(steps):
-        z = drawn(np.arange(lanes), step=step, size=size)
+        z = drawn(np.arange(runs), step=step, size=size)
         np.copyto(buffer, z)
         for i in range(8):
             sums[i] += buffer.sum()
@@ -119,8 +119,8 @@ def test_moments(count):
     even = [1.0, 3.0, 15.0, 105.0, 945.0, 10395.0, 135135.0, 2027025.0]
     for power, total in enumerate(sums, start=1):
         mean = even[power // 2 - 1] if power % 2 == 0 else 0.0
-        error = np.sqrt((even[power - 1] - mean**2) / (steps * lanes * size))
-        assert abs(total / (steps * lanes * size) - mean) < st.norm.isf(ALARM / 16) * error
+        error = np.sqrt((even[power - 1] - mean**2) / (steps * runs * size))
+        assert abs(total / (steps * runs * size) - mean) < st.norm.isf(ALARM / 16) * error
 
 
 # Of dieharder's tests those that its authors call good and that take up to a minute.
@@ -131,14 +131,14 @@ BATTERY = (0, 2, 3, 8, 9, 10, 11, 12, 13, 15, 16, 100, 101, 206, 207, 208, 209)
 @pytest.mark.skipif(shutil.which("dieharder") is None, reason="needs dieharder (apt, brew)")
 @pytest.mark.parametrize("number", BATTERY)
 def test_a_battery_of_tests(number):
-    # Of the words of many lanes and steps: seeds in a row, 1,024 words of each at a time.
+    # Of the words of many runs and steps: seeds in a row, 1,024 words of each at a time.
     command = ["dieharder", "-d", str(number), "-g", "200", "-D", "test_name", "-D", "pvalues"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as battery:
         words, step = np.empty((1 << 10, 1 << 10), np.uint32), 0
         try:
             while True:
-                for lane, row in enumerate(words):
-                    noise._compiled.words((lane, 0), (0, step, 0, 0), row.ctypes.data, len(row))
+                for run, row in enumerate(words):
+                    noise._compiled.words((run, 0), (0, step, 0, 0), row.ctypes.data, len(row))
                 battery.stdin.write(words)
                 step += 1
         except BrokenPipeError:
@@ -170,7 +170,7 @@ def test_pairs_of_one_point_are_independent():
         assert abs(np.corrcoef(one, two)[0, 1]) < limit
 
 
-def test_lanes_steps_and_streams_are_independent():
+def test_runs_steps_and_streams_are_independent():
     # Seeds, steps and streams in a row, and seeds that differ in one bit: hardest for a generator.
     bits = [1 << i for i in range(64)]
     for rows in (
@@ -183,7 +183,7 @@ def test_lanes_steps_and_streams_are_independent():
         assert_uncorrelated(ndtr(np.abs(rows[:, :2000])))  # of sizes: uniform, so without tails
 
 
-def test_numbers_of_a_lane_are_uncorrelated_over_any_distance():
+def test_numbers_of_a_run_are_uncorrelated_over_any_distance():
     z = drawn([3], size=1 << 20)[0]
     spectrum = np.fft.rfft(z, 2 * len(z))
     correlations = np.fft.irfft(np.abs(spectrum) ** 2)[1 : 1 << 16] / len(z)
@@ -207,7 +207,7 @@ def test_batches_take_each_record_on_its_own():
 def test_every_precision_has_the_same_noise():
     threat = threat_models.build("ETCV", "dirac")
     settings = DpSgdSettings(5, 1.0, (0.3, 0.7), (0.1,), model="logistic")
-    pack = lanes(5, True, candidates=2)
+    pack = run_batch(5, True, candidates=2)
     single, double = (
         make_engine("batched", threat, settings, precision=precision).run(pack)
         for precision in ("float32", "float64")

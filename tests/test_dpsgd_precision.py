@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_dpsgd_gradients import Residual
 from torch import nn
-from toy import SILENT, lanes, records
+from toy import SILENT, records, run_batch
 
 import threat_models
 from audit import run
@@ -19,7 +19,7 @@ from threat_models import UserScore, etcv, ntcv
 
 torch.set_num_threads(1)
 ROUNDED = {name: p for name, p in PRECISIONS.items() if p.significand_bits is not None}
-LANES = 64
+RUNS = 64
 
 
 def reference(x, bits):
@@ -141,14 +141,14 @@ def problem(model_name, shape, bits):
         torch.exp2(30 * torch.rand(shape) - 20),
         torch.rand(shape),
     ])  # fmt: skip
-    theta = [p.detach() * (1 + 0.1 * torch.randn(LANES, *p.shape)) for p in model.parameters()]
+    theta = [p.detach() * (1 + 0.1 * torch.randn(RUNS, *p.shape)) for p in model.parameters()]
     # Thresholds over an octave: some put the clipping factors just above halfway too.
-    clip = 1e-3 * 2 ** torch.linspace(0, 1, LANES)
+    clip = 1e-3 * 2 ** torch.linspace(0, 1, RUNS)
     return stacked(model, shape), x, torch.zeros(len(x), dtype=torch.int64), theta, clip
 
 
 def longest_part(stack, x, y, theta, clip, precision, taken=None):
-    """For every record and lane the norm of its part of the sum over C, [n, R]."""
+    """For every record and run the norm of its part of the sum over C, [n, R]."""
     norms = []
     for j in range(len(y)):
         # Twice the same record: a single one needs no product over the records.
@@ -167,7 +167,7 @@ def test_no_record_contributes_more_than_the_threshold(name, model):
     precision, shape = ROUNDED[name], MODELS[model]
     stack, x, y, theta, clip = problem(model, shape, precision.significand_bits)
     assert isinstance(stack, VmapModel if model == "vmap" else BookkeepingModel)
-    for taken in (None, torch.ones(LANES, 2, dtype=torch.bool)):
+    for taken in (None, torch.ones(RUNS, 2, dtype=torch.bool)):
         parts = longest_part(stack, x, y, theta, clip, precision, taken)
         assert parts.max() <= 1 + 1e-6
         # They were clipped, and no lower than needed.
@@ -185,9 +185,9 @@ def test_the_threshold_is_no_lower_than_it_must_be(name):
     u = 2.0**-precision.significand_bits
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2, bias=False))
     x, y = torch.full((1, 1, 4, 4), 1 + u + 2.0**-20), torch.zeros(1, dtype=torch.int64)
-    theta = [torch.randn(LANES, 2, 16, generator=torch.Generator().manual_seed(0))]
+    theta = [torch.randn(RUNS, 2, 16, generator=torch.Generator().manual_seed(0))]
     # Two classes: two entries of d of one size, which a threshold makes any wished for.
-    entries = (1 + u) * (1 + 2.0 ** -torch.linspace(8, 20, LANES).double()) / 64
+    entries = (1 + u) * (1 + 2.0 ** -torch.linspace(8, 20, RUNS).double()) / 64
     clip = entries * np.sqrt(2) * x.double().norm()
     stack = stacked(model, (1, 4, 4))
     repaired = clip * (1 + precision.product_error)
@@ -229,7 +229,7 @@ def test_the_canary_stays_below_the_threshold_and_is_what_enters(name):
         stack, x, y, theta, clip = problem(model, MODELS[model], precision.significand_bits)
         z = ClippedSums(stack, x[:1], y[:1], precision).single_record(theta, clip)
         added = [torch.zeros_like(t).flatten(1) for t in theta]
-        z.add_to(added, torch.ones(LANES, 1))
+        z.add_to(added, torch.ones(RUNS, 1))
         noise = [torch.randn(t.shape) for t in added]
         flat, other = (torch.cat(parts, dim=1).double() for parts in (added, noise))
         assert (flat.norm(dim=1) <= clip.double() * (1 + 1e-6)).all()
@@ -248,12 +248,12 @@ def test_lambda_a_is_taken_of_the_gradient_as_it_enters(name):
     canary = records(1, seed=3).canary(0)
     threat = etcv(canary, threat_models.CanaryLoss(canary), (1, 8, 8), 10)
     settings = DpSgdSettings(1, SILENT, 0.01, (0.1,), model="mlp")
-    out = make_engine("batched", threat, settings, precision=name).run(lanes(3, True))
+    out = make_engine("batched", threat, settings, precision=name).run(run_batch(3, True))
     expected = (1 + ROUNDED[name].product_error) ** -2
     np.testing.assert_allclose(out.lambda_a, expected, rtol=1e-6)
     # The Dirac gradient is no record's: its norm is C itself.
     dirac = threat_models.build("ETCV", "dirac")
-    out = make_engine("batched", dirac, settings, precision=name).run(lanes(3, True))
+    out = make_engine("batched", dirac, settings, precision=name).run(run_batch(3, True))
     np.testing.assert_allclose(out.lambda_a, 1, rtol=1e-6)
 
 
@@ -264,7 +264,7 @@ def test_a_run_follows_float32_and_leaves_it_alone(model, tf32, bf16, monkeypatc
     data, canary = records(12), records(1, seed=3).canary(0)
     threat = ntcv(data, None, canary, threat_models.CanaryLoss(canary))
     settings = DpSgdSettings(10, 1.0, 0.5, (0.02,), model=model)
-    pack = lanes(4, True)
+    pack = run_batch(4, True)
     runs = {name: make_engine("batched", threat, settings, precision=name).run(pack)
             for name in PRECISIONS}  # fmt: skip
     single = runs["float32"]
@@ -341,7 +341,7 @@ def test_flags_of_torch_are_left_as_they_were():
                 flag.allow_tf32 = tf32
             torch.backends.cudnn.deterministic = False
             for name in ("batched", "opacus"):
-                make_engine(name, threat, settings).run(lanes(1, True))
+                make_engine(name, threat, settings).run(run_batch(1, True))
                 assert [flag.allow_tf32 for flag in flags] == [tf32, tf32]
                 assert not torch.backends.cudnn.deterministic
     finally:

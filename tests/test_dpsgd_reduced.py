@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import scipy.stats as st
-from toy import ALARM, lanes
+from toy import ALARM, run_batch
 
 import threat_models
 from audit.dpsgd import DpSgdSettings, RunBatch, choose_engine, make_engine, reduced, streams
@@ -19,7 +19,7 @@ def dirac(score: str = "first-coordinate", worst_order=None):
 @pytest.mark.parametrize("included", [False, True])
 def test_law_of_the_proxy_and_the_score(included):
     settings = DpSgdSettings(30, 4.0, 0.5, (0.1, 0.7))
-    pack = lanes(200_000, included, seed=1, candidates=2)
+    pack = run_batch(200_000, included, seed=1, candidates=2)
     out = make_engine("reduced", dirac(), settings).run(pack)
     # S / (N C) is N(b, sigma^2 / N), and the score is lr N C lambda_a.
     law = st.norm(float(included), 4 / np.sqrt(30))
@@ -31,7 +31,7 @@ def test_law_of_the_proxy_and_the_score(included):
 
 def test_worst_order_sees_the_standardised_sum():
     settings = DpSgdSettings(30, 4.0, 0.5, (0.1,))
-    pack = lanes(10_000, True)
+    pack = run_batch(10_000, True)
     plain = make_engine("reduced", dirac(), settings).run(pack)
     ordered = make_engine("reduced", dirac("worst-order", 2.0), settings).run(pack)
     x = plain.lambda_a * np.sqrt(30) / 4.0
@@ -41,7 +41,7 @@ def test_worst_order_sees_the_standardised_sum():
 
 def test_sampling_rate_mixes_binomially():
     settings = DpSgdSettings(8, 0.4, 1.0, (0.1,), sampling_rate=0.3)
-    out = make_engine("reduced", dirac(), settings).run(lanes(100_000, True))
+    out = make_engine("reduced", dirac(), settings).run(run_batch(100_000, True))
     hits = np.arange(9)
     weights = st.binom.pmf(hits, 8, 0.3)
 
@@ -56,7 +56,10 @@ def test_lambda_c_is_the_best_test_of_one_sampled_run():
     # & Pearson), and few large steps are lost in the mean. Errors of 4 standard deviations.
     settings = DpSgdSettings(50, 0.7, 0.5, (0.1,), sampling_rate=0.05)
     engine = make_engine("reduced", dirac(), settings)
-    without, with_it = engine.run(lanes(40_000, False, 1)), engine.run(lanes(40_000, True, 2))
+    without, with_it = (
+        engine.run(run_batch(40_000, False, 1)),
+        engine.run(run_batch(40_000, True, 2)),
+    )
     ratio = np.exp((without.lambda_c - 0.5) * 50 / 0.7**2)
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(40_000)
     powers = {}
@@ -66,10 +69,10 @@ def test_lambda_c_is_the_best_test_of_one_sampled_run():
     assert (powers["lambda_c"] > powers["lambda_a"] + 4 * 0.005).all()
     # At sampling rate 1 it is lambda_a, which the formula gives too as the rate approaches 1.
     full = make_engine("reduced", dirac(), DpSgdSettings(50, 0.7, 0.5, (0.1,)))
-    whole = full.run(lanes(1000, True))
+    whole = full.run(run_batch(1000, True))
     np.testing.assert_array_equal(whole.lambda_c, whole.lambda_a)
     near = DpSgdSettings(50, 0.7, 0.5, (0.1,), sampling_rate=1 - 1e-13)
-    close = make_engine("reduced", dirac(), near).run(lanes(1000, True))
+    close = make_engine("reduced", dirac(), near).run(run_batch(1000, True))
     np.testing.assert_allclose(close.lambda_c, close.lambda_a, atol=1e-9)
 
 
@@ -78,7 +81,7 @@ def test_lambda_c_is_that_of_the_single_steps(tau):
     # sum_i log(1 - tau + tau exp((2 x_i - 1) / (2 sigma^2))) of the steps as they were drawn, over
     # more of them than a product in one go could hold.
     steps, sigma = 2500, 0.2
-    pack = lanes(40, True)
+    pack = run_batch(40, True)
     settings = DpSgdSettings(steps, sigma, 1.0, (0.1,), sampling_rate=tau)
     out = make_engine("reduced", dirac(), settings).run(pack)
     hits = st.binom.ppf(streams.uniforms(pack.seeds, 2), steps, tau)
@@ -134,7 +137,7 @@ def unmixed(z: int) -> int:
 
 def test_momentum_against_a_simulation_step_by_step():
     settings = DpSgdSettings(6, 2.0, 1.5, (0.1,), momentum=0.8)
-    out = make_engine("reduced", dirac(), settings).run(lanes(100_000, True))
+    out = make_engine("reduced", dirac(), settings).run(run_batch(100_000, True))
     released = 1.5 + 3.0 * np.random.default_rng(5).standard_normal((100_000, 6))
     velocity, moved = np.zeros(100_000), np.zeros(100_000)
     for column in released.T:
@@ -148,9 +151,9 @@ def test_momentum_against_a_simulation_step_by_step():
         assert st.ks_2samp(mixed, proxy + weight * moved).pvalue > ALARM
 
 
-def test_a_lane_depends_on_its_seed_alone():
+def test_a_run_depends_on_its_seed_alone():
     engine = make_engine("reduced", dirac(), DpSgdSettings(10, 1.0, 1.0, (0.1,)))
-    pack = lanes(1000, True)
+    pack = run_batch(1000, True)
     whole = engine.run(pack)
     turned = engine.run(RunBatch(pack.included[::-1], pack.candidate[::-1], pack.seeds[::-1]))
     np.testing.assert_array_equal(whole.lambda_a, turned.lambda_a[::-1])
@@ -203,7 +206,7 @@ def test_it_needs_no_torch():
         "from audit.dpsgd import *\n"
         "e = make_engine('reduced', threat_models.build('ETCV', 'dirac'), "
         "DpSgdSettings(3, 1.0, 1.0, (0.1,)))\n"
-        "e.run(Lanes(np.ones(3, bool), np.zeros(3, int), np.arange(3, dtype=np.uint64)))\n"
+        "e.run(RunBatch(np.ones(3, bool), np.zeros(3, int), np.arange(3, dtype=np.uint64)))\n"
         "assert 'torch' not in sys.modules and 'sklearn' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

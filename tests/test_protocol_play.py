@@ -28,21 +28,21 @@ RUNS = Path(__file__).parents[1] / "runs"
 
 
 class Recorder:
-    """An engine whose outcomes are functions of the lane alone; it keeps its packs."""
+    """An engine whose outcomes are functions of the run alone; it keeps its packs."""
 
     def __init__(self, mu=1.0, diverge=0.0):
-        self.mu, self.diverge, self.lanes = mu, diverge, []
+        self.mu, self.diverge, self.batches = mu, diverge, []
 
-    def outcomes(self, lanes):
-        uniform = np.clip(lanes.seeds.astype(np.float64) / 2.0**64, 1e-15, 1 - 1e-15)
-        x = special.ndtri(uniform) + self.mu * lanes.included
-        score = x + 0.1 * lanes.candidate
-        finite = (lanes.seeds % np.uint64(1000)) >= 1000 * self.diverge
+    def outcomes(self, batch):
+        uniform = np.clip(batch.seeds.astype(np.float64) / 2.0**64, 1e-15, 1 - 1e-15)
+        x = special.ndtri(uniform) + self.mu * batch.included
+        score = x + 0.1 * batch.candidate
+        finite = (batch.seeds % np.uint64(1000)) >= 1000 * self.diverge
         return RunOutcomes(lambda_a=x, lambda_c=x, scores=score, finite=finite)
 
-    def __call__(self, lanes):
-        self.lanes.append(lanes)
-        return [self.outcomes(lanes)]
+    def __call__(self, batch):
+        self.batches.append(batch)
+        return [self.outcomes(batch)]
 
 
 def tuned(spec, trials=400, candidates=4, seed=0, included=None, engine=None, **bench):
@@ -61,8 +61,8 @@ def tuned(spec, trials=400, candidates=4, seed=0, included=None, engine=None, **
 def test_a_grid_is_a_plain_loop_over_its_candidates(spec, candidates):
     engine, included, winners = tuned(spec, candidates=candidates, engine=Recorder(diverge=0.2))
     protocol = protocols.parse_protocol(spec)
-    (lanes,) = engine.lanes
-    found = engine.outcomes(lanes)
+    (batch,) = engine.batches
+    found = engine.outcomes(batch)
     at = 0
     for t, runs in enumerate(winners.runs):
         own = slice(at, at + runs)
@@ -74,13 +74,13 @@ def test_a_grid_is_a_plain_loop_over_its_candidates(spec, candidates):
         best = int(scores.argmax())
         assert winners.score[t] == scores[best]
         assert winners.lambda_a[t] == found.lambda_a[own][best]
-        assert winners.candidate[t] == lanes.candidate[own][best]
+        assert winners.candidate[t] == batch.candidate[own][best]
         assert winners.diverged[t] == np.sum(~found.finite[own])
-        assert np.all(lanes.included[own] == included[t])
+        assert np.all(batch.included[own] == included[t])
         if candidates > 1:
-            assert np.all(np.diff(lanes.candidate[own]) > 0)  # each at most once
+            assert np.all(np.diff(batch.candidate[own]) > 0)  # each at most once
             assert winners.chosen[t] == winners.candidate[t]
-    assert at == len(lanes)
+    assert at == len(batch)
     if protocol.inclusion == 1.0:
         assert np.all(winners.runs == protocol.candidates)
     else:
@@ -133,10 +133,10 @@ def test_an_adversarial_sampler_tells_by_the_candidate():
     shares = {}
     for spec in ("adaptive:1,1/fixed:12", "adaptive:0.25,4/fixed:12"):
         engine, _, _ = tuned(spec, trials=2000, sampler="adversarial", engine=Recorder(0.5))
-        last = np.concatenate([lanes.candidate >= 2 for lanes in engine.lanes])
-        coins = np.concatenate([lanes.included for lanes in engine.lanes])
+        last = np.concatenate([batch.candidate >= 2 for batch in engine.batches])
+        coins = np.concatenate([batch.included for batch in engine.batches])
         shares[spec] = last[coins].mean() - last[~coins].mean()
-        counts = np.bincount(np.concatenate([lanes.candidate for lanes in engine.lanes[1:]]))
+        counts = np.bincount(np.concatenate([batch.candidate for batch in engine.batches[1:]]))
         assert counts.min() > 0.25 * counts.sum() / 4 * 0.8
     # 24,000 draws: a difference of 0.03 is over 4 standard deviations.
     assert abs(shares["adaptive:1,1/fixed:12"]) < 0.03
@@ -181,7 +181,7 @@ def test_an_accepted_run_is_a_draw_of_the_accepted_set():
 def test_the_canary_is_tuned_on_or_trained_on(final):
     protocol = f"subset:0.3,{final}/fixed:3"
     engine, included, winners = tuned(protocol, trials=500, records=11)
-    tuning, last = engine.lanes
+    tuning, last = engine.batches
     tuned_on = tuning.included.reshape(500, 3).any(axis=1)
     assert np.all(tuning.included.reshape(500, 3).all(axis=1) == tuned_on)
     assert not np.any(tuned_on & ~included)
@@ -206,23 +206,23 @@ def test_the_canary_is_tuned_on_or_trained_on(final):
 
 
 @pytest.mark.parametrize("engine", ["batched", "opacus"])
-def test_records_of_a_lane_are_all_that_it_trains_on(engine):
+def test_records_of_a_run_are_all_that_it_trains_on(engine):
     threat_model = build("NTNV", "input", train_size=12, validation_size=8)
     settings = DpSgdSettings(3, 1e-9, (1.0,), (0.1,), model="logistic")
     members = np.arange(12) % 3 != 1
     seeds = np.array([5, 6], np.uint64)
-    lanes = RunBatch(np.array([True, False]), np.zeros(2, np.int64), seeds, np.stack([members] * 2))
-    found = make_engine(engine, threat_model, settings, precision="float64").run(lanes)
+    batch = RunBatch(np.array([True, False]), np.zeros(2, np.int64), seeds, np.stack([members] * 2))
+    found = make_engine(engine, threat_model, settings, precision="float64").run(batch)
     records = threat_model.training_set
     fewer = replace(records, features=records.features[members], labels=records.labels[members])
     smaller = replace(threat_model, training_set=fewer)
     alone = make_engine(engine, smaller, settings, precision="float64").run(
-        replace(lanes, records=None)
+        replace(batch, records=None)
     )
     np.testing.assert_allclose(found.scores, alone.scores, rtol=1e-6)
     np.testing.assert_allclose(found.lambda_a, alone.lambda_a, rtol=1e-6)
     everybody = make_engine(engine, threat_model, settings, precision="float64").run(
-        replace(lanes, records=None)
+        replace(batch, records=None)
     )
     assert np.all(np.abs(everybody.scores - found.scores) > 1e-3)
 

@@ -21,7 +21,7 @@ def assert_uncorrelated(sample: np.ndarray) -> None:
         assert np.abs(correlations).max() < 1.05 * limit
 
 
-def lanes(count: int, included: bool, seed: int = 0, candidates: int = 1) -> RunBatch:
+def run_batch(count: int, included: bool, seed: int = 0, candidates: int = 1) -> RunBatch:
     random = np.random.default_rng(seed)
     return RunBatch(
         np.full(count, included),

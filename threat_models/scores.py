@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from audit.orders import SplitOrder
 from canaries import InputCanary
 from threat_models.datasets import Records
-from threat_models.names import refusing
+from threat_models.user_code import errors_in_one_line
 
 Array = NDArray[np.float64]
 Features = NDArray[np.float32] | NDArray[np.float64]
@@ -230,7 +230,7 @@ class UserScore:
         Raises:
             ValueError: the function raises, or gives anything else.
         """
-        with refusing(f"score {self.name} must give numbers"):
+        with errors_in_one_line(f"score {self.name} must give numbers"):
             given = np.asarray(self.function(observation))
             if np.iscomplexobj(given):
                 raise TypeError("complex numbers have no order")

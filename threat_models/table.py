@@ -5,7 +5,6 @@ from canaries import Canary, DiracCanary, InputCanary
 from threat_models import datasets
 from threat_models.base import ThreatModel
 from threat_models.etcv import etcv
-from threat_models.names import imported, refusing
 from threat_models.ntcv import ntcv
 from threat_models.ntnv import ntnv
 from threat_models.scores import (
@@ -17,6 +16,7 @@ from threat_models.scores import (
     ValidationLoss,
     WorstOrder,
 )
+from threat_models.user_code import errors_in_one_line, import_by_name
 
 # The scores of each threat and canary; the first is the paper's.
 SCORES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -133,8 +133,8 @@ def _canary(threat: str, canary: str, dataset: str, index: int, data_root: str |
     if canary == "dirac":
         return DiracCanary()
     if "." in canary:
-        function = imported("canary", canary)
-        with refusing(f"canary {canary} must give one"):
+        function = import_by_name("canary", canary)
+        with errors_in_one_line(f"canary {canary} must give one"):
             own = function() if callable(function) else function
         if not isinstance(own, InputCanary):
             raise ValueError(f"canary must give an InputCanary, got {own!r} from {canary}")
@@ -157,7 +157,7 @@ def _score(
             raise ValueError("worst_order must be given with the score worst-order, got None")
         return TwoTails(*worst_order) if isinstance(worst_order, tuple) else WorstOrder(worst_order)
     if "." in name:
-        function = imported("score", name)
+        function = import_by_name("score", name)
         if not callable(function):
             raise ValueError(f"score must be a function, got {function!r} from {name}")
         return UserScore(function, name)

@@ -376,9 +376,9 @@ typedef struct {
     int32_t **index;
     float *gradients; /* [together, parameters], those of convolutions */
     float *sums, *total;
-    float *theta, *transposed; /* of a lane: the parameters packed, and weights with outputs first */
+    float *theta, *transposed; /* of a run: the parameters packed, and weights with outputs first */
     float *first; /* the records themselves; or, after a Linear layer of that width, its outputs, */
-    int width;    /* [records, lanes, width], which give way to the clipped gradients by them */
+    int width;    /* [records, runs, width], which give way to the clipped gradients by them */
     const float *squares; /* of that layer: |gradient|^2 of a record over |that by its output|^2 */
 } network;
 
@@ -528,12 +528,12 @@ static void transpose(float *to, int64_t to_step, const float *from, int64_t fro
                             columns - j < LANE ? columns - j : LANE);
 }
 
-/* Packs the parameters of a lane, each [lanes, ...], or the other way round. */
-static void move(const network *net, int lane, float *const *parameters, float *packed,
+/* Packs the parameters of a run, each [runs, ...], or the other way round. */
+static void move(const network *net, int run, float *const *parameters, float *packed,
                  int is_back) {
     for (int i = 0; i < net->box_count; i++) {
         const box *b = net->boxes + i;
-        float *plain = parameters[i] + (int64_t)lane * b->rows * b->columns * b->sheets;
+        float *plain = parameters[i] + (int64_t)run * b->rows * b->columns * b->sheets;
         for (int j = 0; j < b->sheets; j++) {
             float *p = plain + (int64_t)j * b->sheet;
             float *q = packed + b->packed + (int64_t)j * b->packed_sheet;
@@ -545,8 +545,8 @@ static void move(const network *net, int lane, float *const *parameters, float *
     }
 }
 
-/* Leaves the sum in `out`, [lanes, ...] for each parameter, and returns its squared norm. */
-static float run_lane(const network *net, int lane, int lanes, int64_t size, const int64_t *labels,
+/* Leaves the sum in `out`, [runs, ...] for each parameter, and returns its squared norm. */
+static float clipped_sum(const network *net, int run, int runs, int64_t size, const int64_t *labels,
                       const uint8_t *taken, float *const *theta, float clip, float *const *out) {
     const int64_t in_size = net->layers[0].in_size;
     float *outputs[RECORDS];
@@ -554,7 +554,7 @@ static float run_lane(const network *net, int lane, int lanes, int64_t size, con
     int unflushed = 0;
     float *sums = net->sums;
     float *total = size > FLUSH ? net->total : NULL; /* few records need no second sum */
-    move(net, lane, theta, net->theta, 0);
+    move(net, run, theta, net->theta, 0);
     for (int i = 0; i < net->count; i++) {
         const layer *l = net->layers + i;
         if (l->kind == AFFINE)
@@ -569,7 +569,7 @@ static float run_lane(const network *net, int lane, int lanes, int64_t size, con
             if (!taken || taken[next]) which[records++] = next;
         if (!records) break;
         for (int r = 0; net->width && r < records; r++) {
-            outputs[r] = net->first + (which[r] * lanes + lane) * net->width;
+            outputs[r] = net->first + (which[r] * runs + run) * net->width;
             memcpy(net->activation[0] + r * in_size, outputs[r], net->width * sizeof(float));
         }
         run_forward(net, records, which);
@@ -599,7 +599,7 @@ static float run_lane(const network *net, int lane, int lanes, int64_t size, con
         accumulate(total, sums, 1, net->parameters);
     else
         total = sums;
-    move(net, lane, out, total, 1);
+    move(net, run, out, total, 1);
     return squared(total, net->parameters);
 }
 
@@ -609,7 +609,7 @@ static float *room(int64_t floats) {
     return posix_memalign(&p, 64, (size_t)(floats + LANE) * sizeof(float)) ? NULL : p;
 }
 
-static int run(network *net, int lanes, int64_t size, const int64_t *labels, const uint8_t *taken,
+static int clipped_sums_of(network *net, int runs, int64_t size, const int64_t *labels, const uint8_t *taken,
                float *const *theta, const float *clips, float *const *totals, float *squares) {
     const int n = net->count;
     float **buffers = calloc(4 * (size_t)(n + 1), sizeof *buffers);
@@ -643,9 +643,9 @@ static int run(network *net, int lanes, int64_t size, const int64_t *labels, con
     ok &= net->gradients && net->sums && net->total && net->theta && net->transposed;
     /* What fills the vectors stays 0. */
     if (ok) memset(net->theta, 0, net->parameters * sizeof(float));
-    for (int lane = 0; ok && lane < lanes; lane++)
-        squares[lane] = run_lane(net, lane, lanes, size, labels, taken ? taken + lane * size : NULL,
-                                 theta, clips[lane], totals);
+    for (int run = 0; ok && run < runs; run++)
+        squares[run] = clipped_sum(net, run, runs, size, labels, taken ? taken + run * size : NULL,
+                                 theta, clips[run], totals);
     for (int i = 0; i < n; i++) {
         if (net->layers[i].kind == RELU) continue;
         free(net->activation[i + 1]);
@@ -668,10 +668,10 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
     unsigned long long layers, offsets, records, labels, taken, theta, clips, totals, squares;
     unsigned long long boxes, input_squares;
     long long size, parameters;
-    int count, classes, together, width, lanes, box_count;
+    int count, classes, together, width, runs, box_count;
     if (!PyArg_ParseTuple(args, "(KiKii)(KKLK)(iK)(KiL)(iKKKK)", &layers, &count, &offsets, &classes,
                           &together, &records, &labels, &size, &taken, &width, &input_squares,
-                          &boxes, &box_count, &parameters, &lanes, &theta, &clips, &totals,
+                          &boxes, &box_count, &parameters, &runs, &theta, &clips, &totals,
                           &squares))
         return NULL;
     network net = {.layers = (const layer *)(uintptr_t)layers,
@@ -687,7 +687,7 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
                    .squares = (const float *)(uintptr_t)input_squares};
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = run(&net, lanes, size, (const int64_t *)(uintptr_t)labels,
+    status = clipped_sums_of(&net, runs, size, (const int64_t *)(uintptr_t)labels,
                  (const uint8_t *)(uintptr_t)taken, (float *const *)(uintptr_t)theta,
                  (const float *)(uintptr_t)clips, (float *const *)(uintptr_t)totals,
                  (float *)(uintptr_t)squares);
@@ -699,7 +699,7 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
 static PyMethodDef methods[] = {
     {"clipped_sums", clipped_sums, METH_VARARGS,
      "clipped_sums((layers, count, offsets, classes, together), (records, labels, size, taken), "
-     "(width, squares), (boxes, box_count, parameters), (lanes, theta, clips, totals, squares)): "
+     "(width, squares), (boxes, box_count, parameters), (runs, theta, clips, totals, squares)): "
      "addresses as ints."},
     {NULL, NULL, 0, NULL}};
 

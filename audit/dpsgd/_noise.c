@@ -1,10 +1,10 @@
-/* Random numbers of lanes as a function of (key, stream, step, place): Philox4x32-10 (Salmon et al.
+/* Random numbers of runs as a function of (key, stream, step, place): Philox4x32-10 (Salmon et al.
  * 2011, "Parallel random numbers: as easy as 1, 2, 3") and the transform of Box & Muller (1958).
  *
  * The same bits on every processor: integers, and floats that are only added, multiplied, rooted and
  * converted, in one order and without fused operations (-ffp-contract=off); noise.py has the same in
  * numpy. A group is 16 counters of 4 words; word j of counter k is number 16 j + k of the group.
- * The key is a lane's seed; the counter is (k, step, stream, 0).
+ * The key is a run's seed; the counter is (k, step, stream, 0).
  *
  * Beside them normal numbers in float64 by inversion, for streams.py.
  */
@@ -165,8 +165,8 @@ static void fill(const place *p, int is_normal, float scale, char *out, int64_t 
     }
 }
 
-static place of_lane(const uint64_t *seeds, int lane, uint32_t step, uint32_t stream) {
-    const uint64_t seed = seeds[lane];
+static place place_of(const uint64_t *seeds, int run, uint32_t step, uint32_t stream) {
+    const uint64_t seed = seeds[run];
     return (place){{(uint32_t)seed, (uint32_t)(seed >> 32)}, {0, step, stream, 0}};
 }
 
@@ -174,15 +174,15 @@ static PyObject *normals(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long seeds, scales, out;
     unsigned int stream, step;
-    int lanes;
+    int runs;
     long long size;
-    if (!PyArg_ParseTuple(args, "KiIIKKL", &seeds, &lanes, &stream, &step, &scales, &out, &size))
+    if (!PyArg_ParseTuple(args, "KiIIKKL", &seeds, &runs, &stream, &step, &scales, &out, &size))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    for (int lane = 0; lane < lanes; lane++) {
-        const place p = of_lane((const uint64_t *)(uintptr_t)seeds, lane, step, stream);
-        const float scale = ((const float *)(uintptr_t)scales)[lane];
-        fill(&p, 1, scale, (char *)(uintptr_t)out + 4 * lane * size, size);
+    for (int run = 0; run < runs; run++) {
+        const place p = place_of((const uint64_t *)(uintptr_t)seeds, run, step, stream);
+        const float scale = ((const float *)(uintptr_t)scales)[run];
+        fill(&p, 1, scale, (char *)(uintptr_t)out + 4 * run * size, size);
     }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
@@ -192,14 +192,14 @@ static PyObject *batches(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long seeds, below, out;
     unsigned int stream, step;
-    int lanes;
+    int runs;
     long long size;
-    if (!PyArg_ParseTuple(args, "KiIIKKL", &seeds, &lanes, &stream, &step, &below, &out, &size))
+    if (!PyArg_ParseTuple(args, "KiIIKKL", &seeds, &runs, &stream, &step, &below, &out, &size))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    for (int lane = 0; lane < lanes; lane++) {
-        place p = of_lane((const uint64_t *)(uintptr_t)seeds, lane, step, stream);
-        uint8_t *taken = (uint8_t *)(uintptr_t)out + lane * size;
+    for (int run = 0; run < runs; run++) {
+        place p = place_of((const uint64_t *)(uintptr_t)seeds, run, step, stream);
+        uint8_t *taken = (uint8_t *)(uintptr_t)out + run * size;
         for (int64_t done = 0; done < size; done += NUMBERS / 2, p.counter[0] += GROUP) {
             uint32_t w[NUMBERS];
             fill(&p, 0, 0, (char *)w, NUMBERS);
@@ -290,12 +290,12 @@ CLONES static void quantiles(uint64_t key, double *out, int64_t size) {
 static PyObject *normal_rows(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long keys, out;
-    long long lanes, size;
-    if (!PyArg_ParseTuple(args, "KLKL", &keys, &lanes, &out, &size)) return NULL;
+    long long runs, size;
+    if (!PyArg_ParseTuple(args, "KLKL", &keys, &runs, &out, &size)) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    for (int64_t lane = 0; lane < lanes; lane++)
-        quantiles(((const uint64_t *)(uintptr_t)keys)[lane],
-                  (double *)(uintptr_t)out + lane * size, size);
+    for (int64_t run = 0; run < runs; run++)
+        quantiles(((const uint64_t *)(uintptr_t)keys)[run],
+                  (double *)(uintptr_t)out + run * size, size);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -316,15 +316,15 @@ static PyObject *words(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"normals", normals, METH_VARARGS,
-     "normals(seeds, lanes, stream, step, scales, out, size): [lanes, size] floats; addresses as "
+     "normals(seeds, runs, stream, step, scales, out, size): [runs, size] floats; addresses as "
      "ints."},
     {"batches", batches, METH_VARARGS,
-     "batches(seeds, lanes, stream, step, below, out, size): [lanes, size] bytes, 1 where 64 bits "
+     "batches(seeds, runs, stream, step, below, out, size): [runs, size] bytes, 1 where 64 bits "
      "are below."},
     {"words", words, METH_VARARGS,
      "words((key, key), (counter, counter, counter, counter), out, size): uint32."},
     {"normal_rows", normal_rows, METH_VARARGS,
-     "normal_rows(keys, lanes, out, size): [lanes, size] doubles; addresses as ints."},
+     "normal_rows(keys, runs, out, size): [runs, size] doubles; addresses as ints."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "noise", NULL, -1, methods,

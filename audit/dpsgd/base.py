@@ -1,7 +1,7 @@
-"""The contract between the game and an engine: lanes in, outcomes out.
+"""The contract between the game and an engine: runs in, outcomes out.
 
-A *lane* is one run of DP-SGD (Xiang et al. 2024, eq. 1). The game draws the number of runs of every
-trial first, flattens all runs to lanes, and hands them to an engine in packs, whatever trial they
+A *run* is one run of DP-SGD (Xiang et al. 2024, eq. 1). The game draws the number of runs of every
+trial first, flattens all runs to runs, and hands them to an engine in packs, whatever trial they
 belong to. Nothing of a trajectory is kept: proxies and scores accumulate as the steps go.
 """
 
@@ -20,17 +20,17 @@ class RunBatch:
     """A pack of R independent runs of DP-SGD.
 
     Attributes:
-        included: [R] bool, whether the canary is in the lane's data set (X' rather than X).
-        candidate: [R] int, the index of the lane's hyper-parameter candidate in Omega.
-        seeds: [R] uint64, the seed of each lane's own random stream. A lane's noise depends on its
+        included: [R] bool, whether the canary is in the run's data set (X' rather than X).
+        candidate: [R] int, the index of the run's hyper-parameter candidate in Omega.
+        seeds: [R] uint64, the seed of each run's own random stream. A run's noise depends on its
             seed alone, never on its place in the pack.
-        records: [R, n] bool, the training records of the lane's data set; None: all, in every lane.
+        records: [R, n] bool, the training records of the run's data set; None: all, in every run.
 
     Example:
         >>> import numpy as np
         >>> included, seeds = np.array([True, False]), np.arange(2, dtype=np.uint64)
-        >>> lanes = RunBatch(included, np.zeros(2, np.int64), seeds)
-        >>> len(lanes), len(lanes.at(lanes.included))
+        >>> runs = RunBatch(included, np.zeros(2, np.int64), seeds)
+        >>> len(runs), len(runs.at(runs.included))
         (2, 1)
     """
 
@@ -40,11 +40,11 @@ class RunBatch:
     records: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
-        """Number of lanes."""
+        """Number of runs."""
         return len(self.seeds)
 
     def at(self, rows: slice | NDArray[np.bool_]) -> "RunBatch":
-        """Some of the lanes, in their order."""
+        """Some of the runs, in their order."""
         records = None if self.records is None else self.records[rows]
         return RunBatch(self.included[rows], self.candidate[rows], self.seeds[rows], records)
 
@@ -61,7 +61,7 @@ class RunOutcomes:
             of one run on an empty training set. At sampling rate 1 lambda_a stands for it, which it
             is where every c_i is 1.
         scores: [R] float64, the threat model's score g(y), higher is better.
-        finite: [R] bool, False where the run diverged (weights or score not finite). Such a lane's
+        finite: [R] bool, False where the run diverged (weights or score not finite). Such a run's
             score is minus infinity and its proxies 0.
 
     Example:
@@ -76,17 +76,17 @@ class RunOutcomes:
 
     @classmethod
     def empty(cls, size: int) -> "RunOutcomes":
-        """Room for `size` lanes."""
+        """Room for `size` runs."""
         return cls(np.empty(size), np.empty(size), np.empty(size), np.empty(size, np.bool_))
 
     def put(self, rows: slice | NDArray[np.bool_], part: "RunOutcomes") -> None:
-        """Writes the outcomes of some of the lanes."""
+        """Writes the outcomes of some of the runs."""
         for name, values in vars(part).items():
             getattr(self, name)[rows] = values
 
 
 class Engine(Protocol):
-    """Runs packs of lanes for one threat model at one noise level.
+    """Runs packs of runs for one threat model at one noise level.
 
     Example:
         >>> from audit.dpsgd import DpSgdSettings, make_engine
@@ -100,14 +100,14 @@ class Engine(Protocol):
 
     name: str
 
-    def run(self, lanes: RunBatch) -> RunOutcomes:
-        """Runs every lane from the first step to the last.
+    def run(self, runs: RunBatch) -> RunOutcomes:
+        """Runs every run from the first step to the last.
 
         Args:
-            lanes: the pack; any length.
+            runs: the pack; any length.
 
         Returns:
-            One outcome per lane, in the order of the pack.
+            One outcome per run, in the order of the pack.
         """
         ...
 
@@ -122,15 +122,15 @@ class SharingEngine(Engine, Protocol):
     """
 
     def run_shared(
-        self, lanes: RunBatch, threat_models: Sequence[ThreatModel]
+        self, runs: RunBatch, threat_models: Sequence[ThreatModel]
     ) -> Sequence[RunOutcomes]:
-        """Runs every lane once for all threat models that its data set is the same for.
+        """Runs every run once for all threat models that its data set is the same for.
 
-        A lane without the canary is run once; a lane with it once for every canary, from the same
+        A run without the canary is run once; a run with it once for every canary, from the same
         seed.
 
         Args:
-            lanes: the pack; any length.
+            runs: the pack; any length.
             threat_models: any number, with the training set of this engine's own.
 
         Returns:

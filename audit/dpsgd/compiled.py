@@ -64,11 +64,11 @@ class _Compiled:
 
         Args:
             theta: parameters of the layers, each [R, ...].
-            clip: C of every lane, [R].
+            clip: C of every run, [R].
             records: as `Program.prepare` leaves them; with `squares` what a Linear layer before
                 the program gives, [n, R, outputs], overwritten by the clipped gradients by it.
             labels: [n] classes.
-            taken: [R, n] bool, the records of each lane's batch; None takes all.
+            taken: [R, n] bool, the records of each run's batch; None takes all.
             squares: [n], |x|^2 of that layer's input, and 1 more where it has a bias.
         """
         # Kept by name until the call is over: the extension only has their addresses.
@@ -142,7 +142,7 @@ class CompiledSums:
 class CompiledTail:
     """Clipped sums of a network of Linear layers and ReLU, compiled after the first.
 
-    Two products, of all lanes and records, are left to torch: from the records to the first layer's
+    Two products, of all runs and records, are left to torch: from the records to the first layer's
     outputs, and from the clipped gradients by these to the sum of its own.
 
     Args:
@@ -164,11 +164,11 @@ class CompiledTail:
     def sums(
         self, theta: Parameters, clip: Tensor, x: Tensor, labels: Tensor, rows: slice
     ) -> Parameters:
-        """The sums of R lanes over some of the records, one [R, ...] per parameter.
+        """The sums of R runs over some of the records, one [R, ...] per parameter.
 
         Args:
             theta: parameters, each [R, ...].
-            clip: C of every lane, [R].
+            clip: C of every run, [R].
             x: [m, inputs], these records.
             labels: [m], their classes.
             rows: where they are among all.

@@ -24,7 +24,7 @@ def make_engine(
     Args:
         name: one of ENGINES. "reduced" draws the released statistic from its law; "collapsed" and
             "projected" train an exactly equivalent smaller problem (`reductions`); "batched" trains
-            many lanes at once, and "opacus" one after the other through Opacus, the reference.
+            many runs at once, and "opacus" one after the other through Opacus, the reference.
         threat_model: data, canary and score.
         settings: the base mechanism.
         device: a torch device; the reduced engine needs none.
@@ -45,8 +45,8 @@ def make_engine(
         >>> model = etcv(DiracCanary(), FirstCoordinate(), (1, 8, 8), 10)
         >>> engine = make_engine("reduced", model, DpSgdSettings(20, 5.0, (1.0,), (0.1,)))
         >>> without, seeds = np.array([False, False]), np.arange(2, dtype=np.uint64)
-        >>> lanes = RunBatch(without, np.zeros(2, np.int64), seeds)
-        >>> engine.run(lanes).finite.tolist()
+        >>> runs = RunBatch(without, np.zeros(2, np.int64), seeds)
+        >>> engine.run(runs).finite.tolist()
         [True, True]
     """
     name = checks.one_of("engine", name, ENGINES)

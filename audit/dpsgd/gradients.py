@@ -28,14 +28,14 @@ class StackedModel(Protocol):
     """R models of one architecture side by side; their parameters are a list of [R, ...]."""
 
     record_floats: int
-    """Roughly how many numbers one record of one lane needs while its gradient is taken."""
+    """Roughly how many numbers one record of one run needs while its gradient is taken."""
 
     def prepare(self, features: Tensor) -> Tensor:
-        """What can be computed from [m, ...] records once for all steps and lanes."""
+        """What can be computed from [m, ...] records once for all steps and runs."""
         ...
 
     def logits(self, theta: Parameters, x: Tensor) -> Tensor:
-        """[R, m, classes], from prepared records [m, ...] or, lane by lane, [R, m, ...]."""
+        """[R, m, classes], from prepared records [m, ...] or, run by run, [R, m, ...]."""
         ...
 
     def gradients(self, theta: Parameters, x: Tensor, labels: Tensor) -> list[RecordGradients]:
@@ -72,7 +72,7 @@ class BookkeepingModel:
 
     Args:
         network: the layers.
-        theta: weights of one lane, each [1, ...].
+        theta: weights of one run, each [1, ...].
         x: a few records, [m, ...].
 
     Raises:
@@ -85,7 +85,7 @@ class BookkeepingModel:
 
     @torch.no_grad()
     def _floats_of(self, theta: Parameters, x: Tensor) -> int:
-        """Activations and gradients of kernels; not the first input, which all lanes share."""
+        """Activations and gradients of kernels; not the first input, which all runs share."""
         y, tape = self._forward(theta, self.prepare(x))
         floats = y[0, 0].numel()
         for i, (_, parameters, saved) in enumerate(tape):
@@ -169,25 +169,25 @@ class VmapModel:
 
     def logits(self, theta: Parameters, x: Tensor) -> Tensor:
         """See `StackedModel`."""
-        by_lane = 0 if x.dim() > self._record_dims + 1 else None
-        y: Tensor = vmap(self._apply, in_dims=(0, by_lane))(theta, x)
+        by_run = 0 if x.dim() > self._record_dims + 1 else None
+        y: Tensor = vmap(self._apply, in_dims=(0, by_run))(theta, x)
         return y
 
     def gradients(self, theta: Parameters, x: Tensor, labels: Tensor) -> list[RecordGradients]:
         """Writes every gradient out; see `StackedModel`."""
-        by_lane = 0 if x.dim() > self._record_dims + 1 else None
+        by_run = 0 if x.dim() > self._record_dims + 1 else None
         of_records = vmap(grad(self._loss), in_dims=(None, 0, 0))
-        of_lanes = vmap(of_records, in_dims=(0, by_lane, by_lane))
-        return [WrittenOut(of_lanes(theta, x, labels))]
+        of_runs = vmap(of_records, in_dims=(0, by_run, by_run))
+        return [WrittenOut(of_runs(theta, x, labels))]
 
     def _apply(self, theta: Parameters, x: Tensor) -> Tensor:
-        """Logits of one lane's model for records [m, ...]."""
+        """Logits of one run's model for records [m, ...]."""
         named = dict(zip(self._names, theta, strict=True)) | self._fixed
         y: Tensor = functional_call(self._model, named, (x,))
         return y
 
     def _loss(self, theta: Parameters, x: Tensor, label: Tensor) -> Tensor:
-        """Loss of one lane's model on one record."""
+        """Loss of one run's model on one record."""
         return functional.cross_entropy(self._apply(theta, x[None]), label[None])
 
 
@@ -210,7 +210,7 @@ def clipped_sums(
 def clipped_record(
     model: StackedModel, features: Tensor, label: Tensor, precision: Precision = FLOAT32
 ) -> Callable[[Parameters, Tensor], ClippedRecord]:
-    """The clipped gradient of one record, such as the canary, from parameters and C of R lanes.
+    """The clipped gradient of one record, such as the canary, from parameters and C of R runs.
 
     Args:
         model: the stacked model.
@@ -255,26 +255,26 @@ class ClippedSums:
     def __call__(
         self, theta: Parameters, clip: Tensor, taken: Tensor | None, chunk_floats: int
     ) -> Parameters:
-        """The sums of R lanes.
+        """The sums of R runs.
 
         Args:
             theta: parameters, each [R, ...].
-            clip: C of every lane, [R].
-            taken: [R, n] bool, the records of each lane's batch; None takes all.
+            clip: C of every run, [R].
+            taken: [R, n] bool, the records of each run's batch; None takes all.
             chunk_floats: how many numbers one chunk of [R, m] records may need.
 
         Returns:
             One [R, ...] per parameter.
         """
-        lanes = len(theta[0])
+        runs = len(theta[0])
         index, weights, size = None, None, len(self._labels)
         if taken is not None:
-            # Lanes differ in the size of their batches: the smaller are filled up at weight 0.
+            # Runs differ in the size of their batches: the smaller are filled up at weight 0.
             size = int(taken.sum(1).max())
             order = taken.to(torch.uint8).sort(dim=1, descending=True, stable=True)
             index, weights = order.indices[:, :size], order.values[:, :size].to(theta[0].dtype)
         total: Parameters | None = None
-        chunk = max(1, chunk_floats // (lanes * self._model.record_floats))
+        chunk = max(1, chunk_floats // (runs * self._model.record_floats))
         for start in range(0, size, chunk):
             part = slice(start, start + chunk)
             rows: slice | Tensor = part if index is None else index[:, part]
@@ -291,7 +291,7 @@ class ClippedSums:
     def _sums(
         self, theta: Parameters, clip: Tensor, x: Tensor, labels: Tensor, weights: Tensor | None
     ) -> Parameters:
-        """The sums of R lanes over one chunk; see `__call__`."""
+        """The sums of R runs over one chunk; see `__call__`."""
         with rounded_operands(self._precision, clip.device):
             gradients = self._model.gradients(theta, x, labels)
             factors = clip_factors(squared_norms(gradients), self._bound(clip))
@@ -300,7 +300,7 @@ class ClippedSums:
             return [s for g in gradients for s in g.weighted_sum(factors)]
 
     def single_record(self, theta: Parameters, clip: Tensor) -> ClippedRecord:
-        """The clipped gradient where there is but one record; `clip` is C of every lane, [R]."""
+        """The clipped gradient where there is but one record; `clip` is C of every run, [R]."""
         rows = slice(0, 1)
         with rounded_operands(self._precision, clip.device):
             gradients = self._model.gradients(theta, self._take(rows), self._labels[rows])

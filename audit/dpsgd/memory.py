@@ -1,4 +1,4 @@
-"""How much lies side by side on a device: lanes of a pack, records of a chunk, steps of noise.
+"""How much lies side by side on a device: runs of a pack, records of a chunk, steps of noise.
 
 Nothing but rounding depends on it.
 """
@@ -11,19 +11,19 @@ import torch
 # (3 MB and 32 MB of it; larger and smaller ones were both slower).
 _CPU_STATE_FLOATS = 800_000
 _CPU_CHUNK_FLOATS = 8_000_000
-# Fewer lanes than 4 leave a step to Python's own time, more than 1,024 gained nothing.
-_CPU_LANES = (4, 1024)
+# Fewer runs than 4 leave a step to Python's own time, more than 1,024 gained nothing.
+_CPU_RUNS = (4, 1024)
 # On a GPU a pack may have a quarter of the memory: its state, the chunk in work, and room for what
 # torch keeps between calls.
 _GPU_SHARE = 4
-# More lanes than this gained nothing, and a block of trials seldom has more runs.
-_GPU_LANES = 4096
+# More runs than this gained nothing, and a block of trials seldom has more runs.
+_GPU_RUNS = 4096
 # Offsets inside a kernel of torch are 32-bit numbers.
 _GPU_CHUNK_FLOATS = 2**31
-# A chunk should still hold so many records of every lane: with fewer, products become narrow.
-_RECORDS_PER_LANE = {"cpu": 16, "cuda": 64}
-# So many random numbers of a lane a GPU draws at once: every call is a launch of a kernel, and one
-# per lane and step would cost an hour a row of the paper's table 2.
+# A chunk should still hold so many records of every run: with fewer, products become narrow.
+_RECORDS_PER_RUN = {"cpu": 16, "cuda": 64}
+# So many random numbers of a run a GPU draws at once: every call is a launch of a kernel, and one
+# per run and step would cost an hour a row of the paper's table 2.
 _GPU_NOISE = 1 << 18
 
 
@@ -40,40 +40,40 @@ class MemoryPolicy:
         self._number_bytes = number_bytes
 
     def chunk_floats(self) -> int:
-        """How many numbers a chunk of records of all lanes may need."""
+        """How many numbers a chunk of records of all runs may need."""
         if self._device.type == "cpu":
             return _CPU_CHUNK_FLOATS
         return min(_floor_to_power_of_two(self._gpu_floats()), _GPU_CHUNK_FLOATS)
 
-    def lanes(
+    def runs_per_pack(
         self, parameters: int, steps: int, batch: int | None, record_floats: int | None
     ) -> int:
-        """How many lanes run side by side: from the cache on a CPU, from the memory on a GPU.
+        """How many runs run side by side: from the cache on a CPU, from the memory on a GPU.
 
         Args:
-            parameters: of a lane.
+            parameters: of a run.
             steps: of a run.
             batch: records that batches are sampled from; None where each step takes all.
-            record_floats: what a record of a lane needs in a chunk; None where there are none.
+            record_floats: what a record of a run needs in a chunk; None where there are none.
         """
         kind = self._device.type
         if kind == "cpu":
             count = _CPU_STATE_FLOATS // parameters
         else:
             # Weights, velocity, p_i and the sums of two chunks; noise; batches, in float64.
-            per_lane = parameters * (6 + self.steps_at_once(parameters, steps))
+            per_run = parameters * (6 + self.steps_at_once(parameters, steps))
             if batch is not None:
-                per_lane += 2 * batch * self.steps_at_once(batch, steps)
-            count = _floor_to_power_of_two(self._gpu_floats() / per_lane)
+                per_run += 2 * batch * self.steps_at_once(batch, steps)
+            count = _floor_to_power_of_two(self._gpu_floats() / per_run)
         if record_floats is not None:
-            together = self.chunk_floats() // (_RECORDS_PER_LANE[kind] * record_floats)
+            together = self.chunk_floats() // (_RECORDS_PER_RUN[kind] * record_floats)
             count = min(count, together if kind == "cpu" else _floor_to_power_of_two(together))
         if kind == "cpu":
-            return min(max(count, _CPU_LANES[0]), _CPU_LANES[1])
-        return min(count, _GPU_LANES)
+            return min(max(count, _CPU_RUNS[0]), _CPU_RUNS[1])
+        return min(count, _GPU_RUNS)
 
     def steps_at_once(self, width: int, steps: int) -> int:
-        """For how many steps a lane's random numbers are drawn at once, `width` of them a step."""
+        """For how many steps a run's random numbers are drawn at once, `width` of them a step."""
         return 1 if self._device.type == "cpu" else min(steps, max(1, _GPU_NOISE // width))
 
     def _gpu_floats(self) -> float:
@@ -86,24 +86,24 @@ class MemoryPolicy:
         return total / (_GPU_SHARE * self._number_bytes)
 
     def in_packs(
-        self, count: int, lanes: int, record_floats: int, run: Callable[[slice, int], None]
+        self, count: int, per_pack: int, record_floats: int, run_pack: Callable[[slice, int], None]
     ) -> None:
-        """Runs `count` lanes in packs.
+        """Runs `count` runs in packs.
 
         A pack that does not fit the memory is halved and tried again, and its chunks with it; the
         next call begins with whole ones, so that it depends on no other.
 
         Args:
-            count: of all lanes.
-            lanes: of a pack.
+            count: of all runs.
+            runs: of a pack.
             record_floats: the smallest chunk there can be.
-            run: takes the lanes of a pack, and how many numbers a chunk may need.
+            run: takes the runs of a pack, and how many numbers a chunk may need.
         """
         chunk_floats, start = self.chunk_floats(), 0
         while start < count:
-            size = min(lanes, count - start)
+            size = min(per_pack, count - start)
             try:
-                run(slice(start, start + size), chunk_floats)
+                run_pack(slice(start, start + size), chunk_floats)
             except (MemoryError, RuntimeError) as error:
                 smallest = size == 1 and chunk_floats <= record_floats
                 if not _is_out_of_memory(error) or smallest:
@@ -112,7 +112,7 @@ class MemoryPolicy:
                 start += size
                 continue
             # The error is gone by now, and with it the tensors of the pack that it held on to.
-            lanes = max(size // 2, 1)
+            per_pack = max(size // 2, 1)
             chunk_floats = max(chunk_floats // 2, record_floats)
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()

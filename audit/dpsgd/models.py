@@ -8,7 +8,7 @@ from torch import nn
 
 from audit import checks
 from audit.dpsgd.settings import MODELS
-from threat_models.names import imported, refusing
+from threat_models.user_code import errors_in_one_line, import_by_name
 
 
 def logistic(record_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -83,7 +83,7 @@ def make_model(
     factory: Any = _FACTORIES.get(name) or _user_factory(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        with refusing(f"model {name} cannot be made"):
+        with errors_in_one_line(f"model {name} cannot be made"):
             takes = set(inspect.signature(factory).parameters)
             fits = takes >= {"record_shape", "classes"}
             model = factory(record_shape=record_shape, classes=classes) if fits else factory()
@@ -92,7 +92,7 @@ def make_model(
     _refuse_mixing(name, model)
     model = model.to(dtype).train()
     misfit = f"model {name} does not fit records of shape {record_shape}"
-    with refusing(misfit), torch.no_grad():
+    with errors_in_one_line(misfit), torch.no_grad():
         generator = torch.Generator().manual_seed(0)
         records = torch.rand(2, *record_shape, dtype=dtype, generator=generator)
         logits = model(records)
@@ -119,7 +119,7 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def _user_factory(name: str) -> Any:
-    factory = imported("model", name)
+    factory = import_by_name("model", name)
     if not callable(factory):
         raise ValueError(f"model must be a function or class, got {factory!r} from {name}")
     return factory
@@ -142,7 +142,7 @@ def _refuse_mixing(name: str, model: nn.Module) -> None:
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
             raise ValueError(
                 f"model {name} must be deterministic, got {type(part).__name__}, "
-                "whose randomness is outside the lanes' streams"
+                "whose randomness is outside the runs' streams"
             )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"model {name} must have parameters to train, got none")

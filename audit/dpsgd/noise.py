@@ -1,12 +1,12 @@
-"""What is random in the steps of R lanes: Gaussian noise and Poisson batches.
+"""What is random in the steps of R runs: Gaussian noise and Poisson batches.
 
-On a CPU every number is a function of the lane's seed, the step and its place (`_noise.c`), so that
-a lane carries no generator: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as
+On a CPU every number is a function of the run's seed, the step and its place (`_noise.c`), so that
+a run carries no generator: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as
 1, 2, 3") and the transform of Box & Muller (1958). The bits are the same on every processor, and
 those of numpy, which stands in where there was no compiler, at a thirtieth of the speed. A normal
 number has 31 bits of radius and 32 of angle; it is at most 6.66, beyond which N(0, 1) has 3e-11.
 
-A GPU has a generator of torch for every lane.
+A GPU has a generator of torch for every run.
 """
 
 import importlib
@@ -48,16 +48,16 @@ def gaussian_steps(
     size: int,
     steps_at_once: int,
 ) -> Iterator[Tensor]:
-    """For every step N(0, scale^2) noise of R lanes, [R, size].
+    """For every step N(0, scale^2) noise of R runs, [R, size].
 
     Each is good until the next is taken.
 
     Args:
-        seeds: [R], one per lane.
-        scales: [R], its standard deviation in each lane.
+        seeds: [R], one per run.
+        scales: [R], its standard deviation in each run.
         steps: how many.
         like: a tensor of the same dtype and device; the noise is drawn in float32 for all of them.
-        size: numbers of a lane and step.
+        size: numbers of a run and step.
         steps_at_once: for how many steps a GPU draws together.
     """
     if like.device.type not in _DEVICES:
@@ -80,10 +80,10 @@ def poisson_steps(
     size: int,
     steps_at_once: int,
 ) -> Iterator[Tensor]:
-    """For every step which of `size` records each lane takes, [R, size] bool, each on its own.
+    """For every step which of `size` records each run takes, [R, size] bool, each on its own.
 
     Args:
-        seeds: [R], one per lane.
+        seeds: [R], one per run.
         rate: the probability to be taken, in (0, 1).
         steps: how many.
         device: of torch.
@@ -95,8 +95,8 @@ def poisson_steps(
         buffer = torch.empty(len(seeds), steps_at_once, size, dtype=torch.float64, device=device)
         for start in range(0, steps, steps_at_once):
             rows = min(steps_at_once, steps - start)
-            for lane, generator in zip(buffer, generators, strict=True):
-                lane[:rows].uniform_(generator=generator)
+            for run, generator in zip(buffer, generators, strict=True):
+                run[:rows].uniform_(generator=generator)
             for row in range(rows):
                 yield buffer[:, row] < rate
         return
@@ -109,16 +109,16 @@ def poisson_steps(
 def fill_normals(
     numbers: Tensor, seeds: NDArray[np.uint64], stream: int, step: int, scales: Floats
 ) -> None:
-    """Normal numbers of R lanes.
+    """Normal numbers of R runs.
 
     Args:
         numbers: [R, size] float32, filled.
-        seeds: [R], one per lane.
-        stream: which of a lane's independent streams, in [0, 2^32).
+        seeds: [R], one per run.
+        stream: which of a run's independent streams, in [0, 2^32).
         step: which step, in [0, 2^32).
-        scales: [R], the standard deviation in each lane.
+        scales: [R], the standard deviation in each run.
     """
-    lanes, size = numbers.shape
+    runs, size = numbers.shape
     if _compiled is None:
         groups = -(-size // (4 * _GROUP))
         for row, seed, scale in zip(numbers, seeds.tolist(), scales, strict=True):
@@ -127,22 +127,22 @@ def fill_normals(
         return
     seeds, scales = np.ascontiguousarray(seeds), np.ascontiguousarray(scales)
     addresses = (scales.ctypes.data, numbers.data_ptr())
-    _compiled.normals(seeds.ctypes.data, lanes, stream, step, *addresses, size)
+    _compiled.normals(seeds.ctypes.data, runs, stream, step, *addresses, size)
 
 
 def fill_batches(
     taken: Tensor, seeds: NDArray[np.uint64], stream: int, step: int, rate: float
 ) -> None:
-    """Which records R lanes take, each with probability `rate` to the nearest of 64 bits.
+    """Which records R runs take, each with probability `rate` to the nearest of 64 bits.
 
     Args:
         taken: [R, size] bool, filled.
-        seeds: [R], one per lane.
-        stream: which of a lane's independent streams, in [0, 2^32).
+        seeds: [R], one per run.
+        stream: which of a run's independent streams, in [0, 2^32).
         step: which step, in [0, 2^32).
         rate: in (0, 1).
     """
-    lanes, size = taken.shape
+    runs, size = taken.shape
     below = int(rate * 2**64)
     if _compiled is None:
         groups = -(-size // (2 * _GROUP))
@@ -152,7 +152,7 @@ def fill_batches(
             row.copy_(torch.from_numpy((long < np.uint64(below)).ravel()[:size]))
         return
     seeds = np.ascontiguousarray(seeds)
-    _compiled.batches(seeds.ctypes.data, lanes, stream, step, below, taken.data_ptr(), size)
+    _compiled.batches(seeds.ctypes.data, runs, stream, step, below, taken.data_ptr(), size)
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int], groups: int) -> Words:
@@ -247,12 +247,12 @@ def _by_generators(
     size: int,
     steps_at_once: int,
 ) -> Iterator[Tensor]:
-    """As `gaussian_steps`, by a generator of torch for every lane."""
+    """As `gaussian_steps`, by a generator of torch for every run."""
     generators = streams.generators(seeds, _NOISE, str(like.device))
     buffer = like.new_empty(len(seeds), steps_at_once, size)
     for start in range(0, steps, steps_at_once):
         rows = min(steps_at_once, steps - start)
-        for lane, generator, scale in zip(buffer, generators, scales.tolist(), strict=True):
-            lane[:rows].normal_(0, scale, generator=generator)
+        for run, generator, scale in zip(buffer, generators, scales.tolist(), strict=True):
+            run[:rows].normal_(0, scale, generator=generator)
         for row in range(rows):
             yield buffer[:, row]

@@ -1,4 +1,4 @@
-"""What a score may look at: the final models of R lanes."""
+"""What a score may look at: the final models of R runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class ModelObservation(Observation):
 
     Attributes:
         theta: their parameters, each [R, ...].
-        logits: of [m, ...] records in every lane, [R, m, classes].
+        logits: of [m, ...] records in every run, [R, m, classes].
         records_at_once: how many records `logits` may be given.
     """
 

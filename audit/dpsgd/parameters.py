@@ -8,7 +8,7 @@ Parameters = list[Tensor]
 
 
 def flat(parameter: Tensor) -> Tensor:
-    """A parameter [R, ...] of R lanes as vectors [R, size].
+    """A parameter [R, ...] of R runs as vectors [R, size].
 
     Kernels [R, outputs, c, kh, kw] are flattened with the channels last, as patches have them, so
     that nothing is copied where they lie so in memory (`shaped`).
@@ -17,7 +17,7 @@ def flat(parameter: Tensor) -> Tensor:
 
 
 def shaped(vectors: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The inverse of `flat`, without a copy; `shape` is that of one lane."""
+    """The inverse of `flat`, without a copy; `shape` is that of one run."""
     if len(shape) != 4:
         return vectors.view(len(vectors), *shape)
     outputs, channels, *kernel = shape

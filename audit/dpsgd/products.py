@@ -65,7 +65,7 @@ def affines(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def shared_affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """X W^T + b of one matrix that R lanes share.
+    """X W^T + b of one matrix that R runs share.
 
     Args:
         x: [m, k], any strides.

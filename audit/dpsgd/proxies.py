@@ -1,4 +1,4 @@
-"""lambda_a and lambda_c of R lanes, as the steps go."""
+"""lambda_a and lambda_c of R runs, as the steps go."""
 
 import math
 
@@ -16,7 +16,7 @@ class Proxies:
 
     Args:
         settings: the base mechanism.
-        candidate: [R], every lane's candidate.
+        candidate: [R], every run's candidate.
         device: where the products are.
     """
 
@@ -24,7 +24,7 @@ class Proxies:
         self, settings: DpSgdSettings, candidate: NDArray[np.int64], device: torch.device
     ) -> None:
         self._settings = settings
-        _, clip, _ = settings.of_lanes(candidate)
+        _, clip, _ = settings.hyperparameters_of(candidate)
         self._square = torch.from_numpy(clip**2).to(device)
         self._product = torch.zeros_like(self._square)
         self._log_ratio = torch.zeros_like(self._square)

@@ -1,4 +1,4 @@
-"""Gradients of single records in R lanes, as factors where they need not be written out.
+"""Gradients of single records in R runs, as factors where they need not be written out.
 
 A layer's backward pass gives its records' gradients in a form that knows their norms and their
 weighted sum without ever being [R, m, parameters] in memory (book-keeping: Bu et al. 2023,
@@ -18,7 +18,7 @@ from audit.dpsgd.products import affine
 
 
 class RecordGradients(Protocol):
-    """The gradients of m records in R lanes with respect to one layer's parameters."""
+    """The gradients of m records in R runs with respect to one layer's parameters."""
 
     @property
     def parameters(self) -> int:
@@ -47,7 +47,7 @@ class OuterProducts:
     """Gradients delta_j x_j^T of a weight, and delta_j of a bias."""
 
     delta: Tensor  # [R, m, outputs]
-    x: Tensor  # [R, m, inputs], or [m, inputs] where all lanes share it
+    x: Tensor  # [R, m, inputs], or [m, inputs] where all runs share it
     has_bias: bool
 
     @property
@@ -61,16 +61,16 @@ class OuterProducts:
         return self.delta.square().sum(-1) * sizes
 
     def weighted_sum(self, factors: Tensor) -> Parameters:
-        """One matrix product for all lanes where they share the input."""
+        """One matrix product for all runs where they share the input."""
         delta = self.delta * factors[..., None]
-        lanes, records, outputs = delta.shape
+        runs, records, outputs = delta.shape
         if self.x.dim() == 3:
             weight = delta.transpose(1, 2) @ self.x
         elif records == 1:
-            weight = delta.reshape(lanes, outputs, 1) * self.x
+            weight = delta.reshape(runs, outputs, 1) * self.x
         else:
-            rows = delta.transpose(0, 1).reshape(records, lanes * outputs)
-            weight = affine(rows.T, self.x.T).view(lanes, outputs, -1)
+            rows = delta.transpose(0, 1).reshape(records, runs * outputs)
+            weight = affine(rows.T, self.x.T).view(runs, outputs, -1)
         return [weight, delta.sum(1)] if self.has_bias else [weight]
 
     def inner(self, vectors: Parameters) -> Tensor:
@@ -109,7 +109,7 @@ class WrittenOut:
         )
 
     def weighted_sum(self, factors: Tensor) -> Parameters:
-        """A matrix product per lane."""
+        """A matrix product per run."""
         return [
             (factors[:, None] @ g.flatten(2)).view(len(g), *g.shape[2:]) for g in self.gradients
         ]
@@ -154,7 +154,7 @@ def clip_factors(squared: Tensor, clip: Tensor) -> Tensor:
 
 
 class ClippedRecord:
-    """The clipped gradient of one record, such as the canary, in R lanes.
+    """The clipped gradient of one record, such as the canary, in R runs.
 
     Args:
         gradients: of one record, m = 1.
@@ -190,7 +190,7 @@ class ClippedRecord:
 
 
 class DiracGradient:
-    """(C, 0, ..., 0) in R lanes, with what a `ClippedRecord` can do."""
+    """(C, 0, ..., 0) in R runs, with what a `ClippedRecord` can do."""
 
     def __init__(self, clip: Tensor) -> None:
         self._clip = clip

@@ -16,7 +16,7 @@ _CHUNK = 1 << 15
 
 
 class ReducedEngine:
-    """Draws the released statistic of every lane from its law; no model is trained.
+    """Draws the released statistic of every run from its law; no model is trained.
 
     With an empty training set and the Dirac canary everything released that depends on the canary
     is the first coordinate. Over N steps it sums to S ~ N(C B, N C^2 sigma^2), where B counts the
@@ -36,22 +36,22 @@ class ReducedEngine:
         self._threat_model = threat_model
         self._settings = settings
 
-    def run(self, lanes: RunBatch) -> RunOutcomes:
-        """Draws every lane; a million take a second, with sampled batches every step does.
+    def run(self, runs: RunBatch) -> RunOutcomes:
+        """Draws every run; a million take a second, with sampled batches every step does.
 
         See `Engine.run`.
         """
         s = self._settings
         steps, sigma = s.steps, s.noise_multiplier
-        rate, clip, _ = s.of_lanes(lanes.candidate)
+        rate, clip, _ = s.hyperparameters_of(runs.candidate)
         if s.sampling_rate < 1:
             from scipy.stats import binom  # half a second to import, and rarely needed
 
-            drawn = binom.ppf(streams.uniforms(lanes.seeds, 2), steps, s.sampling_rate)
-            hits = np.where(lanes.included, drawn, 0.0)
+            drawn = binom.ppf(streams.uniforms(runs.seeds, 2), steps, s.sampling_rate)
+            hits = np.where(runs.included, drawn, 0.0)
         else:
-            hits = np.where(lanes.included, float(steps), 0.0)
-        noise = streams.normals(lanes.seeds, 0)
+            hits = np.where(runs.included, float(steps), 0.0)
+        noise = streams.normals(runs.seeds, 0)
         unit = math.sqrt(steps) * sigma * clip
         total = clip * hits + unit * noise
 
@@ -61,19 +61,19 @@ class ReducedEngine:
             weights = (1 - m ** np.arange(steps, 0, -1)) / (1 - m)
             mean = weights.mean(axis=1)
             spread = np.sqrt(np.square(weights - mean[:, None]).mean(axis=1))
-            apart = spread[lanes.candidate] * unit * streams.normals(lanes.seeds, 1)
-            moved = mean[lanes.candidate] * total + apart
+            apart = spread[runs.candidate] * unit * streams.normals(runs.seeds, 1)
+            moved = mean[runs.candidate] * total + apart
         lambda_a = total / (steps * clip)
         observation = Observation(rate * moved, total / unit)
         return RunOutcomes(
             lambda_a=lambda_a,
-            lambda_c=lambda_a if s.sampling_rate == 1 else self._lambda_c(lanes, hits, noise),
+            lambda_c=lambda_a if s.sampling_rate == 1 else self._lambda_c(runs, hits, noise),
             scores=self._threat_model.score(observation),
-            finite=np.ones(len(lanes), dtype=np.bool_),
+            finite=np.ones(len(runs), dtype=np.bool_),
         )
 
     def _lambda_c(
-        self, lanes: RunBatch, hits: NDArray[np.float64], noise: NDArray[np.float64]
+        self, runs: RunBatch, hits: NDArray[np.float64], noise: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Draws lambda_c of sampled batches, [R], given what lambda_a was drawn from.
 
@@ -81,7 +81,7 @@ class ReducedEngine:
         to a mean have the law of a run's noise given its mean.
 
         Args:
-            lanes: the pack.
+            runs: the pack.
             hits: [R], how many steps took the canary.
             noise: [R], the standardised sum of a run's noise.
         """
@@ -90,11 +90,11 @@ class ReducedEngine:
         # A step at x = sigma z, or at 1 + sigma z where it took the canary, has the log-likelihood
         # ratio missed + log(1 + exp(odds + (2 x - 1) / (2 sigma^2))).
         odds, gain = math.log(s.sampling_rate) - missed, 1 / sigma**2
-        log_ratio = np.empty(len(lanes))
+        log_ratio = np.empty(len(runs))
         rows = max(1, _CHUNK // s.steps)
-        for start in range(0, len(lanes), rows):
+        for start in range(0, len(runs), rows):
             part = slice(start, start + rows)
-            z = streams.normal_rows(lanes.seeds[part], 3, s.steps)
+            z = streams.normal_rows(runs.seeds[part], 3, s.steps)
             mean = noise[part] / math.sqrt(s.steps)
             shift = (mean - z.mean(axis=1)) / sigma + odds - gain / 2
             z *= 1 / sigma

@@ -97,33 +97,33 @@ class OpacusEngine:
     def _tensor(self, features: Features) -> Tensor:
         return torch.from_numpy(np.array(features)).to(self._device, self._dtype)
 
-    def run(self, lanes: RunBatch) -> RunOutcomes:
+    def run(self, runs: RunBatch) -> RunOutcomes:
         """See `Engine.run`."""
-        found = RunOutcomes.empty(len(lanes))
+        found = RunOutcomes.empty(len(runs))
         with reproducible_products(), warnings.catch_warnings():
             # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            for lane in range(len(lanes)):
-                rows = slice(lane, lane + 1)
-                found.put(rows, self._run(lanes.at(rows)))
+            for run in range(len(runs)):
+                rows = slice(run, run + 1)
+                found.put(rows, self._run(runs.at(rows)))
         return found
 
-    def _run(self, lane: RunBatch) -> RunOutcomes:
+    def _run(self, run: RunBatch) -> RunOutcomes:
         """Trains one run and judges it."""
         s = self._settings
-        _, clip, _ = s.candidates[int(lane.candidate[0])]
-        run = self._train(lane)
-        score = np.asarray(self._threat_model.score(run.observation), dtype=np.float64)
+        _, clip, _ = s.candidates[int(run.candidate[0])]
+        trained = self._train(run)
+        score = np.asarray(self._threat_model.score(trained.observation), dtype=np.float64)
         if score.shape != (1,):
             raise ValueError(
                 f"score {self._threat_model.score.name} must give one number per run, [1], "
                 f"got shape {list(score.shape)}"
             )
-        lambda_a = np.array([run.product / (s.steps * clip**2)])
+        lambda_a = np.array([trained.product / (s.steps * clip**2)])
         lambda_c = lambda_a
         if s.sampling_rate < 1:
-            lambda_c = np.array([0.5 + s.noise_multiplier**2 / s.steps * run.log_ratio])
-        weights = run.observation.parameters()
+            lambda_c = np.array([0.5 + s.noise_multiplier**2 / s.steps * trained.log_ratio])
+        weights = trained.observation.parameters()
         finite = np.isfinite(weights).all(1) & np.isfinite(lambda_a) & np.isfinite(score)
         return RunOutcomes(
             lambda_a=np.where(finite, lambda_a, 0.0),
@@ -132,10 +132,10 @@ class OpacusEngine:
             finite=finite,
         )
 
-    def _train(self, lane: RunBatch) -> TrainedRun:
+    def _train(self, run: RunBatch) -> TrainedRun:
         """All steps of one run."""
         s = self._settings
-        rate, clip, momentum = s.candidates[int(lane.candidate[0])]
+        rate, clip, momentum = s.candidates[int(run.candidate[0])]
         model = GradSampleModule(copy.deepcopy(self._template), loss_reduction="sum")
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = DPOptimizer(
@@ -144,12 +144,12 @@ class OpacusEngine:
             max_grad_norm=clip,
             expected_batch_size=None,
             loss_reduction="sum",
-            generator=streams.generators(lane.seeds, 0, str(self._device))[0],
+            generator=streams.generators(run.seeds, 0, str(self._device))[0],
         )
         start = float(parameters[0].detach().flatten()[0])
         total, log_ratio, first_noise = 0.0, 0.0, 0.0
-        for taken, canary_taken in self._batches(lane):
-            has_canary = bool(lane.included[0]) and canary_taken
+        for taken, canary_taken in self._batches(run):
+            has_canary = bool(run.included[0]) and canary_taken
             optimizer.zero_grad()
             z = self._backward(model, parameters, taken, has_canary, clip)
             optimizer.clip_and_accumulate()
@@ -177,20 +177,20 @@ class OpacusEngine:
         )
         return TrainedRun(observation, total, log_ratio)
 
-    def _batches(self, lane: RunBatch) -> Iterator[tuple[Tensor, bool]]:
+    def _batches(self, run: RunBatch) -> Iterator[tuple[Tensor, bool]]:
         """For every step the records taken, of the training set and the canary, [n + 1 or n]."""
         s = self._settings
         everything = torch.ones(len(self._y), dtype=torch.bool, device=self._device)
         size = self._training_size
         members = everything.clone()
-        if lane.records is not None:
-            members[:size] = torch.from_numpy(lane.records[0]).to(self._device)
+        if run.records is not None:
+            members[:size] = torch.from_numpy(run.records[0]).to(self._device)
         if s.sampling_rate == 1:
             for _ in range(s.steps):
                 yield members, True
             return
         for drawn in noise.poisson_steps(
-            lane.seeds, s.sampling_rate, s.steps, self._device, size + 1, steps_at_once=1
+            run.seeds, s.sampling_rate, s.steps, self._device, size + 1, steps_at_once=1
         ):
             # The canary's gradient is taken in every step: the proxies need it.
             taken = torch.cat([drawn[0, :size], everything[size:]]) & members

@@ -87,12 +87,12 @@ class DpSgdSettings:
 
     @functools.cached_property
     def candidates(self) -> tuple[Candidate, ...]:
-        """Omega; a lane's candidate is an index of it."""
+        """Omega; a run's candidate is an index of it."""
         grid = itertools.product(self.learning_rates, self.max_grad_norm, self.momentum)
         return tuple(Candidate(*values) for values in grid)
 
-    def of_lanes(self, candidate: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The hyper-parameters of R lanes.
+    def hyperparameters_of(self, candidate: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The hyper-parameters of R runs.
 
         Args:
             candidate: [R] indices of their candidates.

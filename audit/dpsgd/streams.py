@@ -1,4 +1,4 @@
-"""Random numbers of a lane that depend on its seed alone."""
+"""Random numbers of a run that depend on its seed alone."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,8 @@ def words(seeds: Words, stream: int, count: int) -> Words:
     """Random 64-bit words by SplitMix64, as a function of (seed, stream, index).
 
     Args:
-        seeds: [R], one seed per lane.
-        stream: which of a lane's independent streams.
+        seeds: [R], one seed per run.
+        stream: which of a run's independent streams.
         count: how many words of each.
 
     Returns:
@@ -52,7 +52,7 @@ def words(seeds: Words, stream: int, count: int) -> Words:
 
 
 def _keys(seeds: Words, stream: int) -> Words:
-    """Where each lane's counter starts, [R].
+    """Where each run's counter starts, [R].
 
     The seed is mixed before the counter is added, so that close seeds do not share a sequence.
     """
@@ -60,13 +60,13 @@ def _keys(seeds: Words, stream: int) -> Words:
 
 
 def uniforms(seeds: Words, stream: int) -> NDArray[np.float64]:
-    """One uniform number in (0, 1) per lane, with 53 bits, [R]."""
+    """One uniform number in (0, 1) per run, with 53 bits, [R]."""
     high = words(seeds, stream, 1)[:, 0] >> np.uint64(11)
     return (high.astype(np.float64) + 0.5) * 2.0**-53
 
 
 def normals(seeds: Words, stream: int) -> NDArray[np.float64]:
-    """One standard normal number per lane, [R], by inversion.
+    """One standard normal number per run, [R], by inversion.
 
     The sign takes one bit and the magnitude 53 others, so that both tails are resolved down to a
     probability of 2^-55.
@@ -75,7 +75,7 @@ def normals(seeds: Words, stream: int) -> NDArray[np.float64]:
 
 
 def normal_rows(seeds: Words, stream: int, count: int) -> NDArray[np.float64]:
-    """Standard normal numbers of every lane, [R, count], of which the first are `normals`.
+    """Standard normal numbers of every run, [R, count], of which the first are `normals`.
 
     Compiled where there was a compiler (`_noise.c`), five times as fast; both agree to 2e-15,
     relatively.
@@ -94,14 +94,14 @@ def _by_inversion(word: Words) -> NDArray[np.float64]:
 
 
 def generators(seeds: Words, stream: int, device: str) -> "list[torch.Generator]":
-    """One torch generator per lane.
+    """One torch generator per run.
 
-    On a CPU torch seeds its Mersenne twister with 32 bits only, so that among 43,000 lanes two
+    On a CPU torch seeds its Mersenne twister with 32 bits only, so that among 43,000 runs two
     would share their noise with probability 0.2; here its whole state is filled instead.
 
     Args:
-        seeds: [R], one seed per lane.
-        stream: which of a lane's independent streams.
+        seeds: [R], one seed per run.
+        stream: which of a run's independent streams.
         device: a torch device.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Protocols that look back, on lanes: run j of all tunings together, then run j+1."""
+"""Protocols that look back, on batch: run j of all tunings together, then run j+1."""
 
 import math
 
@@ -26,24 +26,24 @@ def best_of_adaptive(
     """Plays T tunings in rounds; each run's candidate is drawn by what came before in its tuning.
 
     Args:
-        run: runs a pack of lanes.
+        run: runs a batch of runs.
         protocol: the law of K, and how far a density may be from the uniform prior.
         sampler: of the T tunings, fresh.
         included: [T] whether the canary is in the data set of each tuning.
-        rng: source of K, candidates and lane seeds.
+        rng: source of K, candidates and run seeds.
     """
     runs = protocol.repetitions.sample(rng, len(included))
     winners = empty_winners(runs)
     for index in range(int(runs.max(initial=0))):
         tuning = np.flatnonzero(runs > index)
         candidate = drawn(sampler.densities(tuning), rng.random(len(tuning)))
-        lanes = RunBatch(
+        batch = RunBatch(
             included=included[tuning],
             candidate=candidate,
             seeds=rng.integers(0, 2**64, len(tuning), dtype=np.uint64),
         )
-        (outcomes,) = run(lanes)
-        winners.compete(outcomes, lanes, tuning, np.full(len(tuning), index))
+        (outcomes,) = run(batch)
+        winners.compete(outcomes, batch, tuning, np.full(len(tuning), index))
         sampler.add(tuning, candidate, outcomes)
     return winners
 
@@ -68,12 +68,12 @@ def first_accepted(
     uniformly.
 
     Args:
-        run: runs a pack of lanes.
+        run: runs a batch of runs.
         protocol: until a run is accepted, or stopped after some that were not.
         candidates: how many hyper-parameter candidates there are.
         good_enough: a run is accepted if its score is above.
         included: [T] whether the canary is in the data set of each tuning.
-        rng: source of stops, candidates and lane seeds.
+        rng: source of stops, candidates and run seeds.
 
     Returns:
         `runs` are those up to the accepted one, or to the stop.
@@ -93,12 +93,12 @@ def first_accepted(
         ahead = max(1, min(size // active.size, _MAX_AHEAD))
         tuning = np.repeat(active, ahead)
         index = winners.runs[tuning] + np.tile(np.arange(ahead), active.size)
-        lanes = RunBatch(
+        batch = RunBatch(
             included=included[tuning],
             candidate=rng.integers(0, candidates, len(tuning)),
             seeds=rng.integers(0, 2**64, len(tuning), dtype=np.uint64),
         )
-        (outcomes,) = run(lanes)
+        (outcomes,) = run(batch)
         kept = outcomes.finite & (outcomes.scores > good_enough) & (index < most[tuning])
         places = np.arange(len(tuning)).reshape(active.size, ahead)
         is_kept = kept[places]
@@ -109,12 +109,12 @@ def first_accepted(
         was_made = index < np.repeat(made, ahead)
         np.add.at(winners.diverged, tuning, was_made & ~outcomes.finite)
         winners.runs[active] = made
-        who, lane = active[found], places[found, first[found]]
-        winners.chosen[who] = index[lane]
-        winners.candidate[who] = lanes.candidate[lane]
-        winners.score[who] = outcomes.scores[lane]
-        winners.lambda_a[who] = outcomes.lambda_a[lane]
-        winners.lambda_c[who] = outcomes.lambda_c[lane]
+        who, won = active[found], places[found, first[found]]
+        winners.chosen[who] = index[won]
+        winners.candidate[who] = batch.candidate[won]
+        winners.score[who] = outcomes.scores[won]
+        winners.lambda_a[who] = outcomes.lambda_a[won]
+        winners.lambda_c[who] = outcomes.lambda_c[won]
         active = active[~found & (made < most[active])]
     if isinstance(protocol, UntilAccepted) and (winners.chosen < 0).any():
         raise ValueError(

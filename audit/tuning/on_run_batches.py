@@ -1,4 +1,4 @@
-"""Every protocol on lanes: T tunings of the game at once."""
+"""Every protocol on batch: T tunings of the game at once."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ class GameContext:
     """What tunings are played on, and what their adversary fixed before.
 
     Attributes:
-        run: runs a pack of lanes and gives its outcomes in every view.
+        run: runs a batch of runs and gives its outcomes in every view.
         features: [n, d] of the candidates, each in [0, 1].
         tuned_log_ratio: of a tuning on a subset, what the chosen run says of the canary.
         log_ratio_scale: sigma^2 / N, the unit of lambda_c.
@@ -63,13 +63,13 @@ class GameContext:
 
 
 def tune(
-    protocol: Protocol, bench: GameContext, included: NDArray[np.bool_], rng: np.random.Generator
+    protocol: Protocol, context: GameContext, included: NDArray[np.bool_], rng: np.random.Generator
 ) -> list[Winners]:
     """Plays T tunings by a protocol.
 
     Args:
         protocol: one of PLAYED.
-        bench: what they are played on.
+        context: what they are played on.
         included: [T] whether the canary is in the data set of each tuning.
         rng: source of everything random.
 
@@ -79,31 +79,33 @@ def tune(
     Raises:
         ValueError: a protocol that cannot be played, or a score that is NaN.
     """
-    run, candidates = bench.run, len(bench.features)
+    run, candidates = context.run, len(context.features)
     match protocol:
         case RandomSearch():
             law = protocol.repetitions
             return best_of_runs(
-                run, law, candidates, included, rng, bench.views, keep=bench.keep_runs
+                run, law, candidates, included, rng, context.views, keep=context.keep_runs
             )
         case Grid():
-            return best_of_grid(run, protocol, candidates, included, rng, bench.views)
+            return best_of_grid(run, protocol, candidates, included, rng, context.views)
         case Adaptive():
-            sampler = make_sampler(bench.sampler, protocol, bench.features, len(included))
+            sampler = make_sampler(context.sampler, protocol, context.features, len(included))
             return [best_of_adaptive(run, protocol, sampler, included, rng)]
         case Subset():
             found = tune_on_subset(
                 run,
                 protocol,
                 candidates,
-                bench.records,
+                context.records,
                 included,
                 rng,
-                bench.tuned_log_ratio,
-                bench.log_ratio_scale,
+                context.tuned_log_ratio,
+                context.log_ratio_scale,
             )
             return [found]
         case UntilAccepted() | RandomStopping():
-            return [first_accepted(run, protocol, candidates, bench.good_enough, included, rng)]
+            return [
+                first_accepted(run, protocol, candidates, context.good_enough, included, rng)
+            ]
         case _:
             raise ValueError(f"protocol must be one that is played, got {protocol.spec}")

@@ -1,4 +1,4 @@
-"""Tuning on a Poisson subset, then a final run, on lanes (Koskela & Kulkarni 2023).
+"""Tuning on a Poisson subset, then a final run, on batch (Koskela & Kulkarni 2023).
 
 They multiply the learning rate by n/m when they move from m records to n, so that the noise that
 the weights get stays what it was. Theirs is of the mean gradient, which divides by as many records
@@ -35,12 +35,12 @@ def tune_on_subset(
     Where nothing was chosen nothing is trained in the end.
 
     Args:
-        run: runs a pack of lanes.
+        run: runs a batch of runs.
         protocol: the law of K, the chance of a record to be tuned on, what the final run takes.
         candidates: how many hyper-parameter candidates there are.
         records: how many training records there are.
         included: [T] whether the canary is in the data set of each tuning.
-        rng: source of subsets, K, candidates and lane seeds.
+        rng: source of subsets, K, candidates and run seeds.
         tuned_log_ratio: what the chosen run says of the canary.
         log_ratio_scale: sigma^2 / N, the unit of lambda_c.
 
@@ -56,13 +56,13 @@ def tune_on_subset(
         run, protocol.repetitions, candidates, included & tuned_on, rng, records=members
     )
     some = np.flatnonzero(chosen.chosen >= 0)
-    lanes = RunBatch(
+    batch = RunBatch(
         included=(included & (on_all | ~tuned_on))[some],
         candidate=chosen.candidate[some],
         seeds=rng.integers(0, 2**64, len(some), dtype=np.uint64),
         records=None if members is None or on_all else ~members[some],
     )
-    (final,) = run(lanes)
+    (final,) = run(batch)
     final_log_ratio = np.full(len(included), -np.inf)
     lambda_a = np.full(len(included), -np.inf)
     lambda_a[some] = np.where(final.finite, final.lambda_a, -np.inf)

@@ -1,4 +1,4 @@
-"""What tunings of a game release, and how a pack of runs competes for it."""
+"""What tunings of a game release, and how a batch of runs competes for it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from audit.dpsgd import RunBatch, RunOutcomes
 
 Run = Callable[[RunBatch], Sequence[RunOutcomes]]
-"""Runs a pack of lanes and gives its outcomes in every view."""
+"""Runs a batch of runs and gives its outcomes in every view."""
 
 
 @dataclass(frozen=True)
@@ -46,28 +46,28 @@ class Winners:
     run_lambda_a: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), kw_only=True)
     run_lambda_c: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), kw_only=True)
 
-    def keep(self, lane: NDArray[np.int64], outcomes: RunOutcomes) -> None:
-        """Keeps what came of some lanes, by their places among all runs."""
+    def keep(self, places: NDArray[np.int64], outcomes: RunOutcomes) -> None:
+        """Keeps what came of some batch, by their places among all runs."""
         for kept, found in (
             (self.run_score, outcomes.scores),
             (self.run_lambda_a, outcomes.lambda_a),
             (self.run_lambda_c, outcomes.lambda_c),
         ):
-            kept[lane] = np.where(outcomes.finite, found, -np.inf)
+            kept[places] = np.where(outcomes.finite, found, -np.inf)
 
     def compete(
         self,
         outcomes: RunOutcomes,
-        lanes: RunBatch,
+        batch: RunBatch,
         tuning: NDArray[np.int64],
         index: NDArray[np.int64],
     ) -> None:
-        """Lets a pack of lanes compete; of equal scores the first lane wins.
+        """Lets a batch of runs compete; of equal scores the first run wins.
 
         Args:
-            outcomes: of the lanes.
-            lanes: the pack, sorted by tuning.
-            tuning: [R] of each lane.
+            outcomes: of the runs.
+            batch: the batch, sorted by tuning.
+            tuning: [R] of each run.
             index: [R] its place in its tuning.
 
         Raises:
@@ -79,14 +79,14 @@ class Winners:
         np.add.at(self.diverged, tuning, ~outcomes.finite)
         first = np.flatnonzero(np.diff(tuning, prepend=-1))
         highest = np.maximum.reduceat(scores, first)
-        lane = np.arange(len(lanes))
-        is_best = scores == np.repeat(highest, np.diff(np.append(first, len(lanes))))
-        best = np.minimum.reduceat(np.where(is_best, lane, len(lanes)), first)
-        # A pack may continue a tuning that an earlier pack began: only a better score replaces.
+        position = np.arange(len(batch))
+        is_best = scores == np.repeat(highest, np.diff(np.append(first, len(batch))))
+        best = np.minimum.reduceat(np.where(is_best, position, len(batch)), first)
+        # A batch may continue a tuning that an earlier batch began: only a better score replaces.
         better = highest > self.score[tuning[first]]
         best, who = best[better], tuning[first][better]
         self.chosen[who] = index[best]
-        self.candidate[who] = lanes.candidate[best]
+        self.candidate[who] = batch.candidate[best]
         self.score[who] = scores[best]
         self.lambda_a[who] = outcomes.lambda_a[best]
         self.lambda_c[who] = outcomes.lambda_c[best]

@@ -1,13 +1,13 @@
 """Networks as lists of plain layers, one file for each kind.
 
 A layer describes itself once, from its `nn.Module`, and from that description come both forms of
-its gradients: torch operations over R lanes (`Layer.forward`, `Layer.backward`) and a row in the
+its gradients: torch operations over R runs (`Layer.forward`, `Layer.backward`) and a row in the
 table of the compiled ones (`Layer.compile`). A file registers what it describes with `@describes`
 and is found by being here.
 
-Activations are [R, m, ...]: R lanes, m records, any strides. The input of the first layer is the
-same in every lane and has no lane dimension, [m, ...]; its work is then one matrix product for all
-lanes.
+Activations are [R, m, ...]: R runs, m records, any strides. The input of the first layer is the
+same in every run and has no run dimension, [m, ...]; its work is then one matrix product for all
+runs.
 """
 
 import importlib

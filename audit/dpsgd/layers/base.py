@@ -44,14 +44,14 @@ class Layer(ABC):
 
 
 class FirstLayer(Layer):
-    """A layer whose input may be the records themselves, the same in every lane and step."""
+    """A layer whose input may be the records themselves, the same in every run and step."""
 
     def prepare(self, features: Tensor) -> Tensor:
-        """What can be computed from [m, ...] records once for all lanes and steps."""
+        """What can be computed from [m, ...] records once for all runs and steps."""
         return features
 
     def forward_prepared(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """As `forward`, from prepared records: [m, ...], or lane by lane [R, m, ...]."""
+        """As `forward`, from prepared records: [m, ...], or run by run [R, m, ...]."""
         return self.forward(theta, x)
 
 

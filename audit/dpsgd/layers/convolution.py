@@ -63,19 +63,19 @@ class Convolution(FirstLayer):
     ) -> tuple[Tensor | None, RecordGradients | None]:
         """Delta W scattered back to the input, and the gradients of the kernels."""
         patches, weight, shape = saved
-        lanes, records, outputs = delta.shape[:3]
+        runs, records, outputs = delta.shape[:3]
         size = patches.shape[-1]
         rows = delta.flatten(3).transpose(2, 3)  # [R, m, positions, outputs]
         if patches.dim() == 4:
-            by_record = rows.permute(1, 0, 3, 2).reshape(records, lanes * outputs, -1)
+            by_record = rows.permute(1, 0, 3, 2).reshape(records, runs * outputs, -1)
             gradient = affines(by_record, patches.flatten(1, 2).transpose(1, 2))
-            gradient = gradient.view(records, lanes, outputs, size).transpose(0, 1)
+            gradient = gradient.view(records, runs, outputs, size).transpose(0, 1)
         else:
-            gradient = rows.transpose(2, 3) @ patches.reshape(lanes, records, -1, size)
+            gradient = rows.transpose(2, 3) @ patches.reshape(runs, records, -1, size)
         gradients = [gradient, rows.sum(2)] if self.has_bias else [gradient]
         back = None
         if need_input:
-            columns = rows.reshape(lanes, -1, outputs) @ weight
+            columns = rows.reshape(runs, -1, outputs) @ weight
             back = self._scatter(columns.view(*patches.shape), shape)
         return back, KernelGradients(gradients, theta[0].shape[1:])
 
@@ -104,18 +104,18 @@ class Convolution(FirstLayer):
         each part.
         """
         (kh, kw), (sh, sw) = self.kernel, self.stride
-        lanes, records, channels, h, w = shape
+        runs, records, channels, h, w = shape
         left, _, top, _ = self.padding
         height, width = columns.shape[2:4]
-        columns = columns.view(lanes, records, height, width, kh, kw, channels)
+        columns = columns.view(runs, records, height, width, kh, kw, channels)
         rows = max(h + top, sh * (height + (kh - 1) // sh))
         across = max(w + left, sw * (width + (kw - 1) // sw))
-        back = columns.new_zeros(lanes, records, rows, across, channels)
+        back = columns.new_zeros(runs, records, rows, across, channels)
         for i in range(0, kh, sh):
             for j in range(0, kw, sw):
                 part = columns[:, :, :, :, i : i + sh, j : j + sw]
                 tiles = back[:, :, i : i + sh * height, j : j + sw * width]
-                tiles = tiles.view(lanes, records, height, sh, width, sw, channels).transpose(3, 4)
+                tiles = tiles.view(runs, records, height, sh, width, sw, channels).transpose(3, 4)
                 tiles[:, :, :, :, : part.shape[4], : part.shape[5]].add_(part)
         return back[:, :, top : top + h, left : left + w].permute(0, 1, 4, 2, 3)
 

@@ -28,25 +28,25 @@ class MaxPool(Layer):
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
         """The largest of every window; saves where it was."""
-        lanes, channels = len(x), x.shape[2]
-        # After a first layer that all lanes share, they lie side by side with the channels: pooled
-        # as one picture of lanes * channels, nothing is copied.
+        runs, channels = len(x), x.shape[2]
+        # After a first layer that all runs share, they lie side by side with the channels: pooled
+        # as one picture of runs * channels, nothing is copied.
         is_joined = x.stride(2) == 1 and x.stride(0) == channels
         x = _channels_last(x, is_joined)
         y, index = torch.ops.aten.max_pool2d_with_indices(x, *vars(self).values())
-        return _lanes_first(y, lanes, is_joined), (x, index, is_joined)
+        return _runs_first(y, runs, is_joined), (x, index, is_joined)
 
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
         """Delta at the places of the largest."""
         x, index, is_joined = saved
-        lanes = len(delta)
+        runs = len(delta)
         delta = _channels_last(delta, is_joined)
         back = torch.ops.aten.max_pool2d_with_indices_backward(
             delta, x, *vars(self).values(), index
         )
-        return _lanes_first(back, lanes, is_joined), None
+        return _runs_first(back, runs, is_joined), None
 
     def compile(self, program: Program) -> None:
         """Windows inside the picture alone."""
@@ -76,11 +76,11 @@ def _channels_last(x: Tensor, is_joined: bool) -> Tensor:
     return x.reshape(-1, width, across).view(-1, height, width, across).permute(0, 3, 1, 2)
 
 
-def _lanes_first(x: Tensor, lanes: int, is_joined: bool) -> Tensor:
+def _runs_first(x: Tensor, runs: int, is_joined: bool) -> Tensor:
     """The inverse of `_channels_last`."""
     if is_joined:
-        return x.view(len(x), lanes, -1, *x.shape[2:]).transpose(0, 1)
-    return x.view(lanes, -1, *x.shape[1:])
+        return x.view(len(x), runs, -1, *x.shape[2:]).transpose(0, 1)
+    return x.view(runs, -1, *x.shape[1:])
 
 
 def _pair(size: int | tuple[int, ...]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from audit import checks
 _LONGEST = 300  # characters of another's message
 
 
-def imported(parameter: str, dotted: str) -> Any:
+def import_by_name(parameter: str, dotted: str) -> Any:
     """What a dotted name, package.module.name, stands for.
 
     Args:
@@ -21,7 +21,7 @@ def imported(parameter: str, dotted: str) -> Any:
         ValueError: no such module, one that cannot be imported, or nothing of that name in it.
     """
     module, _, name = dotted.rpartition(".")
-    with refusing(
+    with errors_in_one_line(
         f"{parameter} must be a name that can be imported, got {checks.one_line(dotted)}"
     ):
         if not all(part.isidentifier() for part in dotted.split(".")):
@@ -29,18 +29,18 @@ def imported(parameter: str, dotted: str) -> Any:
         return getattr(importlib.import_module(module), name)
 
 
-def called(parameter: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def call_user_code(parameter: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """What another's function gives.
 
     Raises:
         ValueError: it raised, or ended the program.
     """
-    with refusing(f"{parameter} must give an answer, and raised", joint=" "):
+    with errors_in_one_line(f"{parameter} must give an answer, and raised", joint=" "):
         return function(*arguments)
 
 
 @contextmanager
-def refusing(words: str, joint: str = ": ") -> Iterator[None]:
+def errors_in_one_line(words: str, joint: str = ": ") -> Iterator[None]:
     """Another's code runs inside: whatever it raises is one line.
 
     Args:
@@ -55,10 +55,10 @@ def refusing(words: str, joint: str = ": ") -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # of any class, SystemExit or one's own
-        raise ValueError(f"{words}{joint}{in_line(error)}") from error
+        raise ValueError(f"{words}{joint}{format_error(error)}") from error
 
 
-def in_line(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """What another's code raised, in one line that is not too long."""
     try:
         said = str(error).strip().splitlines()
