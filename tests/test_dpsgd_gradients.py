@@ -194,7 +194,7 @@ def test_records_prepared_for_every_chunk_give_the_same(monkeypatch):
     taken = torch.tensor([[True, False] * 3 + [True]] * RUNS)
     stack = stacked(model, (1, 6, 6))
     kept = ClippedSums(stack, x, y)
-    monkeypatch.setattr(ClippedSums, "_KEEP_BYTES", 0)
+    monkeypatch.setattr(ClippedSums, "_MAX_PREPARED_BYTES", 0)
     fresh = ClippedSums(stack, x, y)
     clip = x.new_full((RUNS,), 0.5)
     for batch in (None, taken):

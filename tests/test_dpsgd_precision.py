@@ -306,11 +306,11 @@ def test_on_a_gpu_tf32_is_the_hardware_s_and_only_inside(monkeypatch):
         with products.rounded_operands(PRECISIONS["float32"], torch.device("cuda")):
             assert not any(flag.allow_tf32 for flag in flags)
 
-    def of_bf16(x, y, out_dtype):
+    def bf16_products(x, y, out_dtype):
         assert x.dtype == y.dtype == torch.bfloat16
         return (x.double() @ y.double()).to(out_dtype)
 
-    monkeypatch.setattr(products, "_OF_BF16", dict.fromkeys(products._OF_BF16, of_bf16))
+    monkeypatch.setattr(products, "_BF16_PRODUCTS", dict.fromkeys(products._BF16_PRODUCTS, bf16_products))
     with products.rounded_operands(ROUNDED["bf16"], torch.device("cuda")):
         got = x @ y, (x[None] @ y[None])[0]
         shifted = (

@@ -175,7 +175,7 @@ def test_what_has_no_closed_law_is_refused_with_the_reason():
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,))
     digits = threat_models.build("ETCV", "input")
     assert choose_engine(dirac(), settings)[0] == "reduced"
-    assert "law of the released statistic is known" in choose_engine(dirac(), settings)[1]
+    assert "distribution of the released statistic is known" in choose_engine(dirac(), settings)[1]
     assert choose_engine(digits, settings)[0] != "reduced"
     with pytest.raises(ValueError, match="input canary"):
         make_engine("reduced", digits, settings)

@@ -1,4 +1,4 @@
-"""Many runs of DP-SGD at once: every parameter of every run, in every step."""
+"""The batched engine: trains many runs of DP-SGD at once."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,26 +26,26 @@ from threat_models.scores import Features
 
 
 class BatchedEngine:
-    """DP-SGD in runs; see `Engine`.
+    """DP-SGD on many runs at once; see `Engine`.
 
-    The runs' weights are [R, parameters]; clipped sums come from `gradients`. lambda_a and what
-    the scores need accumulate as the steps go. Rounding apart, a run's outcome depends on its seed
-    alone.
+    The runs' weights are [R, parameters]; `gradients` computes the clipped sums. The proxies and the
+    inputs of the scores accumulate step by step. Up to rounding, a run's outcome depends only on its
+    seed, candidate and data set.
 
     Args:
         threat_model: data, canary and score.
         settings: the base mechanism.
-        model: with the initial weights w_0, in the precision's dtype.
+        model: the model with its initial weights w_0, in the precision's dtype.
         device: a torch device.
-        name: of the engine, where `reductions` made the problem smaller.
-        precision: to what the operands of products are rounded.
+        name: the engine's name; it differs from "batched" if `reductions` made the problem smaller.
+        precision: the number format to which operands of products are rounded.
 
     Attributes:
-        parameters: how many numbers of a run are trained.
-        memory: what runs side by side.
+        parameters: number of trained parameters per run.
+        memory: sizes of packs and chunks.
 
     Raises:
-        ValueError: a device that is not there.
+        ValueError: the device is not available.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class BatchedEngine:
     def _gradient(
         self, canary: Canary
     ) -> "Callable[[Parameters, Tensor], ClippedRecord | DiracGradient]":
-        """The canary's clipped gradient, from the parameters and every run's C, [R]."""
+        """A function from the parameters and every run's C, [R], to the clipped canary gradient."""
         if not isinstance(canary, InputCanary):
             return lambda _, clip: DiracGradient(clip)
         x, y = self._tensors(canary.features[None], np.array([canary.label]))
@@ -90,12 +90,12 @@ class BatchedEngine:
         return x, torch.from_numpy(np.array(labels)).to(self._device)
 
     def runs_per_pack(self) -> int:
-        """How many runs run side by side."""
+        """The number of runs that are trained together."""
         return self.memory.runs_per_pack(
             self.parameters,
             self._settings.steps,
             batch=self._training_size + 1 if self._settings.sampling_rate < 1 else None,
-            # The compiled sums take a few records of one run at a time.
+            # The compiled sums process a few records of one run at a time.
             record_floats=(
                 self._model.record_floats if isinstance(self._training, ClippedSums) else None
             ),
@@ -115,14 +115,14 @@ class BatchedEngine:
         served = [(~runs.included, views)]
         for canary in canaries:
             served.append((runs.included, [view for view in views if view[0].canary == canary]))
-        for rows, judges in served:
-            found = self._run_packs(runs.at(rows), [threat_model for threat_model, _ in judges])
-            for (_, whole), part in zip(judges, found, strict=True):
+        for rows, sharers in served:
+            found = self._run_packs(runs.at(rows), [threat_model for threat_model, _ in sharers])
+            for (_, whole), part in zip(sharers, found, strict=True):
                 whole.put(rows, part)
         return shared
 
     def _run_packs(self, runs: RunBatch, threat_models: Sequence[ThreatModel]) -> list[RunOutcomes]:
-        """Runs every run once for all threat models; those of runs with a canary share it."""
+        """Trains every run once; runs with a canary require that all threat models share it."""
         found = [RunOutcomes.empty(len(runs)) for _ in threat_models]
 
         def run(rows: slice, chunk_floats: int) -> None:
@@ -131,14 +131,14 @@ class BatchedEngine:
                 whole.put(rows, part)
 
         with reproducible_products():
-            self.memory.in_packs(len(runs), self.runs_per_pack(), self._model.record_floats, run)
+            self.memory.run_in_packs(len(runs), self.runs_per_pack(), self._model.record_floats, run)
         return found
 
     @torch.no_grad()
     def _run_pack(
         self, runs: RunBatch, threat_models: Sequence[ThreatModel], chunk_floats: int
     ) -> list[RunOutcomes]:
-        """Trains a pack and judges it."""
+        """Trains a pack and evaluates it under every threat model."""
         s = self._settings
         canaries = list(dict.fromkeys(threat_model.canary for threat_model in threat_models))
         theta, proxies, residual = self._train(runs, canaries, chunk_floats)
@@ -154,7 +154,7 @@ class BatchedEngine:
             records_at_once=max(1, chunk_floats // (len(runs) * self._model.record_floats)),
         )
         return [
-            judge(threat_model, observation, proxies[canaries.index(threat_model.canary)], finite)
+            evaluate_runs(threat_model, observation, proxies[canaries.index(threat_model.canary)], finite)
             for threat_model in threat_models
         ]
 
@@ -165,12 +165,12 @@ class BatchedEngine:
 
         Args:
             runs: the pack.
-            canaries: whose proxies to take; the first is the one that runs may include.
-            chunk_floats: how many numbers a chunk of records may need.
+            canaries: the canaries whose proxies are computed; only the first may be in a data set.
+            chunk_floats: maximum number of floats that a chunk of records may need.
 
         Returns:
-            The final parameters; the proxies of every canary; and sum_i of the first coordinate of
-            p_i less the training records' part, [R].
+            The final parameters; the proxies of every canary; and the sum over steps of the first
+            coordinate of p_i without the training records' contribution, [R].
         """
         s = self._settings
         count = len(runs)
@@ -187,7 +187,8 @@ class BatchedEngine:
         noise = self._noise(runs, theta[0])
         batches = self._batches(runs)
         for released, (taken, canary_taken) in zip(noise, batches, strict=True):
-            # released grows from the noise to p_i; a canary's gradient z is taken before step i.
+            # `released` starts as the noise and becomes p_i. A canary's gradient z is computed
+            # before step i.
             canary_weight = (included & canary_taken).to(theta[0].dtype)[:, None]
             canary_gradients = [gradient(theta, clip) for gradient in gradients]
             canary_gradients[0].add_to(released, canary_weight)
@@ -207,7 +208,7 @@ class BatchedEngine:
         return theta, proxies, residual
 
     def _noise(self, runs: RunBatch, like: Tensor) -> Iterator[Parameters]:
-        """For every step N(0, C^2 sigma^2) noise as one [R, size] per parameter."""
+        """Yields, for every step, N(0, C^2 sigma^2) noise as one [R, size] per parameter."""
         s = self._settings
         _, clip, _ = s.hyperparameters_of(runs.candidate)
         sizes = [p.numel() for p in self._initial]
@@ -222,7 +223,7 @@ class BatchedEngine:
             yield list(torch.split(drawn, sizes, dim=1))
 
     def _batches(self, runs: RunBatch) -> Iterator[tuple[Tensor | None, Tensor]]:
-        """For every step the records taken, [R, n] (None: all), and whether the canary is."""
+        """Yields, for every step, the sampled records, [R, n] (None: all), and canaries, [R]."""
         s = self._settings
         own = runs.records
         members = None if own is None else torch.from_numpy(own).to(self._device)
@@ -244,22 +245,22 @@ class BatchedEngine:
             yield records, taken[:, -1]
 
 
-def judge(
+def evaluate_runs(
     threat_model: ThreatModel,
     observation: ModelObservation,
     proxies: Proxies,
     finite: NDArray[np.bool_],
 ) -> RunOutcomes:
-    """The outcomes of R runs.
+    """The outcomes of R runs under one threat model.
 
     Args:
-        threat_model: whose score it is.
-        observation: of the final models.
-        proxies: of its canary.
-        finite: [R], whether the final weights are.
+        threat_model: the threat model with the score.
+        observation: the final models.
+        proxies: the proxies of the threat model's canary.
+        finite: [R], whether the final weights are finite.
 
     Raises:
-        ValueError: a score that does not give one number per run.
+        ValueError: the score does not return one number per run.
     """
     lambda_a = proxies.lambda_a()
     values = np.asarray(threat_model.score(observation), dtype=np.float64)

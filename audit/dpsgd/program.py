@@ -18,12 +18,12 @@ _FIELDS = (
 """The layer struct of `_convolutional.c`, in its order."""
 
 
-def _whole(numbers: int) -> int:
+def _round_up(numbers: int) -> int:
     """What fills whole vectors."""
     return -(-numbers // _VECTOR) * _VECTOR
 
 
-class Picture(NamedTuple):
+class FeatureMap(NamedTuple):
     """What lies between two layers, as packed: channels last, in whole vectors."""
 
     height: int
@@ -108,7 +108,7 @@ class Program:
     ) -> None:
         self.layers: list[dict[str, int]] = []
         self.channels, height, width = record_shape
-        self.picture = Picture(height, width, _whole(self.channels) if is_inner else self.channels)
+        self.feature_map = FeatureMap(height, width, _round_up(self.channels) if is_inner else self.channels)
         self.is_flat = self._is_inner = is_inner
         self._first_padding = (0, 0, 0, 0)
         self._offsets: list[int] = []
@@ -124,7 +124,7 @@ class Program:
     @property
     def size(self) -> int:
         """Numbers of the picture."""
-        return self.picture.height * self.picture.width * self.picture.channels
+        return self.feature_map.height * self.feature_map.width * self.feature_map.channels
 
     def add(self, kind: str, out_size: int, **fields: int) -> None:
         """Adds a row to the table."""
@@ -132,22 +132,22 @@ class Program:
         row |= {"kind": _KINDS[kind], "in_size": self.size, "out_size": out_size}
         self.layers.append(row)
 
-    def add_picture(self, kind: str, height: int, width: int, **fields: int) -> None:
+    def add_resizing(self, kind: str, height: int, width: int, **fields: int) -> None:
         """Adds a layer without weights that gives a picture of another size."""
-        after = Picture(height, width, self.picture.channels)
-        sizes = self.picture._asdict() | {"out_height": height, "out_width": width}
+        after = FeatureMap(height, width, self.feature_map.channels)
+        sizes = self.feature_map._asdict() | {"out_height": height, "out_width": width}
         self.add(kind, after.height * after.width * after.channels, **sizes, **fields)
-        self.picture = after
+        self.feature_map = after
 
     def pad(self, padding: tuple[int, int, int, int]) -> None:
         """Zeros to the left, right, top and bottom; those of records are written once."""
         left, right, top, bottom = padding
-        height, width = self.picture.height + top + bottom, self.picture.width + left + right
+        height, width = self.feature_map.height + top + bottom, self.feature_map.width + left + right
         if not self.layers:
             self._first_padding = padding
-            self.picture = Picture(height, width, self.picture.channels)
+            self.feature_map = FeatureMap(height, width, self.feature_map.channels)
         elif any(padding):
-            self.add_picture("pad", height, width, top=top, left=left)
+            self.add_resizing("pad", height, width, top=top, left=left)
 
     def add_affine(
         self,
@@ -166,10 +166,10 @@ class Program:
             positions: height and width of the output.
             **fields: of the row.
         """
-        outputs = _whole(shape[0])
+        outputs = _round_up(shape[0])
         is_linear = bool(fields.get("is_linear"))
-        weights = _Weights(shape, self.picture.channels, outputs, has_bias, is_linear)
-        after = Picture(*positions, outputs)
+        weights = _Weights(shape, self.feature_map.channels, outputs, has_bias, is_linear)
+        after = FeatureMap(*positions, outputs)
         self.add(
             "affine",
             after.height * after.width * outputs,
@@ -183,7 +183,7 @@ class Program:
         self._weights.append(weights)
         self._offsets += starts
         self._parameters += weights.size
-        self.picture, self.channels = after, shape[0]
+        self.feature_map, self.channels = after, shape[0]
 
     def prepare(self, features: Tensor) -> Tensor:
         """Records [n, c, h, w] as the extension reads them, channels last."""

@@ -91,7 +91,7 @@ class OuterProducts:
 
 
 @dataclass
-class WrittenOut:
+class ExplicitGradients:
     """Gradients written out, for layers with few parameters per record."""
 
     gradients: Parameters  # each [R, m, ...]
@@ -132,13 +132,13 @@ class WrittenOut:
 
 
 @dataclass
-class KernelGradients(WrittenOut):
+class KernelGradients(ExplicitGradients):
     """Gradients of a convolution, the first [R, m, outputs, kh * kw * c]."""
 
     shape: tuple[int, ...]  # of the kernels, [outputs, c, kh, kw]
 
     def weighted_sum(self, factors: Tensor) -> Parameters:
-        """As for `WrittenOut`, the first as [R, outputs, c, kh, kw]."""
+        """As for `ExplicitGradients`, the first as [R, outputs, c, kh, kw]."""
         first, *others = super().weighted_sum(factors)
         return [shaped(first.flatten(1), self.shape), *others]
 

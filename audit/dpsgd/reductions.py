@@ -53,7 +53,7 @@ def project(threat_model: ThreatModel, model: "nn.Module") -> "tuple[ThreatModel
     import torch
     from torch import nn
 
-    from audit.dpsgd.layers import parse, sequence
+    from audit.dpsgd.layers import parse_network, sequence
     from audit.dpsgd.layers.linear import Linear
 
     if threat_model.training_set is not None:
@@ -64,7 +64,7 @@ def project(threat_model: ThreatModel, model: "nn.Module") -> "tuple[ThreatModel
     if not isinstance(threat_model.score, CanaryLoss):
         return f"the score {threat_model.score.name}, which looks beyond the canary"
     try:
-        network = parse(model)
+        network = parse_network(model)
     except NotImplementedError as reason:
         return f"a model that does not begin with a Linear layer: {reason}"
     if not isinstance(network.first, Linear):

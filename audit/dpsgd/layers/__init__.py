@@ -13,9 +13,9 @@ runs.
 import importlib
 import pkgutil
 
-from audit.dpsgd.layers.base import FirstLayer, Layer, Network, describes, parse, sequence
+from audit.dpsgd.layers.base import FirstLayer, Layer, Network, describes, parse_network, sequence
 
 for _found in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_found.name}")
 
-__all__ = ["FirstLayer", "Layer", "Network", "describes", "parse", "sequence"]
+__all__ = ["FirstLayer", "Layer", "Network", "describes", "parse_network", "sequence"]

@@ -83,7 +83,7 @@ class Network:
     after: tuple[Layer, ...]
 
 
-def parse(model: nn.Module) -> Network:
+def parse_network(model: nn.Module) -> Network:
     """The layers of a sequential model.
 
     Raises:

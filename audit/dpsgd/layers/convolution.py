@@ -124,21 +124,21 @@ class Convolution(FirstLayer):
         if program.is_flat:
             raise NotImplementedError("Convolution after Flatten")
         program.pad(self.padding)
-        picture = program.picture
+        feature_map = program.feature_map
         (kh, kw), (sh, sw) = self.kernel, self.stride
-        height, width = self._output(picture.height, picture.width)
-        line = picture.width * picture.channels
+        height, width = self._output(feature_map.height, feature_map.width)
+        line = feature_map.width * feature_map.channels
         program.add_affine(
             (self.outputs, program.channels, kh, kw),
             self.has_bias,
             starts=[
-                y * sh * line + x * sw * picture.channels
+                y * sh * line + x * sw * feature_map.channels
                 for y in range(height)
                 for x in range(width)
             ],
             positions=(height, width),
             rows=kh,
-            run=kw * picture.channels,
+            run=kw * feature_map.channels,
             stride=line,
         )
 

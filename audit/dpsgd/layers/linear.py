@@ -43,8 +43,8 @@ class Linear(FirstLayer):
 
     def compile(self, program: Program) -> None:
         """One position of all the inputs; records take the place of positions."""
-        picture = program.picture
-        shape = (self.outputs, program.channels, picture.height, picture.width)
+        feature_map = program.feature_map
+        shape = (self.outputs, program.channels, feature_map.height, feature_map.width)
         if not program.is_flat or program.is_at_records:
             raise NotImplementedError("Linear before Flatten or as the first layer")
         if self.inputs != shape[1] * shape[2] * shape[3]:

@@ -9,7 +9,7 @@ from torch.nn import functional
 from audit.dpsgd.layers.base import Layer, describes
 from audit.dpsgd.layers.functions import Function
 from audit.dpsgd.parameters import Parameters
-from audit.dpsgd.record_gradients import RecordGradients, WrittenOut
+from audit.dpsgd.record_gradients import RecordGradients, ExplicitGradients
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Gain(Layer):
             lead = delta.shape[:2]
             gradients = [term.reshape(*lead, -1, *shape).sum(2) for term in terms]
         back = delta * self._spread(theta[0], delta) if need_input else None
-        return back, WrittenOut(gradients)
+        return back, ExplicitGradients(gradients)
 
     def _spread(self, parameter: Tensor, x: Tensor) -> Tensor:
         """[R, ...] made to broadcast with [R, m, ...]."""

@@ -54,11 +54,11 @@ class MaxPool(Layer):
             raise NotImplementedError("MaxPool as the first layer or after Flatten")
         if self.padding != (0, 0) or self.dilation != (1, 1) or self.ceil_mode:
             raise NotImplementedError("a pooling with padding, dilation or ceil_mode")
-        picture = program.picture
-        program.add_picture(
+        feature_map = program.feature_map
+        program.add_resizing(
             "max_pool",
-            (picture.height - self.kernel[0]) // self.stride[0] + 1,
-            (picture.width - self.kernel[1]) // self.stride[1] + 1,
+            (feature_map.height - self.kernel[0]) // self.stride[0] + 1,
+            (feature_map.width - self.kernel[1]) // self.stride[1] + 1,
             kernel_height=self.kernel[0],
             kernel_width=self.kernel[1],
             stride_height=self.stride[0],
