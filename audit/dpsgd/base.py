@@ -1,7 +1,7 @@
 """The interface between the game and an engine: a batch of runs in, one outcome per run out.
 
-A *run* is one training by DP-SGD (Xiang et al. 2024, eq. 1). The game first draws the number of runs
-of every trial, then passes the runs of all trials to an engine as batches. Engines store no
+A *run* is one training by DP-SGD (Xiang et al. 2024, eq. 1). The game first draws the number of
+runs of every trial, then passes the runs of all trials to an engine as batches. Engines store no
 trajectories: they accumulate proxies and scores step by step.
 """
 

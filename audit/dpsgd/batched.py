@@ -28,9 +28,9 @@ from threat_models.scores import Features
 class BatchedEngine:
     """DP-SGD on many runs at once; see `Engine`.
 
-    The runs' weights are [R, parameters]; `gradients` computes the clipped sums. The proxies and the
-    inputs of the scores accumulate step by step. Up to rounding, a run's outcome depends only on its
-    seed, candidate and data set.
+    The runs' weights are [R, parameters]; `gradients` computes the clipped sums. The proxies and
+    the inputs of the scores accumulate step by step. Up to rounding, a run's outcome depends only
+    on its seed, candidate and data set.
 
     Args:
         threat_model: data, canary and score.
@@ -131,7 +131,9 @@ class BatchedEngine:
                 whole.put(rows, part)
 
         with reproducible_products():
-            self.memory.run_in_packs(len(runs), self.runs_per_pack(), self._model.record_floats, run)
+            self.memory.run_in_packs(
+                len(runs), self.runs_per_pack(), self._model.record_floats, run
+            )
         return found
 
     @torch.no_grad()
@@ -154,7 +156,9 @@ class BatchedEngine:
             records_at_once=max(1, chunk_floats // (len(runs) * self._model.record_floats)),
         )
         return [
-            evaluate_runs(threat_model, observation, proxies[canaries.index(threat_model.canary)], finite)
+            evaluate_runs(
+                threat_model, observation, proxies[canaries.index(threat_model.canary)], finite
+            )
             for threat_model in threat_models
         ]
 

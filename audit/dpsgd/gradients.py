@@ -17,8 +17,8 @@ from audit.dpsgd.precision import FLOAT32, Precision
 from audit.dpsgd.products import rounded_operands
 from audit.dpsgd.record_gradients import (
     ClippedRecord,
-    RecordGradients,
     ExplicitGradients,
+    RecordGradients,
     clip_factors,
     squared_norms,
 )
@@ -250,7 +250,8 @@ class ClippedSums:
         self._labels = labels
         self._precision = precision
         one = model.prepare(features[:1])
-        self._is_prepared = one.numel() * one.element_size() * len(features) <= self._MAX_PREPARED_BYTES
+        size = one.numel() * one.element_size() * len(features)
+        self._is_prepared = size <= self._MAX_PREPARED_BYTES
         self._records = model.prepare(features) if self._is_prepared else features
 
     def __call__(

@@ -183,9 +183,9 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int], groups: int
 
 
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-# Minimax polynomials: of (ln(1 + t) - t + t^2 / 2) / t^3 on [sqrt(1/2) - 1, sqrt(2) - 1], with error
-# 6e-9 of the logarithm; of (sin a / a - 1) / a^2 and (cos a - 1 + a^2 / 2) / a^4 on [0, pi / 4], with
-# error 4e-9.
+# Minimax polynomials: of (ln(1 + t) - t + t^2 / 2) / t^3 on [sqrt(1/2) - 1, sqrt(2) - 1], with
+# error 6e-9 of the logarithm; of (sin a / a - 1) / a^2 and (cos a - 1 + a^2 / 2) / a^4 on
+# [0, pi / 4], with error 4e-9.
 _LOGARITHM = (
     -7.634429838e-2, 1.276155034e-1, -1.316019507e-1, 1.420176247e-1, -1.662335648e-1,
     2.000122667e-1, -2.500082106e-1, 3.333333171e-1,

@@ -1,8 +1,8 @@
 """Matrix products: by the faster of torch's two libraries, and with rounded operands.
 
-On a CPU, torch computes float32 products with MKL. On processors not made by Intel, MKL uses half of
-the vector width; oneDNN, which torch includes for convolutions, uses all of it and is 2.2 times as
-fast on Zen 5. On Intel's processors MKL is as fast, and up to twice as fast with transposed
+On a CPU, torch computes float32 products with MKL. On processors not made by Intel, MKL uses half
+of the vector width; oneDNN, which torch includes for convolutions, uses all of it and is 2.2 times
+as fast on Zen 5. On Intel's processors MKL is as fast, and up to twice as fast with transposed
 operands.
 """
 
@@ -81,7 +81,11 @@ def shared_affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _use_onednn(x: Tensor, multiplications: int) -> bool:
-    if multiplications < _MIN_ONEDNN_MULTIPLICATIONS or x.device.type != "cpu" or x.dtype != torch.float32:
+    if (
+        multiplications < _MIN_ONEDNN_MULTIPLICATIONS
+        or x.device.type != "cpu"
+        or x.dtype != torch.float32
+    ):
         return False
     return _is_onednn_faster()
 
@@ -103,9 +107,9 @@ def _is_onednn_faster() -> bool:
 def rounded_operands(precision: Precision, device: torch.device) -> Iterator[None]:
     """Context in which the operands of matrix products on `device` are rounded to the precision.
 
-    A GPU itself rounds to tf32, and multiplies in bf16 with sums in float32. Elsewhere, operands are
-    rounded before a float32 product, which gives the same numbers more slowly. Fused kernels, such
-    as attention, are not affected.
+    A GPU itself rounds to tf32, and multiplies in bf16 with sums in float32. Elsewhere, operands
+    are rounded before a float32 product, which gives the same numbers more slowly. Fused kernels,
+    such as attention, are not affected.
     """
     if precision.significand_bits is None:
         yield

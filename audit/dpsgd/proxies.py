@@ -1,4 +1,4 @@
-"""lambda_a and lambda_c of R runs, as the steps go."""
+"""The proxies lambda_a and lambda_c of R runs, accumulated step by step."""
 
 import math
 
@@ -17,7 +17,7 @@ class Proxies:
     Args:
         settings: the base mechanism.
         candidate: [R], every run's candidate.
-        device: where the products are.
+        device: the device of the inner products.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The reference: one run at a time through Opacus."""
+"""The reference engine: Opacus, one run at a time."""
 
 import copy
 import math
@@ -27,7 +27,7 @@ from threat_models.scores import Features
 
 @dataclass(frozen=True, eq=False)
 class TrainedModule(Observation):
-    """An observation of one run, with its module at hand."""
+    """An observation of one run that includes its module."""
 
     module: nn.Module
 
@@ -48,10 +48,10 @@ class TrainedModule(Observation):
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """What a run leaves.
+    """A finished run.
 
     Attributes:
-        observation: of its final model.
+        observation: the observation of its final model.
         product: the sum of <p_i^z, p_i> over the steps.
         log_ratio: the log-likelihood ratio of sampled batches; see `RunOutcomes`.
     """
@@ -62,11 +62,12 @@ class TrainedRun:
 
 
 class OpacusEngine:
-    """The same game through Opacus's own GradSampleModule and DPOptimizer; see `Engine`.
+    """Trains with Opacus's GradSampleModule and DPOptimizer; see `Engine`.
 
-    An input canary is the last record of the batch, the Dirac canary is added to the clipped sum.
-    It agrees with the batched engine in law, and pathwise where there is no noise, up to Opacus's
-    clipping by C / (norm + 1e-6). It shares no code of training with that engine, which it checks.
+    An input canary is the last record of the batch; the Dirac canary is added to the clipped sum.
+    Outcomes have the same distribution as those of the batched engine, and are equal without noise,
+    up to Opacus's clipping factor C / (norm + 1e-6). This engine checks the batched engine and
+    shares no training code with it.
     """
 
     name = "opacus"
@@ -101,7 +102,7 @@ class OpacusEngine:
         """See `Engine.run`."""
         found = RunOutcomes.empty(len(runs))
         with reproducible_products(), warnings.catch_warnings():
-            # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
+            # torch warns about Opacus's hooks because the input needs no gradient; harmless here.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             for run in range(len(runs)):
                 rows = slice(run, run + 1)
@@ -109,7 +110,7 @@ class OpacusEngine:
         return found
 
     def _run(self, run: RunBatch) -> RunOutcomes:
-        """Trains one run and judges it."""
+        """Trains and evaluates one run."""
         s = self._settings
         _, clip, _ = s.candidates[int(run.candidate[0])]
         trained = self._train(run)
@@ -178,7 +179,7 @@ class OpacusEngine:
         return TrainedRun(observation, total, log_ratio)
 
     def _batches(self, run: RunBatch) -> Iterator[tuple[Tensor, bool]]:
-        """For every step the records taken, of the training set and the canary, [n + 1 or n]."""
+        """Yields, for every step, the records taken, [n] or [n + 1], and whether the canary is."""
         s = self._settings
         everything = torch.ones(len(self._y), dtype=torch.bool, device=self._device)
         size = self._training_size
@@ -192,14 +193,14 @@ class OpacusEngine:
         for drawn in noise.poisson_steps(
             run.seeds, s.sampling_rate, s.steps, self._device, size + 1, steps_at_once=1
         ):
-            # The canary's gradient is taken in every step: the proxies need it.
+            # The proxies need the canary's gradient in every step.
             taken = torch.cat([drawn[0, :size], everything[size:]]) & members
             yield taken, bool(drawn[0, size])
 
     def _backward(
         self, model: nn.Module, parameters: list[Any], taken: Tensor, has_canary: bool, clip: float
     ) -> list[Tensor]:
-        """Leaves the batch's gradients in `grad_sample`, and returns the canary's, clipped."""
+        """Stores the batch's gradients in `grad_sample`; returns the canary's clipped gradient."""
         if not taken.any():
             for p in parameters:
                 p.grad_sample = p.new_zeros(0, *p.shape)

@@ -15,16 +15,17 @@ from audit.dpsgd.record_gradients import KernelGradients, RecordGradients
 
 @dataclass(frozen=True)
 class Convolution(FirstLayer):
-    """A matrix product over patches; its records' gradients are written out.
+    """A convolution as a matrix product over patches, with explicit per-record gradients.
 
-    They are small beside the activations, and cheaper than norms by Gram matrices of the patches.
+    These are small compared with the activations, and cheaper than norms from the patches' Gram
+    matrices.
 
     Attributes:
         outputs: channels of the output.
-        kernel: its height and width.
-        stride: downwards and across.
-        padding: zeros to the left, right, top and bottom; "same" may be lopsided.
-        has_bias: whether there is one.
+        kernel: height and width of the kernel.
+        stride: vertical and horizontal stride.
+        padding: zeros to the left, right, top and bottom; "same" padding may be asymmetric.
+        has_bias: whether the layer has a bias.
     """
 
     outputs: int
@@ -35,11 +36,11 @@ class Convolution(FirstLayer):
 
     @property
     def parameters(self) -> int:
-        """The kernels and, if any, the bias."""
+        """The kernels and the bias, if any."""
         return 1 + self.has_bias
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Patches of [m, c, h, w] as [m, height, width, kh * kw * c]."""
+        """The patches of [m, c, h, w], as [m, height, width, kh * kw * c]."""
         return self._patches(features).contiguous()
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
@@ -48,7 +49,7 @@ class Convolution(FirstLayer):
         return y, (patches, weight, tuple(x.shape))
 
     def forward_prepared(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """As `forward`, from patches; channels come last in memory."""
+        """`forward` for patches; channels are last in memory."""
         weight, bias = flat(theta[0]), theta[1] if self.has_bias else None
         weight = weight.view(*theta[0].shape[:2], -1)  # [R, outputs, kh * kw * c]
         if x.dim() == 4:
@@ -61,7 +62,7 @@ class Convolution(FirstLayer):
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
-        """Delta W scattered back to the input, and the gradients of the kernels."""
+        """The gradient of the input, and the per-record gradients of the kernels."""
         patches, weight, shape = saved
         runs, records, outputs = delta.shape[:3]
         size = patches.shape[-1]
@@ -80,7 +81,7 @@ class Convolution(FirstLayer):
         return back, KernelGradients(gradients, theta[0].shape[1:])
 
     def _patches(self, x: Tensor) -> Tensor:
-        """[..., c, h, w] to [..., height, width, kh * kw * c]."""
+        """The patches of [..., c, h, w], as [..., height, width, kh * kw * c]."""
         x = functional.pad(x, self.padding) if any(self.padding) else x
         (kh, kw), (sh, sw) = self.kernel, self.stride
         *lead, channels, h, w = x.shape
@@ -93,15 +94,15 @@ class Convolution(FirstLayer):
         return windows.reshape(*lead, height, width, kh * kw * channels)
 
     def _output(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the output of a padded picture."""
+        """Height and width of the output for a padded input."""
         (kh, kw), (sh, sw) = self.kernel, self.stride
         return (height - kh) // sh + 1, (width - kw) // sw + 1
 
     def _scatter(self, columns: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The adjoint of `_patches`.
 
-        Parts of the kernel as large as the stride tile the input without overlap: one addition for
-        each part.
+        The kernel is split into parts of the size of the stride. The patches of one part do not
+        overlap, so that each part needs one addition.
         """
         (kh, kw), (sh, sw) = self.kernel, self.stride
         runs, records, channels, h, w = shape
@@ -120,7 +121,7 @@ class Convolution(FirstLayer):
         return back[:, :, top : top + h, left : left + w].permute(0, 1, 4, 2, 3)
 
     def compile(self, program: Program) -> None:
-        """A position is a place of the kernel, with a run of inputs for each of its rows."""
+        """Adds a row with one position per kernel placement, and one span of inputs per row."""
         if program.is_flat:
             raise NotImplementedError("Convolution after Flatten")
         program.pad(self.padding)
@@ -146,7 +147,7 @@ class Convolution(FirstLayer):
 @describes(nn.Conv2d)
 def _convolution(module: nn.Conv2d) -> list[Layer]:
     if module.groups != 1 or module.dilation != (1, 1) or module.padding_mode != "zeros":
-        raise NotImplementedError("a convolution with groups, dilation or edges that are not zero")
+        raise NotImplementedError("a convolution with groups, dilation or nonzero padding")
     left, right, top, bottom = module._reversed_padding_repeated_twice
     (kh, kw), (sh, sw) = module.kernel_size, module.stride
     return [

@@ -1,4 +1,4 @@
-"""Pools: `nn.MaxPool2d`, and means."""
+"""Pooling: `nn.MaxPool2d` and average pooling."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,9 @@ from audit.dpsgd.record_gradients import RecordGradients
 
 @dataclass(frozen=True)
 class MaxPool(Layer):
-    """`nn.MaxPool2d`, which is several times faster where channels come last in memory.
+    """`nn.MaxPool2d`, which is several times faster if channels are last in memory.
 
-    The fields are what torch's operator takes, in its order.
+    The fields are the arguments of torch's operator, in its order.
     """
 
     kernel: tuple[int, int]
@@ -27,10 +27,10 @@ class MaxPool(Layer):
     ceil_mode: bool
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """The largest of every window; saves where it was."""
+        """The maximum of every window; saves its position."""
         runs, channels = len(x), x.shape[2]
-        # After a first layer that all runs share, they lie side by side with the channels: pooled
-        # as one picture of runs * channels, nothing is copied.
+        # After a shared first layer, runs and channels are adjacent in memory. Pooling one image
+        # with runs * channels channels avoids a copy.
         is_joined = x.stride(2) == 1 and x.stride(0) == channels
         x = _channels_last(x, is_joined)
         y, index = torch.ops.aten.max_pool2d_with_indices(x, *vars(self).values())
@@ -39,7 +39,7 @@ class MaxPool(Layer):
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
-        """Delta at the places of the largest."""
+        """Delta at the positions of the maxima."""
         x, index, is_joined = saved
         runs = len(delta)
         delta = _channels_last(delta, is_joined)
@@ -49,7 +49,7 @@ class MaxPool(Layer):
         return _runs_first(back, runs, is_joined), None
 
     def compile(self, program: Program) -> None:
-        """Windows inside the picture alone."""
+        """Adds a row for windows that lie inside the feature map."""
         if program.is_at_records or program.is_flat:
             raise NotImplementedError("MaxPool as the first layer or after Flatten")
         if self.padding != (0, 0) or self.dilation != (1, 1) or self.ceil_mode:
@@ -71,8 +71,8 @@ def _channels_last(x: Tensor, is_joined: bool) -> Tensor:
     x = x.permute(1, 3, 4, 0, 2) if is_joined else x.permute(0, 1, 3, 4, 2)
     height, width = (x.shape[1], x.shape[2]) if is_joined else (x.shape[2], x.shape[3])
     across = x.shape[3] * x.shape[4] if is_joined else x.shape[4]
-    # By way of rows, so that even a single picture has the strides that torch takes for channels
-    # last.
+    # Reshaping to rows first gives even a single image the strides that torch recognises as
+    # channels last.
     return x.reshape(-1, width, across).view(-1, height, width, across).permute(0, 3, 1, 2)
 
 
@@ -92,7 +92,7 @@ def _pair(size: int | tuple[int, ...]) -> tuple[int, int]:
 @describes(nn.MaxPool2d)
 def _max_pool(module: nn.MaxPool2d) -> list[Layer]:
     if module.return_indices:
-        raise NotImplementedError("MaxPool2d that gives indices")
+        raise NotImplementedError("MaxPool2d with return_indices")
     sizes = (module.kernel_size, module.stride, module.padding, module.dilation)
     kernel, stride, padding, dilation = (_pair(size) for size in sizes)
     return [MaxPool(kernel, stride, padding, dilation, module.ceil_mode)]
