@@ -145,7 +145,12 @@ def test_auto_takes_the_smallest_exact_problem():
     made = threats()
     last = replace(made["ETCV dirac"], score=UserScore(lambda seen: seen.parameters()[:, -1]))
     cases = [
-        (made["ETCV dirac"], settings, "reduced", "distribution of the released statistic is known"),
+        (
+            made["ETCV dirac"],
+            settings,
+            "reduced",
+            "distribution of the released statistic is known",
+        ),
         (last, settings, "collapsed", "distribution of the final model is known"),
         (last, replace(settings, momentum=(0.0, 0.5)), "batched", "whole model"),
         (last, replace(settings, max_grad_norm=(0.5, 1.0)), "collapsed", "final model is known"),

@@ -310,7 +310,9 @@ def test_on_a_gpu_tf32_is_the_hardware_s_and_only_inside(monkeypatch):
         assert x.dtype == y.dtype == torch.bfloat16
         return (x.double() @ y.double()).to(out_dtype)
 
-    monkeypatch.setattr(products, "_BF16_PRODUCTS", dict.fromkeys(products._BF16_PRODUCTS, bf16_products))
+    monkeypatch.setattr(
+        products, "_BF16_PRODUCTS", dict.fromkeys(products._BF16_PRODUCTS, bf16_products)
+    )
     with products.rounded_operands(ROUNDED["bf16"], torch.device("cuda")):
         got = x @ y, (x[None] @ y[None])[0]
         shifted = (

@@ -15,7 +15,7 @@ from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.report.assemble import assemble
 from audit.report.text import to_text
-from audit.tuning import batch_samplers, looking_back
+from audit.tuning import batch_samplers, sequential_search
 from audit.tuning.on_run_batches import GameContext, tune
 from audit.tuning.samplers import Ended, relative_density
 from audit.tuning.space import Space, Uniform
@@ -122,7 +122,7 @@ def test_densities_are_projected_and_drawn_from():
     for row, density in zip(found, densities, strict=True):
         np.testing.assert_allclose(row, project_density(density, 0.7, 1.4), atol=1e-9)
     assert np.all((found >= 0.7) & (found <= 1.4))
-    drawn = looking_back.drawn(np.tile(found[0], (20_000, 1)), rng.random(20_000))
+    drawn = sequential_search.draw_candidates(np.tile(found[0], (20_000, 1)), rng.random(20_000))
     expected = found[0] / 7 * 20_000
     # Chi-square, false alarm 1e-4.
     assert stats.chisquare(np.bincount(drawn, minlength=7), expected).pvalue > 1e-4

@@ -1,4 +1,4 @@
-"""A grid on batch: every candidate of a list once, or each with some chance."""
+"""Simulated grid search: every candidate once, or each with the same probability."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +17,18 @@ def best_of_grid(
     rng: np.random.Generator,
     views: int = 1,
 ) -> list[Winners]:
-    """Plays T tunings at once. Of equal scores the first candidate of the list wins.
+    """Winners of T grid searches; ties go to the earlier candidate.
 
     Args:
-        run: runs a batch of runs and gives its outcomes in every view.
-        protocol: how many candidates, and the chance of each to be run.
-        candidates: the same number, or 1 where all have the same hyper-parameters.
-        included: [T] whether the canary is in the data set of each tuning.
-        rng: source of which candidates are run, and of run seeds.
-        views: how many views the same runs serve.
+        run: trains a batch of runs and returns its outcomes in every view.
+        protocol: the number of candidates, and the probability that each is trained.
+        candidates: the same number, or 1 if all candidates have the same hyperparameters.
+        included: [T], whether the canary is in the data set of each tuning.
+        rng: source of the candidates that are trained and of run seeds.
+        views: number of threat models that evaluate the same runs.
 
     Returns:
-        What each view makes of the runs; `chosen` is the place in the list.
+        The winners in each view; `chosen` is the candidate's position in the grid.
     """
     is_run = rng.random((len(included), protocol.candidates)) < protocol.inclusion
     every_tuning, every_place = np.nonzero(is_run)

@@ -1,4 +1,4 @@
-"""Private hyper-parameter tuning by random search (Xiang, Wang & Wang 2024, algorithm 2)."""
+"""Simulated private random search (Xiang, Wang & Wang 2024, algorithm 2)."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,13 @@ from audit.dpsgd import RunBatch
 from audit.repetitions import Repetitions
 from audit.tuning.winners import Run, Winners, empty_winners
 
-# Runs handed to an engine at a time. It is part of the results: seeds are drawn batch by batch.
+# Runs passed to an engine at a time. Results depend on it: seeds are drawn batch by batch.
 _MAX_BATCH = 1 << 20
 
 
 def best_of_runs(
     run: Run,
-    law: Repetitions,
+    repetitions: Repetitions,
     candidates: int,
     included: NDArray[np.bool_],
     rng: np.random.Generator,
@@ -23,23 +23,22 @@ def best_of_runs(
     records: NDArray[np.bool_] | None = None,
     keep: bool = False,
 ) -> list[Winners]:
-    """Plays T tunings at once: draws every K, flattens all runs to batch, keeps the best of each.
+    """Winners of T random searches: each tuning draws K and releases the best of its K runs.
 
-    Each run takes one of the candidates uniformly. Of equal scores the first run wins, whatever
-    the data.
+    Each run draws one of the candidates uniformly. Ties go to the earlier run, whatever the data.
 
     Args:
-        run: runs a batch of runs and gives its outcomes in every view.
-        law: the law of K.
-        candidates: how many hyper-parameter candidates there are.
-        included: [T] whether the canary is in the data set of each tuning.
+        run: trains a batch of runs and returns its outcomes in every view.
+        repetitions: the distribution of K.
+        candidates: number of candidates.
+        included: [T], whether the canary is in the data set of each tuning.
         rng: source of K, candidates and run seeds.
-        views: how many views the same runs serve.
-        records: [T, n] which training records each tuning is on; None for all.
-        keep: whether to keep what came of every run beside the winners.
+        views: number of threat models that evaluate the same runs.
+        records: [T, n], the training records in each tuning's data set; None for all.
+        keep: whether to store the outcomes of every run as well.
 
     Returns:
-        What each view makes of the runs.
+        The winners in each view.
 
     Raises:
         ValueError: a score is NaN.
@@ -56,7 +55,7 @@ def best_of_runs(
         >>> winners.runs.tolist()
         [3, 3]
     """
-    runs = law.sample(rng, len(included))
+    runs = repetitions.sample(rng, len(included))
     ends = np.cumsum(runs)
     total = int(ends[-1]) if len(runs) else 0
     all_winners = [empty_winners(runs, total if keep else 0) for _ in range(views)]
@@ -76,6 +75,6 @@ def best_of_runs(
 
 
 def index_batches(total: int) -> Iterator[NDArray[np.int64]]:
-    """The indices of so many batch, as many at a time as an engine is handed."""
+    """Yields the indices 0, ..., total - 1 in batches of at most _MAX_BATCH."""
     for start in range(0, total, _MAX_BATCH):
         yield np.arange(start, min(start + _MAX_BATCH, total))

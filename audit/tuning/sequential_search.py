@@ -1,4 +1,4 @@
-"""Protocols that look back, on batch: run j of all tunings together, then run j+1."""
+"""Simulated sequential protocols: run j of all tunings together, then run j + 1."""
 
 import math
 
@@ -10,9 +10,9 @@ from audit.protocols import Adaptive, RandomStopping, UntilAccepted
 from audit.tuning.batch_samplers import Sampler
 from audit.tuning.winners import Run, Winners, empty_winners
 
-# Where so unlikely a row of runs is not accepted, the acceptance is not what it is said to be.
-_IMPOSSIBLE = 1e-15
-# Of one tuning, side by side, once few tunings are left.
+# If a series of rejections has less than this probability, the claimed acceptance is wrong.
+_IMPLAUSIBLE = 1e-15
+# Runs of one tuning that are trained together once few tunings remain.
 _MAX_AHEAD = 16
 
 
@@ -23,20 +23,20 @@ def best_of_adaptive(
     included: NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> Winners:
-    """Plays T tunings in rounds; each run's candidate is drawn by what came before in its tuning.
+    """Winners of T adaptive searches; the density of each candidate depends on the earlier runs.
 
     Args:
-        run: runs a batch of runs.
-        protocol: the law of K, and how far a density may be from the uniform prior.
-        sampler: of the T tunings, fresh.
-        included: [T] whether the canary is in the data set of each tuning.
+        run: trains a batch of runs.
+        protocol: the distribution of K, and the bounds on densities.
+        sampler: a new sampler for T tunings.
+        included: [T], whether the canary is in the data set of each tuning.
         rng: source of K, candidates and run seeds.
     """
     runs = protocol.repetitions.sample(rng, len(included))
     winners = empty_winners(runs)
     for index in range(int(runs.max(initial=0))):
         tuning = np.flatnonzero(runs > index)
-        candidate = drawn(sampler.densities(tuning), rng.random(len(tuning)))
+        candidate = draw_candidates(sampler.densities(tuning), rng.random(len(tuning)))
         batch = RunBatch(
             included=included[tuning],
             candidate=candidate,
@@ -48,8 +48,10 @@ def best_of_adaptive(
     return winners
 
 
-def drawn(densities: NDArray[np.float64], uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Candidates [R] from densities [R, n] relative to the uniform prior, and uniforms [R]."""
+def draw_candidates(
+    densities: NDArray[np.float64], uniforms: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Candidates, [R], from densities, [R, n], relative to the prior and uniform numbers, [R]."""
     chances = np.cumsum(densities, axis=1) / densities.shape[1]
     return np.minimum((chances <= uniforms[:, None]).sum(axis=1), densities.shape[1] - 1)
 
@@ -62,30 +64,30 @@ def first_accepted(
     included: NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> Winners:
-    """Plays T tunings in rounds until each has a run that scores above a threshold, or stops.
+    """Winners of T tunings that release the first run above a threshold, or stop at random.
 
-    The number of runs after which one stops is drawn first. Each run takes one of the candidates
-    uniformly.
+    The number of runs after which a tuning stops is drawn first. Each run draws one of the
+    candidates uniformly.
 
     Args:
-        run: runs a batch of runs.
-        protocol: until a run is accepted, or stopped after some that were not.
-        candidates: how many hyper-parameter candidates there are.
-        good_enough: a run is accepted if its score is above.
-        included: [T] whether the canary is in the data set of each tuning.
+        run: trains a batch of runs.
+        protocol: with or without random stopping.
+        candidates: number of candidates.
+        good_enough: a run is accepted if its score is above this.
+        included: [T], whether the canary is in the data set of each tuning.
         rng: source of stops, candidates and run seeds.
 
     Returns:
-        `runs` are those up to the accepted one, or to the stop.
+        The winners; `runs` counts the runs up to the accepted one, or up to the stop.
 
     Raises:
-        ValueError: so many runs are not accepted that the protocol's acceptance cannot be true.
+        ValueError: the protocol's acceptance is contradicted by too many rejections.
     """
     size = len(included)
     if isinstance(protocol, RandomStopping):
         most = rng.geometric(protocol.stop, size)
     else:
-        unlikely = math.log(_IMPOSSIBLE) / math.log1p(-min(protocol.acceptance, 1.0 - 1e-15))
+        unlikely = math.log(_IMPLAUSIBLE) / math.log1p(-min(protocol.acceptance, 1.0 - 1e-15))
         most = np.full(size, math.ceil(unlikely))
     winners = empty_winners(np.zeros(size, dtype=np.int64))
     active = np.arange(size)
@@ -103,7 +105,7 @@ def first_accepted(
         places = np.arange(len(tuning)).reshape(active.size, ahead)
         is_kept = kept[places]
         found = is_kept.any(axis=1)
-        # A run after the accepted one was never made, as far as the protocol goes.
+        # Runs after the accepted one were trained only for speed; the protocol does not have them.
         first = np.where(found, is_kept.argmax(axis=1), ahead - 1)
         made = np.minimum(winners.runs[active] + first + 1, most[active])
         was_made = index < np.repeat(made, ahead)
@@ -118,7 +120,7 @@ def first_accepted(
         active = active[~found & (made < most[active])]
     if isinstance(protocol, UntilAccepted) and (winners.chosen < 0).any():
         raise ValueError(
-            "acceptance must be a lower limit of the chance that a run is accepted, got "
-            f"{protocol.acceptance!r}, and none of {int(winners.runs.max())} runs was"
+            "acceptance must be a lower bound on the probability that a run is accepted, got "
+            f"{protocol.acceptance!r}, but none of {int(winners.runs.max())} runs was accepted"
         )
     return winners
