@@ -1,4 +1,4 @@
-"""What a dotted name that a user gives stands for."""
+"""Import and call of user code by dotted name, with errors in one line."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -7,61 +7,62 @@ from typing import Any
 
 from audit import checks
 
-_LONGEST = 300  # characters of another's message
+_MAX_MESSAGE = 300  # characters of an error message from user code
 
 
 def import_by_name(parameter: str, dotted: str) -> Any:
-    """What a dotted name, package.module.name, stands for.
+    """The object with a dotted name, package.module.name.
 
     Args:
-        parameter: what the name is given for.
+        parameter: the parameter for which the user gave the name.
         dotted: the name.
 
     Raises:
-        ValueError: no such module, one that cannot be imported, or nothing of that name in it.
+        ValueError: the module cannot be imported, or does not define the name.
     """
     module, _, name = dotted.rpartition(".")
     with errors_in_one_line(
         f"{parameter} must be a name that can be imported, got {checks.one_line(dotted)}"
     ):
         if not all(part.isidentifier() for part in dotted.split(".")):
-            raise ValueError("no package.module.name")
+            raise ValueError("not of the form package.module.name")
         return getattr(importlib.import_module(module), name)
 
 
 def call_user_code(parameter: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What another's function gives.
+    """The result of a user's function.
 
     Raises:
-        ValueError: it raised, or ended the program.
+        ValueError: the function raised an exception, or exited the program.
     """
-    with errors_in_one_line(f"{parameter} must give an answer, and raised", joint=" "):
+    with errors_in_one_line(f"{parameter} must return a value, but it raised", separator=" "):
         return function(*arguments)
 
 
 @contextmanager
-def errors_in_one_line(words: str, joint: str = ": ") -> Iterator[None]:
-    """Another's code runs inside: whatever it raises is one line.
+def errors_in_one_line(message: str, separator: str = ": ") -> Iterator[None]:
+    """Context for user code that turns every exception into a ValueError of one line.
 
     Args:
-        words: what was wrong, before what was raised.
-        joint: between the two.
+        message: what was wrong; it precedes the exception's own message.
+        separator: text between the two messages.
 
     Raises:
-        ValueError: it raised, or ended the program. Ctrl-C and signals stay what they are.
+        ValueError: the code raised an exception, or exited the program. KeyboardInterrupt is not
+            converted.
     """
     try:
         yield
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # of any class, SystemExit or one's own
-        raise ValueError(f"{words}{joint}{format_error(error)}") from error
+    except BaseException as error:  # includes SystemExit and user-defined classes
+        raise ValueError(f"{message}{separator}{format_error(error)}") from error
 
 
 def format_error(error: BaseException) -> str:
-    """What another's code raised, in one line that is not too long."""
+    """The class and the first line of an exception, truncated to _MAX_MESSAGE characters."""
     try:
-        said = str(error).strip().splitlines()
-    except Exception:  # another's class may not even say what it is
-        said = []
-    return f"{type(error).__name__}: {said[0][:_LONGEST]}" if said else type(error).__name__
+        lines = str(error).strip().splitlines()
+    except Exception:  # a user-defined __str__ may raise
+        lines = []
+    return f"{type(error).__name__}: {lines[0][:_MAX_MESSAGE]}" if lines else type(error).__name__
