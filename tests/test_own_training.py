@@ -597,8 +597,8 @@ def _exits(records, candidate, seed, watch):
 @pytest.mark.parametrize(
     ("train", "settings", "words"),
     [
-        (_exits, {}, "train must give an answer, and raised SystemExit: 3"),
-        (lambda *_: 1 / 0, {}, "train must give an answer, and raised ZeroDivisionError"),
+        (_exits, {}, "train must return a value, but it raised SystemExit: 3"),
+        (lambda *_: 1 / 0, {}, "train must return a value, but it raised ZeroDivisionError"),
         (lambda *_: math.nan, {}, "train must release finite numbers, got none in 6 games"),
         (lambda *_: 0.0, {"max_runs": 5}, "max_runs must be at least the 6 runs"),
         (lambda *_: 0.0, {"repetitions": "fixed:1000000"}, "max_runs must be at least the 6e"),

@@ -173,7 +173,7 @@ def test_an_accepted_run_is_a_draw_of_the_accepted_set():
     count = int(np.sum(~some[~included]))
     assert stats.binomtest(count, 1500, nothing).pvalue > 1e-3
     assert np.all(stopped.score[~some] == -np.inf)
-    with pytest.raises(ValueError, match="acceptance must be a lower limit of the chance"):
+    with pytest.raises(ValueError, match="acceptance must be a lower bound on the probability"):
         tuned("until:0.5", included=included, candidates=1, good_enough=9.0)
 
 

@@ -35,7 +35,7 @@ class MixedDevices(RuntimeError):
     """A tensor, or a generator, of the CPU met one of the GPU."""
 
 
-class PretendedCuda:
+class FakeCuda:
     """A context in which the device "cuda" is there.
 
     Args:

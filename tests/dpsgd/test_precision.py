@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from test_dpsgd_gradients import Residual
+from test_gradients import Residual
 from torch import nn
 from toy import SILENT, records, run_batch
 
@@ -52,7 +52,7 @@ def test_rounding_is_exact_to_the_bit(name):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_rounding_leaves_infinities_nan_and_strides_alone(name):
+def test_rounding_preserves_infinities_nan_and_strides(name):
     bits = ROUNDED[name].significand_bits
     payloads = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], dtype=np.uint32)
     odd = torch.from_numpy(payloads.view(np.float32))
@@ -66,7 +66,7 @@ def test_rounding_leaves_infinities_nan_and_strides_alone(name):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_every_product_is_one_of_rounded_operands(name, monkeypatch):
+def test_operands_of_every_product_are_rounded(name, monkeypatch):
     # mm, addmm, bmm, baddbmm, mv, dot, oneDNN's and convolutions, and the same under vmap and grad.
     monkeypatch.setattr(products, "_is_onednn_faster", lambda: True)
     precision = ROUNDED[name]
@@ -109,7 +109,7 @@ def test_every_product_is_one_of_rounded_operands(name, monkeypatch):
 
 
 @pytest.mark.parametrize("is_onednn", [True, False])
-def test_both_libraries_give_the_product_of_any_strides(is_onednn, monkeypatch):
+def test_both_libraries_support_any_strides(is_onednn, monkeypatch):
     monkeypatch.setattr(products, "_is_onednn_faster", lambda: is_onednn)
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, 300, 200), torch.randn(2, 100, 200), torch.randn(2, 100)
@@ -163,7 +163,7 @@ MODELS = {"logistic": (1, 6, 6), "mlp": (1, 6, 6), "convnet": (1, 8, 8), "vmap":
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ROUNDED)
-def test_no_record_contributes_more_than_the_threshold(name, model):
+def test_each_contribution_is_at_most_c(name, model):
     precision, shape = ROUNDED[name], MODELS[model]
     stack, x, y, theta, clip = problem(model, shape, precision.significand_bits)
     assert isinstance(stack, VmapModel if model == "vmap" else BookkeepingModel)
@@ -179,7 +179,7 @@ def test_no_record_contributes_more_than_the_threshold(name, model):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_the_threshold_is_no_lower_than_it_must_be(name):
+def test_the_clipping_margin_is_necessary(name):
     # Both operands of f d x^T just above halfway: the part comes to C, short of 2 u^2.
     precision = ROUNDED[name]
     u = 2.0**-precision.significand_bits
@@ -223,7 +223,7 @@ def test_error_of_a_sum(name, error, model):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_the_canary_stays_below_the_threshold_and_is_what_enters(name):
+def test_canary_gradient_is_clipped_and_matches_its_contribution(name):
     precision = ROUNDED[name]
     for model in ("mlp", "convnet", "vmap"):
         stack, x, y, theta, clip = problem(model, MODELS[model], precision.significand_bits)
@@ -243,7 +243,7 @@ def test_the_canary_stays_below_the_threshold_and_is_what_enters(name):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_lambda_a_is_taken_of_the_gradient_as_it_enters(name):
+def test_lambda_a_uses_the_gradient_that_enters_the_sum(name):
     # One step from an empty set and no noise: lambda_a = |z|^2 / C^2 with |z| = C / (1 + delta).
     canary = records(1, seed=3).canary(0)
     threat = etcv(canary, threat_models.CanaryLoss(canary), (1, 8, 8), 10)
@@ -260,7 +260,7 @@ def test_lambda_a_is_taken_of_the_gradient_as_it_enters(name):
 @pytest.mark.parametrize(
     ("model", "tf32", "bf16"), [("logistic", 1e-3, 1e-2), ("convnet", 0.1, 0.1)]
 )
-def test_a_run_follows_float32_and_leaves_it_alone(model, tf32, bf16, monkeypatch):
+def test_rounded_runs_stay_close_to_float32_and_do_not_change_it(model, tf32, bf16, monkeypatch):
     data, canary = records(12), records(1, seed=3).canary(0)
     threat = ntcv(data, None, canary, threat_models.CanaryLoss(canary))
     settings = DpSgdSettings(10, 1.0, 0.5, (0.02,), model=model)
@@ -281,7 +281,7 @@ def test_a_run_follows_float32_and_leaves_it_alone(model, tf32, bf16, monkeypatc
         np.testing.assert_array_equal(again.scores, runs[name].scores)
 
 
-def test_the_compiled_sums_are_left_out():
+def test_rounded_precisions_do_not_use_compiled_sums():
     model = make_model("convnet", 0, (1, 8, 8), 10, torch.float32)
     stack = stacked(model, (1, 8, 8))
     x, y = torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64)
@@ -289,7 +289,7 @@ def test_the_compiled_sums_are_left_out():
         assert isinstance(gradients.clipped_sums(stack, x, y, precision), ClippedSums)
 
 
-def test_on_a_gpu_tf32_is_the_hardware_s_and_only_inside(monkeypatch):
+def test_tf32_on_a_gpu_uses_the_hardware_only_inside_the_context(monkeypatch):
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     x, y, bias = torch.randn(2, 3), torch.randn(3, 4), torch.randn(4)
     with products.reproducible_products():
@@ -325,7 +325,7 @@ def test_on_a_gpu_tf32_is_the_hardware_s_and_only_inside(monkeypatch):
         torch.testing.assert_close(each, expected)
 
 
-def test_flags_of_torch_are_left_as_they_were():
+def test_flags_of_torch_are_restored():
     # On a machine without a GPU too: they belong to the whole process.
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [flag.allow_tf32 for flag in flags] + [torch.backends.cudnn.deterministic]
@@ -353,7 +353,7 @@ def test_flags_of_torch_are_left_as_they_were():
     assert seen == [[False, False, True]] * 4
 
 
-def test_an_audit_in_bf16_says_its_sensitivity(tmp_path, capsys):
+def test_an_audit_in_bf16_reports_its_sensitivity(tmp_path, capsys):
     options = ["--threat", "NTCV", "--canary", "input", "--trials", "200", "--repeats", "1"]
     options += ["--epsilon", "4", "--steps", "4", "--train-size", "20", "--model", "logistic"]
     options += ["--repetitions", "geometric:0.5", "--precision", "bf16"]
@@ -377,7 +377,7 @@ def test_an_audit_in_bf16_says_its_sensitivity(tmp_path, capsys):
     assert json.loads((tmp_path / "reduced" / "summary.json").read_text())["precision"] is None
 
 
-def test_bad_input(tmp_path, capsys):
+def test_invalid_precisions_are_rejected(tmp_path, capsys):
     for options, message in (
         (["--precision", "bf61"], "must be one of float32, float64, tf32, bf16, got 'bf61'"),
         (["--precision", "tf32", "--engine", "opacus"], "must be float32 or float64 for engine"),
@@ -386,7 +386,7 @@ def test_bad_input(tmp_path, capsys):
         assert f"error: precision {message}" in capsys.readouterr().err
 
 
-def test_products_of_operands_with_gaps_and_in_any_order():
+def test_products_of_noncontiguous_operands():
     torch.manual_seed(0)
     x, weight = torch.randn(512, 130), torch.randn(512, 130)
     pairs = [

@@ -17,7 +17,7 @@ def dirac(score: str = "first-coordinate", worst_order=None):
 
 
 @pytest.mark.parametrize("included", [False, True])
-def test_law_of_the_proxy_and_the_score(included):
+def test_distribution_of_the_proxy_and_the_score(included):
     settings = DpSgdSettings(30, 4.0, 0.5, (0.1, 0.7))
     pack = run_batch(200_000, included, seed=1, candidates=2)
     out = make_engine("reduced", dirac(), settings).run(pack)
@@ -29,7 +29,7 @@ def test_law_of_the_proxy_and_the_score(included):
     assert out.finite.all()
 
 
-def test_worst_order_sees_the_standardised_sum():
+def test_worst_order_ranks_the_standardised_sum():
     settings = DpSgdSettings(30, 4.0, 0.5, (0.1,))
     pack = run_batch(10_000, True)
     plain = make_engine("reduced", dirac(), settings).run(pack)
@@ -39,7 +39,7 @@ def test_worst_order_sees_the_standardised_sum():
     np.testing.assert_allclose(ordered.scores, expected, rtol=1e-12)
 
 
-def test_sampling_rate_mixes_binomially():
+def test_sampling_gives_a_binomial_mixture():
     settings = DpSgdSettings(8, 0.4, 1.0, (0.1,), sampling_rate=0.3)
     out = make_engine("reduced", dirac(), settings).run(run_batch(100_000, True))
     hits = np.arange(9)
@@ -51,7 +51,7 @@ def test_sampling_rate_mixes_binomially():
     assert st.kstest(out.lambda_a, cdf).pvalue > ALARM
 
 
-def test_lambda_c_is_the_best_test_of_one_sampled_run():
+def test_lambda_c_is_the_most_powerful_statistic_of_one_run():
     # L has E[exp(L)] = 1 without the canary; no statistic has more power at any error rate (Neyman
     # & Pearson), and few large steps are lost in the mean. Errors of 4 standard deviations.
     settings = DpSgdSettings(50, 0.7, 0.5, (0.1,), sampling_rate=0.05)
@@ -77,7 +77,7 @@ def test_lambda_c_is_the_best_test_of_one_sampled_run():
 
 
 @pytest.mark.parametrize("tau", [1e-9, 0.01, 0.5, 1 - 1e-9])
-def test_lambda_c_is_that_of_the_single_steps(tau):
+def test_lambda_c_matches_the_sum_over_steps(tau):
     # sum_i log(1 - tau + tau exp((2 x_i - 1) / (2 sigma^2))) of the steps as they were drawn, over
     # more of them than a product in one go could hold.
     steps, sigma = 2500, 0.2
@@ -96,13 +96,13 @@ def test_lambda_c_is_that_of_the_single_steps(tau):
     )
 
 
-def test_sums_of_softplus_at_the_ends():
+def test_softplus_sums_of_extreme_values():
     ends = np.array([[0.0] * 2000, [1e3] * 2000, [-1e3] * 2000, [1e300] + [-1e300] * 1999])
     expected = [2000 * np.log(2), 2e6, 0.0, 1e300]
     np.testing.assert_allclose(reduced.softplus_sums(ends), expected, rtol=1e-15)
 
 
-def test_rows_of_normals_compiled_and_not(monkeypatch):
+def test_compiled_and_numpy_normals_agree(monkeypatch):
     seeds = np.array([0, 1, 2**32, 2**64 - 1], dtype=np.uint64)
     if streams._compiled is None:
         pytest.skip("no compiler when this was installed")
@@ -114,7 +114,7 @@ def test_rows_of_normals_compiled_and_not(monkeypatch):
         np.testing.assert_allclose(rows[:, 0], streams.normals(seeds, 3), rtol=2e-15)
 
 
-def test_compiled_normals_into_the_last_tail():
+def test_compiled_normals_are_accurate_in_the_tails():
     # Words with every magnitude of tail, by the inverse of the bijection that mixes them.
     if streams._compiled is None:
         pytest.skip("no compiler when this was installed")
@@ -135,7 +135,7 @@ def unmixed(z: int) -> int:
     return z
 
 
-def test_momentum_against_a_simulation_step_by_step():
+def test_momentum_matches_a_simulation_of_steps():
     settings = DpSgdSettings(6, 2.0, 1.5, (0.1,), momentum=0.8)
     out = make_engine("reduced", dirac(), settings).run(run_batch(100_000, True))
     released = 1.5 + 3.0 * np.random.default_rng(5).standard_normal((100_000, 6))
@@ -151,7 +151,7 @@ def test_momentum_against_a_simulation_step_by_step():
         assert st.ks_2samp(mixed, proxy + weight * moved).pvalue > ALARM
 
 
-def test_a_run_depends_on_its_seed_alone():
+def test_outcome_depends_only_on_the_seed():
     engine = make_engine("reduced", dirac(), DpSgdSettings(10, 1.0, 1.0, (0.1,)))
     pack = run_batch(1000, True)
     whole = engine.run(pack)
@@ -171,7 +171,7 @@ def test_normals_of_consecutive_seeds_are_independent_down_to_the_tails():
     assert abs(np.mean(z * other)) < st.norm.isf(ALARM / 2) / 2000
 
 
-def test_what_has_no_closed_law_is_refused_with_the_reason():
+def test_inapplicable_settings_are_rejected_with_the_reason():
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,))
     digits = threat_models.build("ETCV", "input")
     assert choose_engine(dirac(), settings)[0] == "reduced"
@@ -183,7 +183,7 @@ def test_what_has_no_closed_law_is_refused_with_the_reason():
         make_engine("reducd", digits, settings)
 
 
-def test_settings_are_checked():
+def test_invalid_settings_are_rejected():
     with pytest.raises(ValueError, match=r"noise_multiplier must be in \(0, inf\), got -1"):
         DpSgdSettings(3, -1, 1.0, (0.1,))
     with pytest.raises(ValueError, match=r"max_grad_norm must be in \(0, inf\), got nan"):
@@ -200,7 +200,7 @@ def test_settings_are_checked():
         DpSgdSettings(0, 1, 1.0, (0.1,))
 
 
-def test_it_needs_no_torch():
+def test_the_reduced_engine_does_not_import_torch():
     code = (
         "import sys, numpy as np, threat_models\n"
         "from audit.dpsgd import *\n"

@@ -125,7 +125,7 @@ def exact(model, theta, x, y, clip, taken):
 # torch warns that it copies the input where padding is lopsided.
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_sums_are_those_of_the_exact_loop(name):
+def test_sums_match_the_exact_loop(name):
     model, shape = NETWORKS[name]
     theta, x, y, clip = setting(model, shape)
     sums = clipped_sums(stacked(model, shape), x, y)
@@ -139,7 +139,7 @@ def test_the_sums_are_those_of_the_exact_loop(name):
 
 
 @pytest.mark.parametrize("name", AFTER_LINEAR)
-def test_sums_after_a_linear_layer_are_those_of_the_exact_loop(name):
+def test_sums_after_a_linear_layer_match_the_exact_loop(name):
     model, shape = AFTER_LINEAR[name]
     theta, x, y, clip = setting(model, shape)
     stack = stacked(model, shape)
@@ -156,7 +156,7 @@ def test_sums_after_a_linear_layer_are_those_of_the_exact_loop(name):
 
 
 @pytest.mark.parametrize("name", ["one convolution", "the papers' ConvNet on digits"])
-def test_one_record_is_that_of_torch(name, monkeypatch):
+def test_single_record_matches_torch(name, monkeypatch):
     model, shape = NETWORKS[name]
     theta, x, y, clip = setting(model, shape)
     found = []
@@ -171,7 +171,7 @@ def test_one_record_is_that_of_torch(name, monkeypatch):
     torch.testing.assert_close(found[0][-1], 2 * found[0][-2])
 
 
-def test_of_equals_the_first_is_pooled():
+def test_max_pooling_breaks_ties_like_torch():
     # Whole numbers, whose equal convolutions have unequal patches and so unequal gradients.
     shape = (1, 8, 8)
     model = small(nn.Conv2d(1, 3, 2), nn.MaxPool2d(3, 2), flat=3 * 3 * 3)
@@ -185,7 +185,7 @@ def test_of_equals_the_first_is_pooled():
     ("known", "first"),
     [(NETWORKS["one convolution"], 0), (AFTER_LINEAR["widths beside whole vectors"], 2)],
 )
-def test_long_sums_keep_their_digits(known, first):
+def test_long_sums_are_accurate(known, first):
     # The same record 5,000 times: the sum is 5,000 times its gradient. The weights of a first
     # Linear layer are torch's.
     model, shape = known
@@ -198,7 +198,7 @@ def test_long_sums_keep_their_digits(known, first):
         torch.testing.assert_close(sum_, 5000 * one, rtol=2e-6, atol=1e-4)
 
 
-def test_groups_of_records_are_summed_whole():
+def test_sums_cover_partial_groups_of_records():
     # Of 32 records at a time: whole groups, a part of one, and sums kept apart.
     model, shape = AFTER_LINEAR["widths beside whole vectors"]
     theta, x, y, clip = setting(model, shape)
@@ -210,7 +210,7 @@ def test_groups_of_records_are_summed_whole():
 
 @pytest.mark.parametrize("classes", [1, 16, 37])
 @pytest.mark.parametrize("shift", [-300.0, 0.0, 300.0])
-def test_any_classes_and_logits_far_from_0(classes, shift):
+def test_many_classes_and_large_logits(classes, shift):
     # Up to 120 apart: the least have no share that float32 could hold.
     model, shape = nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, classes)), (9,)
     theta, x, y, clip = setting(model, shape)
@@ -224,7 +224,7 @@ def test_any_classes_and_logits_far_from_0(classes, shift):
 @pytest.mark.parametrize(
     "known", [NETWORKS["the papers' ConvNet"], AFTER_LINEAR["the papers' MLP"]]
 )
-def test_no_record_contributes_more_than_c(known):
+def test_each_contribution_is_at_most_c(known):
     model, shape = known
     theta, x, y, _ = setting(model, shape)
     clip = torch.tensor([1e-3, 1e-2, 0.1])
@@ -240,7 +240,7 @@ def test_no_record_contributes_more_than_c(known):
 @pytest.mark.parametrize(
     "known", [NETWORKS["the papers' ConvNet on digits"], AFTER_LINEAR["the papers' MLP"]]
 )
-def test_a_diverged_run_stays_visible_and_alone(known, value):
+def test_diverged_run_stays_nonfinite_and_does_not_affect_others(known, value):
     model, shape = known
     theta, x, y, clip = setting(model, shape)
     sums = clipped_sums(stacked(model, shape), x, y)
@@ -265,7 +265,7 @@ def test_a_diverged_run_stays_visible_and_alone(known, value):
         (nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, CLASSES)),
     ],
 )  # fmt: skip
-def test_other_networks_are_left_to_torch(layers):
+def test_unsupported_networks_use_torch(layers):
     model = nn.Sequential(*layers)
     x, y = torch.rand(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
     sums = clipped_sums(stacked(model, (1, 8, 8)), x, y)
@@ -273,7 +273,7 @@ def test_other_networks_are_left_to_torch(layers):
     assert sums._tail is None
 
 
-def test_without_the_extension_torch_does_the_same(monkeypatch):
+def test_torch_matches_without_the_extension(monkeypatch):
     model, shape = NETWORKS["the papers' ConvNet"]
     theta, x, y, clip = setting(model, shape)
     fast = clipped_sums(stacked(model, shape), x, y)(theta, clip, None, 10**6)

@@ -62,7 +62,7 @@ def test_known_answers_compiled(extension, key, counter, words):
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 362, 4321])
-def test_every_path_gives_the_same_bits(extension, monkeypatch, size):
+def test_all_implementations_give_the_same_bits(extension, monkeypatch, size):
     seeds = np.array([0, 1, 2**32, 2**64 - 1], dtype=np.uint64)
     scales = np.array([1.0, 0.3, 1e-30, 1e30], dtype=np.float32)
     found = []
@@ -83,7 +83,7 @@ def drawn(seeds, stream=0, step=0, size=1 << 12):
     return numbers.double().numpy()
 
 
-def test_numbers_are_those_of_box_and_muller():
+def test_numbers_follow_box_and_muller():
     words = noise.philox((5, 6), (0, 0, 0, 0), 1000).astype(np.float64)
     radius = np.sqrt(-2 * np.log((np.floor(words[:, 0::2] / 2) + 0.5) * 2.0**-31))
     angle = 2 * np.pi * words[:, 1::2] * 2.0**-32
@@ -93,7 +93,7 @@ def test_numbers_are_those_of_box_and_muller():
     assert np.abs(found - expected).max() < 2e-6
 
 
-def test_the_ends_of_the_words_are_finite():
+def test_extreme_words_give_finite_numbers():
     ends = np.array([0, 1, 2**31, ALL - 1, ALL], dtype=np.uint32)
     words = np.zeros((len(ends) ** 2, 4, 16), np.uint32)
     words[:, 0::2] = np.repeat(ends, len(ends))[:, None, None]
@@ -130,7 +130,7 @@ BATTERY = (0, 2, 3, 8, 9, 10, 11, 12, 13, 15, 16, 100, 101, 206, 207, 208, 209)
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("dieharder") is None, reason="needs dieharder (apt, brew)")
 @pytest.mark.parametrize("number", BATTERY)
-def test_a_battery_of_tests(number):
+def test_dieharder(number):
     # Of the words of many runs and steps: seeds in a row, 1,024 words of each at a time.
     command = ["dieharder", "-d", str(number), "-g", "200", "-D", "test_name", "-D", "pvalues"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as battery:
@@ -149,7 +149,7 @@ def test_a_battery_of_tests(number):
     assert min(found) > ALARM / len(BATTERY) / len(found)
 
 
-def test_the_law_into_its_tails():
+def test_distribution_including_tails():
     z = np.concatenate([drawn(np.arange(16), step=step, size=1 << 16).ravel() for step in range(4)])
     assert st.kstest(z, "norm", method="asymp").pvalue > ALARM
     below = ndtri(np.concatenate([[1e-6, 1e-5, 1e-4, 1e-3], np.linspace(0.01, 0.49, 49)]))
@@ -159,7 +159,7 @@ def test_the_law_into_its_tails():
     assert st.chisquare(counts, masses * len(z)).pvalue > ALARM
 
 
-def test_pairs_of_one_point_are_independent():
+def test_the_two_numbers_of_a_pair_are_independent():
     # Radius and angle, and their sum of squares: what Box & Muller could get wrong.
     z = drawn(np.arange(64), size=1 << 14).reshape(-1, 4, 16)
     x, y = z[:, 0::2].ravel(), z[:, 1::2].ravel()
@@ -183,7 +183,7 @@ def test_runs_steps_and_streams_are_independent():
         assert_uncorrelated(ndtr(np.abs(rows[:, :2000])))  # of sizes: uniform, so without tails
 
 
-def test_numbers_of_a_run_are_uncorrelated_over_any_distance():
+def test_numbers_of_a_run_are_uncorrelated_at_every_lag():
     z = drawn([3], size=1 << 20)[0]
     spectrum = np.fft.rfft(z, 2 * len(z))
     correlations = np.fft.irfft(np.abs(spectrum) ** 2)[1 : 1 << 16] / len(z)
@@ -191,7 +191,7 @@ def test_numbers_of_a_run_are_uncorrelated_over_any_distance():
     assert np.abs(correlations).max() < 1.05 * limit / np.sqrt(len(z))
 
 
-def test_batches_take_each_record_on_its_own():
+def test_batches_sample_records_independently():
     taken = torch.empty(500, 300, dtype=torch.bool)
     counts = []
     for step in range(4):

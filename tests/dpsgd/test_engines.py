@@ -3,14 +3,13 @@
 Each statistical test has a false-alarm rate of 1e-4.
 """
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats as st
 import torch
+from real_data import DATA_ROOT
 from torch import nn
 from toy import ALARM, SILENT, records, run_batch
 
@@ -21,7 +20,6 @@ from canaries import DiracCanary
 from threat_models import CanaryLoss, UserScore, datasets, etcv, ntcv, ntnv
 
 torch.set_num_threads(1)
-REAL = Path(os.environ.get("AUDIT_DATA_ROOT") or Path(__file__).parents[2] / "shared" / "data")
 
 
 def threats():
@@ -37,7 +35,7 @@ def threats():
 
 @pytest.mark.parametrize("threat", threats())
 @pytest.mark.parametrize("changes", [{}, {"momentum": 0.5, "sampling_rate": 0.5}])
-def test_opacus_takes_the_same_path_without_noise(threat, changes):
+def test_opacus_matches_batched_without_noise(threat, changes):
     # The threshold binds for most records; Opacus adds 1e-6 to every norm.
     settings = DpSgdSettings(6, SILENT, 0.7, (0.05, 0.2), model="convnet")
     settings = replace(settings, **changes)
@@ -56,7 +54,7 @@ def test_opacus_takes_the_same_path_without_noise(threat, changes):
 
 
 @pytest.mark.parametrize("threat", ["NTCV input", "NTCV dirac", "ETCV dirac"])
-def test_opacus_subtracts_the_same_training_gradients(threat):
+def test_opacus_and_batched_have_equal_standardised_sums(threat):
     settings = DpSgdSettings(4, SILENT, 0.7, (0.05,), model="mlp")
     unit = 0.7 * SILENT * 2  # of the standardised sum
     score = UserScore(lambda seen: unit * seen.standardised_sum)
@@ -74,7 +72,7 @@ def test_opacus_subtracts_the_same_training_gradients(threat):
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("threat", ["NTCV dirac", "ETCV input", "ETCV dirac"])
-def test_opacus_agrees_in_law(threat):
+def test_opacus_matches_the_distribution_of_batched(threat):
     settings = DpSgdSettings(3, 1.0, 0.7, (0.3,), model="logistic")
     ours = make_engine("batched", threats()[threat], settings).run(run_batch(4000, True, 1))
     theirs = make_engine("opacus", threats()[threat], settings).run(run_batch(300, True, 2))
@@ -84,7 +82,7 @@ def test_opacus_agrees_in_law(threat):
 
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 @pytest.mark.parametrize("changes", [{}, {"momentum": 0.8}, {"sampling_rate": 0.5}])
-def test_projected_takes_the_same_path_without_noise(model, changes):
+def test_projected_matches_batched_without_noise(model, changes):
     settings = DpSgdSettings(8, SILENT, 0.7, (0.05, 0.2), model=model)
     settings = replace(settings, **changes)
     pack = run_batch(6, True, candidates=2)
@@ -99,7 +97,7 @@ def test_projected_takes_the_same_path_without_noise(model, changes):
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("included", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"model": "logistic"}, {"momentum": 0.8}])
-def test_projected_agrees_in_law(included, changes):
+def test_projected_matches_the_distribution_of_batched(included, changes):
     settings = replace(DpSgdSettings(10, 1.0, 0.7, (0.2,), model="mlp"), **changes)
     threat = threat_models.build("ETCV", "input")
     full = make_engine("batched", threat, settings).run(run_batch(4000, included, 1))
@@ -112,7 +110,7 @@ def test_projected_agrees_in_law(included, changes):
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("included", [False, True])
-def test_collapsed_agrees_in_law(included):
+def test_collapsed_matches_the_distribution_of_batched(included):
     data = records(30)
     settings = DpSgdSettings(10, 1.0, (0.2, 0.3), (0.2, 0.4), model="mlp")
     of = {
@@ -140,7 +138,7 @@ def test_collapsed_agrees_in_law(included):
         assert st.ks_2samp(full[name], small[name]).pvalue > ALARM, name
 
 
-def test_auto_takes_the_smallest_exact_problem():
+def test_auto_selects_the_smallest_exact_problem():
     settings = DpSgdSettings(5, 1.0, 1.0, (0.1,), model="mlp")
     made = threats()
     last = replace(made["ETCV dirac"], score=UserScore(lambda seen: seen.parameters()[:, -1]))
@@ -165,7 +163,7 @@ def test_auto_takes_the_smallest_exact_problem():
         make_engine(got, threat, chosen)
 
 
-def test_reductions_that_do_not_apply_say_why():
+def test_inapplicable_reductions_give_the_reason():
     settings = DpSgdSettings(5, 1.0, 1.0, (0.1,), model="mlp")
     made = threats()
     for name, threat, reason in [
@@ -181,11 +179,11 @@ def test_reductions_that_do_not_apply_say_why():
     with pytest.raises(ValueError, match="momentum"):
         make_engine("collapsed", made["ETCV dirac"], replace(settings, momentum=(0.0, 0.5)))
     other = replace(made["ETCV input"], score=threat_models.FirstCoordinate())
-    with pytest.raises(ValueError, match="first-coordinate, which looks beyond"):
+    with pytest.raises(ValueError, match="first-coordinate, which uses more"):
         make_engine("projected", other, settings)
 
 
-def test_projected_refuses_weights_that_several_layers_share():
+def test_projected_rejects_shared_weights():
     square = nn.Linear(64, 64)
     tied = nn.Sequential(nn.Flatten(), square, nn.Tanh(), square, nn.Linear(64, 10))
     assert "several layers share" in project(threats()["ETCV input"], tied)
@@ -208,11 +206,13 @@ def test_real_training_on_digits(threat, canary):
 @pytest.mark.parametrize("dataset", ["FASHION", "CIFAR10"])
 def test_real_files(dataset):
     other = "MNIST" if dataset == "FASHION" else dataset
-    if not all((REAL / f.path).exists() for name in (dataset, other) for f in datasets.FILES[name]):
+    if not all(
+        (DATA_ROOT / f.path).exists() for name in (dataset, other) for f in datasets.FILES[name]
+    ):
         pytest.skip(f"no files of {dataset} and {other} under AUDIT_DATA_ROOT")
-    canary = datasets.canary(other, 7, str(REAL))
-    data = datasets.load(dataset, True, str(REAL), 200)
-    threat = ntnv(data, datasets.load(dataset, False, str(REAL), 100), canary)
+    canary = datasets.canary(other, 7, str(DATA_ROOT))
+    data = datasets.load(dataset, True, str(DATA_ROOT), 200)
+    threat = ntnv(data, datasets.load(dataset, False, str(DATA_ROOT), 100), canary)
     settings = DpSgdSettings(4, SILENT, 0.5, (0.02,), model="convnet")
     pack = run_batch(1, True)
     ours, theirs = (make_engine(name, threat, settings).run(pack) for name in ("batched", "opacus"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats as st
 import torch
-from pretended_cuda import MixedDevices, PretendedCuda
+from fake_cuda import FakeCuda, MixedDevices
 from torch import nn
 from toy import ALARM, SILENT, assert_uncorrelated, records, run_batch
 
@@ -95,10 +95,10 @@ def as_seeded_there(monkeypatch):
 @pytest.mark.parametrize("threat", THREATS)
 @pytest.mark.parametrize("changes", [{}, {"sampling_rate": 0.4, "momentum": (0, 0.5)}])
 @pytest.mark.parametrize("model", ["logistic", "convnet", "normed", "Residual"])
-def test_a_gpu_computes_what_the_cpu_does(monkeypatch, model, threat, changes):
+def test_gpu_matches_cpu(monkeypatch, model, threat, changes):
     dotted = f"{__name__}.{model}" if model in ("normed", "Residual") else model
     settings = replace(SETTINGS, model=dotted, max_grad_norm=(0.3, 0.7), **changes)
-    with PretendedCuda(monkeypatch):
+    with FakeCuda(monkeypatch):
         found = play(THREATS[threat], settings, "cuda")
     assert_same(found, play(THREATS[threat], settings))
     assert all(len(np.unique(out.scores)) == 7 for out in found)
@@ -106,9 +106,9 @@ def test_a_gpu_computes_what_the_cpu_does(monkeypatch, model, threat, changes):
 
 @pytest.mark.usefixtures("as_seeded_there")
 @pytest.mark.parametrize("name", ["projected", "collapsed"])
-def test_so_do_the_reductions(monkeypatch, name):
+def test_reductions_on_gpu_match_cpu(monkeypatch, name):
     threat = etcv(CANARY if name == "projected" else DiracCanary(), CanaryLoss(CANARY), SHAPE, 10)
-    with PretendedCuda(monkeypatch):
+    with FakeCuda(monkeypatch):
         found = play([threat], SETTINGS, "cuda", name)
     assert_same(found, play([threat], SETTINGS, name=name))
 
@@ -116,9 +116,9 @@ def test_so_do_the_reductions(monkeypatch, name):
 @pytest.mark.usefixtures("as_seeded_there")
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
-def test_products_of_bf16_numbers_are_those_that_a_cpu_rounds(monkeypatch, model):
+def test_bf16_products_match_rounding_on_cpu(monkeypatch, model):
     settings = replace(SETTINGS, model=model)
-    with PretendedCuda(monkeypatch):
+    with FakeCuda(monkeypatch):
         found = play(THREATS["NT"], settings, "cuda", precision="bf16")
     expected = play(THREATS["NT"], settings, precision="bf16")
     assert_same(found, expected, rtol=1e-3, atol=1e-4)
@@ -126,15 +126,15 @@ def test_products_of_bf16_numbers_are_those_that_a_cpu_rounds(monkeypatch, model
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("precision", ["float32", "float64", "tf32"])
-def test_any_tensor_left_on_the_cpu_is_found(monkeypatch, precision):
+def test_every_tensor_left_on_the_cpu_is_detected(monkeypatch, precision):
     # Every copy to the GPU is left out once.
     settings = replace(SETTINGS, steps=2, sampling_rate=0.5, momentum=0.5)
-    with PretendedCuda(monkeypatch) as gpu:
+    with FakeCuda(monkeypatch) as gpu:
         play(THREATS["NT"], settings, "cuda", precision=precision)
         copies = gpu.counts["copies"]
     assert copies > 20
     for lost in range(1, copies):  # the first is the probe whether the device is there
-        with PretendedCuda(monkeypatch) as gpu:
+        with FakeCuda(monkeypatch) as gpu:
             gpu.lost = lost
             with pytest.raises(MixedDevices):
                 play(THREATS["NT"], settings, "cuda", precision=precision)
@@ -144,7 +144,7 @@ def per_step(monkeypatch, threats, settings, runs_together, records_together=10*
     """Launches by kernel, copies and waits of one step."""
     found = []
     for steps in (2, 4):
-        with PretendedCuda(monkeypatch) as gpu:
+        with FakeCuda(monkeypatch) as gpu:
             engine = make_engine(
                 "batched", threats[0], replace(settings, steps=steps), "cuda", "float32"
             )
@@ -160,7 +160,7 @@ def per_step(monkeypatch, threats, settings, runs_together, records_together=10*
 
 @pytest.mark.parametrize("threat", THREATS)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
-def test_a_step_waits_for_nothing_and_launches_the_same_for_any_runs(monkeypatch, model, threat):
+def test_a_step_never_waits_and_launches_do_not_grow_with_runs(monkeypatch, model, threat):
     settings = replace(SETTINGS, model=model, momentum=0.5)
     threats = THREATS[threat][:1]
     few, many = (per_step(monkeypatch, threats, settings, count) for count in (2, 11))
@@ -169,20 +169,20 @@ def test_a_step_waits_for_nothing_and_launches_the_same_for_any_runs(monkeypatch
     assert few["launches"] < (120 if model == "mlp" else 220)
 
 
-def test_sampled_batches_cost_one_wait_for_their_size(monkeypatch):
+def test_sampled_batches_need_one_synchronisation_per_step(monkeypatch):
     found = per_step(monkeypatch, THREATS["NT"][:1], replace(SETTINGS, sampling_rate=0.5), 3)
     assert (found["waits"], found["copies"]) == (1, 0)
 
 
-def test_a_chunk_more_is_no_more_launches_than_its_own(monkeypatch):
+def test_each_additional_chunk_adds_only_its_own_launches(monkeypatch):
     one, three = (per_step(monkeypatch, THREATS["NT"][:1], SETTINGS, 3, n) for n in (12, 4))
     assert three["launches"] - one["launches"] <= 2 * 40
 
 
-def test_noise_is_launched_once_for_many_steps(monkeypatch):
+def test_one_launch_draws_the_noise_of_many_steps(monkeypatch):
     # One launch per run and block of steps: at 5 us each, once a step would cost an hour a row.
     settings = replace(SETTINGS, steps=300, model="mlp")
-    with PretendedCuda(monkeypatch) as gpu:
+    with FakeCuda(monkeypatch) as gpu:
         engine = make_engine("batched", THREATS["ETCV"][1], settings, "cuda")
         engine.run(run_batch(3, True))
         assert gpu.kernels["normal_"] == 3 * -(-300 * engine.parameters // 2**18)
@@ -217,9 +217,9 @@ def large(training, size=28):
         (0.001, "convnet", True, (1, 0)),
     ],
 )
-def test_what_runs_side_by_side(monkeypatch, gigabytes, model, training, expected):
+def test_pack_size_for_gpu_memory(monkeypatch, gigabytes, model, training, expected):
     settings = DpSgdSettings(300, 1.0, 1.0, (0.1,), model=model)
-    with PretendedCuda(monkeypatch, gigabytes * 1e9):
+    with FakeCuda(monkeypatch, gigabytes * 1e9):
         engine = make_engine("batched", large(training), settings, "cuda")
         found = engine.runs_per_pack(), engine.memory.chunk_floats() // engine._model.record_floats
         assert found == expected
@@ -228,12 +228,12 @@ def test_what_runs_side_by_side(monkeypatch, gigabytes, model, training, expecte
         assert engine.runs_per_pack() == expected[0]
 
 
-def test_what_is_random_does_not_depend_on_the_memory(monkeypatch):
+def test_random_numbers_do_not_depend_on_gpu_memory(monkeypatch):
     # Nor does anything else, rounding apart.
     settings = replace(SETTINGS, steps=12, sampling_rate=0.5, momentum=0.5)
     found = []
     for memory in (141e9, 4e6):
-        with PretendedCuda(monkeypatch, memory):
+        with FakeCuda(monkeypatch, memory):
             engine = make_engine("batched", THREATS["NT"][0], settings, "cuda", "float64")
             found.append((engine.runs_per_pack(), engine.run(run_batch(9, True, candidates=2))))
     assert found[0][0] > 9 > 2 * found[1][0]
@@ -242,9 +242,9 @@ def test_what_is_random_does_not_depend_on_the_memory(monkeypatch):
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
-def test_what_runs_side_by_side_fits(monkeypatch, model):
+def test_packs_fit_in_gpu_memory(monkeypatch, model):
     settings = DpSgdSettings(40, 1.0, 1.0, (0.1,), model=model, momentum=0.5)
-    with PretendedCuda(monkeypatch, 3e7) as gpu:
+    with FakeCuda(monkeypatch, 3e7) as gpu:
         engine = make_engine("batched", large(True), settings, "cuda")
         engine.run(run_batch(engine.runs_per_pack(), True))
         assert gpu.peak < 1.5e7
@@ -253,7 +253,7 @@ def test_what_runs_side_by_side_fits(monkeypatch, model):
 def test_out_of_memory_halves_packs_and_chunks(monkeypatch):
     settings = replace(SETTINGS, model="convnet", steps=2)
     freed = []
-    with PretendedCuda(monkeypatch) as gpu:
+    with FakeCuda(monkeypatch) as gpu:
         engine = make_engine("batched", THREATS["NT"][0], settings, "cuda", "float64")
         before = gpu.live
         pack = run_batch(12, True, candidates=2)
@@ -273,7 +273,7 @@ def test_out_of_memory_halves_packs_and_chunks(monkeypatch):
             engine.run(pack)
 
 
-def test_other_words_for_out_of_memory(monkeypatch):
+def test_other_out_of_memory_errors_are_recognised(monkeypatch):
     engine = make_engine("batched", THREATS["NT"][0], SETTINGS)
     run_pack, sizes = BatchedEngine._run_pack, []
 
@@ -295,7 +295,7 @@ class TestGpu:
     @pytest.mark.parametrize("changes", [{}, {"momentum": (0, 0.5), "max_grad_norm": (0.3, 5)}])
     @pytest.mark.parametrize("threat", THREATS)
     @pytest.mark.parametrize("model", ["logistic", "mlp", "convnet", "normed", "Residual"])
-    def test_without_noise_it_computes_what_the_cpu_does(self, model, threat, changes):
+    def test_without_noise_it_matches_the_cpu(self, model, threat, changes):
         dotted = f"{__name__}.{model}" if model in ("normed", "Residual") else model
         settings = replace(SETTINGS, model=dotted, noise_multiplier=SILENT, **changes)
         # Standardised by such a noise, a sum is all rounding.
@@ -320,7 +320,7 @@ class TestGpu:
         assert np.abs(found - exact).max() < errors[precision] * np.abs(exact).max()
 
     @pytest.mark.parametrize("steps", [1, 60])
-    def test_noise_is_independent_and_of_the_right_size(self, steps):
+    def test_noise_is_independent_with_the_right_variance(self, steps):
         engine = make_engine(
             "batched", THREATS["ETCV"][1], replace(SETTINGS, steps=steps, model="logistic"), "cuda"
         )
@@ -336,7 +336,7 @@ class TestGpu:
         assert_uncorrelated(z)
 
     @pytest.mark.parametrize("changes", [{}, {"sampling_rate": 0.4}, {"momentum": 0.5}])
-    def test_dirac_agrees_in_law_with_reduced(self, changes):
+    def test_dirac_canary_matches_the_distribution_of_the_reduced_engine(self, changes):
         settings = replace(SETTINGS, steps=10, noise_multiplier=2.0, **changes)
         threat = etcv(DiracCanary(), FirstCoordinate(), SHAPE, 10)
         full = make_engine("batched", threat, settings, "cuda").run(run_batch(4000, True, 1, 2))
@@ -345,14 +345,14 @@ class TestGpu:
         assert st.ks_2samp(full.lambda_c, law.lambda_c).pvalue > ALARM
         assert st.ks_2samp(full.scores, law.scores).pvalue > ALARM
 
-    def test_a_run_does_not_depend_on_its_pack(self):
+    def test_outcome_does_not_depend_on_the_pack(self):
         settings = replace(SETTINGS, model="convnet", sampling_rate=0.5)
         engine = make_engine("batched", THREATS["NT"][0], settings, "cuda", "float64")
         pack = run_batch(9, True, candidates=2)
         few = engine.run(pack.at(slice(4, 7)))
         np.testing.assert_allclose(few.lambda_a, engine.run(pack).lambda_a[4:7], rtol=1e-9)
 
-    def test_out_of_memory_is_survived(self):
+    def test_training_recovers_from_out_of_memory(self):
         engine = make_engine("batched", large(True), replace(SETTINGS, model="convnet"), "cuda")
         pack = run_batch(512, True, candidates=2)
         expected = engine.run(pack)

@@ -35,7 +35,7 @@ def final_weights(threat_model, settings, pack, precision="float64"):
 
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_without_noise_and_clipping_it_is_plain_sgd(model, momentum):
+def test_without_noise_and_clipping_it_equals_torch_sgd(model, momentum):
     data, canary = records(12), records(1, seed=9).canary(0)
     settings = DpSgdSettings(6, SILENT, 1e6, (0.02, 0.1), momentum=momentum, model=model)
     pack = RunBatch(
@@ -67,7 +67,7 @@ def loss(model, x, y):
 
 
 @pytest.mark.parametrize("name", ["batched", "opacus", "projected", "collapsed", "reduced"])
-def test_every_run_has_the_clipping_and_momentum_of_its_candidate(name):
+def test_each_run_uses_the_hyperparameters_of_its_candidate(name):
     # Lane by run equal to the engine of this candidate alone: noise, clipping, momentum, proxies.
     canary = records(1, seed=3).canary(0)
     first, loss = threat_models.FirstCoordinate(), threat_models.CanaryLoss(canary)
@@ -93,7 +93,7 @@ def test_every_run_has_the_clipping_and_momentum_of_its_candidate(name):
     assert len(np.unique(whole.scores)) == 2 * count
 
 
-def test_the_standardised_sum_knows_the_threshold_of_its_run():
+def test_standardised_sum_is_standard_for_every_clipping_norm():
     # N(sqrt(N) / sigma, 1) whatever C and momentum.
     score = UserScore(lambda seen: seen.standardised_sum)
     threat = ntcv(records(3), None, DiracCanary(), score)
@@ -105,7 +105,7 @@ def test_the_standardised_sum_knows_the_threshold_of_its_run():
         assert st.kstest(own, st.norm(1, 1).cdf).pvalue > ALARM
 
 
-def test_noise_is_independent_and_of_the_right_size():
+def test_noise_is_independent_with_the_right_variance():
     # One step on an empty set: (w_0 - w_N) / lr is the noise itself.
     settings = DpSgdSettings(1, 1.7, 0.3, (0.25,), model="logistic")
     threat = etcv(DiracCanary(), UserScore(len), (1, 8, 8), 10)
@@ -145,7 +145,7 @@ def test_noise_of_different_steps_is_independent():
         {"max_grad_norm": (0.3, 0.7), "momentum": (0.0, 0.9), "learning_rates": (0.1,)},
     ],
 )
-def test_dirac_agrees_in_law_with_reduced(included, changes):
+def test_dirac_canary_matches_the_distribution_of_the_reduced_engine(included, changes):
     settings = DpSgdSettings(10, 2.0, 0.7, (0.1, 0.3), model="logistic")
     settings = replace(settings, **changes)
     threat = threat_models.build("ETCV", "dirac")
@@ -162,7 +162,7 @@ def test_dirac_agrees_in_law_with_reduced(included, changes):
         np.testing.assert_allclose(full.scores, rates * 7.0 * full.lambda_a, atol=1e-5)
 
 
-def test_worst_order_agrees_in_law_with_reduced():
+def test_worst_order_matches_the_distribution_of_the_reduced_engine():
     threat = threat_models.build("ETCV", "dirac", "worst-order", worst_order=1.2)
     settings = DpSgdSettings(10, 2.0, 0.7, (0.1,), model="logistic")
     full = make_engine("batched", threat, settings).run(run_batch(4000, True, 1))
@@ -172,7 +172,7 @@ def test_worst_order_agrees_in_law_with_reduced():
 
 @pytest.mark.parametrize("threat", ["ETCV", "NTCV"])
 @pytest.mark.parametrize("changes", [{}, {"sampling_rate": 0.5, "momentum": 0.5}])
-def test_a_run_does_not_depend_on_its_pack(threat, changes):
+def test_outcome_does_not_depend_on_the_pack(threat, changes):
     settings = DpSgdSettings(5, 1.0, 1.0, (0.1, 0.2), model="convnet")
     settings = replace(settings, **changes)
     canary = records(1, seed=3).canary(0)
@@ -192,7 +192,7 @@ def test_a_run_does_not_depend_on_its_pack(threat, changes):
     assert len(engine.run(pack.at(slice(0))).scores) == 0
 
 
-def test_float32_follows_float64():
+def test_float32_agrees_with_float64():
     canary = records(1, seed=3).canary(0)
     model = ntcv(records(12), None, canary, threat_models.CanaryLoss(canary))
     settings = DpSgdSettings(20, SILENT, 0.5, (0.02,), model="mlp")
@@ -203,7 +203,7 @@ def test_float32_follows_float64():
     np.testing.assert_allclose(single.scores, double.scores, rtol=1e-5)
 
 
-def test_dirac_moves_the_first_weight_by_the_proxy():
+def test_first_displacement_equals_the_scaled_proxy():
     # NTNV with the Dirac canary: (w_0 - w_N)[0] = lr N C lambda_a, to rounding.
     seen = []
 
@@ -234,7 +234,7 @@ def test_lambda_c_is_the_likelihood_ratio_of_sampled_batches(clip):
         assert ratio.std() > 0.1
 
 
-def test_the_adversary_subtracts_the_training_gradients_it_knows():
+def test_standardised_sum_excludes_training_gradients():
     # The standardised sum keeps the law N(b sqrt(N) / sigma, 1) on a real training set.
     seen = []
 
@@ -248,7 +248,7 @@ def test_the_adversary_subtracts_the_training_gradients_it_knows():
     assert st.kstest(np.concatenate(seen), st.norm(1, 1).cdf).pvalue > ALARM
 
 
-def test_poisson_batches_take_each_record_on_its_own():
+def test_poisson_batches_sample_records_independently():
     # Without noise and clipping one step moves by lr times the sum over the batch, which tells
     # which of the 6 records and the canary were in it.
     data, canary = records(6), records(1, seed=3).canary(0)
@@ -276,7 +276,7 @@ def test_poisson_batches_take_each_record_on_its_own():
     assert st.chisquare(sizes, 4000 * st.binom.pmf(range(8), 7, 0.3)).pvalue > ALARM
 
 
-def test_a_diverging_run_is_marked_and_leaves_the_others_alone():
+def test_diverged_run_is_marked_and_does_not_affect_others():
     canary = records(1, seed=3).canary(0)
     threat = etcv(canary, threat_models.CanaryLoss(canary), (1, 8, 8), 10)
     settings = DpSgdSettings(3, 1.0, 1.0, (1e38, 0.1), model="mlp")
@@ -289,7 +289,7 @@ def test_a_diverging_run_is_marked_and_leaves_the_others_alone():
     np.testing.assert_allclose(out.scores[::2], calm.run(pack).scores[::2], rtol=1e-4)
 
 
-def test_out_of_memory_halves_the_packs(monkeypatch):
+def test_out_of_memory_halves_packs(monkeypatch):
     threat = threat_models.build("ETCV", "dirac")
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,), model="logistic")
     engine = make_engine("batched", threat, settings)
@@ -317,7 +317,7 @@ def test_out_of_memory_halves_the_packs(monkeypatch):
         engine.run(pack)
 
 
-def test_memory_of_one_run_shrinks_the_chunks(monkeypatch):
+def test_out_of_memory_with_one_run_halves_chunks(monkeypatch):
     threat = ntcv(records(12), None, DiracCanary(), UserScore(lambda o: o.first_displacement))
     settings = DpSgdSettings(2, 1.0, 1.0, (0.1,), model="mlp")
     engine = make_engine("batched", threat, settings)
@@ -335,7 +335,7 @@ def test_memory_of_one_run_shrinks_the_chunks(monkeypatch):
     assert chunks == [8_000_000, 4_000_000, 2_000_000, 1_000_000]
 
 
-def test_the_twister_is_filled_as_torch_and_numpy_seed_it():
+def test_mersenne_state_matches_torch_and_numpy():
     key = np.random.RandomState(77).get_state()[1].astype(np.uint64)
     ours = torch.Generator()
     ours.set_state(torch.from_numpy(streams.mersenne_state(key)))
@@ -343,7 +343,7 @@ def test_the_twister_is_filled_as_torch_and_numpy_seed_it():
     assert torch.equal(torch.randn(999, generator=ours), torch.randn(999, generator=theirs))
 
 
-def test_seeds_that_agree_in_their_lower_half_differ_in_their_noise():
+def test_seeds_with_equal_lower_bits_give_different_noise():
     seeds = np.array([5, 5 + 2**32, 5], dtype=np.uint64)
     a, b, c = (torch.randn(8, generator=g) for g in streams.generators(seeds, 0, "cpu"))
     assert torch.equal(a, c)
@@ -370,7 +370,7 @@ def test_losses_of_the_final_models():
         assert value == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_one_set_of_runs_serves_several_scores():
+def test_shared_runs_match_separate_runs_for_several_scores():
     data, canary = records(12), records(1, seed=3).canary(0)
     honest = ntnv(data, data, canary)
     threats = (honest, ntcv(data, data, canary, threat_models.CanaryLoss(canary)))
@@ -384,7 +384,7 @@ def test_one_set_of_runs_serves_several_scores():
 
 
 @pytest.mark.parametrize("changes", [{}, {"momentum": 0.5, "sampling_rate": 0.5}])
-def test_runs_without_a_canary_serve_every_canary(changes):
+def test_runs_without_a_canary_are_shared_by_all_canaries(changes):
     data, canary = records(12), records(1, seed=3).canary(0)
     same, other = replace(canary, name="again"), records(1, seed=5).canary(0)
     threats = (
@@ -407,10 +407,10 @@ def test_runs_without_a_canary_serve_every_canary(changes):
     assert len({out.lambda_a.tobytes() for out in shared}) == 3
 
 
-def test_bad_input():
+def test_invalid_arguments_are_rejected():
     threat = threat_models.build("ETCV", "dirac")
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,))
-    with pytest.raises(ValueError, match="device must be cpu or a CUDA device"):
+    with pytest.raises(ValueError, match="device must be cpu or an available CUDA device"):
         make_engine("batched", threat, settings, device="cuda:99")
     with pytest.raises(ValueError, match="precision must be one of float32, float64, tf32, bf16"):
         make_engine("batched", threat, settings, precision="float16")

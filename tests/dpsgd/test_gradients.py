@@ -144,7 +144,7 @@ def flat(sums):
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", [*SEQUENCES, *OTHERS])
-def test_against_the_naive_loop(name):
+def test_sums_match_the_naive_loop(name):
     model = make((SEQUENCES | OTHERS)[name])
     x, y, theta = problem(model)
     stack = stacked(model, (1, 6, 6))
@@ -163,7 +163,7 @@ def test_against_the_naive_loop(name):
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8)])
-def test_convnet_against_the_naive_loop(shape):
+def test_convnet_sums_match_the_naive_loop(shape):
     model = make_model("convnet", 0, shape, CLASSES, torch.float64)
     x, y, theta = problem(model, shape)
     theta = [0.2 * t for t in theta]
@@ -177,7 +177,7 @@ def test_convnet_against_the_naive_loop(shape):
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv", "norms", "residual"])
-def test_no_record_contributes_more_than_the_threshold_in_float32(name):
+def test_each_contribution_is_at_most_c_in_float32(name):
     model = make((SEQUENCES | OTHERS)[name], torch.float32)
     x, y, theta = problem(model, dtype=torch.float32)
     clip = 1e-3
@@ -188,7 +188,7 @@ def test_no_record_contributes_more_than_the_threshold_in_float32(name):
         assert (norms >= clip * (1 - 1e-6)).all()  # far over the threshold, so that clipping binds
 
 
-def test_records_prepared_for_every_chunk_give_the_same(monkeypatch):
+def test_preparing_records_per_chunk_gives_equal_sums(monkeypatch):
     model = make(SEQUENCES["conv"])
     x, y, theta = problem(model)
     taken = torch.tensor([[True, False] * 3 + [True]] * RUNS)
@@ -215,7 +215,7 @@ def test_an_empty_batch_sums_to_zero():
     assert torch.equal(got, torch.zeros_like(got))
 
 
-def test_a_dead_run_leaves_the_others_alone():
+def test_diverged_run_does_not_affect_others():
     model = make(SEQUENCES["conv"])
     x, y, theta = problem(model)
     sums, clip = ClippedSums(stacked(model, (1, 6, 6)), x, y), x.new_full((RUNS,), 0.5)
@@ -232,7 +232,7 @@ class TestModels:
     def make(self, name, shape=(1, 8, 8), classes=10):
         return make_model(name, 0, shape, classes, torch.float32)
 
-    def test_initial_weights_depend_on_the_seed_alone(self):
+    def test_initial_weights_depend_only_on_the_seed(self):
         torch.manual_seed(1)
         before = torch.random.get_rng_state()
         one = self.make("mlp")
@@ -262,20 +262,20 @@ class TestModels:
             self.make(f"{__name__}.mixing_model")
         with pytest.raises(ValueError, match="got a backward hook on Linear"):
             self.make(f"{__name__}.backward_hooked_model")
-        with pytest.raises(ValueError, match="must give a torch"):
+        with pytest.raises(ValueError, match="must return a torch"):
             self.make(f"{__name__}.no_model")
         with pytest.raises(ValueError, match=r"\[records, 10\] logits, got tuple for 2 records"):
             self.make(f"{__name__}.two_headed_model")
 
     @pytest.mark.parametrize("name", ["centring_model", "forgetful_model"])
-    def test_every_record_has_logits_of_its_own(self, name):
-        with pytest.raises(ValueError, match="must give each record logits of its own, the same"):
+    def test_models_that_mix_records_are_rejected(self, name):
+        with pytest.raises(ValueError, match="logits independently and deterministically"):
             self.make(f"{__name__}.{name}")
 
-    def test_what_vmap_cannot_take(self):
-        with pytest.raises(ValueError, match=r"known to torch\.func\.vmap, .* got Of: "):
+    def test_models_that_vmap_does_not_support_are_rejected(self):
+        with pytest.raises(ValueError, match=r"work under torch\.func\.vmap, .* got Of: "):
             stacked(self.make(f"{__name__}.branching_model"), (1, 8, 8))
-        with pytest.raises(ValueError, match=r"known to torch\.func\.vmap, .* got Recurrent: "):
+        with pytest.raises(ValueError, match=r"work under torch\.func\.vmap, .* got Recurrent: "):
             stacked(self.make(f"{__name__}.Recurrent"), (1, 8, 8))
 
 
