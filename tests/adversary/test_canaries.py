@@ -1,4 +1,4 @@
-"""Canaries say what they are and refuse what cannot be one."""
+"""Canaries and their validation."""
 
 import numpy as np
 import pytest

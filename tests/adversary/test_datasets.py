@@ -1,4 +1,4 @@
-"""Readers of the official formats, from files written here and, where they are, from real ones."""
+"""Readers of the official formats, with generated files and, if available, the real ones."""
 
 import collections
 import gzip
@@ -21,7 +21,7 @@ from threat_models.datasets import plain_pickle
 
 @pytest.fixture
 def offline(monkeypatch):
-    """No download: as on a machine without a network."""
+    """Disables downloads, as on a machine without a network."""
     import pooch
 
     def refuse(*args, **kwargs):
@@ -139,7 +139,7 @@ def test_cifar(tmp_path, offline, old_names):
 
 
 class Shell:
-    """What a hostile pickle would run."""
+    """An object whose pickle would run code."""
 
     def __reduce__(self):
         return (os.system, ("exit 1",))
@@ -203,7 +203,7 @@ def test_downloads_are_stored_at_the_expected_path(tmp_path, monkeypatch):
     assert [a[1] for a in asked] == [
         "md5:9fb629c4189551a2d022fa330f9573f3", "md5:ec29112dd5afa0611ce80d1b7f02629c",
     ]  # fmt: skip
-    assert not any(a[2] for a in asked)  # a bar is for terminals
+    assert not any(a[2] for a in asked)  # progress bars are shown only in terminals
 
 
 def test_an_archive_is_unpacked(tmp_path, monkeypatch):
@@ -268,7 +268,7 @@ def test_real_files(name):
         assert records.features.shape[1:] == datasets.RECORD_SHAPES[name]
         assert set(records.labels) == set(range(10))
         assert records.features.max() == 1
-        # Photographs and digits alike: neighbouring pixels agree, unless the axes are mixed up.
+        # Neighbouring pixels are similar in every data set, unless axes are swapped.
         rows = records.features[:200]
         steps = np.abs(np.diff(rows, axis=-1)).mean(), np.abs(np.diff(rows, axis=-2)).mean()
         assert max(steps) < 0.5 * rows.std()
@@ -295,7 +295,7 @@ def write_mnist(root, pixels, labels):
 )
 @pytest.mark.parametrize("size", [None, 3])
 def test_idx_files_are_checked_completely(tmp_path, offline, pixels, labels, file, message, size):
-    # Whatever is taken of them: what is wrong with a file is wrong with what it was made from.
+    # Errors anywhere in a file are reported, even if only its first records are used.
     write_mnist(tmp_path, np.zeros(pixels), labels)
     with pytest.raises(
         ValueError, match=rf"^file \S*train-{file}-\S* must be complete .*{message}"
@@ -353,7 +353,7 @@ def test_pixels_may_have_any_numeric_type(tmp_path, offline, protocol, dtype):
 
 
 def array_of(shape, dtype, raw):
-    """A pickle, protocol 2, of an array of such a shape, type and content."""
+    """A pickle (protocol 2) of an array with this shape, dtype and content."""
     return (
         b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
         b"(K\x01" + shape + b"cnumpy\ndtype\nU" + bytes([len(dtype)]) + dtype + b"K\x00K\x01\x87R"
@@ -372,13 +372,13 @@ NESTED = b"(K\x01K\x02tq\x00" + b"h\x00h\x00\x86q\x00" * 60
         pytest.param(array_of(HUGE + b"\x85", b"O8", b"]"), id="objects"),
         pytest.param(array_of(b"K\x01\x85", b"V999999999", b"U\x01x"), id="itemsize"),
         pytest.param(b"cnumpy\nndarray\n" + HUGE + b"\x85R.", id="call"),
-        # A megabyte of text, encoded a thousand times.
+        # Encodes a megabyte of text a thousand times.
         pytest.param(
             b"c_codecs\nencode\nq\x00X\x00\x00\x10\x00" + b"a" * (1 << 20) + b"q\x01"
             b"X\x06\x00\x00\x00latin1q\x02]" + b"h\x00h\x01h\x02\x86Ra" * 1000 + b".",
             id="encode",
         ),
-        # The hash of pairs of pairs of pairs, sixty deep.
+        # Hashes pairs nested sixty deep.
         pytest.param(b"}" + NESTED + b"K\x01s.", id="hash"),
         pytest.param(b"(" + b"}" * 300_000 + b"t.", id="dictionaries"),
     ],
@@ -437,7 +437,7 @@ def test_archives_that_unpack_to_gigabytes_are_rejected(tmp_path, offline, monke
 
 @pytest.mark.parametrize("threat", ["NTNV", "NTCV"])
 def test_all_missing_files_are_reported_at_once(tmp_path, offline, threat):
-    # CIFAR10's input canary is a record of SVHN: said before anything is read.
+    # CIFAR10's input canary is a record of SVHN; the error comes before any file is read.
     with pytest.raises(FileNotFoundError, match="CIFAR10 and SVHN") as raised:
         threat_models.build(threat, "input", dataset="cifar10", data_root=str(tmp_path))
     for name in ("data_batch_1", "data_batch_5", "test_batch", "train_32x32.mat"):

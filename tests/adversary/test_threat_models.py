@@ -1,4 +1,4 @@
-"""The rows of the paper's table 2, the scores and the worst order."""
+"""The threat models of the paper's table 2, scores, and user-defined parts."""
 
 import sys
 
@@ -201,7 +201,7 @@ def test_errors_of_user_code_are_one_line(tmp_path, monkeypatch):
         built = threat_models.build("ETCV", "dirac", f"own_audit_parts.{score}")
         with pytest.raises(ValueError, match=f"score own_audit_parts.{score} .*{said}"):
             built.score(observation([1.0, -3.0]))
-    with pytest.raises(KeyboardInterrupt):  # of the user, or a signal: no fault of the canary
+    with pytest.raises(KeyboardInterrupt):  # an interrupt is not an error of the canary
         threat_models.build("ETCV", "own_audit_parts.interrupts")
     for name in ("...", "os.", ".path", "own_audit_leaves.x", "a b.c"):
         with pytest.raises(ValueError, match="score must be a name that can be imported"):

@@ -1,4 +1,4 @@
-"""The batched engine against torch.optim, the reduced engine and the law of its noise.
+"""The batched engine against torch.optim, the reduced engine and the distribution of its noise.
 
 Each statistical test has a false-alarm rate of 1e-4.
 """
@@ -68,7 +68,7 @@ def loss(model, x, y):
 
 @pytest.mark.parametrize("name", ["batched", "opacus", "projected", "collapsed", "reduced"])
 def test_each_run_uses_the_hyperparameters_of_its_candidate(name):
-    # Lane by run equal to the engine of this candidate alone: noise, clipping, momentum, proxies.
+    # Each run equals that of an engine with only this candidate.
     canary = records(1, seed=3).canary(0)
     first, loss = threat_models.FirstCoordinate(), threat_models.CanaryLoss(canary)
     threat, momenta = {
@@ -94,7 +94,7 @@ def test_each_run_uses_the_hyperparameters_of_its_candidate(name):
 
 
 def test_standardised_sum_is_standard_for_every_clipping_norm():
-    # N(sqrt(N) / sigma, 1) whatever C and momentum.
+    # Its distribution is N(sqrt(N) / sigma, 1) for every C and momentum.
     score = UserScore(lambda seen: seen.standardised_sum)
     threat = ntcv(records(3), None, DiracCanary(), score)
     settings = DpSgdSettings(4, 2.0, (0.1, 3.0), (0.01,), momentum=(0.0, 0.5), model="logistic")
@@ -106,10 +106,10 @@ def test_standardised_sum_is_standard_for_every_clipping_norm():
 
 
 def test_noise_is_independent_with_the_right_variance():
-    # One step on an empty set: (w_0 - w_N) / lr is the noise itself.
+    # After one step on an empty training set, (w_0 - w_N) / lr is the noise.
     settings = DpSgdSettings(1, 1.7, 0.3, (0.25,), model="logistic")
     threat = etcv(DiracCanary(), UserScore(len), (1, 8, 8), 10)
-    # Seeds in a row: the hardest for a generator.
+    # Consecutive seeds are the hardest case for a generator.
     pack = replace(run_batch(3000, False), seeds=np.arange(3000, dtype=np.uint64))
     got, _ = final_weights(threat, settings, pack)
     start = np.concatenate(
@@ -204,7 +204,7 @@ def test_float32_agrees_with_float64():
 
 
 def test_first_displacement_equals_the_scaled_proxy():
-    # NTNV with the Dirac canary: (w_0 - w_N)[0] = lr N C lambda_a, to rounding.
+    # In NTNV with the Dirac canary, (w_0 - w_N)[0] = lr N C lambda_a up to rounding.
     seen = []
 
     def look(observation):
@@ -220,8 +220,8 @@ def test_first_displacement_equals_the_scaled_proxy():
 
 @pytest.mark.parametrize("clip", [0.5, 20.0])
 def test_lambda_c_is_the_likelihood_ratio_of_sampled_batches(clip):
-    # E[exp(L) | without] = E[exp(-L) | with] = 1 for the law's own likelihood ratio, whether the
-    # canary is clipped or not (norm about 6 here). Means of 4,000 within 4 standard errors.
+    # A log-likelihood ratio L satisfies E[exp(L) | without] = E[exp(-L) | with] = 1, whether or not
+    # the canary is clipped (its norm is about 6). The means of 4,000 are within 4 standard errors.
     canary = records(1, seed=3).canary(0)
     threat = etcv(canary, threat_models.CanaryLoss(canary), (1, 8, 8), 10)
     settings = DpSgdSettings(8, 1.2, clip, (0.01,), sampling_rate=0.3, model="logistic")
@@ -235,7 +235,7 @@ def test_lambda_c_is_the_likelihood_ratio_of_sampled_batches(clip):
 
 
 def test_standardised_sum_excludes_training_gradients():
-    # The standardised sum keeps the law N(b sqrt(N) / sigma, 1) on a real training set.
+    # With a training set, the standardised sum still has the distribution N(b sqrt(N) / sigma, 1).
     seen = []
 
     def look(observation):
@@ -249,8 +249,8 @@ def test_standardised_sum_excludes_training_gradients():
 
 
 def test_poisson_batches_sample_records_independently():
-    # Without noise and clipping one step moves by lr times the sum over the batch, which tells
-    # which of the 6 records and the canary were in it.
+    # Without noise and clipping, a step is lr times the sum over the batch. This reveals which of
+    # the 6 records and the canary were sampled.
     data, canary = records(6), records(1, seed=3).canary(0)
     settings = DpSgdSettings(1, SILENT, 1e6, (0.01,), sampling_rate=0.3, model="logistic")
     threat = ntcv(data, None, canary, UserScore(len))

@@ -1,4 +1,4 @@
-"""The compiled sums against the float64 loop of torch operations, which has its own tests."""
+"""The compiled sums against torch operations in float64, which have their own tests."""
 
 import pytest
 import torch
@@ -109,7 +109,7 @@ def setting(model, shape):
 
 
 def assert_same(found, expected):
-    """Equal but for rounding, which may turn a rare ReLU or pool of one record."""
+    """Asserts equality up to rounding, which may rarely change a ReLU or pooling of one record."""
     for got, want in zip(found, expected, strict=True):
         error = (got.double() - want.double()).abs() / want.double().abs().max()
         assert error.max() < 1e-4
@@ -122,7 +122,7 @@ def exact(model, theta, x, y, clip, taken):
     return sums([p.double() for p in theta], clip.double(), taken, 10**6)
 
 
-# torch warns that it copies the input where padding is lopsided.
+# torch warns that it copies the input if padding is asymmetric.
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_sums_match_the_exact_loop(name):
@@ -150,7 +150,7 @@ def test_sums_after_a_linear_layer_match_the_exact_loop(name):
         found = sums(theta, clip, None, chunk_floats)
         assert all(p.dtype == torch.float32 for p in found)
         assert_same(found, exact(model, theta, x, y, clip, None))
-    # Of a batch torch takes what each run has.
+    # For sampled batches, torch computes each run's own records.
     batch = torch.rand(RUNS, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.4
     assert_same(sums(theta, clip, batch, 10**6), exact(model, theta, x, y, clip, batch))
 
@@ -172,7 +172,7 @@ def test_single_record_matches_torch(name, monkeypatch):
 
 
 def test_max_pooling_breaks_ties_like_torch():
-    # Whole numbers, whose equal convolutions have unequal patches and so unequal gradients.
+    # With integer inputs, equal outputs come from different patches with different gradients.
     shape = (1, 8, 8)
     model = small(nn.Conv2d(1, 3, 2), nn.MaxPool2d(3, 2), flat=3 * 3 * 3)
     theta, x, y, clip = setting(model, shape)
@@ -186,8 +186,8 @@ def test_max_pooling_breaks_ties_like_torch():
     [(NETWORKS["one convolution"], 0), (AFTER_LINEAR["widths beside whole vectors"], 2)],
 )
 def test_long_sums_are_accurate(known, first):
-    # The same record 5,000 times: the sum is 5,000 times its gradient. The weights of a first
-    # Linear layer are torch's.
+    # The sum over 5,000 copies of a record is 5,000 times its gradient. torch computes the sum of a
+    # first Linear layer's weights.
     model, shape = known
     theta, x, y, clip = setting(model, shape)
     stack = stacked(model, shape)
@@ -199,7 +199,7 @@ def test_long_sums_are_accurate(known, first):
 
 
 def test_sums_cover_partial_groups_of_records():
-    # Of 32 records at a time: whole groups, a part of one, and sums kept apart.
+    # Groups have 32 records: tests full groups, a partial group and partial sums.
     model, shape = AFTER_LINEAR["widths beside whole vectors"]
     theta, x, y, clip = setting(model, shape)
     for records in (32, 64, 65, 150):
@@ -211,7 +211,7 @@ def test_sums_cover_partial_groups_of_records():
 @pytest.mark.parametrize("classes", [1, 16, 37])
 @pytest.mark.parametrize("shift", [-300.0, 0.0, 300.0])
 def test_many_classes_and_large_logits(classes, shift):
-    # Up to 120 apart: the least have no share that float32 could hold.
+    # Logits differ by up to 120: the smallest softmax values underflow in float32.
     model, shape = nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, classes)), (9,)
     theta, x, y, clip = setting(model, shape)
     theta[3] = shift + torch.linspace(-120.0, 0.0, classes).roll(3).expand(RUNS, -1)
@@ -233,7 +233,7 @@ def test_each_contribution_is_at_most_c(known):
         found = one(theta, clip, None, 1)
         norms = torch.cat([p.double().flatten(1) for p in found], 1).norm(dim=1)
         assert (norms <= clip.double() * (1 + 1e-6)).all()
-        assert (norms >= clip.double() * (1 - 1e-5)).all()  # clipped they are, at such a C
+        assert (norms >= clip.double() * (1 - 1e-5)).all()  # C is small enough to clip all records
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

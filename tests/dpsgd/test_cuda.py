@@ -34,7 +34,7 @@ def normed():
 
 
 class Residual(nn.Module):
-    """A module that only vmap knows."""
+    """A module that only vmap supports."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +81,7 @@ def assert_same(found, expected, **tolerance):
 
 @pytest.fixture
 def as_seeded_there(monkeypatch):
-    """A GPU has torch's generators, each with a run's seed as it is; for once the CPU too."""
+    """Makes the CPU use torch's generators with the runs' seeds, as on a GPU."""
     generators = streams.generators
     with_cuda = lambda seeds, stream, _: generators(seeds, stream, "cuda")  # noqa: E731
     monkeypatch.setattr(streams, "generators", with_cuda)
@@ -127,13 +127,13 @@ def test_bf16_products_match_rounding_on_cpu(monkeypatch, model):
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("precision", ["float32", "float64", "tf32"])
 def test_every_tensor_left_on_the_cpu_is_detected(monkeypatch, precision):
-    # Every copy to the GPU is left out once.
+    # Omits each copy to the GPU once.
     settings = replace(SETTINGS, steps=2, sampling_rate=0.5, momentum=0.5)
     with FakeCuda(monkeypatch) as gpu:
         play(THREATS["NT"], settings, "cuda", precision=precision)
         copies = gpu.counts["copies"]
     assert copies > 20
-    for lost in range(1, copies):  # the first is the probe whether the device is there
+    for lost in range(1, copies):  # the first copy checks whether the device is available
         with FakeCuda(monkeypatch) as gpu:
             gpu.lost = lost
             with pytest.raises(MixedDevices):
@@ -141,7 +141,7 @@ def test_every_tensor_left_on_the_cpu_is_detected(monkeypatch, precision):
 
 
 def per_step(monkeypatch, threats, settings, runs_together, records_together=10**6):
-    """Launches by kernel, copies and waits of one step."""
+    """The numbers of kernel launches, copies and waits in one step."""
     found = []
     for steps in (2, 4):
         with FakeCuda(monkeypatch) as gpu:
@@ -180,7 +180,8 @@ def test_each_additional_chunk_adds_only_its_own_launches(monkeypatch):
 
 
 def test_one_launch_draws_the_noise_of_many_steps(monkeypatch):
-    # One launch per run and block of steps: at 5 us each, once a step would cost an hour a row.
+    # One launch per run and block of steps. With 5 us per launch, one per step would take an hour
+    # per row of table 2.
     settings = replace(SETTINGS, steps=300, model="mlp")
     with FakeCuda(monkeypatch) as gpu:
         engine = make_engine("batched", THREATS["ETCV"][1], settings, "cuda")
@@ -205,7 +206,7 @@ def large(training, size=28):
 @pytest.mark.parametrize(
     ("gigabytes", "model", "training", "expected"),
     [
-        # Runs, and records of all runs in one chunk.
+        # Expected runs per pack, and records of all runs per chunk.
         (141, "mlp", True, (4096, 15_561_475)),
         (141, "convnet", True, (512, 44_331)),
         (141, "convnet", False, (4096, 44_331)),
@@ -223,13 +224,13 @@ def test_pack_size_for_gpu_memory(monkeypatch, gigabytes, model, training, expec
         engine = make_engine("batched", large(training), settings, "cuda")
         found = engine.runs_per_pack(), engine.memory.chunk_floats() // engine._model.record_floats
         assert found == expected
-        # The same bytes from any worker: whatever lies in the memory already.
+        # Results must not depend on how much of the memory is already used.
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1e5, gigabytes * 1e9))
         assert engine.runs_per_pack() == expected[0]
 
 
 def test_random_numbers_do_not_depend_on_gpu_memory(monkeypatch):
-    # Nor does anything else, rounding apart.
+    # Outcomes do not depend on it either, up to rounding.
     settings = replace(SETTINGS, steps=12, sampling_rate=0.5, momentum=0.5)
     found = []
     for memory in (141e9, 4e6):
@@ -266,7 +267,7 @@ def test_out_of_memory_halves_packs_and_chunks(monkeypatch):
             gpu.limit, gpu.peak = float("inf"), 0
             engine.run(pack)
         assert len(freed) >= 1 + 3
-        # What the failed pack had is free before the next is tried.
+        # The memory of the failed pack is freed before the next attempt.
         assert max(freed) <= 0
         gpu.limit = before
         with pytest.raises(torch.OutOfMemoryError):
@@ -290,7 +291,7 @@ def test_other_out_of_memory_errors_are_recognised(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.device_count() == 0, reason="no GPU")
 class TestGpu:
-    """What only a real GPU can show."""
+    """Tests that need a real GPU."""
 
     @pytest.mark.parametrize("changes", [{}, {"momentum": (0, 0.5), "max_grad_norm": (0.3, 5)}])
     @pytest.mark.parametrize("threat", THREATS)
@@ -298,7 +299,7 @@ class TestGpu:
     def test_without_noise_it_matches_the_cpu(self, model, threat, changes):
         dotted = f"{__name__}.{model}" if model in ("normed", "Residual") else model
         settings = replace(SETTINGS, model=dotted, noise_multiplier=SILENT, **changes)
-        # Standardised by such a noise, a sum is all rounding.
+        # Divided by so small a noise, the standardised sum is only rounding error.
         score = UserScore(lambda observation: observation.parameters()[:, 3])
         threats = [replace(each, score=score) for each in THREATS[threat]]
         found = play(threats, settings, "cuda")
@@ -316,7 +317,7 @@ class TestGpu:
             play(THREATS["NT"], settings, "cuda", precision=each)[0].lambda_a
             for each in (precision, "float64")
         )
-        errors = {"float32": 1e-4, "tf32": 0.1, "bf16": 0.2}  # with units that change sides
+        errors = {"float32": 1e-4, "tf32": 0.1, "bf16": 0.2}  # includes ReLUs that change sign
         assert np.abs(found - exact).max() < errors[precision] * np.abs(exact).max()
 
     @pytest.mark.parametrize("steps", [1, 60])

@@ -36,7 +36,7 @@ def threats():
 @pytest.mark.parametrize("threat", threats())
 @pytest.mark.parametrize("changes", [{}, {"momentum": 0.5, "sampling_rate": 0.5}])
 def test_opacus_matches_batched_without_noise(threat, changes):
-    # The threshold binds for most records; Opacus adds 1e-6 to every norm.
+    # Most records are clipped; Opacus adds 1e-6 to every norm.
     settings = DpSgdSettings(6, SILENT, 0.7, (0.05, 0.2), model="convnet")
     settings = replace(settings, **changes)
     pack = RunBatch(
@@ -56,7 +56,7 @@ def test_opacus_matches_batched_without_noise(threat, changes):
 @pytest.mark.parametrize("threat", ["NTCV input", "NTCV dirac", "ETCV dirac"])
 def test_opacus_and_batched_have_equal_standardised_sums(threat):
     settings = DpSgdSettings(4, SILENT, 0.7, (0.05,), model="mlp")
-    unit = 0.7 * SILENT * 2  # of the standardised sum
+    unit = 0.7 * SILENT * 2  # the unit of the standardised sum
     score = UserScore(lambda seen: unit * seen.standardised_sum)
     spy = replace(threats()[threat], score=score)
     pack = RunBatch(np.array([False, True]), np.zeros(2, int), np.arange(2, dtype=np.uint64))
@@ -120,7 +120,7 @@ def test_collapsed_matches_the_distribution_of_batched(included):
     }
 
     def played(engine, number, seed):
-        """All scores of the same runs, and their lambda_a: who scores sees pack after pack."""
+        """All scores of the same runs, and lambda_a; each call scores one pack."""
         packs = []
 
         def score(seen):
@@ -199,7 +199,7 @@ def test_real_training_on_digits(threat, canary):
     assert out.finite.all()
     assert (out.lambda_a > without.lambda_a).mean() > 0.5
     if threat == "NTNV":
-        # It learns: a model that knows nothing loses log(10) on each of 360 records.
+        # Training works: an untrained model has loss log(10) on each of 360 records.
         assert (-out.scores / 360 < 0.7 * np.log(10)).all()
 
 

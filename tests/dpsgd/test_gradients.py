@@ -1,4 +1,4 @@
-"""Clipped sums of every path against a naive loop over records in float64."""
+"""Clipped sums of every implementation against a naive loop over records in float64."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ torch.set_num_threads(1)
 
 
 class Residual(nn.Module):
-    """A module that is no sequence of known layers."""
+    """A module that is not a sequence of known layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Residual(nn.Module):
 
 
 class Doubled(nn.Sequential):
-    """A subclass whose forward is not that of its base."""
+    """A subclass with another forward than its base class."""
 
     def forward(self, x):
         return 2 * super().forward(x)
@@ -99,12 +99,12 @@ OTHERS = {
 def make(factory, dtype=torch.float64):
     torch.manual_seed(3)
     model = factory().to(dtype)
-    model(torch.zeros(2, 1, 6, 6, dtype=dtype))  # lazy layers take their size
+    model(torch.zeros(2, 1, 6, 6, dtype=dtype))  # initialises lazy layers
     return model
 
 
 def problem(model, shape=(1, 6, 6), dtype=torch.float64):
-    """Records and runs whose weights differ, with gradients on both sides of the threshold."""
+    """Records, and runs with different weights; gradient norms are above and below C."""
     generator = torch.Generator().manual_seed(4)
     x = torch.rand(RECORDS, *shape, generator=generator, dtype=dtype)
     y = torch.randint(CLASSES, (RECORDS,), generator=generator)
@@ -116,7 +116,7 @@ def problem(model, shape=(1, 6, 6), dtype=torch.float64):
 
 
 def naive(model, x, y, theta, clip, taken=None):
-    """One record of one run at a time: [R, n, d] contributions and their norms before clipping.
+    """Contributions [R, n, d], one record at a time, and gradient norms before clipping.
 
     `clip` is C of every run.
     """
@@ -185,7 +185,7 @@ def test_each_contribution_is_at_most_c_in_float32(name):
         one = ClippedSums(stacked(model, (1, 6, 6)), x[j : j + 1], y[j : j + 1])
         norms = flat(one(theta, x.new_full((RUNS,), clip), None, 10**6)).double().norm(dim=1)
         assert (norms <= clip * (1 + 1e-6)).all()
-        assert (norms >= clip * (1 - 1e-6)).all()  # far over the threshold, so that clipping binds
+        assert (norms >= clip * (1 - 1e-6)).all()  # all gradients are far above C
 
 
 def test_preparing_records_per_chunk_gives_equal_sums(monkeypatch):
@@ -227,7 +227,7 @@ def test_diverged_run_does_not_affect_others():
 
 
 class TestModels:
-    """What a model must be."""
+    """Requirements on models."""
 
     def make(self, name, shape=(1, 8, 8), classes=10):
         return make_model(name, 0, shape, classes, torch.float32)
@@ -298,7 +298,7 @@ def backward_hooked_model(record_shape, classes):
 
 
 class Of(nn.Module):
-    """A linear layer, and what a function makes of its input and output."""
+    """A linear layer with functions applied to its input and output."""
 
     def __init__(self, before=lambda x: x, after=lambda y: y):
         super().__init__()
@@ -325,7 +325,7 @@ def branching_model():
 
 
 class Recurrent(nn.Module):
-    """Rows of pixels as a sequence."""
+    """A recurrent network on rows of pixels."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Noise of runs: Philox's known answers, the same bits by every path, and the laws.
+"""Noise: Philox's known answers, equal bits from all implementations, and distributions.
 
 Each statistical test has a false-alarm rate of 1e-4.
 """
@@ -18,7 +18,7 @@ from audit.dpsgd import DpSgdSettings, make_engine, noise
 
 torch.set_num_threads(1)
 ALL = 2**32 - 1
-# Of Random123's file of known answers (Salmon et al. 2011): key, counter, the four words.
+# From Random123's file of known answers (Salmon et al. 2011): key, counter, the four words.
 KNOWN = [
     ((0, 0), (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((ALL, ALL), (ALL, ALL, ALL, ALL), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
@@ -52,13 +52,13 @@ def test_known_answers_compiled(extension, key, counter, words):
     found = np.empty(64, np.uint32)
     extension.words(key, counter, found.ctypes.data, 64)
     assert tuple(found[::16]) == words
-    # Counters in a row: those of the next numbers.
+    # Later numbers use consecutive counters.
     for size in (1, 15, 64, 100, 1000):
         found = np.zeros(size + 1, np.uint32)
         extension.words(key, counter, found.ctypes.data, size)
         expected = noise.philox(key, counter, 16).ravel()
         np.testing.assert_array_equal(found[:size], expected[:size])
-        assert found[size] == 0  # nothing is written behind
+        assert found[size] == 0  # nothing is written past the end
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 362, 4321])
@@ -89,7 +89,7 @@ def test_numbers_follow_box_and_muller():
     angle = 2 * np.pi * words[:, 1::2] * 2.0**-32
     expected = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=2).ravel()
     found = noise.normals(noise.philox((5, 6), (0, 0, 0, 0), 1000), np.float32(1))
-    # Of the radius; where the sine is nearly 0 the error is that of the angle.
+    # The error is relative to the radius, because the sine may be nearly 0.
     assert np.abs(found - expected).max() < 2e-6
 
 
@@ -105,8 +105,8 @@ def test_extreme_words_give_finite_numbers():
 
 @pytest.mark.parametrize("count", [1 << 24, pytest.param(10**9, marks=pytest.mark.slow)])
 def test_moments(count):
-    # The first eight within their standard errors. What lies beyond 6.66 is missing: 1e-4 of the
-    # eighth, whose standard error of 10^9 numbers is 0.04.
+    # The first eight moments are within their standard errors. Truncation at 6.66 changes the
+    # eighth by 1e-4; its standard error for 10^9 numbers is 0.04.
     runs, size = 16, 1 << 13
     steps = -(-count // (runs * size))
     sums, buffer = np.zeros(8), np.empty((runs, size))
@@ -123,7 +123,7 @@ def test_moments(count):
         assert abs(total / (steps * runs * size) - mean) < st.norm.isf(ALARM / 16) * error
 
 
-# Of dieharder's tests those that its authors call good and that take up to a minute.
+# The tests of dieharder that its authors rate as good and that take at most a minute.
 BATTERY = (0, 2, 3, 8, 9, 10, 11, 12, 13, 15, 16, 100, 101, 206, 207, 208, 209)
 
 
@@ -131,7 +131,7 @@ BATTERY = (0, 2, 3, 8, 9, 10, 11, 12, 13, 15, 16, 100, 101, 206, 207, 208, 209)
 @pytest.mark.skipif(shutil.which("dieharder") is None, reason="needs dieharder (apt, brew)")
 @pytest.mark.parametrize("number", BATTERY)
 def test_dieharder(number):
-    # Of the words of many runs and steps: seeds in a row, 1,024 words of each at a time.
+    # The words of many runs and steps: consecutive seeds, 1,024 words of each at a time.
     command = ["dieharder", "-d", str(number), "-g", "200", "-D", "test_name", "-D", "pvalues"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as battery:
         words, step = np.empty((1 << 10, 1 << 10), np.uint32), 0
@@ -160,7 +160,7 @@ def test_distribution_including_tails():
 
 
 def test_the_two_numbers_of_a_pair_are_independent():
-    # Radius and angle, and their sum of squares: what Box & Muller could get wrong.
+    # Radius, angle and sum of squares, in which an error of Box & Muller would show.
     z = drawn(np.arange(64), size=1 << 14).reshape(-1, 4, 16)
     x, y = z[:, 0::2].ravel(), z[:, 1::2].ravel()
     assert st.kstest((x**2 + y**2) / 2, "expon").pvalue > ALARM
@@ -171,7 +171,7 @@ def test_the_two_numbers_of_a_pair_are_independent():
 
 
 def test_runs_steps_and_streams_are_independent():
-    # Seeds, steps and streams in a row, and seeds that differ in one bit: hardest for a generator.
+    # Consecutive seeds, steps and streams, and seeds that differ in one bit, are the hardest cases.
     bits = [1 << i for i in range(64)]
     for rows in (
         drawn(np.arange(200)),
@@ -180,7 +180,9 @@ def test_runs_steps_and_streams_are_independent():
         np.concatenate([drawn([9], stream=stream) for stream in range(50)]),
     ):
         assert_uncorrelated(rows[:, :2000])
-        assert_uncorrelated(ndtr(np.abs(rows[:, :2000])))  # of sizes: uniform, so without tails
+        assert_uncorrelated(
+            ndtr(np.abs(rows[:, :2000]))
+        )  # absolute values, mapped to uniform numbers
 
 
 def test_numbers_of_a_run_are_uncorrelated_at_every_lag():

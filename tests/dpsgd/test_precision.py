@@ -1,4 +1,4 @@
-"""Rounded operands of products: the rounding, the threshold it takes, what is said of it."""
+"""Rounded operands of products: the rounding, the clipping margin, and the reported sensitivity."""
 
 import json
 
@@ -23,7 +23,7 @@ RUNS = 64
 
 
 def reference(x, bits):
-    """The nearest of `bits` significant bits, by the grid around each float64."""
+    """Numbers rounded to `bits` significant bits, computed in float64."""
     x = x.astype(np.float64)
     exponent = np.maximum(np.frexp(x)[1] - 1, -126)
     grid = np.ldexp(1.0, exponent - (bits - 1))
@@ -37,7 +37,7 @@ def reference(x, bits):
 def test_rounding_is_exact_to_the_bit(name):
     bits = ROUNDED[name].significand_bits
     patterns = np.random.default_rng(0).integers(2**32, size=200_000, dtype=np.uint32)
-    # Halfway between two numbers, and one to either side.
+    # Midpoints between two numbers, and the neighbours of midpoints.
     half = np.uint32(1 << (23 - bits))
     ties = (patterns & ~np.uint32(2 * half - 1)) + half
     x = np.concatenate([patterns, ties, ties - 1, ties + 1, [0, 1 << 31]]).astype(np.uint32)
@@ -67,7 +67,7 @@ def test_rounding_preserves_infinities_nan_and_strides(name):
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_operands_of_every_product_are_rounded(name, monkeypatch):
-    # mm, addmm, bmm, baddbmm, mv, dot, oneDNN's and convolutions, and the same under vmap and grad.
+    # mm, addmm, bmm, baddbmm, mv, dot, oneDNN and convolutions, also inside vmap and grad.
     monkeypatch.setattr(products, "_is_onednn_faster", lambda: True)
     precision = ROUNDED[name]
     torch.manual_seed(0)
@@ -130,7 +130,7 @@ def test_both_libraries_support_any_strides(is_onednn, monkeypatch):
 
 
 def problem(model_name, shape, bits):
-    """Records of many magnitudes, and just above halfway between two numbers; all far over C."""
+    """Records of many magnitudes, some just above midpoints; all gradients are far above C."""
     torch.manual_seed(1)
     model = Residual() if model_name == "vmap" else make_model(model_name, 0, shape, 2, torch.float)
     above_half = 1 + 2.0**-bits + 2.0**-20
@@ -142,16 +142,16 @@ def problem(model_name, shape, bits):
         torch.rand(shape),
     ])  # fmt: skip
     theta = [p.detach() * (1 + 0.1 * torch.randn(RUNS, *p.shape)) for p in model.parameters()]
-    # Thresholds over an octave: some put the clipping factors just above halfway too.
+    # Clipping norms over an octave, so that some clipping factors are just above midpoints too.
     clip = 1e-3 * 2 ** torch.linspace(0, 1, RUNS)
     return stacked(model, shape), x, torch.zeros(len(x), dtype=torch.int64), theta, clip
 
 
 def longest_part(stack, x, y, theta, clip, precision, taken=None):
-    """For every record and run the norm of its part of the sum over C, [n, R]."""
+    """The norm of every record's contribution divided by C, for every run, [n, R]."""
     norms = []
     for j in range(len(y)):
-        # Twice the same record: a single one needs no product over the records.
+        # Uses each record twice, because a single record needs no product over the records.
         sums = ClippedSums(stack, x[[j, j]], y[[j, j]], precision)(theta, clip, taken, 10**9)
         flat = torch.cat([s.flatten(1).double() for s in sums], dim=1)
         norms.append(flat.norm(dim=1) / (2 * clip.double()))
@@ -170,9 +170,9 @@ def test_each_contribution_is_at_most_c(name, model):
     for taken in (None, torch.ones(RUNS, 2, dtype=torch.bool)):
         parts = longest_part(stack, x, y, theta, clip, precision, taken)
         assert parts.max() <= 1 + 1e-6
-        # They were clipped, and no lower than needed.
+        # Contributions are clipped, and not more than necessary.
         assert parts.max() > 1 - precision.product_error
-        # Without the repair the bound is exceeded.
+        # Without the clipping margin the bound is exceeded.
         undone = clip * (1 + precision.product_error)
         broken = longest_part(stack, x, y, theta, undone, precision, taken)
         assert broken.max() * (1 + precision.product_error) > 1 + precision.product_error / 5
@@ -180,27 +180,27 @@ def test_each_contribution_is_at_most_c(name, model):
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_the_clipping_margin_is_necessary(name):
-    # Both operands of f d x^T just above halfway: the part comes to C, short of 2 u^2.
+    # Both operands of f d x^T are just above midpoints: the contribution is C up to 2 u^2.
     precision = ROUNDED[name]
     u = 2.0**-precision.significand_bits
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2, bias=False))
     x, y = torch.full((1, 1, 4, 4), 1 + u + 2.0**-20), torch.zeros(1, dtype=torch.int64)
     theta = [torch.randn(RUNS, 2, 16, generator=torch.Generator().manual_seed(0))]
-    # Two classes: two entries of d of one size, which a threshold makes any wished for.
+    # With two classes, d has two entries of equal size, which C can set to any value.
     entries = (1 + u) * (1 + 2.0 ** -torch.linspace(8, 20, RUNS).double()) / 64
     clip = entries * np.sqrt(2) * x.double().norm()
     stack = stacked(model, (1, 4, 4))
     repaired = clip * (1 + precision.product_error)
     largest = longest_part(stack, x, y, theta, repaired, precision).max()
     assert 1 - precision.product_error / 100 < largest <= 1 + 1e-6
-    # Clipped to C itself, a part is longer than C by nearly delta.
+    # With clipping to C, a contribution exceeds C by nearly the factor 1 + delta.
     assert largest * (1 + precision.product_error) > 1 + 0.99 * precision.product_error
 
 
 @pytest.mark.parametrize(("name", "error"), [("tf32", 1e-2), ("bf16", 3e-2)])
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
 def test_error_of_a_sum(name, error, model):
-    # The stated sizes are those of one draw; where the sign of a ReLU's input turns they double.
+    # The expected errors are from one draw; they double if the sign of a ReLU's input changes.
     shape = (1, 28, 28)
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(60, *shape, generator=generator).double()
@@ -236,7 +236,7 @@ def test_canary_gradient_is_clipped_and_matches_its_contribution(name):
         clipped_to = clip.double() / (1 + precision.product_error)
         torch.testing.assert_close(flat.norm(dim=1), clipped_to, rtol=1e-6, atol=0)
         torch.testing.assert_close(z.squared_norm.double(), flat.square().sum(1), rtol=1e-5, atol=0)
-        # Far closer than operands of so few bits would give.
+        # Much closer than with rounded operands.
         inner = z.inner(noise).double()
         scale = flat.norm(dim=1) * other.norm(dim=1)
         assert ((inner - (flat * other).sum(1)).abs() < 1e-6 * scale).all()
@@ -244,14 +244,14 @@ def test_canary_gradient_is_clipped_and_matches_its_contribution(name):
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_lambda_a_uses_the_gradient_that_enters_the_sum(name):
-    # One step from an empty set and no noise: lambda_a = |z|^2 / C^2 with |z| = C / (1 + delta).
+    # After one step on an empty set without noise, lambda_a = |z|^2 / C^2, |z| = C / (1 + delta).
     canary = records(1, seed=3).canary(0)
     threat = etcv(canary, threat_models.CanaryLoss(canary), (1, 8, 8), 10)
     settings = DpSgdSettings(1, SILENT, 0.01, (0.1,), model="mlp")
     out = make_engine("batched", threat, settings, precision=name).run(run_batch(3, True))
     expected = (1 + ROUNDED[name].product_error) ** -2
     np.testing.assert_allclose(out.lambda_a, expected, rtol=1e-6)
-    # The Dirac gradient is no record's: its norm is C itself.
+    # The Dirac canary's gradient is not computed from a record, and its norm is C.
     dirac = threat_models.build("ETCV", "dirac")
     out = make_engine("batched", dirac, settings, precision=name).run(run_batch(3, True))
     np.testing.assert_allclose(out.lambda_a, 1, rtol=1e-6)
@@ -272,7 +272,7 @@ def test_rounded_runs_stay_close_to_float32_and_do_not_change_it(model, tf32, bf
         assert (runs[name].lambda_a != single.lambda_a).all()
         np.testing.assert_allclose(runs[name].lambda_a, single.lambda_a, atol=largest)
         np.testing.assert_allclose(runs[name].scores, single.scores, rtol=largest)
-    # Rounding is nowhere on the way of float32 and float64.
+    # float32 and float64 never call the rounding function.
     monkeypatch.setattr(products, "rounded", None)
     monkeypatch.setattr(products, "_RoundedOperands", None)
     for name in ("float32", "float64"):
@@ -296,7 +296,7 @@ def test_tf32_on_a_gpu_uses_the_hardware_only_inside_the_context(monkeypatch):
         with products.rounded_operands(ROUNDED["tf32"], torch.device("cuda")):
             assert all(flag.allow_tf32 for flag in flags)
             plain = x @ y
-        assert torch.equal(plain, x @ y)  # a CPU's numbers: the rounding was left to the GPU
+        assert torch.equal(plain, x @ y)  # computed on a CPU: only a GPU would round
         with (
             pytest.raises(MemoryError),
             products.rounded_operands(ROUNDED["bf16"], torch.device("cpu")),
@@ -326,7 +326,7 @@ def test_tf32_on_a_gpu_uses_the_hardware_only_inside_the_context(monkeypatch):
 
 
 def test_flags_of_torch_are_restored():
-    # On a machine without a GPU too: they belong to the whole process.
+    # Also on a machine without a GPU, because the flags are process-wide.
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [flag.allow_tf32 for flag in flags] + [torch.backends.cudnn.deterministic]
     seen = []
@@ -371,7 +371,7 @@ def test_an_audit_in_bf16_reports_its_sensitivity(tmp_path, capsys):
     ]
     for lower in result["lower_bounds"].values():
         assert all(b["max"] < min(uppers) for b in lower.values() if b["valid"])
-    # The law of a statistic has no products.
+    # The reduced engine computes no products.
     reduced = ["--trials", "20", "--repeats", "1", "--epsilon", "4", "--precision", "bf16"]
     assert run.main([*reduced, "--out", str(tmp_path / "reduced")]) == 0
     assert json.loads((tmp_path / "reduced" / "summary.json").read_text())["precision"] is None

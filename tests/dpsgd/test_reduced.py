@@ -1,4 +1,4 @@
-"""The reduced engine against the closed law; each statistical test alarms falsely at 1e-4."""
+"""The reduced engine against closed forms; each statistical test has false-alarm rate 1e-4."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def test_distribution_of_the_proxy_and_the_score(included):
     settings = DpSgdSettings(30, 4.0, 0.5, (0.1, 0.7))
     pack = run_batch(200_000, included, seed=1, candidates=2)
     out = make_engine("reduced", dirac(), settings).run(pack)
-    # S / (N C) is N(b, sigma^2 / N), and the score is lr N C lambda_a.
+    # S / (N C) has distribution N(b, sigma^2 / N), and the score is lr N C lambda_a.
     law = st.norm(float(included), 4 / np.sqrt(30))
     assert st.kstest(out.lambda_a, law.cdf).pvalue > ALARM
     rates = np.array([0.1, 0.7])[pack.candidate]
@@ -52,8 +52,9 @@ def test_sampling_gives_a_binomial_mixture():
 
 
 def test_lambda_c_is_the_most_powerful_statistic_of_one_run():
-    # L has E[exp(L)] = 1 without the canary; no statistic has more power at any error rate (Neyman
-    # & Pearson), and few large steps are lost in the mean. Errors of 4 standard deviations.
+    # E[exp(L)] = 1 without the canary. No statistic has more power at any error rate (Neyman and
+    # Pearson); the mean loses power because it hides a few large steps. Tolerance: 4 standard
+    # deviations.
     settings = DpSgdSettings(50, 0.7, 0.5, (0.1,), sampling_rate=0.05)
     engine = make_engine("reduced", dirac(), settings)
     without, with_it = (
@@ -67,7 +68,7 @@ def test_lambda_c_is_the_most_powerful_statistic_of_one_run():
         x, y = getattr(without, proxy), getattr(with_it, proxy)
         powers[proxy] = np.array([np.mean(y > np.quantile(x, 1 - fp)) for fp in (0.3, 0.1, 0.01)])
     assert (powers["lambda_c"] > powers["lambda_a"] + 4 * 0.005).all()
-    # At sampling rate 1 it is lambda_a, which the formula gives too as the rate approaches 1.
+    # At sampling rate 1 it equals lambda_a, the limit of the formula as the rate approaches 1.
     full = make_engine("reduced", dirac(), DpSgdSettings(50, 0.7, 0.5, (0.1,)))
     whole = full.run(run_batch(1000, True))
     np.testing.assert_array_equal(whole.lambda_c, whole.lambda_a)
@@ -78,8 +79,8 @@ def test_lambda_c_is_the_most_powerful_statistic_of_one_run():
 
 @pytest.mark.parametrize("tau", [1e-9, 0.01, 0.5, 1 - 1e-9])
 def test_lambda_c_matches_the_sum_over_steps(tau):
-    # sum_i log(1 - tau + tau exp((2 x_i - 1) / (2 sigma^2))) of the steps as they were drawn, over
-    # more of them than a product in one go could hold.
+    # Compares with sum_i log(1 - tau + tau exp((2 x_i - 1) / (2 sigma^2))) over the drawn steps,
+    # which are more than one product can hold.
     steps, sigma = 2500, 0.2
     pack = run_batch(40, True)
     settings = DpSgdSettings(steps, sigma, 1.0, (0.1,), sampling_rate=tau)
@@ -115,7 +116,7 @@ def test_compiled_and_numpy_normals_agree(monkeypatch):
 
 
 def test_compiled_normals_are_accurate_in_the_tails():
-    # Words with every magnitude of tail, by the inverse of the bijection that mixes them.
+    # The inverse of the mixing bijection gives words for every magnitude of the tail.
     if streams._compiled is None:
         pytest.skip("no compiler when this was installed")
     masses = [0, 1, *(1 << i for i in range(1, 53)), *(3 << i for i in range(51)), 2**53 - 1]
@@ -145,7 +146,7 @@ def test_momentum_matches_a_simulation_of_steps():
         moved += 0.1 * velocity
     proxy = released.sum(1) / (6 * 1.5)
     assert st.ks_2samp(out.scores, moved).pvalue > ALARM
-    # The joint law too: any direction in the plane of proxy and score.
+    # Tests the joint distribution through several directions in the plane of proxy and score.
     for weight in (1.0, -2.0):
         mixed = out.lambda_a + weight * out.scores
         assert st.ks_2samp(mixed, proxy + weight * moved).pvalue > ALARM
@@ -163,7 +164,7 @@ def test_outcome_depends_only_on_the_seed():
 def test_normals_of_consecutive_seeds_are_independent_down_to_the_tails():
     z = streams.normals(np.arange(4_000_000, dtype=np.uint64), 0)
     assert st.kstest(z, "norm").pvalue > ALARM
-    # Beyond 4.5: 27.2 expected, a Poisson count. Serial correlation: N(0, 1/n).
+    # The count beyond 4.5 is Poisson with mean 27.2; the serial correlation is N(0, 1/n).
     low, high = st.poisson(4_000_000 * 2 * st.norm.sf(4.5)).ppf([ALARM / 2, 1 - ALARM / 2])
     assert low <= np.sum(np.abs(z) > 4.5) <= high
     assert abs(np.mean(z[1:] * z[:-1])) < st.norm.isf(ALARM / 2) / 2000
