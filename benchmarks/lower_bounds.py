@@ -1,12 +1,12 @@
-"""The default lower bound against its peers on the same scores: value, violations, time.
+"""The default lower bound and those of other libraries on the same scores: value, violations, time.
 
     python benchmarks/lower_bounds.py --games 50
 
-Times are those of the processor.
+Times are processor time.
 
-Peers are not dependencies of this project; those installed beside it are compared
-(`pip install jax-privacy privacy-estimates`). TensorFlow Privacy's `epsilon_lower_bound` is in none
-of its released wheels up to 0.9.0, so it is not here.
+The other libraries are not dependencies of this project; those that are installed are compared
+(`pip install jax-privacy privacy-estimates`). TensorFlow Privacy's `epsilon_lower_bound` is not
+included, because none of its released wheels up to 0.9.0 contains it.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def _privacy_estimates() -> dict[str, Estimator]:
     import privacy_estimates
 
     def at_threshold(low: Array, high: Array, game: Game) -> float:
-        """Clopper-Pearson at a threshold fixed in advance; without one there is no estimate."""
+        """Clopper-Pearson at a threshold fixed in advance; NaN if there is none."""
         if game.threshold is None:
             return float("nan")
         fp, fn = int(np.sum(low > game.threshold)), int(np.sum(high <= game.threshold))
@@ -67,7 +67,7 @@ def _privacy_estimates() -> dict[str, Estimator]:
 
 
 def estimators() -> dict[str, Estimator]:
-    """Ours and those of the peers that are installed; brackets: not valid in general."""
+    """Our estimators and those of installed libraries; in brackets if not always valid."""
     rank_sum = GaussianCurve(rule=RankSum())
     found = {
         "scan (default)": _ours("higher"),
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=1_000, help="per side")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    warnings.simplefilter("ignore")  # the peers' own
+    warnings.simplefilter("ignore")  # from the other libraries
     mechanisms, methods = games(options.trials), estimators()
     mean: dict[tuple[str, str], float] = {}
     rate: dict[tuple[str, str], float] = {}
@@ -111,7 +111,7 @@ def main() -> None:
     print(f"\n{options.trials}+{options.trials} trials, {options.games} games: mean (violations)\n")
     print("| estimator | " + " | ".join(g.name for g in mechanisms) + " | ms |")
     print("|---" * (len(mechanisms) + 2) + "|")
-    print("| truth | " + " | ".join(f"{g.epsilon:.2f}" for g in mechanisms) + " | |")
+    print("| true value | " + " | ".join(f"{g.epsilon:.2f}" for g in mechanisms) + " | |")
     played = options.games * len(mechanisms)
     for name in methods:
         cells = [f"{mean[name, g.name]:.3f} ({rate[name, g.name]:.0%})" for g in mechanisms]
@@ -122,7 +122,10 @@ def main() -> None:
         wins = sum(
             all(mean[ours[0], g.name] > mean[peer, g.name] for peer in peers) for g in mechanisms
         )
-        print(f"\nthe default is above every peer's valid bound on {wins} of {len(mechanisms)}")
+        print(
+            f"\nthe default exceeds every other library's valid bound on {wins} of "
+            f"{len(mechanisms)} mechanisms"
+        )
     for trials in (1_000, 500_000):
         rng = np.random.default_rng(options.seed)
         low, high = rng.normal(size=(2, trials)) + np.array([[0.0], [1.5]])

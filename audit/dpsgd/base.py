@@ -30,8 +30,8 @@ class RunBatch:
     Example:
         >>> import numpy as np
         >>> included, seeds = np.array([True, False]), np.arange(2, dtype=np.uint64)
-        >>> runs = RunBatch(included, np.zeros(2, np.int64), seeds)
-        >>> len(runs), len(runs.at(runs.included))
+        >>> batch = RunBatch(included, np.zeros(2, np.int64), seeds)
+        >>> len(batch), len(batch.at(batch.included))
         (2, 1)
     """
 
@@ -101,11 +101,11 @@ class Engine(Protocol):
 
     name: str
 
-    def run(self, runs: RunBatch) -> RunOutcomes:
+    def run(self, batch: RunBatch) -> RunOutcomes:
         """Outcomes of complete runs.
 
         Args:
-            runs: a batch of any length.
+            batch: a batch of any length.
 
         Returns:
             One outcome per run, in the order of the batch.
@@ -123,7 +123,7 @@ class SharingEngine(Engine, Protocol):
     """
 
     def run_shared(
-        self, runs: RunBatch, threat_models: Sequence[ThreatModel]
+        self, batch: RunBatch, threat_models: Sequence[ThreatModel]
     ) -> Sequence[RunOutcomes]:
         """Outcomes of the same runs under each threat model.
 
@@ -131,7 +131,7 @@ class SharingEngine(Engine, Protocol):
         same seed.
 
         Args:
-            runs: a batch of any length.
+            batch: a batch of any length.
             threat_models: threat models with the training set of this engine.
 
         Returns:

@@ -94,66 +94,70 @@ class BatchedEngine:
         return self.memory.runs_per_pack(
             self.parameters,
             self._settings.steps,
-            batch=self._training_size + 1 if self._settings.sampling_rate < 1 else None,
+            sampled_records=self._training_size + 1 if self._settings.sampling_rate < 1 else None,
             # The compiled sums process a few records of one run at a time.
             record_floats=(
                 self._model.record_floats if isinstance(self._training, ClippedSums) else None
             ),
         )
 
-    def run(self, runs: RunBatch) -> RunOutcomes:
+    def run(self, batch: RunBatch) -> RunOutcomes:
         """See `Engine.run`."""
-        return self._run_packs(runs, (self._threat_model,))[0]
+        return self._run_packs(batch, (self._threat_model,))[0]
 
-    def run_shared(self, runs: RunBatch, threat_models: Sequence[ThreatModel]) -> list[RunOutcomes]:
+    def run_shared(
+        self, batch: RunBatch, threat_models: Sequence[ThreatModel]
+    ) -> list[RunOutcomes]:
         """See `SharingEngine.run_shared`."""
         canaries = dict.fromkeys(threat_model.canary for threat_model in threat_models)
         if len(canaries) == 1:
-            return self._run_packs(runs, threat_models)
-        shared = [RunOutcomes.empty(len(runs)) for _ in threat_models]
+            return self._run_packs(batch, threat_models)
+        shared = [RunOutcomes.empty(len(batch)) for _ in threat_models]
         views = list(zip(threat_models, shared, strict=True))
-        served = [(~runs.included, views)]
+        served = [(~batch.included, views)]
         for canary in canaries:
-            served.append((runs.included, [view for view in views if view[0].canary == canary]))
+            served.append((batch.included, [view for view in views if view[0].canary == canary]))
         for rows, sharers in served:
-            found = self._run_packs(runs.at(rows), [threat_model for threat_model, _ in sharers])
+            found = self._run_packs(batch.at(rows), [threat_model for threat_model, _ in sharers])
             for (_, whole), part in zip(sharers, found, strict=True):
                 whole.put(rows, part)
         return shared
 
-    def _run_packs(self, runs: RunBatch, threat_models: Sequence[ThreatModel]) -> list[RunOutcomes]:
+    def _run_packs(
+        self, batch: RunBatch, threat_models: Sequence[ThreatModel]
+    ) -> list[RunOutcomes]:
         """Trains every run once; runs with a canary require that all threat models share it."""
-        found = [RunOutcomes.empty(len(runs)) for _ in threat_models]
+        found = [RunOutcomes.empty(len(batch)) for _ in threat_models]
 
         def run(rows: slice, chunk_floats: int) -> None:
-            outcomes = self._run_pack(runs.at(rows), threat_models, chunk_floats)
+            outcomes = self._run_pack(batch.at(rows), threat_models, chunk_floats)
             for whole, part in zip(found, outcomes, strict=True):
                 whole.put(rows, part)
 
         with reproducible_products():
             self.memory.run_in_packs(
-                len(runs), self.runs_per_pack(), self._model.record_floats, run
+                len(batch), self.runs_per_pack(), self._model.record_floats, run
             )
         return found
 
     @torch.no_grad()
     def _run_pack(
-        self, runs: RunBatch, threat_models: Sequence[ThreatModel], chunk_floats: int
+        self, batch: RunBatch, threat_models: Sequence[ThreatModel], chunk_floats: int
     ) -> list[RunOutcomes]:
         """Trains a pack and evaluates it under every threat model."""
         s = self._settings
         canaries = list(dict.fromkeys(threat_model.canary for threat_model in threat_models))
-        theta, proxies, residual = self._train(runs, canaries, chunk_floats)
+        theta, proxies, residual = self._train(batch, canaries, chunk_floats)
         finite = torch.stack([w.flatten(1).isfinite().all(1) for w in theta]).all(0).cpu().numpy()
         start = self._initial[0].flatten()[0]
-        _, clip, _ = s.hyperparameters_of(runs.candidate)
+        _, clip, _ = s.hyperparameters_of(batch.candidate)
         unit = clip * s.noise_multiplier * math.sqrt(s.steps)
         observation = ModelObservation(
             first_displacement=to_numpy(start - theta[0].flatten(1)[:, 0]),
             standardised_sum=to_numpy(residual) / unit,
             theta=theta,
             logits=lambda x: self._model.logits(theta, self._model.prepare(x)),
-            records_at_once=max(1, chunk_floats // (len(runs) * self._model.record_floats)),
+            records_at_once=max(1, chunk_floats // (len(batch) * self._model.record_floats)),
         )
         return [
             evaluate_runs(
@@ -163,12 +167,12 @@ class BatchedEngine:
         ]
 
     def _train(
-        self, runs: RunBatch, canaries: Sequence[Canary], chunk_floats: int
+        self, batch: RunBatch, canaries: Sequence[Canary], chunk_floats: int
     ) -> tuple[Parameters, list[Proxies], Tensor]:
         """All steps of a pack.
 
         Args:
-            runs: the pack.
+            batch: the pack.
             canaries: the canaries whose proxies are computed; only the first may be in a data set.
             chunk_floats: maximum number of floats that a chunk of records may need.
 
@@ -177,20 +181,20 @@ class BatchedEngine:
             coordinate of p_i without the training records' contribution, [R].
         """
         s = self._settings
-        count = len(runs)
+        count = len(batch)
         state = [flat(p[None]).repeat(count, 1) for p in self._initial]
         theta = [shaped(w, p.shape) for w, p in zip(state, self._initial, strict=True)]
-        rate, clip, momentum = torch.from_numpy(s.hyperparameters_of(runs.candidate)).to(theta[0])
-        included = torch.from_numpy(np.array(runs.included)).to(self._device)
+        rate, clip, momentum = torch.from_numpy(s.hyperparameters_of(batch.candidate)).to(theta[0])
+        included = torch.from_numpy(np.array(batch.included)).to(self._device)
         descent, momentum = -rate[:, None], momentum[:, None]
         velocity = [torch.zeros_like(w) for w in state] if momentum.any() else None
         residual = torch.zeros(count, dtype=torch.float64, device=self._device)
-        proxies = [Proxies(s, runs.candidate, self._device) for _ in canaries]
+        proxies = [Proxies(s, batch.candidate, self._device) for _ in canaries]
         gradients = [self._gradient(canary) for canary in canaries]
 
-        noise = self._noise(runs, theta[0])
-        batches = self._batches(runs)
-        for released, (taken, canary_taken) in zip(noise, batches, strict=True):
+        noise = self._noise(batch, theta[0])
+        sampled = self._sampled_records(batch)
+        for released, (taken, canary_taken) in zip(noise, sampled, strict=True):
             # `released` starts as the noise and becomes p_i. A canary's gradient z is computed
             # before step i.
             canary_weight = (included & canary_taken).to(theta[0].dtype)[:, None]
@@ -211,13 +215,13 @@ class BatchedEngine:
 
         return theta, proxies, residual
 
-    def _noise(self, runs: RunBatch, like: Tensor) -> Iterator[Parameters]:
+    def _noise(self, batch: RunBatch, like: Tensor) -> Iterator[Parameters]:
         """Yields, for every step, N(0, C^2 sigma^2) noise as one [R, size] per parameter."""
         s = self._settings
-        _, clip, _ = s.hyperparameters_of(runs.candidate)
+        _, clip, _ = s.hyperparameters_of(batch.candidate)
         sizes = [p.numel() for p in self._initial]
         for drawn in noise.gaussian_steps(
-            runs.seeds,
+            batch.seeds,
             clip * s.noise_multiplier,
             s.steps,
             like,
@@ -226,19 +230,19 @@ class BatchedEngine:
         ):
             yield list(torch.split(drawn, sizes, dim=1))
 
-    def _batches(self, runs: RunBatch) -> Iterator[tuple[Tensor | None, Tensor]]:
+    def _sampled_records(self, batch: RunBatch) -> Iterator[tuple[Tensor | None, Tensor]]:
         """Yields, for every step, the sampled records, [R, n] (None: all), and canaries, [R]."""
         s = self._settings
-        own = runs.records
+        own = batch.records
         members = None if own is None else torch.from_numpy(own).to(self._device)
         if s.sampling_rate == 1:
-            everything = torch.ones(len(runs), dtype=torch.bool, device=self._device)
+            everything = torch.ones(len(batch), dtype=torch.bool, device=self._device)
             for _ in range(s.steps):
                 yield members, everything
             return
         width = self._training_size + 1
         for taken in noise.poisson_steps(
-            runs.seeds,
+            batch.seeds,
             s.sampling_rate,
             s.steps,
             self._device,

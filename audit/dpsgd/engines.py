@@ -46,8 +46,8 @@ def make_engine(
         >>> model = etcv(DiracCanary(), FirstCoordinate(), (1, 8, 8), 10)
         >>> engine = make_engine("reduced", model, DpSgdSettings(20, 5.0, (1.0,), (0.1,)))
         >>> without, seeds = np.array([False, False]), np.arange(2, dtype=np.uint64)
-        >>> runs = RunBatch(without, np.zeros(2, np.int64), seeds)
-        >>> engine.run(runs).finite.tolist()
+        >>> batch = RunBatch(without, np.zeros(2, np.int64), seeds)
+        >>> engine.run(batch).finite.tolist()
         [True, True]
     """
     name = checks.one_of("engine", name, ENGINES)

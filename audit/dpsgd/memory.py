@@ -47,14 +47,14 @@ class MemoryPolicy:
         return min(_floor_to_power_of_two(self._gpu_floats()), _GPU_CHUNK_FLOATS)
 
     def runs_per_pack(
-        self, parameters: int, steps: int, batch: int | None, record_floats: int | None
+        self, parameters: int, steps: int, sampled_records: int | None, record_floats: int | None
     ) -> int:
         """The number of runs in a pack, limited by the cache of a CPU or the memory of a GPU.
 
         Args:
             parameters: number of parameters per run.
             steps: number of steps per run.
-            batch: number of records that batches are sampled from; None if each step takes all.
+            sampled_records: number of records that batches are sampled from; None without sampling.
             record_floats: floats that a record of one run needs in a chunk; None without records.
         """
         kind = self._device.type
@@ -63,8 +63,8 @@ class MemoryPolicy:
         else:
             # Weights, velocity, p_i and the sums of two chunks; noise; batches, in float64.
             per_run = parameters * (6 + self.steps_at_once(parameters, steps))
-            if batch is not None:
-                per_run += 2 * batch * self.steps_at_once(batch, steps)
+            if sampled_records is not None:
+                per_run += 2 * sampled_records * self.steps_at_once(sampled_records, steps)
             count = _floor_to_power_of_two(self._gpu_floats() / per_run)
         if record_floats is not None:
             together = self.chunk_floats() // (_RECORDS_PER_RUN[kind] * record_floats)

@@ -37,22 +37,22 @@ class ReducedEngine:
         self._threat_model = threat_model
         self._settings = settings
 
-    def run(self, runs: RunBatch) -> RunOutcomes:
+    def run(self, batch: RunBatch) -> RunOutcomes:
         """Outcomes of all runs; see `Engine.run`.
 
         A million runs take a second; with sampled batches, a million steps do.
         """
         s = self._settings
         steps, sigma = s.steps, s.noise_multiplier
-        rate, clip, _ = s.hyperparameters_of(runs.candidate)
+        rate, clip, _ = s.hyperparameters_of(batch.candidate)
         if s.sampling_rate < 1:
             from scipy.stats import binom  # takes half a second to import and is rarely needed
 
-            drawn = binom.ppf(streams.uniforms(runs.seeds, 2), steps, s.sampling_rate)
-            hits = np.where(runs.included, drawn, 0.0)
+            drawn = binom.ppf(streams.uniforms(batch.seeds, 2), steps, s.sampling_rate)
+            hits = np.where(batch.included, drawn, 0.0)
         else:
-            hits = np.where(runs.included, float(steps), 0.0)
-        noise = streams.normals(runs.seeds, 0)
+            hits = np.where(batch.included, float(steps), 0.0)
+        noise = streams.normals(batch.seeds, 0)
         unit = math.sqrt(steps) * sigma * clip
         total = clip * hits + unit * noise
 
@@ -62,19 +62,19 @@ class ReducedEngine:
             weights = (1 - m ** np.arange(steps, 0, -1)) / (1 - m)
             mean = weights.mean(axis=1)
             spread = np.sqrt(np.square(weights - mean[:, None]).mean(axis=1))
-            apart = spread[runs.candidate] * unit * streams.normals(runs.seeds, 1)
-            moved = mean[runs.candidate] * total + apart
+            apart = spread[batch.candidate] * unit * streams.normals(batch.seeds, 1)
+            moved = mean[batch.candidate] * total + apart
         lambda_a = total / (steps * clip)
         observation = Observation(rate * moved, total / unit)
         return RunOutcomes(
             lambda_a=lambda_a,
-            lambda_c=lambda_a if s.sampling_rate == 1 else self._lambda_c(runs, hits, noise),
+            lambda_c=lambda_a if s.sampling_rate == 1 else self._lambda_c(batch, hits, noise),
             scores=self._threat_model.score(observation),
-            finite=np.ones(len(runs), dtype=np.bool_),
+            finite=np.ones(len(batch), dtype=np.bool_),
         )
 
     def _lambda_c(
-        self, runs: RunBatch, hits: NDArray[np.float64], noise: NDArray[np.float64]
+        self, batch: RunBatch, hits: NDArray[np.float64], noise: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Samples of lambda_c for sampled batches, [R], given the numbers that determine lambda_a.
 
@@ -82,7 +82,7 @@ class ReducedEngine:
         numbers, shifted to a given mean, have the distribution of a run's noise given its mean.
 
         Args:
-            runs: a batch of runs.
+            batch: a batch of runs.
             hits: [R], the number of steps that sampled the canary.
             noise: [R], the standardised sum of a run's noise.
         """
@@ -91,11 +91,11 @@ class ReducedEngine:
         # A step at x = sigma z (1 + sigma z if it sampled the canary) has the log-likelihood ratio
         # missed + log(1 + exp(odds + (2 x - 1) / (2 sigma^2))).
         odds, gain = math.log(s.sampling_rate) - missed, 1 / sigma**2
-        log_ratio = np.empty(len(runs))
+        log_ratio = np.empty(len(batch))
         rows = max(1, _CHUNK // s.steps)
-        for start in range(0, len(runs), rows):
+        for start in range(0, len(batch), rows):
             part = slice(start, start + rows)
-            z = streams.normal_rows(runs.seeds[part], 3, s.steps)
+            z = streams.normal_rows(batch.seeds[part], 3, s.steps)
             mean = noise[part] / math.sqrt(s.steps)
             shift = (mean - z.mean(axis=1)) / sigma + odds - gain / 2
             z *= 1 / sigma

@@ -98,22 +98,22 @@ class OpacusEngine:
     def _tensor(self, features: Features) -> Tensor:
         return torch.from_numpy(np.array(features)).to(self._device, self._dtype)
 
-    def run(self, runs: RunBatch) -> RunOutcomes:
+    def run(self, batch: RunBatch) -> RunOutcomes:
         """See `Engine.run`."""
-        found = RunOutcomes.empty(len(runs))
+        found = RunOutcomes.empty(len(batch))
         with reproducible_products(), warnings.catch_warnings():
             # torch warns about Opacus's hooks because the input needs no gradient; harmless here.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            for run in range(len(runs)):
+            for run in range(len(batch)):
                 rows = slice(run, run + 1)
-                found.put(rows, self._run(runs.at(rows)))
+                found.put(rows, self._run(batch.at(rows)))
         return found
 
-    def _run(self, run: RunBatch) -> RunOutcomes:
+    def _run(self, batch: RunBatch) -> RunOutcomes:
         """Trains and evaluates one run."""
         s = self._settings
-        _, clip, _ = s.candidates[int(run.candidate[0])]
-        trained = self._train(run)
+        _, clip, _ = s.candidates[int(batch.candidate[0])]
+        trained = self._train(batch)
         score = np.asarray(self._threat_model.score(trained.observation), dtype=np.float64)
         if score.shape != (1,):
             raise ValueError(
@@ -133,10 +133,10 @@ class OpacusEngine:
             finite=finite,
         )
 
-    def _train(self, run: RunBatch) -> TrainedRun:
+    def _train(self, batch: RunBatch) -> TrainedRun:
         """All steps of one run."""
         s = self._settings
-        rate, clip, momentum = s.candidates[int(run.candidate[0])]
+        rate, clip, momentum = s.candidates[int(batch.candidate[0])]
         model = GradSampleModule(copy.deepcopy(self._template), loss_reduction="sum")
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = DPOptimizer(
@@ -145,12 +145,12 @@ class OpacusEngine:
             max_grad_norm=clip,
             expected_batch_size=None,
             loss_reduction="sum",
-            generator=streams.generators(run.seeds, 0, str(self._device))[0],
+            generator=streams.generators(batch.seeds, 0, str(self._device))[0],
         )
         start = float(parameters[0].detach().flatten()[0])
         total, log_ratio, first_noise = 0.0, 0.0, 0.0
-        for taken, canary_taken in self._batches(run):
-            has_canary = bool(run.included[0]) and canary_taken
+        for taken, canary_taken in self._sampled_records(batch):
+            has_canary = bool(batch.included[0]) and canary_taken
             optimizer.zero_grad()
             z = self._backward(model, parameters, taken, has_canary, clip)
             optimizer.clip_and_accumulate()
@@ -178,20 +178,20 @@ class OpacusEngine:
         )
         return TrainedRun(observation, total, log_ratio)
 
-    def _batches(self, run: RunBatch) -> Iterator[tuple[Tensor, bool]]:
+    def _sampled_records(self, batch: RunBatch) -> Iterator[tuple[Tensor, bool]]:
         """Yields, for every step, the records taken, [n] or [n + 1], and whether the canary is."""
         s = self._settings
         everything = torch.ones(len(self._y), dtype=torch.bool, device=self._device)
         size = self._training_size
         members = everything.clone()
-        if run.records is not None:
-            members[:size] = torch.from_numpy(run.records[0]).to(self._device)
+        if batch.records is not None:
+            members[:size] = torch.from_numpy(batch.records[0]).to(self._device)
         if s.sampling_rate == 1:
             for _ in range(s.steps):
                 yield members, True
             return
         for drawn in noise.poisson_steps(
-            run.seeds, s.sampling_rate, s.steps, self._device, size + 1, steps_at_once=1
+            batch.seeds, s.sampling_rate, s.steps, self._device, size + 1, steps_at_once=1
         ):
             # The proxies need the canary's gradient in every step.
             taken = torch.cat([drawn[0, :size], everything[size:]]) & members

@@ -122,7 +122,7 @@ class SetUp:
         return found
 
     def run(self, batch: RunBatch) -> Sequence[RunOutcomes]:
-        """Outcomes of a pack of batch in every view."""
+        """Outcomes of a batch of runs in every view."""
         if len(self.views) == 1:
             return [self.engine.run(batch)]
         assert isinstance(self.engine, SharingEngine)

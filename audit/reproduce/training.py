@@ -1,7 +1,7 @@
 """What tuning buys: accuracy at a total epsilon, by the papers' accounting and by ours.
 
 Every arm is a protocol with a bound. The noise is the least at which that bound keeps the total,
-so a smaller bound means less noise for the same promise. Tunings are played on batch; candidates
+so a smaller bound means less noise for the same promise. Tunings run on batches of runs; candidates
 differ in learning rate and threshold, and the best is chosen by accuracy on validation records.
 """
 

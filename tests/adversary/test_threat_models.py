@@ -64,7 +64,7 @@ def test_etcv_with_dirac_canary_reads_no_files():
         (("ETCV", "dirac", "canary-loss"), "score for ETCV with canary dirac must be one of"),
         (("NTNV", "dirac", "first-coordinate"), "must be one of validation-loss"),
         (("ETCV", "dirac", None, "DIGIT"), "dataset must be one of .* did you mean 'DIGITS'"),
-        (("ETCV", "dirac", "worst-order"), "worst_order must be given"),
+        (("ETCV", "dirac", "worst-order"), "worst_order is required with"),
         (("ETCV", "input", None, None, None, 5000), r"canary_index must be in \[0, 1436\]"),
         (("NTNV", "dirac", None, None, None, 0, 0), "size of DIGITS must be >= 1, got 0"),
     ],
