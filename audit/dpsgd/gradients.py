@@ -24,6 +24,10 @@ from audit.dpsgd.record_gradients import (
 )
 
 
+# Two float32 computations of the same logits differ by less than this.
+_LOGITS_RTOL, _LOGITS_ATOL = 1e-4, 1e-5
+
+
 class StackedModel(Protocol):
     """R models of one architecture side by side; their parameters are a list of [R, ...]."""
 
@@ -64,7 +68,8 @@ def stacked(model: nn.Module, record_shape: tuple[int, ...]) -> StackedModel:
 @torch.no_grad()
 def _has_logits_of(known: StackedModel, model: nn.Module, theta: Parameters, x: Tensor) -> bool:
     """Whether both compute the same logits: a hook may have changed a layer's computation."""
-    return torch.allclose(known.logits(theta, known.prepare(x))[0], model(x), rtol=1e-4, atol=1e-5)
+    logits = known.logits(theta, known.prepare(x))[0]
+    return torch.allclose(logits, model(x), rtol=_LOGITS_RTOL, atol=_LOGITS_ATOL)
 
 
 class BookkeepingModel:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+# Avoids a division by zero for a canary of zeros without bias, whose logits are 0.
+_MIN_NORM = 1e-30
+
+
 def collapse(threat_model: ThreatModel, settings: DpSgdSettings) -> DpSgdSettings | str:
     """Settings of one step that is equivalent to all steps, for the Dirac canary.
 
@@ -81,7 +85,7 @@ def project(threat_model: ThreatModel, model: "nn.Module") -> "tuple[ThreatModel
             return "a Linear layer at several positions of a record"
         size = (x.square().sum() + float(first.bias is not None)).sqrt()
         narrow = nn.Linear(1, first.out_features, bias=False).to(first.weight)
-        narrow.weight.copy_((first(x) / size.clamp(min=1e-30)).T)
+        narrow.weight.copy_((first(x) / size.clamp(min=_MIN_NORM)).T)
     record = InputCanary(size.double().cpu().numpy()[None], canary.label, canary.name)
     smaller = etcv(record, CanaryLoss(record), (1,), threat_model.classes)
     return smaller, nn.Sequential(narrow, *after)

@@ -85,10 +85,10 @@ def first_accepted(
     """
     size = len(included)
     if isinstance(protocol, RandomStopping):
-        most = rng.geometric(protocol.stop, size)
+        max_runs = rng.geometric(protocol.stop, size)
     else:
-        unlikely = math.log(_IMPLAUSIBLE) / math.log1p(-min(protocol.acceptance, 1.0 - 1e-15))
-        most = np.full(size, math.ceil(unlikely))
+        log_rejection = math.log1p(-min(protocol.acceptance, 1.0 - _IMPLAUSIBLE))
+        max_runs = np.full(size, math.ceil(math.log(_IMPLAUSIBLE) / log_rejection))
     winners = empty_winners(np.zeros(size, dtype=np.int64))
     active = np.arange(size)
     while active.size:
@@ -101,13 +101,13 @@ def first_accepted(
             seeds=rng.integers(0, 2**64, len(tuning), dtype=np.uint64),
         )
         (outcomes,) = run(batch)
-        kept = outcomes.finite & (outcomes.scores > good_enough) & (index < most[tuning])
+        kept = outcomes.finite & (outcomes.scores > good_enough) & (index < max_runs[tuning])
         places = np.arange(len(tuning)).reshape(active.size, ahead)
         is_kept = kept[places]
         found = is_kept.any(axis=1)
         # Runs after the accepted one were trained only for speed; the protocol does not have them.
         first = np.where(found, is_kept.argmax(axis=1), ahead - 1)
-        made = np.minimum(winners.runs[active] + first + 1, most[active])
+        made = np.minimum(winners.runs[active] + first + 1, max_runs[active])
         was_made = index < np.repeat(made, ahead)
         np.add.at(winners.diverged, tuning, was_made & ~outcomes.finite)
         winners.runs[active] = made
@@ -117,7 +117,7 @@ def first_accepted(
         winners.score[who] = outcomes.scores[won]
         winners.lambda_a[who] = outcomes.lambda_a[won]
         winners.lambda_c[who] = outcomes.lambda_c[won]
-        active = active[~found & (made < most[active])]
+        active = active[~found & (made < max_runs[active])]
     if isinstance(protocol, UntilAccepted) and (winners.chosen < 0).any():
         raise ValueError(
             "acceptance must be a lower bound on the probability that a run is accepted, got "
