@@ -23,7 +23,6 @@ from audit.dpsgd.record_gradients import (
     squared_norms,
 )
 
-
 # Two float32 computations of the same logits differ by less than this.
 _LOGITS_RTOL, _LOGITS_ATOL = 1e-4, 1e-5
 
