@@ -1,4 +1,4 @@
-"""Algorithm 2: the best of K runs, against a plain loop and against its closed law."""
+"""Algorithm 2, the best of K runs, against a plain loop and its distribution in closed form."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from audit.tuning import best_of_runs, random_search
 
 
 class Recorder:
-    """An engine whose outcomes are functions of the run's seed alone; it keeps its packs."""
+    """An engine whose outcomes are functions of the run's seed; it records its batches."""
 
     name = "recorder"
 
@@ -35,7 +35,7 @@ def play(engine, spec, trials=300, seed=0, candidates=3):
     return included, winners
 
 
-def test_runs_are_kept_tuning_by_tuning():
+def test_stored_runs_are_ordered_by_tuning():
     engine, law = Recorder(diverge=True), repetitions.parse_repetitions("poisson:3")
 
     def winners_of(keep):
@@ -89,8 +89,9 @@ def check_against_a_loop(engine, winners):
         start += runs
 
 
-def test_best_run_is_the_one_a_plain_loop_finds(monkeypatch):
-    # Packs of 97 batch split many tunings; levels make ties, which the first run wins.
+def test_best_run_matches_a_plain_loop(monkeypatch):
+    # Batches of 97 runs split many tunings; rounding to levels makes ties, which the first run
+    # wins.
     monkeypatch.setattr(random_search, "_MAX_BATCH", 97)
     for spec in ("tnb:0,0.01", "poisson:2", "fixed:1", "two-point:0.5,400"):
         for levels, diverge in ((None, False), (1, False), (2, True)):
@@ -99,7 +100,7 @@ def test_best_run_is_the_one_a_plain_loop_finds(monkeypatch):
             check_against_a_loop(engine, winners)
 
 
-def test_no_run_releases_nothing():
+def test_tuning_without_runs_releases_nothing():
     _, winners = play(Recorder(), "poisson:0.2")
     none = winners.runs == 0
     assert none.any()
@@ -108,8 +109,8 @@ def test_no_run_releases_nothing():
     assert np.all(np.isneginf(winners.lambda_a[none]))
 
 
-def test_law_of_the_best_score():
-    # P[best <= t] = phi(P[score <= t]); Kolmogorov-Smirnov, false alarm 1e-3 for each of 3 laws.
+def test_distribution_of_the_best_score():
+    # P[best <= t] = phi(P[score <= t]). Kolmogorov-Smirnov tests, each with false-alarm rate 1e-3.
     for spec in ("tnb:0,0.01", "tnb:1,0.1", "fixed:7"):
         law = repetitions.parse_repetitions(spec)
         included, winners = play(Recorder(), spec, trials=4000, seed=2)
@@ -118,19 +119,19 @@ def test_law_of_the_best_score():
 
 
 def test_candidates_are_drawn_uniformly():
-    # Chi-square with 2 degrees of freedom, false alarm 1e-3.
+    # Chi-square test with 2 degrees of freedom and false-alarm rate 1e-3.
     engine = Recorder()
     play(engine, "fixed:20", trials=1500)
     counts = np.bincount(np.concatenate([batch.candidate for batch in engine.batches]), minlength=3)
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_no_trials_at_all():
+def test_zero_tunings():
     _, winners = play(Recorder(), "fixed:3", trials=0)
     assert len(winners.runs) == 0
 
 
-def test_several_scores_judge_the_same_runs():
+def test_several_scores_evaluate_the_same_runs():
     law, included = repetitions.parse_repetitions("fixed:5"), np.zeros(50, bool)
     engine = Recorder()
 

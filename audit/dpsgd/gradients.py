@@ -28,7 +28,7 @@ _LOGITS_RTOL, _LOGITS_ATOL = 1e-4, 1e-5
 
 
 class StackedModel(Protocol):
-    """R models of one architecture side by side; their parameters are a list of [R, ...]."""
+    """R models of one architecture; their parameters are a list of [R, ...]."""
 
     record_floats: int
     """Approximate number of floats that the gradient of one record of one run needs in memory."""

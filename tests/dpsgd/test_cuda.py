@@ -1,8 +1,8 @@
 """The batched engine on a GPU.
 
-On a pretended one: nothing is left on the CPU, few waits and launches, sizes that fit. `TestGpu`
-needs a real one and is skipped where there is none. Each of its statistical tests has a false-alarm
-rate of 1e-4.
+A fake GPU checks that no tensor stays on the CPU, that waits and launches are few, and that sizes
+fit in memory. `TestGpu` needs a real GPU and is skipped without one. Each of its statistical tests
+has a false-alarm rate of 1e-4.
 """
 
 from dataclasses import replace
@@ -341,10 +341,10 @@ class TestGpu:
         settings = replace(SETTINGS, steps=10, noise_multiplier=2.0, **changes)
         threat = etcv(DiracCanary(), FirstCoordinate(), SHAPE, 10)
         full = make_engine("batched", threat, settings, "cuda").run(run_batch(4000, True, 1, 2))
-        law = make_engine("reduced", threat, settings).run(run_batch(100_000, True, 2, 2))
-        assert st.ks_2samp(full.lambda_a, law.lambda_a).pvalue > ALARM
-        assert st.ks_2samp(full.lambda_c, law.lambda_c).pvalue > ALARM
-        assert st.ks_2samp(full.scores, law.scores).pvalue > ALARM
+        reduced = make_engine("reduced", threat, settings).run(run_batch(100_000, True, 2, 2))
+        assert st.ks_2samp(full.lambda_a, reduced.lambda_a).pvalue > ALARM
+        assert st.ks_2samp(full.lambda_c, reduced.lambda_c).pvalue > ALARM
+        assert st.ks_2samp(full.scores, reduced.scores).pvalue > ALARM
 
     def test_outcome_does_not_depend_on_the_pack(self):
         settings = replace(SETTINGS, model="convnet", sampling_rate=0.5)

@@ -22,8 +22,8 @@ def test_distribution_of_the_proxy_and_the_score(included):
     pack = run_batch(200_000, included, seed=1, candidates=2)
     out = make_engine("reduced", dirac(), settings).run(pack)
     # S / (N C) has distribution N(b, sigma^2 / N), and the score is lr N C lambda_a.
-    law = st.norm(float(included), 4 / np.sqrt(30))
-    assert st.kstest(out.lambda_a, law.cdf).pvalue > ALARM
+    expected = st.norm(float(included), 4 / np.sqrt(30))
+    assert st.kstest(out.lambda_a, expected.cdf).pvalue > ALARM
     rates = np.array([0.1, 0.7])[pack.candidate]
     np.testing.assert_allclose(out.scores, rates * 30 * 0.5 * out.lambda_a, rtol=1e-12)
     assert out.finite.all()
