@@ -5,14 +5,13 @@ records at a time through all layers, within the cache. It is used if a C compil
 processor has AVX2 or AVX-512; otherwise torch's operations compute the same sums.
 """
 
-import importlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from audit.dpsgd.extensions import load_extension
 from audit.dpsgd.layers import Layer, Network
 from audit.dpsgd.layers.convolution import Convolution
 from audit.dpsgd.layers.linear import Linear
@@ -25,16 +24,7 @@ from audit.dpsgd.record_gradients import ClippedRecord, ExplicitGradients
 _RECORDS_TOGETHER = 4
 
 
-def _extension(capability: str) -> Any:
-    """The extension for torch's name of the processor's capability; None if there is none."""
-    names = {"AVX512": "_convolutional_avx512", "AVX2": "_convolutional_avx2"}
-    try:
-        return importlib.import_module(f"audit.dpsgd.{names[capability]}")
-    except (KeyError, ImportError):
-        return None
-
-
-_convolutional = _extension(torch.backends.cpu.get_cpu_capability())
+_convolutional = load_extension("convolutional", torch.backends.cpu.get_cpu_capability())
 
 
 def is_available() -> bool:

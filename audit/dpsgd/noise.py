@@ -9,9 +9,7 @@ compiler, numpy computes them at a thirtieth of the speed. A normal number has 3
 A GPU uses one torch generator per run.
 """
 
-import importlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from audit.dpsgd import streams
+from audit.dpsgd.extensions import load_extension
 
 Words = NDArray[np.uint32]
 Floats = NDArray[np.float32]
@@ -28,16 +27,7 @@ _DEVICES = ("cpu",)
 _GROUP = 16
 
 
-def _extension(capability: str) -> Any:
-    """The extension for torch's name of the processor's capability; None if there is none."""
-    names = {"AVX512": "_noise_avx512", "AVX2": "_noise_avx2"}
-    try:
-        return importlib.import_module(f"audit.dpsgd.{names.get(capability, '_noise_portable')}")
-    except ImportError:
-        return None
-
-
-_compiled = _extension(torch.backends.cpu.get_cpu_capability())
+_compiled = load_extension("noise", torch.backends.cpu.get_cpu_capability())
 
 
 def gaussian_steps(

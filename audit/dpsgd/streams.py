@@ -1,11 +1,12 @@
 """Random numbers that depend only on a run's seed."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
+
+from audit.dpsgd.extensions import load_extension
 
 if TYPE_CHECKING:
     import torch
@@ -13,19 +14,8 @@ if TYPE_CHECKING:
 Words = NDArray[np.uint64]
 
 
-def _extension() -> Any:
-    """The compiled generator of normal numbers; None if there was no compiler.
-
-    This is the extension for every processor. Choosing a faster one would need torch, which takes
-    seconds to import.
-    """
-    try:
-        return importlib.import_module("audit.dpsgd._noise_portable")
-    except ImportError:
-        return None
-
-
-_compiled = _extension()
+# The portable extension, because only torch, which is slow to import, knows what others would run.
+_compiled = load_extension("noise", "DEFAULT")
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MERSENNE_WORDS = 624
 

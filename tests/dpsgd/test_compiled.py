@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from audit.dpsgd import compiled, gradients, models
+from audit.dpsgd.extensions import load_extension
 from audit.dpsgd.gradients import ClippedSums, clipped_sums, stacked
 
 RUNS, RECORDS, CLASSES = 3, 11, 5
@@ -15,7 +16,7 @@ def extension(request, monkeypatch):
     narrower = ["AVX2", "AVX512"].index(request.param)
     if torch.backends.cpu.get_cpu_capability() not in ["AVX2", "AVX512"][narrower:]:
         pytest.skip(f"a processor without {request.param}")
-    found = compiled._extension(request.param)
+    found = load_extension("convolutional", request.param)
     if found is None:
         pytest.skip("no compiler when this was installed")
     monkeypatch.setattr(compiled, "_convolutional", found)

@@ -15,6 +15,7 @@ from toy import ALARM, assert_uncorrelated, run_batch
 
 import threat_models
 from audit.dpsgd import DpSgdSettings, make_engine, noise
+from audit.dpsgd.extensions import load_extension
 
 torch.set_num_threads(1)
 ALL = 2**32 - 1
@@ -36,7 +37,7 @@ def extension(request):
     narrower = WIDTHS.index(request.param)
     if torch.backends.cpu.get_cpu_capability() not in WIDTHS[narrower:] and narrower:
         pytest.skip(f"a processor without {request.param}")
-    found = noise._extension(request.param)
+    found = load_extension("noise", request.param)
     if found is None:
         pytest.skip("no compiler when this was installed")
     return found
