@@ -38,7 +38,7 @@ def crafted(features: NDArray[np.float64], labels: NDArray[np.int64]) -> InputCa
     features, labels = np.asarray(features), np.asarray(labels)
     if len(features) == 0 or labels.dtype.kind not in "biu" or labels.min() < 0:
         raise ValueError(
-            "a crafted canary needs at least one record and whole-number labels >= 0, got "
+            "canary must be crafted from at least one record with whole-number labels >= 0, got "
             f"{len(features)} records with labels of type {labels.dtype}"
         )
     flat = features.reshape(len(features), -1).astype(np.float64)

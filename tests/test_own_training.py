@@ -463,7 +463,7 @@ def test_the_crafted_canary_is_where_nobody_is():
     assert abs(crafted(dense, np.arange(30) % 2).features[2]) > 0.99 * np.linalg.norm(
         crafted(dense, np.arange(30) % 2).features
     )
-    with pytest.raises(ValueError, match="canary must be given"):
+    with pytest.raises(ValueError, match="canary must be crafted"):
         crafted(features, labels + 0.5)
 
 
