@@ -20,7 +20,7 @@ from threat_models.datasets import plain_pickle
 
 
 @pytest.fixture
-def offline(monkeypatch):
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disables downloads, as on a machine without a network."""
     import pooch
 
@@ -31,7 +31,7 @@ def offline(monkeypatch):
     monkeypatch.delenv("AUDIT_DATA_ROOT", raising=False)
 
 
-def write_idx(path, array, compressed=True):
+def write_idx(path: Path, array: np.ndarray, compressed: bool = True) -> None:
     header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = header + array.astype(np.uint8).tobytes()
@@ -112,7 +112,7 @@ def test_damaged_archives_are_rejected(tmp_path, offline, damage):
         datasets.load("MNIST", True, str(tmp_path))
 
 
-def write_cifar(path, pixels, labels, old_names):
+def write_cifar(path: Path, pixels: np.ndarray, labels: list[int], old_names: bool) -> None:
     content = {b"data": pixels, b"labels": labels, b"batch_label": b"toy"}
     raw = pickle.dumps(content, protocol=2)
     old, new = b"numpy.core.multiarray", b"numpy._core.multiarray"
@@ -276,7 +276,7 @@ def test_real_files(name):
         assert datasets.load(name, True, str(DATA_ROOT)).labels[:5].tolist() == [5, 0, 4, 1, 9]
 
 
-def write_mnist(root, pixels, labels):
+def write_mnist(root: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
     raw = root / "MNIST" / "raw"
     write_idx(raw / "train-images-idx3-ubyte.gz", pixels)
     write_idx(raw / "train-labels-idx1-ubyte.gz", labels)
@@ -352,7 +352,7 @@ def test_pixels_may_have_any_numeric_type(tmp_path, offline, protocol, dtype):
     assert records.labels.tolist() == [9, 0, 4, 2]
 
 
-def array_of(shape, dtype, raw):
+def array_of(shape: bytes, dtype: bytes, raw: bytes) -> bytes:
     """A pickle (protocol 2) of an array with this shape, dtype and content."""
     return (
         b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"

@@ -87,13 +87,13 @@ def test_a_canary_must_fit_the_data_set():
         threat_models.ntnv(digits, other, DiracCanary())
 
 
-def observation(x):
-    class ComposedRuns(Observation):
+def observation(x: list[float]) -> Observation:
+    class LossIsDisplacement(Observation):
         def loss(self, features, labels):
             return len(labels) * self.first_displacement
 
     x = np.asarray(x, float)
-    return ComposedRuns(x, 2 * x)
+    return LossIsDisplacement(x, 2 * x)
 
 
 def test_scores_use_the_documented_values():

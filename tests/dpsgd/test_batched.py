@@ -12,7 +12,7 @@ import torch
 from toy import ALARM, SILENT, assert_uncorrelated, records, run_batch
 
 import threat_models
-from audit.dpsgd import DpSgdSettings, RunBatch, make_engine, streams
+from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine, streams
 from audit.dpsgd.models import make_model
 from canaries import DiracCanary, InputCanary
 from threat_models import UserScore, etcv, ntcv, ntnv
@@ -20,7 +20,12 @@ from threat_models import UserScore, etcv, ntcv, ntnv
 torch.set_num_threads(1)
 
 
-def final_weights(threat_model, settings, pack, precision="float64"):
+def final_weights(
+    threat_model: threat_models.ThreatModel,
+    settings: DpSgdSettings,
+    pack: RunBatch,
+    precision: str = "float64",
+) -> tuple[np.ndarray, RunOutcomes]:
     """The final parameters of every run, seen through a score."""
     seen = []
 
@@ -62,7 +67,7 @@ def test_without_noise_and_clipping_it_equals_torch_sgd(model, momentum):
         assert outcome.lambda_a[run] == pytest.approx(proxy / (6 * 1e12), rel=1e-9)
 
 
-def loss(model, x, y):
+def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(model(x), y, reduction="sum")
 
 

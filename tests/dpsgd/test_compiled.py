@@ -22,7 +22,7 @@ def extension(request, monkeypatch):
     monkeypatch.setattr(compiled, "_convolutional", found)
 
 
-def small(*layers, flat):
+def small(*layers: nn.Module, flat: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, CLASSES))
 
 
@@ -109,7 +109,7 @@ def setting(model, shape):
     return theta, normal(RECORDS, *shape), y, torch.tensor([0.3, 1.0, 100.0])
 
 
-def assert_same(found, expected):
+def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
     """Asserts equality up to rounding, which may rarely change a ReLU or pooling of one record."""
     for got, want in zip(found, expected, strict=True):
         error = (got.double() - want.double()).abs() / want.double().abs().max()

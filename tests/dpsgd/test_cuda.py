@@ -26,7 +26,7 @@ DATA, CANARY, OTHER = records(12), records(1, seed=3).canary(0), records(1, seed
 SHAPE = (1, 8, 8)
 
 
-def normed():
+def normed() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ELU(), nn.LayerNorm((6, 6)), nn.MaxPool2d(2),
         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10),
@@ -80,7 +80,7 @@ def assert_same(found, expected, **tolerance):
 
 
 @pytest.fixture
-def as_seeded_there(monkeypatch):
+def as_seeded_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the CPU use torch's generators with the runs' seeds, as on a GPU."""
     generators = streams.generators
     with_cuda = lambda seeds, stream, _: generators(seeds, stream, "cuda")  # noqa: E731
@@ -189,7 +189,7 @@ def test_one_launch_draws_the_noise_of_many_steps(monkeypatch):
         assert gpu.kernels["normal_"] == 3 * -(-300 * engine.parameters // 2**18)
 
 
-def images(count, size):
+def images(count: int, size: int) -> Records:
     random = np.random.default_rng(0)
     x = random.random((count, 1, size, size), dtype=np.float32)
     return Records(x, random.integers(10, size=count), 10, "NOISE")

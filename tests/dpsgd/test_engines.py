@@ -22,7 +22,7 @@ from threat_models import CanaryLoss, UserScore, datasets, etcv, ntcv, ntnv
 torch.set_num_threads(1)
 
 
-def threats():
+def threats() -> dict[str, threat_models.ThreatModel]:
     data, canary = records(10), records(1, seed=9).canary(0)
     return {
         "NTNV input": ntnv(data, records(7, seed=2), canary),

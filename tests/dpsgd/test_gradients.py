@@ -33,7 +33,7 @@ class Doubled(nn.Sequential):
         return 2 * super().forward(x)
 
 
-def hooked():
+def hooked() -> nn.Module:
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
     model[1].register_forward_hook(lambda module, args, output: output + 1)
     return model
@@ -68,7 +68,7 @@ SEQUENCES = {
 }  # fmt: skip
 
 
-def tied():
+def tied() -> nn.Module:
     square = nn.Linear(36, 36)
     return nn.Sequential(nn.Flatten(), square, nn.Tanh(), square, nn.Linear(36, CLASSES))
 
@@ -138,7 +138,7 @@ def naive(model, x, y, theta, clip, taken=None):
     return parts, torch.stack(norms).view(RUNS, -1)
 
 
-def flat(sums):
+def flat(sums: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([s.flatten(1) for s in sums], dim=1)
 
 
@@ -279,19 +279,19 @@ class TestModels:
             stacked(self.make(f"{__name__}.Recurrent"), (1, 8, 8))
 
 
-def user_model():
+def user_model() -> nn.Module:
     return Residual()
 
 
-def no_model():
+def no_model() -> object:
     return "a model"
 
 
-def mixing_model(record_shape, classes):
+def mixing_model(record_shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, classes))
 
 
-def backward_hooked_model(record_shape, classes):
+def backward_hooked_model(record_shape: tuple[int, ...], classes: int) -> nn.Module:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
     model[1].weight.register_hook(lambda gradient: 2 * gradient)
     return model
@@ -308,19 +308,19 @@ class Of(nn.Module):
         return self.after(self.linear(self.before(x.flatten(1))))
 
 
-def two_headed_model():
+def two_headed_model() -> nn.Module:
     return Of(after=lambda y: (y, y))
 
 
-def centring_model():
+def centring_model() -> nn.Module:
     return Of(lambda x: x - x.mean(0, keepdim=True))
 
 
-def forgetful_model():
+def forgetful_model() -> nn.Module:
     return Of(nn.functional.dropout)
 
 
-def branching_model():
+def branching_model() -> nn.Module:
     return Of(after=lambda y: y if (y**2).sum().item() >= 0 else 2 * y)
 
 

@@ -77,7 +77,7 @@ def test_all_implementations_give_the_same_bits(extension, monkeypatch, size):
     assert torch.equal(found[0][1], found[1][1])
 
 
-def drawn(seeds, stream=0, step=0, size=1 << 12):
+def drawn(seeds: np.ndarray, stream: int = 0, step: int = 0, size: int = 1 << 12) -> np.ndarray:
     numbers = torch.empty(len(seeds), size)
     ones = np.ones(len(seeds), np.float32)
     noise.fill_normals(numbers, np.asarray(seeds, dtype=np.uint64), stream, step, ones)

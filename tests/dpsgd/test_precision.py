@@ -22,7 +22,7 @@ ROUNDED = {name: p for name, p in PRECISIONS.items() if p.significand_bits is no
 RUNS = 64
 
 
-def reference(x, bits):
+def reference(x: np.ndarray, bits: int) -> np.ndarray:
     """Numbers rounded to `bits` significant bits, computed in float64."""
     x = x.astype(np.float64)
     exponent = np.maximum(np.frexp(x)[1] - 1, -126)
