@@ -1,12 +1,12 @@
-"""The default lower bound against its peers on the same scores: value, violations, time.
+"""The default lower bound and those of other libraries on the same scores: value, violations, time.
 
     python -m benchmarks.lower_bounds --audits 50
 
-Times are those of the processor.
+Times are processor time.
 
-Peers are not dependencies of this project; those installed beside it are compared
-(`pip install jax-privacy privacy-estimates`). TensorFlow Privacy's `epsilon_lower_bound` is in none
-of its released wheels up to 0.9.0, so it is not here.
+The other libraries are not dependencies of this project; those that are installed are compared
+(`pip install jax-privacy privacy-estimates`). TensorFlow Privacy's `epsilon_lower_bound` is not
+included, because none of its released wheels up to 0.9.0 contains it.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def _privacy_estimates() -> dict[str, Estimator]:
 
 
 def estimators() -> dict[str, Estimator]:
-    """Ours and those of the peers that are installed; brackets: not valid in general."""
+    """Our estimators and those of installed libraries; in brackets if not always valid."""
     rank_sum = GaussianCurve(rule=RankSum())
     found = {
         "scan (default)": _ours("higher"),

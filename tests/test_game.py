@@ -334,9 +334,9 @@ def test_runs_without_a_canary_serve_every_canary(monkeypatch):
     trained = []
     train = BatchedEngine._train
 
-    def counted(self, lanes, *rest):
-        trained.append(len(lanes))
-        return train(self, lanes, *rest)
+    def counted(self, batch, *rest):
+        trained.append(len(batch))
+        return train(self, batch, *rest)
 
     monkeypatch.setattr(BatchedEngine, "_train", counted)
     names = set()

@@ -11,7 +11,7 @@ from audit.own_training.checking import MAX_RUNS, check
 from audit.own_training.one_run import check_one_run
 from audit.own_training.records import TrainingSet
 from canaries import DiracCanary, crafted
-from threat_models.names import called, imported
+from threat_models.user_code import call_user_code, import_by_name
 
 _EXAMPLES = {
     "python -m audit.run --train mine.train --records mine.DATA": "games against your own loop",
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _audit(options: argparse.Namespace) -> Any:
-    train = imported("train", options.train)
+    train = import_by_name("train", options.train)
     records, validation, canary = _data(options)
     shared = {"claim": options.claim, "delta": options.delta, "confidence": options.confidence}
     if options.one_run:
@@ -156,5 +156,5 @@ def _loaded(options: argparse.Namespace, train: bool, size: int) -> Any:
 
 def _called(parameter: str, name: str) -> Any:
     """What a name stands for: itself, or what it gives where it is a function."""
-    given = imported(parameter, name)
-    return called(parameter, given) if callable(given) else given
+    given = import_by_name(parameter, name)
+    return call_user_code(parameter, given) if callable(given) else given

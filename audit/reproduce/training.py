@@ -1,7 +1,7 @@
 """What tuning buys: accuracy at a total epsilon, by the papers' accounting and by ours.
 
 Every arm is a protocol with a bound. The noise is the least at which that bound keeps the total,
-so a smaller bound means less noise for the same promise. Tunings are played on lanes; candidates
+so a smaller bound means less noise for the same promise. Tunings run on batches of runs; candidates
 differ in learning rate and threshold, and the best is chosen by accuracy on validation records.
 """
 
@@ -278,21 +278,21 @@ def _accuracies(
     engine = make_engine("batched", data, settings)
     last: list[RunOutcomes] = []
 
-    def run(lanes: RunBatch) -> list[RunOutcomes]:
-        last[:] = [engine.run(lanes)]
+    def run(batch: RunBatch) -> list[RunOutcomes]:
+        last[:] = [engine.run(batch)]
         return last
 
     assert data.training_set is not None
     axes = [np.log(values) for values in np.array(settings.candidates)[:, :2].T]
     features = np.stack([(axis - axis.min()) / np.ptp(axis) for axis in axes], axis=1)
-    bench = GameContext(
+    context = GameContext(
         run,
         features,
         tuned_log_ratio=lambda winners: np.zeros(len(winners.runs)),
         log_ratio_scale=1.0,
         records=len(data.training_set),
     )
-    (winners,) = tune(protocol, bench, np.zeros(tunings, np.bool_), rng)
+    (winners,) = tune(protocol, context, np.zeros(tunings, np.bool_), rng)
     # Of a tuning on a subset the final runs are the last that were made.
     scores = last[0].scores if isinstance(protocol, Subset) else winners.score
     return np.asarray(scores[np.isfinite(scores)])

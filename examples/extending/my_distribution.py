@@ -1,4 +1,4 @@
-"""A law of K of one's own: uniform between 1 and a limit."""
+"""A custom distribution of K: uniform between 1 and a maximum."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,21 @@ from audit.repetitions import Repetitions
 
 @dataclass(frozen=True)
 class UniformRuns(Repetitions):
-    """K is 1, 2, ..., most, each as likely.
+    """K is uniform on 1, 2, ..., max_runs.
 
-    All is a sum of `most` terms, written in log(x) so that it keeps its digits where x is near 1.
+    The generating function is a sum of `max_runs` terms. It takes log(x), so that it is accurate
+    for x close to 1.
     """
 
-    most: int
+    max_runs: int
 
     @property
     def spec(self):
-        return f"uniform:{self.most}"
+        return f"uniform:{self.max_runs}"
 
     @property
     def mean(self):
-        return (self.most + 1) / 2.0
+        return (self.max_runs + 1) / 2.0
 
     @property
     def probability_of_none(self):
@@ -33,11 +34,11 @@ class UniformRuns(Repetitions):
 
     @property
     def _k(self):
-        return np.arange(1.0, self.most + 1.0)
+        return np.arange(1.0, self.max_runs + 1.0)
 
     def log_pmf(self, k):
         with np.errstate(divide="ignore"):
-            return np.log(np.isin(k, self._k) / self.most)
+            return np.log(np.isin(k, self._k) / self.max_runs)
 
     def log_phi_at(self, log_x):
         with np.errstate(divide="ignore", under="ignore"):
@@ -47,31 +48,32 @@ class UniformRuns(Repetitions):
         return -np.expm1(np.multiply.outer(log_x, self._k)).mean(axis=-1)
 
     def log_phi_prime_at(self, log_x):
-        with np.errstate(invalid="ignore"):  # x = 0 leaves the first term alone
+        with np.errstate(invalid="ignore"):  # at x = 0 only the first term is nonzero
             powers = np.where(self._k == 1.0, 0.0, np.multiply.outer(log_x, self._k - 1.0))
         return np.log((self._k * np.exp(powers)).mean(axis=-1))
 
     def sample(self, rng, size):
-        return rng.integers(1, self.most, size, endpoint=True)
+        return rng.integers(1, self.max_runs, size, endpoint=True)
 
 
-def test_generating_function_against_its_sum():
-    law, x = UniformRuns(7), np.linspace(0.01, 1.0, 50)
+def test_generating_function_equals_its_sum():
+    runs, x = UniformRuns(7), np.linspace(0.01, 1.0, 50)
     k = np.arange(8)
-    assert law.pmf(k).sum() == pytest.approx(1.0)
-    assert law.phi(x) == pytest.approx((law.pmf(k) * x[:, None] ** k).sum(axis=1))
-    slope = (law.pmf(k[1:]) * k[1:] * x[:, None] ** (k[1:] - 1)).sum(axis=1)
-    assert law.phi_prime(x) == pytest.approx(slope)
-    assert law.phi_prime(1.0) == pytest.approx(law.mean)
+    assert runs.pmf(k).sum() == pytest.approx(1.0)
+    assert runs.phi(x) == pytest.approx((runs.pmf(k) * x[:, None] ** k).sum(axis=1))
+    slope = (runs.pmf(k[1:]) * k[1:] * x[:, None] ** (k[1:] - 1)).sum(axis=1)
+    assert runs.phi_prime(x) == pytest.approx(slope)
+    assert runs.phi_prime(1.0) == pytest.approx(runs.mean)
 
 
-def test_digits_near_one():
-    # 1 - phi(1 - s) is E[K] s for a tiny s; 1 - (1 - s) alone would be 0.
+def test_accuracy_near_one():
+    # For tiny s, 1 - phi(1 - s) is E[K] s; in floating point, 1 - (1 - s) would be 0.
     assert UniformRuns(7).phi_survival(1e-200) == pytest.approx(4e-200)
 
 
-def test_draws():
-    # A mean of 10,000 draws of standard deviation 2: within 0.1 but for one in a million seeds.
+def test_mean_of_draws():
+    # The mean of 10,000 draws with standard deviation 2 is off by more than 0.1 for one in a
+    # million seeds.
     assert UniformRuns(7).sample(np.random.default_rng(0), 10_000).mean() == pytest.approx(
         4, abs=0.1
     )

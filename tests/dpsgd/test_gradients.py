@@ -1,4 +1,4 @@
-"""Clipped sums of every path against a naive loop over records in float64."""
+"""Clipped sums of every implementation against a naive loop over records in float64."""
 
 import pytest
 import torch
@@ -8,12 +8,12 @@ from torch.func import functional_call
 from audit.dpsgd.gradients import BookkeepingModel, ClippedSums, VmapModel, stacked
 from audit.dpsgd.models import make_model
 
-LANES, RECORDS, CLASSES = 3, 7, 5
+RUNS, RECORDS, CLASSES = 3, 7, 5
 torch.set_num_threads(1)
 
 
 class Residual(nn.Module):
-    """A module that is no sequence of known layers."""
+    """A module that is not a sequence of known layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,13 +27,13 @@ class Residual(nn.Module):
 
 
 class Doubled(nn.Sequential):
-    """A subclass whose forward is not that of its base."""
+    """A subclass with another forward than its base class."""
 
     def forward(self, x):
         return 2 * super().forward(x)
 
 
-def hooked():
+def hooked() -> nn.Module:
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
     model[1].register_forward_hook(lambda module, args, output: output + 1)
     return model
@@ -68,7 +68,7 @@ SEQUENCES = {
 }  # fmt: skip
 
 
-def tied():
+def tied() -> nn.Module:
     square = nn.Linear(36, 36)
     return nn.Sequential(nn.Flatten(), square, nn.Tanh(), square, nn.Linear(36, CLASSES))
 
@@ -99,104 +99,104 @@ OTHERS = {
 def make(factory, dtype=torch.float64):
     torch.manual_seed(3)
     model = factory().to(dtype)
-    model(torch.zeros(2, 1, 6, 6, dtype=dtype))  # lazy layers take their size
+    model(torch.zeros(2, 1, 6, 6, dtype=dtype))  # initialises lazy layers
     return model
 
 
 def problem(model, shape=(1, 6, 6), dtype=torch.float64):
-    """Records and lanes whose weights differ, with gradients on both sides of the threshold."""
+    """Records, and runs with different weights; gradient norms are above and below C."""
     generator = torch.Generator().manual_seed(4)
     x = torch.rand(RECORDS, *shape, generator=generator, dtype=dtype)
     y = torch.randint(CLASSES, (RECORDS,), generator=generator)
     theta = [
-        p.detach() + 0.3 * torch.randn(LANES, *p.shape, generator=generator, dtype=dtype)
+        p.detach() + 0.3 * torch.randn(RUNS, *p.shape, generator=generator, dtype=dtype)
         for p in model.parameters()
     ]
     return x, y, theta
 
 
 def naive(model, x, y, theta, clip, taken=None):
-    """One record of one lane at a time: [R, n, d] contributions and their norms before clipping.
+    """Contributions [R, n, d], one record at a time, and gradient norms before clipping.
 
-    `clip` is C of every lane.
+    `clip` is C of every run.
     """
     names = [name for name, _ in model.named_parameters()]
     rows, norms = [], []
-    for lane in range(LANES):
+    for run in range(RUNS):
         for j in range(len(y)):
-            own = [t[lane].double().clone().requires_grad_() for t in theta]
+            own = [t[run].double().clone().requires_grad_() for t in theta]
             named = dict(zip(names, own, strict=True))
             named |= {name: b.double() for name, b in model.named_buffers()}
             logits = functional_call(model, named, (x[j : j + 1].double(),))
             loss = nn.functional.cross_entropy(logits, y[j : j + 1])
             flat = torch.cat([g.flatten() for g in torch.autograd.grad(loss, own)])
             norms.append(flat.norm())
-            rows.append(flat * min(1.0, float(clip[lane]) / float(flat.norm())))
-    parts = torch.stack(rows).view(LANES, len(y), -1)
+            rows.append(flat * min(1.0, float(clip[run]) / float(flat.norm())))
+    parts = torch.stack(rows).view(RUNS, len(y), -1)
     if taken is not None:
         parts = parts * taken[..., None]
-    return parts, torch.stack(norms).view(LANES, -1)
+    return parts, torch.stack(norms).view(RUNS, -1)
 
 
-def flat(sums):
+def flat(sums: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([s.flatten(1) for s in sums], dim=1)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", [*SEQUENCES, *OTHERS])
-def test_against_the_naive_loop(name):
+def test_sums_match_the_naive_loop(name):
     model = make((SEQUENCES | OTHERS)[name])
     x, y, theta = problem(model)
     stack = stacked(model, (1, 6, 6))
     assert isinstance(stack, BookkeepingModel if name in SEQUENCES else VmapModel)
-    _, norms = naive(model, x, y, theta, torch.ones(LANES))
+    _, norms = naive(model, x, y, theta, torch.ones(RUNS))
     clip = norms.median() * torch.tensor([0.9, 1.0, 1.1])
     assert (norms < clip[:, None]).any()
     assert (norms > clip[:, None]).any()
     sums = ClippedSums(stack, x, y)
-    taken = torch.rand(LANES, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.5
+    taken = torch.rand(RUNS, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.5
     for batch in (None, taken):
         expected = naive(model, x, y, theta, clip, batch)[0].sum(1)
-        for chunk_floats in (1, 3 * LANES * stack.record_floats, 10**9):
+        for chunk_floats in (1, 3 * RUNS * stack.record_floats, 10**9):
             got = flat(sums(theta, clip, batch, chunk_floats))
             assert (got - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8)])
-def test_convnet_against_the_naive_loop(shape):
+def test_convnet_sums_match_the_naive_loop(shape):
     model = make_model("convnet", 0, shape, CLASSES, torch.float64)
     x, y, theta = problem(model, shape)
     theta = [0.2 * t for t in theta]
     stack = stacked(model, shape)
     assert isinstance(stack, BookkeepingModel)
-    _, norms = naive(model, x, y, theta, torch.ones(LANES))
-    clip = norms.median().expand(LANES)
+    _, norms = naive(model, x, y, theta, torch.ones(RUNS))
+    clip = norms.median().expand(RUNS)
     expected = naive(model, x, y, theta, clip)[0].sum(1)
     got = flat(ClippedSums(stack, x, y)(theta, clip, None, 10**6))
     assert (got - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv", "norms", "residual"])
-def test_no_record_contributes_more_than_the_threshold_in_float32(name):
+def test_each_contribution_is_at_most_c_in_float32(name):
     model = make((SEQUENCES | OTHERS)[name], torch.float32)
     x, y, theta = problem(model, dtype=torch.float32)
     clip = 1e-3
     for j in range(RECORDS):
         one = ClippedSums(stacked(model, (1, 6, 6)), x[j : j + 1], y[j : j + 1])
-        norms = flat(one(theta, x.new_full((LANES,), clip), None, 10**6)).double().norm(dim=1)
+        norms = flat(one(theta, x.new_full((RUNS,), clip), None, 10**6)).double().norm(dim=1)
         assert (norms <= clip * (1 + 1e-6)).all()
-        assert (norms >= clip * (1 - 1e-6)).all()  # far over the threshold, so that clipping binds
+        assert (norms >= clip * (1 - 1e-6)).all()  # all gradients are far above C
 
 
-def test_records_prepared_for_every_chunk_give_the_same(monkeypatch):
+def test_preparing_records_per_chunk_gives_equal_sums(monkeypatch):
     model = make(SEQUENCES["conv"])
     x, y, theta = problem(model)
-    taken = torch.tensor([[True, False] * 3 + [True]] * LANES)
+    taken = torch.tensor([[True, False] * 3 + [True]] * RUNS)
     stack = stacked(model, (1, 6, 6))
     kept = ClippedSums(stack, x, y)
-    monkeypatch.setattr(ClippedSums, "_KEEP_BYTES", 0)
+    monkeypatch.setattr(ClippedSums, "_MAX_PREPARED_BYTES", 0)
     fresh = ClippedSums(stack, x, y)
-    clip = x.new_full((LANES,), 0.5)
+    clip = x.new_full((RUNS,), 0.5)
     for batch in (None, taken):
         torch.testing.assert_close(
             flat(kept(theta, clip, batch, 500)),
@@ -209,16 +209,16 @@ def test_records_prepared_for_every_chunk_give_the_same(monkeypatch):
 def test_an_empty_batch_sums_to_zero():
     model = make(SEQUENCES["mlp"])
     x, y, theta = problem(model)
-    none = torch.zeros(LANES, RECORDS, dtype=torch.bool)
+    none = torch.zeros(RUNS, RECORDS, dtype=torch.bool)
     sums = ClippedSums(stacked(model, (1, 6, 6)), x, y)
-    got = flat(sums(theta, x.new_ones(LANES), none, 10**6))
+    got = flat(sums(theta, x.new_ones(RUNS), none, 10**6))
     assert torch.equal(got, torch.zeros_like(got))
 
 
-def test_a_dead_lane_leaves_the_others_alone():
+def test_diverged_run_does_not_affect_others():
     model = make(SEQUENCES["conv"])
     x, y, theta = problem(model)
-    sums, clip = ClippedSums(stacked(model, (1, 6, 6)), x, y), x.new_full((LANES,), 0.5)
+    sums, clip = ClippedSums(stacked(model, (1, 6, 6)), x, y), x.new_full((RUNS,), 0.5)
     whole = flat(sums(theta, clip, None, 10**6))
     for t in theta:
         t[1] = float("nan")
@@ -227,12 +227,12 @@ def test_a_dead_lane_leaves_the_others_alone():
 
 
 class TestModels:
-    """What a model must be."""
+    """Requirements on models."""
 
     def make(self, name, shape=(1, 8, 8), classes=10):
         return make_model(name, 0, shape, classes, torch.float32)
 
-    def test_initial_weights_depend_on_the_seed_alone(self):
+    def test_initial_weights_depend_only_on_the_seed(self):
         torch.manual_seed(1)
         before = torch.random.get_rng_state()
         one = self.make("mlp")
@@ -262,43 +262,43 @@ class TestModels:
             self.make(f"{__name__}.mixing_model")
         with pytest.raises(ValueError, match="got a backward hook on Linear"):
             self.make(f"{__name__}.backward_hooked_model")
-        with pytest.raises(ValueError, match="must give a torch"):
+        with pytest.raises(ValueError, match="must return a torch"):
             self.make(f"{__name__}.no_model")
         with pytest.raises(ValueError, match=r"\[records, 10\] logits, got tuple for 2 records"):
             self.make(f"{__name__}.two_headed_model")
 
     @pytest.mark.parametrize("name", ["centring_model", "forgetful_model"])
-    def test_every_record_has_logits_of_its_own(self, name):
-        with pytest.raises(ValueError, match="must give each record logits of its own, the same"):
+    def test_models_that_mix_records_are_rejected(self, name):
+        with pytest.raises(ValueError, match="logits independently and deterministically"):
             self.make(f"{__name__}.{name}")
 
-    def test_what_vmap_cannot_take(self):
-        with pytest.raises(ValueError, match=r"known to torch\.func\.vmap, .* got Of: "):
+    def test_models_that_vmap_does_not_support_are_rejected(self):
+        with pytest.raises(ValueError, match=r"work under torch\.func\.vmap, .* got Of: "):
             stacked(self.make(f"{__name__}.branching_model"), (1, 8, 8))
-        with pytest.raises(ValueError, match=r"known to torch\.func\.vmap, .* got Recurrent: "):
+        with pytest.raises(ValueError, match=r"work under torch\.func\.vmap, .* got Recurrent: "):
             stacked(self.make(f"{__name__}.Recurrent"), (1, 8, 8))
 
 
-def user_model():
+def user_model() -> nn.Module:
     return Residual()
 
 
-def no_model():
+def no_model() -> object:
     return "a model"
 
 
-def mixing_model(record_shape, classes):
+def mixing_model(record_shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, classes))
 
 
-def backward_hooked_model(record_shape, classes):
+def backward_hooked_model(record_shape: tuple[int, ...], classes: int) -> nn.Module:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
     model[1].weight.register_hook(lambda gradient: 2 * gradient)
     return model
 
 
 class Of(nn.Module):
-    """A linear layer, and what a function makes of its input and output."""
+    """A linear layer with functions applied to its input and output."""
 
     def __init__(self, before=lambda x: x, after=lambda y: y):
         super().__init__()
@@ -308,24 +308,24 @@ class Of(nn.Module):
         return self.after(self.linear(self.before(x.flatten(1))))
 
 
-def two_headed_model():
+def two_headed_model() -> nn.Module:
     return Of(after=lambda y: (y, y))
 
 
-def centring_model():
+def centring_model() -> nn.Module:
     return Of(lambda x: x - x.mean(0, keepdim=True))
 
 
-def forgetful_model():
+def forgetful_model() -> nn.Module:
     return Of(nn.functional.dropout)
 
 
-def branching_model():
+def branching_model() -> nn.Module:
     return Of(after=lambda y: y if (y**2).sum().item() >= 0 else 2 * y)
 
 
 class Recurrent(nn.Module):
-    """Rows of pixels as a sequence."""
+    """A recurrent network on rows of pixels."""
 
     def __init__(self):
         super().__init__()

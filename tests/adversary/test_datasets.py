@@ -1,4 +1,4 @@
-"""Readers of the official formats, from files written here and, where they are, from real ones."""
+"""Readers of the official formats, with generated files and, if available, the real ones."""
 
 import collections
 import gzip
@@ -12,17 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
+from real_data import DATA_ROOT
 
 import threat_models
 from threat_models import Records, datasets
 from threat_models.datasets import plain_pickle
 
-REAL = Path(os.environ.get("AUDIT_DATA_ROOT") or Path(__file__).parents[2] / "shared" / "data")
-
 
 @pytest.fixture
-def offline(monkeypatch):
-    """No download: as on a machine without a network."""
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disables downloads, as on a machine without a network."""
     import pooch
 
     def refuse(*args, **kwargs):
@@ -32,14 +31,14 @@ def offline(monkeypatch):
     monkeypatch.delenv("AUDIT_DATA_ROOT", raising=False)
 
 
-def write_idx(path, array, compressed=True):
+def write_idx(path: Path, array: np.ndarray, compressed: bool = True) -> None:
     header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = header + array.astype(np.uint8).tobytes()
     path.write_bytes(gzip.compress(content) if compressed else content)
 
 
-def test_a_download_that_fails_leaves_its_words_to_the_error(tmp_path, monkeypatch):
+def test_failed_download_reports_its_error(tmp_path, monkeypatch):
     import pooch
 
     said = []
@@ -79,14 +78,14 @@ def test_idx(tmp_path, offline, monkeypatch, name, folder, compressed):
         datasets.load(name, train=False)
 
 
-def test_damaged_idx(tmp_path, offline):
+def test_damaged_idx_files_are_rejected(tmp_path, offline):
     raw = tmp_path / "MNIST" / "raw"
     write_idx(raw / "train-images-idx3-ubyte.gz", np.zeros((2, 28, 28)))
     write_idx(raw / "train-labels-idx1-ubyte.gz", np.zeros(2))
     path = raw / "train-images-idx3-ubyte.gz"
     content = gzip.decompress(path.read_bytes())
     path.write_bytes(gzip.compress(content[:-1]))
-    with pytest.raises(ValueError, match="must hold 1568 bytes, got 1567"):
+    with pytest.raises(ValueError, match="must contain 1568 bytes, got 1567"):
         datasets.load("MNIST", True, str(tmp_path))
     path.write_bytes(gzip.compress(b"\0\0\x0d\x01" + content[4:]))
     with pytest.raises(ValueError, match="must be an IDX file of bytes"):
@@ -103,17 +102,17 @@ def test_damaged_idx(tmp_path, offline):
     ],
     ids=["cut", "flipped", "foreign", "header"],
 )
-def test_damaged_archive(tmp_path, offline, damage):
+def test_damaged_archives_are_rejected(tmp_path, offline, damage):
     raw = tmp_path / "MNIST" / "raw"
     write_idx(raw / "train-images-idx3-ubyte.gz", np.arange(2 * 784).reshape(2, 28, 28))
     write_idx(raw / "train-labels-idx1-ubyte.gz", np.zeros(2))
     path = raw / "train-images-idx3-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"^file \S*images-idx3-ubyte\.gz must be whole"):
+    with pytest.raises(ValueError, match=r"^file \S*images-idx3-ubyte\.gz must be complete"):
         datasets.load("MNIST", True, str(tmp_path))
 
 
-def write_cifar(path, pixels, labels, old_names):
+def write_cifar(path: Path, pixels: np.ndarray, labels: list[int], old_names: bool) -> None:
     content = {b"data": pixels, b"labels": labels, b"batch_label": b"toy"}
     raw = pickle.dumps(content, protocol=2)
     old, new = b"numpy.core.multiarray", b"numpy._core.multiarray"
@@ -140,7 +139,7 @@ def test_cifar(tmp_path, offline, old_names):
 
 
 class Shell:
-    """What a hostile pickle would run."""
+    """An object whose pickle would run code."""
 
     def __reduce__(self):
         return (os.system, ("exit 1",))
@@ -150,7 +149,7 @@ class Shell:
     "content",
     [Shell(), collections.OrderedDict(a=1), np.float64(1), {"data": [Shell()]}, eval, {1, 2}],
 )
-def test_other_pickles_are_refused(content):
+def test_hostile_pickles_are_rejected(content):
     for protocol in range(6):
         with pytest.raises(ValueError, match="refused: the pickle"):
             plain_pickle.load(pickle.dumps(content, protocol=protocol))
@@ -161,21 +160,21 @@ def test_other_pickles_are_refused(content):
     [pickle.dumps(Shell()), pickle.dumps([1]), pickle.dumps({"data": 1}), b"", b"hello"],
     ids=["hostile", "list", "key", "empty", "text"],
 )
-def test_damaged_cifar(tmp_path, offline, content):
+def test_damaged_cifar_files_are_rejected(tmp_path, offline, content):
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     (folder / "test_batch").write_bytes(content)
-    with pytest.raises(ValueError, match=r"^file \S*test_batch must be whole"):
+    with pytest.raises(ValueError, match=r"^file \S*test_batch must be complete"):
         datasets.load("CIFAR10", False, str(tmp_path))
 
 
-def test_damaged_svhn(tmp_path, offline):
+def test_damaged_svhn_files_are_rejected(tmp_path, offline):
     path = tmp_path / "test_32x32.mat"
     path.write_bytes(b"no mat" * 100)
-    with pytest.raises(ValueError, match=r"^file \S*test_32x32\.mat must be whole"):
+    with pytest.raises(ValueError, match=r"^file \S*test_32x32\.mat must be complete"):
         datasets.load("SVHN", False, str(tmp_path))
     scipy.io.savemat(path, {"Z": np.zeros(3)})
-    with pytest.raises(ValueError, match=r"^file \S*test_32x32\.mat must be whole"):
+    with pytest.raises(ValueError, match=r"^file \S*test_32x32\.mat must be complete"):
         datasets.load("SVHN", False, str(tmp_path))
 
 
@@ -188,7 +187,7 @@ def test_svhn(tmp_path, offline):
     assert records.labels.tolist() == [1, 0, 9, 2]
 
 
-def test_a_download_lands_where_it_is_looked_for(tmp_path, monkeypatch):
+def test_downloads_are_stored_at_the_expected_path(tmp_path, monkeypatch):
     import pooch
 
     asked = []
@@ -204,7 +203,7 @@ def test_a_download_lands_where_it_is_looked_for(tmp_path, monkeypatch):
     assert [a[1] for a in asked] == [
         "md5:9fb629c4189551a2d022fa330f9573f3", "md5:ec29112dd5afa0611ce80d1b7f02629c",
     ]  # fmt: skip
-    assert not any(a[2] for a in asked)  # a bar is for terminals
+    assert not any(a[2] for a in asked)  # progress bars are shown only in terminals
 
 
 def test_an_archive_is_unpacked(tmp_path, monkeypatch):
@@ -237,7 +236,7 @@ def test_digits_split_and_size(caplog):
     assert "DIGITS has 1437 records, not 5000" in caplog.text
 
 
-def test_the_foreign_canary_of_digits_is_a_patch_of_a_photograph():
+def test_foreign_canary_of_digits_is_a_photograph_patch():
     first, second = (datasets.foreign_canary("DIGITS", i) for i in (0, 1))
     assert first.features.shape == (1, 8, 8)
     assert (first.label, second.label) == (0, 1)
@@ -248,36 +247,36 @@ def test_the_foreign_canary_of_digits_is_a_patch_of_a_photograph():
 @pytest.mark.parametrize(
     ("features", "labels", "message"),
     [
-        (np.zeros((0, 2)), [], "must have records, got none"),
+        (np.zeros((0, 2)), [], "must have at least one record, got none"),
         (np.zeros((2, 2)), [0], "1 labels for 2 records"),
         (np.full((1, 2), np.nan), [0], "must be finite"),
         (np.zeros((1, 2)), [3], r"labels of TOY must be in \[0, 2\], got 3 to 3"),
         (np.zeros((1, 2)), [-1], "labels of TOY"),
     ],
 )
-def test_bad_records(features, labels, message):
+def test_invalid_records_are_rejected(features, labels, message):
     with pytest.raises(ValueError, match=message):
         Records(features.astype(np.float32), np.array(labels, np.int64), 3, "TOY")
 
 
 @pytest.mark.parametrize("name", ["MNIST", "FASHION", "CIFAR10", "SVHN"])
 def test_real_files(name):
-    if not all((REAL / file.path).exists() for file in datasets.FILES[name]):
+    if not all((DATA_ROOT / file.path).exists() for file in datasets.FILES[name]):
         pytest.skip(f"no files of {name} under AUDIT_DATA_ROOT")
     for train in (True, False):
-        records = datasets.load(name, train, str(REAL))
+        records = datasets.load(name, train, str(DATA_ROOT))
         assert records.features.shape[1:] == datasets.RECORD_SHAPES[name]
         assert set(records.labels) == set(range(10))
         assert records.features.max() == 1
-        # Photographs and digits alike: neighbouring pixels agree, unless the axes are mixed up.
+        # Neighbouring pixels are similar in every data set, unless axes are swapped.
         rows = records.features[:200]
         steps = np.abs(np.diff(rows, axis=-1)).mean(), np.abs(np.diff(rows, axis=-2)).mean()
         assert max(steps) < 0.5 * rows.std()
     if name == "MNIST":
-        assert datasets.load(name, True, str(REAL)).labels[:5].tolist() == [5, 0, 4, 1, 9]
+        assert datasets.load(name, True, str(DATA_ROOT)).labels[:5].tolist() == [5, 0, 4, 1, 9]
 
 
-def write_mnist(root, pixels, labels):
+def write_mnist(root: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
     raw = root / "MNIST" / "raw"
     write_idx(raw / "train-images-idx3-ubyte.gz", pixels)
     write_idx(raw / "train-labels-idx1-ubyte.gz", labels)
@@ -291,14 +290,16 @@ def write_mnist(root, pixels, labels):
         ((5, 28, 28), np.zeros((5, 1)), "labels", "in 1 dimensions, got magic 00000802"),
         ((5, 28, 29), np.zeros(5), "images", r"images of shape \(28, 28\), got .*\(5, 28, 29\)"),
         ((5, 784), np.zeros(5), "images", "in 3 dimensions, got magic 00000802"),
-        ((0, 28, 28), np.zeros(0), "images", "it must hold images"),
+        ((0, 28, 28), np.zeros(0), "images", "it must contain images"),
     ],
 )
 @pytest.mark.parametrize("size", [None, 3])
-def test_idx_files_are_looked_at_whole(tmp_path, offline, pixels, labels, file, message, size):
-    # Whatever is taken of them: what is wrong with a file is wrong with what it was made from.
+def test_idx_files_are_checked_completely(tmp_path, offline, pixels, labels, file, message, size):
+    # Errors anywhere in a file are reported, even if only its first records are used.
     write_mnist(tmp_path, np.zeros(pixels), labels)
-    with pytest.raises(ValueError, match=rf"^file \S*train-{file}-\S* must be whole .*{message}"):
+    with pytest.raises(
+        ValueError, match=rf"^file \S*train-{file}-\S* must be complete .*{message}"
+    ):
         datasets.load("MNIST", True, str(tmp_path), size)
 
 
@@ -327,20 +328,20 @@ PIXELS = np.arange(4 * 3072, dtype=np.uint8).reshape(4, 3072)
         ([[0] * 3072] * 4, [1, 2, 3, 4], "images must be an array of numbers, got a list"),
     ],
 )
-def test_cifar_batches_are_looked_at_whole(tmp_path, offline, data, labels, message):
+def test_cifar_batches_are_checked_completely(tmp_path, offline, data, labels, message):
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     for i in (1, 2, 4, 5):
         write_cifar(folder / f"data_batch_{i}", PIXELS, [0, 1, 2, 3], old_names=False)
     content = pickle.dumps({"data": data, "labels": labels}, protocol=2)
     (folder / "data_batch_3").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"^file \S*data_batch_3 must be whole .*{message}"):
+    with pytest.raises(ValueError, match=rf"^file \S*data_batch_3 must be complete .*{message}"):
         datasets.load("CIFAR10", True, str(tmp_path), size=1)
 
 
 @pytest.mark.parametrize("protocol", range(5))
 @pytest.mark.parametrize("dtype", ["u1", "<i8", ">i4", "<f4"])
-def test_whole_numbers_of_any_type_are_pixels(tmp_path, offline, protocol, dtype):
+def test_pixels_may_have_any_numeric_type(tmp_path, offline, protocol, dtype):
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     data = np.asfortranarray(PIXELS.astype(dtype))
@@ -351,8 +352,8 @@ def test_whole_numbers_of_any_type_are_pixels(tmp_path, offline, protocol, dtype
     assert records.labels.tolist() == [9, 0, 4, 2]
 
 
-def array_of(shape, dtype, raw):
-    """A pickle, protocol 2, of an array of such a shape, type and content."""
+def array_of(shape: bytes, dtype: bytes, raw: bytes) -> bytes:
+    """A pickle (protocol 2) of an array with this shape, dtype and content."""
     return (
         b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
         b"(K\x01" + shape + b"cnumpy\ndtype\nU" + bytes([len(dtype)]) + dtype + b"K\x00K\x01\x87R"
@@ -371,18 +372,18 @@ NESTED = b"(K\x01K\x02tq\x00" + b"h\x00h\x00\x86q\x00" * 60
         pytest.param(array_of(HUGE + b"\x85", b"O8", b"]"), id="objects"),
         pytest.param(array_of(b"K\x01\x85", b"V999999999", b"U\x01x"), id="itemsize"),
         pytest.param(b"cnumpy\nndarray\n" + HUGE + b"\x85R.", id="call"),
-        # A megabyte of text, encoded a thousand times.
+        # Encodes a megabyte of text a thousand times.
         pytest.param(
             b"c_codecs\nencode\nq\x00X\x00\x00\x10\x00" + b"a" * (1 << 20) + b"q\x01"
             b"X\x06\x00\x00\x00latin1q\x02]" + b"h\x00h\x01h\x02\x86Ra" * 1000 + b".",
             id="encode",
         ),
-        # The hash of pairs of pairs of pairs, sixty deep.
+        # Hashes pairs nested sixty deep.
         pytest.param(b"}" + NESTED + b"K\x01s.", id="hash"),
         pytest.param(b"(" + b"}" * 300_000 + b"t.", id="dictionaries"),
     ],
 )
-def test_pickles_that_would_take_the_machine_with_them(raw):
+def test_pickles_that_exhaust_memory_or_time_are_rejected(raw):
     tracemalloc.start()
     try:
         with pytest.raises((ValueError, LookupError, TypeError)):
@@ -406,22 +407,26 @@ def test_pickles_that_would_take_the_machine_with_them(raw):
             {"X": np.array([["a", 1.0]], object), "y": np.ones((4, 1))},
             "X must be numbers, got cell",
         ),
-        ({"y": np.ones((4, 1))}, "it must hold 'X'"),
+        ({"y": np.ones((4, 1))}, "it must contain 'X'"),
     ],
 )
-def test_svhn_files_are_looked_at_whole(tmp_path, offline, content, message):
+def test_svhn_files_are_checked_completely(tmp_path, offline, content, message):
     scipy.io.savemat(tmp_path / "train_32x32.mat", content)
-    with pytest.raises(ValueError, match=rf"^file \S*train_32x32\.mat must be whole .*{message}"):
+    with pytest.raises(
+        ValueError, match=rf"^file \S*train_32x32\.mat must be complete .*{message}"
+    ):
         datasets.load("SVHN", True, str(tmp_path), size=1)
 
 
-def test_archives_that_unpack_to_gigabytes(tmp_path, offline, monkeypatch):
+def test_archives_that_unpack_to_gigabytes_are_rejected(tmp_path, offline, monkeypatch):
     from threat_models.datasets import idx, svhn
 
     monkeypatch.setattr(idx, "MAX_BYTES", 1 << 16)
     monkeypatch.setattr(svhn, "MAX_BYTES", 1 << 16)
     write_mnist(tmp_path, np.zeros((100, 28, 28)), np.zeros(100))
-    with pytest.raises(ValueError, match=r"must hold at most 65536 bytes, got .*\[100, 28, 28\]"):
+    with pytest.raises(
+        ValueError, match=r"must contain at most 65536 bytes, got .*\[100, 28, 28\]"
+    ):
         datasets.load("MNIST", True, str(tmp_path))
     content = {"X": np.zeros((32, 32, 3, 40), np.uint8), "y": np.ones((40, 1))}
     scipy.io.savemat(tmp_path / "train_32x32.mat", content, do_compression=True)
@@ -431,8 +436,8 @@ def test_archives_that_unpack_to_gigabytes(tmp_path, offline, monkeypatch):
 
 
 @pytest.mark.parametrize("threat", ["NTNV", "NTCV"])
-def test_all_files_that_a_threat_model_needs_are_asked_for_at_once(tmp_path, offline, threat):
-    # CIFAR10's input canary is a record of SVHN: said before anything is read.
+def test_all_missing_files_are_reported_at_once(tmp_path, offline, threat):
+    # CIFAR10's input canary is a record of SVHN; the error comes before any file is read.
     with pytest.raises(FileNotFoundError, match="CIFAR10 and SVHN") as raised:
         threat_models.build(threat, "input", dataset="cifar10", data_root=str(tmp_path))
     for name in ("data_batch_1", "data_batch_5", "test_batch", "train_32x32.mat"):
@@ -440,11 +445,11 @@ def test_all_files_that_a_threat_model_needs_are_asked_for_at_once(tmp_path, off
     assert "test_32x32.mat" not in str(raised.value)
 
 
-def test_no_file_of_another_data_set_is_asked_for_in_vain(tmp_path, offline):
-    with pytest.raises(FileNotFoundError, match=r"data of CIFAR10 must be under") as raised:
+def test_files_of_unneeded_data_sets_are_not_required(tmp_path, offline):
+    with pytest.raises(FileNotFoundError, match=r"data of CIFAR10 must be in") as raised:
         threat_models.build("NTNV", "dirac", dataset="CIFAR10", data_root=str(tmp_path))
     assert "32x32" not in str(raised.value)
-    with pytest.raises(FileNotFoundError, match=r"data of CIFAR10 must be under") as raised:
+    with pytest.raises(FileNotFoundError, match=r"data of CIFAR10 must be in") as raised:
         threat_models.build("ETCV", "input", dataset="CIFAR10", data_root=str(tmp_path))
     assert "test_batch" not in str(raised.value)
 

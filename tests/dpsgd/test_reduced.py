@@ -1,4 +1,4 @@
-"""The reduced engine against the closed law; each statistical test alarms falsely at 1e-4."""
+"""The reduced engine against closed forms; each statistical test has false-alarm rate 1e-4."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import scipy.stats as st
-from toy import ALARM, lanes
+from toy import ALARM, run_batch
 
 import threat_models
 from audit.dpsgd import DpSgdSettings, RunBatch, choose_engine, make_engine, reduced, streams
@@ -17,21 +17,21 @@ def dirac(score: str = "first-coordinate", worst_order=None):
 
 
 @pytest.mark.parametrize("included", [False, True])
-def test_law_of_the_proxy_and_the_score(included):
+def test_distribution_of_the_proxy_and_the_score(included):
     settings = DpSgdSettings(30, 4.0, 0.5, (0.1, 0.7))
-    pack = lanes(200_000, included, seed=1, candidates=2)
+    pack = run_batch(200_000, included, seed=1, candidates=2)
     out = make_engine("reduced", dirac(), settings).run(pack)
-    # S / (N C) is N(b, sigma^2 / N), and the score is lr N C lambda_a.
-    law = st.norm(float(included), 4 / np.sqrt(30))
-    assert st.kstest(out.lambda_a, law.cdf).pvalue > ALARM
+    # S / (N C) has distribution N(b, sigma^2 / N), and the score is lr N C lambda_a.
+    expected = st.norm(float(included), 4 / np.sqrt(30))
+    assert st.kstest(out.lambda_a, expected.cdf).pvalue > ALARM
     rates = np.array([0.1, 0.7])[pack.candidate]
     np.testing.assert_allclose(out.scores, rates * 30 * 0.5 * out.lambda_a, rtol=1e-12)
     assert out.finite.all()
 
 
-def test_worst_order_sees_the_standardised_sum():
+def test_worst_order_ranks_the_standardised_sum():
     settings = DpSgdSettings(30, 4.0, 0.5, (0.1,))
-    pack = lanes(10_000, True)
+    pack = run_batch(10_000, True)
     plain = make_engine("reduced", dirac(), settings).run(pack)
     ordered = make_engine("reduced", dirac("worst-order", 2.0), settings).run(pack)
     x = plain.lambda_a * np.sqrt(30) / 4.0
@@ -39,9 +39,9 @@ def test_worst_order_sees_the_standardised_sum():
     np.testing.assert_allclose(ordered.scores, expected, rtol=1e-12)
 
 
-def test_sampling_rate_mixes_binomially():
+def test_sampling_gives_a_binomial_mixture():
     settings = DpSgdSettings(8, 0.4, 1.0, (0.1,), sampling_rate=0.3)
-    out = make_engine("reduced", dirac(), settings).run(lanes(100_000, True))
+    out = make_engine("reduced", dirac(), settings).run(run_batch(100_000, True))
     hits = np.arange(9)
     weights = st.binom.pmf(hits, 8, 0.3)
 
@@ -51,12 +51,16 @@ def test_sampling_rate_mixes_binomially():
     assert st.kstest(out.lambda_a, cdf).pvalue > ALARM
 
 
-def test_lambda_c_is_the_best_test_of_one_sampled_run():
-    # L has E[exp(L)] = 1 without the canary; no statistic has more power at any error rate (Neyman
-    # & Pearson), and few large steps are lost in the mean. Errors of 4 standard deviations.
+def test_lambda_c_is_the_most_powerful_statistic_of_one_run():
+    # E[exp(L)] = 1 without the canary. No statistic has more power at any error rate (Neyman and
+    # Pearson); the mean loses power because it hides a few large steps. Tolerance: 4 standard
+    # deviations.
     settings = DpSgdSettings(50, 0.7, 0.5, (0.1,), sampling_rate=0.05)
     engine = make_engine("reduced", dirac(), settings)
-    without, with_it = engine.run(lanes(40_000, False, 1)), engine.run(lanes(40_000, True, 2))
+    without, with_it = (
+        engine.run(run_batch(40_000, False, 1)),
+        engine.run(run_batch(40_000, True, 2)),
+    )
     ratio = np.exp((without.lambda_c - 0.5) * 50 / 0.7**2)
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(40_000)
     powers = {}
@@ -64,21 +68,21 @@ def test_lambda_c_is_the_best_test_of_one_sampled_run():
         x, y = getattr(without, proxy), getattr(with_it, proxy)
         powers[proxy] = np.array([np.mean(y > np.quantile(x, 1 - fp)) for fp in (0.3, 0.1, 0.01)])
     assert (powers["lambda_c"] > powers["lambda_a"] + 4 * 0.005).all()
-    # At sampling rate 1 it is lambda_a, which the formula gives too as the rate approaches 1.
+    # At sampling rate 1 it equals lambda_a, the limit of the formula as the rate approaches 1.
     full = make_engine("reduced", dirac(), DpSgdSettings(50, 0.7, 0.5, (0.1,)))
-    whole = full.run(lanes(1000, True))
+    whole = full.run(run_batch(1000, True))
     np.testing.assert_array_equal(whole.lambda_c, whole.lambda_a)
     near = DpSgdSettings(50, 0.7, 0.5, (0.1,), sampling_rate=1 - 1e-13)
-    close = make_engine("reduced", dirac(), near).run(lanes(1000, True))
+    close = make_engine("reduced", dirac(), near).run(run_batch(1000, True))
     np.testing.assert_allclose(close.lambda_c, close.lambda_a, atol=1e-9)
 
 
 @pytest.mark.parametrize("tau", [1e-9, 0.01, 0.5, 1 - 1e-9])
-def test_lambda_c_is_that_of_the_single_steps(tau):
-    # sum_i log(1 - tau + tau exp((2 x_i - 1) / (2 sigma^2))) of the steps as they were drawn, over
-    # more of them than a product in one go could hold.
+def test_lambda_c_matches_the_sum_over_steps(tau):
+    # Compares with sum_i log(1 - tau + tau exp((2 x_i - 1) / (2 sigma^2))) over the drawn steps,
+    # which are more than one product can hold.
     steps, sigma = 2500, 0.2
-    pack = lanes(40, True)
+    pack = run_batch(40, True)
     settings = DpSgdSettings(steps, sigma, 1.0, (0.1,), sampling_rate=tau)
     out = make_engine("reduced", dirac(), settings).run(pack)
     hits = st.binom.ppf(streams.uniforms(pack.seeds, 2), steps, tau)
@@ -93,13 +97,13 @@ def test_lambda_c_is_that_of_the_single_steps(tau):
     )
 
 
-def test_sums_of_softplus_at_the_ends():
+def test_softplus_sums_of_extreme_values():
     ends = np.array([[0.0] * 2000, [1e3] * 2000, [-1e3] * 2000, [1e300] + [-1e300] * 1999])
     expected = [2000 * np.log(2), 2e6, 0.0, 1e300]
     np.testing.assert_allclose(reduced.softplus_sums(ends), expected, rtol=1e-15)
 
 
-def test_rows_of_normals_compiled_and_not(monkeypatch):
+def test_compiled_and_numpy_normals_agree(monkeypatch):
     seeds = np.array([0, 1, 2**32, 2**64 - 1], dtype=np.uint64)
     if streams._compiled is None:
         pytest.skip("no compiler when this was installed")
@@ -111,8 +115,8 @@ def test_rows_of_normals_compiled_and_not(monkeypatch):
         np.testing.assert_allclose(rows[:, 0], streams.normals(seeds, 3), rtol=2e-15)
 
 
-def test_compiled_normals_into_the_last_tail():
-    # Words with every magnitude of tail, by the inverse of the bijection that mixes them.
+def test_compiled_normals_are_accurate_in_the_tails():
+    # The inverse of the mixing bijection gives words for every magnitude of the tail.
     if streams._compiled is None:
         pytest.skip("no compiler when this was installed")
     masses = [0, 1, *(1 << i for i in range(1, 53)), *(3 << i for i in range(51)), 2**53 - 1]
@@ -132,9 +136,9 @@ def unmixed(z: int) -> int:
     return z
 
 
-def test_momentum_against_a_simulation_step_by_step():
+def test_momentum_matches_a_simulation_of_steps():
     settings = DpSgdSettings(6, 2.0, 1.5, (0.1,), momentum=0.8)
-    out = make_engine("reduced", dirac(), settings).run(lanes(100_000, True))
+    out = make_engine("reduced", dirac(), settings).run(run_batch(100_000, True))
     released = 1.5 + 3.0 * np.random.default_rng(5).standard_normal((100_000, 6))
     velocity, moved = np.zeros(100_000), np.zeros(100_000)
     for column in released.T:
@@ -142,15 +146,15 @@ def test_momentum_against_a_simulation_step_by_step():
         moved += 0.1 * velocity
     proxy = released.sum(1) / (6 * 1.5)
     assert st.ks_2samp(out.scores, moved).pvalue > ALARM
-    # The joint law too: any direction in the plane of proxy and score.
+    # Tests the joint distribution through several directions in the plane of proxy and score.
     for weight in (1.0, -2.0):
         mixed = out.lambda_a + weight * out.scores
         assert st.ks_2samp(mixed, proxy + weight * moved).pvalue > ALARM
 
 
-def test_a_lane_depends_on_its_seed_alone():
+def test_outcome_depends_only_on_the_seed():
     engine = make_engine("reduced", dirac(), DpSgdSettings(10, 1.0, 1.0, (0.1,)))
-    pack = lanes(1000, True)
+    pack = run_batch(1000, True)
     whole = engine.run(pack)
     turned = engine.run(RunBatch(pack.included[::-1], pack.candidate[::-1], pack.seeds[::-1]))
     np.testing.assert_array_equal(whole.lambda_a, turned.lambda_a[::-1])
@@ -160,7 +164,7 @@ def test_a_lane_depends_on_its_seed_alone():
 def test_normals_of_consecutive_seeds_are_independent_down_to_the_tails():
     z = streams.normals(np.arange(4_000_000, dtype=np.uint64), 0)
     assert st.kstest(z, "norm").pvalue > ALARM
-    # Beyond 4.5: 27.2 expected, a Poisson count. Serial correlation: N(0, 1/n).
+    # The count beyond 4.5 is Poisson with mean 27.2; the serial correlation is N(0, 1/n).
     low, high = st.poisson(4_000_000 * 2 * st.norm.sf(4.5)).ppf([ALARM / 2, 1 - ALARM / 2])
     assert low <= np.sum(np.abs(z) > 4.5) <= high
     assert abs(np.mean(z[1:] * z[:-1])) < st.norm.isf(ALARM / 2) / 2000
@@ -168,11 +172,11 @@ def test_normals_of_consecutive_seeds_are_independent_down_to_the_tails():
     assert abs(np.mean(z * other)) < st.norm.isf(ALARM / 2) / 2000
 
 
-def test_what_has_no_closed_law_is_refused_with_the_reason():
+def test_inapplicable_settings_are_rejected_with_the_reason():
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,))
     digits = threat_models.build("ETCV", "input")
     assert choose_engine(dirac(), settings)[0] == "reduced"
-    assert "law of the released statistic is known" in choose_engine(dirac(), settings)[1]
+    assert "distribution of the released statistic is known" in choose_engine(dirac(), settings)[1]
     assert choose_engine(digits, settings)[0] != "reduced"
     with pytest.raises(ValueError, match="input canary"):
         make_engine("reduced", digits, settings)
@@ -180,7 +184,7 @@ def test_what_has_no_closed_law_is_refused_with_the_reason():
         make_engine("reducd", digits, settings)
 
 
-def test_settings_are_checked():
+def test_invalid_settings_are_rejected():
     with pytest.raises(ValueError, match=r"noise_multiplier must be in \(0, inf\), got -1"):
         DpSgdSettings(3, -1, 1.0, (0.1,))
     with pytest.raises(ValueError, match=r"max_grad_norm must be in \(0, inf\), got nan"):
@@ -191,13 +195,13 @@ def test_settings_are_checked():
         DpSgdSettings(3, 1, 1.0, (0.1,), sampling_rate=0)
     with pytest.raises(ValueError, match="momentum"):
         DpSgdSettings(3, 1, 1.0, (0.1,), momentum=(0.5, 1.0))
-    with pytest.raises(ValueError, match="max_grad_norm must name at least one candidate"):
+    with pytest.raises(ValueError, match="max_grad_norm must have at least one value"):
         DpSgdSettings(3, 1, (), (0.1,))
     with pytest.raises(ValueError, match="steps"):
         DpSgdSettings(0, 1, 1.0, (0.1,))
 
 
-def test_it_needs_no_torch():
+def test_the_reduced_engine_does_not_import_torch():
     code = (
         "import sys, numpy as np, threat_models\n"
         "from audit.dpsgd import *\n"

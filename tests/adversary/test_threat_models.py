@@ -1,4 +1,4 @@
-"""The rows of the paper's table 2, the scores and the worst order."""
+"""The threat models of the paper's table 2, scores, and user-defined parts."""
 
 import sys
 
@@ -37,7 +37,7 @@ def test_the_rows_of_table_2(threat, canary, score, sign, trains):
     np.testing.assert_array_equal(model.lambda_b(lambda_a, g), lambda_a + sign * g)
 
 
-def test_the_canary_of_etcv_is_a_record_of_the_data_set():
+def test_etcv_takes_its_canary_from_the_data_set():
     first = threat_models.build("ETCV", "input").canary
     third = threat_models.build("ETCV", "input", canary_index=2).canary
     digits = threat_models.datasets.load("DIGITS", train=True)
@@ -47,7 +47,7 @@ def test_the_canary_of_etcv_is_a_record_of_the_data_set():
     assert first.name == "DIGITS[0]"
 
 
-def test_dirac_in_etcv_takes_the_shape_of_a_data_set_without_reading_it():
+def test_etcv_with_dirac_canary_reads_no_files():
     model = threat_models.build("ETCV", "dirac", dataset="CIFAR10", data_root="/nowhere")
     assert model.record_shape == (3, 32, 32)
 
@@ -64,12 +64,12 @@ def test_dirac_in_etcv_takes_the_shape_of_a_data_set_without_reading_it():
         (("ETCV", "dirac", "canary-loss"), "score for ETCV with canary dirac must be one of"),
         (("NTNV", "dirac", "first-coordinate"), "must be one of validation-loss"),
         (("ETCV", "dirac", None, "DIGIT"), "dataset must be one of .* did you mean 'DIGITS'"),
-        (("ETCV", "dirac", "worst-order"), "worst_order must be given"),
+        (("ETCV", "dirac", "worst-order"), "worst_order is required with"),
         (("ETCV", "input", None, None, None, 5000), r"canary_index must be in \[0, 1436\]"),
         (("NTNV", "dirac", None, None, None, 0, 0), "size of DIGITS must be >= 1, got 0"),
     ],
 )
-def test_errors(arguments, message):
+def test_invalid_arguments_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         threat_models.build(*arguments)
 
@@ -87,16 +87,16 @@ def test_a_canary_must_fit_the_data_set():
         threat_models.ntnv(digits, other, DiracCanary())
 
 
-def observation(x):
-    class ComposedRuns(Observation):
+def observation(x: list[float]) -> Observation:
+    class LossIsDisplacement(Observation):
         def loss(self, features, labels):
             return len(labels) * self.first_displacement
 
     x = np.asarray(x, float)
-    return ComposedRuns(x, 2 * x)
+    return LossIsDisplacement(x, 2 * x)
 
 
-def test_scores_look_at_what_they_say():
+def test_scores_use_the_documented_values():
     seen = observation([1.0, -3.0])
     digits = threat_models.datasets.load("DIGITS", train=False)
     np.testing.assert_array_equal(threat_models.FirstCoordinate()(seen), [1, -3])
@@ -104,13 +104,13 @@ def test_scores_look_at_what_they_say():
     np.testing.assert_array_equal(threat_models.ValidationLoss(digits)(seen), [-360, 1080])
     user = threat_models.UserScore(lambda seen: -seen.standardised_sum, "mine")
     np.testing.assert_array_equal(user(seen), [-2, 6])
-    with pytest.raises(ValueError, match="score mine must give numbers: TypeError: complex"):
+    with pytest.raises(ValueError, match="score mine must return numbers: TypeError: complex"):
         threat_models.UserScore(lambda seen: 1j * seen.standardised_sum, "mine")(seen)
-    with pytest.raises(ValueError, match="keeps no model"):
+    with pytest.raises(ValueError, match="which this engine does not train"):
         Observation(np.ones(1), np.ones(1)).loss(digits.features, digits.labels)
 
 
-def test_worst_order_prefers_the_large_and_then_the_small():
+def test_worst_order_ranks_large_values_first_then_small_ones():
     x = np.array([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0])
 
     def best_to_worst(top):
@@ -160,16 +160,16 @@ number = 5
 """
 
 
-def test_own_score_and_canary_by_dotted_name(tmp_path, monkeypatch):
+def test_user_defined_score_and_canary_by_dotted_name(tmp_path, monkeypatch):
     (tmp_path / "own_audit_parts.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     built = threat_models.build("ETCV", "own_audit_parts.canary", "own_audit_parts.score")
     assert built.canary.name == "grey"
     np.testing.assert_array_equal(built.score(observation([1.0, -3.0])), [-1, -3])
     assert threat_models.build("ETCV", "own_audit_parts.canary").score.name == "canary-loss"
-    with pytest.raises(ValueError, match="canary must give an InputCanary, got None"):
+    with pytest.raises(ValueError, match="must return an InputCanary, got None"):
         threat_models.build("ETCV", "own_audit_parts.nothing")
-    with pytest.raises(ValueError, match="canary must give an InputCanary, got 5"):
+    with pytest.raises(ValueError, match="must return an InputCanary, got 5"):
         threat_models.build("ETCV", "own_audit_parts.number")
     with pytest.raises(ValueError, match="score must be a function, got 5"):
         threat_models.build("ETCV", "dirac", "own_audit_parts.number")
@@ -179,7 +179,7 @@ def test_own_score_and_canary_by_dotted_name(tmp_path, monkeypatch):
         threat_models.build("NTNV", "dirac", "own_audit_parts.score")
 
 
-def test_what_is_wrong_with_ones_own_parts_is_one_line(tmp_path, monkeypatch):
+def test_errors_of_user_code_are_one_line(tmp_path, monkeypatch):
     (tmp_path / "own_audit_parts.py").write_text(OWN)
     (tmp_path / "own_audit_leaves.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
@@ -201,14 +201,14 @@ def test_what_is_wrong_with_ones_own_parts_is_one_line(tmp_path, monkeypatch):
         built = threat_models.build("ETCV", "dirac", f"own_audit_parts.{score}")
         with pytest.raises(ValueError, match=f"score own_audit_parts.{score} .*{said}"):
             built.score(observation([1.0, -3.0]))
-    with pytest.raises(KeyboardInterrupt):  # of the user, or a signal: no fault of the canary
+    with pytest.raises(KeyboardInterrupt):  # an interrupt is not an error of the canary
         threat_models.build("ETCV", "own_audit_parts.interrupts")
     for name in ("...", "os.", ".path", "own_audit_leaves.x", "a b.c"):
         with pytest.raises(ValueError, match="score must be a name that can be imported"):
             threat_models.build("ETCV", "dirac", name)
 
 
-def test_names_in_any_case():
+def test_names_ignore_case():
     built = threat_models.build("etcv", "Input", "CANARY-Loss", "digits")
     assert (built.name, built.score.name) == ("ETCV", "canary-loss")
     assert built.canary.name == "DIGITS[0]"

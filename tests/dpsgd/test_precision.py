@@ -1,13 +1,13 @@
-"""Rounded operands of products: the rounding, the threshold it takes, what is said of it."""
+"""Rounded operands of products: the rounding, the clipping margin, and the reported sensitivity."""
 
 import json
 
 import numpy as np
 import pytest
 import torch
-from test_dpsgd_gradients import Residual
+from test_gradients import Residual
 from torch import nn
-from toy import SILENT, lanes, records
+from toy import SILENT, records, run_batch
 
 import threat_models
 from audit import run
@@ -19,11 +19,11 @@ from threat_models import UserScore, etcv, ntcv
 
 torch.set_num_threads(1)
 ROUNDED = {name: p for name, p in PRECISIONS.items() if p.significand_bits is not None}
-LANES = 64
+RUNS = 64
 
 
-def reference(x, bits):
-    """The nearest of `bits` significant bits, by the grid around each float64."""
+def reference(x: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers rounded to `bits` significant bits, computed in float64."""
     x = x.astype(np.float64)
     exponent = np.maximum(np.frexp(x)[1] - 1, -126)
     grid = np.ldexp(1.0, exponent - (bits - 1))
@@ -37,7 +37,7 @@ def reference(x, bits):
 def test_rounding_is_exact_to_the_bit(name):
     bits = ROUNDED[name].significand_bits
     patterns = np.random.default_rng(0).integers(2**32, size=200_000, dtype=np.uint32)
-    # Halfway between two numbers, and one to either side.
+    # Midpoints between two numbers, and the neighbours of midpoints.
     half = np.uint32(1 << (23 - bits))
     ties = (patterns & ~np.uint32(2 * half - 1)) + half
     x = np.concatenate([patterns, ties, ties - 1, ties + 1, [0, 1 << 31]]).astype(np.uint32)
@@ -52,7 +52,7 @@ def test_rounding_is_exact_to_the_bit(name):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_rounding_leaves_infinities_nan_and_strides_alone(name):
+def test_rounding_preserves_infinities_nan_and_strides(name):
     bits = ROUNDED[name].significand_bits
     payloads = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], dtype=np.uint32)
     odd = torch.from_numpy(payloads.view(np.float32))
@@ -66,8 +66,8 @@ def test_rounding_leaves_infinities_nan_and_strides_alone(name):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_every_product_is_one_of_rounded_operands(name, monkeypatch):
-    # mm, addmm, bmm, baddbmm, mv, dot, oneDNN's and convolutions, and the same under vmap and grad.
+def test_operands_of_every_product_are_rounded(name, monkeypatch):
+    # mm, addmm, bmm, baddbmm, mv, dot, oneDNN and convolutions, also inside vmap and grad.
     monkeypatch.setattr(products, "_is_onednn_faster", lambda: True)
     precision = ROUNDED[name]
     torch.manual_seed(0)
@@ -109,7 +109,7 @@ def test_every_product_is_one_of_rounded_operands(name, monkeypatch):
 
 
 @pytest.mark.parametrize("is_onednn", [True, False])
-def test_both_libraries_give_the_product_of_any_strides(is_onednn, monkeypatch):
+def test_both_libraries_support_any_strides(is_onednn, monkeypatch):
     monkeypatch.setattr(products, "_is_onednn_faster", lambda: is_onednn)
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, 300, 200), torch.randn(2, 100, 200), torch.randn(2, 100)
@@ -130,7 +130,7 @@ def test_both_libraries_give_the_product_of_any_strides(is_onednn, monkeypatch):
 
 
 def problem(model_name, shape, bits):
-    """Records of many magnitudes, and just above halfway between two numbers; all far over C."""
+    """Records of many magnitudes, some just above midpoints; all gradients are far above C."""
     torch.manual_seed(1)
     model = Residual() if model_name == "vmap" else make_model(model_name, 0, shape, 2, torch.float)
     above_half = 1 + 2.0**-bits + 2.0**-20
@@ -141,17 +141,17 @@ def problem(model_name, shape, bits):
         torch.exp2(30 * torch.rand(shape) - 20),
         torch.rand(shape),
     ])  # fmt: skip
-    theta = [p.detach() * (1 + 0.1 * torch.randn(LANES, *p.shape)) for p in model.parameters()]
-    # Thresholds over an octave: some put the clipping factors just above halfway too.
-    clip = 1e-3 * 2 ** torch.linspace(0, 1, LANES)
+    theta = [p.detach() * (1 + 0.1 * torch.randn(RUNS, *p.shape)) for p in model.parameters()]
+    # Clipping norms over an octave, so that some clipping factors are just above midpoints too.
+    clip = 1e-3 * 2 ** torch.linspace(0, 1, RUNS)
     return stacked(model, shape), x, torch.zeros(len(x), dtype=torch.int64), theta, clip
 
 
 def longest_part(stack, x, y, theta, clip, precision, taken=None):
-    """For every record and lane the norm of its part of the sum over C, [n, R]."""
+    """The norm of every record's contribution divided by C, for every run, [n, R]."""
     norms = []
     for j in range(len(y)):
-        # Twice the same record: a single one needs no product over the records.
+        # Uses each record twice, because a single record needs no product over the records.
         sums = ClippedSums(stack, x[[j, j]], y[[j, j]], precision)(theta, clip, taken, 10**9)
         flat = torch.cat([s.flatten(1).double() for s in sums], dim=1)
         norms.append(flat.norm(dim=1) / (2 * clip.double()))
@@ -163,44 +163,44 @@ MODELS = {"logistic": (1, 6, 6), "mlp": (1, 6, 6), "convnet": (1, 8, 8), "vmap":
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ROUNDED)
-def test_no_record_contributes_more_than_the_threshold(name, model):
+def test_each_contribution_is_at_most_c(name, model):
     precision, shape = ROUNDED[name], MODELS[model]
     stack, x, y, theta, clip = problem(model, shape, precision.significand_bits)
     assert isinstance(stack, VmapModel if model == "vmap" else BookkeepingModel)
-    for taken in (None, torch.ones(LANES, 2, dtype=torch.bool)):
+    for taken in (None, torch.ones(RUNS, 2, dtype=torch.bool)):
         parts = longest_part(stack, x, y, theta, clip, precision, taken)
         assert parts.max() <= 1 + 1e-6
-        # They were clipped, and no lower than needed.
+        # Contributions are clipped, and not more than necessary.
         assert parts.max() > 1 - precision.product_error
-        # Without the repair the bound is exceeded.
+        # Without the clipping margin the bound is exceeded.
         undone = clip * (1 + precision.product_error)
         broken = longest_part(stack, x, y, theta, undone, precision, taken)
         assert broken.max() * (1 + precision.product_error) > 1 + precision.product_error / 5
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_the_threshold_is_no_lower_than_it_must_be(name):
-    # Both operands of f d x^T just above halfway: the part comes to C, short of 2 u^2.
+def test_the_clipping_margin_is_necessary(name):
+    # Both operands of f d x^T are just above midpoints: the contribution is C up to 2 u^2.
     precision = ROUNDED[name]
     u = 2.0**-precision.significand_bits
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2, bias=False))
     x, y = torch.full((1, 1, 4, 4), 1 + u + 2.0**-20), torch.zeros(1, dtype=torch.int64)
-    theta = [torch.randn(LANES, 2, 16, generator=torch.Generator().manual_seed(0))]
-    # Two classes: two entries of d of one size, which a threshold makes any wished for.
-    entries = (1 + u) * (1 + 2.0 ** -torch.linspace(8, 20, LANES).double()) / 64
+    theta = [torch.randn(RUNS, 2, 16, generator=torch.Generator().manual_seed(0))]
+    # With two classes, d has two entries of equal size, which C can set to any value.
+    entries = (1 + u) * (1 + 2.0 ** -torch.linspace(8, 20, RUNS).double()) / 64
     clip = entries * np.sqrt(2) * x.double().norm()
     stack = stacked(model, (1, 4, 4))
     repaired = clip * (1 + precision.product_error)
     largest = longest_part(stack, x, y, theta, repaired, precision).max()
     assert 1 - precision.product_error / 100 < largest <= 1 + 1e-6
-    # Clipped to C itself, a part is longer than C by nearly delta.
+    # With clipping to C, a contribution exceeds C by nearly the factor 1 + delta.
     assert largest * (1 + precision.product_error) > 1 + 0.99 * precision.product_error
 
 
 @pytest.mark.parametrize(("name", "error"), [("tf32", 1e-2), ("bf16", 3e-2)])
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
 def test_error_of_a_sum(name, error, model):
-    # The stated sizes are those of one draw; where the sign of a ReLU's input turns they double.
+    # The expected errors are from one draw; they double if the sign of a ReLU's input changes.
     shape = (1, 28, 28)
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(60, *shape, generator=generator).double()
@@ -223,48 +223,48 @@ def test_error_of_a_sum(name, error, model):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_the_canary_stays_below_the_threshold_and_is_what_enters(name):
+def test_canary_gradient_is_clipped_and_matches_its_contribution(name):
     precision = ROUNDED[name]
     for model in ("mlp", "convnet", "vmap"):
         stack, x, y, theta, clip = problem(model, MODELS[model], precision.significand_bits)
         z = ClippedSums(stack, x[:1], y[:1], precision).single_record(theta, clip)
         added = [torch.zeros_like(t).flatten(1) for t in theta]
-        z.add_to(added, torch.ones(LANES, 1))
+        z.add_to(added, torch.ones(RUNS, 1))
         noise = [torch.randn(t.shape) for t in added]
         flat, other = (torch.cat(parts, dim=1).double() for parts in (added, noise))
         assert (flat.norm(dim=1) <= clip.double() * (1 + 1e-6)).all()
         clipped_to = clip.double() / (1 + precision.product_error)
         torch.testing.assert_close(flat.norm(dim=1), clipped_to, rtol=1e-6, atol=0)
         torch.testing.assert_close(z.squared_norm.double(), flat.square().sum(1), rtol=1e-5, atol=0)
-        # Far closer than operands of so few bits would give.
+        # Much closer than with rounded operands.
         inner = z.inner(noise).double()
         scale = flat.norm(dim=1) * other.norm(dim=1)
         assert ((inner - (flat * other).sum(1)).abs() < 1e-6 * scale).all()
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_lambda_a_is_taken_of_the_gradient_as_it_enters(name):
-    # One step from an empty set and no noise: lambda_a = |z|^2 / C^2 with |z| = C / (1 + delta).
+def test_lambda_a_uses_the_gradient_that_enters_the_sum(name):
+    # After one step on an empty set without noise, lambda_a = |z|^2 / C^2, |z| = C / (1 + delta).
     canary = records(1, seed=3).canary(0)
     threat = etcv(canary, threat_models.CanaryLoss(canary), (1, 8, 8), 10)
     settings = DpSgdSettings(1, SILENT, 0.01, (0.1,), model="mlp")
-    out = make_engine("batched", threat, settings, precision=name).run(lanes(3, True))
+    out = make_engine("batched", threat, settings, precision=name).run(run_batch(3, True))
     expected = (1 + ROUNDED[name].product_error) ** -2
     np.testing.assert_allclose(out.lambda_a, expected, rtol=1e-6)
-    # The Dirac gradient is no record's: its norm is C itself.
+    # The Dirac canary's gradient is not computed from a record, and its norm is C.
     dirac = threat_models.build("ETCV", "dirac")
-    out = make_engine("batched", dirac, settings, precision=name).run(lanes(3, True))
+    out = make_engine("batched", dirac, settings, precision=name).run(run_batch(3, True))
     np.testing.assert_allclose(out.lambda_a, 1, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("model", "tf32", "bf16"), [("logistic", 1e-3, 1e-2), ("convnet", 0.1, 0.1)]
 )
-def test_a_run_follows_float32_and_leaves_it_alone(model, tf32, bf16, monkeypatch):
+def test_rounded_runs_stay_close_to_float32_and_do_not_change_it(model, tf32, bf16, monkeypatch):
     data, canary = records(12), records(1, seed=3).canary(0)
     threat = ntcv(data, None, canary, threat_models.CanaryLoss(canary))
     settings = DpSgdSettings(10, 1.0, 0.5, (0.02,), model=model)
-    pack = lanes(4, True)
+    pack = run_batch(4, True)
     runs = {name: make_engine("batched", threat, settings, precision=name).run(pack)
             for name in PRECISIONS}  # fmt: skip
     single = runs["float32"]
@@ -272,7 +272,7 @@ def test_a_run_follows_float32_and_leaves_it_alone(model, tf32, bf16, monkeypatc
         assert (runs[name].lambda_a != single.lambda_a).all()
         np.testing.assert_allclose(runs[name].lambda_a, single.lambda_a, atol=largest)
         np.testing.assert_allclose(runs[name].scores, single.scores, rtol=largest)
-    # Rounding is nowhere on the way of float32 and float64.
+    # float32 and float64 never call the rounding function.
     monkeypatch.setattr(products, "rounded", None)
     monkeypatch.setattr(products, "_RoundedOperands", None)
     for name in ("float32", "float64"):
@@ -281,7 +281,7 @@ def test_a_run_follows_float32_and_leaves_it_alone(model, tf32, bf16, monkeypatc
         np.testing.assert_array_equal(again.scores, runs[name].scores)
 
 
-def test_the_compiled_sums_are_left_out():
+def test_rounded_precisions_do_not_use_compiled_sums():
     model = make_model("convnet", 0, (1, 8, 8), 10, torch.float32)
     stack = stacked(model, (1, 8, 8))
     x, y = torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64)
@@ -289,14 +289,14 @@ def test_the_compiled_sums_are_left_out():
         assert isinstance(gradients.clipped_sums(stack, x, y, precision), ClippedSums)
 
 
-def test_on_a_gpu_tf32_is_the_hardware_s_and_only_inside(monkeypatch):
+def test_tf32_on_a_gpu_uses_the_hardware_only_inside_the_context(monkeypatch):
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     x, y, bias = torch.randn(2, 3), torch.randn(3, 4), torch.randn(4)
     with products.reproducible_products():
         with products.rounded_operands(ROUNDED["tf32"], torch.device("cuda")):
             assert all(flag.allow_tf32 for flag in flags)
             plain = x @ y
-        assert torch.equal(plain, x @ y)  # a CPU's numbers: the rounding was left to the GPU
+        assert torch.equal(plain, x @ y)  # computed on a CPU: only a GPU would round
         with (
             pytest.raises(MemoryError),
             products.rounded_operands(ROUNDED["bf16"], torch.device("cpu")),
@@ -306,11 +306,13 @@ def test_on_a_gpu_tf32_is_the_hardware_s_and_only_inside(monkeypatch):
         with products.rounded_operands(PRECISIONS["float32"], torch.device("cuda")):
             assert not any(flag.allow_tf32 for flag in flags)
 
-    def of_bf16(x, y, out_dtype):
+    def bf16_products(x, y, out_dtype):
         assert x.dtype == y.dtype == torch.bfloat16
         return (x.double() @ y.double()).to(out_dtype)
 
-    monkeypatch.setattr(products, "_OF_BF16", dict.fromkeys(products._OF_BF16, of_bf16))
+    monkeypatch.setattr(
+        products, "_BF16_PRODUCTS", dict.fromkeys(products._BF16_PRODUCTS, bf16_products)
+    )
     with products.rounded_operands(ROUNDED["bf16"], torch.device("cuda")):
         got = x @ y, (x[None] @ y[None])[0]
         shifted = (
@@ -323,8 +325,8 @@ def test_on_a_gpu_tf32_is_the_hardware_s_and_only_inside(monkeypatch):
         torch.testing.assert_close(each, expected)
 
 
-def test_flags_of_torch_are_left_as_they_were():
-    # On a machine without a GPU too: they belong to the whole process.
+def test_flags_of_torch_are_restored():
+    # Also on a machine without a GPU, because the flags are process-wide.
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [flag.allow_tf32 for flag in flags] + [torch.backends.cudnn.deterministic]
     seen = []
@@ -341,7 +343,7 @@ def test_flags_of_torch_are_left_as_they_were():
                 flag.allow_tf32 = tf32
             torch.backends.cudnn.deterministic = False
             for name in ("batched", "opacus"):
-                make_engine(name, threat, settings).run(lanes(1, True))
+                make_engine(name, threat, settings).run(run_batch(1, True))
                 assert [flag.allow_tf32 for flag in flags] == [tf32, tf32]
                 assert not torch.backends.cudnn.deterministic
     finally:
@@ -351,7 +353,7 @@ def test_flags_of_torch_are_left_as_they_were():
     assert seen == [[False, False, True]] * 4
 
 
-def test_an_audit_in_bf16_says_its_sensitivity(tmp_path, capsys):
+def test_an_audit_in_bf16_reports_its_sensitivity(tmp_path, capsys):
     options = ["--threat", "NTCV", "--canary", "input", "--trials", "200", "--repeats", "1"]
     options += ["--epsilon", "4", "--steps", "4", "--train-size", "20", "--model", "logistic"]
     options += ["--repetitions", "geometric:0.5", "--precision", "bf16"]
@@ -369,13 +371,13 @@ def test_an_audit_in_bf16_says_its_sensitivity(tmp_path, capsys):
     ]
     for lower in result["lower_bounds"].values():
         assert all(b["max"] < min(uppers) for b in lower.values() if b["valid"])
-    # The law of a statistic has no products.
+    # The reduced engine computes no products.
     reduced = ["--trials", "20", "--repeats", "1", "--epsilon", "4", "--precision", "bf16"]
     assert run.main([*reduced, "--out", str(tmp_path / "reduced")]) == 0
     assert json.loads((tmp_path / "reduced" / "summary.json").read_text())["precision"] is None
 
 
-def test_bad_input(tmp_path, capsys):
+def test_invalid_precisions_are_rejected(tmp_path, capsys):
     for options, message in (
         (["--precision", "bf61"], "must be one of float32, float64, tf32, bf16, got 'bf61'"),
         (["--precision", "tf32", "--engine", "opacus"], "must be float32 or float64 for engine"),
@@ -384,7 +386,7 @@ def test_bad_input(tmp_path, capsys):
         assert f"error: precision {message}" in capsys.readouterr().err
 
 
-def test_products_of_operands_with_gaps_and_in_any_order():
+def test_products_of_noncontiguous_operands():
     torch.manual_seed(0)
     x, weight = torch.randn(512, 130), torch.randn(512, 130)
     pairs = [

@@ -1,13 +1,14 @@
-"""The compiled sums against the float64 loop of torch operations, which has its own tests."""
+"""The compiled sums against torch operations in float64, which have their own tests."""
 
 import pytest
 import torch
 from torch import nn
 
 from audit.dpsgd import compiled, gradients, models
+from audit.dpsgd.extensions import load_extension
 from audit.dpsgd.gradients import ClippedSums, clipped_sums, stacked
 
-LANES, RECORDS, CLASSES = 3, 11, 5
+RUNS, RECORDS, CLASSES = 3, 11, 5
 
 
 @pytest.fixture(params=["AVX2", "AVX512"], autouse=True)
@@ -15,13 +16,13 @@ def extension(request, monkeypatch):
     narrower = ["AVX2", "AVX512"].index(request.param)
     if torch.backends.cpu.get_cpu_capability() not in ["AVX2", "AVX512"][narrower:]:
         pytest.skip(f"a processor without {request.param}")
-    found = compiled._extension(request.param)
+    found = load_extension("convolutional", request.param)
     if found is None:
         pytest.skip("no compiler when this was installed")
     monkeypatch.setattr(compiled, "_convolutional", found)
 
 
-def small(*layers, flat):
+def small(*layers: nn.Module, flat: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, CLASSES))
 
 
@@ -102,14 +103,14 @@ def setting(model, shape):
 
     scales = [p[0].numel() ** -0.5 if p.dim() > 1 else 0.1 for p in model.parameters()]
     theta = [
-        scale * normal(LANES, *p.shape) for scale, p in zip(scales, model.parameters(), strict=True)
+        scale * normal(RUNS, *p.shape) for scale, p in zip(scales, model.parameters(), strict=True)
     ]
     y = torch.randint(CLASSES, (RECORDS,), generator=generator)
     return theta, normal(RECORDS, *shape), y, torch.tensor([0.3, 1.0, 100.0])
 
 
-def assert_same(found, expected):
-    """Equal but for rounding, which may turn a rare ReLU or pool of one record."""
+def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Asserts equality up to rounding, which may rarely change a ReLU or pooling of one record."""
     for got, want in zip(found, expected, strict=True):
         error = (got.double() - want.double()).abs() / want.double().abs().max()
         assert error.max() < 1e-4
@@ -122,15 +123,15 @@ def exact(model, theta, x, y, clip, taken):
     return sums([p.double() for p in theta], clip.double(), taken, 10**6)
 
 
-# torch warns that it copies the input where padding is lopsided.
+# torch warns that it copies the input if padding is asymmetric.
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_sums_are_those_of_the_exact_loop(name):
+def test_sums_match_the_exact_loop(name):
     model, shape = NETWORKS[name]
     theta, x, y, clip = setting(model, shape)
     sums = clipped_sums(stacked(model, shape), x, y)
     assert isinstance(sums, compiled.CompiledSums)
-    batch = torch.rand(LANES, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.4
+    batch = torch.rand(RUNS, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.4
     batch[1] = False
     for taken in (None, batch):
         found = sums(theta, clip, taken, 1)
@@ -139,40 +140,40 @@ def test_the_sums_are_those_of_the_exact_loop(name):
 
 
 @pytest.mark.parametrize("name", AFTER_LINEAR)
-def test_sums_after_a_linear_layer_are_those_of_the_exact_loop(name):
+def test_sums_after_a_linear_layer_match_the_exact_loop(name):
     model, shape = AFTER_LINEAR[name]
     theta, x, y, clip = setting(model, shape)
     stack = stacked(model, shape)
     sums = clipped_sums(stack, x, y)
     assert sums._tail is not None
     for records in (4, RECORDS):
-        chunk_floats = records * LANES * stack.record_floats
+        chunk_floats = records * RUNS * stack.record_floats
         found = sums(theta, clip, None, chunk_floats)
         assert all(p.dtype == torch.float32 for p in found)
         assert_same(found, exact(model, theta, x, y, clip, None))
-    # Of a batch torch takes what each lane has.
-    batch = torch.rand(LANES, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.4
+    # For sampled batches, torch computes each run's own records.
+    batch = torch.rand(RUNS, RECORDS, generator=torch.Generator().manual_seed(1)) < 0.4
     assert_same(sums(theta, clip, batch, 10**6), exact(model, theta, x, y, clip, batch))
 
 
 @pytest.mark.parametrize("name", ["one convolution", "the papers' ConvNet on digits"])
-def test_one_record_is_that_of_torch(name, monkeypatch):
+def test_single_record_matches_torch(name, monkeypatch):
     model, shape = NETWORKS[name]
     theta, x, y, clip = setting(model, shape)
     found = []
     for is_available in (True, False):
         monkeypatch.setattr(gradients.compiled, "is_available", lambda yes=is_available: yes)
         one = gradients.clipped_record(stacked(model, shape), x[:1], y[:1])(theta, clip)
-        sums = [torch.zeros(LANES, p.numel()) for p in model.parameters()]
-        one.add_to(sums, torch.full((LANES, 1), 2.0))
+        sums = [torch.zeros(RUNS, p.numel()) for p in model.parameters()]
+        one.add_to(sums, torch.full((RUNS, 1), 2.0))
         inner = one.inner([v.clone() for v in sums])
         found.append([*sums, one.squared_norm[:, None], inner[:, None]])
     assert_same(*found)
     torch.testing.assert_close(found[0][-1], 2 * found[0][-2])
 
 
-def test_of_equals_the_first_is_pooled():
-    # Whole numbers, whose equal convolutions have unequal patches and so unequal gradients.
+def test_max_pooling_breaks_ties_like_torch():
+    # With integer inputs, equal outputs come from different patches with different gradients.
     shape = (1, 8, 8)
     model = small(nn.Conv2d(1, 3, 2), nn.MaxPool2d(3, 2), flat=3 * 3 * 3)
     theta, x, y, clip = setting(model, shape)
@@ -185,9 +186,9 @@ def test_of_equals_the_first_is_pooled():
     ("known", "first"),
     [(NETWORKS["one convolution"], 0), (AFTER_LINEAR["widths beside whole vectors"], 2)],
 )
-def test_long_sums_keep_their_digits(known, first):
-    # The same record 5,000 times: the sum is 5,000 times its gradient. The weights of a first
-    # Linear layer are torch's.
+def test_long_sums_are_accurate(known, first):
+    # The sum over 5,000 copies of a record is 5,000 times its gradient. torch computes the sum of a
+    # first Linear layer's weights.
     model, shape = known
     theta, x, y, clip = setting(model, shape)
     stack = stacked(model, shape)
@@ -198,8 +199,8 @@ def test_long_sums_keep_their_digits(known, first):
         torch.testing.assert_close(sum_, 5000 * one, rtol=2e-6, atol=1e-4)
 
 
-def test_groups_of_records_are_summed_whole():
-    # Of 32 records at a time: whole groups, a part of one, and sums kept apart.
+def test_sums_cover_partial_groups_of_records():
+    # Groups have 32 records: tests full groups, a partial group and partial sums.
     model, shape = AFTER_LINEAR["widths beside whole vectors"]
     theta, x, y, clip = setting(model, shape)
     for records in (32, 64, 65, 150):
@@ -210,11 +211,11 @@ def test_groups_of_records_are_summed_whole():
 
 @pytest.mark.parametrize("classes", [1, 16, 37])
 @pytest.mark.parametrize("shift", [-300.0, 0.0, 300.0])
-def test_any_classes_and_logits_far_from_0(classes, shift):
-    # Up to 120 apart: the least have no share that float32 could hold.
+def test_many_classes_and_large_logits(classes, shift):
+    # Logits differ by up to 120: the smallest softmax values underflow in float32.
     model, shape = nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, classes)), (9,)
     theta, x, y, clip = setting(model, shape)
-    theta[3] = shift + torch.linspace(-120.0, 0.0, classes).roll(3).expand(LANES, -1)
+    theta[3] = shift + torch.linspace(-120.0, 0.0, classes).roll(3).expand(RUNS, -1)
     y %= classes
     found = clipped_sums(stacked(model, shape), x, y)(theta, clip, None, 10**8)
     for got, want in zip(found, exact(model, theta, x, y, clip, None), strict=True):
@@ -224,7 +225,7 @@ def test_any_classes_and_logits_far_from_0(classes, shift):
 @pytest.mark.parametrize(
     "known", [NETWORKS["the papers' ConvNet"], AFTER_LINEAR["the papers' MLP"]]
 )
-def test_no_record_contributes_more_than_c(known):
+def test_each_contribution_is_at_most_c(known):
     model, shape = known
     theta, x, y, _ = setting(model, shape)
     clip = torch.tensor([1e-3, 1e-2, 0.1])
@@ -233,14 +234,14 @@ def test_no_record_contributes_more_than_c(known):
         found = one(theta, clip, None, 1)
         norms = torch.cat([p.double().flatten(1) for p in found], 1).norm(dim=1)
         assert (norms <= clip.double() * (1 + 1e-6)).all()
-        assert (norms >= clip.double() * (1 - 1e-5)).all()  # clipped they are, at such a C
+        assert (norms >= clip.double() * (1 - 1e-5)).all()  # C is small enough to clip all records
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
     "known", [NETWORKS["the papers' ConvNet on digits"], AFTER_LINEAR["the papers' MLP"]]
 )
-def test_a_diverged_lane_stays_visible_and_alone(known, value):
+def test_diverged_run_stays_nonfinite_and_does_not_affect_others(known, value):
     model, shape = known
     theta, x, y, clip = setting(model, shape)
     sums = clipped_sums(stacked(model, shape), x, y)
@@ -249,8 +250,8 @@ def test_a_diverged_lane_stays_visible_and_alone(known, value):
     theta[0][1] = value
     after = sums(theta, clip, None, 1)
     assert not all(p[1].isfinite().all() for p in after)
-    for lane in (0, 2):
-        assert all(torch.equal(p[lane], q[lane]) for p, q in zip(before, after, strict=True))
+    for run in (0, 2):
+        assert all(torch.equal(p[run], q[run]) for p, q in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_a_diverged_lane_stays_visible_and_alone(known, value):
         (nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, CLASSES)),
     ],
 )  # fmt: skip
-def test_other_networks_are_left_to_torch(layers):
+def test_unsupported_networks_use_torch(layers):
     model = nn.Sequential(*layers)
     x, y = torch.rand(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
     sums = clipped_sums(stacked(model, (1, 8, 8)), x, y)
@@ -273,7 +274,7 @@ def test_other_networks_are_left_to_torch(layers):
     assert sums._tail is None
 
 
-def test_without_the_extension_torch_does_the_same(monkeypatch):
+def test_torch_matches_without_the_extension(monkeypatch):
     model, shape = NETWORKS["the papers' ConvNet"]
     theta, x, y, clip = setting(model, shape)
     fast = clipped_sums(stacked(model, shape), x, y)(theta, clip, None, 10**6)

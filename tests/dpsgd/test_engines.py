@@ -3,16 +3,15 @@
 Each statistical test has a false-alarm rate of 1e-4.
 """
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats as st
 import torch
+from real_data import DATA_ROOT
 from torch import nn
-from toy import ALARM, SILENT, lanes, records
+from toy import ALARM, SILENT, records, run_batch
 
 import threat_models
 from audit.dpsgd import DpSgdSettings, RunBatch, choose_engine, make_engine
@@ -21,10 +20,9 @@ from canaries import DiracCanary
 from threat_models import CanaryLoss, UserScore, datasets, etcv, ntcv, ntnv
 
 torch.set_num_threads(1)
-REAL = Path(os.environ.get("AUDIT_DATA_ROOT") or Path(__file__).parents[2] / "shared" / "data")
 
 
-def threats():
+def threats() -> dict[str, threat_models.ThreatModel]:
     data, canary = records(10), records(1, seed=9).canary(0)
     return {
         "NTNV input": ntnv(data, records(7, seed=2), canary),
@@ -37,8 +35,8 @@ def threats():
 
 @pytest.mark.parametrize("threat", threats())
 @pytest.mark.parametrize("changes", [{}, {"momentum": 0.5, "sampling_rate": 0.5}])
-def test_opacus_takes_the_same_path_without_noise(threat, changes):
-    # The threshold binds for most records; Opacus adds 1e-6 to every norm.
+def test_opacus_matches_batched_without_noise(threat, changes):
+    # Most records are clipped; Opacus adds 1e-6 to every norm.
     settings = DpSgdSettings(6, SILENT, 0.7, (0.05, 0.2), model="convnet")
     settings = replace(settings, **changes)
     pack = RunBatch(
@@ -56,9 +54,9 @@ def test_opacus_takes_the_same_path_without_noise(threat, changes):
 
 
 @pytest.mark.parametrize("threat", ["NTCV input", "NTCV dirac", "ETCV dirac"])
-def test_opacus_subtracts_the_same_training_gradients(threat):
+def test_opacus_and_batched_have_equal_standardised_sums(threat):
     settings = DpSgdSettings(4, SILENT, 0.7, (0.05,), model="mlp")
-    unit = 0.7 * SILENT * 2  # of the standardised sum
+    unit = 0.7 * SILENT * 2  # the unit of the standardised sum
     score = UserScore(lambda seen: unit * seen.standardised_sum)
     spy = replace(threats()[threat], score=score)
     pack = RunBatch(np.array([False, True]), np.zeros(2, int), np.arange(2, dtype=np.uint64))
@@ -74,20 +72,20 @@ def test_opacus_subtracts_the_same_training_gradients(threat):
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("threat", ["NTCV dirac", "ETCV input", "ETCV dirac"])
-def test_opacus_agrees_in_law(threat):
+def test_opacus_matches_the_distribution_of_batched(threat):
     settings = DpSgdSettings(3, 1.0, 0.7, (0.3,), model="logistic")
-    ours = make_engine("batched", threats()[threat], settings).run(lanes(4000, True, 1))
-    theirs = make_engine("opacus", threats()[threat], settings).run(lanes(300, True, 2))
+    ours = make_engine("batched", threats()[threat], settings).run(run_batch(4000, True, 1))
+    theirs = make_engine("opacus", threats()[threat], settings).run(run_batch(300, True, 2))
     assert st.ks_2samp(theirs.lambda_a, ours.lambda_a).pvalue > ALARM
     assert st.ks_2samp(theirs.scores, ours.scores).pvalue > ALARM
 
 
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 @pytest.mark.parametrize("changes", [{}, {"momentum": 0.8}, {"sampling_rate": 0.5}])
-def test_projected_takes_the_same_path_without_noise(model, changes):
+def test_projected_matches_batched_without_noise(model, changes):
     settings = DpSgdSettings(8, SILENT, 0.7, (0.05, 0.2), model=model)
     settings = replace(settings, **changes)
-    pack = lanes(6, True, candidates=2)
+    pack = run_batch(6, True, candidates=2)
     full, small = (
         make_engine(name, threats()["ETCV input"], settings, precision="float64").run(pack)
         for name in ("batched", "projected")
@@ -99,11 +97,11 @@ def test_projected_takes_the_same_path_without_noise(model, changes):
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("included", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"model": "logistic"}, {"momentum": 0.8}])
-def test_projected_agrees_in_law(included, changes):
+def test_projected_matches_the_distribution_of_batched(included, changes):
     settings = replace(DpSgdSettings(10, 1.0, 0.7, (0.2,), model="mlp"), **changes)
     threat = threat_models.build("ETCV", "input")
-    full = make_engine("batched", threat, settings).run(lanes(4000, included, 1))
-    small = make_engine("projected", threat, settings).run(lanes(20_000, included, 2))
+    full = make_engine("batched", threat, settings).run(run_batch(4000, included, 1))
+    small = make_engine("projected", threat, settings).run(run_batch(20_000, included, 2))
     assert st.ks_2samp(full.lambda_a, small.lambda_a).pvalue > ALARM
     assert st.ks_2samp(full.scores, small.scores).pvalue > ALARM
     mixed = [out.lambda_a + 0.3 * out.scores for out in (full, small)]
@@ -112,7 +110,7 @@ def test_projected_agrees_in_law(included, changes):
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("included", [False, True])
-def test_collapsed_agrees_in_law(included):
+def test_collapsed_matches_the_distribution_of_batched(included):
     data = records(30)
     settings = DpSgdSettings(10, 1.0, (0.2, 0.3), (0.2, 0.4), model="mlp")
     of = {
@@ -122,7 +120,7 @@ def test_collapsed_agrees_in_law(included):
     }
 
     def played(engine, number, seed):
-        """All scores of the same runs, and their lambda_a: who scores sees pack after pack."""
+        """All scores of the same runs, and lambda_a; each call scores one pack."""
         packs = []
 
         def score(seen):
@@ -130,7 +128,7 @@ def test_collapsed_agrees_in_law(included):
             return packs[-1]["loss"]
 
         threat = etcv(DiracCanary(), UserScore(score), (1, 8, 8), 10)
-        out = make_engine(engine, threat, settings).run(lanes(number, included, seed, 4))
+        out = make_engine(engine, threat, settings).run(run_batch(number, included, seed, 4))
         scores = {name: np.concatenate([pack[name] for pack in packs]) for name in of}
         np.testing.assert_array_equal(scores["loss"], out.scores)
         return scores | {"lambda_a": out.lambda_a}
@@ -140,13 +138,18 @@ def test_collapsed_agrees_in_law(included):
         assert st.ks_2samp(full[name], small[name]).pvalue > ALARM, name
 
 
-def test_auto_takes_the_smallest_exact_problem():
+def test_auto_selects_the_smallest_exact_problem():
     settings = DpSgdSettings(5, 1.0, 1.0, (0.1,), model="mlp")
     made = threats()
     last = replace(made["ETCV dirac"], score=UserScore(lambda seen: seen.parameters()[:, -1]))
     cases = [
-        (made["ETCV dirac"], settings, "reduced", "law of the released statistic is known"),
-        (last, settings, "collapsed", "law of the final model is known"),
+        (
+            made["ETCV dirac"],
+            settings,
+            "reduced",
+            "distribution of the released statistic is known",
+        ),
+        (last, settings, "collapsed", "distribution of the final model is known"),
         (last, replace(settings, momentum=(0.0, 0.5)), "batched", "whole model"),
         (last, replace(settings, max_grad_norm=(0.5, 1.0)), "collapsed", "final model is known"),
         (made["ETCV input"], settings, "projected", "one input is trained"),
@@ -160,7 +163,7 @@ def test_auto_takes_the_smallest_exact_problem():
         make_engine(got, threat, chosen)
 
 
-def test_reductions_that_do_not_apply_say_why():
+def test_inapplicable_reductions_give_the_reason():
     settings = DpSgdSettings(5, 1.0, 1.0, (0.1,), model="mlp")
     made = threats()
     for name, threat, reason in [
@@ -176,11 +179,11 @@ def test_reductions_that_do_not_apply_say_why():
     with pytest.raises(ValueError, match="momentum"):
         make_engine("collapsed", made["ETCV dirac"], replace(settings, momentum=(0.0, 0.5)))
     other = replace(made["ETCV input"], score=threat_models.FirstCoordinate())
-    with pytest.raises(ValueError, match="first-coordinate, which looks beyond"):
+    with pytest.raises(ValueError, match="first-coordinate, which uses more"):
         make_engine("projected", other, settings)
 
 
-def test_projected_refuses_weights_that_several_layers_share():
+def test_projected_rejects_shared_weights():
     square = nn.Linear(64, 64)
     tied = nn.Sequential(nn.Flatten(), square, nn.Tanh(), square, nn.Linear(64, 10))
     assert "several layers share" in project(threats()["ETCV input"], tied)
@@ -191,25 +194,27 @@ def test_projected_refuses_weights_that_several_layers_share():
 def test_real_training_on_digits(threat, canary):
     model = threat_models.build(threat, canary, train_size=300)
     settings = DpSgdSettings(20, 0.5, 1.0, (0.02,), model="mlp")
-    out = make_engine("batched", model, settings).run(lanes(6, True))
-    without = make_engine("batched", model, settings).run(lanes(6, False))
+    out = make_engine("batched", model, settings).run(run_batch(6, True))
+    without = make_engine("batched", model, settings).run(run_batch(6, False))
     assert out.finite.all()
     assert (out.lambda_a > without.lambda_a).mean() > 0.5
     if threat == "NTNV":
-        # It learns: a model that knows nothing loses log(10) on each of 360 records.
+        # Training works: an untrained model has loss log(10) on each of 360 records.
         assert (-out.scores / 360 < 0.7 * np.log(10)).all()
 
 
 @pytest.mark.parametrize("dataset", ["FASHION", "CIFAR10"])
 def test_real_files(dataset):
     other = "MNIST" if dataset == "FASHION" else dataset
-    if not all((REAL / f.path).exists() for name in (dataset, other) for f in datasets.FILES[name]):
+    if not all(
+        (DATA_ROOT / f.path).exists() for name in (dataset, other) for f in datasets.FILES[name]
+    ):
         pytest.skip(f"no files of {dataset} and {other} under AUDIT_DATA_ROOT")
-    canary = datasets.canary(other, 7, str(REAL))
-    data = datasets.load(dataset, True, str(REAL), 200)
-    threat = ntnv(data, datasets.load(dataset, False, str(REAL), 100), canary)
+    canary = datasets.canary(other, 7, str(DATA_ROOT))
+    data = datasets.load(dataset, True, str(DATA_ROOT), 200)
+    threat = ntnv(data, datasets.load(dataset, False, str(DATA_ROOT), 100), canary)
     settings = DpSgdSettings(4, SILENT, 0.5, (0.02,), model="convnet")
-    pack = lanes(1, True)
+    pack = run_batch(1, True)
     ours, theirs = (make_engine(name, threat, settings).run(pack) for name in ("batched", "opacus"))
     np.testing.assert_allclose(theirs.lambda_a, ours.lambda_a, rtol=1e-3)
     np.testing.assert_allclose(theirs.scores, ours.scores, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""The batched engine against torch.optim, the reduced engine and the law of its noise.
+"""The batched engine against torch.optim, the reduced engine and the distribution of its noise.
 
 Each statistical test has a false-alarm rate of 1e-4.
 """
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import scipy.stats as st
 import torch
-from toy import ALARM, SILENT, assert_uncorrelated, lanes, records
+from toy import ALARM, SILENT, assert_uncorrelated, records, run_batch
 
 import threat_models
-from audit.dpsgd import DpSgdSettings, RunBatch, make_engine, streams
+from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine, streams
 from audit.dpsgd.models import make_model
 from canaries import DiracCanary, InputCanary
 from threat_models import UserScore, etcv, ntcv, ntnv
@@ -20,8 +20,13 @@ from threat_models import UserScore, etcv, ntcv, ntnv
 torch.set_num_threads(1)
 
 
-def final_weights(threat_model, settings, pack, precision="float64"):
-    """The final parameters of every lane, seen through a score."""
+def final_weights(
+    threat_model: threat_models.ThreatModel,
+    settings: DpSgdSettings,
+    pack: RunBatch,
+    precision: str = "float64",
+) -> tuple[np.ndarray, RunOutcomes]:
+    """The final parameters of every run, seen through a score."""
     seen = []
 
     def look(observation):
@@ -35,16 +40,16 @@ def final_weights(threat_model, settings, pack, precision="float64"):
 
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_without_noise_and_clipping_it_is_plain_sgd(model, momentum):
+def test_without_noise_and_clipping_it_equals_torch_sgd(model, momentum):
     data, canary = records(12), records(1, seed=9).canary(0)
     settings = DpSgdSettings(6, SILENT, 1e6, (0.02, 0.1), momentum=momentum, model=model)
     pack = RunBatch(
         np.array([False, True, True]), np.array([0, 0, 1]), np.arange(3, dtype=np.uint64)
     )
     got, outcome = final_weights(ntcv(data, None, canary, UserScore(len)), settings, pack)
-    for lane in range(3):
+    for run in range(3):
         reference = make_model(model, 0, (1, 8, 8), 10, torch.float64)
-        rate = settings.learning_rates[pack.candidate[lane]]
+        rate = settings.learning_rates[pack.candidate[run]]
         optimizer = torch.optim.SGD(reference.parameters(), lr=rate, momentum=momentum)
         x, y = torch.from_numpy(data.features).double(), torch.from_numpy(data.labels)
         z, label = torch.from_numpy(canary.features)[None].double(), torch.tensor([canary.label])
@@ -54,21 +59,21 @@ def test_without_noise_and_clipping_it_is_plain_sgd(model, momentum):
             optimizer.zero_grad()
             loss(reference, x, y).backward()
             for p, g in zip(reference.parameters(), own, strict=True):
-                p.grad += g * float(pack.included[lane])
+                p.grad += g * float(pack.included[run])
                 proxy += float((p.grad * g).sum())
             optimizer.step()
         expected = torch.cat([p.detach().flatten() for p in reference.parameters()]).numpy()
-        assert np.abs(got[lane] - expected).max() < 1e-11
-        assert outcome.lambda_a[lane] == pytest.approx(proxy / (6 * 1e12), rel=1e-9)
+        assert np.abs(got[run] - expected).max() < 1e-11
+        assert outcome.lambda_a[run] == pytest.approx(proxy / (6 * 1e12), rel=1e-9)
 
 
-def loss(model, x, y):
+def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(model(x), y, reduction="sum")
 
 
 @pytest.mark.parametrize("name", ["batched", "opacus", "projected", "collapsed", "reduced"])
-def test_every_lane_has_the_clipping_and_momentum_of_its_candidate(name):
-    # Lane by lane equal to the engine of this candidate alone: noise, clipping, momentum, proxies.
+def test_each_run_uses_the_hyperparameters_of_its_candidate(name):
+    # Each run equals that of an engine with only this candidate.
     canary = records(1, seed=3).canary(0)
     first, loss = threat_models.FirstCoordinate(), threat_models.CanaryLoss(canary)
     threat, momenta = {
@@ -81,36 +86,36 @@ def test_every_lane_has_the_clipping_and_momentum_of_its_candidate(name):
     settings = DpSgdSettings(4, 0.3, (0.2, 1.5), (0.1, 0.2), momentum=momenta, model="mlp")
     count = len(settings.candidates)
     assert count == 4 * len(momenta)
-    pack = replace(lanes(2 * count, True), candidate=np.arange(2 * count) % count)
+    pack = replace(run_batch(2 * count, True), candidate=np.arange(2 * count) % count)
     whole = make_engine(name, threat, settings, precision="float64").run(pack)
-    for lane in range(2 * count):
-        rate, clip, momentum = settings.candidates[lane % count]
+    for run in range(2 * count):
+        rate, clip, momentum = settings.candidates[run % count]
         single = DpSgdSettings(4, 0.3, clip, (rate,), momentum=momentum, model="mlp")
-        one = replace(pack.at(slice(lane, lane + 1)), candidate=np.zeros(1, np.int64))
+        one = replace(pack.at(slice(run, run + 1)), candidate=np.zeros(1, np.int64))
         alone = make_engine(name, threat, single, precision="float64").run(one)
-        np.testing.assert_allclose(whole.lambda_a[lane], alone.lambda_a, rtol=1e-10)
-        np.testing.assert_allclose(whole.scores[lane], alone.scores, rtol=1e-10)
+        np.testing.assert_allclose(whole.lambda_a[run], alone.lambda_a, rtol=1e-10)
+        np.testing.assert_allclose(whole.scores[run], alone.scores, rtol=1e-10)
     assert len(np.unique(whole.scores)) == 2 * count
 
 
-def test_the_standardised_sum_knows_the_threshold_of_its_lane():
-    # N(sqrt(N) / sigma, 1) whatever C and momentum.
+def test_standardised_sum_is_standard_for_every_clipping_norm():
+    # Its distribution is N(sqrt(N) / sigma, 1) for every C and momentum.
     score = UserScore(lambda seen: seen.standardised_sum)
     threat = ntcv(records(3), None, DiracCanary(), score)
     settings = DpSgdSettings(4, 2.0, (0.1, 3.0), (0.01,), momentum=(0.0, 0.5), model="logistic")
-    pack = lanes(2000, True, candidates=4)
+    pack = run_batch(2000, True, candidates=4)
     out = make_engine("batched", threat, settings).run(pack)
     for candidate in range(4):
         own = out.scores[pack.candidate == candidate]
         assert st.kstest(own, st.norm(1, 1).cdf).pvalue > ALARM
 
 
-def test_noise_is_independent_and_of_the_right_size():
-    # One step on an empty set: (w_0 - w_N) / lr is the noise itself.
+def test_noise_is_independent_with_the_right_variance():
+    # After one step on an empty training set, (w_0 - w_N) / lr is the noise.
     settings = DpSgdSettings(1, 1.7, 0.3, (0.25,), model="logistic")
     threat = etcv(DiracCanary(), UserScore(len), (1, 8, 8), 10)
-    # Seeds in a row: the hardest for a generator.
-    pack = replace(lanes(3000, False), seeds=np.arange(3000, dtype=np.uint64))
+    # Consecutive seeds are the hardest case for a generator.
+    pack = replace(run_batch(3000, False), seeds=np.arange(3000, dtype=np.uint64))
     got, _ = final_weights(threat, settings, pack)
     start = np.concatenate(
         [p.detach().numpy().ravel() for p in make_model("logistic", 0, (1, 8, 8), 10,
@@ -119,14 +124,14 @@ def test_noise_is_independent_and_of_the_right_size():
     z = (start - got) / (0.25 * 1.7 * 0.3)
     assert z.shape == (3000, 650)
     assert st.kstest(z.ravel(), "norm").pvalue > ALARM
-    assert_uncorrelated(z)  # of any two lanes, and any two coordinates
+    assert_uncorrelated(z)  # of any two runs, and any two coordinates
 
 
 def test_noise_of_different_steps_is_independent():
     threat = etcv(DiracCanary(), UserScore(len), (1, 8, 8), 10)
     settings = DpSgdSettings(60, 2.0, 0.3, (1.0,), model="logistic")
     engine = make_engine("batched", threat, settings)
-    noise = [torch.cat(p, 1) / 0.6 for p in engine._noise(lanes(50, False), torch.zeros(1))]
+    noise = [torch.cat(p, 1) / 0.6 for p in engine._noise(run_batch(50, False), torch.zeros(1))]
     steps = torch.stack(noise).double().numpy().reshape(60, -1)  # three blocks of steps
     assert st.kstest(steps.ravel(), "norm").pvalue > ALARM
     correlations = np.corrcoef(steps)[np.triu_indices(60, 1)]
@@ -145,34 +150,34 @@ def test_noise_of_different_steps_is_independent():
         {"max_grad_norm": (0.3, 0.7), "momentum": (0.0, 0.9), "learning_rates": (0.1,)},
     ],
 )
-def test_dirac_agrees_in_law_with_reduced(included, changes):
+def test_dirac_canary_matches_the_distribution_of_the_reduced_engine(included, changes):
     settings = DpSgdSettings(10, 2.0, 0.7, (0.1, 0.3), model="logistic")
     settings = replace(settings, **changes)
     threat = threat_models.build("ETCV", "dirac")
     count = len(settings.candidates)
-    full = make_engine("batched", threat, settings).run(lanes(4000, included, 1, count))
-    law = make_engine("reduced", threat, settings).run(lanes(100_000, included, 2, count))
-    assert st.ks_2samp(full.lambda_a, law.lambda_a).pvalue > ALARM
-    assert st.ks_2samp(full.scores, law.scores).pvalue > ALARM
-    assert st.ks_2samp(full.lambda_c, law.lambda_c).pvalue > ALARM
-    mixed = [out.lambda_c - out.lambda_a + out.scores for out in (full, law)]
+    full = make_engine("batched", threat, settings).run(run_batch(4000, included, 1, count))
+    reduced = make_engine("reduced", threat, settings).run(run_batch(100_000, included, 2, count))
+    assert st.ks_2samp(full.lambda_a, reduced.lambda_a).pvalue > ALARM
+    assert st.ks_2samp(full.scores, reduced.scores).pvalue > ALARM
+    assert st.ks_2samp(full.lambda_c, reduced.lambda_c).pvalue > ALARM
+    mixed = [out.lambda_c - out.lambda_a + out.scores for out in (full, reduced)]
     assert st.ks_2samp(*mixed).pvalue > ALARM
     if not changes.get("momentum"):
-        rates = np.array(settings.learning_rates)[lanes(4000, included, 1, 2).candidate]
+        rates = np.array(settings.learning_rates)[run_batch(4000, included, 1, 2).candidate]
         np.testing.assert_allclose(full.scores, rates * 7.0 * full.lambda_a, atol=1e-5)
 
 
-def test_worst_order_agrees_in_law_with_reduced():
+def test_worst_order_matches_the_distribution_of_the_reduced_engine():
     threat = threat_models.build("ETCV", "dirac", "worst-order", worst_order=1.2)
     settings = DpSgdSettings(10, 2.0, 0.7, (0.1,), model="logistic")
-    full = make_engine("batched", threat, settings).run(lanes(4000, True, 1))
-    law = make_engine("reduced", threat, settings).run(lanes(100_000, True, 2))
-    assert st.ks_2samp(full.scores, law.scores).pvalue > ALARM
+    full = make_engine("batched", threat, settings).run(run_batch(4000, True, 1))
+    reduced = make_engine("reduced", threat, settings).run(run_batch(100_000, True, 2))
+    assert st.ks_2samp(full.scores, reduced.scores).pvalue > ALARM
 
 
 @pytest.mark.parametrize("threat", ["ETCV", "NTCV"])
 @pytest.mark.parametrize("changes", [{}, {"sampling_rate": 0.5, "momentum": 0.5}])
-def test_a_lane_does_not_depend_on_its_pack(threat, changes):
+def test_outcome_does_not_depend_on_the_pack(threat, changes):
     settings = DpSgdSettings(5, 1.0, 1.0, (0.1, 0.2), model="convnet")
     settings = replace(settings, **changes)
     canary = records(1, seed=3).canary(0)
@@ -182,7 +187,7 @@ def test_a_lane_does_not_depend_on_its_pack(threat, changes):
     else:
         model = ntcv(records(12), None, canary, score)
     engine = make_engine("batched", model, settings, precision="float64")
-    pack = lanes(9, True, candidates=2)
+    pack = run_batch(9, True, candidates=2)
     whole = engine.run(pack)
     order = np.array([8, 3, 0])
     few = engine.run(RunBatch(pack.included[order], pack.candidate[order], pack.seeds[order]))
@@ -192,19 +197,19 @@ def test_a_lane_does_not_depend_on_its_pack(threat, changes):
     assert len(engine.run(pack.at(slice(0))).scores) == 0
 
 
-def test_float32_follows_float64():
+def test_float32_agrees_with_float64():
     canary = records(1, seed=3).canary(0)
     model = ntcv(records(12), None, canary, threat_models.CanaryLoss(canary))
     settings = DpSgdSettings(20, SILENT, 0.5, (0.02,), model="mlp")
-    pack = lanes(2, True)
+    pack = run_batch(2, True)
     single = make_engine("batched", model, settings).run(pack)
     double = make_engine("batched", model, settings, precision="float64").run(pack)
     np.testing.assert_allclose(single.lambda_a, double.lambda_a, rtol=1e-5)
     np.testing.assert_allclose(single.scores, double.scores, rtol=1e-5)
 
 
-def test_dirac_moves_the_first_weight_by_the_proxy():
-    # NTNV with the Dirac canary: (w_0 - w_N)[0] = lr N C lambda_a, to rounding.
+def test_first_displacement_equals_the_scaled_proxy():
+    # In NTNV with the Dirac canary, (w_0 - w_N)[0] = lr N C lambda_a up to rounding.
     seen = []
 
     def look(observation):
@@ -214,28 +219,28 @@ def test_dirac_moves_the_first_weight_by_the_proxy():
     data = records(12)
     threat = replace(ntnv(data, data, DiracCanary()), score=UserScore(look))
     settings = DpSgdSettings(8, 1.0, 0.5, (0.1,), model="mlp")
-    out = make_engine("batched", threat, settings, precision="float64").run(lanes(5, True))
+    out = make_engine("batched", threat, settings, precision="float64").run(run_batch(5, True))
     np.testing.assert_allclose(seen[0], 0.1 * 8 * 0.5 * out.lambda_a, rtol=1e-10)
 
 
 @pytest.mark.parametrize("clip", [0.5, 20.0])
 def test_lambda_c_is_the_likelihood_ratio_of_sampled_batches(clip):
-    # E[exp(L) | without] = E[exp(-L) | with] = 1 for the law's own likelihood ratio, whether the
-    # canary is clipped or not (norm about 6 here). Means of 4,000 within 4 standard errors.
+    # A log-likelihood ratio L satisfies E[exp(L) | without] = E[exp(-L) | with] = 1, whether or not
+    # the canary is clipped (its norm is about 6). The means of 4,000 are within 4 standard errors.
     canary = records(1, seed=3).canary(0)
     threat = etcv(canary, threat_models.CanaryLoss(canary), (1, 8, 8), 10)
     settings = DpSgdSettings(8, 1.2, clip, (0.01,), sampling_rate=0.3, model="logistic")
     engine = make_engine("batched", threat, settings)
     for included in (False, True):
-        out = engine.run(lanes(4000, included, 1))
+        out = engine.run(run_batch(4000, included, 1))
         log_ratio = (out.lambda_c - 0.5) * settings.steps / settings.noise_multiplier**2
         ratio = np.exp(-log_ratio if included else log_ratio)
         assert abs(ratio.mean() - 1) < 4 * ratio.std() / np.sqrt(4000)
         assert ratio.std() > 0.1
 
 
-def test_the_adversary_subtracts_the_training_gradients_it_knows():
-    # The standardised sum keeps the law N(b sqrt(N) / sigma, 1) on a real training set.
+def test_standardised_sum_excludes_training_gradients():
+    # With a training set, the standardised sum still has the distribution N(b sqrt(N) / sigma, 1).
     seen = []
 
     def look(observation):
@@ -244,17 +249,17 @@ def test_the_adversary_subtracts_the_training_gradients_it_knows():
 
     threat = ntcv(records(3), None, DiracCanary(), UserScore(look))
     settings = DpSgdSettings(4, 2.0, 0.5, (0.01,), model="logistic")
-    make_engine("batched", threat, settings).run(lanes(2000, True))
+    make_engine("batched", threat, settings).run(run_batch(2000, True))
     assert st.kstest(np.concatenate(seen), st.norm(1, 1).cdf).pvalue > ALARM
 
 
-def test_poisson_batches_take_each_record_on_its_own():
-    # Without noise and clipping one step moves by lr times the sum over the batch, which tells
-    # which of the 6 records and the canary were in it.
+def test_poisson_batches_sample_records_independently():
+    # Without noise and clipping, a step is lr times the sum over the batch. This reveals which of
+    # the 6 records and the canary were sampled.
     data, canary = records(6), records(1, seed=3).canary(0)
     settings = DpSgdSettings(1, SILENT, 1e6, (0.01,), sampling_rate=0.3, model="logistic")
     threat = ntcv(data, None, canary, UserScore(len))
-    got, _ = final_weights(threat, settings, lanes(4000, True))
+    got, _ = final_weights(threat, settings, run_batch(4000, True))
     reference = make_model("logistic", 0, (1, 8, 8), 10, torch.float64)
     x = torch.from_numpy(np.concatenate([data.features, canary.features[None]])).double()
     y = torch.tensor([*data.labels, canary.label])
@@ -276,7 +281,7 @@ def test_poisson_batches_take_each_record_on_its_own():
     assert st.chisquare(sizes, 4000 * st.binom.pmf(range(8), 7, 0.3)).pvalue > ALARM
 
 
-def test_a_diverging_run_is_marked_and_leaves_the_others_alone():
+def test_diverged_run_is_marked_and_does_not_affect_others():
     canary = records(1, seed=3).canary(0)
     threat = etcv(canary, threat_models.CanaryLoss(canary), (1, 8, 8), 10)
     settings = DpSgdSettings(3, 1.0, 1.0, (1e38, 0.1), model="mlp")
@@ -289,11 +294,11 @@ def test_a_diverging_run_is_marked_and_leaves_the_others_alone():
     np.testing.assert_allclose(out.scores[::2], calm.run(pack).scores[::2], rtol=1e-4)
 
 
-def test_out_of_memory_halves_the_packs(monkeypatch):
+def test_out_of_memory_halves_packs(monkeypatch):
     threat = threat_models.build("ETCV", "dirac")
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,), model="logistic")
     engine = make_engine("batched", threat, settings)
-    pack = lanes(21, True)
+    pack = run_batch(21, True)
     expected = engine.run(pack)
     sizes = []
     run_pack = type(engine)._run_pack
@@ -317,7 +322,7 @@ def test_out_of_memory_halves_the_packs(monkeypatch):
         engine.run(pack)
 
 
-def test_memory_of_one_lane_shrinks_the_chunks(monkeypatch):
+def test_out_of_memory_with_one_run_halves_chunks(monkeypatch):
     threat = ntcv(records(12), None, DiracCanary(), UserScore(lambda o: o.first_displacement))
     settings = DpSgdSettings(2, 1.0, 1.0, (0.1,), model="mlp")
     engine = make_engine("batched", threat, settings)
@@ -331,11 +336,11 @@ def test_memory_of_one_lane_shrinks_the_chunks(monkeypatch):
         return run_pack(self, part, views, chunk_floats)
 
     monkeypatch.setattr(type(engine), "_run_pack", scarce)
-    assert engine.run(lanes(1, True)).finite.all()
+    assert engine.run(run_batch(1, True)).finite.all()
     assert chunks == [8_000_000, 4_000_000, 2_000_000, 1_000_000]
 
 
-def test_the_twister_is_filled_as_torch_and_numpy_seed_it():
+def test_mersenne_state_matches_torch_and_numpy():
     key = np.random.RandomState(77).get_state()[1].astype(np.uint64)
     ours = torch.Generator()
     ours.set_state(torch.from_numpy(streams.mersenne_state(key)))
@@ -343,7 +348,7 @@ def test_the_twister_is_filled_as_torch_and_numpy_seed_it():
     assert torch.equal(torch.randn(999, generator=ours), torch.randn(999, generator=theirs))
 
 
-def test_seeds_that_agree_in_their_lower_half_differ_in_their_noise():
+def test_seeds_with_equal_lower_bits_give_different_noise():
     seeds = np.array([5, 5 + 2**32, 5], dtype=np.uint64)
     a, b, c = (torch.randn(8, generator=g) for g in streams.generators(seeds, 0, "cpu"))
     assert torch.equal(a, c)
@@ -361,7 +366,7 @@ def test_losses_of_the_final_models():
 
     threat = etcv(DiracCanary(), UserScore(look), (1, 8, 8), 10)
     engine = make_engine("batched", threat, DpSgdSettings(3, 1.0, 0.1, (0.1,), model="mlp"))
-    engine.run(lanes(3, True))
+    engine.run(run_batch(3, True))
     parameters, losses = seen[0]
     model = make_model("mlp", 0, (1, 8, 8), 10, torch.float64)
     for row, value in zip(parameters, losses, strict=True):
@@ -370,12 +375,12 @@ def test_losses_of_the_final_models():
         assert value == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_one_set_of_runs_serves_several_scores():
+def test_shared_runs_match_separate_runs_for_several_scores():
     data, canary = records(12), records(1, seed=3).canary(0)
     honest = ntnv(data, data, canary)
     threats = (honest, ntcv(data, data, canary, threat_models.CanaryLoss(canary)))
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,), model="mlp")
-    pack = lanes(5, True)
+    pack = run_batch(5, True)
     shared = make_engine("batched", honest, settings).run_shared(pack, threats)
     for out, threat in zip(shared, threats, strict=True):
         alone = make_engine("batched", threat, settings).run(pack)
@@ -384,7 +389,7 @@ def test_one_set_of_runs_serves_several_scores():
 
 
 @pytest.mark.parametrize("changes", [{}, {"momentum": 0.5, "sampling_rate": 0.5}])
-def test_lanes_without_a_canary_serve_every_canary(changes):
+def test_runs_without_a_canary_are_shared_by_all_canaries(changes):
     data, canary = records(12), records(1, seed=3).canary(0)
     same, other = replace(canary, name="again"), records(1, seed=5).canary(0)
     threats = (
@@ -394,7 +399,7 @@ def test_lanes_without_a_canary_serve_every_canary(changes):
         ntnv(data, data, other),
     )
     settings = replace(DpSgdSettings(3, 1.0, 0.7, (0.1, 0.2), model="mlp"), **changes)
-    pack = replace(lanes(7, True, candidates=2), included=np.arange(7) % 3 == 0)
+    pack = replace(run_batch(7, True, candidates=2), included=np.arange(7) % 3 == 0)
     engine = make_engine("batched", threats[0], settings, precision="float64")
     shared = engine.run_shared(pack, threats)
     for out, threat in zip(shared, threats, strict=True):
@@ -407,15 +412,15 @@ def test_lanes_without_a_canary_serve_every_canary(changes):
     assert len({out.lambda_a.tobytes() for out in shared}) == 3
 
 
-def test_bad_input():
+def test_invalid_arguments_are_rejected():
     threat = threat_models.build("ETCV", "dirac")
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,))
-    with pytest.raises(ValueError, match="device must be cpu or a CUDA device"):
+    with pytest.raises(ValueError, match="device must be cpu or an available CUDA device"):
         make_engine("batched", threat, settings, device="cuda:99")
     with pytest.raises(ValueError, match="precision must be one of float32, float64, tf32, bf16"):
         make_engine("batched", threat, settings, precision="float16")
     shapeless = replace(threat, score=UserScore(lambda observation: np.zeros(1)))
     with pytest.raises(ValueError, match=r"one number per run, .*\(1,\) for 3 runs"):
-        make_engine("batched", shapeless, settings).run(lanes(3, True))
+        make_engine("batched", shapeless, settings).run(run_batch(3, True))
     with pytest.raises(ValueError, match="must have shape"):
         etcv(InputCanary(np.zeros((1, 9, 9), np.float32), 0), UserScore(len), (1, 8, 8), 10)

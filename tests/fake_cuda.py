@@ -1,12 +1,12 @@
-"""A pretended GPU: its tensors lie on the CPU, and are known by the storage they lie in.
+"""A fake GPU whose tensors are on the CPU and are identified by their storage.
 
-What torch computes, below autograd and vmap, passes `_Kernels`. It refuses a tensor of the GPU
-beside one of the CPU, as CUDA does, and counts launches of kernels, copies to the GPU and waits for
-it. `_Attributes` answers what Python asks above: `tensor.device`, `tensor.to(device)`. Values are
-those of a CPU.
+Every operation below autograd and vmap passes `_Kernels`. It rejects operations that mix GPU and
+CPU tensors, as CUDA does, and counts kernel launches, copies to the GPU and waits for it.
+`_Attributes` implements the Python interface: `tensor.device`, `tensor.to(device)`. The CPU
+computes all values.
 
-torch's own FakeTensorMode cannot serve: where torch was built without CUDA, autograd and indices
-end the process there. What it needs of real kernels, a pretended GPU cannot show either.
+torch's FakeTensorMode does not work here: if torch was built without CUDA, autograd and indexing
+crash in that mode. A fake GPU cannot test properties of real kernels.
 """
 
 from collections import Counter
@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_iter
 
 _HAS_GPU = torch.cuda.device_count() > 0
 GPU = torch.device("cuda:0")
-# The CPU asked for by name; without an index it is what torch's own code reads off a tensor that
-# only pretends to be elsewhere.
+# The CPU when named explicitly; torch's code sees the device without an index on tensors of the
+# fake GPU.
 CPU = torch.device("cpu:0")
 _ATEN = torch.ops.aten
 _COPIES = ("aten::_to_copy", "aten::copy_")
@@ -32,27 +32,27 @@ _FREE = ("aten::empty", "aten::new_empty", "aten::_unsafe_view")
 
 
 class MixedDevices(RuntimeError):
-    """A tensor, or a generator, of the CPU met one of the GPU."""
+    """An operation used tensors or generators of both the CPU and the GPU."""
 
 
-class PretendedCuda:
-    """A context in which the device "cuda" is there.
+class FakeCuda:
+    """A context in which the device "cuda" is available.
 
     Args:
-        monkeypatch: of pytest.
-        memory: of the GPU, in bytes.
+        monkeypatch: pytest's fixture.
+        memory: memory of the GPU, in bytes.
 
     Attributes:
-        counts: of "launches", "copies" (to the GPU) and "waits" (of the CPU for the GPU).
-        kernels: how often each was launched.
-        peak: the most bytes that lay on the GPU at a time.
-        limit: bytes above which there is no memory.
-        lost: which copy to the GPU is left on the CPU, from 0; None leaves none.
+        counts: numbers of "launches", "copies" (to the GPU) and "waits" (of the CPU for the GPU).
+        kernels: number of launches of each kernel.
+        peak: maximum number of bytes on the GPU.
+        limit: number of bytes above which allocation fails.
+        lost: index of a copy to the GPU to omit, from 0; None omits none.
     """
 
     def __init__(self, monkeypatch, memory=141e9):
         if _HAS_GPU:
-            pytest.skip("a GPU that is there cannot be pretended")
+            pytest.skip("the fake GPU needs a machine without a GPU")
         self.counts = Counter()
         self.kernels = Counter()
         self.peak = 0
@@ -82,7 +82,7 @@ class PretendedCuda:
         return found is not None and not found[0].expired()
 
     def take(self, tensor, name=""):
-        """Puts a tensor on the GPU."""
+        """Moves a tensor to the GPU."""
         storage = tensor.untyped_storage()
         self._there[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
         if self.live > self.limit:
@@ -91,13 +91,13 @@ class PretendedCuda:
 
     @property
     def live(self):
-        """Bytes on the GPU."""
+        """The number of bytes on the GPU."""
         self._there = {k: kept for k, kept in self._there.items() if not kept[0].expired()}
         return sum(size for _, size in self._there.values())
 
 
 class _Generator(torch.Generator):
-    """A generator that knows whether it is the GPU's; its numbers are a CPU's."""
+    """A generator with a device; the CPU generates its numbers."""
 
     def __new__(cls, device="cpu"):
         made = super().__new__(cls)
@@ -106,7 +106,7 @@ class _Generator(torch.Generator):
 
 
 class _Attributes(TorchFunctionMode):
-    # In here, where the mode is off, `tensor.device` is where a tensor really is.
+    # The mode is off inside this method, so `tensor.device` is the real device.
     def __init__(self, gpu):
         super().__init__()
         self._gpu = gpu
@@ -166,7 +166,7 @@ class _Kernels(TorchDispatchMode):
         tensors = [each for each in tree_iter((args, kwargs)) if isinstance(each, Tensor)]
         strays = [each for each in tensors if not gpu.has(each)]
         any_there = len(strays) < len(tensors)
-        # A number in a tensor of no dimensions is passed by value, but in no list.
+        # Zero-dimensional tensors are passed by value, except in lists.
         wrong = [each for each in strays if each.dim() or name in ("aten::cat", "aten::stack")]
         if any_there and wrong and name not in _COPIES:
             raise MixedDevices(f"{name}: {[tuple(each.shape) for each in wrong]} on the CPU")
@@ -194,7 +194,7 @@ class _Kernels(TorchDispatchMode):
 
 
 def _on_cpu(function, args, kwargs):
-    """What a kernel computes; products wider than their factors are known on a GPU only."""
+    """The result of a kernel; emulates products with wider outputs, which only GPUs support."""
     if function not in _WIDER:
         return function(*args, **kwargs)
     x, y = (each.float() for each in args[:2])
@@ -202,7 +202,7 @@ def _on_cpu(function, args, kwargs):
 
 
 def _has_mask(name, args):
-    """Whether an index is a mask, the size of whose result only the GPU knows."""
+    """Whether an index is a mask, for which the CPU must wait to know the result's size."""
     if not name.startswith("aten::index"):
         return False
     return any(
