@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from audit.own_training import readings
 from audit.own_training.records import TrainingSet
 from audit.own_training.watch import Watch
-from threat_models.user_code import call_user_code
+from threat_models.user_code import call_user_code, format_error
 
 Array = NDArray[np.float64]
 _MASK = 0xFFFFFFFF
@@ -131,7 +131,15 @@ def run_once(question: AuditTask, included: NDArray[np.bool_], candidate: Any, s
     finally:
         watch.close()
     trace = watch.trace()
-    score, told = _read(question, result, len(included))
+    try:
+        score, told = _read(question, result, len(included))
+    except Exception as error:
+        if str(error).startswith("train must"):
+            raise
+        raise ValueError(
+            "train must return a model that accepts the records, and it raised "
+            f"{format_error(error)}"
+        ) from error
     nothing = np.empty(0)
     return Run(
         score=score,
