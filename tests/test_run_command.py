@@ -286,7 +286,7 @@ def test_other_settings_in_the_same_folder_are_refused(own_copy, capsys):
         (["--trials", "1"], "trials must be a whole number in [2, 1000000000000], got 1"),
         (["--trials", "9" * 400], "trials must be a whole number in [2, 1000000000000], got 9"),
         (["--learning-rates", "0"], "learning_rates must be"),
-        (["--momentum", "0.5", "0.5"], "momentum must have distinct values, got (0.5, 0.5)"),
+        (["--momentum", "0.5", "0.5"], "momentum must name each value once, got (0.5, 0.5)"),
         (
             ["--repetitions", "fixed:0"],
             "repetitions fixed:0: k must be a whole number in [1, 1000000000000000], got 0.0",
@@ -340,7 +340,7 @@ def test_views_that_differ_in_case_alone_have_folders_of_their_own():
         ("delta = [1e-5]", r"delta must be in \(0, 1\), got \(1e-05,\)"),
         ("epsilon = {a = 1}", r"epsilon must be in \(0, inf\), got {'a': 1}"),
         ("epsilon = [[1.0]]", r"epsilon must be in \(0, inf\), got \[1.0\]"),
-        ("learning_rates = [true, 1]", "learning_rates must have distinct values"),
+        ("learning_rates = [true, 1]", "learning_rates must name each value once"),
         ("trials = [20]", r"trials must be a whole number in \[2, 1000000000000\], got \(20,\)"),
     ],
 )
