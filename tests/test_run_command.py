@@ -355,7 +355,7 @@ def test_two_processes_that_start_at_once_never_mix(tmp_path):
         (["--trials", "1"], "trials must be a whole number in [2, 1000000000000], got 1"),
         (["--trials", "9" * 400], "trials must be a whole number in [2, 1000000000000], got 9"),
         (["--learning-rates", "0"], "learning_rates must be"),
-        (["--momentum", "0.5", "0.5"], "momentum must have distinct values, got (0.5, 0.5)"),
+        (["--momentum", "0.5", "0.5"], "momentum must name each value once, got (0.5, 0.5)"),
         (
             ["--repetitions", "fixed:0"],
             "repetitions fixed:0: k must be a whole number in [1, 1000000000000000], got 0.0",
