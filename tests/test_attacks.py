@@ -5,11 +5,12 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
 from audit import lower_bounds, protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism
 from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold
+from audit.lower_bounds.max_provable_epsilon import _nearest
 from audit.lower_bounds.rules import ErrorCounts
 from audit.orders import SplitOrder
 from audit.reproduce import REPRODUCTIONS
@@ -329,8 +330,75 @@ def test_games_prove_more_than_provable_in_half_of_all_audits_at_most():
     both = np.array([0.1, 0.88, 0.02])
     leak = math.log(0.099 / 0.02)
     assert 0.5 * leak < lower_bounds.max_provable_epsilon(both, both[::-1], delta, 500) < 0.9 * leak
-    # Where all is told apart no such statement is found.
-    assert lower_bounds.max_provable_epsilon([1.0, 0.0], [0.0, 1.0], delta, 100) == 25.0
+
+
+def in_cells(distribution, apart):
+    """Chances of cells a tenth wide, without the record and with it, moved by `apart`."""
+    edges = np.concatenate([[-np.inf], np.arange(-12.0, 12.0 + apart, 0.1), [np.inf]])
+    return np.diff(distribution.cdf(edges)), np.diff(distribution.cdf(edges - apart))
+
+
+@pytest.mark.parametrize(
+    ("distribution", "apart", "value"),
+    [(stats.norm, 0.5, 0.862), (stats.norm, 1.5, 3.10), (stats.laplace, 1.0, 0.90)],
+)
+def test_known_values_of_what_a_thousand_games_can_prove(distribution, apart, value):
+    law = in_cells(distribution, apart)
+    assert lower_bounds.max_provable_epsilon(*law, 1e-5, 1000) == pytest.approx(value, rel=0.006)
+
+
+@pytest.mark.parametrize("games", [20, 300])
+def test_a_game_never_proves_more_than_any_game(games):
+    law = in_cells(stats.norm, 1.5)
+    most = lower_bounds.max_provable_epsilon(*law, 1e-5, games)
+    assert 0.5 < most <= lower_bounds.max_detectable_epsilon(games, games)
+    # Two outputs that tell all: the nearest game gives both e^epsilon : 1, and n + n trials are as
+    # likely in it as 20 / 2 times less where 2 n log(1 + e^-epsilon) = log(10).
+    found = lower_bounds.max_provable_epsilon([1.0, 0.0], [0.0, 1.0], 1e-5, games)
+    exact = -math.log(math.expm1(math.log(10.0) / (2.0 * games)))
+    assert exact * (1.0 - 1e-3) <= found <= exact * 1.01
+
+
+def test_the_nearest_game_is_the_nearest_of_many():
+    """No game that is (epsilon, delta)-DP has a smaller divergence: against a general solver."""
+    rng = np.random.default_rng(4)
+    for delta in (1e-3, 0.05):
+        for _ in range(4):
+            p, q = rng.dirichlet(np.full(4, 0.8), 2) * 0.96 + 0.01
+            epsilon = 0.5 * DiscreteMechanism(p, q).epsilon(delta)
+            found = _nearest(p, q, epsilon, delta)
+            assert found is not None
+            for one, other in (found, found[::-1]):
+                assert one.sum() == pytest.approx(1.0, abs=1e-12)
+                assert np.maximum(one - math.exp(epsilon) * other, 0.0).sum() <= delta
+
+            def divergence(x, p=p, q=q):
+                return -float(p @ np.log(x[:4]) + q @ np.log(x[4:8]))
+
+            # Excesses as slack variables: smooth constraints.
+            def slack(x, delta=delta):
+                return np.array([delta - x[8:12].sum(), delta - x[12:].sum()])
+
+            def above(x, epsilon=epsilon):
+                one, other, a, b = np.split(x, 4)
+                e = math.exp(epsilon)
+                return np.concatenate([a - one + e * other, b - other + e * one])
+
+            start = np.concatenate([*found, np.full(8, delta / 5.0)])
+            best = optimize.minimize(
+                divergence,
+                start,
+                method="SLSQP",
+                bounds=[(1e-9, 1.0)] * 8 + [(0.0, 1.0)] * 8,
+                constraints=[
+                    {"type": "ineq", "fun": slack},
+                    {"type": "ineq", "fun": above},
+                    {"type": "eq", "fun": lambda x: [x[:4].sum() - 1.0, x[4:8].sum() - 1.0]},
+                ],
+                options={"maxiter": 500, "ftol": 1e-13},
+            )
+            mine = divergence(np.concatenate(found))
+            assert mine <= best.fun + 1e-3
 
 
 def test_the_curve_of_two_tails_covers():

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from audit import _deprecated
 from audit.accounting.calibration import (
     ACCOUNTINGS,
     calibrate_mu,
@@ -94,14 +95,15 @@ __all__ = [
     "tuning_epsilon",
 ]
 
-# It stands on the bounds, above this floor; here it is only found under its old name.
+# `tuning_epsilon` builds on the bounds, a higher layer; this is its old place.
 if TYPE_CHECKING:
     from audit.opacus import tuning_epsilon
 else:
+    _renamed = _deprecated.renamed(__name__)
 
     def __getattr__(name: str) -> Any:
         if name == "tuning_epsilon":
             from audit.opacus import tuning_epsilon
 
             return tuning_epsilon
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _renamed(name)

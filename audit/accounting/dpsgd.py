@@ -294,6 +294,10 @@ class DpSgd(Mechanism):
         return self.sampling_rate == 1.0 or self.neighbours == "replace-one"
 
     @property
+    def is_directed(self) -> bool:
+        return True
+
+    @property
     def attained(self) -> bool:
         return True
 

@@ -153,14 +153,15 @@ def _of_distribution(distribution: Any) -> LossDistribution:
     """The losses and probabilities of a privacy loss distribution of dp-accounting."""
     try:
         removed = _direction(distribution._pmf_remove)
-        if distribution._symmetric:
-            return removed
-        added = _direction(distribution._pmf_add)
+        added = removed if distribution._symmetric else _direction(distribution._pmf_add)
     except AttributeError as error:
         raise ValueError(
             f"event must be a PrivacyLossDistribution of dp-accounting 0.4 or later: {error}"
         ) from error
-    return LossDistribution(removed.losses, removed.probabilities, removed.infinite, added)
+    # Its "remove" direction is the data set with the record against the one without.
+    return LossDistribution(
+        removed.losses, removed.probabilities, removed.infinite, added, directed=True
+    )
 
 
 def _direction(pmf: Any) -> LossDistribution:

@@ -8,6 +8,7 @@ and is called with scores. Before a game, `ceiling` and `trials_needed` say what
 `provable` what one of known law can; `looks=` lets it stop early.
 """
 
+from audit import _deprecated
 from audit.lower_bounds.counting import (
     Bayesian,
     ClopperPearson,
@@ -89,3 +90,5 @@ __all__ = [
     "selected_bound",
     "trials_needed",
 ]
+
+__getattr__ = _deprecated.renamed(__name__)

@@ -130,22 +130,28 @@ def subset(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
         delta: in (0, 1).
     """
     _check_added_or_removed(base)
-    curve = subset_curve(base, base, protocol)
-    return BoundValue(solve_epsilon(curve.delta, delta))
+    curves = subset_curves(base, base, protocol)
+    return BoundValue(max(solve_epsilon(curve.delta, delta) for curve in curves))
 
 
-def subset_curve(tuning: Mechanism, final: Mechanism, protocol: Subset) -> SubsetCurve:
+def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list[SubsetCurve]:
     """The cost where a run while tuning and the final one may differ.
 
     Args:
         tuning: one run while tuning.
         final: the final run.
         protocol: the law of K, the share of records tuned on, and what the final run takes.
+
+    Returns:
+        One curve; two where it is not known which pair of the final run has the record first.
     """
     pair = TunedMechanism(tuning, protocol.repetitions).pairs[0]
     assert isinstance(pair, LossPair)
     ends = final.pairs[0], final.pairs[-1]
-    return SubsetCurve(pair, *ends, protocol.sampling_rate, protocol.final == "all")
+    return [
+        SubsetCurve(pair, *sides, protocol.sampling_rate, protocol.final == "all")
+        for sides in ([ends] if final.is_directed else [ends, ends[::-1]])
+    ]
 
 
 def subset_divergences(
