@@ -563,7 +563,7 @@ def test_certificate_has_the_hash_of_the_released_model(certificate):
 
 @pytest.mark.usefixtures("region_alone")
 def test_certificate_of_an_objective_has_the_hash_of_its_model():
-    optuna = pytest.importorskip("audit.optuna")
+    optuna = pytest.importorskip("audit.integrations.optuna")
     study = optuna.PrivateStudy("fixed:1", base=GaussianMechanism(0.5), folder=None)
 
     def objective(trial):

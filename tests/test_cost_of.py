@@ -13,7 +13,7 @@ import numpy as np
 import optuna
 import pytest
 
-import audit.optuna
+import audit.integrations.optuna
 from audit import bounds, repetitions, tuning, upper_bounds
 from audit.accounting import (
     Candidates,
@@ -281,21 +281,23 @@ def test_many_rows_are_counted(tmp_path):
 def test_several_objectives_release_more_than_the_best():
     study = optuna.create_study(directions=["minimize"] * 2, sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(lambda trial: (objective(trial), 1.0), n_trials=3)
-    found = audit.optuna.cost_of_study(study)
+    found = audit.integrations.optuna.cost_of_study(study)
     assert found.best_only == found.all_released
     assert found.chosen == "random, several objectives"
     assert "Pareto front" in found.why
-    assert audit.optuna.cost_of_study(study, chosen="random").best_only == found.best_only
+    assert (
+        audit.integrations.optuna.cost_of_study(study, chosen="random").best_only == found.best_only
+    )
     with pytest.raises(ValueError, match="law and prior must come with"):
-        audit.optuna.cost_of_study(study, law="tnb:0,0.1")
+        audit.integrations.optuna.cost_of_study(study, law="tnb:0,0.1")
 
 
 def test_budgets_that_a_sampler_chose_have_no_cost_without_a_cap():
     study = optuna.create_study(sampler=SAMPLERS.TPESampler(seed=0, n_startup_trials=2))
     study.optimize(lambda trial: trial.suggest_float("mu", 0.1, 0.2), n_trials=4)
-    found = audit.optuna.cost_of_study(study)
+    found = audit.integrations.optuna.cost_of_study(study)
     assert (found.kind, found.best_only) == ("odometer reading", None)
-    assert audit.optuna.cost_of_study(study, cap=4.0).best_only == 4.0
+    assert audit.integrations.optuna.cost_of_study(study, cap=4.0).best_only == 4.0
 
 
 def stored(folder):
@@ -333,7 +335,7 @@ def test_a_storage_is_read_and_never_written(tmp_path, capsys):
 
 
 def test_locked_and_damaged_storages_have_their_own_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(audit.optuna, "_SECONDS_LOCKED", 0.1)
+    monkeypatch.setattr(audit.integrations.optuna, "_SECONDS_LOCKED", 0.1)
     storage, file = stored(tmp_path)
     with contextlib.closing(sqlite3.connect(file)) as database:
         database.execute("begin exclusive")
@@ -369,7 +371,7 @@ def test_locked_and_damaged_storages_have_their_own_line(tmp_path, capsys, monke
 def test_no_password_is_echoed(storage, capsys):
     assert "secret" not in refused_line(capsys, storage)
     with pytest.raises(ValueError, match="optuna must be") as caught:
-        audit.optuna.cost_of_study(storage, "mine")
+        audit.integrations.optuna.cost_of_study(storage, "mine")
     assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None
     with pytest.raises(SystemExit):
@@ -395,7 +397,7 @@ WAYS = [
 def test_the_way_is_read_off_the_sampler(sampler, way):
     study = optuna.create_study(sampler=sampler)
     study.optimize(objective, n_trials=4)
-    assert audit.optuna.read_study(study) == ([GaussianMechanism(0.1)] * 4, way)
+    assert audit.integrations.optuna.read_study(study) == ([GaussianMechanism(0.1)] * 4, way)
 
 
 def test_pruned_trials_make_it_sequential():
@@ -406,7 +408,7 @@ def test_pruned_trials_make_it_sequential():
     study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(objective, n_trials=2)
     study.optimize(pruned, n_trials=1)
-    runs, way = audit.optuna.read_study(study)
+    runs, way = audit.integrations.optuna.read_study(study)
     assert (len(runs), way) == (3, "sequential")
 
 
@@ -415,7 +417,7 @@ def test_trials_put_in_by_hand_make_it_sequential():
     study.optimize(objective, n_trials=1)
     study.enqueue_trial({"x": 4})
     study.optimize(objective, n_trials=1)
-    assert audit.optuna.read_study(study)[1] == "sequential"
+    assert audit.integrations.optuna.read_study(study)[1] == "sequential"
 
 
 def test_a_stored_study_is_read_to_the_safe_side(tmp_path, capsys):
@@ -442,8 +444,8 @@ def test_a_study_that_does_not_tell_its_noise_is_refused_or_told():
     study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(lambda trial: trial.suggest_float("lr", 0.1, 1.0), n_trials=2)
     with pytest.raises(ValueError, match="trials must tell noise_multiplier and steps"):
-        audit.optuna.cost_of_study(study)
-    found = audit.optuna.cost_of_study(study, base=GaussianMechanism(0.2))
+        audit.integrations.optuna.cost_of_study(study)
+    found = audit.integrations.optuna.cost_of_study(study, base=GaussianMechanism(0.2))
     assert (found.trials, found.chosen) == (2, "random")
 
 
@@ -459,7 +461,7 @@ def test_an_objective_runs_unchanged_under_a_private_protocol():
         trial.set_user_attr("model", (rate, width))
         return rate
 
-    study = audit.optuna.PrivateStudy(
+    study = audit.integrations.optuna.PrivateStudy(
         "fixed:12", "minimize", base=GaussianMechanism(0.5), seed=1, folder=None
     )
     best = study.optimize(unchanged)
@@ -469,7 +471,7 @@ def test_an_objective_runs_unchanged_under_a_private_protocol():
     assert set(best.candidate) == {"rate", "width"}
     assert best.score == best.candidate["rate"] == best.model[0] < 0.5
     # Optuna draws each candidate anew: another seed, others.
-    seen = [audit.optuna.PrivateStudy("fixed:1", base=GaussianMechanism(0.5), folder=None)
+    seen = [audit.integrations.optuna.PrivateStudy("fixed:1", base=GaussianMechanism(0.5), folder=None)
             .optimize(unchanged).score for _ in range(3)]  # fmt: skip
     assert len(set(seen)) == 3
 
@@ -481,7 +483,7 @@ def test_an_objective_is_told_its_noise():
         told.update(trial.user_attrs)
         return trial.suggest_float("rate", 0.1, 1.0)
 
-    study = audit.optuna.PrivateStudy("fixed:1", base=DpSgd(1.5, 20, 0.1), folder=None)
+    study = audit.integrations.optuna.PrivateStudy("fixed:1", base=DpSgd(1.5, 20, 0.1), folder=None)
     study.optimize(objective)
     assert told.pop("seed") >= 0
     assert told == {"noise_multiplier": 1.5, "steps": 20, "sampling_rate": 0.1}
@@ -491,4 +493,6 @@ def test_an_objective_is_told_its_noise():
 def test_protocols_that_need_a_space_are_refused():
     for protocol in ("grid:3", "adaptive:0.5,2/tnb:1,0.5"):
         with pytest.raises(ValueError, match=r"candidates of grid:3|protocol must draw each"):
-            audit.optuna.PrivateStudy(protocol, base=GaussianMechanism(0.5), folder=None)
+            audit.integrations.optuna.PrivateStudy(
+                protocol, base=GaussianMechanism(0.5), folder=None
+            )

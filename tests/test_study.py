@@ -1013,7 +1013,7 @@ def test_synthetic_records_have_the_shape_of_the_given_ones_and_nothing_else():
 
 
 def test_an_objective_with_two_values_ends_the_study():
-    from audit.optuna import PrivateStudy
+    from audit.integrations.optuna import PrivateStudy
 
     made = PrivateStudy("fixed:2", base=BASE, folder=None)
     with pytest.raises(tuning.StudyAborted, match="objective must return one number, got a tuple"):
