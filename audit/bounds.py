@@ -536,7 +536,7 @@ def _tuning_done(arguments: argparse.Namespace) -> int:
         trials = read_trials(arguments.trials, neighbours)
         found = cost_of_trials(trials, arguments.chosen, **options)
     else:
-        from audit.optuna import cost_of_study
+        from audit.integrations.optuna import cost_of_study
 
         base = None
         if any(getattr(arguments, name) is not None for name in _BASES):

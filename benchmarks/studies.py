@@ -24,7 +24,8 @@ from audit import protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism, Mechanism
 from audit.tuning import Best, Outcome, Trial
 from audit.tuning.journal import Memory
-from audit.tuning.play import Plan, play
+from audit.tuning.plan import Plan
+from audit.tuning.play import play
 from audit.tuning.space import Space
 
 MU, DELTA, ALPHA = 1.0, 0.01, 0.001

@@ -101,13 +101,14 @@ def test_the_library_needs_only_numpy_and_scipy(bare):
     script = """
 import importlib
 import importlib.util
-from audit import accounting, lower_bounds, protocols, repetitions, upper_bounds
+from audit import lower_bounds
+from audit.integrations import opacus
 assert not any(importlib.util.find_spec(name) for name in %r)
 scores = list(range(1000))
 print(lower_bounds.lower_bound(out_scores=scores, in_scores=[s + 900 for s in scores]).epsilon)
 class Recorded:
     history = [(1.0, 0.01, 500)]
-print(accounting.tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5))
+print(opacus.tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5))
 """
     low, cost = map(float, python(bare, "-c", script % (HEAVY,)).split())
     assert low > 3.0
@@ -118,7 +119,7 @@ def test_library_floors_import_nothing_heavy():
     # Where everything is installed, what is slow to import is imported only where it is used.
     script = (
         "import sys; from audit import repetitions, accounting, upper_bounds, lower_bounds; "
-        "import audit.bounds, audit.run, audit.compare, audit.dpsgd, audit.opacus; "
+        "import audit.bounds, audit.run, audit.compare, audit.dpsgd, audit.integrations.opacus; "
         "import threat_models, canaries; "
         f"print(*({HEAVY} & sys.modules.keys()))"
     ).replace(str(HEAVY), str(set(HEAVY)))
