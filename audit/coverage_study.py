@@ -23,6 +23,8 @@ from scipy import special, stats
 
 from audit import checks, console, numerics, protocols
 from audit.accounting import GaussianMechanism, calibrate_mu
+from audit.attacks import AcceptedTails, AdaptiveAttack, SubsetAttack, TunedOrder, attack_tails
+from audit.attacks.orders import attack_order
 from audit.claims import Claim, Condition, Facts, Kind, facts_of_tuning
 from audit.lower_bounds import (
     AcceptedTailsCurve,
@@ -55,15 +57,7 @@ from audit.protocols import (
     UntilAccepted,
 )
 from audit.repetitions import Binomial, Fixed, Repetitions, parse_repetitions
-from audit.upper_bounds import (
-    AcceptedTails,
-    AdaptiveAttack,
-    SubsetAttack,
-    TunedOrder,
-    attack_tails,
-    reduced_exact,
-)
-from audit.upper_bounds.worst_order import attack_order
+from audit.upper_bounds import reduced_exact
 
 Array = NDArray[np.float64]
 Sampler = Callable[[np.random.Generator, int], tuple[Array, Array]]

@@ -71,7 +71,7 @@ def ratios() -> int:
                 region = upper_bounds.region(base, law, delta).epsilon or math.inf
                 others = {"dp-accounting": by_dp_accounting(noise, steps, rate, law, delta)}
                 for bound in ("liu-talwar", "renyi", "profile"):
-                    epsilon = upper_bounds.BOUNDS[bound](base, law, delta).epsilon
+                    epsilon = upper_bounds.find(bound).function(base, law, delta).epsilon
                     others[bound] = math.inf if epsilon is None else epsilon
                 best = min(others, key=lambda one: others[one])
                 ratio = others[best] / region
@@ -89,7 +89,7 @@ def seconds(rounds: int) -> int:
     print(
         f"\n{'bound':14} {'gaussian s':>10} {'sampled s':>10}   worst law, best of {rounds} rounds"
     )
-    for name, bound in (upper_bounds.BOUNDS | upper_bounds.SPECIAL).items():
+    for name, bound in ((one.name, one.function) for one in upper_bounds.entries()):
         row = []
         for kind, make in (
             ("gaussian", lambda: DpSgd(1.0, 1)),

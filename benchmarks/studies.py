@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from audit import protocols, repetitions, upper_bounds
+from audit import attacks, protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism, Mechanism
 from audit.tuning import Best, Outcome, Trial
 from audit.tuning.journal import Memory
@@ -108,7 +108,7 @@ def gaussian(rng: np.random.Generator, read: bool) -> float:
 
 def _split(name: str, protocol: str, law: str, studies: int, **settings: Any) -> Attack:
     """An attack by the split order that shows most of a law of K in so many studies a side."""
-    order, threshold = upper_bounds.attack_order(
+    order, threshold = attacks.attack_order(
         MU, repetitions.parse_repetitions(law), DELTA, studies, 1.0 - ALPHA
     )
 

@@ -14,9 +14,9 @@ import pytest
 from scipy import special
 
 from audit import coverage_study, protocols
+from audit.attacks import AdaptiveAttack
 from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold, WorstOrderCurve
 from audit.protocols import Adaptive
-from audit.upper_bounds import AdaptiveAttack
 
 SIZES = {60: 10}
 pytestmark = pytest.mark.usefixtures("quick_reports")

@@ -17,13 +17,14 @@ from scipy import special, stats
 
 from audit import coverage_study, lower_bounds, repetitions
 from audit.accounting import DpSgd, GaussianMechanism, calibrate_mu
+from audit.attacks.orders import attack_order
 from audit.claims import facts_of_game, facts_of_tuning
 from audit.lower_bounds import counting, one_run, pooled, rank_sum, rates, rules, scan, two_tails
 from audit.lower_bounds.scores import Scores
 from audit.orders import IncreasingOrder
 from audit.protocols import RandomSearch
-from audit.upper_bounds import RegionCurve, reduced_exact, reduced_renyi
-from audit.upper_bounds.worst_order import attack_order
+from audit.upper_bounds import RegionCurve, reduced_exact
+from audit.upper_bounds.published import reduced_renyi
 
 DELTA = 1e-5
 TNB = repetitions.parse_repetitions("tnb:0,0.01")

@@ -232,7 +232,7 @@ class WorstOrderCurve(_CurveOfMu):
         return float(beaten_or_below - self.repetitions.phi_survival(above))
 
     def attained(self, mu: float, delta: float) -> float:
-        from audit.upper_bounds import TunedOrder
+        from audit.attacks import TunedOrder
 
         return TunedOrder(mu, self.repetitions, SplitOrder(self.top)).epsilon(delta)
 
@@ -270,12 +270,12 @@ class AcceptedTailsCurve(_CurveOfMu):
         )
 
     def rate_below(self, mu: float) -> float:
-        from audit.upper_bounds import AcceptedTails
+        from audit.attacks import AcceptedTails
 
         tails = AcceptedTails(max(mu, 1e-9), self.low, self.high, self.stop)
         return float(tails.rate_below(self.rule.threshold, mu))
 
     def attained(self, mu: float, delta: float) -> float:
-        from audit.upper_bounds import AcceptedTails
+        from audit.attacks import AcceptedTails
 
         return AcceptedTails(mu, self.low, self.high, self.stop).epsilon(delta)

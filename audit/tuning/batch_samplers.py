@@ -144,7 +144,7 @@ class AdversarialSampler:
 def projected(densities: Array, low: float, high: float) -> Array:
     """Densities [R, n] projected onto those within [low, high] of mean 1, row by row.
 
-    As `upper_bounds.project_density`: clip(f + t, low, high), t by bisection.
+    As `upper_bounds.published.project_density`: clip(f + t, low, high), t by bisection.
     """
     below = low - densities.max(axis=1, keepdims=True)
     above = high - densities.min(axis=1, keepdims=True)
