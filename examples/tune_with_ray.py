@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from audit import repetitions, tuning, upper_bounds
 
 EPSILON, DELTA, LAW, STEPS = 2.0, 1e-5, "tnb:0,0.2", 30
-NOISE = upper_bounds.calibrate_noise(EPSILON, LAW, DELTA, STEPS)
+NOISE = upper_bounds.calibrate_noise(LAW, target_epsilon=EPSILON, target_delta=DELTA, steps=STEPS)
 
 
 def train(config):

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from audit import lower_bounds, protocols, repetitions, upper_bounds
+from audit import attacks, lower_bounds, protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism
+from audit.attacks import AdaptiveAttack, SubsetAttack, TunedOrder
 from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold
 from audit.lower_bounds.max_provable_epsilon import _nearest
 from audit.lower_bounds.rules import ErrorCounts
 from audit.orders import SplitOrder
 from audit.reproduce import REPRODUCTIONS
 from audit.reproduce.attacks import _OrderCurve, _Search, attacked
-from audit.upper_bounds import AdaptiveAttack, SubsetAttack, TunedOrder
 
 DELTA = 1e-5
 SLOW = pytest.mark.slow
@@ -210,7 +210,7 @@ def test_an_adaptive_attack_has_the_law_that_it_says():
 def test_an_adaptive_attack_leaks_more_than_draws_of_one_law():
     spec, base = "tnb:1,0.1", GaussianMechanism(0.24721)
     protocol = protocols.parse_protocol(f"adaptive:0.5,2/{spec}")
-    attack = upper_bounds.adaptive_attack(0.24721, protocol, DELTA)
+    attack = attacks.adaptive_attack(0.24721, protocol, DELTA)
     without_freedom = upper_bounds.region(base, spec, DELTA).epsilon
     cost = upper_bounds.tuning_cost(base, protocol, DELTA).epsilon
     assert 1.15 * without_freedom < attack.epsilon(DELTA) < cost
@@ -231,7 +231,7 @@ def test_a_subset_attack_reduces_to_what_it_must():
 @pytest.mark.parametrize("final", ["rest", pytest.param("all", marks=SLOW)])
 def test_a_subset_attack_is_below_the_cost_and_plays_its_density_ratio(final):
     mu, protocol = 0.6, protocols.Subset("tnb:1,0.2", 0.3, final)
-    attack = upper_bounds.subset_attack(mu, protocol, DELTA)
+    attack = attacks.subset_attack(mu, protocol, DELTA)
     cost = upper_bounds.tuning_cost(GaussianMechanism(mu), protocol, DELTA).epsilon
     assert 0.85 * cost < attack.epsilon(DELTA) <= cost
     # A density ratio has mean 1 without the record, and its inverse with it: 4 standard errors.
@@ -271,7 +271,7 @@ def test_attacks_prove_much_of_a_cost_and_never_more(spec, attained, proved, by_
 
 def test_an_order_is_played_by_its_law_and_read_by_its_curve():
     mu, law, games = 1.0, repetitions.parse_repetitions("binomial:6,0.4"), 20_000
-    order, epsilon = upper_bounds.worst_case_order(mu, law, 1e-2)
+    order, epsilon = attacks.worst_case_order(mu, law, 1e-2)
     search = _Search(TunedOrder(mu, law, order, 0.02))
     rng = np.random.default_rng(9)
     left, right = search.game.edges
@@ -410,7 +410,7 @@ def test_the_curve_of_two_tails_covers():
         played = attacked(mu, protocol, 1e-3, 2000, rng)
         assert isinstance(played.curve, AcceptedTailsCurve)
         tails = played.curve
-        truth = upper_bounds.AcceptedTails(mu, tails.low, tails.high, tails.stop).epsilon(1e-3)
+        truth = attacks.AcceptedTails(mu, tails.low, tails.high, tails.stop).epsilon(1e-3)
         rate = tails.rate_below(mu)
         counts = rng.binomial(2000, rate, 200)
         by_count = {

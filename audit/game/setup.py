@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import threat_models
-from audit import accounting, upper_bounds
+from audit import accounting, attacks
 from audit.claims import Condition, Facts, facts_of_game
 from audit.dpsgd import (
     DpSgdSettings,
@@ -150,10 +150,10 @@ def set_up(config: AuditConfig, budget: int) -> SetUp:
         assert mu is not None
         fixed = config.delta, max(config.trials // 2, 1), config.confidence
         if isinstance(protocol, _UNTIL):
-            tails, threshold = upper_bounds.attack_tails(mu, protocol, *fixed)
+            tails, threshold = attacks.attack_tails(mu, protocol, *fixed)
             top = tails.low, tails.high
         else:
-            split, threshold = upper_bounds.attack_order(mu, config.law, *fixed)
+            split, threshold = attacks.attack_order(mu, config.law, *fixed)
             top = split.top
     training = config.training(base.noise_multiplier)
     views = tuple(

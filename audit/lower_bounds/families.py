@@ -242,7 +242,7 @@ class WorstOrderCurve(_CurveOfMu):
         return float(above_or_below - self.repetitions.phi_survival(above))
 
     def exact_epsilon(self, mu: float, delta: float) -> float:
-        from audit.upper_bounds import TunedOrder
+        from audit.attacks import TunedOrder
 
         return TunedOrder(mu, self.repetitions, SplitOrder(self.top)).epsilon(delta)
 
@@ -280,12 +280,12 @@ class AcceptedTailsCurve(_CurveOfMu):
         )
 
     def rate_below(self, mu: float) -> float:
-        from audit.upper_bounds import AcceptedTails
+        from audit.attacks import AcceptedTails
 
         tails = AcceptedTails(max(mu, _MIN_MU), self.low, self.high, self.stop)
         return float(tails.rate_below(self.rule.threshold, mu))
 
     def exact_epsilon(self, mu: float, delta: float) -> float:
-        from audit.upper_bounds import AcceptedTails
+        from audit.attacks import AcceptedTails
 
         return AcceptedTails(mu, self.low, self.high, self.stop).epsilon(delta)

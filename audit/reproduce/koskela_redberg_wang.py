@@ -26,14 +26,13 @@ from audit.reproduce.result import (
     plot,
     style,
 )
-from audit.upper_bounds import (
-    UpperBound,
+from audit.upper_bounds import UpperBound, region
+from audit.upper_bounds.published import (
     many_candidates,
     noisy_max,
     noisy_max_closed_form,
     noisy_max_renyi,
     profile,
-    region,
     renyi,
 )
 

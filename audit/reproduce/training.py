@@ -23,7 +23,8 @@ from audit.repetitions import Poisson, Repetitions
 from audit.reproduce.laws import with_mean
 from audit.reproduce.result import COLOURS, Result, figure, style, tidy
 from audit.tuning.on_run_batches import GameContext, tune
-from audit.upper_bounds import calibrate_noise, cost_ratio
+from audit.upper_bounds import calibrate_noise
+from audit.upper_bounds.published import cost_ratio
 from audit.upper_bounds.registry import find
 from threat_models import Observation, ThreatModel, UserScore, build
 
@@ -57,7 +58,9 @@ class Arm:
     def noise_multiplier(self, epsilon: float, steps: int) -> float:
         """The least noise at which the whole tuning keeps epsilon."""
         bound = find(self.bound, type(self.parsed)).function
-        return calibrate_noise(epsilon, self.parsed, DELTA, steps, bound=bound)
+        return calibrate_noise(
+            self.parsed, target_epsilon=epsilon, target_delta=DELTA, steps=steps, bound=bound
+        )
 
 
 def best_of_each(owner: NDArray[np.int64], *scores: Array) -> NDArray[np.intp]:

@@ -37,13 +37,8 @@ from audit.reproduce.result import (
     style,
     tidy,
 )
-from audit.upper_bounds import (
-    UpperBound,
-    reduced_exact,
-    reduced_renyi,
-    region,
-    renyi,
-)
+from audit.upper_bounds import UpperBound, reduced_exact, region
+from audit.upper_bounds.published import reduced_renyi, renyi
 
 Array = NDArray[np.float64]
 

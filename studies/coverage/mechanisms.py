@@ -10,6 +10,14 @@ from numpy.typing import NDArray
 
 from audit import protocols
 from audit.accounting import GaussianMechanism, calibrate_mu
+from audit.attacks import (
+    AcceptedTails,
+    AdaptiveAttack,
+    SubsetAttack,
+    TunedOrder,
+    attack_tails,
+)
+from audit.attacks.orders import attack_order
 from audit.claims import Condition, Facts, facts_of_tuning
 from audit.lower_bounds import AcceptedTailsCurve, Estimator, FixedThreshold
 from audit.orders import IncreasingOrder, SplitOrder
@@ -23,15 +31,7 @@ from audit.protocols import (
     UntilAccepted,
 )
 from audit.repetitions import Binomial, Fixed, Repetitions, parse_repetitions
-from audit.upper_bounds import (
-    AcceptedTails,
-    AdaptiveAttack,
-    SubsetAttack,
-    TunedOrder,
-    attack_tails,
-    reduced_exact,
-)
-from audit.upper_bounds.worst_order import attack_order
+from audit.upper_bounds import reduced_exact
 
 Array = NDArray[np.float64]
 Sampler = Callable[[np.random.Generator, int], tuple[Array, Array]]
