@@ -182,7 +182,7 @@ def test_the_best_law_has_the_highest_quantile_within_the_budget():
 
 def test_an_unreachable_budget_is_refused():
     law = repetitions.parse_repetitions("tnb:0,0.01")
-    with pytest.raises(ValueError, match="expected runs keep"):
+    with pytest.raises(ValueError, match="must allow 1 expected runs"):
         upper_bounds.calibrate_runs(
             GaussianMechanism(1.0), law, target_epsilon=0.1, target_delta=DELTA
         )

@@ -27,6 +27,7 @@ from audit.accounting import (
     DominatingPair,
     LossPair,
     Mechanism,
+    group_size,
     relations,
     solve_epsilon,
 )
