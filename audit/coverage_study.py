@@ -23,7 +23,7 @@ from scipy import special, stats
 
 from audit import checks, console, numerics, protocols
 from audit.accounting import GaussianMechanism, calibrate_mu
-from audit.claims import Claim, Condition, Facts, Kind, facts_of_tuning
+from audit.claims import Assumption, Claim, Facts, Kind, facts_of_tuning
 from audit.lower_bounds import (
     AcceptedTailsCurve,
     ClopperPearson,
@@ -110,7 +110,7 @@ class Game:
     threshold: float | None = None
     mu: float | None = None
     repetitions: Repetitions | None = None
-    known: frozenset[Condition] = frozenset()
+    known: frozenset[Assumption] = frozenset()
     split_top: float | None = None
     protocol: Protocol | None = None
     own: tuple[Estimator, ...] = ()
@@ -120,11 +120,11 @@ class Game:
         """What is true of it; trials are independent, but of equal numbers and without coins."""
         law = Fixed(1) if self.repetitions is None else self.repetitions
         protocol = RandomSearch(law) if self.protocol is None else self.protocol
-        return facts_of_tuning(protocol, Condition.INDEPENDENT_TRIALS, *self.known)
+        return facts_of_tuning(protocol, Assumption.INDEPENDENT_TRIALS, *self.known)
 
 
-_GAUSSIAN = frozenset({Condition.GAUSSIAN_BASE, Condition.GAUSSIAN_STATISTIC})
-_INCREASING = _GAUSSIAN | {Condition.MONOTONE_SCORE, Condition.RELEASED_SCORE}
+_GAUSSIAN = frozenset({Assumption.GAUSSIAN_BASE, Assumption.GAUSSIAN_STATISTIC})
+_INCREASING = _GAUSSIAN | {Assumption.MONOTONE_SCORE, Assumption.RELEASED_SCORE}
 
 
 def _normal(mu: float) -> Sampler:
@@ -186,7 +186,7 @@ def _worst_order(name: str, spec: str, epsilon_base: float, trials: int) -> Game
         lambda rng, n: _played(order, law, mu, rng, n),
         threshold=threshold,
         repetitions=law,
-        known=_GAUSSIAN | {Condition.SPLIT_SCORE},
+        known=_GAUSSIAN | {Assumption.SPLIT_SCORE},
         split_top=order.top,
     )
 
@@ -322,7 +322,7 @@ class _JaxPrivacy(Estimator):
 
     @property
     def claim(self) -> Claim:
-        return Claim(Kind.BOUND, "jax_privacy", needs=(Condition.INDEPENDENT_TRIALS,))
+        return Claim(Kind.BOUND, "jax_privacy", assumptions=(Assumption.INDEPENDENT_TRIALS,))
 
     def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
         auditor = self.auditing.CanaryScoreAuditor(scores.with_record, scores.without)
@@ -363,9 +363,9 @@ class CanaryGame:
 
     def bounds(self, scores: Array, coins: NDArray[np.bool_]) -> list[LowerBound]:
         """Every bound from one run."""
-        known = {Condition.FAIR_COINS, Condition.GAUSSIAN_BASE, Condition.NOT_TUNED}
+        known = {Assumption.FAIR_COINS, Assumption.GAUSSIAN_BASE, Assumption.NOT_TUNED}
         if self.disjoint:
-            known |= {Condition.DISJOINT_CANARIES, Condition.INDEPENDENT_TRIALS}
+            known |= {Assumption.DISJOINT_CANARIES, Assumption.INDEPENDENT_TRIALS}
         facts = facts_of_tuning(RandomSearch(Fixed(1)), *known)
         found = [
             *one_run_bounds(scores, coins, DELTA, CONFIDENCE, len(scores) // 4, facts),
@@ -375,7 +375,7 @@ class CanaryGame:
                 order_statistics_bound(scores, coins, len(scores), DELTA, CONFIDENCE), rule="all"
             ),
         ]
-        return [replace(bound, verdict=bound.claim.judged(facts)) for bound in found]
+        return [replace(bound, verdict=bound.claim.validity(facts)) for bound in found]
 
 
 def canary_games() -> list[CanaryGame]:

@@ -7,7 +7,7 @@ import pytest
 from scipy import special, stats
 
 from audit import lower_bounds, upper_bounds
-from audit.claims import Condition, facts_of_tuning
+from audit.claims import Assumption, facts_of_tuning
 from audit.dpsgd.batched import BatchedEngine
 from audit.game import play as game
 from audit.game.audit_loop import play_audit
@@ -69,7 +69,7 @@ def test_all_runs_are_kept_and_say_more_than_their_winners():
     exact = upper_bounds.reduced_exact(the_set_up.base, config.law, 1e-5).epsilon
     assert max(by_key.values()) <= exact
     # A statistic that is not the score: only what holds for any score counts.
-    other = replace(view, facts=facts_of_tuning(the_set_up.protocol, Condition.INDEPENDENT_TRIALS))
+    other = replace(view, facts=facts_of_tuning(the_set_up.protocol, Assumption.INDEPENDENT_TRIALS))
     judged = assembling._of_all_runs(other, the_set_up, trials, "lambda_a", 0.95)
     assert [bound.name for bound in judged if bound.valid] == ["pooled-any-score"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import special
 
 from audit.accounting import DpSgd
-from audit.claims import Condition, Facts
+from audit.claims import Assumption, Facts
 from audit.dpsgd import DpSgdSettings, Engine, RunBatch
 from audit.protocols import RandomStopping, UntilAccepted
 from threat_models import ThreatModel
@@ -48,7 +48,7 @@ def good_enough(
     chance = protocol.acceptance if isinstance(protocol, UntilAccepted) else protocol.stop
     if isinstance(threat_model.score, TwoTails):
         return 0.5
-    if Condition.MONOTONE_SCORE in facts.conditions:
+    if Assumption.MONOTONE_SCORE in facts.assumptions:
         # (w_0 - w_N)[0] is lr C sigma sqrt(N) times N(b mu, 1).
         (only,) = training.candidates
         unit = only.learning_rate * only.max_grad_norm * base.noise_multiplier

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import threat_models
 from audit import accounting, upper_bounds
-from audit.claims import Condition, Facts, facts_of_game
+from audit.claims import Assumption, Facts, facts_of_game
 from audit.dpsgd import (
     DpSgdSettings,
     Engine,
@@ -112,7 +112,7 @@ class SetUp:
         view = self.views[0]
         some = winners.chosen >= 0
         found = np.zeros(len(some))
-        if self.mu is not None and Condition.MONOTONE_SCORE in view.facts.conditions:
+        if self.mu is not None and Assumption.MONOTONE_SCORE in view.facts.assumptions:
             x = winners.lambda_a[some] * self.mu
             law = view.config.law
             found[some] = log_density(x - self.mu, law) - log_density(x, law)

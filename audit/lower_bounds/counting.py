@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit import repetitions as laws
-from audit.claims import Claim, Condition, Kind
+from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import ThresholdEstimator
 from audit.lower_bounds.rules import (
     ErrorCounts,
@@ -64,7 +64,7 @@ class ClopperPearson(ThresholdEstimator, TradeOffStatistic):
         return Claim(
             Kind.BOUND,
             "Clopper & Pearson 1934; Xiang, Wang & Wang 2024, eq. 4",
-            needs=(Condition.INDEPENDENT_TRIALS,),
+            assumptions=(Assumption.INDEPENDENT_TRIALS,),
         )
 
     def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
@@ -138,7 +138,11 @@ class GaussianCurve(GaussianFamily):
         return Claim(
             Kind.BOUND,
             "Nasr et al. 2023",
-            needs=(Condition.INDEPENDENT_TRIALS, Condition.NOT_TUNED, Condition.GAUSSIAN_BASE),
+            assumptions=(
+                Assumption.INDEPENDENT_TRIALS,
+                Assumption.NOT_TUNED,
+                Assumption.GAUSSIAN_BASE,
+            ),
         )
 
 
@@ -179,10 +183,10 @@ class LiftedCurve(GaussianFamily):
             Kind.BOUND,
             "this project; the family is that of Xiang, Wang & Wang 2024, algorithm 3",
             protocols=(RandomSearch,),
-            needs=(
-                Condition.INDEPENDENT_TRIALS,
-                Condition.GAUSSIAN_STATISTIC,
-                Condition.MONOTONE_SCORE,
+            assumptions=(
+                Assumption.INDEPENDENT_TRIALS,
+                Assumption.GAUSSIAN_STATISTIC,
+                Assumption.MONOTONE_SCORE,
             ),
         )
 
@@ -248,7 +252,7 @@ class Conditional(ThresholdEstimator):
         return Claim(
             Kind.BOUND,
             "Fisher 1935; the proof for delta > 0 is this project's",
-            needs=(Condition.INDEPENDENT_TRIALS, Condition.FAIR_COINS),
+            assumptions=(Assumption.INDEPENDENT_TRIALS, Assumption.FAIR_COINS),
         )
 
     def lower_limit(self, counts: ErrorCounts, delta: float, alpha: float) -> Array:
@@ -305,7 +309,7 @@ class Bayesian(ThresholdEstimator):
         return Claim(
             Kind.BAYESIAN,
             "Zanella-Beguelin et al. 2023",
-            needs=(Condition.INDEPENDENT_TRIALS,),
+            assumptions=(Assumption.INDEPENDENT_TRIALS,),
             about=("Jeffreys' prior",),
         )
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from numpy.typing import ArrayLike
 
 from audit import checks
-from audit.claims import Claim, Condition, Facts, Kind, facts_of_tuning
+from audit.claims import Assumption, Claim, Facts, Kind, facts_of_tuning
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import DEFAULT_RULE, Statistic, ThresholdRule, TradeOffStatistic
 from audit.lower_bounds.scores import Scores
@@ -35,7 +35,7 @@ class Finding:
 
 def facts_as_told(repetitions: Repetitions) -> Facts:
     """The facts of a game of which only the law of K is told: the rest is taken as assumed."""
-    others = [condition for condition in Condition if condition is not Condition.NOT_TUNED]
+    others = [condition for condition in Assumption if condition is not Assumption.NOT_TUNED]
     return facts_of_tuning(RandomSearch(repetitions), *others)
 
 
@@ -152,7 +152,7 @@ class Estimator(ABC):
             epsilon=best.epsilon,
             confidence=float(confidence),
             claim=self.claim,
-            verdict=self.claim.judged(facts_as_told(Fixed(1)) if known is None else known),
+            verdict=self.claim.validity(facts_as_told(Fixed(1)) if known is None else known),
             threshold=None if threshold is None or math.isnan(threshold) else threshold,
             direction=way,
             false_positives=best.false_positives,

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit import repetitions as laws
-from audit.claims import Claim, Condition, Kind
+from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.counting import ClopperPearson
 from audit.lower_bounds.estimator import ThresholdEstimator, check_confidence, facts_as_told
 from audit.lower_bounds.rates import Limit, upper_limit
@@ -120,14 +120,16 @@ def family_bound(
             middle = math.sqrt(low * high)
             low, high = (middle, high) if refutes(family(middle), fp, fn) else (low, middle)
         value = max(epsilon(low), 0.0)
-    claim = Claim(Kind.BOUND, source, needs=(Condition.INDEPENDENT_TRIALS,), about=(assumes,))
+    claim = Claim(
+        Kind.BOUND, source, assumptions=(Assumption.INDEPENDENT_TRIALS,), about=(assumes,)
+    )
     return LowerBound(
         name=name,
         rule=rule.name,
         epsilon=value,
         confidence=confidence,
         claim=claim,
-        verdict=claim.judged(facts_as_told(Fixed(1))),
+        verdict=claim.validity(facts_as_told(Fixed(1))),
         threshold=found.threshold,
         false_positives=found.false_positives,
         false_negatives=found.false_negatives,
@@ -219,10 +221,10 @@ class WorstOrderCurve(_CurveOfMu):
             Kind.BOUND,
             "this project",
             protocols=(RandomSearch,),
-            needs=(
-                Condition.INDEPENDENT_TRIALS,
-                Condition.GAUSSIAN_STATISTIC,
-                Condition.SPLIT_SCORE,
+            assumptions=(
+                Assumption.INDEPENDENT_TRIALS,
+                Assumption.GAUSSIAN_STATISTIC,
+                Assumption.SPLIT_SCORE,
             ),
         )
 
@@ -265,7 +267,7 @@ class AcceptedTailsCurve(_CurveOfMu):
             Kind.BOUND,
             "this project",
             protocols=(UntilAccepted, RandomStopping),
-            needs=(Condition.INDEPENDENT_TRIALS, Condition.GAUSSIAN_STATISTIC),
+            assumptions=(Assumption.INDEPENDENT_TRIALS, Assumption.GAUSSIAN_STATISTIC),
             about=(f"accepted below {self.low:g} and above {self.high:g}",),
         )
 

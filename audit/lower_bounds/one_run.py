@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.claims import Claim, Condition, Facts, Kind
+from audit.claims import Assumption, Claim, Facts, Kind
 from audit.lower_bounds.counting import best_of_gaussian_epsilon
 from audit.lower_bounds.estimator import check_confidence
 from audit.lower_bounds.result import LowerBound
@@ -131,7 +131,7 @@ _READINGS = (
         Claim(
             Kind.BOUND,
             "Steinke, Nasr & Jagielski 2023, theorem 5.2",
-            needs=(Condition.FAIR_COINS,),
+            assumptions=(Assumption.FAIR_COINS,),
             about=(_ONE_RUN,),
         ),
     ),
@@ -141,13 +141,15 @@ _READINGS = (
         Claim(
             Kind.BOUND,
             "Mahloujifar, Melis & Chaudhuri 2024, algorithm 3",
-            needs=(Condition.FAIR_COINS, Condition.NOT_TUNED, Condition.GAUSSIAN_BASE),
+            assumptions=(Assumption.FAIR_COINS, Assumption.NOT_TUNED, Assumption.GAUSSIAN_BASE),
             about=(_ONE_RUN,),
         ),
     ),
 )
 # Without word of it, the run may be the best of several.
-_AS_TOLD = Facts(RandomSearch(Fixed(1)), frozenset({Condition.FAIR_COINS, Condition.GAUSSIAN_BASE}))
+_AS_TOLD = Facts(
+    RandomSearch(Fixed(1)), frozenset({Assumption.FAIR_COINS, Assumption.GAUSSIAN_BASE})
+)
 
 
 def one_run_bounds(
@@ -213,7 +215,7 @@ def one_run_bounds(
                     epsilon=epsilon,
                     confidence=confidence,
                     claim=reading.claim,
-                    verdict=reading.claim.judged(_AS_TOLD if known is None else known),
+                    verdict=reading.claim.validity(_AS_TOLD if known is None else known),
                     trials_without=canaries - went_in,
                     trials_with=went_in,
                 )

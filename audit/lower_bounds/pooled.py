@@ -16,7 +16,7 @@ from scipy import fft, special
 
 from audit import checks, numerics
 from audit import repetitions as laws
-from audit.claims import Claim, Condition, Facts, Kind
+from audit.claims import Assumption, Claim, Facts, Kind
 from audit.lower_bounds.counting import GaussianFamily, epsilon_from_limits
 from audit.lower_bounds.estimator import ThresholdEstimator, check_confidence, facts_as_told
 from audit.lower_bounds.result import LowerBound
@@ -65,7 +65,7 @@ class PooledClopperPearson(ThresholdEstimator, TradeOffStatistic):
             Kind.BOUND,
             "this project; limits of Clopper & Pearson 1934",
             protocols=(RandomSearch,),
-            needs=(Condition.INDEPENDENT_TRIALS, Condition.RELEASED_SCORE),
+            assumptions=(Assumption.INDEPENDENT_TRIALS, Assumption.RELEASED_SCORE),
         )
 
     def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
@@ -116,11 +116,11 @@ class PooledGaussianCurve(GaussianFamily):
             Kind.BOUND,
             "this project; the curve is that of Nasr et al. 2023",
             protocols=(RandomSearch,),
-            needs=(
-                Condition.INDEPENDENT_TRIALS,
-                Condition.RELEASED_SCORE,
-                Condition.GAUSSIAN_STATISTIC,
-                Condition.MONOTONE_SCORE,
+            assumptions=(
+                Assumption.INDEPENDENT_TRIALS,
+                Assumption.RELEASED_SCORE,
+                Assumption.GAUSSIAN_STATISTIC,
+                Assumption.MONOTONE_SCORE,
             ),
         )
 
@@ -255,7 +255,7 @@ def selected_bound(
         Kind.BOUND,
         "this project; inequality of Hoeffding 1963, section 5",
         protocols=(RandomSearch,),
-        needs=(Condition.INDEPENDENT_TRIALS,),
+        assumptions=(Assumption.INDEPENDENT_TRIALS,),
         about=("any score", rule.words),
     )
     return LowerBound(
@@ -264,7 +264,7 @@ def selected_bound(
         epsilon=epsilon,
         confidence=float(confidence),
         claim=claim,
-        verdict=claim.judged(facts_as_told(law) if known is None else known),
+        verdict=claim.validity(facts_as_told(law) if known is None else known),
         threshold=rule.threshold,
         false_positives=int(high.sum()),
         false_negatives=int(low.sum()),

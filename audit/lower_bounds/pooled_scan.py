@@ -35,7 +35,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import repetitions as laws
-from audit.claims import Claim, Condition, Kind
+from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import reference_games
 from audit.lower_bounds.estimator import Estimator, Finding
 from audit.lower_bounds.scores import Scores
@@ -87,7 +87,7 @@ class PooledScan(Estimator):
             Kind.BOUND,
             "this project",
             protocols=(RandomSearch,),
-            needs=(Condition.INDEPENDENT_TRIALS, Condition.RELEASED_SCORE),
+            assumptions=(Assumption.INDEPENDENT_TRIALS, Assumption.RELEASED_SCORE),
             about=("all ranks of a grid, paid for by their joint law, by reference games",),
         )
 

@@ -254,7 +254,7 @@ def _evidence(bound: LowerBound) -> Evidence:
 
 
 def _upper(bound: UpperBound, view: View) -> UpperResult:
-    verdict = bound.claim.judged(view.facts)
+    verdict = bound.claim.validity(view.facts)
     applies = bound.epsilon is not None
     return UpperResult(
         name=bound.name,
