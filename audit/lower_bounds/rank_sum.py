@@ -35,11 +35,11 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit import numerics
+from audit.arrays import IntArray
 from audit.lower_bounds import reference_games
 from audit.lower_bounds.counting import GaussianFamily
 from audit.lower_bounds.rules import Choice, Statistic, ThresholdRule
 from audit.lower_bounds.scores import Scores
-from audit.numerics import Integers
 from audit.repetitions import Repetitions
 
 Array = NDArray[np.float64]
@@ -162,7 +162,7 @@ class _ReferenceGames:
         if self._reached(0, allowed) >= pairs_at_least:
             return -math.inf
 
-        def refuted(shift: Integers) -> bool:
+        def refuted(shift: IntArray) -> bool:
             return self._reached(int(shift), allowed) < pairs_at_least
 
         low = int(numerics.last_integer(refuted, 0, len(self.masses) - 2))
@@ -177,7 +177,7 @@ class _ReferenceGames:
         masses = self.masses[1:]
         beyond = np.cumsum(self.masses[::-1])[::-1][1:]  # with the record, in this cell or above
 
-        def refuted(shifts: Integers) -> bool:
+        def refuted(shifts: IntArray) -> bool:
             shift = int(shifts)
             # Pairs within a cell count as right.
             right = float(self.masses[0] * (1.0 - self.masses[0]))

@@ -49,7 +49,8 @@ from scipy import special
 
 from audit.accounting import Mechanism
 from audit.accounting.pairs import GaussianPair
-from audit.numerics import QUANTILE_ACCURACY, Integers, last_integer
+from audit.arrays import IntArray
+from audit.numerics import QUANTILE_ACCURACY, last_integer
 from audit.protocols import Grid
 from audit.repetitions import Fixed
 from audit.upper_bounds.grid import kinds_of_candidates
@@ -116,7 +117,7 @@ def _run_at_most(protocol: Grid, delta: float) -> tuple[int, float]:
     if chance == 1.0:
         return count, delta
 
-    def exceeded(k: Integers) -> Array:
+    def exceeded(k: IntArray) -> Array:
         beyond = np.asarray(special.bdtrc(k, count, chance), dtype=np.float64)
         return beyond * (1.0 + QUANTILE_ACCURACY)
 
