@@ -23,12 +23,12 @@ class AuditError(Exception):
     """Base class of the errors of this package.
 
     Example:
-        >>> from audit.accounting import GaussianMechanism
+        >>> from audit import checks
         >>> try:
-        ...     GaussianMechanism(-1.0)
+        ...     checks.interval("delta", 2.0, 0.0, 1.0)
         ... except AuditError as error:
         ...     print(error)
-        mu must be in (0, inf], got -1.0
+        delta must be in (0, 1), got 2.0
     """
 
 
