@@ -6,12 +6,14 @@ python -m benchmarks.game [TRIALS]
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from audit import accounting, lower_bounds, repetitions, upper_bounds
 from audit.game import play as game
+from audit.game.blocks import all_blocks
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.game.store import RunFolder
@@ -31,7 +33,7 @@ def seconds(call, repeats=3):
 def plain_loop(config, mu, trials):
     """The reduced game, one trial and one run at a time."""
     rng = np.random.default_rng(0)
-    law = config.law
+    law = config.runs_distribution
     released = []
     for _ in range(trials):
         bit = rng.integers(2)
@@ -45,12 +47,13 @@ def plain_loop(config, mu, trials):
 def with_workers(jobs, engine, settings):
     """Seconds of a game on so many workers that have begun before, and how many blocks it has."""
     config = AuditConfig(epsilon=(1.0,), repeats=1, jobs=jobs, **settings)
-    blocks = game.blocks(config, engine)
+    blocks = all_blocks(config.workload, engine)
     for some in (blocks[:jobs], blocks):
         with tempfile.TemporaryDirectory() as folder:
-            run = RunFolder.open(replace(config, out=folder), {})
+            run = RunFolder(Path(folder), config.identity, {"plug_ins": {}})
+            run.open()
             start = time.perf_counter()
-            play_all(config, run, some)
+            play_all(config.place, partial(game.play, config), run, some)
             took = time.perf_counter() - start
     return took, len(blocks)
 
@@ -58,17 +61,19 @@ def with_workers(jobs, engine, settings):
 def main():
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     config = AuditConfig(epsilon=(1.0,), trials=trials, repeats=1)
-    blocks = game.blocks(config, "reduced")
+    blocks = all_blocks(config.workload, "reduced")
     mu = set_up(config, 0).mu
     played = seconds(lambda: [game.play(config, block) for block in blocks], 1)
     few = 5_000
     loop = seconds(lambda: plain_loop(config, mu, few), 1) * trials / few
-    runs = trials * config.law.mean
+    runs = trials * config.runs_distribution.mean
     print(f"reduced game, {trials:,} trials ({runs:,.0f} runs): {played:.2f} s")
     print(f"  a plain loop would take {loop:.0f} s: ratio {loop / played:.0f}")
 
     sampled = AuditConfig(epsilon=(1.0,), trials=2_000, repeats=1, steps=500, sampling_rate=0.01)
-    took = seconds(lambda: [game.play(sampled, b) for b in game.blocks(sampled, "reduced")], 1)
+    took = seconds(
+        lambda: [game.play(sampled, b) for b in all_blocks(sampled.workload, "reduced")], 1
+    )
     print(
         f"  of sampled batches, 500 steps: {1e5 / sampled.trials * took:.1f} s for 100,000 trials"
     )

@@ -10,6 +10,7 @@ from scipy import special, stats
 from audit import protocols, upper_bounds
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.game import play as game
+from audit.game.blocks import all_blocks
 from audit.game.presets import read_preset
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
@@ -231,7 +232,7 @@ def played(**settings):
     config = AuditConfig(**settings)
     set_ups = [set_up(config, budget) for budget in range(len(config.epsilon))]
     parts = {}
-    for block in game.blocks(config, set_ups[0].engine.name):
+    for block in all_blocks(config.workload, set_ups[0].engine.name):
         (trials,) = game.play(config, block)
         parts.setdefault((block.budget, block.repeat), []).append(trials)
     return config, set_ups, {key: game.Trials.joined(*group) for key, group in parts.items()}
@@ -264,7 +265,7 @@ def test_presets_are_played(preset):
     some = trials.chosen >= 0
     assert np.isfinite(trials.score[some]).all()
     assert some.mean() > 0.5
-    assert config.tuning == the_set_up.protocol
+    assert config.parsed_protocol == the_set_up.protocol
     again, _, others = played(**{**settings, **lists, **small, "protocol": config.protocol})
     assert again.identity == config.identity
     assert np.array_equal(others[0, 0].lambda_a, trials.lambda_a)
@@ -331,14 +332,14 @@ def test_tails_leak_what_a_fine_grid_of_outputs_does():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"protocol": "grid:3", "learning_rates": (0.1, 0.2)}, "must make 3 candidates, as grid:3"),
+        ({"protocol": "grid:3", "learning_rates": (0.1, 0.2)}, "must make 3 candidates for grid:3"),
         ({"protocol": "grid:3", "repetitions": "fixed:3"}, "must not be given with protocol grid"),
         ({"protocol": "subset:0.1/fixed:2", "repetitions": "fixed:3"}, "must be given once"),
-        ({"protocol": "noisy-max:3"}, "protocol must be one that is played: search, grid"),
+        ({"protocol": "noisy-max:3"}, "protocol must be one that an audit can play: search, grid"),
         ({"protocol": "grit:3"}, "did you mean 'grid'"),
         ({"protocol": "until:2"}, "acceptance must be in"),
         ({"sampler": "gp"}, "sampler must be"),
-        ({"protocol": "until:0.1", "threat": "NTNV+NTCV"}, "protocol must be search or grid where"),
+        ({"protocol": "until:0.1", "threat": "NTNV+NTCV"}, "protocol must be search or grid if"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_in_one_line(settings, message):

@@ -15,7 +15,7 @@ from audit.accounting import GaussianMechanism
 from audit.lower_bounds import ClopperPearson, FixedThreshold
 from audit.lower_bounds.scores import Scores
 from audit.report import contradictions, pictures, summary
-from audit.report.results import Evidence, LowerResult, UpperResult
+from audit.report.results import LowerResult, LowerValue, UpperResult
 from audit.report.text import WIDTH, to_text
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
@@ -38,8 +38,8 @@ def report(folder):
 
 
 def lower_result(epsilon):
-    evidence = Evidence(epsilon, None, "higher", None, None, 100, 100)
-    return LowerResult("name", "rule", True, "valid", "", "", 0.95, evidence, (evidence,))
+    value = LowerValue(epsilon, None, "higher", None, None, 100, 100)
+    return LowerResult("name", "rule", True, "valid", "", "", 0.95, value, (value,))
 
 
 def upper_result(epsilon):

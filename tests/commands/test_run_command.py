@@ -1,4 +1,4 @@
-"""The main command: outputs, resuming, damage, refusals."""
+"""The command audit.run: output, resuming, damaged files, invalid input."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from audit.report import summary
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 QUICK = ["--trials", "300", "--repeats", "2", "--epsilon", "1", "4"]
 
 
@@ -47,7 +47,7 @@ def own_copy(finished, tmp_path):
     return Path(shutil.copytree(finished, tmp_path / "audit"))
 
 
-def test_folder_holds_everything(tmp_path, capsys):
+def test_the_folder_contains_all_results(tmp_path, capsys):
     out = tmp_path / "audit"
     code, text, _ = audit(capsys, *QUICK, "--threat", "ETCV", "--canary", "dirac", "--out", out)
     assert code == 0
@@ -87,8 +87,8 @@ def test_folder_holds_everything(tmp_path, capsys):
     assert best["min"] > 0
 
 
-def test_killed_and_started_again_it_ends_with_the_same_bytes(tmp_path, capsys):
-    # The batched engine in small blocks: a run of a few seconds, killed when some are done.
+def test_a_killed_audit_resumes_to_the_same_bytes(tmp_path, capsys):
+    # The batched engine in small blocks: an audit of a few seconds, killed after some blocks.
     options = ["--engine", "batched", "--steps", "40", "--trials", "700", "--repeats", "1"]
     options += ["--epsilon", "4", "--model", "logistic"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -114,7 +114,7 @@ def test_killed_and_started_again_it_ends_with_the_same_bytes(tmp_path, capsys):
     assert replace(reports[0], made={}) == replace(reports[1], made={})
 
 
-def test_shared_runs_report_each_threat_model_in_its_folder(tmp_path, capsys):
+def test_shared_runs_have_a_report_for_each_threat_model(tmp_path, capsys):
     out = tmp_path / "audit"
     options = ["--threat", "NTNV+NTCV", "--trials", "20", "--repeats", "1", "--epsilon", "4"]
     options += ["--steps", "2", "--train-size", "30", "--validation-size", "20", "--out", out]
@@ -153,7 +153,7 @@ def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(tmp_path, caps
     assert [path.read_bytes() for path in kept] == before
 
 
-def test_damaged_shards_are_named_and_played_again(own_copy, capsys):
+def test_damaged_shards_are_reported_and_played_again(own_copy, capsys):
     out = own_copy
     before = (out / "results.csv").read_bytes()
     first, second, third, fourth = sorted((out / "shards").iterdir())
@@ -170,16 +170,16 @@ def test_damaged_shards_are_named_and_played_again(own_copy, capsys):
     code, _, err = audit(capsys, *QUICK, "--out", out)
     assert code == 0
     for shard in (first, second, third, fourth):
-        assert f"damaged shard, played again: {shard}" in err
+        assert f"damaged shard, will be played again: {shard}" in err
     assert (out / "results.csv").read_bytes() == before
     with np.load(first) as shard:
         arrays = dict(shard)
     arrays["score"][3] = np.nan
     np.savez(first, **arrays)
-    assert f"damaged shard, played again: {first}" in audit(capsys, *QUICK, "--out", out)[2]
+    assert f"damaged shard, will be played again: {first}" in audit(capsys, *QUICK, "--out", out)[2]
 
 
-def test_shards_of_another_audit_swapped_or_edited_are_named_and_played_again(
+def test_foreign_swapped_and_edited_shards_are_reported_and_played_again(
     own_copy, tmp_path, capsys
 ):
     out, other = own_copy, tmp_path / "other"
@@ -192,13 +192,13 @@ def test_shards_of_another_audit_swapped_or_edited_are_named_and_played_again(
     third.write_bytes(swapped)
     with np.load(fourth) as shard:
         arrays = dict(shard)
-    arrays["lambda_a"][0] += 1e-9  # all that a careful editor leaves as it was
+    arrays["lambda_a"][0] += 1e-9  # an edit that changes nothing else
     np.savez(fourth, **arrays)
     code, _, err = audit(capsys, *QUICK, "--out", out)
     assert code == 0
     assert f"played again: {first}: it belongs to another audit" in err
     for shard in (second, third, fourth):
-        assert f"played again: {shard}: its content is not what its block left" in err
+        assert f"played again: {shard}: its content does not match its seal" in err
     assert {path.name: path.read_bytes() for path in (out / "shards").iterdir()} == before
 
 
@@ -219,13 +219,13 @@ def test_a_changed_plug_in_in_an_old_folder_is_refused(tmp_path, capsys, monkeyp
     source.write_text(PLUG_IN.format(sign="-"))
     code, _, err = audit(capsys, *options)
     assert code == 2
-    assert "whose trials come from another plug-in changing_plug_in.score" in err
+    assert "whose trials depend on another plug-in changing_plug_in.score" in err
 
 
 @pytest.mark.parametrize(
     "content", ["[]", "3", "null", '"text"', "{}", '{"bound_to": 3}', "[" * 100_000, "\xff"]
 )
-def test_a_config_that_is_no_audit_is_one_line(tmp_path, capsys, content):
+def test_an_invalid_config_is_one_line(tmp_path, capsys, content):
     (tmp_path / "config.json").write_text(content)
     code, _, err = audit(capsys, *QUICK, "--out", tmp_path)
     assert (code, err.count("\n")) == (2, 1)
@@ -271,11 +271,11 @@ def test_a_second_audit_in_a_folder_that_is_in_use_is_refused(tmp_path, capsys):
 def test_results_of_another_audit_are_not_written_where_locks_do_not_hold(
     tmp_path, capsys, monkeypatch
 ):
-    # A file system without locks: another process began its audit in the folder a moment before,
-    # or takes the folder while the trials are played.
+    # Without locks, another process can start its audit in the folder just before this one, or
+    # while the trials are played.
     out = tmp_path / "audit"
     monkeypatch.setattr(store, "locked", lambda folder: contextlib.nullcontext())
-    begun = store.begun
+    begun = store.is_started
     assert audit(capsys, *QUICK, "--out", tmp_path / "other", "--seed", 1)[0] == 0
     other = (tmp_path / "other" / "config.json").read_text()
 
@@ -284,12 +284,12 @@ def test_results_of_another_audit_are_not_written_where_locks_do_not_hold(
         (out / "config.json").write_text(other)
         return found
 
-    monkeypatch.setattr(store, "begun", begun_just_now)
+    monkeypatch.setattr(store, "is_started", begun_just_now)
     code, _, err = audit(capsys, *QUICK, "--out", out)
     assert code == 2
     assert "seed 1 there and 0 now" in err
     assert (out / "config.json").read_text() == other
-    monkeypatch.setattr(store, "begun", begun)
+    monkeypatch.setattr(store, "is_started", begun)
     (out / "config.json").unlink()
 
     def play_all(*arguments):
@@ -414,7 +414,7 @@ def test_views_that_differ_in_case_alone_have_folders_of_their_own():
         ("epsilon = [true]", r"epsilon must be in \(0, inf\), got True"),
         ("epsilon = true", r"epsilon must be in \(0, inf\), got True"),
         ("momentum = false", r"momentum must be in \[0, 1\), got False"),
-        ('scheduler = "127.0.0.1:1"', "scheduler must come with a backend that has one"),
+        ('scheduler = "127.0.0.1:1"', "scheduler must come with the backend dask or ray"),
         ("trials = [20]", r"trials must be a whole number in \[2, 1000000000000\], got \(20,\)"),
     ],
 )
@@ -436,17 +436,17 @@ def test_numbers_that_are_text_in_a_preset_are_numbers(tmp_path):
     assert (config.max_grad_norm, config.confidence) == ((2.0,), 0.9)
 
 
-def test_every_option_says_what_it_is_and_its_default(capsys, monkeypatch):
+def test_every_option_has_a_description_and_a_default(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(console.WIDTH))
     with pytest.raises(SystemExit):
         run.main(["--help-all"])
     options, _, _ = capsys.readouterr().out.partition("examples:")
     text = " ".join(options.split())
     for field in fields(AuditConfig):
-        _, found, told = text.partition(f"--{field.name.replace('_', '-')} ")
+        _, found, rest = text.partition(f"--{field.name.replace('_', '-')} ")
         assert found
-        assert field.metadata["meaning"] in told
-        assert "(default: " in told
+        assert field.metadata["meaning"] in rest
+        assert "(default: " in rest
 
 
 def test_options_that_argparse_refuses_are_one_line(capsys):
@@ -475,9 +475,9 @@ def test_output_that_is_closed_full_or_not_read(redirection, code):
 
 
 @pytest.mark.parametrize("words", ["'x' * 10", "'x' * 10**5"])
-def test_a_refusal_is_one_line_where_the_output_is_full_too(words):
+def test_an_error_is_one_line_even_if_the_output_is_full(words):
     script = "import sys; from audit import console; sys.exit(console.run(lambda argv: "
-    script += f"console.note({words}) or console.refused('x must be 1, got 2')))"
+    script += f"console.note({words}) or console.report_error('x must be 1, got 2')))"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", script],
@@ -490,7 +490,7 @@ def test_a_refusal_is_one_line_where_the_output_is_full_too(words):
     assert (done.returncode, done.stderr) == (2, "error: x must be 1, got 2\n")
 
 
-def test_what_is_no_text_is_printed_all_the_same():
+def test_text_that_is_not_unicode_is_printed():
     script = "import sys; from audit import console; "
     script += "sys.exit(console.run(lambda argv: print('runs/\\udcff\\u00e9') or 0))"
     done = subprocess.run(
@@ -504,7 +504,7 @@ def test_what_is_no_text_is_printed_all_the_same():
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_who_has_seen_enough_of_a_command_is_no_error(unbuffered):
+def test_a_closed_pipe_is_no_error(unbuffered):
     script = "import sys; from audit import bounds, console; sys.exit(console.run("
     script += "lambda argv: bounds.main(['--mu', '1e9', '--help'])))"
     done = subprocess.run(
@@ -518,7 +518,7 @@ def test_who_has_seen_enough_of_a_command_is_no_error(unbuffered):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_preset_settings_of_a_kin_kind(tmp_path):
+def test_preset_settings_are_converted(tmp_path):
     preset = tmp_path / "mine.toml"
     preset.write_text('devices = "cpu"\nseed = 1e3\nsteps = 2.0\n')
     (config,) = run.parse(["--preset", str(preset)])
@@ -526,28 +526,30 @@ def test_preset_settings_of_a_kin_kind(tmp_path):
     assert (type(config.seed), config.seed, type(config.steps)) == (int, 1000, int)
 
 
-def test_stopped_by_its_user_it_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+def test_a_stopped_audit_explains_how_to_resume(tmp_path, capsys, monkeypatch):
     def stop(*arguments):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(workers, "play_all", stop)
     code, _, err = audit(capsys, *QUICK, "--out", tmp_path)
     assert code == 130
-    assert err == "stopped; the same command goes on from the finished blocks\n"
+    assert err == "stopped; run the same command again to resume\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signals_end_it_as_a_user_does(tmp_path, capsys, monkeypatch, number):
+def test_signals_stop_an_audit(tmp_path, capsys, monkeypatch, number):
     def stop(*arguments):
         os.kill(os.getpid(), number)
         time.sleep(10)
 
     monkeypatch.setattr(workers, "play_all", stop)
-    before = signal.signal(number, signal.SIG_DFL)  # under nohup it is ignored, and stays so
+    before = signal.signal(
+        number, signal.SIG_DFL
+    )  # under nohup it is ignored, and must stay ignored
     try:
         code, _, err = audit(capsys, *QUICK, "--out", tmp_path)
         assert code == 128 + number
-        assert err == "stopped; the same command goes on from the finished blocks\n"
+        assert err == "stopped; run the same command again to resume\n"
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)
@@ -568,8 +570,8 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(np, "savez", savez)
     code, _, err = audit(capsys, *options)
     assert code == 2
-    (line,) = err.splitlines()  # what is said on the way is not among what went wrong
-    assert line.startswith("error: out must be a writable folder with room, got ")
+    (line,) = err.splitlines()  # notes are not errors
+    assert line.startswith("error: out must be a writable folder with free space, got ")
     assert "No space left" in line
     assert len(list(tmp_path.glob("shards/*"))) == 2
     assert not list(tmp_path.glob("shards/.*"))
@@ -615,7 +617,7 @@ def test_presets_that_cannot_be_compared_are_refused_before_they_are_played(tmp_
     other.write_text("delta = 1e-6\n")
     for presets, message in (
         ((one, other), "delta must be the same in audits that share a table, got 1e-05 and 1e-06"),
-        ((one, one), "out must be another folder for every preset"),
+        ((one, one), "out must be a different folder for every preset"),
     ):
         code, _, err = audit(capsys, "--preset", *presets)
         assert code == 2
@@ -642,7 +644,7 @@ def test_config_round_trips_through_json():
     values = config.identity
     assert AuditConfig.from_mapping(values) == config
     assert "jobs" not in values
-    # A single threshold or momentum is told as a number, as it always was.
+    # A single norm or momentum is stored as a number, for compatibility with older folders.
     assert (values["max_grad_norm"], values["momentum"]) == (1.0, 0.0)
     several = AuditConfig(max_grad_norm=(0.5, 1.0), momentum=0.9)
     assert AuditConfig.from_mapping(several.identity) == several
@@ -661,9 +663,9 @@ def test_candidates_are_the_grid_of_their_parts(tmp_path, capsys):
         assert set(shard["candidate"]) == {0, 1, 2, 3}
 
 
-def test_shard_is_written_whole_or_not_at_all(tmp_path):
+def test_an_interrupted_write_leaves_no_file(tmp_path):
     def stop_halfway():
-        with store.written_whole(tmp_path / "name") as temporary:
+        with store.written_completely(tmp_path / "name") as temporary:
             temporary.write_text("half")
             raise RuntimeError
 
