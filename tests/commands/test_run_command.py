@@ -364,7 +364,7 @@ def test_two_processes_that_start_at_once_never_mix(tmp_path):
         (["--momentum", "0.5", "1"], "momentum must be in [0, 1), got 1.0"),
         (["--confidence", "1"], "confidence must be in (0, 1), got 1.0"),
         (["--preset", "missing.toml"], "preset must be a readable TOML file, got 'missing.toml'"),
-        (["--engine", "batched", "--device", "cuda:7"], "device"),
+        (["--engine", "batched", "--devices", "cuda:7"], "device"),
         (["--model", "resnet"], "model"),
     ],
 )

@@ -201,15 +201,14 @@ SMALL += ["--repeats", "1", "--epsilon", "4"]
 
 
 def test_only_playing_needs_the_gpu(tmp_path, monkeypatch, capsys):
-    options = [*SMALL, "--device", "cuda", "--out", str(tmp_path / "audit")]
+    options = [*SMALL, "--devices", "cuda", "--out", str(tmp_path / "audit")]
     with PretendedCuda(monkeypatch) as gpu:
         assert run.main(options) == 0
     assert gpu.counts["launches"] > 0
     monkeypatch.undo()
     setup._set_up.cache_clear()
-    _, expected = capsys.readouterr().out.split(
-        "\n", 1
-    )  # without the line on the detectable epsilon
+    # The second audit does not print the line on the detectable epsilon.
+    _, expected = capsys.readouterr().out.split("\n", 1)
 
     def started():
         raise AssertionError("CUDA was started")

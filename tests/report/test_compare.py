@@ -84,7 +84,7 @@ def test_means_are_those_of_the_results(finished, tmp_path, capsys):
         assert " ".join(cells) in [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_shared_runs_stand_for_their_views_and_are_told_to_be_correlated(finished):
+def test_shared_runs_stand_for_their_views_and_are_correlated(finished):
     together = compare.read([finished / "nt"])
     one_by_one = compare.read([finished / "nt" / "ntcv", finished / "nt" / "ntnv"])
     assert together == one_by_one
@@ -92,11 +92,12 @@ def test_shared_runs_stand_for_their_views_and_are_told_to_be_correlated(finishe
         ("NTNV", "DIGITS", "PATCHES[0]"),
         ("NTCV", "DIGITS", "PATCHES[0]"),
     ]
-    told = (
-        "so correlated: NTNV DIGITS PATCHES[0] validation-loss, NTCV DIGITS PATCHES[0] canary-loss"
+    note = (
+        "Correlated, because they share runs: NTNV DIGITS PATCHES[0] validation-loss, "
+        "NTCV DIGITS PATCHES[0] canary-loss"
     )
-    assert told in compare.to_text(together)
-    assert "correlated" not in compare.to_text(compare.read([finished / "etcv"]))
+    assert note in compare.to_text(together)
+    assert "Correlated" not in compare.to_text(compare.read([finished / "etcv"]))
 
 
 def test_a_panel_per_audit(finished):
@@ -173,7 +174,7 @@ def test_order_of_table_2_whatever_the_order_of_the_folders(finished, tmp_path):
     assert [(found["threat"], found["canary"], found["dataset"]) for found in read] == rows
 
 
-def test_same_row_twice_is_told_apart_by_its_folder(finished, tmp_path):
+def test_equal_rows_are_distinguished_by_their_folders(finished, tmp_path):
     copy = changed(finished, tmp_path, trials=70)
     audits = compare.read([finished / "etcv", copy])
     titles = [axes.get_title() for axes in compare.draw(audits).axes if axes.axison]
@@ -240,7 +241,7 @@ def test_every_way_of_tuning_has_its_own_table_and_cost(finished, other_ways, tm
     panels = compare.draw(compare.read(folders)).axes
     assert [panel.get_title().split("\n")[0] for panel in panels] == ways
     assert panels[0].get_ylim()[1] > table["epsilon_upper"].max()
-    assert "the smallest valid one at every budget" in text
+    assert "the smallest valid one at each budget" in text
 
 
 def test_steps_matter_where_batches_are_sampled(finished, tmp_path):

@@ -264,7 +264,7 @@ def test_a_bound_above_the_upper_bound_by_chance_is_no_contradiction(report):
     first = replace(first, lower_bounds=first.lower_bounds | {"lambda_a": proxy})
     text = to_text(replace(report, results=(first,)))
     assert "CONTRADICTION" not in text
-    assert "At eps_B = 1, eps_L is above eps_U. That happens by chance in up to 5 %" in " ".join(
+    assert "At eps_B = 1, eps_L is above eps_U. This happens by chance in up to 5 %" in " ".join(
         text.split()
     )
 
