@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from audit import console
-from audit.errors import InvalidInput
+from audit.errors import AuditError, InvalidInput
 from audit.game.presets import preset_names, read_preset
 from audit.game.settings import AuditConfig
 
@@ -222,7 +222,7 @@ def _announce(config: AuditConfig, seconds: float) -> None:
     from audit.game import blocks
     from audit.numerics import format_places
 
-    workload, evaluation = config.workload, config.evaluation
+    workload, place, evaluation = config.workload, config.place, config.evaluation
     trials = config.trials * config.repeats
     looks, largest = len(evaluation.looks), max(config.epsilon)
     detectable = lower_bounds.max_detectable_epsilon(
@@ -237,11 +237,11 @@ def _announce(config: AuditConfig, seconds: float) -> None:
         needed = lower_bounds.trials_needed(largest, config.delta, 1.0 - error)
         words += f"; to show eps_B = {largest:g} takes at least {2 * needed:,}"
     console.note(words)
-    seconds = seconds / workload.workers + blocks.expected_seconds_of_bounds(workload)
-    if workload.device_kind == "cpu" and seconds > _LONG_SECONDS:
+    seconds = seconds / place.workers + blocks.expected_seconds_of_bounds(workload)
+    if place.device_kind == "cpu" and seconds > _LONG_SECONDS:
         console.note(
             f"about {workload.expected_runs:,.0f} runs and the bounds of {workload.budgets} "
-            f"budgets, roughly {seconds / 3600:.2g} hours with jobs {workload.workers}"
+            f"budgets, roughly {seconds / 3600:.2g} hours with jobs {place.workers}"
         )
 
 
@@ -271,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _signals_as_exceptions():
             return _run_all(vars(_parser().parse_args(arguments)))
-    except (ValueError, OSError, RuntimeError) as error:
+    except (AuditError, ValueError, OSError, RuntimeError) as error:
         return console.report_error(error)
     except _Stopped as stopped:
         return _stopped(stopped.number)

@@ -62,7 +62,7 @@ def all_blocks(workload: Workload, engine: str) -> list[Block]:
     size = _TRIALS_OF_A_DRAW
     if engine != "reduced":
         smallest = _MIN_RUNS_OF_ONE_RECORD if workload.records == 1 else _MIN_RUNS
-        if workload.device_kind != "cpu":
+        if workload.place.device_kind != "cpu":
             smallest = _MIN_RUNS_OF_A_GPU
         runs = min(max(_WORK_OF_A_BLOCK // _work_of_run(workload, engine), smallest), _MAX_RUNS)
         per_trial = workload.runs_per_trial
@@ -112,8 +112,8 @@ def expected_seconds(workload: Workload, engine: str) -> float:
     if engine == "reduced":
         return runs / _DRAWS_PER_SECOND
     seconds = runs * _work_of_run(workload, engine) / _WORK_PER_SECOND
-    hours = seconds / workload.workers / 3600.0
-    if workload.device_kind == "cpu" and hours > workload.max_hours:
+    hours = seconds / workload.place.workers / 3600.0
+    if workload.place.device_kind == "cpu" and hours > workload.max_hours:
         raise InvalidInput(
             f"max_hours must be at least the {hours:.3g} hours that are expected, got "
             f"{workload.max_hours:g}: play fewer trials or steps, use more jobs, or raise it"

@@ -1,4 +1,7 @@
-"""Groups of an audit's settings: each module takes the group it needs, not all settings."""
+"""Groups of an audit's settings: each module takes the group it needs, not all settings.
+
+Fields without a description have the names and meanings of the fields of `AuditConfig`.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,40 +10,12 @@ from audit.protocols import Protocol, RandomStopping, Subset, UntilAccepted
 
 
 @dataclass(frozen=True)
-class Attack:
-    """What is attacked, and by whom.
-
-    Attributes:
-        threat: name of the threat model.
-        canary: name of the canary.
-        score: name of the score, or empty for the paper's.
-        dataset: name of the data set.
-        data_root: folder of the data sets, or empty for the default.
-        canary_index: index of the record that serves as input canary.
-        train_size: largest number of training records.
-        validation_size: largest number of validation records.
-    """
-
-    threat: str
-    canary: str
-    score: str
-    dataset: str
-    data_root: str
-    canary_index: int
-    train_size: int
-    validation_size: int
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """How the lower bound to report is computed, and when an audit may stop early.
 
     Attributes:
-        delta: delta of every epsilon.
-        confidence: confidence of each lower bound.
         proxy: the statistic of the bound to report.
         looks: numbers of trials after which the bound is computed, ascending.
-        stop_at: a sufficient lower bound; 0 if all trials are played.
     """
 
     delta: float
@@ -52,15 +27,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an audit runs, and where its results go. Nothing of it changes a result.
-
-    Attributes:
-        out: folder of the results.
-        jobs: number of worker processes.
-        devices: devices of the workers, all of one kind.
-        backend: joblib backend.
-        scheduler: address of a cluster, or empty for a local one.
-    """
+    """Where an audit runs, and where its results go. None of it changes a result."""
 
     out: Path
     jobs: int
@@ -85,18 +52,10 @@ class Workload:
 
     Attributes:
         budgets: number of budgets eps_B.
-        repeats: number of repeats at each budget.
-        trials: number of trials of each repeat.
-        views: number of views that the runs serve.
+        views: number of views of the runs.
         protocol: how the best run is chosen.
-        steps: steps of one run.
         records: training records of one run.
-        model: name of the model.
-        device_kind: cpu or cuda.
-        workers: number of processes.
-        max_runs: largest number of expected runs.
-        max_hours: largest number of expected processor hours.
-        max_budgets: largest number of budgets.
+        place: where the audit runs.
     """
 
     budgets: int
@@ -107,8 +66,7 @@ class Workload:
     steps: int
     records: int
     model: str
-    device_kind: str
-    workers: int
+    place: Place
     max_runs: float
     max_hours: float
     max_budgets: int

@@ -13,7 +13,7 @@ from audit.accounting import DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, DpSgdSettings
 from audit.errors import NotApplicable
 from audit.game import validation
-from audit.game.groups import Attack, Evaluation, Place, Workload
+from audit.game.groups import Evaluation, Place, Workload
 from audit.lower_bounds.sequential_plan import doubling
 from audit.protocols import Adaptive, Grid, Protocol, RandomSearch, Subset
 from audit.repetitions import Binomial, Fixed, Repetitions
@@ -42,7 +42,7 @@ class AuditConfig:
     """The settings of an audit: the options of the command line and the keys of presets.
 
     Each field describes itself; `python -m audit.run --help` prints the descriptions. The modules
-    that play an audit take the groups `attack`, `evaluation`, `workload` and `place`.
+    that play an audit take the groups `evaluation`, `workload` and `place`.
 
     Raises:
         InvalidInput: a value is out of its range, or settings do not fit each other.
@@ -219,11 +219,6 @@ class AuditConfig:
                 return False
 
     @property
-    def attack(self) -> Attack:
-        """What is attacked."""
-        return Attack(**{each.name: getattr(self, each.name) for each in fields(Attack)})
-
-    @property
     def evaluation(self) -> Evaluation:
         """How the bound to report is computed.
 
@@ -253,8 +248,7 @@ class AuditConfig:
             steps=self.steps,
             records=1 if self.threat == "ETCV" else self.train_size,
             model=self.model,
-            device_kind=self.place.device_kind,
-            workers=self.place.workers,
+            place=self.place,
             max_runs=self.max_runs,
             max_hours=self.max_hours,
             max_budgets=self.max_budgets,

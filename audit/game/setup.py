@@ -214,22 +214,21 @@ def _features(training: DpSgdSettings) -> FloatArray:
 
 
 def _view(config: AuditConfig, top: _Top, one_plain_candidate: bool) -> View:
-    attack = config.attack
     threat_model = threat_models.build(
-        attack.threat,
-        attack.canary,
-        score=attack.score,
-        dataset=attack.dataset,
-        data_root=attack.data_root or None,
-        canary_index=attack.canary_index,
-        train_size=attack.train_size,
-        validation_size=attack.validation_size,
+        config.threat,
+        config.canary,
+        score=config.score,
+        dataset=config.dataset,
+        data_root=config.data_root or None,
+        canary_index=config.canary_index,
+        train_size=config.train_size,
+        validation_size=config.validation_size,
         worst_order=top,
     )
     facts = facts_of_game(
         config.parsed_protocol,
-        attack.score,
-        attack.canary,
+        config.score,
+        config.canary,
         empty_training_set=threat_model.training_set is None,
         full_batch=config.sampling_rate == 1.0,
         one_plain_candidate=one_plain_candidate,

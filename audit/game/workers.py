@@ -16,7 +16,14 @@ from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from audit import console
-from audit.errors import ClusterLost, DamagedShard, InvalidInput, WorkerDied
+from audit.errors import (
+    AuditError,
+    ClusterLost,
+    DamagedShard,
+    InvalidInput,
+    MissingExtra,
+    WorkerDied,
+)
 from audit.game.blocks import Block
 from audit.game.groups import Place
 from audit.game.play import Trials
@@ -146,7 +153,7 @@ def _cluster(place: Place) -> Iterator[None]:
     try:
         with connect(place):
             yield
-    except (ValueError, OSError, RuntimeError):
+    except (AuditError, ValueError, OSError, RuntimeError):
         raise  # An error of a block, of the address or of the connection: it has a clear message.
     except Exception as error:
         if not (isinstance(error, CancelledError) or _is_of_cluster(error)):
@@ -167,7 +174,7 @@ def _dask(place: Place) -> Iterator[None]:
     try:
         from distributed import Client
     except ImportError as error:
-        raise InvalidInput(
+        raise MissingExtra(
             "backend dask needs the extra 'dask': pip install 'dp-tuning-audit[dask]'"
         ) from error
     if not place.scheduler:
@@ -196,7 +203,7 @@ def _ray(place: Place) -> Iterator[None]:
         import ray
         from ray.util.joblib import register_ray
     except ImportError as error:
-        raise InvalidInput(
+        raise MissingExtra(
             "backend ray needs the extra 'ray': pip install 'dp-tuning-audit[ray]'"
         ) from error
     local = {} if place.scheduler else {"num_cpus": place.workers, "include_dashboard": False}
