@@ -371,8 +371,8 @@ def _monotone_chain(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArra
             break
         hull.append(ahead)
         ahead += 1
-    kept = np.array(hull[1:]) - 1
-    return a[kept], b[kept]
+    vertices = np.array(hull[1:]) - 1
+    return a[vertices], b[vertices]
 
 
 def format_rounded(value: float, up: bool, digits: int = 5) -> str:

@@ -50,9 +50,7 @@ class AuditConfig:
 
     threat: str = _setting("ETCV", "NTNV, NTCV or ETCV; or NTNV+NTCV on shared runs")
     canary: str = _setting("dirac", "dirac, input, a dotted name, or several: input+dirac")
-    score: str = _setting(
-        "", "score that selects the best run, or a dotted name (default: the paper's)"
-    )
+    score: str = _setting("", "score of a run, or a dotted name (default: the paper's)")
     dataset: str = _setting("DIGITS", ", ".join(RECORD_SHAPES))
     data_root: str = _setting(
         "", "folder of the data sets (default: AUDIT_DATA_ROOT, else download)"
@@ -78,13 +76,13 @@ class AuditConfig:
     stop_at: float = _setting(0.0, "stop at this eps_L, if repeats is 1; 0: never")
     steps: int = _setting(100, "N, iterations of one run")
     sampling_rate: float = _setting(
-        1.0, "tau, probability of a record to be in a batch; 1: full batch"
+        1.0, "tau, probability that a batch has a record; 1: full batch"
     )
     learning_rates: tuple[float, ...] = _setting(
-        (0.001,), "learning rates; the grid of these, C and momentum is searched"
+        (0.001,), "combined with max-grad-norm and momentum into a grid"
     )
     max_grad_norm: tuple[float, ...] = _setting((1.0,), "C, clipping norms of the gradients")
-    momentum: tuple[float, ...] = _setting((0.0,), "momenta, in [0, 1)")
+    momentum: tuple[float, ...] = _setting((0.0,), "momentum, in [0, 1)")
     model: str = _setting("mlp", "logistic, mlp, convnet, or a module's dotted name")
     engine: str = _setting("auto", ", ".join(("auto", *ENGINES)))
     precision: str = _setting("float32", "float32, float64; or products in tf32 or bf16")

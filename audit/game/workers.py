@@ -146,7 +146,8 @@ def _cluster(place: Place) -> Iterator[None]:
     """A connection to the Dask or Ray cluster, or a local one; each is an optional extra.
 
     Raises:
-        InvalidInput: the extra is not installed, or nothing answers at the scheduler's address.
+        MissingExtra: the backend is not installed.
+        InvalidInput: no cluster answers at the scheduler's address.
         ClusterLost: the cluster stopped working.
     """
     connect = _dask if place.backend == "dask" else _ray

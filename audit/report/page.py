@@ -47,9 +47,9 @@ def html(report: Report, folder: Path) -> str:
         body += [answer, *_contradiction(result)]
     for name, words in _FIGURES.items():
         if (folder / name).is_file():
-            picture = base64.b64encode((folder / name).read_bytes()).decode("ascii")
+            png = base64.b64encode((folder / name).read_bytes()).decode("ascii")
             body.append(
-                f'<figure><img alt="{escape(words)}" src="data:image/png;base64,{picture}">'
+                f'<figure><img alt="{escape(words)}" src="data:image/png;base64,{png}">'
                 f"<figcaption>{escape(words)}</figcaption></figure>"
             )
     for result in report.results:

@@ -91,8 +91,8 @@ def test_a_killed_audit_resumes_to_the_same_bytes(tmp_path, capsys):
     # The batched engine in small blocks: an audit of a few seconds, killed after some blocks.
     options = ["--engine", "batched", "--steps", "40", "--trials", "700", "--repeats", "1"]
     options += ["--epsilon", "4", "--model", "logistic"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert audit(capsys, *options, "--out", whole)[0] == 0
+    complete, killed = tmp_path / "complete", tmp_path / "killed"
+    assert audit(capsys, *options, "--out", complete)[0] == 0
     command = [sys.executable, "-m", "audit.run", *options, "--out", str(killed)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True, cwd=ROOT)
     deadline = time.monotonic() + 120
@@ -105,12 +105,12 @@ def test_a_killed_audit_resumes_to_the_same_bytes(tmp_path, capsys):
     process.wait()
     done = set(killed.glob("shards/*.npz"))
     assert not (killed / "results.csv").exists()
-    assert len(done) < len(list(whole.glob("shards/*.npz")))
-    kept = {path: path.stat().st_mtime_ns for path in done}
+    assert len(done) < len(list(complete.glob("shards/*.npz")))
+    old_files = {path: path.stat().st_mtime_ns for path in done}
     assert audit(capsys, *options, "--out", killed)[0] == 0
-    assert {path: path.stat().st_mtime_ns for path in done} == kept
-    assert (killed / "results.csv").read_bytes() == (whole / "results.csv").read_bytes()
-    reports = [summary.read(each / "summary.json") for each in (killed, whole)]
+    assert {path: path.stat().st_mtime_ns for path in done} == old_files
+    assert (killed / "results.csv").read_bytes() == (complete / "results.csv").read_bytes()
+    reports = [summary.read(each / "summary.json") for each in (killed, complete)]
     assert replace(reports[0], made={}) == replace(reports[1], made={})
 
 
@@ -144,13 +144,13 @@ def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(tmp_path, caps
         report = summary.read(tmp_path / view / "summary.json")
         assert report.config["canary"] == view.split("-")[1]
         assert "one set of runs serves NTCV, canary input+dirac" in report.engine.reason
-    kept = [*tmp_path.glob("*/results.csv"), *tmp_path.glob("shards/*.npz")]
-    assert len(kept) == 2 + 2 * 2
-    before = [path.read_bytes() for path in kept]
-    for path in (kept[2], kept[-1]):
+    old_files = [*tmp_path.glob("*/results.csv"), *tmp_path.glob("shards/*.npz")]
+    assert len(old_files) == 2 + 2 * 2
+    before = [path.read_bytes() for path in old_files]
+    for path in (old_files[2], old_files[-1]):
         path.unlink()
     assert audit(capsys, *options, "--jobs", "2")[0] == 0
-    assert [path.read_bytes() for path in kept] == before
+    assert [path.read_bytes() for path in old_files] == before
 
 
 def test_damaged_shards_are_reported_and_played_again(own_copy, capsys):
@@ -232,7 +232,7 @@ def test_an_invalid_config_is_one_line(tmp_path, capsys, content):
     assert "config.json" in err or "other settings" in err
 
 
-def test_finished_audit_is_read_once_and_not_played_again(own_copy, capsys, monkeypatch):
+def test_a_finished_audit_is_read_only_once(own_copy, capsys, monkeypatch):
     out = own_copy
     read = []
     of_store = store._read
@@ -268,9 +268,7 @@ def test_a_second_audit_in_a_folder_that_is_in_use_is_refused(tmp_path, capsys):
     assert audit(capsys, *QUICK, "--out", out)[0] == 0
 
 
-def test_results_of_another_audit_are_not_written_where_locks_do_not_hold(
-    tmp_path, capsys, monkeypatch
-):
+def test_results_of_another_audit_are_not_overwritten_without_locks(tmp_path, capsys, monkeypatch):
     # Without locks, another process can start its audit in the folder just before this one, or
     # while the trials are played.
     out = tmp_path / "audit"
@@ -306,7 +304,7 @@ def test_results_of_another_audit_are_not_written_where_locks_do_not_hold(
 
 
 @pytest.mark.slow
-def test_two_processes_that_start_at_once_never_mix(tmp_path):
+def test_two_simultaneous_audits_are_never_mixed(tmp_path):
     command = [sys.executable, "-m", "audit.run", *QUICK, "--out", str(tmp_path)]
     pair = [
         subprocess.Popen(
@@ -318,10 +316,10 @@ def test_two_processes_that_start_at_once_never_mix(tmp_path):
         )
         for seed in ("1", "2")
     ]
-    said = [process.communicate(timeout=120)[1] for process in pair]
+    errors = [process.communicate(timeout=120)[1] for process in pair]
     codes = [process.returncode for process in pair]
     assert sorted(codes) == [0, 2]
-    assert "out must be" in said[codes.index(2)]
+    assert "out must be" in errors[codes.index(2)]
     winner = codes.index(0) + 1
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == winner
     assert summary.read(tmp_path / "summary.json").config["seed"] == winner
@@ -352,13 +350,13 @@ def test_two_processes_that_start_at_once_never_mix(tmp_path):
         (["--epsilon", "1", "1"], "epsilon must name each budget once"),
         (["--delta", "0"], "delta must be in (0, 1), got 0.0"),
         (["--repetitions", "tnb:0,1.2"], "gamma must be in (0, 1), got 1.2"),
-        (["--trials", "1"], "trials must be a whole number in [2, 1000000000000], got 1"),
-        (["--trials", "9" * 400], "trials must be a whole number in [2, 1000000000000], got 9"),
+        (["--trials", "1"], "trials must be a complete number in [2, 1000000000000], got 1"),
+        (["--trials", "9" * 400], "trials must be a complete number in [2, 1000000000000], got 9"),
         (["--learning-rates", "0"], "learning_rates must be"),
         (["--momentum", "0.5", "0.5"], "momentum must name each value once, got (0.5, 0.5)"),
         (
             ["--repetitions", "fixed:0"],
-            "repetitions fixed:0: k must be a whole number in [1, 1000000000000000], got 0.0",
+            "repetitions fixed:0: k must be a complete number in [1, 1000000000000000], got 0.0",
         ),
         (["--max-grad-norm", "1", "-2"], "max_grad_norm must be in (0, inf), got -2.0"),
         (["--momentum", "0.5", "1"], "momentum must be in [0, 1), got 1.0"),
@@ -393,7 +391,7 @@ def test_unwritable_folder_is_refused(tmp_path, capsys):
     assert "not json" in err
 
 
-def test_views_that_differ_in_case_alone_have_folders_of_their_own():
+def test_views_that_differ_only_in_case_have_separate_folders():
     views = AuditConfig(canary="own.dark+own.Dark", out="here").views
     assert [view.out for view in views] == ["here/etcv-own.dark", "here/etcv-own.Dark"]
 
@@ -410,22 +408,22 @@ def test_views_that_differ_in_case_alone_have_folders_of_their_own():
         ("epsilon = {a = 1}", r"epsilon must be in \(0, inf\), got {'a': 1}"),
         ("epsilon = [[1.0]]", r"epsilon must be in \(0, inf\), got \[1.0\]"),
         ("learning_rates = [true, 1]", r"learning_rates must be in \(0, inf\), got True"),
-        ("seed = true", "seed must be a whole number >= 0, got True"),
+        ("seed = true", "seed must be a complete number >= 0, got True"),
         ("epsilon = [true]", r"epsilon must be in \(0, inf\), got True"),
         ("epsilon = true", r"epsilon must be in \(0, inf\), got True"),
         ("momentum = false", r"momentum must be in \[0, 1\), got False"),
         ('scheduler = "127.0.0.1:1"', "scheduler must come with the backend dask or ray"),
-        ("trials = [20]", r"trials must be a whole number in \[2, 1000000000000\], got \(20,\)"),
+        ("trials = [20]", r"trials must be a complete number in \[2, 1000000000000\], got \(20,\)"),
     ],
 )
-def test_preset_settings_of_the_wrong_kind(tmp_path, line, message):
+def test_preset_settings_of_the_wrong_type_are_refused(tmp_path, line, message):
     preset = tmp_path / "mine.toml"
     preset.write_text(line + "\n")
     with pytest.raises(ValueError, match=message):
         run.parse(["--preset", str(preset)])
 
 
-def test_numbers_that_are_text_in_a_preset_are_numbers(tmp_path):
+def test_numbers_in_a_preset_may_be_text(tmp_path):
     preset = tmp_path / "mine.toml"
     lines = ['delta = "1e-6"', 'trials = "1e3"', 'epsilon = ["2"]', 'sampling_rate = "0.5"']
     lines += ['learning_rates = "0.1"', 'max_grad_norm = ["2"]', 'confidence = "0.9"']
@@ -459,7 +457,7 @@ def test_options_that_argparse_refuses_are_one_line(capsys):
 @pytest.mark.parametrize(
     ("redirection", "code"), [(">&-", 0), ("> /dev/full", 2), ("2>&- >&-", 0), ("| head -1", 0)]
 )
-def test_output_that_is_closed_full_or_not_read(redirection, code):
+def test_output_may_be_closed_full_or_unread(redirection, code):
     script = "import sys; from audit import console; "
     script += "sys.exit(console.run(lambda argv: print(*range(10**5)) or 0))"
     command = f"{sys.executable} -c '{script}' {redirection}"
@@ -559,13 +557,13 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, capsys, monkeypatch
     options = [*QUICK, "--threat", "NTNV", "--train-size", 20, "--validation-size", 10]
     options += ["--steps", 1, "--repetitions", "fixed:4", "--out", tmp_path]
     options += ["--epsilon", 1, "--repeats", 3]
-    whole, saved = np.savez, []
+    complete, saved = np.savez, []
 
     def savez(file, **arrays):
         if len(saved) == 2:
             raise OSError(28, "No space left on device")
         saved.append(file.name)
-        whole(file, **arrays)
+        complete(file, **arrays)
 
     monkeypatch.setattr(np, "savez", savez)
     code, _, err = audit(capsys, *options)
@@ -579,7 +577,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, capsys, monkeypatch
     assert audit(capsys, *options)[0] == 0
 
 
-def test_preset_keys_are_the_options_and_options_win(tmp_path):
+def test_options_override_the_preset(tmp_path):
     preset = tmp_path / "mine.toml"
     preset.write_text('threat = "ETCV"\nepsilon = [2.0]\ntrials = 77\n')
     (config,) = run.parse(["--preset", str(preset), "--trials", "88"])
@@ -592,7 +590,7 @@ def test_preset_keys_are_the_options_and_options_win(tmp_path):
         run.parse(["--preset", str(preset)])
 
 
-def test_several_presets_are_played_in_turn_and_compared(tmp_path, capsys):
+def test_several_presets_are_audited_and_compared(tmp_path, capsys):
     for name, threat in (("weak", "NTNV"), ("strong", "ETCV")):
         (tmp_path / f"{name}.toml").write_text(f'threat = "{threat}"\nsteps = 2\n')
     command = ["--preset", tmp_path / "weak.toml", tmp_path / "strong.toml", *QUICK]
@@ -611,7 +609,7 @@ def test_several_presets_are_played_in_turn_and_compared(tmp_path, capsys):
     assert (tmp_path / "below" / "weak" / "config.json").exists()
 
 
-def test_presets_that_cannot_be_compared_are_refused_before_they_are_played(tmp_path, capsys):
+def test_incomparable_presets_are_refused_before_any_trial(tmp_path, capsys):
     one, other = tmp_path / "one.toml", tmp_path / "other.toml"
     one.write_text("delta = 1e-5\n")
     other.write_text("delta = 1e-6\n")
@@ -651,7 +649,7 @@ def test_config_round_trips_through_json():
     assert several.identity["max_grad_norm"] == [0.5, 1.0]
 
 
-def test_candidates_are_the_grid_of_their_parts(tmp_path, capsys):
+def test_candidates_are_the_grid_of_the_hyperparameters(tmp_path, capsys):
     options = ["--learning-rates", "0.01", "0.1", "--max-grad-norm", "0.5", "2"]
     code, text, _ = audit(capsys, *QUICK, *options, "--momentum", "0.9", "--out", tmp_path)
     assert code == 0

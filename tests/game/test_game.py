@@ -34,8 +34,8 @@ def play(view=0, **settings):
     for block in all_blocks(config.workload, set_ups[0].engine.name):
         trials = game.play(config, block)[view]
         parts.setdefault((block.budget, block.repeat), []).append(trials)
-    games = {key: game.Trials.joined(*group) for key, group in parts.items()}
-    return config.views[view], set_ups, games
+    all_trials = {key: game.Trials.joined(*group) for key, group in parts.items()}
+    return config.views[view], set_ups, all_trials
 
 
 def test_blocks_cover_every_trial_once():
@@ -50,10 +50,10 @@ def test_blocks_cover_every_trial_once():
 
 
 def test_bounds_from_all_runs_are_larger_than_bounds_from_winners():
-    config, (the_set_up,), games = play(
+    config, (the_set_up,), all_trials = play(
         epsilon=(4.0,), trials=600, repeats=1, repetitions="tnb:0,0.05", seed=1
     )
-    trials = games[0, 0]
+    trials = all_trials[0, 0]
     assert len(trials.run_score) == trials.runs.sum()
     first = trials.first(100)
     assert len(first.run_lambda_a) == first.runs.sum()
@@ -73,8 +73,8 @@ def test_bounds_from_all_runs_are_larger_than_bounds_from_winners():
     assert max(by_key.values()) <= exact
     # If the statistic is not the score, only bounds for any score are valid.
     other = replace(view, facts=facts_of_tuning(the_set_up.protocol, Assumption.INDEPENDENT_TRIALS))
-    judged = assembling._of_all_runs(other, the_set_up, trials, "lambda_a", 0.95)
-    assert [bound.name for bound in judged if bound.valid] == ["pooled-any-score"]
+    bounds = assembling._of_all_runs(other, the_set_up, trials, "lambda_a", 0.95)
+    assert [bound.name for bound in bounds if bound.valid] == ["pooled-any-score"]
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_runs_are_not_stored_if_they_are_useless_or_too_many(settings):
 
 def test_the_released_statistic_has_the_distribution_of_the_best_of_k():
     # Best of K of N(b mu, 1): phi(Phi(x - b mu)) is uniform. KS, false alarm 1e-3 per coin.
-    config, (the_set_up,), games = play(epsilon=(4.0,), trials=4000, repeats=1)
-    trials = games[0, 0]
+    config, (the_set_up,), all_trials = play(epsilon=(4.0,), trials=4000, repeats=1)
+    trials = all_trials[0, 0]
     x = trials.lambda_a * the_set_up.mu
     for bit in (False, True):
         uniform = config.runs_distribution.phi(
@@ -122,8 +122,8 @@ def test_engines_play_the_same_game(score, omega):
     for bit in (False, True):
         for proxy in PROXIES:
             a, b = (
-                np.concatenate([getattr(t, proxy)[t.bit == bit] for t in games.values()])
-                for games in (exact, full)
+                np.concatenate([getattr(t, proxy)[t.bit == bit] for t in all_trials.values()])
+                for all_trials in (exact, full)
             )
             assert stats.ks_2samp(a, b).pvalue > 1e-3, (bit, proxy)
 
@@ -131,8 +131,8 @@ def test_engines_play_the_same_game(score, omega):
 def test_a_real_canary_shifts_the_statistic():
     # ETCV row 1 on digits: the canary shifts lambda_a; Mann-Whitney finds it at 1e-6.
     settings = {"canary": "input", "epsilon": (8.0,), "trials": 200, "repeats": 1, "steps": 20}
-    _, (the_set_up,), games = play(repetitions="tnb:0,0.2", **settings)
-    trials = games[0, 0]
+    _, (the_set_up,), all_trials = play(repetitions="tnb:0,0.2", **settings)
+    trials = all_trials[0, 0]
     assert np.isfinite(trials.score).all()
     shifted = stats.mannwhitneyu(trials.lambda_a[trials.bit], trials.lambda_a[~trials.bit])
     assert shifted.pvalue < 1e-6
@@ -153,8 +153,8 @@ def test_a_block_does_not_depend_on_other_blocks():
 
 def test_valid_lower_bounds_are_below_the_exact_cost():
     # Every lower bound errs once in a thousand: of some dozens here none by chance.
-    config, set_ups, games = play(trials=400, repeats=2, epsilon=(1.0, 4.0), confidence=0.999)
-    report = assemble(config, set_ups, games)
+    config, set_ups, all_trials = play(trials=400, repeats=2, epsilon=(1.0, 4.0), confidence=0.999)
+    report = assemble(config, set_ups, all_trials)
     assert report.engine.name == "reduced"
     for result in report.results:
         exact = result.upper_bounds["reduced-exact"]
@@ -184,9 +184,9 @@ def repeated(quick_reports):
 
 
 def test_the_bound_to_report_uses_the_trials_of_all_repeats(repeated):
-    (config, _, games), report = repeated
-    a = np.concatenate([games[0, repeat].lambda_a for repeat in range(3)])
-    bit = np.concatenate([games[0, repeat].bit for repeat in range(3)])
+    (config, _, all_trials), report = repeated
+    a = np.concatenate([all_trials[0, repeat].lambda_a for repeat in range(3)])
+    bit = np.concatenate([all_trials[0, repeat].bit for repeat in range(3)])
     found = lower_bounds.lower_bound(a[~bit], a[bit], config.delta, config.confidence)
     reported = report.reported(0)
     assert reported.epsilon == pytest.approx(found.epsilon, rel=1e-9)
@@ -216,8 +216,8 @@ def test_the_bound_to_report_uses_the_trials_of_all_repeats(repeated):
     ],
 )
 def test_bounds_for_one_score_are_valid_only_for_that_score(settings, monotone, gaussian):
-    config, set_ups, games = play(**{"trials": 60, "repeats": 1, "epsilon": (4.0,)} | settings)
-    (result,) = assemble(config, set_ups, games).results
+    config, set_ups, all_trials = play(**{"trials": 60, "repeats": 1, "epsilon": (4.0,)} | settings)
+    (result,) = assemble(config, set_ups, all_trials).results
     worst = config.score == "worst-order"
     for bound in (b for found in result.lower_bounds.values() for b in found.values()):
         if bound.name == "lifted-curve":
@@ -242,8 +242,8 @@ def test_the_worst_order_gives_larger_lower_bounds_than_the_increasing_score():
     # The default bound at 6,000 trials and eps_B = 4, far apart.
     values = {}
     for score in ("first-coordinate", "worst-order"):
-        config, set_ups, games = play(trials=6_000, repeats=1, epsilon=(4.0,), score=score)
-        report = assemble(config, set_ups, games)
+        config, set_ups, all_trials = play(trials=6_000, repeats=1, epsilon=(4.0,), score=score)
+        report = assemble(config, set_ups, all_trials)
         (result,) = report.results
         values[score] = report.reported(0).epsilon
         attained = result.upper_bounds["worst-order"].epsilon
@@ -261,12 +261,12 @@ def test_the_worst_order_gives_larger_lower_bounds_than_the_increasing_score():
 
 def contradicted(repeated, monkeypatch, factor):
     """A report whose upper bound is replaced by a multiple of the reported lower bound."""
-    (config, set_ups, games), honest = repeated
+    (config, set_ups, all_trials), honest = repeated
     wrong = factor * honest.reported(0).epsilon
     rows = upper_bounds.all_upper_bounds(set_ups[0].base, config.runs_distribution, config.delta)
     rows = [replace(row, epsilon=wrong) for row in rows if row.name == "tight"]
     monkeypatch.setattr(upper_bounds, "all_upper_bounds", lambda *arguments: rows)
-    return assemble(config, set_ups, games), wrong
+    return assemble(config, set_ups, all_trials), wrong
 
 
 def test_a_contradiction_is_announced(repeated, monkeypatch):
@@ -304,17 +304,17 @@ def test_a_contradiction_that_may_be_chance_is_not_announced(repeated, monkeypat
 
 def test_an_audit_whose_runs_all_diverge_is_refused():
     settings = {"learning_rates": (1e300,), "engine": "batched", "steps": 3, "trials": 12}
-    config, set_ups, games = play(epsilon=(2.0,), repeats=1, **settings)
+    config, set_ups, all_trials = play(epsilon=(2.0,), repeats=1, **settings)
     with pytest.raises(
         ValueError, match=r"every one of the \d+ runs at eps_B = 2 diverged .*1e\+300"
     ):
-        assemble(config, set_ups, games)
+        assemble(config, set_ups, all_trials)
 
 
 def test_reports_state_the_number_of_records_used():
     settings = {"threat": "NTCV", "train_size": 5000, "validation_size": 20, "model": "logistic"}
-    config, set_ups, games = play(trials=4, repeats=1, epsilon=(4.0,), steps=1, **settings)
-    report = assemble(config, set_ups, games)
+    config, set_ups, all_trials = play(trials=4, repeats=1, epsilon=(4.0,), steps=1, **settings)
+    report = assemble(config, set_ups, all_trials)
     assert (report.records.training, report.records.validation) == (1437, 20)
     assert "1,437 training records of 5,000 requested, 20 validation records" in to_text(report)
 
@@ -362,13 +362,13 @@ def test_runs_without_a_canary_are_shared_by_all_canaries(monkeypatch):
 
 def test_sampled_batches_have_valid_bounds():
     # tau = 0.1: valid eps_L are below every valid eps_U; "O" and "G" are not valid.
-    config, (the_set_up,), games = play(
+    config, (the_set_up,), all_trials = play(
         sampling_rate=0.1, steps=200, epsilon=(4.0,), trials=5_000, repeats=1
     )
     assert the_set_up.mu is None
     assert the_set_up.base.renyi_epsilon(config.delta) == pytest.approx(4.0, rel=1e-4)
     # The statistic mixes N(k, .) over the Binomial number k of batches with the canary.
-    trials = games[0, 0]
+    trials = all_trials[0, 0]
     hits = np.arange(201)
     weights = stats.binom.pmf(hits, 200, 0.1)
     x = trials.lambda_a[trials.bit] * 200
@@ -377,7 +377,7 @@ def test_sampled_batches_have_valid_bounds():
     assert (
         stats.kstest(config.runs_distribution.phi(one_run), "uniform").pvalue > 1e-3
     )  # false alarm 1e-3
-    report = assemble(config, [the_set_up], games)
+    report = assemble(config, [the_set_up], all_trials)
     assert (report.recommended.proxy, report.recommended.key) == ("lambda_c", "scan:scan")
     table = to_table(report)
     lower = table[(table["side"] != "upper") & table["valid"]]
@@ -430,10 +430,10 @@ def test_an_audit_of_too_many_runs_is_refused_before_it_starts():
     )
     assert raised.identity == many.identity
     # A stored trial takes about 100 bytes, so 10^9 trials of one run count as 10^11 runs.
-    games = AuditConfig(trials=10**9, repeats=1, epsilon=(1.0,), repetitions="fixed:1")
+    all_trials = AuditConfig(trials=10**9, repeats=1, epsilon=(1.0,), repetitions="fixed:1")
     with pytest.raises(ValueError, match=r"max_runs must be at least 1e\+11 for 1e\+09 trials"):
-        expected_seconds(games.workload, "reduced")
-    assert expected_seconds(replace(games, max_runs=1e11).workload, "reduced") > 0.0
+        expected_seconds(all_trials.workload, "reduced")
+    assert expected_seconds(replace(all_trials, max_runs=1e11).workload, "reduced") > 0.0
 
 
 def test_an_audit_of_too_many_budgets_or_hours_is_refused_before_it_starts():
@@ -458,23 +458,23 @@ def stopped(tmp_path, jobs=1, **settings):
     folder.open()
     play_blocks = partial(workers.play_all, config.place, partial(game.play, config), folder)
     blocks = all_blocks(config.workload, "reduced")
-    (games,) = play_audit(blocks, play_blocks, config.evaluation)
-    return config, set_ups, games
+    (all_trials,) = play_audit(blocks, play_blocks, config.evaluation)
+    return config, set_ups, all_trials
 
 
 def test_an_audit_stops_when_the_bound_is_sufficient(tmp_path):
-    config, set_ups, games = stopped(tmp_path / "stopped", stop_at=2.0)
+    config, set_ups, all_trials = stopped(tmp_path / "stopped", stop_at=2.0)
     assert config.evaluation.looks == (187, 375, 750, 1500, 3000, 6000)
-    counts = [len(games[budget, 0].trial) for budget in range(2)]
+    counts = [len(all_trials[budget, 0].trial) for budget in range(2)]
     assert counts[0] == 6000  # eps_L = 2 cannot be shown at eps_B = 2
     assert counts[1] in config.evaluation.looks[:4]
-    report = assemble(config, set_ups, games)
+    report = assemble(config, set_ups, all_trials)
     assert report.reported(0).epsilon < 2.0 <= report.reported(1).epsilon
     assert f"after 6,000, {counts[1]:,} of 6,000 trials" in to_text(report)
     # Each of six looks spends a sixth of the error; the first trials are those of a full audit.
-    _, _, whole = stopped(tmp_path / "whole")
-    trials = whole[1, 0].first(counts[1])
-    np.testing.assert_array_equal(trials.lambda_a, games[1, 0].lambda_a)
+    _, _, full = stopped(tmp_path / "full")
+    trials = full[1, 0].first(counts[1])
+    np.testing.assert_array_equal(trials.lambda_a, all_trials[1, 0].lambda_a)
     a, bit = trials.lambda_a, trials.bit
     paid = lower_bounds.lower_bound(a[~bit], a[bit], 1e-5, 1.0 - 0.05 / 6)
     assert report.reported(1).epsilon == pytest.approx(paid.epsilon, rel=1e-9)
@@ -486,6 +486,6 @@ def test_repeats_and_stopping_exclude_each_other():
 
 
 def test_the_bound_to_report_is_the_recommended_one():
-    config, set_ups, games = play(trials=40, repeats=1, epsilon=(4.0,))
-    recommended = assemble(config, set_ups, games).recommended
+    config, set_ups, all_trials = play(trials=40, repeats=1, epsilon=(4.0,))
+    recommended = assemble(config, set_ups, all_trials).recommended
     assert recommended.key == lower_bounds.lower_bound([0.0, 1.0], [2.0, 3.0]).key

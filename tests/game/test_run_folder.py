@@ -54,8 +54,10 @@ def config_of(folder: Path, seed: int = 0) -> AuditConfig:
     )
 
 
-def digest(games: dict[tuple[int, int], Trials]) -> str:
-    parts = [getattr(trials, name).tobytes() for trials in games.values() for name in vars(trials)]
+def digest(all_trials: dict[tuple[int, int], Trials]) -> str:
+    parts = [
+        getattr(trials, name).tobytes() for trials in all_trials.values() for name in vars(trials)
+    ]
     return hashlib.sha256(b"".join(parts)).hexdigest() + "\n"
 
 
@@ -63,13 +65,15 @@ def digest(games: dict[tuple[int, int], Trials]) -> str:
 def results_without_bounds() -> Iterator[None]:
     """Replaces the results by a digest of the trials, because bounds and figures take seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("audit.report.assemble.assemble", lambda config, set_ups, games, *_: games)
-        patch.setattr("audit.report.tables.to_table", lambda games: games)
+        patch.setattr(
+            "audit.report.assemble.assemble", lambda config, set_ups, all_trials, *_: all_trials
+        )
+        patch.setattr("audit.report.tables.to_table", lambda all_trials: all_trials)
         patch.setattr("audit.report.tables.to_csv", digest)
         patch.setattr("audit.report.summary.to_json", digest)
         patch.setattr(run, "_announce", lambda config, seconds: None)
         patch.setattr("audit.report.pictures.draw", lambda report, path: None)
-        patch.setattr("audit.report.pictures.draw_scores", lambda report, games, path: None)
+        patch.setattr("audit.report.pictures.draw_scores", lambda report, all_trials, path: None)
         yield
 
 
@@ -105,13 +109,13 @@ def undisturbed(seed: int) -> dict[str, bytes]:
 
 def refusal(folder: Path, seed: int = 0) -> str:
     """The error of the audit; empty if it finished."""
-    said = ""
+    error_line = ""
     try:
         run.run(config_of(folder, seed))
     except ValueError as error:
-        said = str(error)
-    assert len(said.splitlines()) <= 1
-    return said
+        error_line = str(error)
+    assert len(error_line.splitlines()) <= 1
+    return error_line
 
 
 def forked(work: Callable[[], None]) -> int:
@@ -152,11 +156,11 @@ class RunFolderMachine(RuleBasedStateMachine):
 
     @rule()
     def finish(self) -> None:
-        said = refusal(self.folder)
+        error_line = refusal(self.folder)
         if self.is_edited:
-            assert "out must be a new folder or hold this audit" in said
+            assert "out must be a new folder or hold this audit" in error_line
         else:
-            assert said == ""
+            assert error_line == ""
             assert content(files(self.folder)) == content(undisturbed(0))
 
     @rule(at=st.integers(0, 2 * BLOCKS + 4), half=st.booleans())
@@ -189,8 +193,8 @@ class RunFolderMachine(RuleBasedStateMachine):
             savez(file, **arrays)
 
         with mock.patch("numpy.savez", save):
-            said = refusal(self.folder)
-        assert said == "" or "with free space" in said or self.is_edited
+            error_line = refusal(self.folder)
+        assert error_line == "" or "with free space" in error_line or self.is_edited
 
     @precondition(lambda self: self.shards())
     @rule(
@@ -227,10 +231,10 @@ class RunFolderMachine(RuleBasedStateMachine):
     @rule()
     def compete_with_a_process_that_runs(self) -> None:
         """Another process locks the folder until it ends."""
-        (ready, held), (end, asked) = os.pipe(), os.pipe()
+        (ready, held), (end, wait_end) = os.pipe(), os.pipe()
 
         def work() -> None:
-            os.close(asked)
+            os.close(wait_end)
             with store.locked(self.folder):
                 os.write(held, b"1")
                 os.read(end, 1)  # until the other side is closed
@@ -242,7 +246,7 @@ class RunFolderMachine(RuleBasedStateMachine):
             assert "where another audit is running" in refusal(self.folder)
             assert files(self.folder) == before
         finally:
-            for descriptor in (ready, held, end, asked):
+            for descriptor in (ready, held, end, wait_end):
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
             assert code_of(child) == 0
@@ -261,10 +265,10 @@ class RunFolderMachine(RuleBasedStateMachine):
             assert not refusal(self.folder, seed=1)
 
         child = forked(work)
-        said = refusal(self.folder)
+        error_line = refusal(self.folder)
         other = code_of(child)
-        assert bool(said) != bool(other)
-        winner = 0 if said == "" else 1
+        assert bool(error_line) != bool(other)
+        winner = 0 if error_line == "" else 1
         assert files(self.folder) == undisturbed(winner)
         shutil.rmtree(self.folder)  # The next events must not depend on the winner.
 

@@ -92,11 +92,11 @@ def test_a_missing_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend, a
     options = ["--backend", backend, "--scheduler", address, "--out", str(tmp_path / "audit")]
     assert run.main([*OPTIONS, *options]) == 2
     assert time.monotonic() - begin < 30
-    said = capsys.readouterr().err
-    assert said.startswith(
+    error_line = capsys.readouterr().err
+    assert error_line.startswith(
         f"error: scheduler must be the address of a running {backend} cluster, got '{address}': "
     )
-    assert said.count("\n") == 1
+    assert error_line.count("\n") == 1
 
 
 def test_an_audit_waits_for_the_workers_of_a_dask_cluster(tmp_path, monkeypatch, capsys):
@@ -141,10 +141,10 @@ def test_a_lost_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend):
     monkeypatch.setattr(workers.joblib, "parallel_config", die)
     options = ["--backend", backend, "--out", str(tmp_path / "audit")]
     assert run.main([*OPTIONS, *options]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: the {backend} cluster stopped working (")
-    assert said.endswith("run the same command again to resume from the finished blocks\n")
-    assert said.count("\n") == 1
+    error_line = capsys.readouterr().err
+    assert error_line.startswith(f"error: the {backend} cluster stopped working (")
+    assert error_line.endswith("run the same command again to resume from the finished blocks\n")
+    assert error_line.count("\n") == 1
 
 
 def children(pid):
@@ -223,8 +223,8 @@ def test_a_missing_device_is_one_line(tmp_path, monkeypatch, capsys, devices):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     out = tmp_path / "audit"
     assert run.main([*SMALL, "--devices", *devices, "--out", str(out)]) == 2
-    said = f"error: device must be one of this machine's: cpu, got {devices[0]!r}\n"
-    assert capsys.readouterr().err == said
+    error_line = f"error: device must be one of this machine's: cpu, got {devices[0]!r}\n"
+    assert capsys.readouterr().err == error_line
     assert not out.exists()  # the folder is not created
 
 
