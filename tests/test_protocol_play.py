@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import special, stats
+from small_audits import play_trials
 
 from audit import protocols, upper_bounds
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
-from audit.game import play as game
-from audit.game.blocks import all_blocks
 from audit.game.presets import read_preset
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
@@ -228,16 +227,6 @@ def test_records_of_a_lane_are_all_that_it_trains_on(engine):
     assert np.all(np.abs(everybody.scores - found.scores) > 1e-3)
 
 
-def played(**settings):
-    config = AuditConfig(**settings)
-    set_ups = [set_up(config, budget) for budget in range(len(config.epsilon))]
-    parts = {}
-    for block in all_blocks(config.workload, set_ups[0].engine.name):
-        (trials,) = game.play(config, block)
-        parts.setdefault((block.budget, block.repeat), []).append(trials)
-    return config, set_ups, {key: game.Trials.joined(*group) for key, group in parts.items()}
-
-
 PRESETS = (
     "adaptive",
     "adaptive-adversarial",
@@ -259,20 +248,20 @@ def test_presets_are_played(preset):
         small |= {"train_size": 20, "validation_size": 20, "steps": 2}
     if preset == "until-validation":
         small |= {"protocol": "until:0.4", "learning_rates": (0.01,)}
-    config, (the_set_up,), games = played(**{**settings, **lists, **small})
+    config, (the_set_up,), games = play_trials(**{**settings, **lists, **small})
     trials = games[0, 0]
     assert len(trials.bit) == 30
     some = trials.chosen >= 0
     assert np.isfinite(trials.score[some]).all()
     assert some.mean() > 0.5
     assert config.parsed_protocol == the_set_up.protocol
-    again, _, others = played(**{**settings, **lists, **small, "protocol": config.protocol})
+    again, _, others = play_trials(**{**settings, **lists, **small, "protocol": config.protocol})
     assert again.identity == config.identity
     assert np.array_equal(others[0, 0].lambda_a, trials.lambda_a)
 
 
 def test_a_threshold_by_trial_accepts_no_less_than_is_said():
-    config, (the_set_up,), games = played(
+    config, (the_set_up,), games = play_trials(
         threat="NTNV", canary="input", protocol="until:0.3", train_size=15, validation_size=10,
         trials=150, repeats=1, epsilon=(4.0,), steps=2, model="logistic", learning_rates=(0.05,),
     )  # fmt: skip
@@ -284,7 +273,7 @@ def test_a_threshold_by_trial_accepts_no_less_than_is_said():
 
 
 def test_the_report_says_what_holds_under_the_protocol():
-    config, set_ups, games = played(
+    config, set_ups, games = play_trials(
         protocol="stopping:0.5", score="worst-order", trials=2000, repeats=1, epsilon=(4.0,)
     )
     report = assemble(config, set_ups, games)

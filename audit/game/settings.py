@@ -79,7 +79,7 @@ class AuditConfig:
         1.0, "tau, probability that a batch has a record; 1: full batch"
     )
     learning_rates: tuple[float, ...] = _setting(
-        (0.001,), "combined with max-grad-norm and momentum into a grid"
+        (0.001,), "learning rates, in a grid with C and momentum"
     )
     max_grad_norm: tuple[float, ...] = _setting((1.0,), "C, clipping norms of the gradients")
     momentum: tuple[float, ...] = _setting((0.0,), "momentum, in [0, 1)")

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from scipy import special, stats
+from small_audits import play_trials
 
 from audit import lower_bounds, upper_bounds
 from audit.claims import Assumption, facts_of_tuning
@@ -27,17 +28,6 @@ from audit.report.text import to_text
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
 
-def play(view=0, **settings):
-    config = AuditConfig(**settings)
-    set_ups = [set_up(config, budget) for budget in range(len(config.epsilon))]
-    parts = {}
-    for block in all_blocks(config.workload, set_ups[0].engine.name):
-        trials = game.play(config, block)[view]
-        parts.setdefault((block.budget, block.repeat), []).append(trials)
-    all_trials = {key: game.Trials.joined(*group) for key, group in parts.items()}
-    return config.views[view], set_ups, all_trials
-
-
 def test_blocks_cover_every_trial_once():
     config = AuditConfig(trials=50, repeats=2, epsilon=(1.0, 3.0))
     blocks = all_blocks(config.workload, "batched")
@@ -50,7 +40,7 @@ def test_blocks_cover_every_trial_once():
 
 
 def test_bounds_from_all_runs_are_larger_than_bounds_from_winners():
-    config, (the_set_up,), all_trials = play(
+    config, (the_set_up,), all_trials = play_trials(
         epsilon=(4.0,), trials=600, repeats=1, repetitions="tnb:0,0.05", seed=1
     )
     trials = all_trials[0, 0]
@@ -89,7 +79,7 @@ def test_runs_are_not_stored_if_they_are_useless_or_too_many(settings):
 
 def test_the_released_statistic_has_the_distribution_of_the_best_of_k():
     # Best of K of N(b mu, 1): phi(Phi(x - b mu)) is uniform. KS, false alarm 1e-3 per coin.
-    config, (the_set_up,), all_trials = play(epsilon=(4.0,), trials=4000, repeats=1)
+    config, (the_set_up,), all_trials = play_trials(epsilon=(4.0,), trials=4000, repeats=1)
     trials = all_trials[0, 0]
     x = trials.lambda_a * the_set_up.mu
     for bit in (False, True):
@@ -117,8 +107,8 @@ def test_engines_play_the_same_game(score, omega):
     # Two-sample KS for 2 proxies x 2 coins at 1e-3 each: false alarm under 0.4 % per case.
     settings = {"epsilon": (4.0,), "repeats": 1, "repetitions": "tnb:0,0.1", "score": score}
     settings |= {"trials": 500, "steps": 20, "model": "logistic"} | omega
-    _, _, exact = play(engine="reduced", seed=1, **settings | {"repeats": 12})
-    _, _, full = play(engine="batched", seed=2, **settings)
+    _, _, exact = play_trials(engine="reduced", seed=1, **settings | {"repeats": 12})
+    _, _, full = play_trials(engine="batched", seed=2, **settings)
     for bit in (False, True):
         for proxy in PROXIES:
             a, b = (
@@ -131,7 +121,7 @@ def test_engines_play_the_same_game(score, omega):
 def test_a_real_canary_shifts_the_statistic():
     # ETCV row 1 on digits: the canary shifts lambda_a; Mann-Whitney finds it at 1e-6.
     settings = {"canary": "input", "epsilon": (8.0,), "trials": 200, "repeats": 1, "steps": 20}
-    _, (the_set_up,), all_trials = play(repetitions="tnb:0,0.2", **settings)
+    _, (the_set_up,), all_trials = play_trials(repetitions="tnb:0,0.2", **settings)
     trials = all_trials[0, 0]
     assert np.isfinite(trials.score).all()
     shifted = stats.mannwhitneyu(trials.lambda_a[trials.bit], trials.lambda_a[~trials.bit])
@@ -153,7 +143,9 @@ def test_a_block_does_not_depend_on_other_blocks():
 
 def test_valid_lower_bounds_are_below_the_exact_cost():
     # Every lower bound errs once in a thousand: of some dozens here none by chance.
-    config, set_ups, all_trials = play(trials=400, repeats=2, epsilon=(1.0, 4.0), confidence=0.999)
+    config, set_ups, all_trials = play_trials(
+        trials=400, repeats=2, epsilon=(1.0, 4.0), confidence=0.999
+    )
     report = assemble(config, set_ups, all_trials)
     assert report.engine.name == "reduced"
     for result in report.results:
@@ -179,7 +171,7 @@ def test_valid_lower_bounds_are_below_the_exact_cost():
 @pytest.fixture(scope="module")
 def repeated(quick_reports):
     """Three repeats at eps_B = 4: the audit and its report."""
-    audit = play(trials=800, repeats=3, epsilon=(4.0,))
+    audit = play_trials(trials=800, repeats=3, epsilon=(4.0,))
     return audit, assemble(*audit)
 
 
@@ -216,7 +208,9 @@ def test_the_bound_to_report_uses_the_trials_of_all_repeats(repeated):
     ],
 )
 def test_bounds_for_one_score_are_valid_only_for_that_score(settings, monotone, gaussian):
-    config, set_ups, all_trials = play(**{"trials": 60, "repeats": 1, "epsilon": (4.0,)} | settings)
+    config, set_ups, all_trials = play_trials(
+        **{"trials": 60, "repeats": 1, "epsilon": (4.0,)} | settings
+    )
     (result,) = assemble(config, set_ups, all_trials).results
     worst = config.score == "worst-order"
     for bound in (b for found in result.lower_bounds.values() for b in found.values()):
@@ -242,7 +236,9 @@ def test_the_worst_order_gives_larger_lower_bounds_than_the_increasing_score():
     # The default bound at 6,000 trials and eps_B = 4, far apart.
     values = {}
     for score in ("first-coordinate", "worst-order"):
-        config, set_ups, all_trials = play(trials=6_000, repeats=1, epsilon=(4.0,), score=score)
+        config, set_ups, all_trials = play_trials(
+            trials=6_000, repeats=1, epsilon=(4.0,), score=score
+        )
         report = assemble(config, set_ups, all_trials)
         (result,) = report.results
         values[score] = report.reported(0).epsilon
@@ -304,7 +300,7 @@ def test_a_contradiction_that_may_be_chance_is_not_announced(repeated, monkeypat
 
 def test_an_audit_whose_runs_all_diverge_is_refused():
     settings = {"learning_rates": (1e300,), "engine": "batched", "steps": 3, "trials": 12}
-    config, set_ups, all_trials = play(epsilon=(2.0,), repeats=1, **settings)
+    config, set_ups, all_trials = play_trials(epsilon=(2.0,), repeats=1, **settings)
     with pytest.raises(
         ValueError, match=r"every one of the \d+ runs at eps_B = 2 diverged .*1e\+300"
     ):
@@ -313,7 +309,9 @@ def test_an_audit_whose_runs_all_diverge_is_refused():
 
 def test_reports_state_the_number_of_records_used():
     settings = {"threat": "NTCV", "train_size": 5000, "validation_size": 20, "model": "logistic"}
-    config, set_ups, all_trials = play(trials=4, repeats=1, epsilon=(4.0,), steps=1, **settings)
+    config, set_ups, all_trials = play_trials(
+        trials=4, repeats=1, epsilon=(4.0,), steps=1, **settings
+    )
     report = assemble(config, set_ups, all_trials)
     assert (report.records.training, report.records.validation) == (1437, 20)
     assert "1,437 training records of 5,000 requested, 20 validation records" in to_text(report)
@@ -324,8 +322,8 @@ def test_shared_runs_give_each_threat_model_its_own_trials(canary):
     settings = {"canary": canary, "trials": 12, "repeats": 1, "epsilon": (4.0,), "steps": 3}
     settings |= {"repetitions": "fixed:3", "train_size": 40, "validation_size": 20}
     for view, threat in enumerate(("NTNV", "NTCV")):
-        shared_config, _, shared = play(view, threat="NTNV+NTCV", **settings)
-        alone_config, _, alone = play(threat=threat, **settings)
+        shared_config, _, shared = play_trials(view, threat="NTNV+NTCV", **settings)
+        alone_config, _, alone = play_trials(threat=threat, **settings)
         assert (shared_config.threat, shared_config.score) == (threat, alone_config.score)
         for name in game.Trials.__dataclass_fields__:
             a, b = getattr(shared[0, 0], name), getattr(alone[0, 0], name)
@@ -347,12 +345,14 @@ def test_runs_without_a_canary_are_shared_by_all_canaries(monkeypatch):
     names = set()
     for view in range(4):
         trained.clear()
-        shared_config, _, shared = play(view, threat="NTNV+NTCV", canary="input+dirac", **settings)
+        shared_config, _, shared = play_trials(
+            view, threat="NTNV+NTCV", canary="input+dirac", **settings
+        )
         bit = shared[0, 0].bit
         assert sum(trained) == 3 * (np.sum(~bit) + 2 * np.sum(bit))
         pair = {"threat": shared_config.threat, "canary": shared_config.canary}
         names.add("-".join(pair.values()))
-        alone_config, _, alone = play(**pair, **settings)
+        alone_config, _, alone = play_trials(**pair, **settings)
         assert shared_config.score == alone_config.score
         for name in game.Trials.__dataclass_fields__:
             a, b = getattr(shared[0, 0], name), getattr(alone[0, 0], name)
@@ -362,7 +362,7 @@ def test_runs_without_a_canary_are_shared_by_all_canaries(monkeypatch):
 
 def test_sampled_batches_have_valid_bounds():
     # tau = 0.1: valid eps_L are below every valid eps_U; "O" and "G" are not valid.
-    config, (the_set_up,), all_trials = play(
+    config, (the_set_up,), all_trials = play_trials(
         sampling_rate=0.1, steps=200, epsilon=(4.0,), trials=5_000, repeats=1
     )
     assert the_set_up.mu is None
@@ -486,6 +486,6 @@ def test_repeats_and_stopping_exclude_each_other():
 
 
 def test_the_bound_to_report_is_the_recommended_one():
-    config, set_ups, all_trials = play(trials=40, repeats=1, epsilon=(4.0,))
+    config, set_ups, all_trials = play_trials(trials=40, repeats=1, epsilon=(4.0,))
     recommended = assemble(config, set_ups, all_trials).recommended
     assert recommended.key == lower_bounds.lower_bound([0.0, 1.0], [2.0, 3.0]).key
