@@ -475,7 +475,7 @@ def _print_table(
             else ""
         )
         epsilon = format_rounded(row.epsilon, up=not row.attained)
-        print(f"{row.name:{width}}  {epsilon:>9}  {row.claim.conditions}{rounded}")
+        print(f"{row.name:{width}}  {epsilon:>9}  {row.claim.words_without_protocol}{rounded}")
         print(f"{'':{width}}  {'':>9}    {row.source}")
     silent = [row for row in rows if row.epsilon is None]
     for row in silent:

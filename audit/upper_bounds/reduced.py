@@ -19,7 +19,7 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.accounting.composition import COARSE_CELLS
-from audit.claims import Condition
+from audit.claims import Assumption
 from audit.numerics import (
     PROFILE_ACCURACY,
 )
@@ -29,7 +29,7 @@ from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
-_MONOTONE = (Condition.MONOTONE_SCORE,)
+_MONOTONE = (Assumption.MONOTONE_SCORE,)
 _EXACT_SOURCE = "hockey stick of the reduced game, integrated directly (no Renyi step)"
 # Where one side has e^-loss of the other's mass, and that is lost, a cell says nothing.
 _LARGEST_LOSS = 600.0

@@ -16,7 +16,7 @@ from audit.accounting import (
     mean_inclusion_mu,
 )
 from audit.accounting.conversion import best_conversion, epsilon_of_order
-from audit.claims import Condition, Kind
+from audit.claims import Assumption, Kind
 from audit.numerics import (
     FLOAT_ROUNDING,
     PROFILE_ACCURACY,
@@ -31,7 +31,7 @@ from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
-_MONOTONE = (Condition.MONOTONE_SCORE,)
+_MONOTONE = (Assumption.MONOTONE_SCORE,)
 _RENYI_SOURCE = "Xiang, Wang & Wang 2024, algorithm 3"
 _NEEDS_STEPS = "the base must be DP-SGD with sampling rate < 1"
 # Orders above shift / mu are never best, and their integrand peaks that far from the origin.
