@@ -79,7 +79,8 @@ def test_wheel_holds_every_module(wheel):
     assert {f"{name}/py.typed" for name in packages} <= inside
     presets = {f"audit/presets/{path.name}" for path in (ROOT / "runs").glob("*.toml")}
     assert presets == {name for name in inside if name.startswith("audit/presets/")}
-    assert not any(name.startswith(("tests/", "benchmarks/", "notebooks/")) for name in inside)
+    not_shipped = ("tests/", "benchmarks/", "notebooks/", "studies/")
+    assert not any(name.startswith(not_shipped) for name in inside)
     assert any(name.endswith("licenses/LICENSE") for name in inside)
     assert wheel.name.startswith(f"dp_tuning_audit-{audit.__version__}-")
 
@@ -149,7 +150,7 @@ def test_the_commands_are_listed(capsys):
     modules = {
         path.stem
         for path in (ROOT / "audit").glob("[!_]*.py")
-        if "console.Parser(" in path.read_text()
+        if re.search(r'console\.Parser\(|import_module\("studies', path.read_text())
     }
     packages = {path.parent.name for path in (ROOT / "audit").glob("*/__main__.py")}
     assert set(commands.COMMANDS) == modules | packages
@@ -207,6 +208,13 @@ def test_what_is_not_installed_is_one_line(bare):
     assert re.fullmatch(r"error: (seaborn|matplotlib) must be installed .*\n", done.stderr)
 
 
+def test_reproductions_need_a_checkout(bare: Path) -> None:
+    command = [str(bare), "-I", "-m", "audit.reproduce", "x-table3"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: .* must run in a checkout of the repository.*\n", done.stderr)
+
+
 def test_every_module_has_its_floor():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (floors,) = (c for c in project["tool"]["importlinter"]["contracts"] if c["name"] == "floors")
@@ -216,4 +224,4 @@ def test_every_module_has_its_floor():
         for path in (ROOT / "audit").iterdir()
         if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert named - {"canaries", "threat_models"} == there - {"audit.__init__"}
+    assert named - {"canaries", "studies", "threat_models"} == there - {"audit.__init__"}

@@ -8,8 +8,8 @@ from scipy import integrate, stats
 
 from audit import upper_bounds
 from audit.accounting import DpSgd
-from audit.reproduce import REPRODUCTIONS, regression, svm, training
-from audit.reproduce.__main__ import main
+from studies.papers import REPRODUCTIONS, regression, svm, training
+from studies.papers.__main__ import main
 
 SMALL = {"dataset": "DIGITS", "records": 60, "validation": 50, "steps": 4, "tunings": 4}
 
@@ -55,12 +55,12 @@ def test_more_runs_cost_more_and_the_region_bound_less():
 def test_the_final_run_of_a_subset_is_what_is_judged():
     data = training._data("DIGITS", "", 60, 50)
     rng = np.random.default_rng(0)
-    protocol = training.protocols.parse("subset:0.5/fixed:2")
+    protocol = training.protocols.parse_protocol("subset:0.5/fixed:2")
     found = training._accuracies(protocol, 1e-6, data, 30, 6, rng)
     noisy = training._accuracies(protocol, 1e3, data, 30, 6, np.random.default_rng(0))
     assert len(found) == 6
     assert found.mean() > noisy.mean() + 0.2  # ten classes
-    assert training._cost_ratio(training.protocols.parse("subset:0.1/fixed:10")) == 5.0
+    assert training._cost_ratio(training.protocols.parse_protocol("subset:0.1/fixed:10")) == 5.0
 
 
 def test_the_command_takes_a_data_root_and_leaves_data_out_of_all(tmp_path, capsys):

@@ -17,11 +17,11 @@ from audit.accounting import (
     ZeroConcentratedDp,
     calibrate_mu,
 )
-from audit.reproduce import REPRODUCTIONS, Result
-from audit.reproduce.__main__ import main
-from audit.reproduce.laws import with_mean
+from studies.papers import REPRODUCTIONS, Result
+from studies.papers.__main__ import main
+from studies.papers.laws import with_mean
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reproductions.md"
 
 

@@ -24,8 +24,8 @@ from audit.accounting import GaussianMechanism, PrivacyProfile, Unreachable, cal
 from audit.numerics import safe_root
 from audit.protocols import ProposeTestRelease
 from audit.repetitions import parse_repetitions
-from audit.reproduce.result import COLOURS, Result, figure, style, tidy
-from audit.reproduce.training import DELTA, best_of_each
+from studies.papers.result import COLOURS, Result, figure, style, tidy
+from studies.papers.training import DELTA, best_of_each
 from audit.upper_bounds import liu_talwar, propose_test_release
 from audit.upper_bounds.registry import find
 from threat_models.datasets import load

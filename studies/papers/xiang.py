@@ -25,8 +25,8 @@ from audit.lower_bounds import all_estimators
 from audit.lower_bounds.scores import Scores
 from audit.orders import IncreasingOrder
 from audit.repetitions import Repetitions, TruncatedNegativeBinomial, TwoPoint
-from audit.reproduce.laws import BoundOfLaw
-from audit.reproduce.result import (
+from studies.papers.laws import BoundOfLaw
+from studies.papers.result import (
     COLOURS,
     Comparison,
     Curves,

@@ -12,8 +12,8 @@ from audit.accounting import DiscreteMechanism, GaussianMechanism
 from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold
 from audit.lower_bounds.rules import ErrorCounts
 from audit.orders import SplitOrder
-from audit.reproduce import REPRODUCTIONS
-from audit.reproduce.attacks import _OrderCurve, _Search, attacked
+from studies.papers import REPRODUCTIONS
+from studies.papers.attacks import _OrderCurve, _Search, attacked
 from audit.upper_bounds import AdaptiveAttack, SubsetAttack, TunedOrder
 
 DELTA = 1e-5

@@ -4,10 +4,10 @@ Everything is computed by the library's functions; the numbers that the papers p
 beside ours. Settings that a paper does not tell are arguments with a default.
 """
 
-from audit.reproduce import attacks, others, regression, svm, training, xiang
-from audit.reproduce import koskela_redberg_wang as krw
-from audit.reproduce import papernot_steinke as ps
-from audit.reproduce.result import Comparison, Reproduction, Result
+from studies.papers import attacks, others, regression, svm, training, xiang
+from studies.papers import koskela_redberg_wang as krw
+from studies.papers import papernot_steinke as ps
+from studies.papers.result import Comparison, Reproduction, Result
 
 _PS, _KRW = "Papernot & Steinke 2022", "Koskela, Redberg & Wang 2024"
 _X, _HYPO, _KK = "Xiang, Wang & Wang 2024", "Wang et al. 2023", "Koskela & Kulkarni 2023"

@@ -10,8 +10,8 @@ from typing import Any
 
 from audit import checks, console
 from audit.game.presets import find_preset
-from audit.reproduce import REPRODUCTIONS
-from audit.reproduce.result import Result
+from studies.papers import REPRODUCTIONS
+from studies.papers.result import Result
 
 
 def _parser() -> console.Parser:

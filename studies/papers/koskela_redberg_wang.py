@@ -15,8 +15,8 @@ from audit.accounting import (
 )
 from audit.numerics import last_integer
 from audit.repetitions import Binomial, Poisson, Repetitions
-from audit.reproduce.laws import BoundOfLaw, with_mean
-from audit.reproduce.result import (
+from studies.papers.laws import BoundOfLaw, with_mean
+from studies.papers.result import (
     Comparison,
     Curves,
     Result,

@@ -38,7 +38,7 @@ from audit.protocols import (
 )
 from audit.repetitions import Binomial, Fixed, Repetitions
 from audit.report.text import rounded_down, rounded_up
-from audit.reproduce.result import COLOURS, Result, figure, style, tidy
+from studies.papers.result import COLOURS, Result, figure, style, tidy
 from audit.upper_bounds import (
     AcceptedTails,
     TunedOrder,

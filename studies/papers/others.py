@@ -7,8 +7,8 @@ import numpy as np
 
 from audit.accounting import DpSgd
 from audit.repetitions import Poisson
-from audit.reproduce.laws import with_mean
-from audit.reproduce.result import Comparison, Curves, Result, draw, figure, plot, style
+from studies.papers.laws import with_mean
+from studies.papers.result import Comparison, Curves, Result, draw, figure, plot, style
 from audit.upper_bounds import cost_ratio, hypo, lemma_7, subset_tuning
 
 _SPENT = "E[K] at which theorem 1 spends the budget"

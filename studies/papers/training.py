@@ -20,8 +20,8 @@ from audit.accounting import DpSgd
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.protocols import Protocol, RandomSearch, Subset
 from audit.repetitions import Poisson, Repetitions
-from audit.reproduce.laws import with_mean
-from audit.reproduce.result import COLOURS, Result, figure, style, tidy
+from studies.papers.laws import with_mean
+from studies.papers.result import COLOURS, Result, figure, style, tidy
 from audit.tuning.on_run_batches import GameContext, tune
 from audit.upper_bounds import calibrate_noise, cost_ratio
 from audit.upper_bounds.registry import find

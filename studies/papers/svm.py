@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from audit import protocols
 from audit.lower_bounds import lower_bound
-from audit.reproduce.result import COLOURS, Result, figure, style, tidy
-from audit.reproduce.training import DELTA, Arm, best_of_each
+from studies.papers.result import COLOURS, Result, figure, style, tidy
+from studies.papers.training import DELTA, Arm, best_of_each
 
 Array = NDArray[np.float64]
 
