@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if str(_ROOT) not in sys.path:
         sys.path.append(str(_ROOT))
-    command = importlib.import_module("studies.papers.__main__")
+    command = importlib.import_module("studies.papers.command")
     code: int = command.main(argv)
     return code
 

@@ -1,9 +1,9 @@
-"""Every bound attacked: the worst order or event of theory, played against each protocol.
+"""Attacks on every bound: the worst order or event of theory, played against each protocol.
 
-In the reduced game one run is N(0, 1), or N(mu, 1) with the record, and whoever attacks chooses the
-score. Beside the cost stands what the attack attains, exactly, and what as many games prove of it:
-by the recommended bound, which assumes nothing but independent games, and by the curve of the
-attack's own law, where that has one parameter.
+In the reduced game, one run is N(0, 1), or N(mu, 1) with the record, and the attacker chooses the
+score. The table compares the cost with the exact epsilon of the attack, and with the epsilon that
+trials of the attack prove: by the recommended lower bound, which assumes only independent trials,
+and by the curve of the attack's own family, if that family has one parameter.
 """
 
 import math
@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy import special
 
-from audit import protocols
 from audit.accounting import GaussianMechanism
 from audit.lower_bounds import (
     AcceptedTailsCurve,
@@ -35,14 +34,13 @@ from audit.protocols import (
     RandomStopping,
     Subset,
     UntilAccepted,
+    parse_protocol,
 )
 from audit.repetitions import Binomial, Fixed, Repetitions
 from audit.report.text import rounded_down, rounded_up
-from studies.papers.result import COLOURS, Result, figure, style, tidy
 from audit.upper_bounds import (
     AcceptedTails,
     TunedOrder,
-    UpperBound,
     adaptive_attack,
     attack_order,
     attack_tails,
@@ -52,6 +50,7 @@ from audit.upper_bounds import (
     worst_order,
 )
 from audit.upper_bounds.worst_order import expected_ratio
+from studies.papers.result import COLOURS, Result, figure, style, tidy
 
 Array = NDArray[np.float64]
 Curve = AcceptedTailsCurve | WorstOrderCurve
@@ -69,60 +68,67 @@ PROTOCOLS = (
     "subset:0.5/tnb:1,0.1",
 )
 _ERROR = 0.05
-_ALL_TRIALS = 10**12
-# Cells of x, where laws are summed over them: fine, and for curves of mu, at every so manieth end.
-_CELL, _COARSE, _EVERY = 0.005, 0.02, 5
+# A number of trials so large that an attack may look for the rarest events.
+_UNLIMITED_TRIALS = 10**12
+# Width of the cells of x over which distributions are summed; wider for curves, which sum once per
+# mu. A curve's threshold is the end of one cell in 5.
+_CELL, _CURVE_CELL, _THRESHOLD_STEP = 0.005, 0.02, 5
+# Probabilities of outcomes are raised to this before their ratio is taken.
+_MIN_PROBABILITY = 1e-100
+# Beyond this many standard deviations, a normal tail is zero in floating point.
+_TAIL_END = 38.0
 
 
 @dataclass(frozen=True)
-class Played:
-    """An attack and its games.
+class PlayedAttack:
+    """An attack and the scores of its trials.
 
     Attributes:
-        attained: epsilon of the best attack found, exactly and rounded down.
-        without: scores [n] of games without the record.
-        with_record: scores [n] of games with it.
-        laws: chances of what comes out, without the record and with it, of every attack tried.
-        curve: reads games by the attack's own law; None where that has no single parameter.
-        of_curve: the games that the curve reads, without the record and with it, where they are of
-            another attack.
+        epsilon: of the best known attack, computed exactly and rounded down.
+        out_scores: scores [n] of trials without the record.
+        in_scores: scores [n] of trials with it.
+        distributions: probabilities of all outcomes without and with the record, for every attack
+            that was tried.
+        curve: the lower bound of the attack's own family; None if the family has several
+            parameters.
+        curve_scores: the scores that the curve uses, if they are those of another attack.
     """
 
-    attained: float
-    without: Array
-    with_record: Array
-    laws: Sequence[tuple[Array, Array]] = ()
+    epsilon: float
+    out_scores: Array
+    in_scores: Array
+    distributions: Sequence[tuple[Array, Array]] = ()
     curve: Curve | None = None
-    of_curve: tuple[Array, Array] | None = None
+    curve_scores: tuple[Array, Array] | None = None
 
-    def ceiling(self, delta: float) -> float:
-        """What no estimator for any score proves more often than not; NaN where no law is known."""
-        trials = len(self.without)
+    def max_provable(self, delta: float) -> float:
+        """No lower bound for any score exceeds this in over half of all audits; NaN if unknown."""
+        trials = len(self.out_scores)
         return max(
-            (max_provable_epsilon(*law, delta, trials) for law in self.laws), default=math.nan
+            (max_provable_epsilon(*pair, delta, trials) for pair in self.distributions),
+            default=math.nan,
         )
 
-    def by_curve(self, delta: float) -> float:
-        """What the curve proves; NaN where there is none."""
+    def proved_by_curve(self, delta: float) -> float:
+        """The epsilon that the curve proves; NaN if there is none."""
         if self.curve is None:
             return math.nan
-        games = self.of_curve or (self.without, self.with_record)
-        return self.curve(*games, delta).epsilon
+        return self.curve(*(self.curve_scores or (self.out_scores, self.in_scores)), delta).epsilon
 
 
 @dataclass(frozen=True)
-class _Search:
-    """Random search by an order that does not look into cells.
+class PlayedOrder:
+    """Random search by an order of cells.
 
     Attributes:
-        game: order, law of K and cells.
+        game: order, distribution of K and cells.
     """
 
     game: TunedOrder
 
     @cached_property
-    def chances(self) -> tuple[Array, Array]:
-        """Of every cell [n] to be released, from the most preferred on, and of no run; by side."""
+    def probabilities(self) -> tuple[Array, Array]:
+        """Probabilities of each cell [n], the most preferred first, and of no run; by side."""
         none = self.game.repetitions.probability_of_none
         sides = (np.append(low + high, 2.0 * none) for low, high in self.game.masses)
         p, q = (side / side.sum() for side in sides)
@@ -130,21 +136,21 @@ class _Search:
 
     @cached_property
     def log_ratio(self) -> Array:
-        """What every outcome [n] says for the record."""
-        p, q = (np.maximum(side, 1e-100) for side in self.chances)
+        """Log-likelihood ratio of each outcome [n]."""
+        p, q = (np.maximum(side, _MIN_PROBABILITY) for side in self.probabilities)
         return np.asarray(np.log(q / p))
 
-    def expected(self, delta: float, trials: int) -> float:
-        """The largest e^epsilon that one event of the likelihood ratio is expected to certify."""
-        p, q = (side[np.argsort(self.log_ratio)] for side in self.chances)
-        certified = [
+    def expected_ratio(self, delta: float, trials: int) -> float:
+        """The largest e^epsilon that one event of the likelihood ratio is expected to prove."""
+        p, q = (side[np.argsort(self.log_ratio)] for side in self.probabilities)
+        expected = [
             expected_ratio(np.cumsum(one), np.cumsum(other), delta, trials, _ERROR / 2.0).max()
             for one, other in ((p, q), (q[::-1], p[::-1]))
         ]
-        return float(max(certified))
+        return float(max(expected))
 
     def play(self, mean: float, trials: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Draws the outcomes [trials]: every run of every tuning, and the best of each."""
+        """Draws the outcomes [trials] from the runs of every tuning."""
         left, _ = self.game.edges
         place = np.argsort(left)
         runs = self.game.repetitions.sample(rng, trials)
@@ -157,138 +163,128 @@ class _Search:
 
 
 @dataclass(frozen=True)
-class _OrderCurve(WorstOrderCurve):
-    """The curve of mu of any folded order; the scores are the right ends of released cells.
+class FoldedOrderCurve(WorstOrderCurve):
+    """The curve of mu of a folded order. A score is the right end of the released cell.
 
-    With mu every x grows, so a winner above the threshold stays one: what is above the fold scores
-    more, what is below less, and what was above the threshold and not beaten from below stays so.
+    Every x grows with mu, so a winner above the threshold stays above it: the scores above the fold
+    grow, those below it fall, and no run from below the fold overtakes the winner.
 
     Attributes:
-        order: its cells are those of `_Search` with the same step.
+        order: the order; its cells are those of a `PlayedOrder` with the same width.
     """
 
     order: Order
 
     def rate_below(self, mu: float) -> float:
-        search = TunedOrder(mu, self.repetitions, self.order, _COARSE)
-        (_, (masses, _)), (_, right) = search.masses, search.edges
+        game = TunedOrder(mu, self.repetitions, self.order, _CURVE_CELL)
+        (_, (masses, _)), (_, right) = game.masses, game.edges
         return float(masses[right <= self.rule.threshold].sum())
 
     def attained(self, mu: float, delta: float) -> float:
         return TunedOrder(mu, self.repetitions, self.order).epsilon(delta)
 
 
-def attacked(
+def play_attack(
     mu: float, protocol: Protocol, delta: float, trials: int, rng: np.random.Generator
-) -> Played:
-    """Plays the attack on a protocol.
+) -> PlayedAttack:
+    """Plays the worst known attack on a protocol.
 
     Args:
         mu: of the base.
-        protocol: how the best run is chosen.
+        protocol: the tuning protocol.
         delta: in (0, 1).
-        trials: games on each side.
-        rng: source of everything random.
+        trials: number of trials on each side.
+        rng: source of all random draws.
 
     Raises:
-        ValueError: there is no attack for the protocol.
+        ValueError: no attack on the protocol is known.
     """
     means = 0.0, mu
     match protocol:
-        case RandomSearch(law):
-            return _by_order(mu, law, delta, trials, rng, searched=True)
+        case RandomSearch(repetitions):
+            return _play_order(mu, repetitions, delta, trials, rng, with_curve=True)
         case Grid(candidates, inclusion):
-            # All candidates alike, each by the same order: a fixed or binomial number of draws.
-            law = Fixed(candidates) if inclusion == 1.0 else Binomial(candidates, inclusion)
-            return _by_order(mu, law, delta, trials, rng, searched=False)
+            # All candidates are equal and ranked by one order, as in a search with this K.
+            if inclusion == 1.0:
+                return _play_order(mu, Fixed(candidates), delta, trials, rng)
+            return _play_order(mu, Binomial(candidates, inclusion), delta, trials, rng)
         case UntilAccepted() | RandomStopping():
-            return _by_tails(mu, protocol, delta, trials, rng)
+            return _play_tails(mu, protocol, delta, trials, rng)
         case Adaptive():
             best = adaptive_attack(mu, protocol, delta)
-            seen = adaptive_attack(mu, protocol, delta, trials)
-            # The event that the back is released speaks against the record.
-            sides = [-seen.play(rng, trials, mean).astype(np.float64) for mean in means]
-            attained = max(best.epsilon(delta), seen.epsilon(delta))
-            return Played(attained, sides[0], sides[1])
+            common = adaptive_attack(mu, protocol, delta, trials)
+            # The release of the label "back" speaks against the record.
+            sides = [-common.play(rng, trials, mean).astype(np.float64) for mean in means]
+            return PlayedAttack(max(best.epsilon(delta), common.epsilon(delta)), sides[0], sides[1])
         case Subset():
             attack = subset_attack(mu, protocol, delta)
             sides = [attack.play(rng, trials, mean) for mean in means]
-            return Played(attack.epsilon(delta), sides[0], sides[1])
+            return PlayedAttack(attack.epsilon(delta), sides[0], sides[1])
         case _:
             raise ValueError(f"protocols must be ones with an attack, got {protocol.spec}")
 
 
-def _by_order(
+def _play_order(
     mu: float,
-    law: Repetitions,
+    repetitions: Repetitions,
     delta: float,
     trials: int,
     rng: np.random.Generator,
-    *,
-    searched: bool,
-) -> Played:
-    found = worst_order(GaussianMechanism(mu), law, delta)
-    assert found.epsilon is not None
-    # What leaks most at a larger delta is more common: one of these shows most in so many games.
+    with_curve: bool = False,
+) -> PlayedAttack:
+    cost = worst_order(GaussianMechanism(mu), repetitions, delta).epsilon
+    assert cost is not None
+    # The worst events for a larger delta are more common, so a limited number of trials may prove
+    # more with one of these orders.
     deltas = [delta] + [larger for larger in (1e-4, 1e-3, 1e-2) if larger > delta]
-    folded = [worst_case_order(mu, law, one)[0] for one in deltas]
-    orders: list[Order] = [attack_order(mu, law, delta, trials)[0], *folded]
-    searches = [_Search(TunedOrder(mu, law, order)) for order in orders]
-    best = max(searches, key=lambda search: search.expected(delta, trials))
+    folded = [worst_case_order(mu, repetitions, one)[0] for one in deltas]
+    orders: list[Order] = [attack_order(mu, repetitions, delta, trials)[0], *folded]
+    tried = [PlayedOrder(TunedOrder(mu, repetitions, order)) for order in orders]
+    best = max(tried, key=lambda order: order.expected_ratio(delta, trials))
     sides = [best.log_ratio[best.play(mean, trials, rng)] for mean in (0.0, mu)]
-    laws = [search.chances for search in searches]
-    if not searched:
-        return Played(found.epsilon, sides[0], sides[1], laws)
-    # The curve's games are of the order that leaks most, whatever single events of it show.
-    own = _Search(TunedOrder(mu, law, folded[0], _COARSE))
+    distributions = [order.probabilities for order in tried]
+    if not with_curve:
+        return PlayedAttack(cost, sides[0], sides[1], distributions)
+    # The curve plays the order that leaks most; its single events may be rare.
+    own = PlayedOrder(TunedOrder(mu, repetitions, folded[0], _CURVE_CELL))
     right = np.append(own.game.edges[1], np.inf)
-    edges = right[(right < folded[0].fold) & (right > mu - 5.0)][::_EVERY]
-    curve = _sharpest(
-        [
-            _OrderCurve(law, folded[0].fold, folded[0], rule=FixedThreshold(float(at)))
-            for at in edges
-        ],
-        mu,
-        trials,
-    )
-    games = right[own.play(0.0, trials, rng)], right[own.play(mu, trials, rng)]
-    return Played(found.epsilon, sides[0], sides[1], laws, curve, games)
+    thresholds = right[(right < folded[0].fold) & (right > mu - 5.0)][::_THRESHOLD_STEP]
+    curves = [
+        FoldedOrderCurve(repetitions, folded[0].fold, folded[0], rule=FixedThreshold(float(at)))
+        for at in thresholds
+    ]
+    scores = right[own.play(0.0, trials, rng)], right[own.play(mu, trials, rng)]
+    curve = _sharpest(curves, mu, trials)
+    return PlayedAttack(cost, sides[0], sides[1], distributions, curve, scores)
 
 
-def _by_tails(
+def _play_tails(
     mu: float,
     protocol: UntilAccepted | RandomStopping,
     delta: float,
     trials: int,
     rng: np.random.Generator,
-) -> Played:
-    rare = [
-        attack_tails(mu, protocol, delta, many)[0] for many in (trials, 10 * trials, _ALL_TRIALS)
+) -> PlayedAttack:
+    tried = [
+        attack_tails(mu, protocol, delta, many)[0]
+        for many in (trials, 10 * trials, _UNLIMITED_TRIALS)
     ]
-    seen = rare[0]
-    sides = [_released(seen, mean, trials, rng) for mean in (0.0, mu)]
-    inner = np.linspace(seen.low - 1.0, seen.high + 1.0, 41)
-    curve = _sharpest(
-        [
-            AcceptedTailsCurve(seen.low, seen.high, seen.stop, rule=FixedThreshold(float(at)))
-            for at in inner
-        ],
-        mu,
-        trials,
-    )
-    return Played(
-        max(tails.epsilon(delta) for tails in rare),
-        sides[0],
-        sides[1],
-        [_chances(tails, mu) for tails in rare],
-        curve,
-    )
+    played = tried[0]
+    sides = [_released(played, mean, trials, rng) for mean in (0.0, mu)]
+    curves = [
+        AcceptedTailsCurve(played.low, played.high, played.stop, rule=FixedThreshold(float(at)))
+        for at in np.linspace(played.low - 1.0, played.high + 1.0, 41)
+    ]
+    epsilon = max(tails.epsilon(delta) for tails in tried)
+    distributions = [_tail_probabilities(tails, mu) for tails in tried]
+    curve = _sharpest(curves, mu, trials)
+    return PlayedAttack(epsilon, sides[0], sides[1], distributions, curve)
 
 
-def _chances(tails: AcceptedTails, mu: float) -> tuple[Array, Array]:
-    """Of cells [n] of x in either tail, and of nothing, by side."""
-    low = np.arange(tails.low, -38.0, -_CELL)[::-1]
-    high = np.arange(tails.high, 38.0 + mu, _CELL)
+def _tail_probabilities(tails: AcceptedTails, mu: float) -> tuple[Array, Array]:
+    """Probabilities of the cells [n] of x in either tail, and of no release, by side."""
+    low = np.arange(tails.low, -_TAIL_END, -_CELL)[::-1]
+    high = np.arange(tails.high, _TAIL_END + mu, _CELL)
     sides = []
     for mean in (0.0, mu):
         below = np.diff(special.ndtr(low - mean), prepend=0.0)
@@ -300,12 +296,12 @@ def _chances(tails: AcceptedTails, mu: float) -> tuple[Array, Array]:
 
 
 def _sharpest(curves: Sequence[Curve], mu: float, trials: int) -> Curve:
-    """The curve at the threshold that is expected to bound mu best, fixed before any game."""
+    """The curve whose threshold is expected to bound mu best; chosen before any trial."""
     return max(curves, key=lambda curve: curve.expected(mu, trials, _ERROR))
 
 
 def _released(tails: AcceptedTails, mean: float, trials: int, rng: np.random.Generator) -> Array:
-    """Draws what is released, minus infinity for nothing, by the tails' own law."""
+    """Draws the released x [trials]; minus infinity if nothing is released."""
     below, above = special.ndtr(tails.low - mean), special.ndtr(mean - tails.high)
     total = tails.stop + (1.0 - tails.stop) * (below + above)
     share = rng.random(trials) * total
@@ -319,95 +315,83 @@ def _released(tails: AcceptedTails, mean: float, trials: int, rng: np.random.Gen
 def attacks(
     mus: Sequence[float] = (0.24721,),
     deltas: Sequence[float] = (1e-5, 1e-2),
-    specs: Sequence[str] = PROTOCOLS,
+    protocols: Sequence[str] = PROTOCOLS,
     trials: int = 100_000,
     seed: int = 1,
 ) -> Result:
-    """The table of costs and of what attacks attain and prove.
+    """The costs of protocols, and the epsilon that attacks attain and prove.
 
     Args:
         mus: of the base.
         deltas: in (0, 1).
-        specs: the protocols, as text.
-        trials: games on each side.
-        seed: of all games.
+        protocols: the protocols, as text.
+        trials: number of trials on each side.
+        seed: of all trials.
     """
     rows = []
-    for number, (delta, mu, spec) in enumerate(
-        (delta, mu, spec) for delta in deltas for mu in mus for spec in specs
-    ):
-        protocol = protocols.parse_protocol(spec)
-        bound: UpperBound = tuning_cost(GaussianMechanism(mu), protocol, delta)
-        assert bound.epsilon is not None
+    settings = [(delta, mu, spec) for delta in deltas for mu in mus for spec in protocols]
+    for number, (delta, mu, spec) in enumerate(settings):
+        protocol = parse_protocol(spec)
+        bound = tuning_cost(GaussianMechanism(mu), protocol, delta)
         rng = np.random.default_rng(np.random.SeedSequence([seed, number]))
-        played = attacked(mu, protocol, delta, trials, rng)
-        proved = lower_bound(played.without, played.with_record, delta).epsilon
-        rows.append(
-            {
-                "delta": delta,
-                "mu": mu,
-                "protocol": spec,
-                "bound": bound.name,
-                "cost": bound.epsilon,
-                "attained": played.attained,
-                "ceiling": played.ceiling(delta),
-                "proved": proved,
-                "proved by curve": played.by_curve(delta),
-            }
-        )
+        played = play_attack(mu, protocol, delta, trials, rng)
+        row = {
+            "delta": delta,
+            "mu": mu,
+            "protocol": spec,
+            "bound": bound.name,
+            "cost": bound.epsilon,
+            "attained": played.epsilon,
+            "ceiling": played.max_provable(delta),
+            "proved": lower_bound(played.out_scores, played.in_scores, delta).epsilon,
+            "proved by curve": played.proved_by_curve(delta),
+        }
+        rows.append(row)
     table = pd.DataFrame(rows)
-    for name in ("attained", "ceiling", "proved", "proved by curve"):
+    for name in _MEASURES:
         table[f"{name} / cost"] = table[name] / table["cost"]
     return Result(table, _draw(table), lines=tuple(_lines(table)))
 
 
+# Columns with their labels and markers, in the order in which they are drawn.
+_MEASURES = {
+    "attained": ("attained by the attack", "D"),
+    "proved by curve": ("proved, by the attack's own curve", "s"),
+    "ceiling": ("ceiling: no more is proved in half of all audits", "|"),
+    "proved": ("proved, for any score", "o"),
+}
+
+
 def _lines(table: pd.DataFrame) -> Iterator[str]:
-    """The table as text: for every delta and mu its protocols, with shares of the cost."""
+    """The table as text, in blocks by delta and mu, with shares of the cost."""
     for (delta, mu), rows in table.groupby(["delta", "mu"], sort=False):
         yield f"mu {mu:g}, delta {delta:g}"
-        yield (
-            f"{'protocol':32}{'cost':>9}  {'attained':>15}  {'ceiling':>15}  "
-            f"{'proved':>15}  {'by curve':>15}"
-        )
+        titles = "  ".join(f"{name:>15}" for name in _MEASURES)
+        yield f"{'protocol':32}{'cost':>9}  {titles}"
         for row in rows.to_dict("records"):
             cells = [
-                "-" if math.isnan(row[name]) else f"{rounded_down(row[name])} {row[share]:6.1%}"
-                for name, share in (
-                    (name, f"{name} / cost")
-                    for name in ("attained", "ceiling", "proved", "proved by curve")
-                )
+                "-"
+                if math.isnan(row[name])
+                else f"{rounded_down(row[name])} {row[f'{name} / cost']:6.1%}"
+                for name in _MEASURES
             ]
             joined = "  ".join(f"{cell:>15}" for cell in cells)
             yield f"{row['protocol']:32}{rounded_up(row['cost']):>9}  {joined}"
 
 
-_KINDS = {
-    "attained / cost": ("attained by the attack", "D"),
-    "proved by curve / cost": ("proved, by the attack's own curve", "s"),
-    "ceiling / cost": ("ceiling: proved by no more than half of all audits", "|"),
-    "proved / cost": ("proved, for any score", "o"),
-}
-
-
 def _draw(table: pd.DataFrame) -> Figure:
-    """Shares of the cost: a panel for every delta and mu, a line for every protocol."""
+    """Shares of the cost: a panel for each delta and mu, a line for each protocol."""
     panels = list(table.groupby(["delta", "mu"], sort=False))
     specs = list(dict.fromkeys(table["protocol"]))
+    columns = min(len(panels), 2)
     with style():
-        page = figure(4.2 * min(len(panels), 2) + 3.0, 0.34 * len(specs) * len(panels) / 2 + 2.5)
-        grid = page.subplots(-(-len(panels) // 2), min(len(panels), 2), squeeze=False, sharey=True)
+        page = figure(4.2 * columns + 3.0, 0.34 * len(specs) * len(panels) / 2 + 2.5)
+        grid = page.subplots(-(-len(panels) // 2), columns, squeeze=False, sharey=True)
         for axes, ((delta, mu), rows) in zip(grid.flat, panels, strict=False):
-            for (name, (label, marker)), colour in zip(_KINDS.items(), COLOURS, strict=False):
-                places = [specs.index(spec) for spec in rows["protocol"]]
-                axes.plot(
-                    rows[name],
-                    places,
-                    marker,
-                    color=colour,
-                    ms=8 if marker == "|" else 6,
-                    mew=2 if marker == "|" else None,
-                    label=label,
-                )
+            places = [specs.index(spec) for spec in rows["protocol"]]
+            for (name, (label, marker)), colour in zip(_MEASURES.items(), COLOURS, strict=False):
+                size = {"ms": 8, "mew": 2} if marker == "|" else {"ms": 6}
+                axes.plot(rows[f"{name} / cost"], places, marker, color=colour, label=label, **size)
             axes.set_yticks(range(len(specs)), specs)
             axes.set(xlim=(0.0, 1.04), ylim=(len(specs) - 0.5, -0.5))
             axes.set_title(rf"$\mu$ = {mu:g}, $\delta$ = {delta:g}", fontsize="medium", loc="left")

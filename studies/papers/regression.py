@@ -1,12 +1,13 @@
-"""Koskela, Redberg & Wang 2024, figure 5: private linear regression, its penalty tuned.
+"""Koskela, Redberg & Wang 2024, figure 5: private linear regression with a tuned penalty.
 
-One run proposes a penalty, tests privately whether the data are well conditioned at it, and if so
-releases one draw of the posterior (OPS). The penalty is tuned by a geometric number of runs; what
-that costs, by three accountings, decides how sharp the draws may be. Beside it stand two ways
-without tuning, which must be private for the worst data, and the regression without privacy.
+One run draws a penalty, tests privately whether the data are well conditioned for it, and if so
+releases one draw from the posterior (OPS). The tuning makes a geometric number of runs. Its cost,
+by three ways of accounting, decides how sharp the posterior may be. Two methods without tuning,
+which must be private for the worst data, and the regression without privacy are drawn as well.
 
-The notation of the proofs: records x with |x| <= 1 and |y| <= 1, A = X'X + penalty for the smaller
-of two neighbours, theta its solution, h = x'A^-1 x and r = y - x'theta of the record more.
+Notation of the proofs: records x with |x| <= 1 and |y| <= 1; A = X'X + penalty for the smaller of
+two neighbouring data sets; theta is its solution; h = x'A^-1 x and r = y - x'theta for the record
+that only the larger data set contains.
 """
 
 import math
@@ -17,39 +18,42 @@ from functools import cache
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from audit.accounting import GaussianMechanism, PrivacyProfile, Unreachable, calibrate_mu
 from audit.numerics import safe_root
 from audit.protocols import ProposeTestRelease
 from audit.repetitions import parse_repetitions
-from studies.papers.result import COLOURS, Result, figure, style, tidy
-from studies.papers.training import DELTA, best_of_each
 from audit.upper_bounds import liu_talwar, propose_test_release
 from audit.upper_bounds.registry import find
+from studies.papers.result import COLOURS, Result, figure, legend, plot_means, style, tidy
+from studies.papers.tunings import DELTA, Array, mean_and_error, play_random_searches
 from threat_models.datasets import load
 
-Array = NDArray[np.float64]
-
-_LAW = "tnb:1,0.1"
+_REPETITIONS = parse_repetitions("tnb:1,0.1")
 _PENALTIES = np.geomspace(1.0, 1e4, 17)
-# Shares of one run's delta: of the test, and of its being wrong, each; the tuning makes ten runs.
+# The part of one run's delta for the test, and the probability that the test is wrong; the tuning
+# makes ten runs on average.
 _SMALL = DELTA / 200.0
-# mu of the test's halves, and h, over the scale of the draw: what served best of a few.
-_TEST_VALUE, _TEST_NORM, _CURVATURE = 0.1, 0.5, 0.2
+# mu of the two halves of the test, and the bound on h, each relative to the scale of the draw; the
+# best of a few values.
+_EIGENVALUE_MU, _NORM_MU, _CURVATURE = 0.1, 0.5, 0.2
+# Points of a profile.
 _EPSILONS = 257
-_OPEN = "not private"
+# What the subtraction in `Draw.delta` may lose to rounding; the profile is raised by it.
+_ROUNDING = 1e-14
+_NOT_PRIVATE = "not private"
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw of the posterior N(theta, (gamma A)^-1), for data that passed the test.
+    """One draw from the posterior N(theta, (gamma A)^-1), for data that passed the test.
 
-    Where h <= curvature and gamma h r^2 <= scale^2, the loss of the draw is, in either direction
-    and as a function of a normal Z, at most U = (curvature + scale^2) / 2 + scale |Z| + curvature
-    Z^2 / 2. For only the law of x'theta differs, N(0, 1) against N(m, 1 / (1 + h)) in units of
-    the former with m = sqrt(gamma h) r / (1 + h), and the losses are
+    If h <= curvature and gamma h r^2 <= scale^2, the privacy loss of the draw is in both directions
+    at most U = (curvature + scale^2) / 2 + scale |Z| + curvature Z^2 / 2 for a normal Z. Proof:
+    only the distribution of x'theta differs. In units of its standard deviation on the smaller data
+    set, it is N(0, 1) there and N(m, 1 / (1 + h)) on the larger one, with m = sqrt(gamma h) r /
+    (1 + h). The losses are
     -log(1 + h) / 2 + gamma h r^2 / (2 (1 + h)) - sqrt(gamma h) r Z + h Z^2 / 2 and
     log(1 + h) / 2 + m^2 / 2 + m Z / sqrt(1 + h) - h Z^2 / (2 (1 + h)).
 
@@ -62,10 +66,10 @@ class Draw:
     curvature: float
 
     def delta(self, epsilon: Array) -> Array:
-        """E max(1 - e^(epsilon - U), 0) [n]: a privacy profile."""
+        """The privacy profile E max(1 - e^(epsilon - U), 0) at epsilon [n]."""
         a, c = self.scale, self.curvature
         rest = epsilon - (c + a * a) / 2.0
-        # Where U passes epsilon, the larger root of c z^2 / 2 + a z = rest.
+        # U exceeds epsilon beyond the larger root of c z^2 / 2 + a z = rest.
         above = np.maximum(rest, 0.0)
         z = 2.0 * above / (a + np.sqrt(a * a + 2.0 * c * above))
         root = math.sqrt(1.0 + c)
@@ -76,17 +80,16 @@ class Draw:
     @property
     def profile(self) -> PrivacyProfile:
         """The profile as a base."""
-        most = (self.curvature + self.scale**2) / 2.0 + 10.0 * self.scale + 50.0 * self.curvature
-        epsilons = np.linspace(0.0, most, _EPSILONS)
-        # Rounded up: what the subtraction above may lose.
-        deltas = np.clip(self.delta(epsilons) + 1e-14, 0.0, 1.0)
+        highest = (self.curvature + self.scale**2) / 2.0 + 10.0 * self.scale + 50.0 * self.curvature
+        epsilons = np.linspace(0.0, highest, _EPSILONS)
+        deltas = np.clip(self.delta(epsilons) + _ROUNDING, 0.0, 1.0)
         return PrivacyProfile(epsilons, np.minimum.accumulate(deltas))
 
 
-def _test(scale: float) -> ProposeTestRelease:
-    """The test of two Gaussian halves as a protocol, with the law of K."""
-    test = GaussianMechanism(math.hypot(_TEST_VALUE, _TEST_NORM) * scale)
-    return ProposeTestRelease(parse_repetitions(_LAW), test.epsilon(_SMALL), _SMALL, _SMALL)
+def _protocol(scale: float) -> ProposeTestRelease:
+    """Random search over runs that test two Gaussian halves before they release."""
+    test = GaussianMechanism(math.hypot(_EIGENVALUE_MU, _NORM_MU) * scale)
+    return ProposeTestRelease(_REPETITIONS, test.epsilon(_SMALL), _SMALL, _SMALL)
 
 
 def _by_liu_talwar(draw: Draw, protocol: ProposeTestRelease) -> float:
@@ -114,40 +117,40 @@ _ACCOUNTINGS: dict[str, Callable[[Draw, ProposeTestRelease], float]] = {
 def _largest_scale(
     epsilon: float, accounting: Callable[[Draw, ProposeTestRelease], float]
 ) -> float:
-    """The sharpest draws at which the whole tuning keeps epsilon, to within 1 %."""
+    """The scale of the sharpest draws for which the tuning costs at most epsilon, within 1 %."""
 
-    def missed(log_scale: float) -> float:
+    def excess(log_scale: float) -> float:
         scale = math.exp(log_scale)
         try:
-            return accounting(Draw(scale, _CURVATURE * scale), _test(scale)) - epsilon
+            return accounting(Draw(scale, _CURVATURE * scale), _protocol(scale)) - epsilon
         except Unreachable:
             return math.inf
 
-    return math.exp(safe_root(missed, math.log(1e-4), math.log(10.0), 1e-2))
+    return math.exp(safe_root(excess, math.log(1e-4), math.log(10.0), 1e-2))
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A regression, by its sums.
+    """A linear regression.
 
     Attributes:
-        records: how many.
+        records: number of records.
         values: eigenvalues [d] of X'X, ascending.
         vectors: eigenvectors [d, d], as columns.
         sums: X'y [d].
-        chosen_by: records and answers that a tuning chooses by.
-        judged_by: others, that say how good the choice is.
+        validation: records and answers by which a tuning chooses.
+        test: records and answers by which we judge its choice.
     """
 
     records: int
     values: Array
     vectors: Array
     sums: Array
-    chosen_by: tuple[Array, Array]
-    judged_by: tuple[Array, Array]
+    validation: tuple[Array, Array]
+    test: tuple[Array, Array]
 
     def solution(self, penalty: Array) -> Array:
-        """theta [n, d] of every penalty [n]."""
+        """theta [n, d] for every penalty [n]."""
         return (self.vectors.T @ self.sums / (self.values + penalty[:, None])) @ self.vectors.T
 
     def posterior(self, penalty: Array, gamma: Array, rng: np.random.Generator) -> Array:
@@ -158,10 +161,10 @@ class Problem:
 
 
 def _problem(dataset: str, data_root: str, records: int, validation: int) -> Problem:
-    """What is in the middle of an image, from what is around it.
+    """Predicts the middle of an image from its edge.
 
-    An image is a square of five by five grey tiles. x are the 16 at its edge and a constant, and y
-    the mean of the nine inside, all scaled by constants into |x| <= 1 and |y| <= 1.
+    An image is reduced to five by five grey tiles. x are the 16 tiles at the edge and a constant, y
+    is the mean of the nine inner tiles, and constants scale both to |x| <= 1 and |y| <= 1.
     """
 
     def split(train: bool, size: int) -> tuple[Array, Array]:
@@ -184,79 +187,81 @@ def _problem(dataset: str, data_root: str, records: int, validation: int) -> Pro
         np.maximum(values, 0.0),
         vectors,
         x.T @ y,
-        (held_x[:half], held_y[:half]),
-        (held_x[half:], held_y[half:]),
+        validation=(held_x[:half], held_y[:half]),
+        test=(held_x[half:], held_y[half:]),
     )
 
 
-def _error(theta: Array, held: tuple[Array, Array]) -> Array:
-    """Mean squared error [n] of models [n, d], their answers clipped to what y can be."""
-    x, y = held
+def _error(theta: Array, held_out: tuple[Array, Array]) -> Array:
+    """Mean squared error [n] of models [n, d], whose answers are clipped to [-1, 1]."""
+    x, y = held_out
     return np.asarray(((np.clip(theta @ x.T, -1.0, 1.0) - y) ** 2).mean(1))
 
 
 def _tested(problem: Problem, scale: float, tunings: int, rng: np.random.Generator) -> Array:
-    """Errors [n] of tunings that released a model.
+    """Errors [n] of the tunings that released a model.
 
-    A run tells a noisy smallest eigenvalue, which a record moves by at most 1, and a noisy
-    log(1 + |theta|), which one moves by at most log(1 + 1 / (penalty + eigenvalue)) of the smaller
-    neighbour. Lowered and raised by as much as the noise exceeds with chance `_SMALL` / 2, and the
-    eigenvalue by 1 for a record less, they bound h and r; the run releases where h is small enough,
-    and takes the gamma that they allow.
+    A run releases two noisy numbers. The first is the smallest eigenvalue, which a record changes
+    by at most 1. The second is log(1 + |theta|), which a record changes by at most log(1 + 1 /
+    (penalty + eigenvalue)) of the smaller data set. Except with probability `_SMALL` / 2 each, they
+    bound h and r after the eigenvalue is lowered and the norm raised by a quantile of their noise,
+    and the eigenvalue by 1 for a missing record. A run releases a model if h is small enough, with
+    the largest gamma that both bounds allow.
     """
-    runs = parse_repetitions(_LAW).sample(rng, tunings)
-    owner = np.repeat(np.arange(tunings), runs)
-    penalty = rng.choice(_PENALTIES, len(owner))
-    safe = -special.ndtri(_SMALL / 2.0)
-    below, above = rng.normal([[-safe], [safe]], 1.0, (2, len(owner)))
-    least = np.maximum(problem.values[0] + below / (_TEST_VALUE * scale) - 1.0, 0.0)
-    h = 1.0 / (penalty + least)
-    passes = h <= _CURVATURE * scale
-    owner, penalty, h, above = owner[passes], penalty[passes], h[passes], above[passes]
-    norm = np.linalg.norm(problem.solution(penalty), axis=1)
-    r = (1.0 + norm) * np.exp(np.log1p(h) * above / (_TEST_NORM * scale))
-    # The smaller neighbour may be the data less a record: its solution is longer by a factor 1 + h.
-    gamma = scale**2 / (h * (r * (1.0 + h)) ** 2)
-    models = problem.posterior(penalty, gamma, rng)
-    best = best_of_each(owner, -_error(models, problem.chosen_by))
-    return _error(models[best], problem.judged_by)
+    quantile = -special.ndtri(_SMALL / 2.0)
+
+    def train(penalty: Array) -> tuple[Array, Array]:
+        below, above = rng.normal([[-quantile], [quantile]], 1.0, (2, len(penalty)))
+        least = np.maximum(problem.values[0] + below / (_EIGENVALUE_MU * scale) - 1.0, 0.0)
+        h = 1.0 / (penalty + least)
+        passes = h <= _CURVATURE * scale
+        penalty, h, above = penalty[passes], h[passes], above[passes]
+        norm = np.linalg.norm(problem.solution(penalty), axis=1)
+        r = (1.0 + norm) * np.exp(np.log1p(h) * above / (_NORM_MU * scale))
+        # Without a record, the solution is longer by a factor of at most 1 + h.
+        gamma = scale**2 / (h * (r * (1.0 + h)) ** 2)
+        models = np.full((len(passes), len(problem.values)), np.nan)
+        models[passes] = problem.posterior(penalty, gamma, rng)
+        scores = np.full(len(passes), -np.inf)
+        scores[passes] = -_error(models[passes], problem.validation)
+        return models, scores
+
+    _, models, _ = play_random_searches(_REPETITIONS, _PENALTIES, train, tunings, rng)
+    return _error(models, problem.test)
 
 
 def _untuned(
     problem: Problem, epsilon: float, draws: int, rng: np.random.Generator
 ) -> dict[str, Array]:
-    """Errors [n] of ways that look at no data before they choose the penalty.
+    """Errors [n] of methods that choose the penalty without looking at the data.
 
-    |theta| <= sqrt(n / penalty) for all data. The penalty makes its bias, were |theta| 1, what the
-    noise adds.
+    |theta| <= sqrt(n / penalty) for all data. The penalty is such that its bias, if |theta| is 1,
+    equals the error due to noise.
     """
     mu = calibrate_mu(epsilon, DELTA, "exact")
 
-    def longest(penalty: float) -> float:
+    def largest_residual(penalty: float) -> float:
         return 1.0 + math.sqrt((problem.records + 1.0) / penalty)
 
     def spread(penalty: float) -> float:
-        # Of output perturbation: a record moves theta by at most |x| |r| / penalty.
-        return longest(penalty) / (penalty * mu)
+        # Output perturbation: a record moves theta by at most |x| |r| / penalty.
+        return largest_residual(penalty) / (penalty * mu)
 
-    def scale_at(penalty: float) -> float:
-        # The largest whose draws keep epsilon, with the curvature that the penalty has.
-        def missed(log_scale: float) -> float:
+    def gamma_at(penalty: float) -> float:
+        def excess(log_scale: float) -> float:
             drawn = Draw(math.exp(log_scale), 1.0 / penalty)
             return float(drawn.delta(np.array([epsilon]))[0]) - DELTA
 
-        return math.exp(safe_root(missed, math.log(1e-6), math.log(100.0), 1e-3))
+        scale = math.exp(safe_root(excess, math.log(1e-6), math.log(100.0), 1e-3))
+        return scale**2 * penalty / largest_residual(penalty) ** 2
 
-    def gamma_at(penalty: float) -> float:
-        return scale_at(penalty) ** 2 * penalty / longest(penalty) ** 2
+    def balanced(noise_error: Callable[[float], float]) -> float:
+        """The penalty whose bias equals the error due to noise."""
 
-    def balanced(noise: Callable[[float], float]) -> float:
-        """The penalty at which the noise's error is the bias."""
+        def excess(log_penalty: float) -> float:
+            return math.exp(log_penalty) - noise_error(math.exp(log_penalty))
 
-        def missed(log_penalty: float) -> float:
-            return math.exp(log_penalty) - noise(math.exp(log_penalty))
-
-        return math.exp(safe_root(missed, math.log(100.0 / epsilon), math.log(1e9), 1e-3))
+        return math.exp(safe_root(excess, math.log(100.0 / epsilon), math.log(1e9), 1e-3))
 
     dimension = len(problem.values)
     output = balanced(lambda penalty: problem.records * spread(penalty) ** 2)
@@ -265,8 +270,8 @@ def _untuned(
     noisy = problem.solution(np.array([output])) + spread(output) * normal
     sampled = problem.posterior(np.full(draws, posterior), np.full(draws, gamma_at(posterior)), rng)
     return {
-        "output perturbation": _error(noisy, problem.judged_by),
-        "OPS": _error(sampled, problem.judged_by),
+        "output perturbation": _error(noisy, problem.test),
+        "OPS": _error(sampled, problem.test),
     }
 
 
@@ -282,21 +287,19 @@ def figure_5(
     """Error of private linear regression over the total epsilon, by method and accounting.
 
     Args:
-        epsilons: totals.
-        dataset: a data set's name; what is inside an image is told from its edge.
-        data_root: its folder; empty for AUDIT_DATA_ROOT.
-        records: to regress on.
-        validation: records kept apart, half to choose by, half to judge.
-        tunings: played for every point, and draws of what is not tuned.
-        seed: of everything random.
+        epsilons: total epsilons.
+        dataset: name of a data set; the middle of each image is predicted from its edge.
+        data_root: folder of the data sets; AUDIT_DATA_ROOT if empty.
+        records: number of training records.
+        validation: number of held-out records, half to choose by and half to judge by.
+        tunings: tunings per point, and draws of the methods without tuning.
+        seed: of all random draws.
     """
     problem = _problem(dataset, data_root, records, validation)
-    none = np.array([1e-6])
     rows = []
     for epsilon in epsilons:
-        rng = np.random.default_rng(seed)
-        found = {_OPEN: _error(problem.solution(none), problem.judged_by)}
-        found |= _untuned(problem, epsilon, tunings, rng)
+        found = {_NOT_PRIVATE: _error(problem.solution(np.array([1e-6])), problem.test)}
+        found |= _untuned(problem, epsilon, tunings, np.random.default_rng(seed))
         for name, accounting in _ACCOUNTINGS.items():
             scale = _largest_scale(epsilon, accounting)
             found[name] = _tested(problem, scale, tunings, np.random.default_rng([seed, 1]))
@@ -304,9 +307,8 @@ def figure_5(
             {
                 "epsilon": epsilon,
                 "method": name,
-                "error": errors.mean() if len(errors) else math.nan,
-                "standard error": stats.sem(errors) if len(errors) > 1 else 0.0,
-                "released": len(errors) if name != _OPEN else tunings,
+                **mean_and_error(errors, "error"),
+                "released": len(errors) if name != _NOT_PRIVATE else tunings,
             }
             for name, errors in found.items()
         ]
@@ -324,22 +326,13 @@ def _draw(table: pd.DataFrame, dataset: str) -> Figure:
         page = figure()
         axes = page.subplots()
         for number, (name, rows) in enumerate(table.groupby("method", sort=False)):
-            axes.errorbar(
-                rows["epsilon"],
-                rows["error"],
-                2.0 * rows["standard error"],
-                color=COLOURS[number],
-                ls="-" if "region" in str(name) else "--",
-                marker="o",
-                capsize=3,
-                label=name,
-            )
-        axes.set(
-            xlabel=r"$\varepsilon$ of the whole", ylabel="squared error", xscale="log", yscale="log"
-        )
-        axes.set_title(
-            rf"{dataset}, $\delta$ = {DELTA:g}, two standard errors", fontsize="medium", loc="left"
-        )
+            dashes = "-" if "region" in str(name) else "--"
+            look = {"color": COLOURS[number], "ls": dashes, "label": name}
+            plot_means(axes, rows, "epsilon", "error", **look)
+        axes.set(xlabel=r"$\varepsilon$ of the tuning", ylabel="squared error")
+        axes.set(xscale="log", yscale="log")
+        title = rf"{dataset}, $\delta$ = {DELTA:g}, two standard errors"
+        axes.set_title(title, fontsize="medium", loc="left")
         tidy(axes)
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        legend(axes)
     return page

@@ -1,75 +1,30 @@
-"""What tuning buys: accuracy at a total epsilon, by the papers' accounting and by ours.
+"""Accuracy at the same total epsilon, by the papers' accounting and by ours.
 
-Every arm is a protocol with a bound. The noise is the least at which that bound keeps the total,
-so a smaller bound means less noise for the same promise. Tunings are played on lanes; candidates
-differ in learning rate and threshold, and the best is chosen by accuracy on validation records.
+Each arm is a protocol with a bound on its cost. It uses the smallest noise for which the bound on
+the whole tuning is the total epsilon, so a smaller bound means less noise. Candidates differ in
+learning rate and clipping norm; the best run is chosen by its accuracy on validation records.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
-from audit import protocols
 from audit.accounting import DpSgd
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.protocols import Protocol, RandomSearch, Subset
 from audit.repetitions import Poisson, Repetitions
-from studies.papers.laws import with_mean
-from studies.papers.result import COLOURS, Result, figure, style, tidy
 from audit.tuning.on_run_batches import GameContext, tune
-from audit.upper_bounds import calibrate_noise, cost_ratio
+from audit.upper_bounds import cost_ratio
 from audit.upper_bounds.registry import find
+from studies.papers.distributions import tnb_with_mean
+from studies.papers.result import COLOURS, Result, figure, legend, plot_means, style, tidy
+from studies.papers.tunings import DELTA, Arm, Array, mean_and_error
 from threat_models import Observation, ThreatModel, UserScore, build
-
-Array = NDArray[np.float64]
-
-DELTA = 1e-5
-"""Of every total."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A way of tuning with a way of counting what it costs.
-
-    Attributes:
-        name: in table and picture.
-        protocol: how the best run is chosen, as text.
-        bound: that keeps the total.
-        ours: whether the bound is ours.
-    """
-
-    name: str
-    protocol: str
-    bound: str
-    ours: bool
-
-    @property
-    def parsed(self) -> Protocol:
-        """The protocol."""
-        return protocols.parse_protocol(self.protocol)
-
-    def noise_multiplier(self, epsilon: float, steps: int) -> float:
-        """The least noise at which the whole tuning keeps epsilon."""
-        bound = find(self.bound, type(self.parsed)).function
-        return calibrate_noise(epsilon, self.parsed, DELTA, steps, bound=bound)
-
-
-def best_of_each(owner: NDArray[np.int64], *scores: Array) -> NDArray[np.intp]:
-    """The best run of every tuning that has one.
-
-    Args:
-        owner: whose each run is, [n].
-        *scores: [n] each, the larger the better; later ones break ties of those before.
-    """
-    order = np.lexsort((*scores[::-1], owner))
-    # The last of every tuning.
-    return order[np.append(np.diff(owner[order]) > 0, True)[: len(order)]]
 
 
 def hypo_training(
@@ -82,24 +37,24 @@ def hypo_training(
     tunings: int = 12,
     seed: int = 1,
 ) -> Result:
-    """DP-HyPO's comparison: a Gaussian process against uniform choice at equal total budget.
+    """DP-HyPO: a Gaussian process compared with uniform choice, at the same total epsilon.
 
     Args:
-        epsilons: totals.
-        dataset: a data set's name.
-        data_root: its folder; empty for AUDIT_DATA_ROOT.
-        records: training records.
-        validation: validation records.
-        steps: of one run, each on all records.
-        tunings: played for every point.
-        seed: of everything random.
+        epsilons: total epsilons.
+        dataset: name of a data set.
+        data_root: folder of the data sets; AUDIT_DATA_ROOT if empty.
+        records: number of training records.
+        validation: number of validation records.
+        steps: steps of one run, each on all records.
+        tunings: tunings per point.
+        seed: of all random draws.
     """
-    adaptive, law = "adaptive:0.75,2/tnb:1,0.1", "tnb:1,0.1"
+    adaptive, uniform = "adaptive:0.75,2/tnb:1,0.1", "tnb:1,0.1"
     arms = [
         Arm("GP, theorem 1 of DP-HyPO", adaptive, "hypo", False),
         Arm("GP, adaptive bound", adaptive, "adaptive-histories", True),
-        Arm("uniform, Renyi bound", law, "renyi", False),
-        Arm("uniform, region bound", law, "region", True),
+        Arm("uniform, Renyi bound", uniform, "renyi", False),
+        Arm("uniform, region bound", uniform, "region", True),
     ]
     data = _data(dataset, data_root, records, validation)
     return _compare(arms, epsilons, data, steps, tunings, seed)
@@ -115,27 +70,27 @@ def kk_training(
     tunings: int = 12,
     seed: int = 1,
 ) -> Result:
-    """Koskela & Kulkarni's curves: accuracy of tuning on a tenth against tuning on everything.
+    """Koskela & Kulkarni: tuning on a tenth of the records compared with tuning on all.
 
-    Args:
-        epsilons: totals.
-        dataset: a data set's name.
-        data_root: its folder; empty for AUDIT_DATA_ROOT.
-        records: training records.
-        validation: validation records.
-        steps: of one run, each on all records.
-        tunings: played for every point.
-        seed: of everything random.
+    The settings are those of `hypo_training`.
     """
-    subset, law = "subset:0.1/tnb:1,0.1", "tnb:1,0.1"
+    subset, everything = "subset:0.1/tnb:1,0.1", "tnb:1,0.1"
     arms = [
         Arm("subset, Koskela & Kulkarni", subset, "koskela-kulkarni", False),
         Arm("subset, subset bound", subset, "subset", True),
-        Arm("everything, Renyi bound", law, "renyi", False),
-        Arm("everything, region bound", law, "region", True),
+        Arm("everything, Renyi bound", everything, "renyi", False),
+        Arm("everything, region bound", everything, "region", True),
     ]
     data = _data(dataset, data_root, records, validation)
     return _compare(arms, epsilons, data, steps, tunings, seed)
+
+
+_DISTRIBUTIONS: dict[str, Callable[[float], Repetitions]] = {
+    "logarithmic": lambda mean: tnb_with_mean(0.0, mean),
+    "eta = 0.5": lambda mean: tnb_with_mean(0.5, mean),
+    "geometric": lambda mean: tnb_with_mean(1.0, mean),
+    "Poisson": Poisson,
+}
 
 
 def ps_figure_7(
@@ -149,27 +104,18 @@ def ps_figure_7(
     tunings: int = 12,
     seed: int = 1,
 ) -> Result:
-    """Papernot & Steinke's figure 7: accuracy over the total, by law of K, at one noise.
+    """Papernot & Steinke, figure 7: accuracy over the total epsilon, by distribution of K.
 
-    Args:
-        means: E[K] of every law.
-        dataset: a data set's name.
-        data_root: its folder; empty for AUDIT_DATA_ROOT.
-        noise_multiplier: of every run.
-        records: training records.
-        validation: validation records.
-        steps: of one run, each on all records.
-        tunings: played for every point.
-        seed: of everything random.
+    The settings are those of `hypo_training`, with E[K] and one noise multiplier for all runs.
     """
     data = _data(dataset, data_root, records, validation)
     base, rows = DpSgd(noise_multiplier, steps), []
-    for number, (name, law_of) in enumerate(_LAWS.items()):
+    for number, (name, with_mean) in enumerate(_DISTRIBUTIONS.items()):
         for mean in means:
-            protocol = RandomSearch(law_of(mean))
+            protocol = RandomSearch(with_mean(mean))
             rng = np.random.default_rng(np.random.SeedSequence([seed, number]))
             found = _accuracies(protocol, noise_multiplier, data, steps, tunings, rng)
-            # A tuning without any run guesses.
+            # A tuning without any run guesses one of ten classes.
             found = np.append(found, np.full(tunings - len(found), 0.1))
             for bound, ours in (("renyi", False), ("region", True)):
                 epsilon = find(bound).function(base, protocol, DELTA).epsilon
@@ -179,29 +125,14 @@ def ps_figure_7(
                         "arm": f"{name}, {'region' if ours else 'Renyi'} bound",
                         "ours": ours,
                         "mean": mean,
-                        "accuracy": found.mean(),
-                        "standard error": found.std(ddof=1) / math.sqrt(tunings),
+                        **mean_and_error(found, "accuracy"),
                     }
                 )
-    table = pd.DataFrame(rows)
-    lines = [
-        f"E[K] {row['mean']:4g}  {row['arm']:26} epsilon {row['epsilon']:7.3f}  "
-        f"accuracy {row['accuracy']:.3f} +- {row['standard error']:.3f}"
-        for row in rows
-    ]
-    return Result(table, _draw(table), lines=tuple(lines))
-
-
-_LAWS: dict[str, Callable[[float], Repetitions]] = {
-    "logarithmic": lambda mean: with_mean(0.0, mean),
-    "eta = 0.5": lambda mean: with_mean(0.5, mean),
-    "geometric": lambda mean: with_mean(1.0, mean),
-    "Poisson": Poisson,
-}
+    return _result(rows, "mean")
 
 
 def _data(dataset: str, data_root: str, records: int, validation: int) -> ThreatModel:
-    """Records and a score, accuracy; nobody attacks here."""
+    """Training records, and the accuracy on validation records as the score; without an attack."""
     root = data_root or None
     found = build("NTNV", "dirac", None, dataset, root, 0, records, validation)
     held_out = found.validation_set
@@ -210,14 +141,14 @@ def _data(dataset: str, data_root: str, records: int, validation: int) -> Threat
     def accuracy(observation: Observation) -> Array:
         import torch
 
-        seen: Any = observation  # of the batched engine, which has logits
-        like, right = seen.theta[0], torch.zeros(len(seen.theta[0]))
-        for start in range(0, len(held_out), seen.records_at_once):
-            part = slice(start, start + seen.records_at_once)
+        models: Any = observation  # of the batched engine, which has logits
+        like, correct = models.theta[0], torch.zeros(len(models.theta[0]))
+        for start in range(0, len(held_out), models.records_at_once):
+            part = slice(start, start + models.records_at_once)
             x = torch.from_numpy(np.array(held_out.features[part])).to(like)
             y = torch.from_numpy(np.array(held_out.labels[part]))
-            right += (seen.logits(x).argmax(-1) == y).sum(1)
-        return np.asarray(right.double().numpy() / len(held_out))
+            correct += (models.logits(x).argmax(-1) == y).sum(1)
+        return np.asarray(correct.double().numpy() / len(held_out))
 
     return replace(found, score=UserScore(accuracy, "accuracy"))
 
@@ -233,32 +164,25 @@ def _compare(
     rows = []
     for epsilon in epsilons:
         for number, arm in enumerate(arms):
-            sigma = arm.noise_multiplier(epsilon, steps)
+            noise = arm.noise_multiplier(epsilon, steps)
             rng = np.random.default_rng(np.random.SeedSequence([seed, number]))
-            found = _accuracies(arm.parsed, sigma, data, steps, tunings, rng)
+            found = _accuracies(arm.protocol, noise, data, steps, tunings, rng)
             rows.append(
                 {
                     "epsilon": epsilon,
                     "arm": arm.name,
                     "ours": arm.ours,
-                    "noise multiplier": sigma,
-                    "epsilon of one run": DpSgd(sigma, steps).epsilon(DELTA),
-                    "accuracy": found.mean(),
-                    "standard error": found.std(ddof=1) / math.sqrt(len(found)),
-                    "cost ratio": _cost_ratio(arm.parsed),
+                    "noise multiplier": noise,
+                    "epsilon of one run": DpSgd(noise, steps).epsilon(DELTA),
+                    **mean_and_error(found, "accuracy"),
+                    "cost ratio": _cost_ratio(arm.protocol),
                 }
             )
-    table = pd.DataFrame(rows)
-    lines = [
-        f"epsilon {row['epsilon']:g}, {row['arm']:28} noise {row['noise multiplier']:7.3f}  "
-        f"accuracy {row['accuracy']:.3f} +- {row['standard error']:.3f}"
-        for row in rows
-    ]
-    return Result(table, _draw(table), lines=tuple(lines))
+    return _result(rows, "noise multiplier")
 
 
 def _cost_ratio(protocol: Protocol) -> float:
-    """How many times fewer gradients it takes than a search over everything."""
+    """Gradients of a search on all records, divided by those of this protocol."""
     if not isinstance(protocol, Subset):
         return 1.0
     return cost_ratio(protocol.repetitions.mean, protocol.sampling_rate)
@@ -266,56 +190,60 @@ def _cost_ratio(protocol: Protocol) -> float:
 
 def _accuracies(
     protocol: Protocol,
-    sigma: float,
+    noise_multiplier: float,
     data: ThreatModel,
     steps: int,
     tunings: int,
     rng: np.random.Generator,
 ) -> Array:
-    """What the released models get right [n], of tunings that released one."""
+    """Accuracies [n] of the released models, for the tunings that released one."""
     rates = tuple(float(rate) for rate in np.geomspace(1e-4, 0.3, 8))
-    settings = DpSgdSettings(steps, sigma, (0.5, 2.0), rates, model="logistic")
+    settings = DpSgdSettings(steps, noise_multiplier, (0.5, 2.0), rates, model="logistic")
     engine = make_engine("batched", data, settings)
     last: list[RunOutcomes] = []
 
-    def run(lanes: RunBatch) -> list[RunOutcomes]:
-        last[:] = [engine.run(lanes)]
+    def run(batch: RunBatch) -> list[RunOutcomes]:
+        last[:] = [engine.run(batch)]
         return last
 
     assert data.training_set is not None
     axes = [np.log(values) for values in np.array(settings.candidates)[:, :2].T]
     features = np.stack([(axis - axis.min()) / np.ptp(axis) for axis in axes], axis=1)
-    bench = GameContext(
+    context = GameContext(
         run,
         features,
         tuned_log_ratio=lambda winners: np.zeros(len(winners.runs)),
         log_ratio_scale=1.0,
         records=len(data.training_set),
     )
-    (winners,) = tune(protocol, bench, np.zeros(tunings, np.bool_), rng)
-    # Of a tuning on a subset the final runs are the last that were made.
+    (winners,) = tune(protocol, context, np.zeros(tunings, np.bool_), rng)
+    # A tuning on a subset trains its final runs, which it releases, in the last batch.
     scores = last[0].scores if isinstance(protocol, Subset) else winners.score
     return np.asarray(scores[np.isfinite(scores)])
 
 
+def _result(rows: list[dict[str, Any]], setting: str) -> Result:
+    """Table, figure and printed lines of the rows, with one setting in each line."""
+    table = pd.DataFrame(rows)
+    lines = (
+        f"epsilon {row['epsilon']:6.3f}, {row['arm']:26}  {setting} {row[setting]:7.3f}  "
+        f"accuracy {row['accuracy']:.3f} +- {row['standard error']:.3f}"
+        for row in rows
+    )
+    return Result(table, _draw(table), lines=tuple(lines))
+
+
 def _draw(table: pd.DataFrame) -> Figure:
-    """Accuracy over the total epsilon; ours full, the papers' dashed."""
+    """Accuracy over the total epsilon; our bounds as full lines, the papers' dashed."""
     with style():
         page = figure()
         axes = page.subplots()
         for number, (arm, rows) in enumerate(table.groupby("arm", sort=False)):
-            axes.errorbar(
-                rows["epsilon"],
-                rows["accuracy"],
-                2.0 * rows["standard error"],
-                color=COLOURS[number // 2],
-                ls="-" if rows["ours"].iloc[0] else "--",
-                marker="o",
-                capsize=3,
-                label=arm,
-            )
-        axes.set(xlabel=r"$\varepsilon$ of the whole", ylabel="accuracy")
+            dashes = "-" if rows["ours"].iloc[0] else "--"
+            look = {"color": COLOURS[number // 2], "ls": dashes, "label": arm}
+            plot_means(axes, rows, "epsilon", "accuracy", **look)
+        axes.set(xlabel=r"$\varepsilon$ of the tuning", ylabel="accuracy")
         axes.set_title(rf"$\delta$ = {DELTA:g}, two standard errors", fontsize="medium", loc="left")
         tidy(axes)
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        legend(axes)
     return page
