@@ -1,4 +1,4 @@
-"""A canary and a score of one's own: functions, found by their dotted names.
+"""Your own canary and score: functions that the command finds by their dotted names.
 
 python -m audit.run --threat NTCV --canary my_canary.all_white --score my_canary.confidence
 """
@@ -11,25 +11,25 @@ from threat_models import Observation
 
 
 def all_white():
-    """A white picture that is called a nine."""
+    """A white image with the label 9."""
     return InputCanary(np.ones((1, 8, 8), np.float32), label=9, name="all white")
 
 
 def confidence(observation):
-    """The surer of the canary a model is, the better it is liked: [runs]."""
+    """The negative loss on the canary, [runs]: higher scores for models that know the canary."""
     canary = all_white()
     return -observation.loss(canary.features[None], np.array([canary.label]))
 
 
-class Known(Observation):
-    """Two runs of which the losses are known."""
+class KnownLosses(Observation):
+    """Two runs with given losses."""
 
     def loss(self, features, labels):
         assert features.shape == (1, 1, 8, 8)
         return np.array([2.0, 0.5])
 
 
-def test_the_threat_model_takes_both():
+def test_threat_model_uses_both():
     model = threat_models.build(
         "NTCV",
         "my_canary.all_white",
@@ -39,5 +39,5 @@ def test_the_threat_model_takes_both():
         validation_size=5,
     )
     assert model.canary == all_white()
-    scores = model.score(Known(np.zeros(2), np.zeros(2)))
+    scores = model.score(KnownLosses(np.zeros(2), np.zeros(2)))
     assert scores.tolist() == [-2.0, -0.5]
