@@ -5,6 +5,7 @@ the whole tuning is the total epsilon, so a smaller bound means less noise. Cand
 learning rate and clipping norm; the best run is chosen by its accuracy on validation records.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,8 +28,9 @@ from studies.papers.tunings import DELTA, Arm, Array, mean_and_error
 from threat_models import Observation, ThreatModel, UserScore, build
 
 
-def hypo_training(
-    epsilons: Sequence[float] = (4.0, 8.0, 15.0),
+def compare(
+    arms: Sequence[Arm],
+    epsilons: Sequence[float],
     dataset: str = "MNIST",
     data_root: str = "",
     records: int = 5000,
@@ -37,9 +39,10 @@ def hypo_training(
     tunings: int = 12,
     seed: int = 1,
 ) -> Result:
-    """DP-HyPO: a Gaussian process compared with uniform choice, at the same total epsilon.
+    """Accuracy of each arm at the same total epsilon.
 
     Args:
+        arms: protocols with the bounds on their cost.
         epsilons: total epsilons.
         dataset: name of a data set.
         data_root: folder of the data sets; AUDIT_DATA_ROOT if empty.
@@ -49,40 +52,43 @@ def hypo_training(
         tunings: tunings per point.
         seed: of all random draws.
     """
-    adaptive, uniform = "adaptive:0.75,2/tnb:1,0.1", "tnb:1,0.1"
-    arms = [
-        Arm("GP, theorem 1 of DP-HyPO", adaptive, "hypo", False),
-        Arm("GP, adaptive bound", adaptive, "adaptive-histories", True),
-        Arm("uniform, Renyi bound", uniform, "renyi", False),
-        Arm("uniform, region bound", uniform, "region", True),
-    ]
     data = _data(dataset, data_root, records, validation)
-    return _compare(arms, epsilons, data, steps, tunings, seed)
+    rows = []
+    for epsilon in epsilons:
+        for number, arm in enumerate(arms):
+            noise = arm.noise_multiplier(epsilon, steps)
+            rng = np.random.default_rng(np.random.SeedSequence([seed, number]))
+            found = _accuracies(arm.protocol, noise, data, steps, tunings, rng)
+            rows.append(
+                {
+                    "epsilon": epsilon,
+                    "arm": arm.name,
+                    "ours": arm.ours,
+                    "noise multiplier": noise,
+                    "epsilon of one run": DpSgd(noise, steps).epsilon(DELTA),
+                    **mean_and_error(found, "accuracy"),
+                    "cost ratio": _cost_ratio(arm.protocol),
+                }
+            )
+    return _result(rows, "noise multiplier")
 
 
-def kk_training(
-    epsilons: Sequence[float] = (2.0, 8.0),
-    dataset: str = "MNIST",
-    data_root: str = "",
-    records: int = 5000,
-    validation: int = 1000,
-    steps: int = 20,
-    tunings: int = 12,
-    seed: int = 1,
-) -> Result:
-    """Koskela & Kulkarni: tuning on a tenth of the records compared with tuning on all.
-
-    The settings are those of `hypo_training`.
-    """
-    subset, everything = "subset:0.1/tnb:1,0.1", "tnb:1,0.1"
-    arms = [
-        Arm("subset, Koskela & Kulkarni", subset, "koskela-kulkarni", False),
-        Arm("subset, subset bound", subset, "subset", True),
-        Arm("everything, Renyi bound", everything, "renyi", False),
-        Arm("everything, region bound", everything, "region", True),
-    ]
-    data = _data(dataset, data_root, records, validation)
-    return _compare(arms, epsilons, data, steps, tunings, seed)
+# DP-HyPO: a Gaussian process compared with uniform choice.
+_HYPO = (
+    Arm("GP, theorem 1 of DP-HyPO", "adaptive:0.75,2/tnb:1,0.1", "hypo", False),
+    Arm("GP, adaptive bound", "adaptive:0.75,2/tnb:1,0.1", "adaptive-histories", True),
+    Arm("uniform, Renyi bound", "tnb:1,0.1", "renyi", False),
+    Arm("uniform, region bound", "tnb:1,0.1", "region", True),
+)
+# Koskela & Kulkarni: tuning on a tenth of the records compared with tuning on all.
+_KK = (
+    Arm("subset, Koskela & Kulkarni", "subset:0.1/tnb:1,0.1", "koskela-kulkarni", False),
+    Arm("subset, subset bound", "subset:0.1/tnb:1,0.1", "subset", True),
+    Arm("everything, Renyi bound", "tnb:1,0.1", "renyi", False),
+    Arm("everything, region bound", "tnb:1,0.1", "region", True),
+)
+hypo_training = functools.partial(compare, _HYPO, epsilons=(4.0, 8.0, 15.0))
+kk_training = functools.partial(compare, _KK, epsilons=(2.0, 8.0))
 
 
 _DISTRIBUTIONS: dict[str, Callable[[float], Repetitions]] = {
@@ -106,7 +112,7 @@ def ps_figure_7(
 ) -> Result:
     """Papernot & Steinke, figure 7: accuracy over the total epsilon, by distribution of K.
 
-    The settings are those of `hypo_training`, with E[K] and one noise multiplier for all runs.
+    The settings are those of `compare`, with E[K] and one noise multiplier for all runs.
     """
     data = _data(dataset, data_root, records, validation)
     base, rows = DpSgd(noise_multiplier, steps), []
@@ -151,34 +157,6 @@ def _data(dataset: str, data_root: str, records: int, validation: int) -> Threat
         return np.asarray(correct.double().numpy() / len(held_out))
 
     return replace(found, score=UserScore(accuracy, "accuracy"))
-
-
-def _compare(
-    arms: Sequence[Arm],
-    epsilons: Sequence[float],
-    data: ThreatModel,
-    steps: int,
-    tunings: int,
-    seed: int,
-) -> Result:
-    rows = []
-    for epsilon in epsilons:
-        for number, arm in enumerate(arms):
-            noise = arm.noise_multiplier(epsilon, steps)
-            rng = np.random.default_rng(np.random.SeedSequence([seed, number]))
-            found = _accuracies(arm.protocol, noise, data, steps, tunings, rng)
-            rows.append(
-                {
-                    "epsilon": epsilon,
-                    "arm": arm.name,
-                    "ours": arm.ours,
-                    "noise multiplier": noise,
-                    "epsilon of one run": DpSgd(noise, steps).epsilon(DELTA),
-                    **mean_and_error(found, "accuracy"),
-                    "cost ratio": _cost_ratio(arm.protocol),
-                }
-            )
-    return _result(rows, "noise multiplier")
 
 
 def _cost_ratio(protocol: Protocol) -> float:

@@ -17,9 +17,8 @@ SMALL = {"dataset": "DIGITS", "records": 60, "validation": 50, "steps": 4, "tuni
 
 
 def test_arms_stay_within_their_total_epsilon() -> None:
-    data = training._data("DIGITS", "", 60, 50)
     arm = tunings.Arm("uniform", "tnb:1,0.1", "region", True)
-    table = training._compare([arm], [6.0], data, 4, 4, 1).table
+    table = training.compare([arm], [6.0], "DIGITS", "", 60, 50, steps=4, tunings=4).table
     base = DpSgd(table["noise multiplier"][0], 4)
     assert upper_bounds.region(base, "tnb:1,0.1", 1e-5).epsilon == pytest.approx(6.0, rel=1e-4)
     assert 0.0 <= table["accuracy"][0] <= 1.0
