@@ -357,7 +357,7 @@ def attacks(
 _MEASURES = {
     "attained": ("attained by the attack", "D"),
     "proved by curve": ("proved, by the attack's own curve", "s"),
-    "ceiling": ("ceiling: no more is proved in half of all audits", "|"),
+    "ceiling": ("ceiling: at most half of all audits prove more", "|"),
     "proved": ("proved, for any score", "o"),
 }
 
