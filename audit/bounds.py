@@ -138,6 +138,18 @@ def _parser() -> console.Parser:
     shown.add_argument("--json", action="store_true", help="json instead of a table")
     rarely = parser.add_rare_group()
     rarely.add_argument(
+        "--neighbours",
+        metavar="NAME",
+        help="add-remove (default), zero-out (the number of records is public; default with "
+        "--batch-size) or replace-one",
+    )
+    rarely.add_argument(
+        "--group-size",
+        type=int,
+        metavar="K",
+        help="records of one person, protected together (default 1)",
+    )
+    rarely.add_argument(
         "--epsilon-base",
         type=float,
         metavar="E",
@@ -161,7 +173,6 @@ def _parser() -> console.Parser:
         metavar="HOW",
         help="sequential: number and budgets of trials were planned (fixed beforehand) or adaptive",
     )
-    rarely.add_argument("--neighbours", metavar="NAME", help="add-remove or replace-one")
     rarely.add_argument(
         "--accounting",
         metavar="NAME",
@@ -178,12 +189,14 @@ _DEFAULTS = {
     "solve": "noise",
     "sampling_rate": 1.0,
     "neighbours": "add-remove",
+    "group_size": 1,
     "accounting": "rdp",
     "tunings": 1,
 }
 _SAMPLING = frozenset({"sampling_rate", "steps", "batch_size", "records", "epochs"})
 _BASES = frozenset({"noise_multiplier", "mu", "gaussian_epsilon", "epsilon_base", "base"})
-_ONE_RUN = _SAMPLING | _BASES | {"delta_base", "neighbours", "accounting"}
+_PROTECTED = frozenset({"neighbours", "group_size"})
+_ONE_RUN = _SAMPLING | _BASES | _PROTECTED | {"delta_base", "accounting"}
 _REPORT = frozenset({"protocol", "repetitions", "delta", "compare", "plot", "json", "accounting"})
 _DONE = frozenset(
     {"chosen", "prior", "cap", "budgets", "repetitions", "delta", "neighbours", "json"}
@@ -192,20 +205,26 @@ _SOLVED = _REPORT | {"target_epsilon", "solve", "bound"}
 _APPLY = {
     "--trials": _DONE | {"trials", "records"},
     "--optuna": _DONE | _ONE_RUN | {"optuna"},
-    "--target-epsilon": _SOLVED | _SAMPLING | {"neighbours"},
+    "--target-epsilon": _SOLVED | _SAMPLING | _PROTECTED,
     "--solve runs": _SOLVED | _ONE_RUN,
     "--solve law": (_SOLVED | _ONE_RUN) - {"repetitions"},
     "one run": _REPORT | _ONE_RUN | {"tunings", "final_run"},
 }
 """Which options apply to what is asked; all others are refused."""
 _APPLY_TO_BASE = {
-    "noise_multiplier": _SAMPLING | {"neighbours"},
+    "noise_multiplier": _SAMPLING | _PROTECTED,
     "mu": {"steps", "records"},
     "gaussian_epsilon": {"steps", "records"},
     "epsilon_base": {"delta_base", "records"},
     "base": {"records"},
 }
 """Which options of one run apply to each way of naming it."""
+_RATE_NEEDS = {
+    "add-remove": ", but add-remove neighbours need a rate that does not (or zero-out neighbours)",
+    "zero-out": " (public with zero-out neighbours)",
+    "replace-one": " (public with replace-one neighbours)",
+}
+"""What a rate that depends on the number of records needs, by neighbouring relation."""
 
 
 def _options(names: Iterable[str]) -> str:
@@ -245,6 +264,10 @@ def _checked(arguments: argparse.Namespace) -> str:
         raise ValueError("trials and optuna must not be given together, got both")
     if "solve" in given:
         arguments.solve = checks.one_of("solve", arguments.solve, _SOLVES)
+    if "neighbours" in given:
+        arguments.neighbours = checks.one_of(
+            "neighbours", arguments.neighbours, accounting.NEIGHBOURS
+        )
     asked = "one run"
     if given & {"trials", "optuna"}:
         asked = "--trials" if "trials" in given else "--optuna"
@@ -281,6 +304,8 @@ def _checked(arguments: argparse.Namespace) -> str:
         _refuse_rest(given & (_ONE_RUN - _BASES), allowed, _option(way))
     elif asked == "--optuna":
         _refuse_rest(given & (_ONE_RUN - _BASES), {"neighbours", "records"}, "--optuna alone")
+    if arguments.batch_size is not None and arguments.neighbours is None:
+        arguments.neighbours = "zero-out"  # a rate of batch / records depends on n
     for name, value in _DEFAULTS.items():
         if getattr(arguments, name) is None and name != "sampling_rate":
             setattr(arguments, name, value)
@@ -306,7 +331,10 @@ def _sampling(arguments: argparse.Namespace) -> tuple[float, int, list[str]]:
         records = checks.integer("records", records, 1)
         exact_rate = Fraction(checks.integer("batch-size", size, 1, records), records)
         rate = float(exact_rate)
-        notes.append(f"sampling rate {format_rounded(rate, up=True)} = {size} / {records}")
+        notes.append(
+            f"sampling rate {format_rounded(rate, up=True)} = {size} / {records}, which depends on "
+            f"the number of records{_RATE_NEEDS[arguments.neighbours]}"
+        )
     elif rate is not None:
         rate = checks.interval("sampling_rate", rate, 0.0, 1.0, closed_high=True)
         exact_rate = Fraction(repr(rate))
@@ -332,8 +360,8 @@ def _delta_note(arguments: argparse.Namespace) -> list[str]:
         return []
     return [
         f"delta = {format_exact(arguments.delta)} exceeds 1 / records = "
-        f"{format_rounded(1.0 / records, up=False, digits=3)}: publishing one record at random would be "
-        "allowed; choose a smaller --delta"
+        f"{format_rounded(1.0 / records, up=False, digits=3)}: publishing one record at random "
+        "would be allowed; choose a smaller --delta"
     ]
 
 
@@ -352,17 +380,19 @@ def _base_of(
         rate,
         arguments.neighbours,
         bound,
+        arguments.group_size,
     )
     # As printed, so that who types it again keeps the budget.
     noise = float(format_rounded(noise, up=True, digits=7))
-    return DpSgd(noise, steps, rate, arguments.neighbours), notes
+    return DpSgd(noise, steps, rate, arguments.neighbours, arguments.group_size), notes
 
 
 def _one_run(arguments: argparse.Namespace) -> tuple[Mechanism, list[str]]:
     """One run as the options name it, and what was computed on the way."""
     if arguments.noise_multiplier is not None:
         rate, steps, notes = _sampling(arguments)
-        return DpSgd(arguments.noise_multiplier, steps, rate, arguments.neighbours), notes
+        noise, group_size = arguments.noise_multiplier, arguments.group_size
+        return DpSgd(noise, steps, rate, arguments.neighbours, group_size), notes
     if arguments.base is not None:
         return accounting.parse_mechanism(arguments.base), []
     if arguments.epsilon_base is not None:
@@ -580,8 +610,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(
                 "epsilon-base says only that one run is (epsilon, delta-base)-DP, so delta-base "
                 f"must be far below delta = {format_exact(delta)}, because each run may fail, got "
-                f"{format_exact(failing)}; better give --noise-multiplier, --sampling-rate and --steps, "
-                "or --gaussian-epsilon for full batches"
+                f"{format_exact(failing)}; better give --noise-multiplier, --sampling-rate and "
+                "--steps, or --gaussian-epsilon for full batches"
             )
         rows += total
         compared = (

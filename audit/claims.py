@@ -27,7 +27,6 @@ class Kind(Enum):
     ATTAINED = "attained"
     APPROXIMATION = "approximation"
     UNCORRECTED = "uncorrected"
-    BAYESIAN = "Bayesian"
     ASYMPTOTIC = "asymptotic"
     ODOMETER = "odometer reading"
 

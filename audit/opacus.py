@@ -14,7 +14,7 @@ def tuning_epsilon(
     accountant: Any,
     repetitions: str | Repetitions | Protocol,
     delta: float,
-    neighbours: str = "add-remove",
+    neighbours: str = "zero-out",
 ) -> float:
     """What it cost to train several times and release the best run, by the smallest bound.
 
@@ -25,7 +25,7 @@ def tuning_epsilon(
         accountant: the Opacus accountant of one of the runs, after training, or its PrivacyEngine.
         repetitions: the protocol or the distribution of K, as an object or as text.
         delta: in (0, 1).
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `zero-out`, `add-remove` or `replace-one`; see `from_opacus`.
 
     Raises:
         ValueError: an argument is none of these, or delta cannot be reached.

@@ -98,7 +98,8 @@ class PrivateStudy:
         Args:
             objective: from an Optuna trial to a value, or from a trial and `records`. The trial's
                 user attributes `noise_multiplier`, `steps`, `sampling_rate` and `seed` hold what
-                the run must be, where the base is DP-SGD.
+                the run must be, where the base is DP-SGD, and `expected_batch_size`, if the study
+                was given one.
             options: those of `tuning.Study.run`. `accept` sees the value with its sign: higher is
                 better.
 
@@ -134,6 +135,8 @@ class _Train:
                 known[name] = getattr(trial, name)
             except AttributeError:
                 break  # the base is not DP-SGD
+        if trial.expected_batch_size is not None:
+            known["expected_batch_size"] = trial.expected_batch_size
         for name, given in known.items():
             asked.set_user_attr(name, given)
         value = self.objective(asked) if records is None else self.objective(asked, records)
@@ -158,7 +161,7 @@ def read_study(
         study: an Optuna study.
         base: one trial, where its parameters and user attributes do not tell; they do with
             `noise_multiplier` and `steps` (and `sampling_rate`), or `mu`, or `rho`.
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
 
     Returns:
         The mechanism of every trial, failed ones included, and one of `cost_of_trials.WAYS` or
@@ -238,11 +241,12 @@ def cost_of_study(
         delta: in (0, 1).
         law: the law from which the number of random trials was drawn; if not given, it was fixed.
         base: one trial, where the study does not tell.
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
         prior: what one draw is, as `tuning.cost_of_trials` takes it.
         cap: of a study that looks back, the epsilon that was fixed beforehand, as
             `tuning.cost_of_trials` takes it.
-        budgets: of a study that looks back, `planned` or `adaptive`, as `tuning.cost_of_trials` takes it.
+        budgets: of a study that looks back, `planned` or `adaptive`, as `tuning.cost_of_trials`
+            takes it.
 
     Returns:
         The cost. A study of several objectives releases more than its best trial: all count.

@@ -1,36 +1,32 @@
-"""The command `python -m audit.reproduce`: runs `studies.papers`, which only a checkout has."""
+"""`python -m audit.reproduce`: the papers' figures in `studies/` of a source checkout."""
 
-import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from audit import console
 
-_ROOT = Path(__file__).parents[1]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        argv: command-line arguments, without the program's name.
+        argv: command-line arguments; None for those of the process.
 
     Returns:
-        The exit code: 0, or 2 after one line that says what was wrong.
+        The exit code of the command, or that of an error without a source checkout.
     """
-    if not (_ROOT / "studies" / "papers").is_dir():
+    root = Path(__file__).parents[1]
+    if not (root / "studies" / "papers").is_dir():
         return console.report_error(
-            ValueError(
-                "audit.reproduce must run in a checkout of the repository, which has the folder "
-                f"studies/papers; the package is installed in {str(_ROOT)!r}"
-            )
+            "the papers' figures are not part of the installed package: run audit.reproduce from a "
+            "source checkout"
         )
-    if str(_ROOT) not in sys.path:
-        sys.path.append(str(_ROOT))
-    command = importlib.import_module("studies.papers.command")
-    code: int = command.main(argv)
-    return code
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    from studies.papers.command import main as run_command
+
+    return run_command(argv)
 
 
 if __name__ == "__main__":

@@ -210,14 +210,14 @@ def _announce(config: AuditConfig, seconds: float) -> None:
     from audit.numerics import format_places
 
     games = config.trials * config.repeats
-    looks, largest = len(config.looks), max(config.epsilon)
+    analyses, largest = len(config.analysis_sizes), max(config.epsilon)
     can_show = lower_bounds.max_detectable_epsilon(
-        games // 2, games // 2, config.delta, config.confidence, looks=looks
+        games // 2, games // 2, config.delta, config.confidence, plan=analyses
     )
     most = format_places(can_show, up=True, places=2)
     words = f"{games:,} games a budget can give an eps_L to report of at most {most}"
     if can_show < largest <= _MAX_EPSILON:
-        share = (1.0 - config.confidence) / looks
+        share = (1.0 - config.confidence) / analyses
         needed = lower_bounds.trials_needed(largest, config.delta, 1.0 - share)
         words += f"; eps_B = {largest:g} takes {2 * needed:,} or more"
     console.note(words)

@@ -1,1 +1,1 @@
-"""Studies that use the package and are not installed with it: they run from a checkout."""
+"""Studies that use the package. They run from a source checkout and are not installed with it."""

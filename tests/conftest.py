@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from audit import numerics
 from audit.certificate import numbers
-from audit.lower_bounds import pooled_scan, rank_sum, reference_games
+from audit.lower_bounds import monte_carlo, pooled_scan, rank_sum
 from audit.upper_bounds import registry
 
 settings.register_profile("same examples", derandomize=True, deadline=None)
@@ -45,19 +45,23 @@ def bounds_asked_before() -> Iterator[None]:
 def quick_reports() -> Iterator[None]:
     """For tests of games: pictures are not painted.
 
-    Rank sums are compared with fewer reference games, which is as valid.
+    Rank sums are compared with fewer simulated audits, which is as valid.
     """
 
     def save(figure: object, path: Path, dpi: int = 150) -> None:
         path.write_bytes(b"\x89PNG")
 
     def forget() -> None:
-        for kept in (reference_games.allowed, rank_sum._reference_games, pooled_scan._games):
-            kept.cache_clear()
+        for cached in (
+            monte_carlo.max_exceedances,
+            rank_sum._simulated_audits,
+            pooled_scan._simulated_order_statistics,
+        ):
+            cached.cache_clear()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("audit.report.pictures.save", save)
-        patch.setattr(reference_games, "GAMES", 299)
+        patch.setattr(monte_carlo, "SIMULATIONS", 299)
         forget()
         yield
     forget()

@@ -100,6 +100,30 @@ def test_names_in_any_case(capsys):
     assert upper_case == plain
 
 
+def test_zero_out_neighbours_have_the_numbers_of_add_remove(capsys):
+    asked = ["--noise-multiplier", "40", "--steps", "20", "--protocol", "grid:3", "--json"]
+    reports = [
+        json.loads(run(capsys, *asked, "--neighbours", relation)[1])
+        for relation in ("add-remove", "zero-out")
+    ]
+    words = [one["base"].pop("description") for one in reports]
+    assert words[1] == words[0].replace("add-remove", "zero-out") != words[0]
+    assert reports[0] == reports[1]
+    code, _, error = run(capsys, *asked, "--neighbours", "zero")
+    assert code == 2
+    assert "neighbours must be one of add-remove, zero-out, replace-one, got 'zero'" in error
+
+
+def test_groups_of_records_on_the_command_line(capsys):
+    asked = ["--noise-multiplier", "40", "--steps", "20", "--json"]
+    report = json.loads(run(capsys, *asked, "--group-size", "3")[1])
+    assert report["base"]["mu"] == pytest.approx(3 * math.sqrt(20) / 40)
+    assert "groups of 3 records" in report["base"]["description"]
+    code, _, error = run(capsys, "--mu", "1", "--group-size", "3")
+    assert code == 2
+    assert "--group-size does not apply to --mu" in error
+
+
 def test_table_names_every_bound_and_what_it_assumes(capsys):
     code, out, _ = run(capsys, "--gaussian-epsilon", "1", "--steps", "300")
     assert code == 0
@@ -125,8 +149,7 @@ def test_target_epsilon_from_the_command_line(capsys):
     answer = json.loads(out)
     base = answer["base"]
     assert base["noise_multiplier"] == pytest.approx(math.sqrt(400) / base["mu"])
-    region = next(b for b in answer["bounds"] if b["name"] == "region")
-    assert region["epsilon"] == pytest.approx(2.0, rel=1e-6)
+    assert 2.0 * (1.0 - 1e-4) < answer["cost"]["epsilon"] <= 2.0
 
 
 @pytest.mark.parametrize(
@@ -266,7 +289,7 @@ def test_the_printed_noise_keeps_the_budget_when_typed_again(capsys):
     noise = capsys.readouterr().out.split("noise multiplier ")[1].split(",")[0]
     assert bounds.main([*common, "--noise-multiplier", noise, "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["bounds"]}
-    assert 1.9999 < rows["region"]["epsilon"] <= 2.0
+    assert 1.9999 < rows["tight"]["epsilon"] <= 2.0
 
 
 def test_the_search_for_runs_says_where_it_stopped(capsys):
@@ -334,10 +357,20 @@ def test_batches_and_epochs_are_a_rate_and_steps(capsys, size, records, epochs, 
     code, out, _ = run(capsys, "--noise-multiplier", "2", *told, "--protocol", "grid:2", "--json")
     answer = json.loads(out)
     assert code == 0
-    base = DpSgd(2.0, steps, size / records)
+    base = DpSgd(2.0, steps, size / records, "zero-out")
     assert answer["base"]["description"] == base.description
     assert f"sampling rate {size / records:.3g}"[:18] in answer["notes"][0]
     assert f"{steps} steps = {epochs:g} epochs" in answer["notes"][0]
+
+
+def test_a_rate_computed_from_the_number_of_records_names_the_relation(capsys):
+    asked = ["--noise-multiplier", "40", "--batch-size", "1", "--records", "100", "--steps", "20"]
+    default = run(capsys, *asked)[1]
+    assert "depends on the number of records (public with zero-out neighbours)" in default
+    assert run(capsys, *asked, "--neighbours", "zero-out")[1] == default
+    stated = run(capsys, *asked, "--neighbours", "add-remove")[1]
+    assert "but add-remove neighbours need a rate that does not" in stated
+    assert "add-remove neighbours" in run(capsys, *asked[:2], "--steps", "20")[1]
 
 
 def test_a_delta_above_one_over_the_number_of_records_is_a_warning(capsys):

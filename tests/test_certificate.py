@@ -18,7 +18,6 @@ from scipy import special
 from audit import accounting, protocols, tuning, verify
 from audit.accounting import GaussianMechanism, PureDp
 from audit.certificate import (
-    RELATIONS,
     Certificate,
     Declaration,
     Evidence,
@@ -33,7 +32,7 @@ from audit.certificate import (
     schema,
     sign,
 )
-from audit.certificate.conditions import PROTOCOLS, bases_of, conditions
+from audit.certificate.conditions import AS_STATED, PROTOCOLS, bases_of, conditions
 from audit.certificate.numbers import TradeOff
 from audit.certificate.statement import FORMAT, hash_of
 from audit.certificate.verification import _differences
@@ -139,11 +138,11 @@ def test_correct_certificate(certificate, tmp_path, capsys):
     assert verify.main([str(tmp_path / "c.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"correct: \([\d.]+, 1e-05\)-DP by region, if the 10 conditions on trust hold", lines[0]
+        r"correct: \([\d.]+, 1e-05\)-DP by region, if the 12 conditions on trust hold", lines[0]
     )
     assert lines[1] == "numbers: recomputed and correct"
-    assert "14 that this tuning requires are present; stated by the author, not" in lines[2]
-    assert sum(line.startswith("  on trust: ") for line in lines) == 10
+    assert "16 that this tuning requires are present; stated by the author, not" in lines[2]
+    assert sum(line.startswith("  on trust: ") for line in lines) == 12
     assert any(line.startswith("not stated: responsible, dataset,") for line in lines)
 
 
@@ -172,12 +171,11 @@ CHANGES = [
     (_set(["training", "steps"], 50), "base is not training with its score"),
     (_set(["delta"], 1e-6), "evidence.ceiling is"),
     (_set(["delta"], "1e-05"), r"delta is '1e-05'"),
-    (_set(["training", "steps"], True), "base is not training with its score"),
     (_set(["statement"], "(0.1, 1e-5)-DP"), "statement is"),
     (_set(["protocol_in_words"], "It trains once."), "protocol_in_words is 'It trains once.'"),
     (_set(["base", "description"], "a mechanism"), "base.description is 'a mechanism'"),
     (_set(["conditions"], []), r"conditions\[0\] is 'missing', must be .*'draws'"),
-    (lambda values: values["conditions"].pop(), r"conditions\[13\] is 'missing'"),
+    (lambda values: values["conditions"].pop(), r"conditions\[15\] is 'missing'"),
     (lambda values: values["conditions"].append(values["conditions"][0]), "must be 'absent'"),
     (_set(["conditions", 4, "ground"], "checked"), r"conditions\[4\].ground is 'checked'"),
     (_set(["conditions", 4, "words"], "all is well"), r"conditions\[4\].words is 'all is well'"),
@@ -586,8 +584,7 @@ def test_schema_describes_certificates(certificate, plain):
         validator.validate(values)
     assert schema()["properties"]["format"]["const"] == FORMAT
     relations = schema()["properties"]["setting"]["properties"]["relation"]["enum"]
-    assert relations == list(RELATIONS)
-    assert set(accounting.NEIGHBOURS) <= set(RELATIONS)
+    assert relations == [*accounting.NEIGHBOURS, AS_STATED]
     statements = schema()["properties"]["declaration"]["properties"]
     assert set(statements) == set(Declaration().as_dict())
     for change in (
@@ -791,12 +788,52 @@ def test_checks_of_runs_stand_in_the_certificate():
         return {one.name: one.ground for one in found}
 
     seen = grounds(True)
-    assert {seen[name] for name in ("steps", "noise_multiplier", "sampling_rate")} == {
+    assert {seen[name] for name in ("steps", "noise_multiplier", "sampling_rate", "constants")} == {
         Ground.CHECKED
     }
-    # Poisson sampling needs the loader; clipping cannot be checked.
-    assert seen["poisson_sampling"] is seen["mechanism"] is Ground.ON_TRUST
-    assert grounds(False)["steps"] is Ground.ON_TRUST
+    # Poisson sampling needs the loader, the divisor the optimizer; nobody can check clipping, and
+    # how the constants were found.
+    unseen = ("poisson_sampling", "divisor", "mechanism", "relation add-remove")
+    assert {seen[name] for name in unseen} == {Ground.ON_TRUST}
+    assert {grounds(False)[name] for name in ("steps", "constants")} == {Ground.ON_TRUST}
+
+
+def test_add_remove_conditions_name_the_constant_divisor():
+    base = accounting.DpSgd(1.0, 10, 0.1)
+    facts = StudyFacts({}, ("divisor",), expected_batch_size=240.0)
+    found = {one.name: one for one in conditions(base, ONE_RUN, None, facts)}
+    assert found["divisor"].ground is Ground.CHECKED
+    assert found["divisor"].words.endswith("divided by 240")
+    zero_out = replace(base, neighbours="zero-out")
+    names = {one.name for one in conditions(zero_out, ONE_RUN, None, facts)}
+    assert "relation zero-out" in names
+    assert not names & {"divisor", "constants", "relation add-remove"}
+
+
+@pytest.mark.usefixtures("region_alone")
+def test_certificate_of_a_group_of_records():
+    one, three = accounting.DpSgd(20.0, 100), accounting.DpSgd(20.0, 100, group_size=3)
+    facts = StudyFacts({}, settings="0" * 64)
+    single, group = (
+        Certificate.issue(each, each, ONE_RUN, 1e-5, None, facts, {}) for each in (one, three)
+    )
+    assert single.numbers.run_epsilon == pytest.approx(GaussianMechanism(0.5).epsilon(1e-5))
+    assert group.numbers.run_epsilon == pytest.approx(GaussianMechanism(1.5).epsilon(1e-5))
+    assert "up to 3 records of one person" in group.setting.neighbours
+    assert group.setting.unit == "up to 3 of: one record"
+    assert "-differentially private for add-remove neighbours, if" in group.statement
+    # Groups of two such groups are six records; four such groups hold ten records.
+    assert [records for records, _ in group.groups][:2] == [6, 9]
+    assert 21 not in dict(group.groups)
+    assert 21 in dict(group.declare(records_per_person=19).groups)
+    assert dict(group.groups)[6] >= GaussianMechanism(3.0).epsilon(1e-5)
+
+
+def test_score_and_training_compose_for_a_group_of_records():
+    score = NoisyScore(noise_std=1.0, sensitivity=0.5, disjoint=True)
+    run = accounting.DpSgd(20.0, 100, group_size=3)
+    assert isinstance(score.with_training(run), accounting.Composition)
+    assert isinstance(score.with_training(replace(run, group_size=1)), accounting.WorstOf)
 
 
 class Page(HTMLParser):
@@ -840,8 +877,8 @@ def test_html_stands_alone(certificate, tmp_path):
         assert word in text
     # The number on the banner is that of the table below it.
     banner = re.search(r'class="claim">[^<]*if the (\d+) conditions below hold', text)
-    assert text.count('class="ground on-trust"') == int(banner[1]) == 10
-    assert "The 10 conditions</h2>" in text
+    assert text.count('class="ground on-trust"') == int(banner[1]) == 12
+    assert "The 12 conditions</h2>" in text
     assert "drawn from the geometric distribution with stopping probability 0.5" in text
 
 
@@ -854,7 +891,8 @@ def test_text_is_a_paragraph(certificate, tmp_path):
     words = " ".join(text.split())
     for one in ("by the score: public records only", '"lr: log-uniform in [0.01, 1.0]"'):
         assert one in words
-    assert f"dp-tuning-audit {certificate.made['version']}. Random draws: entropy" in words
+    made = f"dp-tuning-audit {certificate.made['version']}"
+    assert f"{made}. Random draws: 256 bits of entropy" in words
     with pytest.raises(ValueError, match=r"path's ending must be one of .json, .txt, .html"):
         certificate.save(tmp_path / "c.pdf")
 

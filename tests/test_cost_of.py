@@ -119,8 +119,8 @@ def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(monkeypa
         sys.modules["audit.tuning.cost_of_trials"], "tuning_cost", functools.partial(row, tight)
     )
     delta, spec = 0.05, "tnb:0,0.2"
-    loud = DiscreteMechanism((0.5, 0.5), (0.1, 0.9))
-    quiet = DiscreteMechanism((0.5, 0.5), (0.4, 0.6))
+    loud = DiscreteMechanism((0.5, 0.5), (0.1, 0.9), directed=True)
+    quiet = DiscreteMechanism((0.5, 0.5), (0.4, 0.6), directed=True)
     law, prior = repetitions.parse_repetitions(spec), Mixture((loud, quiet), (0.2, 0.8))
     found = tuning.cost_of_trials([loud, quiet], "random", delta, law, prior)
     # The exact cost of this small case: it is kept, and not by much.

@@ -88,8 +88,8 @@ def test_watched_opacus_has_the_proxies_of_the_opacus_engine(name, sampling_rate
     if name == "NTCV dirac" and sampling_rate < 1:
         pytest.skip("the watch draws the batches of a Dirac canary itself")
     settings = DpSgdSettings(STEPS, NOISE, CLIP, RATE, sampling_rate=sampling_rate, model="mlp")
-    lanes = RunBatch(np.array([included]), np.zeros(1, int), np.array([77], np.uint64))
-    expected = make_engine("opacus", threat, settings).run(lanes)
+    batch = RunBatch(np.array([included]), np.zeros(1, int), np.array([77], np.uint64))
+    expected = make_engine("opacus", threat, settings).run(batch)
 
     x = np.zeros((0, 1, 8, 8), np.float32) if training_set is None else training_set.features
     y = np.zeros(0, np.int64) if training_set is None else training_set.labels
@@ -99,7 +99,7 @@ def test_watched_opacus_has_the_proxies_of_the_opacus_engine(name, sampling_rate
         x, y = np.concatenate([x, one.features]), np.concatenate([y, one.labels])
     features, labels = torch.from_numpy(x), torch.from_numpy(y)
     width = 1 if training_set is None else len(training_set) + 1
-    drawn = noise.poisson_steps(lanes.seeds, sampling_rate, STEPS, torch.device("cpu"), width, 1)
+    drawn = noise.poisson_steps(batch.seeds, sampling_rate, STEPS, torch.device("cpu"), width, 1)
     batches = []
     for everybody in drawn:
         taken = everybody[0, : len(y)] | (sampling_rate == 1.0)
@@ -463,7 +463,7 @@ def test_the_crafted_canary_is_where_nobody_is():
     assert abs(crafted(dense, np.arange(30) % 2).features[2]) > 0.99 * np.linalg.norm(
         crafted(dense, np.arange(30) % 2).features
     )
-    with pytest.raises(ValueError, match="canary must be given"):
+    with pytest.raises(ValueError, match="canary must be crafted"):
         crafted(features, labels + 0.5)
 
 
@@ -597,8 +597,8 @@ def _exits(records, candidate, seed, watch):
 @pytest.mark.parametrize(
     ("train", "settings", "words"),
     [
-        (_exits, {}, "train must give an answer, and raised SystemExit: 3"),
-        (lambda *_: 1 / 0, {}, "train must give an answer, and raised ZeroDivisionError"),
+        (_exits, {}, "train must return a value, but it raised SystemExit: 3"),
+        (lambda *_: 1 / 0, {}, "train must return a value, but it raised ZeroDivisionError"),
         (lambda *_: math.nan, {}, "train must release finite numbers, got none in 6 games"),
         (lambda *_: 0.0, {"max_runs": 5}, "max_runs must be at least the 6 runs"),
         (lambda *_: 0.0, {"repetitions": "fixed:1000000"}, "max_runs must be at least the 6e"),
@@ -611,7 +611,7 @@ def test_a_function_that_fails_or_would_take_for_ever_is_one_line(train, setting
 
 
 def test_a_verdict_says_how_many_games_would_do():
-    bound = lower_bounds.lower_bound(np.zeros(10), np.zeros(10))
+    bound = lower_bounds.Scan()(np.zeros(10), np.zeros(10))
     few = CheckResult(9.0, 1e-5, 0.95, 0.0, "score", {"score": bound}, 1.2, 20, needed=37_326)
     assert "so many games (20) could have shown at most 1.2," in few.words
     assert few.words.endswith("play more, 37,326 games could show one")

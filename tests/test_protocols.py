@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from audit import protocols, repetitions
 from audit.protocols import (
     Adaptive,
+    BestRuns,
     Grid,
     NoisyMax,
     ProposeTestRelease,
@@ -28,6 +29,7 @@ any_protocol = st.one_of(
     st.builds(UntilAccepted, chance),
     st.builds(RandomStopping, chance),
     st.builds(NoisyMax, st.integers(1, 10**9), st.booleans(), st.integers(1, 50)),
+    st.builds(BestRuns, law, st.integers(1, 100)),
     st.builds(ProposeTestRelease, law, st.floats(0, 9), st.floats(0, 0.5), st.floats(0, 0.5)),
 )
 

@@ -355,7 +355,7 @@ def test_two_processes_that_start_at_once_never_mix(tmp_path):
         (["--trials", "1"], "trials must be a whole number in [2, 1000000000000], got 1"),
         (["--trials", "9" * 400], "trials must be a whole number in [2, 1000000000000], got 9"),
         (["--learning-rates", "0"], "learning_rates must be"),
-        (["--momentum", "0.5", "0.5"], "momentum must name each value once, got (0.5, 0.5)"),
+        (["--momentum", "0.5", "0.5"], "momentum must have distinct values, got (0.5, 0.5)"),
         (
             ["--repetitions", "fixed:0"],
             "repetitions fixed:0: k must be a whole number in [1, 1000000000000000], got 0.0",
@@ -477,7 +477,7 @@ def test_output_that_is_closed_full_or_not_read(redirection, code):
 @pytest.mark.parametrize("words", ["'x' * 10", "'x' * 10**5"])
 def test_a_refusal_is_one_line_where_the_output_is_full_too(words):
     script = "import sys; from audit import console; sys.exit(console.run(lambda argv: "
-    script += f"console.note({words}) or console.refused('x must be 1, got 2')))"
+    script += f"console.note({words}) or console.report_error('x must be 1, got 2')))"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", script],

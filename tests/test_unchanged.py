@@ -79,13 +79,15 @@ def lower() -> dict[str, float]:
     for name, (without, with_record) in games().items():
         given = {
             "plain": {},
-            "tuned": {"repetitions": law, "mu": 1.0},
+            "tuned": {"protocol": law, "mu": 1.0},
             "both": {"direction": "both"},
-            "split": {"repetitions": law, "threshold": -0.5, "split_top": 1.5},
+            "split": {"protocol": law, "threshold": -0.5, "split_top": 1.5},
             "delta": {"delta": 0.01, "confidence": 0.9},
         }
         for how, options in given.items():
-            for bound in lower_bounds.all_lower_bounds(without, with_record, **options):
+            for bound in lower_bounds.all_lower_bounds(
+                out_scores=without, in_scores=with_record, **options
+            ):
                 found[f"{name} {how} {bound.key}"] = bound.epsilon
         for bound in lower_bounds.pooled_bounds(without, with_record, law):
             found[f"{name} pooled {bound.key}"] = bound.epsilon

@@ -30,12 +30,16 @@ _CELLS = 1 << 17
 COARSE_CELLS = 1 << 16
 """Half as many: what they change is what the grid is worth."""
 _TILTS = 8
+# Standard deviations between two tilts: half as far out a mass is e^-10 of the largest.
+_TILT_WIDTH, _MAX_TILTS = 9.0, 256
 _FEW = 2048
 _TOGETHER = 16  # spectra that are held at once
 # More laws than so many are composed in groups of a few first, each on a small grid of its own:
 # there its window is narrow, and a transform costs a twentieth.
 _MANY, _GROUP, _GROUP_CELLS = 64, 16, 1 << 14
 _GROUP_TILTS, _GROUP_FEW = 4, 512
+# Where one grid is too fine for all runs, fewer are composed first, and so many times that next.
+_REPEATED = 64
 _WRAPPED = math.log(1e-8)
 _LARGEST_TRANSFORM = 1 << 21
 _MAX_CELLS = (_LARGEST_TRANSFORM >> 1) - 16  # of one law
@@ -76,6 +80,8 @@ def _on_one_grid(
 ) -> LossPair:
     """The same on one grid, by so many tilts, its window found from so few losses of each law."""
     coarse = [(_coarse(law.atoms(math.inf), few), count) for law, count in parts]
+    if all(len(atoms.loss) == 1 for atoms, _ in coarse):
+        return _of_single_losses([(law.atoms(math.inf), count) for law, count in parts])
     cumulants = _Cumulants(coarse)
     low, high = cumulants.window()
     runs = sum(count for _, count in parts)
@@ -94,7 +100,9 @@ def _on_one_grid(
     longest = max(len(one.log_p) for one in grids)
     size = int(fft.next_fast_len(2 * max(last - first, longest) + 8, real=True))
     if size > _LARGEST_TRANSFORM:
-        raise _unresolved(f"{runs} runs on {size} points")
+        if not any(count >= _REPEATED for _, count in parts):
+            raise _unresolved(f"{runs} runs on {size} points")
+        return _on_one_grid(_in_stages(parts), cells, most_tilts, few)
     wrapped = (last - size) * spacing, (first + size) * spacing
     tilts = cumulants.tilts(most_tilts, low, high, *wrapped)
     log_mass, p_outside, q_outside = _sum_of(grids, spacing, first, last, size, tilts)
@@ -110,6 +118,35 @@ def _on_one_grid(
         raise _unresolved(f"masses that sum to {total:g}")
     loss = np.asarray(spacing * np.arange(first, last + 1), dtype=np.float64)
     return LossPair(PrivacyLossPmf(loss, log_mass, p_only + p_outside, q_only + q_outside))
+
+
+def _in_stages(parts: tuple[tuple[PrivacyLoss, int], ...]) -> tuple[tuple[PrivacyLoss, int], ...]:
+    """The same runs, most of them composed already, each stage on a coarser grid than the last.
+
+    One grid for all runs must be fine enough for a single one. A composition of some of them is
+    wider, so a coarser grid resolves the next stage.
+    """
+    found: list[tuple[PrivacyLoss, int]] = []
+    for law, count in parts:
+        together, rest = divmod(count, _REPEATED)
+        if together:
+            found.append((compose([(law, together)]), _REPEATED))
+        if rest:
+            found.append((law, rest))
+    return tuple(found)
+
+
+def _of_single_losses(parts: list[tuple[PrivacyLossPmf, int]]) -> LossPair:
+    """The composition of laws with one finite loss each: their sum, exactly."""
+    loss, log_mass = (
+        math.fsum(count * float(values[0]) for values, count in sides)
+        for sides in (
+            [(atoms.loss, count) for atoms, count in parts],
+            [(atoms.log_mass, count) for atoms, count in parts],
+        )
+    )
+    p_only, q_only = (-math.expm1(min(log, 0.0)) for log in (log_mass, log_mass - loss))
+    return LossPair(PrivacyLossPmf(np.array([loss]), np.array([log_mass]), p_only, q_only))
 
 
 @dataclass(frozen=True)
@@ -241,6 +278,7 @@ class _Cumulants:
         """Exponents theta [count] whose mean losses cover the window, evenly by how rare these are.
 
         The Chernoff exponent I = theta K' - K of a normal loss is z^2/2, z standard deviations out.
+        More exponents than asked for where they would be further apart than masses keep digits.
         Exponents that put more than 1e-8 where it wraps around into the window are left out.
         """
         rate = np.maximum(self.theta * self.slope - self.value, 0.0)
@@ -251,6 +289,7 @@ class _Cumulants:
         )
         if usable.any():
             least, most = max(least, z[usable].min()), min(most, z[usable].max())
+        count = min(max(count, math.ceil((most - least) / _TILT_WIDTH)), _MAX_TILTS)
         tilts: list[float] = np.interp(np.linspace(least, most, count), z, self.theta).tolist()
         return tilts
 

@@ -25,9 +25,13 @@ def _pure(epsilon_0: float) -> float:
 class DiscreteMechanism(Mechanism):
     """A mechanism with finitely many outputs and one neighbouring pair of laws, both directions.
 
+    Either of the two data sets may be the one with the record, unless `directed` says which. So
+    every cost is the same when p and q are exchanged.
+
     Attributes:
         p: probabilities [n] on one data set.
         q: probabilities [n] on its neighbour.
+        directed: whether p is known to belong to the data set with the record.
 
     Example:
         >>> coin = DiscreteMechanism([0.75, 0.25], [0.25, 0.75])
@@ -37,6 +41,7 @@ class DiscreteMechanism(Mechanism):
 
     p: Array
     q: Array
+    directed: bool = False
 
     _words: ClassVar[str] = "finitely many outputs, both laws given"
 
@@ -44,6 +49,10 @@ class DiscreteMechanism(Mechanism):
         DiscretePair(self.p, self.q)  # refuses what are no probabilities
         p, q = (np.asarray(law, dtype=np.float64) for law in (self.p, self.q))
         checks.store_validated(self, p=p, q=q)
+
+    @property
+    def is_directed(self) -> bool:
+        return self.directed
 
     @property
     def attained(self) -> bool:

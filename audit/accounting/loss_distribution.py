@@ -20,14 +20,17 @@ _ROUNDING = 1e-6  # how far sums of a hundred thousand masses may be off
 class LossDistribution(Mechanism):
     """Any mechanism that is dominated by finitely many privacy losses.
 
-    A loss log(P/P') and its probability under P tell the one under P', P e^-loss; what P' then
-    lacks, only P' gives. So one direction bounds the other too, and a second one is only sharper.
+    A loss log(P/P') and its probability under P determine the probability under P', P e^-loss;
+    outputs with the probability that P' then lacks occur under P' only. So one direction determines
+    its mirror image, which bounds the other direction. A second distribution is only sharper.
 
     Attributes:
         losses: [n] finite, strictly increasing.
         probabilities: [n] under P.
         infinite: P-probability of an infinite loss.
-        reverse: the other direction; None where this one stands for both.
+        reverse: the other direction; None where it is the mirror image of this one. Pass the same
+            distribution where it bounds both directions.
+        directed: whether P is known to be the data set with the record; otherwise either may be.
 
     Raises:
         ValueError: losses that do not increase, or probabilities that are none under P or under P'.
@@ -36,12 +39,16 @@ class LossDistribution(Mechanism):
         >>> one = LossDistribution([-1.0, 1.0], [0.2689414, 0.7310586])
         >>> round(one.epsilon(1e-6), 3)  # randomised response of epsilon 1
         1.0
+        >>> skewed = LossDistribution([-4.60517, 0.10436], [0.001, 0.999])
+        >>> round(skewed.epsilon(0.01), 2)  # the mirror image has the larger losses
+        4.5
     """
 
     losses: Array
     probabilities: Array
     infinite: float = 0.0
     reverse: "LossDistribution | None" = None
+    directed: bool = False
 
     def __post_init__(self) -> None:
         losses, masses = (
@@ -80,7 +87,23 @@ class LossDistribution(Mechanism):
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
-        return (self._pair,) if self.reverse is None else (self._pair, self.reverse._pair)
+        if self.reverse is None:
+            return self._pair, self._pair.mirrored
+        return (self._pair,) if self._is_own_reverse else (self._pair, self.reverse._pair)
+
+    @cached_property
+    def _is_own_reverse(self) -> bool:
+        other = self.reverse
+        return (
+            other is not None
+            and np.array_equal(self.losses, other.losses)
+            and np.array_equal(self.probabilities, other.probabilities)
+            and self.infinite == other.infinite
+        )
+
+    @property
+    def is_directed(self) -> bool:
+        return self.directed or self._is_own_reverse
 
     @property
     def description(self) -> str:

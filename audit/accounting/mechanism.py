@@ -57,6 +57,15 @@ class Mechanism(ABC):
         return len(self.pairs) == 1
 
     @property
+    def is_directed(self) -> bool:
+        """Whether the first pair is known to be the data set with the record against the other.
+
+        Where different mechanisms are combined, or only some records are used, the cost depends on
+        which data set has the record. Where that is not known, the largest cost counts.
+        """
+        return self.is_symmetric
+
+    @property
     def attained(self) -> bool:
         """Whether some neighbours really have the first pair, so that it can be played."""
         return False

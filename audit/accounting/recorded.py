@@ -10,9 +10,7 @@ from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanism import Mechanism
 
 
-def from_opacus(
-    accountant: Any, neighbours: str = "add-remove", most_phases: int = 40
-) -> Mechanism:
+def from_opacus(accountant: Any, neighbours: str = "zero-out", most_phases: int = 40) -> Mechanism:
     """The mechanism that an Opacus accountant has recorded: one training run.
 
     Args:
@@ -20,7 +18,11 @@ def from_opacus(
             `history` holds (noise multiplier, sampling rate, steps) of every phase; batches are
             taken to be Poisson-sampled, as Opacus samples them unless it is told not to. Opacus
             itself is not imported.
-        neighbours: `add-remove`, as Opacus counts, or `replace-one`.
+        neighbours: `zero-out`, `add-remove` or `replace-one`. Opacus divides each noisy sum by
+            int(n * rate), where its rate is 1/len(loader) and n is the number of records. So its
+            epsilon holds where n is public, which is `zero-out`, the default. Pass `add-remove`
+            only if the divisor (`optimizer.expected_batch_size`), the sampling rate and the number
+            of steps are constants that do not depend on n; the numbers are the same.
         most_phases: where a schedule has more phases of different noise or rate, neighbouring ones
             are accounted for as one, with the least noise and the largest rate among them: what
             comes out is an upper bound, and takes seconds instead of minutes.
@@ -35,8 +37,8 @@ def from_opacus(
     Example:
         >>> class Recorded:
         ...     history = [(1.0, 0.01, 500)]
-        >>> from_opacus(Recorded())
-        DpSgd(noise_multiplier=1.0, steps=500, sampling_rate=0.01, neighbours='add-remove')
+        >>> from_opacus(Recorded()).description
+        'DP-SGD, noise multiplier 1, 500 steps, rate 0.01, zero-out neighbours'
     """
     history = getattr(getattr(accountant, "accountant", accountant), "history", None)
     if history is None:
@@ -74,7 +76,7 @@ def runs_of(steps_of: Phases, most: int = 40, neighbours: str = "add-remove") ->
     Args:
         steps_of: steps by (noise multiplier, sampling rate).
         most: where there are more phases, neighbouring ones are accounted for as one.
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
     """
     phases = joined(steps_of, most)
     return [DpSgd(noise, steps, rate, neighbours) for (noise, rate), steps in phases.items()]

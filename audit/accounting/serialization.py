@@ -58,7 +58,10 @@ def mechanism_to_dict(base: Mechanism) -> dict[str, Any]:
     if _KINDS.get(name) is not type(base):
         raise ValueError(f"base must be a mechanism of audit.accounting to be written, got {name}")
     return {"mechanism": name} | {
-        each.name: _value(getattr(base, each.name)) for each in fields(written)
+        each.name: _value(getattr(base, each.name))
+        for each in fields(written)
+        # Left out where it is 1: files of versions that know of no groups read the same.
+        if (each.name, getattr(base, each.name)) != ("group_size", 1)
     }
 
 

@@ -5,14 +5,7 @@ recomputes every number of the json and every condition that it must state.
 """
 
 from audit.certificate.certificate import Certificate
-from audit.certificate.conditions import (
-    RELATIONS,
-    Condition,
-    Ground,
-    NoisyScore,
-    Setting,
-    StudyFacts,
-)
+from audit.certificate.conditions import Condition, Ground, NoisyScore, Setting, StudyFacts
 from audit.certificate.declaration import Declaration, Spending
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute
@@ -23,7 +16,6 @@ from audit.certificate.verification import Finding, Verdict, schema, verify
 
 __all__ = [
     "FORMAT",
-    "RELATIONS",
     "Certificate",
     "Condition",
     "Declaration",

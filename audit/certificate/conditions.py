@@ -10,12 +10,14 @@ from enum import Enum
 
 from audit import checks
 from audit.accounting import (
+    NEIGHBOURS,
     Composition,
     DpSgd,
     GaussianMechanism,
     Mechanism,
     Mixture,
     WorstOf,
+    group_size,
     relations,
 )
 from audit.numerics import format_exact
@@ -31,7 +33,6 @@ from audit.protocols import (
 
 __all__ = [
     "PROTOCOLS",
-    "RELATIONS",
     "Condition",
     "Ground",
     "NoisyScore",
@@ -58,18 +59,9 @@ PROTOCOLS: tuple[type[Protocol], ...] = (
 AS_STATED = "base mechanism"
 """The relation of a mechanism that names none: whatever its parameters hold for."""
 
-RELATIONS = {
-    "add-remove": "one data set has one record more than the other",
-    "zero-out": "both data sets have the same, public number of records, and the gradients of one "
-    "record are zero in one of them",
-    "replace-one": "both data sets have the same number of records, and one record differs",
-    AS_STATED: "the pairs of data sets for which the parameters of the base mechanism hold",
-}
-"""Names of the neighbouring relations that a certificate may state, and what each means."""
-
 _RELATION_CONDITIONS = {
-    "add-remove": "the divisor of the noisy sum, the sampling rate and the number of steps are "
-    "constants that do not depend on the number of records",
+    "add-remove": "the divisor of the noisy sums, the noise, the sampling rate and the number of "
+    "steps were not computed from the number of records, and nothing else in a run depends on it",
     "zero-out": "the number of records is public",
 }
 
@@ -78,7 +70,11 @@ _CHECKS = {
     "noise_multiplier": "no run used less noise than stated",
     "sampling_rate": "no run used a higher sampling rate than stated",
     "poisson_sampling": "batches were drawn by Poisson sampling",
+    "divisor": "every run released its noisy sums undivided, or divided by {divisor}",
+    "constants": "every run used exactly the stated noise, sampling rate and number of steps",
+    "count_of_records": "every run had as many records as the study allowed",
 }
+"""What a study can check in every run."""
 
 
 class Ground(Enum):
@@ -146,8 +142,9 @@ class NoisyScore:
     def with_training(self, training: Mechanism) -> Mechanism:
         """The mechanism of one run: training and noisy score."""
         noise = GaussianMechanism(self.sensitivity / self.noise_std)
-        both = WorstOf if self.disjoint else Composition
-        return both((training, noise))
+        # Of several records of one person, some may be scored on and others trained on.
+        apart = self.disjoint and group_size(training) == 1
+        return (WorstOf if apart else Composition)((training, noise))
 
 
 @dataclass(frozen=True)
@@ -160,6 +157,8 @@ class StudyFacts:
         seeded: whether the random draws follow from a seed that was given.
         key_kept: whether the key of the random draws stays on disk.
         settings: SHA-256 of the settings of the study.
+        expected_batch_size: the constant that noisy sums are divided by; None if the study names
+            none.
 
     Example:
         >>> StudyFacts({"lr": "uniform in [0.0, 1.0]"}).seeded
@@ -171,6 +170,7 @@ class StudyFacts:
     seeded: bool = False
     key_kept: bool = False
     settings: str = ""
+    expected_batch_size: float | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,8 @@ class Setting:
     Attributes:
         trust_model: who sees what.
         unit: the unit of privacy.
-        relation: name of the neighbouring relation, of `RELATIONS`.
+        relation: name of the neighbouring relation, of `accounting.NEIGHBOURS`, or `base
+            mechanism` if the mechanism names none.
         neighbours: the neighbouring relation in words.
         touched: which records are read, by what.
         released: what is published.
@@ -222,8 +223,14 @@ def relation_of(training: Mechanism) -> str:
     """Name of the neighbouring relation that a training states."""
     stated = relations(training)
     if len(stated) == 1 and all(isinstance(part, DpSgd) for part in _parts(training)):
-        return checks.one_of("neighbours", next(iter(stated)), RELATIONS)
+        return next(iter(stated))
     return AS_STATED
+
+
+def records_of(training: Mechanism) -> str:
+    """The records that a training protects together, in words."""
+    size = group_size(training)
+    return "one record" if size == 1 else f"up to {size} records of one person"
 
 
 def checkable(training: Mechanism, protocol: Protocol) -> tuple[str, ...]:
@@ -231,8 +238,11 @@ def checkable(training: Mechanism, protocol: Protocol) -> tuple[str, ...]:
     found: list[str] = []
     parts = _parts(training)
     if all(isinstance(part, DpSgd) for part in parts):
-        sampled = any(isinstance(part, DpSgd) and part.sampling_rate < 1.0 for part in parts)
-        found += [name for name in _CHECKS if sampled or name != "poisson_sampling"]
+        found += ["steps", "noise_multiplier", "sampling_rate"]
+        if any(isinstance(part, DpSgd) and part.sampling_rate < 1.0 for part in parts):
+            found.append("poisson_sampling")
+        if "add-remove" in relations(training):
+            found += ["divisor", "constants"]
     if isinstance(protocol, Subset):
         found.append("count_of_records")
     return tuple(found)
@@ -245,7 +255,7 @@ def conditions(
     found = [
         *_by_construction(protocol, score, facts),
         *_of_runs(training, protocol, facts),
-        *_on_trust(protocol, score),
+        *_on_trust(training, protocol, score),
     ]
     last = (Ground.BROKEN, Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.ON_TRUST)
     return tuple(sorted(found, key=lambda one: last.index(one.ground)))
@@ -259,16 +269,20 @@ def setting(
     if score is not None:
         whose = "other private records" if score.disjoint else "private records, also trained on"
         validation = (
-            f"{whose}, through a statistic of sensitivity {format_exact(score.sensitivity)} with Gaussian "
-            f"noise of standard deviation {format_exact(score.noise_std)}"
+            f"{whose}, through a statistic of sensitivity {format_exact(score.sensitivity)} with "
+            f"Gaussian noise of standard deviation {format_exact(score.noise_std)}"
         )
     relation = relation_of(training)
+    neighbours = "the pairs of data sets for which the parameters of the base mechanism hold"
+    if relation != AS_STATED:
+        neighbours = NEIGHBOURS[relation].format(records=records_of(training))
+    size = group_size(training)
     return Setting(
         trust_model="central: the curator who runs the tuning holds the data and is trusted, and "
         "everyone else sees the released items only",
-        unit=unit,
+        unit=unit if size == 1 else f"up to {size} of: {unit}",
         relation=relation,
-        neighbours=RELATIONS[relation],
+        neighbours=neighbours,
         touched={
             **_records_of_runs(protocol),
             "the score": validation,
@@ -336,7 +350,8 @@ def _by_construction(
     if isinstance(protocol, Adaptive):
         candidates = (
             f"each candidate is drawn from a density between {format_exact(protocol.low)} and "
-            f"{format_exact(protocol.high)} times the prior, which depends on the earlier runs alone"
+            f"{format_exact(protocol.high)} times the prior, which depends on the earlier runs "
+            "alone"
         )
     runs = "the number of runs is drawn before the first run, and no run is left out"
     if isinstance(protocol, Grid):
@@ -364,9 +379,14 @@ def _by_construction(
 
 
 def _of_runs(training: Mechanism, protocol: Protocol, facts: StudyFacts) -> list[Condition]:
-    words = {**_CHECKS, "count_of_records": "every run had as many records as the study allowed"}
+    size = facts.expected_batch_size
+    divisor = "one constant" if size is None else format_exact(size)
     found = [
-        Condition(name, words[name], Ground.CHECKED if name in facts.checked else Ground.ON_TRUST)
+        Condition(
+            name,
+            _CHECKS[name].format(divisor=divisor),
+            Ground.CHECKED if name in facts.checked else Ground.ON_TRUST,
+        )
         for name in checkable(training, protocol)
     ]
     trusted: dict[str, str] = {}
@@ -385,10 +405,13 @@ def _of_runs(training: Mechanism, protocol: Protocol, facts: StudyFacts) -> list
     return [*found, *(Condition(name, one, Ground.ON_TRUST) for name, one in trusted.items())]
 
 
-def _on_trust(protocol: Protocol, score: NoisyScore | None) -> list[Condition]:
+def _on_trust(training: Mechanism, protocol: Protocol, score: NoisyScore | None) -> list[Condition]:
     words = "scores are computed from the output of a run and public records alone"
     if score is not None:
-        words = f"one record changes the score by at most {format_exact(score.sensitivity)}"
+        words = (
+            f"the score of two neighbouring data sets differs by at most "
+            f"{format_exact(score.sensitivity)}"
+        )
         if score.disjoint:
             words += ", and no record is both scored and trained on"
     found = {

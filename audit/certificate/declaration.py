@@ -161,7 +161,8 @@ class Declaration:
             earlier = [
                 (
                     title,
-                    f"({format_exact(one.epsilon)}, {format_exact(one.delta)})-DP: {own(one.release)}",
+                    f"({format_exact(one.epsilon)}, {format_exact(one.delta)})-DP: "
+                    f"{own(one.release)}",
                 )
                 for one in self.earlier_spending
             ]

@@ -2,13 +2,20 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from audit import checks, protocols
-from audit.accounting import Mechanism, mechanism_from_dict, mechanism_to_dict
+from audit.accounting import (
+    Mechanism,
+    group_size,
+    mechanism_from_dict,
+    mechanism_to_dict,
+    relations,
+)
 from audit.certificate import conditions as derived
 from audit.certificate.conditions import Condition, Ground, NoisyScore, Setting, StudyFacts
 from audit.certificate.declaration import PRIVATE, Declaration
@@ -34,6 +41,7 @@ FORMAT = f"{NAMESPACE}/2"
 """Name and version of the json; docs/certificate.md describes its fields."""
 
 _OLD = (f"{NAMESPACE}/1",)
+_N_IS_PUBLIC = ("zero-out", "replace-one")
 _MAX_TEXT = 1_000_000  # a prior lists all candidates of a grid
 _MAX_NAMES = 10_000
 _MAX_ROWS = 100
@@ -78,10 +86,10 @@ class Statement:
     evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
-        if self.declaration.records == PRIVATE and self.setting.relation == "zero-out":
+        if self.declaration.records == PRIVATE and self.setting.relation in _N_IS_PUBLIC:
             raise ValueError(
-                "records must be public with zero-out neighbours, which have the same number of "
-                f"records, got {PRIVATE!r}"
+                f"records must be public with {self.setting.relation} neighbours, which have the "
+                f"same number of records, got {PRIVATE!r}"
             )
 
     @classmethod
@@ -144,17 +152,22 @@ class Statement:
         count = len(self.on_trust)
         claim = (
             f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
-            f"{format_exact(self.delta)})-differentially private, if the {count} conditions {which} hold."
+            f"{format_exact(self.delta)})-differentially private{self._relation}, if the {count} "
+            f"conditions {which} hold."
         )
         return f"VOID: {'; '.join(self.void)}. Otherwise: {claim}" if self.void else claim
 
     @property
     def groups(self) -> tuple[tuple[int, float | None], ...]:
-        """Sizes of groups of records, and the epsilon at `delta` of each; None if none follows."""
+        """Numbers of records, and the epsilon of so many at `delta`; None if none follows.
+
+        If the claim is about groups already, these are groups of such groups.
+        """
         curve = TradeOff(self.numbers.profile)
-        own = self.declaration.records_per_person
-        sizes = sorted({*GROUPS, own} if own is not None and own > 1 else GROUPS)
-        return tuple((size, curve.group_epsilon(size, self.delta)) for size in sizes)
+        each = group_size(self.training)
+        own = math.ceil((self.declaration.records_per_person or 1) / each)
+        times = sorted({*GROUPS, own} - {1})
+        return tuple((each * count, curve.group_epsilon(count, self.delta)) for count in times)
 
     def declare(self, **statements: Any) -> Self:
         """The same certificate with statements of its author, which nobody recomputes.
@@ -178,6 +191,12 @@ class Statement:
         for name in statements:
             checks.one_of("statement", name, names)
         return replace(self, declaration=replace(self.declaration, **statements))
+
+    @property
+    def _relation(self) -> str:
+        """The neighbouring relations that the base states, in words."""
+        stated = sorted(relations(self.base))
+        return f" for {' and '.join(stated)} neighbours" if stated else ""
 
     def with_evidence(
         self, epsilon_lower: float, confidence: float, games_without: int, games_with: int
@@ -315,8 +334,12 @@ def _facts(values: Mapping[str, Any]) -> StudyFacts:
             )
     if _digits("study.settings", found.settings) is None:
         raise ValueError("study.settings must be 64 hexadecimal digits, got none")
+    size = found.expected_batch_size
+    if size is not None:
+        size = checks.interval("study.expected_batch_size", size, 0.0)
     return replace(
         found,
+        expected_batch_size=size,
         prior=_texts("study.prior", found.prior),
         checked=tuple(_text("study.checked", one) for one in values["checked"]),
     )

@@ -65,7 +65,8 @@ def paragraph(certificate: Statement) -> str:
             f"Random draws: {draws_in_words(certificate)}."
         )
     sentences.append(f"Certificate {certificate.as_dict()['hash'][:16]}.")
-    return textwrap.fill(checks.printable(" ".join(sentences)), _WIDTH) + "\n"
+    text = checks.printable(" ".join(sentences))
+    return textwrap.fill(text, _WIDTH, break_on_hyphens=False) + "\n"
 
 
 def groups_in_words(certificate: Statement) -> str:

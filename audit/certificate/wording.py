@@ -37,8 +37,9 @@ def in_words(protocol: Protocol) -> str:
     if isinstance(protocol, Adaptive):
         return (
             f"The tuning trains {_runs(protocol.repetitions)}. Earlier runs may change the "
-            f"probability density of the next candidate to between {format_exact(protocol.low)} and "
-            f"{format_exact(protocol.high)} times the prior. It releases the best run."
+            "probability density of the next candidate to between "
+            f"{format_exact(protocol.low)} and {format_exact(protocol.high)} times the prior. It "
+            "releases the best run."
         )
     if isinstance(protocol, Grid):
         once = "each of them once"
@@ -52,8 +53,8 @@ def in_words(protocol: Protocol) -> str:
         rest = "all records" if protocol.final == "all" else "all other records"
         return (
             f"The tuning trains {_runs(protocol.repetitions)} on a random part of the records "
-            f"({format_exact(protocol.sampling_rate)} of them on average), each with a candidate drawn "
-            f"anew. It trains the best candidate once more on {rest}, and releases that run."
+            f"({format_exact(protocol.sampling_rate)} of them on average), each with a candidate "
+            f"drawn anew. It trains the best candidate once more on {rest}, and releases that run."
         )
     if isinstance(protocol, UntilAccepted):
         return (

@@ -30,7 +30,7 @@ def play_audit(config: AuditConfig, folder: RunFolder, blocks: Sequence[Block]) 
     unproved = set(range(len(config.epsilon)))
     played: dict[Block, tuple[Trials, ...]] = {}
     games: Games = [{} for _ in config.views]
-    for trials in config.looks:
+    for trials in config.analysis_sizes:
         reached = [block for block in blocks if block.budget in unproved and block.start < trials]
         played |= workers.play_all(
             config, folder, [block for block in reached if block not in played]
@@ -46,12 +46,12 @@ def play_audit(config: AuditConfig, folder: RunFolder, blocks: Sequence[Block]) 
 
 def _proves_enough(config: AuditConfig, trials: Trials) -> bool:
     values = getattr(trials, config.proxy)
-    found = lower_bounds.lower_bound(
-        values[~trials.bit],
-        values[trials.bit],
-        config.delta,
-        config.confidence,
-        looks=len(config.looks),
+    found = lower_bounds.Scan()(
+        out_scores=values[~trials.bit],
+        in_scores=values[trials.bit],
+        delta=config.delta,
+        confidence=config.confidence,
+        plan=len(config.analysis_sizes),
     )
     return found.epsilon >= config.stop_at
 

@@ -23,7 +23,7 @@ from audit.game.settings import AuditConfig
 from audit.game.setup import SetUp
 from canaries import InputCanary
 from threat_models import ThreatModel
-from threat_models.names import imported
+from threat_models.user_code import import_by_name
 
 SCHEMA = 2
 """Version of config.json, of the shards and of summary.json."""
@@ -127,7 +127,7 @@ def _digest_of_source(dotted: str) -> str:
 
     What that file imports is not looked at.
     """
-    found = imported("plug-in", dotted)
+    found = import_by_name("plug-in", dotted)
     try:
         source = inspect.getsourcefile(inspect.unwrap(found))
     except TypeError:

@@ -178,7 +178,7 @@ def play(config: AuditConfig, block: Block) -> tuple[Trials, ...]:
     key = (block.budget, block.repeat, block.index)
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=key))
     bit = rng.integers(0, 2, block.trials).astype(np.bool_)
-    judged = tune(game.protocol, game.bench, bit, rng)
+    judged = tune(game.protocol, game.context, bit, rng)
     trial = block.start + np.arange(block.trials)
     played = []
     for view, winners in zip(game.views, judged, strict=True):

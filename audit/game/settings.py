@@ -10,11 +10,11 @@ from audit import checks, protocols
 from audit import repetitions as laws
 from audit.accounting import ACCOUNTINGS, DpSgd, calibrate_noise_multiplier
 from audit.dpsgd import ENGINES, MODELS, PRECISIONS, DpSgdSettings
-from audit.lower_bounds.sequential_plan import doubling
+from audit.lower_bounds.sequential_plan import doubling_sizes
 from audit.protocols import Grid, Protocol, RandomSearch, RandomStopping, Subset, UntilAccepted
 from audit.repetitions import Binomial, Fixed, Repetitions
 from audit.tuning.batch_samplers import SAMPLERS
-from audit.tuning.on_run_batches import PLAYED, SERVES_SEVERAL
+from audit.tuning.on_run_batches import SHAREABLE, SIMULATED
 from threat_models import CANARIES, THREATS, check_names
 from threat_models.datasets import RECORD_SHAPES
 
@@ -147,10 +147,10 @@ class AuditConfig:
                 raise ValueError(
                     f"repetitions must be given once, got {self.repetitions} and {self.protocol}"
                 )
-        if not isinstance(found, PLAYED):
-            names = ", ".join(each.name for each in PLAYED)
+        if not isinstance(found, SIMULATED):
+            names = ", ".join(each.name for each in SIMULATED)
             raise ValueError(f"protocol must be one that is played: {names}, got {found.spec}")
-        if len(self.pairs) > 1 and not isinstance(found, SERVES_SEVERAL):
+        if len(self.pairs) > 1 and not isinstance(found, SHAREABLE):
             raise ValueError(
                 "protocol must be search or grid where one set of runs serves several threat "
                 f"models or canaries, got {found.spec}"
@@ -267,9 +267,9 @@ class AuditConfig:
         return "lambda_a" if plain else "lambda_c"
 
     @property
-    def looks(self) -> tuple[int, ...]:
+    def analysis_sizes(self) -> tuple[int, ...]:
         """Numbers of trials at which a game is looked at; the last alone without `stop_at`."""
-        return doubling(self.trials, _FIRST_LOOK) if self.stop_at else (self.trials,)
+        return doubling_sizes(self.trials, _FIRST_LOOK) if self.stop_at else (self.trials,)
 
     @property
     def workers(self) -> int:

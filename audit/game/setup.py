@@ -88,7 +88,7 @@ class SetUp:
         return self.base.gaussian_mu
 
     @property
-    def bench(self) -> GameContext:
+    def context(self) -> GameContext:
         """What tunings are played on."""
         records = self.views[0].threat_model.training_set
         return GameContext(
@@ -121,12 +121,12 @@ class SetUp:
             found[some] = (winners.lambda_c[some] - 0.5) / scale
         return found
 
-    def run(self, lanes: RunBatch) -> Sequence[RunOutcomes]:
-        """Outcomes of a pack of lanes in every view."""
+    def run(self, batch: RunBatch) -> Sequence[RunOutcomes]:
+        """Outcomes of a batch of runs in every view."""
         if len(self.views) == 1:
-            return [self.engine.run(lanes)]
+            return [self.engine.run(batch)]
         assert isinstance(self.engine, SharingEngine)
-        return self.engine.run_shared(lanes, [view.threat_model for view in self.views])
+        return self.engine.run_shared(batch, [view.threat_model for view in self.views])
 
 
 @functools.lru_cache(maxsize=8)

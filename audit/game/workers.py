@@ -22,7 +22,8 @@ from audit.game.settings import AuditConfig
 from audit.game.store import DamagedShard, RunFolder
 from audit.processes import end_with_parent
 
-# Seconds to wait for a cluster; then a missing scheduler is an error, and missing workers are reported.
+# Seconds to wait for a cluster; then a missing scheduler is an error, and missing workers are
+# reported.
 _PATIENCE = 10.0
 # A block that kills its worker this often is not tried again.
 _DEATHS_WITHOUT_PROGRESS = 3

@@ -12,15 +12,27 @@ has probability at most alpha. For every t >= 1 its probability under the first 
     t alpha + E_t(P^n x P'^n || Q^n x Q'^n),  E_t the hockey stick of order t,
 
 by the definition of E_t. `compose` bounds E_t from above. Which Q and Q' are taken decides only how
-small the answer is: where P exceeds e^epsilon P' both give way by as much as costs the least
-divergence, with one Lagrange multiplier for the hockey stick.
+small the answer is. Those that minimise KL(P || Q) + KL(P' || Q') under (epsilon, delta)-DP have
+multipliers l1 and l2 for the sums of Q and Q', and a share a in [0, 1] of l2 e^-epsilon, the
+largest multiplier that the hockey stick can have. In every output
+
+    Q = P / l1,                          Q' = P' / l2             where neither exceeds the other,
+    Q' = (P + P') / (l1 e^epsilon + l2), Q = e^epsilon Q'         where they are tied,
+    Q = P / (l1 + a l2 e^-epsilon),      Q' = P' / (l2 (1 - a))   where Q stays above e^epsilon Q',
+
+and the same with the roles exchanged where Q' is the larger, with a share of its own. All of it is
+homogeneous in (l1, l2), so l2/l1 makes both sums equal, and the scale makes them 1: the tie
+conditions hold afterwards too. At a = 1 every output that could exceed is tied, so every game has
+some (Q, Q').
 """
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
+from scipy import optimize, special
 
 from audit import checks
 from audit.accounting import DiscreteMechanism, Unreachable, Unresolved, compose
@@ -29,13 +41,17 @@ from audit.numerics import safe_root
 
 Array = NDArray[np.float64]
 
-# Each try of a larger epsilon, and where the powers of t are looked at.
+# How near the smallest epsilon is sought, in shares of it, and where the powers of t are taken.
 _STEP = 0.002
 _LOG_T = np.linspace(0.0, 12.0, 121)
 _CELLS = 1 << 13
 _LARGEST = 25.0
 # Directions give way in turns, a little more than they must, for each moves the other a little.
-_TURNS, _SLACK = 8, 1e-3
+_TURNS, _SLACK = 20, 1e-3
+# Ties are made at an epsilon smaller by so much, which rounding does not exceed.
+_ROUNDING = 1e-9
+_LARGEST_LOGIT = 40.0  # of a share: 1 in double precision
+_NOTHING = 1e-16
 
 
 def max_provable_epsilon(
@@ -66,7 +82,7 @@ def max_provable_epsilon(
 
     Example:
         >>> round(max_provable_epsilon([0.02, 0.98], [0.001, 0.999], 1e-5, 10_000), 1)  # of 3.0
-        2.8
+        2.5
     """
     mechanism = DiscreteMechanism(np.asarray(without), np.asarray(with_record))
     p, q = mechanism.p / mechanism.p.sum(), mechanism.q / mechanism.q.sum()
@@ -85,13 +101,33 @@ def max_provable_epsilon(
         largest = mechanism.epsilon(delta)
     except Unreachable:
         largest = _LARGEST
-    epsilon = safe_root(missed, largest, 0.0, 1e-4)
-    while epsilon < largest:
+
+    def is_shown(epsilon: float) -> bool:
         found = _nearest(p, q, epsilon, delta)
-        if found is not None and _power(p, q, *found, trials, 1.0 - confidence) <= chance:
-            return epsilon
-        epsilon *= 1.0 + _STEP
-    return largest
+        return found is None or _power(p, q, *found, trials, 1.0 - confidence) > chance
+
+    # Any epsilon that is not shown will do; near the central limit's there is a small one.
+    guess = safe_root(missed, largest, 0.0, 1e-4)
+    high, low = _around_shown(is_shown, guess, largest)
+    if high == 0.0:
+        return high
+    return safe_root(is_shown, high, low, 0.0, _STEP)
+
+
+def _around_shown(
+    is_shown: Callable[[float], bool], guess: float, largest: float
+) -> tuple[float, float]:
+    """An epsilon that is not shown, or the largest, and a smaller one that is, or 0."""
+    shown, step, here = is_shown(guess), _STEP, guess
+    while True:
+        ahead = here * (1.0 + step) + 1e-4 if shown else here / (1.0 + step) - 1e-4
+        if ahead >= largest:
+            return largest, here
+        if ahead <= 0.0:
+            return (here, 0.0) if is_shown(0.0) else (0.0, 0.0)
+        if is_shown(ahead) is not shown:
+            return (ahead, here) if shown else (here, ahead)
+        here, step = ahead, 2.0 * step
 
 
 def _excess(p: Array, q: Array, epsilon: float) -> float:
@@ -99,38 +135,67 @@ def _excess(p: Array, q: Array, epsilon: float) -> float:
 
 
 def _nearest(p: Array, q: Array, epsilon: float, delta: float) -> tuple[Array, Array] | None:
-    """A game (epsilon, delta)-DP in both directions and near one; None where none is found."""
-    found: tuple[Array, Array] | None = (p, q)
+    """The nearest game that is (epsilon, delta)-DP in both directions; None where none is found."""
+    shares = [0.0, 0.0]
+    factor = math.exp(epsilon - _ROUNDING)
+    if factor <= 1.0:
+        return 0.5 * (p + q), 0.5 * (p + q)
+
+    def missed(logit: float, side: int) -> float:
+        shares[side] = float(special.expit(logit))
+        found = _given_way(p, q, factor, shares)
+        return _excess(found[side], found[1 - side], epsilon) - delta * (1.0 - _SLACK)
+
     for _ in range(_TURNS):
-        if found is None or max(_excess(*found, epsilon), _excess(*found[::-1], epsilon)) <= delta:
+        found = _given_way(p, q, factor, shares)
+        now = _excess(*found, epsilon), _excess(*found[::-1], epsilon)
+        # A direction gives way where it leaks too much, and less where it needs not.
+        wrong = [
+            excess > delta or (share > _NOTHING and excess < delta * (1.0 - 2.0 * _SLACK))
+            for excess, share in zip(now, shares, strict=True)
+        ]
+        if not any(wrong):
             return found
-        if _excess(*found, epsilon) > delta:
-            found = _given_way(*found, epsilon, delta)
-        else:
-            other = _given_way(*found[::-1], epsilon, delta)
-            found = None if other is None else (other[1], other[0])
-    return None
+        side = int(now[1] > now[0]) if all(wrong) else wrong.index(True)
+        kept = safe_root(partial(missed, side=side), _LARGEST_LOGIT, -_LARGEST_LOGIT, 1e-4)
+        shares[side] = float(special.expit(kept))
+    found = _given_way(p, q, factor, shares)
+    is_kept = max(_excess(*found, epsilon), _excess(*found[::-1], epsilon)) <= delta
+    return found if is_kept else None
 
 
-def _given_way(p: Array, q: Array, epsilon: float, delta: float) -> tuple[Array, Array] | None:
-    """The same in the direction of p."""
-    factor = math.exp(epsilon)
+def _given_way(p: Array, q: Array, factor: float, shares: Sequence[float]) -> tuple[Array, Array]:
+    """The pair with given shares of the largest multiplier of each direction; sums are 1."""
 
-    def at(log_multiplier: float) -> tuple[Array, Array]:
-        multiplier = math.exp(log_multiplier)
-        # Share of the multiplier at which p still is e^epsilon q; at 1 it stays above.
-        whole = np.maximum(multiplier * factor * (p + q), 1e-300)
-        share = np.clip((p - factor * q) / whole, 0.0, 1.0)
-        less, more = p / (1.0 + multiplier * share), q / (1.0 - multiplier * factor * share)
-        return less / less.sum(), more / more.sum()
+    def at(log_ratio: float) -> tuple[Array, Array]:
+        # With l1 = e^(-log_ratio / 2) and l2 = e^(log_ratio / 2), up to a common factor.
+        first, second = math.exp(-0.5 * log_ratio), math.exp(0.5 * log_ratio)
+        less, more = p / first, q / second
+        for one, other, own, foreign, share in (
+            (p, q, first, second, shares[0]),
+            (q, p, second, first, shares[1]),
+        ):
+            exceeds = one * foreign > factor * other * own
+            above = one * foreign * (1.0 - share) > other * (factor * own + share * foreign)
+            tied = (one + other) / (factor * own + foreign)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                larger = np.where(above, one / (own + share * foreign / factor), factor * tied)
+                smaller = np.where(above, other / (foreign * (1.0 - share)), tied)
+            if one is p:
+                less, more = np.where(exceeds, larger, less), np.where(exceeds, smaller, more)
+            else:
+                less, more = np.where(exceeds, smaller, less), np.where(exceeds, larger, more)
+        return less, more
 
-    def missed(log_multiplier: float) -> float:
-        return _excess(*at(log_multiplier), epsilon) - delta * (1.0 - _SLACK)
+    def gap(log_ratio: float) -> float:
+        less, more = at(log_ratio)
+        return math.log(float(less.sum())) - math.log(float(more.sum()))
 
-    largest = -epsilon + math.log1p(-1e-6)
-    if missed(largest) > 0.0:
-        return None
-    return at(safe_root(missed, largest, largest - 40.0, 1e-4))
+    end = 1.0
+    while gap(-end) * gap(end) > 0.0:
+        end *= 2.0  # soon past every ratio of p and q, and of e^epsilon
+    less, more = at(float(optimize.brentq(gap, -end, end, xtol=1e-14)))
+    return less / less.sum(), more / more.sum()
 
 
 def _divergence(p: Array, q: Array, p0: Array, q0: Array) -> float:

@@ -4,8 +4,10 @@ A protocol contains no data, score or noise. `audit.upper_bounds` computes its c
 `audit.tuning` carries it out.
 """
 
+from audit import _deprecated
 from audit.protocols.adaptive import Adaptive
 from audit.protocols.base import Protocol
+from audit.protocols.best_runs import BestRuns
 from audit.protocols.grid import Grid
 from audit.protocols.noisy_max import NoisyMax
 from audit.protocols.parsing import DEFAULT_REPETITIONS, parse_protocol
@@ -17,6 +19,7 @@ from audit.protocols.until import RandomStopping, UntilAccepted
 __all__ = [
     "DEFAULT_REPETITIONS",
     "Adaptive",
+    "BestRuns",
     "Grid",
     "NoisyMax",
     "ProposeTestRelease",
@@ -27,3 +30,5 @@ __all__ = [
     "UntilAccepted",
     "parse_protocol",
 ]
+
+__getattr__ = _deprecated.renamed(__name__)

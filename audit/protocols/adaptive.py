@@ -14,7 +14,9 @@ class Adaptive(Protocol):
     """K runs, each with a candidate from a density between low and high times the prior.
 
     The densities may depend on the earlier runs but not on K, which is drawn first. The best run is
-    released. Source: Wang et al. 2023 (DP-HyPO, framework 1).
+    released. Ties are broken by an independent random number of each run, or by a fixed order of
+    candidates and outputs, but not by the order of the runs. Source: Wang et al. 2023 (DP-HyPO,
+    framework 1).
 
     Attributes:
         repetitions: the distribution of K, as an object or as text.
@@ -34,7 +36,7 @@ class Adaptive(Protocol):
     name: ClassVar[str] = "adaptive"
     assumption: ClassVar[str] = (
         "K runs, each candidate from a density within [c, C] times the prior, by the runs before "
-        "it and not by K"
+        "it and not by K; ties broken at random or by candidate and output, not by order of arrival"
     )
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from audit import checks
 from audit import repetitions as laws
 from audit.protocols.adaptive import Adaptive
 from audit.protocols.base import Protocol
+from audit.protocols.best_runs import BestRuns
 from audit.protocols.grid import Grid
 from audit.protocols.noisy_max import NoisyMax
 from audit.protocols.propose_test_release import ProposeTestRelease
@@ -17,7 +18,7 @@ from audit.repetitions import Repetitions
 DEFAULT_REPETITIONS = "tnb:0,0.01"
 """The default distribution of K, from the experiments of the papers."""
 
-_WITH_REPETITIONS = ("search", "adaptive", "subset", "ptr")
+_WITH_REPETITIONS = ("search", "adaptive", "subset", "ptr", "best")
 _PROTOCOLS = (*_WITH_REPETITIONS, "grid", "until", "stopping", "noisy-max")
 
 
@@ -29,10 +30,10 @@ def parse_protocol(
     Args:
         spec: `search`, `grid:CANDIDATES[,INCLUSION]`, `adaptive:LOW,HIGH`,
             `subset:RATE[,rest|all]`, `until:ACCEPTANCE`, `stopping:STOP`,
-            `noisy-max:CANDIDATES[,ROUNDS][,monotone]` or `ptr:EPSILON,DELTA,FAILURE`. A
-            distribution of K follows after a slash, as in `adaptive:0.75,1.33/tnb:0,0.01`. A distribution of K
-            alone, as an object or as text, means random search. A protocol object is returned
-            unchanged.
+            `noisy-max:CANDIDATES[,ROUNDS][,monotone]`, `ptr:EPSILON,DELTA,FAILURE` or
+            `best:RELEASED`. A distribution of K follows after a slash, as in
+            `adaptive:0.75,1.33/tnb:0,0.01`. A distribution of K alone, as an object or as text,
+            means random search. A protocol object is returned unchanged.
         repetitions: the distribution of K if the text does not name one.
 
     Raises:
@@ -127,6 +128,11 @@ def _ptr(words: list[str], law: Repetitions) -> Protocol:
     return ProposeTestRelease(law, *_numbers(words, 3, 3, "EPSILON,DELTA,FAILURE"))
 
 
+def _best(words: list[str], law: Repetitions) -> Protocol:
+    (released,) = _numbers(words, 1, 1, "RELEASED")
+    return BestRuns(law, checks.integer("released", released, 1))
+
+
 _READERS: dict[str, Callable[[list[str], Repetitions], Protocol]] = {
     "search": _search,
     "grid": _grid,
@@ -136,4 +142,5 @@ _READERS: dict[str, Callable[[list[str], Repetitions], Protocol]] = {
     "stopping": _stopping,
     "noisy-max": _noisy_max,
     "ptr": _ptr,
+    "best": _best,
 }

@@ -1,7 +1,6 @@
 """From finished games to numbers: every lower and upper bound, with what each needs to be true."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ from audit.dpsgd import PRECISIONS
 from audit.game.play import Trials
 from audit.game.settings import AuditConfig
 from audit.game.setup import SetUp, View
-from audit.lower_bounds import LowerBound
-from audit.lower_bounds.rules import best_expected_threshold
+from audit.lower_bounds import LowerBound, SequentialPlan
+from audit.lower_bounds.scores import Scores
 from audit.protocols import RandomSearch
 from audit.report import contradictions
 from audit.report.results import (
@@ -127,7 +126,7 @@ def _at_budget(
             int(np.sum(pooled.bit)),
             config.delta,
             config.confidence,
-            looks=len(config.looks),
+            plan=len(config.analysis_sizes),
         ),
         games_needed=_games_needed(config, judged),
     )
@@ -137,7 +136,7 @@ def _games_needed(config: AuditConfig, upper: Mapping[str, UpperResult]) -> int 
     known = [one.epsilon for one in upper.values() if one.valid and one.epsilon is not None]
     if not known or min(known) > _MAX_EPSILON:
         return None
-    share = (1.0 - config.confidence) / len(config.looks)
+    share = (1.0 - config.confidence) / len(config.analysis_sizes)
     return 2 * lower_bounds.trials_needed(min(known), config.delta, 1.0 - share)
 
 
@@ -161,62 +160,31 @@ def _lower_bounds(
         values, threshold = values * game.mu, game.threshold
         if law is not None:
             mu, split_top = game.mu, view.split_top
-    found = lower_bounds.all_lower_bounds(
-        values[~trials.bit],
-        values[trials.bit],
-        delta=view.config.delta,
-        confidence=confidence,
-        repetitions=law,
-        mu=mu,
-        threshold=threshold,
-        split_top=split_top,
-        known=view.facts,
-        looks=len(view.config.looks),
-    )
+    scores = Scores.of(values[~trials.bit], values[trials.bit])
+    plan = SequentialPlan(len(view.config.analysis_sizes))
+    found = [
+        estimator.bound(scores, view.config.delta, confidence, known=view.facts, plan=plan)
+        for estimator in lower_bounds.all_estimators(law, mu, threshold, split_top)
+    ]
     if proxy == view.config.proxy and len(trials.run_score):
-        found += _of_all_runs(view, game, trials, proxy, confidence)
+        found += _of_all_runs(view, trials, proxy, confidence)
     return found
 
 
-def _of_all_runs(
-    view: View, game: SetUp, trials: Trials, proxy: str, confidence: float
-) -> list[LowerBound]:
+def _of_all_runs(view: View, trials: Trials, proxy: str, confidence: float) -> list[LowerBound]:
     """What all runs say, not the winners alone."""
     config, law = view.config, view.config.law
     values = getattr(trials, f"run_{proxy}")
     with_canary = np.repeat(trials.bit, trials.runs)
     sides = values[~with_canary], values[with_canary]
-    looks = len(config.looks)
-    found = [
-        estimator(*sides, config.delta, confidence, known=view.facts, looks=looks)
+    plan = len(config.analysis_sizes)
+    return [
+        estimator(*sides, config.delta, confidence, known=view.facts, plan=plan)
         for estimator in (
             lower_bounds.PooledScan(law),
-            lower_bounds.PooledClopperPearson(law, rule=lower_bounds.Split()),
             lower_bounds.PooledGaussianCurve(law, rule=lower_bounds.RankSum()),
         )
     ]
-    if proxy == "lambda_a" and game.mu is not None:
-        games = [int(np.sum(trials.bit == included)) for included in (False, True)]
-        threshold = game.threshold
-        if threshold is None:
-            limits = lower_bounds.ClopperPearson(rule=lower_bounds.Split())
-            threshold = best_expected_threshold(
-                game.mu, law, *games, limits, config.delta, 1.0 - confidence
-            )
-        scores = trials.run_score[~with_canary], trials.run_score[with_canary]
-        bound = lower_bounds.selected_bound(
-            scores[0],
-            sides[0] * game.mu,
-            scores[1],
-            sides[1] * game.mu,
-            law,
-            threshold,
-            config.delta,
-            1.0 - (1.0 - confidence) / looks,
-            known=view.facts,
-        )
-        found.append(replace(bound, confidence=confidence))
-    return found
 
 
 def _of_proxy(

@@ -18,7 +18,7 @@ PAPER_PROTOCOL = "gaussian-curve:max-grid"
 VALID, UNCORRECTED = "valid", "paper's, uncorrected"
 ALL_RUNS = "valid, from all runs"
 # They count all runs, where the other estimators count winners; the strongest first.
-_ALL_RUNS = ("pooled-gaussian-curve:rank-sum", "pooled:scan", "pooled-any-score:fixed")
+_ALL_RUNS = ("pooled-gaussian-curve:rank-sum", "pooled:scan")
 # Curves of the score's own law: they assume more and get more.
 _OWN_CURVES = {
     "lifted-curve:rank-sum": "valid if monotone",

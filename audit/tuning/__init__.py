@@ -1,8 +1,9 @@
-"""Protocols at work: on lanes for the game, and live. Importing this does not import torch.
+"""Protocols at work: simulated on batches of runs for the game, and live. Needs no torch.
 
 Live, `Study` tunes: its user trains, it draws and chooses, and what it releases keeps the budget.
 """
 
+from audit import _deprecated
 from audit.tuning.budget import Budget, BudgetExceeded
 from audit.tuning.cost_of_trials import TuningCost, cost_of_trials
 from audit.tuning.outcome import Best, Outcome, Private, ProtocolViolation, StudyAborted, Trial
@@ -34,3 +35,5 @@ __all__ = [
     "best_of_runs",
     "cost_of_trials",
 ]
+
+__getattr__ = _deprecated.renamed(__name__)

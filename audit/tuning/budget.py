@@ -43,6 +43,7 @@ from audit.accounting import (
     GaussianMechanism,
     Mechanism,
     calibrate_mu,
+    group_size,
     mechanism_from_dict,
     mechanism_to_dict,
     relations,
@@ -153,7 +154,7 @@ def _amounts(
                 squares.append(times * one.gaussian_mu**2)
                 kind, amount = _GAUSSIAN, 0
             elif isinstance(one, DpSgd):
-                kind = one.noise_multiplier, one.sampling_rate, one.neighbours
+                kind = one.noise_multiplier, one.sampling_rate, one.neighbours, one.group_size
                 amount = times * one.steps
             else:
                 kind = _name(one)
@@ -206,8 +207,8 @@ class RenyiFilter(Filter):
         order, lost = minimize_over_alpha(runs_lost, refined=COARSE_ORDERS)
         if lost > -1.0:
             raise BudgetExceeded(
-                f"budget must afford one run, got epsilon {format_rounded(epsilon, up=False)} at delta = "
-                f"{format_exact(delta)} for {first.description}, of which "
+                f"budget must afford one run, got epsilon {format_rounded(epsilon, up=False)} at "
+                f"delta = {format_exact(delta)} for {first.description}, of which "
                 f"{format_rounded(max(-lost, 0.0), up=False, digits=2)} fit; nothing is spent"
             )
         return cls(order, float(_limits(order, epsilon, delta)))
@@ -400,13 +401,20 @@ class Budget:
             raise ValueError(
                 f"mechanism must have the neighbours of all others, got {' and '.join(stated)}"
             )
+        sizes = sorted({group_size(one) for one, _ in after if relations(one)})
+        if len(sizes) > 1:
+            raise ValueError(
+                "mechanism must have the group_size of all others, got "
+                f"{' and '.join(map(str, sizes))}"
+            )
         share = self._filter(after[0][0]).share(after)
         if not share <= 1.0:
             so_many = "run" if times == 1 else f"{times} runs"
+            whole = format_rounded(share, up=True, digits=3)
+            left = format_rounded(self.remaining, up=False, digits=3)
             raise BudgetExceeded(
-                f"budget must hold the {so_many}, got {format_rounded(share, up=True, digits=3)} of the cap "
-                f"in all with {mechanism.description}; {format_rounded(self.remaining, up=False, digits=3)} "
-                "of it is left, and nothing is spent"
+                f"budget must hold the {so_many}, got {whole} of the cap in all with "
+                f"{mechanism.description}; {left} of it is left, and nothing is spent"
             )
         return after
 
@@ -451,8 +459,8 @@ class Budget:
             different = next(name for name in mine if settings[name] != mine[name])
             raise ValueError(
                 f"{different} must be that of the budget in {str(file)!r}, "
-                f"{checks.one_line(settings[different])}, got {checks.one_line(mine[different])}: a "
-                "cap that is changed later holds nothing"
+                f"{checks.one_line(settings[different])}, got {checks.one_line(mine[different])}: "
+                "a cap that is changed later holds nothing"
             )
         self._spent = spent
 

@@ -41,7 +41,13 @@ def noise_multiplier_for(
     one = base_of(1.0)
     if isinstance(one, DpSgd) and isinstance(protocol, RandomSearch):
         return calibrate_noise(
-            epsilon, protocol.repetitions, delta, one.steps, one.sampling_rate, one.neighbours
+            epsilon,
+            protocol.repetitions,
+            delta,
+            one.steps,
+            one.sampling_rate,
+            one.neighbours,
+            group_size=one.group_size,
         )
 
     # For random search the bound that is followed all but equals the smallest, and is faster.

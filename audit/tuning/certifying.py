@@ -25,6 +25,7 @@ def certify(
     delta: float,
     prior: Mapping[str, str],
     private: Private | None,
+    expected_batch_size: float | None = None,
     seeded: bool,
     checked: frozenset[str],
     settings_hash: str,
@@ -39,7 +40,8 @@ def certify(
         protocol: how the best run was chosen.
         delta: of the whole tuning.
         prior: over candidates, in words.
-        private: the noise of the score; None if it read public records only.
+        private: the noise of the score; None if it reads public records only.
+        expected_batch_size: what noisy sums are divided by; None if the study names no constant.
         seeded: whether the random draws follow from a seed that was given.
         checked: what was checked in every run that could win.
         settings_hash: of the settings.
@@ -55,7 +57,7 @@ def certify(
         protocol,
         delta,
         score,
-        StudyFacts(prior, tuple(checked), seeded, kept, settings_hash),
+        StudyFacts(prior, tuple(checked), seeded, kept, settings_hash, expected_batch_size),
         {
             "version": __version__,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

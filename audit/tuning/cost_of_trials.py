@@ -124,8 +124,8 @@ class TuningCost:
             numbers = [
                 f"only the best is released: epsilon = {format_rounded(self.best_only, up=True)} "
                 f"(by {self.bound})",
-                f"all are released:          epsilon = {format_rounded(self.all_released, up=True)} "
-                f"({every})",
+                "all are released:          epsilon = "
+                f"{format_rounded(self.all_released, up=True)} ({every})",
             ]
         return [
             first,
@@ -177,8 +177,10 @@ def cost_of_trials(
         >>> round(found.best_only, 2), round(found.all_released, 2)
         (1.41, 2.21)
         >>> trials = [GaussianMechanism(0.1), GaussianMechanism(0.2)]
-        >>> cost_of_trials(trials, "sequential").kind, cost_of_trials(trials, "sequential", cap=3.0).best_only
-        ('odometer reading', 3.0)
+        >>> cost_of_trials(trials, "sequential").kind
+        'odometer reading'
+        >>> cost_of_trials(trials, "sequential", cap=3.0).best_only
+        3.0
     """
     runs = read_trials(trials) if isinstance(trials, str | Path) else list(trials)
     if not runs:
@@ -245,8 +247,8 @@ def _looking_back(
         if not share <= 1.0:
             raise ValueError(
                 f"cap must hold all trials, got {len(runs)} that spend "
-                f"{format_rounded(share, up=True, digits=4)} times the cap: what exceeds its cap has an "
-                "odometer reading (budgets adaptive)"
+                f"{format_rounded(share, up=True, digits=4)} times the cap: what exceeds its cap "
+                "has an odometer reading (budgets adaptive)"
             )
         return TuningCost(
             len(runs), "sequential", delta, epsilon, source, epsilon, _ASSUMED["cap"], _WHY["cap"]
@@ -316,7 +318,7 @@ def _cell(run: Mechanism, width: float) -> Hashable:
     if isinstance(run, DpSgd):
         parameters = run.noise_multiplier, run.sampling_rate, float(run.steps)
         places = tuple(math.floor(math.log(one) / width) for one in parameters)
-        return run.neighbours, places
+        return run.neighbours, run.group_size, places
     if isinstance(run, ZeroConcentratedDp):
         return "rho", math.floor(math.log(run.rho) / width)
     return run  # of another kind: nothing is known to dominate it
@@ -337,6 +339,7 @@ def _dominating(cell: list[Mechanism]) -> Mechanism:
             max(run.steps for run in sampled),
             max(run.sampling_rate for run in sampled),
             sampled[0].neighbours,
+            sampled[0].group_size,
         )
     return max(cell, key=lambda run: run.rho if isinstance(run, ZeroConcentratedDp) else 0.0)
 
@@ -381,7 +384,7 @@ def all_of(runs: Iterable[Mechanism]) -> Mechanism:
     Where sampled runs have more than 100 different noises and rates, similar ones are counted as
     the least private of them.
     """
-    steps: dict[str, dict[tuple[float, float], int]] = {}
+    steps: dict[tuple[str, int], dict[tuple[float, float], int]] = {}
     mus: dict[float, int] = {}
     rest: list[Mechanism] = []
     rho = 0.0
@@ -389,7 +392,7 @@ def all_of(runs: Iterable[Mechanism]) -> Mechanism:
     full_batches = sum(run.gaussian_mu is not None for run, _ in several_runs)
     for run, times in several_runs:
         if isinstance(run, DpSgd) and (run.gaussian_mu is None or full_batches <= _MAX_PHASES):
-            phases = steps.setdefault(run.neighbours, {})
+            phases = steps.setdefault((run.neighbours, run.group_size), {})
             kind = run.noise_multiplier, run.sampling_rate
             phases[kind] = phases.get(kind, 0) + times * run.steps
         elif run.gaussian_mu is not None:
@@ -399,11 +402,11 @@ def all_of(runs: Iterable[Mechanism]) -> Mechanism:
         else:
             rest += [run] * times
     parts: list[Mechanism] = []
-    for neighbours, phases in steps.items():
+    for protected, phases in steps.items():
         for (noise, rate), count in joined(phases, _MAX_PHASES).items():
             several, left = divmod(count, _MAX_STEPS)
-            parts += [DpSgd(noise, _MAX_STEPS, rate, neighbours)] * several
-            parts += [DpSgd(noise, left, rate, neighbours)] if left else []
+            parts += [DpSgd(noise, _MAX_STEPS, rate, *protected)] * several
+            parts += [DpSgd(noise, left, rate, *protected)] if left else []
     if mus:
         # Losses of Gaussian runs add up to that of one.
         parts.append(GaussianMechanism(math.sqrt(math.fsum(n * mu * mu for mu, n in mus.items()))))
@@ -422,7 +425,7 @@ def trial_of(values: Mapping[str, Any], neighbours: str = "add-remove") -> Mecha
     Args:
         values: `noise_multiplier`, `steps` and, if it is not 1, `sampling_rate`; or `mu`; or `rho`.
             Others are not looked at.
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
 
     Raises:
         ValueError: a value is out of its range, or noise comes without steps.
@@ -449,7 +452,7 @@ def read_trials(path: str | Path, neighbours: str = "add-remove") -> list[Mechan
 
     Args:
         path: columns as `trial_of` has them; others are not looked at.
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
 
     Raises:
         ValueError: the file is missing, or a row names no mechanism.
@@ -462,7 +465,7 @@ def read_prior(path: str | Path, neighbours: str = "add-remove") -> Mixture:
 
     Args:
         path: columns as `trial_of` has them, and `chance`; without it all rows are equally likely.
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
 
     Raises:
         ValueError: the file is missing, a row names no mechanism, or chances do not sum to 1.

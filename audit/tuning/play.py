@@ -1,7 +1,8 @@
 """One study, played: K, candidates and seeds from one key, the best run kept, nothing shown.
 
 All draws follow from the key and the scores so far; so whoever is killed and starts again makes the
-same ones. Of equal scores the first run wins, in whatever order they end.
+same ones. Of equal scores the first run wins, in whatever order they end; in an adaptive search,
+whose bounds do not cover ties broken by order, a run drawn at random from the key.
 """
 
 import hashlib
@@ -72,7 +73,7 @@ LIVE: tuple[type[Protocol], ...] = (
 
 _LOOKS_BACK = (Adaptive, UntilAccepted, RandomStopping)
 # What is drawn from the key; each has its own stream for every run.
-_RUNS, _CANDIDATE, _SEED, _SCORE, _STOP, _PART = range(6)
+_RUNS, _CANDIDATE, _SEED, _SCORE, _STOP, _PART, _TIE = range(7)
 # The final run of protocols that have one: an index beyond all others.
 FINAL = 1 << 62
 
@@ -86,12 +87,14 @@ class Plan:
         space: of candidates.
         base_of: the mechanism that a run with a candidate must be.
         private: the noise of the score; None where it reads public records only.
+        expected_batch_size: what noisy sums are divided by; None where the study names no constant.
     """
 
     protocol: Protocol
     space: Space
     base_of: Callable[[Mapping[str, Any]], Mechanism]
     private: Private | None = None
+    expected_batch_size: float | None = None
 
     def rng(self, key: int, stream: int, index: int = 0) -> Draws:
         """The source of one draw."""
@@ -122,7 +125,7 @@ class Plan:
             coins = secret_integer(256, key, _PART)
             final = self.protocol.final if index == FINAL else None
             part = Part(coins, self.protocol.sampling_rate, final)
-        return Trial(candidate, self.base_of(candidate), seed, part)
+        return Trial(candidate, self.base_of(candidate), seed, part, self.expected_batch_size)
 
     def noise(self, key: int, index: int) -> float:
         """What is added to a run's score."""
@@ -134,6 +137,13 @@ class Plan:
         """Whether to give up after a run that was not accepted."""
         stop = self.protocol.stop if isinstance(self.protocol, RandomStopping) else 0.0
         return bool(self.rng(key, _STOP, index).random() < stop)
+
+    def rank(self, key: int, record: Record) -> tuple[float, float, int]:
+        """Orders the runs that can win: by score, then by how ties are broken."""
+        assert record.score is not None
+        adaptive = isinstance(self.protocol, Adaptive)
+        tie = float(self.rng(key, _TIE, record.index).random()) if adaptive else 0.0
+        return record.score, tie, -record.index
 
 
 @dataclass(frozen=True)
@@ -194,7 +204,11 @@ def play(
         raise ValueError(f"jobs must be 1 with protocol {plan.protocol.spec}, got {jobs!r}")
     done = {record.index: record for record in memory.records()}
     can_win = [one for one in done.values() if _can_win(one, runs is None)]
-    winner = max(can_win, key=_rank, default=None)
+
+    def rank(record: Record) -> tuple[float, float, int]:
+        return plan.rank(key, record)
+
+    winner = max(can_win, key=rank, default=None)
     noises = {noise for record in done.values() for noise in record.noises}
     models: dict[int, Any] = {}
     # Where a final run follows, no other model is released, and none is kept.
@@ -208,7 +222,7 @@ def play(
         if alike := sorted(noises & {*record.noises}):
             raise StudyAborted(seeded_alike(alike[0]))
         noises.update(record.noises)
-        ahead = _can_win(record, runs is None) and (winner is None or _rank(record) > _rank(winner))
+        ahead = _can_win(record, runs is None) and (winner is None or rank(record) > rank(winner))
         is_kept = ahead if not has_final else record.index == FINAL and record.score is not None
         folder = memory.folder if save is not None else None
         if is_kept and save is not None and folder is not None:
@@ -283,11 +297,6 @@ def _can_win(record: Record, until_accepted: bool) -> bool:
     if record.index == FINAL:
         return False  # it is told who won
     return record.accepted if until_accepted else record.score is not None
-
-
-def _rank(record: Record) -> tuple[float, int]:
-    assert record.score is not None
-    return record.score, -record.index
 
 
 def _ended(record: Record) -> Ended:

@@ -37,6 +37,8 @@ from audit.upper_bounds.registry import find, row
 __all__ = ["Study"]
 
 _PUBLIC = "public"
+# Of a loop that nobody has looked into: most libraries divide by what they compute from n.
+_NEIGHBOURS = "zero-out"
 _BUDGET = ("steps", "sampling_rate")
 _MAX_BUDGETS = 8
 
@@ -95,7 +97,13 @@ class Study:
         delta: in (0, 1).
         steps: of one run of DP-SGD.
         sampling_rate: of its batches, in (0, 1]; 1 is full batch.
-        neighbours: `add-remove` or `replace-one`.
+        neighbours: `zero-out` (the number of records n is public, the default), `add-remove` or
+            `replace-one`. The first two have the same numbers. State `add-remove` only if nothing
+            in a run depends on n: neither the divisor of the noisy sums nor the sampling rate nor
+            the number of steps. `Trial.check` compares them with the constants given here.
+        expected_batch_size: a constant that every run divides its noisy sums by. It must not be
+            computed from the number of records. Opacus divides by int(n * rate) unless `train` sets
+            `optimizer.expected_batch_size = trial.expected_batch_size` after `make_private`.
         base: one run, where it is not DP-SGD whose noise is to be found.
         scored_on: `public`, or `Private` with the noise of the score.
         seed: what all draws follow from instead of entropy, to repeat a study. Whoever knows it
@@ -128,7 +136,8 @@ class Study:
         *,
         steps: int | None = None,
         sampling_rate: float = 1.0,
-        neighbours: str = "add-remove",
+        neighbours: str = _NEIGHBOURS,
+        expected_batch_size: float | None = None,
         base: Mechanism | None = None,
         scored_on: str | Private = _PUBLIC,
         seed: int | None = None,
@@ -147,12 +156,18 @@ class Study:
             )
         self.seed = None if seed is None else checks.integer("seed", seed, 0)
         self.keep = keep
+        self.expected_batch_size = (
+            None
+            if expected_batch_size is None
+            else checks.interval("expected_batch_size", expected_batch_size, 0.0)
+        )
         self._budget = _Budget(steps, sampling_rate, neighbours)
         self._given = base
         self._chances = self._budgets()
-        if isinstance(self.protocol, Subset) and neighbours != "add-remove":
+        if isinstance(self.protocol, Subset) and neighbours == "replace-one":
             raise ValueError(
-                f"neighbours must be add-remove with {self.protocol.spec}, got {neighbours!r}"
+                f"neighbours must be add-remove or zero-out with {self.protocol.spec}, got "
+                f"{neighbours!r}"
             )
         self.noise_multiplier: float | None = None
         if base is None:
@@ -161,7 +176,7 @@ class Study:
             self.noise_multiplier = noise_multiplier_for(
                 self._run_of, self.protocol, self.epsilon, self.delta
             )
-        elif steps is not None or sampling_rate != 1.0 or neighbours != "add-remove":
+        elif steps is not None or sampling_rate != 1.0 or neighbours != _NEIGHBOURS:
             raise ValueError("steps, sampling_rate and neighbours must not be given with base")
         elif isinstance(base, DpSgd):
             self.noise_multiplier = base.noise_multiplier
@@ -284,6 +299,7 @@ class Study:
             "steps": self._budget.steps,
             "sampling_rate": self._budget.sampling_rate,
             "neighbours": self._budget.neighbours,
+            "expected_batch_size": self.expected_batch_size,
             "base": None if self._given is None else mechanism_to_dict(self._given),
             "scored_on": _PUBLIC
             if self.private is None
@@ -395,6 +411,7 @@ class Study:
             delta=self.delta,
             prior=self.space.prior,
             private=self.private,
+            expected_batch_size=self.expected_batch_size,
             seeded=self.seed is not None,
             checked=self._played.checked,
             settings_hash=self.settings_hash,
@@ -404,7 +421,7 @@ class Study:
 
     def _plan(self) -> Plan:
         base_of = _BaseOf(self._budget, self.noise_multiplier, self._given)
-        return Plan(self.protocol, self.space, base_of, self.private)
+        return Plan(self.protocol, self.space, base_of, self.private, self.expected_batch_size)
 
     def run(
         self,

@@ -3,6 +3,7 @@
 Each number says what it needs to be true: which protocol, any score or a monotone one, which base.
 """
 
+from audit import _deprecated
 from audit.orders import FoldedOrder, SplitOrder
 from audit.upper_bounds.adaptive import (
     AdaptiveCurve,
@@ -12,6 +13,7 @@ from audit.upper_bounds.adaptive import (
     project_density,
 )
 from audit.upper_bounds.adaptive_attack import AdaptiveAttack, adaptive_attack
+from audit.upper_bounds.best_runs import BestRunsCurve, best_runs
 from audit.upper_bounds.candidates import (
     corollary_6_2,
     largest_steps,
@@ -31,6 +33,7 @@ from audit.upper_bounds.conditional import (
     repeated_response_divergence,
 )
 from audit.upper_bounds.grid import GridCurve
+from audit.upper_bounds.grid_by_domination import dominating_mu, grid_gaussian
 from audit.upper_bounds.grid_of_gaussians import grid_tight
 from audit.upper_bounds.histories import ComposedRuns, HistoryCurve
 from audit.upper_bounds.inverse import (
@@ -115,6 +118,7 @@ __all__ = [
     "AffordableRepetitions",
     "AllRuns",
     "BaseReport",
+    "BestRunsCurve",
     "Bound",
     "ComparedProtocol",
     "ComposedRuns",
@@ -141,6 +145,7 @@ __all__ = [
     "attack_order",
     "attack_tails",
     "best_repetitions",
+    "best_runs",
     "calibrate_mu_for_tuning",
     "calibrate_noise",
     "calibrate_runs",
@@ -153,7 +158,9 @@ __all__ = [
     "corollary_16",
     "corollary_21",
     "cost_ratio",
+    "dominating_mu",
     "entries",
+    "grid_gaussian",
     "grid_tight",
     "hypo",
     "hypo_curve",
@@ -195,3 +202,5 @@ __all__ = [
     "worst_case_split_order",
     "worst_order",
 ]
+
+__getattr__ = _deprecated.renamed(__name__)

@@ -16,6 +16,13 @@ before it as its history. With the record it is at least c Q'(y) l(1-s')^(k-1). 
 
 and the rest is the region bound's: a lower hull, a mixture of shifted profiles. c = C = 1 is it.
 
+*Ties by order of arrival* are covered. Where the earlier of two equal runs wins, the runs before
+the i-th must be worse and those after it no better: two events a and b of R, a within b, and the
+sum over i of u_b^(i-1) u_a^(k-i), with u_b = u(1-s_b) and so on. This sum is k times the mean over
+v in [0, 1] of (u_b + v (u_a - u_b))^(k-1). As u is concave and l convex, u_b + v (u_a - u_b) is at
+most u(1-s_v), and l_b + v (l_a - l_b) at least l(1-s_v'), with (s_v, s_v') = (1-v) (s_b, s_b') +
+v (s_a, s_a') in R, which is convex. So for each v the integrand is at most the maximum above.
+
 Another bound costs nothing for a base that leaks nothing: with K, all runs and all candidates
 released, the candidates are a function of what was released before. That is the composition of K
 runs, sum_k P[K=k] delta_k(eps).
@@ -38,6 +45,7 @@ from audit.upper_bounds.region import RegionCurve
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.renyi import Curve, power_law
 from audit.upper_bounds.result import NotApplicable, UpperBound
+from audit.upper_bounds.tight import tight
 
 Array = NDArray[np.float64]
 
@@ -119,6 +127,40 @@ def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
     below = max(solve_epsilon(curve.lower.delta, delta) for curve in curves)
     return BoundValue(epsilon, error=epsilon - min(below, epsilon))
+
+
+@bound(
+    "adaptive-tight",
+    110,
+    "tight bound: a density that cannot be above the prior, or below it, is the prior",
+    about=("any base, C = 1 or c = 1",),
+    protocol=Adaptive,
+    is_special=True,
+    title=r"$\varepsilon_U$ adaptive, tight (any score)",
+)
+def adaptive_tight(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
+    """Smallest epsilon where densities cannot move: random search, and its tight bound.
+
+    A density with prior mean 1 that is nowhere above 1, or nowhere below it, is 1 almost
+    everywhere.
+
+    Args:
+        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
+        protocol: the law of K, any, with c = 1 or C = 1.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> protocol = Adaptive("tnb:0,0.01", low=0.5, high=1.0)
+        >>> round(adaptive_tight(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 4)
+        1.4488
+    """
+    if protocol.low < 1.0 < protocol.high:
+        raise NotApplicable("c or C must be 1, so that the density is the prior")
+    found = tight(base, protocol.repetitions, delta)
+    if found.epsilon is None:
+        raise NotApplicable(found.reason)
+    return BoundValue(found.epsilon, found.error, attains=found.attains)
 
 
 @bound(

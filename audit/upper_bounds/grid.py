@@ -37,11 +37,11 @@ from audit.accounting import (
     DominatingPair,
     Mechanism,
     Mixture,
-    directions,
     solve_epsilon,
 )
-from audit.accounting.combinations import kinds
+from audit.accounting.combinations import arrangements, kinds
 from audit.protocols import Grid
+from audit.upper_bounds.composed import composed
 from audit.upper_bounds.region import (
     ShiftedProfiles,
     corner_events,
@@ -219,6 +219,20 @@ def kinds_of_candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism
     return kinds(base.candidates)
 
 
+def _sides(
+    base: Mechanism, protocol: Grid
+) -> list[tuple[tuple[DominatingPair, ...], tuple[int, ...]]]:
+    """Pairs and counts of the candidates in every arrangement of their directions.
+
+    One mechanism that stands for all candidates has one direction in all of them.
+    """
+    several = kinds_of_candidates(base, protocol)
+    if len(several) == 1 and not isinstance(base, Candidates):
+        return [((pair,), (protocol.candidates,)) for pair in base.pairs]
+    every = [[(pair, count) for _, pair, count in one] for one in arrangements(several)]
+    return [(tuple(p for p, _ in one), tuple(n for _, n in one)) for one in every]
+
+
 @bound(
     "grid",
     100,
@@ -235,13 +249,13 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         protocol: how many candidates, and the chance of each to be run.
         delta: in (0, 1).
     """
-    candidates, counts = zip(*kinds_of_candidates(base, protocol), strict=True)
     inclusion = protocol.inclusion
-    if sum(counts) * inclusion <= delta:
+    if protocol.candidates * inclusion <= delta:
         return BoundValue(0.0)  # with chance 1 - delta nothing is run, whatever the data
     epsilon, error = math.inf, math.inf
+    sides = _sides(base, protocol)
     for share in _SHARES:
-        curves = [GridCurve(p, counts, inclusion, share * delta) for p in directions(candidates)]
+        curves = [GridCurve(*side, inclusion, share * delta) for side in sides]
         found = max(solve_epsilon(curve.delta, delta) for curve in curves)
         if found < epsilon:
             below = max(solve_epsilon(curve.attained_delta, delta) for curve in curves)
@@ -274,8 +288,12 @@ def composition(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
 
 def all_candidates(base: Mechanism, protocol: Grid) -> Mechanism:
     """All runs of a grid, released, and which candidates were run."""
+    several = kinds_of_candidates(base, protocol)
+    if len(several) == 1 and not several[0][0].is_directed and not isinstance(base, Candidates):
+        one = base if protocol.inclusion == 1.0 else Mixture((base,), (protocol.inclusion,))
+        return composed(one, protocol.candidates)  # one mechanism has one direction in all runs
     parts: list[Mechanism] = []
-    for part, count in kinds_of_candidates(base, protocol):
+    for part, count in several:
         one = part if protocol.inclusion == 1.0 else Mixture((part,), (protocol.inclusion,))
         parts += [one] * count
     return Composition(tuple(parts))

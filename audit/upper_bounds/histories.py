@@ -21,6 +21,11 @@ phi_j(x) = sum_{k>=j} P[K=k] x^(k-j) for the runs that follow,
 
     sum_{k>=j} P[K=k] (E[g 1_B] - t E'[g 1_B]) <= phi_j(u) H_{j-1}(t phi_j(l) / phi_j(u)).
 
+One and the same event (s, s') stands for the runs before and after the best. So ties must be broken
+at random or by candidate and output. Where the earlier run wins a tie, the runs before the best
+face a larger event than those after it, and only the simple adaptive bound is proved
+(`adaptive.py`): the minima above are taken for each place j, and no one event serves all places.
+
 Together they bound w - t w' by some Psi(t), maximised over the events (s, s') in R. The largest
 w - t w' there is is a maximum of lines, hence convex in t. So chords over any points where Psi is
 known bound it, and their hinges integrate to shifted profiles of the base, as in the region bound:

@@ -12,7 +12,7 @@ from audit import checks, protocols
 from audit import repetitions as laws
 from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable, parse_mechanism
 from audit.numerics import TINY, bracket_near, safe_root
-from audit.protocols import Adaptive, RandomSearch
+from audit.protocols import Adaptive, Protocol, RandomSearch
 from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import Bound, Entry, Tuning, find, row, tuning_cost
@@ -24,6 +24,8 @@ _SMALLEST_MU, _LARGEST_MU = 1e-4, 100.0
 _TOLERANCE = 1e-7
 # Of the logarithm of noise or runs where one evaluation composes many steps.
 _SAMPLED_TOLERANCE = 1e-6
+# The same for the tight bound, whose evaluations take longest.
+_TIGHT = 1e-5
 # The tight bound affords up to about so much more than the region bound, measured.
 _NEAR = 1e-3
 MIN_NOISE = 0.06
@@ -39,9 +41,9 @@ def excess(
 ) -> float:
     """By how much a bound misses (target, delta)-DP: at most 0 where the tuning keeps it.
 
-    For the region bound, the default of random search, log(delta_A(target) / delta), from few
-    points on the curve of events: no less safe, and fast. The same for the tight bound, from its
-    own curve. For others, log(epsilon / target); the default of other protocols is the smallest
+    For random search without a bound this is the region bound's log(delta_A(target) / delta), from
+    few points on the curve of events: no less safe, and fast. The same for the tight bound, from
+    its own curve. For others, log(epsilon / target); the default of other protocols is the smallest
     bound that they have.
 
     Raises:
@@ -94,6 +96,12 @@ def _by_the_smallest(
     return answer
 
 
+def _tight_keeps(base: Mechanism, protocol: Protocol, target: float, delta: float) -> bool:
+    """Whether the tight bound, as `cost` reports it, keeps the target; not where it fails."""
+    found = row(find("tight"), base, protocol, delta)
+    return found.epsilon is not None and found.epsilon <= target
+
+
 def _around(
     missed: Callable[[float], float], guess: float, start: float, end: float
 ) -> tuple[float, float]:
@@ -111,7 +119,7 @@ def calibrate_mu_for_tuning(
         target: epsilon allowed for the tuning, > 0.
         law: the protocol, or the law of K of a random search.
         delta: in (0, 1).
-        bound: the bound that keeps it; the region bound by default, or the protocol's smallest.
+        bound: the bound that keeps it; by default the one that `cost` reports.
         name: what the bound is called in an error.
 
     Returns:
@@ -125,35 +133,55 @@ def calibrate_mu_for_tuning(
         0.4035
     """
     target = checks.interval("target-epsilon", target, 0.0, 1e4)
-    protocol = protocols.parse_protocol(law)
-
-    def solve(bound: Bound | None, low: float, high: float, guess: float | None = None) -> float:
-        @cache
-        def missed(log_mu: float) -> float:
-            return excess(GaussianMechanism(math.exp(log_mu)), law, target, delta, bound)
-
-        if guess is not None:
-            low, high = _around(missed, guess, low, high)
-        if missed(low) > 0.0 or missed(high) <= 0.0:
-            raise ValueError(
-                f"target-epsilon must be what some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) gives "
-                f"by {name or 'the bound'} at delta={delta:g} with {law}, got {target!r}"
-            )
-        return math.exp(safe_root(missed, low, high, _TOLERANCE))
-
-    ends = math.log(_SMALLEST_MU), math.log(_LARGEST_MU)
-    if bound is None and isinstance(protocol, RandomSearch):
-        return solve(None, *ends)
-    guess = 0.0
+    protocol, guess = protocols.parse_protocol(law), 0.0
     if isinstance(protocol, RandomSearch | Adaptive):
         # What the region bound affords is near what others do, and costs little.
         with contextlib.suppress(ValueError):
-            guess = math.log(calibrate_mu_for_tuning(target, protocol.repetitions, delta))
+            guess = math.log(_mu_by(None, target, protocol.repetitions, delta))
     if bound is not None:
-        return solve(bound, *ends, guess)
+        return _mu_by(bound, target, protocol, delta, guess, name)
+    if isinstance(protocol, RandomSearch):
+        mu = _mu_by(tight, target, protocol, delta, guess)
+        if _tight_keeps(GaussianMechanism(mu), protocol, target, delta):
+            return mu
+        return _mu_by(None, target, protocol, delta, guess)
     return _by_the_smallest(
-        lambda one: solve(one, *ends, guess), GaussianMechanism, math.exp(guess), law, delta
+        lambda one: _mu_by(one, target, protocol, delta, guess),
+        GaussianMechanism,
+        math.exp(guess),
+        law,
+        delta,
     )
+
+
+def _tolerance(bound: Bound | None, usual: float) -> float:
+    return max(usual, _TIGHT) if bound is tight else usual
+
+
+def _mu_by(
+    bound: Bound | None,
+    target: float,
+    law: Tuning,
+    delta: float,
+    guess: float | None = None,
+    name: str = "",
+) -> float:
+    """The largest mu that one bound affords, from a guess of its logarithm."""
+
+    @cache
+    def missed(log_mu: float) -> float:
+        return excess(GaussianMechanism(math.exp(log_mu)), law, target, delta, bound)
+
+    low, high = math.log(_SMALLEST_MU), math.log(_LARGEST_MU)
+    if guess is not None:
+        low, high = _around(missed, guess, low, high)
+    if missed(low) > 0.0 or missed(high) <= 0.0:
+        raise ValueError(
+            f"target-epsilon must be what some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) gives "
+            f"by {name or 'the bound'} at delta={delta:g} with {protocols.parse_protocol(law)}, "
+            f"got {target!r}"
+        )
+    return math.exp(safe_root(missed, low, high, _tolerance(bound, _TOLERANCE)))
 
 
 def calibrate_noise(
@@ -164,6 +192,7 @@ def calibrate_noise(
     sampling_rate: float = 1.0,
     neighbours: str = "add-remove",
     bound: Bound | None = None,
+    group_size: int = 1,
 ) -> float:
     """The least noise multiplier at which tuning DP-SGD is (target, delta)-DP.
 
@@ -173,41 +202,44 @@ def calibrate_noise(
         delta: in (0, 1).
         steps: of one run.
         sampling_rate: of one step, in (0, 1].
-        neighbours: `add-remove` or `replace-one`.
-        bound: the bound that keeps it; the region bound by default, or the protocol's smallest.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
+        bound: the bound that keeps it; by default the one that `tuning_cost` reports.
+        group_size: number of records of one person, protected together.
 
     Returns:
-        sigma, rounded up by less than 1e-6 of itself.
+        sigma, rounded up by less than 1e-5 of itself.
 
     Raises:
         ValueError: the bound does not apply, or the target is out of reach.
 
     Example:
         >>> round(calibrate_noise(2.0, "tnb:0,0.1", 1e-5, steps=300), 2)
-        42.93
+        42.92
     """
     target = checks.interval("target-epsilon", target, 0.0, 1e4)
 
     # A full batch is a Gaussian base, and bounds the noise that sampled batches ask for.
-    distance = 2.0 if neighbours == "replace-one" else 1.0
+    distance = DpSgd(1.0, 1, 1.0, neighbours, group_size).distance
     root = distance * math.sqrt(checks.integer("steps", steps, 1))
     if sampling_rate == 1.0:
         return root / calibrate_mu_for_tuning(target, law, delta, bound)
 
     def base_at(noise: float) -> Mechanism:
-        return DpSgd(noise, steps, sampling_rate, neighbours)
+        return DpSgd(noise, steps, sampling_rate, neighbours, group_size)
 
     def misses(bound: Bound | None) -> Callable[[float], float]:
         return cache(lambda x: excess(base_at(math.exp(-x)), law, target, delta, bound))
 
     protocol = protocols.parse_protocol(law)
-    if bound is None and isinstance(protocol, RandomSearch):
+
+    def by_region() -> float:
         # The noise shrinks by the sampling rate at most, but for the loss of one single step.
-        full_batch = root / calibrate_mu_for_tuning(target, law, delta)
+        full_batch = root / _mu_by(None, target, law, delta)
         low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, MIN_NOISE))
         return math.exp(-safe_root(misses(None), low, max(low, high), _SAMPLED_TOLERANCE))
+
     if isinstance(protocol, RandomSearch):
-        guess = calibrate_noise(target, law, delta, steps, sampling_rate, neighbours)
+        guess = by_region()
     else:
         # Many small steps are like one Gaussian of mu = q sqrt(T (e^(1/sigma^2) - 1)).
         search = protocol.repetitions if isinstance(protocol, Adaptive) else protocol
@@ -223,10 +255,13 @@ def calibrate_noise(
                 f"target-epsilon must be what some noise multiplier gives at delta={delta:g} with "
                 f"{law}, got {target!r}"
             )
-        return math.exp(-safe_root(missed, low, high, _SAMPLED_TOLERANCE))
+        return math.exp(-safe_root(missed, low, high, _tolerance(bound, _SAMPLED_TOLERANCE)))
 
     if bound is not None:
         return solve(bound)
+    if isinstance(protocol, RandomSearch):
+        noise = solve(tight)
+        return noise if _tight_keeps(base_at(noise), protocol, target, delta) else guess
     return _by_the_smallest(solve, base_at, guess, law, delta)
 
 
@@ -240,7 +275,7 @@ def calibrate_runs(
         base: one run.
         law: names the family, as in `Repetitions.with_mean`.
         delta: in (0, 1).
-        bound: the bound that keeps it; the region bound by default.
+        bound: the bound that keeps it; by default the one that `cost` reports.
 
     Raises:
         ValueError: not even one expected run keeps the target.
@@ -256,6 +291,18 @@ def calibrate_runs(
     """
     base, law = parse_mechanism(base), laws.parse_repetitions(law)
     target = checks.interval("target-epsilon", target, 0.0, 1e4)
+    if bound is not None:
+        return _runs_by(bound, target, base, law, delta)
+    found = _runs_by(tight, target, base, law, delta)
+    if _tight_keeps(base, RandomSearch(found), target, delta):
+        return found
+    return _runs_by(None, target, base, law, delta)
+
+
+def _runs_by(
+    bound: Bound | None, target: float, base: Mechanism, law: Repetitions, delta: float
+) -> Repetitions:
+    """The law with the most expected runs that one bound affords."""
     least, most = max(law.means[0], 1.0), most_runs(law)
 
     @cache
@@ -270,11 +317,12 @@ def calibrate_runs(
         )
     if bound is not None:
         try:
-            guess = math.log(calibrate_runs(target, base, law, delta).mean)
+            guess = math.log(_runs_by(None, target, base, law, delta).mean)
         except ValueError:
             guess = low
         low, high = bracket_near(missed, min(max(guess, low), high), 0.01, low, high)
-    return law.with_mean(math.exp(safe_root(missed, low, high, _SAMPLED_TOLERANCE)))
+    tolerance = _tolerance(bound, _SAMPLED_TOLERANCE)
+    return law.with_mean(math.exp(safe_root(missed, low, high, tolerance)))
 
 
 def most_runs(law: Repetitions) -> float:
@@ -316,13 +364,15 @@ def best_repetitions(
 ) -> list[AffordableRepetitions]:
     """The laws of K within the budget, the one with the highest expected quantile first.
 
-    Truncated negative binomial laws over a range of eta, refined around the best, and Poisson.
+    Truncated negative binomial laws over a range of eta, refined around the best, and Poisson. By
+    default they are compared by the region bound, which is fast, and the best one then has as many
+    runs as the bound that `cost` reports affords.
 
     Args:
         target: epsilon allowed for the tuning, > 0.
         base: one run.
         delta: in (0, 1).
-        bound: the bound that keeps it; the region bound by default.
+        bound: the bound that keeps it; by default the one that `cost` reports.
 
     Raises:
         ValueError: no law keeps the target.
@@ -333,7 +383,7 @@ def best_repetitions(
         >>> found[0].expected_quantile > found[-1].expected_quantile
         True
     """
-    target = checks.interval("target-epsilon", target, 0.0, 1e4)
+    base, target = parse_mechanism(base), checks.interval("target-epsilon", target, 0.0, 1e4)
     found: dict[float, AffordableRepetitions] = {}
 
     def afford(eta: float) -> float:
@@ -342,7 +392,7 @@ def best_repetitions(
             if math.isfinite(eta):
                 family = TruncatedNegativeBinomial(eta, 0.5)
             try:
-                law = calibrate_runs(target, base, family, delta, bound)
+                law = _runs_by(bound, target, base, family, delta)
                 found[eta] = AffordableRepetitions(law, law.expected_quantile())
             except ValueError:
                 return -math.inf
@@ -357,4 +407,9 @@ def best_repetitions(
         afford(eta)
     if not found:
         raise ValueError(f"target-epsilon must be one that some law of K keeps, got {target!r}")
-    return sorted(found.values(), key=lambda one: -one.expected_quantile)
+    several = sorted(found.values(), key=lambda one: -one.expected_quantile)
+    if bound is None:
+        law = calibrate_runs(target, base, several[0].law, delta)
+        if law.mean > several[0].law.mean:
+            several[0] = AffordableRepetitions(law, law.expected_quantile())
+    return several

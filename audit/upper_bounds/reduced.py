@@ -508,7 +508,7 @@ def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -
     if not (isinstance(base, DpSgd) and base.sampling_rate < 1.0):
         raise NotApplicable(_NEEDS_STEPS)
     if base.distance != 1.0:
-        raise NotApplicable("neighbours must be add-remove")
+        raise NotApplicable("neighbours must be add-remove or zero-out, and groups of one record")
     mu = gdp_limit_mu(base.noise_multiplier, base.steps, base.sampling_rate)
     return _approximation(mu, repetitions, delta)
 

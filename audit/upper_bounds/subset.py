@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit import checks
-from audit.accounting import DominatingPair, LossPair, Mechanism, relations, solve_epsilon
+from audit.accounting import (
+    DominatingPair,
+    LossPair,
+    Mechanism,
+    group_size,
+    relations,
+    solve_epsilon,
+)
 from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import Subset
 from audit.repetitions import Repetitions
@@ -110,7 +117,7 @@ class SubsetCurve:
     "subset",
     100,
     "both directions' hockey sticks of the mixture of two pairs, from the region bound's profile",
-    about=("any base, add-remove neighbours",),
+    about=("any base, add-remove or zero-out neighbours",),
     protocol=Subset,
     title=r"$\varepsilon_U$ subset (any score)",
 )
@@ -123,22 +130,28 @@ def subset(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
         delta: in (0, 1).
     """
     _check_added_or_removed(base)
-    curve = subset_curve(base, base, protocol)
-    return BoundValue(solve_epsilon(curve.delta, delta))
+    curves = subset_curves(base, base, protocol)
+    return BoundValue(max(solve_epsilon(curve.delta, delta) for curve in curves))
 
 
-def subset_curve(tuning: Mechanism, final: Mechanism, protocol: Subset) -> SubsetCurve:
+def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list[SubsetCurve]:
     """The cost where a run while tuning and the final one may differ.
 
     Args:
         tuning: one run while tuning.
         final: the final run.
         protocol: the law of K, the share of records tuned on, and what the final run takes.
+
+    Returns:
+        One curve; two where it is not known which pair of the final run has the record first.
     """
     pair = TunedMechanism(tuning, protocol.repetitions).pairs[0]
     assert isinstance(pair, LossPair)
     ends = final.pairs[0], final.pairs[-1]
-    return SubsetCurve(pair, *ends, protocol.sampling_rate, protocol.final == "all")
+    return [
+        SubsetCurve(pair, *sides, protocol.sampling_rate, protocol.final == "all")
+        for sides in ([ends] if final.is_directed else [ends, ends[::-1]])
+    ]
 
 
 def subset_divergences(
@@ -235,7 +248,7 @@ def _renyi_epsilon(
     "koskela-kulkarni",
     10,
     "Koskela & Kulkarni 2023, with lemma 7 of Papernot & Steinke 2022 for the tuning",
-    about=("any base, add-remove neighbours",),
+    about=("any base, add-remove or zero-out neighbours",),
     protocol=Subset,
     title=r"$\varepsilon_U$ Koskela & Kulkarni (any score)",
 )
@@ -257,7 +270,9 @@ def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> BoundVa
 def _check_added_or_removed(base: Mechanism) -> None:
     # A record that is replaced is tuned on, or trained on, before and after.
     if "replace-one" in relations(base):
-        raise NotApplicable("neighbours must be add-remove")
+        raise NotApplicable("neighbours must be add-remove or zero-out")
+    if group_size(base) > 1:  # records of one person are not all on the same side
+        raise NotApplicable("groups must be of one record")
 
 
 def scaled_learning_rate(learning_rate: float, from_records: int, to_records: int) -> float:

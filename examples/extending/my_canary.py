@@ -1,4 +1,4 @@
-"""Your own canary and score: functions that the command finds by their dotted names.
+"""A custom canary and score: functions that are given by their dotted names.
 
 python -m audit.run --threat NTCV --canary my_canary.all_white --score my_canary.confidence
 """
@@ -16,20 +16,20 @@ def all_white():
 
 
 def confidence(observation):
-    """The negative loss on the canary, [runs]: higher scores for models that know the canary."""
+    """Scores of R runs, [R]: models with a smaller loss on the canary score higher."""
     canary = all_white()
     return -observation.loss(canary.features[None], np.array([canary.label]))
 
 
-class KnownLosses(Observation):
-    """Two runs with given losses."""
+class Known(Observation):
+    """Two runs with fixed losses."""
 
     def loss(self, features, labels):
         assert features.shape == (1, 1, 8, 8)
         return np.array([2.0, 0.5])
 
 
-def test_threat_model_uses_both():
+def test_a_threat_model_uses_both():
     model = threat_models.build(
         "NTCV",
         "my_canary.all_white",
@@ -39,5 +39,5 @@ def test_threat_model_uses_both():
         validation_size=5,
     )
     assert model.canary == all_white()
-    scores = model.score(KnownLosses(np.zeros(2), np.zeros(2)))
+    scores = model.score(Known(np.zeros(2), np.zeros(2)))
     assert scores.tolist() == [-2.0, -0.5]

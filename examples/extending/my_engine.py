@@ -1,4 +1,4 @@
-"""Your own engine: it maps a batch of runs to their outcomes."""
+"""A custom engine: a batch of runs in, one outcome per run out."""
 
 import math
 
@@ -11,9 +11,9 @@ from threat_models import FirstCoordinate, etcv
 
 
 class StepByStep:
-    """Trains the Dirac canary on an empty training set, which moves one coordinate.
+    """Simulates the first coordinate step by step, for the Dirac canary and an empty training set.
 
-    The noise of a run depends only on the seed of the run, not on its place in the batch.
+    A run's noise must depend only on its seed, not on its position in the batch.
     """
 
     name = "step-by-step"
@@ -22,7 +22,7 @@ class StepByStep:
         self.threat_model, self.settings = threat_model, settings
 
     def run(self, batch: RunBatch) -> RunOutcomes:
-        """Trains all runs."""
+        """Outcomes of all runs."""
         found = RunOutcomes.empty(len(batch))
         for row in range(len(batch)):
             rng = np.random.default_rng(batch.seeds[row])
@@ -35,7 +35,7 @@ class StepByStep:
         return found
 
 
-def test_outcomes_have_the_same_distribution_as_the_reduced_engine():
+def test_it_matches_the_reduced_engine():
     threat_model = etcv(DiracCanary(), FirstCoordinate(), (1, 8, 8), 10)
     settings = DpSgdSettings(
         steps=20, noise_multiplier=5.0, max_grad_norm=(1.0,), learning_rates=(0.1,)
@@ -46,11 +46,11 @@ def test_outcomes_have_the_same_distribution_as_the_reduced_engine():
         candidate=np.zeros(size, np.int64),
         seeds=np.random.default_rng(0).integers(2**63, size=size, dtype=np.uint64),
     )
-    stepwise = StepByStep(threat_model, settings).run(batch)
+    mine = StepByStep(threat_model, settings).run(batch)
     reference = make_engine("reduced", threat_model, settings).run(batch)
-    for is_included in (False, True):
-        rows = batch.included == is_included
+    for there in (False, True):
+        rows = batch.included == there
         for name in ("lambda_a", "scores"):
-            samples = (getattr(one, name)[rows] for one in (stepwise, reference))
-            # Four tests at level 1e-4 fail for one seed in 2,500; the seed is fixed.
+            samples = (getattr(one, name)[rows] for one in (mine, reference))
+            # Four tests at level 1e-4 fail for one in 2,500 seeds; the seed is fixed.
             assert stats.ks_2samp(*samples).pvalue > 1e-4

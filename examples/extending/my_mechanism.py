@@ -1,4 +1,4 @@
-"""Your own base mechanism: all bounds follow from its dominating pair."""
+"""A custom base mechanism: its dominating pair determines everything else."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from audit.accounting.pairs import DiscretePair
 
 @dataclass(frozen=True)
 class NameAndShame(Mechanism):
-    """Publishes each record with a given probability: (0, probability)-DP."""
+    """Publishes each record with some probability, which is (0, probability)-DP."""
 
     probability: float
 
@@ -20,9 +20,9 @@ class NameAndShame(Mechanism):
 
     @property
     def pairs(self):
-        # The outputs are the record, the record that replaces it, and nothing.
-        p, rest = self.probability, 1.0 - self.probability
-        return (DiscretePair([p, 0.0, rest], [0.0, p, rest]),)
+        # The outputs are one record, the other record in its place, or nothing.
+        rest = 1.0 - self.probability
+        return (DiscretePair([self.probability, 0.0, rest], [0.0, self.probability, rest]),)
 
     @property
     def description(self):
@@ -31,13 +31,13 @@ class NameAndShame(Mechanism):
         )
 
 
-def test_profile_against_a_closed_form():
+def test_profile_equals_its_closed_form():
     one = NameAndShame(1e-3)
     assert one.delta([0.0, 1.0, 10.0]) == pytest.approx(1e-3)
 
 
-def test_the_best_of_several_runs_publishes_more_often():
-    # E[K] = 3.909: a score that prefers the record releases it in 3.91e-3 of all tunings.
+def test_best_of_k_multiplies_the_probability_by_the_mean():
+    # With E[K] = 3.909, a score that prefers a record releases it in 3.91e-3 of all tunings.
     one = NameAndShame(1e-3)
     assert upper_bounds.tight(one, "tnb:0,0.1", delta=4e-3).epsilon == 0.0
     with pytest.raises(ValueError, match=r"delta must be above 0\.00391"):

@@ -335,6 +335,7 @@ def attacks(
         bound = tuning_cost(GaussianMechanism(mu), protocol, delta)
         rng = np.random.default_rng(np.random.SeedSequence([seed, number]))
         played = play_attack(mu, protocol, delta, trials, rng)
+        proved = lower_bound(out_scores=played.out_scores, in_scores=played.in_scores, delta=delta)
         row = {
             "delta": delta,
             "mu": mu,
@@ -343,7 +344,7 @@ def attacks(
             "cost": bound.epsilon,
             "attained": played.epsilon,
             "ceiling": played.max_provable(delta),
-            "proved": lower_bound(played.out_scores, played.in_scores, delta).epsilon,
+            "proved": proved.epsilon,
             "proved by curve": played.proved_by_curve(delta),
         }
         rows.append(row)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from audit.lower_bounds import lower_bound
+from audit.lower_bounds import Scan
 from audit.repetitions import parse_repetitions
 from studies.papers.result import COLOURS, Result, figure, legend, plot_means, style, tidy
 from studies.papers.tunings import DELTA, Arm, Array, mean_and_error, play_random_searches
@@ -184,8 +184,8 @@ def _game(
         "epsilon": epsilon,
         "noise multiplier": noise if math.isfinite(noise) else 0.0,
         **mean_and_error(accuracy, "accuracy"),
-        "eps_L of alpha": lower_bound(alpha, alpha_with, DELTA).epsilon,
-        "eps_L of the model": lower_bound(model, model_with, DELTA).epsilon,
+        "eps_L of alpha": Scan()(alpha, alpha_with, DELTA).epsilon,
+        "eps_L of the model": Scan()(model, model_with, DELTA).epsilon,
     }
 
 

@@ -3,15 +3,17 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence, Set
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize, stats
 
 from audit import lower_bounds, protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism
 from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold
+from audit.lower_bounds.max_provable_epsilon import _nearest
 from audit.lower_bounds.rules import ErrorCounts
 from audit.orders import SplitOrder
 from audit.upper_bounds import AdaptiveAttack, SubsetAttack, TunedOrder
@@ -342,8 +344,76 @@ def test_at_most_half_of_all_audits_prove_more_than_max_provable_epsilon() -> No
     both = np.array([0.1, 0.88, 0.02])
     leak = math.log(0.099 / 0.02)
     assert 0.5 * leak < lower_bounds.max_provable_epsilon(both, both[::-1], delta, 500) < 0.9 * leak
-    # If the distributions are disjoint, the search ends at its largest epsilon.
-    assert lower_bounds.max_provable_epsilon([1.0, 0.0], [0.0, 1.0], delta, 100) == 25.0
+
+
+def in_cells(distribution: Any, shift: float) -> tuple[Array, Array]:
+    """Probabilities of cells of width 0.1, without and with the record, which shifts them."""
+    edges = np.concatenate([[-np.inf], np.arange(-12.0, 12.0 + shift, 0.1), [np.inf]])
+    return np.diff(distribution.cdf(edges)), np.diff(distribution.cdf(edges - shift))
+
+
+@pytest.mark.parametrize(
+    ("distribution", "shift", "value"),
+    [(stats.norm, 0.5, 0.862), (stats.norm, 1.5, 3.10), (stats.laplace, 1.0, 0.90)],
+)
+def test_known_values_of_max_provable_epsilon(
+    distribution: Any, shift: float, value: float
+) -> None:
+    pair = in_cells(distribution, shift)
+    assert lower_bounds.max_provable_epsilon(*pair, 1e-5, 1000) == pytest.approx(value, rel=0.006)
+
+
+@pytest.mark.parametrize("trials", [20, 300])
+def test_max_provable_epsilon_is_at_most_max_detectable_epsilon(trials: int) -> None:
+    pair = in_cells(stats.norm, 1.5)
+    limit = lower_bounds.max_provable_epsilon(*pair, 1e-5, trials)
+    assert 0.5 < limit <= lower_bounds.max_detectable_epsilon(trials, trials)
+    # Two disjoint outputs: the nearest private pair has odds e^epsilon : 1, and n + n trials are
+    # ten times less likely under it if 2 n log(1 + e^-epsilon) = log(10).
+    found = lower_bounds.max_provable_epsilon([1.0, 0.0], [0.0, 1.0], 1e-5, trials)
+    exact = -math.log(math.expm1(math.log(10.0) / (2.0 * trials)))
+    assert exact * (1.0 - 1e-3) <= found <= exact * 1.01
+
+
+def test_nearest_private_pair_has_the_smallest_divergence() -> None:
+    """A general solver finds no (epsilon, delta)-DP pair with a smaller divergence."""
+    rng = np.random.default_rng(4)
+    for delta in (1e-3, 0.05):
+        for _ in range(4):
+            p, q = rng.dirichlet(np.full(4, 0.8), 2) * 0.96 + 0.01
+            epsilon = 0.5 * DiscreteMechanism(p, q).epsilon(delta)
+            found = _nearest(p, q, epsilon, delta)
+            assert found is not None
+            for one, other in (found, found[::-1]):
+                assert one.sum() == pytest.approx(1.0, abs=1e-12)
+                assert np.maximum(one - math.exp(epsilon) * other, 0.0).sum() <= delta
+
+            def divergence(x: Array, p: Array = p, q: Array = q) -> float:
+                return -float(p @ np.log(x[:4]) + q @ np.log(x[4:8]))
+
+            # Slack variables make the constraints smooth.
+            def slack(x: Array, delta: float = delta) -> Array:
+                return np.array([delta - x[8:12].sum(), delta - x[12:].sum()])
+
+            def above(x: Array, epsilon: float = epsilon) -> Array:
+                one, other, a, b = np.split(x, 4)
+                e = math.exp(epsilon)
+                return np.concatenate([a - one + e * other, b - other + e * one])
+
+            start = np.concatenate([*found, np.full(8, delta / 5.0)])
+            best = optimize.minimize(
+                divergence,
+                start,
+                method="SLSQP",
+                bounds=[(1e-9, 1.0)] * 8 + [(0.0, 1.0)] * 8,
+                constraints=[
+                    {"type": "ineq", "fun": slack},
+                    {"type": "ineq", "fun": above},
+                    {"type": "eq", "fun": lambda x: [x[:4].sum() - 1.0, x[4:8].sum() - 1.0]},
+                ],
+                options={"maxiter": 500, "ftol": 1e-13},
+            )
+            assert divergence(np.concatenate(found)) <= best.fun + 1e-3
 
 
 def test_curve_of_two_tails_covers() -> None:
