@@ -29,7 +29,7 @@ def module(name):
         ('<a href="#top">', []),
         ('<a href="https://example.org/">', []),
         ('<a href="three.html">', ["one.html: no file for three.html"]),
-        ('<a href="two.html#there">', ["one.html: no place for two.html#there"]),
+        ('<a href="two.html#there">', ["one.html: no anchor for two.html#there"]),
         ('<script src="https://example.org/x.js">', ["one.html: loads https://example.org/x.js"]),
         ('<img src="gone.png">', ["one.html: no file for gone.png"]),
     ],
