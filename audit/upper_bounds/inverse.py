@@ -361,8 +361,8 @@ def _runs_by(
     low, high = math.log(least), math.log(most)
     if missed(low) > 0.0:
         raise ValueError(
-            f"target-epsilon must be one that {least:g} expected runs keep with {repetitions.spec}, "
-            f"got {target!r}"
+            f"target-epsilon must be one that {least:g} expected runs keep with "
+            f"{repetitions.spec}, got {target!r}"
         )
     if bound is not None:
         try:

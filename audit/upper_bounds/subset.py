@@ -142,6 +142,9 @@ def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list
 
 
 def check_add_remove(base: Mechanism) -> None:
-    # A record that is replaced is tuned on, or trained on, before and after.
+    """Raises `NotApplicable` unless neighbours add or remove a record.
+
+    A replaced record is used, for the tuning or for the final run, on both data sets.
+    """
     if "replace-one" in relations(base):
         raise NotApplicable("neighbours must be add-remove")

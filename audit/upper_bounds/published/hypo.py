@@ -70,6 +70,12 @@ def hypo(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
         base: one run with any fixed hyper-parameter.
         protocol: the law of K and how far the density may move from the prior.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> protocol = Adaptive("tnb:0,0.1", low=0.75, high=1.33)
+        >>> round(hypo(GaussianMechanism(0.25), protocol, 1e-5).epsilon, 3)
+        2.774
     """
     law = protocol.repetitions
     if law.power_law is None:
@@ -92,6 +98,12 @@ def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> BoundVa
         base: one run with any fixed hyper-parameter.
         protocol: the law of K and how far the density may move from the prior.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import PureDp
+        >>> protocol = Adaptive("tnb:0,0.1", low=1.0, high=2.0)
+        >>> round(hypo_theorem_2(PureDp(0.5), protocol, 1e-5).epsilon, 3)
+        2.386
     """
     law, epsilon_0 = protocol.repetitions, base.pure_epsilon
     if law.power_law is None:

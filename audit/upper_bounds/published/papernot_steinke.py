@@ -428,6 +428,12 @@ def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> Bo
         base: one run.
         protocol: rerunning until a run is accepted.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> protocol = UntilAccepted(0.1)
+        >>> round(proposition_15(GaussianMechanism(0.25), protocol, 1e-5).epsilon, 3)
+        1.762
     """
     if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
         raise NotApplicable("the base has no finite Renyi divergence")
