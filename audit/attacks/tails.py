@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class AcceptedTails:
-    """What is released of N(b mu, 1) where two tails are accepted: a game that is really played.
+    """The released output of N(b mu, 1) where two tails are accepted.
 
     The released x has the density ratio of one run but for a constant, so the worst events are
     half-lines, and all is in closed form.

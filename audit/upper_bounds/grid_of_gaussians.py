@@ -1,4 +1,4 @@
-r"""What a grid costs on a Gaussian base, exactly: as much as draws of one law of as many runs.
+r"""The exact cost of a grid on a Gaussian base: that of as many draws of one distribution.
 
 Let all of m candidates be run, each dominated by N(0, 1) against N(mu, 1), and their outputs be
 gone through from the best on, E a set of pairs (candidate, output). What is preferred at some time
@@ -65,7 +65,7 @@ from audit.upper_bounds.tight import TightCurve, tight
 
 Array = NDArray[np.float64]
 
-_SOURCE = "tight bound of as many draws of one law: on a Gaussian base candidates in step leak most"
+_SOURCE = "tight bound of as many independent draws, exact for a grid on a Gaussian base"
 _BY_CHANCE = "mean of the tight bounds of as many draws as candidates are run"
 # Share of delta that is given away to more candidates being run than are counted.
 _RARE = 0.02
@@ -83,11 +83,11 @@ _USUAL, _BINS, _POINTS = 0.7, 12, 500
     title=r"$\varepsilon_U$ grid, tight (any score)",
 )
 def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
-    """Smallest epsilon that the bound gives at delta.
+    """The smallest epsilon of the bound at delta.
 
     Args:
         base: one run of any candidate, or `Candidates`, one for each, which count as the worst.
-        protocol: how many candidates, and the chance of each to be run.
+        protocol: the number of candidates, and the probability that each is run.
         delta: in (0, 1).
 
     Example:
@@ -112,7 +112,7 @@ def by_chance(pair: GaussianPair, protocol: Grid, delta: float) -> float:
 
     Args:
         pair: dominates one run of any candidate.
-        protocol: how many candidates, and the chance of each to be run.
+        protocol: the number of candidates, and the probability that each is run.
         delta: in (0, 1).
 
     Raises:

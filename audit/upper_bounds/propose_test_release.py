@@ -23,7 +23,7 @@ def tested_profile(base: Mechanism, protocol: ProposeTestRelease, delta: float) 
 
     Args:
         base: what a run releases when its test passes.
-        protocol: the law of K, and the test.
+        protocol: the distribution of K, and the test.
         delta: in (0, 1).
     """
     return _tested(profile, base, protocol, delta)
@@ -41,7 +41,7 @@ def tested_region(base: Mechanism, protocol: ProposeTestRelease, delta: float) -
 
     Args:
         base: what a run releases when its test passes.
-        protocol: the law of K, and the test.
+        protocol: the distribution of K, and the test.
         delta: in (0, 1).
 
     Example:
@@ -61,7 +61,7 @@ def tested_tight(base: Mechanism, protocol: ProposeTestRelease, delta: float) ->
 
     Args:
         base: what a run releases when its test passes.
-        protocol: the law of K, and the test.
+        protocol: the distribution of K, and the test.
         delta: in (0, 1).
 
     Example:

@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit import repetitions as laws
 from audit.accounting import Mechanism, renyi_to_epsilon
 from audit.numerics import SUMS_TO_ONE, minimize_over_alpha, safe_root
 from audit.protocols import Adaptive
-from audit.repetitions import Repetitions
+from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.adaptive import any_fixed
 from audit.upper_bounds.published.papernot_steinke import Curve, power_law
 from audit.upper_bounds.registry import BoundValue, bound
@@ -28,7 +27,7 @@ def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) ->
     Args:
         base: one run with any fixed hyper-parameter.
         repetitions: truncated negative binomial.
-        ratio: C/c >= 1.
+        ratio: C/c, at least 1.
 
     Example:
         >>> import numpy as np
@@ -37,7 +36,7 @@ def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) ->
         >>> curve(np.array([8.0, 16.0])).round(3).tolist()
         [2.435, 2.529]
     """
-    repetitions = laws.parse_repetitions(repetitions)
+    repetitions = parse_repetitions(repetitions)
     log_ratio = math.log(checks.interval("ratio", ratio, 1.0, closed_low=True))
     law = power_law(repetitions)
     log_inverse_gamma = -math.log(law.gamma)
@@ -68,7 +67,7 @@ def hypo(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
 
     Args:
         base: one run with any fixed hyper-parameter.
-        protocol: the law of K and how far the density may move from the prior.
+        protocol: the distribution of K and the range of the density relative to the prior.
         delta: in (0, 1).
 
     Example:
@@ -96,7 +95,7 @@ def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> BoundVa
 
     Args:
         base: one run with any fixed hyper-parameter.
-        protocol: the law of K and how far the density may move from the prior.
+        protocol: the distribution of K and the range of the density relative to the prior.
         delta: in (0, 1).
 
     Example:

@@ -94,8 +94,8 @@ def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> BoundVa
     """Their theorem, with runs while tuning as private as the final one.
 
     Args:
-        base: one run, while tuning and in the end.
-        protocol: the law of K, the share of records tuned on.
+        base: one run of the tuning, and the final run.
+        protocol: the distribution of K, the share of records used for tuning.
         delta: in (0, 1).
 
     Example:

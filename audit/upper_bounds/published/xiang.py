@@ -271,7 +271,7 @@ def reduced_renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> Bo
 
     Args:
         base: the base mechanism; it must be Gaussian.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Example:
@@ -308,7 +308,7 @@ def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: flo
 
     Args:
         base: DP-SGD.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Example:
@@ -335,7 +335,7 @@ def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -
 
     Args:
         base: DP-SGD on sampled batches.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Example:
