@@ -5,7 +5,7 @@ small x is a point against the record, a large x a point for it. While there is 
 against it, the label "back" is as likely as [c, C] allows, otherwise the label "front". Of the runs
 the score prefers those of the front, a large x whose limit depends on the label; then those of the
 back, a small x; then the rest. What speaks against the record is released only if nothing of the
-front came, and the sampler sees to it that with the record the front comes oftener and the back
+front came, and the sampler ensures that with the record the front comes more often and the back
 less often.
 
 With W a set of outputs, M_W the matrix of chances that a run is in W and moves the count from i to
@@ -159,7 +159,7 @@ def adaptive_attack(
     alpha = (1.0 - confidence) / 2.0
     order, _ = worst_case_split_order(mu, protocol.repetitions, delta)
     top = float(np.clip(order.top, -3.0, 6.0 + mu))
-    # An event of about 10 delta, or what so many trials can see.
+    # An event of probability about 10 delta, or one that this number of trials can detect.
     rare = max(10.0 * delta, 30.0 / trials) / protocol.repetitions.mean
     low = float(special.ndtri(min(rare, 0.1)))
 

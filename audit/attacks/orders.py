@@ -186,7 +186,7 @@ def _three_outputs(
 ) -> Array:
     """log((A - delta)/A') of the output "x < bottom" that only "x > top" beats; -inf if A <= delta.
 
-    One such event certifies that much epsilon, whatever else the output tells.
+    One such event certifies this epsilon, whatever else the output reveals.
     """
     a, a_with = _beaten_only_by_top(mu, repetitions, top, bottom)
     enough = (a > 2.0 * delta) & (a_with > 1e-14)
@@ -199,7 +199,7 @@ def attack_order(
 ) -> tuple[SplitOrder, float]:
     """The split order, and the threshold on x, whose audit is expected to certify most.
 
-    Rare events leak most but cannot be seen in few trials. The certified epsilon at the expected
+    Rare events leak most, but few trials cannot detect them. The certified epsilon at the expected
     counts, log((1 - FP_u - delta) / FN_u) with Clopper-Pearson limits, is maximised over the split
     and over the threshold below which the adversary says "without the canary".
 

@@ -115,7 +115,7 @@ def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Smallest epsilon that the adaptive bound gives at delta, over both directions.
 
     Args:
-        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
+        base: one run with any fixed hyperparameter, or with one drawn from the prior.
         protocol: the distribution of K, any, and the range of the density relative to the prior.
         delta: in (0, 1).
     """
@@ -141,7 +141,7 @@ def adaptive_tight(base: Mechanism, protocol: Adaptive, delta: float) -> BoundVa
     everywhere.
 
     Args:
-        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
+        base: one run with any fixed hyperparameter, or with one drawn from the prior.
         protocol: the distribution of K, any, with c = 1 or C = 1.
         delta: in (0, 1).
 
@@ -171,7 +171,7 @@ def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> B
     """The cost of releasing all runs and K.
 
     Args:
-        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
+        base: one run with any fixed hyperparameter, or with one drawn from the prior.
         protocol: the distribution of K, any.
         delta: in (0, 1).
     """

@@ -127,7 +127,7 @@ class AllRuns:
     Attributes:
         base: one run.
         repetitions: the distribution of K.
-        negligible: chance that K may be larger than all that are composed: a full leak.
+        negligible: probability that K exceeds the largest composition, which counts as a full leak.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -143,7 +143,7 @@ class AllRuns:
 
     @cached_property
     def parts(self) -> list[tuple[float, Mechanism]]:
-        """Chances and compositions; many K are rounded up to one that stands for them."""
+        """Probabilities and compositions; the largest number of runs represents its range."""
         most, chances = self._chances
         few = self.base.gaussian_mu is None
         runs = np.unique(np.ceil(np.geomspace(1.0, most, _FEW if few else _MANY)).astype(np.int64))
@@ -157,7 +157,7 @@ class AllRuns:
 
     @cached_property
     def _chances(self) -> tuple[int, Array]:
-        """A largest K, and the chances [K + 1] of those up to it."""
+        """A largest number of runs, and the probabilities [K + 1] up to it."""
         most = 1
         while most <= _MAX_RUNS:
             chances = self.repetitions.pmf(np.arange(most + 1))

@@ -1,22 +1,23 @@
 r"""The exact cost of repeating a run until its output is acceptable.
 
-Let S be what is accepted, E any part of it, e = Q(E), f = Q(S - E), and e', f' with the record. The
-output is in E with chance e/(e+f). The difference
+Let S be the accepted set, E any part of it, e = Q(E), f = Q(S - E), and e', f' the same with the
+record. The output is in E with probability e/(e+f). The difference
 
     e/(e+f) - e^eps e'/(e'+f')
 
-grows as f' does and as e' falls, so f' = U(f), the largest P'-chance of events of P-chance f, and
-e' = L(e) = 1 - U(1-e), the smallest, are the worst there are: two extreme events, disjoint as e + f
-<= 1, which can be played wherever the pair is one that neighbours have. So the cost at delta is the
-largest log of (e/(e+f) - delta) (L(e)+U(f))/L(e) with e + f no less than the acceptance.
+grows with f' and falls with e'. So the worst case is f' = U(f), the largest P'-probability of
+events of P-probability f, and e' = L(e) = 1 - U(1-e), the smallest: two extreme events, disjoint
+since e + f <= 1. An attack can play them wherever neighbouring data sets attain the pair. So the cost at
+delta is the largest log of (e/(e+f) - delta) (L(e)+U(f))/L(e) with e + f at least the acceptance.
 
-If after every run that is not accepted one stops with chance g, an output q of one run is the
-result with chance q/(g + (1-g)(e+f)), and nothing with g(1-e-f)/(g + (1-g)(e+f)). The worst set
-holds E, with nothing or without; both chances still grow with e and fall with f.
+Suppose that the tuning stops with probability g after every rejected run. Then an output q of one
+run is the result with probability q/(g + (1-g)(e+f)), and there is no output with probability
+g(1-e-f)/(g + (1-g)(e+f)). The worst set contains E, with or without the empty output; both
+probabilities still grow with e and fall with f.
 
-(e, f) are two parameters. The curve of events is cut into straight pieces, outside it for a bound;
-the value is then a sum of logarithms of linear functions, and the pieces where it may be largest
-are cut further.
+The search has two parameters, (e, f). The curve of events is replaced by straight pieces, which lie
+outside it for a bound. The value is then a sum of logarithms of linear functions, and the pieces
+where it may be largest are divided further.
 """
 
 from dataclasses import dataclass
@@ -263,5 +264,7 @@ def _largest(base: Mechanism, chances: tuple[Chance, ...], delta: float) -> Boun
     # Under pure DP what is sought and what it is a share of each change by at most epsilon.
     upper = min(upper, 2.0 * base.pure_epsilon)
     if upper > 1e8:
-        raise Unreachable(f"delta must be above what two events tell apart for sure, got {delta!r}")
+        raise Unreachable(
+            f"delta must exceed the probability that two events reveal the data, got {delta!r}"
+        )
     return BoundValue(upper, error=max(upper - attained, 0.0))

@@ -67,7 +67,7 @@ Array = NDArray[np.float64]
 
 _SOURCE = "tight bound of as many independent draws, exact for a grid on a Gaussian base"
 _BY_CHANCE = "mean of the tight bounds of as many draws as candidates are run"
-# Share of delta that is given away to more candidates being run than are counted.
+# Share of delta for the event that more candidates are run than the bins cover.
 _RARE = 0.02
 # Chance to run more than the first bin holds, how many bins, and events of each curve.
 _USUAL, _BINS, _POINTS = 0.7, 12, 500
@@ -96,10 +96,10 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         2.728
     """
     several = kinds_of_candidates(base, protocol)
-    loudest = max((one for one, _ in several), key=_mu)
+    worst = max((one for one, _ in several), key=_mu)
     if protocol.inclusion < 1.0:
-        return BoundValue(by_chance(GaussianPair(_mu(loudest)), protocol, delta), source=_BY_CHANCE)
-    found = tight(loudest, Fixed(protocol.candidates), delta)
+        return BoundValue(by_chance(GaussianPair(_mu(worst)), protocol, delta), source=_BY_CHANCE)
+    found = tight(worst, Fixed(protocol.candidates), delta)
     if found.epsilon is None:
         raise NotApplicable(found.reason)
     return BoundValue(

@@ -22,7 +22,7 @@ phi_j(x) = sum_{k>=j} P[K=k] x^(k-j) for the runs that follow,
 
     sum_{k>=j} P[K=k] (E[g 1_B] - t E'[g 1_B]) <= phi_j(u) H_{j-1}(t phi_j(l) / phi_j(u)).
 
-One and the same event (s, s') stands for the runs before and after the best. So ties must be broken
+The same event (s, s') applies to the runs before and after the best. So ties must be broken
 at random or by candidate and output. Where the earlier run wins a tie, the runs before the best
 face a larger event than those after it, and only the simple adaptive bound is proved
 (`adaptive.py`): the minima above are taken for each place j, and no one event serves all places.
@@ -218,12 +218,12 @@ class HistoryCurve:
         a, b = self._slopes
         total = np.zeros((len(t), len(a)))
         for block in blocks:
-            told = np.interp(t, *self._sticks[block.others])
-            total += low * np.minimum(block.a - t * block.b, block.weight * told)
+            revealed = np.interp(t, *self._sticks[block.others])
+            total += low * np.minimum(block.a - t * block.b, block.weight * revealed)
             for part in block.parts:
                 learnt = np.interp(t * part.least, *self._sticks[part.before])
                 learnt *= part.follow
-                np.minimum(learnt, np.minimum(part.a, part.weight * told), out=learnt)
+                np.minimum(learnt, np.minimum(part.a, part.weight * revealed), out=learnt)
                 learnt *= high - low
                 total += learnt
             # What was rounded to the safe side is taken away rounded to the other one.
@@ -318,7 +318,7 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Bou
     """The smallest epsilon of the bound at delta, over both directions.
 
     Args:
-        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
+        base: one run with any fixed hyperparameter, or with one drawn from the prior.
         protocol: the distribution of K, any, and the range of the density relative to the prior.
         delta: in (0, 1).
 
@@ -334,6 +334,6 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Bou
 
 @numerics.memoize(4)  # calibration evaluates the end of its search twice
 def _epsilon(base: Mechanism, protocol: Adaptive, delta: float) -> float:
-    told = ComposedRuns(any_fixed(base))
-    curves = [HistoryCurve(plain, told) for plain in adaptive_curves(base, protocol)]
+    composed_runs = ComposedRuns(any_fixed(base))
+    curves = [HistoryCurve(plain, composed_runs) for plain in adaptive_curves(base, protocol)]
     return max(solve_epsilon(curve.delta, delta) for curve in curves)

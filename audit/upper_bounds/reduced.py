@@ -104,7 +104,7 @@ class ReducedGame:
         return max(forward, backward)
 
     def attained_delta(self, epsilon: float) -> float:
-        """The same, rounded down: the divergence of the outputs distinguished by cells only."""
+        """The same, rounded down: the divergence of the outputs distinguished by cells."""
         return divergence_of_cells(epsilon, *self._bounded)
 
     @cached_property

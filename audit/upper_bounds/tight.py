@@ -109,7 +109,7 @@ class FoldedGame:
         kept = np.concatenate([[len(self.before)], kept, cells[-1:]])
         sides = []
         for log_left in self.left:
-            # Between the events `done` and `kept` is what is worse.
+            # Worse outputs lie between the events `done` and `kept`.
             front_left, back_left = log_left[done], log_left[kept]
             log_worse = log_subtract(front_left, back_left)
             one_run = np.exp(log_subtract(front_left[:-1], front_left[1:]))
@@ -306,7 +306,7 @@ class TightCurve:
 
     @cached_property
     def _halves(self) -> list[_Envelope]:
-        """What the trapezoid rule takes: P's part in whole, and the mean slope of P'."""
+        """Terms of the trapezoid rule: the full part of P, and the mean slope of P'."""
         (a, b), (widths, widths_with) = self._slopes, self._widths
         found = []
         for rows in _blocks(len(widths)):
@@ -339,7 +339,7 @@ class TightCurve:
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             chord = widths_with / widths
             chord_before = np.append(chord[1:] * (1.0 - self._doubt[1:]), 0.0)
-            # A slope of 0 is safe where there is none, as before a step of L alone.
+            # A slope of 0 is safe where no slope exists, as before a step of L alone.
             usable = (chord_before > 0.0) & (chord_before < np.inf)
             chord_before = np.where(usable, chord_before, 0.0)
             chord_after = np.append(np.inf, chord[:-1] * (1.0 + self._doubt[:-1]))

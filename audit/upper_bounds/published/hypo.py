@@ -25,7 +25,7 @@ def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) ->
     + (1+theta) log(1/gamma)/b + log E[T]/(alpha-1), minimised over b.
 
     Args:
-        base: one run with any fixed hyper-parameter.
+        base: one run with any fixed hyperparameter.
         repetitions: truncated negative binomial.
         ratio: C/c, at least 1.
 
@@ -66,7 +66,7 @@ def hypo(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Theorem 1 converted to (epsilon, delta)-DP, for an adaptive protocol.
 
     Args:
-        base: one run with any fixed hyper-parameter.
+        base: one run with any fixed hyperparameter.
         protocol: the distribution of K and the range of the density relative to the prior.
         delta: in (0, 1).
 
@@ -94,7 +94,7 @@ def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> BoundVa
     """Theorem 2, whatever delta.
 
     Args:
-        base: one run with any fixed hyper-parameter.
+        base: one run with any fixed hyperparameter.
         protocol: the distribution of K and the range of the density relative to the prior.
         delta: in (0, 1).
 

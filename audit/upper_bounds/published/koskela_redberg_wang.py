@@ -110,7 +110,7 @@ def many_candidates(
     """Corollary 6.2 at its best epsilon_1, for runs that each draw one of several candidates.
 
     Args:
-        candidates: the mechanisms among which a run may choose, in any way.
+        candidates: the mechanisms that a run may choose from, in any way.
         repetitions: the distribution of K.
         delta: in (0, 1).
 
@@ -131,12 +131,12 @@ def largest_steps(
     thresholds: Sequence[tuple[float, float]],
     most: int = 1 << 20,
 ) -> int:
-    """The most steps for which DP-SGD stays (epsilon, delta)-DP at every threshold; 0 if none.
+    """The largest number of steps for which DP-SGD satisfies every threshold; 0 if none.
 
     Args:
         noise_multiplier: sigma of the candidate.
         sampling_rate: of its batches.
-        thresholds: pairs (epsilon, delta) that all candidates keep.
+        thresholds: pairs (epsilon, delta) that all candidates satisfy.
         most: the largest number of steps tried.
 
     Example:

@@ -140,7 +140,7 @@ class ReducedGameRenyi:
 
         def below(x: float) -> float:
             log_x = float(special.log_ndtr(x - mean))
-            # phi is convex, so that phi(x) - phi(0) <= x phi'(x): where a law does not tell it.
+            # phi is convex, so phi(x) - phi(0) <= x phi'(x): sharper for some distributions.
             at_most = np.exp(log_x + law.log_phi_prime_at(log_x))
             return float(min(law.some_phi_at(log_x), at_most))
 
