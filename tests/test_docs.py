@@ -81,7 +81,9 @@ PUBLIC = {
     **{f"audit.{name}": name for name in ("upper_bounds", "lower_bounds", "orders", "dpsgd")},
     **{f"audit.{name}": name for name in ("tuning", "certificate")},
     **{f"audit.integrations.{name}": name for name in ("opacus", "optuna")},
+    "audit.attacks": "attacks",
     "audit.own_training": "own_training",
+    "audit.upper_bounds.published": "upper_bounds",
     "canaries": "canaries",
     "threat_models": "threat_models",
 }

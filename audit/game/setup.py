@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import threat_models
-from audit import accounting
+from audit import accounting, attacks
 from audit.arrays import FloatArray
 from audit.claims import Assumption, Facts, facts_of_game
 from audit.dpsgd import (
