@@ -19,8 +19,8 @@ from audit import _deprecated
 
 if TYPE_CHECKING:
     from audit.accounting import Composition, DpSgd, GaussianMechanism, from_event
+    from audit.integrations.opacus import from_opacus
     from audit.lower_bounds import all_lower_bounds, lower_bound
-    from audit.opacus import from_opacus
     from audit.own_training import check, check_one_run
     from audit.protocols import Grid, RandomSearch
     from audit.tuning import Budget, Outcome, Study, Trial
@@ -60,7 +60,7 @@ __all__ = [
 _HOMES = {
     "audit.accounting": ("Composition", "DpSgd", "GaussianMechanism", "from_event"),
     "audit.lower_bounds": ("all_lower_bounds", "lower_bound"),
-    "audit.opacus": ("from_opacus",),
+    "audit.integrations.opacus": ("from_opacus",),
     "audit.own_training": ("check", "check_one_run"),
     "audit.protocols": ("Grid", "RandomSearch"),
     "audit.tuning": ("Budget", "Outcome", "Study", "Trial", "cost_of_trials"),

@@ -84,7 +84,7 @@ def ratios() -> int:
                 region = upper_bounds.region(base, repetitions, delta).epsilon or math.inf
                 others = {"dp-accounting": by_dp_accounting(noise, steps, rate, repetitions, delta)}
                 for bound in ("liu-talwar", "renyi", "profile"):
-                    epsilon = upper_bounds.BOUNDS[bound](base, repetitions, delta).epsilon
+                    epsilon = upper_bounds.find(bound).function(base, repetitions, delta).epsilon
                     others[bound] = math.inf if epsilon is None else epsilon
                 best = min(others, key=lambda one: others[one])
                 ratio = others[best] / region
@@ -103,7 +103,7 @@ def seconds(rounds: int) -> int:
         f"\n{'bound':14} {'gaussian s':>10} {'sampled s':>10}   "
         f"slowest protocol, best of {rounds} rounds"
     )
-    for name, bound in (upper_bounds.BOUNDS | upper_bounds.SPECIAL).items():
+    for name, bound in ((one.name, one.function) for one in upper_bounds.entries()):
         row = []
         for kind, make in (
             ("gaussian", lambda: DpSgd(1.0, 1)),

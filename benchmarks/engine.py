@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import threat_models
 from audit.dpsgd import DpSgdSettings, RunBatch, make_engine, models, noise
 from audit.dpsgd.products import affine
-from audit.game import play as game
+from audit.game.blocks import all_blocks
 from audit.game.settings import AuditConfig
 from benchmarks import peers
 from canaries import InputCanary
@@ -102,7 +102,7 @@ def runs_per_block(model: str, size: int) -> int:
     kind, size = ("NTCV", size) if size else ("ETCV", 1)
     config = AuditConfig(kind, "input", train_size=size, steps=300, repetitions="fixed:1",
                          trials=10**6, model=model.removeprefix(OPAQUE))  # fmt: skip
-    return game.blocks(config, "batched")[0].trials
+    return all_blocks(config.workload, "batched")[0].trials
 
 
 def seconds_of(call, device: str) -> float:

@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from audit import protocols, repetitions, upper_bounds
+from audit import attacks, protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism, Mechanism
 from audit.tuning import Best, Outcome, Trial
 from audit.tuning.journal import Memory
-from audit.tuning.play import Plan, play
+from audit.tuning.plan import Plan
+from audit.tuning.play import play
 from audit.tuning.space import Space
 
 MU, DELTA, ALPHA = 1.0, 0.01, 0.001
@@ -109,7 +110,7 @@ def gaussian(rng: np.random.Generator, read: bool) -> float:
 
 def _split(name: str, protocol: str, runs: str, studies: int, **settings: Any) -> Attack:
     """An attack with the split order that proves the largest epsilon for a distribution of K."""
-    order, threshold = upper_bounds.attack_order(
+    order, threshold = attacks.attack_order(
         MU, repetitions.parse_repetitions(runs), DELTA, studies, 1.0 - ALPHA
     )
 

@@ -54,10 +54,10 @@ def test_a_family_takes_any_mean(spec, mean):
 @pytest.mark.parametrize("target", [0.3, 8.0])
 def test_the_least_noise_keeps_the_budget_and_no_less_does(spec, target):
     law = repetitions.parse_repetitions(spec)
-    mu = upper_bounds.calibrate_mu_for_tuning(target, law, DELTA)
+    mu = upper_bounds.calibrate_mu_for_tuning(law, target_epsilon=target, target_delta=DELTA)
     spent = upper_bounds.tuning_cost(GaussianMechanism(mu), law, DELTA).epsilon
     assert target * (1 - 1e-4) < spent <= target
-    noise = upper_bounds.calibrate_noise(target, law, DELTA, 100)
+    noise = upper_bounds.calibrate_noise(law, target_epsilon=target, target_delta=DELTA, steps=100)
     assert noise == pytest.approx(10.0 / mu, rel=1e-9)
 
 
@@ -84,7 +84,7 @@ def test_the_inverse_spends_what_the_cost_reports(part):
     settings = [("fixed:7", 1.0, 0.005)] if part == 0 else []
     settings += [random_setting(rng) for _ in range(6)]
     for spec, target, delta in settings:
-        mu = upper_bounds.calibrate_mu_for_tuning(target, spec, delta)
+        mu = upper_bounds.calibrate_mu_for_tuning(spec, target_epsilon=target, target_delta=delta)
         spent = upper_bounds.tuning_cost(GaussianMechanism(mu), spec, delta).epsilon
         assert 0.99 * target <= spent <= target, (spec, target, delta)
 
@@ -99,7 +99,7 @@ def test_the_inverse_spends_what_the_cost_reports(part):
     ],
 )
 def test_the_largest_mu_of_a_protocol_is_that_of_its_smallest_bound(spec):
-    mu = upper_bounds.calibrate_mu_for_tuning(0.5, spec, DELTA)
+    mu = upper_bounds.calibrate_mu_for_tuning(spec, target_epsilon=0.5, target_delta=DELTA)
     spent, more = (
         upper_bounds.tuning_cost(GaussianMechanism(one), spec, DELTA).epsilon
         for one in (mu, 1.0001 * mu)
@@ -110,7 +110,9 @@ def test_the_largest_mu_of_a_protocol_is_that_of_its_smallest_bound(spec):
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["adaptive:0.75,1.33/tnb:0,0.1", "grid:10"])
 def test_the_least_noise_of_a_protocol_on_sampled_batches(spec):
-    noise = upper_bounds.calibrate_noise(2.0, spec, DELTA, 100, 0.05)
+    noise = upper_bounds.calibrate_noise(
+        spec, target_epsilon=2.0, target_delta=DELTA, steps=100, sampling_rate=0.05
+    )
     spent, more = (
         upper_bounds.tuning_cost(DpSgd(one, 100, 0.05), spec, DELTA).epsilon
         for one in (noise, noise / 1.0001)
@@ -122,7 +124,14 @@ def test_the_least_noise_of_a_protocol_on_sampled_batches(spec):
 @pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
 def test_the_least_noise_of_sampled_batches(neighbours):
     law = repetitions.parse_repetitions("tnb:0,0.05")
-    noise = upper_bounds.calibrate_noise(3.0, law, DELTA, 200, 0.02, neighbours)
+    noise = upper_bounds.calibrate_noise(
+        law,
+        target_epsilon=3.0,
+        target_delta=DELTA,
+        steps=200,
+        sampling_rate=0.02,
+        neighbours=neighbours,
+    )
 
     def spent(sigma):
         return upper_bounds.tuning_cost(DpSgd(sigma, 200, 0.02, neighbours), law, DELTA).epsilon
@@ -136,7 +145,7 @@ def test_the_least_noise_of_sampled_batches(neighbours):
 )
 @pytest.mark.parametrize("base", [GaussianMechanism(0.3), LaplaceMechanism(5.0)])
 def test_the_most_runs_keep_the_budget(spec, base):
-    law = upper_bounds.calibrate_runs(1.6, base, repetitions.parse_repetitions(spec), DELTA)
+    law = upper_bounds.calibrate_runs(base, spec, target_epsilon=1.6, target_delta=DELTA)
     assert upper_bounds.tuning_cost(base, law, DELTA).epsilon <= 1.6
     more = law.with_mean(law.mean * 1.01 + (2.0 if law.spec[0] in "ft" else 0.0))
     if law.mean < 9e6:
@@ -145,21 +154,21 @@ def test_the_most_runs_keep_the_budget(spec, base):
 
 def test_more_runs_by_the_region_bound_than_by_renyi():
     by_renyi = upper_bounds.calibrate_runs(
-        1.8,
         GaussianMechanism(0.3),
-        repetitions.parse_repetitions("tnb:0,0.5"),
-        DELTA,
-        upper_bounds.renyi,
+        "tnb:0,0.5",
+        target_epsilon=1.8,
+        target_delta=DELTA,
+        bound=upper_bounds.published.renyi,
     )
     by_region = upper_bounds.calibrate_runs(
-        1.8, GaussianMechanism(0.3), repetitions.parse_repetitions("tnb:0,0.5"), DELTA
+        GaussianMechanism(0.3), "tnb:0,0.5", target_epsilon=1.8, target_delta=DELTA
     )
     assert by_renyi.mean < by_region.mean
 
 
 def test_the_best_law_has_the_highest_quantile_within_the_budget():
     base = GaussianMechanism(0.3)
-    found = upper_bounds.best_repetitions(1.6, base, DELTA)
+    found = upper_bounds.best_repetitions(base, target_epsilon=1.6, target_delta=DELTA)
     quantiles = [one.expected_quantile for one in found]
     assert quantiles == sorted(quantiles, reverse=True)
     families = {one.law.spec.split(",")[0].split(":")[0] for one in found}
@@ -168,18 +177,20 @@ def test_the_best_law_has_the_highest_quantile_within_the_budget():
         assert one.expected_quantile == pytest.approx(one.law.expected_quantile())
         assert upper_bounds.tuning_cost(base, one.law, DELTA).epsilon <= 1.6
     with pytest.raises(ValueError, match="target-epsilon must be one that some law"):
-        upper_bounds.best_repetitions(0.1, base, DELTA)
+        upper_bounds.best_repetitions(base, target_epsilon=0.1, target_delta=DELTA)
 
 
 def test_an_unreachable_budget_is_refused():
     law = repetitions.parse_repetitions("tnb:0,0.01")
-    with pytest.raises(ValueError, match="expected runs keep"):
-        upper_bounds.calibrate_runs(0.1, GaussianMechanism(1.0), law, DELTA)
+    with pytest.raises(ValueError, match="must allow 1 expected runs"):
+        upper_bounds.calibrate_runs(
+            GaussianMechanism(1.0), law, target_epsilon=0.1, target_delta=DELTA
+        )
     with pytest.raises(ValueError, match="target-epsilon must be in"):
-        upper_bounds.calibrate_noise(-1.0, law, DELTA, 10)
+        upper_bounds.calibrate_noise(law, target_epsilon=-1.0, target_delta=DELTA, steps=10)
     with pytest.raises(ValueError, match="does not apply: K must be"):
         upper_bounds.calibrate_mu_for_tuning(
-            1.0, repetitions.parse_repetitions("fixed:3"), DELTA, upper_bounds.renyi
+            "fixed:3", target_epsilon=1.0, target_delta=DELTA, bound=upper_bounds.published.renyi
         )
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import optuna
 import pytest
 
-import audit.optuna
 from audit import bounds, repetitions, tuning, upper_bounds
 from audit.accounting import (
     Candidates,
@@ -24,6 +23,7 @@ from audit.accounting import (
     Mixture,
     ZeroConcentratedDp,
 )
+from audit.integrations import optuna as integration
 from audit.protocols import Grid, RandomSearch
 from audit.tuning.cost_of_trials import all_of, read_prior, read_trials
 from audit.upper_bounds.registry import find, row
@@ -281,21 +281,21 @@ def test_many_rows_are_counted(tmp_path):
 def test_several_objectives_release_more_than_the_best():
     study = optuna.create_study(directions=["minimize"] * 2, sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(lambda trial: (objective(trial), 1.0), n_trials=3)
-    found = audit.optuna.cost_of_study(study)
+    found = integration.cost_of_study(study)
     assert found.best_only == found.all_released
     assert found.chosen == "random, several objectives"
     assert "Pareto front" in found.why
-    assert audit.optuna.cost_of_study(study, chosen="random").best_only == found.best_only
+    assert integration.cost_of_study(study, chosen="random").best_only == found.best_only
     with pytest.raises(ValueError, match="law and prior must come with"):
-        audit.optuna.cost_of_study(study, law="tnb:0,0.1")
+        integration.cost_of_study(study, law="tnb:0,0.1")
 
 
 def test_budgets_that_a_sampler_chose_have_no_cost_without_a_cap():
     study = optuna.create_study(sampler=SAMPLERS.TPESampler(seed=0, n_startup_trials=2))
     study.optimize(lambda trial: trial.suggest_float("mu", 0.1, 0.2), n_trials=4)
-    found = audit.optuna.cost_of_study(study)
+    found = integration.cost_of_study(study)
     assert (found.kind, found.best_only) == ("odometer reading", None)
-    assert audit.optuna.cost_of_study(study, cap=4.0).best_only == 4.0
+    assert integration.cost_of_study(study, cap=4.0).best_only == 4.0
 
 
 def stored(folder):
@@ -333,7 +333,7 @@ def test_a_storage_is_read_and_never_written(tmp_path, capsys):
 
 
 def test_locked_and_damaged_storages_have_their_own_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(audit.optuna, "_SECONDS_LOCKED", 0.1)
+    monkeypatch.setattr(integration, "_SECONDS_LOCKED", 0.1)
     storage, file = stored(tmp_path)
     with contextlib.closing(sqlite3.connect(file)) as database:
         database.execute("begin exclusive")
@@ -369,7 +369,7 @@ def test_locked_and_damaged_storages_have_their_own_line(tmp_path, capsys, monke
 def test_no_password_is_echoed(storage, capsys):
     assert "secret" not in refused_line(capsys, storage)
     with pytest.raises(ValueError, match="optuna must be") as caught:
-        audit.optuna.cost_of_study(storage, "mine")
+        integration.cost_of_study(storage, "mine")
     assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None
     with pytest.raises(SystemExit):
@@ -395,7 +395,7 @@ WAYS = [
 def test_the_way_is_read_off_the_sampler(sampler, way):
     study = optuna.create_study(sampler=sampler)
     study.optimize(objective, n_trials=4)
-    assert audit.optuna.read_study(study) == ([GaussianMechanism(0.1)] * 4, way)
+    assert integration.read_study(study) == ([GaussianMechanism(0.1)] * 4, way)
 
 
 def test_pruned_trials_make_it_sequential():
@@ -406,7 +406,7 @@ def test_pruned_trials_make_it_sequential():
     study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(objective, n_trials=2)
     study.optimize(pruned, n_trials=1)
-    runs, way = audit.optuna.read_study(study)
+    runs, way = integration.read_study(study)
     assert (len(runs), way) == (3, "sequential")
 
 
@@ -415,7 +415,7 @@ def test_trials_put_in_by_hand_make_it_sequential():
     study.optimize(objective, n_trials=1)
     study.enqueue_trial({"x": 4})
     study.optimize(objective, n_trials=1)
-    assert audit.optuna.read_study(study)[1] == "sequential"
+    assert integration.read_study(study)[1] == "sequential"
 
 
 def test_a_stored_study_is_read_to_the_safe_side(tmp_path, capsys):
@@ -442,8 +442,8 @@ def test_a_study_that_does_not_tell_its_noise_is_refused_or_told():
     study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(lambda trial: trial.suggest_float("lr", 0.1, 1.0), n_trials=2)
     with pytest.raises(ValueError, match="trials must tell noise_multiplier and steps"):
-        audit.optuna.cost_of_study(study)
-    found = audit.optuna.cost_of_study(study, base=GaussianMechanism(0.2))
+        integration.cost_of_study(study)
+    found = integration.cost_of_study(study, base=GaussianMechanism(0.2))
     assert (found.trials, found.chosen) == (2, "random")
 
 
@@ -459,7 +459,7 @@ def test_an_objective_runs_unchanged_under_a_private_protocol():
         trial.set_user_attr("model", (rate, width))
         return rate
 
-    study = audit.optuna.PrivateStudy(
+    study = integration.PrivateStudy(
         "fixed:12", "minimize", base=GaussianMechanism(0.5), seed=1, folder=None
     )
     best = study.optimize(unchanged)
@@ -469,7 +469,7 @@ def test_an_objective_runs_unchanged_under_a_private_protocol():
     assert set(best.candidate) == {"rate", "width"}
     assert best.score == best.candidate["rate"] == best.model[0] < 0.5
     # Optuna draws each candidate anew: another seed, others.
-    seen = [audit.optuna.PrivateStudy("fixed:1", base=GaussianMechanism(0.5), folder=None)
+    seen = [integration.PrivateStudy("fixed:1", base=GaussianMechanism(0.5), folder=None)
             .optimize(unchanged).score for _ in range(3)]  # fmt: skip
     assert len(set(seen)) == 3
 
@@ -481,7 +481,7 @@ def test_an_objective_is_told_its_noise():
         told.update(trial.user_attrs)
         return trial.suggest_float("rate", 0.1, 1.0)
 
-    study = audit.optuna.PrivateStudy("fixed:1", base=DpSgd(1.5, 20, 0.1), folder=None)
+    study = integration.PrivateStudy("fixed:1", base=DpSgd(1.5, 20, 0.1), folder=None)
     study.optimize(objective)
     assert told.pop("seed") >= 0
     assert told == {"noise_multiplier": 1.5, "steps": 20, "sampling_rate": 0.1}
@@ -491,4 +491,4 @@ def test_an_objective_is_told_its_noise():
 def test_protocols_that_need_a_space_are_refused():
     for protocol in ("grid:3", "adaptive:0.5,2/tnb:1,0.5"):
         with pytest.raises(ValueError, match=r"candidates of grid:3|protocol must draw each"):
-            audit.optuna.PrivateStudy(protocol, base=GaussianMechanism(0.5), folder=None)
+            integration.PrivateStudy(protocol, base=GaussianMechanism(0.5), folder=None)

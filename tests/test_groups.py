@@ -110,7 +110,8 @@ def test_noise_is_solved_for_a_group():
         5 * upper_bounds.calibrate_noise(3.0, "fixed:4", 1e-5, 50), rel=1e-5
     )
     sampled = upper_bounds.calibrate_noise(3.0, "fixed:4", 1e-5, 50, 0.2, group_size=5)
-    cost = upper_bounds.region(DpSgd(sampled, 50, 0.2, group_size=5), "fixed:4", 1e-5).epsilon
+    base = DpSgd(sampled, 50, 0.2, group_size=5)
+    cost = upper_bounds.tuning_cost(base, "fixed:4", 1e-5).epsilon
     assert 2.999 < cost <= 3.0
 
 

@@ -9,9 +9,11 @@ from scipy.stats import norm
 
 from audit import protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, PureDp, WorstOf
-from audit.upper_bounds import AdaptiveAttack, AdaptiveCurve, ComposedRuns, HistoryCurve
-from audit.upper_bounds.adaptive import adaptive, adaptive_curves, hypo_theorem_1
+from audit.attacks import AdaptiveAttack
+from audit.upper_bounds import AdaptiveCurve, ComposedRuns, HistoryCurve
+from audit.upper_bounds.adaptive import adaptive, adaptive_curves
 from audit.upper_bounds.histories import adaptive_histories
+from audit.upper_bounds.published import hypo
 
 DELTA = 1e-5
 PLACES = [(i, y) for i in range(2) for y in range(2)]
@@ -153,7 +155,7 @@ def test_between_draws_of_one_law_and_the_adaptive_bound(mu, spec):
     found, plain = both(base, spec)
     worst = upper_bounds.worst_order(base, protocol.repetitions, DELTA).epsilon
     assert worst < found < plain
-    assert found < 0.84 * hypo_theorem_1(base, protocol, DELTA).epsilon
+    assert found < 0.84 * hypo(base, protocol, DELTA).epsilon
 
 
 def test_above_an_attack():

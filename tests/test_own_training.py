@@ -21,6 +21,7 @@ import audit
 from audit import accounting, lower_bounds
 from audit.dpsgd import DpSgdSettings, RunBatch, make_engine, noise, streams
 from audit.dpsgd.models import make_model
+from audit.integrations.opacus import tuning_epsilon
 from audit.own_training import (
     CheckResult,
     PrivacyLeak,
@@ -385,7 +386,7 @@ def test_the_best_of_k_is_audited_and_its_cost_is_claimed():
     options = {"repetitions": "tnb:0,0.3", "candidates": (0.9, 1.0), "games": 200}
     found = check(train, empty, (np.zeros(1), 0), **options)
     assert tried == {0.9, 1.0}
-    expected = audit.accounting.tuning_epsilon(accountant, "tnb:0,0.3", 1e-5)
+    expected = tuning_epsilon(accountant, "tnb:0,0.3", 1e-5)
     assert found.claim == pytest.approx(expected)
     assert not found.leaks
     assert list(found.bounds) == ["score"]  # a tuned output is no Gaussian

@@ -560,7 +560,7 @@ def test_noisy_max():
     base = GaussianMechanism(0.25)
     many = rows(base, "noisy-max:100000", 1e-6)
     assert many["noisy-max"].epsilon == pytest.approx(
-        upper_bounds.noisy_max(100_000, 4.0, 1e-6).epsilon, rel=1e-12
+        upper_bounds.published.noisy_max(100_000, 4.0, 1e-6).epsilon, rel=1e-12
     )
     few = rows(base, "noisy-max:2", 1e-6)
     assert few["composition"].epsilon < few["noisy-max"].epsilon

@@ -1,4 +1,4 @@
-"""The simulation of every protocol against plain loops, closed forms and scikit-learn."""
+"""Every protocol in the game: against plain loops, closed laws and scikit-learn."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import special, stats
+from small_audits import play_trials
 
 from audit import protocols, upper_bounds
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
-from audit.game import play as game
 from audit.game.presets import read_preset
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.report.assemble import assemble
 from audit.report.text import to_text
-from audit.tuning import batch_samplers, sequential_search
+from audit.tuning import batch_samplers, looking_back
 from audit.tuning.on_run_batches import GameContext, tune
 from audit.tuning.samplers import Ended, relative_density
 from audit.tuning.space import Space, Uniform
@@ -28,41 +28,41 @@ RUNS = Path(__file__).parents[1] / "runs"
 
 
 class Recorder:
-    """An engine whose outcomes are functions of the run; it records its batches."""
+    """An engine whose outcomes are functions of the lane alone; it keeps its packs."""
 
     def __init__(self, mu=1.0, diverge=0.0):
-        self.mu, self.diverge, self.batches = mu, diverge, []
+        self.mu, self.diverge, self.lanes = mu, diverge, []
 
-    def outcomes(self, batch):
-        uniform = np.clip(batch.seeds.astype(np.float64) / 2.0**64, 1e-15, 1 - 1e-15)
-        x = special.ndtri(uniform) + self.mu * batch.included
-        score = x + 0.1 * batch.candidate
-        finite = (batch.seeds % np.uint64(1000)) >= 1000 * self.diverge
+    def outcomes(self, lanes):
+        uniform = np.clip(lanes.seeds.astype(np.float64) / 2.0**64, 1e-15, 1 - 1e-15)
+        x = special.ndtri(uniform) + self.mu * lanes.included
+        score = x + 0.1 * lanes.candidate
+        finite = (lanes.seeds % np.uint64(1000)) >= 1000 * self.diverge
         return RunOutcomes(lambda_a=x, lambda_c=x, scores=score, finite=finite)
 
-    def __call__(self, batch):
-        self.batches.append(batch)
-        return [self.outcomes(batch)]
+    def __call__(self, lanes):
+        self.lanes.append(lanes)
+        return [self.outcomes(lanes)]
 
 
-def tuned(spec, trials=400, candidates=4, seed=0, included=None, engine=None, **context):
+def tuned(spec, trials=400, candidates=4, seed=0, included=None, engine=None, **bench):
     rng = np.random.default_rng(seed)
     engine = engine or Recorder()
     if included is None:
         included = rng.random(trials) < 0.5
     features = np.linspace(0.0, 1.0, candidates)[:, None]
     fixed = {"tuned_log_ratio": lambda winners: winners.lambda_a - 0.5, "log_ratio_scale": 1.0}
-    table = GameContext(engine, features, **{**fixed, **context})
+    table = GameContext(engine, features, **{**fixed, **bench})
     (winners,) = tune(protocols.parse_protocol(spec), table, included, rng)
     return engine, included, winners
 
 
 @pytest.mark.parametrize(("spec", "candidates"), [("grid:4", 4), ("grid:5,0.3", 5), ("grid:3", 1)])
-def test_grid_matches_a_loop_over_candidates(spec, candidates):
+def test_a_grid_is_a_plain_loop_over_its_candidates(spec, candidates):
     engine, included, winners = tuned(spec, candidates=candidates, engine=Recorder(diverge=0.2))
     protocol = protocols.parse_protocol(spec)
-    (batch,) = engine.batches
-    found = engine.outcomes(batch)
+    (lanes,) = engine.lanes
+    found = engine.outcomes(lanes)
     at = 0
     for t, runs in enumerate(winners.runs):
         own = slice(at, at + runs)
@@ -74,22 +74,22 @@ def test_grid_matches_a_loop_over_candidates(spec, candidates):
         best = int(scores.argmax())
         assert winners.score[t] == scores[best]
         assert winners.lambda_a[t] == found.lambda_a[own][best]
-        assert winners.candidate[t] == batch.candidate[own][best]
+        assert winners.candidate[t] == lanes.candidate[own][best]
         assert winners.diverged[t] == np.sum(~found.finite[own])
-        assert np.all(batch.included[own] == included[t])
+        assert np.all(lanes.included[own] == included[t])
         if candidates > 1:
-            assert np.all(np.diff(batch.candidate[own]) > 0)  # each at most once
+            assert np.all(np.diff(lanes.candidate[own]) > 0)  # each at most once
             assert winners.chosen[t] == winners.candidate[t]
-    assert at == len(batch)
+    assert at == len(lanes)
     if protocol.inclusion == 1.0:
         assert np.all(winners.runs == protocol.candidates)
     else:
         share = winners.runs.mean() / protocol.candidates
-        # 400 x 5 coins with probability 0.3: within 4 standard deviations, false-alarm rate 6e-5.
+        # 400 x 5 coins of chance 0.3: within 4 standard deviations, false alarm 6e-5.
         assert abs(share - 0.3) < 4 * np.sqrt(0.21 / 2000)
 
 
-def test_gaussian_process_matches_scikit_learn():
+def test_the_gaussian_process_is_scikit_learns():
     rng = np.random.default_rng(3)
     protocol = protocols.parse_protocol("adaptive:0.3,3")
     values = rng.random((5, 2))
@@ -111,10 +111,10 @@ def test_gaussian_process_matches_scikit_learn():
             expected = relative_density(protocol, space, [tuple(v) for v in values], ended)
             np.testing.assert_allclose(row, expected, rtol=1e-6)
             assert row.mean() == pytest.approx(1.0, abs=1e-12)
-    assert found[0].max() > 1.2  # the density differs from the prior
+    assert found[0].max() > 1.2  # it did learn
 
 
-def test_projection_and_draws_of_densities():
+def test_densities_are_projected_and_drawn_from():
     rng = np.random.default_rng(5)
     densities = rng.exponential(size=(40, 7))
     densities /= densities.mean(axis=1, keepdims=True)
@@ -122,39 +122,38 @@ def test_projection_and_draws_of_densities():
     for row, density in zip(found, densities, strict=True):
         np.testing.assert_allclose(row, project_density(density, 0.7, 1.4), atol=1e-9)
     assert np.all((found >= 0.7) & (found <= 1.4))
-    drawn = sequential_search.draw_candidates(np.tile(found[0], (20_000, 1)), rng.random(20_000))
+    drawn = looking_back.drawn(np.tile(found[0], (20_000, 1)), rng.random(20_000))
     expected = found[0] / 7 * 20_000
-    # Chi-square test with false-alarm rate 1e-4.
+    # Chi-square, false alarm 1e-4.
     assert stats.chisquare(np.bincount(drawn, minlength=7), expected).pvalue > 1e-4
 
 
-def test_adversarial_sampler_reveals_the_canary_by_the_candidate():
-    # With bounds (1, 1) the choice is independent of the canary; with wider bounds, candidates of
-    # the second half win more often with the canary.
+def test_an_adversarial_sampler_tells_by_the_candidate():
+    # Without freedom nothing is told; with it candidates of the last half win with the canary.
     shares = {}
     for spec in ("adaptive:1,1/fixed:12", "adaptive:0.25,4/fixed:12"):
         engine, _, _ = tuned(spec, trials=2000, sampler="adversarial", engine=Recorder(0.5))
-        last = np.concatenate([batch.candidate >= 2 for batch in engine.batches])
-        coins = np.concatenate([batch.included for batch in engine.batches])
+        last = np.concatenate([lanes.candidate >= 2 for lanes in engine.lanes])
+        coins = np.concatenate([lanes.included for lanes in engine.lanes])
         shares[spec] = last[coins].mean() - last[~coins].mean()
-        counts = np.bincount(np.concatenate([batch.candidate for batch in engine.batches[1:]]))
+        counts = np.bincount(np.concatenate([lanes.candidate for lanes in engine.lanes[1:]]))
         assert counts.min() > 0.25 * counts.sum() / 4 * 0.8
-    # With 24,000 draws, a difference of 0.03 exceeds 4 standard deviations.
+    # 24,000 draws: a difference of 0.03 is over 4 standard deviations.
     assert abs(shares["adaptive:1,1/fixed:12"]) < 0.03
     assert shares["adaptive:0.25,4/fixed:12"] > 0.15
 
 
-def test_adaptive_search_with_trivial_bounds_is_random_search():
+def test_adaptive_without_freedom_is_random_search():
     for sampler in batch_samplers.SAMPLERS:
         _, included, winners = tuned(
             "adaptive:1,1/tnb:1,0.2", trials=1500, candidates=1, sampler=sampler
         )
         law = protocols.parse_protocol("tnb:1,0.2").repetitions
         uniform = law.phi(special.ndtr(winners.lambda_a - included))
-        assert stats.kstest(uniform, "uniform").pvalue > 1e-3  # false-alarm rate 2e-3 in total
+        assert stats.kstest(uniform, "uniform").pvalue > 1e-3  # false alarm 2e-3 in all
 
 
-def test_accepted_runs_follow_the_conditional_distribution():
+def test_an_accepted_run_is_a_draw_of_the_accepted_set():
     good = special.ndtri(0.9)
     included = np.arange(3000) % 2 == 1
     _, _, until = tuned("until:0.1", included=included, candidates=1, good_enough=good)
@@ -168,25 +167,25 @@ def test_accepted_runs_follow_the_conditional_distribution():
             x = winners.lambda_a[kept & (included == bit)] - bit
             left = special.ndtr(-x) / special.ndtr(bit - good)
             assert stats.kstest(left, "uniform").pvalue > 1e-3  # four tests: 4e-3
-    # The number of runs is geometric; a fraction g (1-a) / (g + (1-g) a) releases nothing.
+    # Runs until the first success are geometric; g (1-a) / (g + (1-g) a) release nothing.
     assert stats.ttest_1samp(until.runs[~included], 10.0).pvalue > 1e-3
     nothing = 0.05 * 0.9 / (0.05 + 0.95 * 0.1)
     count = int(np.sum(~some[~included]))
     assert stats.binomtest(count, 1500, nothing).pvalue > 1e-3
     assert np.all(stopped.score[~some] == -np.inf)
-    with pytest.raises(ValueError, match="acceptance must be a lower bound on the probability"):
+    with pytest.raises(ValueError, match="acceptance must be a lower limit of the chance"):
         tuned("until:0.5", included=included, candidates=1, good_enough=9.0)
 
 
 @pytest.mark.parametrize("final", ["rest", "all"])
-def test_subset_tuning_uses_the_canary_in_the_right_phase(final):
+def test_the_canary_is_tuned_on_or_trained_on(final):
     protocol = f"subset:0.3,{final}/fixed:3"
     engine, included, winners = tuned(protocol, trials=500, records=11)
-    tuning, last = engine.batches
+    tuning, last = engine.lanes
     tuned_on = tuning.included.reshape(500, 3).any(axis=1)
     assert np.all(tuning.included.reshape(500, 3).all(axis=1) == tuned_on)
     assert not np.any(tuned_on & ~included)
-    # 500 coins, about half of them with the canary: within 4 standard deviations.
+    # 500 coins with the canary in about half of them: within 4 standard deviations.
     assert abs(tuned_on[included].mean() - 0.3) < 4 * np.sqrt(0.21 / included.sum())
     subset = tuning.records.reshape(500, 3, 11)
     assert np.all(subset == subset[:, :1])
@@ -207,35 +206,25 @@ def test_subset_tuning_uses_the_canary_in_the_right_phase(final):
 
 
 @pytest.mark.parametrize("engine", ["batched", "opacus"])
-def test_a_run_trains_only_on_its_records(engine):
+def test_records_of_a_lane_are_all_that_it_trains_on(engine):
     threat_model = build("NTNV", "input", train_size=12, validation_size=8)
     settings = DpSgdSettings(3, 1e-9, (1.0,), (0.1,), model="logistic")
     members = np.arange(12) % 3 != 1
     seeds = np.array([5, 6], np.uint64)
-    batch = RunBatch(np.array([True, False]), np.zeros(2, np.int64), seeds, np.stack([members] * 2))
-    found = make_engine(engine, threat_model, settings, precision="float64").run(batch)
+    lanes = RunBatch(np.array([True, False]), np.zeros(2, np.int64), seeds, np.stack([members] * 2))
+    found = make_engine(engine, threat_model, settings, precision="float64").run(lanes)
     records = threat_model.training_set
     fewer = replace(records, features=records.features[members], labels=records.labels[members])
     smaller = replace(threat_model, training_set=fewer)
     alone = make_engine(engine, smaller, settings, precision="float64").run(
-        replace(batch, records=None)
+        replace(lanes, records=None)
     )
     np.testing.assert_allclose(found.scores, alone.scores, rtol=1e-6)
     np.testing.assert_allclose(found.lambda_a, alone.lambda_a, rtol=1e-6)
     everybody = make_engine(engine, threat_model, settings, precision="float64").run(
-        replace(batch, records=None)
+        replace(lanes, records=None)
     )
     assert np.all(np.abs(everybody.scores - found.scores) > 1e-3)
-
-
-def played(**settings):
-    config = AuditConfig(**settings)
-    set_ups = [set_up(config, budget) for budget in range(len(config.epsilon))]
-    parts = {}
-    for block in game.blocks(config, set_ups[0].engine.name):
-        (trials,) = game.play(config, block)
-        parts.setdefault((block.budget, block.repeat), []).append(trials)
-    return config, set_ups, {key: game.Trials.joined(*group) for key, group in parts.items()}
 
 
 PRESETS = (
@@ -251,7 +240,7 @@ PRESETS = (
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_run(preset):
+def test_presets_are_played(preset):
     settings = read_preset(str(RUNS / f"{preset}.toml"))
     lists = {name: tuple(v) for name, v in settings.items() if isinstance(v, list)}
     small = {"trials": 30, "repeats": 1, "epsilon": (4.0,), "steps": 5}
@@ -259,32 +248,32 @@ def test_presets_run(preset):
         small |= {"train_size": 20, "validation_size": 20, "steps": 2}
     if preset == "until-validation":
         small |= {"protocol": "until:0.4", "learning_rates": (0.01,)}
-    config, (the_set_up,), games = played(**{**settings, **lists, **small})
+    config, (the_set_up,), games = play_trials(**{**settings, **lists, **small})
     trials = games[0, 0]
     assert len(trials.bit) == 30
     some = trials.chosen >= 0
     assert np.isfinite(trials.score[some]).all()
     assert some.mean() > 0.5
-    assert config.tuning == the_set_up.protocol
-    again, _, others = played(**{**settings, **lists, **small, "protocol": config.protocol})
+    assert config.parsed_protocol == the_set_up.protocol
+    again, _, others = play_trials(**{**settings, **lists, **small, "protocol": config.protocol})
     assert again.identity == config.identity
     assert np.array_equal(others[0, 0].lambda_a, trials.lambda_a)
 
 
-def test_estimated_threshold_has_the_claimed_acceptance():
-    config, (the_set_up,), games = played(
+def test_a_threshold_by_trial_accepts_no_less_than_is_said():
+    config, (the_set_up,), games = play_trials(
         threat="NTNV", canary="input", protocol="until:0.3", train_size=15, validation_size=10,
         trials=150, repeats=1, epsilon=(4.0,), steps=2, model="logistic", learning_rates=(0.05,),
     )  # fmt: skip
     trials = games[0, 0]
     assert np.all(trials.score > the_set_up.good_enough)
-    # The mean number of runs is at most 1/0.3, and not as small as if nearly all were accepted.
+    # Mean runs at most 1/0.3, and no less than if near all were accepted.
     assert 1.3 < trials.runs.mean() < 1 / 0.3
     assert set_up(config, 0).good_enough == the_set_up.good_enough
 
 
-def test_report_states_the_conditions_of_the_protocol():
-    config, set_ups, games = played(
+def test_the_report_says_what_holds_under_the_protocol():
+    config, set_ups, games = play_trials(
         protocol="stopping:0.5", score="worst-order", trials=2000, repeats=1, epsilon=(4.0,)
     )
     report = assemble(config, set_ups, games)
@@ -304,8 +293,8 @@ def test_report_states_the_conditions_of_the_protocol():
     assert 0.98 * two_events.epsilon < attained <= two_events.epsilon
 
 
-def test_leakage_of_tails_matches_a_fine_grid_of_outputs():
-    # The released distribution over cells, and its hockey-stick divergences as plain sums.
+def test_tails_leak_what_a_fine_grid_of_outputs_does():
+    # The released law over cells, and the hockey sticks of it by plain sums.
     for stop in (0.0, 0.2):
         tails = AcceptedTails(0.8, -1.0, 1.5, stop)
         x = np.linspace(-9.0, 10.0, 38001)
@@ -332,23 +321,23 @@ def test_leakage_of_tails_matches_a_fine_grid_of_outputs():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"protocol": "grid:3", "learning_rates": (0.1, 0.2)}, "must make 3 candidates, as grid:3"),
+        ({"protocol": "grid:3", "learning_rates": (0.1, 0.2)}, "must make 3 candidates for grid:3"),
         ({"protocol": "grid:3", "repetitions": "fixed:3"}, "must not be given with protocol grid"),
         ({"protocol": "subset:0.1/fixed:2", "repetitions": "fixed:3"}, "must be given once"),
-        ({"protocol": "noisy-max:3"}, "protocol must be one that is played: search, grid"),
+        ({"protocol": "noisy-max:3"}, "protocol must be one that an audit can play: search, grid"),
         ({"protocol": "grit:3"}, "did you mean 'grid'"),
         ({"protocol": "until:2"}, "acceptance must be in"),
         ({"sampler": "gp"}, "sampler must be"),
-        ({"protocol": "until:0.1", "threat": "NTNV+NTCV"}, "protocol must be search or grid where"),
+        ({"protocol": "until:0.1", "threat": "NTNV+NTCV"}, "protocol must be search or grid if"),
     ],
 )
-def test_inconsistent_settings_are_rejected_in_one_line(settings, message):
+def test_settings_that_do_not_fit_are_refused_in_one_line(settings, message):
     with pytest.raises(ValueError, match=message) as refused:
         AuditConfig(**settings)
     assert "\n" not in str(refused.value)
 
 
-def test_equivalent_spellings_of_a_protocol_are_equal():
+def test_a_protocol_is_one_thing_however_it_is_written():
     same = [
         AuditConfig(protocol="adaptive:0.5,2", repetitions="fixed:4"),
         AuditConfig(protocol="adaptive:0.5,2/fixed:4"),

@@ -32,7 +32,8 @@ from audit import accounting, protocols, repetitions, tuning
 from audit.tuning import samplers
 from audit.tuning import study as live
 from audit.tuning.journal import Journal, Memory, Record
-from audit.tuning.play import Plan, play
+from audit.tuning.plan import Plan
+from audit.tuning.play import play
 from audit.tuning.rehearsal import synthetic
 from audit.tuning.secret_draws import Draws, secret_integer
 from audit.tuning.space import Space
@@ -117,7 +118,7 @@ def test_a_worker_is_not_told_the_key_of_the_study():
     seen = []
     one = study(protocol="fixed:1", seed=2**200 + 12345)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("audit.tuning.play._Task.__call__", lambda task: seen.append(task) or 1 / 0)
+        patch.setattr("audit.tuning.one_run.Task.__call__", lambda task: seen.append(task) or 1 / 0)
         with contextlib.suppress(ZeroDivisionError):
             one.run(noisy)
     assert str(2**200 + 12345) not in repr(seen[0])
@@ -1013,7 +1014,7 @@ def test_synthetic_records_have_the_shape_of_the_given_ones_and_nothing_else():
 
 
 def test_an_objective_with_two_values_ends_the_study():
-    from audit.optuna import PrivateStudy
+    from audit.integrations.optuna import PrivateStudy
 
     made = PrivateStudy("fixed:2", base=BASE, folder=None)
     with pytest.raises(tuning.StudyAborted, match="objective must return one number, got a tuple"):

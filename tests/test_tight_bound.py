@@ -7,14 +7,8 @@ import pytest
 
 from audit import repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, LaplaceMechanism, PureDp
-from audit.upper_bounds import (
-    FoldedGame,
-    RegionCurve,
-    TightCurve,
-    TunedOrder,
-    registry,
-    worst_case_order,
-)
+from audit.attacks import TunedOrder, worst_case_order
+from audit.upper_bounds import FoldedGame, RegionCurve, TightCurve, registry
 from audit.upper_bounds.tight import _Envelope
 
 LAWS = ["fixed:2", "fixed:5", "poisson:3", "binomial:6,0.5", "tnb:0,0.05", "two-point:0.3,9"]
@@ -186,7 +180,7 @@ def test_extreme_bases_keep_their_order(mu, spec):
     base, law = GaussianMechanism(mu), repetitions.parse_repetitions(spec)
     for delta in (1e-15, 0.3):
         attained, tight, region = (
-            upper_bounds.BOUNDS[name](base, law, delta).epsilon
+            upper_bounds.find(name).function(base, law, delta).epsilon
             for name in ("worst-order", "tight", "region")
         )
         assert 0.0 <= attained <= tight <= region * (1 + 1e-9)
@@ -198,7 +192,9 @@ def test_ever_so_many_runs_leak_no_less_than_an_attack_attains(spec):
     base, law = GaussianMechanism(1.0), repetitions.parse_repetitions(spec)
     attained = upper_bounds.worst_order(base, law, 1e-5).epsilon
     for name in ("lemma-7", "region", "tight"):
-        assert attained <= upper_bounds.BOUNDS[name](base, law, 1e-5).epsilon <= 1.01 * attained
+        assert (
+            attained <= upper_bounds.find(name).function(base, law, 1e-5).epsilon <= 1.01 * attained
+        )
 
 
 def test_a_bound_below_what_an_attack_attains_is_not_believed():

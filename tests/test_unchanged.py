@@ -96,7 +96,7 @@ def lower() -> dict[str, float]:
 
 def trials() -> dict[str, list[float]]:
     """What small audits leave; the last digits of training are the processor's."""
-    from audit.game import play, setup
+    from audit.game import blocks, play, setup
     from audit.run import parse
 
     common = ["--trials", "40", "--repeats", "1", "--epsilon", "2", "--steps", "5"]
@@ -116,7 +116,7 @@ def trials() -> dict[str, list[float]]:
     found = {}
     for name, arguments in audits.items():
         (config,) = parse([*arguments, *common])
-        for block in play.blocks(config, setup.set_up(config, 0).engine.name):
+        for block in blocks.all_blocks(config.workload, setup.set_up(config, 0).engine.name):
             (games,) = play.play(config, block)
             for key in kept:
                 values = np.nan_to_num(getattr(games, key).astype(float), neginf=-1e300)

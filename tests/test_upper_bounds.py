@@ -8,19 +8,13 @@ import pytest
 from known import assert_in_order
 from scipy import integrate, special
 
-from audit import accounting, repetitions, upper_bounds
+from audit import accounting, attacks, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism, PureDp
 from audit.accounting.conversion import epsilon_of_order
-from audit.upper_bounds import (
-    FoldedOrder,
-    ReducedGame,
-    RegionCurve,
-    SplitOrder,
-    TunedOrder,
-    attack_order,
-    worst_case_order,
-    worst_case_split_order,
-)
+from audit.attacks import TunedOrder, attack_order, worst_case_order, worst_case_split_order
+from audit.orders import FoldedOrder, SplitOrder
+from audit.upper_bounds import ReducedGame, RegionCurve
+from audit.upper_bounds.published import ReducedGameRenyi
 from audit.upper_bounds.reduced import log_density
 from audit.upper_bounds.region import corner_events
 from benchmarks.reduced_renyi import settings, share_of_delta
@@ -138,7 +132,7 @@ def test_fixed_k_of_the_largest_is_the_extreme_value_law():
 
 def test_reduced_renyi_by_quadrature():
     mu, law, alpha = 0.5, repetitions.parse_repetitions("tnb:0,0.02"), 6.0
-    game = ReducedGame(mu, law)
+    game = ReducedGameRenyi(mu, law)
 
     def density(x):
         value = float(law.phi_prime_survival(special.ndtr(-x)))
@@ -355,7 +349,7 @@ def test_the_renyi_divergence_of_the_reduced_game_is_never_low(seed):
     )
     law = repetitions.parse_repetitions(laws[seed % 4])
     mu = float(np.exp(rng.uniform(-3.0, 1.0)))
-    game = ReducedGame(mu, law)
+    game = ReducedGameRenyi(mu, law)
     orders = 1.0 + np.exp(rng.uniform(-2.0, math.log(50.0 / mu), 2))
     for sign in (1.0, -1.0):
         for order, found in zip(orders, game.renyi(orders, sign), strict=True):
@@ -374,7 +368,7 @@ def test_cells_of_which_rounding_leaves_no_mass_still_count(mean, other):
     edges = (-3.0 if mean < other else 4.0) + width * np.arange(9.0)
     log_p, log_q = (-0.5 * (edges[1:] - at) ** 2 for at in (mean, other))
     exact = order * log_p - (order - 1.0) * log_q + np.log(np.diff(edges) / math.sqrt(2 * math.pi))
-    game = ReducedGame(1.0, repetitions.parse_repetitions("fixed:1"))
+    game = ReducedGameRenyi(1.0, repetitions.parse_repetitions("fixed:1"))
     found, _ = game._chords(order, edges, mean, other)
     assert np.all(found >= exact - 1e-9)
 
@@ -390,14 +384,14 @@ def test_a_two_point_law_that_a_coarse_grid_puts_too_low():
         GaussianMechanism(0.2196194),
         repetitions.parse_repetitions("two-point:0.00075,39584"),
     )
-    found = upper_bounds.reduced_renyi(base, law, 1.63773883e-7).epsilon
+    found = upper_bounds.published.reduced_renyi(base, law, 1.63773883e-7).epsilon
     exact = upper_bounds.reduced_exact(base, law, 1.63773883e-7)
     assert exact.epsilon - exact.error <= found == pytest.approx(8.41987, abs=1e-5)
 
 
 def test_an_enormous_mu_takes_no_enormous_memory():
     # It once took 24 GB; cells are counted, not bytes.
-    game = ReducedGame(1000.0, repetitions.parse_repetitions("tnb:0,0.01"))
+    game = ReducedGameRenyi(1000.0, repetitions.parse_repetitions("tnb:0,0.01"))
     assert len(game._edges) <= 2**18 + 2
     assert len(game._cells(1.0 + 0.2)) < 20_000
 
@@ -406,18 +400,17 @@ def test_a_law_is_taken_as_text_at_every_door():
     text, law = "tnb:1,0.1", repetitions.parse_repetitions("tnb:1,0.1")
     base, alpha = GaussianMechanism(0.5), np.array([2.0, 8.0])
     doors = [
-        lambda k: upper_bounds.worst_case_order(0.5, k, 1e-5)[1],
-        lambda k: upper_bounds.worst_case_split_order(0.5, k, 1e-5)[1],
-        lambda k: upper_bounds.attack_order(0.5, k, 1e-5, 1000)[1],
-        lambda k: upper_bounds.TunedOrder(0.5, k, upper_bounds.SplitOrder(1.0)).epsilon(1e-5),
-        lambda k: upper_bounds.calibrate_runs(3.0, base, k, 1e-5).spec,
-        lambda k: upper_bounds.with_mean(k, 7.0).spec,
-        lambda k: upper_bounds.many_candidates([base, base], k, 1e-5).epsilon,
-        lambda k: upper_bounds.corollary_6_2(0.1, 1e-6, 0.2, k),
-        lambda k: upper_bounds.hypo_pure(0.1, k, 2.0),
-        lambda k: upper_bounds.hypo_curve(base, k, 2.0)(alpha).tolist(),
-        lambda k: upper_bounds.renyi_curve(base, k)(alpha).tolist(),
-        lambda k: upper_bounds.lemma_7_curve(base, k, 64)(alpha).tolist(),
+        lambda k: attacks.worst_case_order(0.5, k, 1e-5)[1],
+        lambda k: attacks.worst_case_split_order(0.5, k, 1e-5)[1],
+        lambda k: attacks.attack_order(0.5, k, 1e-5, 1000)[1],
+        lambda k: attacks.TunedOrder(0.5, k, SplitOrder(1.0)).epsilon(1e-5),
+        lambda k: upper_bounds.calibrate_runs(base, k, target_epsilon=3.0, target_delta=1e-5).spec,
+        lambda k: upper_bounds.published.many_candidates([base, base], k, 1e-5).epsilon,
+        lambda k: upper_bounds.published.corollary_6_2(0.1, 1e-6, 0.2, k),
+        lambda k: upper_bounds.published.hypo_pure(0.1, k, 2.0),
+        lambda k: upper_bounds.published.hypo_curve(base, k, 2.0)(alpha).tolist(),
+        lambda k: upper_bounds.published.renyi_curve(base, k)(alpha).tolist(),
+        lambda k: upper_bounds.published.lemma_7_curve(base, k, 64)(alpha).tolist(),
         lambda k: upper_bounds.TunedMechanism(base, k).renyi(alpha).tolist(),
     ]
     for door in doors:
@@ -428,7 +421,7 @@ def test_at_little_noise_what_is_lost_to_rounding_is_no_number():
     # One run costs 3,541 alone; the masses that decide underflow, and mu "G" is 1e+21.
     base, law = accounting.DpSgd(0.1, 100, 0.5), repetitions.parse_repetitions("tnb:0,0.01")
     assert "they underflow" in upper_bounds.reduced_exact(base, law, 1e-5).reason
-    found = upper_bounds.reduced_gdp_limit(base, law, 1e-5)
+    found = upper_bounds.published.reduced_gdp_limit(base, law, 1e-5)
     assert "the approximation's mu must be in [1e-12, 1000], got" in found.reason
     # Where they do not, the row is there and below what holds for any score.
     base = accounting.DpSgd(0.5, 100, 0.5)

@@ -1,7 +1,5 @@
 """Privacy of one run of the base mechanism: Renyi, exact profile, trade-off; and calibration."""
 
-from typing import TYPE_CHECKING, Any
-
 from audit import _deprecated
 from audit.accounting.calibration import (
     ACCOUNTINGS,
@@ -92,18 +90,6 @@ __all__ = [
     "relations",
     "renyi_to_epsilon",
     "solve_epsilon",
-    "tuning_epsilon",
 ]
 
-# `tuning_epsilon` builds on the bounds, a higher layer; this is its old place.
-if TYPE_CHECKING:
-    from audit.opacus import tuning_epsilon
-else:
-    _renamed = _deprecated.renamed(__name__)
-
-    def __getattr__(name: str) -> Any:
-        if name == "tuning_epsilon":
-            from audit.opacus import tuning_epsilon
-
-            return tuning_epsilon
-        return _renamed(name)
+__getattr__ = _deprecated.renamed(__name__)

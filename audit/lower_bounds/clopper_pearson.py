@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.claims import Claim, Condition, Kind
+from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import ThresholdEstimator
 from audit.lower_bounds.rules import TradeOffStatistic
 from audit.numerics import QUANTILE_ACCURACY
@@ -39,7 +39,7 @@ class ClopperPearson(ThresholdEstimator, TradeOffStatistic):
         return Claim(
             Kind.BOUND,
             "Clopper & Pearson 1934; Xiang, Wang & Wang 2024, eq. 4",
-            needs=(Condition.INDEPENDENT_TRIALS,),
+            assumptions=(Assumption.INDEPENDENT_TRIALS,),
         )
 
     def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:

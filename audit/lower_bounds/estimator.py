@@ -7,7 +7,7 @@ from typing import ClassVar
 from numpy.typing import ArrayLike
 
 from audit import checks
-from audit.claims import Claim, Condition, Facts, Kind, facts_of_tuning
+from audit.claims import Assumption, Claim, Facts, Kind, facts_of_tuning
 from audit.lower_bounds.result import Finding, LowerBound
 from audit.lower_bounds.rules import DEFAULT_RULE, Statistic, ThresholdRule
 from audit.lower_bounds.scores import Scores
@@ -23,7 +23,7 @@ _NOT_TUNED = RandomSearch(Fixed(1))
 
 def default_facts(protocol: Protocol = _NOT_TUNED) -> Facts:
     """The facts of an audit if only its protocol is known: every other condition is assumed."""
-    others = [condition for condition in Condition if condition is not Condition.NOT_TUNED]
+    others = [condition for condition in Assumption if condition is not Assumption.NOT_TUNED]
     return facts_of_tuning(protocol, *others)
 
 
@@ -138,7 +138,7 @@ class Estimator(ABC):
             epsilon=best.limit,
             confidence=float(confidence),
             claim=self.claim,
-            verdict=self.claim.judged(default_facts() if known is None else known),
+            verdict=self.claim.validity(default_facts() if known is None else known),
             threshold=best.threshold,
             direction=way,
             false_positives=best.false_positives,

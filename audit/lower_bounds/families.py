@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit import repetitions as distributions
-from audit.claims import Claim, Condition, Kind
+from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.clopper_pearson import ClopperPearson
 from audit.lower_bounds.estimator import ThresholdEstimator, check_confidence, default_facts
 from audit.lower_bounds.rates import upper_limit
@@ -132,14 +132,16 @@ def family_bound(
             middle = math.sqrt(low * high)
             low, high = (middle, high) if refutes(family(middle), fp, fn) else (low, middle)
         value = max(epsilon(low), 0.0)
-    claim = Claim(Kind.BOUND, source, needs=(Condition.INDEPENDENT_TRIALS,), about=(assumes,))
+    claim = Claim(
+        Kind.BOUND, source, assumptions=(Assumption.INDEPENDENT_TRIALS,), about=(assumes,)
+    )
     return LowerBound(
         name=name,
         rule=rule.name,
         epsilon=value,
         confidence=confidence,
         claim=claim,
-        verdict=claim.judged(default_facts()),
+        verdict=claim.validity(default_facts()),
         threshold=found.threshold,
         false_positives=found.false_positives,
         false_negatives=found.false_negatives,
@@ -229,10 +231,10 @@ class WorstOrderCurve(_CurveOfMu):
             Kind.BOUND,
             "this project",
             protocols=(RandomSearch,),
-            needs=(
-                Condition.INDEPENDENT_TRIALS,
-                Condition.GAUSSIAN_STATISTIC,
-                Condition.SPLIT_SCORE,
+            assumptions=(
+                Assumption.INDEPENDENT_TRIALS,
+                Assumption.GAUSSIAN_STATISTIC,
+                Assumption.SPLIT_SCORE,
             ),
         )
 
@@ -242,7 +244,7 @@ class WorstOrderCurve(_CurveOfMu):
         return float(above_or_below - self.repetitions.phi_survival(above))
 
     def exact_epsilon(self, mu: float, delta: float) -> float:
-        from audit.upper_bounds import TunedOrder
+        from audit.attacks import TunedOrder
 
         return TunedOrder(mu, self.repetitions, SplitOrder(self.top)).epsilon(delta)
 
@@ -275,17 +277,17 @@ class AcceptedTailsCurve(_CurveOfMu):
             Kind.BOUND,
             "this project",
             protocols=(UntilAccepted, RandomStopping),
-            needs=(Condition.INDEPENDENT_TRIALS, Condition.GAUSSIAN_STATISTIC),
+            assumptions=(Assumption.INDEPENDENT_TRIALS, Assumption.GAUSSIAN_STATISTIC),
             about=(f"accepted below {self.low:g} and above {self.high:g}",),
         )
 
     def rate_below(self, mu: float) -> float:
-        from audit.upper_bounds import AcceptedTails
+        from audit.attacks import AcceptedTails
 
         tails = AcceptedTails(max(mu, _MIN_MU), self.low, self.high, self.stop)
         return float(tails.rate_below(self.rule.threshold, mu))
 
     def exact_epsilon(self, mu: float, delta: float) -> float:
-        from audit.upper_bounds import AcceptedTails
+        from audit.attacks import AcceptedTails
 
         return AcceptedTails(mu, self.low, self.high, self.stop).epsilon(delta)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit import repetitions as distributions
-from audit.claims import Claim, Condition, Kind
+from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import ThresholdEstimator
 from audit.lower_bounds.rules import TradeOffStatistic, best_of_gaussian_rates
 from audit.numerics import safe_root
@@ -85,7 +85,11 @@ class GaussianCurve(GaussianFamily):
         return Claim(
             Kind.BOUND,
             "Nasr et al. 2023",
-            needs=(Condition.INDEPENDENT_TRIALS, Condition.NOT_TUNED, Condition.GAUSSIAN_BASE),
+            assumptions=(
+                Assumption.INDEPENDENT_TRIALS,
+                Assumption.NOT_TUNED,
+                Assumption.GAUSSIAN_BASE,
+            ),
         )
 
 
@@ -126,10 +130,10 @@ class LiftedCurve(GaussianFamily):
             Kind.BOUND,
             "this project; the family is that of Xiang, Wang & Wang 2024, algorithm 3",
             protocols=(RandomSearch,),
-            needs=(
-                Condition.INDEPENDENT_TRIALS,
-                Condition.GAUSSIAN_STATISTIC,
-                Condition.MONOTONE_SCORE,
+            assumptions=(
+                Assumption.INDEPENDENT_TRIALS,
+                Assumption.GAUSSIAN_STATISTIC,
+                Assumption.MONOTONE_SCORE,
             ),
         )
 
@@ -172,11 +176,11 @@ class PooledGaussianCurve(GaussianFamily):
             Kind.BOUND,
             "this project; the curve is that of Nasr et al. 2023",
             protocols=(RandomSearch,),
-            needs=(
-                Condition.INDEPENDENT_TRIALS,
-                Condition.RELEASED_SCORE,
-                Condition.GAUSSIAN_STATISTIC,
-                Condition.MONOTONE_SCORE,
+            assumptions=(
+                Assumption.INDEPENDENT_TRIALS,
+                Assumption.RELEASED_SCORE,
+                Assumption.GAUSSIAN_STATISTIC,
+                Assumption.MONOTONE_SCORE,
             ),
         )
 

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks, numerics
-from audit.claims import Claim, Condition, Kind
+from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import check_confidence, default_facts
 from audit.lower_bounds.gaussian_curves import best_of_gaussian_epsilon
 from audit.lower_bounds.result import LowerBound
@@ -47,18 +47,18 @@ _ONE_RUN = "one run, each canary included by its own fair coin"
 _ORDER_STATISTICS = Claim(
     Kind.BOUND,
     "Xiang et al. 2025, arXiv 2509.08704",
-    needs=(
-        Condition.FAIR_COINS,
-        Condition.NOT_TUNED,
-        Condition.GAUSSIAN_BASE,
-        Condition.DISJOINT_CANARIES,
+    assumptions=(
+        Assumption.FAIR_COINS,
+        Assumption.NOT_TUNED,
+        Assumption.GAUSSIAN_BASE,
+        Assumption.DISJOINT_CANARIES,
     ),
     about=(_ONE_RUN,),
 )
 _INDEPENDENT = Claim(
     Kind.BOUND,
     "this project: the scan of independent trials",
-    needs=(Condition.FAIR_COINS, Condition.DISJOINT_CANARIES),
+    assumptions=(Assumption.FAIR_COINS, Assumption.DISJOINT_CANARIES),
     about=(_ONE_RUN,),
 )
 
@@ -89,7 +89,7 @@ def independent_canaries_bound(
         found,
         name="independent-canaries",
         claim=_INDEPENDENT,
-        verdict=_INDEPENDENT.judged(default_facts()),
+        verdict=_INDEPENDENT.validity(default_facts()),
     )
 
 
@@ -178,7 +178,7 @@ def order_statistics_bound(
         epsilon=best_of_gaussian_epsilon(mu, Fixed(1), delta) if mu > 0.0 else 0.0,
         confidence=confidence,
         claim=_ORDER_STATISTICS,
-        verdict=_ORDER_STATISTICS.judged(default_facts()),
+        verdict=_ORDER_STATISTICS.validity(default_facts()),
         trials_without=int(np.sum(~coins)),
         trials_with=int(np.sum(coins)),
     )

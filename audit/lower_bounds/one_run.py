@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.claims import Claim, Condition, Facts, Kind
+from audit.claims import Assumption, Claim, Facts, Kind
 from audit.lower_bounds.estimator import check_confidence
 from audit.lower_bounds.gaussian_curves import best_of_gaussian_epsilon
 from audit.lower_bounds.result import LowerBound
@@ -134,7 +134,7 @@ _METHODS = (
         Claim(
             Kind.BOUND,
             "Steinke, Nasr & Jagielski 2023, theorem 5.2",
-            needs=(Condition.FAIR_COINS,),
+            assumptions=(Assumption.FAIR_COINS,),
             about=(_ONE_RUN,),
         ),
     ),
@@ -144,14 +144,14 @@ _METHODS = (
         Claim(
             Kind.BOUND,
             "Mahloujifar, Melis & Chaudhuri 2024, algorithm 3",
-            needs=(Condition.FAIR_COINS, Condition.NOT_TUNED, Condition.GAUSSIAN_BASE),
+            assumptions=(Assumption.FAIR_COINS, Assumption.NOT_TUNED, Assumption.GAUSSIAN_BASE),
             about=(_ONE_RUN,),
         ),
     ),
 )
 # By default, the run may be the best of several.
 _DEFAULT_FACTS = Facts(
-    RandomSearch(Fixed(1)), frozenset({Condition.FAIR_COINS, Condition.GAUSSIAN_BASE})
+    RandomSearch(Fixed(1)), frozenset({Assumption.FAIR_COINS, Assumption.GAUSSIAN_BASE})
 )
 
 
@@ -213,7 +213,7 @@ def one_run_bounds(
                     epsilon=epsilon,
                     confidence=confidence,
                     claim=method.claim,
-                    verdict=method.claim.judged(_DEFAULT_FACTS if known is None else known),
+                    verdict=method.claim.validity(_DEFAULT_FACTS if known is None else known),
                     trials_without=canaries - in_count,
                     trials_with=in_count,
                 )

@@ -35,7 +35,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import repetitions as distributions
-from audit.claims import Claim, Condition, Kind
+from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import monte_carlo
 from audit.lower_bounds.estimator import Estimator
 from audit.lower_bounds.result import Finding
@@ -89,7 +89,7 @@ class PooledScan(Estimator):
             Kind.BOUND,
             "this project",
             protocols=(RandomSearch,),
-            needs=(Condition.INDEPENDENT_TRIALS, Condition.RELEASED_SCORE),
+            assumptions=(Assumption.INDEPENDENT_TRIALS, Assumption.RELEASED_SCORE),
             about=("all ranks of a grid, by their joint distribution, from simulated audits",),
         )
 

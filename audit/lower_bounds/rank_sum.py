@@ -36,12 +36,12 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit import numerics
+from audit.arrays import IntArray
 from audit.lower_bounds import monte_carlo
 from audit.lower_bounds.gaussian_curves import GaussianFamily
 from audit.lower_bounds.result import Finding
 from audit.lower_bounds.rules import Statistic, ThresholdRule
 from audit.lower_bounds.scores import Scores
-from audit.numerics import Integers
 from audit.repetitions import Repetitions
 
 Array = NDArray[np.float64]
@@ -169,7 +169,7 @@ class _SimulatedAudits:
         if self._largest_pairs(0, allowed) >= pairs_at_least:
             return -math.inf
 
-        def refuted(shift: Integers) -> bool:
+        def refuted(shift: IntArray) -> bool:
             return self._largest_pairs(int(shift), allowed) < pairs_at_least
 
         low = int(numerics.last_integer(refuted, 0, len(self.masses) - 2))
@@ -184,7 +184,7 @@ class _SimulatedAudits:
         masses = self.masses[1:]
         beyond = np.cumsum(self.masses[::-1])[::-1][1:]  # P[this cell or above]
 
-        def refuted(shifts: Integers) -> bool:
+        def refuted(shifts: IntArray) -> bool:
             shift = int(shifts)
             # Pairs within a cell count as larger.
             larger = float(self.masses[0] * (1.0 - self.masses[0]))

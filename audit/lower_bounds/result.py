@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from audit.claims import Claim, Verdict
+from audit.claims import Claim, Validity
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class LowerBound:
     epsilon: float
     confidence: float
     claim: Claim
-    verdict: Verdict
+    verdict: Validity
     threshold: float | None = None
     direction: str = "higher"
     false_positives: int | None = None

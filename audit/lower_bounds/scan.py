@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from audit.claims import Claim, Condition, Kind
+from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import two_tails
 from audit.lower_bounds.estimator import Estimator
 from audit.lower_bounds.result import Finding
@@ -103,7 +103,7 @@ class Scan(Estimator):
         return Claim(
             Kind.BOUND,
             "this project; recursion after Noe 1972",
-            needs=(Condition.INDEPENDENT_TRIALS,),
+            assumptions=(Assumption.INDEPENDENT_TRIALS,),
             about=("all ranks of a grid, and both tails together, by their joint distributions",),
         )
 

@@ -463,7 +463,7 @@ def _cost(
 ) -> float | None:
     if law == Fixed(1) or not history:
         return claim
-    return upper_bounds.tightest(accounting.from_opacus(_Recorded(history)), law, delta).epsilon
+    return upper_bounds.tuning_cost(accounting.from_opacus(_Recorded(history)), law, delta).epsilon
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _answer(path: str, arguments: Sequence[str]) -> None:
     """Audits, and writes the answer to a file."""
-    error, words, exit_code = "", "", console.REFUSED
+    error, words, exit_code = "", "", console.INVALID
     try:
         options = _parser().parse_args(arguments)
         result = _audit(options)

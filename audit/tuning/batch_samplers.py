@@ -148,7 +148,7 @@ class AdversarialSampler:
 def projected(densities: Array, low: float, high: float) -> Array:
     """Projects densities [R, n], row by row, onto those within [low, high] of mean 1.
 
-    The projection of `upper_bounds.project_density`: clip(f + t, low, high), with t by bisection.
+    As `upper_bounds.published.project_density`: clip(f + t, low, high), with t by bisection.
     """
     below = low - densities.max(axis=1, keepdims=True)
     above = high - densities.min(axis=1, keepdims=True)

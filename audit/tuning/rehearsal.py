@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from audit.tuning.isolation import seeded, without_gradients
+from audit.tuning.one_run import check_outcome, is_yes, seeded_alike
 from audit.tuning.outcome import Outcome, ProtocolViolation, Trial
-from audit.tuning.play import FINAL, Plan, check_outcome, is_yes, seeded_alike
+from audit.tuning.plan import FINAL, Plan
 from audit.tuning.space import Candidate
 
 __all__ = ["Rehearsal", "RehearsalTest", "WithRecords", "synthetic"]

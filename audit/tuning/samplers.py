@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from audit.protocols import Adaptive, Grid, Protocol
 from audit.tuning.space import Space
-from audit.upper_bounds import project_density
+from audit.upper_bounds.published import project_density
 
 Array = NDArray[np.float64]
 Point = tuple[float, ...]

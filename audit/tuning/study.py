@@ -1,102 +1,66 @@
-"""Private tuning, live: the user trains, the study draws, counts, chooses and keeps silent."""
+"""Private tuning: the user trains; the study draws the candidates and releases the best run."""
 
-import contextlib
 import functools
 import hashlib
 import json
-import os
 import re
 import secrets
-import sys
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from audit import checks, protocols
-from audit.accounting import Candidates, DpSgd, Mechanism, Mixture, WorstOf, mechanism_to_dict
+from audit.accounting import DpSgd, Mechanism, mechanism_to_dict
 from audit.certificate import Certificate
+from audit.certificate.conditions import PROTOCOLS
 from audit.numerics import format_rounded
 from audit.protocols import Grid, Protocol, RandomSearch, RandomStopping, Subset, UntilAccepted
 from audit.repetitions import Repetitions
 from audit.tuning.calibration import noise_multiplier_for
 from audit.tuning.certifying import certify
+from audit.tuning.elapsed_time import ElapsedTime
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
 from audit.tuning.outcome import Best, Outcome, Private, StudyAborted, Trial
-from audit.tuning.play import LIVE, Plan, Played, play
+from audit.tuning.plan import Plan
+from audit.tuning.play import Played, play
 from audit.tuning.rehearsal import Rehearsal, RehearsalTest, WithRecords, synthetic
 from audit.tuning.space import Space
+from audit.tuning.training import BaseOf, Training
 from audit.upper_bounds import UpperBound, tuning_cost
 from audit.upper_bounds.registry import find, row
 
 __all__ = ["Study"]
 
 _PUBLIC = "public"
-# Of a loop that nobody has looked into: most libraries divide by what they compute from n.
+# The safe default: most training loops compute the divisor of their noisy sums from n.
 _NEIGHBOURS = "zero-out"
-_BUDGET = ("steps", "sampling_rate")
-_MAX_BUDGETS = 8
-
-
-@dataclass(frozen=True)
-class _Budget:
-    """What a run with a candidate must be, given its noise."""
-
-    steps: int | None
-    sampling_rate: float
-    neighbours: str
-
-    def __call__(self, noise_multiplier: float, candidate: Mapping[str, Any]) -> DpSgd:
-        return DpSgd(
-            noise_multiplier,
-            candidate.get("steps", self.steps),
-            candidate.get("sampling_rate", self.sampling_rate),
-            self.neighbours,
-        )
-
-
-@dataclass(frozen=True)
-class _BaseOf:
-    """The mechanism of a run with a candidate; a class, so that other processes can have it."""
-
-    budget: _Budget
-    noise_multiplier: float | None
-    given: Mechanism | None
-
-    def __call__(self, candidate: Mapping[str, Any]) -> Mechanism:
-        if self.given is not None:
-            return self.given
-        assert self.noise_multiplier is not None
-        return self.budget(self.noise_multiplier, candidate)
 
 
 class Study:
-    """Tunes so that all that is released, the best run, is (epsilon, delta)-DP as a whole.
+    """Private tuning: the release of the best run is (epsilon, delta)-DP as a whole.
 
-    K, the candidates and all seeds follow from 256 bits of the operating system's entropy, through
-    SHAKE-256. How many runs
-    there were, who lost and by what score is neither shown nor logged; on disk it is kept, readable
-    by its owner alone, until the study is over, so that a study that was interrupted goes on with
-    the same draws. Whoever can measure how long it took learns of K all the same: see the page on
-    pitfalls.
+    The study draws K, the candidates and all seeds from 256 bits of the operating system's entropy,
+    through SHAKE-256. It does not show the number of runs, the losing runs or their scores. They
+    are kept on disk, readable by their owner alone, until the study is over, so that an interrupted
+    study resumes with the same draws. The run time still reveals K to anyone who can measure it:
+    see the page on sharp edges.
 
     Args:
-        space: a list of values, `Uniform`, `LogUniform` or `Whole` for every hyper-parameter; or a
-            list of whole candidates. Lists named `steps` and `sampling_rate` are budgets: a run
-            then costs the mean over them; of a grid, each candidate its own; where a final run
-            takes the candidate that was chosen, the worst. More than eight different budgets are
+        space: a list of values, `Uniform`, `LogUniform` or `Integer` for every hyperparameter; or a
+            list of complete candidates. Lists named `steps` and `sampling_rate` are budgets of a
+            run. A random search then costs the mean over them, a grid the budget of each candidate,
+            and a protocol with a final run the largest. More than eight different budgets are
             accounted for in eight groups, each at its largest budget.
-        protocol: a law of K, which means random search, or any protocol that can be run live, as
-            object or text. A `Grid` runs the candidates of a finite space.
-        epsilon: of the whole tuning, > 0. With `base` it may be left out.
-        delta: in (0, 1).
+        protocol: a distribution of K, which means random search, or another protocol that a study
+            can run, as an object or as text. A `Grid` runs the candidates of a finite space.
+        epsilon: of the whole tuning, > 0. It may be omitted if `base` is given.
+        delta: of the whole tuning, in (0, 1).
         steps: of one run of DP-SGD.
-        sampling_rate: of its batches, in (0, 1]; 1 is full batch.
+        sampling_rate: of the batches of one run, in (0, 1]; 1 is full batch.
         neighbours: `zero-out` (the number of records n is public, the default), `add-remove` or
             `replace-one`. The first two have the same numbers. State `add-remove` only if nothing
             in a run depends on n: neither the divisor of the noisy sums nor the sampling rate nor
@@ -104,14 +68,14 @@ class Study:
         expected_batch_size: a constant that every run divides its noisy sums by. It must not be
             computed from the number of records. Opacus divides by int(n * rate) unless `train` sets
             `optimizer.expected_batch_size = trial.expected_batch_size` after `make_private`.
-        base: one run, where it is not DP-SGD whose noise is to be found.
+        base: the mechanism of one run, if it is not DP-SGD whose noise the study computes.
         scored_on: `public`, or `Private` with the noise of the score.
-        seed: what all draws follow from instead of entropy, to repeat a study. Whoever knows it
-            knows K and all noise drawn from it: the certificate says that it is void.
-        folder: where the study is kept for going on; by default `.tuning-study-` and a hash of the
-            settings in the working directory. `None` keeps it in this process alone.
-        keep: whether it stays there after the end, to be read by its owner; it then gives the same
-            answer again.
+        seed: replaces the entropy, to repeat a study. Anyone who knows it knows all random draws,
+            so the certificate is void.
+        folder: where the study is kept for resuming; by default `.tuning-study-` and a hash of the
+            settings in the working directory. `None` keeps it in this process only.
+        keep: whether the folder remains after the end, for its owner; running the study again then
+            returns the same result.
 
     Raises:
         ValueError: something is out of its range, or no noise keeps the target.
@@ -145,53 +109,23 @@ class Study:
         keep: bool = False,
     ) -> None:
         self.space = Space.parse(space)
-        self.protocol = _live(protocol, self.space)
+        self.protocol = _supported(protocol, self.space)
         self.delta = checks.interval("delta", delta, 0.0, 1.0)
         self.epsilon = None if epsilon is None else checks.interval("epsilon", epsilon, 0.0)
-        self.private = scored_on if isinstance(scored_on, Private) else None
-        if self.private is None and scored_on != _PUBLIC:
-            raise ValueError(
-                "scored_on must be 'public' or tuning.Private(noise_std=..., sensitivity=...): a "
-                f"score with no noise on private records has no guarantee, got {scored_on!r}"
-            )
+        self.private = _score_noise(scored_on)
         self.seed = None if seed is None else checks.integer("seed", seed, 0)
         self.keep = keep
-        self.expected_batch_size = (
-            None
-            if expected_batch_size is None
-            else checks.interval("expected_batch_size", expected_batch_size, 0.0)
-        )
-        self._budget = _Budget(steps, sampling_rate, neighbours)
-        self._given = base
-        self._chances = self._budgets()
-        if isinstance(self.protocol, Subset) and neighbours == "replace-one":
-            raise ValueError(
-                f"neighbours must be add-remove or zero-out with {self.protocol.spec}, got "
-                f"{neighbours!r}"
+        self.expected_batch_size = expected_batch_size
+        if expected_batch_size is not None:
+            self.expected_batch_size = checks.interval(
+                "expected_batch_size", expected_batch_size, 0.0
             )
-        self.noise_multiplier: float | None = None
-        if base is None:
-            if self.epsilon is None or (steps is None and "steps" not in self.space.dimensions):
-                raise ValueError("epsilon and steps, or base, must be given, got neither")
-            self.noise_multiplier = noise_multiplier_for(
-                self._run_of, self.protocol, self.epsilon, self.delta
-            )
-        elif steps is not None or sampling_rate != 1.0 or neighbours != _NEIGHBOURS:
-            raise ValueError("steps, sampling_rate and neighbours must not be given with base")
-        elif isinstance(base, DpSgd):
-            self.noise_multiplier = base.noise_multiplier
-        self.base: Mechanism = self._run_of(self.noise_multiplier or 0.0)
-        # A study that nothing bounds ends before it begins; of many bounds one that is fast tells.
-        if not isinstance(self.protocol, RandomSearch) or not _by_region(
-            self.base, self.protocol, self.delta
-        ):
-            self.total_epsilon  # noqa: B018
-        if base is not None and self.epsilon is not None and self.total_epsilon > self.epsilon:
-            least = format_rounded(self.total_epsilon, up=True, digits=7)
-            raise ValueError(
-                f"epsilon must be at least {least}, what this base costs with "
-                f"{self.protocol.spec}, got {self.epsilon!r}"
-            )
+        self._training = Training(steps, sampling_rate, neighbours, base)
+        self._budgets = self._training.budgets(self.space)
+        self._check_training()
+        self.noise_multiplier = self._solved_noise()
+        self.base = self._mechanism(self.noise_multiplier or 0.0, self.private)
+        self._check_cost()
         if folder == "":
             folder = f".tuning-study-{self.settings_hash[:12]}"
         try:
@@ -200,6 +134,54 @@ class Study:
             raise ValueError(f"folder must be a path or None, got {folder!r}") from None
         self._played: Played | None = None
         self._rehearsed = False
+
+    def _check_training(self) -> None:
+        training = self._training
+        if isinstance(self.protocol, Subset) and training.neighbours == "replace-one":
+            raise ValueError(
+                f"neighbours must be add-remove or zero-out with {self.protocol.spec}, got "
+                f"{training.neighbours!r}"
+            )
+        if training.base is None:
+            if self.epsilon is None or (
+                training.steps is None and "steps" not in self.space.dimensions
+            ):
+                raise ValueError("epsilon and steps, or base, must be given, got neither")
+        elif replace(training, base=None) != Training(None, 1.0, _NEIGHBOURS, None):
+            raise ValueError("steps, sampling_rate and neighbours must not be given with base")
+
+    def _solved_noise(self) -> float | None:
+        """The noise multiplier of every run; None if the base is not DP-SGD."""
+        base = self._training.base
+        if base is not None:
+            return base.noise_multiplier if isinstance(base, DpSgd) else None
+        assert self.epsilon is not None
+        return noise_multiplier_for(
+            lambda noise: self._mechanism(noise, self.private),
+            self.protocol,
+            self.epsilon,
+            self.delta,
+        )
+
+    def _mechanism(self, noise_multiplier: float, score: Private | None) -> Mechanism:
+        """One run with any candidate."""
+        return self._training.mechanism(noise_multiplier, self._budgets, self.protocol, score)
+
+    def _check_cost(self) -> None:
+        """Refuses a study that no bound covers, and a base that exceeds epsilon."""
+        # The region bound is the fastest; only if it does not apply are the others computed here.
+        if not isinstance(self.protocol, RandomSearch) or not _by_region(
+            self.base, self.protocol, self.delta
+        ):
+            self.total_epsilon  # noqa: B018
+        if self._training.base is None or self.epsilon is None:
+            return
+        if self.total_epsilon > self.epsilon:
+            least = format_rounded(self.total_epsilon, up=True, digits=7)
+            raise ValueError(
+                f"epsilon must be at least {least}, the cost of this base with "
+                f"{self.protocol.spec}, got {self.epsilon!r}"
+            )
 
     @cached_property
     def cost(self) -> UpperBound:
@@ -212,95 +194,20 @@ class Study:
         assert self.cost.epsilon is not None  # cost raises where no bound applies
         return self.cost.epsilon
 
-    def _budgets(self) -> list[tuple[dict[str, Any], float]]:
-        """The budgets that the space names, and the chance of each."""
-        named = {
-            name: self.space.dimensions[name] for name in _BUDGET if name in self.space.dimensions
-        }
-        if "" in self.space.dimensions:
-            points = self.space.points()
-            budgets = [
-                {name: one[name] for name in _BUDGET if name in one}
-                for one in map(self.space.at, points)
-            ]
-        elif named:
-            part = Space(named)
-            if part.size is None:
-                raise ValueError(f"space must name budgets as lists of values, got {part.prior}")
-            budgets = [part.at(point) for point in part.points()]
-        else:
-            return [({}, 1.0)]
-        if self._given is not None and any(budgets):
-            raise ValueError(f"space must not name {', '.join(_BUDGET)} where base is given")
-        chances: dict[str, tuple[dict[str, Any], float]] = {}
-        for budget in budgets:
-            before = chances.get(repr(budget), (budget, 0.0))[1]
-            chances[repr(budget)] = budget, before + 1.0 / len(budgets)
-        return self._grouped(list(chances.values()))
-
-    def _grouped(
-        self, chances: list[tuple[dict[str, Any], float]]
-    ) -> list[tuple[dict[str, Any], float]]:
-        """At most eight budgets, each the largest of its group: each takes seconds to account for.
-
-        More steps or a higher rate never cost less, so the groups' costs are upper bounds.
-        """
-        if len(chances) <= _MAX_BUDGETS:
-            return chances
-        for budget, _ in chances:
-            self._budget(1.0, budget)  # refuses values that are no budgets
-        given = {"steps": self._budget.steps, "sampling_rate": self._budget.sampling_rate}
-        full = [({**given, **budget}, chance) for budget, chance in chances]
-        full.sort(key=lambda one: float(one[0]["steps"]) * float(one[0]["sampling_rate"]) ** 2)
-        groups: dict[int, list[tuple[dict[str, Any], float]]] = {}
-        before = 0.0
-        for one in full:
-            place = min(int(before * _MAX_BUDGETS + 1e-9), _MAX_BUDGETS - 1)
-            groups.setdefault(place, []).append(one)
-            before += one[1]
-        largest: dict[tuple[Any, ...], float] = {}
-        for group in groups.values():
-            top = tuple(max(one[name] for one, _ in group) for name in given)
-            largest[top] = largest.get(top, 0.0) + sum(chance for _, chance in group)
-        return [(dict(zip(given, top, strict=True)), chance) for top, chance in largest.items()]
-
-    def _run_of(self, noise_multiplier: float) -> Mechanism:
-        """One run with a given noise: training with any candidate, and its score."""
-        base_of = _BaseOf(self._budget, noise_multiplier, self._given)
-        runs = [base_of(budget) for budget, _ in self._chances]
-        self._training = self._any_candidate(runs)
-        if self.private is None:
-            return self._training
-        return self._any_candidate([self.private.with_training(run) for run in runs])
-
-    def _any_candidate(self, runs: list[Mechanism]) -> Mechanism:
-        """One run with a candidate as the protocol chooses it, from one mechanism a budget."""
-        if len(runs) == 1:
-            return runs[0]
-        chances = tuple(chance for _, chance in self._chances)
-        if isinstance(self.protocol, Grid):
-            size = self.protocol.candidates
-            several = zip(runs, chances, strict=True)
-            return Candidates(
-                tuple(run for run, chance in several for _ in range(round(chance * size)))
-            )
-        if isinstance(self.protocol, Subset):
-            return WorstOf(tuple(runs))  # the final run's candidate is chosen, not drawn
-        return Mixture(tuple(runs), chances)
-
     @property
     def settings(self) -> dict[str, Any]:
-        """All that was settled before anything ran, as plain values."""
+        """All settings of the study, as plain values."""
+        given = self._training.base
         return {
             "space": self.space.prior,
             "protocol": self.protocol.spec,
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "steps": self._budget.steps,
-            "sampling_rate": self._budget.sampling_rate,
-            "neighbours": self._budget.neighbours,
+            "steps": self._training.steps,
+            "sampling_rate": self._training.sampling_rate,
+            "neighbours": self._training.neighbours,
             "expected_batch_size": self.expected_batch_size,
-            "base": None if self._given is None else mechanism_to_dict(self._given),
+            "base": None if given is None else mechanism_to_dict(given),
             "scored_on": _PUBLIC
             if self.private is None
             else {
@@ -406,7 +313,7 @@ class Study:
         assert self._played is not None
         return certify(
             base=self.base,
-            training=self._training,
+            training=self._mechanism(self.noise_multiplier or 0.0, None),
             protocol=self.protocol,
             delta=self.delta,
             prior=self.space.prior,
@@ -420,7 +327,7 @@ class Study:
         )
 
     def _plan(self) -> Plan:
-        base_of = _BaseOf(self._budget, self.noise_multiplier, self._given)
+        base_of = BaseOf(self._training, self.noise_multiplier or 0.0)
         return Plan(self.protocol, self.space, base_of, self.private, self.expected_batch_size)
 
     def run(
@@ -471,7 +378,7 @@ class Study:
             raise ValueError("save and load must be given together, got one of them")
         if self._played is not None:
             return self._played.best
-        with self._memory.locked(), _progress(progress, self.protocol):
+        with self._memory.locked(), ElapsedTime(progress, self.protocol.mean_runs):
             if rehearse and not self._rehearsed and self._memory.state() is None:
                 self._rehearse_first(train, records, accept, save, load)
             state = self._begun()
@@ -585,12 +492,12 @@ def _by_region(base: Mechanism, protocol: Protocol, delta: float) -> bool:
     return row(find("region"), base, protocol, delta).epsilon is not None
 
 
-def _live(spec: str | Repetitions | Protocol, space: Space) -> Protocol:
+def _supported(spec: str | Repetitions | Protocol, space: Space) -> Protocol:
     protocol = protocols.parse_protocol(spec)
-    if not isinstance(protocol, LIVE):
-        names = ", ".join(kind.name for kind in LIVE)
+    if not isinstance(protocol, PROTOCOLS):
+        names = ", ".join(kind.name for kind in PROTOCOLS)
         raise ValueError(
-            f"protocol must be one that can be run live ({names}), got {protocol.spec}"
+            f"protocol must be one that a study can run ({names}), got {protocol.spec}"
         )
     if isinstance(protocol, Grid) and protocol.candidates != space.size:
         raise ValueError(
@@ -600,39 +507,13 @@ def _live(spec: str | Repetitions | Protocol, space: Space) -> Protocol:
     return protocol
 
 
-class _progress:
-    """Shows how much time has gone by: what whoever waits knows anyway, and nothing of the runs."""
-
-    def __init__(self, shown: bool, protocol: Protocol) -> None:
-        self._shown, self._over = shown, threading.Event()
-        self._stream: IO[str] | None = sys.stderr
-        self._own: IO[str] | None = None
-        mean = protocol.mean_runs
-        self._expected = "" if mean is None else f"; {mean:.4g} runs are expected"
-
-    def __enter__(self) -> None:
-        if not self._shown:
-            return
-        terminal = sys.__stderr__
-        if terminal is not None and self._stream is terminal:
-            # A way out of its own: while a run is on, nothing that it prints is shown.
-            with contextlib.suppress(OSError, ValueError):
-                self._stream = self._own = open(os.dup(terminal.fileno()), "w")
-        self._began = time.monotonic()
-        self._thread = threading.Thread(target=self._tick, daemon=True)
-        self._thread.start()
-
-    def _tick(self) -> None:
-        while not self._over.wait(1.0):
-            gone = time.gmtime(time.monotonic() - self._began)
-            words = f"tuning for {time.strftime('%H:%M:%S', gone)}{self._expected}"
-            print(f"\r{words}", end="", file=self._stream, flush=True)
-
-    def __exit__(self, *_: object) -> None:
-        if not self._shown:
-            return
-        self._over.set()
-        self._thread.join()
-        print(file=self._stream)
-        if self._own is not None:
-            self._own.close()
+def _score_noise(scored_on: str | Private) -> Private | None:
+    """The noise of the score; None if it reads public records only."""
+    if isinstance(scored_on, Private):
+        return scored_on
+    if scored_on != _PUBLIC:
+        raise ValueError(
+            "scored_on must be 'public' or tuning.Private(noise_std=..., sensitivity=...): a "
+            f"score with no noise on private records has no guarantee, got {scored_on!r}"
+        )
+    return None

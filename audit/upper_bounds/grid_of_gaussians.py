@@ -55,7 +55,8 @@ from scipy import special
 
 from audit.accounting import Mechanism, solve_epsilon
 from audit.accounting.pairs import GaussianPair
-from audit.numerics import QUANTILE_ACCURACY, Integers, last_integer
+from audit.arrays import IntArray
+from audit.numerics import QUANTILE_ACCURACY, last_integer
 from audit.protocols import Grid
 from audit.repetitions import Fixed
 from audit.upper_bounds.grid import kinds_of_candidates
@@ -146,7 +147,7 @@ def _bins(protocol: Grid, delta: float) -> tuple[list[int], list[float], float]:
     """Numbers of candidates that are run, the largest of each bin, with chances; and of more."""
     count, chance = protocol.candidates, protocol.inclusion
 
-    def exceeded(k: Integers) -> Array:
+    def exceeded(k: IntArray) -> Array:
         left = np.maximum(count - k, 1)
         return np.where(k < count, special.betainc(np.maximum(k, -1) + 1.0, left, chance), 0.0)
 

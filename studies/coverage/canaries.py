@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from audit.claims import Condition, facts_of_tuning
+from audit.claims import Assumption, facts_of_tuning
 from audit.lower_bounds import (
     LowerBound,
     independent_canaries_bound,
@@ -40,9 +40,9 @@ class CanaryRun:
 
     def bounds(self, scores: Array, coins: Coins, confidence: float) -> list[LowerBound]:
         """Every lower bound from one run."""
-        known = {Condition.FAIR_COINS, Condition.GAUSSIAN_BASE, Condition.NOT_TUNED}
+        known = {Assumption.FAIR_COINS, Assumption.GAUSSIAN_BASE, Assumption.NOT_TUNED}
         if self.disjoint:
-            known |= {Condition.DISJOINT_CANARIES, Condition.INDEPENDENT_TRIALS}
+            known |= {Assumption.DISJOINT_CANARIES, Assumption.INDEPENDENT_TRIALS}
         facts = facts_of_tuning(RandomSearch(Fixed(1)), *known)
         all_guesses = order_statistics_bound(scores, coins, len(scores), DELTA, confidence)
         found = [
@@ -51,7 +51,7 @@ class CanaryRun:
             order_statistics_bound(scores, coins, len(scores) // 4, DELTA, confidence),
             replace(all_guesses, rule="all"),
         ]
-        return [replace(bound, verdict=bound.claim.judged(facts)) for bound in found]
+        return [replace(bound, verdict=bound.claim.validity(facts)) for bound in found]
 
 
 def canary_runs() -> list[CanaryRun]:

@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import ClassVar
 
-from audit.claims import Claim, Condition, Kind
+from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import Estimator, Scan, SequentialPlan, doubling_sizes
 from audit.lower_bounds.result import Finding
 from audit.lower_bounds.scores import Scores
@@ -64,7 +64,7 @@ class JaxPrivacy(Estimator):
 
     @property
     def claim(self) -> Claim:
-        return Claim(Kind.BOUND, "jax_privacy", needs=(Condition.INDEPENDENT_TRIALS,))
+        return Claim(Kind.BOUND, "jax_privacy", assumptions=(Assumption.INDEPENDENT_TRIALS,))
 
     def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
         auditor = self.auditing.CanaryScoreAuditor(scores.in_scores, scores.out_scores)

@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 
 from audit import protocols
 from audit.accounting import GaussianMechanism, calibrate_mu
-from audit.claims import Condition, Facts, facts_of_tuning
+from audit.attacks import (
+    AcceptedTails,
+    AdaptiveAttack,
+    SubsetAttack,
+    TunedOrder,
+    attack_tails,
+)
+from audit.attacks.orders import attack_order
+from audit.claims import Assumption, Facts, facts_of_tuning
 from audit.lower_bounds import AcceptedTailsCurve, Estimator, FixedThreshold
 from audit.orders import IncreasingOrder, SplitOrder
 from audit.protocols import (
@@ -23,15 +31,7 @@ from audit.protocols import (
     UntilAccepted,
 )
 from audit.repetitions import Binomial, Fixed, Repetitions, parse_repetitions
-from audit.upper_bounds import (
-    AcceptedTails,
-    AdaptiveAttack,
-    SubsetAttack,
-    TunedOrder,
-    attack_tails,
-    reduced_exact,
-)
-from audit.upper_bounds.worst_order import attack_order
+from audit.upper_bounds import reduced_exact
 
 Array = NDArray[np.float64]
 Sampler = Callable[[np.random.Generator, int], tuple[Array, Array]]
@@ -40,8 +40,8 @@ DELTA = 1e-5
 # `GaussianMechanism.epsilon` is accurate to this relative error.
 GAUSSIAN_ERROR = 2e-9
 
-_GAUSSIAN = frozenset({Condition.GAUSSIAN_BASE, Condition.GAUSSIAN_STATISTIC})
-MONOTONE = _GAUSSIAN | {Condition.MONOTONE_SCORE, Condition.RELEASED_SCORE}
+_GAUSSIAN = frozenset({Assumption.GAUSSIAN_BASE, Assumption.GAUSSIAN_STATISTIC})
+MONOTONE = _GAUSSIAN | {Assumption.MONOTONE_SCORE, Assumption.RELEASED_SCORE}
 """The conditions of a mechanism that releases a monotone score of a Gaussian base."""
 
 
@@ -70,7 +70,7 @@ class Mechanism:
     threshold: float | None = None
     mu: float | None = None
     repetitions: Repetitions | None = None
-    known: frozenset[Condition] = frozenset()
+    known: frozenset[Assumption] = frozenset()
     split_top: float | None = None
     protocol: Protocol | None = None
     own_estimators: tuple[Estimator, ...] = ()
@@ -80,7 +80,7 @@ class Mechanism:
         """The facts of an audit of this mechanism: its trials are independent."""
         repetitions = Fixed(1) if self.repetitions is None else self.repetitions
         protocol = RandomSearch(repetitions) if self.protocol is None else self.protocol
-        return facts_of_tuning(protocol, Condition.INDEPENDENT_TRIALS, *self.known)
+        return facts_of_tuning(protocol, Assumption.INDEPENDENT_TRIALS, *self.known)
 
 
 def mechanisms(trials: int) -> list[Mechanism]:
@@ -181,7 +181,7 @@ def _worst_order(name: str, spec: str, epsilon_base: float, trials: int) -> Mech
         lambda rng, n: _winners(order, repetitions, mu, rng, n),
         threshold=threshold,
         repetitions=repetitions,
-        known=_GAUSSIAN | {Condition.SPLIT_SCORE},
+        known=_GAUSSIAN | {Assumption.SPLIT_SCORE},
         split_top=order.top,
     )
 

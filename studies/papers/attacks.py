@@ -18,6 +18,16 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit.accounting import GaussianMechanism
+from audit.attacks import (
+    AcceptedTails,
+    TunedOrder,
+    adaptive_attack,
+    attack_order,
+    attack_tails,
+    subset_attack,
+    worst_case_order,
+)
+from audit.attacks.orders import expected_ratio
 from audit.lower_bounds import (
     AcceptedTailsCurve,
     FixedThreshold,
@@ -38,18 +48,7 @@ from audit.protocols import (
 )
 from audit.repetitions import Binomial, Fixed, Repetitions
 from audit.report.text import rounded_down, rounded_up
-from audit.upper_bounds import (
-    AcceptedTails,
-    TunedOrder,
-    adaptive_attack,
-    attack_order,
-    attack_tails,
-    subset_attack,
-    tuning_cost,
-    worst_case_order,
-    worst_order,
-)
-from audit.upper_bounds.worst_order import expected_ratio
+from audit.upper_bounds import tuning_cost, worst_order
 from studies.papers.result import COLOURS, Result, figure, style, tidy
 
 Array = NDArray[np.float64]

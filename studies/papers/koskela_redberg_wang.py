@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from audit.accounting import DpSgd, GaussianMechanism, Mechanism, RenyiCurve
 from audit.numerics import last_integer
 from audit.repetitions import Binomial, Poisson, Repetitions
-from audit.upper_bounds import (
-    UpperBound,
+from audit.upper_bounds import UpperBound, region
+from audit.upper_bounds.published import (
     many_candidates,
     noisy_max,
     noisy_max_closed_form,
     noisy_max_renyi,
     profile,
-    region,
     renyi,
 )
 from studies.papers.distributions import Bound, tnb_with_mean

@@ -9,7 +9,7 @@ from scipy import optimize
 
 from audit.accounting import DiscreteMechanism, ZeroConcentratedDp
 from audit.repetitions import Fixed, Poisson, Repetitions
-from audit.upper_bounds import corollary_4_curve, corollary_16, renyi, renyi_curve
+from audit.upper_bounds.published import corollary_4_curve, corollary_16, renyi, renyi_curve
 from studies.papers.distributions import tnb_with_mean
 from studies.papers.result import Curves, Result, draw
 

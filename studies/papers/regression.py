@@ -24,7 +24,7 @@ from audit.accounting import GaussianMechanism, PrivacyProfile, Unreachable, cal
 from audit.numerics import safe_root
 from audit.protocols import ProposeTestRelease
 from audit.repetitions import parse_repetitions
-from audit.upper_bounds import liu_talwar, propose_test_release
+from audit.upper_bounds.published import liu_talwar, propose_test_release
 from audit.upper_bounds.registry import find
 from studies.papers.result import COLOURS, Result, figure, legend, plot_means, style, tidy
 from studies.papers.tunings import DELTA, Array, mean_and_error, play_random_searches

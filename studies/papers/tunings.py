@@ -44,7 +44,9 @@ class Arm:
     def noise_multiplier(self, epsilon: float, steps: int) -> float:
         """The smallest noise multiplier for which the bound on the whole tuning is epsilon."""
         bound = find(self.bound, type(self.protocol)).function
-        return calibrate_noise(epsilon, self.protocol, DELTA, steps, bound=bound)
+        return calibrate_noise(
+            self.protocol, target_epsilon=epsilon, target_delta=DELTA, steps=steps, bound=bound
+        )
 
 
 def play_random_searches(

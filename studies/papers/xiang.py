@@ -25,7 +25,8 @@ from audit.lower_bounds import all_estimators
 from audit.lower_bounds.scores import Scores
 from audit.orders import IncreasingOrder
 from audit.repetitions import Repetitions, TruncatedNegativeBinomial, TwoPoint
-from audit.upper_bounds import UpperBound, reduced_exact, reduced_renyi, region, renyi
+from audit.upper_bounds import UpperBound, reduced_exact, region
+from audit.upper_bounds.published import reduced_renyi, renyi
 from studies.papers.distributions import Bound
 from studies.papers.result import (
     COLOURS,

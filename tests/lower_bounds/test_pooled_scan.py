@@ -8,7 +8,7 @@ from scipy import stats
 
 from audit import lower_bounds, repetitions
 from audit.accounting import calibrate_mu
-from audit.claims import Condition, facts_of_tuning
+from audit.claims import Assumption, facts_of_tuning
 from audit.lower_bounds import PooledScan, pooled_scan, rates
 from audit.lower_bounds.clopper_pearson import epsilon_from_limits
 from audit.protocols import RandomSearch
@@ -107,7 +107,7 @@ def test_uninformative_scores_and_assumptions() -> None:
     assert (apart.threshold, apart.false_positives, apart.false_negatives) == (0.0, 0, 0)
     assert apart.epsilon > 2.0
     assert apart.key == "pooled:scan"
-    known = facts_of_tuning(RandomSearch(Fixed(2)), Condition.INDEPENDENT_TRIALS)
+    known = facts_of_tuning(RandomSearch(Fixed(2)), Assumption.INDEPENDENT_TRIALS)
     by_loss = scan([0.0] * 50, [1.0] * 50, DELTA, known=known)
     assert by_loss.label == "not valid for a statistic other than the score"
     assert lower_bounds.pooled_bounds([0.0], [1.0], "fixed:2")[0].key == "pooled:scan"

@@ -10,13 +10,13 @@ import pytest
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from audit import lower_bounds, protocols, repetitions, upper_bounds
+from audit import attacks, lower_bounds, protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism
+from audit.attacks import AdaptiveAttack, SubsetAttack, TunedOrder
 from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold
 from audit.lower_bounds.max_provable_epsilon import _nearest
 from audit.lower_bounds.rules import ErrorCounts
 from audit.orders import SplitOrder
-from audit.upper_bounds import AdaptiveAttack, SubsetAttack, TunedOrder
 from studies.papers import REPRODUCTIONS
 from studies.papers.attacks import FoldedOrderCurve, PlayedOrder, play_attack
 
@@ -223,7 +223,7 @@ def test_adaptive_attack_has_its_stated_probabilities() -> None:
 def test_adaptive_attack_leaks_more_than_independent_draws() -> None:
     spec, base = "tnb:1,0.1", GaussianMechanism(0.24721)
     protocol = protocols.parse_protocol(f"adaptive:0.5,2/{spec}")
-    attack = upper_bounds.adaptive_attack(0.24721, protocol, DELTA)
+    attack = attacks.adaptive_attack(0.24721, protocol, DELTA)
     without_freedom = upper_bounds.region(base, spec, DELTA).epsilon
     cost = upper_bounds.tuning_cost(base, protocol, DELTA).epsilon
     assert 1.15 * without_freedom < attack.epsilon(DELTA) < cost
@@ -244,7 +244,7 @@ def test_subset_attack_on_no_record_and_on_all_records() -> None:
 @pytest.mark.parametrize("final", ["rest", pytest.param("all", marks=SLOW)])
 def test_subset_attack_is_below_the_cost_and_plays_its_density_ratio(final: str) -> None:
     mu, protocol = 0.6, protocols.Subset("tnb:1,0.2", 0.3, final)
-    attack = upper_bounds.subset_attack(mu, protocol, DELTA)
+    attack = attacks.subset_attack(mu, protocol, DELTA)
     cost = upper_bounds.tuning_cost(GaussianMechanism(mu), protocol, DELTA).epsilon
     assert 0.85 * cost < attack.epsilon(DELTA) <= cost
     # A density ratio has mean 1 without the record, its inverse with it: 4 standard errors.
@@ -286,7 +286,7 @@ def test_attacks_prove_much_of_the_cost_and_not_more(
 
 def test_played_order_has_its_stated_probabilities_and_its_curve_covers() -> None:
     mu, runs, trials = 1.0, repetitions.parse_repetitions("binomial:6,0.4"), 20_000
-    order, epsilon = upper_bounds.worst_case_order(mu, runs, 1e-2)
+    order, epsilon = attacks.worst_case_order(mu, runs, 1e-2)
     search = PlayedOrder(TunedOrder(mu, runs, order, 0.02))
     rng = np.random.default_rng(9)
     left, right = search.game.edges
@@ -425,7 +425,7 @@ def test_curve_of_two_tails_covers() -> None:
         played = play_attack(mu, protocol, 1e-3, 2000, rng)
         assert isinstance(played.curve, AcceptedTailsCurve)
         tails = played.curve
-        exact = upper_bounds.AcceptedTails(mu, tails.low, tails.high, tails.stop).epsilon(1e-3)
+        exact = attacks.AcceptedTails(mu, tails.low, tails.high, tails.stop).epsilon(1e-3)
         rate = tails.rate_below(mu)
         counts = rng.binomial(2000, rate, 200)
         by_count = {

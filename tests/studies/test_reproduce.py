@@ -68,9 +68,9 @@ def test_ps_figure_3_costs_more_with_larger_eta() -> None:
     assert np.all(np.diff(values, axis=0) > 0)
     # Theorem 2 over a continuum of orders is at most its closed form, corollary 4, ...
     orders = curve(table, names[0], "order")
-    closed = upper_bounds.corollary_4_curve(ZeroConcentratedDp(0.1), tnb_with_mean(0.0, 10.0))(
-        orders
-    )
+    closed = upper_bounds.published.corollary_4_curve(
+        ZeroConcentratedDp(0.1), tnb_with_mean(0.0, 10.0)
+    )(orders)
     np.testing.assert_array_less(values[0], closed * (1 + 1e-9))
     # ... and within 1 % of it.
     np.testing.assert_allclose(values[0], closed, rtol=0.01)
@@ -207,7 +207,7 @@ def test_x_table_4_printed_a_truncated_integral() -> None:
     # The printed eps_U-O at eps_B = 4, s = 0.01, L = 100 is 5.90. The whole integral gives 6.24,
     # and its part between -5 and 7 gives the printed number.
     two_point, mu = repetitions.TwoPoint(0.01, 100), calibrate_mu(4.0, 1e-5)
-    whole = upper_bounds.reduced_renyi(GaussianMechanism(mu), two_point, 1e-5).epsilon
+    whole = upper_bounds.published.reduced_renyi(GaussianMechanism(mu), two_point, 1e-5).epsilon
     assert whole == pytest.approx(6.235, abs=0.005)
     x, step = np.linspace(-5.0, 7.0, 6001, retstep=True)
     log_p = upper_bounds.reduced.log_density(x, two_point)
@@ -293,11 +293,11 @@ def test_kk_subset_costs_more_than_one_run_and_less_than_tuning_on_all_records()
     assert shared[-1] == pytest.approx(everything, rel=0.01)
     # As published, with theorem 6 for the tuning.
     base, orders = DpSgd(2.0, 1000, 0.01), np.arange(2.0, 128.0)
-    tuned = upper_bounds.renyi_curve(base, repetitions.Poisson(10.0))
+    tuned = upper_bounds.published.renyi_curve(base, repetitions.Poisson(10.0))
     for fraction, ours in zip(
         curve(result.table, "tune on a fraction q, E[K] = 10", "q"), shared, strict=True
     ):
-        both = upper_bounds.subset_divergences(tuned, base.renyi, fraction, orders)
+        both = upper_bounds.published.subset_divergences(tuned, base.renyi, fraction, orders)
         published = RenyiCurve(orders, np.maximum(*both)).renyi_epsilon(1e-5)
         assert ours == pytest.approx(published, rel=5e-3)
 

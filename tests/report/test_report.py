@@ -1,4 +1,4 @@
-"""The report of an audit: which numbers it announces, how it draws and how it prints them."""
+"""The report of an audit: announced contradictions, figures and text."""
 
 import json
 from dataclasses import replace
@@ -15,13 +15,13 @@ from audit.accounting import GaussianMechanism
 from audit.lower_bounds import ClopperPearson, FixedThreshold
 from audit.lower_bounds.scores import Scores
 from audit.report import contradictions, pictures, summary
-from audit.report.results import Evidence, LowerResult, UpperResult
+from audit.report.results import LowerResult, LowerValue, UpperResult
 from audit.report.text import WIDTH, to_text
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
 FALSE_ALARM = 1e-3
-"""Probability that a statistical test of this file fails although nothing is wrong."""
+"""Probability that a statistical test of this file fails if nothing is wrong."""
 QUICK = ["--trials", "300", "--repeats", "3"]
 
 
@@ -38,8 +38,8 @@ def report(folder):
 
 
 def lower_result(epsilon):
-    evidence = Evidence(epsilon, None, "higher", None, None, 100, 100)
-    return LowerResult("name", "rule", True, "valid", "", "", 0.95, evidence, (evidence,))
+    value = LowerValue(epsilon, None, "higher", None, None, 100, 100)
+    return LowerResult("name", "rule", True, "valid", "", "", 0.95, value, (value,))
 
 
 def upper_result(epsilon):
@@ -47,7 +47,7 @@ def upper_result(epsilon):
 
 
 def exact_bounds(rng):
-    """Nine lower bounds of 1.0, each of which errs in exactly 1 - confidence of audits."""
+    """Nine lower bounds of 1.0, each wrong in exactly 1 - confidence of audits."""
     noise = rng.normal(size=9)
 
     def bounds(confidence):
@@ -57,8 +57,8 @@ def exact_bounds(rng):
     return 1.0, bounds
 
 
-def bounds_of_games(rng, mu=1.0, delta=0.2, trials=400):
-    """Lower bounds at three thresholds near the best one, from games of a Gaussian mechanism."""
+def bounds_of_trials(rng, mu=1.0, delta=0.2, trials=400):
+    """Lower bounds at three thresholds near the best one, from trials of a Gaussian mechanism."""
     scores = Scores.of(rng.normal(size=trials), rng.normal(mu, size=trials))
 
     def bounds(confidence):
@@ -73,7 +73,7 @@ def bounds_of_games(rng, mu=1.0, delta=0.2, trials=400):
 
 
 def simulated_audit(make, rng, alpha, budgets):
-    """Whether an audit announces a contradiction, and whether a bound exceeds the truth."""
+    """Whether an audit announces a contradiction, and whether a bound exceeds the exact cost."""
     announced = above = 0
     for _ in range(budgets):
         truth, bounds = make(rng)
@@ -94,15 +94,15 @@ def simulated_audit(make, rng, alpha, budgets):
 
 @pytest.mark.parametrize(
     ("make", "audits", "alpha", "budgets"),
-    [(exact_bounds, 3000, 0.05, 3), (bounds_of_games, 100, 0.2, 16)],
+    [(exact_bounds, 3000, 0.05, 3), (bounds_of_trials, 100, 0.2, 16)],
 )
-def test_a_correct_mechanism_is_contradicted_in_at_most_the_stated_share_of_audits(
+def test_correct_mechanisms_are_contradicted_at_most_at_the_stated_rate(
     make, audits, alpha, budgets
 ):
     rng = np.random.default_rng(5)
     found = [simulated_audit(make, rng, alpha, budgets) for _ in range(audits)]
     announced, above = np.sum(found, axis=0)
-    # Without the correction far more audits than the stated share would announce one.
+    # Without the correction, far more audits would announce a contradiction.
     assert stats.binomtest(int(above), audits, alpha, "greater").pvalue < FALSE_ALARM
     assert stats.binomtest(int(announced), audits, alpha, "greater").pvalue > FALSE_ALARM
     if make is exact_bounds:
@@ -112,10 +112,10 @@ def test_a_correct_mechanism_is_contradicted_in_at_most_the_stated_share_of_audi
 
 def test_a_wrong_upper_bound_is_contradicted():
     lower = {"lambda_a": {"key": lower_result(2.0), "other": lower_result(1.2)}}
-    asked = []
+    confidences = []
 
     def recompute(proxy, confidence):
-        asked.append(confidence)
+        confidences.append(confidence)
         return {"key": 1.5, "other": 0.9}
 
     found = list(contradictions.find(lower, upper_result(1.0), 0.95, 3, recompute))
@@ -123,18 +123,18 @@ def test_a_wrong_upper_bound_is_contradicted():
         ("key", True, 6),
         ("other", False, 6),
     ]
-    assert asked == [pytest.approx(1.0 - 0.05 / 6)]
+    assert confidences == [pytest.approx(1.0 - 0.05 / 6)]
 
 
 @pytest.fixture
 def figures(monkeypatch):
-    """What is drawn, kept instead of written."""
-    kept = []
-    monkeypatch.setattr(pictures, "save", lambda figure, path: kept.append(figure))
-    return kept
+    """The figures, collected instead of written."""
+    figures = []
+    monkeypatch.setattr(pictures, "save", lambda figure, path: figures.append(figure))
+    return figures
 
 
-def test_every_error_bar_contains_the_mark_that_it_belongs_to(report, figures, tmp_path):
+def test_every_error_bar_contains_its_mean(report, figures, tmp_path):
     pictures.draw(report, tmp_path / "figure.png")
     (axes,) = figures[0].axes
     bars = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
@@ -149,7 +149,7 @@ def test_every_error_bar_contains_the_mark_that_it_belongs_to(report, figures, t
             assert low[0] == high[0] == x
             assert low[1] <= mean <= high[1]
             assert (low[1], mean, high[1]) == pytest.approx((bound.min, bound.mean, bound.max))
-    # The bounds from all games stand beside the bars, and have none of their own.
+    # The bounds from all trials are next to the bars and have no bars themselves.
     on_bars = {x for bar in bars for x in bar.lines[0].get_xdata()}
     pooled = [line for line in axes.lines if "varepsilon_L" in line.get_label()]
     assert len(pooled) == len(drawn)
@@ -162,7 +162,7 @@ def test_every_error_bar_contains_the_mark_that_it_belongs_to(report, figures, t
     assert "95 % each, not jointly" in caption
 
 
-def test_labels_stand_beside_the_last_group_and_do_not_overlap(report, figures, tmp_path):
+def test_labels_are_next_to_the_last_group_and_do_not_overlap(report, figures, tmp_path):
     pictures.draw(report, tmp_path / "figure.png")
     figure: Figure = figures[0]
     (axes,) = figure.axes
@@ -175,7 +175,7 @@ def test_labels_stand_beside_the_last_group_and_do_not_overlap(report, figures, 
         assert box.y0 >= inside.y0
         assert box.y1 <= inside.y1
     assert axes.get_legend() is None
-    # Extents of joined labels contain their lines; the words alone are lines of text apart.
+    # The extent of a label includes its line, so the positions of the texts are compared.
     places = sorted(label.xyann[1] for label in axes.texts)
     points = axes.transData.transform([(0.0, place) for place in places])[:, 1]
     assert np.diff(points).min() > axes.texts[0].get_fontsize() * figure.dpi / 72.0
@@ -230,7 +230,7 @@ def test_text_starts_with_the_answer_and_fits_the_terminal(report):
     assert "reduced-exact" not in anyone
 
 
-def test_every_condition_is_a_footnote_that_is_explained_once(report):
+def test_every_condition_has_one_footnote(report):
     text = to_text(report)
     table, notes = text.split("Conditions:\n")
     explained = [line.split()[0] for line in notes.split("\n\n")[0].splitlines()]
@@ -245,7 +245,7 @@ def test_every_condition_is_a_footnote_that_is_explained_once(report):
     assert "independent runs" not in table
 
 
-def test_many_budgets_take_several_tables(report):
+def test_many_budgets_need_several_tables(report):
     many = replace(report, results=report.results * 5)
     text = to_text(many)
     assert max(map(len, text.splitlines())) <= WIDTH
@@ -254,8 +254,8 @@ def test_many_budgets_take_several_tables(report):
     assert sum(map(len, tight)) == 15
 
 
-def test_a_bound_above_the_upper_bound_by_chance_is_no_contradiction(report):
-    # The reported bound lies above the upper bound, but not at the level of all compared ones.
+def test_a_bound_above_the_upper_bound_by_chance_is_explained(report):
+    # The reported bound is above the upper bound, but not if all compared bounds share the error.
     upper = replace(report.results[0].upper_bounds["tight"], epsilon=0.01)
     first = replace(report.results[0], upper_bounds={"tight": upper}, contradictions=())
     bound = first.lower_bounds["lambda_a"]["scan:scan"]
@@ -264,12 +264,12 @@ def test_a_bound_above_the_upper_bound_by_chance_is_no_contradiction(report):
     first = replace(first, lower_bounds=first.lower_bounds | {"lambda_a": proxy})
     text = to_text(replace(report, results=(first,)))
     assert "CONTRADICTION" not in text
-    assert "At eps_B = 1, eps_L is above eps_U. That happens by chance in up to 5 %" in " ".join(
+    assert "At eps_B = 1, eps_L is above eps_U. This happens by chance in up to 5 %" in " ".join(
         text.split()
     )
 
 
-def test_json_holds_everything_and_nothing_else_is_printed(folder, capsys):
+def test_json_contains_everything(folder, capsys):
     capsys.readouterr()
     assert run.main([*QUICK, "--epsilon", "1", "2", "4", "--out", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

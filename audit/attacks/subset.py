@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from audit.accounting import GaussianMechanism, LossPair, solve_epsilon
 from audit.accounting.pairs import PrivacyLossPmf
+from audit.attacks.orders import TunedOrder, worst_case_split_order
 from audit.numerics import log_complement
 from audit.orders import SplitOrder
 from audit.protocols import Subset
 from audit.upper_bounds.subset import SubsetCurve
-from audit.upper_bounds.worst_order import TunedOrder, worst_case_split_order
 
 Array = NDArray[np.float64]
 

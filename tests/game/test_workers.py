@@ -1,6 +1,6 @@
-"""Processes, devices and clusters: the same bytes from any of them, and dead workers replaced.
+"""Processes, devices and clusters give the same bytes, and dead workers are replaced.
 
-No GPU is needed: "cuda" is pretended, or stands for a name.
+No GPU is needed: CUDA is simulated, or only named.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from pathlib import Path
 import light_runs
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from pretended_cuda import PretendedCuda
 
 from audit import run
 from audit.game import setup, workers
@@ -23,7 +23,7 @@ from audit.game.settings import AuditConfig
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OPTIONS = ["--trials", "200", "--repeats", "2", "--epsilon", "4"]
 
 
@@ -66,12 +66,12 @@ def test_any_workers_give_the_same_bytes(tmp_path, expected, options):
     assert (tmp_path / "audit" / "results.csv").read_bytes() == expected
 
 
-def test_dead_workers_are_replaced_and_said(tmp_path, monkeypatch, capsys):
+def test_dead_workers_are_replaced_and_reported(tmp_path, monkeypatch, capsys):
     assert run.main([*OPTIONS, "--out", str(tmp_path / "alone")]) == 0
     monkeypatch.setattr(workers, "_play", partial(light_runs.play_or_die, tmp_path, 1))
     capsys.readouterr()
     assert run.main([*OPTIONS, "--jobs", "2", "--out", str(tmp_path / "audit")]) == 0
-    assert "a worker died; its blocks are played again" in capsys.readouterr().err
+    assert "a worker died; its blocks will be played again" in capsys.readouterr().err
     files = [tmp_path / name / "results.csv" for name in ("alone", "audit")]
     assert files[0].read_bytes() == files[1].read_bytes()
 
@@ -85,23 +85,21 @@ def test_workers_that_keep_dying_end_the_run(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("backend", ["dask", "ray"])
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999999"])
-def test_a_cluster_that_does_not_answer_is_one_line(
-    tmp_path, monkeypatch, capsys, backend, address
-):
+def test_a_missing_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend, address):
     pytest.importorskip("distributed" if backend == "dask" else "ray")
     monkeypatch.setattr(workers, "_PATIENCE", 0.2)
     begin = time.monotonic()
     options = ["--backend", backend, "--scheduler", address, "--out", str(tmp_path / "audit")]
     assert run.main([*OPTIONS, *options]) == 2
     assert time.monotonic() - begin < 30
-    said = capsys.readouterr().err
-    assert said.startswith(
+    error_line = capsys.readouterr().err
+    assert error_line.startswith(
         f"error: scheduler must be the address of a running {backend} cluster, got '{address}': "
     )
-    assert said.count("\n") == 1
+    assert error_line.count("\n") == 1
 
 
-def test_a_dask_cluster_without_workers_is_said_and_waited_for(tmp_path, monkeypatch, capsys):
+def test_an_audit_waits_for_the_workers_of_a_dask_cluster(tmp_path, monkeypatch, capsys):
     distributed = pytest.importorskip("distributed")
     monkeypatch.setattr(workers, "_PATIENCE", 0.2)
     note, waited = workers.console.note, []
@@ -124,7 +122,7 @@ def test_a_dask_cluster_without_workers_is_said_and_waited_for(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("backend", ["dask", "ray"])
-def test_a_cluster_that_is_lost_is_one_line(tmp_path, monkeypatch, capsys, backend):
+def test_a_lost_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend):
     library = pytest.importorskip("distributed" if backend == "dask" else "ray")
     lost = (
         library.client.FutureCancelledError("key", "lost dependencies")
@@ -133,7 +131,7 @@ def test_a_cluster_that_is_lost_is_one_line(tmp_path, monkeypatch, capsys, backe
     )
 
     @contextlib.contextmanager
-    def connected(config):
+    def connected(place):
         yield
 
     def die(*arguments, **named):
@@ -143,10 +141,10 @@ def test_a_cluster_that_is_lost_is_one_line(tmp_path, monkeypatch, capsys, backe
     monkeypatch.setattr(workers.joblib, "parallel_config", die)
     options = ["--backend", backend, "--out", str(tmp_path / "audit")]
     assert run.main([*OPTIONS, *options]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: the {backend} cluster stopped working (")
-    assert said.endswith("the same command goes on from the finished blocks\n")
-    assert said.count("\n") == 1
+    error_line = capsys.readouterr().err
+    assert error_line.startswith(f"error: the {backend} cluster stopped working (")
+    assert error_line.endswith("run the same command again to resume from the finished blocks\n")
+    assert error_line.count("\n") == 1
 
 
 def children(pid):
@@ -202,14 +200,15 @@ SMALL = ["--engine", "batched", "--model", "logistic", "--steps", "2", "--trials
 SMALL += ["--repeats", "1", "--epsilon", "4"]
 
 
-def test_only_who_plays_needs_the_gpu(tmp_path, monkeypatch, capsys):
-    options = [*SMALL, "--device", "cuda", "--out", str(tmp_path / "audit")]
-    with FakeCuda(monkeypatch) as gpu:
+def test_only_playing_needs_the_gpu(tmp_path, monkeypatch, capsys):
+    options = [*SMALL, "--devices", "cuda", "--out", str(tmp_path / "audit")]
+    with PretendedCuda(monkeypatch) as gpu:
         assert run.main(options) == 0
     assert gpu.counts["launches"] > 0
     monkeypatch.undo()
-    setup.set_up.cache_clear()
-    _, expected = capsys.readouterr().out.split("\n", 1)  # without what the games may show
+    setup._set_up.cache_clear()
+    # The second audit does not print the line on the detectable epsilon.
+    _, expected = capsys.readouterr().out.split("\n", 1)
 
     def started():
         raise AssertionError("CUDA was started")
@@ -220,21 +219,21 @@ def test_only_who_plays_needs_the_gpu(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("devices", [["cuda"], ["cuda:0", "cuda:1"], ["gpu"]])
-def test_a_device_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys, devices):
+def test_a_missing_device_is_one_line(tmp_path, monkeypatch, capsys, devices):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     out = tmp_path / "audit"
     assert run.main([*SMALL, "--devices", *devices, "--out", str(out)]) == 2
-    said = f"error: device must be one that is there: cpu, got {devices[0]!r}\n"
-    assert capsys.readouterr().err == said
-    assert not out.exists()  # nor is the folder taken for the GPU
+    error_line = f"error: device must be one of this machine's: cpu, got {devices[0]!r}\n"
+    assert capsys.readouterr().err == error_line
+    assert not out.exists()  # the folder is not created
 
 
 def test_the_second_of_two_gpus_may_be_missing(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    workers.check_devices(AuditConfig(devices=("cuda:0",)))
-    with pytest.raises(ValueError, match="there: cpu, cuda, cuda:0, got 'cuda:1'"):
-        workers.check_devices(AuditConfig(devices=("cuda:0", "cuda:1")))
-    workers.check_devices(AuditConfig(devices=("cuda:0", "cuda:1"), backend="dask"))
+    workers.check_devices(AuditConfig(devices=("cuda:0",)).place)
+    with pytest.raises(ValueError, match="machine's: cpu, cuda, cuda:0, got 'cuda:1'"):
+        workers.check_devices(AuditConfig(devices=("cuda:0", "cuda:1")).place)
+    workers.check_devices(AuditConfig(devices=("cuda:0", "cuda:1"), backend="dask").place)
 
 
 def test_one_process_per_gpu():
@@ -242,9 +241,9 @@ def test_one_process_per_gpu():
         AuditConfig(devices=("cuda:0", "cuda:1"), jobs=3)
 
 
-def test_every_worker_has_a_device_of_its_own(tmp_path, monkeypatch):
+def test_each_worker_has_its_own_device(tmp_path, monkeypatch):
     devices = ("cuda:0", "cuda:1")
-    claim = workers._claim.__wrapped__  # what a process asks once
+    claim = workers._claimed_device.__wrapped__  # without the cache of a process
     with contextlib.ExitStack() as held:
         for expected in devices:
             device, lock = claim(devices, str(tmp_path))
@@ -252,22 +251,20 @@ def test_every_worker_has_a_device_of_its_own(tmp_path, monkeypatch):
             assert device == expected
         with pytest.raises(RuntimeError, match="more workers than devices"):
             claim(devices, str(tmp_path))
-    device, lock = claim(devices, str(tmp_path))  # a worker that dies lets go
+    device, lock = claim(devices, str(tmp_path))  # a dead worker releases its device
     lock.release()
     assert device == "cuda:0"
 
+    monkeypatch.setattr(workers, "_claimed_device", lambda devices, locks: (devices[1], None))
     played = []
-    monkeypatch.setattr(workers, "play", lambda config, block: played.append(config.devices))
-    config = AuditConfig(devices=devices, out=str(tmp_path))
-    monkeypatch.setattr(workers, "_claim", lambda devices, locks: (devices[1], None))
-    workers._play(config, None, config.out)
-    assert played == [("cuda:1",)]
+    workers._play(lambda block, device: played.append(device), devices, str(tmp_path), None)
+    assert played == ["cuda:1"]
 
 
-def test_workers_let_go_of_their_devices_when_the_blocks_are_done(tmp_path):
-    # Else they would keep what they have on their GPUs while others play the next audit.
+def test_workers_release_their_devices_after_the_blocks(tmp_path):
+    # Otherwise their memory on the GPUs would not be free for the next audit.
     out = str(tmp_path / "audit")
     assert run.main([*OPTIONS, "--devices", "cpu", "cpu", "--out", out]) == 0
     with contextlib.ExitStack() as held:
         for _ in range(2):
-            held.callback(workers._claim.__wrapped__(("cpu", "cpu"), out)[1].release)
+            held.callback(workers._claimed_device.__wrapped__(("cpu", "cpu"), out)[1].release)

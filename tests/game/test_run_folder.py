@@ -1,8 +1,8 @@
-"""The folder of an audit, whatever happens to it: kills, edits, a second process, a full disk.
+"""The folder of an audit survives kills, edits, a second process and a full disk.
 
-Hypothesis chooses what happens, in which order. Processes that die or compete are real: forks that
-end in the middle of a write. Whatever happened, the finished audit has the bytes of an audit that
-nothing happened to, or it was refused in one line.
+Hypothesis chooses the events and their order. Processes that die or compete are real forks that end
+in the middle of a write. In every case, the finished audit has the bytes of an undisturbed audit,
+or it was refused in one line.
 """
 
 import contextlib
@@ -32,6 +32,7 @@ from hypothesis.stateful import (
 )
 
 from audit import run
+from audit.errors import DamagedShard
 from audit.game import store
 from audit.game.play import Trials
 from audit.game.settings import AuditConfig
@@ -53,27 +54,31 @@ def config_of(folder: Path, seed: int = 0) -> AuditConfig:
     )
 
 
-def digest(games: dict[tuple[int, int], Trials]) -> str:
-    parts = [getattr(trials, name).tobytes() for trials in games.values() for name in vars(trials)]
+def digest(all_trials: dict[tuple[int, int], Trials]) -> str:
+    parts = [
+        getattr(trials, name).tobytes() for trials in all_trials.values() for name in vars(trials)
+    ]
     return hashlib.sha256(b"".join(parts)).hexdigest() + "\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def results_without_bounds() -> Iterator[None]:
-    """Results are a digest of the trials: bounds and pictures take seconds."""
+    """Replaces the results by a digest of the trials, because bounds and figures take seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("audit.report.assemble.assemble", lambda config, set_ups, games, *_: games)
-        patch.setattr("audit.report.tables.to_table", lambda games: games)
+        patch.setattr(
+            "audit.report.assemble.assemble", lambda config, set_ups, all_trials, *_: all_trials
+        )
+        patch.setattr("audit.report.tables.to_table", lambda all_trials: all_trials)
         patch.setattr("audit.report.tables.to_csv", digest)
         patch.setattr("audit.report.summary.to_json", digest)
         patch.setattr(run, "_announce", lambda config, seconds: None)
         patch.setattr("audit.report.pictures.draw", lambda report, path: None)
-        patch.setattr("audit.report.pictures.draw_scores", lambda report, games, path: None)
+        patch.setattr("audit.report.pictures.draw_scores", lambda report, all_trials, path: None)
         yield
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What an audit leaves, without its lock and without what a killed process was writing."""
+    """The files of an audit, without its lock and temporary files."""
     found = (path for path in folder.rglob("*") if path.is_file())
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
@@ -83,9 +88,9 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def content(found: dict[str, bytes]) -> dict[str, object]:
-    """The arrays of shards, and other files as they are.
+    """The arrays of shards, and the bytes of other files.
 
-    A shard has bytes that mean nothing, such as padding; a change there is no damage.
+    A shard also has meaningless bytes such as padding; a change there is no damage.
     """
     return {name: arrays(data) if name.endswith(".npz") else data for name, data in found.items()}
 
@@ -103,20 +108,20 @@ def undisturbed(seed: int) -> dict[str, bytes]:
 
 
 def refusal(folder: Path, seed: int = 0) -> str:
-    """What the audit was refused with; empty where it ran to its end."""
-    said = ""
+    """The error of the audit; empty if it finished."""
+    error_line = ""
     try:
         run.run(config_of(folder, seed))
     except ValueError as error:
-        said = str(error)
-    assert len(said.splitlines()) <= 1
-    return said
+        error_line = str(error)
+    assert len(error_line.splitlines()) <= 1
+    return error_line
 
 
 def forked(work: Callable[[], None]) -> int:
-    """Starts a process that does some work; its exit code is 0 if it did."""
+    """Starts a process that does some work; its exit code is 0 on success."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads, none of which the work needs
+        warnings.simplefilter("ignore")  # Of threads, which the work does not need.
         child = os.fork()
     if child == 0:
         code = 1
@@ -146,21 +151,21 @@ class RunFolderMachine(RuleBasedStateMachine):
     def shards(self) -> list[Path]:
         return sorted((self.folder / "shards").glob("[!.]*"))
 
-    def is_begun(self) -> bool:
-        return store.begun(self.folder)
+    def is_started(self) -> bool:
+        return store.is_started(self.folder)
 
     @rule()
     def finish(self) -> None:
-        said = refusal(self.folder)
+        error_line = refusal(self.folder)
         if self.is_edited:
-            assert "out must be a new folder or hold this audit" in said
+            assert "out must be a new folder or hold this audit" in error_line
         else:
-            assert said == ""
+            assert error_line == ""
             assert content(files(self.folder)) == content(undisturbed(0))
 
     @rule(at=st.integers(0, 2 * BLOCKS + 4), half=st.booleans())
     def kill(self, at: int, half: bool) -> None:
-        """A process dies at one of its writes, before or after half of the bytes are there."""
+        """A process dies at one of its writes, before or after half of the bytes are written."""
         writes = iter(range(at))
 
         def die(descriptor: int) -> None:
@@ -178,7 +183,7 @@ class RunFolderMachine(RuleBasedStateMachine):
 
     @rule(room=st.integers(0, BLOCKS))
     def fill_the_disk(self, room: int) -> None:
-        """No more than so many shards fit."""
+        """The disk has room for a limited number of shards."""
         left = iter(range(room))
         savez = np.savez
 
@@ -188,8 +193,8 @@ class RunFolderMachine(RuleBasedStateMachine):
             savez(file, **arrays)
 
         with mock.patch("numpy.savez", save):
-            said = refusal(self.folder)
-        assert said == "" or "with room" in said or self.is_edited
+            error_line = refusal(self.folder)
+        assert error_line == "" or "with free space" in error_line or self.is_edited
 
     @precondition(lambda self: self.shards())
     @rule(
@@ -210,7 +215,7 @@ class RunFolderMachine(RuleBasedStateMachine):
             other = {"cut": stored[: len(stored) // 2], "empty": b""}
             path.write_bytes(other.get(how, self.shards()[0].read_bytes()))
 
-    @precondition(lambda self: self.is_begun() and not self.is_edited)
+    @precondition(lambda self: self.is_started() and not self.is_edited)
     @rule()
     def edit_the_settings(self) -> None:
         path = self.folder / "config.json"
@@ -225,11 +230,11 @@ class RunFolderMachine(RuleBasedStateMachine):
 
     @rule()
     def compete_with_a_process_that_runs(self) -> None:
-        """Another process holds the folder for as long as it lives."""
-        (ready, held), (end, asked) = os.pipe(), os.pipe()
+        """Another process locks the folder until it ends."""
+        (ready, held), (end, wait_end) = os.pipe(), os.pipe()
 
         def work() -> None:
-            os.close(asked)
+            os.close(wait_end)
             with store.locked(self.folder):
                 os.write(held, b"1")
                 os.read(end, 1)  # until the other side is closed
@@ -241,42 +246,42 @@ class RunFolderMachine(RuleBasedStateMachine):
             assert "where another audit is running" in refusal(self.folder)
             assert files(self.folder) == before
         finally:
-            for descriptor in (ready, held, end, asked):
+            for descriptor in (ready, held, end, wait_end):
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
             assert code_of(child) == 0
 
-    @precondition(lambda self: self.is_begun() and not self.is_edited)
+    @precondition(lambda self: self.is_started() and not self.is_edited)
     @rule()
     def another_audit_is_refused(self) -> None:
         before = files(self.folder)
         assert "seed 0 there and 1 now" in refusal(self.folder, seed=1)
         assert files(self.folder) == before
 
-    @precondition(lambda self: not self.is_begun())
+    @precondition(lambda self: not self.is_started())
     @rule()
     def two_audits_begin_at_once(self) -> None:
         def work() -> None:
             assert not refusal(self.folder, seed=1)
 
         child = forked(work)
-        said = refusal(self.folder)
+        error_line = refusal(self.folder)
         other = code_of(child)
-        assert bool(said) != bool(other)
-        winner = 0 if said == "" else 1
+        assert bool(error_line) != bool(other)
+        winner = 0 if error_line == "" else 1
         assert files(self.folder) == undisturbed(winner)
-        shutil.rmtree(self.folder)  # what comes next must not depend on who won
+        shutil.rmtree(self.folder)  # The next events must not depend on the winner.
 
     @invariant()
-    def every_readable_shard_is_what_its_block_left(self) -> None:
-        if not self.is_begun():
+    def every_readable_shard_has_the_trials_of_its_block(self) -> None:
+        if not self.is_started():
             return
         for path in self.shards():
             expected = arrays(undisturbed(0)[f"shards/{path.name}"])
             (audit,) = np.frombuffer(expected["audit"][4:], "U64").tolist()
             try:
                 store._read(path, audit)
-            except store.DamagedShard:
+            except DamagedShard:
                 continue
             assert arrays(path.read_bytes()) == expected
 
@@ -288,7 +293,7 @@ def played(examples: int, steps: int) -> None:
             max_examples=examples,
             stateful_step_count=steps,
             deadline=None,
-            phases=[Phase.generate],  # to shrink a failure takes minutes
+            phases=[Phase.generate],  # Shrinking a failure takes minutes.
             derandomize=True,
             database=None,
             suppress_health_check=list(HealthCheck),
@@ -296,11 +301,11 @@ def played(examples: int, steps: int) -> None:
     )
 
 
-def test_an_audit_survives_whatever_happens_to_its_folder() -> None:
+def test_an_audit_survives_random_events() -> None:
     assert len([name for name in undisturbed(0) if name.endswith(".npz")]) == BLOCKS
     played(12, 8)
 
 
 @pytest.mark.slow
-def test_an_audit_survives_many_more_things() -> None:
+def test_an_audit_survives_many_more_random_events() -> None:
     played(150, 25)

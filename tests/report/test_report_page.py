@@ -1,9 +1,9 @@
-"""A finished audit as one page."""
+"""The html page of a finished audit."""
 
 import re
 from dataclasses import replace
 
-from test_certificate import Page
+from html_page import Page
 
 from audit import lower_bounds, run
 from audit.report import __main__ as command
@@ -12,7 +12,7 @@ from audit.report import summary
 from audit.report.results import BudgetResult, Contradiction
 
 
-def test_page_of_a_finished_audit_stands_alone(tmp_path, capsys):
+def test_the_page_is_self_contained_and_begins_with_the_answer(tmp_path, capsys):
     out = str(tmp_path / "audit")
     options = ["--threat", "ETCV", "--canary", "dirac", "--trials", "60", "--epsilon", "2"]
     assert run.main([*options, "--repeats", "1", "--repetitions", "fixed:2", "--out", out]) == 0
@@ -28,30 +28,29 @@ def test_page_of_a_finished_audit_stands_alone(tmp_path, capsys):
     page.feed(text)
     assert page.open == []
     assert page.fetched == []
-    # The answer stands first, and what so many games could have shown.
-    assert text.index("<h1>") < text.index("the attack shows that the tuning leaks at least")
-    said = float(re.search(r"60 games could have shown ([\d.]+)", text)[1])
+    assert text.index("<h1>") < text.index("The attack shows that the tuning leaks at least")
+    stated = float(re.search(r"60 trials can show at most epsilon ([\d.]+)", text)[1])
     report = summary.read(tmp_path / "audit" / "summary.json")
     found = report.results[0].lower_bounds["lambda_a"]["scan:scan"].pooled
-    can_show = lower_bounds.max_detectable_epsilon(found.trials_without, found.trials_with)
-    assert said - 1e-3 < can_show == report.results[0].ceiling <= said
+    detectable = lower_bounds.max_detectable_epsilon(found.trials_without, found.trials_with)
+    assert stated - 1e-3 < detectable == report.results[0].ceiling <= stated
     needed = report.results[0].games_needed
     upper = report.results[0].smallest_upper
     assert lower_bounds.max_detectable_epsilon(needed // 2, needed // 2) >= upper.epsilon
     assert lower_bounds.max_detectable_epsilon(needed // 2 - 1, needed // 2 - 1) < upper.epsilon
 
 
-def test_what_is_doubtful_is_said_and_is_no_markup():
+def test_a_contradiction_is_stated_and_escaped():
     result = BudgetResult(
         1.0, None, "score", None, 1, 0, {}, {},
         tuple(Contradiction("a<b", "lambda_a", lower, "tight", 1.5, lower < 3.0, 40)
               for lower in (1.6, 2.0, 3.0)),
     )  # fmt: skip
-    (words,) = page_of_report._doubts(result)
+    (words,) = page_of_report._contradiction(result)
     assert "a lower bound of 2.000 (a&lt;b from lambda_a) exceeds the upper bound tight" in words
     assert "the 40 lower bounds that this report compares" in words
     chance = replace(result, contradictions=result.contradictions[2:])
-    assert not list(page_of_report._doubts(chance))
+    assert not list(page_of_report._contradiction(chance))
 
 
 def test_a_folder_without_an_audit_is_one_line(tmp_path, capsys):

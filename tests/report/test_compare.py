@@ -1,4 +1,4 @@
-"""Finished audits side by side: the table of means, the panels, the refusals."""
+"""Comparison of finished audits: tables, panels and invalid folders."""
 
 import csv
 import json
@@ -52,7 +52,7 @@ def changed(finished, tmp_path, **settings):
     return folder
 
 
-def test_means_are_those_of_the_results(finished, tmp_path, capsys):
+def test_the_table_has_the_numbers_of_the_results(finished, tmp_path, capsys):
     code, text, _ = command(capsys, finished / "etcv", finished / "nt", "--out", tmp_path)
     assert code == 0
     table = pd.read_csv(tmp_path / "table.csv")
@@ -84,7 +84,7 @@ def test_means_are_those_of_the_results(finished, tmp_path, capsys):
         assert " ".join(cells) in [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_shared_runs_stand_for_their_views_and_are_told_to_be_correlated(finished):
+def test_shared_runs_stand_for_their_views_and_are_correlated(finished):
     together = compare.read([finished / "nt"])
     one_by_one = compare.read([finished / "nt" / "ntcv", finished / "nt" / "ntnv"])
     assert together == one_by_one
@@ -92,14 +92,15 @@ def test_shared_runs_stand_for_their_views_and_are_told_to_be_correlated(finishe
         ("NTNV", "DIGITS", "PATCHES[0]"),
         ("NTCV", "DIGITS", "PATCHES[0]"),
     ]
-    told = (
-        "so correlated: NTNV DIGITS PATCHES[0] validation-loss, NTCV DIGITS PATCHES[0] canary-loss"
+    note = (
+        "Correlated, because they share runs: NTNV DIGITS PATCHES[0] validation-loss, "
+        "NTCV DIGITS PATCHES[0] canary-loss"
     )
-    assert told in compare.to_text(together)
-    assert "correlated" not in compare.to_text(compare.read([finished / "etcv"]))
+    assert note in compare.to_text(together)
+    assert "Correlated" not in compare.to_text(compare.read([finished / "etcv"]))
 
 
-def test_a_panel_per_audit(finished):
+def test_each_audit_has_a_panel(finished):
     figure = compare.draw(compare.read([finished / "etcv", finished / "nt"]))
     panels = [axes for axes in figure.axes if axes.axison]
     assert [axes.get_title() for axes in panels] == [
@@ -156,7 +157,7 @@ def row_of_settings(threat, canary, dataset):
     return {"threat": threat, "canary": canary, "dataset": dataset, "score": score}
 
 
-def test_order_of_table_2_whatever_the_order_of_the_folders(finished, tmp_path):
+def test_audits_are_in_the_order_of_table_2(finished, tmp_path):
     rows = [
         *(
             ("NTNV", canary, x)
@@ -173,7 +174,7 @@ def test_order_of_table_2_whatever_the_order_of_the_folders(finished, tmp_path):
     assert [(found["threat"], found["canary"], found["dataset"]) for found in read] == rows
 
 
-def test_same_row_twice_is_told_apart_by_its_folder(finished, tmp_path):
+def test_equal_rows_are_distinguished_by_their_folders(finished, tmp_path):
     copy = changed(finished, tmp_path, trials=70)
     audits = compare.read([finished / "etcv", copy])
     titles = [axes.get_title() for axes in compare.draw(audits).axes if axes.axison]
@@ -191,7 +192,7 @@ def test_same_row_twice_is_told_apart_by_its_folder(finished, tmp_path):
         ("sampling_rate", 0.5),
     ],
 )
-def test_audits_that_cannot_share_a_table(finished, tmp_path, capsys, setting, value):
+def test_incomparable_audits_are_refused(finished, tmp_path, capsys, setting, value):
     copy = changed(finished, tmp_path, **{setting: value})
     out = tmp_path / "out"
     code, text, err = command(capsys, finished / "etcv", copy, "--out", out)
@@ -204,7 +205,7 @@ def test_audits_that_cannot_share_a_table(finished, tmp_path, capsys, setting, v
 
 @pytest.fixture(scope="module")
 def other_ways(tmp_path_factory, quick_reports):
-    """Folders of audits of a grid and of rerunning, as small."""
+    """Folders of small audits of a grid and of repeating until acceptance."""
     root = tmp_path_factory.mktemp("ways")
     for name, *options in (
         ("grid", "--protocol", "grid:3", "--learning-rates", "0.1", "0.2", "0.4"),
@@ -215,7 +216,7 @@ def other_ways(tmp_path_factory, quick_reports):
     return root
 
 
-def test_every_way_of_tuning_has_its_own_table_and_cost(finished, other_ways, tmp_path, capsys):
+def test_each_protocol_has_its_own_table_and_cost(finished, other_ways, tmp_path, capsys):
     folders = finished / "etcv", other_ways / "grid", other_ways / "until"
     code, text, _ = command(capsys, *folders, "--out", tmp_path)
     assert code == 0
@@ -234,16 +235,16 @@ def test_every_way_of_tuning_has_its_own_table_and_cost(finished, other_ways, tm
             (result,) = (one for one in report.results if one.epsilon_base == base)
             known = [one.epsilon for one in result.upper_bounds.values() if one.valid]
             assert epsilon == pytest.approx(min(known), rel=1e-8)
-    # The paper has no bound for other ways.
+    # The paper has no bound for other protocols.
     paper = table[table["claim"] != "valid"].groupby("tuning")["epsilon_upper"]
     assert paper.count()[ways].astype(bool).tolist() == [True, False, False]
     panels = compare.draw(compare.read(folders)).axes
     assert [panel.get_title().split("\n")[0] for panel in panels] == ways
     assert panels[0].get_ylim()[1] > table["epsilon_upper"].max()
-    assert "the smallest valid one at every budget" in text
+    assert "the smallest valid one at each budget" in text
 
 
-def test_steps_matter_where_batches_are_sampled(finished, tmp_path):
+def test_audits_with_sampled_batches_must_agree_on_the_steps(finished, tmp_path):
     def steps(folder, number, rate):
         return changed(finished, tmp_path / folder, steps=number, sampling_rate=rate)
 
@@ -277,9 +278,7 @@ def test_a_summary_with_other_proxies_is_one_line(finished, tmp_path, capsys, ch
     "score",
     ["=cmd.calc", "<script>alert(1)</script>.x", '=HYPERLINK("http://x.y")', "a|b.c", "$\\frac.c"],
 )
-def test_text_of_someone_else_is_no_formula_no_markup_and_no_column(
-    finished, tmp_path, capsys, score
-):
+def test_untrusted_text_is_escaped(finished, tmp_path, capsys, score):
     folder = changed(finished, tmp_path, score=f"{score}\x1b[31m\n")
     summary = json.loads((folder / "summary.json").read_text())
     for result in summary["results"]:
@@ -300,7 +299,7 @@ def test_text_of_someone_else_is_no_formula_no_markup_and_no_column(
     assert len(re.findall(r"(?<!\\)\|", head)) == 6
 
 
-def test_a_folder_whose_name_is_not_utf_8(finished, tmp_path, capsys):
+def test_folder_names_may_be_invalid_utf_8(finished, tmp_path, capsys):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     shutil.copytree(finished / "etcv", folder)
     code, text, err = command(capsys, folder, finished / "etcv", "--out", tmp_path / "out")
@@ -311,7 +310,7 @@ def test_a_folder_whose_name_is_not_utf_8(finished, tmp_path, capsys):
     assert code == 2
 
 
-def test_folders_without_a_finished_audit(finished, tmp_path, capsys):
+def test_folders_without_a_finished_audit_are_refused(finished, tmp_path, capsys):
     begun = tmp_path / "begun"
     shutil.copytree(finished / "nt", begun)
     (begun / "ntcv" / "summary.json").unlink()

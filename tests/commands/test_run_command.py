@@ -1,4 +1,4 @@
-"""The main command: outputs, resuming, damage, refusals."""
+"""The command audit.run: output, resuming, damaged files, invalid input."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from audit.report import summary
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 QUICK = ["--trials", "300", "--repeats", "2", "--epsilon", "1", "4"]
 
 
@@ -47,7 +47,7 @@ def own_copy(finished, tmp_path):
     return Path(shutil.copytree(finished, tmp_path / "audit"))
 
 
-def test_folder_holds_everything(tmp_path, capsys):
+def test_the_folder_contains_all_results(tmp_path, capsys):
     out = tmp_path / "audit"
     code, text, _ = audit(capsys, *QUICK, "--threat", "ETCV", "--canary", "dirac", "--out", out)
     assert code == 0
@@ -87,12 +87,12 @@ def test_folder_holds_everything(tmp_path, capsys):
     assert best["min"] > 0
 
 
-def test_killed_and_started_again_it_ends_with_the_same_bytes(tmp_path, capsys):
-    # The batched engine in small blocks: a run of a few seconds, killed when some are done.
+def test_a_killed_audit_resumes_to_the_same_bytes(tmp_path, capsys):
+    # The batched engine in small blocks: an audit of a few seconds, killed after some blocks.
     options = ["--engine", "batched", "--steps", "40", "--trials", "700", "--repeats", "1"]
     options += ["--epsilon", "4", "--model", "logistic"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert audit(capsys, *options, "--out", whole)[0] == 0
+    complete, killed = tmp_path / "complete", tmp_path / "killed"
+    assert audit(capsys, *options, "--out", complete)[0] == 0
     command = [sys.executable, "-m", "audit.run", *options, "--out", str(killed)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True, cwd=ROOT)
     deadline = time.monotonic() + 120
@@ -105,16 +105,16 @@ def test_killed_and_started_again_it_ends_with_the_same_bytes(tmp_path, capsys):
     process.wait()
     done = set(killed.glob("shards/*.npz"))
     assert not (killed / "results.csv").exists()
-    assert len(done) < len(list(whole.glob("shards/*.npz")))
-    kept = {path: path.stat().st_mtime_ns for path in done}
+    assert len(done) < len(list(complete.glob("shards/*.npz")))
+    old_files = {path: path.stat().st_mtime_ns for path in done}
     assert audit(capsys, *options, "--out", killed)[0] == 0
-    assert {path: path.stat().st_mtime_ns for path in done} == kept
-    assert (killed / "results.csv").read_bytes() == (whole / "results.csv").read_bytes()
-    reports = [summary.read(each / "summary.json") for each in (killed, whole)]
+    assert {path: path.stat().st_mtime_ns for path in done} == old_files
+    assert (killed / "results.csv").read_bytes() == (complete / "results.csv").read_bytes()
+    reports = [summary.read(each / "summary.json") for each in (killed, complete)]
     assert replace(reports[0], made={}) == replace(reports[1], made={})
 
 
-def test_shared_runs_report_each_threat_model_in_its_folder(tmp_path, capsys):
+def test_shared_runs_have_a_report_for_each_threat_model(tmp_path, capsys):
     out = tmp_path / "audit"
     options = ["--threat", "NTNV+NTCV", "--trials", "20", "--repeats", "1", "--epsilon", "4"]
     options += ["--steps", "2", "--train-size", "30", "--validation-size", "20", "--out", out]
@@ -144,16 +144,16 @@ def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(tmp_path, caps
         report = summary.read(tmp_path / view / "summary.json")
         assert report.config["canary"] == view.split("-")[1]
         assert "one set of runs serves NTCV, canary input+dirac" in report.engine.reason
-    kept = [*tmp_path.glob("*/results.csv"), *tmp_path.glob("shards/*.npz")]
-    assert len(kept) == 2 + 2 * 2
-    before = [path.read_bytes() for path in kept]
-    for path in (kept[2], kept[-1]):
+    old_files = [*tmp_path.glob("*/results.csv"), *tmp_path.glob("shards/*.npz")]
+    assert len(old_files) == 2 + 2 * 2
+    before = [path.read_bytes() for path in old_files]
+    for path in (old_files[2], old_files[-1]):
         path.unlink()
     assert audit(capsys, *options, "--jobs", "2")[0] == 0
-    assert [path.read_bytes() for path in kept] == before
+    assert [path.read_bytes() for path in old_files] == before
 
 
-def test_damaged_shards_are_named_and_played_again(own_copy, capsys):
+def test_damaged_shards_are_reported_and_played_again(own_copy, capsys):
     out = own_copy
     before = (out / "results.csv").read_bytes()
     first, second, third, fourth = sorted((out / "shards").iterdir())
@@ -170,16 +170,16 @@ def test_damaged_shards_are_named_and_played_again(own_copy, capsys):
     code, _, err = audit(capsys, *QUICK, "--out", out)
     assert code == 0
     for shard in (first, second, third, fourth):
-        assert f"damaged shard, played again: {shard}" in err
+        assert f"damaged shard, will be played again: {shard}" in err
     assert (out / "results.csv").read_bytes() == before
     with np.load(first) as shard:
         arrays = dict(shard)
     arrays["score"][3] = np.nan
     np.savez(first, **arrays)
-    assert f"damaged shard, played again: {first}" in audit(capsys, *QUICK, "--out", out)[2]
+    assert f"damaged shard, will be played again: {first}" in audit(capsys, *QUICK, "--out", out)[2]
 
 
-def test_shards_of_another_audit_swapped_or_edited_are_named_and_played_again(
+def test_foreign_swapped_and_edited_shards_are_reported_and_played_again(
     own_copy, tmp_path, capsys
 ):
     out, other = own_copy, tmp_path / "other"
@@ -192,13 +192,13 @@ def test_shards_of_another_audit_swapped_or_edited_are_named_and_played_again(
     third.write_bytes(swapped)
     with np.load(fourth) as shard:
         arrays = dict(shard)
-    arrays["lambda_a"][0] += 1e-9  # all that a careful editor leaves as it was
+    arrays["lambda_a"][0] += 1e-9  # an edit that changes nothing else
     np.savez(fourth, **arrays)
     code, _, err = audit(capsys, *QUICK, "--out", out)
     assert code == 0
     assert f"played again: {first}: it belongs to another audit" in err
     for shard in (second, third, fourth):
-        assert f"played again: {shard}: its content is not what its block left" in err
+        assert f"played again: {shard}: its content does not match its seal" in err
     assert {path.name: path.read_bytes() for path in (out / "shards").iterdir()} == before
 
 
@@ -219,20 +219,20 @@ def test_a_changed_plug_in_in_an_old_folder_is_refused(tmp_path, capsys, monkeyp
     source.write_text(PLUG_IN.format(sign="-"))
     code, _, err = audit(capsys, *options)
     assert code == 2
-    assert "whose trials come from another plug-in changing_plug_in.score" in err
+    assert "whose trials depend on another plug-in changing_plug_in.score" in err
 
 
 @pytest.mark.parametrize(
     "content", ["[]", "3", "null", '"text"', "{}", '{"bound_to": 3}', "[" * 100_000, "\xff"]
 )
-def test_a_config_that_is_no_audit_is_one_line(tmp_path, capsys, content):
+def test_an_invalid_config_is_one_line(tmp_path, capsys, content):
     (tmp_path / "config.json").write_text(content)
     code, _, err = audit(capsys, *QUICK, "--out", tmp_path)
     assert (code, err.count("\n")) == (2, 1)
     assert "config.json" in err or "other settings" in err
 
 
-def test_finished_audit_is_read_once_and_not_played_again(own_copy, capsys, monkeypatch):
+def test_a_finished_audit_is_read_only_once(own_copy, capsys, monkeypatch):
     out = own_copy
     read = []
     of_store = store._read
@@ -268,14 +268,12 @@ def test_a_second_audit_in_a_folder_that_is_in_use_is_refused(tmp_path, capsys):
     assert audit(capsys, *QUICK, "--out", out)[0] == 0
 
 
-def test_results_of_another_audit_are_not_written_where_locks_do_not_hold(
-    tmp_path, capsys, monkeypatch
-):
-    # A file system without locks: another process began its audit in the folder a moment before,
-    # or takes the folder while the trials are played.
+def test_results_of_another_audit_are_not_overwritten_without_locks(tmp_path, capsys, monkeypatch):
+    # Without locks, another process can start its audit in the folder just before this one, or
+    # while the trials are played.
     out = tmp_path / "audit"
     monkeypatch.setattr(store, "locked", lambda folder: contextlib.nullcontext())
-    begun = store.begun
+    begun = store.is_started
     assert audit(capsys, *QUICK, "--out", tmp_path / "other", "--seed", 1)[0] == 0
     other = (tmp_path / "other" / "config.json").read_text()
 
@@ -284,12 +282,12 @@ def test_results_of_another_audit_are_not_written_where_locks_do_not_hold(
         (out / "config.json").write_text(other)
         return found
 
-    monkeypatch.setattr(store, "begun", begun_just_now)
+    monkeypatch.setattr(store, "is_started", begun_just_now)
     code, _, err = audit(capsys, *QUICK, "--out", out)
     assert code == 2
     assert "seed 1 there and 0 now" in err
     assert (out / "config.json").read_text() == other
-    monkeypatch.setattr(store, "begun", begun)
+    monkeypatch.setattr(store, "is_started", begun)
     (out / "config.json").unlink()
 
     def play_all(*arguments):
@@ -306,7 +304,7 @@ def test_results_of_another_audit_are_not_written_where_locks_do_not_hold(
 
 
 @pytest.mark.slow
-def test_two_processes_that_start_at_once_never_mix(tmp_path):
+def test_two_simultaneous_audits_are_never_mixed(tmp_path):
     command = [sys.executable, "-m", "audit.run", *QUICK, "--out", str(tmp_path)]
     pair = [
         subprocess.Popen(
@@ -318,10 +316,10 @@ def test_two_processes_that_start_at_once_never_mix(tmp_path):
         )
         for seed in ("1", "2")
     ]
-    said = [process.communicate(timeout=120)[1] for process in pair]
+    errors = [process.communicate(timeout=120)[1] for process in pair]
     codes = [process.returncode for process in pair]
     assert sorted(codes) == [0, 2]
-    assert "out must be" in said[codes.index(2)]
+    assert "out must be" in errors[codes.index(2)]
     winner = codes.index(0) + 1
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == winner
     assert summary.read(tmp_path / "summary.json").config["seed"] == winner
@@ -352,19 +350,19 @@ def test_two_processes_that_start_at_once_never_mix(tmp_path):
         (["--epsilon", "1", "1"], "epsilon must name each budget once"),
         (["--delta", "0"], "delta must be in (0, 1), got 0.0"),
         (["--repetitions", "tnb:0,1.2"], "gamma must be in (0, 1), got 1.2"),
-        (["--trials", "1"], "trials must be a whole number in [2, 1000000000000], got 1"),
-        (["--trials", "9" * 400], "trials must be a whole number in [2, 1000000000000], got 9"),
+        (["--trials", "1"], "trials must be a complete number in [2, 1000000000000], got 1"),
+        (["--trials", "9" * 400], "trials must be a complete number in [2, 1000000000000], got 9"),
         (["--learning-rates", "0"], "learning_rates must be"),
-        (["--momentum", "0.5", "0.5"], "momentum must have distinct values, got (0.5, 0.5)"),
+        (["--momentum", "0.5", "0.5"], "momentum must name each value once, got (0.5, 0.5)"),
         (
             ["--repetitions", "fixed:0"],
-            "repetitions fixed:0: k must be a whole number in [1, 1000000000000000], got 0.0",
+            "repetitions fixed:0: k must be a complete number in [1, 1000000000000000], got 0.0",
         ),
         (["--max-grad-norm", "1", "-2"], "max_grad_norm must be in (0, inf), got -2.0"),
         (["--momentum", "0.5", "1"], "momentum must be in [0, 1), got 1.0"),
         (["--confidence", "1"], "confidence must be in (0, 1), got 1.0"),
         (["--preset", "missing.toml"], "preset must be a readable TOML file, got 'missing.toml'"),
-        (["--engine", "batched", "--device", "cuda:7"], "device"),
+        (["--engine", "batched", "--devices", "cuda:7"], "device"),
         (["--model", "resnet"], "model"),
     ],
 )
@@ -393,7 +391,7 @@ def test_unwritable_folder_is_refused(tmp_path, capsys):
     assert "not json" in err
 
 
-def test_views_that_differ_in_case_alone_have_folders_of_their_own():
+def test_views_that_differ_only_in_case_have_separate_folders():
     views = AuditConfig(canary="own.dark+own.Dark", out="here").views
     assert [view.out for view in views] == ["here/etcv-own.dark", "here/etcv-own.Dark"]
 
@@ -410,22 +408,22 @@ def test_views_that_differ_in_case_alone_have_folders_of_their_own():
         ("epsilon = {a = 1}", r"epsilon must be in \(0, inf\), got {'a': 1}"),
         ("epsilon = [[1.0]]", r"epsilon must be in \(0, inf\), got \[1.0\]"),
         ("learning_rates = [true, 1]", r"learning_rates must be in \(0, inf\), got True"),
-        ("seed = true", "seed must be a whole number >= 0, got True"),
+        ("seed = true", "seed must be a complete number >= 0, got True"),
         ("epsilon = [true]", r"epsilon must be in \(0, inf\), got True"),
         ("epsilon = true", r"epsilon must be in \(0, inf\), got True"),
         ("momentum = false", r"momentum must be in \[0, 1\), got False"),
-        ('scheduler = "127.0.0.1:1"', "scheduler must come with a backend that has one"),
-        ("trials = [20]", r"trials must be a whole number in \[2, 1000000000000\], got \(20,\)"),
+        ('scheduler = "127.0.0.1:1"', "scheduler must come with the backend dask or ray"),
+        ("trials = [20]", r"trials must be a complete number in \[2, 1000000000000\], got \(20,\)"),
     ],
 )
-def test_preset_settings_of_the_wrong_kind(tmp_path, line, message):
+def test_preset_settings_of_the_wrong_type_are_refused(tmp_path, line, message):
     preset = tmp_path / "mine.toml"
     preset.write_text(line + "\n")
     with pytest.raises(ValueError, match=message):
         run.parse(["--preset", str(preset)])
 
 
-def test_numbers_that_are_text_in_a_preset_are_numbers(tmp_path):
+def test_numbers_in_a_preset_may_be_text(tmp_path):
     preset = tmp_path / "mine.toml"
     lines = ['delta = "1e-6"', 'trials = "1e3"', 'epsilon = ["2"]', 'sampling_rate = "0.5"']
     lines += ['learning_rates = "0.1"', 'max_grad_norm = ["2"]', 'confidence = "0.9"']
@@ -436,17 +434,17 @@ def test_numbers_that_are_text_in_a_preset_are_numbers(tmp_path):
     assert (config.max_grad_norm, config.confidence) == ((2.0,), 0.9)
 
 
-def test_every_option_says_what_it_is_and_its_default(capsys, monkeypatch):
+def test_every_option_has_a_description_and_a_default(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(console.WIDTH))
     with pytest.raises(SystemExit):
         run.main(["--help-all"])
     options, _, _ = capsys.readouterr().out.partition("examples:")
     text = " ".join(options.split())
     for field in fields(AuditConfig):
-        _, found, told = text.partition(f"--{field.name.replace('_', '-')} ")
+        _, found, rest = text.partition(f"--{field.name.replace('_', '-')} ")
         assert found
-        assert field.metadata["meaning"] in told
-        assert "(default: " in told
+        assert field.metadata["meaning"] in rest
+        assert "(default: " in rest
 
 
 def test_options_that_argparse_refuses_are_one_line(capsys):
@@ -459,7 +457,7 @@ def test_options_that_argparse_refuses_are_one_line(capsys):
 @pytest.mark.parametrize(
     ("redirection", "code"), [(">&-", 0), ("> /dev/full", 2), ("2>&- >&-", 0), ("| head -1", 0)]
 )
-def test_output_that_is_closed_full_or_not_read(redirection, code):
+def test_output_may_be_closed_full_or_unread(redirection, code):
     script = "import sys; from audit import console; "
     script += "sys.exit(console.run(lambda argv: print(*range(10**5)) or 0))"
     command = f"{sys.executable} -c '{script}' {redirection}"
@@ -475,7 +473,7 @@ def test_output_that_is_closed_full_or_not_read(redirection, code):
 
 
 @pytest.mark.parametrize("words", ["'x' * 10", "'x' * 10**5"])
-def test_a_refusal_is_one_line_where_the_output_is_full_too(words):
+def test_an_error_is_one_line_even_if_the_output_is_full(words):
     script = "import sys; from audit import console; sys.exit(console.run(lambda argv: "
     script += f"console.note({words}) or console.report_error('x must be 1, got 2')))"
     with open("/dev/full", "w") as full:
@@ -490,7 +488,7 @@ def test_a_refusal_is_one_line_where_the_output_is_full_too(words):
     assert (done.returncode, done.stderr) == (2, "error: x must be 1, got 2\n")
 
 
-def test_what_is_no_text_is_printed_all_the_same():
+def test_text_that_is_not_unicode_is_printed():
     script = "import sys; from audit import console; "
     script += "sys.exit(console.run(lambda argv: print('runs/\\udcff\\u00e9') or 0))"
     done = subprocess.run(
@@ -504,7 +502,7 @@ def test_what_is_no_text_is_printed_all_the_same():
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_who_has_seen_enough_of_a_command_is_no_error(unbuffered):
+def test_a_closed_pipe_is_no_error(unbuffered):
     script = "import sys; from audit import bounds, console; sys.exit(console.run("
     script += "lambda argv: bounds.main(['--mu', '1e9', '--help'])))"
     done = subprocess.run(
@@ -518,7 +516,7 @@ def test_who_has_seen_enough_of_a_command_is_no_error(unbuffered):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_preset_settings_of_a_kin_kind(tmp_path):
+def test_preset_settings_are_converted(tmp_path):
     preset = tmp_path / "mine.toml"
     preset.write_text('devices = "cpu"\nseed = 1e3\nsteps = 2.0\n')
     (config,) = run.parse(["--preset", str(preset)])
@@ -526,28 +524,30 @@ def test_preset_settings_of_a_kin_kind(tmp_path):
     assert (type(config.seed), config.seed, type(config.steps)) == (int, 1000, int)
 
 
-def test_stopped_by_its_user_it_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+def test_a_stopped_audit_explains_how_to_resume(tmp_path, capsys, monkeypatch):
     def stop(*arguments):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(workers, "play_all", stop)
     code, _, err = audit(capsys, *QUICK, "--out", tmp_path)
     assert code == 130
-    assert err == "stopped; the same command goes on from the finished blocks\n"
+    assert err == "stopped; run the same command again to resume\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signals_end_it_as_a_user_does(tmp_path, capsys, monkeypatch, number):
+def test_signals_stop_an_audit(tmp_path, capsys, monkeypatch, number):
     def stop(*arguments):
         os.kill(os.getpid(), number)
         time.sleep(10)
 
     monkeypatch.setattr(workers, "play_all", stop)
-    before = signal.signal(number, signal.SIG_DFL)  # under nohup it is ignored, and stays so
+    before = signal.signal(
+        number, signal.SIG_DFL
+    )  # under nohup it is ignored, and must stay ignored
     try:
         code, _, err = audit(capsys, *QUICK, "--out", tmp_path)
         assert code == 128 + number
-        assert err == "stopped; the same command goes on from the finished blocks\n"
+        assert err == "stopped; run the same command again to resume\n"
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)
@@ -557,19 +557,19 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, capsys, monkeypatch
     options = [*QUICK, "--threat", "NTNV", "--train-size", 20, "--validation-size", 10]
     options += ["--steps", 1, "--repetitions", "fixed:4", "--out", tmp_path]
     options += ["--epsilon", 1, "--repeats", 3]
-    whole, saved = np.savez, []
+    complete, saved = np.savez, []
 
     def savez(file, **arrays):
         if len(saved) == 2:
             raise OSError(28, "No space left on device")
         saved.append(file.name)
-        whole(file, **arrays)
+        complete(file, **arrays)
 
     monkeypatch.setattr(np, "savez", savez)
     code, _, err = audit(capsys, *options)
     assert code == 2
-    (line,) = err.splitlines()  # what is said on the way is not among what went wrong
-    assert line.startswith("error: out must be a writable folder with room, got ")
+    (line,) = err.splitlines()  # notes are not errors
+    assert line.startswith("error: out must be a writable folder with free space, got ")
     assert "No space left" in line
     assert len(list(tmp_path.glob("shards/*"))) == 2
     assert not list(tmp_path.glob("shards/.*"))
@@ -577,7 +577,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, capsys, monkeypatch
     assert audit(capsys, *options)[0] == 0
 
 
-def test_preset_keys_are_the_options_and_options_win(tmp_path):
+def test_options_override_the_preset(tmp_path):
     preset = tmp_path / "mine.toml"
     preset.write_text('threat = "ETCV"\nepsilon = [2.0]\ntrials = 77\n')
     (config,) = run.parse(["--preset", str(preset), "--trials", "88"])
@@ -590,7 +590,7 @@ def test_preset_keys_are_the_options_and_options_win(tmp_path):
         run.parse(["--preset", str(preset)])
 
 
-def test_several_presets_are_played_in_turn_and_compared(tmp_path, capsys):
+def test_several_presets_are_audited_and_compared(tmp_path, capsys):
     for name, threat in (("weak", "NTNV"), ("strong", "ETCV")):
         (tmp_path / f"{name}.toml").write_text(f'threat = "{threat}"\nsteps = 2\n')
     command = ["--preset", tmp_path / "weak.toml", tmp_path / "strong.toml", *QUICK]
@@ -609,13 +609,13 @@ def test_several_presets_are_played_in_turn_and_compared(tmp_path, capsys):
     assert (tmp_path / "below" / "weak" / "config.json").exists()
 
 
-def test_presets_that_cannot_be_compared_are_refused_before_they_are_played(tmp_path, capsys):
+def test_incomparable_presets_are_refused_before_any_trial(tmp_path, capsys):
     one, other = tmp_path / "one.toml", tmp_path / "other.toml"
     one.write_text("delta = 1e-5\n")
     other.write_text("delta = 1e-6\n")
     for presets, message in (
         ((one, other), "delta must be the same in audits that share a table, got 1e-05 and 1e-06"),
-        ((one, one), "out must be another folder for every preset"),
+        ((one, one), "out must be a different folder for every preset"),
     ):
         code, _, err = audit(capsys, "--preset", *presets)
         assert code == 2
@@ -642,14 +642,14 @@ def test_config_round_trips_through_json():
     values = config.identity
     assert AuditConfig.from_mapping(values) == config
     assert "jobs" not in values
-    # A single threshold or momentum is told as a number, as it always was.
+    # A single norm or momentum is stored as a number, for compatibility with older folders.
     assert (values["max_grad_norm"], values["momentum"]) == (1.0, 0.0)
     several = AuditConfig(max_grad_norm=(0.5, 1.0), momentum=0.9)
     assert AuditConfig.from_mapping(several.identity) == several
     assert several.identity["max_grad_norm"] == [0.5, 1.0]
 
 
-def test_candidates_are_the_grid_of_their_parts(tmp_path, capsys):
+def test_candidates_are_the_grid_of_the_hyperparameters(tmp_path, capsys):
     options = ["--learning-rates", "0.01", "0.1", "--max-grad-norm", "0.5", "2"]
     code, text, _ = audit(capsys, *QUICK, *options, "--momentum", "0.9", "--out", tmp_path)
     assert code == 0
@@ -661,9 +661,9 @@ def test_candidates_are_the_grid_of_their_parts(tmp_path, capsys):
         assert set(shard["candidate"]) == {0, 1, 2, 3}
 
 
-def test_shard_is_written_whole_or_not_at_all(tmp_path):
+def test_an_interrupted_write_leaves_no_file(tmp_path):
     def stop_halfway():
-        with store.written_whole(tmp_path / "name") as temporary:
+        with store.written_completely(tmp_path / "name") as temporary:
             temporary.write_text("half")
             raise RuntimeError
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from audit.attacks.orders import expected_ratio, worst_case_split_order
 from audit.protocols import Adaptive
-from audit.upper_bounds.worst_order import expected_ratio, worst_case_split_order
 
 Array = NDArray[np.float64]
 

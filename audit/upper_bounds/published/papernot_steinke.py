@@ -1,4 +1,4 @@
-"""The generic bounds by Renyi divergence (Papernot & Steinke 2022)."""
+"""Papernot & Steinke 2022: Renyi bounds on the best of K runs, and on conditioned outputs."""
 
 import math
 from collections.abc import Callable
@@ -6,17 +6,24 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from audit import checks
 from audit import repetitions as laws
-from audit.accounting import Mechanism, ZeroConcentratedDp, renyi_to_epsilon
-from audit.numerics import COARSE_ORDERS, QUANTILE_ACCURACY, minimize_over_alpha
-from audit.repetitions import PowerLaw, Repetitions
+from audit.accounting import (
+    Mechanism,
+    PureDp,
+    Unreachable,
+    ZeroConcentratedDp,
+    renyi_to_epsilon,
+)
+from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, QUANTILE_ACCURACY, minimize_over_alpha
+from audit.protocols import UntilAccepted
+from audit.repetitions import Poisson, PowerLaw, Repetitions
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
+from audit.upper_bounds.result import FAILURE_TOO_LIKELY, NotApplicable
 
 Array = NDArray[np.float64]
 Curve = Callable[[Array], Array]
-
 _ANY_BASE = ("any base",)
 _POINTS = 1 << 14
 
@@ -288,5 +295,164 @@ def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     def curve(alpha: Array) -> Array:
         rest = np.maximum(alpha - 1.0, best)
         return rho * rest + log_mean / rest + constant
+
+    return curve
+
+
+# Shares of delta that are tried for the probability that some run fails.
+_SHARES = (0.01, 0.3, 0.7, 0.99)
+
+
+@bound("approximate", 20, "Papernot & Steinke 2022, lemma 20 (and 7)", about=("any base",))
+def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
+    """Lemma 20: lemma 7 for the pure part of the base, beside the chance that some run fails.
+
+    delta_0 takes a share of delta, the Renyi conversion the rest; the best of several shares.
+
+    Args:
+        base: the base mechanism, through its privacy profile.
+        repetitions: the law of K, any.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(approximate(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.81
+    """
+    best = math.inf
+    for share in _SHARES:
+        delta_0 = float(repetitions.inverse_survival(share * delta)) * (1.0 - PROFILE_ACCURACY)
+        try:
+            pure = PureDp(max(base.epsilon(delta_0), 1e-9))
+        except Unreachable:
+            continue
+        law = repetitions.given_no_failure(delta_0)
+        rest = (1.0 - share) * delta
+        best = min(best, renyi_to_epsilon(lemma_7_curve(pure, law), rest))
+    if math.isinf(best):
+        raise NotApplicable(FAILURE_TOO_LIKELY)
+    return BoundValue(best)
+
+
+def corollary_21(
+    epsilon_0: float, delta_0: float, repetitions: Poisson
+) -> tuple[float, float, float]:
+    """Papernot & Steinke's corollary 21: Poisson repetitions of an (epsilon_0, delta_0)-DP base.
+
+    Args:
+        epsilon_0: > 0.
+        delta_0: in [0, 1).
+        repetitions: Poisson.
+
+    Returns:
+        alpha, epsilon' and delta': the tuned mechanism is delta'-approximately (alpha,
+        epsilon')-RDP, at every smaller order too; `approximate_to_delta` converts it.
+
+    Example:
+        >>> from audit.repetitions import Poisson
+        >>> tuple(round(value, 6) for value in corollary_21(1.0, 1e-6, Poisson(10.0)))
+        (1.581977, 4.956493, 1e-05)
+    """
+    checks.interval("epsilon_0", epsilon_0, 0.0)
+    checks.interval("delta_0", delta_0, 0.0, 1.0, closed_low=True)
+    growth = math.expm1(epsilon_0)
+    # As in theorem 6, having no run at all adds its own term, which matters where E[K] is small.
+    mu = repetitions.mu * (1.0 - delta_0)
+    log_sum = float(np.logaddexp(-mu, epsilon_0 / growth + math.log(mu)))
+    return 1.0 + 1.0 / growth, growth * log_sum, float(repetitions.phi_survival(delta_0))
+
+
+def approximate_to_delta(alpha: float, divergence: float, failure: float, epsilon: float) -> float:
+    """delta at epsilon of a failure-approximately (alpha, divergence)-RDP mechanism.
+
+    failure + e^((alpha-1)(divergence-epsilon)) (Papernot & Steinke 2022, section E).
+
+    Example:
+        >>> round(approximate_to_delta(alpha=10.0, divergence=0.3, failure=1e-6, epsilon=2.0), 9)
+        1.227e-06
+    """
+    return min(failure + math.exp(min((alpha - 1.0) * (divergence - epsilon), 0.0)), 1.0)
+
+
+_PARTS = 13
+
+
+def conditional_curve(base: Mechanism, acceptance: float) -> Curve:
+    """Proposition 15: the divergence of the output given that it lies in a set S, by order.
+
+    With u = 1/p, v = 1/q, w = 1/r summing to 1, (alpha-1) times the bound is
+    (alpha-u-w) D_{(alpha-u)/w} + (alpha+v-2) D'_{alpha+v-1} + (w+1) log(1/Q(S)), minimised over a
+    grid of (u, v, w). Orders alpha+v-1 below 1 give a moment of at most 1, that is 0.
+
+    Args:
+        base: one run.
+        acceptance: Q(S), the smaller over both data sets, in (0, 1].
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = conditional_curve(GaussianMechanism(0.25), acceptance=0.1)
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [1.084, 1.245]
+    """
+    cost = -np.log(checks.interval("acceptance", acceptance, 0.0, 1.0, closed_high=True))
+    shares = np.linspace(0.0, 1.0, _PARTS)
+    triples = [(u, v, 1.0 - u - v) for u in shares for v in shares if u + v < 1.0 - 1e-9]
+
+    def curve(alpha: Array) -> Array:
+        best = np.full(len(alpha), np.inf)
+        orders = {v: np.maximum(alpha + v - 1.0, 1.0 + 1e-12) for v in shares}
+        second = {
+            v: np.maximum(alpha + v - 2.0, 0.0) * base.renyi(order) for v, order in orders.items()
+        }
+        for u, v, w in triples:
+            first = (alpha - u - w) * base.renyi((alpha - u) / w)
+            best = np.minimum(best, first + second[v] + (w + 1.0) * cost)
+        return best / (alpha - 1.0)
+
+    return curve
+
+
+@bound(
+    "proposition-15",
+    10,
+    "Papernot & Steinke 2022, proposition 15",
+    about=("any base",),
+    protocol=UntilAccepted,
+    title=r"$\varepsilon_U$ proposition 15 (any score)",
+)
+def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> BoundValue:
+    """Proposition 15 converted to (epsilon, delta)-DP.
+
+    Args:
+        base: one run.
+        protocol: rerunning until a run is accepted.
+        delta: in (0, 1).
+    """
+    if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
+        raise NotApplicable("the base has no finite Renyi divergence")
+    return BoundValue(
+        renyi_to_epsilon(
+            conditional_curve(base, protocol.acceptance), delta, 1e-3, 1e7, COARSE_ORDERS
+        )
+    )
+
+
+def corollary_16(base: Mechanism, acceptance: float) -> Curve:
+    """p = q = infinity: D_alpha + (alpha-2)/(alpha-1) D'_{alpha-1} + 2 log(1/Q(S))/(alpha-1).
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = corollary_16(GaussianMechanism(0.25), acceptance=0.1)
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [1.095, 1.245]
+    """
+    cost = -np.log(checks.interval("acceptance", acceptance, 0.0, 1.0, closed_high=True))
+
+    def curve(alpha: Array) -> Array:
+        rest = alpha - 1.0
+        second = np.maximum(alpha - 2.0, 0.0) * base.renyi(np.maximum(rest, 1.0 + 1e-12))
+        return base.renyi(alpha) + (second + 2.0 * cost) / rest
 
     return curve
