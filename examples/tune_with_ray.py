@@ -12,7 +12,9 @@ from sklearn.datasets import load_digits
 from audit import repetitions, tuning, upper_bounds
 
 EPSILON, DELTA, PROTOCOL, STEPS = 2.0, 1e-5, "tnb:0,0.2", 30
-NOISE = upper_bounds.calibrate_noise(EPSILON, PROTOCOL, DELTA, STEPS)
+NOISE = upper_bounds.calibrate_noise(
+    PROTOCOL, target_epsilon=EPSILON, target_delta=DELTA, steps=STEPS
+)
 
 
 def train(config):

@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from audit import numerics
 from audit.certificate import numbers
-from audit.lower_bounds import pooled_scan, rank_sum, reference_games
+from audit.lower_bounds import monte_carlo, pooled_scan, rank_sum
 from audit.upper_bounds import registry
 
 settings.register_profile("same examples", derandomize=True, deadline=None)
@@ -54,12 +54,16 @@ def quick_reports(cached_bounds: None) -> Iterator[None]:
         path.write_bytes(b"\x89PNG")
 
     def clear_caches() -> None:
-        for cached in (reference_games.allowed, rank_sum._reference_games, pooled_scan._games):
+        for cached in (
+            monte_carlo.max_exceedances,
+            rank_sum._simulated_audits,
+            pooled_scan._simulated_order_statistics,
+        ):
             cached.cache_clear()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("audit.report.pictures.save", save)
-        patch.setattr(reference_games, "GAMES", 299)
+        patch.setattr(monte_carlo, "SIMULATIONS", 299)
         clear_caches()
         yield
     clear_caches()

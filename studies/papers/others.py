@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from audit.accounting import DpSgd
-from audit.protocols import Adaptive
+from audit.protocols import Adaptive, Subset
 from audit.repetitions import Poisson
-from audit.upper_bounds import subset_tuning
-from audit.upper_bounds.published import cost_ratio, hypo, lemma_7
+from audit.upper_bounds.published import cost_ratio, hypo, koskela_kulkarni, lemma_7
 from studies.papers.distributions import tnb_with_mean
 from studies.papers.result import Comparison, Curves, Result, draw, figure, plot, style
 
@@ -69,7 +68,8 @@ def hypo_budgets(
 
 def _theorem_1(mean: float, base: DpSgd, delta: float, ratio: float) -> float:
     """Theorem 1 of DP-HyPO for a geometric K."""
-    protocol = Adaptive(tnb_with_mean(1.0, mean), 1.0 / ratio, 1.0)
+    root = math.sqrt(ratio)
+    protocol = Adaptive(tnb_with_mean(1.0, mean), 1.0 / root, root)
     return hypo(base, protocol, delta).epsilon or math.nan
 
 
@@ -90,7 +90,10 @@ def subset_bound(
     fractions = np.linspace(0.0, 1.0, points) ** 2  # the curve bends near 0
     curves = Curves("q", "epsilon")
     for mean in means:
-        epsilons = [subset_tuning(base, base, Poisson(mean), q, delta).epsilon for q in fractions]
+        epsilons = [
+            koskela_kulkarni(base, Subset(Poisson(mean), float(q)), delta).epsilon
+            for q in fractions
+        ]
         curves.add(f"tune on a fraction q, E[K] = {mean:g}", fractions, epsilons)
         everything = lemma_7(base, Poisson(mean), delta).epsilon
         curves.add(f"tune on all records, E[K] = {mean:g}", [0.0, 1.0], [everything] * 2)

@@ -17,7 +17,6 @@ from audit.accounting import (
     ZeroConcentratedDp,
     calibrate_mu,
 )
-from audit.upper_bounds import published
 from studies.papers import REPRODUCTIONS, Result
 from studies.papers.command import main
 from studies.papers.distributions import tnb_with_mean
@@ -69,7 +68,9 @@ def test_ps_figure_3_costs_more_with_larger_eta() -> None:
     assert np.all(np.diff(values, axis=0) > 0)
     # Theorem 2 over a continuum of orders is at most its closed form, corollary 4, ...
     orders = curve(table, names[0], "order")
-    closed = published.corollary_4_curve(ZeroConcentratedDp(0.1), tnb_with_mean(0.0, 10.0))(orders)
+    closed = upper_bounds.published.corollary_4_curve(
+        ZeroConcentratedDp(0.1), tnb_with_mean(0.0, 10.0)
+    )(orders)
     np.testing.assert_array_less(values[0], closed * (1 + 1e-9))
     # ... and within 1 % of it.
     np.testing.assert_allclose(values[0], closed, rtol=0.01)
