@@ -10,15 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit import checks
-from audit.accounting import (
-    Composition,
-    DpSgd,
-    GaussianMechanism,
-    Mechanism,
-    WorstOf,
-    from_opacus,
-    group_size,
-)
+from audit.accounting import Composition, DpSgd, Mechanism, from_opacus
+from audit.certificate import Private
 from audit.tuning.secret_draws import Draws
 from audit.tuning.space import Candidate
 
@@ -57,52 +50,6 @@ class StudyAborted(RuntimeError):
         >>> print(StudyAborted("train returned no Outcome"))
         train returned no Outcome
     """
-
-
-@dataclass(frozen=True)
-class Private:
-    """The score reads private records, and noise is added to it.
-
-    `train` returns the statistic without noise, and the study adds N(0, noise_std^2) to it. A score
-    on private records without noise has no guarantee.
-
-    Attributes:
-        noise_std: standard deviation of the noise, > 0, in units of the score.
-        sensitivity: largest difference of the score between neighbouring data sets, > 0.
-        disjoint: whether no record is both trained and scored on. A run then costs the larger of
-            the two; otherwise both compose.
-
-    Example:
-        >>> Private(noise_std=0.01, sensitivity=0.002).mechanism
-        GaussianMechanism(mu=0.2)
-    """
-
-    noise_std: float
-    sensitivity: float
-    disjoint: bool = True
-
-    def __post_init__(self) -> None:
-        try:
-            std = checks.interval("noise_std", self.noise_std, 0.0)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}: a score with no noise on private records has no guarantee"
-            ) from None
-        checks.store_validated(
-            self, noise_std=std, sensitivity=checks.interval("sensitivity", self.sensitivity, 0.0)
-        )
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """The mechanism of one noisy score."""
-        return GaussianMechanism(self.sensitivity / self.noise_std)
-
-    def with_training(self, training: Mechanism) -> Mechanism:
-        """The mechanism of one run: training and noisy score."""
-        # Of several records of one person, some may be scored on and others trained on.
-        if self.disjoint and group_size(training) == 1:
-            return WorstOf((training, self.mechanism))
-        return Composition((training, self.mechanism))
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,12 @@ from typing import Any, TypeVar
 
 from audit import checks, protocols
 from audit.accounting import DpSgd, Mechanism, mechanism_to_dict
-from audit.certificate import Certificate
+from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import PROTOCOLS
 from audit.numerics import format_rounded
 from audit.protocols import Grid, Protocol, RandomSearch, RandomStopping, Subset, UntilAccepted
 from audit.repetitions import Repetitions
 from audit.tuning.calibration import noise_multiplier_for
-from audit.tuning.certifying import certify
 from audit.tuning.elapsed_time import ElapsedTime
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
@@ -311,19 +310,22 @@ class Study:
     @cached_property
     def _certificate(self) -> Certificate:
         assert self._played is not None
-        return certify(
-            base=self.base,
-            training=self._mechanism(self.noise_multiplier or 0.0, None),
-            protocol=self.protocol,
-            delta=self.delta,
+        facts = StudyFacts(
             prior=self.space.prior,
-            private=self.private,
-            expected_batch_size=self.expected_batch_size,
+            checked=tuple(self._played.checked),
             seeded=self.seed is not None,
-            checked=self._played.checked,
-            settings_hash=self.settings_hash,
-            kept=self.keep and self.folder is not None,
-            model=self._played.best.model,
+            key_kept=self.keep and self.folder is not None,
+            settings=self.settings_hash,
+            expected_batch_size=self.expected_batch_size,
+        )
+        return Certificate.issue(
+            self.base,
+            self._mechanism(self.noise_multiplier or 0.0, None),
+            self.protocol,
+            self.delta,
+            self.private,
+            facts,
+            model_hash(self._played.best.model),
         )
 
     def _plan(self) -> Plan:

@@ -274,9 +274,9 @@ def test_runs_that_raise_or_diverge_count_and_lose_in_silence(capfd, caplog):
 
 
 def test_nothing_is_released_where_all_lose_or_none_is_drawn():
-    with pytest.warns(UserWarning, match="nothing was chosen"):
+    with pytest.warns(UserWarning, match="no candidate was chosen"):
         assert study().run(lambda trial: tuning.Outcome(float("nan"))) == tuning.Best()
-    with pytest.warns(UserWarning, match="nothing was chosen"):
+    with pytest.warns(UserWarning, match="no candidate was chosen"):
         assert study(protocol="poisson:1e-9").run(noisy) == tuning.Best()
 
 

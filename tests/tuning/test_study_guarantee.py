@@ -14,9 +14,9 @@ from benchmarks import studies
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"space": {}}, "space must name at least one hyper-parameter"),
+        ({"space": {}}, "space must name at least one hyperparameter"),
         ({"space": 5}, "space must be a mapping from names to values, or a list"),
-        ({"space": {"": [1, 2]}}, "space must name every hyper-parameter, got an empty name"),
+        ({"space": {"": [1, 2]}}, "space must name every hyperparameter, got an empty name"),
         ({"folder": 5}, "folder must be a path or None, got 5"),
         ({"space": {"lr": 0.1}}, r"space\['lr'\] must be a list of values, Uniform"),
         ({"space": [1, 2]}, "space must be a mapping from names to values, or a list"),

@@ -75,7 +75,9 @@ def test_finished_study_is_kept_where_asked_and_answers_the_same(tmp_path):
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_certificate_says_what_became_of_the_key(tmp_path, monkeypatch, keep):
-    monkeypatch.setattr(live, "certify", lambda **given: given["kept"])  # which takes seconds
+    monkeypatch.setattr(
+        live.Certificate, "issue", lambda *given: given[5].key_kept
+    )  # which takes seconds
     one = study(folder=tmp_path / "s", keep=keep)
     one.run(noisy)
     assert one.certificate is keep is (tmp_path / "s" / "state.json").exists()

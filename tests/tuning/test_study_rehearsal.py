@@ -56,14 +56,14 @@ def test_a_study_whose_runs_all_raise_is_aborted_and_has_no_certificate(tmp_path
             voided.run(lambda trial: trial.candiate)
     with pytest.raises(ValueError, match="certificate needs a study that was run to its end"):
         voided.certificate  # noqa: B018
-    # One that only diverged ranks higher, and is what is reported: nothing was chosen.
+    # One that only diverged ranks higher, and is what is reported: no candidate was chosen.
     calls = []
 
     def train(trial):
         calls.append(trial)
         return tuning.Outcome(float("nan")) if len(calls) == 3 else 1 / 0
 
-    with pytest.warns(UserWarning, match="nothing was chosen"):
+    with pytest.warns(UserWarning, match="no candidate was chosen"):
         assert study().run(train) == tuning.Best()
 
 
