@@ -23,7 +23,6 @@ from audit.certificate import (
     Evidence,
     Ground,
     Numbers,
-    Private,
     Spending,
     StudyFacts,
     check_signature,
@@ -33,7 +32,7 @@ from audit.certificate import (
     sign,
 )
 from audit.certificate.certificate import FORMAT, hash_of
-from audit.certificate.conditions import AS_STATED, PROTOCOLS, bases_of, conditions
+from audit.certificate.conditions import AS_STATED, PROTOCOLS, Private, bases_of, conditions
 from audit.certificate.numbers import TradeOff
 from audit.certificate.verification import _differences
 from audit.certificate.wording import in_words

@@ -5,7 +5,7 @@ recomputes every number of the json and every condition that it must state.
 """
 
 from audit.certificate.certificate import FORMAT, Certificate
-from audit.certificate.conditions import Condition, Ground, Private, Setting, StudyFacts
+from audit.certificate.conditions import Condition, Ground, Setting, StudyFacts
 from audit.certificate.declaration import Declaration, Spending
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute
@@ -23,7 +23,6 @@ __all__ = [
     "Ground",
     "Numbers",
     "PrivacyPoint",
-    "Private",
     "Setting",
     "Spending",
     "StudyFacts",

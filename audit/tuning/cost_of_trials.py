@@ -67,7 +67,8 @@ _WHY = {
     "about the losing trials: only the composition of all is proved",
     "cap": "a privacy filter keeps its cap, whatever is decided by earlier outputs",
     "odometer": "the number of trials or their budgets may depend on earlier outputs, so no "
-    "epsilon is proved; if they were fixed beforehand, say so (budgets planned), or name the cap that was",
+    "epsilon is proved; if they were fixed beforehand, say so (budgets planned), or name the cap "
+    "that was",
 }
 
 

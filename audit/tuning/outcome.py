@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from audit import checks
 from audit.accounting import Composition, DpSgd, Mechanism, from_opacus
-from audit.certificate import Private
+from audit.certificate.conditions import Private
 from audit.tuning.secret_draws import Draws
 from audit.tuning.space import Candidate
 
