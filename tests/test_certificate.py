@@ -22,7 +22,6 @@ from audit.certificate import (
     Declaration,
     Evidence,
     Ground,
-    NoisyScore,
     Numbers,
     Spending,
     StudyFacts,
@@ -32,9 +31,9 @@ from audit.certificate import (
     schema,
     sign,
 )
-from audit.certificate.conditions import AS_STATED, PROTOCOLS, bases_of, conditions
+from audit.certificate.certificate import FORMAT, hash_of
+from audit.certificate.conditions import AS_STATED, PROTOCOLS, Private, bases_of, conditions
 from audit.certificate.numbers import TradeOff
-from audit.certificate.statement import FORMAT, hash_of
 from audit.certificate.verification import _differences
 from audit.certificate.wording import in_words
 
@@ -45,7 +44,7 @@ ONE_RUN = protocols.parse_protocol("fixed:1")
 def region_alone(monkeypatch):
     """Certificates are issued with one bound, which is fast."""
     monkeypatch.setattr(
-        "audit.certificate.statement.compute", lambda *given: compute(*given, ["region"])
+        "audit.certificate.certificate.compute", lambda *given: compute(*given, ["region"])
     )
 
 
@@ -691,7 +690,7 @@ def test_page_is_rendered_from_what_was_verified(certificate, plain, tmp_path, c
     assert not page.exists()
 
 
-SCORE = NoisyScore(1.0, 0.2, disjoint=False)
+SCORE = Private(1.0, 0.2, disjoint=False)
 
 
 @pytest.mark.usefixtures("region_alone")
@@ -715,7 +714,7 @@ def test_noisy_scores_are_part_of_the_base(tmp_path, disjoint, space):
     )
     study.run(lambda trial: tuning.Outcome(1.0))
     found = study.certificate
-    assert found.score == NoisyScore(0.1, 0.02, disjoint)
+    assert found.score == Private(0.1, 0.02, disjoint)
     assert found.base in bases_of(found.training, found.score)
     jsonschema.Draft202012Validator(schema()).validate(found.as_dict())
     if "steps" not in space:  # else it takes seconds
@@ -810,7 +809,7 @@ def test_certificate_of_a_group_of_records():
     one, three = accounting.DpSgd(20.0, 100), accounting.DpSgd(20.0, 100, group_size=3)
     facts = StudyFacts({}, settings="0" * 64)
     single, group = (
-        Certificate.issue(each, each, ONE_RUN, 1e-5, None, facts, {}) for each in (one, three)
+        Certificate.issue(each, each, ONE_RUN, 1e-5, None, facts) for each in (one, three)
     )
     assert single.numbers.run_epsilon == pytest.approx(GaussianMechanism(0.5).epsilon(1e-5))
     assert group.numbers.run_epsilon == pytest.approx(GaussianMechanism(1.5).epsilon(1e-5))
@@ -825,7 +824,7 @@ def test_certificate_of_a_group_of_records():
 
 
 def test_score_and_training_compose_for_a_group_of_records():
-    score = NoisyScore(noise_std=1.0, sensitivity=0.5, disjoint=True)
+    score = Private(noise_std=1.0, sensitivity=0.5, disjoint=True)
     run = accounting.DpSgd(20.0, 100, group_size=3)
     assert isinstance(score.with_training(run), accounting.Composition)
     assert isinstance(score.with_training(replace(run, group_size=1)), accounting.WorstOf)

@@ -186,8 +186,8 @@ def test_csv_is_read_by_its_heading(tmp_path):
         ("Noise Multiplier,steps\n1,2\n", "'Noise Multiplier' may be 'noise_multiplier'"),
         ("sigma,step\n1,2\n", "'sigma' may be 'noise_multiplier', 'step' may be 'steps'"),
         ("mu,mu\n0.1,0.9\n", "trials must name column mu once, got it 2 times"),
-        ("mu,rho\n0.1,0.9\n", "line 2: row must tell one of .* got mu and rho"),
-        ("mu,rho\n,\n", "line 2: row must tell one of .* got none of them"),
+        ("mu,rho\n0.1,0.9\n", "line 2: row must have one of .* got mu and rho"),
+        ("mu,rho\n,\n", "line 2: row must have one of .* got none of them"),
         ("mu\n0,1\n", "line 2: row must have one value for each of 1 columns, got 2"),
         ("", "trials must be at least one row below a heading"),
         ("mu\n0.1\n-1\n", "trials, line 3: mu must be in"),
@@ -441,7 +441,7 @@ def test_a_stored_study_is_read_to_the_safe_side(tmp_path, capsys):
 def test_a_study_that_does_not_tell_its_noise_is_refused_or_told():
     study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(lambda trial: trial.suggest_float("lr", 0.1, 1.0), n_trials=2)
-    with pytest.raises(ValueError, match="trials must tell noise_multiplier and steps"):
+    with pytest.raises(ValueError, match="trials must have noise_multiplier and steps"):
         integration.cost_of_study(study)
     found = integration.cost_of_study(study, base=GaussianMechanism(0.2))
     assert (found.trials, found.chosen) == (2, "random")

@@ -4,14 +4,13 @@ One result object, `Certificate`; json, text and html are made from it, and `pyt
 recomputes every number of the json and every condition that it must state.
 """
 
-from audit.certificate.certificate import Certificate
-from audit.certificate.conditions import Condition, Ground, NoisyScore, Setting, StudyFacts
+from audit.certificate.certificate import FORMAT, Certificate
+from audit.certificate.conditions import Condition, Ground, Setting, StudyFacts
 from audit.certificate.declaration import Declaration, Spending
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute
 from audit.certificate.released import model_hash
 from audit.certificate.signature import check_signature, sign
-from audit.certificate.statement import FORMAT, Statement
 from audit.certificate.verification import Finding, Verdict, schema, verify
 
 __all__ = [
@@ -22,12 +21,10 @@ __all__ = [
     "Evidence",
     "Finding",
     "Ground",
-    "NoisyScore",
     "Numbers",
     "PrivacyPoint",
     "Setting",
     "Spending",
-    "Statement",
     "StudyFacts",
     "Verdict",
     "check_signature",

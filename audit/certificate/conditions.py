@@ -35,7 +35,7 @@ __all__ = [
     "PROTOCOLS",
     "Condition",
     "Ground",
-    "NoisyScore",
+    "Private",
     "Setting",
     "StudyFacts",
     "bases_of",
@@ -111,40 +111,53 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class NoisyScore:
-    """The noise of a score that reads private records.
+class Private:
+    """The score reads private records, and noise is added to it.
+
+    `train` returns the statistic without noise, and the study adds N(0, noise_std^2) to it. A score
+    on private records without noise has no guarantee.
 
     Attributes:
         noise_std: standard deviation of the noise, > 0, in units of the score.
-        sensitivity: the largest change of the score by one record, > 0.
-        disjoint: whether no record is both scored and trained on.
+        sensitivity: largest difference of the score between neighbouring data sets, > 0.
+        disjoint: whether no record is both trained and scored on. A run then costs the larger of
+            the two; otherwise both compose.
 
     Example:
-        >>> NoisyScore(noise_std=0.01, sensitivity=0.002, disjoint=True).disjoint
-        True
+        >>> Private(noise_std=0.01, sensitivity=0.002).mechanism
+        GaussianMechanism(mu=0.2)
     """
 
     noise_std: float
     sensitivity: float
-    disjoint: bool
+    disjoint: bool = True
 
     def __post_init__(self) -> None:
+        try:
+            std = checks.interval("noise_std", self.noise_std, 0.0)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}: a score with no noise on private records has no guarantee"
+            ) from None
         if not isinstance(self.disjoint, bool):
             raise ValueError(
                 f"disjoint must be true or false, got {checks.one_line(self.disjoint)}"
             )
         checks.store_validated(
-            self,
-            noise_std=checks.interval("noise_std", self.noise_std, 0.0),
-            sensitivity=checks.interval("sensitivity", self.sensitivity, 0.0),
+            self, noise_std=std, sensitivity=checks.interval("sensitivity", self.sensitivity, 0.0)
         )
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism of one noisy score."""
+        return GaussianMechanism(self.sensitivity / self.noise_std)
 
     def with_training(self, training: Mechanism) -> Mechanism:
         """The mechanism of one run: training and noisy score."""
-        noise = GaussianMechanism(self.sensitivity / self.noise_std)
         # Of several records of one person, some may be scored on and others trained on.
-        apart = self.disjoint and group_size(training) == 1
-        return (WorstOf if apart else Composition)((training, noise))
+        if self.disjoint and group_size(training) == 1:
+            return WorstOf((training, self.mechanism))
+        return Composition((training, self.mechanism))
 
 
 @dataclass(frozen=True)
@@ -202,7 +215,7 @@ class Setting:
     withheld: tuple[str, ...]
 
 
-def bases_of(training: Mechanism, score: NoisyScore | None) -> list[Mechanism]:
+def bases_of(training: Mechanism, score: Private | None) -> list[Mechanism]:
     """The mechanisms that one run may be, given its training and its score.
 
     If training is one of several mechanisms, the score may stand inside or outside of the choice.
@@ -249,7 +262,7 @@ def checkable(training: Mechanism, protocol: Protocol) -> tuple[str, ...]:
 
 
 def conditions(
-    training: Mechanism, protocol: Protocol, score: NoisyScore | None, facts: StudyFacts
+    training: Mechanism, protocol: Protocol, score: Private | None, facts: StudyFacts
 ) -> tuple[Condition, ...]:
     """All conditions of the claim: those on trust come last."""
     found = [
@@ -261,9 +274,7 @@ def conditions(
     return tuple(sorted(found, key=lambda one: last.index(one.ground)))
 
 
-def setting(
-    training: Mechanism, protocol: Protocol, score: NoisyScore | None, unit: str
-) -> Setting:
+def setting(training: Mechanism, protocol: Protocol, score: Private | None, unit: str) -> Setting:
     """What the claim is about."""
     validation = "public records only"
     if score is not None:
@@ -302,7 +313,7 @@ def setting(
     )
 
 
-def void_if(protocol: Protocol, score: NoisyScore | None) -> tuple[str, ...]:
+def void_if(protocol: Protocol, score: Private | None) -> tuple[str, ...]:
     """Events that make the certificate void."""
     found = [
         "the number of runs, a losing run, its score or the key of the random draws becomes known",
@@ -336,7 +347,7 @@ def _records_of_runs(protocol: Protocol) -> dict[str, str]:
 
 
 def _by_construction(
-    protocol: Protocol, score: NoisyScore | None, facts: StudyFacts
+    protocol: Protocol, score: Private | None, facts: StudyFacts
 ) -> list[Condition]:
     if facts.seeded:
         draws = "a seed was given, and whoever knows it knows all random draws"
@@ -405,7 +416,7 @@ def _of_runs(training: Mechanism, protocol: Protocol, facts: StudyFacts) -> list
     return [*found, *(Condition(name, one, Ground.ON_TRUST) for name, one in trusted.items())]
 
 
-def _on_trust(training: Mechanism, protocol: Protocol, score: NoisyScore | None) -> list[Condition]:
+def _on_trust(training: Mechanism, protocol: Protocol, score: Private | None) -> list[Condition]:
     words = "scores are computed from the output of a run and public records alone"
     if score is not None:
         words = (

@@ -4,7 +4,7 @@ import html as markup
 import io
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import special
@@ -13,12 +13,14 @@ from audit import checks
 from audit.certificate.conditions import Ground
 from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import TradeOff, rounded_down, rounded_up
-from audit.certificate.statement import Statement
 from audit.certificate.text import draws_in_words, total_in_words
 from audit.certificate.wording import in_words
 from audit.numerics import format_exact
 
 __all__ = ["document", "escape", "html", "pairs", "svg", "table"]
+
+if TYPE_CHECKING:
+    from audit.certificate.certificate import Certificate
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -63,7 +65,7 @@ code { font-size: .85em; overflow-wrap: anywhere; }
 """
 
 
-def html(certificate: Statement) -> str:
+def html(certificate: "Certificate") -> str:
     """The page."""
     numbers, setting = certificate.numbers, certificate.setting
     key = [
@@ -180,7 +182,7 @@ def html(certificate: Statement) -> str:
     return document("Certificate of a private tuning", body, "void" if certificate.void else "")
 
 
-def _conditions(certificate: Statement, grounds: Sequence[Ground]) -> str:
+def _conditions(certificate: "Certificate", grounds: Sequence[Ground]) -> str:
     rows = [
         [escape(one.words), f'<span class="ground {_class(one.ground)}">{one.ground.value}</span>']
         for one in certificate.conditions
@@ -247,7 +249,7 @@ def svg(figure: Any) -> str:
     return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
-def _figures(certificate: Statement) -> str:
+def _figures(certificate: "Certificate") -> str:
     # Slow to import, and only wanted here.
     import matplotlib as mpl
     from matplotlib.figure import Figure

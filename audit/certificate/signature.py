@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from audit import checks
-from audit.certificate.statement import NAMESPACE
+from audit.certificate.certificate import NAMESPACE
 
 __all__ = ["check_signature", "sign"]
 

@@ -1,18 +1,21 @@
 """A certificate as a paragraph, to paste into a paper or a model card."""
 
 import textwrap
+from typing import TYPE_CHECKING
 
 from audit import checks
 from audit.certificate.conditions import Ground
 from audit.certificate.numbers import rounded_down, rounded_up
-from audit.certificate.statement import Statement
 from audit.certificate.wording import in_words
 from audit.numerics import format_exact
+
+if TYPE_CHECKING:
+    from audit.certificate.certificate import Certificate
 
 _WIDTH = 88
 
 
-def paragraph(certificate: Statement) -> str:
+def paragraph(certificate: "Certificate") -> str:
     """The claim, its reasons and its conditions; lines of at most 88 characters."""
     numbers, setting = certificate.numbers, certificate.setting
     delta, run = certificate.delta, numbers.run_epsilon
@@ -69,7 +72,7 @@ def paragraph(certificate: Statement) -> str:
     return textwrap.fill(text, _WIDTH, break_on_hyphens=False) + "\n"
 
 
-def groups_in_words(certificate: Statement) -> str:
+def groups_in_words(certificate: "Certificate") -> str:
     """Epsilon of groups of records in one line."""
     return "; ".join(
         f"{size} records, {'no epsilon follows' if epsilon is None else rounded_up(epsilon)}"
@@ -77,7 +80,7 @@ def groups_in_words(certificate: Statement) -> str:
     )
 
 
-def total_in_words(certificate: Statement) -> str | None:
+def total_in_words(certificate: "Certificate") -> str | None:
     """Cost of this and all earlier releases; None if the author does not state these."""
     total = certificate.declaration.total(certificate.numbers.epsilon, certificate.delta)
     if total is None:
@@ -88,7 +91,7 @@ def total_in_words(certificate: Statement) -> str | None:
     )
 
 
-def draws_in_words(certificate: Statement) -> str:
+def draws_in_words(certificate: "Certificate") -> str:
     """Source of the random draws, and the fate of their key."""
     if certificate.study.seeded:
         return "a seed that was given"

@@ -17,11 +17,10 @@ import numpy as np
 
 from audit import checks
 from audit.accounting import Unreachable, mechanism_to_dict
-from audit.certificate.certificate import Certificate
+from audit.certificate.certificate import Certificate, hash_of
 from audit.certificate.conditions import Ground, bases_of, checkable
 from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import compute, rounded_down, rounded_up
-from audit.certificate.statement import hash_of
 from audit.numerics import format_exact
 
 __all__ = ["Finding", "Verdict", "read", "schema", "verdict_of", "verify"]

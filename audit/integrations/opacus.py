@@ -1,4 +1,4 @@
-"""For users of Opacus: the cost of tuning, from the accountant of the training loop."""
+"""Opacus: the cost of a tuning, from the accountant of one of its runs."""
 
 from typing import Any
 
@@ -16,10 +16,9 @@ def tuning_epsilon(
     delta: float,
     neighbours: str = "zero-out",
 ) -> float:
-    """What it cost to train several times and release the best run, by the smallest bound.
+    """Epsilon of training several times and releasing the best run by any score.
 
-    Whatever the score by which the best run was chosen. Every run has the same noise, sampling rate
-    and number of steps: so one accountant tells of all.
+    All runs must have the same noise, sampling rate and number of steps.
 
     Args:
         accountant: the Opacus accountant of one of the runs, after training, or its PrivacyEngine.

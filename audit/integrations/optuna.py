@@ -1,4 +1,4 @@
-"""For users of Optuna: an objective under a private protocol, or the cost of a finished study."""
+"""Optuna: an objective under a private protocol, and the cost of a finished study."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from audit.tuning.cost_of_trials import WAYS, TuningCost, cost_of_trials, trial_
 __all__ = ["PrivateStudy", "cost_of_study", "read_study"]
 
 UNKNOWN = "unknown"
-"""How candidates were chosen, where the storage does not say."""
+"""How candidates were chosen, if the storage does not contain it."""
 
 DIRECTIONS = ("maximize", "minimize")
 
@@ -26,12 +26,12 @@ _SAMPLERS = {
     "GridSampler": "grid",
     "QMCSampler": "grid",
 }
-"""Samplers whose candidates do not look back; a quasi-random sequence is a list fixed before."""
+"""Samplers that do not depend on earlier results; a quasi-random sequence is a fixed list."""
 
 
 @dataclass(frozen=True)
 class _Suggested(Choice):
-    """What an objective suggests, run by run."""
+    """The parameters that an objective suggests in each run."""
 
     values: tuple[Any, ...] = ({},)
 
@@ -43,17 +43,17 @@ class _Suggested(Choice):
 class PrivateStudy:
     """Runs an `objective(trial)` with `trial.suggest_*`, unchanged, under a private protocol.
 
-    Every run sees a study of its own, in memory, with Optuna's random sampler and one trial: no
-    history, no pruning, no timeout, no callbacks. K comes from the law. What is to be released
-    beside parameters and value, the objective leaves in `trial.set_user_attr("model", ...)`.
+    Every run has its own Optuna study in memory, with a random sampler and one trial: no history,
+    pruning, timeout or callbacks. To release a model besides the parameters and the value, the
+    objective calls `trial.set_user_attr("model", ...)`.
 
     Args:
-        protocol: a law of K, which means random search, `until:A` or `stopping:S`.
+        protocol: a distribution of K, which means random search, or `until:A` or `stopping:S`.
         direction: `maximize` or `minimize`.
-        settings: those of `tuning.Study` but its space.
+        settings: those of `tuning.Study`, except its space.
 
     Raises:
-        ValueError: as `tuning.Study`, or the protocol is another.
+        ValueError: as `tuning.Study`, or another protocol.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -73,23 +73,23 @@ class PrivateStudy:
         self._study = Study(Space({"": _Suggested()}), protocol, **settings)
         if not isinstance(self._study.protocol, RandomSearch | UntilAccepted | RandomStopping):
             raise ValueError(
-                "protocol must draw each candidate anew (a law of K, until or stopping), got "
-                f"{self._study.protocol.spec}"
+                "protocol must draw each candidate anew (a distribution of K, until or stopping), "
+                f"got {self._study.protocol.spec}"
             )
 
     @property
     def noise_multiplier(self) -> float | None:
-        """What every run must train with; None where the base is not DP-SGD."""
+        """Noise multiplier of every run; None if the base is not DP-SGD."""
         return self._study.noise_multiplier
 
     @property
     def certificate(self) -> Certificate:
-        """What may be published beside the best run, once the study is over."""
+        """The certificate, which may be published with the best run after the study."""
         return replace(self._study.certificate, model_hash=model_hash(self._model))
 
     @property
     def folder(self) -> Path | None:
-        """Where the study is kept for going on; None if in this process alone."""
+        """The folder in which the study is kept for resuming; None if in this process only."""
         return self._study.folder
 
     def optimize(self, objective: Callable[..., float], **options: Any) -> Best:
@@ -97,9 +97,8 @@ class PrivateStudy:
 
         Args:
             objective: from an Optuna trial to a value, or from a trial and `records`. The trial's
-                user attributes `noise_multiplier`, `steps`, `sampling_rate` and `seed` hold what
-                the run must be, where the base is DP-SGD, and `expected_batch_size`, if the study
-                was given one.
+                user attributes `noise_multiplier`, `steps` and `sampling_rate` (if the base is
+                DP-SGD), `expected_batch_size` (if the study names one) and `seed` describe the run.
             options: those of `tuning.Study.run`. `accept` sees the value with its sign: higher is
                 better.
 
@@ -115,7 +114,7 @@ class PrivateStudy:
 
 @dataclass(frozen=True)
 class _Train:
-    """One run of an objective; a class, so that other processes can have it."""
+    """One run of an objective; a class, so that it can be pickled."""
 
     objective: Callable[..., Any]
     sign: float
@@ -153,13 +152,13 @@ def read_study(
 ) -> tuple[list[Mechanism], str]:
     """The trials of an Optuna study, and how their candidates were chosen.
 
-    A study in memory knows its sampler. A storage does not, but grids and TPE leave traces in it;
-    without any the sampler is `unknown`. Where a trial was pruned or put in by hand
-    (`enqueue_trial`), candidates are taken to look back.
+    A study in memory has its sampler. A storage does not, but grids and TPE leave traces in it;
+    without traces the sampler is `unknown`. If a trial was pruned or added by hand
+    (`enqueue_trial`), the candidates count as dependent on earlier results.
 
     Args:
         study: an Optuna study.
-        base: one trial, where its parameters and user attributes do not tell; they do with
+        base: the mechanism of a trial whose parameters and user attributes do not contain
             `noise_multiplier` and `steps` (and `sampling_rate`), or `mu`, or `rho`.
         neighbours: `add-remove`, `zero-out` or `replace-one`.
 
@@ -168,7 +167,7 @@ def read_study(
         `unknown`.
 
     Raises:
-        ValueError: nothing tells what a trial was.
+        ValueError: the mechanism of a trial is unknown.
 
     Example:
         >>> import optuna
@@ -185,8 +184,8 @@ def read_study(
         one = trial_of({**trial.user_attrs, **trial.params}, neighbours) or base
         if one is None:
             raise ValueError(
-                "trials must tell noise_multiplier and steps, mu or rho in their parameters or "
-                f"user attributes, or base be given, got trial {trial.number} without"
+                "trials must have noise_multiplier and steps, mu or rho in their parameters or "
+                f"user attributes, or base must be given, got trial {trial.number} without"
             )
         found.append(one)
     return found, _way_of(study)
@@ -197,13 +196,13 @@ def _way_of(study: Any) -> str:
     if any(trial.state.name == "PRUNED" for trial in study.trials):
         return "sequential"
     if any("fixed_params" in each for each in marks):
-        return "sequential"  # put in by hand: nobody knows after which others
+        return "sequential"  # added by hand, perhaps after a look at other trials
     if marks and all("grid_id" in each for each in marks):
         return "grid"
     if any(name.startswith(("tpe:", "cma", "nsga", "qmc:")) for each in marks for name in each):
         return "sequential"
     if getattr(study, "_storage", None).__class__.__name__ != "InMemoryStorage":
-        # The sampler of a loaded study is that of who loads it, not of who ran it.
+        # A loaded study has the sampler of the process that loads it.
         return UNKNOWN
     return _SAMPLERS.get(type(study.sampler).__name__, "sequential")
 
@@ -237,22 +236,21 @@ def cost_of_study(
         study: an Optuna study; or the address of its storage, such as `sqlite:///study.db`, or the
             path of its journal. A sqlite file is opened for reading only.
         name: of the study in the storage.
-        chosen: one of `cost_of_trials.WAYS`; without it, the safe reading of the study.
+        chosen: one of `cost_of_trials.WAYS`; by default, a safe choice for the study.
         delta: in (0, 1).
-        law: the law from which the number of random trials was drawn; if not given, it was fixed.
-        base: one trial, where the study does not tell.
+        law: the distribution of the number of random trials; None if the number was fixed.
+        base: the mechanism of a trial, if the study does not contain it.
         neighbours: `add-remove`, `zero-out` or `replace-one`.
-        prior: what one draw is, as `tuning.cost_of_trials` takes it.
-        cap: of a study that looks back, the epsilon that was fixed beforehand, as
+        prior: the distribution of one trial, as `tuning.cost_of_trials` takes it.
+        cap: of sequential trials, the epsilon that was fixed beforehand, as
             `tuning.cost_of_trials` takes it.
-        budgets: of a study that looks back, `planned` or `adaptive`, as `tuning.cost_of_trials`
-            takes it.
+        budgets: of sequential trials, `planned` or `adaptive`, as `tuning.cost_of_trials` takes it.
 
     Returns:
         The cost. A study of several objectives releases more than its best trial: all count.
 
     Raises:
-        ValueError: there is no such study, or nothing tells what a trial was.
+        ValueError: there is no such study, or the mechanism of a trial is unknown.
 
     Example:
         >>> import optuna
@@ -289,7 +287,7 @@ def cost_of_study(
 
 
 def _load(storage: str, name: str | None) -> Any:
-    """A study with its trials, out of a storage that stays as it is.
+    """A study with its trials, from a storage that is not changed.
 
     Raises:
         ValueError: there is none, or it cannot be read.
@@ -311,7 +309,7 @@ def _load(storage: str, name: str | None) -> Any:
             return study
     except _NoStorage as error:
         raise ValueError(str(error)) from None
-    except Exception as error:  # whatever the driver of the storage makes of it
+    except Exception as error:  # drivers of storages raise errors of any class
         # Errors of drivers may hold the address with its password: they are not chained.
         raise ValueError(_what_is_wrong(error, where, name)) from None
     raise ValueError(

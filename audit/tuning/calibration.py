@@ -1,4 +1,4 @@
-"""How little noise keeps the budget of a whole tuning, for any protocol."""
+"""The least noise that keeps the budget of a whole tuning, for any protocol."""
 
 import math
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from audit.upper_bounds.registry import find, row
 
 __all__ = ["noise_multiplier_for"]
 
-_TOLERANCE = 1e-4  # of the noise, which is rounded up by less
-_LEAST, _MOST = 0.06, 1e6
+_TOLERANCE = 1e-4  # relative; the noise is rounded up by less
+_MIN_NOISE, _MAX_NOISE = 0.06, 1e6
 
 
 def noise_multiplier_for(
@@ -21,11 +21,11 @@ def noise_multiplier_for(
 ) -> float:
     """The least noise multiplier at which the whole tuning is (epsilon, delta)-DP.
 
-    Any bound that holds for any score keeps the budget; the one that is smallest near the target is
-    followed to the root.
+    Every bound that holds for any score may be used. The root of the one that is smallest near the
+    target is returned.
 
     Args:
-        base_of: one run, given its noise multiplier; the more noise, the more private.
+        base_of: from a noise multiplier to one run; more noise must not be less private.
         protocol: how the best run is chosen.
         epsilon: allowed for the tuning, > 0.
         delta: in (0, 1).
@@ -34,7 +34,7 @@ def noise_multiplier_for(
         The noise multiplier, rounded up by less than 1e-4 of itself.
 
     Raises:
-        ValueError: no noise keeps the budget: something that it does not reach spends it already.
+        ValueError: no noise keeps the budget, for example because the score alone exceeds it.
     """
     epsilon = checks.interval("epsilon", epsilon, 0.0, 1e4)
     delta = checks.interval("delta", delta, 0.0, 1.0)
@@ -50,7 +50,7 @@ def noise_multiplier_for(
             group_size=one.group_size,
         )
 
-    # For random search the bound that is followed all but equals the smallest, and is faster.
+    # The region bound of random search nearly equals the smallest bound, and is faster.
     quick = ["region"] if isinstance(protocol, RandomSearch) else []
     names = list(quick)
 
@@ -61,17 +61,15 @@ def noise_multiplier_for(
                 names.append(tuning_cost(base, protocol, delta).name)
             found = row(find(names[0], type(protocol)), base, protocol, delta).epsilon
         except (Unreachable, ValueError):
-            return math.inf  # so little noise that the accounting does not reach it
+            return math.inf  # too little noise for the accounting
         return math.inf if found is None else math.log(max(found, 1e-300) / epsilon)
 
     kept = 1.0
     while excess(kept) > 0.0:
         names[:] = quick
-        kept *= 8.0  # soon out of reach, where no noise is enough
-        if kept > _MOST:
-            tuning_cost(
-                base_of(kept), protocol, delta
-            )  # where no bound applies, that is the reason
+        kept *= 8.0  # soon ends if no noise is enough
+        if kept > _MAX_NOISE:
+            tuning_cost(base_of(kept), protocol, delta)  # raises if no bound applies
             raise ValueError(
                 f"epsilon must be one that some noise keeps with {protocol.spec}, got {epsilon!r}; "
                 "a private score may spend more than that alone"
@@ -79,9 +77,8 @@ def noise_multiplier_for(
     missed = kept
     while excess(missed) <= 0.0:
         kept, missed = missed, 0.5 * missed
-        if missed < _LEAST:
+        if missed < _MIN_NOISE:
             return kept
-    # The bound that is best near the target is the one to follow.
     names[:] = quick or [tuning_cost(base_of(kept), protocol, delta).name]
     minus_log = safe_root(
         lambda x: excess(math.exp(-x)), -math.log(kept), -math.log(missed), _TOLERANCE

@@ -35,7 +35,7 @@ from audit.upper_bounds import tuning_cost
 __all__ = ["PLANS", "WAYS", "TuningCost", "cost_of_trials", "read_prior", "read_trials", "trial_of"]
 
 WAYS = ("grid", "random", "sequential")
-"""How candidates may have been chosen; `sequential` stands for all that looks back."""
+"""How candidates may have been chosen; `sequential` if they depend on earlier results."""
 
 PLANS = ("planned", "adaptive")
 """Whether the number of trials and their budgets were fixed before the first trial."""
@@ -46,8 +46,8 @@ _ASSUMED = {
     "depended on another's outcome",
     "random": "the number of trials was fixed beforehand, each candidate was drawn anew (with "
     "replacement) from one prior, and every trial ran to its end",
-    "law": "K was drawn from its law beforehand and stayed secret, each candidate was drawn anew "
-    "(with replacement) from one prior, and every trial ran to its end",
+    "law": "K was drawn from its distribution beforehand and stayed secret, each candidate was "
+    "drawn anew (with replacement) from one prior, and every trial ran to its end",
     "sequential": "the number of trials and the budget of each (noise, rate, steps) were fixed "
     "beforehand; candidates may depend on what earlier trials released, in any way",
     "cap": "the cap, and how it is counted, were fixed before the first trial; each trial was "
@@ -56,19 +56,19 @@ _ASSUMED = {
     "odometer": "each trial ran with the noise, rate and steps that are stated here",
 }
 _OF_THE_PRIOR = {
-    True: "what each trial is was drawn with the chances of the prior given",
-    False: "none that could have been drawn is less private than the least private of these",
+    True: "each trial was drawn from the given prior",
+    False: "no trial of the prior is less private than the least private of these",
 }
 _WHY = {
-    "grid": "a grid is less than all its trials, for the losers are not shown",
-    "random": "a fixed number of draws hides nothing of K; a random K would",
-    "law": "the law of K hides how many runs there were",
-    "sequential": "later candidates depend on earlier outputs, so that losers speak through the "
-    "winner: only the composition of all is proven",
-    "cap": "a privacy filter holds whatever was decided by earlier outputs, up to its cap",
-    "odometer": "the number of trials or their budgets may depend on earlier outputs, so what was "
-    "spent proves no epsilon; if they were fixed beforehand, say so (budgets planned), or name "
-    "the cap that was",
+    "grid": "a grid costs less than releasing all its trials, because losing trials stay secret",
+    "random": "a fixed number of trials costs more than a random, secret number",
+    "law": "the number of trials is random and secret",
+    "sequential": "later candidates depend on earlier outputs, so the winner reveals information "
+    "about the losing trials: only the composition of all is proved",
+    "cap": "a privacy filter keeps its cap, whatever is decided by earlier outputs",
+    "odometer": "the number of trials or their budgets may depend on earlier outputs, so no "
+    "epsilon is proved; if they were fixed beforehand, say so (budgets planned), or name the cap "
+    "that was",
 }
 
 
@@ -77,18 +77,18 @@ class TuningCost:
     """Cost of a finished tuning.
 
     Attributes:
-        trials: how many there were.
+        trials: number of trials.
         chosen: how candidates were chosen.
         delta: in (0, 1).
-        best_only: epsilon if nothing but the best trial is ever released; None where no epsilon is
-            proven, because the number of trials or their budgets depended on outputs.
+        best_only: epsilon if only the best trial is ever released; None if no epsilon is proved,
+            because the number of trials or their budgets depended on outputs.
         bound: the theorem behind `best_only`.
-        all_released: epsilon of releasing every trial; None as `best_only`.
-        assumed: what was taken to be true for `best_only`.
-        why: in one line, why it costs so much.
+        all_released: epsilon of releasing every trial; None if `best_only` is.
+        assumed: the assumptions of `best_only`.
+        why: the reason for the cost, in one line.
         kind: `valid`, or `odometer reading`, which is no guarantee: a kind of `claims.Kind`.
         odometer: the privacy loss of all trials that is exceeded with probability at most delta;
-            None unless that is all there is, infinite where not even that is known.
+            None if `best_only` is known, or if no finite reading is.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -110,14 +110,14 @@ class TuningCost:
 
     @property
     def lines(self) -> list[str]:
-        """The same for people."""
+        """The cost as lines of text."""
         first = f"{self.trials} trials, chosen: {self.chosen}; delta = {format_exact(self.delta)}"
         if self.best_only is None or self.all_released is None:
             reading = "-" if self.odometer is None else format_rounded(self.odometer, up=True)
             numbers = [
                 f"odometer reading: {reading} (privacy loss of all trials, exceeded with "
                 f"probability at most {format_exact(self.delta)})",
-                "not an (epsilon, delta)-DP guarantee: none is proven for this tuning",
+                "not an (epsilon, delta)-DP guarantee: none is proved for this tuning",
             ]
         else:
             every = self.bound if self.bound.startswith("privacy filter") else "composition"
@@ -201,14 +201,14 @@ def cost_of_trials(
     best, bound, way = everything, _ALL, "law" if law is not None else chosen
     alike = _alike(dict.fromkeys(runs))
     distinct = list(dict.fromkeys(alike.values()))
-    # Whatever chance each budget had, no run is less private than the least private.
+    # Whatever the probability of each budget, no run is less private than the least private.
     worst = distinct[0] if len(distinct) == 1 else WorstOf(tuple(distinct))
     readings: list[tuple[Mechanism, Protocol]] = []
     if chosen == "random":
         draws = Fixed(len(runs)) if law is None else repetitions.parse_repetitions(law)
         readings.append((worst if prior is None else prior, RandomSearch(draws)))
     if chosen == "grid" or (chosen == "random" and law is None and len(distinct) > 1):
-        # Draws that look at no data are a list, fixed before: then each candidate costs its own.
+        # Draws that do not depend on the data are a list that was fixed beforehand.
         one = worst if len(distinct) == 1 else Candidates(tuple(alike[run] for run in runs))
         readings.append((one, Grid(len(runs))))
     for base, protocol in readings:
@@ -218,7 +218,7 @@ def cost_of_trials(
             if law is not None:
                 raise
         else:
-            # How many trials a law gave is secret: their composition is no bound for the law.
+            # If K is secret, the composition of these trials is no bound: it depends on K.
             if found.epsilon is not None and (found.epsilon < best or law is not None):
                 best, bound = found.epsilon, f"{found.name}, {protocol.spec}"
     assumed = _ASSUMED[way]
@@ -273,7 +273,7 @@ def _looking_back(
 
 
 def _composed(runs: Sequence[Mechanism], delta: float) -> float:
-    """Epsilon of all runs; by Renyi divergences where losses are too many for a grid.
+    """Epsilon of all runs, by Renyi divergences if the losses are too large for a grid.
 
     Raises:
         Unreachable: no epsilon reaches delta.
@@ -289,15 +289,14 @@ def _composed(runs: Sequence[Mechanism], delta: float) -> float:
 
 
 _MAX_KINDS = 12
-"""Different trials that a bound is computed of: each sampled one takes half a second and 25 MB."""
+"""Different trials in one bound; each sampled one takes half a second and 25 MB."""
 
 
 def _alike(runs: Iterable[Mechanism], most: int = _MAX_KINDS) -> dict[Mechanism, Mechanism]:
-    """For each of many different runs one that dominates it, so that few are different.
+    """Replaces each run by one that dominates it, so that few different runs remain.
 
-    Runs are grouped by the logarithms of their parameters, in cells that grow until there are few.
-    The least private parameters of a cell dominate all of it: less noise, more steps and a larger
-    rate hide less.
+    Runs are grouped by the logarithms of their parameters, in cells that grow until few remain. The
+    run with the least noise, most steps and largest rate of a cell dominates all its runs.
     """
     found = {run: run for run in runs}
     width = 1e-3
@@ -321,7 +320,7 @@ def _cell(run: Mechanism, width: float) -> Hashable:
         return run.neighbours, run.group_size, places
     if isinstance(run, ZeroConcentratedDp):
         return "rho", math.floor(math.log(run.rho) / width)
-    return run  # of another kind: nothing is known to dominate it
+    return run  # of another kind: no other run is known to dominate it
 
 
 def _dominating(cell: list[Mechanism]) -> Mechanism:
@@ -361,7 +360,7 @@ def _check_prior(prior: Mechanism, runs: Iterable[Mechanism], chosen: str) -> No
     """Whether trials may have been drawn from a prior.
 
     Raises:
-        ValueError: they can not.
+        ValueError: they cannot.
     """
     if chosen != "random":
         raise ValueError(f"prior must be given with chosen random only, got chosen {chosen}")
@@ -420,11 +419,11 @@ _KNOWN = ("noise_multiplier", "sampling_rate", "steps", "mu", "rho")
 
 
 def trial_of(values: Mapping[str, Any], neighbours: str = "add-remove") -> Mechanism | None:
-    """One trial's mechanism from what is known of it; None if nothing is.
+    """The mechanism of one trial, from its parameters; None if they name none.
 
     Args:
         values: `noise_multiplier`, `steps` and, if it is not 1, `sampling_rate`; or `mu`; or `rho`.
-            Others are not looked at.
+            Others are ignored.
         neighbours: `add-remove`, `zero-out` or `replace-one`.
 
     Raises:
@@ -448,10 +447,10 @@ def trial_of(values: Mapping[str, Any], neighbours: str = "add-remove") -> Mecha
 
 
 def read_trials(path: str | Path, neighbours: str = "add-remove") -> list[Mechanism]:
-    """Trials from a csv file with a heading, one row a trial.
+    """Trials from a csv file with a heading and one row per trial.
 
     Args:
-        path: columns as `trial_of` has them; others are not looked at.
+        path: columns as `trial_of` has them; others are ignored.
         neighbours: `add-remove`, `zero-out` or `replace-one`.
 
     Raises:
@@ -461,7 +460,7 @@ def read_trials(path: str | Path, neighbours: str = "add-remove") -> list[Mechan
 
 
 def read_prior(path: str | Path, neighbours: str = "add-remove") -> Mixture:
-    """What trials were drawn from, from a csv file with a heading, one row a possible trial.
+    """The prior of random trials, from a csv file with a heading and one row per possible trial.
 
     Args:
         path: columns as `trial_of` has them, and `chance`; without it all rows are equally likely.
@@ -514,7 +513,7 @@ def _rows(name: str, path: str | Path, neighbours: str) -> list[tuple[Mechanism,
 
 
 class _BadRow(ValueError):
-    """What a file says is wrong; the file itself can be read."""
+    """The file can be read, but a row or its heading is wrong."""
 
 
 def _check_heading(name: str, heading: list[str], path: str | Path) -> None:
@@ -551,7 +550,7 @@ _OTHER_NAMES = {
 
 
 def _folded(column: str) -> str:
-    """A column's name as ours are written, or ours where it is known under another one."""
+    """The known name of a column, if it is written differently or has another common name."""
     plain = "_".join(column.lower().replace("-", " ").split())
     return _OTHER_NAMES.get(plain, plain)
 
@@ -568,9 +567,9 @@ def _row(
     told = [one for one in ("noise_multiplier", "mu", "rho") if values.get(one, "") != ""]
     if len(told) != 1:
         raise ValueError(
-            "row must tell one of noise_multiplier, mu and rho, got "
+            "row must have one of noise_multiplier, mu and rho, got "
             f"{' and '.join(told) or 'none of them'}"
         )
     trial = trial_of(values, neighbours)
-    assert trial is not None  # one of the three is known
+    assert trial is not None  # the row has one of the three
     return trial, values

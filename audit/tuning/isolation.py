@@ -1,4 +1,4 @@
-"""A run on its own: with its own randomness, in silence, and handing out only what it means to."""
+"""Isolation of a run: its own random generators, no output, and no leftovers on its model."""
 
 import contextlib
 import hashlib
@@ -17,10 +17,10 @@ import numpy as np
 
 __all__ = ["seeded", "silence", "silent_for_good", "without_gradients"]
 
-# How long threads that runs have left behind may take to end, before they are muted.
+# Seconds that threads may outlive their run before they are muted.
 _GRACE_SECONDS = 0.2
 
-# What Opacus leaves on parameters and modules, of single records or before noise.
+# Attributes with gradients of single records, or without noise, that Opacus leaves on a model.
 _LEFT = {
     "_current_grad_sample",
     "_norm_sample",
@@ -37,17 +37,17 @@ _LEFT = {
 def seeded(seed: int) -> Iterator[Callable[[], tuple[str, ...]]]:
     """Seeds the global generators of Python, numpy and torch for one run, and restores them.
 
-    A script that seeds them at its top, as many do, would give noise that everyone knows. Their
-    previous state is restored on exit, so nothing drawn later depends on the run. (torch if it is
-    loaded; of its generators, the one on the processor is restored.)
+    Many scripts seed them at the top with a constant, and then everyone knows the noise. The
+    previous state is restored on exit, so nothing drawn later depends on the run. (torch only if it
+    is loaded; of its generators, the one of the processor is restored.)
 
     Args:
         seed: in [0, 2^63).
 
     Yields:
-        A function that returns what identifies the noise of the run's global generators, each as
-        "generator:digest": the seeds that the run gave them, and the states in which they are. Two
-        runs with one of them in common drew the same noise.
+        A function that identifies the noise of the run's global generators by entries
+        "generator:digest": the seeds that the run gave them, and their present states. Two runs
+        that share an entry drew the same noise.
     """
     torch = sys.modules.get("torch")
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -118,16 +118,16 @@ def _torch_seeds(torch: Any, seed: int) -> Iterator[str]:
 def _seed(torch: Any, seed: int) -> None:
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # that would write down three tracebacks, for devices that are not there
+    else:  # without a device, torch.manual_seed prints three tracebacks
         torch.default_generator.manual_seed(seed)
 
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Nothing is printed or logged: what a run says would tell of the runs that lose.
+    """Discards everything that is printed or logged, which would reveal losing runs.
 
-    Neither what goes through Python's streams, nor what other processes, libraries, and handlers
-    that hold an older stream write to the descriptors behind them.
+    This covers Python's streams and the descriptors behind them, to which other processes,
+    libraries and handlers with an older stream write.
     """
     before = logging.root.manager.disable
     with contextlib.ExitStack() as stack:
@@ -137,7 +137,7 @@ def silence() -> Iterator[None]:
             with contextlib.suppress(OSError):  # there may be none
                 stack.callback(_put_back, os.dup(descriptor), descriptor)
                 os.dup2(nowhere.fileno(), descriptor)
-        stack.callback(_flush)  # what is still held back goes nowhere, too
+        stack.callback(_flush)  # discards what is still buffered
         stack.enter_context(contextlib.redirect_stdout(nowhere))
         stack.enter_context(contextlib.redirect_stderr(nowhere))
         stack.callback(logging.disable, before)
@@ -147,11 +147,11 @@ def silence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def silent_for_good() -> Iterator[None]:
-    """Silence while it lasts; afterwards for the threads that were started inside and still run.
+    """Silence, which afterwards continues for threads that were started inside and still run.
 
-    One line from each run that is over would reveal how many there were. Threads are given a moment
-    to end; those that go on are muted for as long as they live. What they write to the descriptors
-    of the process past Python's streams, or from threads that they start later, is not contained.
+    One line from each finished run would reveal how many there were. Threads have a moment to end;
+    those that continue are muted for good. Not covered: what they write to the descriptors of the
+    process past Python's streams, and threads that they start later.
     """
     before = set(threading.enumerate())
     streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
@@ -221,13 +221,13 @@ def _flush() -> None:
 
 
 def without_gradients(model: Any) -> Any:
-    """The same model; torch's modules and tensors in it, without what training left on them.
+    """The same model, without the gradients that training left on torch's modules and tensors.
 
-    Opacus leaves the gradient of every record of the last batch beside each parameter, not clipped
-    and without noise, and `pickle` and `torch.save` write it out with the module.
+    Opacus leaves the gradient of every record of the last batch on each parameter, not clipped and
+    without noise, and `pickle` and `torch.save` would write it with the module.
 
     Args:
-        model: what a run returned; lists, tuples and mappings are looked into.
+        model: of a run; lists, tuples and mappings are searched.
     """
     torch = sys.modules.get("torch")
     if torch is not None:

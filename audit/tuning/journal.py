@@ -1,7 +1,7 @@
-"""What a study keeps on disk, so that whoever kills it finds the same K and the same draws again.
+"""The journal of a study on disk, from which an interrupted study resumes with the same draws.
 
-It is private: who reads it knows the number of runs, every candidate and every score. Only its
-owner may read it, and it is deleted when the study is over.
+It contains the number of runs, every candidate and every score. So only its owner may read it, and
+it is deleted when the study is over.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ __all__ = ["Journal", "Memory", "Record"]
 
 _FORMAT = 2
 _STATE: dict[str, Any] = {"settings": str, "key": str, "runs": (int, list, type(None))}
-# In the order in which they go. Without the key nothing else is ever taken for a study to go on
-# with; while the lock is there, the folder is known to be a study's.
+# In the order of deletion. First the key, without which nothing is taken for a study to resume; the
+# lock last, because it marks the folder as that of a study.
 _MODELS, _LOCK = "models", "lock"
 _NAMES = (
     "state.json",
@@ -33,24 +33,24 @@ _NAMES = (
 _DRAFT = ".draft"
 _WORDS = """PRIVATE. This folder belongs to a differentially private tuning that is not over.
 
-It holds the number of runs, all candidates tried and their scores. The guarantee of the tuning is
-void for whoever reads it. Do not publish it, log it, or commit it; it is deleted at the end.
+It contains the number of runs, all candidates and their scores. The guarantee of the tuning does
+not hold against anyone who reads it. Do not publish, log or commit it; it is deleted at the end.
 """
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run that is over, as kept for resuming.
+    """A finished run, as kept for resuming.
 
     Attributes:
         index: of the run.
         point: its candidate, as a point of the space.
         score: its score; None if it lost.
-        model: a digest of its model, to recognise it by; None if it has none.
-        checked: what was checked of it.
-        accepted: whether it was accepted, where the protocol runs until one is.
+        model: a digest by which its model is recognised; None if there is none.
+        checked: names of the checks that it passed.
+        accepted: whether it was accepted, for protocols that run until one is.
         raised: whether it lost because it raised an exception.
-        noises: what identifies the noise of its global generators; no two runs have one in common.
+        noises: identifies the noise of its global generators; no two runs share an entry.
     """
 
     index: int
@@ -64,7 +64,7 @@ class Record:
 
 
 class Memory:
-    """Keeps a study in this process alone."""
+    """Keeps a study in this process only."""
 
     folder: Path | None = None
 
@@ -74,39 +74,39 @@ class Memory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """While the study runs."""
+        """Held while the study runs."""
         yield
 
     def state(self) -> dict[str, Any] | None:
-        """What was begun; None if nothing was."""
+        """The state of the study; None if it has not begun."""
         return self._state
 
     def begin(self, state: dict[str, Any]) -> None:
-        """Keeps the key of all draws, before the first of them is made."""
+        """Stores the state with the key of all draws, before the first draw."""
         self._state = state
 
     def records(self) -> list[Record]:
-        """The runs that are over."""
+        """The finished runs."""
         return list(self._records)
 
     def add(self, record: Record) -> None:
-        """Keeps a run that is over."""
+        """Adds a finished run."""
         self._records.append(record)
 
     def end(self) -> None:
-        """Forgets everything."""
+        """Deletes the study."""
         self._state, self._records = None, []
 
 
 class Journal(Memory):
     """Keeps a study in a folder that only its owner may read.
 
-    Every write is on disk before the study continues. A line that a kill has cut off is dropped:
-    its run is done again, with the same seed. Each line has a checksum over all before it, and
-    `end.json` has the number of lines, so that a journal that was edited or shortened is refused.
+    Every write is on disk before the study continues. An incomplete last line is dropped, and its
+    run is repeated with the same seed. Each line has a checksum over all lines before it, and
+    `end.json` has the number of lines, so that an edited or shortened journal is refused.
 
     Args:
-        folder: made if it is not there; a relative one is resolved now.
+        folder: created if it does not exist; a relative path is resolved now.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -127,7 +127,7 @@ class Journal(Memory):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the folder against other processes.
+        """Locks the folder against other processes.
 
         Raises:
             ValueError: another process runs the study, or the folder holds something else.
@@ -135,7 +135,7 @@ class Journal(Memory):
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             names = {path.name.removesuffix(_DRAFT) for path in self.folder.iterdir()}
-            # What is not a study's is neither closed to others nor deleted in the end.
+            # The files of others must be neither hidden nor deleted.
             if names and not (_LOCK in names and names <= {*_NAMES}):
                 others = sorted(names - {*_NAMES}) or sorted(names)
                 raise ValueError(
@@ -163,7 +163,7 @@ class Journal(Memory):
             yield
 
     def state(self) -> dict[str, Any] | None:
-        """What was begun; None if nothing was.
+        """The state of the study; None if it has not begun.
 
         Raises:
             ValueError: the folder holds something else.
@@ -183,7 +183,7 @@ class Journal(Memory):
         return state
 
     def begin(self, state: dict[str, Any]) -> None:
-        """Writes the key of all draws, at once or not at all."""
+        """Writes the state with the key of all draws atomically."""
         state = {**state, "format": _FORMAT}
         with self._written():
             _write(self.folder / "READ_ME_PRIVATE.txt", _WORDS)
@@ -197,7 +197,7 @@ class Journal(Memory):
         self._checksum, self._lines = _checksum("", state), 0
 
     def records(self) -> list[Record]:
-        """The runs that are over; what a kill has cut off is removed from the file.
+        """The finished runs; an incomplete last line is removed from the file.
 
         Raises:
             ValueError: the file was edited or shortened.
@@ -217,7 +217,7 @@ class Journal(Memory):
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise self._edited(self._records_path, f", got a damaged line {number}") from error
             self._checksum, self._lines = checksum, number
-        # A kill comes between a line and the count of lines, so one line may be more.
+        # The process may have died between writing a line and the count of lines.
         end = self._read(self._end_path) or b"0"
         try:
             counted = int(end)
@@ -245,7 +245,7 @@ class Journal(Memory):
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
-        """One line for a disk that is full or gone."""
+        """Turns an error of the disk into one clear line."""
         try:
             yield
         except OSError as error:
@@ -268,7 +268,7 @@ class Journal(Memory):
         )
 
     def end(self) -> None:
-        """Deletes the folder; what else may lie in it stays."""
+        """Deletes the folder, but no file of others."""
         for name in _NAMES:
             if name == _MODELS:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -288,7 +288,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file at once or not at all, and waits until it is on disk."""
+    """Writes a file atomically, and waits until it is on disk."""
     draft = path.with_name(path.name + _DRAFT)
     with open(draft, "w", encoding="utf-8", opener=_private) as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""What one run is told, what it gives back, and what the whole study releases."""
+"""A trial, its outcome, and the result of a study."""
 
 import inspect
 import math
@@ -10,15 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit import checks
-from audit.accounting import (
-    Composition,
-    DpSgd,
-    GaussianMechanism,
-    Mechanism,
-    WorstOf,
-    from_opacus,
-    group_size,
-)
+from audit.accounting import Composition, DpSgd, Mechanism, from_opacus
+from audit.certificate.conditions import Private
 from audit.tuning.secret_draws import Draws
 from audit.tuning.space import Candidate
 
@@ -26,7 +19,7 @@ __all__ = ["Best", "Outcome", "Part", "Private", "ProtocolViolation", "StudyAbor
 
 _N_IS_PUBLIC = "state neighbours='zero-out' (the number of records is public)"
 
-# How far a recorded noise or rate may be off by rounding alone.
+# Relative error of a recorded noise or rate that rounding alone may cause.
 _ROUNDING = 1e-9
 
 
@@ -39,7 +32,7 @@ def _has_count(data_loader: Any) -> bool:
 
 
 class ProtocolViolation(ValueError):
-    """A run was not the mechanism that the study accounts for; the message names what was not.
+    """A run was not the mechanism that the study accounts for; the message names the difference.
 
     Example:
         >>> try:
@@ -51,7 +44,7 @@ class ProtocolViolation(ValueError):
 
 
 class StudyAborted(RuntimeError):
-    """The study is over without a release: something was not as the guarantee needs it.
+    """The study ended without a release, because a requirement of its guarantee was violated.
 
     Example:
         >>> print(StudyAborted("train returned no Outcome"))
@@ -60,58 +53,12 @@ class StudyAborted(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Private:
-    """The score reads private records, and noise is added to it.
-
-    `train` returns the statistic without noise; the study adds N(0, noise_std^2) to it, and nothing
-    else is known of it. A score without noise on private records has no guarantee at all.
-
-    Attributes:
-        noise_std: standard deviation of the noise, > 0, in units of the score.
-        sensitivity: how far one record of a neighbouring data set can move the score, > 0.
-        disjoint: whether the records scored on are none of those trained on. A record is then in
-            one or the other, and a run costs what the worse of the two does; else both compose.
-
-    Example:
-        >>> Private(noise_std=0.01, sensitivity=0.002).mechanism
-        GaussianMechanism(mu=0.2)
-    """
-
-    noise_std: float
-    sensitivity: float
-    disjoint: bool = True
-
-    def __post_init__(self) -> None:
-        try:
-            std = checks.interval("noise_std", self.noise_std, 0.0)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}: a score with no noise on private records has no guarantee"
-            ) from None
-        checks.store_validated(
-            self, noise_std=std, sensitivity=checks.interval("sensitivity", self.sensitivity, 0.0)
-        )
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """What one noisy score costs."""
-        return GaussianMechanism(self.sensitivity / self.noise_std)
-
-    def with_training(self, training: Mechanism) -> Mechanism:
-        """What one run costs, training and noisy score."""
-        # Of several records of one person, some may be scored on and others trained on.
-        if self.disjoint and group_size(training) == 1:
-            return WorstOf((training, self.mechanism))
-        return Composition((training, self.mechanism))
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """What `train` returns of one run.
+    """Result of one run, returned by `train`.
 
     Attributes:
         score: higher is better; a run whose score is not a finite number loses.
-        model: what is released if the run wins: any output of the private mechanism.
+        model: an output of the private mechanism, which is released if the run wins.
 
     Example:
         >>> Outcome(score=0.93).lost, Outcome(score=float("nan")).lost
@@ -125,27 +72,27 @@ class Outcome:
         try:
             number = float(self.score)
         except (TypeError, ValueError):
-            # What came is an output of a run: only its type is told.
+            # The value is an output of a run, so only its type is shown.
             came = type(self.score).__name__
             raise ProtocolViolation(f"score must be a number, got a {came}") from None
         object.__setattr__(self, "score", number)
 
     @property
     def lost(self) -> bool:
-        """Whether the run can not win."""
+        """Whether the run cannot win."""
         return not math.isfinite(self.score)
 
 
 @dataclass(frozen=True)
 class Best:
-    """What a study releases: the best run, or that there was none.
+    """Released result of a study: the best run, or that there was none.
 
-    Where the protocol has a final run, score and model are those of the final run.
+    If the protocol has a final run, score and model are those of the final run.
 
     Attributes:
-        candidate: its hyper-parameters; None where no run was drawn, or every run lost.
-        score: its score; None also where a final run failed.
-        model: what `train` returned with it.
+        candidate: its hyperparameters; None if no run was drawn, or every run lost.
+        score: its score; None also if a final run failed.
+        model: its model, as `train` returned it.
 
     Example:
         >>> Best({"learning_rate": 0.1}, 0.93).score
@@ -159,12 +106,12 @@ class Best:
 
 @dataclass(frozen=True)
 class Part:
-    """Which private records a run may read, where the tuning runs read a random part of them.
+    """The private records that a run may read, if the tuning reads a random part of them.
 
     Attributes:
-        seed: of the coins of all records, the same for all runs of a study.
-        rate: chance of a record to be tuned on.
-        final: None while tuning; the final run reads the `rest` or `all`.
+        seed: decides which records are in the part; the same for all runs of a study.
+        rate: probability of a record to be in the part.
+        final: None for the runs of the tuning; the final run reads the `rest` or `all`.
     """
 
     seed: int
@@ -172,7 +119,7 @@ class Part:
     final: str | None = None
 
     def mask(self, count: int) -> NDArray[np.bool_]:
-        """Whether each of so many records may be read, [count]."""
+        """Whether each record may be read, [count]."""
         if self.final == "all":
             return np.ones(count, dtype=np.bool_)
         tuned_on: NDArray[np.bool_] = Draws(self.seed).random(count) < self.rate
@@ -181,16 +128,16 @@ class Part:
 
 @dataclass
 class Trial:
-    """What `train` is told of one run.
+    """Description of one run, passed to `train`.
 
     Attributes:
-        candidate: the hyper-parameters drawn.
-        base: the private mechanism that the run must be, or be more private than.
-        seed: for whatever of the run is to be drawn; secret, as everything is that follows from it.
-        part: which records it may read, for `records`; None for all.
-        expected_batch_size: what every noisy sum is to be divided by, a constant of the study that
-            does not depend on the number of records; None where the study names none.
-        checked: what `records` and `check` have seen of this run.
+        candidate: the hyperparameters of the run.
+        base: the mechanism that the run must be; it may be more private.
+        seed: for all random draws of the run. It is secret, and so is all that follows from it.
+        part: the records that the run may read, for `records`; None for all.
+        expected_batch_size: the constant that every noisy sum must be divided by; None if the
+            study names none.
+        checked: names of the checks that this run has passed.
 
     Example:
         >>> from audit.accounting import DpSgd
@@ -218,13 +165,13 @@ class Trial:
         return self.part is not None and self.part.final is not None
 
     def records(self, count: int) -> NDArray[np.bool_]:
-        """Which private records this run may read; it must ask where not all are to be read.
+        """The private records that this run may read; required if it may not read all.
 
         Args:
-            count: how many there are, in every run the same, in the same order.
+            count: number of private records; the records and their order are the same in every run.
 
         Returns:
-            [count] True for those that may be read.
+            [count] True for the records that the run may read.
         """
         count = checks.integer("count", count, 0)
         self.checked.add("records")
@@ -235,7 +182,7 @@ class Trial:
 
     def _of_dp_sgd(self, name: str) -> Any:
         if not isinstance(self.base, DpSgd):
-            raise AttributeError(f"{name} is known where the base is DP-SGD, got {self.base!r}")
+            raise AttributeError(f"{name} is known only if the base is DP-SGD, got {self.base!r}")
         return getattr(self.base, name)
 
     @property
@@ -245,38 +192,37 @@ class Trial:
 
     @property
     def steps(self) -> int:
-        """How many steps the run may take."""
+        """The number of steps that the run may take."""
         return int(self._of_dp_sgd("steps"))
 
     @property
     def sampling_rate(self) -> float:
-        """Chance of a record to be in a batch."""
+        """Probability of a record to be in a batch."""
         return float(self._of_dp_sgd("sampling_rate"))
 
     def check(self, accountant: Any, data_loader: Any = None, optimizer: Any = None) -> None:
-        """Checks that the run was what the study accounts for; call it after training.
+        """Checks that the run is the mechanism that the study accounts for; call it after training.
 
-        What it was given is looked at once more when `train` returns: steps taken after it count,
-        and an error that `train` catches is raised again.
+        The check is repeated when `train` returns, so steps taken later count, and an error that
+        `train` catches is raised again.
 
         With add-remove neighbours the number of records n is private. Then the divisor of the noisy
         sums, the sampling rate, the noise and the number of steps must be constants of the study,
-        and are compared with them. What is not passed, or is smaller than the study's own, is taken
-        on trust, and the certificate says so.
+        and are compared with them. The certificate lists whatever cannot be compared as on trust.
 
         Args:
-            accountant: the Opacus accountant of the run, or its PrivacyEngine. Of several in one
-                run the steps add up.
-            data_loader: what the batches came from, to check that they were Poisson sampled; an
-                accountant does not know. Only `DPDataLoader` is known to.
-            optimizer: Opacus's, to check what it divides noisy sums by: int(n * rate), unless
-                `optimizer.expected_batch_size` is set after `make_private`.
+            accountant: the Opacus accountant of the run, or its PrivacyEngine. The steps of several
+                accountants in one run add up.
+            data_loader: the source of the batches, to check that they were Poisson sampled, which
+                an accountant does not record. It must sample like Opacus' `DPDataLoader`.
+            optimizer: Opacus' optimizer, to check the divisor of the noisy sums: int(n * rate),
+                unless `optimizer.expected_batch_size` is set after `make_private`.
 
         Raises:
-            Inadmissible: more steps, less noise, a higher sampling rate, or batches that were not
-                Poisson sampled; with add-remove neighbours also a divisor or a rate that depends on
-                the number of records. It ends the study without a release.
-                The same if what came is no accountant of one run, or the base not DP-SGD.
+            ProtocolViolation: the run has more steps, less noise, a higher sampling rate, or
+                batches that were not Poisson sampled; with add-remove neighbours also a divisor or
+                a rate that depends on the number of records. The study then aborts. The same is
+                raised if the accountant is not that of one run, or the base is not DP-SGD.
         """
         own = getattr(accountant, "accountant", accountant)
         self._accountants[id(own)] = own
@@ -287,10 +233,10 @@ class Trial:
         self.check_again()
 
     def check_again(self) -> None:
-        """Checks all that `check` was given, as it stands now; nothing if it was given nothing.
+        """Repeats all checks with the present state of the objects that `check` was given.
 
         Raises:
-            Inadmissible: as `check`.
+            ProtocolViolation: as `check`.
         """
         if not self._accountants:
             return
@@ -336,7 +282,7 @@ class Trial:
                 self.checked.add("constants")
 
     def _check_rates(self, rates: Iterable[float], constant: float) -> None:
-        """A rate of 1/len(loader), with a loader of fixed batches, depends on n."""
+        """Refuses a rate of 1 / len(loader): with batches of fixed size, it depends on n."""
         for loader in self._loaders.values():
             batches = len(loader) if hasattr(loader, "__len__") else 0
             for rate in rates:
@@ -348,7 +294,7 @@ class Trial:
                     )
 
     def _check_divisor(self, optimizer: Any, rate: float) -> None:
-        """What noisy sums are divided by must be the study's constant, and not int(n * rate)."""
+        """Refuses a divisor of the noisy sums other than the study's constant."""
         counting = getattr(optimizer, "step_hook", None)
         # Opacus's hook is a closure over the accountant that counts its steps.
         inside = inspect.getclosurevars(counting).nonlocals if inspect.isfunction(counting) else {}
@@ -366,7 +312,7 @@ class Trial:
                 f"optimizer must be Opacus's, got a {type(optimizer).__name__} without "
                 "expected_batch_size"
             )
-        # Of several workers, each divides by its share.
+        # Each of several workers divides by its share.
         divisor = divisor * getattr(optimizer, "world_size", 1)
         constant = self.expected_batch_size
         if constant is not None and _same(divisor, constant):
@@ -376,18 +322,18 @@ class Trial:
         computed = any(_same(divisor, int(count * rate)) for count in counts)
         if constant is None and not computed:
             return
-        # The value itself is not shown: it may tell the number of records.
-        came = "int(n * rate), where n is the number of records" if computed else "another value"
+        # The value is not shown, because it may reveal the number of records.
+        given = "int(n * rate), where n is the number of records" if computed else "another value"
         must = "a constant of the study" if constant is None else f"the study's {constant!r}"
         raise ProtocolViolation(
-            f"expected_batch_size must be {must} with add-remove neighbours, got {came}; give "
+            f"expected_batch_size must be {must} with add-remove neighbours, got {given}; give "
             "tuning.Study an expected_batch_size and set optimizer.expected_batch_size = "
             f"trial.expected_batch_size after make_private, or {_N_IS_PUBLIC}"
         )
 
     def _check_loader(self, data_loader: Any, allowed: float) -> None:
         if self.part is not None:
-            # How many there are is not told: it is a draw of the study.
+            # The number of records is a secret draw of the study, so it is not shown.
             if len(data_loader.dataset) != int(self._may_read.sum()):
                 raise ProtocolViolation(
                     "data_loader must hold the records that trial.records names, and no others"

@@ -35,7 +35,7 @@ class WithRecords:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a test of the training function may use: the function, the study's plan, and records.
+    """The training function, the plan of the study and records, for tests of the function.
 
     Attributes:
         train: of a trial and records, or of a trial alone where `records` is None.
@@ -79,14 +79,14 @@ class Rehearsal:
         Args:
             trial: of the run; two runs of equal trials draw the same noise.
             records: to train on instead of the rehearsal's own, such as one record more or less.
-            candidate: hyper-parameters instead of the trial's.
+            candidate: hyperparameters instead of the trial's.
 
         Returns:
             The outcome, and what identifies the noise of the global generators.
 
         Raises:
-            Inadmissible: the run was not what the study accounts for.
-            Exception: whatever the function raised.
+            ProtocolViolation: the run was not what the study accounts for.
+            Exception: any error that the function raised.
         """
         if candidate is not None:
             trial = dataclasses.replace(
@@ -107,8 +107,8 @@ class Rehearsal:
         """Calls `train` twice, and for a final run if there is one, then the other functions.
 
         Raises:
-            Inadmissible: a run was not what the study accounts for.
-            Exception: whatever one of the functions raised.
+            ProtocolViolation: a run was not what the study accounts for.
+            Exception: any error that one of the functions raised.
         """
         key = secrets.randbits(_KEY_BITS)
         indices = [0, 1] + [FINAL] * (self.trial(key, FINAL).is_final)

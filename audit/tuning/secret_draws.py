@@ -1,8 +1,8 @@
 """Secret random draws of a study: all follow from one key, through SHAKE-256.
 
-numpy's own generators are not ciphers: whoever sees enough of their output can compute the rest.
-The released candidate and score are such output. Here every draw has its own stream of SHAKE-256,
-so what one draw reveals says nothing about the others without the key.
+numpy's generators are not ciphers: from enough of their output, such as released candidates and
+scores, the rest can be computed. Here every draw has its own stream of SHAKE-256, so one draw
+reveals nothing about the others without the key.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ def secret_integer(bits: int, key: int, *place: int) -> int:
     Args:
         bits: a multiple of 8.
         key: secret.
-        place: which draw this is.
+        place: identifies the draw.
     """
     return int.from_bytes(_stream(key, *place).digest(bits // 8), "little")
 
@@ -41,7 +41,7 @@ class Draws(np.random.Generator):
 
     Args:
         key: secret, >= 0.
-        place: which draw this is.
+        place: identifies the draw.
 
     Example:
         >>> Draws(7, 0, 1).random() == Draws(7, 0, 1).random() != Draws(7, 0, 2).random()
@@ -60,7 +60,7 @@ class Draws(np.random.Generator):
         self._calls += 1
         shape = () if size is None else size
         count = math.prod(shape) if isinstance(shape, tuple) else int(shape)
-        # A place of its own for every call: one more coordinate than any other draw has.
+        # Every call has its own place, with one coordinate more than any other draw.
         taken = _stream(*self._place, -1, self._calls).digest(8 * count)
         uniform = (np.frombuffer(taken, dtype="<u8") >> _MANTISSA) * 2.0**-53
         return float(uniform[0]) if size is None else uniform.reshape(size)

@@ -1,4 +1,4 @@
-"""The space of candidates and the prior over it: what a run may draw its hyper-parameters from."""
+"""The space of candidates and the prior over it."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ _MAX_CANDIDATES = 100_000
 
 
 class Dimension(ABC):
-    """One hyper-parameter and its prior, as a map from the unit interval.
+    """One hyperparameter and its prior, as a map from the unit interval.
 
     Example:
         >>> from audit.tuning import Uniform
@@ -32,7 +32,7 @@ class Dimension(ABC):
 
     @abstractmethod
     def at(self, u: float) -> Any:
-        """The value at u in [0, 1); the prior is the law of `at(U)` for a uniform U."""
+        """The value at u in [0, 1); the prior is the distribution of `at(U)` for a uniform U."""
 
     @property
     @abstractmethod
@@ -40,7 +40,7 @@ class Dimension(ABC):
         """The prior as text."""
 
     def features(self, u: float) -> list[float]:
-        """What a model of the score sees of u."""
+        """The features of u for a model of the score."""
         return [u]
 
 
@@ -134,7 +134,7 @@ class Choice(Dimension):
     """Uniform among given values; a list in a space means this.
 
     Attributes:
-        values: what may be drawn; a value given twice is twice as likely.
+        values: the values; a value given twice is twice as likely.
 
     Example:
         >>> Choice((16, 32, 64)).at(0.5)
@@ -155,7 +155,7 @@ class Choice(Dimension):
         return self.values[self._index(u)]
 
     def features(self, u: float) -> list[float]:
-        # No order among values is taken for granted.
+        # One indicator each, because the values need not be ordered.
         return [float(place == self._index(u)) for place in range(len(self.values))]
 
     @property
@@ -165,10 +165,10 @@ class Choice(Dimension):
 
 @dataclass(frozen=True)
 class Space:
-    """Candidates as points of the unit cube, one coordinate a hyper-parameter, all independent.
+    """Candidates as points of the unit cube, one independent coordinate per hyperparameter.
 
     Attributes:
-        dimensions: by name; empty names stand for a plain list of whole candidates.
+        dimensions: by name; an empty name stands for a list of complete candidates.
     """
 
     dimensions: Mapping[str, Dimension]
@@ -178,8 +178,8 @@ class Space:
         """Reads a space as users write it.
 
         Args:
-            space: a dimension or a list of values for every name; or a list of whole candidates,
-                each a mapping, among which the prior is uniform.
+            space: a dimension or a list of values for every name; or a list of complete
+                candidates, each a mapping, over which the prior is uniform.
 
         Raises:
             ValueError: it is neither.
@@ -192,9 +192,9 @@ class Space:
             return space
         if isinstance(space, Mapping):
             if not space:
-                raise ValueError("space must name at least one hyper-parameter, got none")
+                raise ValueError("space must name at least one hyperparameter, got none")
             if "" in space:
-                raise ValueError("space must name every hyper-parameter, got an empty name")
+                raise ValueError("space must name every hyperparameter, got an empty name")
             return cls({str(name): _dimension(str(name), given) for name, given in space.items()})
         candidates = list(space) if isinstance(space, Iterable) else []
         if not candidates or not all(isinstance(one, Mapping) for one in candidates):
@@ -206,7 +206,7 @@ class Space:
 
     @property
     def size(self) -> int | None:
-        """How many candidates there are; None where a hyper-parameter is continuous."""
+        """The number of candidates; None if a hyperparameter is continuous."""
         counts = [_count(dimension) for dimension in self.dimensions.values()]
         known = [count for count in counts if count is not None]
         return math.prod(known) if len(known) == len(counts) else None
@@ -242,7 +242,7 @@ class Space:
         return list(itertools.product(*places))
 
     def features(self, point: Sequence[float]) -> Array:
-        """What a model of the score sees of a candidate, [features]."""
+        """The features of a candidate for a model of the score, [features]."""
         pairs = zip(self.dimensions.values(), point, strict=True)
         return np.array([x for dimension, u in pairs for x in dimension.features(u)])
 
@@ -258,7 +258,7 @@ def _dimension(name: str, given: Any) -> Dimension:
     if isinstance(given, list | tuple | range) and len(given):
         return Choice(tuple(given))
     raise ValueError(
-        f"space[{name!r}] must be a list of values, Uniform, LogUniform or Whole, got {given!r}"
+        f"space[{name!r}] must be a list of values, Uniform, LogUniform or Integer, got {given!r}"
     )
 
 

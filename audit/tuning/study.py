@@ -14,13 +14,12 @@ from typing import Any, TypeVar
 
 from audit import checks, protocols
 from audit.accounting import DpSgd, Mechanism, mechanism_to_dict
-from audit.certificate import Certificate
+from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import PROTOCOLS
 from audit.numerics import format_rounded
 from audit.protocols import Grid, Protocol, RandomSearch, RandomStopping, Subset, UntilAccepted
 from audit.repetitions import Repetitions
 from audit.tuning.calibration import noise_multiplier_for
-from audit.tuning.certifying import certify
 from audit.tuning.elapsed_time import ElapsedTime
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
@@ -185,7 +184,7 @@ class Study:
 
     @cached_property
     def cost(self) -> UpperBound:
-        """What the whole tuning costs: the smallest bound that holds for any score."""
+        """Cost of the whole tuning: the smallest bound that holds for any score."""
         return _cost(self.base, self.protocol, self.delta)
 
     @property
@@ -235,13 +234,13 @@ class Study:
 
     @property
     def folder(self) -> Path | None:
-        """Where the study is kept for going on; None if in this process alone."""
+        """The folder in which the study is kept for resuming; None if in this process only."""
         return self._memory.folder
 
     def rehearsal(self) -> Trial:
-        """A trial that does not belong to the study, to call `train` with by hand.
+        """A trial that does not belong to the study, for calling `train` by hand.
 
-        `rehearse` does this, and checks what comes back.
+        `rehearse` does this and checks the outcome.
 
         Example:
             >>> from audit.accounting import GaussianMechanism
@@ -263,7 +262,7 @@ class Study:
     ) -> list[Outcome]:
         """Trains twice on synthetic or public records, and shows every error.
 
-        In the study itself a run that raises loses, and the error is not shown.
+        In the study itself, a run that raises an exception loses, and the error is not shown.
 
         Args:
             train: as for `run`.
@@ -272,15 +271,15 @@ class Study:
             accept: as for `run`.
             save: as for `run`.
             load: as for `run`.
-            test: a further test of `train`, called with the `Rehearsal`; it raises to object.
+            test: a further test of `train`, called with the `Rehearsal`; it raises if it fails.
 
         Returns:
             The outcomes of the runs.
 
         Raises:
-            Inadmissible: the study would abort: `train` returned something other than an
+            ProtocolViolation: the study would abort: `train` returned something other than an
                 `Outcome`, seeded two runs alike, or a check failed.
-            Exception: whatever `train`, `accept`, `save`, `load` or `test` raised.
+            Exception: any error that `train`, `accept`, `save`, `load` or `test` raised.
 
         Example:
             >>> from audit.accounting import GaussianMechanism
@@ -299,31 +298,34 @@ class Study:
 
     @property
     def certificate(self) -> Certificate:
-        """What may be published beside the best run: the claim, and all that it rests on.
+        """The certificate, which may be published with the best run.
 
         Raises:
             ValueError: the study has not been run to its end.
         """
         if self._played is None:
-            raise ValueError("certificate needs a study that was run to its end, got none")
+            raise ValueError("certificate needs a study that was run to its end: call run first")
         return self._certificate
 
     @cached_property
     def _certificate(self) -> Certificate:
         assert self._played is not None
-        return certify(
-            base=self.base,
-            training=self._mechanism(self.noise_multiplier or 0.0, None),
-            protocol=self.protocol,
-            delta=self.delta,
+        facts = StudyFacts(
             prior=self.space.prior,
-            private=self.private,
-            expected_batch_size=self.expected_batch_size,
+            checked=tuple(self._played.checked),
             seeded=self.seed is not None,
-            checked=self._played.checked,
-            settings_hash=self.settings_hash,
-            kept=self.keep and self.folder is not None,
-            model=self._played.best.model,
+            key_kept=self.keep and self.folder is not None,
+            settings=self.settings_hash,
+            expected_batch_size=self.expected_batch_size,
+        )
+        return Certificate.issue(
+            self.base,
+            self._mechanism(self.noise_multiplier or 0.0, None),
+            self.protocol,
+            self.delta,
+            self.private,
+            facts,
+            model_hash(self._played.best.model),
         )
 
     def _plan(self) -> Plan:
@@ -344,33 +346,32 @@ class Study:
     ) -> Best:
         """Runs the study, or resumes one that was interrupted, to its end.
 
-        A run that raises, or whose score is not finite, counts and loses. What `train` prints or
-        logs is not shown. Once over, the same answer is given again.
+        A run that raises an exception, or whose score is not finite, counts and loses. Nothing that
+        `train` prints or logs is shown. After its end, the study returns the same result again.
 
-        With `records`, the study first rehearses on synthetic records of the same shape, and
-        shows the errors of that. Without them it cannot: `train` reads the private records itself.
+        With `records`, the study first rehearses on synthetic records of the same shape, and shows
+        the errors of the rehearsal.
 
         Args:
-            train: one run, from a `Trial` to an `Outcome`, or from a `Trial` and `records`. All
-                that it looks at of private records must go through the mechanism that the trial
-                names.
+            train: one run, from a `Trial` to an `Outcome`, or from a `Trial` and `records`. It may
+                use private records through the mechanism of the trial only.
             records: the private records, as arrays, tensors or a collection of them; given to
                 `train` as its second argument.
             accept: whether an outcome is good enough, True or False, for protocols that run until
                 one is.
-            jobs: runs at a time, in processes of joblib's active backend (by default loky, on this
-                machine); -1 for as many as it has workers.
-            save: writes a model to a path, so that the best so far is not lost when the process
-                is. Without it the winner is then trained again from its own seed.
-            load: reads it.
-            progress: whether to show the time that has gone by: no count, which would tell K.
-            rehearse: whether to rehearse before a study begins, if it was not rehearsed yet.
+            jobs: number of runs at a time, in processes of joblib's active backend (by default
+                loky, on this machine); -1 for one for each of its workers.
+            save: writes a model to a path, so that the best model so far survives an interrupt.
+                Without it, the winner is then trained again from its own seed.
+            load: reads a model from a path.
+            progress: whether to show the elapsed time. A count of runs would reveal K.
+            rehearse: whether to rehearse before the study begins, unless it was rehearsed before.
 
         Raises:
-            Void: a run was not what the study accounts for, or can not be trained again as it was,
-                or every run raised an exception; the study is over and releases nothing.
-            ValueError: the folder belongs to another study, or one that runs.
-            Exception: in the rehearsal, whatever `train` raised.
+            StudyAborted: a run was not the mechanism that the study accounts for, the winner could
+                not be reproduced, or every run raised an exception. Nothing is released.
+            ValueError: the folder belongs to another study, or to one that is running.
+            Exception: any error of the rehearsal.
         """
         jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1)
         _functions(train=train, accept=accept, save=save, load=load)
@@ -398,14 +399,14 @@ class Study:
                         load=load,
                     )
             except StudyAborted as error:
-                # Not to be tried until it pleases: what was drawn is gone, nothing is released.
+                # Prevents retrying until the result is favourable.
                 self._memory.begin({**state, "void": str(error)})
                 raise
             if not self.keep:
                 self._memory.end()
         if self._played.best.candidate is None:
             warnings.warn(
-                "nothing was chosen: no run was drawn, or every run lost; see Study.rehearsal",
+                "no candidate was chosen: no run was drawn, or every run lost; see Study.rehearse",
                 stacklevel=2,
             )
         return self._played.best
@@ -432,7 +433,7 @@ class Study:
             )
 
     def _begun(self) -> dict[str, Any]:
-        """What was drawn at the very beginning, now or by an earlier process."""
+        """The draws made before the first run, now or by an earlier process."""
         state = self._memory.state()
         if state is None:
             key = secrets.randbits(256) if self.seed is None else self.seed
@@ -450,7 +451,8 @@ class Study:
             raise ValueError(f"seed must be the one that the study in {self.folder} began with")
         if "void" in state:
             raise StudyAborted(
-                f"{state['void']} (delete {self.folder}; its runs cost what they cost)"
+                f"{state['void']} (delete {self.folder} to begin anew; the privacy cost of its "
+                "runs remains)"
             )
         return state
 
@@ -468,26 +470,26 @@ def _nothing(trial: Trial) -> Outcome:
 _T = TypeVar("_T")
 
 
-def _remembered(
+def _cached(
     function: Callable[[Mechanism, Protocol, float], _T],
 ) -> Callable[[Mechanism, Protocol, float], _T]:
-    """Whoever goes on with a study, or rehearses one, asks again for what takes seconds."""
-    remembered = functools.lru_cache(maxsize=32)(function)
+    """Caches a function that takes seconds and is called again when a study resumes."""
+    cached = functools.lru_cache(maxsize=32)(function)
 
     def answer(base: Mechanism, protocol: Protocol, delta: float) -> _T:
         try:
             hash(base)
-        except TypeError:  # a mechanism of the user's own, which may change
+        except TypeError:  # an unhashable mechanism may change
             return function(base, protocol, delta)
-        return remembered(base, protocol, delta)
+        return cached(base, protocol, delta)
 
     return answer
 
 
-_cost = _remembered(tuning_cost)
+_cost = _cached(tuning_cost)
 
 
-@_remembered
+@_cached
 def _by_region(base: Mechanism, protocol: Protocol, delta: float) -> bool:
     return row(find("region"), base, protocol, delta).epsilon is not None
 

@@ -1,0 +1,224 @@
+"""The checks of each run, and what ends a study."""
+
+import contextlib
+
+import pytest
+from light_runs import noisy
+from study_helpers import (
+    DP_SGD,
+    Loader,
+    Recorded,
+    UniformWithReplacementSampler,
+    study,
+)
+
+from audit import accounting, tuning
+
+
+@pytest.mark.parametrize(
+    ("history", "loader", "words"),
+    [
+        ([(1.0, 0.1, 101)], None, "steps must be at most 100 in a run, got 101"),
+        ([(1.0, 0.1, 60), (1.1, 0.1, 41)], None, "steps must be at most 100"),
+        ([(0.99, 0.1, 100)], None, "noise_multiplier must be at least 1.0 in a run, got 0.99"),
+        ([(0.0, 0.1, 100)], None, "noise_multiplier must be in"),
+        ([(1.0, 0.11, 100)], None, "sampling_rate must be at most 0.1 in a run, got 0.11"),
+        ([(1.0, 0.1, 100)], Loader(object()), "data_loader must sample batches by Poisson"),
+        (
+            [(1.0, 0.1, 100)],
+            Loader(UniformWithReplacementSampler(0.2)),
+            "data_loader must sample at a rate of at most 0.1, got 0.2",
+        ),
+        ([], None, "accountant must have recorded a step"),
+    ],
+)
+def test_a_run_that_is_not_what_is_accounted_for_ends_the_study(history, loader, words):
+    def train(trial):
+        trial.check(Recorded(*history), loader)
+        return noisy(trial)
+
+    with pytest.raises(tuning.StudyAborted, match=words):
+        study(base=DP_SGD).run(train)
+
+
+def test_a_run_that_is_less_than_what_is_accounted_for_is_admitted():
+    def train(trial):
+        loader = Loader(UniformWithReplacementSampler(trial.sampling_rate))
+        trial.check(Recorded((2.0, 0.05, 10)), loader)
+        trial.check(Recorded((trial.noise_multiplier, trial.sampling_rate, 90)), loader)
+        return noisy(trial)
+
+    checked = study(base=DP_SGD)
+    assert checked.run(train).candidate is not None
+    # Less than the study's constants: whether they depend on the number of records is not seen.
+    assert checked._played.checked == {
+        "steps", "noise_multiplier", "sampling_rate", "poisson_sampling",
+    }  # fmt: skip
+
+
+class Optimizer:
+    """What `Trial.check` reads of Opacus's optimizer."""
+
+    def __init__(self, expected_batch_size, loss_reduction="mean"):
+        self.expected_batch_size = expected_batch_size
+        self.loss_reduction = loss_reduction
+
+
+class CountedLoader(Loader):
+    """A loader of so many records and batches."""
+
+    def __init__(self, rate, records=1200):
+        super().__init__(UniformWithReplacementSampler(rate))
+        self.dataset, self.batches = range(records), int(1 / rate)
+
+    def __len__(self):
+        return self.batches
+
+
+def checked_constants(history=(1.0, 0.1, 100), rate=0.1, optimizer=None, **settings):
+    """What a study of DP-SGD sees of a run, in which nothing is trained."""
+
+    def train(trial):
+        trial.check(Recorded(history), CountedLoader(rate), optimizer)
+        return noisy(trial)
+
+    settings = {"base": accounting.DpSgd(1.0, 100, 0.1)} | settings
+    one = study(**settings)
+    one.run(train)
+    return one._played.checked & {"divisor", "constants"}, one.certificate
+
+
+def test_constants_of_the_study_are_checked_where_the_number_of_records_is_private():
+    found, certificate = checked_constants(optimizer=Optimizer(120), expected_batch_size=120)
+    assert found == {"divisor", "constants"}
+    grounds = {one.name: one.ground.value for one in certificate.conditions}
+    assert grounds["divisor"] == grounds["constants"] == "checked"
+    assert grounds["relation add-remove"] == "on trust"
+    (divisor,) = [one.words for one in certificate.conditions if one.name == "divisor"]
+    assert divisor.endswith("divided by 120")
+    assert "differentially private for add-remove neighbours, if the" in certificate.statement
+    # A sum has no divisor; of two workers, each divides by its half.
+    assert "divisor" in checked_constants(optimizer=Optimizer(7, "sum"))[0]
+    halves = Optimizer(60)
+    halves.world_size = 2
+    assert "divisor" in checked_constants(optimizer=halves, expected_batch_size=120)[0]
+
+
+def test_what_is_not_seen_is_taken_on_trust():
+    found, certificate = checked_constants(expected_batch_size=120)
+    assert found == {"constants"}
+    (divided,) = [one for one in certificate.conditions if one.name == "divisor"]
+    assert divided.ground.value == "on trust"
+    # 100 is not int(1200 * 0.1): a constant that the study does not know.
+    assert checked_constants(optimizer=Optimizer(100))[0] == {"constants"}
+    # Fewer steps, more noise or a smaller rate than the study's may follow from n, or not.
+    for history in ((1.0, 0.1, 90), (1.5, 0.1, 100), (1.0, 0.09, 100)):
+        assert checked_constants(history, expected_batch_size=120)[0] == set()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"optimizer": Optimizer(120)},
+            r"expected_batch_size must be a constant of the study with add-remove neighbours, got "
+            r"int\(n \* rate\), where n is the number of records; give tuning\.Study",
+        ),
+        (
+            {"optimizer": Optimizer(120), "expected_batch_size": 128},
+            r"expected_batch_size must be the study's 128\.0 with .* got int\(n \* rate\)",
+        ),
+        (
+            {"optimizer": Optimizer(90), "expected_batch_size": 128},
+            r"must be the study's 128\.0 .* got another value; .* or state neighbours='zero-out'",
+        ),
+        ({"optimizer": object()}, "optimizer must be Opacus's, got a object without"),
+        (
+            {"history": (1.0, 1 / 11, 100), "rate": 1 / 11},
+            r"sampling_rate must be the study's 0\.1 with add-remove neighbours, got "
+            r"1/len\(data_loader\), which depends on the number of records",
+        ),
+    ],
+)
+def test_constants_that_depend_on_the_number_of_records_end_the_study(settings, words):
+    with pytest.raises(tuning.StudyAborted, match=words) as ended:
+        checked_constants(**settings)
+    assert "120" not in str(ended.value)  # nor does the message tell that number
+    # Where it is public, all of them are fine, and nothing is said of them.
+    public = accounting.DpSgd(1.0, 100, 0.1, "zero-out")
+    found, certificate = checked_constants(**settings, base=public)
+    assert found == set()
+    about = [one.words for one in certificate.conditions if "number of records" in one.words]
+    assert about == ["the number of records is public"]
+    assert certificate.setting.neighbours == (
+        "both data sets have the same, public number of records, and the gradients of one record "
+        "are zero in one of them"
+    )
+    assert "differentially private for zero-out neighbours, if the" in certificate.statement
+
+
+def test_a_study_that_is_told_nothing_takes_the_number_of_records_as_public():
+    assert study(base=None, epsilon=2.0, steps=5).base.neighbours == "zero-out"
+    told = study(base=None, epsilon=2.0, steps=5, neighbours="add-remove", protocol="fixed:1")
+    assert told.base.neighbours == "add-remove"
+    with pytest.raises(ValueError, match=r"expected_batch_size must be in \(0, inf\), got 0"):
+        study(expected_batch_size=0)
+
+
+def test_another_run_s_optimizer_is_refused():
+    counted = Recorded((1.0, 0.1, 100))
+    optimizer = Optimizer(120)
+    optimizer.step_hook = lambda optim: counted.history
+    with pytest.raises(
+        tuning.StudyAborted, match="optimizer must be the one whose steps the accountant"
+    ):
+        checked_constants(optimizer=optimizer, expected_batch_size=120)
+
+
+class BatchSplittingSampler:
+    """Named as the one of Opacus' BatchMemoryManager is."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+
+def test_large_batches_may_be_split():
+    def train(trial):
+        split = Loader(BatchSplittingSampler(UniformWithReplacementSampler(0.1)))
+        trial.check(Recorded((1.0, 0.1, 100)), split)
+        return noisy(trial)
+
+    checked = study(base=DP_SGD)
+    checked.run(train)
+    assert "poisson_sampling" in checked._played.checked
+
+
+def test_steps_after_the_check_count():
+    def train(trial):
+        accountant = Recorded((1.0, 0.1, 60))
+        trial.check(accountant)
+        accountant.history += ((1.0, 0.1, 60),)
+        return noisy(trial)
+
+    with pytest.raises(tuning.StudyAborted, match="steps must be at most 100 in a run, got 120"):
+        study(base=DP_SGD).run(train)
+
+
+def test_a_check_that_is_caught_ends_the_study_all_the_same():
+    def train(trial):
+        with contextlib.suppress(ValueError):
+            trial.check(Recorded((0.5, 0.1, 100)))
+        return noisy(trial)
+
+    with pytest.raises(tuning.StudyAborted, match=r"noise_multiplier must be at least 1\.0"):
+        study(base=DP_SGD).run(train)
+
+
+def test_two_accountants_of_one_run_add_up():
+    def train(trial):
+        for _ in range(2):
+            trial.check(Recorded((1.0, 0.1, 60)))
+        return noisy(trial)
+
+    with pytest.raises(tuning.StudyAborted, match="steps must be at most 100 in a run, got 120"):
+        study(base=DP_SGD).run(train)

@@ -1,0 +1,97 @@
+"""What a run costs: budgets of candidates, and the noise of a score."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+from study_helpers import BASE, LEVELS, played, study
+
+from audit import accounting, protocols, tuning
+from audit.tuning import study as live
+from audit.tuning.plan import Plan
+from audit.tuning.space import Space
+from audit.upper_bounds.registry import find
+
+
+def test_private_score_gets_its_noise_from_the_study():
+    private = tuning.Private(noise_std=3.0, sensitivity=1.0)
+    plan = Plan(protocols.parse_protocol("fixed:1"), Space.parse(LEVELS), lambda _: BASE, private)
+    scores = [played(plan, key, lambda trial: tuning.Outcome(7.0)).score for key in range(300)]
+    assert stats.kstest(scores, "norm", (7.0, 3.0)).pvalue > 1e-4
+    alone = study(protocol="fixed:1", scored_on=tuning.Private(1.0, 1.0)).base
+    assert alone == accounting.WorstOf((BASE, accounting.GaussianMechanism(1.0)))
+    shared = study(protocol="fixed:1", scored_on=tuning.Private(1.0, 1.0, disjoint=False)).base
+    assert shared.gaussian_mu == pytest.approx(np.hypot(0.5, 1.0))
+
+
+def test_candidates_with_budgets_cost_their_mean(monkeypatch):
+    monkeypatch.setattr(live, "noise_multiplier_for", lambda *_: 12.0)  # which takes seconds
+    space = {"steps": [10, 40], "lr": [0.1, 1.0]}
+    mixed = study(space=space, protocol="fixed:1", base=None, epsilon=9.0)
+    parts = [accounting.DpSgd(12.0, steps, 1.0, "zero-out") for steps in (10, 40)]
+    assert mixed.base == accounting.Mixture(tuple(parts), (0.5, 0.5))
+    # One run, released with its budget: the mean of two profiles is the whole cost.
+    epsilon = mixed.total_epsilon
+    assert np.mean([float(part.delta(epsilon)) for part in parts]) == pytest.approx(1e-5, rel=2e-2)
+    assert {mixed.rehearsal().steps for _ in range(30)} == {10, 40}
+
+
+def test_budgets_stand_beside_the_noise_of_a_private_score(monkeypatch):
+    monkeypatch.setattr(live, "noise_multiplier_for", lambda *_: 12.0)  # which takes seconds
+    monkeypatch.setattr(live, "_by_region", lambda *_: True)
+    private = tuning.Private(noise_std=4.0, sensitivity=1.0)
+    mixed = study(
+        space={"steps": [10, 40]}, protocol="fixed:2", base=None, epsilon=9.0, scored_on=private
+    )
+    runs = [accounting.DpSgd(12.0, steps, 1.0, "zero-out") for steps in (10, 40)]
+    each = [accounting.WorstOf((run, accounting.GaussianMechanism(0.25))) for run in runs]
+    assert mixed.base == accounting.Mixture(tuple(each), (0.5, 0.5))
+
+
+def test_budgets_of_a_grid_cost_each_its_own():
+    space = {"steps": [1, 400], "lr": [0.1, 1.0]}
+    grid = study(space=space, protocol="grid:4", base=None, epsilon=2.0)
+    each = [
+        accounting.DpSgd(grid.noise_multiplier, steps, 1.0, "zero-out")
+        for steps in (1, 1, 400, 400)
+    ]
+    assert grid.base == accounting.Candidates(tuple(each))
+    worst = find("composition", protocols.Grid).function(each[-1], "grid:4", 1e-5)
+    assert grid.cost.epsilon <= 2.0 < 0.8 * worst.epsilon
+
+
+def test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest(monkeypatch):
+    monkeypatch.setattr(live, "noise_multiplier_for", lambda *_: 12.0)  # which takes seconds
+    monkeypatch.setattr(live, "_by_region", lambda *_: True)
+    settings = {"base": None, "epsilon": 9.0, "protocol": "tnb:0,0.1"}
+    many = study(space={"steps": range(1, 201)}, sampling_rate=0.1, **settings)
+    parts = [accounting.DpSgd(12.0, steps, 0.1, "zero-out") for steps in range(25, 201, 25)]
+    assert many.base.candidates == tuple(parts)
+    assert many.base.chances == pytest.approx((0.125,) * 8)
+    assert many.rehearsal().steps <= 200
+    assert len({many.rehearsal().steps for _ in range(40)}) > 8  # a run has its own budget
+    # Each budget is in the group of one at least as large, also with two rates and repetitions.
+    space = {"steps": [1, 1, 1, 1, 5, 6, 7, 8, 9], "sampling_rate": [0.1, 0.2]}
+    mixed = study(space=space, **settings)
+    chances = dict(zip(mixed.base.candidates, mixed.base.chances, strict=True))
+    assert sum(chances.values()) == pytest.approx(1.0)
+    for steps, rate in itertools.product(space["steps"], space["sampling_rate"]):
+        above = [
+            c for one, c in chances.items() if one.steps >= steps and one.sampling_rate >= rate
+        ]
+        least = np.mean([s >= steps and r >= rate for s in space["steps"] for r in (0.1, 0.2)])
+        assert sum(above) >= least - 1e-12
+    with pytest.raises(ValueError, match="steps must be"):
+        study(space={"steps": list(range(-3, 9))}, **settings)
+
+
+def test_adaptive_budgets_are_drawn_and_their_composition_is_that_of_the_worst():
+    quiet, loud = accounting.DpSgd(50.0, 1), accounting.DpSgd(1.0, 1)
+    drawn = accounting.Mixture((quiet, loud), (0.5, 0.5))
+    # With densities up to twice the prior every run may be the loud one.
+    for bound in ("composition", "hypo"):
+        function = find(bound, protocols.Adaptive).function
+        protocol = protocols.parse_protocol("adaptive:0.01,2/tnb:1,0.5")
+        worst = function(loud, protocol, 1e-5).epsilon
+        assert worst <= function(drawn, protocol, 1e-5).epsilon * (1 + 1e-9) <= worst * (1 + 2e-6)

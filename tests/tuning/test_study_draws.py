@@ -1,0 +1,297 @@
+"""The random draws of a study, and how it chooses the best run."""
+
+import contextlib
+import hashlib
+import itertools
+import logging
+import os
+import pickle
+import sys
+import time
+
+import numpy as np
+import pytest
+from light_runs import noisy
+from scipy import stats
+from study_helpers import (
+    DP_SGD,
+    Loader,
+    Recorded,
+    UniformWithReplacementSampler,
+    plan_of,
+    played,
+    study,
+)
+
+from audit import protocols, repetitions, tuning
+from audit.tuning import samplers
+from audit.tuning.journal import Memory
+from audit.tuning.play import play
+from audit.tuning.secret_draws import Draws, secret_integer
+from audit.tuning.space import Space
+
+
+def test_number_of_runs_follows_the_law_of_k():
+    plan = plan_of("tnb:0,0.1")
+    drawn = [len(plan.runs(key)) for key in range(2000)]
+    law = repetitions.parse_repetitions("tnb:0,0.1")
+    edges = [1, 2, 3, 5, 9, 17]
+    chances = [law.pmf(np.arange(a, b)).sum() for a, b in itertools.pairwise(edges)]
+    chances.append(1.0 - sum(chances))
+    counts = np.histogram(drawn, [*edges, 10**9])[0]
+    # Fails by chance for one choice of keys in ten thousand; these keys are fixed.
+    assert stats.chisquare(counts, 2000 * np.array(chances)).pvalue > 1e-4
+
+
+def test_candidates_are_drawn_with_replacement_from_the_prior():
+    plan = plan_of("fixed:5", {"lr": tuning.LogUniform(0.01, 1.0), "width": [1, 2, 3]})
+    candidates = [
+        plan.space.at(plan.point(key, index, ())) for key in range(300) for index in range(5)
+    ]
+    logs = [np.log(one["lr"] / 0.01) / np.log(100.0) for one in candidates]
+    assert stats.kstest(logs, "uniform").pvalue > 1e-4
+    assert stats.chisquare(np.bincount([one["width"] for one in candidates])[1:]).pvalue > 1e-4
+    twice = [len({one["width"] for one in candidates[5 * k : 5 * k + 5]}) < 5 for k in range(300)]
+    assert all(twice)  # five of three values: only with replacement
+
+
+def test_grid_runs_every_candidate_once_or_with_its_chance():
+    plan = plan_of("grid:4")
+    assert [plan.space.at(plan.point(7, i, ()))["level"] for i in plan.runs(7)] == [1, 2, 3, 4]
+    half = plan_of("grid:4,0.5")
+    counts = np.zeros(4)
+    for key in range(1000):
+        counts[half.runs(key)] += 1
+    assert (np.abs(counts - 500) < 5 * np.sqrt(250)).all()
+
+
+def test_draws_are_independent_streams_of_shake_256():
+    # Known answer, computed apart from the code: SHAKE-256 of "study:7:1:2".
+    expected = hashlib.shake_256(b"study:7:1:2").digest(8)
+    assert secret_integer(64, 7, 1, 2) == int.from_bytes(expected, "little")
+    words = np.frombuffer(hashlib.shake_256(b"study:7:1:2:-1:1").digest(24), "<u8")
+    assert Draws(7, 1, 2).random(3).tolist() == [int(word >> 11) / 2**53 for word in words]
+    one = Draws(7, 1, 2)
+    assert one.random() != one.random() != Draws(7, 1, 3).random()
+    # Each fails by chance for one choice of keys in ten thousand; these keys are fixed.
+    uniform = np.concatenate([Draws(1, place).random((50, 2)).ravel() for place in range(100)])
+    assert stats.kstest(uniform, "uniform").pvalue > 1e-4
+    normal = [Draws(2, place).normal() for place in range(3000)]
+    assert stats.kstest(normal, "norm").pvalue > 1e-4
+    counts = np.bincount([Draws(3, place).poisson(2.0) for place in range(3000)], minlength=7)
+    chances = stats.poisson(2.0).pmf(np.arange(6))
+    expected_counts = 3000 * np.append(chances, 1.0 - chances.sum())
+    counts = np.append(counts[:6], counts[6:].sum())
+    assert stats.chisquare(counts, expected_counts).pvalue > 1e-4
+
+
+def test_a_worker_is_not_told_the_key_of_the_study():
+    seen = []
+    one = study(protocol="fixed:1", seed=2**200 + 12345)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("audit.tuning.one_run.Task.__call__", lambda task: seen.append(task) or 1 / 0)
+        with contextlib.suppress(ZeroDivisionError):
+            one.run(noisy)
+    assert str(2**200 + 12345) not in repr(seen[0])
+    assert (2**200 + 12345).to_bytes(26, "little") not in pickle.dumps(seen[0])
+
+
+def test_a_billion_runs_are_not_listed():
+    plan = plan_of("fixed:1e9")
+    assert len(plan.runs(1)) == 10**9
+    calls = []
+
+    def train(trial):
+        calls.append(trial)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return noisy(trial)
+
+    began = time.process_time()
+    with pytest.raises(KeyboardInterrupt):
+        play(plan, 1, plan.runs(1), train, Memory())
+    assert time.process_time() - began < 1.0
+
+
+def test_entropy_is_the_systems_unless_there_is_a_seed():
+    assert len({study().run(noisy).model for _ in range(3)}) == 3
+    assert len({study(seed=3).run(noisy).model for _ in range(3)}) == 1
+
+
+def test_best_run_wins_and_the_first_of_equals():
+    plan = plan_of("fixed:20")
+    best = played(plan, 5)
+    trials = [plan.trial(5, index, plan.point(5, index, ())) for index in range(20)]
+    assert best.score == max(noisy(trial).score for trial in trials)
+    constant = played(plan, 5, lambda trial: tuning.Outcome(1.0, trial.seed))
+    assert constant.model == trials[0].seed
+
+
+def test_adaptive_density_stays_within_its_limits_whatever_came_before():
+    space = Space.parse({"level": list(range(8))})
+    protocol = protocols.Adaptive("fixed:3", 0.6, 1.5)
+    before = [samplers.Ended(space.points()[i % 8], float(i % 8 == 5)) for i in range(24)]
+    pool = [space.draw(np.random.default_rng(i)) for i in range(200)]
+    density = samplers.relative_density(protocol, space, pool, before)
+    assert density.min() >= 0.6 - 1e-12
+    assert density.max() <= 1.5 + 1e-12
+    assert density.mean() == pytest.approx(1.0, abs=1e-9)
+    at_five = np.array([space.at(point)["level"] == 5 for point in pool])
+    assert density[at_five].min() > density[~at_five].max()  # it has learnt
+    drawn = [
+        space.at(samplers.adaptive_point(protocol, space, np.random.default_rng(i), before))
+        for i in range(150)
+    ]
+    share = np.mean([one["level"] == 5 for one in drawn])
+    # 1/8 times at most 1.5, and learnt; five standard deviations of 150 draws.
+    assert share + 5 * np.sqrt(0.19 * 0.81 / 150) > 0.125
+    assert share < 0.1875 + 5 * np.sqrt(0.19 * 0.81 / 150)
+
+
+def test_adaptive_study_finds_what_is_good():
+    def train(trial):
+        return tuning.Outcome(-abs(trial.candidate["x"] - 0.3))
+
+    best = study(
+        space={"x": tuning.Uniform(0, 1)}, protocol="adaptive:0.5,2/tnb:1,0.1", seed=8
+    ).run(train)
+    assert abs(best.candidate["x"] - 0.3) < 0.3
+
+
+def test_an_adaptive_study_breaks_ties_at_random():
+    plan = plan_of("adaptive:0.5,2/fixed:4")
+    first = 0
+    for key in range(60):
+        best = played(plan, key, lambda trial: tuning.Outcome(1.0, trial.seed))
+        trial = plan.trial(key, 0, plan.point(key, 0, ()))
+        first += best.model == trial.seed
+    # A quarter of 60: fewer than 1 or more than 33 in one of 10^6 tests. By arrival it is all 60.
+    assert 1 <= first <= 33
+
+
+@pytest.mark.parametrize(("protocol", "chance"), [("until:0.1", 1.0), ("stopping:0.25", 0.5)])
+def test_until_accepted_and_random_stopping(protocol, chance):
+    plan = plan_of(protocol)
+    # A run is accepted with chance 1/4: stopping first with chance (3/16) / (1/4 + 3/16) = 3/7.
+    expected = 1.0 if protocol.startswith("until") else (1 / 4) / (1 / 4 + 3 / 16)
+    best = [
+        played(plan, key, accept=lambda outcome: outcome.score > stats.norm.isf(0.25))
+        for key in range(300)
+    ]
+    found = [one for one in best if one.candidate is not None]
+    assert all(one.score > stats.norm.isf(0.25) for one in found)
+    spread = 5 * np.sqrt(300 * expected * (1 - expected))
+    assert abs(len(found) - 300 * expected) <= spread
+
+
+@pytest.mark.parametrize("final", ["rest", "all"])
+def test_subset_is_tuned_on_and_the_rest_trained_on(final):
+    plan = plan_of(f"subset:0.3,{final}/fixed:4")
+    seen = []
+
+    def train(trial):
+        seen.append((trial.is_final, trial.candidate, trial.records(1000)))
+        return noisy(trial)
+
+    best = played(plan, 3, train)
+    *tuning_runs, (is_final, candidate, mask) = seen
+    assert [one[0] for one in tuning_runs] == [False] * 4
+    assert is_final
+    tuned_on = tuning_runs[0][2]
+    assert all((one[2] == tuned_on).all() for one in tuning_runs)
+    assert (mask == (np.ones(1000, bool) if final == "all" else ~tuned_on)).all()
+    assert abs(tuned_on.sum() - 300) < 5 * np.sqrt(210)
+    # The final run takes the candidate that won, and is what is released.
+    scores = [noisy(plan.trial(3, index, plan.point(3, index, ()))).score for index in range(4)]
+    assert candidate == best.candidate == tuning_runs[int(np.argmax(scores))][1]
+    assert best.model not in {plan.trial(3, index, (0.5,)).seed for index in range(4)}
+    others = played(plan, 4, train)
+    assert others.model != best.model
+    assert (seen[-2][2] != tuned_on).any()  # a study of its own has a subset of its own
+
+
+def test_subset_that_is_not_asked_for_ends_the_study():
+    with pytest.raises(tuning.StudyAborted, match=r"train must call trial.records\(count\)"):
+        study(protocol="subset:0.5/fixed:2").run(noisy)
+
+
+def test_data_of_another_size_than_the_subset_ends_the_study():
+    def train(trial):
+        mask = trial.records(100)
+        loader = Loader(UniformWithReplacementSampler(trial.sampling_rate))
+        loader.dataset = np.flatnonzero(mask) if honest else np.arange(100)
+        trial.check(Recorded((trial.noise_multiplier, trial.sampling_rate, trial.steps)), loader)
+        return noisy(trial)
+
+    settings = {"protocol": "subset:0.5/fixed:2", "base": DP_SGD}
+    honest = False
+    with pytest.raises(
+        tuning.StudyAborted, match=r"data_loader must hold the records that trial\.records"
+    ):
+        study(**settings).run(train)
+    honest = True
+    checked = study(**settings)
+    checked.run(train)
+    assert "count_of_records" in checked._played.checked
+
+
+def test_final_run_that_fails_releases_the_candidate_alone():
+    def train(trial):
+        trial.records(10)
+        if trial.is_final:
+            raise RuntimeError
+        return noisy(trial)
+
+    best = played(plan_of("subset:0.5/fixed:3"), 1, train)
+    assert best.candidate is not None
+    assert best.score is best.model is None
+
+
+def test_runs_that_raise_or_diverge_count_and_lose_in_silence(capfd, caplog):
+    calls = []
+
+    def train(trial):
+        calls.append(trial)
+        print("a loser's secret")
+        os.write(1, b"a secret past Python's streams")
+        os.system("echo the secret of another process >&2")
+        logging.getLogger("train").error("another secret")
+        kind = len(calls)
+        if kind == 1:
+            raise RuntimeError("out of memory")
+        if kind == 2:
+            return tuning.Outcome(float("nan"), "nan")
+        if kind == 3:
+            return tuning.Outcome(float("inf"), "infinite")
+        if kind == 4:
+            sys.exit(1)
+        return tuning.Outcome(-100.0, "won")
+
+    assert study(protocol="fixed:5").run(train).model == "won"
+    assert len(calls) == 5
+    assert "secret" not in "".join(capfd.readouterr())
+    assert "secret" not in caplog.text
+
+
+def test_nothing_is_released_where_all_lose_or_none_is_drawn():
+    with pytest.warns(UserWarning, match="no candidate was chosen"):
+        assert study().run(lambda trial: tuning.Outcome(float("nan"))) == tuning.Best()
+    with pytest.warns(UserWarning, match="no candidate was chosen"):
+        assert study(protocol="poisson:1e-9").run(noisy) == tuning.Best()
+
+
+def test_what_is_not_an_outcome_ends_the_study_and_is_named():
+    voided = study()
+    with pytest.raises(
+        tuning.StudyAborted, match=r"train must return a tuning.Outcome, got a float"
+    ):
+        voided.run(lambda trial: 0.5)
+    with pytest.raises(tuning.StudyAborted, match=r"train must return"):
+        voided.run(noisy)  # not to be tried until it pleases
+    with pytest.raises(tuning.StudyAborted, match="score must be a number, got a str"):
+        study().run(lambda trial: tuning.Outcome("high"))
+
+
+def test_progress_shows_the_time_alone(capsys):
+    study().run(noisy, progress=True)
+    assert not any(character.isdigit() for character in capsys.readouterr().err)

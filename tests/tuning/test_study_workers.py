@@ -1,0 +1,110 @@
+"""Runs of a study in several processes."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+from light_runs import noisy
+from study_helpers import (
+    study,
+)
+
+from audit import tuning
+
+PARENT = """
+import sys, time, os
+from pathlib import Path
+from audit import accounting, tuning
+
+def train(trial):
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    time.sleep(0.2)
+    return tuning.Outcome(1.0)
+
+study = tuning.Study({"level": [1, 2]}, "fixed:1000", base=accounting.GaussianMechanism(0.5),
+                     folder=None)
+study.run(train, jobs=2)
+"""
+
+
+@pytest.mark.parametrize(
+    "end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_workers_end_with_the_process_of_the_study(tmp_path, end):
+    seen = tmp_path / "seen"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(seen)], stderr=subprocess.DEVNULL, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not seen.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    workers = {int(line) for line in seen.read_text().split()}
+    parent.send_signal(end)
+    parent.wait()
+
+    def alive(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+        return False
+
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(alive, workers))
+    runs = len(seen.read_text().split())
+    time.sleep(0.5)
+    assert len(seen.read_text().split()) == runs
+
+
+def test_threads_are_refused_as_workers():
+    import joblib
+
+    with (
+        joblib.parallel_config("threading"),
+        pytest.raises(ValueError, match="active backend must run each job in a process"),
+    ):
+        study().run(noisy, jobs=2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_study_runs_on_the_workers_of_a_dask_cluster(tmp_path):
+    import joblib
+    from distributed import Client
+
+    def train(trial):
+        return tuning.Outcome(np.random.default_rng(trial.seed).normal(), os.getpid())
+
+    alone = study(seed=5).run(train)
+    local = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with Client(local_directory=str(tmp_path), **local), joblib.parallel_config("dask"):
+        there = study(seed=5).run(train, jobs=2)
+    assert (there.candidate, there.score) == (alone.candidate, alone.score)
+    assert there.model != os.getpid()
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_stops_the_study_which_resumes_with_the_same_draws(tmp_path):
+    (tmp_path / "graves").mkdir()
+
+    def train(trial):
+        if not list((tmp_path / "graves").iterdir()):
+            (tmp_path / "graves" / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return noisy(trial)
+
+    settings = {"seed": 5, "folder": tmp_path / "s"}
+    with pytest.raises(RuntimeError, match=r"a worker died.*it resumes") as caught:
+        study(**settings).run(train, jobs=2)
+    assert "\n" not in str(caught.value)
+    assert study(**settings).run(noisy, jobs=2) == study(seed=5).run(noisy)
+
+
+def test_jobs_change_nothing():
+    assert study(seed=5).run(noisy, jobs=2) == study(seed=5).run(noisy)
