@@ -46,11 +46,65 @@ NAMES = {
     "audit.upper_bounds.best_split_order": "audit.attacks.worst_case_split_order",
     "audit.upper_bounds.cost": "audit.upper_bounds.tuning_cost",
     "audit.upper_bounds.same_runs": "audit.upper_bounds.compare_protocols",
+    "audit.accounting.tuning_epsilon": "audit.integrations.opacus.tuning_epsilon",
+    "audit.claims.Condition": "audit.claims.Assumption",
+    "audit.claims.Verdict": "audit.claims.Validity",
+    "audit.upper_bounds.tightest": "audit.upper_bounds.tuning_cost",
     "audit.upper_bounds.solve_mu": "audit.upper_bounds.calibrate_mu_for_tuning",
     "audit.upper_bounds.solve_noise_multiplier": "audit.upper_bounds.calibrate_noise",
     "audit.upper_bounds.solve_runs": "audit.upper_bounds.calibrate_runs",
 }
 """Old names and their new names."""
+
+_MOVED_FROM_UPPER_BOUNDS = {
+    "audit.attacks": (
+        "AcceptedTails",
+        "AdaptiveAttack",
+        "SubsetAttack",
+        "TunedOrder",
+        "adaptive_attack",
+        "attack_order",
+        "attack_tails",
+        "subset_attack",
+    ),
+    "audit.orders": ("FoldedOrder", "SplitOrder"),
+    "audit.upper_bounds.published": (
+        "approximate",
+        "approximate_to_delta",
+        "conditional_curve",
+        "corollary_4",
+        "corollary_4_curve",
+        "corollary_6_2",
+        "corollary_16",
+        "corollary_21",
+        "cost_ratio",
+        "hypo",
+        "hypo_curve",
+        "hypo_pure",
+        "largest_steps",
+        "lemma_7",
+        "lemma_7_curve",
+        "lemma_22",
+        "lemma_22_curve",
+        "liu_talwar",
+        "many_candidates",
+        "noisy_max_closed_form",
+        "noisy_max_renyi",
+        "profile",
+        "project_density",
+        "reduced_gdp_limit",
+        "reduced_mean_inclusion",
+        "reduced_renyi",
+        "renyi",
+        "renyi_curve",
+        "subset_divergences",
+    ),
+}
+NAMES.update(
+    (f"audit.upper_bounds.{name}", f"{home}.{name}")
+    for home, names in _MOVED_FROM_UPPER_BOUNDS.items()
+    for name in names
+)
 
 PARAMETERS = {
     "audit.upper_bounds.best_law": {
@@ -87,6 +141,8 @@ PARAMETERS = {
 
 MODULES = {
     "audit.coverage": "audit.coverage_study",
+    "audit.opacus": "audit.integrations.opacus",
+    "audit.optuna": "audit.integrations.optuna",
 }
 """Old modules and their new names."""
 
