@@ -221,7 +221,8 @@ def test_lemma_22_approaches_the_law_before_truncation():
     assert values == sorted(values, reverse=True)
     assert values[-1] == pytest.approx(limit, rel=1e-6)
     refused = upper_bounds.published.lemma_22(base, before, DELTA)
-    assert refused.epsilon is None and not refused.applies
+    assert refused.epsilon is None
+    assert not refused.applies
 
 
 @pytest.mark.parametrize("spec", [*ANY, "fixed:3"])
