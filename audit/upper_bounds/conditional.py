@@ -8,8 +8,8 @@ record. The output is in E with probability e/(e+f). The difference
 grows with f' and falls with e'. So the worst case is f' = U(f), the largest P'-probability of
 events of P-probability f, and e' = L(e) = 1 - U(1-e), the smallest: two extreme events, disjoint
 since e + f <= 1. An attack can play them wherever neighbouring data sets attain the pair. So the
-cost at delta is the largest log of (e/(e+f) - delta) (L(e)+U(f))/L(e) with e + f at least the
-acceptance.
+cost at delta is the largest log of (e/(e+f) - delta) (L(e)+U(f))/L(e), where e + f is at least the
+acceptance probability.
 
 Suppose that the tuning stops with probability g after every rejected run. Then an output q of one
 run is the result with probability q/(g + (1-g)(e+f)), and there is no output with probability
