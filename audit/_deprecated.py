@@ -1,9 +1,10 @@
 """Public names of version 0.2 that have new names. They work for one version and warn.
 
-Packages call `renamed(__name__)` for their `__getattr__`; `audit` installs the finder of old
+Packages use `renamed(__name__)` as their `__getattr__`, and `audit` installs the finder of old
 modules.
 """
 
+import functools
 import importlib
 import sys
 import warnings
@@ -25,6 +26,7 @@ NAMES = {
     "audit.dpsgd.Lanes": "audit.dpsgd.RunBatch",
     "audit.lower_bounds.Looks": "audit.lower_bounds.SequentialPlan",
     "audit.lower_bounds.all_bounds": "audit.lower_bounds.all_lower_bounds",
+    "audit.lower_bounds.doubling": "audit.lower_bounds.doubling_sizes",
     "audit.lower_bounds.ceiling": "audit.lower_bounds.max_detectable_epsilon",
     "audit.lower_bounds.provable": "audit.lower_bounds.max_provable_epsilon",
     "audit.protocols.DEFAULT_LAW": "audit.protocols.DEFAULT_REPETITIONS",
@@ -40,8 +42,8 @@ NAMES = {
     "audit.upper_bounds.Told": "audit.upper_bounds.ComposedRuns",
     "audit.upper_bounds.all_bounds": "audit.upper_bounds.all_upper_bounds",
     "audit.upper_bounds.best_law": "audit.upper_bounds.best_repetitions",
-    "audit.upper_bounds.best_order": "audit.upper_bounds.worst_case_order",
-    "audit.upper_bounds.best_split_order": "audit.upper_bounds.worst_case_split_order",
+    "audit.upper_bounds.best_order": "audit.attacks.worst_case_order",
+    "audit.upper_bounds.best_split_order": "audit.attacks.worst_case_split_order",
     "audit.upper_bounds.cost": "audit.upper_bounds.tuning_cost",
     "audit.upper_bounds.same_runs": "audit.upper_bounds.compare_protocols",
     "audit.upper_bounds.solve_mu": "audit.upper_bounds.calibrate_mu_for_tuning",
@@ -49,6 +51,39 @@ NAMES = {
     "audit.upper_bounds.solve_runs": "audit.upper_bounds.calibrate_runs",
 }
 """Old names and their new names."""
+
+PARAMETERS = {
+    "audit.upper_bounds.best_law": {
+        "target": "target_epsilon",
+        "base": "base",
+        "delta": "target_delta",
+        "bound": "bound",
+    },
+    "audit.upper_bounds.solve_mu": {
+        "target": "target_epsilon",
+        "law": "protocol",
+        "delta": "target_delta",
+        "bound": "bound",
+        "name": "name",
+    },
+    "audit.upper_bounds.solve_noise_multiplier": {
+        "target": "target_epsilon",
+        "law": "protocol",
+        "delta": "target_delta",
+        "steps": "steps",
+        "sampling_rate": "sampling_rate",
+        "neighbours": "neighbours",
+        "bound": "bound",
+    },
+    "audit.upper_bounds.solve_runs": {
+        "target": "target_epsilon",
+        "base": "base",
+        "law": "repetitions",
+        "delta": "target_delta",
+        "bound": "bound",
+    },
+}
+"""Old parameters in their order, and their new names, of functions whose signature changed."""
 
 MODULES = {
     "audit.coverage": "audit.coverage_study",
@@ -69,9 +104,21 @@ def renamed(package: str) -> Callable[[str], Any]:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, _, new = NAMES[old].rpartition(".")
         _warn(old, NAMES[old])
-        return getattr(importlib.import_module(module), new)
+        found = getattr(importlib.import_module(module), new)
+        return _with_old_parameters(found, PARAMETERS[old]) if old in PARAMETERS else found
 
     return find
+
+
+def _with_old_parameters(function: Callable[..., Any], names: dict[str, str]) -> Callable[..., Any]:
+    """The function with the old order and names of its parameters."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        old = dict(zip(names, args, strict=False)) | kwargs
+        return function(**{names.get(name, name): value for name, value in old.items()})
+
+    return call
 
 
 class OldModules(MetaPathFinder, Loader):

@@ -373,14 +373,14 @@ def _base_of(
         return _one_run(arguments)
     rate, steps, notes = _sampling(arguments)
     noise = upper_bounds.calibrate_noise(
-        arguments.target_epsilon,
         protocol,
-        arguments.delta,
-        steps,
-        rate,
-        arguments.neighbours,
-        bound,
-        arguments.group_size,
+        target_epsilon=arguments.target_epsilon,
+        target_delta=arguments.delta,
+        steps=steps,
+        sampling_rate=rate,
+        neighbours=arguments.neighbours,
+        bound=bound,
+        group_size=arguments.group_size,
     )
     # As printed, so that who types it again keeps the budget.
     noise = float(format_rounded(noise, up=True, digits=7))
@@ -475,7 +475,7 @@ def _print_table(
             else ""
         )
         epsilon = format_rounded(row.epsilon, up=not row.attained)
-        print(f"{row.name:{width}}  {epsilon:>9}  {row.claim.conditions}{rounded}")
+        print(f"{row.name:{width}}  {epsilon:>9}  {row.claim.words_without_protocol}{rounded}")
         print(f"{'':{width}}  {'':>9}    {row.source}")
     silent = [row for row in rows if row.epsilon is None]
     for row in silent:
@@ -586,10 +586,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise ValueError(f"solve {solve} must come with protocol search, got {protocol}")
             law = protocol.repetitions
             if solve == "runs":
-                law = upper_bounds.calibrate_runs(arguments.target_epsilon, base, law, delta, bound)
+                law = upper_bounds.calibrate_runs(
+                    base,
+                    law,
+                    target_epsilon=arguments.target_epsilon,
+                    target_delta=delta,
+                    bound=bound,
+                )
             else:
                 affordable = upper_bounds.best_repetitions(
-                    arguments.target_epsilon, base, delta, bound
+                    base,
+                    target_epsilon=arguments.target_epsilon,
+                    target_delta=delta,
+                    bound=bound,
                 )
                 affordable = [replace(one, law=_law_to_type(one.law)) for one in affordable]
                 law = affordable[0].law

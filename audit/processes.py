@@ -11,7 +11,7 @@ _POLL_SECONDS = 0.5
 
 
 def end_with_parent() -> None:
-    """Ends this worker process within a second of its parent's end; an initializer for joblib.
+    """Makes this worker process end within a second of its parent; an initializer for joblib.
 
     A parent that is killed cannot stop its workers, so each worker watches its parent:
     `joblib.Parallel(n_jobs=jobs, backend="loky", initializer=end_with_parent)`. Dask and Ray

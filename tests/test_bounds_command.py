@@ -10,9 +10,10 @@ import pytest
 from audit import bounds, checks, console, repetitions, upper_bounds
 from audit.accounting import DpSgd, GaussianMechanism
 from audit.protocols import RandomSearch
+from audit.repetitions import Fixed
 from audit.upper_bounds.registry import answered
 
-NAMES = ["base", "base-renyi", *upper_bounds.BOUNDS]
+NAMES = ["base", "base-renyi", *(one.name for one in upper_bounds.entries() if not one.is_special)]
 
 
 def run(capsys, *argv):
@@ -139,8 +140,10 @@ def test_table_names_every_bound_and_what_it_assumes(capsys):
 @pytest.mark.parametrize("target", [0.05, 2.0, 30.0])
 def test_target_epsilon_is_kept_and_spent(bound, target):
     law = repetitions.parse_repetitions("tnb:0,0.01")
-    mu = upper_bounds.calibrate_mu_for_tuning(target, law, 1e-5, upper_bounds.BOUNDS[bound])
-    spent = upper_bounds.BOUNDS[bound](GaussianMechanism(mu), law, 1e-5).epsilon
+    mu = upper_bounds.calibrate_mu_for_tuning(
+        law, target_epsilon=target, target_delta=1e-5, bound=upper_bounds.find(bound).function
+    )
+    spent = upper_bounds.find(bound).function(GaussianMechanism(mu), law, 1e-5).epsilon
     assert target * (1 - 1e-6) <= spent <= target
 
 
@@ -297,7 +300,7 @@ def test_the_search_for_runs_says_where_it_stopped(capsys):
     _, out, _ = run(capsys, *argv, "binomial:50,0.5", "--json")
     notes = json.loads(out)["notes"]
     assert notes == ["the search for more runs stopped at 50: the budget allows more"]
-    base, law = GaussianMechanism(0.1), upper_bounds.inverse.with_mean("fixed:2", 1e7)
+    base, law = GaussianMechanism(0.1), Fixed(10_000_000)
     assert bounds._ends_of_search(base, RandomSearch(law), "runs")
     assert not bounds._ends_of_search(base, RandomSearch(law), None)
     assert bounds._ends_of_search(DpSgd(0.06, 5, 0.5), RandomSearch(law), "noise")

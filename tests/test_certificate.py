@@ -7,12 +7,12 @@ import subprocess
 import time
 from dataclasses import replace
 from decimal import Decimal
-from html.parser import HTMLParser
 
 import jsonschema
 import numpy as np
 import pytest
 import torch
+from html_page import Page
 from scipy import special
 
 from audit import accounting, protocols, tuning, verify
@@ -828,32 +828,6 @@ def test_score_and_training_compose_for_a_group_of_records():
     run = accounting.DpSgd(20.0, 100, group_size=3)
     assert isinstance(score.with_training(run), accounting.Composition)
     assert isinstance(score.with_training(replace(run, group_size=1)), accounting.WorstOf)
-
-
-class Page(HTMLParser):
-    """Counts what is open, and collects what would be fetched."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.fetched, self.ids = [], [], []
-
-    def handle_starttag(self, tag, attributes):
-        values = dict(attributes)
-        links = [v for k, v in values.items() if k in ("src", "href") and v[:1] != "#"]
-        self.fetched += [link for link in links if not link.startswith("data:")]
-        self.fetched += [v for k, v in values.items() if k == "xlink:href" and v[:1] != "#"]
-        if "id" in values:
-            self.ids.append(values["id"])
-        assert tag != "img" or values.get("alt")  # for who listens
-        if tag not in ("meta", "br", "img"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.handle_starttag(tag, attributes)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
 
 def test_html_stands_alone(certificate, tmp_path):

@@ -1,4 +1,4 @@
-"""The wheel holds the packages, and the library floors need only numpy and scipy."""
+"""The wheel contains all packages, and the library needs only numpy and scipy."""
 
 import contextlib
 import importlib.util
@@ -37,10 +37,10 @@ def wheel(tmp_path_factory):
     shutil.copytree(ROOT, source, ignore=ignored)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
     with contextlib.suppress(metadata.PackageNotFoundError):
-        # Where there is none that can do it, pip fetches one, and takes twice the time.
+        # Without isolation, pip need not download setuptools, which would double the time.
         if int(metadata.version("setuptools").split(".")[0]) >= 77:
             command.append("--no-build-isolation")
-    # The compiled sums are optional: without a compiler they are left out, which is quicker.
+    # The compiled modules are optional; without a compiler the build is faster.
     environment = {**os.environ, "CC": "false"}
     subprocess.run([*command, str(source)], check=True, capture_output=True, env=environment)
     (path,) = folder.glob("*.whl")
@@ -49,7 +49,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory, wheel):
-    """The interpreter of an environment that holds numpy, scipy and the wheel, nothing else."""
+    """The interpreter of an environment with only numpy, scipy and the wheel."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
@@ -58,16 +58,16 @@ def bare(tmp_path_factory, wheel):
         for part in (name, f"{name}.libs"):
             if (installed / part).exists():
                 (site / part).symlink_to(installed / part)
-    zipfile.ZipFile(wheel).extractall(site)  # what `pip install --no-deps` does with it
+    zipfile.ZipFile(wheel).extractall(site)  # as `pip install --no-deps` does
     return folder / "bin" / "python"
 
 
 def python(bare, *arguments):
-    command = [str(bare), "-I", *arguments]  # -I: neither this folder nor PYTHONPATH is seen
+    command = [str(bare), "-I", *arguments]  # -I ignores this folder and PYTHONPATH
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_wheel_holds_every_module(wheel):
+def test_the_wheel_contains_every_module(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
     packages = ("audit", "canaries", "threat_models")
     modules = {
@@ -79,12 +79,13 @@ def test_wheel_holds_every_module(wheel):
     assert {f"{name}/py.typed" for name in packages} <= inside
     presets = {f"audit/presets/{path.name}" for path in (ROOT / "runs").glob("*.toml")}
     assert presets == {name for name in inside if name.startswith("audit/presets/")}
-    assert not any(name.startswith(("tests/", "benchmarks/", "notebooks/")) for name in inside)
+    not_shipped = ("tests/", "benchmarks/", "notebooks/", "studies/")
+    assert not any(name.startswith(not_shipped) for name in inside)
     assert any(name.endswith("licenses/LICENSE") for name in inside)
     assert wheel.name.startswith(f"dp_tuning_audit-{audit.__version__}-")
 
 
-def test_the_version_is_said_once():
+def test_the_version_is_the_same_everywhere():
     citation = (ROOT / "CITATION.cff").read_text()
     assert re.findall(r"^version: (.*)$", citation, re.MULTILINE) == [audit.__version__]
     changelog = (ROOT / "CHANGELOG.md").read_text()
@@ -105,7 +106,7 @@ from audit import lower_bounds
 from audit.integrations import opacus
 assert not any(importlib.util.find_spec(name) for name in %r)
 scores = list(range(1000))
-print(lower_bounds.lower_bound(scores, [score + 900 for score in scores]).epsilon)
+print(lower_bounds.lower_bound(out_scores=scores, in_scores=[s + 900 for s in scores]).epsilon)
 class Recorded:
     history = [(1.0, 0.01, 500)]
 print(opacus.tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5))
@@ -115,8 +116,8 @@ print(opacus.tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5))
     assert cost == pytest.approx(2.01, abs=2e-3)
 
 
-def test_library_floors_import_nothing_heavy():
-    # Where everything is installed, what is slow to import is imported only where it is used.
+def test_the_library_imports_no_heavy_package():
+    # Even if everything is installed, slow imports happen only where they are used.
     script = (
         "import sys; from audit import repetitions, accounting, upper_bounds, lower_bounds; "
         "import audit.bounds, audit.run, audit.compare, audit.dpsgd, audit.integrations.opacus; "
@@ -129,8 +130,8 @@ def test_library_floors_import_nothing_heavy():
     assert done.stdout.split() == []
 
 
-def test_checks_import_nothing_but_the_standard_library():
-    # They lie below every package: an import of ours here would close a circle.
+def test_checks_import_only_the_standard_library():
+    # Every package imports the checks, so another import here could be circular.
     script = (
         "import sys; before = set(sys.modules); import audit.checks; "
         "new = set(sys.modules) - before; "
@@ -138,7 +139,8 @@ def test_checks_import_nothing_but_the_standard_library():
     )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-    assert set(done.stdout.split()) == {"audit", "audit._deprecated", "audit.checks"}
+    expected = {"audit", "audit._deprecated", "audit.checks", "audit.errors"}
+    assert set(done.stdout.split()) == expected
 
 
 def test_the_commands_are_listed(capsys):
@@ -146,11 +148,9 @@ def test_the_commands_are_listed(capsys):
     listed = capsys.readouterr().out
     for name in commands.COMMANDS:
         assert f"\n  {name} " in listed
-    # Nothing is left out: every module of this package that runs as a command.
+    # The list contains every module of the package that runs as a command.
     modules = {
-        path.stem
-        for path in (ROOT / "audit").glob("[!_]*.py")
-        if "console.Parser(" in path.read_text()
+        path.stem for path in (ROOT / "audit").glob("[!_]*.py") if "\ndef main(" in path.read_text()
     }
     packages = {path.parent.name for path in (ROOT / "audit").glob("*/__main__.py")}
     assert set(commands.COMMANDS) == modules | packages
@@ -177,15 +177,15 @@ def test_presets_are_found_by_name_from_any_folder(tmp_path, monkeypatch, capsys
     assert not any(line.startswith("reproduce-") for line in listed)
 
 
-def test_every_command_says_its_version(capsys):
-    said = f"dp-tuning-audit {audit.__version__}\n"
+def test_every_command_prints_the_version(capsys):
+    expected = f"dp-tuning-audit {audit.__version__}\n"
     command = [sys.executable, "-m", "audit", "--version"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout == said
+    assert done.stdout == expected
     for name in commands.COMMANDS:
         with pytest.raises(SystemExit):
             commands.main_of(name)(["--version"])
-        assert capsys.readouterr().out == said
+        assert capsys.readouterr().out == expected
 
 
 @pytest.mark.parametrize("command", [*commands.COMMANDS, "run --train x.y"])
@@ -201,14 +201,21 @@ def test_help_fits_a_screen_and_shows_examples(command, capsys, monkeypatch):
     assert "examples:" in lines
 
 
-def test_what_is_not_installed_is_one_line(bare):
+def test_a_missing_extra_is_one_line(bare):
     command = [str(bare), "-I", "-m", "audit.bounds", "--mu", "1", "--plot", "x.png"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 2
     assert re.fullmatch(r"error: (seaborn|matplotlib) must be installed .*\n", done.stderr)
 
 
-def test_every_module_has_its_floor():
+def test_reproductions_need_a_checkout(bare: Path) -> None:
+    command = [str(bare), "-I", "-m", "audit.reproduce", "x-table3"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: .* run audit.reproduce from a source checkout.*\n", done.stderr)
+
+
+def test_every_module_has_a_layer():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (floors,) = (c for c in project["tool"]["importlinter"]["contracts"] if c["name"] == "floors")
     named = {module.strip() for layer in floors["layers"] for module in layer.split(":")}
@@ -217,4 +224,4 @@ def test_every_module_has_its_floor():
         for path in (ROOT / "audit").iterdir()
         if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert named - {"canaries", "threat_models"} == there - {"audit.__init__"}
+    assert named - {"canaries", "studies", "threat_models"} == there - {"audit.__init__"}

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import special, stats
+from small_audits import play_trials
 
-from audit import protocols, upper_bounds
+from audit import attacks, protocols
+from audit.attacks import AcceptedTails
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
-from audit.game import play as game
 from audit.game.presets import read_preset
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
@@ -19,7 +20,7 @@ from audit.tuning import batch_samplers, looking_back
 from audit.tuning.on_run_batches import GameContext, tune
 from audit.tuning.samplers import Ended, relative_density
 from audit.tuning.space import Space, Uniform
-from audit.upper_bounds import AcceptedTails, project_density
+from audit.upper_bounds.published import project_density
 from threat_models import build
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
@@ -227,16 +228,6 @@ def test_records_of_a_lane_are_all_that_it_trains_on(engine):
     assert np.all(np.abs(everybody.scores - found.scores) > 1e-3)
 
 
-def played(**settings):
-    config = AuditConfig(**settings)
-    set_ups = [set_up(config, budget) for budget in range(len(config.epsilon))]
-    parts = {}
-    for block in game.blocks(config, set_ups[0].engine.name):
-        (trials,) = game.play(config, block)
-        parts.setdefault((block.budget, block.repeat), []).append(trials)
-    return config, set_ups, {key: game.Trials.joined(*group) for key, group in parts.items()}
-
-
 PRESETS = (
     "adaptive",
     "adaptive-adversarial",
@@ -258,20 +249,20 @@ def test_presets_are_played(preset):
         small |= {"train_size": 20, "validation_size": 20, "steps": 2}
     if preset == "until-validation":
         small |= {"protocol": "until:0.4", "learning_rates": (0.01,)}
-    config, (the_set_up,), games = played(**{**settings, **lists, **small})
+    config, (the_set_up,), games = play_trials(**{**settings, **lists, **small})
     trials = games[0, 0]
     assert len(trials.bit) == 30
     some = trials.chosen >= 0
     assert np.isfinite(trials.score[some]).all()
     assert some.mean() > 0.5
-    assert config.tuning == the_set_up.protocol
-    again, _, others = played(**{**settings, **lists, **small, "protocol": config.protocol})
+    assert config.parsed_protocol == the_set_up.protocol
+    again, _, others = play_trials(**{**settings, **lists, **small, "protocol": config.protocol})
     assert again.identity == config.identity
     assert np.array_equal(others[0, 0].lambda_a, trials.lambda_a)
 
 
 def test_a_threshold_by_trial_accepts_no_less_than_is_said():
-    config, (the_set_up,), games = played(
+    config, (the_set_up,), games = play_trials(
         threat="NTNV", canary="input", protocol="until:0.3", train_size=15, validation_size=10,
         trials=150, repeats=1, epsilon=(4.0,), steps=2, model="logistic", learning_rates=(0.05,),
     )  # fmt: skip
@@ -283,7 +274,7 @@ def test_a_threshold_by_trial_accepts_no_less_than_is_said():
 
 
 def test_the_report_says_what_holds_under_the_protocol():
-    config, set_ups, games = played(
+    config, set_ups, games = play_trials(
         protocol="stopping:0.5", score="worst-order", trials=2000, repeats=1, epsilon=(4.0,)
     )
     report = assemble(config, set_ups, games)
@@ -323,7 +314,7 @@ def test_tails_leak_what_a_fine_grid_of_outputs_does():
             assert tails.delta(epsilon) == pytest.approx(exact, abs=1e-6)
         assert tails.delta(tails.epsilon(1e-3)) == pytest.approx(1e-3, rel=1e-6)
     for spec in ("until:0.1", "stopping:0.1"):
-        found, _ = upper_bounds.attack_tails(1.0, protocols.parse_protocol(spec), 1e-5, 10**12)
+        found, _ = attacks.attack_tails(1.0, protocols.parse_protocol(spec), 1e-5, 10**12)
         cost = {"until:0.1": 6.2453, "stopping:0.1": 5.6457}[spec]
         assert 0.99 * cost < found.epsilon(1e-5) <= cost
 
@@ -331,14 +322,14 @@ def test_tails_leak_what_a_fine_grid_of_outputs_does():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"protocol": "grid:3", "learning_rates": (0.1, 0.2)}, "must make 3 candidates, as grid:3"),
+        ({"protocol": "grid:3", "learning_rates": (0.1, 0.2)}, "must make 3 candidates for grid:3"),
         ({"protocol": "grid:3", "repetitions": "fixed:3"}, "must not be given with protocol grid"),
         ({"protocol": "subset:0.1/fixed:2", "repetitions": "fixed:3"}, "must be given once"),
-        ({"protocol": "noisy-max:3"}, "protocol must be one that is played: search, grid"),
+        ({"protocol": "noisy-max:3"}, "protocol must be one that an audit can play: search, grid"),
         ({"protocol": "grit:3"}, "did you mean 'grid'"),
         ({"protocol": "until:2"}, "acceptance must be in"),
         ({"sampler": "gp"}, "sampler must be"),
-        ({"protocol": "until:0.1", "threat": "NTNV+NTCV"}, "protocol must be search or grid where"),
+        ({"protocol": "until:0.1", "threat": "NTNV+NTCV"}, "protocol must be search or grid if"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_in_one_line(settings, message):

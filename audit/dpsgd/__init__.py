@@ -1,4 +1,4 @@
-"""DP-SGD, the base mechanism, run in lanes. Importing this does not import torch."""
+"""DP-SGD, the base mechanism, for many runs at once. Importing this does not import torch."""
 
 from audit import _deprecated
 from audit.dpsgd.base import Engine, RunBatch, RunOutcomes, SharingEngine

@@ -1,63 +1,65 @@
-"""A whole audit: all its games, or as many as prove enough."""
+"""A whole audit: all its trials, or as many as prove a sufficient bound."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from audit import lower_bounds
-from audit.game import workers
-from audit.game.play import Block, Trials
-from audit.game.settings import AuditConfig
-from audit.game.store import RunFolder
+from audit.game.blocks import Block
+from audit.game.groups import Evaluation
+from audit.game.play import Trials
 
-Games = list[dict[tuple[int, int], Trials]]
-"""For every view the trials of every (budget, repeat), in order."""
+TrialsOfViews = list[dict[tuple[int, int], Trials]]
+"""For every view, the trials of every (budget, repeat) in order."""
+PlayBlocks = Callable[[Sequence[Block]], dict[Block, tuple[Trials, ...]]]
+"""Returns the trials of blocks, and plays those that are missing on disk."""
 
 
-def play_audit(config: AuditConfig, folder: RunFolder, blocks: Sequence[Block]) -> Games:
-    """Plays what is missing of an audit.
+def play_audit(
+    blocks: Sequence[Block], play_blocks: PlayBlocks, evaluation: Evaluation
+) -> TrialsOfViews:
+    """Plays an audit, and resumes it if some blocks are on disk.
 
-    With `stop_at`, a budget is done at the first look at which the bound to report proves so much
-    in every view. Looks are at numbers of trials fixed in advance, and share the error, so the
-    bounds hold whenever it stops; the trials do not depend on who plays them.
+    With `stop_at`, a budget ends at the first look at which the bound to report is sufficient in
+    every view. The numbers of trials at the looks are fixed in advance, and the looks share the
+    error, so the bounds hold whenever an audit stops.
 
     Args:
-        config: the audit.
-        folder: where the trials go.
         blocks: all blocks of the audit.
+        play_blocks: returns the trials of blocks.
+        evaluation: how the bound to report is computed.
     """
-    if not config.stop_at:
-        return _gather(blocks, workers.play_all(config, folder, blocks))
-    unproved = set(range(len(config.epsilon)))
+    if not evaluation.stop_at:
+        return _by_view(blocks, play_blocks(blocks))
+    unproved = {block.budget for block in blocks}
     played: dict[Block, tuple[Trials, ...]] = {}
-    games: Games = [{} for _ in config.views]
-    for trials in config.looks:
-        reached = [block for block in blocks if block.budget in unproved and block.start < trials]
-        played |= workers.play_all(
-            config, folder, [block for block in reached if block not in played]
-        )
-        so_far = _gather(reached, {block: played[block] for block in reached})
+    views: TrialsOfViews = []
+    for count in evaluation.looks:
+        reached = [block for block in blocks if block.budget in unproved and block.start < count]
+        played |= play_blocks([block for block in reached if block not in played])
+        so_far = _by_view(reached, {block: played[block] for block in reached})
+        views = views or [{} for _ in so_far]
         for budget in sorted(unproved):
-            for of_view, found in zip(games, so_far, strict=True):
-                of_view[budget, 0] = found[budget, 0].first(trials)
-            if all(_proves_enough(config, of_view[budget, 0]) for of_view in games):
+            for view, found in zip(views, so_far, strict=True):
+                view[budget, 0] = found[budget, 0].first(count)
+            if all(_is_sufficient(view[budget, 0], evaluation) for view in views):
                 unproved.remove(budget)
-    return [dict(sorted(of_view.items())) for of_view in games]
+    return [dict(sorted(view.items())) for view in views]
 
 
-def _proves_enough(config: AuditConfig, trials: Trials) -> bool:
-    values = getattr(trials, config.proxy)
-    found = lower_bounds.lower_bound(
-        values[~trials.bit],
-        values[trials.bit],
-        config.delta,
-        config.confidence,
-        looks=len(config.looks),
+def _is_sufficient(trials: Trials, evaluation: Evaluation) -> bool:
+    values = getattr(trials, evaluation.proxy)
+    found = lower_bounds.Scan()(
+        out_scores=values[~trials.bit],
+        in_scores=values[trials.bit],
+        delta=evaluation.delta,
+        confidence=evaluation.confidence,
+        plan=len(evaluation.looks),
     )
-    return found.epsilon >= config.stop_at
+    return found.epsilon >= evaluation.stop_at
 
 
-def _gather(blocks: Sequence[Block], played: dict[Block, tuple[Trials, ...]]) -> Games:
-    """All trials of every (budget, repeat), in order; empties `played`."""
+def _by_view(blocks: Sequence[Block], played: dict[Block, tuple[Trials, ...]]) -> TrialsOfViews:
+    """The trials of every (budget, repeat), in order; empties `played` to save memory."""
     groups = itertools.groupby(blocks, lambda block: (block.budget, block.repeat))
     joined = {
         key: [Trials.joined(*parts) for parts in zip(*map(played.pop, group), strict=True)]

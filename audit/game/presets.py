@@ -1,22 +1,23 @@
-"""Presets: settings of an audit in a TOML file, installed with the package."""
+"""Presets: TOML files with the settings of an audit, installed with the package."""
 
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from audit import checks
+from audit.errors import InvalidInput
 
 _PACKAGE = Path(__file__).parents[1]
 
 
 def preset_folder() -> Path:
-    """The folder of the presets: `runs/` in a checkout, `audit/presets/` in an installed wheel."""
+    """The folder of the presets: `runs/` in a checkout, `audit/presets/` in a wheel."""
     installed = _PACKAGE / "presets"
     return installed if installed.is_dir() else _PACKAGE.parent / "runs"
 
 
 def preset_names() -> dict[str, str]:
-    """The installed presets for `audit.run` by name, each with the first comment of its file."""
+    """The installed presets for `audit.run`: names, and the first comment of each file."""
     found = {}
     for file in sorted(preset_folder().glob("*.toml")):
         if not file.stem.startswith("reproduce-"):
@@ -32,7 +33,7 @@ def find_preset(name: str) -> Path:
         name: a path, or the name of an installed preset such as `small-etcv`.
 
     Raises:
-        ValueError: there is neither a file nor a preset of that name.
+        InvalidInput: there is neither a file nor a preset of that name.
     """
     if Path(name).exists() or Path(name).suffix or len(Path(name).parts) != 1:
         return Path(name)
@@ -47,19 +48,19 @@ def read_preset(name: str) -> dict[str, Any]:
         name: a TOML file whose keys are those of `AuditConfig`, or the name of an installed preset.
 
     Returns:
-        The settings. The default folder of results, `out`, is beside a file of one's own, and below
-        `runs/` of the current folder for an installed preset.
+        The settings. The default folder of results, `out`, is next to the given file; for an
+        installed preset, it is in `runs/` of the current folder.
 
     Raises:
-        ValueError: no such file, or not TOML.
+        InvalidInput: there is no such file, or it is not TOML.
     """
     file = find_preset(name)
     try:
         values = tomllib.loads(checks.read_text(file, 10**6))
     except OSError as error:
-        raise ValueError(f"preset must be a readable TOML file, got {name!r}: {error}") from error
+        raise InvalidInput(f"preset must be a readable TOML file, got {name!r}: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"preset must be TOML, got {name!r}: {error}") from error
+        raise InvalidInput(f"preset must be TOML, got {name!r}: {error}") from error
     by_name = str(file) != name
     out = Path("runs", file.stem) if by_name else file.with_suffix("")
     return {"out": str(out), **values}

@@ -1,4 +1,4 @@
-"""Looking at a game more than once, to stop when it has proved enough."""
+"""Plans to analyse an audit more than once, so that it can stop when it has proved enough."""
 
 import math
 from dataclasses import dataclass
@@ -8,15 +8,19 @@ from audit import checks
 
 @dataclass(frozen=True)
 class SequentialPlan:
-    """One of several looks at a game that goes on until a look proves enough.
+    """One of several analyses of an audit that grows until an analysis proves enough.
 
-    The errors of all looks add up to the error of the game, so whoever stops at the first look that
-    proves enough, or at any other, has a bound that holds with the confidence of the game: 1/J of
-    the error for each of J planned looks; without a plan, 6 / (pi j)^2 for the j-th.
+    The errors of all analyses add up to the error of the audit. So the bound holds with the
+    confidence of the audit, whichever analysis the audit stops at. With J planned analyses each
+    one spends 1/J of the error. Without a plan, the j-th spends the share 6 / (pi j)^2.
 
     Attributes:
-        planned: J, the number of looks at most; None without a plan.
-        number: which look this is, counted from 1; with a plan all are alike.
+        planned: J, the largest number of analyses; None without a plan.
+        number: the number j of this analysis, counted from 1; irrelevant with a plan.
+
+    Example:
+        >>> SequentialPlan(planned=5).share, round(SequentialPlan(number=2).share, 3)
+        (0.2, 0.152)
     """
 
     planned: int | None = None
@@ -30,28 +34,28 @@ class SequentialPlan:
 
     @property
     def share(self) -> float:
-        """The share of the error that this look may spend."""
+        """The share of the error that this analysis may spend."""
         if self.planned is not None:
             return 1.0 / self.planned
         return 6.0 / (math.pi * self.number) ** 2
 
 
-def as_looks(looks: "SequentialPlan | int | None") -> SequentialPlan:
-    """Looks as a user gives them: a number is one of planned looks, nothing is a single one."""
-    if isinstance(looks, SequentialPlan):
-        return looks
-    return SequentialPlan(planned=1 if looks is None else looks)
+def as_plan(plan: SequentialPlan | int | None) -> SequentialPlan:
+    """The plan that a user gives: an integer is a number of planned analyses, None is one."""
+    if isinstance(plan, SequentialPlan):
+        return plan
+    return SequentialPlan(planned=1 if plan is None else plan)
 
 
-def doubling(trials: int, first: int = 500) -> tuple[int, ...]:
-    """Numbers of trials at which to look, ascending: `trials`, and halves of it down to `first`.
+def doubling_sizes(trials: int, first: int = 500) -> tuple[int, ...]:
+    """Numbers of trials at which to analyse, ascending: `trials`, its half, and so on to `first`.
 
     Args:
-        trials: when the game ends at the latest.
-        first: no look before so many trials.
+        trials: the number of trials after which the audit ends in any case.
+        first: the smallest number of trials for an analysis.
 
     Example:
-        >>> doubling(10_000, first=1_000)
+        >>> doubling_sizes(10_000, first=1_000)
         (1250, 2500, 5000, 10000)
     """
     checks.integer("trials", trials, 1)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from audit.own_training import readings
 from audit.own_training.records import TrainingSet
 from audit.own_training.watch import Watch
-from threat_models.names import called
+from threat_models.user_code import call_user_code, format_error
 
 Array = NDArray[np.float64]
 _MASK = 0xFFFFFFFF
@@ -127,11 +127,19 @@ def run_once(question: AuditTask, included: NDArray[np.bool_], candidate: Any, s
     watch = Watch(canaries, included, question.loss, seed)
     seed_everything(seed)
     try:
-        result = called("train", question.train, records, candidate, seed, watch)
+        result = call_user_code("train", question.train, records, candidate, seed, watch)
     finally:
         watch.close()
     trace = watch.trace()
-    score, told = _read(question, result, len(included))
+    try:
+        score, told = _read(question, result, len(included))
+    except Exception as error:
+        if str(error).startswith("train must"):
+            raise
+        raise ValueError(
+            "train must return a model that accepts the records, and it raised "
+            f"{format_error(error)}"
+        ) from error
     nothing = np.empty(0)
     return Run(
         score=score,

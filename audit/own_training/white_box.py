@@ -267,7 +267,7 @@ class WhiteBox:
         if labels.is_floating_point():
             labels = labels.to(like.dtype)
         products, squares = [], []
-        with _undisturbed(self.model):
+        with undisturbed(self.model):
             for start in range(0, len(labels), _CANARIES_AT_ONCE):
                 part = slice(start, start + _CANARIES_AT_ONCE)
                 own = self._gradients(parameters, features[part], labels[part])
@@ -306,7 +306,7 @@ class WhiteBox:
 
 
 @contextmanager
-def _undisturbed(model: Any) -> Iterator[None]:
+def undisturbed(model: Any) -> Iterator[None]:
     """The model in evaluation mode, without Opacus's hooks, and torch's generator as it was."""
     training = [module for module in model.modules() if module.training]
     hooks = [module for module in model.modules() if hasattr(module, "disable_hooks")]

@@ -1,8 +1,8 @@
-"""Finished audits side by side.
+"""Compares finished audits.
 
-From the folders that `python -m audit.run` leaves: figures 1 to 4 of Xiang, Wang & Wang 2024, a
-panel per row of their table 2, and the table of eps_L, their table 3. Audits of other ways of
-tuning than random search stand beside them, each way in tables of its own, with its own cost.
+From the folders of `python -m audit.run` it makes figures 1 to 4 of Xiang, Wang & Wang 2024, with a
+panel per row of their table 2, and their table 3 of eps_L. Audits of other protocols than random
+search have separate tables, with the upper bounds of their protocol.
 """
 
 import html
@@ -18,8 +18,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig
-from audit.game.store import begun, read_settings, write_text
+from audit.game.store import is_started, read_settings, write_text
 from audit.numerics import format_exact
 from audit.report import pictures, results, summary, tables
 from audit.report.results import BudgetResult, Report, UpperResult
@@ -27,16 +28,16 @@ from audit.report.text import rounded_down, rounded_up
 from threat_models import THREATS
 from threat_models.datasets import FOREIGN
 
-# eps_B, eps_L and eps_U mean the same in audits that agree on these; laws of K are those of random
-# search, for every other way has tables of its own.
+# eps_B, eps_L and eps_U are comparable between audits that agree on these settings. Audits of
+# random search must also agree on the distribution of K.
 _COMMON = ("epsilon", "accounting", "delta", "confidence", "sampling_rate")
-# What a lower bound of random search is printed with: our smallest for any score, or the paper's.
+# The upper bound that is printed with a lower bound: our smallest for any score, or the paper's.
 _UPPER = {results.VALID: "tight", results.UNCORRECTED: "renyi"}
 _CANARIES = ("input", "dirac")
-_RECORDS = ("MNIST", "SVHN", "CIFAR10")  # z of the first three rows of every threat model
+_RECORDS = ("MNIST", "SVHN", "CIFAR10")  # z in the first three rows of each threat model.
 _PANELS_IN_A_ROW = 3
 _SUMMARY = "summary.json"
-# What a spreadsheet takes for the beginning of a formula.
+# Characters that begin a formula in a spreadsheet.
 _FORMULA = tuple("=+-@\t\r")
 
 
@@ -45,9 +46,9 @@ class Audit:
     """A finished audit.
 
     Attributes:
-        folder: where its summary lies.
-        runs: the folder of the runs it judged; audits that share it are correlated.
-        report: what it found.
+        folder: the folder of its summary.
+        runs: the folder of its trials; audits that share it are correlated.
+        report: its results.
     """
 
     folder: Path
@@ -56,12 +57,12 @@ class Audit:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The settings that the results depend on."""
+        """The settings on which the results depend."""
         return self.report.config
 
     @property
     def is_search(self) -> bool:
-        """Whether it is of random search, as the paper's audits are."""
+        """Whether the protocol is random search, as in the paper."""
         return _is_search(self.config)
 
     @property
@@ -99,17 +100,17 @@ def read(folders: Sequence[str | Path]) -> list[Audit]:
     """Reads finished audits, in the order of table 2.
 
     Args:
-        folders: folders of `audit.run`. One of shared runs stands for all of its threat models,
-            which may also be named one by one. Files are passed over: a shell finds the preset
-            `runs/ntnv1.toml` where it looks for the folder `runs/ntnv1`.
+        folders: folders of `audit.run`. The folder of shared runs stands for all of its views,
+            which may also be given one by one. Files are ignored, because a shell pattern such as
+            `runs/ntnv1*` also matches the preset `runs/ntnv1.toml`.
 
     Raises:
-        ValueError: a folder without a finished audit, or audits that cannot share a table.
+        InvalidInput: a folder without a finished audit, or audits that cannot share a table.
     """
     paths = [path for path in map(Path, folders) if not path.is_file()]
     found = {audit.folder: audit for path in paths for audit in _audits(path)}
     if not found:
-        raise ValueError("folders must hold finished audits, got none")
+        raise InvalidInput("folders must hold finished audits, got none")
     audits = sorted(found.values(), key=lambda audit: (audit.group, audit.column))
     check_comparable([audit.config for audit in audits])
     return audits
@@ -117,63 +118,63 @@ def read(folders: Sequence[str | Path]) -> list[Audit]:
 
 def _audits(path: Path) -> Iterator[Audit]:
     folders = [path]
-    if begun(path) and not (path / _SUMMARY).exists():
+    if is_started(path) and not (path / _SUMMARY).exists():
         try:
             settings, _ = read_settings(path)
             views = AuditConfig.from_mapping({**settings, "out": str(path)}).views
         except (OSError, ValueError) as error:
-            raise ValueError(
+            raise InvalidInput(
                 f"folders must hold finished audits, got {str(path)!r}: {error}"
             ) from error
         folders = [Path(view.out) for view in views]
     for folder in folders:
         report = summary.read(folder / _SUMMARY)
         _check_settings(folder, report)
-        runs = (at for at in (folder, folder.parent) if begun(at))
+        runs = (at for at in (folder, folder.parent) if is_started(at))
         yield Audit(folder, next(runs, folder), report)
 
 
 def _check_settings(folder: Path, report: Report) -> None:
-    """Raises ValueError where the settings of a summary are not an audit's."""
+    """Raises InvalidInput if a summary does not have the settings of one view of an audit."""
     try:
         config = AuditConfig.from_mapping(report.config)
     except (ValueError, TypeError) as error:
-        raise ValueError(
+        raise InvalidInput(
             f"folders must hold finished audits, got {str(folder)!r}: {error}"
         ) from error
-    lacking = [f"setting {name}" for name in sorted(config.identity.keys() - report.config.keys())]
-    lacking += [
+    missing = [f"setting {name}" for name in sorted(config.identity.keys() - report.config.keys())]
+    missing += [
         f"upper bound {name}"
         for name in (_UPPER.values() if _is_search(report.config) else ())
         if not all(name in result.upper_bounds for result in report.results)
     ]
-    if lacking or len(config.views) > 1:
-        why = f"no {lacking[0]}" if lacking else "settings of several views"
-        raise ValueError(f"folders must hold finished audits, got {str(folder)!r} with {why}")
+    if missing or len(config.pairs) > 1:
+        why = f"no {missing[0]}" if missing else "settings of several views"
+        raise InvalidInput(f"folders must hold finished audits, got {str(folder)!r} with {why}")
 
 
 def check_comparable(configs: Sequence[Mapping[str, Any]]) -> None:
-    """Checks that audits can share a table: their eps_B, eps_L and eps_U mean the same.
+    """Checks that audits can share a table: their eps_B, eps_L and eps_U are comparable.
 
     Args:
-        configs: the settings of every audit, as in `AuditConfig.identity`.
+        configs: the settings of every audit (`AuditConfig.identity`).
 
     Raises:
-        ValueError: a setting that must be the same differs.
+        InvalidInput: a setting that must be the same differs.
     """
     searches = [config for config in configs if _is_search(config)]
     sampled = any(config["sampling_rate"] != 1.0 for config in configs)
     shared = [(name, configs) for name in (*_COMMON, *(["steps"] if sampled else []))]
-    for name, those in [*shared, ("repetitions", searches)]:
-        values = list(dict.fromkeys(str(config[name]) for config in those))
+    for name, group in [*shared, ("repetitions", searches)]:
+        values = list(dict.fromkeys(str(config[name]) for config in group))
         if len(values) > 1:
-            raise ValueError(
+            raise InvalidInput(
                 f"{name} must be the same in audits that share a table, got {' and '.join(values)}"
             )
 
 
 def _upper(audit: Audit, result: BudgetResult, claim: str) -> UpperResult | None:
-    """The upper bound that a lower bound is printed with; None where there is none."""
+    """The upper bound that is printed with a lower bound; None if there is none."""
     if audit.is_search:
         return result.upper_bounds[_UPPER[claim]]
     return result.smallest_upper if claim == results.VALID else None
@@ -182,11 +183,10 @@ def _upper(audit: Audit, result: BudgetResult, claim: str) -> UpperResult | None
 def table_of_bounds(audits: Sequence[Audit]) -> pd.DataFrame:
     """eps_L of every audit, with eps_B and eps_U (the paper's table 3).
 
-    Every eps_L is given by two claims: the recommended bound, valid for any score, with eps_U of
-    the tight bound; and the paper's protocol, which is no bound, with the paper's eps_U. Where the
-    way of tuning is not random search, eps_U is its smallest valid one. Every eps_L is from
-    the games of all repeats together; min, mean and max are over single repeats, and their mean is
-    what the paper prints.
+    Each eps_L has two claims: the bound to report, with eps_U of the tight bound, and the paper's
+    uncorrected estimate, which is not a bound, with the paper's eps_U. For protocols other than
+    random search, eps_U is the smallest valid upper bound. Each eps_L uses the trials of all
+    repeats together; min, mean and max are over single repeats. The paper prints the mean.
 
     Returns:
         One row per audit, budget, claim and proxy.
@@ -226,7 +226,7 @@ def table_of_bounds(audits: Sequence[Audit]) -> pd.DataFrame:
 
 
 def to_text(audits: Sequence[Audit]) -> str:
-    """The tables as the terminal shows them, one per kind of canary, and what they need."""
+    """The tables as text, one per protocol and kind of canary, and their notes."""
     blocks = []
     for title, heads, body in _tables(audits):
         height = max(map(len, heads))
@@ -240,7 +240,7 @@ def to_text(audits: Sequence[Audit]) -> str:
 
 
 def to_markdown(audits: Sequence[Audit]) -> str:
-    """The same tables and notes as Markdown."""
+    """The tables and notes as Markdown."""
     blocks = []
     for title, heads, body in _tables(audits):
         titles = ["<br>".join(map(_markdown, head)) for head in heads]
@@ -253,22 +253,22 @@ def to_markdown(audits: Sequence[Audit]) -> str:
 
 
 def _text_of(folder: Path) -> str:
-    """The name of a folder as text, also where it is not UTF-8."""
+    """The name of a folder as text, also if it is not UTF-8."""
     return os.fsencode(folder.as_posix()).decode("utf-8", "backslashreplace")
 
 
 def _printable(text: str) -> str:
-    """Text of someone else's file without characters that move a terminal's cursor or colour."""
+    """Untrusted text without characters that control a terminal."""
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def _markdown(text: str) -> str:
-    """Text as Markdown and html show it: nothing in it is a link, a tag or a column."""
+    """Untrusted text for Markdown and html, without links, tags and columns."""
     return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(_printable(text), quote=False))
 
 
 def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
-    """A table whose texts no spreadsheet computes: those that look like formulas are quoted."""
+    """A table in which text that looks like a spreadsheet formula is quoted."""
 
     def quoted(value: Any) -> Any:
         if not isinstance(value, str):
@@ -281,7 +281,7 @@ def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
 def _tables(
     audits: Sequence[Audit],
 ) -> Iterator[tuple[str, list[Sequence[str]], list[Sequence[str]]]]:
-    """Title, heads of the columns (each of several lines) and body of each table."""
+    """Title, column heads (each of several lines) and body of each table."""
     table = table_of_bounds(audits)
     names = _names(audits)
     titles = {"input": "an input canary", "dirac": "the Dirac canary"}
@@ -309,7 +309,7 @@ def _number(epsilon: float | None) -> str:
 
 
 def _names(audits: Sequence[Audit]) -> dict[Path, tuple[str, ...]]:
-    """Row of table 2 and score of every audit, and its folder where several have the same."""
+    """Row of table 2 and score of every audit, and its folder if several have the same."""
     rows = {audit.folder: (*audit.row, str(audit.config["score"])) for audit in audits}
     counts = Counter((audit.tuning, rows[audit.folder]) for audit in audits)
     return {
@@ -323,7 +323,7 @@ def _names(audits: Sequence[Audit]) -> dict[Path, tuple[str, ...]]:
 
 def _notes(audits: Sequence[Audit]) -> Iterator[str]:
     config = audits[0].config
-    yield "Cells: eps_L from the games of all repeats together."
+    yield "Cells: eps_L from the trials of all repeats together."
     ways = _by_tuning(audits)
     for first, *_ in ways:
         report, result = first.report, first.report.results[0]
@@ -334,7 +334,7 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
             for upper in uppers
         )
         if not first.is_search:
-            valid += f", at eps_B {result.epsilon_base:g}; the smallest valid one at every budget"
+            valid += f", at eps_B {result.epsilon_base:g}; the smallest valid one at each budget"
         yield (
             f"{way}{results.VALID}: {report.recommended.key}, with {100 * config['confidence']:g} "
             f"% confidence, {report.reported(0).assumes}; {valid}"
@@ -353,16 +353,16 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
     for runs, count in Counter(audit.runs for audit in audits).items():
         if count > 1:
             shared = [" ".join(names[audit.folder]) for audit in audits if audit.runs == runs]
-            yield f"On the same runs, so correlated: {', '.join(shared)}"
+            yield f"Correlated, because they share runs: {', '.join(shared)}"
 
 
 def _common_tuning(audits: Sequence[Audit]) -> list[str]:
-    """The way of tuning, where there is but one."""
+    """The protocol, if all audits have the same."""
     return [audits[0].tuning] if len(_by_tuning(audits)) == 1 else []
 
 
 def _settings(audits: Sequence[Audit]) -> str:
-    """How large the audits were, with "or" where they differ."""
+    """Size of the audits, with "or" between different values."""
     trained = [audit for audit in audits if audit.row[1] != "empty"]
 
     def values(name: str) -> str:
@@ -394,7 +394,7 @@ def draw(audits: Sequence[Audit]) -> Figure:
 
 
 def _rows(audits: Sequence[Audit]) -> list[list[Audit]]:
-    """Rows of panels, one per kind of canary, or per threat model and kind where those are long."""
+    """Rows of panels: one per kind of canary, or one per threat model and kind if that is long."""
     width = _PANELS_IN_A_ROW
     if len(audits) <= width:
         return [list(audits)]
@@ -405,7 +405,7 @@ def _rows(audits: Sequence[Audit]) -> list[list[Audit]]:
 
 
 def _by_tuning(audits: Sequence[Audit]) -> list[list[Audit]]:
-    """The audits of each way of tuning, in order of appearance."""
+    """The audits of each protocol, in order of appearance."""
     ways = dict.fromkeys(audit.tuning for audit in audits)
     return [[audit for audit in audits if audit.tuning == way] for way in ways]
 
@@ -418,7 +418,7 @@ def _by_canary(audits: Sequence[Audit]) -> list[list[Audit]]:
 
 def _title(threat: str, training_set: str, canary: str, score: str, folder: str = "") -> str:
     lines = [f"{threat}, X = {training_set}", f"z = {canary}, {score}", folder]
-    # A dollar sign would begin a formula.
+    # In a figure, a dollar sign would begin a formula.
     return "\n".join(_printable(line).replace("$", r"\$") for line in lines if line)
 
 
@@ -427,10 +427,10 @@ def write(audits: Sequence[Audit], out: str | Path) -> None:
 
     Args:
         audits: finished audits that can share a table.
-        out: the folder; made where it is absent.
+        out: the folder; created if needed.
 
     Raises:
-        ValueError: the folder cannot be written.
+        InvalidInput: the folder cannot be written.
     """
     folder = Path(out)
     write_text(folder / "table.csv", tables.to_csv(_without_formulas(table_of_bounds(audits))))

@@ -1,12 +1,12 @@
 """Lower bounds above an upper bound, and whether chance explains them.
 
-Each valid lower bound exceeds the true epsilon in up to a share alpha = 1 - confidence of audits. A
+Each valid lower bound exceeds the true epsilon with probability at most alpha = 1 - confidence. A
 report compares m of them with the smallest valid upper bound: every valid lower bound from all
-games, at every budget. So some lower bound may exceed the upper bound in up to m alpha of audits
-although nothing is wrong. A contradiction is therefore announced only if the lower bound still
-exceeds the upper bound when it is computed with the error alpha / m. By Bonferroni's inequality,
-and however the bounds depend on each other, a report of a correct mechanism announces any
-contradiction with probability at most m (alpha / m) = alpha.
+trials, at every budget. Even if nothing is wrong, some lower bound may exceed the upper bound with
+probability up to m alpha. A contradiction is therefore announced only if the lower bound still
+exceeds the upper bound when it is computed with the error alpha / m. By Bonferroni's inequality, a
+report of a correct mechanism then announces a contradiction with probability at most alpha, however
+the bounds depend on each other.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,12 +14,12 @@ from functools import cache
 
 from audit.report.results import Contradiction, LowerResult, UpperResult
 
-Lower = Mapping[str, Mapping[str, LowerResult]]
+LowerBounds = Mapping[str, Mapping[str, LowerResult]]
 """Lower bounds by proxy, then by key."""
 
 
 def find(
-    lower: Lower,
+    lower: LowerBounds,
     upper: Mapping[str, UpperResult],
     confidence: float,
     budgets: int,
@@ -30,9 +30,9 @@ def find(
     Args:
         lower: the lower bounds at this budget.
         upper: the upper bounds at this budget, by name.
-        confidence: of each lower bound on its own.
-        budgets: number of budgets in the report, each with as many lower bounds.
-        recompute: from a proxy and a larger confidence to the lower bounds from all games, by key.
+        confidence: confidence of each lower bound on its own.
+        budgets: number of budgets in the report; all have the same number of lower bounds.
+        recompute: maps a proxy and a larger confidence to the lower bounds from all trials, by key.
     """
     valid = [
         (proxy, key, bound.epsilon)
@@ -47,10 +47,10 @@ def find(
     ]
     if not known:
         return
-    value, name = min(known)
+    smallest, name = min(known)
     compared = len(valid) * budgets
     corrected = cache(lambda proxy: recompute(proxy, 1.0 - (1.0 - confidence) / compared))
     for proxy, key, epsilon in valid:
-        if epsilon > value:
-            beyond_chance = corrected(proxy).get(key, 0.0) > value
-            yield Contradiction(key, proxy, epsilon, name, value, beyond_chance, compared)
+        if epsilon > smallest:
+            beyond_chance = corrected(proxy).get(key, 0.0) > smallest
+            yield Contradiction(key, proxy, epsilon, name, smallest, beyond_chance, compared)

@@ -1,4 +1,4 @@
-"""The pictures of an audit: bounds over the budget of one run, and what the scores tell."""
+"""The figures of an audit: bounds by the budget of one run, and the scores."""
 
 import math
 import textwrap
@@ -11,13 +11,13 @@ import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from scipy import optimize
 
 from audit import protocols
+from audit.arrays import FloatArray
 from audit.claims import Kind
 from audit.game.play import Trials
-from audit.game.store import written_whole
+from audit.game.store import written_completely
 from audit.protocols import Protocol, RandomSearch
 from audit.report.results import (
     ALL_RUNS,
@@ -30,7 +30,7 @@ from audit.report.results import (
 )
 from audit.upper_bounds.registry import entries
 
-# How a proxy is called, its colour in the palette and its mark.
+# Title, colour in the palette and marker of each proxy.
 _PROXIES = {
     "lambda_a": (r"$\lambda_a$", 0, "o"),
     "lambda_b": (r"$\lambda_b$", 1, "s"),
@@ -40,8 +40,10 @@ _BUDGET = r"budget of one run, $\varepsilon_B$"
 _STYLES_OF_ANY_SCORE = (":", "-.", "-")
 _COLOURS_OF_ANY_SCORE = (3, 4, 2, 8)
 _ONE_RUN = "one run"
-# Inches from one label to the next.
+# Inches between two labels.
 _LINE_OF_TEXT = 0.24
+# Width of a histogram whose scores are all equal.
+_MIN_WIDTH = 1e-9
 
 
 def _protocol_of(config: Mapping[str, Any]) -> type[Protocol]:
@@ -50,7 +52,7 @@ def _protocol_of(config: Mapping[str, Any]) -> type[Protocol]:
 
 @dataclass(frozen=True)
 class Level:
-    """How an upper bound is drawn: its name, title, colour in the palette or by name, and style."""
+    """How an upper bound is drawn: name, title, colour (palette index or name) and line style."""
 
     name: str
     title: str
@@ -59,17 +61,16 @@ class Level:
 
 
 def levels(protocol: type[Protocol] = RandomSearch) -> list[Level]:
-    """The upper bounds that pictures show, highest first, so that a legend reads in their order.
+    """The upper bounds that figures show, in the order of the legend: largest first.
 
-    Those are the protocol's registered bounds with a title; what each needs decides how it is
-    drawn.
+    These are the protocol's registered bounds that have a title. The style shows the validity.
     """
     found, of_any_score = [], 0
     for entry in entries(protocol):
         if not entry.title:
             continue
         if entry.claim.kind is Kind.ATTAINED:
-            # It lies just under the tight bound: a mark at the end of the line, not a line on it.
+            # It is just below the tight bound, so it is drawn as a marker instead of a line.
             found.append(Level(entry.name, entry.title, 7, "D"))
         elif entry.claim.any_score:
             at = of_any_score
@@ -83,16 +84,16 @@ def levels(protocol: type[Protocol] = RandomSearch) -> list[Level]:
 
 
 def draw(report: Report, path: Path) -> None:
-    """Draws an audit in the manner of the paper's figures 1 to 4.
+    """Draws an audit like the paper's figures 1 to 4.
 
-    Every budget eps_B is a group. Filled marks are valid lower bounds from all games, hollow marks
-    the paper's uncorrected estimates; lines are upper bounds. Beside each mark a thin bar shows
-    the same bound from single repeats: the smallest, the mean and the largest. Labels stand beside
-    the last group.
+    Each budget eps_B is a group. Filled markers are valid lower bounds from all trials, hollow
+    markers are the paper's uncorrected estimates, and lines are upper bounds. A thin bar next to a
+    marker shows the smallest, the mean and the largest bound of a single repeat. The labels are
+    next to the last group.
 
     Args:
-        report: what was found.
-        path: the PNG to write.
+        report: the results.
+        path: the PNG file to write.
     """
     config, results = report.config, report.results
     threat, training_set, canary = row_of_table(config)
@@ -113,12 +114,12 @@ def draw(report: Report, path: Path) -> None:
 
 
 def _caption(reports: Sequence[Report], lines: int) -> str:
-    """What the marks show, in so many lines."""
+    """Explanation of the markers, in the given number of lines."""
     confidence = f"{100 * reports[0].config['confidence']:g} %"
     parts = [
-        f"Black edge: the bound to report, {confidence} confidence. Other filled marks: "
+        f"Black edge: the bound to report, {confidence} confidence. Other filled markers: "
         f"{confidence} each, not jointly.",
-        "Hollow marks: no bound.",
+        "Hollow markers: no bound.",
     ]
     if any(report.config["repeats"] > 1 for report in reports):
         parts.append("Thin bars: the same from single repeats (smallest, mean, largest).")
@@ -127,13 +128,13 @@ def _caption(reports: Sequence[Report], lines: int) -> str:
 
 
 def draw_grid(grid: Sequence[Sequence[tuple[str, Report]]], note: str) -> Figure:
-    """Draws several audits in one picture: the paper's figures 1 to 4, one panel per audit.
+    """Draws several audits in one figure: the paper's figures 1 to 4, one panel per audit.
 
-    All panels share their axes, their marks (see `draw`) and one legend.
+    All panels share the axes, the markers (see `draw`) and one legend.
 
     Args:
-        grid: rows of panels, each the panel's title and its report.
-        note: what all panels have in common; the title of the picture.
+        grid: rows of panels, each with its title and its report.
+        note: title of the figure: the settings that all panels share.
     """
     wide = max(len(row) for row in grid)
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
@@ -153,7 +154,7 @@ def draw_grid(grid: Sequence[Sequence[tuple[str, Report]]], note: str) -> Figure
                 axes.tick_params(labelbottom=lowest)
                 handles, names = axes.get_legend_handles_labels()
                 legend |= dict(zip(names, handles, strict=True))
-        # The axes that all share end above the highest of any panel, not of the first.
+        # The shared axis covers the largest value of all panels, not only of the first.
         panels[0, 0].autoscale(axis="y")
         panels[0, 0].set_ylim(bottom=0.0)
         figure.suptitle(note, fontsize="medium")
@@ -167,12 +168,12 @@ def draw_grid(grid: Sequence[Sequence[tuple[str, Report]]], note: str) -> Figure
 
 
 def save(figure: Figure, path: Path, dpi: int = 150) -> None:
-    """Writes a picture, whole or not at all, the same bytes for the same numbers.
+    """Writes a figure completely or not at all; the same numbers give the same bytes.
 
     Raises:
-        ValueError: it cannot be written.
+        InvalidInput: the file cannot be written.
     """
-    with written_whole(path) as temporary:
+    with written_completely(path) as temporary:
         figure.savefig(temporary, dpi=dpi, format=path.suffix[1:], metadata={"Software": None})
 
 
@@ -182,7 +183,7 @@ def _of_the_tuning(config: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Label:
-    """Words beside the last group, and what they belong to."""
+    """A label next to the last group, and the point that it describes."""
 
     words: str
     x: float
@@ -192,7 +193,7 @@ class _Label:
 
 
 def _draw_bounds(axes: Axes, report: Report, scale: float = 1.0) -> list[_Label]:
-    """The bounds of one audit: a group of marks under its levels for every budget eps_B.
+    """Draws the bounds of one audit: a group of markers and lines for every budget eps_B.
 
     Returns:
         Labels for the last group.
@@ -252,13 +253,12 @@ def _draw_lower(axes: Axes, report: Report, colours: list[str], scale: float) ->
             mew=2 * scale,
             mec="black" if is_reported else colour,
             mfc="white" if key == PAPER_PROTOCOL else colour,
-            clip_on=False,  # a mark at 0 is whole
+            clip_on=False,  # Shows a marker at 0 completely.
             zorder=4 if is_reported else 3,
             label=words,
         )
         if len(bounds[0].repeats) > 1:
-            # The bar belongs to its own mark, the mean of the repeats: each has fewer games than
-            # the bound from all of them, which may lie outside.
+            # A repeat has fewer trials than all together, so the bar may lie below the marker.
             means = [bound.mean for bound in bounds]
             axes.errorbar(
                 [x + 0.45 * slot for x in at],
@@ -279,12 +279,12 @@ def _draw_lower(axes: Axes, report: Report, colours: list[str], scale: float) ->
 
 
 def _label_directly(axes: Axes, labels: Sequence[_Label], inches: float) -> None:
-    """Writes labels in a column on the right, each joined to what it belongs to.
+    """Writes labels in a column on the right, each with a line to its point.
 
     Args:
-        axes: with its limits as they will be; they are fixed here.
-        labels: in any order.
-        inches: about how high the axes are.
+        axes: the axes; their limits are final after this call.
+        labels: the labels, in any order.
+        inches: approximate height of the axes.
     """
     high, end = axes.get_ylim()[1], axes.get_xlim()[1]
     axes.set_ylim(0.0, high)
@@ -312,22 +312,22 @@ def _label_directly(axes: Axes, labels: Sequence[_Label], inches: float) -> None
         )
 
 
-def _spread(values: Sequence[float], gap: float, high: float) -> NDArray[np.float64]:
-    """The places nearest to ascending values that are a gap apart, within [0, high] if they fit."""
+def _spread(values: Sequence[float], gap: float, high: float) -> FloatArray:
+    """The positions closest to ascending values that are a gap apart, in [0, high] if possible."""
     steps = gap * np.arange(len(values))
     nearest = optimize.isotonic_regression(np.asarray(values) - steps).x
     return np.clip(nearest, 0.0, max(high - gap * (len(values) - 1), 0.0)) + steps
 
 
-def draw_scores(report: Report, games: Mapping[tuple[int, int], Trials], path: Path) -> None:
+def draw_scores(report: Report, trials: Mapping[tuple[int, int], Trials], path: Path) -> None:
     """Draws the scores of the released runs with and without the canary (figures 7 to 9).
 
-    One panel per budget, all repeats together. The middle 99.8 % of the scores is shown.
+    Each budget has a panel, with the middle 99.8 % of the scores of all repeats.
 
     Args:
-        report: what was found.
-        games: the trials of every (budget, repeat).
-        path: the PNG to write.
+        report: the results.
+        trials: the trials of every (budget, repeat).
+        path: the PNG file to write.
     """
     config, results = report.config, report.results
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.15):
@@ -335,14 +335,14 @@ def draw_scores(report: Report, games: Mapping[tuple[int, int], Trials], path: P
         panels = figure.subplots(1, len(results), squeeze=False)[0]
         colours = sns.color_palette("colorblind", 2).as_hex()
         for budget, axes in enumerate(panels):
-            trials = [game for (at, _), game in games.items() if at == budget]
-            bit = np.concatenate([game.bit for game in trials])
-            score = np.concatenate([game.score for game in trials])
+            repeats = [one for (at, _), one in trials.items() if at == budget]
+            bit = np.concatenate([one.bit for one in repeats])
+            score = np.concatenate([one.score for one in repeats])
             finite = score[np.isfinite(score)]
             if len(finite) == 0:
                 continue
             low, high = np.quantile(finite, [0.001, 0.999])
-            edges = np.linspace(low, max(high, low + 1e-9), 41)
+            edges = np.linspace(low, max(high, low + _MIN_WIDTH), 41)
             for side, title, colour, style in (
                 (False, "without the canary", colours[0], "-"),
                 (True, "with the canary", colours[1], "--"),

@@ -1,4 +1,4 @@
-"""By what, when and where results were made."""
+"""Provenance of results: version, date, libraries and hardware."""
 
 import datetime
 import os
@@ -12,7 +12,7 @@ _LIBRARIES = ("numpy", "scipy", "torch", "opacus", "joblib", "pandas")
 
 
 def made() -> dict[str, Any]:
-    """Version, date, libraries and hardware, as plain values."""
+    """Version, date, libraries and hardware, as values for json."""
     return {
         "version": __version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

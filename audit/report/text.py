@@ -1,4 +1,4 @@
-"""A report as the terminal shows it: the answer, then every bound by who may use it."""
+"""A report as text for the terminal: the answer, then the bounds by who may use them."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +18,14 @@ from audit.report.results import (
 )
 
 WIDTH = 100
-"""Columns of the terminal that the text fits."""
+"""Largest number of columns of the text."""
 _COLUMN = 9
 _ANY_SCORE = "any score"
 _NAMES = {"base": "one run", "base-renyi": "one run, by Renyi divergences"}
 
 
 def to_text(report: Report) -> str:
-    """What the command prints: the answer first, then the table of bounds and its footnotes."""
+    """The answer, the table of bounds, and its footnotes."""
     notes = _Footnotes()
     blocks = [
         _attacked(report),
@@ -39,17 +39,17 @@ def to_text(report: Report) -> str:
 
 
 def rounded_down(value: float, digits: int = 3) -> str:
-    """A lower bound as text, never above it."""
+    """A lower bound as text, rounded down."""
     return format_places(value, up=False, places=digits)
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
-    """An upper bound as text, never below it."""
+    """An upper bound as text, rounded up."""
     return format_places(value, up=True, places=digits)
 
 
 def _wrapped(text: str, mark: str = "") -> list[str]:
-    """A paragraph in lines that fit, the mark hanging on its left."""
+    """A paragraph in lines that fit, with a hanging mark on its left."""
     first = f"{mark} " if mark else ""
     return textwrap.wrap(
         text,
@@ -61,7 +61,7 @@ def _wrapped(text: str, mark: str = "") -> list[str]:
 
 
 def _protocol(config: Mapping[str, Any]) -> str:
-    """The protocol's spec; audits of earlier versions have none and are random searches."""
+    """The protocol; audits of earlier versions do not name one and are random searches."""
     return str(config.get("protocol", "search"))
 
 
@@ -79,7 +79,7 @@ def _attacked(report: Report) -> list[str]:
 
 
 def _answer(report: Report) -> Iterator[str]:
-    """One line per budget: eps_L, eps_U, one run, and how much the attack could have shown."""
+    """One line per budget: eps_L, eps_U, one run, and the largest detectable epsilon."""
     heads = [
         ("budget of", "one run,", "eps_B"),
         ("the tuning", "leaks at", "least eps_L"),
@@ -108,13 +108,14 @@ def _answer(report: Report) -> Iterator[str]:
         yield _columns(row, 16)
     bound = report.reported(0)
     confidence = f"{100 * bound.confidence:g} % confidence"
-    told = report.recommended
+    recommended = report.recommended
     several = " at each eps_B, not jointly" if len(report.results) > 1 else ""
     yield from _wrapped(
-        f"eps_L holds with {confidence}{several}: {told.key} from {told.proxy}, chosen before the "
-        "first trial."
+        f"eps_L holds with {confidence}{several}: {recommended.key} from {recommended.proxy}, "
+        "chosen before the first trial."
     )
-    names = dict.fromkeys(one.name for one in map(_smallest, report.results) if one is not None)
+    smallest = [result.smallest_upper for result in report.results]
+    names = dict.fromkeys(one.name for one in smallest if one is not None)
     if names:
         yield from _wrapped(
             f"eps_U is the smallest upper bound that is valid for this audit: {', '.join(names)}."
@@ -127,14 +128,10 @@ def _answer(report: Report) -> Iterator[str]:
     if above:
         at = ", ".join(format_exact(result.epsilon_base) for result in above)
         yield from _wrapped(
-            f"At eps_B = {at}, eps_L is above eps_U. That happens by chance in up to "
-            f"{100 * (1 - bound.confidence):.3g} % of audits, and does not remain when all "
-            "compared bounds are taken into account: it is no sign of an error."
+            f"At eps_B = {at}, eps_L is above eps_U. This happens by chance in up to "
+            f"{100 * (1 - bound.confidence):.3g} % of audits. It disappears when the compared "
+            "bounds share the error, so it does not indicate a mistake."
         )
-
-
-def _smallest(result: BudgetResult) -> UpperResult | None:
-    return result.smallest_upper
 
 
 def _is_above(bound: LowerResult, result: BudgetResult) -> bool:
@@ -154,12 +151,12 @@ def _columns(cells: Sequence[str], width: int) -> str:
 
 @dataclass
 class _Footnotes:
-    """Conditions, each named once by a letter."""
+    """The conditions of bounds, with one letter each."""
 
     conditions: dict[str, str] = field(default_factory=dict)
 
     def marks(self, conditions: Sequence[str]) -> str:
-        """The letters of conditions, in order."""
+        """The letters of conditions, sorted."""
         return " ".join(
             sorted(
                 (
@@ -178,7 +175,7 @@ class _Footnotes:
 
 
 def _letters(place: int) -> str:
-    """a to z, then aa, ab and so on."""
+    """The letters of a footnote: a to z, then aa, ab and so on."""
     first, last = divmod(place, 26)
     return (chr(96 + first) if first else "") + chr(97 + last)
 
@@ -191,7 +188,7 @@ class _Row:
 
 
 def _bounds(report: Report, notes: _Footnotes) -> Iterator[str]:
-    """The bounds in groups by who may use them; many budgets take several tables."""
+    """The bounds in groups by who may use them; many budgets need several tables."""
     groups = [(title, rows) for title, rows in _groups(report) if rows]
     names = [row.name for _, rows in groups for row in rows]
     marks = [[notes.marks(row.conditions) for row in rows] for _, rows in groups]
@@ -213,15 +210,15 @@ def _bounds(report: Report, notes: _Footnotes) -> Iterator[str]:
 
 def _groups(report: Report) -> Iterator[tuple[str, list[_Row]]]:
     confidence = f"{100 * report.reported(0).confidence:g} %"
-    told = report.recommended
+    recommended = report.recommended.proxy, report.recommended.key
     lower = [
-        (_lower_row(report, proxy, key, kind), kind, (proxy, key) == (told.proxy, told.key))
+        (_lower_row(report, proxy, key, kind), kind, (proxy, key) == recommended)
         for key, kind, proxies in report.highlights
         for proxy in proxies
     ]
     reported = [row for row, _, is_reported in lower if is_reported]
     if report.config["repeats"] > 1:
-        of_each = [result.lower_bounds[told.proxy][told.key] for result in report.results]
+        of_each = [report.reported(budget) for budget in range(len(report.results))]
         for title, values in (
             ("smallest of a single repeat", [bound.min for bound in of_each]),
             ("largest of a single repeat", [bound.max for bound in of_each]),
@@ -277,12 +274,12 @@ def _upper_row(report: Report, name: str) -> tuple[str, _Row | None]:
 
 
 def _parts(texts: Sequence[str] | Iterator[str]) -> list[str]:
-    """The conditions in texts that join them by semicolons, each once."""
+    """The distinct conditions in texts that separate them by semicolons."""
     return list(dict.fromkeys(part for text in texts for part in text.split("; ") if part))
 
 
 def _remarks(report: Report) -> Iterator[str]:
-    """How the audit was played, and what readers must know of it."""
+    """How the audit was played, and remarks on its results."""
     config = report.config
     yield from _wrapped(f"Engine {report.engine.name}: {report.engine.reason}.")
     for line in (*_records(report), *_candidates(report.candidates)):
@@ -293,9 +290,9 @@ def _remarks(report: Report) -> Iterator[str]:
         counts = [result.lower_bounds["lambda_a"] for result in report.results]
         played = [next(iter(bounds.values())).pooled.trials for bounds in counts]
         yield from _wrapped(
-            f"Stopped where eps_L = {config['stop_at']:g} was proved, or at the last trial: after "
-            f"{', '.join(f'{count:,}' for count in played)} of {config['trials']:,} trials. Each "
-            "look at the results spends a share of the error."
+            f"Stopped once eps_L = {config['stop_at']:g} was shown, or at the last trial: after "
+            f"{', '.join(f'{count:,}' for count in played)} of {config['trials']:,} trials. The "
+            "looks at the results share the error."
         )
     if "lambda_c" in report.proxies:
         yield from _wrapped(
@@ -309,25 +306,25 @@ def _remarks(report: Report) -> Iterator[str]:
         runs = sum(result.runs for result in report.results)
         yield from _wrapped(
             f"{diverged} of {runs} runs diverged (weights or score not finite); they were never "
-            "chosen."
+            "released."
         )
 
 
 def _records(report: Report) -> Iterator[str]:
     used, config = report.records, report.config
     if used.training or used.validation:
-        asked = [
-            f"{count:,} {name} records" + (f" of {most:,} asked for" if count < most else "")
-            for name, count, most in (
+        sizes = [
+            f"{count:,} {name} records" + (f" of {wanted:,} requested" if count < wanted else "")
+            for name, count, wanted in (
                 ("training", used.training, config["train_size"]),
                 ("validation", used.validation, config["validation_size"]),
             )
         ]
-        yield ", ".join(asked)
+        yield ", ".join(sizes)
 
 
 def _candidates(candidates: Sequence[Mapping[str, float]]) -> Iterator[str]:
-    """A line about the grid, where there is more than one point of it."""
+    """A line about the candidates, if there are several."""
     if len(candidates) > 1:
         values = {
             name: dict.fromkeys(point[name] for point in candidates) for name in candidates[0]
@@ -337,7 +334,7 @@ def _candidates(candidates: Sequence[Mapping[str, float]]) -> Iterator[str]:
 
 
 def _contradictions(report: Report) -> Iterator[str]:
-    """The contradictions that chance does not explain."""
+    """A warning for each contradiction that chance does not explain."""
     for result in report.results:
         found = result.contradiction
         if found is not None:
@@ -346,6 +343,6 @@ def _contradictions(report: Report) -> Iterator[str]:
                 f"WARNING: CONTRADICTION at eps_B = {format_exact(result.epsilon_base)}: eps_L = "
                 f"{rounded_down(found.lower)} ({found.key} from {found.proxy}) is above eps_U = "
                 f"{rounded_up(found.upper)} ({found.upper_bound}). It remains when the "
-                f"{found.compared} lower bounds that were compared share the error, which happens "
-                f"by chance in at most {share:.3g} % of audits: a claim, or the training, is wrong."
+                f"{found.compared} compared lower bounds share the error, which happens by chance "
+                f"in at most {share:.3g} % of audits: a claim, or the training, is wrong."
             )

@@ -1,4 +1,4 @@
-"""Protocols at work: on lanes for the game, and live. Importing this does not import torch.
+"""Protocols at work: simulated on batches of runs for the game, and live. Needs no torch.
 
 Live, `Study` tunes: its user trains, it draws and chooses, and what it releases keeps the budget.
 """

@@ -1,6 +1,7 @@
-"""How an adaptive protocol of the game chooses: T tunings over one list of candidates.
+"""Samplers of the adaptive protocol, for T simulated tunings over one list of candidates.
 
-A density is relative to the uniform prior: of mean 1 over the candidates, within [low, high].
+Densities are relative to the uniform prior: their mean over the candidates is 1, and they lie
+within [low, high].
 """
 
 from typing import Protocol
@@ -11,36 +12,39 @@ from numpy.typing import NDArray
 from audit import checks
 from audit.dpsgd import RunOutcomes
 from audit.protocols import Adaptive
-from audit.tuning.samplers import EXPLORATION, FEW, NOISE, SHARPNESS, kernel
+from audit.tuning.samplers import EXPLORATION, MIN_RUNS, NOISE, SHARPNESS, kernel
 
 Array = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 SAMPLERS = ("gaussian-process", "adversarial")
-_AT_ONCE = 1 << 22  # numbers
-_HALVINGS = 60
+_MAX_BATCH_FLOATS = 1 << 22  # memory of one batch of linear systems
+_BISECTION_STEPS = 60
 
 
 class Sampler(Protocol):
-    """A density over candidates for each of T tunings, from the runs so far."""
+    """For each of T tunings, a density over candidates that depends on the runs so far."""
 
-    def densities(self, tuning: Whole) -> Array:
-        """Relative densities [R, n] of the next run of some tunings [R]."""
+    def densities(self, tuning: Integers) -> Array:
+        """Relative densities, [R, n], of the next candidate in the given tunings, [R]."""
         ...
 
-    def add(self, tuning: Whole, candidate: Whole, outcomes: RunOutcomes) -> None:
-        """Takes in one run of each of some tunings [R]."""
+    def add(self, tuning: Integers, candidate: Integers, outcomes: RunOutcomes) -> None:
+        """Adds one finished run to each of the given tunings, [R]."""
         ...
 
 
 def make_sampler(name: str, protocol: Adaptive, features: Array, tunings: int) -> Sampler:
-    """A fresh sampler.
+    """A new sampler.
 
     Args:
         name: one of SAMPLERS.
-        protocol: how far a density may be from the prior.
-        features: [n, d] of the candidates, each in [0, 1].
-        tunings: T.
+        protocol: the bounds on densities.
+        features: [n, d], the candidates' features, each in [0, 1].
+        tunings: the number of tunings, T.
+
+    Raises:
+        ValueError: the name is unknown.
     """
     name = checks.one_of("sampler", name, SAMPLERS)
     if name == "gaussian-process":
@@ -49,10 +53,10 @@ def make_sampler(name: str, protocol: Adaptive, features: Array, tunings: int) -
 
 
 class GaussianProcessSampler:
-    """Softmax of what a Gaussian process hopes of each candidate, projected into [low, high].
+    """Softmax of a Gaussian process's upper confidence bounds, projected into [low, high].
 
-    The regression is scikit-learn's with the same kernel (`samplers.relative_density`), of all
-    tunings together: with few candidates, their mean scores and numbers of runs say all.
+    It computes the regression of `samplers.relative_density` for all tunings together. The mean
+    score and the number of runs of each candidate are sufficient statistics.
     """
 
     def __init__(self, protocol: Adaptive, features: Array, tunings: int) -> None:
@@ -61,10 +65,10 @@ class GaussianProcessSampler:
         shape = tunings, len(features)
         self._runs, self._lost, self._sums = (np.zeros(shape) for _ in range(3))
         self._squares = np.zeros(tunings)
-        self._origin = np.full(tunings, np.nan)  # the first score, for digits
+        self._origin = np.full(tunings, np.nan)  # the first score; subtracted to avoid cancellation
         self._least, self._most = np.full(tunings, np.inf), np.full(tunings, -np.inf)
 
-    def add(self, tuning: Whole, candidate: Whole, outcomes: RunOutcomes) -> None:
+    def add(self, tuning: Integers, candidate: Integers, outcomes: RunOutcomes) -> None:
         """See `Sampler`."""
         known = outcomes.finite & np.isfinite(outcomes.scores)
         self._lost[tuning[~known], candidate[~known]] += 1.0
@@ -77,19 +81,19 @@ class GaussianProcessSampler:
         self._least[who] = np.minimum(self._least[who], scores)
         self._most[who] = np.maximum(self._most[who], scores)
 
-    def densities(self, tuning: Whole) -> Array:
+    def densities(self, tuning: Integers) -> Array:
         """See `Sampler`."""
         found = np.ones((len(tuning), len(self._covariance)))
-        knows = (self._runs[tuning].sum(axis=1) >= FEW) & (self._most > self._least)[tuning]
-        rows = max(1, _AT_ONCE // self._covariance.size)
+        knows = (self._runs[tuning].sum(axis=1) >= MIN_RUNS) & (self._most > self._least)[tuning]
+        rows = max(1, _MAX_BATCH_FLOATS // self._covariance.size)
         places = np.flatnonzero(knows)
         for start in range(0, len(places), rows):
             part = places[start : start + rows]
-            found[part] = self._of(tuning[part])
+            found[part] = self._model_densities(tuning[part])
         return found
 
-    def _of(self, tuning: Whole) -> Array:
-        # A run that lost is as bad as the worst that did not.
+    def _model_densities(self, tuning: Integers) -> Array:
+        # A diverged run gets the lowest score of the other runs.
         lost, least = self._lost[tuning], self._least[tuning, None]
         runs, sums = self._runs[tuning] + lost, self._sums[tuning] + lost * least
         total = runs.sum(axis=1, keepdims=True)
@@ -108,17 +112,17 @@ class GaussianProcessSampler:
         expected = np.einsum("rij,ri->rj", weighted, solved[:, :, -1])
         explained = np.einsum("rij,rij->rj", weighted, solved[:, :, :-1])
         variance = self._covariance.diagonal() + NOISE - explained
-        hope = SHARPNESS * (expected + EXPLORATION * np.sqrt(np.maximum(variance, 0.0)))
-        density = np.exp(hope - hope.max(axis=1, keepdims=True))
+        acquisition = SHARPNESS * (expected + EXPLORATION * np.sqrt(np.maximum(variance, 0.0)))
+        density = np.exp(acquisition - acquisition.max(axis=1, keepdims=True))
         density /= density.mean(axis=1, keepdims=True)
         return projected(density, self._protocol.low, self._protocol.high)
 
 
 class AdversarialSampler:
-    """Uses what [low, high] allows to tell of the canary.
+    """The sampler that reveals as much about the canary as [low, high] allows.
 
-    It sums up what the runs so far say of it, as anybody can who sees them: where that speaks for
-    the canary, the last half of the candidates is as likely as may be, else the first half.
+    It sums the earlier runs' evidence for the canary (lambda_c - 1/2). If the sum is positive, the
+    second half of the candidates gets the highest density allowed, if negative the first half.
     """
 
     def __init__(self, protocol: Adaptive, candidates: int, tunings: int) -> None:
@@ -132,23 +136,23 @@ class AdversarialSampler:
                 projected(chosen[None], protocol.low, protocol.high)[0] if half else 1.0
             )
 
-    def add(self, tuning: Whole, candidate: Whole, outcomes: RunOutcomes) -> None:
+    def add(self, tuning: Integers, candidate: Integers, outcomes: RunOutcomes) -> None:
         """See `Sampler`."""
         self._evidence[tuning] += np.where(outcomes.finite, outcomes.lambda_c - 0.5, 0.0)
 
-    def densities(self, tuning: Whole) -> Array:
+    def densities(self, tuning: Integers) -> Array:
         """See `Sampler`."""
         return self._densities[1 + np.sign(self._evidence[tuning]).astype(np.int64)]
 
 
 def projected(densities: Array, low: float, high: float) -> Array:
-    """Densities [R, n] projected onto those within [low, high] of mean 1, row by row.
+    """Projects densities [R, n], row by row, onto those within [low, high] of mean 1.
 
-    As `upper_bounds.project_density`: clip(f + t, low, high), t by bisection.
+    As `upper_bounds.published.project_density`: clip(f + t, low, high), with t by bisection.
     """
     below = low - densities.max(axis=1, keepdims=True)
     above = high - densities.min(axis=1, keepdims=True)
-    for _ in range(_HALVINGS):
+    for _ in range(_BISECTION_STEPS):
         middle = 0.5 * (below + above)
         mean = np.clip(densities + middle, low, high).mean(axis=1, keepdims=True)
         below, above = np.where(mean <= 1.0, middle, below), np.where(mean <= 1.0, above, middle)

@@ -41,12 +41,12 @@ def noise_multiplier_for(
     one = base_of(1.0)
     if isinstance(one, DpSgd) and isinstance(protocol, RandomSearch):
         return calibrate_noise(
-            epsilon,
-            protocol.repetitions,
-            delta,
-            one.steps,
-            one.sampling_rate,
-            one.neighbours,
+            protocol,
+            target_epsilon=epsilon,
+            target_delta=delta,
+            steps=one.steps,
+            sampling_rate=one.sampling_rate,
+            neighbours=one.neighbours,
             group_size=one.group_size,
         )
 

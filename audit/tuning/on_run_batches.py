@@ -1,4 +1,4 @@
-"""Every protocol on lanes: T tunings of the game at once."""
+"""Simulation of protocols for audits: T tunings at once, on batches of runs."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ from audit.protocols import (
 )
 from audit.tuning.batch_samplers import make_sampler
 from audit.tuning.grid_search import best_of_grid
-from audit.tuning.looking_back import best_of_adaptive, first_accepted
 from audit.tuning.random_search import best_of_runs
+from audit.tuning.sequential_search import best_of_adaptive, first_accepted
 from audit.tuning.subset_search import LogRatio, tune_on_subset
 from audit.tuning.winners import Run, Winners
 
-PLAYED: tuple[type[Protocol], ...] = (
+SIMULATED: tuple[type[Protocol], ...] = (
     RandomSearch,
     Grid,
     Adaptive,
@@ -29,26 +29,26 @@ PLAYED: tuple[type[Protocol], ...] = (
     UntilAccepted,
     RandomStopping,
 )
-"""The protocols that the game can be played against."""
+"""The protocols that an audit can simulate."""
 
-SERVES_SEVERAL: tuple[type[Protocol], ...] = (RandomSearch, Grid)
-"""Those whose runs do not depend on scores, so that they may serve several views."""
+SHAREABLE: tuple[type[Protocol], ...] = (RandomSearch, Grid)
+"""The protocols whose runs do not depend on scores, so that several views can share them."""
 
 
 @dataclass(frozen=True)
 class GameContext:
-    """What tunings are played on, and what their adversary fixed before.
+    """The training function and the fixed choices of the adversary.
 
     Attributes:
-        run: runs a pack of lanes and gives its outcomes in every view.
-        features: [n, d] of the candidates, each in [0, 1].
-        tuned_log_ratio: of a tuning on a subset, what the chosen run says of the canary.
+        run: trains a batch of runs and returns its outcomes in every view.
+        features: [n, d], the candidates' features, each in [0, 1].
+        tuned_log_ratio: in tuning on a subset, the chosen run's log-likelihood ratio.
         log_ratio_scale: sigma^2 / N, the unit of lambda_c.
-        views: how many views the same runs serve.
-        records: how many training records there are.
+        views: number of threat models that evaluate the same runs.
+        records: number of training records.
         good_enough: the score above which a run is accepted.
-        sampler: how an adaptive protocol chooses candidates.
-        keep_runs: whether a random search keeps what came of every run.
+        sampler: name of the adaptive protocol's sampler.
+        keep_runs: whether a random search stores the outcomes of every run.
     """
 
     run: Run
@@ -63,47 +63,53 @@ class GameContext:
 
 
 def tune(
-    protocol: Protocol, bench: GameContext, included: NDArray[np.bool_], rng: np.random.Generator
+    protocol: Protocol, context: GameContext, included: NDArray[np.bool_], rng: np.random.Generator
 ) -> list[Winners]:
-    """Plays T tunings by a protocol.
+    """Winners of T simulated tunings.
 
     Args:
-        protocol: one of PLAYED.
-        bench: what they are played on.
-        included: [T] whether the canary is in the data set of each tuning.
-        rng: source of everything random.
+        protocol: an instance of a class in SIMULATED.
+        context: the training function and the adversary's choices.
+        included: [T], whether the canary is in the data set of each tuning.
+        rng: source of all random choices.
 
     Returns:
-        What every view makes of the runs.
+        The winners in every view.
 
     Raises:
-        ValueError: a protocol that cannot be played, or a score that is NaN.
+        ValueError: the protocol cannot be simulated, or a score is NaN.
     """
-    run, candidates = bench.run, len(bench.features)
+    run, candidates = context.run, len(context.features)
     match protocol:
         case RandomSearch():
-            law = protocol.repetitions
             return best_of_runs(
-                run, law, candidates, included, rng, bench.views, keep=bench.keep_runs
+                run,
+                protocol.repetitions,
+                candidates,
+                included,
+                rng,
+                context.views,
+                keep=context.keep_runs,
             )
         case Grid():
-            return best_of_grid(run, protocol, candidates, included, rng, bench.views)
+            return best_of_grid(run, protocol, candidates, included, rng, context.views)
         case Adaptive():
-            sampler = make_sampler(bench.sampler, protocol, bench.features, len(included))
+            sampler = make_sampler(context.sampler, protocol, context.features, len(included))
             return [best_of_adaptive(run, protocol, sampler, included, rng)]
         case Subset():
             found = tune_on_subset(
                 run,
                 protocol,
                 candidates,
-                bench.records,
+                context.records,
                 included,
                 rng,
-                bench.tuned_log_ratio,
-                bench.log_ratio_scale,
+                context.tuned_log_ratio,
+                context.log_ratio_scale,
             )
             return [found]
         case UntilAccepted() | RandomStopping():
-            return [first_accepted(run, protocol, candidates, bench.good_enough, included, rng)]
+            return [first_accepted(run, protocol, candidates, context.good_enough, included, rng)]
         case _:
-            raise ValueError(f"protocol must be one that is played, got {protocol.spec}")
+            names = ", ".join(kind.name for kind in SIMULATED)
+            raise ValueError(f"protocol must be one of {names} in an audit, got {protocol.spec}")

@@ -1,10 +1,10 @@
-r"""Adaptive choice of hyper-parameters (Wang et al. 2023, DP-HyPO): the sampling density learns.
+r"""Adaptive choice of hyperparameters, as in DP-HyPO (Wang et al. 2023).
 
-After every run the density over the hyper-parameters may change, but it stays within [c, C] times
-the prior; theirs (theorems 1 and 2) pays log(C/c) wherever a density ratio enters. Ours holds for
-any law of K. Let Q be one run with its candidate drawn from the prior, the candidate its label. The
-law of a run, whatever came before, lies within [c, C] times Q, so a set of Q-chance x has a chance
-in [l(x), u(x)],
+After every run the density over the hyperparameters may change, but it stays within [c, C] times
+the prior. Theorems 1 and 2 of the paper pay log(C/c) wherever a density ratio enters. The bound
+here holds for any distribution of K. Let Q be one run with its candidate drawn from the prior, the
+candidate its label. The law of a run, whatever came before, lies within [c, C] times Q, so a set of
+Q-chance x has a chance in [l(x), u(x)],
 
     u(x) = min(C x, 1 - c (1-x)),   l(x) = max(c x, 1 - C (1-x)).
 
@@ -32,19 +32,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from audit import checks
-from audit import repetitions as laws
-from audit.accounting import Mechanism, Mixture, WorstOf, renyi_to_epsilon, solve_epsilon
-from audit.numerics import SUMS_TO_ONE, memoize, minimize_over_alpha, safe_root
+from audit.accounting import Mechanism, Mixture, WorstOf, solve_epsilon
+from audit.numerics import memoize
 from audit.protocols import Adaptive
-from audit.repetitions import Repetitions
 from audit.upper_bounds.composed import AllRuns
 from audit.upper_bounds.region import RegionCurve
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.renyi import Curve, power_law
-from audit.upper_bounds.result import NotApplicable, UpperBound
+from audit.upper_bounds.result import NotApplicable
 from audit.upper_bounds.tight import tight
 
 Array = NDArray[np.float64]
@@ -55,8 +51,8 @@ class AdaptiveCurve(RegionCurve):
     """The adaptive bound as a function of epsilon, for one direction of the base.
 
     Attributes:
-        low: c, how little a density may be of the prior.
-        high: C, how much.
+        low: c, the smallest ratio of a density to the prior.
+        high: C, the largest ratio.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -96,7 +92,7 @@ class AdaptiveCurve(RegionCurve):
         return np.asarray(slopes) + np.log([[self.high], [self.low]])
 
 
-_curve = memoize(8)(AdaptiveCurve)  # both bounds by it ask for the same
+_curve = memoize(8)(AdaptiveCurve)  # several bounds use the same curve
 
 
 def adaptive_curves(base: Mechanism, protocol: Adaptive) -> list[AdaptiveCurve]:
@@ -119,8 +115,8 @@ def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Smallest epsilon that the adaptive bound gives at delta, over both directions.
 
     Args:
-        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
-        protocol: the law of K, any, and how far the density may move from the prior.
+        base: one run with any fixed hyperparameter, or with one drawn from the prior.
+        protocol: the distribution of K, any, and the range of the density relative to the prior.
         delta: in (0, 1).
     """
     curves = adaptive_curves(base, protocol)
@@ -145,8 +141,8 @@ def adaptive_tight(base: Mechanism, protocol: Adaptive, delta: float) -> BoundVa
     everywhere.
 
     Args:
-        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
-        protocol: the law of K, any, with c = 1 or C = 1.
+        base: one run with any fixed hyperparameter, or with one drawn from the prior.
+        protocol: the distribution of K, any, with c = 1 or C = 1.
         delta: in (0, 1).
 
     Example:
@@ -172,172 +168,16 @@ def adaptive_tight(base: Mechanism, protocol: Adaptive, delta: float) -> BoundVa
     title=r"$\varepsilon_U$ composition (any score)",
 )
 def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
-    """What all runs cost if every one were released, and K.
+    """The cost of releasing all runs and K.
 
     Args:
-        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
-        protocol: the law of K, any.
+        base: one run with any fixed hyperparameter, or with one drawn from the prior.
+        protocol: the distribution of K, any.
         delta: in (0, 1).
     """
     return BoundValue(AllRuns(any_fixed(base), protocol.repetitions, 1e-3 * delta).epsilon(delta))
 
 
 def any_fixed(base: Mechanism) -> Mechanism:
-    """One run with any fixed hyper-parameter: what is drawn by other chances is no better known."""
+    """One run with any fixed hyperparameter, whatever the probabilities of the candidates."""
     return WorstOf(base.candidates) if isinstance(base, Mixture) else base
-
-
-def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) -> Curve:
-    """Theorem 1 as a function of the order alpha.
-
-    e' = e + (1+theta) (1-1/b) e_b + (alpha/(alpha-1) + 1 + theta) log(C/c)
-    + (1+theta) log(1/gamma)/b + log E[T]/(alpha-1), minimised over b.
-
-    Args:
-        base: one run with any fixed hyper-parameter.
-        repetitions: truncated negative binomial.
-        ratio: C/c >= 1.
-
-    Example:
-        >>> import numpy as np
-        >>> from audit.accounting import GaussianMechanism
-        >>> curve = hypo_curve(GaussianMechanism(0.25), "tnb:0,0.1", ratio=2.0)
-        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
-        [2.435, 2.529]
-    """
-    repetitions = laws.parse_repetitions(repetitions)
-    log_ratio = math.log(checks.interval("ratio", ratio, 1.0, closed_low=True))
-    law = power_law(repetitions)
-    log_inverse_gamma = -math.log(law.gamma)
-    shape, log_mean = 1.0 + law.eta, math.log(repetitions.mean)
-
-    def penalty(order: Array) -> Array:
-        return base.renyi(order) * (1.0 - 1.0 / order) + log_inverse_gamma / order
-
-    constant = shape * (minimize_over_alpha(penalty)[1] + log_ratio)
-
-    def curve(alpha: Array) -> Array:
-        rest = alpha - 1.0
-        return base.renyi(alpha) + constant + (alpha * log_ratio + log_mean) / rest
-
-    return curve
-
-
-def hypo(base: Mechanism, repetitions: Repetitions, delta: float, ratio: float) -> UpperBound:
-    """Theorem 1, converted to (epsilon, delta)-DP.
-
-    Args:
-        base: one run with any fixed hyper-parameter.
-        repetitions: truncated negative binomial.
-        delta: in (0, 1).
-        ratio: C/c >= 1, how far the density may move from the prior.
-
-    Example:
-        >>> from audit.accounting import GaussianMechanism
-        >>> round(hypo(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5, ratio=1.33 / 0.75).epsilon, 3)
-        2.774
-    """
-    checks.interval("ratio", ratio, 1.0, closed_low=True)
-    return hypo_theorem_1(
-        base, Adaptive(repetitions, 1.0 / math.sqrt(ratio), math.sqrt(ratio)), delta
-    )
-
-
-@bound(
-    "hypo",
-    10,
-    "Wang et al. 2023 (DP-HyPO), theorem 1",
-    about=("any base",),
-    protocol=Adaptive,
-    title=r"$\varepsilon_U$ DP-HyPO (any score)",
-)
-def hypo_theorem_1(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
-    """Theorem 1 converted to (epsilon, delta)-DP, for an adaptive protocol.
-
-    Args:
-        base: one run with any fixed hyper-parameter.
-        protocol: the law of K and how far the density may move from the prior.
-        delta: in (0, 1).
-    """
-    law = protocol.repetitions
-    if law.power_law is None:
-        raise NotApplicable("K must be truncated negative binomial")
-    curve = hypo_curve(any_fixed(base), law, protocol.high / protocol.low)
-    return BoundValue(renyi_to_epsilon(curve, delta))
-
-
-@bound(
-    "hypo-pure",
-    20,
-    "Wang et al. 2023 (DP-HyPO), theorem 2",
-    about=("a base of pure DP",),
-    protocol=Adaptive,
-)
-def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
-    """Theorem 2, whatever delta.
-
-    Args:
-        base: one run with any fixed hyper-parameter.
-        protocol: the law of K and how far the density may move from the prior.
-        delta: in (0, 1).
-    """
-    law, epsilon_0 = protocol.repetitions, base.pure_epsilon
-    if law.power_law is None:
-        raise NotApplicable("K must be truncated negative binomial")
-    if not math.isfinite(epsilon_0):
-        raise NotApplicable("the base must be of pure DP")
-    return BoundValue(hypo_pure(epsilon_0, law, protocol.high / protocol.low))
-
-
-def hypo_pure(epsilon_0: float, repetitions: str | Repetitions, ratio: float) -> float:
-    """Epsilon for a base of pure DP, (2 + theta)(epsilon_0 + log(C/c)) (theorem 2).
-
-    Example:
-        >>> round(hypo_pure(0.5, "tnb:0,0.1", ratio=2.0), 3)
-        2.386
-    """
-    checks.interval("epsilon_0", epsilon_0, 0.0)
-    checks.interval("ratio", ratio, 1.0, closed_low=True)
-    return (2.0 + power_law(repetitions).eta) * (epsilon_0 + math.log(ratio))
-
-
-def project_density(
-    density: ArrayLike, low: float, high: float, prior: ArrayLike | None = None
-) -> Array:
-    """The nearest density within [low, high] times the prior, in the prior's L2 norm.
-
-    The projection of f is clip(f + t, low, high), with t such that the mean is 1.
-
-    Args:
-        density: f, relative to the prior, [n].
-        low: c in [0, 1].
-        high: C >= 1.
-        prior: probabilities [n]; uniform if not given.
-
-    Returns:
-        The projected density relative to the prior, [n], with prior mean 1.
-
-    Example:
-        >>> project_density([0.1, 1.0, 2.0], low=0.5, high=1.5).round(3).tolist()
-        [0.5, 1.0, 1.5]
-    """
-    values = np.asarray(density, dtype=np.float64)
-    checks.interval("low", low, 0.0, 1.0, closed_low=True, closed_high=True)
-    checks.interval("high", high, 1.0, closed_low=True)
-    if values.ndim != 1 or not np.isfinite(values).all():
-        raise ValueError(
-            f"density must be finite numbers in one row, got {checks.one_line(values)}"
-        )
-    weights = np.full(len(values), 1.0 / len(values)) if prior is None else np.asarray(prior)
-    is_probable = weights.shape == values.shape and bool(np.all(weights >= 0))
-    if not is_probable or abs(weights.sum() - 1.0) > SUMS_TO_ONE:
-        raise ValueError(
-            f"prior must be {len(values)} probabilities, got {checks.one_line(weights)}"
-        )
-    least, most = low - float(values.max()), high - float(values.min())
-
-    def mean_above_one(t: float) -> float:
-        return 1.0 - float(weights @ np.clip(values + t, low, high))
-
-    t = safe_root(mean_above_one, most, least, 0.0)
-    return np.clip(values + t, low, high)

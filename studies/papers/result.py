@@ -1,0 +1,255 @@
+"""The result of a reproduction: a table, a figure, and the published numbers next to ours."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from audit import checks
+
+_PALETTE = sns.color_palette("colorblind", 10).as_hex()
+COLOURS = (*(_PALETTE[i] for i in (0, 1, 2, 4, 3, 7, 9)), "black")
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (3, 3)))
+_MARKERS = ("^", "s", "o", "D")
+# A point of a curve may take seconds.
+_MAX_POINTS = 1_000
+# Names of settings in the second version.
+_FORMER_SETTINGS = {"games": "trials", "laws": "distributions", "specs": "protocols"}
+
+
+Values = ArrayLike | Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A published number and ours.
+
+    Attributes:
+        quantity: its name.
+        published: the number that the paper prints.
+        ours: the computed number.
+    """
+
+    quantity: str
+    published: float
+    ours: float
+
+    @property
+    def difference(self) -> float:
+        """The relative difference of ours from the published number."""
+        return self.ours / self.published - 1.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """A computed table or figure.
+
+    Attributes:
+        table: all computed numbers, one row per point.
+        figure: the figure.
+        comparisons: the numbers that the paper prints, with ours.
+        lines: further lines that the command prints.
+    """
+
+    table: pd.DataFrame
+    figure: Figure
+    comparisons: tuple[Comparison, ...] = ()
+    lines: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Writes table.csv, figure.png and, if the paper prints numbers, comparison.csv."""
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_csv(self.table, folder / "table.csv")
+        if self.comparisons:
+            rows = [(c.quantity, c.published, c.ours, c.difference) for c in self.comparisons]
+            columns = ["what", "published", "ours", "difference"]
+            _write_csv(pd.DataFrame(rows, columns=columns), folder / "comparison.csv")
+        self.figure.savefig(folder / "figure.png", dpi=150, metadata={"Software": None})
+
+
+def _write_csv(table: pd.DataFrame, path: Path) -> None:
+    table.to_csv(path, index=False, float_format="%.9g", lineterminator="\n")
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A published table or figure that can be computed.
+
+    Attributes:
+        title: its subject.
+        source: paper and number.
+        compute: computes it; the keyword arguments are the settings, by default the paper's.
+    """
+
+    title: str
+    source: str
+    compute: Callable[..., Result]
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether it trains on a data set, which must be available."""
+        return "dataset" in inspect.signature(self.compute).parameters
+
+    def run(self, settings: Mapping[str, Any] | None = None) -> Result:
+        """Computes the table or figure.
+
+        Args:
+            settings: those that differ from the paper's.
+
+        Raises:
+            ValueError: a setting is unknown, or of another kind than its default.
+        """
+        known = inspect.signature(self.compute).parameters
+        chosen = {}
+        for name, value in (settings or {}).items():
+            current = name if name in known else _FORMER_SETTINGS.get(name, name)
+            chosen[checks.one_of("setting", current, known)] = value
+        for name, value in chosen.items():
+            _check(name, value, known[name].default)
+        return self.compute(**chosen)
+
+
+def _check(name: str, value: object, default: object) -> None:
+    """Checks that a setting is a number, a text or a list, like its default."""
+    if isinstance(default, int):
+        high = _MAX_POINTS if name == "points" else None
+        checks.integer(name, value, 0 if name == "seed" else 1, high)  # type: ignore[arg-type]
+    elif isinstance(default, str):
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be text, got {value!r}")
+    elif isinstance(default, float):
+        checks.interval(name, value)  # type: ignore[arg-type]
+    elif not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"{name} must be a list, got {value!r}")
+
+
+@dataclass
+class Curves:
+    """A table of curves: x, y, the curve's name and, if there are several panels, their columns.
+
+    Attributes:
+        x: name of the column of abscissas.
+        y: name of the column of ordinates.
+    """
+
+    x: str
+    y: str
+    _parts: list[pd.DataFrame] = field(default_factory=list)
+
+    def add(self, name: str, x: Values, y: Values, **columns: Any) -> None:
+        """Adds a curve. Points whose y is None or infinite are not drawn."""
+        part = pd.DataFrame({**columns, "curve": name, self.x: x, self.y: np.asarray(y, float)})
+        self._parts.append(part)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """All curves."""
+        return pd.concat(self._parts, ignore_index=True)
+
+
+def figure(width: float = 8.4, height: float = 4.6) -> Figure:
+    """An empty figure in the project's style."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def style() -> Any:
+    """The context in which axes are made."""
+    return sns.plotting_context("notebook", font_scale=1.1)
+
+
+def plot(
+    axes: Axes,
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    points: Sequence[str] = (),
+    names: Sequence[str] | None = None,
+) -> None:
+    """Draws every curve of a table in its own colour and dashes.
+
+    Args:
+        axes: the axes to draw in.
+        table: a table of `Curves`.
+        x: column of abscissas.
+        y: column of ordinates.
+        points: names of the curves that are drawn as points.
+        names: names of the curves in the order of their colours, if several panels share them.
+    """
+    order = list(dict.fromkeys(table["curve"])) if names is None else list(names)
+    for name, rows in table.groupby("curve", sort=False):
+        rank = order.index(str(name))
+        look: dict[str, Any] = {"color": COLOURS[rank % 8], "label": name}
+        if name in points:
+            look |= {"ls": "", "marker": _MARKERS[rank % 4], "ms": 7}
+        else:
+            look |= {"ls": _DASHES[rank % 8], "lw": 2.2}
+        finite = rows[np.isfinite(rows[y])]
+        axes.plot(finite[x], finite[y], **look)
+    tidy(axes)
+
+
+def plot_means(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any) -> None:
+    """Draws means with bars of two standard errors, from the column "standard error"."""
+    axes.errorbar(rows[x], rows[y], 2.0 * rows["standard error"], marker="o", capsize=3, **look)
+
+
+def tidy(axes: Axes) -> None:
+    """Draws a light grid behind the curves, and no frame."""
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def legend(axes: Axes, handles: Sequence[Artist] | None = None) -> None:
+    """Puts the legend to the right of the axes.
+
+    Args:
+        axes: the axes.
+        handles: the artists to explain; those of the axes if None.
+    """
+    shown = {} if handles is None else {"handles": handles}
+    axes.legend(
+        loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, handlelength=2.6, **shown
+    )
+
+
+def draw(
+    curves: Curves,
+    title: str,
+    x: str,
+    y: str,
+    x_scale: str = "linear",
+    y_scale: str = "linear",
+    points: Sequence[str] = (),
+    **limits: tuple[float | None, float | None],
+) -> Figure:
+    """Draws all curves in one panel, with a legend.
+
+    Args:
+        curves: the curves.
+        title: of the figure.
+        x: label of the abscissa.
+        y: label of the ordinate.
+        x_scale: linear or log.
+        y_scale: linear or log.
+        points: names of the curves that are drawn as points.
+        **limits: `xlim` and `ylim`.
+    """
+    with style():
+        page = figure()
+        axes = page.subplots()
+        plot(axes, curves.table, curves.x, curves.y, points)
+        axes.set(xlabel=x, ylabel=y, xscale=x_scale, yscale=y_scale, **limits)
+        axes.set_title(title, fontsize="medium", loc="left")
+        legend(axes)
+    return page
