@@ -53,7 +53,7 @@ def test_random_trials_with_a_law_cost_the_law():
     # One run came, and many might have: the composition of one is no bound.
     assert found.best_only == cost(GaussianMechanism(0.5), "tnb:1,0.1", 1e-5).epsilon
     assert found.best_only > found.all_released
-    assert "none that could have been drawn is less private" in found.assumed
+    assert "no trial of the prior is less private" in found.assumed
 
 
 def test_sequential_trials_cost_all_of_them_and_the_reason_is_told():
@@ -125,7 +125,7 @@ def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(monkeypa
     found = tuning.cost_of_trials([loud, quiet], "random", delta, law, prior)
     # The exact cost of this small case: it is kept, and not by much.
     assert 0.9 * delta < most_leaked(prior, law, found.best_only) <= delta
-    assert "chances of the prior given" in found.assumed
+    assert "drawn from the given prior" in found.assumed
     # Chances that are not those of the draws say too little.
     rarely_loud = tuning.cost_of_trials(
         [quiet], "random", delta, law, Mixture((loud, quiet), (0.1, 0.9))

@@ -123,7 +123,7 @@ class Certificate:
 
     @property
     def on_trust(self) -> tuple[Condition, ...]:
-        """The conditions that nobody has checked."""
+        """The conditions that no one has checked."""
         return tuple(one for one in self.conditions if one.ground is Ground.ON_TRUST)
 
     @property
@@ -165,7 +165,7 @@ class Certificate:
 
     @property
     def groups(self) -> tuple[tuple[int, float | None], ...]:
-        """Numbers of records, and the epsilon of so many at `delta`; None if none follows.
+        """Numbers of records, and the epsilon of that many at `delta`; None if none follows.
 
         If the claim is about groups already, these are groups of such groups.
         """
@@ -176,7 +176,7 @@ class Certificate:
         return tuple((each * count, curve.group_epsilon(count, self.delta)) for count in times)
 
     def declare(self, **statements: Any) -> Self:
-        """The same certificate with statements of its author, which nobody recomputes.
+        """The same certificate with statements of its author, which no one recomputes.
 
         Args:
             statements: fields of `Declaration`; those given earlier stay.

@@ -1,7 +1,7 @@
 """The conditions of a certificate, computed from what the study states about itself.
 
 Every sentence here belongs to the format: verification computes the sentences again and compares
-them, so that nobody can remove or reword a condition. A changed sentence needs a new `FORMAT`.
+them, so that no one can remove or reword a condition. A changed sentence needs a new `FORMAT`.
 """
 
 from collections.abc import Mapping
@@ -350,7 +350,7 @@ def _by_construction(
     protocol: Protocol, score: Private | None, facts: StudyFacts
 ) -> list[Condition]:
     if facts.seeded:
-        draws = "a seed was given, and whoever knows it knows all random draws"
+        draws = "a seed was given, and anyone who knows it knows all random draws"
     else:
         draws = "the study drew all random choices once, from 256 bits of entropy (SHAKE-256)"
     candidates = "each candidate is drawn anew from the prior, independently of earlier runs"
@@ -430,7 +430,7 @@ def _on_trust(training: Mechanism, protocol: Protocol, score: Private | None) ->
         "space": "the search space and the protocol were chosen without looking at the data",
         "preprocessing": "pre-training and preprocessing used no private record, or their privacy "
         "cost is counted in addition",
-        "once": "the study was done once, and nobody sees its folder, its run time or losing runs",
+        "once": "the study was done once, and no one sees its folder, its run time or losing runs",
         "randomness": "pseudo-random noise is as good as random noise, and rounding of "
         "floating-point numbers reveals nothing",
     }

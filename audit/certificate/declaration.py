@@ -1,4 +1,4 @@
-"""Statements that only the author of a certificate can make; nobody recomputes them."""
+"""Statements that only the author of a certificate can make; no one recomputes them."""
 
 import decimal
 import math

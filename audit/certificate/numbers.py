@@ -252,7 +252,7 @@ class TradeOff:
         return max(float(np.max(gaps, initial=0.0)), 0.0) * (1.0 + PROFILE_ACCURACY)
 
     def group_epsilon(self, size: int, delta: float) -> float | None:
-        """Epsilon at delta of a group of so many records, rounded up; None if none follows.
+        """Epsilon at delta of a group of that many records, rounded up; None if none follows.
 
         With g = 1 - f, a group of k records has the trade-off curve 1 - g(g(...g(a))), k times
         (Dong, Roth and Su 2022, theorem 2.14). It implies (epsilon, delta) if that chain is at most

@@ -327,7 +327,7 @@ def _what_is_wrong(error: Exception, where: str, name: str | None) -> str:
     said = str(error).lower()
     if "locked" in said:
         return (
-            f"optuna must be a storage that nobody writes to meanwhile, got {where!r}, which is "
+            f"optuna must be a storage that no one writes to meanwhile, got {where!r}, which is "
             "locked: wait for the other process, or copy the file"
         )
     if "no such table" in said or "not a database" in said:

@@ -87,7 +87,7 @@ class Filter(ABC):
 
     @abstractmethod
     def share(self, spent: list[tuple[Mechanism, int]]) -> float:
-        """The share of the cap that mechanisms, each so many times, spend; above 1 is too much.
+        """The share of the cap that mechanisms spend, each used a number of times; 1 is the cap.
 
         Raises:
             ValueError: this filter does not count a mechanism.

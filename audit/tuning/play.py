@@ -249,7 +249,7 @@ class _BestModel:
         self._model: Any = None
 
     def write(self, index: int, model: Any) -> None:
-        """Saves a model beside the one before."""
+        """Saves a model; the saved one before remains."""
         if self._save is None or self._folder is None:
             return
         path = self._path(index)
