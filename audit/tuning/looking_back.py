@@ -113,8 +113,7 @@ def first_accepted(
         winners.chosen[who] = index[lane]
         winners.candidate[who] = lanes.candidate[lane]
         winners.score[who] = outcomes.scores[lane]
-        winners.lambda_a[who] = outcomes.lambda_a[lane]
-        winners.lambda_c[who] = outcomes.lambda_c[lane]
+        winners.take_proxies(who, outcomes, lane)
         active = active[~found & (made < most[active])]
     if isinstance(protocol, UntilAccepted) and (winners.chosen < 0).any():
         raise ValueError(

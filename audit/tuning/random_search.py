@@ -50,7 +50,7 @@ def best_of_runs(
         >>> from audit.repetitions import Fixed
         >>> def run(lanes):
         ...     score = np.random.default_rng(0).normal(size=len(lanes)) + lanes.included
-        ...     return [LaneOutcomes(score, score, score, np.isfinite(score))]
+        ...     return [LaneOutcomes(*[score] * 6, np.isfinite(score))]
         >>> included, rng = np.array([False, True]), np.random.default_rng(0)
         >>> (winners,) = best_of_runs(run, Fixed(3), 1, included, rng)
         >>> winners.runs.tolist()

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from audit.dpsgd import LaneOutcomes, Lanes
 
+_PROXIES = ("lambda_a", "lambda_c", "lambda_known", "lambda_start", "lambda_end")
 Run = Callable[[Lanes], Sequence[LaneOutcomes]]
 """Runs a pack of lanes and gives its outcomes in every view."""
 
@@ -23,6 +24,10 @@ class Winners:
         score: [T] its score, minus infinity likewise.
         lambda_a: [T] its proxy, minus infinity likewise.
         lambda_c: [T] its proxy for sampled batches, minus infinity likewise.
+        lambda_known: [T] its proxy for an adversary who knows the training records, likewise.
+        lambda_start: [T] its proxy from the final weights, by the canary's gradient at the initial
+            weights, likewise.
+        lambda_end: [T] the same by the canary's gradient at the final weights, likewise.
         diverged: [T] number of runs that diverged; they are never chosen.
         run_score: [R] score of every run, tuning by tuning; minus infinity where it diverged. Empty
             where runs are not kept.
@@ -41,6 +46,9 @@ class Winners:
     score: NDArray[np.float64]
     lambda_a: NDArray[np.float64]
     lambda_c: NDArray[np.float64]
+    lambda_known: NDArray[np.float64]
+    lambda_start: NDArray[np.float64]
+    lambda_end: NDArray[np.float64]
     diverged: NDArray[np.int64]
     run_score: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), kw_only=True)
     run_lambda_a: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), kw_only=True)
@@ -88,8 +96,14 @@ class Winners:
         self.chosen[who] = index[best]
         self.candidate[who] = lanes.candidate[best]
         self.score[who] = scores[best]
-        self.lambda_a[who] = outcomes.lambda_a[best]
-        self.lambda_c[who] = outcomes.lambda_c[best]
+        self.take_proxies(who, outcomes, best)
+
+    def take_proxies(
+        self, who: NDArray[np.int64], outcomes: LaneOutcomes, lane: NDArray[np.int64]
+    ) -> None:
+        """Copies the proxies of some lanes to the tunings `who` whose winners they are."""
+        for name in _PROXIES:
+            getattr(self, name)[who] = getattr(outcomes, name)[lane]
 
 
 def nobody(runs: NDArray[np.int64], kept: int = 0) -> Winners:
@@ -100,8 +114,7 @@ def nobody(runs: NDArray[np.int64], kept: int = 0) -> Winners:
         chosen=np.full(size, -1, dtype=np.int64),
         candidate=np.full(size, -1, dtype=np.int64),
         score=np.full(size, -np.inf),
-        lambda_a=np.full(size, -np.inf),
-        lambda_c=np.full(size, -np.inf),
+        **{name: np.full(size, -np.inf) for name in _PROXIES},
         diverged=np.zeros(size, dtype=np.int64),
         run_score=np.empty(kept),
         run_lambda_a=np.empty(kept),
