@@ -10,8 +10,11 @@ from scipy import special, stats
 
 from audit import repetitions
 from audit.accounting import GaussianMechanism
+from audit.game.binding import binding
+from audit.game.play import Trials, blocks, play
 from audit.game.settings import AuditConfig
-from audit.report import summary
+from audit.game.setup import set_up
+from audit.game.store import RunFolder
 from audit.reproduce import REPRODUCTIONS, table3
 from audit.reproduce.kept_trials import KeptGame, keep, load
 from audit.run import main
@@ -49,38 +52,42 @@ def test_recommended_bounds_are_below_the_exact_cost(kept: list[KeptGame]) -> No
     assert above <= stats.binom.isf(1e-4, len(rows), 0.05)
 
 
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("played") / "small"
-    settings = ["--canary", "input+dirac", "--threat", "NTNV+NTCV", "--dataset", "DIGITS"]
-    settings += ["--train-size", "20", "--validation-size", "10", "--model", "logistic"]
-    settings += ["--steps", "3", "--trials", "40", "--repeats", "2", "--epsilon", "4", "2"]
-    settings += ["--repetitions", "tnb:0,0.3", "--learning-rates", "0.01", "0.02"]
-    assert main([*settings, "--out", str(folder)]) == 0
-    return folder
-
-
-def test_what_is_kept_is_what_was_played(played: Path, tmp_path: Path) -> None:
-    files = keep(played, tmp_path)
-    assert [path.stem for path in files] == [
-        f"small-{threat}-{canary}" for threat in ("NTCV", "NTNV") for canary in ("dirac", "input")
-    ]
-    for path in files:
-        games = list(load(path))
-        assert [game.epsilon for game in games] == [4.0, 2.0]
-        for game in games:
+def test_what_is_kept_is_what_was_played(tmp_path: Path) -> None:
+    config = AuditConfig(
+        threat="NTNV+NTCV",
+        canary="input+dirac",
+        dataset="DIGITS",
+        train_size=20,
+        validation_size=10,
+        model="logistic",
+        steps=3,
+        trials=40,
+        repeats=2,
+        epsilon=(4.0, 2.0),
+        repetitions="tnb:0,0.3",
+        learning_rates=(0.01, 0.02),
+        out=str(tmp_path / "small"),
+    )
+    set_ups = [set_up(config, budget) for budget in range(2)]
+    folder = RunFolder.open(config, binding(config, set_ups))
+    games = {}
+    for block in blocks(config, "batched"):
+        games[block.budget, block.repeat] = play(config, block)
+        folder.save(block, games[block.budget, block.repeat])
+    for path in keep(folder.path, tmp_path / "kept"):
+        found = list(load(path))
+        assert [game.epsilon for game in found] == [4.0, 2.0]
+        for budget, game in enumerate(found):
+            view = config.view_names.index(path.stem.removeprefix("small-"))
+            both = Trials.joined(*(games[budget, repeat][view] for repeat in range(2)))
             assert game.planned == len(game.bit) == 80
-            view = f"{game.config.threat}-{game.config.canary}"
-            of_view = summary.read(
-                played / view.replace(game.config.threat, view[:4].lower()) / "summary.json"
-            )
-            result = next(one for one in of_view.results if one.epsilon_base == game.epsilon)
-            assert game.mu == pytest.approx(result.mu, rel=1e-12)
+            assert game.mu == pytest.approx(set_ups[budget].mu, rel=1e-12)
+            assert game.config.threat == config.views[view].threat
+            for name, values in game.columns.items():
+                np.testing.assert_array_equal(values, getattr(both, name))
             for statistic in table3.statistics(game):
                 if statistic.name in ("lambda_a", "lambda_b"):
-                    found = table3._recommended(game, statistic, statistic.evaluated)
-                    reported = result.lower_bounds[statistic.name]["scan:scan"].epsilon
-                    assert found == pytest.approx(reported, abs=1e-12)
+                    np.testing.assert_array_equal(statistic.values, getattr(both, statistic.name))
 
 
 def test_an_unfinished_audit_keeps_what_comes_before_the_gap(tmp_path: Path) -> None:

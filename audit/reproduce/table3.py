@@ -1,6 +1,7 @@
 """Xiang, Wang & Wang 2024, table 3 and figures 1 to 4, from the kept trials of played games."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -275,7 +276,7 @@ def bounds_of(game: KeptGame) -> Iterator[dict[str, Any]]:
             "equivalent_epsilon": equivalent_epsilon(auc, delta),
             "equivalent_low": equivalent_epsilon(auc - error, delta),
             "equivalent_high": equivalent_epsilon(auc + error, delta),
-            "detectable": lower_bounds.ceiling(*counts, delta, config.confidence),
+            "detectable": lower_bounds.ceiling(counts[0], counts[1], delta, config.confidence),
             **upper,
         }
 
@@ -287,19 +288,18 @@ def played(folder: str = "") -> Result:
         folder: of the kept files; the checkout's own if empty.
     """
     games = kept_games(folder)
-    table = pd.DataFrame([row for game in games for row in bounds_of(game)])
+    rows = [row for game in games for row in bounds_of(game)]
+    table = pd.DataFrame(rows)
     compared = []
-    for row in table.itertuples():
-        printed = _PRINTED.get(row.row, {}).get(row.epsilon_base)
-        if printed is not None and row.statistic in ("lambda_a", "lambda_b"):
+    for row in rows:
+        printed = _PRINTED.get(row["row"], {}).get(row["epsilon_base"])
+        if printed is not None and row["statistic"] in ("lambda_a", "lambda_b"):
+            what = f"{row['row']}, eps_B = {row['epsilon_base']:g}, {row['statistic']}"
+            number = printed[row["statistic"] == "lambda_b"]
             compared.append(
-                Comparison(
-                    f"{row.row}, eps_B = {row.epsilon_base:g}, {row.statistic}, paper's protocol",
-                    printed[row.statistic == "lambda_b"],
-                    row.paper_protocol_mean,
-                )
+                Comparison(f"{what}, paper's protocol", number, row["paper_protocol_mean"])
             )
-    lines = (*_lines(table), "", *_equal_trials(games))
+    lines = (*_overview(rows), "", *_all_statistics(rows), "", *_equal_trials(games))
     return Result(table, draw(table), tuple(compared), lines)
 
 
@@ -328,51 +328,59 @@ def _equal_trials(games: list[KeptGame]) -> Iterator[str]:
 
 def _recommended(game: KeptGame, statistic: Statistic, chosen: Mask) -> float:
     """The recommended eps_L of one statistic on some of the trials."""
-    sides = (statistic.values[chosen & (game.bit == included)] for included in (False, True))
-    config = game.config
-    return lower_bounds.lower_bound(*sides, config.delta, config.confidence).epsilon
+    config, values = game.config, statistic.values
+    without, with_canary = values[chosen & ~game.bit], values[chosen & game.bit]
+    return lower_bounds.lower_bound(without, with_canary, config.delta, config.confidence).epsilon
 
 
-def _lines(table: pd.DataFrame) -> Iterator[str]:
-    """The tables of `docs/table3.md`, as Markdown."""
+def _overview(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The first table of `docs/table3.md`, as Markdown."""
     yield (
         "| row | eps_B | trials | eps_L, 95 % confidence | valid curve | paper's protocol "
         "| printed | detectable | one run | increasing score | tight |"
     )
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
-    for (row, budget), own in table.groupby(["row", "epsilon_base"], sort=False):
-        of = own.set_index("statistic").loc[["lambda_a", "lambda_b"]]
-        first = of.iloc[0]
-        printed = _PRINTED.get(row, {}).get(budget)
+    of_both: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["statistic"] in ("lambda_a", "lambda_b"):
+            of_both[row["row"], row["epsilon_base"]].append(row)
+    for (name, budget), both in of_both.items():
+        first = both[0]
+        printed = _PRINTED.get(name, {}).get(budget)
+        curves = [_down(row["valid_curve"]) for row in both if "valid_curve" in row]
         cells = [
-            row,
+            name,
             f"{budget:g}",
-            f"{first.trials_out + first.trials_in:,}",
-            _both(of["epsilon_lower"]),
-            _both(of["valid_curve"].dropna()) or "-",
-            _both(of["paper_protocol_mean"]),
+            f"{first['trials_out'] + first['trials_in']:,}",
+            ", ".join(_down(row["epsilon_lower"]) for row in both),
+            *(curves or "-"),
+            ", ".join(_down(row["paper_protocol_mean"]) for row in both),
             "-" if printed is None else f"{printed[0]:.2f}, {printed[1]:.2f}",
-            f"{_down(first.detectable)}",
-            *(f"{first[name]:.3f}" for name in ("one_run", "exact_increasing_score", "tight")),
+            _down(first["detectable"]),
+            *(f"{first[column]:.3f}" for column in ("one_run", "exact_increasing_score", "tight")),
         ]
         yield f"| {' | '.join(cells)} |"
-    yield ""
+
+
+def _all_statistics(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The second table of `docs/table3.md`, as Markdown."""
     yield (
         "| row | eps_B | statistic | trials | eps_L, 95 % confidence | AUC, standard error "
         "| equivalent epsilon, one standard error |"
     )
     yield "|---|---|---|---|---|---|---|"
-    for one in table.itertuples():
-        yield (
-            f"| {one.row} | {one.epsilon_base:g} | {one.statistic} | "
-            f"{one.trials_out + one.trials_in:,} | {_down(one.epsilon_lower)} | "
-            f"{one.auc:.3f}, {one.auc_error:.3f} | {one.equivalent_epsilon:.2f}, "
-            f"{one.equivalent_low:.2f} to {one.equivalent_high:.2f} |"
-        )
-
-
-def _both(values: pd.Series) -> str:
-    return ", ".join(_down(value) for value in values)
+    for row in rows:
+        cells = [
+            row["row"],
+            f"{row['epsilon_base']:g}",
+            row["statistic"],
+            f"{row['trials_out'] + row['trials_in']:,}",
+            _down(row["epsilon_lower"]),
+            f"{row['auc']:.3f}, {row['auc_error']:.3f}",
+            f"{row['equivalent_epsilon']:.2f}, {row['equivalent_low']:.2f} to "
+            f"{row['equivalent_high']:.2f}",
+        ]
+        yield f"| {' | '.join(cells)} |"
 
 
 def _down(value: float) -> str:
