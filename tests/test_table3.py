@@ -15,23 +15,20 @@ from audit.game.play import Trials, blocks, play
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.game.store import RunFolder
-from audit.reproduce import REPRODUCTIONS, table3
+from audit.reproduce import REPRODUCTIONS, Result, table3
 from audit.reproduce.kept_trials import KeptGame, keep, load
 from audit.run import main
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "table3.md"
 
-pytestmark = pytest.mark.usefixtures("quick_reports")
-
 
 @pytest.fixture(scope="module")
-def kept() -> list[KeptGame]:
-    return table3.kept_games()
+def result() -> Result:
+    return REPRODUCTIONS["x-table3-played"].run()
 
 
-def test_kept_trials_give_every_row_of_the_page() -> None:
-    result = REPRODUCTIONS["x-table3-played"].run()
+def test_kept_trials_give_every_row_of_the_page(result: Result) -> None:
     page = PAGE.read_text().splitlines()
     lines = [line for line in result.lines if line.startswith("|")]
     assert len(lines) > 30
@@ -44,12 +41,12 @@ def test_kept_files_are_small() -> None:
     assert sum(sizes) < 20e6
 
 
-def test_recommended_bounds_are_below_the_exact_cost(kept: list[KeptGame]) -> None:
+def test_recommended_bounds_are_below_the_exact_cost(result: Result) -> None:
     # Each is above with probability 5 % at most; most are far below. So many of them above would
     # have a probability below 1e-4.
-    rows = [row for game in kept for row in table3.bounds_of(game)]
-    above = sum(row["epsilon_lower"] > row["tight"] for row in rows)
-    assert above <= stats.binom.isf(1e-4, len(rows), 0.05)
+    table = result.table
+    above = (table["epsilon_lower"] > table["tight"]).sum()
+    assert above <= stats.binom.isf(1e-4, len(table), 0.05)
 
 
 def test_what_is_kept_is_what_was_played(tmp_path: Path) -> None:
@@ -61,7 +58,7 @@ def test_what_is_kept_is_what_was_played(tmp_path: Path) -> None:
         validation_size=10,
         model="logistic",
         steps=3,
-        trials=40,
+        trials=12,
         repeats=2,
         epsilon=(4.0, 2.0),
         repetitions="tnb:0,0.3",
@@ -80,7 +77,7 @@ def test_what_is_kept_is_what_was_played(tmp_path: Path) -> None:
         for budget, game in enumerate(found):
             view = config.view_names.index(path.stem.removeprefix("small-"))
             both = Trials.joined(*(games[budget, repeat][view] for repeat in range(2)))
-            assert game.planned == len(game.bit) == 80
+            assert game.planned == len(game.bit) == 24
             assert game.mu == pytest.approx(set_ups[budget].mu, rel=1e-12)
             assert game.config.threat == config.views[view].threat
             for name, values in game.columns.items():
@@ -90,6 +87,7 @@ def test_what_is_kept_is_what_was_played(tmp_path: Path) -> None:
                     np.testing.assert_array_equal(statistic.values, getattr(both, statistic.name))
 
 
+@pytest.mark.usefixtures("quick_reports")
 def test_an_unfinished_audit_keeps_what_comes_before_the_gap(tmp_path: Path) -> None:
     folder = tmp_path / "reduced"
     settings = ["--epsilon", "4", "--trials", "40000", "--repeats", "1", "--repetitions", "fixed:2"]

@@ -189,7 +189,7 @@ def _bounds(game: KeptGame, statistic: Statistic, chosen: Mask, delta: float) ->
     sides = values[chosen & ~game.bit], values[chosen & game.bit]
     found = {
         "epsilon_lower": _recommended(game, statistic, chosen),
-        "paper_protocol": GaussianCurve(rule=MaximumOverGrid())(*sides, delta, confidence).epsilon,
+        "paper_protocol": _paper_protocol(game, statistic, chosen),
     }
     if config.threat == "ETCV" and config.canary == "dirac" and statistic.name == "lambda_a":
         # One run's standardised statistic is exactly N(b mu, 1), so a curve is valid.
@@ -207,7 +207,7 @@ def _bounds(game: KeptGame, statistic: Statistic, chosen: Mask, delta: float) ->
 def _all_runs(game: KeptGame) -> float:
     """Lower bound from lambda_a and the score of all runs, for any score; see `selected_bound`.
 
-    The threshold is the one that the law of the reduced game makes best, so it is fixed in advance.
+    The threshold is the best one for the reduced game in theory, so it is fixed in advance.
     """
     config = game.config
     with_canary = np.repeat(game.bit, game.columns["runs"])
@@ -227,6 +227,13 @@ def _all_runs(game: KeptGame) -> float:
         config.delta,
         config.confidence,
     ).epsilon
+
+
+def _paper_protocol(game: KeptGame, statistic: Statistic, chosen: Mask) -> float:
+    """The paper's eps_L, which is no bound, of one statistic on some of the trials."""
+    config, values = game.config, statistic.values
+    sides = values[chosen & ~game.bit], values[chosen & game.bit]
+    return GaussianCurve(rule=MaximumOverGrid())(*sides, config.delta, config.confidence).epsilon
 
 
 @cache
@@ -281,7 +288,7 @@ def bounds_of(game: KeptGame) -> Iterator[dict[str, Any]]:
         each = [pooled["paper_protocol"]]
         if len(numbers) > 1:
             each = [
-                _bounds(game, statistic, chosen & (game.repeat == number), delta)["paper_protocol"]
+                _paper_protocol(game, statistic, chosen & (game.repeat == number))
                 for number in numbers
             ]
         yield {
