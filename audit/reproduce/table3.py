@@ -500,7 +500,10 @@ def _draw_row(axes: Axes, row: str, table: pd.DataFrame) -> None:
         axes.plot(at, found["epsilon_lower"], label=f"eps_L (95 %), {name}", **look)
         if statistic in ("lambda_a", "lambda_b"):
             label = f"paper's protocol on our trials, {name}"
-            axes.plot(at, found["paper_protocol"], mfc="none", label=label, **look)
+            axes.plot(at, found["paper_protocol_mean"], mfc="none", label=label, **look)
+        if statistic == "lambda_a" and found["valid_curve"].notna().any():
+            look |= {"marker": "^", "color": COLOURS[5]}
+            axes.plot(at, found["valid_curve"], label="eps_L (95 %), valid curve", **look)
     if not len(own):
         axes.text(0.5, 0.93, "not run", transform=axes.transAxes, ha="center", va="top")
     axes.set_title(f"{row.removesuffix(_WORST_ORDER)}: {_pair(row)}", fontsize="small", loc="left")
