@@ -33,7 +33,7 @@ _PER_TRIAL = (
 )
 _PER_RUN = ("run_score", "run_lambda_a")
 _SMALLER: dict[str, type] = {"trial": np.int32, "runs": np.int32, "candidate": np.int8}
-# A game by the exact reduction is played again in seconds, so its runs need not be kept.
+# Of more runs only lambda_a is kept, in single precision.
 _MAX_RUNS = 200_000
 
 
@@ -75,7 +75,7 @@ class KeptGame:
 
     @property
     def has_runs(self) -> bool:
-        """Whether the score and lambda_a of every run are kept."""
+        """Whether the score of every run is kept."""
         return "run_score" in self.columns
 
 
@@ -140,7 +140,8 @@ def _keep_view(
             parts["repeat"].append(np.full(trials, repeat, np.int8))
     columns = {column: np.concatenate(arrays) for column, arrays in parts.items()}
     if columns["runs"].sum() > _MAX_RUNS:
-        columns = {key: values for key, values in columns.items() if key not in _PER_RUN}
+        del columns["run_score"]
+        columns["run_lambda_a"] = columns["run_lambda_a"].astype(np.float32)
     for column, smaller in _SMALLER.items():
         columns[column] = columns[column].astype(smaller)
     described = {"view": view, "settings": settings, "fixed": bound_to["fixed"]}

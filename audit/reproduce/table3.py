@@ -19,16 +19,14 @@ import audit
 from audit import lower_bounds, upper_bounds
 from audit.accounting import DpSgd, GaussianMechanism
 from audit.lower_bounds import (
-    ClopperPearson,
     FixedThreshold,
     GaussianCurve,
     LiftedCurve,
     MaximumOverGrid,
+    PooledScan,
     RankSum,
-    Split,
     WorstOrderCurve,
 )
-from audit.lower_bounds.rules import best_expected_threshold
 from audit.repetitions import Repetitions
 from audit.reproduce.kept_trials import KeptGame, load
 from audit.reproduce.result import COLOURS, Comparison, Result, style, tidy
@@ -205,28 +203,15 @@ def _bounds(game: KeptGame, statistic: Statistic, chosen: Mask, delta: float) ->
 
 
 def _all_runs(game: KeptGame) -> float:
-    """Lower bound from lambda_a and the score of all runs, for any score; see `selected_bound`.
+    """Lower bound from lambda_a of all runs, the losing ones included.
 
-    The threshold is the best one for the reduced game in theory, so it is fixed in advance.
+    It is valid where the score increases with lambda_a.
     """
     config = game.config
     with_canary = np.repeat(game.bit, game.columns["runs"])
-    statistic, scores = game.columns["run_lambda_a"] * game.mu, game.columns["run_score"]
-    counts = [int(np.sum(game.bit == included)) for included in (False, True)]
-    error = 1.0 - config.confidence
-    threshold = best_expected_threshold(
-        game.mu, config.law, *counts, ClopperPearson(rule=Split()), config.delta, error
-    )
-    return lower_bounds.selected_bound(
-        scores[~with_canary],
-        statistic[~with_canary],
-        scores[with_canary],
-        statistic[with_canary],
-        config.law,
-        threshold,
-        config.delta,
-        config.confidence,
-    ).epsilon
+    values = game.columns["run_lambda_a"].astype(np.float64)
+    sides = values[~with_canary], values[with_canary]
+    return PooledScan(config.law)(*sides, config.delta, config.confidence).epsilon
 
 
 def _paper_protocol(game: KeptGame, statistic: Statistic, chosen: Mask) -> float:
@@ -283,7 +268,7 @@ def bounds_of(game: KeptGame) -> Iterator[dict[str, Any]]:
         counts = [int(np.sum(chosen & (game.bit == included))) for included in (False, True)]
         pooled = _bounds(game, statistic, chosen, delta)
         numbers = np.unique(game.repeat)
-        if statistic.name == "lambda_a" and game.has_runs:
+        if "valid_curve" in pooled and game.threshold is None:
             pooled["all_runs"] = _all_runs(game)
         each = [pooled["paper_protocol"]]
         if len(numbers) > 1:
