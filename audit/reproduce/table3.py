@@ -263,8 +263,9 @@ def bounds_of(game: KeptGame) -> Iterator[dict[str, Any]]:
     upper = _upper(game.noise_multiplier, config.steps, config.law, delta)
     for statistic in statistics(game):
         chosen = statistic.evaluated
-        values = statistic.values
-        auc, error = separation(values[chosen & ~game.bit], values[chosen & game.bit])
+        without = statistic.values[chosen & ~game.bit]
+        with_canary = statistic.values[chosen & game.bit]
+        auc, error = separation(without, with_canary)
         counts = [int(np.sum(chosen & (game.bit == included))) for included in (False, True)]
         pooled = _bounds(game, statistic, chosen, delta)
         numbers = np.unique(game.repeat)
@@ -293,6 +294,8 @@ def bounds_of(game: KeptGame) -> Iterator[dict[str, Any]]:
             "paper_protocol_mean": float(np.mean(each)),
             "paper_protocol_min": min(each),
             "paper_protocol_max": max(each),
+            "shift": float(with_canary.mean() - without.mean()),
+            "shift_error": math.hypot(stats.sem(with_canary), stats.sem(without)),
             "auc": auc,
             "auc_error": error,
             "equivalent_epsilon": equivalent_epsilon(auc, delta),
