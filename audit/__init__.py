@@ -1,17 +1,88 @@
-"""Audits of differentially private hyper-parameter tuning.
+"""Audits of differentially private hyperparameter tuning.
 
-The library floors `repetitions`, `protocols`, `accounting`, `upper_bounds` and `lower_bounds` need
-only numpy and scipy; `python -m audit.run` plays the game and `python -m audit.bounds` accounts.
+The functions and classes that most users need are imported from here:
+
+- the cost of a tuning: `tuning_cost`, `all_upper_bounds`, `compare_protocols`, `calibrate_noise`,
+  `cost_of_trials`, with a mechanism such as `DpSgd` and a protocol such as `Grid`;
+- private tuning: `Study`, `Trial`, `Outcome`, `Budget`;
+- tests of a training loop: `check`, `check_one_run`;
+- lower bounds from trials: `lower_bound`, `all_lower_bounds`.
+
+Everything is imported at its first use. Subpackages are available as attributes.
 """
 
 from importlib import import_module
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from audit import _deprecated
+
+if TYPE_CHECKING:
+    from audit.accounting import Composition, DpSgd, GaussianMechanism, from_event
+    from audit.integrations.opacus import from_opacus
+    from audit.lower_bounds import all_lower_bounds, lower_bound
+    from audit.own_training import check, check_one_run
+    from audit.protocols import Grid, RandomSearch
+    from audit.tuning import Budget, Outcome, Study, Trial
+    from audit.tuning.cost_of_trials import cost_of_trials
+    from audit.upper_bounds import (
+        all_upper_bounds,
+        calibrate_noise,
+        compare_protocols,
+        tuning_cost,
+    )
+
+__version__ = "0.3.0"
+
+__all__ = [
+    "Budget",
+    "Composition",
+    "DpSgd",
+    "GaussianMechanism",
+    "Grid",
+    "Outcome",
+    "RandomSearch",
+    "Study",
+    "Trial",
+    "all_lower_bounds",
+    "all_upper_bounds",
+    "calibrate_noise",
+    "check",
+    "check_one_run",
+    "compare_protocols",
+    "cost_of_trials",
+    "from_event",
+    "from_opacus",
+    "lower_bound",
+    "tuning_cost",
+]
+
+_HOMES = {
+    "audit.accounting": ("Composition", "DpSgd", "GaussianMechanism", "from_event"),
+    "audit.lower_bounds": ("all_lower_bounds", "lower_bound"),
+    "audit.integrations.opacus": ("from_opacus",),
+    "audit.own_training": ("check", "check_one_run"),
+    "audit.protocols": ("Grid", "RandomSearch"),
+    "audit.tuning": ("Budget", "Outcome", "Study", "Trial", "cost_of_trials"),
+    "audit.upper_bounds": (
+        "all_upper_bounds",
+        "calibrate_noise",
+        "compare_protocols",
+        "tuning_cost",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+_deprecated.install()
 
 
 def __getattr__(name: str) -> Any:
-    """`audit.check` and `audit.check_one_run`, imported where they are first used."""
-    if name in ("check", "check_one_run"):
-        return getattr(import_module("audit.own_training"), name)
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
+    if not name.startswith("_") and find_spec(f"audit.{name}") is not None:
+        return import_module(f"audit.{name}")
     raise AttributeError(f"module 'audit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,25 +1,25 @@
-"""The commands there are: `python -m audit`."""
+"""The command `dp-tuning-audit`, also `python -m audit`: runs a subcommand or lists them."""
 
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from audit import console
+from audit import checks, console
 
 COMMANDS = {
-    "bounds": "what does this tuning cost, or what does a budget afford?",
-    "run": "play the game against a tuning: lower bounds beside upper bounds",
-    "report": "a finished audit as one html page that stands alone",
-    "compare": "finished audits side by side, in one picture and one table",
-    "reproduce": "tables and figures of the five papers, ours beside the published",
-    "verify": "is a certificate right? every number computed anew",
-    "coverage_study": "do the lower bounds hold? games whose epsilon is known exactly",
+    "bounds": "upper bounds: the cost of a tuning, or what a budget affords",
+    "run": "lower bounds: attack a tuning, or your own training loop",
+    "report": "write a finished audit as one self-contained html page",
+    "compare": "compare finished audits in one figure and one table",
+    "reproduce": "compute the tables and figures of the five papers",
+    "verify": "check a certificate: numbers and conditions are recomputed",
+    "coverage_study": "test the lower bounds on mechanisms with a known epsilon",
 }
-"""What each command answers; `python -m audit.NAME --help` has its options."""
+"""Each command and its purpose."""
 
 
 def main_of(command: str) -> Callable[[Sequence[str]], int]:
-    """What a command runs: the `main` of its module, or of its package's `__main__`."""
+    """The `main` function of a command's module, or of its package's `__main__`."""
     module = importlib.import_module(f"audit.{command}")
     if not hasattr(module, "main"):
         module = importlib.import_module(f"audit.{command}.__main__")
@@ -28,24 +28,43 @@ def main_of(command: str) -> Callable[[Sequence[str]], int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Lists the commands.
+    """Runs a command, or lists all commands.
 
     Args:
-        argv: command-line arguments, without the program's name.
+        argv: command-line arguments, without the program's name: a command and its options.
 
     Returns:
-        The exit code, 0.
+        The exit code of the command; 0 after the list.
     """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and not arguments[0].startswith("-"):
+        try:
+            name = checks.one_of("command", arguments[0].replace("-", "_"), COMMANDS)
+        except ValueError as error:
+            return console.report_error(error)
+        return main_of(name)(arguments[1:])
     width = max(map(len, COMMANDS))
-    listed = [f"  python -m audit.{name:{width}}  {what}" for name, what in COMMANDS.items()]
+    listed = [f"  {name:{width}}  {what}" for name, what in COMMANDS.items()]
     parser = console.Parser(
-        prog="python -m audit",
-        description="Audits of differentially private hyper-parameter tuning.",
-        notes="\n".join(["commands:", *listed, "", "python -m audit.NAME --help: its options"]),
+        prog="dp-tuning-audit",
+        description="Audits of differentially private hyperparameter tuning.",
+        notes="\n".join(
+            [
+                "commands, as `dp-tuning-audit NAME` or `python -m audit.NAME`:",
+                *listed,
+                "",
+                "dp-tuning-audit NAME --help shows the options of a command",
+            ]
+        ),
     )
-    parser.parse_args(argv)
+    parser.parse_args(arguments)
     parser.print_help()
     return 0
+
+
+def program() -> int:
+    """Runs the console script `dp-tuning-audit`."""
+    return console.run(main)
 
 
 if __name__ == "__main__":

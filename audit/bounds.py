@@ -5,22 +5,29 @@ runs or for the law of K that keep a budget for the whole. Needs nothing but num
 """
 
 import argparse
+import contextlib
+import itertools
 import json
+import math
+import re
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import asdict, replace
+from fractions import Fraction
+from typing import Any
 
-from audit import accounting, checks, console, protocols, upper_bounds
-from audit.accounting import Composition, DpSgd, GaussianMechanism, Mechanism
+from audit import accounting, checks, console, protocols, repetitions, upper_bounds
+from audit.accounting import ApproximateDp, Composition, DpSgd, GaussianMechanism, Mechanism
 from audit.claims import Claim, Kind
-from audit.numerics import exact, shown
+from audit.numerics import format_exact, format_rounded
 from audit.protocols import Protocol, RandomSearch
+from audit.repetitions import Repetitions
 from audit.upper_bounds import Bound, TunedMechanism, UpperBound, inverse
-from audit.upper_bounds.comparison import MOST_COMPARED
+from audit.upper_bounds.comparison import MAX_COMPARED
 from audit.upper_bounds.registry import answered
 
 _SOLVES = ("noise", "runs", "law")
-_MOST_TUNINGS = 10**6
+_MAX_TUNINGS = 10**6
 
 
 def bound_named(name: str | None, protocol: Protocol) -> Bound | None:
@@ -41,37 +48,47 @@ def bound_named(name: str | None, protocol: Protocol) -> Bound | None:
 
 
 _EXAMPLES = {
-    "python -m audit.bounds --epsilon-base 1 --protocol grid:20": "a grid of twenty",
-    "python -m audit.bounds --epsilon-base 1 --compare 10": "which protocol is cheapest?",
-    "python -m audit.bounds --target-epsilon 3 --steps 500": "the noise that keeps 3 in all",
-    "python -m audit.bounds --trials runs.csv --chosen grid": "a tuning that is over",
+    "python -m audit.bounds --noise-multiplier 1 --sampling-rate 0.01 --steps 500": "a random K",
+    "python -m audit.bounds --mu 0.25 --protocol grid:20 --compare 20": "a grid",
+    "python -m audit.bounds --target-epsilon 3 --sampling-rate 0.01 --steps 500": "solve for noise",
+    "python -m audit.bounds --trials runs.csv --chosen grid": "a finished tuning",
 }
 
 
 def _parser() -> console.Parser:
+    """The options; what is not given is None or False, and `_DEFAULTS` come later."""
     parser = console.Parser(
         prog="python -m audit.bounds",
         description="Bounds on the privacy cost of releasing the best of K runs.",
         examples=_EXAMPLES,
     )
-    one = parser.add_argument_group("one run, in one of these ways")
-    one.add_argument("--noise-multiplier", type=float, metavar="SIGMA", help="with --steps")
-    one.add_argument("--epsilon-base", type=float, metavar="E", help="budget of one Gaussian run")
-    one.add_argument("--mu", type=float, metavar="MU", help="mu of a Gaussian base")
+    one = parser.add_argument_group("one run: DP-SGD, or another mechanism")
+    one.add_argument("--noise-multiplier", type=float, metavar="SIGMA", help="as in Opacus")
+    one.add_argument(
+        "--sampling-rate", type=float, metavar="TAU", help="of Poisson sampling (default: 1)"
+    )
+    one.add_argument("--steps", type=int, metavar="N", help="iterations of one run")
+    one.add_argument(
+        "--batch-size", type=int, metavar="B", help="expected; with --records, for the rate"
+    )
+    one.add_argument("--records", type=int, metavar="N", help="of the data set; also checks delta")
+    one.add_argument("--epochs", type=float, metavar="E", help="in place of --steps, rounded up")
+    one.add_argument("--mu", type=float, metavar="MU", help="Gaussian DP, such as full batches")
+    one.add_argument(
+        "--gaussian-epsilon",
+        type=float,
+        metavar="E",
+        help="epsilon of a Gaussian mechanism: full batches only",
+    )
     one.add_argument(
         "--base",
         metavar="SPEC",
         help="laplace:SCALE, response:E,OPTIONS, pure:E, approximate:E,DELTA, zcdp:RHO, "
         "renyi:FILE or profile:FILE (csv of two columns)",
     )
-    one.add_argument("--steps", type=int, metavar="N", help="iterations of one run")
-    one.add_argument(
-        "--sampling-rate", type=float, default=1.0, metavar="TAU", help="1, the default: full batch"
-    )
     how = parser.add_argument_group("how the best run was chosen")
     how.add_argument(
         "--protocol",
-        default="search",
         metavar="SPEC",
         help="search (default), grid:N[,CHANCE], adaptive:LOW,HIGH, subset:RATE[,all], "
         "until:CHANCE, stopping:CHANCE, noisy-max:N[,ROUNDS][,monotone], ptr:E,D,FAILURE",
@@ -80,25 +97,17 @@ def _parser() -> console.Parser:
         "--repetitions",
         metavar="SPEC",
         help="law of K: tnb:ETA,GAMMA, geometric:GAMMA, poisson:MU, binomial:N,P, "
-        f"two-point:S,L, fixed:K (default {protocols.DEFAULT_LAW})",
+        f"two-point:S,L, fixed:K (default {protocols.DEFAULT_REPETITIONS})",
     )
-    how.add_argument(
-        "--delta", type=float, default=1e-5, metavar="D", help="of the whole (default 1e-5)"
-    )
+    how.add_argument("--delta", type=float, metavar="D", help="of the whole (default 1e-5)")
     solve = parser.add_argument_group("what does a budget afford")
     solve.add_argument(
         "--target-epsilon", type=float, metavar="E", help="budget of the whole tuning"
     )
     solve.add_argument(
         "--solve",
-        default="noise",
         metavar="WHAT",
-        help="noise (with --steps), runs (the most) or law (the best quantile)",
-    )
-    solve.add_argument(
-        "--bound",
-        metavar="NAME",
-        help="what keeps it, a row of the table (default: region, or the smallest)",
+        help="noise (default; with --steps), runs (the most) or law (the best quantile)",
     )
     done = parser.add_argument_group("the tuning you did, in place of --protocol and one run")
     done.add_argument(
@@ -110,12 +119,13 @@ def _parser() -> console.Parser:
     done.add_argument(
         "--chosen",
         metavar="HOW",
-        help="grid, random (with replacement) or sequential (all that looks back)",
+        help="grid, random or sequential (all that looks back)",
     )
     done.add_argument(
-        "--prior",
-        metavar="FILE",
-        help="csv as --trials, of all that could be drawn, with a column chance if not equal",
+        "--cap",
+        type=float,
+        metavar="E",
+        help="sequential: the most all could spend, fixed beforehand",
     )
     shown = parser.add_argument_group("what is printed")
     shown.add_argument(
@@ -128,65 +138,296 @@ def _parser() -> console.Parser:
     shown.add_argument("--json", action="store_true", help="json instead of a table")
     rarely = parser.add_rare_group()
     rarely.add_argument(
-        "--neighbours", default="add-remove", metavar="NAME", help="add-remove or replace-one"
+        "--neighbours",
+        metavar="NAME",
+        help="add-remove (default), zero-out (the number of records is public; default with "
+        "--batch-size) or replace-one",
+    )
+    rarely.add_argument(
+        "--group-size",
+        type=int,
+        metavar="K",
+        help="records of one person, protected together (default 1)",
+    )
+    rarely.add_argument(
+        "--epsilon-base",
+        type=float,
+        metavar="E",
+        help="nothing else is known: one run is (E, D)-DP; with --delta-base D",
+    )
+    rarely.add_argument(
+        "--delta-base", type=float, metavar="D", help="far below --delta (default: --delta)"
+    )
+    rarely.add_argument(
+        "--bound",
+        metavar="NAME",
+        help="what keeps it, a row of the table (default: region, or the smallest)",
+    )
+    rarely.add_argument(
+        "--prior",
+        metavar="FILE",
+        help="csv as --trials, of all that could be drawn, with a column chance if not equal",
+    )
+    rarely.add_argument(
+        "--budgets",
+        metavar="HOW",
+        help="sequential: number and budgets of trials were planned (fixed beforehand) or adaptive",
     )
     rarely.add_argument(
         "--accounting",
-        default="rdp",
         metavar="NAME",
         help="how eps_B is counted: rdp, as papers do (default), or exact",
     )
-    rarely.add_argument("--tunings", type=int, default=1, metavar="N", help="how often it is tuned")
+    rarely.add_argument("--tunings", type=int, metavar="N", help="how often it is tuned")
     rarely.add_argument("--final-run", action="store_true", help="one more run is released at last")
     return parser
 
 
-def _base_of(arguments: argparse.Namespace, protocol: Protocol) -> Mechanism:
-    ways = {
-        "--mu": arguments.mu,
-        "--noise-multiplier": arguments.noise_multiplier,
-        "--epsilon-base": arguments.epsilon_base,
-        "--base": arguments.base,
-        "--target-epsilon": arguments.target_epsilon if arguments.solve == "noise" else None,
+_DEFAULTS = {
+    "protocol": "search",
+    "delta": 1e-5,
+    "solve": "noise",
+    "sampling_rate": 1.0,
+    "neighbours": "add-remove",
+    "group_size": 1,
+    "accounting": "rdp",
+    "tunings": 1,
+}
+_SAMPLING = frozenset({"sampling_rate", "steps", "batch_size", "records", "epochs"})
+_BASES = frozenset({"noise_multiplier", "mu", "gaussian_epsilon", "epsilon_base", "base"})
+_PROTECTED = frozenset({"neighbours", "group_size"})
+_ONE_RUN = _SAMPLING | _BASES | _PROTECTED | {"delta_base", "accounting"}
+_REPORT = frozenset({"protocol", "repetitions", "delta", "compare", "plot", "json", "accounting"})
+_DONE = frozenset(
+    {"chosen", "prior", "cap", "budgets", "repetitions", "delta", "neighbours", "json"}
+)
+_SOLVED = _REPORT | {"target_epsilon", "solve", "bound"}
+_APPLY = {
+    "--trials": _DONE | {"trials", "records"},
+    "--optuna": _DONE | _ONE_RUN | {"optuna"},
+    "--target-epsilon": _SOLVED | _SAMPLING | _PROTECTED,
+    "--solve runs": _SOLVED | _ONE_RUN,
+    "--solve law": (_SOLVED | _ONE_RUN) - {"repetitions"},
+    "one run": _REPORT | _ONE_RUN | {"tunings", "final_run"},
+}
+"""Which options apply to what is asked; all others are refused."""
+_APPLY_TO_BASE = {
+    "noise_multiplier": _SAMPLING | _PROTECTED,
+    "mu": {"steps", "records"},
+    "gaussian_epsilon": {"steps", "records"},
+    "epsilon_base": {"delta_base", "records"},
+    "base": {"records"},
+}
+"""Which options of one run apply to each way of naming it."""
+_RATE_NEEDS = {
+    "add-remove": ", but add-remove neighbours need a rate that does not (or zero-out neighbours)",
+    "zero-out": " (public with zero-out neighbours)",
+    "replace-one": " (public with replace-one neighbours)",
+}
+"""What a rate that depends on the number of records needs, by neighbouring relation."""
+
+
+def _options(names: Iterable[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
+
+
+def _refuse_rest(given: Set[str], allowed: Set[str], to: str) -> None:
+    """Refuses options that would be ignored.
+
+    Raises:
+        ValueError: one of them was given.
+    """
+    rest = given - allowed
+    if rest:
+        verb = "does not apply" if len(rest) == 1 else "do not apply"
+        apply = _options(allowed & _ONE_RUN if to in map(_option, _BASES) else allowed)
+        raise ValueError(f"{_options(rest)} {verb} to {to}, to which these do: {apply}")
+
+
+def _option(name: str) -> str:
+    return _options((name,))
+
+
+def _checked(arguments: argparse.Namespace) -> str:
+    """Refuses options that would be ignored, and fills in defaults.
+
+    Returns:
+        What is asked, a key of `_APPLY`.
+
+    Raises:
+        ValueError: an option does not apply, or one that is needed is missing.
+    """
+    given = {
+        name for name, value in vars(arguments).items() if not (value is None or value is False)
     }
-    given = [name for name, value in ways.items() if value is not None]
-    if len(given) != 1:
+    if {"trials", "optuna"} <= given:
+        raise ValueError("trials and optuna must not be given together, got both")
+    if "solve" in given:
+        arguments.solve = checks.one_of("solve", arguments.solve, _SOLVES)
+    if "neighbours" in given:
+        arguments.neighbours = checks.one_of(
+            "neighbours", arguments.neighbours, accounting.NEIGHBOURS
+        )
+    asked = "one run"
+    if given & {"trials", "optuna"}:
+        asked = "--trials" if "trials" in given else "--optuna"
+    elif "target_epsilon" in given:
+        solved = arguments.solve in ("runs", "law")
+        asked = f"--solve {arguments.solve}" if solved else "--target-epsilon"
+    elif "solve" in given:
+        raise ValueError(f"target-epsilon must be given with --solve {arguments.solve}, got none")
+    elif "bound" in given:
+        raise ValueError("target-epsilon must be given with --bound, got none")
+    elif given & {"chosen", "prior", "cap", "budgets"}:
+        wrong = _options(given & {"chosen", "prior", "cap", "budgets"})
+        raise ValueError(f"{wrong} must be given with --trials or --optuna, got neither")
+    ways = given & _BASES
+    if asked == "--target-epsilon" and ways:
         raise ValueError(
-            f"exactly one of {', '.join(ways)} must be given, got {', '.join(given) or 'none'}"
+            f"{_options(ways)} must not be given with --target-epsilon, which solves for the noise "
+            "(or add --solve runs or --solve law)"
         )
-    if given[0] in ("--noise-multiplier", "--target-epsilon") and arguments.steps is None:
-        raise ValueError(f"steps must be given with {given[0]}, got none")
-    rate, neighbours = arguments.sampling_rate, arguments.neighbours
-    if given[0] == "--target-epsilon":
-        noise = upper_bounds.solve_noise_multiplier(
-            arguments.target_epsilon,
-            protocol,
-            arguments.delta,
-            arguments.steps,
-            rate,
-            neighbours,
-            bound_named(arguments.bound, protocol),
+    _refuse_rest(given, _APPLY[asked], asked)
+    if asked in ("one run", "--solve runs", "--solve law") and len(ways) != 1:
+        # The first is what most people know of their runs.
+        raise ValueError(
+            f"exactly one of --noise-multiplier (with --steps and --sampling-rate), "
+            f"{_options(_BASES - {'noise_multiplier'})} or --target-epsilon must be given, got "
+            f"{_options(ways) or 'none'}"
         )
-        # As printed, so that who types it again keeps the budget.
-        noise = float(shown(noise, up=True, digits=7))
-        return DpSgd(noise, arguments.steps, rate, neighbours)
+    if len(ways) > 1:
+        raise ValueError(f"at most one of {_options(_BASES)} must be given, got {_options(ways)}")
+    if ways:
+        (way,) = ways
+        general = {"accounting"} | ({"neighbours"} if asked == "--optuna" else set())
+        allowed = _APPLY_TO_BASE[way] | general
+        _refuse_rest(given & (_ONE_RUN - _BASES), allowed, _option(way))
+    elif asked == "--optuna":
+        _refuse_rest(given & (_ONE_RUN - _BASES), {"neighbours", "records"}, "--optuna alone")
+    if arguments.batch_size is not None and arguments.neighbours is None:
+        arguments.neighbours = "zero-out"  # a rate of batch / records depends on n
+    for name, value in _DEFAULTS.items():
+        if getattr(arguments, name) is None and name != "sampling_rate":
+            setattr(arguments, name, value)
+    return asked
+
+
+def _sampling(arguments: argparse.Namespace) -> tuple[float, int, list[str]]:
+    """The sampling rate and the number of steps, and what was computed, in words.
+
+    Raises:
+        ValueError: one is missing, given twice, or out of its range.
+    """
+    notes = []
+    rate, steps, records = arguments.sampling_rate, arguments.steps, arguments.records
+    size, epochs = arguments.batch_size, arguments.epochs
+    exact_rate = Fraction(1)
+    if size is not None:
+        if rate is not None or records is None:
+            raise ValueError(
+                "batch-size must be given with records and without sampling-rate, got "
+                + ("sampling-rate too" if rate is not None else "no records")
+            )
+        records = checks.integer("records", records, 1)
+        exact_rate = Fraction(checks.integer("batch-size", size, 1, records), records)
+        rate = float(exact_rate)
+        notes.append(
+            f"sampling rate {format_rounded(rate, up=True)} = {size} / {records}, which depends on "
+            f"the number of records{_RATE_NEEDS[arguments.neighbours]}"
+        )
+    elif rate is not None:
+        rate = checks.interval("sampling_rate", rate, 0.0, 1.0, closed_high=True)
+        exact_rate = Fraction(repr(rate))
+    if epochs is not None:
+        if steps is not None:
+            raise ValueError("steps and epochs must not be given together, got both")
+        epochs = checks.interval("epochs", epochs, 0.0, 1e9)
+        steps = math.ceil(Fraction(repr(epochs)) / exact_rate)
+        notes.append(f"{steps} steps = {epochs:g} epochs / sampling rate, rounded up")
+    if steps is None:
+        given = "target-epsilon" if arguments.noise_multiplier is None else "noise-multiplier"
+        raise ValueError(f"steps (or epochs) must be given with --{given}, got none")
+    computed = [f"computed: {'; '.join(notes)}"] if notes else []
+    return (1.0 if rate is None else rate), steps, computed
+
+
+def _delta_note(arguments: argparse.Namespace) -> list[str]:
+    """A warning where delta allows to publish a record outright."""
+    if arguments.records is None:
+        return []
+    records = checks.integer("records", arguments.records, 1)
+    if arguments.delta <= 1.0 / records:
+        return []
+    return [
+        f"delta = {format_exact(arguments.delta)} exceeds 1 / records = "
+        f"{format_rounded(1.0 / records, up=False, digits=3)}: publishing one record at random "
+        "would be allowed; choose a smaller --delta"
+    ]
+
+
+def _base_of(
+    arguments: argparse.Namespace, protocol: Protocol, bound: Bound | None
+) -> tuple[Mechanism, list[str]]:
+    """One run, and what was computed on the way."""
+    if arguments.target_epsilon is None or arguments.solve != "noise":
+        return _one_run(arguments)
+    rate, steps, notes = _sampling(arguments)
+    noise = upper_bounds.calibrate_noise(
+        protocol,
+        target_epsilon=arguments.target_epsilon,
+        target_delta=arguments.delta,
+        steps=steps,
+        sampling_rate=rate,
+        neighbours=arguments.neighbours,
+        bound=bound,
+        group_size=arguments.group_size,
+    )
+    # As printed, so that who types it again keeps the budget.
+    noise = float(format_rounded(noise, up=True, digits=7))
+    return DpSgd(noise, steps, rate, arguments.neighbours, arguments.group_size), notes
+
+
+def _one_run(arguments: argparse.Namespace) -> tuple[Mechanism, list[str]]:
+    """One run as the options name it, and what was computed on the way."""
     if arguments.noise_multiplier is not None:
-        return DpSgd(arguments.noise_multiplier, arguments.steps, rate, neighbours)
-    if rate != 1.0 or neighbours != "add-remove":
-        raise ValueError(f"sampling-rate and neighbours need --noise-multiplier, got {given[0]}")
+        rate, steps, notes = _sampling(arguments)
+        noise, group_size = arguments.noise_multiplier, arguments.group_size
+        return DpSgd(noise, steps, rate, arguments.neighbours, group_size), notes
     if arguments.base is not None:
-        return accounting.parse(arguments.base)
+        return accounting.parse_mechanism(arguments.base), []
+    if arguments.epsilon_base is not None:
+        epsilon = checks.interval("epsilon-base", arguments.epsilon_base, 0.0)
+        delta = arguments.delta if arguments.delta_base is None else arguments.delta_base
+        delta = checks.interval("delta-base", delta, 0.0, 1.0, closed_low=True)
+        return ApproximateDp(epsilon, delta), []
     mu = arguments.mu
     if mu is None:
-        mu = accounting.calibrate_mu(arguments.epsilon_base, arguments.delta, arguments.accounting)
+        epsilon = checks.interval("gaussian-epsilon", arguments.gaussian_epsilon, 0.0)
+        mu = accounting.calibrate_mu(epsilon, arguments.delta, arguments.accounting)
     if arguments.steps is not None:
-        return DpSgd(accounting.noise_multiplier_for(mu, arguments.steps), arguments.steps)
-    return GaussianMechanism(mu)
+        return DpSgd(
+            accounting.full_batch_noise_multiplier(mu, arguments.steps), arguments.steps
+        ), []
+    return GaussianMechanism(mu), []
+
+
+def _law_to_type(law: Repetitions) -> Repetitions:
+    """A solved law as it is printed: seven digits, and no more runs on average than it has."""
+    long = re.compile(r"\d+\.\d{7,}(?:e-?\d+)?|\d\.\d{6,}e-?\d+")
+    found: list[Repetitions] = []
+    for sides in itertools.product((True, False), repeat=len(long.findall(law.spec))):
+        way = iter(sides)
+        spec = long.sub(lambda one: format_rounded(float(one.group()), next(way), 7), law.spec)  # noqa: B023
+        with contextlib.suppress(ValueError):  # rounded out of its range
+            found.append(repetitions.parse_repetitions(spec))
+    return max(
+        (one for one in found if one.mean <= law.mean), key=lambda one: one.mean, default=law
+    )
 
 
 def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -> list[UpperBound]:
     """Tuned several times, or followed by a final run: the region bound, composed."""
-    times = checks.whole("tunings", arguments.tunings, 1, _MOST_TUNINGS)
+    times = checks.integer("tunings", arguments.tunings, 1, _MAX_TUNINGS)
     if times == 1 and not arguments.final_run:
         return []
     if not isinstance(protocol, RandomSearch):
@@ -217,8 +458,8 @@ def _print_table(
 ) -> None:
     name = "repetitions" if isinstance(protocol, RandomSearch) else "protocol"
     runs = "" if protocol.mean_runs is None else f" ({protocol.mean_runs:.4g} runs on average)"
-    print(f"{name} {protocol.spec}{runs}, delta = {exact(delta)}")
-    mu = "" if base.mu is None else f"mu = {shown(base.mu, up=True, digits=6)}; "
+    print(f"{name} {protocol.spec}{runs}, delta = {format_exact(delta)}")
+    mu = "" if base.mu is None else f"mu = {format_rounded(base.mu, up=True, digits=6)}; "
     print(f"holds for: {protocol.assumption}")
     print(f"base: {mu}{base.description}")
     print()
@@ -229,23 +470,25 @@ def _print_table(
             continue
         way = "down" if row.attained else "up"
         rounded = (
-            f" (rounded {way} by < {shown(row.error, up=True, digits=1)})" if row.error > 0 else ""
+            f" (rounded {way} by < {format_rounded(row.error, up=True, digits=1)})"
+            if row.error > 0
+            else ""
         )
-        epsilon = shown(row.epsilon, up=not row.attained)
-        print(f"{row.name:{width}}  {epsilon:>9}  {row.claim.conditions}{rounded}")
+        epsilon = format_rounded(row.epsilon, up=not row.attained)
+        print(f"{row.name:{width}}  {epsilon:>9}  {row.claim.words_without_protocol}{rounded}")
         print(f"{'':{width}}  {'':>9}    {row.source}")
     silent = [row for row in rows if row.epsilon is None]
     for row in silent:
         print(f"{row.name:{width}}  {'-':>9}  {row.assumes}")
 
 
-def _print_comparison(compared: list[upper_bounds.Compared], runs: float | None) -> None:
+def _print_comparison(compared: list[upper_bounds.ComparedProtocol], runs: float | None) -> None:
     if not compared:
         return
     print(f"\n{runs:g} runs on average, by protocol:")
     width = max(len(one.title) for one in compared)
     for one in compared:
-        epsilon = "-" if one.epsilon is None else shown(one.epsilon, up=True)
+        epsilon = "-" if one.epsilon is None else format_rounded(one.epsilon, up=True)
         quantile = ""
         if one.expected_quantile is not None:
             quantile = f"  expected quantile of the best {one.expected_quantile:.4f}"
@@ -255,8 +498,8 @@ def _print_comparison(compared: list[upper_bounds.Compared], runs: float | None)
 def _ends_of_search(base: Mechanism, protocol: Protocol, solved: str | None) -> list[str]:
     """What a reader must know where the budget affords all that was searched."""
     if solved == "noise" and isinstance(base, DpSgd) and base.sampling_rate < 1.0:
-        if base.noise_multiplier <= inverse.LEAST_NOISE * (1.0 + 1e-6):
-            return [f"the search for less noise stopped at {inverse.LEAST_NOISE:g}"]
+        if base.noise_multiplier <= inverse.MIN_NOISE * (1.0 + 1e-6):
+            return [f"the search for less noise stopped at {inverse.MIN_NOISE:g}"]
     elif solved in ("runs", "law") and isinstance(protocol, RandomSearch):
         law = protocol.repetitions
         if law.mean >= inverse.most_runs(law) * (1.0 - 1e-5):
@@ -275,40 +518,41 @@ def _law_as_json(protocol: Protocol) -> dict[str, object]:
 def _tuning_done(arguments: argparse.Namespace) -> int:
     """Prints what a finished tuning cost."""
     # Slow to import, and only wanted here.
-    from audit.tuning.cost_of import cost_of, read_prior, read_trials
+    from audit.tuning.cost_of_trials import cost_of_trials, read_prior, read_trials
 
-    law, delta, neighbours = arguments.repetitions, arguments.delta, arguments.neighbours
-    if arguments.trials is not None and arguments.optuna is not None:
-        raise ValueError("trials and optuna must not be given together, got both")
+    delta, neighbours = arguments.delta, arguments.neighbours
+    notes = _delta_note(arguments)
+    if arguments.trials is not None and arguments.chosen is None:
+        raise ValueError("chosen must be given with --trials: grid, random or sequential")
     prior = None if arguments.prior is None else read_prior(arguments.prior, neighbours)
+    options: dict[str, Any] = {
+        "delta": delta,
+        "law": arguments.repetitions,
+        "prior": prior,
+        "cap": arguments.cap,
+        "budgets": arguments.budgets,
+    }
     if arguments.trials is not None:
-        if arguments.chosen is None:
-            raise ValueError("chosen must be given with --trials: grid, random or sequential")
         trials = read_trials(arguments.trials, neighbours)
-        found = cost_of(trials, arguments.chosen, delta, law, prior)
+        found = cost_of_trials(trials, arguments.chosen, **options)
     else:
-        from audit.optuna import cost_of_study
-        from audit.tuning.cost_of import trial_of
+        from audit.integrations.optuna import cost_of_study
 
-        base = trial_of(
-            {
-                "noise_multiplier": arguments.noise_multiplier,
-                "steps": arguments.steps,
-                "sampling_rate": arguments.sampling_rate,
-                "mu": arguments.mu,
-            },
-            neighbours,
-        )
+        base = None
+        if any(getattr(arguments, name) is not None for name in _BASES):
+            base, computed = _one_run(arguments)
+            notes = computed + notes
         found = cost_of_study(
             *arguments.optuna,
             chosen=arguments.chosen,
-            delta=delta,
-            law=law,
             base=base,
             neighbours=neighbours,
-            prior=prior,
+            **options,
         )
-    print(json.dumps(asdict(found), indent=2) if arguments.json else "\n".join(found.lines))
+    if arguments.json:
+        print(json.dumps(asdict(found) | {"notes": notes}, indent=2))
+    else:
+        print("\n".join([*found.lines, *(f"note: {note}" for note in notes)]))
     return console.OK
 
 
@@ -322,50 +566,70 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, or 2 after one clear line about what was wrong.
     """
     arguments = _parser().parse_args(argv)
-    affordable: list[upper_bounds.Affordable] = []
+    affordable: list[upper_bounds.AffordableRepetitions] = []
     try:
-        if arguments.trials is not None or arguments.optuna is not None:
-            return _tuning_done(arguments)
-        protocol = protocols.parse(arguments.protocol, arguments.repetitions)
+        asked = _checked(arguments)
         delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
+        if asked in ("--trials", "--optuna"):
+            return _tuning_done(arguments)
+        protocol = protocols.parse_protocol(arguments.protocol, arguments.repetitions)
         checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
-        solve = arguments.solve = checks.one_of("solve", arguments.solve, _SOLVES)
+        solve = arguments.solve
         if arguments.plot is not None:
             from audit.report.cost import check_writable  # slow to import, and only wanted here
 
             check_writable(arguments.plot)
         bound = bound_named(arguments.bound, protocol)
-        base = _base_of(arguments, protocol)
+        base, notes = _base_of(arguments, protocol, bound)
         if solve != "noise":
-            if arguments.target_epsilon is None:
-                raise ValueError(f"target-epsilon must be given with --solve {solve}, got none")
             if not isinstance(protocol, RandomSearch):
                 raise ValueError(f"solve {solve} must come with protocol search, got {protocol}")
             law = protocol.repetitions
             if solve == "runs":
-                law = upper_bounds.solve_runs(arguments.target_epsilon, base, law, delta, bound)
+                law = upper_bounds.calibrate_runs(
+                    base,
+                    law,
+                    target_epsilon=arguments.target_epsilon,
+                    target_delta=delta,
+                    bound=bound,
+                )
             else:
-                affordable = upper_bounds.best_law(arguments.target_epsilon, base, delta, bound)
+                affordable = upper_bounds.best_repetitions(
+                    base,
+                    target_epsilon=arguments.target_epsilon,
+                    target_delta=delta,
+                    bound=bound,
+                )
+                affordable = [replace(one, law=_law_to_type(one.law)) for one in affordable]
                 law = affordable[0].law
-            protocol = RandomSearch(law)
+            protocol = RandomSearch(_law_to_type(law))
         if arguments.compare is not None:
             checks.interval(
-                "compare", arguments.compare, *MOST_COMPARED, closed_low=True, closed_high=True
+                "compare", arguments.compare, *MAX_COMPARED, closed_low=True, closed_high=True
             )
         solved = solve if arguments.target_epsilon is not None else None
-        notes = _ends_of_search(base, protocol, solved)
+        notes += _delta_note(arguments)
+        notes += _ends_of_search(base, protocol, solved)
         report = upper_bounds.report_mechanism(base, delta, arguments.accounting)
-        rows = [*report.bounds, *upper_bounds.all_bounds(base, protocol, delta)]
+        rows = [*report.bounds, *upper_bounds.all_upper_bounds(base, protocol, delta)]
         total = _total(base, protocol, arguments)
         recommended = upper_bounds.smallest(total or rows)
+        if recommended is None and arguments.epsilon_base is not None:
+            failing = delta if arguments.delta_base is None else arguments.delta_base
+            raise ValueError(
+                "epsilon-base says only that one run is (epsilon, delta-base)-DP, so delta-base "
+                f"must be far below delta = {format_exact(delta)}, because each run may fail, got "
+                f"{format_exact(failing)}; better give --noise-multiplier, --sampling-rate and "
+                "--steps, or --gaussian-epsilon for full batches"
+            )
         rows += total
         compared = (
             []
             if arguments.compare is None
-            else upper_bounds.same_runs(base, arguments.compare, delta)
+            else upper_bounds.compare_protocols(base, arguments.compare, delta)
         )
     except ValueError as error:
-        return console.refused(error)
+        return console.report_error(error)
     if arguments.json:
         answer = {
             "delta": delta,
@@ -394,7 +658,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         _print_table(report, protocol, delta, rows)
         if recommended is not None:
-            cost = shown(recommended.epsilon or 0.0, up=True)
+            cost = format_rounded(recommended.epsilon or 0.0, up=True)
             print(f"\ncost: {cost} by {recommended.name}, whatever the score")
         for note in notes:
             print(f"note: {note}")
@@ -409,7 +673,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             draw_cost(base, protocol, delta, arguments.plot)
         except ValueError as error:
-            return console.refused(error)
+            return console.report_error(error)
     return console.OK
 
 

@@ -1,17 +1,21 @@
-"""Checks of what a user passes in: one clear error names the parameter, the range, the value.
+"""Validation of user input: each error names the parameter, the allowed range and the value.
 
-The lowest module: it imports nothing of ours, so that every package may use it.
+The module imports only `audit.errors`, so every package can use it.
 """
 
 import difflib
 import math
 import operator
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-_LONGEST = 200  # characters of a value in a message
-_LARGEST = int(sys.float_info.max)
+from audit.errors import InvalidInput
+
+_MAX_CHARACTERS = 200
+"""Length of a value in an error message."""
+_MAX_INTEGER = int(sys.float_info.max)
 
 
 def interval(
@@ -27,45 +31,55 @@ def interval(
 
     Args:
         name: the parameter's name, as the user knows it.
-        value: what came.
+        value: the value that was given.
         low: lower end, excluded unless `closed_low`.
         high: upper end, excluded unless `closed_high`.
         closed_low: whether `low` itself is allowed.
         closed_high: whether `high` itself is allowed.
 
     Raises:
-        ValueError: `value` is not a number inside the interval; NaN never is.
+        InvalidInput: `value` is not a number inside the interval. NaN, true and false are never
+            accepted.
     """
     try:
-        number = float(value)
+        number = math.nan if _is_bool(value) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     above = number >= low if closed_low else number > low
     below = number <= high if closed_high else number < high
     if not (above and below):
         opening, closing = "[" if closed_low else "(", "]" if closed_high else ")"
-        raise ValueError(
-            f"{name} must be in {opening}{low:g}, {high:g}{closing}, got {in_line(value)}"
-        )
+        rounded = one_line(value)
+        # A value just outside the interval must not look as if it were inside after rounding.
+        if isinstance(value, float) and rounded != repr(value) and low <= float(rounded) <= high:
+            rounded = repr(value)
+        raise InvalidInput(f"{name} must be in {opening}{low:g}, {high:g}{closing}, got {rounded}")
     return number
 
 
-def whole(name: str, value: float, low: int, high: int | None = None) -> int:
-    """Returns `value` as an int if it is a whole number in [low, high], else raises ValueError.
+def integer(name: str, value: float, low: int, high: int | None = None) -> int:
+    """Returns `value` as an int if it is a whole number in [low, high], else raises InvalidInput.
 
-    Without `high` the largest is the last that a float can hold.
+    Without `high`, the upper limit is the largest float.
     """
     in_words = f">= {low}" if high is None else f"in [{low}, {high}]"
-    number = _exactly(value)
-    if high is None and number is not None and number > _LARGEST:
+    number = _as_integer(value)
+    if high is None and number is not None and number > _MAX_INTEGER:
         in_words, number = f"{in_words} that a float can hold", None
     if number is None or number < low or (high is not None and number > high):
-        raise ValueError(f"{name} must be a whole number {in_words}, got {in_line(value)}")
+        raise InvalidInput(f"{name} must be a whole number {in_words}, got {one_line(value)}")
     return number
 
 
-def _exactly(value: object) -> int | None:
-    """The whole number that `value` is, of any size, also as text; None where it is none."""
+def _is_bool(value: object) -> bool:
+    """Whether a value is a bool of Python or of numpy, without importing numpy."""
+    return type(value).__name__ in ("bool", "bool_")
+
+
+def _as_integer(value: object) -> int | None:
+    """`value` as an integer of any size, also if it is text; None if it is not a whole number."""
+    if _is_bool(value):
+        return None
     try:
         return operator.index(int(value) if isinstance(value, str) else value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -78,19 +92,23 @@ def _exactly(value: object) -> int | None:
 
 
 def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = False) -> str:
-    """Returns the allowed name that `value` is in any case, else raises with the nearest one.
+    """Returns the allowed name that equals `value` up to upper and lower case, else raises.
 
-    Use what is returned: `one_of("dataset", "digits", ["DIGITS"])` is "DIGITS".
+    The error suggests the closest name.
 
     Args:
         name: the parameter's name, as the user knows it.
-        value: what came.
-        allowed: the names there are.
-        dotted: whether `package.name` is allowed too, for something of the user's own; it is
-            returned as it came.
+        value: the value that was given.
+        allowed: the allowed names.
+        dotted: whether `package.name` is also allowed, for the user's own code; it is returned
+            unchanged.
 
     Raises:
-        ValueError: `value` is none of them.
+        InvalidInput: `value` is not an allowed name.
+
+    Example:
+        >>> one_of("dataset", "digits", ["DIGITS"])
+        'DIGITS'
     """
     names = list(allowed)
     if value in names or (dotted and "." in str(value)):
@@ -102,37 +120,88 @@ def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = Fals
     near = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.4)
     hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
     own = " or a dotted name of your own" if dotted else ""
-    raise ValueError(f"{name} must be one of {', '.join(names)}{own}, got {in_line(value)}{hint}")
+    raise InvalidInput(
+        f"{name} must be one of {', '.join(names)}{own}, got {one_line(value)}{hint}"
+    )
 
 
-def in_line(value: object) -> str:
-    """A value as it came, in one line that is not too long."""
+def one_line(value: object) -> str:
+    """A value as text on one short line; a float has at most ten digits."""
     text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    if isinstance(value, float) and math.isfinite(value) and float(f"{value:.10g}") != value:
+        text = f"{value:.6g}"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
-def text_of(path: str | Path, most: int = 10**8) -> str:
-    """The text of a file that ends, as /dev/zero does not.
+def printable(text: str) -> str:
+    r"""Text with every invisible character escaped.
 
-    Args:
-        path: of the file.
-        most: characters that it may have.
+    These are control characters (some move a terminal's cursor), line ends, characters without
+    width, and characters that change the direction of writing.
 
-    Raises:
-        ValueError: it has more, or is not UTF-8.
-        OSError: it cannot be read.
+    Example:
+        >>> print(printable("right\x1b[1A"))
+        right\x1b[1A
     """
-    with open(path, encoding="utf-8") as file:
-        text = file.read(most + 1)
-    if len(text) > most:
-        raise ValueError(f"file must have at most {most} characters, got more in {str(path)!r}")
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
+    )
+
+
+def quoted(text: str) -> str:
+    r"""Untrusted text in double quotes, printable, with its own quotes escaped.
+
+    Example:
+        >>> print(quoted('our "data"'))
+        "our \"data\""
+    """
+    inside = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{printable(inside)}"'
+
+
+_PASSWORDS = (
+    (re.compile(r"(://)\S*@"), r"\1***@"),
+    (re.compile(r"(?i)([?&][a-z_]*(?:password|passwd|pwd|secret|token)=)[^&\s'\"]*"), r"\1***"),
+)
+
+
+def without_password(text: str) -> str:
+    """Text without the users, passwords and tokens of addresses.
+
+    Example:
+        >>> without_password("postgresql://me:secret@host/studies")
+        'postgresql://***@host/studies'
+    """
+    for secret, hidden in _PASSWORDS:
+        text = secret.sub(hidden, text)
     return text
 
 
-def keep(instance: object, **values: object) -> None:
-    """Stores checked values in a frozen dataclass, from its `__post_init__`.
+def read_text(path: str | Path, max_characters: int = 10**8) -> str:
+    """The content of a text file of limited size.
 
-    So that what is used is what was checked: 0.5, not the "0.5" that came.
+    Args:
+        path: the file; it may be endless, such as /dev/zero.
+        max_characters: largest number of characters.
+
+    Raises:
+        InvalidInput: the file has more characters.
+        UnicodeDecodeError: the file is not UTF-8.
+        OSError: the file cannot be read.
+    """
+    with open(path, encoding="utf-8") as file:
+        text = file.read(max_characters + 1)
+    if len(text) > max_characters:
+        raise InvalidInput(
+            f"file must have at most {max_characters} characters, got more in {str(path)!r}"
+        )
+    return text
+
+
+def store_validated(instance: object, **values: object) -> None:
+    """Stores validated values in a frozen dataclass, from its `__post_init__`.
+
+    For example, it stores the number 0.5 where the user gave the text "0.5".
     """
     for name, value in values.items():
         object.__setattr__(instance, name, value)

@@ -1,8 +1,8 @@
-"""What a number needs to be true, and what it is worth where it is used: decided here alone.
+"""The assumptions behind each bound, and whether they hold for a given tuning or audit.
 
-Every bound and every estimator carries a `Claim`: what kind of number it is, of which protocols it
-speaks, which conditions it needs, and where it comes from. What is true of a tuning, or of a game
-against it, is a set of `Facts`. `Claim.judged` compares the two; nobody relabels a number later.
+Every bound and every estimator carries a `Claim`: the kind of number, the protocols it covers, its
+assumptions and its source. `Facts` states what is known about a tuning or about the trials of an
+audit. `Claim.validity` compares the two. No other module decides whether a number is valid.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from enum import Enum
 from audit.protocols import Protocol, RandomSearch
 from audit.repetitions import Fixed
 
-__all__ = ["Claim", "Condition", "Facts", "Kind", "Verdict", "facts_of_game", "facts_of_tuning"]
+__all__ = ["Assumption", "Claim", "Facts", "Kind", "Validity", "facts_of_game", "facts_of_tuning"]
 
 
 class Kind(Enum):
-    """What a number is, if all that it needs is true; the values are the labels in reports.
+    """Kind of number, provided that its assumptions hold. The values are the labels in reports.
 
     Example:
         >>> Kind.BOUND.value, Kind.ATTAINED.value
@@ -27,15 +27,19 @@ class Kind(Enum):
     ATTAINED = "attained"
     APPROXIMATION = "approximation"
     UNCORRECTED = "uncorrected"
-    BAYESIAN = "Bayesian"
     ASYMPTOTIC = "asymptotic"
+    ODOMETER = "odometer reading"
 
 
-class Condition(Enum):
-    """What a number may need beside a protocol: its words, and the label where it is not so.
+class Assumption(Enum):
+    """An assumption of a bound, other than the protocol.
+
+    Attributes:
+        words: the assumption, as reports print it.
+        label_if_false: label of a number for which the assumption does not hold.
 
     Example:
-        >>> Condition.MONOTONE_SCORE.words
+        >>> Assumption.MONOTONE_SCORE.words
         'score monotone in the likelihood ratio of one run'
     """
 
@@ -58,45 +62,45 @@ class Condition(Enum):
     )
     DISJOINT_CANARIES = ("canaries that do not interact", "not valid for canaries that interact")
 
-    def __init__(self, words: str, otherwise: str) -> None:
+    def __init__(self, words: str, label_if_false: str) -> None:
         self.words = words
-        self.otherwise = otherwise
+        self.label_if_false = label_if_false
 
 
-_SCORES = (Condition.MONOTONE_SCORE, Condition.SPLIT_SCORE)
+_SCORES = (Assumption.MONOTONE_SCORE, Assumption.SPLIT_SCORE)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is true of a tuning, or of a game against it.
+    """What is known about a tuning, or about the trials of an audit.
 
     Attributes:
         protocol: how the best run is chosen.
-        conditions: what else is known to be so.
+        assumptions: the assumptions that are known to hold.
 
     Example:
-        >>> from audit.protocols import parse
-        >>> Facts(parse("tnb:0,0.1"), frozenset({Condition.GAUSSIAN_BASE})).protocol.spec
+        >>> from audit.protocols import parse_protocol
+        >>> Facts(parse_protocol("tnb:0,0.1"), frozenset({Assumption.GAUSSIAN_BASE})).protocol.spec
         'tnb:0,0.1'
     """
 
     protocol: Protocol
-    conditions: frozenset[Condition] = frozenset()
+    assumptions: frozenset[Assumption] = frozenset()
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a number is worth where it is used.
+class Validity:
+    """Whether a number is a valid bound for a given tuning or audit.
 
     Attributes:
-        valid: whether it is a bound, and all that it needs is true.
-        label: one word or two for it.
-        missing: in words, what is not known to be true.
+        valid: whether it is a bound and all its assumptions are known to hold.
+        label: the verdict in a few words.
+        missing: the assumptions that are not known to hold, as text.
 
     Example:
-        >>> from audit.protocols import RandomSearch, parse
-        >>> claim = Claim(Kind.BOUND, "a theorem", (RandomSearch,), (Condition.MONOTONE_SCORE,))
-        >>> claim.judged(facts_of_tuning(parse("tnb:0,0.1"))).label
+        >>> from audit.protocols import RandomSearch, parse_protocol
+        >>> claim = Claim(Kind.BOUND, "a theorem", (RandomSearch,), (Assumption.MONOTONE_SCORE,))
+        >>> claim.validity(facts_of_tuning(parse_protocol("tnb:0,0.1"))).label
         'not valid for this score'
     """
 
@@ -107,77 +111,80 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a number needs to be true.
+    """The kind of a number, its assumptions and its source.
 
     Attributes:
-        kind: what it is then.
+        kind: kind of the number if the assumptions hold.
         source: paper and theorem.
-        protocols: the protocols that it speaks of; empty for any.
-        needs: what else must be true.
-        about: what a reader must know besides, such as "any base"; part of the words.
-        is_upper: whether the number is about all scores unless `needs` names some.
+        protocols: the protocols that it covers; empty means every protocol.
+        assumptions: further assumptions.
+        about: remarks for the reader, such as "any base"; printed with the assumptions.
+        is_upper: whether it is an upper bound; it then covers every score unless `assumptions`
+            restrict the score.
 
     Example:
-        >>> from audit.protocols import RandomSearch, parse
+        >>> from audit.protocols import RandomSearch, parse_protocol
         >>> claim = Claim(Kind.BOUND, "a theorem", (RandomSearch,), is_upper=True)
-        >>> claim.judged(facts_of_tuning(parse("tnb:0,0.1"))).valid
+        >>> claim.validity(facts_of_tuning(parse_protocol("tnb:0,0.1"))).valid
         True
-        >>> claim.judged(facts_of_tuning(parse("grid:10"))).valid
+        >>> claim.validity(facts_of_tuning(parse_protocol("grid:10"))).valid
         False
     """
 
     kind: Kind
     source: str
     protocols: tuple[type[Protocol], ...] = ()
-    needs: tuple[Condition, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
     about: tuple[str, ...] = ()
     is_upper: bool = False
 
     @property
     def any_score(self) -> bool:
-        """Whether it is a bound that holds whatever the score."""
-        return self.kind is Kind.BOUND and not set(self.needs) & set(_SCORES)
+        """Whether it is a bound that holds for every score."""
+        return self.kind is Kind.BOUND and not set(self.assumptions) & set(_SCORES)
 
     @property
-    def conditions(self) -> str:
-        """What must be true besides the protocol, in one line."""
+    def words_without_protocol(self) -> str:
+        """The assumptions other than the protocol, in one line."""
         score = ("any score",) if self.is_upper and self.any_score else ()
-        return "; ".join((*score, *(condition.words for condition in self.needs), *self.about))
+        return "; ".join(
+            (*score, *(assumption.words for assumption in self.assumptions), *self.about)
+        )
 
     @property
     def words(self) -> str:
-        """What must be true, in one line."""
-        assumed = (protocol.assumption for protocol in self.protocols)
-        return "; ".join(filter(None, (self.conditions, *assumed)))
+        """All assumptions, in one line."""
+        of_protocols = (protocol.assumption for protocol in self.protocols)
+        return "; ".join(filter(None, (self.words_without_protocol, *of_protocols)))
 
-    def judged(self, facts: Facts) -> Verdict:
-        """What the number is worth, given what is true."""
-        missing = [condition for condition in self.needs if condition not in facts.conditions]
-        wrong = bool(self.protocols) and not isinstance(facts.protocol, self.protocols)
-        words = tuple(condition.words for condition in missing)
-        if wrong:
+    def validity(self, facts: Facts) -> Validity:
+        """Whether the number is valid, given the facts."""
+        missing = [one for one in self.assumptions if one not in facts.assumptions]
+        words = tuple(assumption.words for assumption in missing)
+        other_protocol = bool(self.protocols) and not isinstance(facts.protocol, self.protocols)
+        if other_protocol:
             words = (*(protocol.assumption for protocol in self.protocols), *words)
         if self.kind is not Kind.BOUND:
-            # What it claims least is its label: an approximation for another score is no more.
-            return Verdict(False, self.kind.value, words)
-        if wrong:
-            return Verdict(False, "not valid for this protocol", words)
+            # An approximation stays an approximation, whichever assumptions fail.
+            return Validity(False, self.kind.value, words)
+        if other_protocol:
+            return Validity(False, "not valid for this protocol", words)
         if missing:
-            return Verdict(False, missing[0].otherwise, words)
-        return Verdict(True, Kind.BOUND.value)
+            return Validity(False, missing[0].label_if_false, words)
+        return Validity(True, Kind.BOUND.value)
 
 
-def facts_of_tuning(protocol: Protocol, *conditions: Condition) -> Facts:
-    """What is true of a tuning of which nothing is known but how it chooses, and what is added.
+def facts_of_tuning(protocol: Protocol, *assumptions: Assumption) -> Facts:
+    """Facts about a tuning, given its protocol and the assumptions that are known to hold.
 
     Example:
-        >>> from audit.protocols import parse
-        >>> facts_of_tuning(parse("grid:10")).protocol
+        >>> from audit.protocols import parse_protocol
+        >>> facts_of_tuning(parse_protocol("grid:10")).protocol
         Grid(candidates=10, inclusion=1.0)
     """
-    found = set(conditions)
+    found = set(assumptions)
     if protocol == RandomSearch(Fixed(1)):
-        found.add(Condition.NOT_TUNED)
+        found.add(Assumption.NOT_TUNED)
     return Facts(protocol, frozenset(found))
 
 
@@ -190,38 +197,40 @@ def facts_of_game(
     full_batch: bool,
     one_plain_candidate: bool,
 ) -> Facts:
-    """What is true of a game of this project.
+    """Facts about the trials of an audit.
 
-    The statistic sum_i p_i[0] / (C sigma sqrt N) is N(b mu, 1) in one run where every gradient of
-    the canary is (C, 0, ..., 0), every step takes it, and nothing else is trained on: gradients of
-    other records depend on the weights so far, and so on the canary. The first coordinate of the
-    weights grows with it where all candidates weigh the steps alike: another learning rate or C
-    changes the order between candidates, and momentum weighs the steps anew. A worst-order score
-    takes what the adversary knows of the training set away first, so its order is that of N(b mu,
-    1) on any training set; the released lambda_a is then not the statistic that it orders by.
+    The statistic sum_i p_i[0] / (C sigma sqrt N) has the distribution N(b mu, 1) in one run if
+    every gradient of the canary is (C, 0, ..., 0), every step includes the canary, and the training
+    set is otherwise empty. (Gradients of other records depend on the earlier weights, and thus on
+    the canary.) The first coordinate of the weights increases with this statistic if all candidates
+    weigh the steps alike: another learning rate or C changes the order between candidates, and
+    momentum changes the weights of the steps. A worst-order score first subtracts what the
+    adversary knows about the training set, so it orders by N(b mu, 1) on every training set; the
+    released lambda_a is then not the statistic that the score orders by.
 
     Args:
         protocol: how the best run is chosen.
-        score: its name in settings.
-        canary: its name in settings.
-        empty_training_set: whether the canary is all that is trained on.
+        score: name of the score in the settings.
+        canary: name of the canary in the settings.
+        empty_training_set: whether the canary is the only record.
         full_batch: whether the sampling rate is 1.
         one_plain_candidate: whether there is one candidate, without momentum.
 
     Example:
-        >>> from audit.protocols import parse
+        >>> from audit.protocols import parse_protocol
         >>> options = {"empty_training_set": True, "full_batch": True, "one_plain_candidate": True}
-        >>> facts = facts_of_game(parse("tnb:0,0.1"), "first-coordinate", "dirac", **options)
-        >>> Condition.MONOTONE_SCORE in facts.conditions
+        >>> protocol = parse_protocol("tnb:0,0.1")
+        >>> facts = facts_of_game(protocol, "first-coordinate", "dirac", **options)
+        >>> Assumption.MONOTONE_SCORE in facts.assumptions
         True
     """
-    conditions = {Condition.INDEPENDENT_TRIALS, Condition.FAIR_COINS}
+    assumptions = {Assumption.INDEPENDENT_TRIALS, Assumption.FAIR_COINS}
     if full_batch:
-        conditions.add(Condition.GAUSSIAN_BASE)
+        assumptions.add(Assumption.GAUSSIAN_BASE)
     if canary == "dirac" and full_batch and empty_training_set:
-        conditions.add(Condition.GAUSSIAN_STATISTIC)
+        assumptions.add(Assumption.GAUSSIAN_STATISTIC)
         if score == "first-coordinate" and one_plain_candidate:
-            conditions |= {Condition.MONOTONE_SCORE, Condition.RELEASED_SCORE}
+            assumptions |= {Assumption.MONOTONE_SCORE, Assumption.RELEASED_SCORE}
         if score == "worst-order":
-            conditions.add(Condition.SPLIT_SCORE)
-    return facts_of_tuning(protocol, *conditions)
+            assumptions.add(Assumption.SPLIT_SCORE)
+    return facts_of_tuning(protocol, *assumptions)

@@ -1,4 +1,4 @@
-"""Finished audits side by side: `python -m audit.compare --help`."""
+"""The command that compares finished audits: `python -m audit.compare --help`."""
 
 import sys
 from collections.abc import Sequence
@@ -13,32 +13,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: command-line arguments, without the program's name.
 
     Returns:
-        The exit code: 0, or 2 after one clear line about what was wrong.
+        The exit code: 0, or 2 after a line about invalid input.
     """
     parser = console.Parser(
         prog="python -m audit.compare",
-        description="Puts finished audits side by side: a picture with a panel each, and a table.",
+        description="Compares finished audits in a figure with a panel for each, and in a table.",
         examples={
-            "python -m audit.compare runs/etcv*/ runs/nt-fashion": "audits that ended already",
-            "python -m audit.run --preset runs/small-*.toml": "plays them, then compares them",
+            "python -m audit.compare runs/etcv*/ runs/nt-fashion": "compares finished audits",
+            "python -m audit.run --preset runs/small-*.toml": "runs audits, then compares them",
         },
     )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="as audit.run leaves it")
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="folders of audit.run")
     parser.add_argument(
         "--out",
         default="runs/comparison",
         metavar="FOLDER",
-        help="of the results (default: %(default)s)",
+        help="folder of the results (default: %(default)s)",
     )
     arguments = parser.parse_args(argv)
-    # Tables and pictures take a second to import: not for --help.
+    # Importing tables and figures takes a second, which --help need not wait for.
     from audit.report import comparison
 
     try:
         audits = comparison.read(arguments.folders)
         comparison.write(audits, arguments.out)
     except ValueError as error:
-        return console.refused(error)
+        return console.report_error(error)
     print(comparison.to_text(audits))
     print(f"\nresults in {arguments.out}, figure: {arguments.out}/figure.png")
     return 0

@@ -1,4 +1,4 @@
-"""What all commands share: one line about what was wrong, and the exit code that goes with it."""
+"""Shared behaviour of the commands: options, one-line errors, exit codes and progress."""
 
 import argparse
 import contextlib
@@ -10,23 +10,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from audit import __version__
+from audit import __version__, checks
 
-OK, REFUSED, INTERRUPTED = 0, 2, 130
-
+OK, INVALID, INTERRUPTED = 0, 2, 130
 
 WIDTH = 100
-"""Columns of a help text, where the terminal has so many; options then take a line each."""
+"""Largest number of columns of a help text; with it, most options take one line."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of options whose errors are one line, and whose help fits a screen.
+    """A parser of options with one-line errors and a short help.
 
     Args:
         prog: the command.
-        description: what it does, in a line.
-        examples: commands, and what each is for; they end the help.
-        notes: what else must be said there.
+        description: a line about the command.
+        examples: commands and their purposes, printed at the end of the help.
+        notes: further text at the end of the help.
     """
 
     def __init__(
@@ -45,20 +44,24 @@ class Parser(argparse.ArgumentParser):
             description=description,
             epilog=epilog,
             formatter_class=_layout,
+            # A new option could change the meaning of an abbreviation.
+            allow_abbrev=False,
         )
         version = f"dp-tuning-audit {__version__}"
-        self.add_argument("--version", action="version", version=version, help="and exit")
+        self.add_argument(
+            "--version", action="version", version=version, help="print the version and exit"
+        )
         self._rare: argparse._ArgumentGroup | None = None
         self._everything = False
 
     def add_rare_group(self) -> argparse._ArgumentGroup:
-        """Options that few change: only `--help-all` shows them."""
-        self.add_argument("--help-all", action=_HelpAll, help="also what is rarely changed")
+        """A group of options that only `--help-all` shows."""
+        self.add_argument("--help-all", action=_HelpAll, help="show all options and exit")
         self._rare = self.add_argument_group("rarely changed")
         return self._rare
 
     def format_help(self) -> str:
-        """The help, without what is rarely changed unless all is asked for."""
+        """The help text; it omits the rare options unless everything was requested."""
         groups = self._action_groups
         if not self._everything:
             self._action_groups = [group for group in groups if group is not self._rare]
@@ -68,18 +71,18 @@ class Parser(argparse.ArgumentParser):
             self._action_groups = groups
 
     def print_everything(self) -> None:
-        """Prints the whole help."""
+        """Prints the help with all options."""
         self._everything = True
         self.print_help()
 
     def error(self, message: str) -> NoReturn:
-        """Ends the command, without its usage before the message."""
-        refused(f"{message} (see {self.prog} --help)")
-        raise SystemExit(REFUSED)
+        """Prints one error line and ends the command."""
+        report_error(f"{message} (see {self.prog} --help)")
+        raise SystemExit(INVALID)
 
 
 class _HelpAll(argparse.Action):
-    """Prints the whole help and ends the command."""
+    """Prints the help with all options and ends the command."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
@@ -95,38 +98,44 @@ def _layout(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=columns)
 
 
-_LONGEST = 1000  # characters of a message
+_MAX_CHARACTERS = 1000
+"""Length of an error message."""
 
 
-def refused(error: object) -> int:
-    """Says in one line what was wrong.
+def report_error(error: object) -> int:
+    """Prints an error in one line.
 
     Returns:
         The exit code.
 
     Raises:
-        BrokenPipeError: this came: who read the output has seen enough, which is no error.
+        BrokenPipeError: the given error, if the reader of the output has closed it. That is not an
+            error of the command.
     """
     if isinstance(error, BrokenPipeError):
         raise error
-    said = " ".join(str(error).split())
-    if len(said) > _LONGEST:  # what was wrong is at its beginning, what to do about it at its end
-        said = f"{said[: _LONGEST // 2]} ... {said[-_LONGEST // 2 :]}"
-    print(f"error: {said}", file=sys.stderr)
-    return REFUSED
+    # A mistyped option can contain the address of a database with its password.
+    message = checks.printable(checks.without_password(" ".join(str(error).split())))
+    if len(message) > _MAX_CHARACTERS:  # Keeps the problem and, at the end, its solution.
+        half = _MAX_CHARACTERS // 2
+        message = f"{message[:half]} ... {message[-half:]}"
+    print(f"error: {message}", file=sys.stderr)
+    return INVALID
 
 
-_SECONDS_OF_SILENCE = 15.0
+# The extras that install modules; all other modules belong to the extra `game`.
+_EXTRAS = {"distributed": "dask", "optuna": "optuna", "ray": "ray"}
+_SECONDS_BETWEEN_NOTES = 15.0
 
 
 def note(words: str) -> None:
-    """Says something on the way, where it is no part of an error.
+    """Prints a remark that is not an error.
 
-    On a terminal beside the output; else before it, so that stderr holds nothing but what went
-    wrong.
+    It goes to stderr on a terminal, and to stdout otherwise, so that a redirected stderr contains
+    only errors.
     """
     stream = sys.stderr if sys.stderr.isatty() else sys.stdout
-    with contextlib.suppress(OSError):  # nobody reads: the work goes on
+    with contextlib.suppress(OSError):  # The work continues if nobody reads the output.
         print(words, file=stream, flush=True)
 
 
@@ -134,19 +143,19 @@ def note(words: str) -> None:
 def progress(
     total: int, done: int = 0, unit: str = "trial", delay: float = 0.0
 ) -> Iterator[Callable[[int], object]]:
-    """Shows how far something is: a bar that goes when it is done; without a terminal, notes.
+    """Shows progress: a bar on a terminal, and a line from time to time otherwise.
 
     Args:
-        total: how much there is to do.
-        done: what was done before.
-        unit: of what.
-        delay: seconds until there is a bar.
+        total: amount of work.
+        done: amount that is already done.
+        unit: unit of the work.
+        delay: seconds before the bar appears.
 
     Yields:
-        What is told how much more was done.
+        A function to call with the amount of work that was just done.
     """
     if sys.stderr.isatty():
-        from tqdm import tqdm  # only where it is seen
+        from tqdm import tqdm  # Imported only if a bar is visible.
 
         with tqdm(
             total=total, initial=done, unit=unit, smoothing=0.05, delay=delay, leave=False
@@ -158,7 +167,7 @@ def progress(
     def update(more: int) -> None:
         nonlocal done, last
         done += more
-        if time.monotonic() - last > _SECONDS_OF_SILENCE:
+        if time.monotonic() - last > _SECONDS_BETWEEN_NOTES:
             note(f"{done:,} of {total:,} {unit}s")
             last = time.monotonic()
 
@@ -166,36 +175,38 @@ def progress(
 
 
 def run(main: Callable[[Sequence[str] | None], int]) -> int:
-    """Runs a command as a program, also where its output is closed, full or no longer read.
+    """Runs a command as a program; its output may be closed, full or no longer read.
 
     Args:
-        main: the command; takes the arguments, or None for those of the process.
+        main: the command; it takes the arguments, or None for those of the process.
 
     Returns:
         The exit code.
     """
     _open_closed_streams()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # the name of a folder may be no text
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Names of folders may be invalid text.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             code = main(None)
-        except SystemExit as ended:  # as --help and wrong options do
+        except SystemExit as ended:  # Raised by --help and by invalid options.
             code = ended.code if isinstance(ended.code, int) else OK
         try:
             sys.stdout.flush()
         except OSError:
             if code == OK:
                 raise
-            _discard_output()  # one line was said
-    except BrokenPipeError:  # who reads the output, `head` say, has seen enough
+            _discard_output()  # An error line was already printed.
+    except BrokenPipeError:  # The reader of the output, for example `head`, has ended.
         _discard_output()
         return OK
-    except ModuleNotFoundError as error:  # where only what the library needs is installed
-        return refused(f"{error.name} must be installed for this: pip install . brings it")
+    except ModuleNotFoundError as error:  # An extra is not installed.
+        extra = _EXTRAS.get((error.name or "").partition(".")[0], "game")
+        wanted = f'pip install "dp-tuning-audit[{extra}]" installs it'
+        return report_error(f"{error.name} must be installed for this command: {wanted}")
     except OSError as error:
         _discard_output()
-        return refused(f"output must have somewhere to go: {error}")
+        return report_error(f"output must be writable: {error}")
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED
@@ -203,7 +214,7 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Puts /dev/null where a stream was closed, before a file is opened in its place."""
+    """Opens /dev/null for each closed stream, before another file takes its descriptor."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             mode = "r" if name == "stdin" else "w"
@@ -211,6 +222,6 @@ def _open_closed_streams() -> None:
 
 
 def _discard_output() -> None:
-    """Sends what is still to be written nowhere; else Python complains at its end."""
+    """Discards unwritten output, about which Python would complain at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

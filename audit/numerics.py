@@ -1,7 +1,7 @@
-"""Roots rounded to a stated side, convex hulls, sums in log space, and every allowance once.
+"""Safe root finding, convex hulls, sums in log space, and the table of tolerances.
 
-Nothing here knows of privacy. What is rounded is rounded so that a bound stays one: the caller says
-on which side of a root he wants to be, and gets a point where his condition was seen to hold.
+Nothing here depends on privacy. Rounding never invalidates a bound: the caller chooses the side of
+a root, and the returned point was evaluated and satisfies the caller's condition.
 """
 
 import decimal
@@ -13,90 +13,92 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from audit.arrays import ComplexArray, FloatArray, IntArray
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Array = NDArray[np.float64]
-Complex = NDArray[np.complex128]
-Whole = NDArray[np.int64]
-
-ROUNDING = 1e-14
-"""A value made by some fifty operations in double precision, 1.1e-16 each, as phi and phi' are."""
+FLOAT_ROUNDING = 1e-14
+"""Relative error of about fifty operations in double precision, 1.1e-16 each."""
 
 SUM_ROUNDING = 1e-13
-"""The same, times what a sum over a thousand cells adds by pairwise summation."""
+"""Relative error of the pairwise sum of a thousand values that each have `FLOAT_ROUNDING`."""
 
 PROFILE_ACCURACY = 1e-9
-"""Relative accuracy that every evaluation of a privacy profile is known to have; see its tests."""
+"""Relative accuracy of every evaluation of a privacy profile; the tests of profiles check it."""
 
 QUANTILE_ACCURACY = 1e-12
-"""Relative accuracy of beta and normal quantiles as scipy computes them, 1e-14, with room."""
+"""Relative accuracy of scipy's beta and normal quantiles: 1e-14, with a safety factor."""
 
 ROOT_TOLERANCE = 1e-12
-"""How near a root is sought where evaluations cost little: far below `PROFILE_ACCURACY`."""
+"""Distance to a root if evaluations are cheap; far below `PROFILE_ACCURACY`."""
 
 SUMS_TO_ONE = 1e-9
-"""How far from 1 the probabilities that a user gives may sum, written with nine digits or more."""
+"""Allowed distance from 1 of the sum of a user's probabilities, given with nine digits or more."""
 
 TINY = 1e-320
-"""Stands for 0 where a logarithm is taken: below every normal number, above what rounds to 0."""
+"""Replaces 0 before a logarithm is taken; smaller than every normal number."""
+
+_ALPHA_SPACING = 1e-4
+"""Relative spacing at which the search for an order ends; any order gives a valid bound."""
+_ALPHA_POINTS = 97
+"""Orders of one grid; 97 points over sixteen decades find the basin of every profile tested."""
 
 
-def remembered(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Keeps the latest results of a function; calls with arguments that have no hash are made.
+def memoize(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Caches the most recent results of a function. Unhashable arguments bypass the cache.
 
     Args:
-        most: how many results are kept.
+        size: number of cached results.
 
     Example:
-        >>> @remembered(4)
+        >>> @memoize(4)
         ... def total(numbers):
         ...     return sum(numbers)
         >>> total((1, 2)), total([1, 2])
         (3, 3)
     """
 
-    def of(function: Callable[P, T]) -> Callable[P, T]:
-        kept = lru_cache(most)(function)
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        cached = lru_cache(size)(function)
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 hash((args, *kwargs.values()))
-            except TypeError:  # an own law, say, that can not be looked up again
+            except TypeError:
                 return function(*args, **kwargs)
-            return kept(*args, **kwargs)  # type: ignore[arg-type]
+            return cached(*args, **kwargs)  # type: ignore[arg-type]
 
         return call
 
-    return of
+    return decorate
 
 
-def last_kept(
-    missed: Callable[[float], float | bool],
+def safe_root(
+    excess: Callable[[float], float | bool],
     start: float,
     end: float,
     tolerance: float,
     relative: float = 0.0,
 ) -> float:
-    """The last x on the way from `start` to `end` at which nothing is missed, near the root.
+    """A point near the root of `excess` between `start` and `end`, on the side of `start`.
 
-    The side is that of `start`, which may be above or below `end`: the answer is `start` itself or
-    a point at which `missed` was seen to be at most 0, never one between two such points. The
-    secant of the Illinois method; halves where a value is infinite or a mere yes or no, and where
-    the secant gains too little.
+    The result is `start` or a point at which `excess` was evaluated and is at most 0; `start` may
+    be larger or smaller than `end`. The method is the Illinois variant of the secant method. It
+    bisects if a value is infinite or a bool, and if the secant converges slowly.
 
     Args:
-        missed: at most 0, or False, up to a root and above 0, or True, from there on; it may have
-            steps and may be infinite. It is taken to be kept at `start`.
-        start: where it is kept.
-        end: where it is asked last; returned if it is kept there.
-        tolerance: the largest distance of the answer from a point that is not kept.
-        relative: the same as a share of the answer, where that is more.
+        excess: at most 0 (or False) before the root, above 0 (or True) beyond it; it may have jumps
+            and infinite values. The caller guarantees that it is at most 0 at `start`.
+        start: a point before the root.
+        end: the other end of the interval; returned if `excess` is at most 0 there.
+        tolerance: largest distance of the result from a point beyond the root.
+        relative: the same as a fraction of the result; the larger of the two applies.
     """
 
     def value_at(x: float) -> float:
-        value = missed(x)
+        value = excess(x)
         return (math.inf if value else -math.inf) if isinstance(value, bool | np.bool_) else value
 
     value_end = value_at(end)
@@ -108,13 +110,13 @@ def last_kept(
         share = 0.5
         if math.isfinite(value_start) and math.isfinite(value_end) and value_start <= 0.0:
             share = value_start / (value_start - value_end) if slow < 3 else 0.5
-        # Half a tolerance inside, so that a good guess is closed in from its other side next.
+        # Half a tolerance inside the interval: the next point then encloses a good guess.
         margin = min(0.5 * near / width, 0.5)
         middle = start + min(max(share, margin), 1.0 - margin) * (end - start)
         if middle in (start, end):
             break
         value = value_at(middle)
-        # An end kept twice in a row is what makes regula falsi slow: its value is halved.
+        # Regula falsi is slow if the same end stays twice in a row, so that value is halved.
         if value <= 0.0:
             start, value_start = middle, value
             value_end *= 0.5 if side > 0 else 1.0
@@ -127,127 +129,133 @@ def last_kept(
     return start
 
 
-def doubled(
-    missed: Callable[[float], bool], first: float, most: float, start: float = 0.0
+def double_until(
+    exceeds: Callable[[float], bool], first: float, last: float, start: float = 0.0
 ) -> tuple[float, float]:
-    """Doubles from `first` on until something is missed.
+    """Encloses a root by doubling from `first`.
 
     Args:
-        missed: False up to some point and True from there on.
-        first: the first point asked, > 0.
-        most: beyond it nothing is asked.
-        start: where nothing is missed.
+        exceeds: False up to the root and True beyond it.
+        first: the first point to evaluate, > 0.
+        last: the largest point to evaluate.
+        start: a point where `exceeds` is False; it is not evaluated.
 
     Returns:
-        The last point asked that is kept (`start` if none), and the first that is missed; infinity
-        where none up to `most` is.
+        The last point before the root (`start` if there is none), and the first point beyond it
+        (infinity if there is none up to `last`).
     """
-    kept, ahead = start, first
-    while ahead <= most:
-        if missed(ahead):
-            return kept, ahead
-        kept, ahead = ahead, 2.0 * ahead
-    return kept, math.inf
+    before, beyond = start, first
+    while beyond <= last:
+        if exceeds(beyond):
+            return before, beyond
+        before, beyond = beyond, 2.0 * beyond
+    return before, math.inf
 
 
-def around(
-    missed: Callable[[float], float], guess: float, step: float, start: float, end: float
+def bracket_near(
+    excess: Callable[[float], float], guess: float, step: float, start: float, end: float
 ) -> tuple[float, float]:
-    """A short stretch around a guess, from a point that is kept to one that is missed.
+    """A short interval near a guess that encloses the root of `excess`.
 
-    Steps away from the guess grow fourfold, towards `end` while nothing is missed, else back.
+    Each step from the guess is four times as long as the one before: towards `end` if the guess
+    lies before the root, else towards `start`.
 
     Args:
-        missed: as for `last_kept`.
-        guess: between `start` and `end`.
-        step: first step, > 0.
-        start: on the side that is kept; nothing is asked beyond it.
-        end: likewise on the other side.
+        excess: as for `safe_root`.
+        guess: a point between `start` and `end`.
+        step: length of the first step, > 0.
+        start: end of the search before the root.
+        end: end of the search beyond the root.
 
     Returns:
-        The last point kept and the first missed; twice `start` if it is missed, twice `end` if it
-        is kept.
+        A point before the root and a point beyond it; `start` twice if the root lies before it, and
+        `end` twice if the root lies beyond it.
     """
-    forward = missed(guess) <= 0.0
+    forward = excess(guess) <= 0.0
     limit = end if forward else start
     here, length = guess, step
     while here != limit:
         way = limit - here
         ahead = limit if length >= abs(way) else here + math.copysign(length, way)
-        if (missed(ahead) <= 0.0) is not forward:
+        if (excess(ahead) <= 0.0) is not forward:
             return (here, ahead) if forward else (ahead, here)
         here, length = ahead, 4.0 * length
     return here, here
 
 
-def last_whole(holds: Callable[[Whole], ArrayLike], low: ArrayLike, high: ArrayLike) -> Whole:
-    """The last whole numbers at which a condition holds, elementwise, by halving.
+def last_integer(
+    holds: Callable[[IntArray], ArrayLike], low: ArrayLike, high: ArrayLike
+) -> IntArray:
+    """The largest integers at which a condition holds, elementwise, by bisection.
 
     Args:
-        holds: maps numbers [...] to truth values; true up to some number, false from there on.
-        low: where it holds, or one below the first number asked.
-        high: where it does not; not asked.
+        holds: maps integers [...] to bools; true up to some integer, false above it.
+        low: integers at which it holds, or one below the smallest candidate; not evaluated.
+        high: integers at which it does not hold; not evaluated.
     """
-    kept, ahead = np.broadcast_arrays(np.asarray(low), np.asarray(high))
-    kept, ahead = kept.astype(np.int64), ahead.astype(np.int64)
-    while np.any(ahead - kept > 1):
-        middle = (kept + ahead) // 2
-        held = np.asarray(holds(middle), dtype=np.bool_)
-        kept, ahead = np.where(held, middle, kept), np.where(held, ahead, middle)
-    return np.asarray(kept)
+    lower, upper = np.broadcast_arrays(np.asarray(low), np.asarray(high))
+    lower, upper = lower.astype(np.int64), upper.astype(np.int64)
+    while np.any(upper - lower > 1):
+        middle = (lower + upper) // 2
+        is_true = np.asarray(holds(middle), dtype=np.bool_)
+        lower, upper = np.where(is_true, middle, lower), np.where(is_true, upper, middle)
+    return np.asarray(lower)
 
 
-def bracket(
-    holds: Callable[[Array], ArrayLike], low: ArrayLike, high: ArrayLike, halvings: int
-) -> tuple[Array, Array]:
-    """Halves intervals elementwise: the last points seen to hold, and the first that did not.
+def bisect_intervals(
+    holds: Callable[[FloatArray], ArrayLike], low: ArrayLike, high: ArrayLike, halvings: int
+) -> tuple[FloatArray, FloatArray]:
+    """Bisects intervals elementwise; returns a point that holds and a point that does not.
 
     Args:
-        holds: maps points [...] to truth values; true up to some point, false from there on.
-        low: where it is taken to hold.
-        high: where it is taken not to hold.
-        halvings: 64 reach the last bit.
+        holds: maps points [...] to bools; true up to some point, false above it.
+        low: points at which it holds; not evaluated.
+        high: points at which it does not hold; not evaluated.
+        halvings: number of bisections; 64 reach the last bit.
     """
-    kept, ahead = np.broadcast_arrays(
+    lower, upper = np.broadcast_arrays(
         np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
     )
     for _ in range(halvings):
-        middle = 0.5 * (kept + ahead)
-        held = np.asarray(holds(middle), dtype=np.bool_)
-        kept, ahead = np.where(held, middle, kept), np.where(held, ahead, middle)
-    return np.asarray(kept), np.asarray(ahead)
+        middle = 0.5 * (lower + upper)
+        is_true = np.asarray(holds(middle), dtype=np.bool_)
+        lower, upper = np.where(is_true, middle, lower), np.where(is_true, upper, middle)
+    return np.asarray(lower), np.asarray(upper)
 
 
-FEW_ORDERS = 25
-"""Points of a finer grid of orders where each costs much."""
+COARSE_ORDERS = 25
+"""Points of a refined grid of orders if each evaluation is expensive."""
 
 
-def best_renyi_order(
-    objective: Callable[[Array], Array], low: float = 1e-7, high: float = 1e9, refined: int = 97
+def minimize_over_alpha(
+    objective: Callable[[FloatArray], FloatArray],
+    low: float = 1e-7,
+    high: float = 1e9,
+    refined: int = _ALPHA_POINTS,
 ) -> tuple[float, float]:
-    """Minimises a function of the Renyi order alpha over the continuum 1 + [low, high].
+    """Minimises a function of the Renyi order alpha over the interval 1 + [low, high].
 
     A grid of alpha - 1, uniform on the logarithmic scale, is refined around its best point until
-    its spacing is below 1e-4. Any order gives a valid bound, so the result is safe whatever the
-    shape of the function.
+    its spacing is below 1e-4. Any order gives a valid bound, so the result is safe for a function
+    of any shape.
 
     Args:
-        objective: maps orders [n] to values [n]; infinite where an order is not usable.
+        objective: maps orders [n] to values [n]; infinite for unusable orders.
         low: smallest alpha - 1.
         high: largest alpha - 1.
-        refined: points of every grid but the first; `FEW_ORDERS` do for a costly function.
+        refined: points of every grid but the first; use `COARSE_ORDERS` for an expensive function.
 
     Returns:
         The best order and the value there.
 
     Example:
-        >>> value, order = best_renyi_order(lambda alpha: alpha + 4.0 / alpha)
+        >>> value, order = minimize_over_alpha(lambda alpha: alpha + 4.0 / alpha)
         >>> round(value, 6), round(order, 3)
         (2.0, 4.0)
     """
     left, right = math.log(low), math.log(high)
-    spacing, points = math.inf, 97
-    while spacing > 1e-4:
+    spacing, points = math.inf, _ALPHA_POINTS
+    while spacing > _ALPHA_SPACING:
         grid, spacing = np.linspace(left, right, points, retstep=True)
         values = objective(1.0 + np.exp(grid))
         best = int(np.argmin(values))
@@ -256,29 +264,29 @@ def best_renyi_order(
     return 1.0 + math.exp(grid[best]), float(values[best])
 
 
-def evenly(t: Array, moves: Array, points: int) -> Array:
-    """So many points over the range of a grid, between any two of which the same share moves.
+def equidistribute(t: FloatArray, weights: FloatArray, points: int) -> FloatArray:
+    """Points over the range of a grid, with equal weight between neighbours.
 
     Args:
         t: the grid [n], increasing.
-        moves: what moves between its points [n-1], >= 0.
-        points: how many.
+        weights: weights of the intervals between its points [n-1], >= 0.
+        points: number of points to return.
 
     Example:
-        >>> evenly(np.array([0.0, 1.0, 2.0]), np.array([3.0, 1.0]), 5).round(3).tolist()
+        >>> equidistribute(np.array([0.0, 1.0, 2.0]), np.array([3.0, 1.0]), 5).round(3).tolist()
         [0.0, 0.333, 0.667, 1.0, 2.0]
     """
-    moved = np.concatenate([[0.0], np.cumsum(moves)])
-    return np.interp(np.linspace(0.0, moved[-1], points), moved, t)
+    cumulative = np.concatenate([[0.0], np.cumsum(weights)])
+    return np.interp(np.linspace(0.0, cumulative[-1], points), cumulative, t)
 
 
-def log_or_minus_infinity(x: ArrayLike) -> Array:
+def safe_log(x: ArrayLike) -> FloatArray:
     """log(x), minus infinity at 0, without a warning."""
     with np.errstate(divide="ignore"):
         return np.log(np.asarray(x, dtype=np.float64))
 
 
-def log_of_difference(log_x: Array, log_y: Array) -> Array:
+def log_subtract(log_x: FloatArray, log_y: FloatArray) -> FloatArray:
     """log(x - y) for y <= x, elementwise."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.minimum(log_y - log_x, 0.0)
@@ -286,16 +294,16 @@ def log_of_difference(log_x: Array, log_y: Array) -> Array:
         return np.where(ratio < 0.0, log_x + share, -np.inf)
 
 
-def log_of_rest(share: Array, rest: Array) -> Array:
-    """log of the probability `rest` = 1 - `share`, from whichever of the two keeps its digits."""
+def log_complement(share: FloatArray, rest: FloatArray) -> FloatArray:
+    """log of the probability `rest` = 1 - `share`, computed from the more accurate of the two."""
     with np.errstate(divide="ignore"):
         return np.where(share < 0.5, np.log1p(-np.minimum(share, 0.5)), np.log(rest))
 
 
-def product_of_powers(factors: Sequence[tuple[Complex, int]]) -> Complex:
-    """The product of values^exponent, elementwise: the factors share their squarings.
+def product_of_powers(factors: Sequence[tuple[ComplexArray, int]]) -> ComplexArray:
+    """The product of values^exponent, elementwise.
 
-    Ten times as fast as powers of complex numbers, and as exact.
+    All factors share the squarings, so this is ten times as fast as complex powers, and as exact.
     """
     result = np.ones_like(factors[0][0])
     for bit in reversed(range(max(exponent for _, exponent in factors).bit_length())):
@@ -306,20 +314,20 @@ def product_of_powers(factors: Sequence[tuple[Complex, int]]) -> Complex:
     return result
 
 
-def lower_hull(a: Array, b: Array) -> tuple[Array, Array]:
-    """Vertices of the lower convex hull of the origin and the points, from the origin on.
+def lower_hull(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Vertices of the lower convex hull of the origin and the points, starting at the origin.
 
     Args:
         a: [n] >= 0.
         b: [n] >= 0.
 
     Returns:
-        The vertices after the origin, a strictly increasing, slopes strictly increasing. Rounding
-        can only leave a vertex too many, which changes the envelope by rounding alone.
+        The vertices after the origin, with increasing a and increasing slopes. Because of rounding
+        there may be an extra vertex, which changes the envelope by no more than rounding.
     """
     order = np.lexsort((-b, a))
     a, b = a[order], b[order]
-    # Of points with one and the same a only the one with the smallest b, the last, matters.
+    # Among points with equal a, only the last, which has the smallest b, can be a vertex.
     keep = np.append(np.diff(a) > 0, True) & (a > 0)
     a, b = a[keep], b[keep]
     first = int(np.argmin(b / a))
@@ -328,7 +336,7 @@ def lower_hull(a: Array, b: Array) -> tuple[Array, Array]:
         bent = _bent(a, b)
         if len(bent) == 0:
             break
-        # A point is judged by its neighbours, so of two neighbours only one may go at a time.
+        # The test of a point uses its neighbours, so two neighbours cannot be dropped at once.
         drop = np.zeros(len(a), dtype=np.bool_)
         drop[bent] = True
         drop[1:] &= ~drop[:-1]
@@ -336,14 +344,14 @@ def lower_hull(a: Array, b: Array) -> tuple[Array, Array]:
     return _monotone_chain(a, b)
 
 
-def _bent(a: Array, b: Array) -> NDArray[np.intp]:
-    """The points that are not below the line of their neighbours."""
+def _bent(a: FloatArray, b: FloatArray) -> NDArray[np.intp]:
+    """Indices of the points that are not below the line through their neighbours."""
     slopes = np.diff(np.concatenate([[0.0], b])) / np.diff(np.concatenate([[0.0], a]))
     return np.flatnonzero(slopes[1:] <= slopes[:-1])
 
 
-def _monotone_chain(a: Array, b: Array) -> tuple[Array, Array]:
-    """Andrew's monotone chain, for what the vectorised passes leave: a few places, most often."""
+def _monotone_chain(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Andrew's monotone chain, for the few points that the vectorised passes leave."""
     bent = _bent(a, b)
     if len(bent) == 0:
         return a, b
@@ -354,7 +362,7 @@ def _monotone_chain(a: Array, b: Array) -> tuple[Array, Array]:
         before = len(hull)
         while len(hull) > 1:
             i, j = hull[-2], hull[-1]
-            # Slopes, not products of differences, which overflow from 1e154 on.
+            # Compares slopes, because products of differences overflow above 1e154.
             if (y[j] - y[i]) / (x[j] - x[i]) < (y[ahead] - y[j]) / (x[ahead] - x[j]):
                 break
             hull.pop()
@@ -363,49 +371,47 @@ def _monotone_chain(a: Array, b: Array) -> tuple[Array, Array]:
             break
         hull.append(ahead)
         ahead += 1
-    kept = np.array(hull[1:]) - 1
-    return a[kept], b[kept]
+    vertices = np.array(hull[1:]) - 1
+    return a[vertices], b[vertices]
 
 
-def shown(value: float, up: bool, digits: int = 5) -> str:
-    """A number in so many significant digits, rounded to a stated side.
-
-    Read back, the text is at least the number if `up`, at most it if not.
+def format_rounded(value: float, up: bool, digits: int = 5) -> str:
+    """A number with the given significant digits, rounded up or down.
 
     Args:
         value: any number.
-        up: towards plus infinity; else towards minus infinity.
+        up: whether to round towards plus infinity; otherwise towards minus infinity.
         digits: significant digits, >= 1.
 
     Example:
-        >>> shown(1.088712, up=True), shown(1.088712, up=False), shown(0.00001234567, up=True)
-        ('1.0888', '1.0887', '1.2346e-05')
+        >>> format_rounded(1.088712, up=True), format_rounded(1.088712, up=False)
+        ('1.0888', '1.0887')
     """
     if not math.isfinite(value):
         return f"{value:g}"
-    # From the shortest text of the number, so that 2.4 stays 2.4.
+    # Rounding starts from the shortest text of the number, so 2.4 stays 2.4.
     side = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
     rounded = decimal.Context(digits, side).plus(decimal.Decimal(repr(float(value))))
     return f"{float(rounded):.{digits}g}"
 
 
-def shown_to(value: float, up: bool, places: int = 3) -> str:
-    """A number with so many places after the point, rounded to a stated side.
+def format_places(value: float, up: bool, places: int = 3) -> str:
+    """A number with the given decimal places, rounded up or down.
 
-    Where these would leave it less than two digits, or it is large, as many significant ones.
+    A very small or very large number gets the same number of significant digits instead.
 
     Example:
-        >>> shown_to(2.3456, up=True), shown_to(1e-5, up=True), shown_to(0.0, up=False)
-        ('2.346', '1e-05', '0.000')
+        >>> [format_places(value, up=True) for value in (2.3456, 1e-5, 0.0)]
+        ['2.346', '1e-05', '0.000']
     """
     size = abs(value)
     if not math.isfinite(value) or 0.0 < size < 10.0 ** (1 - places) or size >= 1e6:
-        return shown(value, up, places)
+        return format_rounded(value, up, places)
     side = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
     exact = decimal.Decimal(repr(float(value)))
     return str(exact.quantize(decimal.Decimal(1).scaleb(-places), side))
 
 
-def exact(value: float) -> str:
-    """A number as short as it can be and read back as the very same."""
+def format_exact(value: float) -> str:
+    """The shortest text that parses to exactly the same number."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(float(value))

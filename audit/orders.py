@@ -1,10 +1,8 @@
-"""Orders of one statistic x: which of several runs is called the best.
+"""Orders of one statistic x: rankings by which the best of several runs is chosen.
 
-The score of an attack, the bound on what it leaks, the curve that reads its trials and the study
-that draws them all take the order from here. In one run x is N(0, 1), or N(mu, 1) with the record;
-where an order splits or folds is in standard deviations.
-
-The lowest floor: numpy and scipy alone.
+Scores of attacks, bounds on their leakage, estimators for their trials and simulations share these
+orders. In one run, x is N(0, 1) without the record and N(mu, 1) with it. The points where an order
+splits or folds are given in standard deviations.
 """
 
 from dataclasses import dataclass
@@ -16,12 +14,12 @@ from scipy import special
 
 Array = NDArray[np.float64]
 
-# Above any x: one of 1e6 standard deviations has probability 0 in double precision.
+# Larger than any x: a value of 1e6 standard deviations has probability 0 in double precision.
 _ABOVE = 1e6
 
 
 class Order(Protocol):
-    """An order on x.
+    """A ranking of x.
 
     Example:
         >>> import numpy as np
@@ -32,17 +30,17 @@ class Order(Protocol):
 
     @property
     def fold(self) -> float:
-        """Where the line is folded: above it a larger x is preferred."""
+        """The point where the line is folded; above it, a larger x is preferred."""
         ...
 
     def rank(self, x: Array) -> Array:
-        """The score of x [n], higher is better; of equal scores the smaller x is preferred."""
+        """Scores of x [n]; higher is better, and among equal scores a smaller x is preferred."""
         ...
 
 
 @dataclass(frozen=True)
 class IncreasingOrder:
-    """The larger the better.
+    """Prefers the larger x.
 
     Example:
         >>> import numpy as np
@@ -58,9 +56,10 @@ class IncreasingOrder:
         return x
 
     def best(self, runs: NDArray[np.int64], mean: float, rng: np.random.Generator) -> Array:
-        """Draws the best x of every tuning [n] with so many runs [n]; minus infinity without any.
+        """Draws the best x [n] of tunings with the given numbers of runs [n].
 
-        A uniform to the power 1/K is the largest of K.
+        The largest of K uniforms is distributed as a uniform to the power 1/K. Without runs, the
+        result is minus infinity.
         """
         with np.errstate(divide="ignore"):
             share = rng.random(len(runs)) ** (1.0 / np.maximum(runs, 1))
@@ -69,15 +68,15 @@ class IncreasingOrder:
 
 @dataclass(frozen=True)
 class SplitOrder:
-    """x > top first, the larger the better; below it the smaller the better.
+    """Prefers x > top, and among these the larger x; below top, prefers the smaller x.
 
     Attributes:
-        top: where the order splits; infinite for the decreasing order, minus infinity for the
-            increasing one.
+        top: the point where the order splits; infinity gives the decreasing order, minus infinity
+            the increasing one.
 
     Example:
         >>> import numpy as np
-        >>> SplitOrder(2.0).rank(np.array([3.0, -1.0, 1.0])).argsort().tolist()  # the worst first
+        >>> SplitOrder(2.0).rank(np.array([3.0, -1.0, 1.0])).argsort().tolist()  # worst first
         [2, 1, 0]
     """
 
@@ -91,25 +90,25 @@ class SplitOrder:
         return np.where(x > self.top, _ABOVE + x, -x)
 
     def tails(self, x: ArrayLike, mean: float) -> tuple[Array, Array]:
-        """The chances that one run is preferred to x: from above the split, and from below it.
+        """Probabilities that one run is preferred to x, from above the split and from below it.
 
         Args:
             x: values [...].
-            mean: of the statistic in one run.
+            mean: mean of the statistic in one run.
         """
         return split_tails(self.top, x, mean)
 
     def best(self, runs: NDArray[np.int64], mean: float, rng: np.random.Generator) -> Array:
-        """Draws the best x of every tuning [n] with so many runs [n], at least one each."""
+        """Draws the best x [n] of tunings with the given numbers of runs [n], each at least 1."""
         share = rng.random(len(runs)) ** (1.0 / runs)
         below = special.ndtr(self.top - mean)
-        # Given that all are below top, the smallest of them.
+        # The smallest value, given that all are below top.
         smallest = below * -np.expm1(np.log(rng.random(len(runs))) / runs)
         return mean + np.asarray(special.ndtri(np.where(share > below, share, smallest)))
 
 
 def split_tails(top: ArrayLike, x: ArrayLike, mean: float) -> tuple[Array, Array]:
-    """As `SplitOrder.tails`, for many splits and values at once, elementwise.
+    """`SplitOrder.tails` for many splits and values at once, elementwise.
 
     Example:
         >>> [round(float(np.exp(tail)), 4) for tail in split_tails(2.0, 3.0, mean=0.0)]
@@ -122,12 +121,12 @@ def split_tails(top: ArrayLike, x: ArrayLike, mean: float) -> tuple[Array, Array
 
 @dataclass(frozen=True)
 class FoldedOrder:
-    """x above the fold scores x, below it a decreasing function of x.
+    """Scores x above the fold by x, and x below the fold by a decreasing function.
 
     Attributes:
-        fold: where the line is folded.
-        low: increasing points x below the fold.
-        scores: their scores, decreasing and at least `fold`; linear in between.
+        fold: the point where the line is folded.
+        low: increasing points below the fold.
+        scores: scores at these points, decreasing and at least `fold`; linear in between.
 
     Example:
         >>> import numpy as np

@@ -1,7 +1,7 @@
-"""The audit, end to end: `python -m audit.run --help`.
+"""The command that runs an audit: `python -m audit.run --help`.
 
-Plays the distinguishing game against the tuning protocol, turns the outcomes into lower bounds,
-computes the upper bounds beside them, and draws the two together.
+It plays the distinguishing game against a tuning protocol, computes lower bounds from the trials
+and upper bounds from theory, and writes tables and figures of both.
 """
 
 import argparse
@@ -10,39 +10,43 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-# Two OpenMP threads of one process stall each other on a busy machine; set before torch starts.
+# Two OpenMP threads of one process stall each other on a busy machine. Set before torch starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from audit import console
-from audit.game.presets import read_preset
+from audit.errors import AuditError, InvalidInput
+from audit.game.presets import preset_names, read_preset
 from audit.game.settings import AuditConfig
 
 if TYPE_CHECKING:
+    from audit.game.audit_loop import TrialsOfViews
+    from audit.game.setup import SetUp
+    from audit.game.store import RunFolder
     from audit.report.results import Report
-
 
 _LONG_SECONDS = 60.0
 _GROUPS = {
     "what is attacked": ("threat", "canary", "score", "dataset", "model"),
     "one run": ("epsilon", "delta", "steps", "sampling_rate"),
-    "how many, and how": ("repetitions", "protocol"),
-    "what is tuned over": ("learning_rates", "max_grad_norm", "momentum"),
+    "how the best run is chosen": ("repetitions", "protocol"),
+    "the candidates": ("learning_rates", "max_grad_norm", "momentum"),
     "how much is played": ("trials", "repeats", "stop_at", "confidence", "seed"),
     "where": ("out", "jobs", "devices"),
 }
 _EXAMPLES = {
-    "python -m audit.run --epsilon 1 --score worst-order": "the worst score there is",
+    "python -m audit.run --epsilon 1 --score worst-order": "the worst possible score",
     "python -m audit.run --canary input --dataset DIGITS": "a real record, real training",
-    "python -m audit.run --preset runs/etcv4.toml": "a row of the paper's table 2",
-    "python -m audit.run --train package.function": "your own training: add --help",
+    "python -m audit.run --preset etcv4": "a row of the paper's table 2",
+    "python -m audit.run --train package.function": "your own training (add --help)",
 }
-# More no number of games shows.
-_MOST_EPSILON = 500.0
+# No number of trials can show a larger epsilon.
+_MAX_EPSILON = 500.0
 
 
 def _parser() -> console.Parser:
@@ -55,8 +59,12 @@ def _parser() -> console.Parser:
         "--preset",
         nargs="+",
         default=[],
-        metavar="FILE",
-        help="TOML files of settings, an audit each; options win",
+        metavar="NAME",
+        help="presets, or TOML files of settings; options take precedence",
+    )
+    parser.add_argument("--list-presets", action=_ListPresets, help="list the installed presets")
+    parser.add_argument(
+        "--json", action="store_true", help="print everything as json instead of a table"
     )
     settings = {field.name: field for field in fields(AuditConfig)}
     named = [name for names in _GROUPS.values() for name in names]
@@ -71,9 +79,22 @@ def _parser() -> console.Parser:
     return parser
 
 
+class _ListPresets(argparse.Action):
+    """Prints the installed presets and ends the command."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        names = preset_names()
+        width = max(map(len, names), default=0)
+        for name, first in names.items():
+            print(f"{name:{width}}  {first}")
+        parser.exit()
+
+
 def _add(group: Any, field: Any) -> None:
-    """One setting as an option."""
-    assert field.default is not MISSING
+    """Adds the option of one setting."""
     several = isinstance(field.default, tuple)
     kind = type(field.default[0]) if several else type(field.default)
     given = field.default if several else (field.default,)
@@ -90,7 +111,7 @@ def _add(group: Any, field: Any) -> None:
 
 
 def _number_or_text(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A value of a kind, or the text itself, which the settings then refuse by name."""
+    """A parser that returns unparsable text unchanged: the settings name it in their error."""
 
     def read(text: str) -> Any:
         try:
@@ -102,13 +123,18 @@ def _number_or_text(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def parse(argv: Sequence[str] | None = None) -> list[AuditConfig]:
-    """The audits that a command line asks for: one, or one per preset.
+    """The audits of a command line: one, or one per preset.
 
     Raises:
-        ValueError: an unknown name or a value out of its range, or several audits that share a
+        InvalidInput: an unknown name, a value out of its range, or several audits that share a
             folder or cannot be compared.
     """
-    options: dict[str, Any] = vars(_parser().parse_args(argv))
+    options = vars(_parser().parse_args(argv))
+    del options["json"]
+    return _configs(options)
+
+
+def _configs(options: dict[str, Any]) -> list[AuditConfig]:
     presets = options.pop("preset")
     if len(presets) <= 1:
         values = read_preset(presets[0]) if presets else {}
@@ -119,7 +145,9 @@ def parse(argv: Sequence[str] | None = None) -> list[AuditConfig]:
         configs.append(AuditConfig.from_mapping({**read_preset(preset), **options, **below}))
     folders = [config.out for config in configs]
     if len(set(folders)) < len(folders):
-        raise ValueError(f"out must be another folder for every preset, got {', '.join(folders)}")
+        raise InvalidInput(
+            f"out must be a different folder for every preset, got {', '.join(folders)}"
+        )
     from audit.report import comparison
 
     comparison.check_comparable([config.identity for config in configs])
@@ -127,84 +155,98 @@ def parse(argv: Sequence[str] | None = None) -> list[AuditConfig]:
 
 
 def run(config: AuditConfig) -> "list[Report]":
-    """Plays the audit (or what is missing of it) and writes its results.
+    """Plays an audit, or resumes it, and writes its results.
 
     The folder `config.out` then holds config.json, the shards of trials, results.csv, summary.json,
-    figure.png and scores.png (docs/results.md). Interrupted at any moment, the same call goes on
-    from the finished shards and ends with the same results.
+    figure.png and scores.png (docs/results.md). After an interruption, the same call resumes from
+    the finished shards and gives the same results.
 
     Args:
         config: the audit.
 
     Returns:
-        The report of every view that the runs serve; several write to folders below.
+        The report of every view of the runs; several views have a folder each, below `config.out`.
 
     Raises:
-        ValueError: settings that do not fit each other, a folder that cannot be used, or runs that
-            all diverged.
+        InvalidInput: settings that do not fit each other, an unusable folder, or runs that all
+            diverged.
     """
-    # Torch takes seconds to import: not for --help.
-    from audit.game import binding, play, setup, store, whole, workers
+    # Importing torch takes seconds, which --help need not wait for.
+    from audit.game import audit_loop, binding, blocks, play, setup, store, workers
 
-    # To plan and to report needs no GPU; who plays a block makes an engine on it.
-    plan = replace(config, devices=("cpu",))
-    first = setup.set_up(plan, 0)
-    seconds = play.expected_seconds(config, first.engine.name)
-    set_ups = [setup.set_up(plan, budget) for budget in _with_bar(range(len(config.epsilon)))]
-    blocks = play.blocks(config, first.engine.name)
-    bound_to = binding.binding(config, set_ups)
-    is_finished = store.finished(config, blocks)
+    workload, place = config.workload, config.place
+    first = setup.set_up(config, 0)
+    seconds = blocks.expected_seconds(workload, first.engine.name)
+    set_ups = [setup.set_up(config, budget) for budget in _with_bar(range(workload.budgets))]
+    all_blocks = blocks.all_blocks(workload, first.engine.name)
+    bound_to = binding.binding(config.plug_ins, set_ups)
+    folder = store.RunFolder(place.out, config.identity, bound_to, config.view_names)
+    is_finished = folder.is_finished(all_blocks)
     if not is_finished:
-        workers.check_devices(config)
-    folder = store.RunFolder.open(config, bound_to)
-    if not is_finished:
-        _announce(config, seconds)
-    games = whole.play_audit(config, folder, blocks)
-    # Tables and pictures take a second, too: not before the first game is played.
-    from audit.report import made, pictures, summary, tables
+        workers.check_devices(place)
+    with store.locked(folder.path):
+        folder.open()
+        if not is_finished:
+            _announce(config, seconds)
+        play_blocks = partial(workers.play_all, place, partial(play.play, config), folder)
+        trials = audit_loop.play_audit(all_blocks, play_blocks, config.evaluation)
+        return _write_reports(config, set_ups, folder, trials)
+
+
+def _write_reports(
+    config: AuditConfig, set_ups: "Sequence[SetUp]", folder: "RunFolder", trials: "TrialsOfViews"
+) -> "list[Report]":
+    """Computes and writes the report of every view."""
+    # Importing tables and figures takes another second, so it waits until the trials are played.
+    from audit.game import store
+    from audit.report import pictures, provenance, summary, tables
     from audit.report.assemble import assemble
 
-    provenance = made.made()
+    made = provenance.made()
     reports = []
-    for view, (of_view, trials) in enumerate(zip(config.views, games, strict=True)):
-        report = assemble(of_view, set_ups, trials, view, provenance, _with_bar)
+    for view, (of_view, of_trials) in enumerate(zip(config.views, trials, strict=True)):
+        report = assemble(of_view, set_ups, of_trials, view, made, _with_bar)
+        folder.check_same()  # The folder may have changed if its file system has no locks.
         results = Path(of_view.out)
         store.write_text(results / "results.csv", tables.to_csv(tables.to_table(report)))
         store.write_text(results / "summary.json", summary.to_json(report))
         pictures.draw(report, results / "figure.png")
-        pictures.draw_scores(report, trials, results / "scores.png")
+        pictures.draw_scores(report, of_trials, results / "scores.png")
         reports.append(report)
     return reports
 
 
 def _announce(config: AuditConfig, seconds: float) -> None:
-    """Says what the games can show at best, and how long it may take where that is long."""
+    """Prints what the trials can show at best, and the expected time of a long audit."""
     from audit import lower_bounds
-    from audit.game import play
-    from audit.numerics import shown_to
+    from audit.game import blocks
+    from audit.numerics import format_places
 
-    games = config.trials * config.repeats
-    looks, largest = len(config.looks), max(config.epsilon)
-    can_show = lower_bounds.ceiling(
-        games // 2, games // 2, config.delta, config.confidence, looks=looks
+    workload, place, evaluation = config.workload, config.place, config.evaluation
+    trials = config.trials * config.repeats
+    looks, largest = len(evaluation.looks), max(config.epsilon)
+    detectable = lower_bounds.max_detectable_epsilon(
+        trials // 2, trials // 2, config.delta, config.confidence, plan=looks
     )
-    most = shown_to(can_show, up=True, places=2)
-    words = f"{games:,} games a budget can give an eps_L to report of at most {most}"
-    if can_show < largest <= _MOST_EPSILON:
-        share = (1.0 - config.confidence) / looks
-        needed = lower_bounds.trials_needed(largest, config.delta, 1.0 - share)
-        words += f"; eps_B = {largest:g} takes {2 * needed:,} or more"
+    words = (
+        f"{trials:,} trials per budget can show an eps_L of at most "
+        f"{format_places(detectable, up=True, places=2)}"
+    )
+    if detectable < largest <= _MAX_EPSILON:
+        error = (1.0 - config.confidence) / looks
+        needed = lower_bounds.trials_needed(largest, config.delta, 1.0 - error)
+        words += f"; to show eps_B = {largest:g} takes at least {2 * needed:,}"
     console.note(words)
-    seconds = seconds / config.workers + play.expected_seconds_of_bounds(config)
-    if config.device_kind == "cpu" and seconds > _LONG_SECONDS:
+    seconds = seconds / place.workers + blocks.expected_seconds_of_bounds(workload)
+    if place.device_kind == "cpu" and seconds > _LONG_SECONDS:
         console.note(
-            f"about {config.expected_runs:,.0f} runs and the bounds of {len(config.epsilon)} "
-            f"budgets, roughly {seconds / 3600:.2g} hours with jobs {config.workers}"
+            f"about {workload.expected_runs:,.0f} runs and the bounds of {workload.budgets} "
+            f"budgets, roughly {seconds / 3600:.2g} hours with jobs {place.workers}"
         )
 
 
 def _with_bar(budgets: Sequence[int]) -> Iterator[int]:
-    """The budgets, with a progress bar where they take long."""
+    """The budgets, with a progress bar if they take long."""
     with console.progress(len(budgets), unit="budget", delay=3.0) as update:
         for budget in budgets:
             yield budget
@@ -218,37 +260,66 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: command-line arguments, without the program's name.
 
     Returns:
-        The exit code: 0; 1 where --train found a leak; 2 after one clear line about what was wrong;
-        128 plus the signal's number where it was stopped by one, 130 for a user's.
+        The exit code: 0; 1 if --train found a leak; 2 after a line about invalid input; 128 plus
+        the number of the signal that stopped the command (130 for Ctrl-C).
     """
-    arguments = sys.argv[1:] if argv is None else argv
+    arguments = sys.argv[1:] if argv is None else list(argv)
     if any(argument.split("=")[0] == "--train" for argument in arguments):
         from audit.own_training import command
 
         return command.main(arguments)
     try:
         with _signals_as_exceptions():
-            configs = parse(argv)
-            for config in configs:
-                _print(config, run(config))
-                if len(configs) > 1:
-                    print()
-    except (ValueError, OSError, RuntimeError) as error:
-        return console.refused(error)
+            return _run_all(vars(_parser().parse_args(arguments)))
+    except (AuditError, ValueError, OSError, RuntimeError) as error:
+        return console.report_error(error)
     except _Stopped as stopped:
         return _stopped(stopped.number)
     except KeyboardInterrupt:
         return _stopped(signal.SIGINT)
+
+
+def _run_all(options: dict[str, Any]) -> int:
+    """Runs the audits of a command line, prints their reports, and compares several."""
+    as_json = options.pop("json")
+    configs = _configs(options)
+    # With --json, only the json goes to stdout.
+    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+        reports = _audited(configs, prints=not as_json)
+    if as_json:
+        _print_json(reports)
     if len(configs) == 1:
         return 0
     from audit import compare
 
     folders = [config.out for config in configs]
-    return compare.main([*folders, "--out", str(Path(folders[0]).with_name("comparison"))])
+    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+        return compare.main([*folders, "--out", str(Path(folders[0]).with_name("comparison"))])
+
+
+def _audited(configs: Sequence[AuditConfig], *, prints: bool) -> "list[Report]":
+    """Runs the audits one by one, and prints each report if `prints`."""
+    found = []
+    for config in configs:
+        reports = run(config)
+        if prints:
+            _print(config, reports)
+        if prints and len(configs) > 1:
+            print()
+        found += reports
+    return found
+
+
+def _print_json(reports: "Sequence[Report]") -> None:
+    """Prints summary.json, or a list of them if there are several reports."""
+    from audit.report import summary
+
+    texts = [summary.to_json(report).rstrip() for report in reports]
+    print(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")
 
 
 class _Stopped(KeyboardInterrupt):
-    """A signal asked this process to end, as Ctrl-C does."""
+    """A signal requested the end of this process."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -256,19 +327,19 @@ class _Stopped(KeyboardInterrupt):
 
 
 def _stopped(number: int) -> int:
-    print("stopped; the same command goes on from the finished blocks", file=sys.stderr)
+    print("stopped; run the same command again to resume", file=sys.stderr)
     return 128 + number
 
 
 @contextlib.contextmanager
 def _signals_as_exceptions() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP close workers and files on the way out, as Ctrl-C does."""
+    """Turns SIGTERM and SIGHUP into exceptions, so that workers and files are closed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise _Stopped(number)
 
     before = {}
-    with contextlib.suppress(ValueError):  # only the main thread may
+    with contextlib.suppress(ValueError):  # Only the main thread can set handlers.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:
                 before[number] = signal.signal(number, stop)

@@ -1,37 +1,162 @@
-"""Is a certificate right? `python -m audit.verify certificate.json` says so in one line."""
+"""`python -m audit.verify certificate.json` recomputes a certificate, and signs it on request."""
 
+import contextlib
+import json
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
 
-from audit import console
-from audit.certificate import verify
+from audit import checks, console
+from audit.certificate import Finding, check_signature, schema, sign
+from audit.certificate.verification import read, verdict_of
 
-WRONG = 1
+WRONG, VOID = 1, 3
+SECONDS = 20.0
+
+_CODES = {Finding.CORRECT: console.OK, Finding.WRONG: WRONG, Finding.VOID: VOID}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Checks a certificate.
+    """Verifies a certificate.
 
     Args:
         argv: command-line arguments, without the program's name.
 
     Returns:
-        The exit code: 0 if it is right, 1 if it is wrong, 2 if it is no certificate.
+        The exit code: 0 if it is correct, 1 if it or its signature is wrong, 2 if it cannot be
+        read, 3 if its numbers are correct but the certificate is void.
     """
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.schema:
+        print(json.dumps(schema(), indent=2))
+        return console.OK
+    if arguments.certificate is None:
+        parser.error("certificate must be given")
+    if arguments.sign is not None and arguments.check_signature is not None:
+        parser.error("--sign must not be given with --check-signature: check it afterwards")
+    if arguments.signature is not None and not (arguments.sign or arguments.check_signature):
+        parser.error("--signature must be given with --sign or --check-signature")
+    try:
+        return _verify(
+            Path(arguments.certificate),
+            seconds=checks.interval("seconds", arguments.seconds, 0.0, 1e6),
+            key=arguments.sign,
+            allowed=arguments.check_signature,
+            signature=arguments.signature,
+            page=arguments.render,
+        )
+    except (ValueError, OSError) as error:
+        return console.report_error(error)
+
+
+def _parser() -> console.Parser:
     parser = console.Parser(
         prog="python -m audit.verify",
-        description="Computes every number of a certificate anew, and checks its hash.",
-        examples={"python -m audit.verify certificate.json": "one line says it"},
-        notes="exit code: 0 right, 1 wrong, 2 no certificate",
+        description="Recomputes every number of a certificate, and every condition it must state.",
+        examples={
+            "python -m audit.verify certificate.json": "correct, wrong or void",
+            "python -m audit.verify certificate.json --sign ~/.ssh/id_ed25519": "sign it",
+            "python -m audit.verify certificate.json --check-signature signers": "and who signed",
+        },
+        notes="exit code: 0 correct, 1 wrong, 2 cannot be read, 3 void",
     )
-    parser.add_argument("certificate", help="the json file")
-    arguments = parser.parse_args(argv)
+    parser.add_argument("certificate", nargs="?", help="the json file")
+    parser.add_argument(
+        "--sign", metavar="KEY", help="sign the verified file with an ssh key, as FILE.sig"
+    )
+    parser.add_argument(
+        "--check-signature",
+        metavar="SIGNERS",
+        help="check FILE.sig; SIGNERS lists names and public keys (see man ssh-keygen)",
+    )
+    parser.add_argument("--signature", metavar="SIG", help="signature file, if not FILE.sig")
+    parser.add_argument(
+        "--render", metavar="PAGE", help="write the verified certificate as .html or .txt"
+    )
+    parser.add_argument("--schema", action="store_true", help="print the JSON Schema, and exit")
+    parser.add_argument(
+        "--seconds", default=SECONDS, help=f"time limit of the verification ({SECONDS:g})"
+    )
+    return parser
+
+
+def _verify(
+    path: Path,
+    *,
+    seconds: float,
+    key: str | None,
+    allowed: str | None,
+    signature: str | None,
+    page: str | None,
+) -> int:
+    if page is not None:
+        checks.one_of("the ending of --render", Path(page).suffix, (".html", ".txt"))
+    own = Path(signature) if signature is not None else path.with_name(f"{path.name}.sig")
+    if key is not None and own.exists():
+        raise ValueError(f"signature must not exist yet, got {checks.one_line(str(own))}")
+    with _limited(seconds):
+        # What is verified is what is signed, even if somebody changes the file meanwhile.
+        content = read(path)
+        verdict = verdict_of(content)
+    signer = None
+    if allowed is not None:
+        signer = check_signature(content, own, allowed)
+    if allowed is not None and signer is None:
+        print("wrong: the signature is not that of an allowed signer for this file")
+        for line in verdict.lines:
+            print(f"  without its signature: {line}")
+        return WRONG
+    for line in verdict.lines:
+        print(line)
+    if signer is not None:
+        print(f"signature: valid, by {signer!a}")
+    elif key is None and verdict.finding is not Finding.WRONG:
+        print("signature: not checked; see --check-signature")
+    code = _CODES[verdict.finding]
+    if verdict.certificate is not None and page is not None:
+        verdict.certificate.save(page)
+        print(f"page: {page!a}")
+    if key is not None:
+        if code != console.OK:
+            print("signature: not made")
+            return code
+        made = sign(content, key)
+        with open(own, "xb") as file:
+            file.write(made)
+        print(f"signature: {str(own)!a}")
+    return code
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Ends what takes longer, where the system has alarms."""
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() != threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        verdict = verify(arguments.certificate)
-    except ValueError as error:
-        return console.refused(error)
-    print(verdict.line)
-    return console.OK if verdict.right else WRONG
+        yield
+    except _TooLong:
+        raise ValueError(
+            f"certificate must be verified within {seconds:g} seconds, and was not: --seconds "
+            "raises the limit"
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class _TooLong(BaseException):
+    """The time limit has passed; no handler of errors may catch it."""
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Benchmarks: ratios measured side by side, `python -m benchmarks.NAME`."""
+"""Benchmarks: `python -m benchmarks.NAME` compares implementations in one process or in turns."""

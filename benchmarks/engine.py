@@ -1,20 +1,18 @@
-"""Engines and their peers side by side, each on one thread: `python -m benchmarks.engine`.
+"""Speed of the engines and of other libraries, on one thread: `python -m benchmarks.engine`.
 
-Lines of one setup are measured in turn, round after round, each in a process of its own that has
-been warmed up until its page faults stopped: a heap that still grows makes Opacus two times
-slower than it is. Speeds are run-steps per second of processor time, the best of all rounds, then
-as ratios to the best private peer and to Opacus as people use it (hooks, one run at a time).
-Large blocks stay with malloc instead of going back to the system, without which Opacus is several
-times slower than it can be. Peers take records with channels last in memory where that is faster.
-Peak memory is what the process grew by, or what was allocated on the GPU. Hours are for one row
-of the paper's table 2: 2,000 trials, about 43,000 runs, at 300 steps. Images are random: only
-time is measured.
+The lines of one setup are measured in turns, round after round. Each has its own process, which is
+warmed up until page faults stop, because a growing heap makes Opacus twice as slow. Speeds are
+run-steps per second of processor time, the best of all rounds. They are also given as ratios to the
+fastest private library and to Opacus in its default mode (hooks, one run at a time). malloc keeps
+large blocks instead of returning them to the system; otherwise Opacus is several times slower.
+Other libraries get records with channels last in memory if that is faster. Peak memory is the
+growth of the process, or the allocation on the GPU. Hours are for one row of the paper's table 2:
+2,000 trials, about 43,000 runs, at 300 steps. Images are random, because only time is measured.
 
-The roof is the speed at which the products of the gradients and the noise would take as long as
-they do alone, at the measured rates of one large float32 product and of normal numbers on this
-device; memory and launches of kernels are not in it. Lanes are as many as an audit has side by
-side. On a GPU the time is by the clock: a run ends with the copy of its outcomes, which waits for
-all before.
+The roof is the speed if only the gradients' products and the noise took time, at the measured rates
+of a large float32 product and of normal numbers on this device. It ignores memory access and kernel
+launches. The number of runs is that of an audit's packs. On a GPU, time is wall-clock time; a
+measurement ends with the copy of the outcomes, which waits for all kernels.
 """
 
 import argparse
@@ -34,9 +32,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import threat_models
-from audit.dpsgd import DpSgdSettings, Lanes, make_engine, models, noise
+from audit.dpsgd import DpSgdSettings, RunBatch, make_engine, models, noise
 from audit.dpsgd.products import affine
-from audit.game import play as game
+from audit.game.blocks import all_blocks
 from audit.game.settings import AuditConfig
 from benchmarks import peers
 from canaries import InputCanary
@@ -44,14 +42,14 @@ from threat_models import CanaryLoss, Records, etcv, ntcv
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 ROW_RUN_STEPS = 43_000 * 300
-# Rows of table 2 for 3 budgets and 3 repeats, at one set of runs for NTNV and NTCV with both
-# canaries (half of the runs once, half twice): FASHION, then CIFAR10 and SVHN. ETCV with the Dirac
-# canary takes no time.
+# Rows of table 2 for 3 budgets and 3 repeats: FASHION, then CIFAR10 and SVHN. NTNV and NTCV with
+# both canaries share runs (half of them are trained once, half twice). ETCV with the Dirac canary
+# takes no time.
 NT_ROWS = {GREY: 9 * 1.5, COLOUR: 9 * 2 * 1.5}
 ETCV_ROWS = {GREY: 9, COLOUR: 9 * 2}
-# A line that takes longer for one answer is given up.
+# Seconds after which a measurement is abandoned.
 PATIENCE = 300.0
-# Page faults of a call whose heap has stopped growing: a megabyte.
+# Page faults per call below which the heap has stopped growing: a megabyte.
 FEW_FAULTS = 256
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -64,7 +62,7 @@ OPAQUE = "benchmarks.engine.opaque_"
 
 
 class Opaque(nn.Module):
-    """Hides what a model is made of, so that the engine falls back on vmap."""
+    """Hides a model's layers, so that the engine uses vmap."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -82,10 +80,10 @@ def opaque_convnet(record_shape, classes):
     return Opaque(models.convnet(record_shape, classes))
 
 
-def lanes(count: int) -> Lanes:
+def run_batch(count: int) -> RunBatch:
     random = np.random.default_rng(count)
     seeds = random.integers(2**63, size=count, dtype=np.uint64)
-    return Lanes(np.arange(count) % 2 == 0, np.zeros(count, np.int64), seeds)
+    return RunBatch(np.arange(count) % 2 == 0, np.zeros(count, np.int64), seeds)
 
 
 def threat(size: int, shape: tuple[int, ...]) -> threat_models.ThreatModel:
@@ -100,15 +98,15 @@ def threat(size: int, shape: tuple[int, ...]) -> threat_models.ThreatModel:
 
 
 def runs_per_block(model: str, size: int) -> int:
-    """How many runs an audit gives the engine at once."""
+    """The number of runs that an audit passes to the engine at once."""
     kind, size = ("NTCV", size) if size else ("ETCV", 1)
     config = AuditConfig(kind, "input", train_size=size, steps=300, repetitions="fixed:1",
                          trials=10**6, model=model.removeprefix(OPAQUE))  # fmt: skip
-    return game.blocks(config, "batched")[0].trials
+    return all_blocks(config.workload, "batched")[0].trials
 
 
 def seconds_of(call, device: str) -> float:
-    """Of the processor; on a GPU, for which the processor only waits, by the clock."""
+    """Processor time of a call; wall-clock time on a GPU."""
     clock = time.process_time if device == "cpu" else time.perf_counter
     start = clock()
     call()
@@ -118,7 +116,7 @@ def seconds_of(call, device: str) -> float:
 
 
 def warm_up(call, seconds: float) -> None:
-    """Calls until page faults stop, at least twice and at most for so long."""
+    """Repeats a call until page faults stop: at least twice, and for at most `seconds`."""
     end, quiet = time.perf_counter() + seconds, 0
     while quiet < 2 and time.perf_counter() < end:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -149,7 +147,7 @@ def roof(answer: Connection, device: str) -> None:
 
 
 def record_flops(model: str, shape: tuple[int, ...]) -> int:
-    """Of one record's forward and backward pass."""
+    """FLOPs of one record's forward and backward pass."""
     made = models.make_model(model.removeprefix(OPAQUE), 0, shape, 10, torch.float32)
     with FlopCounterMode(display=False) as counter:
         made(torch.rand(1, *shape)).sum().backward()
@@ -158,16 +156,16 @@ def record_flops(model: str, shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """What one line measures.
+    """The measurement of one line.
 
     Attributes:
-        line: its name.
-        model: of `models`, or opaque.
-        size: training records; 0 for an empty set, where peers train on the canary.
-        shape: of a record.
-        device: of torch.
-        precision: of the engines.
-        seconds: of a round, at least.
+        line: the name of an engine or of another library.
+        model: a name of `models`, or an opaque model.
+        size: number of training records; with 0, other libraries train on the canary.
+        shape: shape of a record.
+        device: a torch device.
+        precision: precision of the engines.
+        seconds: minimum duration of a round.
     """
 
     line: str
@@ -180,24 +178,24 @@ class Case:
 
     @property
     def is_peer(self) -> bool:
-        """Whether it is not an engine of ours."""
+        """Whether it measures another library."""
         return self.line in peers.PEERS
 
     def prepare(self):
-        """What to call, the run-steps of a call, the lanes and the numbers of a lane."""
+        """The function to call, its run-steps, the parameters of a run, and the number of runs."""
         if self.is_peer:
             return (*self._peer(), 1)
         engine = self.line if self.line != "vmap" else "batched"
         steps = 300 if self.device != "cpu" and not self.size else 6 if self.size else 100
-        # vmap is slow: enough to tell by how much.
+        # vmap is so slow that one step suffices.
         steps = 1 if self.line == "vmap" and self.size else steps
         settings = DpSgdSettings(steps, 1.0, 1.0, (0.01,), model=self.model)
         world = threat(self.size, self.shape)
         made = make_engine(engine, world, settings, self.device, self.precision)
-        count = min(made.lanes_per_pack(), runs_per_block(self.model, self.size))
-        # On a GPU vmap's own kernels for many lanes may take minutes.
+        count = min(made.runs_per_pack(), runs_per_block(self.model, self.size))
+        # On a GPU, vmap's kernels for many runs may take minutes.
         count = min(count, 16) if self.line == "vmap" and self.device != "cpu" else count
-        pack = lanes(count)
+        pack = run_batch(count)
         return (lambda: made.run(pack)), count * steps, made.parameters, count
 
     def _peer(self):
@@ -224,9 +222,9 @@ class Case:
 
 
 def measure(answer: Connection, case: Case) -> None:
-    """Sends lanes and numbers of a lane; then, for each thing it gets, the best rate of a round.
+    """Sends the number of runs and their parameters; then a round's best rate per message received.
 
-    Got None, it sends the memory in MB and ends.
+    After receiving None, it sends the memory in MB and ends.
     """
     torch.set_num_threads(1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -245,30 +243,30 @@ def measure(answer: Connection, case: Case) -> None:
 
 
 class Measured:
-    """A process of its own, so that its memory is its own.
+    """A measurement in a separate process, so that its memory can be measured.
 
     Attributes:
-        rate: the best so far; None where it failed, which it then said.
+        rate: the best rate so far; None if the process failed, in which case it printed why.
     """
 
     def __init__(self, target, *arguments) -> None:
-        # Forked, so that imports are paid for once; this process computes nothing before.
+        # Forking avoids repeated imports; this process computes nothing itself.
         context = multiprocessing.get_context("fork")
         self._ours, theirs = context.Pipe()
         self._process = context.Process(target=target, args=(theirs, *arguments))
         self._process.start()
-        theirs.close()  # so that its end is noticed
+        theirs.close()  # otherwise the end of the process would not be noticed
         self.rate: float | None = 0.0
 
     def answer(self):
-        """What it sends next; None where it failed or took too long."""
+        """The next message; None if the process failed or took too long."""
         try:
             return self._ours.recv() if self._ours.poll(PATIENCE) else None
-        except EOFError:  # it said why
+        except EOFError:  # the process failed and printed why
             return None
 
     def play(self) -> None:
-        """One more round."""
+        """Runs one more round."""
         if self.rate is None:
             return
         self._ours.send(True)
@@ -276,7 +274,7 @@ class Measured:
         self.rate = None if found is None else max(self.rate, found)
 
     def memory(self) -> float:
-        """The peak, in MB."""
+        """Peak memory in MB."""
         self._ours.send(None)
         return self.answer()
 
@@ -286,7 +284,7 @@ class Measured:
 
 
 def lines(model: str, size: int, shape: tuple[int, ...]) -> list[tuple[str, str]]:
-    """Lines and their models; on colours only those that an audit takes."""
+    """Lines and their models; for colour images only the engine that an audit uses."""
     ours = [("batched", model)]
     if size == 0 and model == "mlp":
         ours.append(("projected", model))
@@ -299,7 +297,7 @@ def lines(model: str, size: int, shape: tuple[int, ...]) -> list[tuple[str, str]
 def compare(
     model: str, size: int, shape: tuple[int, ...], options, roofs: tuple[float, float]
 ) -> float:
-    """Prints the lines of one setup, and gives the hours of the best of ours."""
+    """Prints the lines of one setup; returns the hours of our fastest engine."""
     label = (f"{model} n={size}" if size else f"{model} ETCV") + " 32x32x3" * (shape == COLOUR)
     playing = []
     for line, name in lines(model, size, shape):
@@ -316,7 +314,7 @@ def compare(
     for line, process, begun in playing:
         rate = process.rate
         if rate is None:
-            print(f"{label:<22}{line:<11} failed, or over {PATIENCE:.0f} s", flush=True)
+            print(f"{label:<22}{line:<11} failed, or took over {PATIENCE:.0f} s", flush=True)
         else:
             count, parameters = begun
             memory = process.memory()
@@ -335,26 +333,26 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--records", type=int, default=5000, help="training records in NTCV")
-    parser.add_argument("--seconds", type=float, default=2.0, help="at least, per line and round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="minimum per line and round")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precision", default="float32", help="of our engines")
+    parser.add_argument("--precision", default="float32", help="precision of our engines")
     parser.add_argument("--models", nargs="+", default=["mlp", "convnet"])
-    parser.add_argument("--grey", action="store_true", help="leave the 32x32x3 records out")
+    parser.add_argument("--grey", action="store_true", help="omit the 32x32x3 records")
     options = parser.parse_args()
-    ceiling = Measured(roof, options.device)
-    roofs = ceiling.answer()
-    ceiling.end()
+    process = Measured(roof, options.device)
+    roofs = process.answer()
+    process.end()
     if roofs is None:
         sys.exit(f"no measurement on {options.device}")
     for peer in peers.PEERS:
         if reason := peers.why_missing(peer):
             print(f"{peer} is not compared: {reason}")
     print(f"roof: {roofs[0]:.3g} FLOP/s of float32 products, {roofs[1]:.3g} normal numbers/s")
-    print(f"{'setup':<22}{'line':<11}{'lanes':>6}{'ms/step':>10}{'steps/s':>11}{'to peer':>9}"
-          f"{'to hooks':>9}{'peak MB':>9}{'a lane':>9}{'hours':>9}{'of roof':>9}",
+    print(f"{'setup':<22}{'line':<11}{'runs':>6}{'ms/step':>10}{'steps/s':>11}{'to peer':>9}"
+          f"{'to hooks':>9}{'peak MB':>9}{'a run':>9}{'hours':>9}{'of roof':>9}",
           flush=True)  # fmt: skip
     for model in options.models:
         total = 0.0
@@ -368,6 +366,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
-        # They are read when a process starts.
+        # These variables take effect when a process starts.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | ENVIRONMENT)
     main()

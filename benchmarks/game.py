@@ -1,7 +1,4 @@
-"""Speed of the game, with workers, and of the accountant: ratios measured side by side in one run.
-
-python -m benchmarks.game [TRIALS]
-"""
+"""Speed of the game, of its workers and of the bounds: `python -m benchmarks.game [TRIALS]`."""
 
 import sys
 import tempfile
@@ -10,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from audit import accounting, lower_bounds, repetitions, upper_bounds
+from audit import accounting, lower_bounds, upper_bounds
 from audit.game import play as game
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.game.store import RunFolder
 from audit.game.workers import play_all
+from audit.repetitions import parse_repetitions
 from audit.upper_bounds import registry
 
 
@@ -31,19 +29,18 @@ def seconds(call, repeats=3):
 def plain_loop(config, mu, trials):
     """The reduced game, one trial and one run at a time."""
     rng = np.random.default_rng(0)
-    law = config.law
     released = []
     for _ in range(trials):
         bit = rng.integers(2)
         best = -np.inf
-        for _ in range(int(law.sample(rng, 1)[0])):
+        for _ in range(int(config.law.sample(rng, 1)[0])):
             best = max(best, rng.normal(bit * mu, 1.0))
         released.append((bit, best))
     return released
 
 
 def with_workers(jobs, engine, settings):
-    """Seconds of a game on so many workers that have begun before, and how many blocks it has."""
+    """Seconds of a game on workers that are already started, and its number of blocks."""
     config = AuditConfig(epsilon=(1.0,), repeats=1, jobs=jobs, **settings)
     blocks = game.blocks(config, engine)
     for some in (blocks[:jobs], blocks):
@@ -78,20 +75,26 @@ def main():
         print(f"{engine} engine, {count} blocks: one worker {one:.1f} s, two {two:.1f} s: "
               f"ratio {one / two:.2f}")  # fmt: skip
 
-    law = repetitions.parse("tnb:0,0.01")
+    repetitions = parse_repetitions("tnb:0,0.01")
     base = accounting.GaussianMechanism(mu)
-    print("upper bounds of one setting, seconds and share of the whole:")
-    whole = seconds(lambda: upper_bounds.all_bounds(base, law, 1e-5))
+    print("upper bounds of one setting, seconds and share of the total:")
+    whole = seconds(lambda: upper_bounds.all_upper_bounds(base, repetitions, 1e-5))
     for entry in registry.entries():
-        took = seconds(lambda entry=entry: entry.function(base, law, 1e-5))
+        took = seconds(lambda entry=entry: entry.function(base, repetitions, 1e-5))
         print(f"  {entry.name:14} {took:7.4f} {took / whole:6.2f}")
     print(f"  {'all':14} {whole:7.4f}")
 
     rng = np.random.default_rng(1)
     without, with_canary = rng.normal(0, 1, 1000), rng.normal(1.5, 1, 1000)
-    lower_bounds.all_bounds(without, with_canary, repetitions=law, mu=1.5)
-    one = seconds(lambda: lower_bounds.lower_bound(without, with_canary))
-    every = seconds(lambda: lower_bounds.all_bounds(without, with_canary, repetitions=law, mu=1.5))
+    lower_bounds.all_lower_bounds(
+        out_scores=without, in_scores=with_canary, protocol=repetitions, mu=1.5
+    )
+    one = seconds(lambda: lower_bounds.lower_bound(out_scores=without, in_scores=with_canary))
+    every = seconds(
+        lambda: lower_bounds.all_lower_bounds(
+            out_scores=without, in_scores=with_canary, protocol=repetitions, mu=1.5
+        )
+    )
     print(f"lower bounds of 1,000 + 1,000 scores: recommended {one:.4f} s, all {every:.4f} s")
 
 

@@ -1,12 +1,12 @@
-"""The default lower bound against its peers on the same scores: value, violations, time.
+"""The default lower bound and those of other libraries on the same scores: value, violations, time.
 
-    python benchmarks/lower_bounds.py --games 50
+    python -m benchmarks.lower_bounds --audits 50
 
-Times are those of the processor.
+Times are processor time.
 
-Peers are not dependencies of this project; those installed beside it are compared
-(`pip install jax-privacy privacy-estimates`). TensorFlow Privacy's `epsilon_lower_bound` is in none
-of its released wheels up to 0.9.0, so it is not here.
+The other libraries are not dependencies of this project; those that are installed are compared
+(`pip install jax-privacy privacy-estimates`). TensorFlow Privacy's `epsilon_lower_bound` is not
+included, because none of its released wheels up to 0.9.0 contains it.
 """
 
 import argparse
@@ -17,17 +17,17 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.coverage_study import Game, games
-from audit.lower_bounds import GaussianCurve, RankSum, all_bounds, lower_bound
+from audit.lower_bounds import GaussianCurve, RankSum, Scan, all_lower_bounds
+from studies.coverage.mechanisms import Mechanism, mechanisms
 
 Array = NDArray[np.float64]
-Estimator = Callable[[Array, Array, Game], float]
+Estimator = Callable[[Array, Array, Mechanism], float]
 ALPHA = 0.05
 
 
 def _ours(direction: str) -> Estimator:
-    return lambda low, high, game: (
-        lower_bound(low, high, game.delta, 1.0 - ALPHA, direction=direction).epsilon
+    return lambda low, high, mechanism: (
+        Scan()(low, high, mechanism.delta, 1.0 - ALPHA, direction=direction).epsilon
     )
 
 
@@ -35,9 +35,9 @@ def _jax_privacy() -> dict[str, Estimator]:
     from jax_privacy import auditing
 
     def clopper_pearson(strategy: object, one_sided: bool) -> Estimator:
-        return lambda low, high, game: auditing.CanaryScoreAuditor(
+        return lambda low, high, mechanism: auditing.CanaryScoreAuditor(
             high, low
-        ).epsilon_clopper_pearson(ALPHA, game.delta, one_sided, threshold_strategy=strategy)
+        ).epsilon_clopper_pearson(ALPHA, mechanism.delta, one_sided, threshold_strategy=strategy)
 
     many = auditing.MultiSplit(num_samples=20, seed=0)
     return {
@@ -46,34 +46,34 @@ def _jax_privacy() -> dict[str, Estimator]:
         "jax_privacy split": clopper_pearson(auditing.Split(seed=0), True),
         "jax_privacy split, both ratios": clopper_pearson(auditing.Split(seed=0), False),
         "jax_privacy multi-split": clopper_pearson(many, True),
-        "(jax_privacy GDP curve)": lambda low, high, game: auditing.CanaryScoreAuditor(
+        "(jax_privacy GDP curve)": lambda low, high, mechanism: auditing.CanaryScoreAuditor(
             high, low
-        ).epsilon_from_gdp(ALPHA, game.delta),
+        ).epsilon_from_gdp(ALPHA, mechanism.delta),
     }
 
 
 def _privacy_estimates() -> dict[str, Estimator]:
     import privacy_estimates
 
-    def at_threshold(low: Array, high: Array, game: Game) -> float:
+    def at_threshold(low: Array, high: Array, mechanism: Mechanism) -> float:
         """Clopper-Pearson at a threshold fixed in advance; without one there is no estimate."""
-        if game.threshold is None:
+        if mechanism.threshold is None:
             return float("nan")
-        fp, fn = int(np.sum(low > game.threshold)), int(np.sum(high <= game.threshold))
+        fp, fn = int(np.sum(low > mechanism.threshold)), int(np.sum(high <= mechanism.threshold))
         counts = privacy_estimates.AttackResults(FN=fn, FP=fp, TN=len(low) - fp, TP=len(high) - fn)
-        return float(privacy_estimates.compute_eps_lo(counts, game.delta, ALPHA, "beta"))
+        return float(privacy_estimates.compute_eps_lo(counts, mechanism.delta, ALPHA, "beta"))
 
     return {"privacy-estimates, fixed threshold": at_threshold}
 
 
 def estimators() -> dict[str, Estimator]:
-    """Ours and those of the peers that are installed; brackets: not valid in general."""
+    """Our estimators and those of installed libraries; in brackets if not always valid."""
     rank_sum = GaussianCurve(rule=RankSum())
     found = {
         "scan (default)": _ours("higher"),
         "scan, both ways": _ours("both"),
-        "(rank sum, one Gaussian run)": lambda low, high, game: (
-            rank_sum(low, high, game.delta, 1.0 - ALPHA).epsilon
+        "(rank sum, one Gaussian run)": lambda low, high, mechanism: (
+            rank_sum(low, high, mechanism.delta, 1.0 - ALPHA).epsilon
         ),
     }
     for name, peers in [("jax_privacy", _jax_privacy), ("privacy_estimates", _privacy_estimates)]:
@@ -85,50 +85,52 @@ def estimators() -> dict[str, Estimator]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--games", type=int, default=50)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--audits", type=int, default=50)
     parser.add_argument("--trials", type=int, default=1_000, help="per side")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # the peers' own
-    mechanisms, methods = games(options.trials), estimators()
+    played, methods = mechanisms(options.trials), estimators()
     mean: dict[tuple[str, str], float] = {}
     rate: dict[tuple[str, str], float] = {}
     seconds = dict.fromkeys(methods, 0.0)
-    for index, game in enumerate(mechanisms):
+    for index, mechanism in enumerate(played):
         rng = np.random.default_rng([options.seed, index])
         values: dict[str, list[float]] = {name: [] for name in methods}
-        for _ in range(options.games):
-            low, high = game.sample(rng, options.trials)
+        for _ in range(options.audits):
+            low, high = mechanism.sample(rng, options.trials)
             for name, method in methods.items():
                 begin = time.process_time()
-                values[name].append(method(low, high, game))
+                values[name].append(method(low, high, mechanism))
                 seconds[name] += time.process_time() - begin
         for name in methods:
             found = np.array(values[name])
-            mean[name, game.name] = float(np.mean(found))
-            rate[name, game.name] = float(np.mean(found > game.epsilon))
-    print(f"\n{options.trials}+{options.trials} trials, {options.games} games: mean (violations)\n")
-    print("| estimator | " + " | ".join(g.name for g in mechanisms) + " | ms |")
-    print("|---" * (len(mechanisms) + 2) + "|")
-    print("| truth | " + " | ".join(f"{g.epsilon:.2f}" for g in mechanisms) + " | |")
-    played = options.games * len(mechanisms)
+            mean[name, mechanism.name] = float(np.mean(found))
+            rate[name, mechanism.name] = float(np.mean(found > mechanism.epsilon))
+    print(
+        f"\n{options.trials}+{options.trials} trials, {options.audits} audits: mean (violations)\n"
+    )
+    print("| estimator | " + " | ".join(m.name for m in played) + " | ms |")
+    print("|---" * (len(played) + 2) + "|")
+    print("| truth | " + " | ".join(f"{m.epsilon:.2f}" for m in played) + " | |")
+    audits = options.audits * len(played)
     for name in methods:
-        cells = [f"{mean[name, g.name]:.3f} ({rate[name, g.name]:.0%})" for g in mechanisms]
-        print(f"| {name} | " + " | ".join(cells) + f" | {1e3 * seconds[name] / played:.2f} |")
+        cells = [f"{mean[name, m.name]:.3f} ({rate[name, m.name]:.0%})" for m in played]
+        print(f"| {name} | " + " | ".join(cells) + f" | {1e3 * seconds[name] / audits:.2f} |")
     ours = [name for name in methods if name.startswith("scan")]
     peers = [n for n in methods if n not in ours and not n.startswith(("(", "privacy-estimates"))]
     if peers:
         wins = sum(
-            all(mean[ours[0], g.name] > mean[peer, g.name] for peer in peers) for g in mechanisms
+            all(mean[ours[0], m.name] > mean[peer, m.name] for peer in peers) for m in played
         )
-        print(f"\nthe default is above every peer's valid bound on {wins} of {len(mechanisms)}")
+        print(f"\nthe default is above every peer's valid bound on {wins} of {len(played)}")
     for trials in (1_000, 500_000):
         rng = np.random.default_rng(options.seed)
         low, high = rng.normal(size=(2, trials)) + np.array([[0.0], [1.5]])
-        all_bounds(low[: trials // 2], high[: trials // 2])
+        all_lower_bounds(out_scores=low[: trials // 2], in_scores=high[: trials // 2])
         begin = time.process_time()
-        count = len(all_bounds(low, high))
+        count = len(all_lower_bounds(out_scores=low, in_scores=high))
         print(f"{count} bounds from {2 * trials} scores: {time.process_time() - begin:.3f} s")
 
 

@@ -1,6 +1,6 @@
-"""Other ways to take a step of DP-SGD, each as people use it: full batches, one run at a time.
+"""A step of DP-SGD with other libraries in their usual form: full batches, one run at a time.
 
-None keeps proxies or scores, which the engines do as they go.
+Unlike the engines, they do not accumulate proxies or scores.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 
 PEERS = ("opacus", "weights", "ghost", "fastdp", "sgd")
-"""Opacus by hooks, which is its default; by expanded weights; by ghost clipping; book-keeping by
-fastDP; no privacy."""
+"""Opacus with hooks (its default), with expanded weights and with ghost clipping; fastDP with
+book-keeping; SGD without privacy."""
 PRIVATE = PEERS[:4]
 
 Step = Callable[[], None]
@@ -34,25 +34,25 @@ _OPTIONS = {
 
 
 def why_missing(peer: str) -> str | None:
-    """Why a peer cannot be measured here; None where it can."""
+    """Why a library cannot be measured here; None if it can."""
     if peer == "fastdp" and importlib.util.find_spec("fastDP") is None:
         return "fastDP is not installed (github.com/awslabs/fast-differential-privacy)"
     return None
 
 
 def step(peer: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """One step of training on all of the records.
+    """A function that takes one training step on all records.
 
     Args:
         peer: one of PEERS.
-        model: trained in place.
+        model: the model, trained in place.
         x: [n, ...] records.
         y: [n] classes.
 
     Raises:
-        ImportError: fastDP where it is not installed.
+        ImportError: fastDP is not installed.
     """
-    # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
+    # torch warns about Opacus's hooks because the input needs no gradient; harmless here.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     plain = torch.optim.SGD(model.parameters(), lr=0.01)
     criterion = nn.CrossEntropyLoss(reduction="sum")

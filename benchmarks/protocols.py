@@ -1,6 +1,6 @@
-"""What every protocol costs beside the papers' bounds, and how long the answer takes.
+"""The cost of every protocol compared with the papers' bounds, and the time to compute it.
 
-Run with `python -m benchmarks.protocols`; it prints a row a setting and the largest ratio a paper.
+`python -m benchmarks.protocols` prints one row per setting and the largest ratio per paper.
 """
 
 import itertools
@@ -8,18 +8,19 @@ import time
 from collections import defaultdict
 
 from audit.accounting import DpSgd, GaussianMechanism, Mechanism
-from audit.upper_bounds import all_bounds, cost
+from audit.upper_bounds import all_upper_bounds, tuning_cost
 
 DELTA = 1e-5
 MUS = (0.24721, 0.5, 1.0)
-LAWS = ("tnb:0,0.01", "tnb:1,0.1")
+REPETITIONS = ("tnb:0,0.01", "tnb:1,0.1")
 SETTINGS = {
     "hypo": [
-        f"adaptive:{ends}/{law}"
-        for ends, law in itertools.product(("0.9,1.1", "0.75,1.33", "0.5,2"), LAWS)
+        f"adaptive:{ends}/{repetitions}"
+        for ends, repetitions in itertools.product(("0.9,1.1", "0.75,1.33", "0.5,2"), REPETITIONS)
     ],
     "koskela-kulkarni": [
-        f"subset:{rate}/{law}" for rate, law in itertools.product((0.05, 0.1, 0.3), LAWS)
+        f"subset:{rate}/{repetitions}"
+        for rate, repetitions in itertools.product((0.05, 0.1, 0.3), REPETITIONS)
     ],
     "proposition-15": [f"until:{acceptance}" for acceptance in (0.5, 0.1, 0.01)],
 }
@@ -27,9 +28,9 @@ SAMPLED = ("grid:20", "adaptive:0.75,1.33/tnb:1,0.1", "subset:0.1/tnb:1,0.1", "u
 
 
 def timed(base: Mechanism, protocol: str) -> tuple[float, float]:
-    """The cost and the seconds it took."""
+    """The cost, and the seconds to compute it."""
     start = time.perf_counter()
-    found = cost(base, protocol, DELTA).epsilon
+    found = tuning_cost(base, protocol, DELTA).epsilon
     return float(found or 0.0), time.perf_counter() - start
 
 
@@ -39,7 +40,9 @@ def main() -> None:
     for paper, settings in SETTINGS.items():
         for mu, protocol in itertools.product(MUS, settings):
             base = GaussianMechanism(mu)
-            theirs = {row.name: row.epsilon for row in all_bounds(base, protocol, DELTA)}[paper]
+            theirs = {row.name: row.epsilon for row in all_upper_bounds(base, protocol, DELTA)}[
+                paper
+            ]
             ours, seconds = timed(base, protocol)
             ratio = ours / float(theirs or 1.0)
             largest[paper] = max(largest[paper], ratio)

@@ -1,9 +1,10 @@
 """Algorithm 3 against the exact reduced game: `python -m benchmarks.reduced_renyi`.
 
-`reduced-renyi` is an upper bound on what the reduced game leaks, so at its epsilon the game's
-hockey-stick divergence, rounded down, must be at most delta, whatever the law of K. Random settings
-are drawn, half of them two-point laws, whose log density turns within a hundredth of a standard
-deviation. The largest share of delta is printed, and the setting where it is reached.
+`reduced-renyi` is an upper bound on the epsilon of the reduced game. At this epsilon the game's
+hockey-stick divergence, rounded down, must therefore be at most delta for every distribution of K.
+Half of the random settings are two-point distributions, whose log density changes within a
+hundredth of a standard deviation. Prints the largest divergence as a share of delta, and its
+setting.
 """
 
 import argparse
@@ -22,10 +23,10 @@ from audit.upper_bounds import ReducedGame
 
 @dataclass(frozen=True)
 class Setting:
-    """One draw: the base's mu, the law of K, and delta."""
+    """A random setting: the base's mu, the distribution of K, and delta."""
 
     mu: float
-    law: Repetitions
+    repetitions: Repetitions
     delta: float
 
 
@@ -48,34 +49,35 @@ def settings(number: int, seed: int) -> Iterator[Setting]:
         )[place % 8]
         mu = math.exp(rng.uniform(math.log(1e-3), math.log(8.0)))
         delta = math.exp(rng.uniform(math.log(1e-12), math.log(0.1)))
-        yield Setting(mu, repetitions.parse(spec), delta)
+        yield Setting(mu, repetitions.parse_repetitions(spec), delta)
 
 
 def share_of_delta(one: Setting) -> float:
-    """What the game leaks, rounded down, at the epsilon of algorithm 3, in units of delta."""
+    """The game's divergence, rounded down, at the epsilon of algorithm 3, divided by delta."""
     base = GaussianMechanism(one.mu)
-    epsilon = upper_bounds.reduced_renyi(base, one.law, one.delta).epsilon
-    assert epsilon is not None  # it applies to every Gaussian base
-    return ReducedGame(one.mu, one.law).attained_delta(epsilon) / one.delta
+    epsilon = upper_bounds.published.reduced_renyi(base, one.repetitions, one.delta).epsilon
+    assert epsilon is not None  # the bound applies to every Gaussian base
+    return ReducedGame(one.mu, one.repetitions).attained_delta(epsilon) / one.delta
 
 
 def main() -> int:
-    """Draws, compares and prints; 1 if some epsilon is too low."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--number", type=int, default=2000, help="random settings (2000)")
-    parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
+    """Compares random settings; returns 1 if some epsilon is too low."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--number", type=int, default=2000, help="number of settings (2000)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the settings (1)")
     arguments = parser.parse_args()
     shares = []
     for one in settings(arguments.number, arguments.seed):
         shares.append((share_of_delta(one), one))
         if shares[-1][0] > 1.0:
-            print(f"too low: {one.law.spec}, mu = {one.mu!r}, delta = {one.delta!r}")
+            print(f"too low: {one.repetitions.spec}, mu = {one.mu!r}, delta = {one.delta!r}")
     largest, where = max(shares, key=lambda found: found[0])
     middle = float(np.median([share for share, _ in shares]))
     low = sum(share > 1.0 for share, _ in shares)
     print(f"{len(shares)} settings, {low} too low; share of delta at epsilon: median {middle:.3f},")
     print(
-        f"largest {largest:.6f} ({where.law.spec}, mu = {where.mu:.6g}, delta = {where.delta:.3g})"
+        f"largest {largest:.6f} "
+        f"({where.repetitions.spec}, mu = {where.mu:.6g}, delta = {where.delta:.3g})"
     )
     return int(low > 0)
 

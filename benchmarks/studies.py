@@ -1,12 +1,13 @@
-"""Whole studies against a mechanism that leaks all it may: do winners leak more than is certified?
+"""Audits of complete studies with a worst-case base mechanism.
 
-`python -m benchmarks.studies` plays 10,000 studies of every protocol that runs live, half of them
-with the record, through the code of `tuning.Study` itself, and prints docs/studies.md. The base is
-the worst that its mu allows: one number, N(mu, 1) with the record and N(0, 1) without, and a score
-that is any function of it. What is read off a winner was settled before.
+`python -m benchmarks.studies` runs 10,000 studies of every protocol that `tuning.Study` supports,
+half of them with the record, with the study's own code, and prints docs/studies.md. The base is the
+worst case for its mu: one number, N(mu, 1) with the record and N(0, 1) without. The score is a
+function of this number. The test on the winner is fixed in advance.
 
-A certificate is refuted where the lower bound lies above it. Clopper-Pearson limits at 99.9 %
-together: of a row whose cost is attained one page in a thousand shows a refutation.
+A lower bound above the certified cost refutes the certificate. The Clopper-Pearson limits hold
+together with confidence 99.9 %: even if the cost is attained, a row is refuted in at most one of
+1,000 repetitions.
 """
 
 import argparse
@@ -19,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from audit import protocols, repetitions, upper_bounds
+from audit import attacks, protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism, Mechanism
 from audit.tuning import Best, Outcome, Trial
 from audit.tuning.journal import Memory
-from audit.tuning.play import Plan, play
+from audit.tuning.plan import Plan
+from audit.tuning.play import play
 from audit.tuning.space import Space
 
 MU, DELTA, ALPHA = 1.0, 0.01, 0.001
@@ -33,26 +35,26 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Attack:
-    """A protocol, a base and a score, and what of a winner speaks against the record.
+    """A protocol, a base, a score, and a test on the winner.
 
     Attributes:
-        name: in tables.
-        protocol: what the study plays.
-        run: one number, from a source and whether the record is in.
-        score: of a candidate and the number.
-        speaks_against: whether a released candidate and number say "without the record".
-        accept: whether a number is good enough, where the protocol runs until one is.
-        claimed: whose cost is claimed; the protocol's own if empty.
-        base: of the claim.
-        delta: of the claim.
-        levels: how many candidates there are.
+        name: the attack's name in tables.
+        protocol: the protocol that the study runs.
+        run: draws a run's number, given a random source and whether the record is included.
+        score: the score of a candidate and a number.
+        rejects: whether the test on a released candidate and number decides against the record.
+        accept: whether a number is accepted, for protocols that stop at the first accepted run.
+        claimed: the protocol whose cost is claimed; the actual one if empty.
+        base: the base mechanism of the claim.
+        delta: the delta of the claim.
+        levels: the number of candidates.
     """
 
     name: str
     protocol: str
     run: Callable[[np.random.Generator, bool], float]
     score: Callable[[int, float], float]
-    speaks_against: Callable[[int, float], bool]
+    rejects: Callable[[int, float], bool]
     accept: Callable[[float], bool] | None = None
     claimed: str = ""
     base: Mechanism = field(default_factory=lambda: GaussianMechanism(MU))
@@ -61,13 +63,14 @@ class Attack:
 
     @property
     def cost(self) -> float:
-        """What the tuning is said to cost."""
+        """The claimed cost of the tuning."""
         return float(
-            upper_bounds.cost(self.base, self.claimed or self.protocol, self.delta).epsilon or 0.0
+            upper_bounds.tuning_cost(self.base, self.claimed or self.protocol, self.delta).epsilon
+            or 0.0
         )
 
     def leaked(self, studies: int) -> float:
-        """A lower bound on epsilon from so many studies a side."""
+        """A lower bound on epsilon from `studies` studies with the record and as many without."""
         against = []
         for included in (False, True):
             best = [self._played(2 * key + included, included) for key in range(studies)]
@@ -75,7 +78,7 @@ class Attack:
                 sum(
                     one.candidate is not None
                     and one.model is not None
-                    and self.speaks_against(one.candidate["level"], one.model)
+                    and self.rejects(one.candidate["level"], one.model)
                     for one in best
                 )
             )
@@ -85,13 +88,13 @@ class Attack:
 
     def _played(self, key: int, included: bool) -> Best:
         def train(trial: Trial) -> Outcome:
-            # The only record there is; a run that may not read it is a run without it.
+            # The data set is this record; a run that may not read it is a run without it.
             read = bool(trial.records(1)[0]) and included
             number = self.run(np.random.default_rng(trial.seed), read)
             return Outcome(self.score(trial.candidate["level"], number), number)
 
         plan = Plan(
-            protocols.parse(self.protocol),
+            protocols.parse_protocol(self.protocol),
             Space.parse({"level": list(range(self.levels))}),
             lambda candidate: self.base,
         )
@@ -101,14 +104,14 @@ class Attack:
 
 
 def gaussian(rng: np.random.Generator, read: bool) -> float:
-    """The worst base of that mu."""
+    """The output of the worst-case base with this mu."""
     return float(rng.normal(MU * read))
 
 
-def _split(name: str, protocol: str, law: str, studies: int, **settings: Any) -> Attack:
-    """An attack by the split order that shows most of a law of K in so many studies a side."""
-    order, threshold = upper_bounds.attack_order(
-        MU, repetitions.parse(law), DELTA, studies, 1.0 - ALPHA
+def _split(name: str, protocol: str, runs: str, studies: int, **settings: Any) -> Attack:
+    """An attack with the split order that proves the largest epsilon for a distribution of K."""
+    order, threshold = attacks.attack_order(
+        MU, repetitions.parse_repetitions(runs), DELTA, studies, 1.0 - ALPHA
     )
 
     def score(level: int, number: float) -> float:
@@ -125,8 +128,8 @@ def _split(name: str, protocol: str, law: str, studies: int, **settings: Any) ->
 
 
 def _best_of_thirty(studies: int) -> Attack:
-    """Every run is itself the best of thirty."""
-    attack = _split("every run the best of thirty", "tnb:1,0.95", "fixed:30", studies)
+    """Each run is the best of thirty runs."""
+    attack = _split("each run is the best of thirty", "tnb:1,0.95", "fixed:30", studies)
 
     def run(rng: np.random.Generator, read: bool) -> float:
         numbers = [gaussian(rng, read) for _ in range(30)]
@@ -138,7 +141,7 @@ def _best_of_thirty(studies: int) -> Attack:
 def _until(protocol: str) -> Attack:
     top, bottom = stats.norm.isf(0.05), stats.norm.ppf(0.05)
     return Attack(
-        "accepted where it speaks loudest",
+        "accepts only the tails",
         protocol,
         gaussian,
         lambda level, number: number,
@@ -148,7 +151,7 @@ def _until(protocol: str) -> Attack:
 
 
 def _subset(protocol: str) -> Attack:
-    """The candidate tells what the tuning saw, the final number what it did not."""
+    """The candidate depends on the records of the tuning, the final number on the others."""
     return Attack(
         "candidate and final run",
         protocol,
@@ -159,9 +162,9 @@ def _subset(protocol: str) -> Attack:
 
 
 def _adaptive(protocol: str) -> Attack:
-    """Half of the candidates are chosen by large numbers, the others by small ones."""
+    """Half of the candidates score by large numbers, the others by small ones."""
     return Attack(
-        "density that learns",
+        "learned density",
         protocol,
         gaussian,
         lambda level, number: number if level >= 2 else -number,
@@ -170,11 +173,11 @@ def _adaptive(protocol: str) -> Attack:
 
 
 def honest(studies: int) -> list[Attack]:
-    """Attacks on studies that do what they claim, chosen for so many a side."""
+    """Attacks on studies that run the claimed protocol."""
     return [
         *(
-            _split("split order", law, law, studies)
-            for law in ("tnb:1,0.4", "poisson:2", "fixed:3")
+            _split("split order", runs, runs, studies)
+            for runs in ("tnb:1,0.4", "poisson:2", "fixed:3")
         ),
         _split("split order", "grid:4", "fixed:4", studies),
         _split("split order", "grid:4,0.5", "binomial:4,0.5", studies),
@@ -187,12 +190,12 @@ def honest(studies: int) -> list[Attack]:
 
 
 _ROLES = ((2, 1), (1, 0), (0, 1), (2, 0), (1, 1), (0, 0))
-"""Of (candidate, output), the most preferred first: a role for each candidate."""
+"""The ranking of (candidate, output), best first."""
 _WITHOUT, _WITH = (0.5, 0.5), (0.1, 0.9)
 
 
 def _without_replacement() -> Attack:
-    """Three candidates, each drawn once, where draws anew are claimed."""
+    """Draws without replacement from three candidates, although independent draws are claimed."""
     base = DiscreteMechanism(_WITHOUT, _WITH)
     return Attack(
         "draws without replacement",
@@ -208,49 +211,51 @@ def _without_replacement() -> Attack:
 
 
 def broken(studies: int) -> list[Attack]:
-    """Attacks on studies that do something else than they claim: each must be refuted."""
+    """Attacks on studies that violate their claim; each must be refuted."""
     return [
-        _split("K fixed", "fixed:30", "fixed:30", studies, claimed="tnb:1,0.95"),
+        _split("fixed K", "fixed:30", "fixed:30", studies, claimed="tnb:1,0.95"),
         _best_of_thirty(studies),
         _without_replacement(),
     ]
 
 
 def table(attacks: list[Attack], studies: int) -> list[str]:
-    """Rows of a table, one an attack."""
+    """The lines of a table with one row per attack."""
     rows = [
-        "| protocol played | claimed | attack | leaked, at least | certified | verdict |",
+        "| protocol | claimed | attack | lower bound | certified | result |",
         "|---|---|---|---|---|---|",
     ]
     for one in attacks:
         leaked, cost = max(one.leaked(studies), 0.0), one.cost
-        verdict = "kept" if leaked <= cost else "refuted"
+        result = "consistent" if leaked <= cost else "refuted"
         claimed = one.claimed or one.protocol
         rows.append(
             f"| `{one.protocol}` | `{claimed}` | {one.name} | {leaked:.3f} | {cost:.3f} | "
-            f"{verdict} |"
+            f"{result} |"
         )
     return rows
 
 
 def main() -> None:
     """Prints docs/studies.md."""
-    parser = argparse.ArgumentParser(description="Plays whole studies against a worst mechanism.")
-    parser.add_argument("--studies", type=int, default=5000, help="a side, of every protocol")
+    parser = argparse.ArgumentParser(
+        description="Audits studies with a worst-case base mechanism.", allow_abbrev=False
+    )
+    parser.add_argument("--studies", type=int, default=5000, help="studies with, and without")
     studies = parser.parse_args().studies
-    print("# Studies against a mechanism that leaks all it may\n")
+    print("# Audits of complete studies\n")
     print(
-        f"Made by `python -m benchmarks.studies --studies {studies}`: {2 * studies:,} studies a "
-        "row, half with\nthe record and half without, played by the code that `tuning.Study` "
-        f"runs. One run is a number,\nN({MU:g}, 1) with the record and N(0, 1) without; epsilon at "
-        f"delta = {DELTA:g}. `leaked` is what the\nwinners show at "
-        f"least, at {100 * (1 - ALPHA):g} % confidence.\n"
+        f"Output of `python -m benchmarks.studies --studies {studies}`. Each row uses "
+        f"{2 * studies:,} studies, half with\nthe record and half without, run with the code of "
+        f"`tuning.Study`. One run outputs a number:\nN({MU:g}, 1) with the record and N(0, 1) "
+        f"without. Epsilons are at delta = {DELTA:g}. The lower bound\ncomes from the winners, at "
+        f"{100 * (1 - ALPHA):g} % confidence.\n"
     )
     print("\n".join(table(honest(studies), studies)))
     fewer = max(studies * 2 // 5, 1)
     print(
-        f"\nPositive controls, {2 * fewer:,} studies a row that do something else than they claim "
-        "(the last at\ndelta = 0.15, a base of two outputs). Each must be refuted.\n"
+        f"\nPositive controls: {2 * fewer:,} studies per row that violate their claim (the last "
+        "row at\ndelta = 0.15, with a base of two outputs). Each must be refuted.\n"
     )
     print("\n".join(table(broken(fewer), fewer)))
 

@@ -1,44 +1,45 @@
-"""A canary crafted from the records: one that no other record looks like."""
+"""A canary that is crafted to differ from all records of a data set."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from canaries.input_space import InputCanary
 
-# With more features than this, directions are taken at random: they are nearly orthogonal anyway.
-_MOST_FEATURES = 1024
-# How much longer than the longest record. Far longer, and a model learns it in a step, after which
-# its gradient is gone.
+# With more features, a random direction is nearly orthogonal to the records.
+_MAX_FEATURES = 1024
+# Norm relative to the longest record. A model fits a much longer canary in one step, after which
+# its gradient vanishes.
 _LENGTH = 2.0
 
 
 def crafted(features: NDArray[np.float64], labels: NDArray[np.int64]) -> InputCanary:
-    """A record in a direction that the others leave free, of the rarest class.
+    """A canary of the rarest class in a direction that the records do not use.
 
-    Its gradient then meets those of the others as little as it can, as the Dirac canary's does. The
-    direction is a feature that is 0 in every record, if there is one, else the one in which the
+    Its gradient is then nearly orthogonal to those of the records, like the Dirac canary's. The
+    direction is a feature that is 0 in every record, if one exists, else the direction in which the
     records have the smallest mean square.
 
     Args:
-        features: [n, ...] of the records.
+        features: [n, ...] features of the records.
         labels: [n] classes.
 
     Returns:
-        The canary, twice as long as the longest record.
+        The canary; its norm is twice that of the longest record.
 
     Raises:
-        ValueError: no records, or labels that are no classes.
+        ValueError: there are no records, or the labels are not classes.
 
     Example:
         >>> import numpy as np
         >>> canary = crafted(np.array([[1.0, 0.0], [2.0, 0.0]]), np.array([0, 1]))
-        >>> canary.features.tolist(), canary.label  # where the others are blank
+        >>> canary.features.tolist(), canary.label  # the second feature is 0 in every record
         ([0.0, 4.0], 0)
     """
     features, labels = np.asarray(features), np.asarray(labels)
     if len(features) == 0 or labels.dtype.kind not in "biu" or labels.min() < 0:
         raise ValueError(
-            f"canary must be given for {len(features)} records with labels of type {labels.dtype}"
+            "canary must be crafted from at least one record with whole-number labels >= 0, got "
+            f"{len(features)} records with labels of type {labels.dtype}"
         )
     flat = features.reshape(len(features), -1).astype(np.float64)
     length = _LENGTH * max(float(np.linalg.norm(flat, axis=1).max()), 1.0)
@@ -46,12 +47,12 @@ def crafted(features: NDArray[np.float64], labels: NDArray[np.int64]) -> InputCa
     blank = np.flatnonzero(~flat.any(axis=0))
     if len(blank):
         direction[blank[0]] = 1.0
-    elif flat.shape[1] <= _MOST_FEATURES:
+    elif flat.shape[1] <= _MAX_FEATURES:
         direction = np.linalg.eigh(flat.T @ flat)[1][:, 0]
     else:
         direction = np.random.default_rng(0).normal(size=flat.shape[1])
         direction /= np.linalg.norm(direction)
-    # No sign of an eigenvector is better than the other; the same one every time.
+    # An eigenvector's sign is arbitrary; this makes it reproducible.
     direction *= np.sign(direction[np.argmax(np.abs(direction))])
     kind = features.dtype if features.dtype.kind == "f" else np.float64
     values = (length * direction).reshape(features.shape[1:]).astype(kind)

@@ -34,7 +34,7 @@ html_copy_source = False
 html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True

@@ -72,7 +72,7 @@ def points(base: Mechanism, delta: float, runs: Sequence[int]) -> list[Point]:
     for title, make in PROTOCOLS.items():
         for mean in runs:
             protocol = make(mean)
-            epsilon = upper_bounds.cost(base, protocol, delta).epsilon
+            epsilon = upper_bounds.tuning_cost(base, protocol, delta).epsilon
             assert epsilon is not None
             found.append(Point(title, protocol.spec, mean, epsilon, _quantile(protocol)))
     return found

@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.datasets import load_digits
 
-from audit.optuna import PrivateStudy
+from audit.integrations.optuna import PrivateStudy
 
 images, labels = load_digits(return_X_y=True)
 images = images / np.linalg.norm(images, axis=1, keepdims=True)

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from audit import repetitions, tuning, upper_bounds
 
 EPSILON, DELTA, LAW, STEPS = 2.0, 1e-5, "tnb:0,0.2", 30
-NOISE = upper_bounds.solve_noise_multiplier(EPSILON, LAW, DELTA, STEPS)
+NOISE = upper_bounds.calibrate_noise(LAW, target_epsilon=EPSILON, target_delta=DELTA, steps=STEPS)
 
 
 def train(config):
@@ -36,7 +36,7 @@ def candidates():
     """K of them, drawn from the system's entropy. No seed, and K is told to nobody."""
     rng = np.random.default_rng()
     space = tuning.Space.parse({"learning_rate": tuning.LogUniform(0.1, 10.0)})
-    count = int(repetitions.parse(LAW).sample(rng, 1)[0])
+    count = int(repetitions.parse_repetitions(LAW).sample(rng, 1)[0])
     return [space.at(space.draw(rng)) | {"seed": int(rng.integers(2**63))} for _ in range(count)]
 
 

@@ -7,7 +7,7 @@ from audit.accounting import DpSgd
 trials = [DpSgd(noise_multiplier=4.0, steps=300, sampling_rate=0.02)] * 30
 
 for chosen in ("random", "grid", "sequential"):
-    print("\n".join(tuning.cost_of(trials, chosen, delta=1e-5).lines), end="\n\n")
+    print("\n".join(tuning.cost_of_trials(trials, chosen, delta=1e-5).lines), end="\n\n")
 
 # Had the number of runs been drawn from this law, and kept secret:
-print("\n".join(tuning.cost_of(trials, "random", delta=1e-5, law="tnb:0,0.01").lines))
+print("\n".join(tuning.cost_of_trials(trials, "random", delta=1e-5, law="tnb:0,0.01").lines))

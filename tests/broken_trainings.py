@@ -256,7 +256,7 @@ def fixed_number_of_runs(records: Any, candidate: Any, seed: int, watch: Any) ->
 @functools.cache
 def _cost(mu: float, law: str) -> float:
     base = accounting.GaussianMechanism(mu)
-    found = upper_bounds.region(base, repetitions.parse(law), DELTA).epsilon
+    found = upper_bounds.region(base, repetitions.parse_repetitions(law), DELTA).epsilon
     assert found is not None
     return found
 

@@ -1,4 +1,4 @@
-"""One thread per test process, set before torch starts; random examples that stay the same."""
+"""Fixtures of all tests. One thread per process (set before torch starts), and fixed examples."""
 
 import collections
 import os
@@ -31,33 +31,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases[of] += 1
 
 
-@pytest.fixture(scope="session", autouse=True)
-def bounds_asked_before() -> Iterator[None]:
-    """A row of a table that was asked before, of equal arguments, is not computed again."""
-    known = numerics.remembered(100_000)(registry.row)
+_cached_row = numerics.memoize(100_000)(registry.row)
+
+
+@pytest.fixture(scope="module")
+def cached_bounds() -> Iterator[None]:
+    """For tests of tables: bounds with equal arguments are computed only once per process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "row", known)
-        patch.setattr(numbers, "row", known)
+        patch.setattr(registry, "row", _cached_row)
+        patch.setattr(numbers, "row", _cached_row)
         yield
 
 
 @pytest.fixture(scope="module")
-def quick_reports() -> Iterator[None]:
-    """For tests of games: pictures are not painted.
+def quick_reports(cached_bounds: None) -> Iterator[None]:
+    """For tests of audits: figures are not drawn, and bounds are cached.
 
-    Rank sums are compared with fewer reference games, which is as valid.
+    Rank sums are compared with fewer reference games, which is also valid.
     """
 
     def save(figure: object, path: Path, dpi: int = 150) -> None:
         path.write_bytes(b"\x89PNG")
 
-    def forget() -> None:
-        for kept in (reference_games.allowed, rank_sum._reference_games, pooled_scan._games):
-            kept.cache_clear()
+    def clear_caches() -> None:
+        for cached in (reference_games.allowed, rank_sum._reference_games, pooled_scan._games):
+            cached.cache_clear()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("audit.report.pictures.save", save)
         patch.setattr(reference_games, "GAMES", 299)
-        forget()
+        clear_caches()
         yield
-    forget()
+    clear_caches()

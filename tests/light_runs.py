@@ -1,4 +1,4 @@
-"""Runs whose module imports little: what plays them in processes of their own starts soon."""
+"""Functions for worker processes, in a module that is fast to import."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from audit.game.workers import _play
 
 
 def noisy(trial):
-    """A run whose score follows from its seed alone."""
+    """A run whose score depends only on its seed."""
     return tuning.Outcome(np.random.default_rng(trial.seed).normal(), trial.seed)
 
 
@@ -18,10 +18,10 @@ def returns_nothing(trial):
     return None
 
 
-def play_or_die(graves, deaths, config, block, locks):
-    """Plays a block; the first processes that are to do so are killed instead."""
+def play_or_die(graves, deaths, play_block, devices, locks, block):
+    """Plays a block, or kills this process if fewer than `deaths` have died."""
     count = len(list(graves.glob("grave-*")))
     if count < deaths:
         (graves / f"grave-{count}-{os.getpid()}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return _play(config, block, locks)
+    return _play(play_block, devices, locks, block)

@@ -73,7 +73,7 @@ def test_the_papers_budgets():
 def test_dp_sgd_is_one_gaussian():
     mechanism = DpSgd(noise_multiplier=20.0, steps=100)
     assert mechanism.gaussian_mu == 0.5
-    assert accounting.noise_multiplier_for(0.5, 100) == 20.0
+    assert accounting.full_batch_noise_multiplier(0.5, 100) == 20.0
     # N steps of alpha/(2 sigma^2) each.
     assert mechanism.renyi(7.0) == pytest.approx(100 * 7.0 / (2 * 20.0**2))
     assert mechanism.delta(1.0) == GaussianMechanism(0.5).delta(1.0)
@@ -156,3 +156,7 @@ def test_profile_of_the_smallest_mu_keeps_its_digits(mu):
         mean = 0.5 * float(below.delta(epsilon) + above.delta(epsilon))
         middle = float(GaussianMechanism(1e-4).delta(epsilon))
         assert mean == pytest.approx(middle, rel=1e-9)
+
+
+def test_a_budget_given_as_text_is_read_as_the_number():
+    assert accounting.calibrate_mu("1", "1e-5") == accounting.calibrate_mu(1.0, 1e-5)

@@ -5,16 +5,17 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
-from audit import lower_bounds, protocols, repetitions, upper_bounds
+from audit import attacks, lower_bounds, protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism
+from audit.attacks import AdaptiveAttack, SubsetAttack, TunedOrder
 from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold
+from audit.lower_bounds.max_provable_epsilon import _nearest
 from audit.lower_bounds.rules import ErrorCounts
 from audit.orders import SplitOrder
 from audit.reproduce import REPRODUCTIONS
 from audit.reproduce.attacks import _OrderCurve, _Search, attacked
-from audit.upper_bounds import AdaptiveAttack, SubsetAttack, TunedOrder
 
 DELTA = 1e-5
 SLOW = pytest.mark.slow
@@ -61,7 +62,7 @@ def check(base, protocol, leaks, epsilon):
     """No bound is below what the worst of all cases leaks; and the cases are no trifles."""
     leak = float(leaks.max()) * (1 - 1e-9)
     assert leak > 1e-3
-    rows = upper_bounds.all_bounds(base, protocol, leak)
+    rows = upper_bounds.all_upper_bounds(base, protocol, leak)
     known = [row for row in rows if row.epsilon is not None and row.claim.any_score]
     assert known
     for row in known:
@@ -100,7 +101,7 @@ def test_no_order_of_thousands_of_grids_leaks_more(base, epsilon, inclusion):
     ["fixed:3", pytest.param("tnb:0,0.1", marks=SLOW), pytest.param("poisson:2", marks=SLOW)],
 )
 def test_no_order_of_thousands_of_searches_leaks_more(spec):
-    rng, law, epsilon = np.random.default_rng(2), repetitions.parse(spec), 0.8
+    rng, law, epsilon = np.random.default_rng(2), repetitions.parse_repetitions(spec), 0.8
     prior = rng.dirichlet([1.0, 1.0], CASES).T
     laws = [dominated(rng, BASES[0], 2) for _ in range(2)]
     places = [(i, y) for i in range(2) for y in range(2)]
@@ -141,7 +142,7 @@ def test_no_choice_of_thousands_of_adaptive_ones_leaks_more():
 
 @pytest.mark.parametrize("spec", ["until:0.3", "stopping:0.25"])
 def test_no_accepted_set_of_thousands_leaks_more(spec):
-    rng, protocol, epsilon = np.random.default_rng(4), protocols.parse(spec), 0.5
+    rng, protocol, epsilon = np.random.default_rng(4), protocols.parse_protocol(spec), 0.5
     stop = getattr(protocol, "stop", 0.0)
     made = dominated(rng, BASES[1], 4)
     leaks = np.zeros(CASES)
@@ -185,7 +186,7 @@ def test_no_tuning_on_a_subset_of_thousands_leaks_more(final):
 
 
 def test_an_adaptive_attack_has_the_law_that_it_says():
-    protocol = protocols.parse("adaptive:0.3,3/tnb:1,0.2")
+    protocol = protocols.parse_protocol("adaptive:0.3,3/tnb:1,0.2")
     attack = AdaptiveAttack(0.9, protocol, (3.0, 1.2), (-1.1, -2.0), (-0.3, 1.0), 0.6)
     shares = attack.back_shares
     mass = (1.0 - 0.3) / (3.0 - 0.3)
@@ -197,7 +198,7 @@ def test_an_adaptive_attack_has_the_law_that_it_says():
         count = int(attack.play(rng, 100_000, mean).sum())
         assert stats.binomtest(count, 100_000, chance).pvalue > 1e-4
     # Without freedom and labels it is a split order: a closed form.
-    free = protocols.parse("adaptive:1,1/tnb:1,0.2")
+    free = protocols.parse_protocol("adaptive:1,1/tnb:1,0.2")
     plain = AdaptiveAttack(0.9, free, (1.2, 1.2), (-1.1, -1.1), (-0.3, 1.0), 0.6)
     for mean, chance in zip((0.0, 0.9), plain.chances(), strict=True):
         above, below = SplitOrder(1.2).tails(-1.1, mean)
@@ -208,10 +209,10 @@ def test_an_adaptive_attack_has_the_law_that_it_says():
 
 def test_an_adaptive_attack_leaks_more_than_draws_of_one_law():
     spec, base = "tnb:1,0.1", GaussianMechanism(0.24721)
-    protocol = protocols.parse(f"adaptive:0.5,2/{spec}")
-    attack = upper_bounds.adaptive_attack(0.24721, protocol, DELTA)
+    protocol = protocols.parse_protocol(f"adaptive:0.5,2/{spec}")
+    attack = attacks.adaptive_attack(0.24721, protocol, DELTA)
     without_freedom = upper_bounds.region(base, spec, DELTA).epsilon
-    cost = upper_bounds.cost(base, protocol, DELTA).epsilon
+    cost = upper_bounds.tuning_cost(base, protocol, DELTA).epsilon
     assert 1.15 * without_freedom < attack.epsilon(DELTA) < cost
     assert attack.epsilon(DELTA) > 0.34 * cost
     assert attack.epsilon(0.5) == 0.0
@@ -230,8 +231,8 @@ def test_a_subset_attack_reduces_to_what_it_must():
 @pytest.mark.parametrize("final", ["rest", pytest.param("all", marks=SLOW)])
 def test_a_subset_attack_is_below_the_cost_and_plays_its_density_ratio(final):
     mu, protocol = 0.6, protocols.Subset("tnb:1,0.2", 0.3, final)
-    attack = upper_bounds.subset_attack(mu, protocol, DELTA)
-    cost = upper_bounds.cost(GaussianMechanism(mu), protocol, DELTA).epsilon
+    attack = attacks.subset_attack(mu, protocol, DELTA)
+    cost = upper_bounds.tuning_cost(GaussianMechanism(mu), protocol, DELTA).epsilon
     assert 0.85 * cost < attack.epsilon(DELTA) <= cost
     # A density ratio has mean 1 without the record, and its inverse with it: 4 standard errors.
     rng = np.random.default_rng(7)
@@ -269,8 +270,8 @@ def test_attacks_prove_much_of_a_cost_and_never_more(spec, attained, proved, by_
 
 
 def test_an_order_is_played_by_its_law_and_read_by_its_curve():
-    mu, law, games = 1.0, repetitions.parse("binomial:6,0.4"), 20_000
-    order, epsilon = upper_bounds.best_order(mu, law, 1e-2)
+    mu, law, games = 1.0, repetitions.parse_repetitions("binomial:6,0.4"), 20_000
+    order, epsilon = attacks.worst_case_order(mu, law, 1e-2)
     search = _Search(TunedOrder(mu, law, order, 0.02))
     rng = np.random.default_rng(9)
     left, right = search.game.edges
@@ -308,7 +309,7 @@ def test_games_prove_more_than_provable_in_half_of_all_audits_at_most():
     """
     without, with_record, games, delta = 0.05, 0.005, 2000, 1e-3
     p, q = np.array([without, 1 - without]), np.array([with_record, 1 - with_record])
-    most = lower_bounds.provable(p, q, delta, games)
+    most = lower_bounds.max_provable_epsilon(p, q, delta, games)
     truth = math.log((without - delta) / with_record)
     assert 0.7 * truth < most < truth
     rng = np.random.default_rng(10)
@@ -323,26 +324,93 @@ def test_games_prove_more_than_provable_in_half_of_all_audits_at_most():
     assert np.sum(np.array(shown) > most) <= 122
     assert np.median(shown) > 0.85 * most
     # More games prove more, up to the truth, and a game that leaks nothing proves nothing.
-    assert most < lower_bounds.provable(p, q, delta, 100 * games) < truth
-    assert lower_bounds.provable(p, p, delta, games) == 0.0
+    assert most < lower_bounds.max_provable_epsilon(p, q, delta, 100 * games) < truth
+    assert lower_bounds.max_provable_epsilon(p, p, delta, games) == 0.0
     # A game that leaks both ways.
     both = np.array([0.1, 0.88, 0.02])
     leak = math.log(0.099 / 0.02)
-    assert 0.5 * leak < lower_bounds.provable(both, both[::-1], delta, 500) < 0.9 * leak
-    # Where all is told apart no such statement is found.
-    assert lower_bounds.provable([1.0, 0.0], [0.0, 1.0], delta, 100) == 25.0
+    assert 0.5 * leak < lower_bounds.max_provable_epsilon(both, both[::-1], delta, 500) < 0.9 * leak
+
+
+def in_cells(distribution, apart):
+    """Chances of cells a tenth wide, without the record and with it, moved by `apart`."""
+    edges = np.concatenate([[-np.inf], np.arange(-12.0, 12.0 + apart, 0.1), [np.inf]])
+    return np.diff(distribution.cdf(edges)), np.diff(distribution.cdf(edges - apart))
+
+
+@pytest.mark.parametrize(
+    ("distribution", "apart", "value"),
+    [(stats.norm, 0.5, 0.862), (stats.norm, 1.5, 3.10), (stats.laplace, 1.0, 0.90)],
+)
+def test_known_values_of_what_a_thousand_games_can_prove(distribution, apart, value):
+    law = in_cells(distribution, apart)
+    assert lower_bounds.max_provable_epsilon(*law, 1e-5, 1000) == pytest.approx(value, rel=0.006)
+
+
+@pytest.mark.parametrize("games", [20, 300])
+def test_a_game_never_proves_more_than_any_game(games):
+    law = in_cells(stats.norm, 1.5)
+    most = lower_bounds.max_provable_epsilon(*law, 1e-5, games)
+    assert 0.5 < most <= lower_bounds.max_detectable_epsilon(games, games)
+    # Two outputs that tell all: the nearest game gives both e^epsilon : 1, and n + n trials are as
+    # likely in it as 20 / 2 times less where 2 n log(1 + e^-epsilon) = log(10).
+    found = lower_bounds.max_provable_epsilon([1.0, 0.0], [0.0, 1.0], 1e-5, games)
+    exact = -math.log(math.expm1(math.log(10.0) / (2.0 * games)))
+    assert exact * (1.0 - 1e-3) <= found <= exact * 1.01
+
+
+def test_the_nearest_game_is_the_nearest_of_many():
+    """No game that is (epsilon, delta)-DP has a smaller divergence: against a general solver."""
+    rng = np.random.default_rng(4)
+    for delta in (1e-3, 0.05):
+        for _ in range(4):
+            p, q = rng.dirichlet(np.full(4, 0.8), 2) * 0.96 + 0.01
+            epsilon = 0.5 * DiscreteMechanism(p, q).epsilon(delta)
+            found = _nearest(p, q, epsilon, delta)
+            assert found is not None
+            for one, other in (found, found[::-1]):
+                assert one.sum() == pytest.approx(1.0, abs=1e-12)
+                assert np.maximum(one - math.exp(epsilon) * other, 0.0).sum() <= delta
+
+            def divergence(x, p=p, q=q):
+                return -float(p @ np.log(x[:4]) + q @ np.log(x[4:8]))
+
+            # Excesses as slack variables: smooth constraints.
+            def slack(x, delta=delta):
+                return np.array([delta - x[8:12].sum(), delta - x[12:].sum()])
+
+            def above(x, epsilon=epsilon):
+                one, other, a, b = np.split(x, 4)
+                e = math.exp(epsilon)
+                return np.concatenate([a - one + e * other, b - other + e * one])
+
+            start = np.concatenate([*found, np.full(8, delta / 5.0)])
+            best = optimize.minimize(
+                divergence,
+                start,
+                method="SLSQP",
+                bounds=[(1e-9, 1.0)] * 8 + [(0.0, 1.0)] * 8,
+                constraints=[
+                    {"type": "ineq", "fun": slack},
+                    {"type": "ineq", "fun": above},
+                    {"type": "eq", "fun": lambda x: [x[:4].sum() - 1.0, x[4:8].sum() - 1.0]},
+                ],
+                options={"maxiter": 500, "ftol": 1e-13},
+            )
+            mine = divergence(np.concatenate(found))
+            assert mine <= best.fun + 1e-3
 
 
 def test_the_curve_of_two_tails_covers():
     # 200 games of 2,000 + 2,000: a 95 % bound errs more than 22 times with chance 2e-4.
     mu = 0.8
     for spec in ("until:0.2", "stopping:0.2"):
-        protocol = protocols.parse(spec)
+        protocol = protocols.parse_protocol(spec)
         rng = np.random.default_rng(8)
         played = attacked(mu, protocol, 1e-3, 2000, rng)
         assert isinstance(played.curve, AcceptedTailsCurve)
         tails = played.curve
-        truth = upper_bounds.AcceptedTails(mu, tails.low, tails.high, tails.stop).epsilon(1e-3)
+        truth = attacks.AcceptedTails(mu, tails.low, tails.high, tails.stop).epsilon(1e-3)
         rate = tails.rate_below(mu)
         counts = rng.binomial(2000, rate, 200)
         by_count = {
@@ -360,4 +428,4 @@ def _counts(count):
 
 def test_what_cannot_be_attacked_is_said():
     with pytest.raises(ValueError, match="protocols must be ones with an attack, got noisy-max:3"):
-        attacked(1.0, protocols.parse("noisy-max:3"), DELTA, 100, np.random.default_rng(0))
+        attacked(1.0, protocols.parse_protocol("noisy-max:3"), DELTA, 100, np.random.default_rng(0))

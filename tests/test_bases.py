@@ -13,7 +13,6 @@ from scipy import integrate, special, stats
 
 from audit import accounting, repetitions, upper_bounds
 from audit.accounting import (
-    AnyOf,
     ApproximateDp,
     Composition,
     DiscreteMechanism,
@@ -24,11 +23,13 @@ from audit.accounting import (
     PureDp,
     RandomisedResponse,
     RenyiCurve,
+    WorstOf,
     ZeroConcentratedDp,
 )
 from audit.accounting.composition import compose
 from audit.accounting.dpsgd import SampledStep
-from audit.accounting.pairs import Atoms, GaussianPair, LaplacePair, LossPair
+from audit.accounting.pairs import GaussianPair, LaplacePair, LossPair, PrivacyLossPmf
+from audit.integrations.opacus import tuning_epsilon
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 EPSILONS = np.array([-3.0, -1.0, -0.2, 0.0, 0.1, 0.5, 1.0, 2.0, 5.0])
@@ -93,6 +94,31 @@ def test_many_different_laws_compose_in_groups_to_what_they_are():
         excess = side.profile(epsilons) / exact.delta(epsilons) - 1.0
         assert excess.min() >= -1e-9
         assert excess.max() < 3e-4
+
+
+def test_a_hundred_million_steps_are_composed_in_stages():
+    # A thousand candidates of 100,000 steps each; one grid for all steps would be too fine.
+    one = DpSgd(1.0, 100_000, 0.01)
+    together = Composition((one,) * 1000)
+    found = together.epsilon(1e-5)
+    # The sum of so many losses is nearly normal; Renyi divergences bound it from above.
+    atoms = one.laws[0][0].atoms(math.inf)
+    masses = np.exp(atoms.log_mass)
+    mean = float(masses @ atoms.loss)
+    deviation = math.sqrt(float(masses @ (atoms.loss - mean) ** 2))
+    normal = 1e8 * mean + 1e4 * deviation * stats.norm.isf(1e-5)
+    assert normal < found < 1.005 * normal
+    assert found < together.renyi_epsilon(1e-5)
+    assert upper_bounds.tuning_cost(one, "grid:1000", 1e-5).epsilon == pytest.approx(
+        found, rel=1e-9
+    )
+
+
+def test_laws_of_one_loss_compose_to_their_sum():
+    coin = DiscreteMechanism([1.0, 0.0], [0.75, 0.25])
+    pair = compose([(coin.pairs[0], 7)])
+    # Without a loss other than log(4/3): P is all on it, P' has (3/4)^7 of it.
+    assert float(pair.profile(0.0)) == pytest.approx(1.0 - 0.75**7, rel=1e-12)
 
 
 def test_composed_responses_are_binomial():
@@ -257,7 +283,7 @@ def test_divergences_of_low_orders_at_little_noise_are_what_integration_says(
         rest, moved = (-0.5 * ((x - at) / sigma) ** 2 for at in (0.0, mean))
         return np.logaddexp(math.log1p(-rate) + rest, math.log(rate) + moved) - 0.5 * LOG_TWO_PI
 
-    p, q = log_density(1.0), log_density(0.0 if neighbours == "add-remove" else -1.0)
+    p, q = log_density(1.0), log_density(-1.0 if neighbours == "replace-one" else 0.0)
     orders = np.array([1.01, 1.1, 1.2, 1.5])
     found = SampledStep(sigma, rate, neighbours == "replace-one").renyi(orders)
     for alpha, ours in zip(orders, found, strict=True):
@@ -313,10 +339,6 @@ def test_renyi_and_profile_agree_at_any_setting(sigma, rate, steps, log_delta):
 @pytest.mark.parametrize("steps", [1, 100, 10**4])
 def test_extreme_sampling_is_finite(sigma, rate, steps):
     base = DpSgd(sigma, steps, rate)
-    if rate * math.sqrt(steps) / sigma > 100.0:
-        with pytest.raises(ValueError, match="losses that a grid resolves"):
-            base.epsilon(1e-5)
-        return
     values = [base.epsilon(delta) for delta in (0.5, 1e-5, 1e-30)]
     assert np.isfinite(values).all()
     assert values == sorted(values)
@@ -355,7 +377,7 @@ def test_a_renyi_curve_between_its_orders():
 
 
 def test_any_of_several_is_the_worst_of_them():
-    several = AnyOf((GaussianMechanism(0.5), PureDp(0.7)))
+    several = WorstOf((GaussianMechanism(0.5), PureDp(0.7)))
     for epsilon in (0.1, 0.6, 0.8):
         worst = max(float(one.delta(epsilon)) for one in several.candidates)
         assert float(several.delta(epsilon)) == worst
@@ -364,7 +386,7 @@ def test_any_of_several_is_the_worst_of_them():
 
 def test_a_base_that_leaks_with_a_small_chance_leaks_more_often_when_tuned():
     # One run in 10^4 gives the record away. The best of K prefers to: 1 - phi(1 - d) of the time.
-    law, leak = repetitions.parse("tnb:0,0.01"), 1e-4
+    law, leak = repetitions.parse_repetitions("tnb:0,0.01"), 1e-4
     base = DiscreteMechanism(np.array([1 - leak, leak, 0.0]), np.array([1 - leak, 0.0, leak]))
     rng = np.random.default_rng(7)
     runs = law.sample(rng, 200_000)
@@ -378,7 +400,7 @@ def test_a_base_that_leaks_with_a_small_chance_leaks_more_often_when_tuned():
 
 
 def test_loss_pairs_with_one_sided_outputs():
-    pair = LossPair(Atoms(np.array([0.0]), np.array([math.log(0.9)]), 0.1, 0.1))
+    pair = LossPair(PrivacyLossPmf(np.array([0.0]), np.array([math.log(0.9)]), 0.1, 0.1))
     assert pair.profile([0.0, 5.0]) == pytest.approx([0.1, 0.1])
     assert np.isinf(pair.renyi(np.array([2.0]))).all()
     apart = DiscreteMechanism([1.0, 0.0], [0.0, 1.0])
@@ -396,10 +418,12 @@ def test_ranked_outputs_end_where_their_masses_add_up():
 def test_curves_are_read_from_files(tmp_path):
     path = tmp_path / "curve.csv"
     path.write_text("epsilon,delta\n0,0.3\n1, 0.01\n\n2 1e-6\n")
-    base = accounting.parse(f"profile:{path}")
+    base = accounting.parse_mechanism(f"profile:{path}")
     assert base.delta(np.array([1.0, 2.0, 9.0])) == pytest.approx([0.01, 1e-6, 1e-6])
     path.write_text("2,0.1\n4,0.2\n")
-    assert accounting.parse(f"renyi:{path}").renyi(np.array([4.0]))[0] == pytest.approx(0.2)
+    assert accounting.parse_mechanism(f"renyi:{path}").renyi(np.array([4.0]))[0] == pytest.approx(
+        0.2
+    )
     path.write_text("1,2\nthree,4\n")
     with pytest.raises(ValueError, match="two numbers per line, got 'three,4'"):
         accounting.read_curve(path)
@@ -419,14 +443,14 @@ def test_curves_are_read_from_files(tmp_path):
     ],
 )
 def test_bases_by_name(spec, base):
-    assert accounting.parse(spec) == base
+    assert accounting.parse_mechanism(spec) == base
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: accounting.parse("laplace"), "takes 1 numbers"),
-        (lambda: accounting.parse("lapalce:1"), "did you mean 'laplace'"),
+        (lambda: accounting.parse_mechanism("laplace"), "takes 1 numbers"),
+        (lambda: accounting.parse_mechanism("lapalce:1"), "did you mean 'laplace'"),
         (lambda: DpSgd(1.0, 10, 1.5), r"sampling_rate must be in \(0, 1\]"),
         (lambda: DpSgd(0.01, 10, 0.5), "noise_multiplier must be in"),
         (
@@ -446,7 +470,7 @@ def test_bases_by_name(spec, base):
         (lambda: DpSgd(1.0, 10**9, 1e-9), r"steps must be a whole number in \[1, 100000000\]"),
         (lambda: Composition(()), "parts must name at least one"),
         (lambda: Composition((1.0,)), "parts must be mechanisms, got 1.0"),
-        (lambda: accounting.AnyOf(3), "candidates must be mechanisms, got 3"),
+        (lambda: accounting.WorstOf(3), "candidates must be mechanisms, got 3"),
         (lambda: PrivacyProfile(["x"], [0.1]), "epsilons must be numbers, got"),
     ],
 )
@@ -472,14 +496,16 @@ def test_an_opacus_accountant_is_enough():
         accountant.step(noise_multiplier=2.0, sample_rate=0.02)
     run = accounting.from_opacus(accountant)
     assert run.renyi_epsilon(1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=0.02)
-    cost = accounting.tuning_epsilon(accountant, "tnb:0,0.1", 1e-5)
+    cost = tuning_epsilon(accountant, "tnb:0,0.1", 1e-5)
     assert (
         run.epsilon(1e-5)
         < cost
-        < upper_bounds.profile(run, repetitions.parse("tnb:0,0.1"), 1e-5).epsilon
+        < upper_bounds.published.profile(
+            run, repetitions.parse_repetitions("tnb:0,0.1"), 1e-5
+        ).epsilon
     )
     with pytest.raises(ValueError, match="accountant must have recorded a step"):
-        accounting.tuning_epsilon(RDPAccountant(), "tnb:0,0.1", 1e-5)
+        tuning_epsilon(RDPAccountant(), "tnb:0,0.1", 1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:GDP accounting", "ignore:Secure RNG")
@@ -490,16 +516,42 @@ def test_every_accountant_and_the_engine_itself(name):
     engine = PrivacyEngine(accountant=name)
     for _ in range(10):
         engine.accountant.step(noise_multiplier=1.0, sample_rate=0.01)
-    expected = DpSgd(1.0, 10, 0.01)
+    # Opacus divides by int(n * rate), so what it counts holds where n is public.
+    expected = DpSgd(1.0, 10, 0.01, "zero-out")
     assert accounting.from_opacus(engine) == expected
     assert accounting.from_opacus(engine.accountant) == expected
+    stated = accounting.from_opacus(engine, "add-remove")
+    assert stated == DpSgd(1.0, 10, 0.01, "add-remove")
+    assert stated.epsilon(1e-5) == expected.epsilon(1e-5)
+
+
+def test_zero_out_has_the_numbers_of_add_remove_and_its_own_name():
+    for rate in (0.05, 1.0):
+        one, other = DpSgd(2.0, 100, rate), DpSgd(2.0, 100, rate, "zero-out")
+        assert one != other
+        assert other.description == one.description.replace("add-remove", "zero-out")
+        assert other.epsilon(1e-5) == one.epsilon(1e-5)
+        assert (other.renyi(np.array([1.5, 9.0])) == one.renyi(np.array([1.5, 9.0]))).all()
+        assert other.gaussian_mu == one.gaussian_mu
+        plain = accounting.mechanism_to_dict(other)
+        assert accounting.mechanism_from_dict(plain) == other
+    assert accounting.relations(other) == {"zero-out"}
+    for protocol in ("fixed:2", "subset:0.2/fixed:2"):
+        costs = [upper_bounds.tuning_cost(base, protocol, 1e-5).epsilon for base in (one, other)]
+        assert costs[0] == costs[1]
+    noise = [
+        upper_bounds.calibrate_noise(2.0, "fixed:3", 1e-5, 50, 1.0, relation)
+        for relation in accounting.NEIGHBOURS
+    ]
+    assert noise[0] == noise[1] == noise[2] / 2
 
 
 def test_phases_of_one_noise_and_rate_are_one():
     run = accounting.from_opacus(
         Accountant((1.0, 0.1, 3), (2.0, 0.1, 5), (1.0, 0.1, 4), (2.0, 0.2, 1))
     )
-    assert run == Composition((DpSgd(1.0, 7, 0.1), DpSgd(2.0, 5, 0.1), DpSgd(2.0, 1, 0.2)))
+    phases = (1.0, 7, 0.1), (2.0, 5, 0.1), (2.0, 1, 0.2)
+    assert run == Composition(tuple(DpSgd(*phase, "zero-out") for phase in phases))
 
 
 def test_a_schedule_of_many_phases_is_bounded_by_few():
@@ -514,7 +566,7 @@ def test_a_schedule_of_many_phases_is_bounded_by_few():
     ratio = joined.renyi(alpha) / exact.renyi(alpha)
     assert np.all((ratio > 1.0) & (ratio < 1.5))
     one = accounting.from_opacus(schedule, most_phases=1)
-    assert one == DpSgd(1.0, 200, 0.01 + 1e-5 * 99)
+    assert one == DpSgd(1.0, 200, 0.01 + 1e-5 * 99, "zero-out")
 
 
 @pytest.mark.parametrize(
@@ -543,7 +595,7 @@ def test_what_is_used_is_what_was_checked():
 
 
 def test_a_mechanism_is_its_own_text():
-    assert accounting.parse(DpSgd(70.0, 300)) == DpSgd(70.0, 300)
+    assert accounting.parse_mechanism(DpSgd(70.0, 300)) == DpSgd(70.0, 300)
 
 
 @pytest.mark.parametrize(("sigma", "rate"), [(2.0, 0.01), (1.0, 1e-4), (0.5, 0.5), (10.0, 0.1)])
@@ -646,16 +698,16 @@ def test_the_reach_of_a_profile_ends_where_nothing_but_left_overs_is():
 
 def test_any_of_mechanisms_of_which_one_is_the_least_private_is_that_one():
     quiet, loud = DpSgd(2.0, 40, 0.05), DpSgd(1.5, 50, 0.1)
-    assert AnyOf((quiet, loud)).pairs is loud.pairs
-    assert AnyOf((GaussianMechanism(0.1), GaussianMechanism(0.3))).gaussian_mu == 0.3
+    assert WorstOf((quiet, loud)).pairs is loud.pairs
+    assert WorstOf((GaussianMechanism(0.1), GaussianMechanism(0.3))).gaussian_mu == 0.3
     # What is alike is no reason against it.
     for other in (DpSgd(2.0, 50, 0.1), DpSgd(1.5, 40, 0.1), DpSgd(1.5, 50, 0.05), loud):
-        assert AnyOf((other, loud)).pairs is loud.pairs
+        assert WorstOf((other, loud)).pairs is loud.pairs
     # The noise of one is less, the steps of the other more: neither is known to be the worst.
-    both = AnyOf((DpSgd(1.5, 40, 0.1), DpSgd(2.0, 50, 0.1)))
+    both = WorstOf((DpSgd(1.5, 40, 0.1), DpSgd(2.0, 50, 0.1)))
     assert both.gaussian_mu is None
     replaced = DpSgd(1.5, 50, 0.1, "replace-one")
-    assert AnyOf((quiet, replaced)).pairs[0] is not replaced.pairs[0]
+    assert WorstOf((quiet, replaced)).pairs[0] is not replaced.pairs[0]
 
 
 def test_equal_mechanisms_are_looked_up_as_one():
@@ -668,5 +720,5 @@ def test_equal_mechanisms_are_looked_up_as_one():
 
 
 def test_masses_that_rounding_left_below_one_have_no_negative_divergence():
-    law = Atoms(np.array([0.0]), np.log([1.0 - 1e-9]), 0.0, 0.0)
+    law = PrivacyLossPmf(np.array([0.0]), np.log([1.0 - 1e-9]), 0.0, 0.0)
     assert LossPair(law).renyi(np.array([1.5, 8.0])).tolist() == [0.0, 0.0]

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from audit import bounds, repetitions, upper_bounds
@@ -40,7 +41,7 @@ def answer(capsys, *argv):
     ],
 )
 def test_a_family_takes_any_mean(spec, mean):
-    law = repetitions.parse(spec)
+    law = repetitions.parse_repetitions(spec)
     assert law.with_mean(mean).mean == pytest.approx(mean, rel=1e-6)
     cut = repetitions.Truncated(law, 40).with_mean(mean)
     assert cut == repetitions.Truncated(law.with_mean(mean), 40)
@@ -48,15 +49,44 @@ def test_a_family_takes_any_mean(spec, mean):
         law.with_mean(0.0)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "poisson:10", "fixed:4"])
 @pytest.mark.parametrize("target", [0.3, 8.0])
 def test_the_least_noise_keeps_the_budget_and_no_less_does(spec, target):
-    law = repetitions.parse(spec)
-    mu = upper_bounds.solve_mu(target, law, DELTA)
-    spent = upper_bounds.region(GaussianMechanism(mu), law, DELTA).epsilon
-    assert target * (1 - 1e-6) < spent <= target
-    noise = upper_bounds.solve_noise_multiplier(target, law, DELTA, 100)
+    law = repetitions.parse_repetitions(spec)
+    mu = upper_bounds.calibrate_mu_for_tuning(law, target_epsilon=target, target_delta=DELTA)
+    spent = upper_bounds.tuning_cost(GaussianMechanism(mu), law, DELTA).epsilon
+    assert target * (1 - 1e-4) < spent <= target
+    noise = upper_bounds.calibrate_noise(law, target_epsilon=target, target_delta=DELTA, steps=100)
     assert noise == pytest.approx(10.0 / mu, rel=1e-9)
+
+
+def random_setting(rng):
+    """A law of K, a target and delta, as people choose them."""
+    runs = int(np.exp(rng.uniform(np.log(2), np.log(50))))
+    spec = [
+        f"fixed:{runs}",
+        f"poisson:{runs}",
+        f"binomial:{2 * runs},0.5",
+        f"two-point:0.5,{runs}",
+        f"tnb:{rng.choice([-0.5, 0, 1, 3])},{1 / runs:.4g}",
+    ][rng.integers(5)]
+    target = float(np.exp(rng.uniform(np.log(0.2), np.log(8))))
+    return spec, target, float(10.0 ** rng.uniform(-7, -2))
+
+
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 10))]
+)
+def test_the_inverse_spends_what_the_cost_reports(part):
+    # 60 random settings in all, six in each part.
+    rng = np.random.default_rng([23, part])
+    settings = [("fixed:7", 1.0, 0.005)] if part == 0 else []
+    settings += [random_setting(rng) for _ in range(6)]
+    for spec, target, delta in settings:
+        mu = upper_bounds.calibrate_mu_for_tuning(spec, target_epsilon=target, target_delta=delta)
+        spent = upper_bounds.tuning_cost(GaussianMechanism(mu), spec, delta).epsilon
+        assert 0.99 * target <= spent <= target, (spec, target, delta)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +99,10 @@ def test_the_least_noise_keeps_the_budget_and_no_less_does(spec, target):
     ],
 )
 def test_the_largest_mu_of_a_protocol_is_that_of_its_smallest_bound(spec):
-    mu = upper_bounds.solve_mu(0.5, spec, DELTA)
+    mu = upper_bounds.calibrate_mu_for_tuning(spec, target_epsilon=0.5, target_delta=DELTA)
     spent, more = (
-        upper_bounds.cost(GaussianMechanism(one), spec, DELTA).epsilon for one in (mu, 1.0001 * mu)
+        upper_bounds.tuning_cost(GaussianMechanism(one), spec, DELTA).epsilon
+        for one in (mu, 1.0001 * mu)
     )
     assert 0.5 * (1 - 1e-6) < spent <= 0.5 < more
 
@@ -79,9 +110,11 @@ def test_the_largest_mu_of_a_protocol_is_that_of_its_smallest_bound(spec):
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["adaptive:0.75,1.33/tnb:0,0.1", "grid:10"])
 def test_the_least_noise_of_a_protocol_on_sampled_batches(spec):
-    noise = upper_bounds.solve_noise_multiplier(2.0, spec, DELTA, 100, 0.05)
+    noise = upper_bounds.calibrate_noise(
+        spec, target_epsilon=2.0, target_delta=DELTA, steps=100, sampling_rate=0.05
+    )
     spent, more = (
-        upper_bounds.cost(DpSgd(one, 100, 0.05), spec, DELTA).epsilon
+        upper_bounds.tuning_cost(DpSgd(one, 100, 0.05), spec, DELTA).epsilon
         for one in (noise, noise / 1.0001)
     )
     assert 2.0 * (1 - 1e-5) < spent <= 2.0 < more
@@ -90,11 +123,18 @@ def test_the_least_noise_of_a_protocol_on_sampled_batches(spec):
 @pytest.mark.slow
 @pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
 def test_the_least_noise_of_sampled_batches(neighbours):
-    law = repetitions.parse("tnb:0,0.05")
-    noise = upper_bounds.solve_noise_multiplier(3.0, law, DELTA, 200, 0.02, neighbours)
+    law = repetitions.parse_repetitions("tnb:0,0.05")
+    noise = upper_bounds.calibrate_noise(
+        law,
+        target_epsilon=3.0,
+        target_delta=DELTA,
+        steps=200,
+        sampling_rate=0.02,
+        neighbours=neighbours,
+    )
 
     def spent(sigma):
-        return upper_bounds.region(DpSgd(sigma, 200, 0.02, neighbours), law, DELTA).epsilon
+        return upper_bounds.tuning_cost(DpSgd(sigma, 200, 0.02, neighbours), law, DELTA).epsilon
 
     assert spent(noise) <= 3.0 < spent(noise * (1 - 1e-4))
 
@@ -105,45 +145,53 @@ def test_the_least_noise_of_sampled_batches(neighbours):
 )
 @pytest.mark.parametrize("base", [GaussianMechanism(0.3), LaplaceMechanism(5.0)])
 def test_the_most_runs_keep_the_budget(spec, base):
-    law = upper_bounds.solve_runs(1.6, base, repetitions.parse(spec), DELTA)
-    assert upper_bounds.region(base, law, DELTA).epsilon <= 1.6
+    law = upper_bounds.calibrate_runs(base, spec, target_epsilon=1.6, target_delta=DELTA)
+    assert upper_bounds.tuning_cost(base, law, DELTA).epsilon <= 1.6
     more = law.with_mean(law.mean * 1.01 + (2.0 if law.spec[0] in "ft" else 0.0))
     if law.mean < 9e6:
-        assert upper_bounds.region(base, more, DELTA).epsilon > 1.6
+        assert upper_bounds.tuning_cost(base, more, DELTA).epsilon > 1.6
 
 
 def test_more_runs_by_the_region_bound_than_by_renyi():
-    by_renyi = upper_bounds.solve_runs(
-        1.8, GaussianMechanism(0.3), repetitions.parse("tnb:0,0.5"), DELTA, upper_bounds.renyi
+    by_renyi = upper_bounds.calibrate_runs(
+        GaussianMechanism(0.3),
+        "tnb:0,0.5",
+        target_epsilon=1.8,
+        target_delta=DELTA,
+        bound=upper_bounds.published.renyi,
     )
-    by_region = upper_bounds.solve_runs(
-        1.8, GaussianMechanism(0.3), repetitions.parse("tnb:0,0.5"), DELTA
+    by_region = upper_bounds.calibrate_runs(
+        GaussianMechanism(0.3), "tnb:0,0.5", target_epsilon=1.8, target_delta=DELTA
     )
     assert by_renyi.mean < by_region.mean
 
 
 def test_the_best_law_has_the_highest_quantile_within_the_budget():
     base = GaussianMechanism(0.3)
-    found = upper_bounds.best_law(1.6, base, DELTA)
+    found = upper_bounds.best_repetitions(base, target_epsilon=1.6, target_delta=DELTA)
     quantiles = [one.expected_quantile for one in found]
     assert quantiles == sorted(quantiles, reverse=True)
     families = {one.law.spec.split(",")[0].split(":")[0] for one in found}
     assert families == {"tnb", "poisson"}
     for one in found:
         assert one.expected_quantile == pytest.approx(one.law.expected_quantile())
-        assert upper_bounds.region(base, one.law, DELTA).epsilon <= 1.6
+        assert upper_bounds.tuning_cost(base, one.law, DELTA).epsilon <= 1.6
     with pytest.raises(ValueError, match="target-epsilon must be one that some law"):
-        upper_bounds.best_law(0.1, base, DELTA)
+        upper_bounds.best_repetitions(base, target_epsilon=0.1, target_delta=DELTA)
 
 
 def test_an_unreachable_budget_is_refused():
-    law = repetitions.parse("tnb:0,0.01")
-    with pytest.raises(ValueError, match="expected runs keep"):
-        upper_bounds.solve_runs(0.1, GaussianMechanism(1.0), law, DELTA)
+    law = repetitions.parse_repetitions("tnb:0,0.01")
+    with pytest.raises(ValueError, match="must allow 1 expected runs"):
+        upper_bounds.calibrate_runs(
+            GaussianMechanism(1.0), law, target_epsilon=0.1, target_delta=DELTA
+        )
     with pytest.raises(ValueError, match="target-epsilon must be in"):
-        upper_bounds.solve_noise_multiplier(-1.0, law, DELTA, 10)
+        upper_bounds.calibrate_noise(law, target_epsilon=-1.0, target_delta=DELTA, steps=10)
     with pytest.raises(ValueError, match="does not apply: K must be"):
-        upper_bounds.solve_mu(1.0, repetitions.parse("fixed:3"), DELTA, upper_bounds.renyi)
+        upper_bounds.calibrate_mu_for_tuning(
+            "fixed:3", target_epsilon=1.0, target_delta=DELTA, bound=upper_bounds.published.renyi
+        )
 
 
 @pytest.mark.slow
@@ -151,7 +199,7 @@ def test_the_command_accounts_for_sampled_batches(capsys):
     argv = ["--noise-multiplier", "1", "--steps", "500", "--sampling-rate", "0.01"]
     found, rows = answer(capsys, *argv, "--tunings", "2", "--final-run")
     base = DpSgd(1.0, 500, 0.01)
-    law = repetitions.parse("tnb:0,0.01")
+    law = repetitions.parse_repetitions("tnb:0,0.01")
     assert rows["region"] == pytest.approx(upper_bounds.region(base, law, DELTA).epsilon)
     assert found["base"]["description"].endswith("add-remove neighbours")
     assert found["base"]["epsilon_rdp"] == pytest.approx(1.6527, abs=1e-3)
@@ -166,8 +214,8 @@ def test_the_command_accounts_for_sampled_batches(capsys):
 def test_the_command_solves_for_runs_and_for_the_law(capsys):
     argv = ["--mu", "0.3", "--target-epsilon", "2"]
     found, rows = answer(capsys, *argv, "--solve", "runs", "--repetitions", "tnb:0,0.5")
-    assert 1.99 < rows["region"] <= 2.0
-    assert repetitions.parse(found["repetitions"]).mean > 50
+    assert 1.99 < rows["tight"] <= 2.0
+    assert repetitions.parse_repetitions(found["repetitions"]).mean > 50
 
 
 @pytest.mark.slow
@@ -175,7 +223,7 @@ def test_the_command_solves_for_the_law(capsys):
     argv = ["--mu", "0.3", "--target-epsilon", "2"]
     found, _ = answer(capsys, *argv, "--solve", "runs", "--repetitions", "tnb:0,0.5")
     best, rows = answer(capsys, *argv, "--solve", "law")
-    assert rows["region"] <= 2.0
+    assert rows["tight"] <= 2.0
     assert best["expected_quantile"] >= found["expected_quantile"]
     assert best["affordable"][0]["repetitions"] == best["repetitions"]
 
@@ -194,7 +242,7 @@ def test_the_command_takes_other_bases(capsys, tmp_path):
 def test_the_command_solves_for_sampled_noise(capsys):
     argv = ["--target-epsilon", "2", "--steps", "100", "--sampling-rate", "0.05"]
     found, rows = answer(capsys, *argv)
-    assert 1.999 < rows["region"] <= 2.0
+    assert 1.999 < rows["tight"] <= 2.0
     assert found["base"]["noise_multiplier"] > 1.0
 
 

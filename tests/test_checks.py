@@ -1,4 +1,4 @@
-"""What a user passes in: names in any case, and one line where it is none."""
+"""Validation of user input: names in any case, numbers in range, one-line errors."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from audit.dpsgd.precision import check_precision
 from audit.game.settings import AuditConfig
 
 
-def test_a_name_in_any_case_is_the_name():
+def test_names_are_accepted_in_any_case():
     assert checks.one_of("dataset", "digits", ["DIGITS", "SVHN"]) == "DIGITS"
     assert checks.one_of("dataset", "DIGITS", ["DIGITS", "SVHN"]) == "DIGITS"
-    # Where two differ by case alone, only what is written exactly so is meant for sure.
+    # If two names differ only by case, the exact name is chosen.
     assert checks.one_of("which", "a", ["A", "a"]) == "a"
     assert checks.one_of("which", "A", ["A", "a"]) == "A"
 
 
-def test_settings_of_an_audit_in_any_case_are_the_same_audit():
+def test_settings_in_any_case_are_the_same_audit():
     plain = {
         "threat": "NTCV",
         "canary": "input+dirac",
@@ -33,29 +33,29 @@ def test_settings_of_an_audit_in_any_case_are_the_same_audit():
         "backend": "ray",
         "devices": ["cuda:0"],
     }
-    shouted = {
+    upper_case = {
         name.upper(): [text.upper() for text in value] if isinstance(value, list) else value.upper()
         for name, value in plain.items()
     }
-    assert AuditConfig.from_mapping(shouted) == AuditConfig.from_mapping(plain)
-    whispered = {
+    assert AuditConfig.from_mapping(upper_case) == AuditConfig.from_mapping(plain)
+    lower_case = {
         name: value.lower() if isinstance(value, str) else value for name, value in plain.items()
     }
-    assert AuditConfig.from_mapping(whispered) == AuditConfig.from_mapping(plain)
+    assert AuditConfig.from_mapping(lower_case) == AuditConfig.from_mapping(plain)
 
 
 @pytest.mark.parametrize("value", ["digit", "", " digits", None, 3, ["DIGITS"]])
-def test_what_is_no_name_is_refused(value):
+def test_unknown_names_are_refused(value):
     with pytest.raises(ValueError, match=r"^dataset must be one of DIGITS, SVHN, got"):
         checks.one_of("dataset", value, ["DIGITS", "SVHN"])
 
 
-def test_the_nearest_name_is_named():
+def test_the_error_suggests_the_closest_name():
     with pytest.raises(ValueError, match="got 'digit'; did you mean 'DIGITS'"):
         checks.one_of("dataset", "digit", ["DIGITS", "SVHN"])
 
 
-def test_dotted_names_only_where_they_are_allowed():
+def test_dotted_names_need_permission():
     assert checks.one_of("score", "My.Score", ["first"], dotted=True) == "My.Score"
     with pytest.raises(ValueError, match=r"must be one of first, got 'My.Score'"):
         checks.one_of("score", "My.Score", ["first"])
@@ -63,22 +63,24 @@ def test_dotted_names_only_where_they_are_allowed():
         checks.one_of("score", "secnd", ["first"], dotted=True)
 
 
-def test_names_in_any_case_wherever_one_is_taken():
-    assert repetitions.parse("TNB:0,0.01") == repetitions.parse("tnb:0,0.01")
-    assert accounting.parse("Gaussian:1") == accounting.GaussianMechanism(1.0)
+def test_public_functions_accept_names_in_any_case():
+    assert repetitions.parse_repetitions("TNB:0,0.01") == repetitions.parse_repetitions(
+        "tnb:0,0.01"
+    )
+    assert accounting.parse_mechanism("Gaussian:1") == accounting.GaussianMechanism(1.0)
     assert accounting.DpSgd(1.0, 10, 0.1, "Replace-One").distance == 2.0
     assert accounting.calibrate_mu(1.0, 1e-5, "EXACT") > accounting.calibrate_mu(1.0, 1e-5, "RDP")
     assert DpSgdSettings(10, 1.0, 1.0, 0.1, model="MLP").model == "mlp"
     assert check_precision("TF32").name == "tf32"
 
 
-def test_what_is_kept_is_what_was_checked():
+def test_validated_values_are_stored():
     @dataclass(frozen=True)
     class Settings:
         rate: float
 
         def __post_init__(self) -> None:
-            checks.keep(self, rate=checks.interval("rate", self.rate, 0.0, 1.0))
+            checks.store_validated(self, rate=checks.interval("rate", self.rate, 0.0, 1.0))
 
     assert Settings("0.5").rate == 0.5
 
@@ -94,37 +96,45 @@ def test_what_is_kept_is_what_was_checked():
         (np.int64(2**62 + 1), 2**62 + 1),
     ],
 )
-def test_whole_numbers_of_any_size_and_kind(value, number):
-    assert checks.whole("seed", value, 0) == number
+def test_integers_of_any_size_and_type(value, number):
+    assert checks.integer("seed", value, 0) == number
+
+
+@pytest.mark.parametrize("value", [True, False, np.True_])
+def test_booleans_are_not_numbers(value):
+    with pytest.raises(ValueError, match=f"seed must be a whole number >= 0, got .*{bool(value)}"):
+        checks.integer("seed", value, 0)
+    with pytest.raises(ValueError, match=r"rate must be in \[-1, 2\], got"):
+        checks.interval("rate", value, -1.0, 2.0, closed_low=True, closed_high=True)
 
 
 @pytest.mark.parametrize("value", [2.5, "2.5", "x", None, [1], float("nan"), float("inf"), 10**400])
-def test_numbers_that_are_not_in_range(value):
+def test_numbers_out_of_range_are_refused(value):
     with pytest.raises(ValueError, match="seed must be a whole number in"):
-        checks.whole("seed", value, 0, 2)
+        checks.integer("seed", value, 0, 2)
     if value not in (2.5, "2.5"):
         with pytest.raises(ValueError, match="rate must be in"):
             checks.interval("rate", value, 0.0, 3.0)
 
 
-def test_a_file_without_end_is_not_read(tmp_path):
+def test_an_endless_file_is_not_read(tmp_path):
     (tmp_path / "long").write_text("x" * 11)
-    assert checks.text_of(tmp_path / "long", 11) == "x" * 11
+    assert checks.read_text(tmp_path / "long", 11) == "x" * 11
     with pytest.raises(ValueError, match="file must have at most 10 characters, got more in"):
-        checks.text_of(tmp_path / "long", 10)
+        checks.read_text(tmp_path / "long", 10)
 
 
-def test_a_value_is_shown_in_one_line():
+def test_a_value_is_printed_on_one_line():
     with pytest.raises(
         ValueError, match=r"x must be in \(0, 1\), got array\(\[\[1., 1.\], \[1"
     ) as e:
         checks.interval("x", np.ones((2, 2)), 0, 1)
     assert "\n" not in str(e.value)
-    assert len(checks.in_line("y" * 1000)) < 210
+    assert len(checks.one_line("y" * 1000)) < 210
 
 
-def test_a_whole_number_is_one_that_a_float_can_hold():
-    assert checks.whole("steps", 10**300, 1) == 10**300
+def test_integers_larger_than_floats_are_refused():
+    assert checks.integer("steps", 10**300, 1) == 10**300
     for large in (10**400, "1" + "0" * 400):
         with pytest.raises(ValueError, match="steps must be a whole number >= 1 that a float can"):
-            checks.whole("steps", large, 1)
+            checks.integer("steps", large, 1)

@@ -1,16 +1,18 @@
 """The tuning you did: what it cost, from a csv file and from Optuna."""
 
+import contextlib
 import functools
 import itertools
 import json
+import math
 import re
+import sqlite3
 import sys
 
 import numpy as np
 import optuna
 import pytest
 
-import audit.optuna
 from audit import bounds, repetitions, tuning, upper_bounds
 from audit.accounting import (
     Candidates,
@@ -18,35 +20,36 @@ from audit.accounting import (
     DiscreteMechanism,
     DpSgd,
     GaussianMechanism,
-    OneOf,
+    Mixture,
     ZeroConcentratedDp,
 )
+from audit.integrations import optuna as integration
 from audit.protocols import Grid, RandomSearch
-from audit.tuning.cost_of import all_of, read_prior, read_trials
+from audit.tuning.cost_of_trials import all_of, read_prior, read_trials
 from audit.upper_bounds.registry import find, row
 
 TEN = [GaussianMechanism(0.1)] * 10
 
 
 # Many tests ask for the cost of the same few tunings, which takes a second or two each.
-cost = functools.lru_cache(upper_bounds.cost)
+cost = functools.lru_cache(upper_bounds.tuning_cost)
 
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch):
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    monkeypatch.setattr(sys.modules["audit.tuning.cost_of"], "cost", cost)
+    monkeypatch.setattr(sys.modules["audit.tuning.cost_of_trials"], "tuning_cost", cost)
 
 
 def test_random_trials_cost_a_fixed_number_of_runs():
-    found = tuning.cost_of(TEN, "random")
+    found = tuning.cost_of_trials(TEN, "random")
     assert found.best_only == cost(TEN[0], "fixed:10", 1e-5).epsilon
     assert found.all_released == pytest.approx(GaussianMechanism(np.sqrt(0.1)).epsilon(1e-5))
     assert found.best_only < found.all_released
 
 
 def test_random_trials_with_a_law_cost_the_law():
-    found = tuning.cost_of([GaussianMechanism(0.5)], "random", law="tnb:1,0.1")
+    found = tuning.cost_of_trials([GaussianMechanism(0.5)], "random", law="tnb:1,0.1")
     # One run came, and many might have: the composition of one is no bound.
     assert found.best_only == cost(GaussianMechanism(0.5), "tnb:1,0.1", 1e-5).epsilon
     assert found.best_only > found.all_released
@@ -54,7 +57,7 @@ def test_random_trials_with_a_law_cost_the_law():
 
 
 def test_sequential_trials_cost_all_of_them_and_the_reason_is_told():
-    found = tuning.cost_of(TEN, "sequential")
+    found = tuning.cost_of_trials(TEN, "sequential")
     assert found.best_only == found.all_released
     assert "composition" in found.bound
     assert "depend on earlier outputs" in found.why
@@ -62,14 +65,14 @@ def test_sequential_trials_cost_all_of_them_and_the_reason_is_told():
 
 
 def test_a_grid_costs_no_less_than_as_many_draws_and_no_more_than_all():
-    found = tuning.cost_of(TEN, "grid")
-    draws = tuning.cost_of(TEN, "random")
+    found = tuning.cost_of_trials(TEN, "grid")
+    draws = tuning.cost_of_trials(TEN, "random")
     assert draws.best_only <= found.best_only <= found.all_released
 
 
 def test_trials_of_mixed_noise_cost_each_its_own_where_all_count():
     trials = [GaussianMechanism(0.1), GaussianMechanism(0.2), GaussianMechanism(0.2)]
-    found = tuning.cost_of(trials, "random")
+    found = tuning.cost_of_trials(trials, "random")
     assert found.all_released == pytest.approx(GaussianMechanism(0.3).epsilon(1e-5), rel=1e-6)
     worst = cost(GaussianMechanism(0.2), "fixed:3", 1e-5).epsilon
     assert found.best_only <= min(worst, found.all_released)
@@ -77,7 +80,7 @@ def test_trials_of_mixed_noise_cost_each_its_own_where_all_count():
 
 def test_trials_of_mixed_noise_cost_each_its_own():
     trials = [GaussianMechanism(0.05)] * 30 + [GaussianMechanism(0.2)] * 2
-    found = tuning.cost_of(trials, "grid")
+    found = tuning.cost_of_trials(trials, "grid")
     own = find("grid", Grid).function(Candidates(tuple(trials)), "grid:32", 1e-5).epsilon
     assert found.best_only == own
     assert found.bound == "grid, grid:32"
@@ -112,17 +115,21 @@ def most_leaked(prior, law, epsilon):
 def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(monkeypatch):
     # The bound that is smallest here, alone: the others take time.
     tight = find("tight", RandomSearch)
-    monkeypatch.setattr(sys.modules["audit.tuning.cost_of"], "cost", functools.partial(row, tight))
+    monkeypatch.setattr(
+        sys.modules["audit.tuning.cost_of_trials"], "tuning_cost", functools.partial(row, tight)
+    )
     delta, spec = 0.05, "tnb:0,0.2"
-    loud = DiscreteMechanism((0.5, 0.5), (0.1, 0.9))
-    quiet = DiscreteMechanism((0.5, 0.5), (0.4, 0.6))
-    law, prior = repetitions.parse(spec), OneOf((loud, quiet), (0.2, 0.8))
-    found = tuning.cost_of([loud, quiet], "random", delta, law, prior)
+    loud = DiscreteMechanism((0.5, 0.5), (0.1, 0.9), directed=True)
+    quiet = DiscreteMechanism((0.5, 0.5), (0.4, 0.6), directed=True)
+    law, prior = repetitions.parse_repetitions(spec), Mixture((loud, quiet), (0.2, 0.8))
+    found = tuning.cost_of_trials([loud, quiet], "random", delta, law, prior)
     # The exact cost of this small case: it is kept, and not by much.
     assert 0.9 * delta < most_leaked(prior, law, found.best_only) <= delta
     assert "chances of the prior given" in found.assumed
     # Chances that are not those of the draws say too little.
-    rarely_loud = tuning.cost_of([quiet], "random", delta, law, OneOf((loud, quiet), (0.1, 0.9)))
+    rarely_loud = tuning.cost_of_trials(
+        [quiet], "random", delta, law, Mixture((loud, quiet), (0.1, 0.9))
+    )
     assert most_leaked(prior, law, rarely_loud.best_only) > delta
 
 
@@ -131,12 +138,12 @@ def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(monkeypa
     [
         ("grid", TEN[0], "prior must be given with chosen random only, got chosen grid"),
         ("random", GaussianMechanism(0.2), "prior must hold every trial, got none like"),
-        ("random", OneOf((TEN[0],), (0.5,)), "prior must have chances that sum to 1, got 0.5"),
+        ("random", Mixture((TEN[0],), (0.5,)), "prior must have chances that sum to 1, got 0.5"),
     ],
 )
 def test_bad_priors_are_one_line(chosen, prior, words):
     with pytest.raises(ValueError, match=words) as caught:
-        tuning.cost_of(TEN, chosen, prior=prior)
+        tuning.cost_of_trials(TEN, chosen, prior=prior)
     assert "\n" not in str(caught.value)
 
 
@@ -144,13 +151,13 @@ def test_bounds_command_reads_a_prior(tmp_path, capsys):
     trials, prior = tmp_path / "trials.csv", tmp_path / "prior.csv"
     trials.write_text("mu\n0.1\n0.2\n")
     prior.write_text("mu, chance\n0.1, 0.75\n0.2, 0.25\n")
-    assert read_prior(prior) == OneOf((TEN[0], GaussianMechanism(0.2)), (0.75, 0.25))
+    assert read_prior(prior) == Mixture((TEN[0], GaussianMechanism(0.2)), (0.75, 0.25))
     command = ["--trials", str(trials), "--chosen", "random", "--repetitions", "tnb:1,0.5"]
     assert bounds.main([*command, "--prior", str(prior), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["best_only"]
     assert found == cost(read_prior(prior), "tnb:1,0.5", 1e-5).epsilon
     prior.write_text("mu\n0.1\n0.1\n0.2\n0.1\n")  # equally likely rows, equal ones added up
-    assert read_prior(prior) == OneOf((TEN[0], GaussianMechanism(0.2)), (0.75, 0.25))
+    assert read_prior(prior) == Mixture((TEN[0], GaussianMechanism(0.2)), (0.75, 0.25))
     prior.write_text("mu,chance\n0.1,2\n")
     assert bounds.main([*command, "--prior", str(prior)]) == 2
     assert "chance must be in (0, 1], got" in capsys.readouterr().err
@@ -175,7 +182,14 @@ def test_csv_is_read_by_its_heading(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("lr\n0.1\n", "trials must have columns noise_multiplier.* got line 2"),
+        ("lr\n0.1\n", "trials must have columns noise_multiplier.* got 'lr' in"),
+        ("Noise Multiplier,steps\n1,2\n", "'Noise Multiplier' may be 'noise_multiplier'"),
+        ("sigma,step\n1,2\n", "'sigma' may be 'noise_multiplier', 'step' may be 'steps'"),
+        ("mu,mu\n0.1,0.9\n", "trials must name column mu once, got it 2 times"),
+        ("mu,rho\n0.1,0.9\n", "line 2: row must tell one of .* got mu and rho"),
+        ("mu,rho\n,\n", "line 2: row must tell one of .* got none of them"),
+        ("mu\n0,1\n", "line 2: row must have one value for each of 1 columns, got 2"),
+        ("", "trials must be at least one row below a heading"),
         ("mu\n0.1\n-1\n", "trials, line 3: mu must be in"),
         ("noise_multiplier\n1\n", "trials, line 2: steps must be given with noise_multiplier"),
         ("mu\n", "trials must be at least one row below a heading"),
@@ -197,7 +211,7 @@ def test_bounds_command_prints_the_cost_of_a_file(tmp_path, capsys):
     path.write_text("mu\n" + "0.1\n" * 10)
     assert bounds.main(["--trials", str(path), "--chosen", "random", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["best_only"] == tuning.cost_of(TEN, "random").best_only
+    assert found["best_only"] == tuning.cost_of_trials(TEN, "random").best_only
     assert found["trials"] == 10
     assert bounds.main(["--trials", str(path), "--chosen", "sequential"]) == 0
     assert "only the best is released: epsilon = " in capsys.readouterr().out
@@ -207,7 +221,160 @@ def test_bounds_command_prints_the_cost_of_a_file(tmp_path, capsys):
     assert "chosen must be one of grid, random, sequential" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "trials",
+    [
+        [GaussianMechanism(mu) for mu in np.geomspace(0.01, 0.2, 40)],
+        [DpSgd(noise, 20, 0.02) for noise in np.linspace(4.0, 6.0, 40)],
+        [DpSgd(5.0, int(n), 0.02) for n in range(10, 50)],
+        [ZeroConcentratedDp(rho) for rho in np.linspace(1e-4, 1e-2, 40)],
+    ],
+    ids=["gaussian", "noise", "steps", "zcdp"],
+)
+def test_many_different_trials_are_dominated_by_few(trials):
+    module = sys.modules["audit.tuning.cost_of_trials"]
+    alike = module._alike(trials)
+    assert len(set(alike.values())) <= module._MAX_KINDS < len(set(trials))
+    for one, instead in alike.items():
+        assert np.all(instead.renyi([2.0, 5.0, 30.0]) >= one.renyi([2.0, 5.0, 30.0]))
+    # The least private stays as it is, and so does what costs no more than it.
+    worst = max(trials, key=lambda one: float(one.renyi(8.0)))
+    assert worst in set(alike.values())
+    few = trials[:5]
+    assert module._alike(few) == {one: one for one in few}
+
+
+def test_priors_of_many_different_draws_keep_their_chances():
+    module = sys.modules["audit.tuning.cost_of_trials"]
+    prior = Mixture(tuple(GaussianMechanism(mu) for mu in np.linspace(0.1, 0.2, 50)), (0.02,) * 50)
+    few = module._fewer_drawn(prior)
+    assert len(few.candidates) <= module._MAX_KINDS
+    assert sum(few.chances) == pytest.approx(1.0, abs=1e-12)
+    assert prior.epsilon(1e-5) <= few.epsilon(1e-5) < 1.1 * prior.epsilon(1e-5)
+
+
+def test_many_rows_are_counted(tmp_path):
+    # Known truths: n equal Gaussian runs are one of mu sqrt(n); n equal zCDP runs have n rho.
+    path = tmp_path / "trials.csv"
+    path.write_text("mu\n" + "1e-4\n" * 20_000)
+    found = tuning.cost_of_trials(path, "sequential")
+    truth = GaussianMechanism(1e-4 * math.sqrt(20_000)).epsilon(1e-5)
+    assert (found.trials, found.all_released) == (20_000, pytest.approx(truth, rel=1e-9))
+    assert all_of([ZeroConcentratedDp(0.01)] * 7) == ZeroConcentratedDp(0.07)
+    mus = np.linspace(1e-4, 1e-3, 2_000)
+    together = all_of([GaussianMechanism(mu) for mu in mus])
+    assert together.gaussian_mu == pytest.approx(float(np.linalg.norm(mus)), rel=1e-12)
+    sampled = [DpSgd(noise, 10, 0.01) for noise in np.linspace(3.0, 4.0, 300)]
+    composed = all_of(sampled)
+    assert len(composed.parts) <= 100
+    orders = np.array([2.0, 8.0, 40.0])
+    exactly = np.sum([one.renyi(orders) for one in sampled], axis=0)
+    assert np.all(composed.renyi(orders) >= exactly)
+    assert np.all(composed.renyi(orders) <= 1.02 * exactly)
+    # More steps than one mechanism may have.
+    assert sum(one.steps for one in all_of([DpSgd(9.0, 10**7, 0.01)] * 35).parts) == 35 * 10**7
+
+
 # Optuna.
+
+
+def test_several_objectives_release_more_than_the_best():
+    study = optuna.create_study(directions=["minimize"] * 2, sampler=SAMPLERS.RandomSampler(seed=0))
+    study.optimize(lambda trial: (objective(trial), 1.0), n_trials=3)
+    found = integration.cost_of_study(study)
+    assert found.best_only == found.all_released
+    assert found.chosen == "random, several objectives"
+    assert "Pareto front" in found.why
+    assert integration.cost_of_study(study, chosen="random").best_only == found.best_only
+    with pytest.raises(ValueError, match="law and prior must come with"):
+        integration.cost_of_study(study, law="tnb:0,0.1")
+
+
+def test_budgets_that_a_sampler_chose_have_no_cost_without_a_cap():
+    study = optuna.create_study(sampler=SAMPLERS.TPESampler(seed=0, n_startup_trials=2))
+    study.optimize(lambda trial: trial.suggest_float("mu", 0.1, 0.2), n_trials=4)
+    found = integration.cost_of_study(study)
+    assert (found.kind, found.best_only) == ("odometer reading", None)
+    assert integration.cost_of_study(study, cap=4.0).best_only == 4.0
+
+
+def stored(folder):
+    storage = f"sqlite:///{folder}/study.db"
+    study = optuna.create_study(storage=storage, study_name="mine")
+    study.optimize(objective, n_trials=2)
+    return storage, folder / "study.db"
+
+
+def refused_line(capsys, storage, name="mine"):
+    assert bounds.main(["--optuna", storage, name]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    return captured.err
+
+
+def test_a_storage_is_read_and_never_written(tmp_path, capsys):
+    storage, file = stored(tmp_path)
+    before = file.read_bytes()
+    file.chmod(0o444)
+    assert bounds.main(["--optuna", storage, "mine"]) == 0
+    assert file.read_bytes() == before
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["study.db"]
+    foreign = tmp_path / "foreign.db"
+    with contextlib.closing(sqlite3.connect(foreign)) as database:
+        database.execute("create table mine (x int)")
+        database.commit()
+    before = foreign.read_bytes()
+    capsys.readouterr()
+    assert "which holds no studies" in refused_line(capsys, f"sqlite:///{foreign}")
+    assert foreign.read_bytes() == before
+    foreign.write_bytes(b"no database" * 100)
+    assert "which holds no studies" in refused_line(capsys, f"sqlite:///{foreign}")
+
+
+def test_locked_and_damaged_storages_have_their_own_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(integration, "_SECONDS_LOCKED", 0.1)
+    storage, file = stored(tmp_path)
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("begin exclusive")
+        assert "which is locked: wait" in refused_line(capsys, storage)
+        database.rollback()
+        database.execute("update trial_user_attributes set value_json = '{oops'")
+        database.commit()
+    line = refused_line(capsys, storage)
+    assert f"study 'mine' damaged in {storage!r}" in line
+    journal = tmp_path / "journal.log"
+    backend = optuna.storages.journal.JournalFileBackend(str(journal))
+    study = optuna.create_study(storage=optuna.storages.JournalStorage(backend), study_name="mine")
+    study.optimize(objective, n_trials=2)
+    before = journal.read_bytes()
+    assert bounds.main(["--optuna", str(journal), "mine"]) == 0
+    assert journal.read_bytes() == before
+    capsys.readouterr()
+    journal.write_bytes(before[:200] + b"{oops\n" + before[200:])
+    assert f"damaged in {str(journal)!r}" in refused_line(capsys, str(journal))
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        "postgresql://me:secret@nowhere.invalid/x",
+        "mysql://me:sec/secret@nowhere.invalid/x",
+        "nosuch://me:secret@nowhere.invalid/x",
+        "me:secret@nowhere.invalid/x",
+        "sqlite:////no/such/file?password=secret",
+        "://me:secret@",
+    ],
+)
+def test_no_password_is_echoed(storage, capsys):
+    assert "secret" not in refused_line(capsys, storage)
+    with pytest.raises(ValueError, match="optuna must be") as caught:
+        integration.cost_of_study(storage, "mine")
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    with pytest.raises(SystemExit):
+        bounds.main(["--optunna", storage if "://" in storage else "x"])
+    assert "secret" not in capsys.readouterr().err
 
 
 def objective(trial):
@@ -228,7 +395,7 @@ WAYS = [
 def test_the_way_is_read_off_the_sampler(sampler, way):
     study = optuna.create_study(sampler=sampler)
     study.optimize(objective, n_trials=4)
-    assert audit.optuna.read_study(study) == ([GaussianMechanism(0.1)] * 4, way)
+    assert integration.read_study(study) == ([GaussianMechanism(0.1)] * 4, way)
 
 
 def test_pruned_trials_make_it_sequential():
@@ -239,7 +406,7 @@ def test_pruned_trials_make_it_sequential():
     study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(objective, n_trials=2)
     study.optimize(pruned, n_trials=1)
-    runs, way = audit.optuna.read_study(study)
+    runs, way = integration.read_study(study)
     assert (len(runs), way) == (3, "sequential")
 
 
@@ -248,7 +415,7 @@ def test_trials_put_in_by_hand_make_it_sequential():
     study.optimize(objective, n_trials=1)
     study.enqueue_trial({"x": 4})
     study.optimize(objective, n_trials=1)
-    assert audit.optuna.read_study(study)[1] == "sequential"
+    assert integration.read_study(study)[1] == "sequential"
 
 
 def test_a_stored_study_is_read_to_the_safe_side(tmp_path, capsys):
@@ -258,7 +425,10 @@ def test_a_stored_study_is_read_to_the_safe_side(tmp_path, capsys):
     )
     study.optimize(objective, n_trials=3)
     assert bounds.main(["--optuna", storage, "mine", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["chosen"] == "sequential"  # none knows its sampler
+    found = json.loads(capsys.readouterr().out)
+    assert found["chosen"] == "unknown sampler"
+    assert found["best_only"] == found["all_released"]
+    assert "if the sampler was random, say so (chosen random)" in found["why"]
     assert bounds.main(["--optuna", storage, "mine", "--chosen", "random", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bound"].endswith("fixed:3")
     assert bounds.main(["--optuna", storage, "other"]) == 2
@@ -272,8 +442,8 @@ def test_a_study_that_does_not_tell_its_noise_is_refused_or_told():
     study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(lambda trial: trial.suggest_float("lr", 0.1, 1.0), n_trials=2)
     with pytest.raises(ValueError, match="trials must tell noise_multiplier and steps"):
-        audit.optuna.cost_of_study(study)
-    found = audit.optuna.cost_of_study(study, base=GaussianMechanism(0.2))
+        integration.cost_of_study(study)
+    found = integration.cost_of_study(study, base=GaussianMechanism(0.2))
     assert (found.trials, found.chosen) == (2, "random")
 
 
@@ -289,7 +459,7 @@ def test_an_objective_runs_unchanged_under_a_private_protocol():
         trial.set_user_attr("model", (rate, width))
         return rate
 
-    study = audit.optuna.PrivateStudy(
+    study = integration.PrivateStudy(
         "fixed:12", "minimize", base=GaussianMechanism(0.5), seed=1, folder=None
     )
     best = study.optimize(unchanged)
@@ -299,7 +469,7 @@ def test_an_objective_runs_unchanged_under_a_private_protocol():
     assert set(best.candidate) == {"rate", "width"}
     assert best.score == best.candidate["rate"] == best.model[0] < 0.5
     # Optuna draws each candidate anew: another seed, others.
-    seen = [audit.optuna.PrivateStudy("fixed:1", base=GaussianMechanism(0.5), folder=None)
+    seen = [integration.PrivateStudy("fixed:1", base=GaussianMechanism(0.5), folder=None)
             .optimize(unchanged).score for _ in range(3)]  # fmt: skip
     assert len(set(seen)) == 3
 
@@ -311,7 +481,7 @@ def test_an_objective_is_told_its_noise():
         told.update(trial.user_attrs)
         return trial.suggest_float("rate", 0.1, 1.0)
 
-    study = audit.optuna.PrivateStudy("fixed:1", base=DpSgd(1.5, 20, 0.1), folder=None)
+    study = integration.PrivateStudy("fixed:1", base=DpSgd(1.5, 20, 0.1), folder=None)
     study.optimize(objective)
     assert told.pop("seed") >= 0
     assert told == {"noise_multiplier": 1.5, "steps": 20, "sampling_rate": 0.1}
@@ -321,4 +491,4 @@ def test_an_objective_is_told_its_noise():
 def test_protocols_that_need_a_space_are_refused():
     for protocol in ("grid:3", "adaptive:0.5,2/tnb:1,0.5"):
         with pytest.raises(ValueError, match=r"candidates of grid:3|protocol must draw each"):
-            audit.optuna.PrivateStudy(protocol, base=GaussianMechanism(0.5), folder=None)
+            integration.PrivateStudy(protocol, base=GaussianMechanism(0.5), folder=None)

@@ -54,7 +54,7 @@ def test_a_loss_distribution_in_both_directions():
     law = "tnb:0,0.01"
     cost, truth = (upper_bounds.region(base, law, DELTA).epsilon for base in (ours, exact))
     assert truth <= cost <= 1.005 * truth
-    again = accounting.from_plain(accounting.to_plain(ours))
+    again = accounting.mechanism_from_dict(accounting.mechanism_to_dict(ours))
     assert again.epsilon(DELTA) == ours.epsilon(DELTA)
     twice = accounting.Composition((ours, ours)).epsilon(DELTA)
     assert twice == pytest.approx(accounting.DpSgd(1.0, 60, 0.05).epsilon(DELTA), rel=5e-3)

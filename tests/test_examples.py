@@ -12,8 +12,10 @@ import types
 from pathlib import Path
 
 import pytest
+from opacus.optimizers import DPOptimizer
 
-from audit import verify
+from audit import tuning, verify
+from audit.accounting import DpSgd
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -38,11 +40,31 @@ def test_tuning_examples(name, tmp_path, capsys, monkeypatch):
     left = {path.name for path in tmp_path.iterdir()}
     if name == "tune_privately.py":
         assert left == {"certificate.json", "certificate.txt", "certificate.html"}
-        assert verify.main([str(tmp_path / "certificate.json")]) == 0
-        # Steps, noise, rate and Poisson sampling were checked: five things are left on trust.
-        assert "if the 5 things taken on trust are so" in capsys.readouterr().out
+        assert verify.main([str(tmp_path / "certificate.json"), "--seconds", "300"]) == 0
+        # Steps, noise, rate, Poisson sampling, divisor and constants were checked.
+        assert "if the 7 conditions on trust hold" in capsys.readouterr().out
     else:
         assert not left
+
+
+def test_nothing_in_the_first_example_depends_on_the_number_of_records(monkeypatch):
+    train = runpy.run_path(str(EXAMPLES / "tune_privately.py"))["train"]
+    seen = []
+
+    def before(optimizer, closure=None, step=DPOptimizer.pre_step):
+        seen[-1].append((optimizer.expected_batch_size, optimizer.noise_multiplier))
+        return step(optimizer, closure)
+
+    monkeypatch.setattr(DPOptimizer, "pre_step", before)
+    base = DpSgd(3.0, 2, 0.2)
+    for records in (1200, 1199):
+        seen.append([])
+        monkeypatch.setitem(train.__globals__, "PRIVATE", slice(0, records))
+        trial = tuning.Trial({"learning_rate": 1.0, "momentum": 0.0}, base, 1, None, 240.0)
+        train(trial)
+        assert {"constants", "divisor"} <= trial.checked
+    # int(1199 * 0.2) is 239, which Opacus would divide by.
+    assert seen == [[(240.0, 3.0)] * 2] * 2
 
 
 def test_recipes_for_extending_pass_their_own_tests():

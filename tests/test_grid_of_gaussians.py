@@ -12,12 +12,12 @@ from audit.accounting import (
     DpSgd,
     GaussianMechanism,
     LaplaceMechanism,
-    OneOf,
+    Mixture,
 )
 from audit.protocols import Grid
 from audit.repetitions import Fixed
 from audit.upper_bounds import grid_tight
-from audit.upper_bounds.grid_of_gaussians import _run_at_most
+from audit.upper_bounds.grid_of_gaussians import _bins, by_chance
 from audit.upper_bounds.registry import find
 from audit.upper_bounds.tight import TightCurve
 
@@ -100,21 +100,43 @@ def test_no_order_leaks_more_where_candidates_are_left_out_by_chance(mu, epsilon
     assert leak < most_of_three(*cells, epsilon)
     spec = f"grid:3,{inclusion}"
     assert grid_tight(GaussianMechanism(mu), spec, leak).epsilon > epsilon
-    # Which are run is a binomial number, and however many of them cost no more than all.
-    most, spent = _run_at_most(Grid(1000, 0.02), 1e-6)
-    assert 1e-6 - spent == pytest.approx(stats.binom.sf(most, 1000, 0.02), rel=1e-6)
-    assert stats.binom.sf(most, 1000, 0.02) <= 1e-7 < stats.binom.sf(most - 1, 1000, 0.02)
+
+
+def test_few_candidates_left_out_by_chance_cost_the_mean_over_how_many_are_run():
+    (pair,) = GaussianMechanism(0.8).pairs
+    found = by_chance(pair, Grid(4, 0.6), DELTA)
+    mean = sum(
+        stats.binom.pmf(k, 4, 0.6) * TightCurve.at(pair, Fixed(k), DELTA).delta(found)
+        for k in range(1, 5)
+    )
+    assert mean == pytest.approx(DELTA, rel=2e-3)
+
+
+@pytest.mark.parametrize(("count", "chance"), [(4, 0.6), (1000, 0.02), (200, 0.5), (10**6, 1e-3)])
+@pytest.mark.parametrize("delta", [1e-2, 1e-6])
+def test_bins_hold_all_chances_of_how_many_are_run(count, chance, delta):
+    runs, chances, beyond = _bins(Grid(count, chance), delta)
+    law = stats.binom(count, chance)
+    assert sum(chances) + law.pmf(0) + beyond == pytest.approx(1.0, abs=1e-12)
+    assert beyond == pytest.approx(law.sf(runs[-1]), rel=1e-9, abs=1e-300)
+    assert beyond <= 0.02 * delta * (1.0 + 1e-9)
+    before = 0
+    for most, share in zip(runs, chances, strict=True):
+        assert share == pytest.approx(law.sf(before) - law.sf(most), rel=1e-9)
+        before = most
 
 
 def test_where_many_of_many_are_run_it_is_below_the_grid_bound():
     base = GaussianMechanism(0.25)
-    found = {row.name: row.epsilon for row in upper_bounds.all_bounds(base, "grid:200,0.5", DELTA)}
+    found = {
+        row.name: row.epsilon for row in upper_bounds.all_upper_bounds(base, "grid:200,0.5", DELTA)
+    }
     assert upper_bounds.tight(base, "binomial:200,0.5", DELTA).attains < found["grid-tight"]
     assert found["grid-tight"] < 0.95 * found["grid"]
     assert grid_tight(base, "grid:5,1e-9", DELTA).epsilon == 0.0
     sources = [grid_tight(base, spec, DELTA).claim.source for spec in ("grid:5", "grid:5,0.5")]
     assert "in step" in sources[0]
-    assert "less the chance of more" in sources[1]
+    assert "mean of the tight bounds" in sources[1]
 
 
 @pytest.mark.parametrize("mu", [0.01, 0.5, 3.0])
@@ -132,7 +154,7 @@ def test_it_is_what_draws_of_one_law_cost_and_the_smallest_for_any_score():
         found = grid_tight(base, "grid:12", DELTA)
         assert found.epsilon == upper_bounds.tight(base, "fixed:12", DELTA).epsilon
         assert found.attains == pytest.approx(found.epsilon, rel=2e-4)
-        assert upper_bounds.cost(base, "grid:12", DELTA) == found
+        assert upper_bounds.tuning_cost(base, "grid:12", DELTA) == found
 
 
 def test_candidates_count_as_the_loudest():
@@ -147,7 +169,7 @@ def test_candidates_count_as_the_loudest():
     [
         (LaplaceMechanism(2.0), "grid:4", "Gaussian base"),
         (DpSgd(4.0, 300, 0.02), "grid:4", "Gaussian base"),
-        (OneOf((GaussianMechanism(0.1),), (0.5,)), "grid:4", "Gaussian base"),
+        (Mixture((GaussianMechanism(0.1),), (0.5,)), "grid:4", "Gaussian base"),
         (Candidates((GaussianMechanism(0.1), LaplaceMechanism(2.0))), "grid:2", "Gaussian base"),
         (GaussianMechanism(0.1), "fixed:4", "a fixed list of candidates"),
     ],

@@ -1,4 +1,4 @@
-"""Roots on the stated side, hulls, printed digits: against brute force and on random functions."""
+"""Safe roots, hulls and rounded numbers, against brute force and on random functions."""
 
 import math
 
@@ -17,10 +17,10 @@ from audit import numerics
     backwards=st.booleans(),
     kind=st.sampled_from(["smooth", "steps", "infinite", "truth"]),
 )
-def test_the_last_kept_point_is_kept_and_next_to_the_root(root, power, scale, backwards, kind):
+def test_safe_root_is_before_the_root_and_close_to_it(root, power, scale, backwards, kind):
     sign = -1.0 if backwards else 1.0
 
-    def missed(x: float) -> float | bool:
+    def excess(x: float) -> float | bool:
         beyond = sign * (x - root)
         if kind == "truth":
             return beyond > 0.0
@@ -31,70 +31,70 @@ def test_the_last_kept_point_is_kept_and_next_to_the_root(root, power, scale, ba
         return math.copysign(scale * abs(beyond) ** power, beyond)
 
     start, end = root - sign * 37.0, root + sign * 91.0
-    found = numerics.last_kept(missed, start, end, 1e-9)
-    assert not missed(found) > 0.0
-    assert missed(found + sign * 1.1e-9) > 0.0 or abs(root - found) <= 1.2e-9
+    found = numerics.safe_root(excess, start, end, 1e-9)
+    assert not excess(found) > 0.0
+    assert excess(found + sign * 1.1e-9) > 0.0 or abs(root - found) <= 1.2e-9
 
 
 def test_smooth_roots_take_few_evaluations():
     # 37 for halving from 100 to 1e-9; brentq takes about ten.
     for function in (math.expm1, lambda x: x**3 + x, lambda x: math.log1p(x / 51.0) - 0.01):
-        asked = []
+        evaluated = []
 
-        def missed(x, function=function, asked=asked):
-            asked.append(x)
+        def excess(x, function=function, evaluated=evaluated):
+            evaluated.append(x)
             return function(x)
 
-        found = numerics.last_kept(missed, -50.0, 50.0, 1e-9)
+        found = numerics.safe_root(excess, -50.0, 50.0, 1e-9)
         assert function(found) <= 0.0 < function(found + 2e-9)
-        assert len(asked) <= 24
+        assert len(evaluated) <= 24
 
 
-def test_an_end_that_is_kept_is_the_answer():
-    assert numerics.last_kept(lambda x: -1.0, 0.0, 7.0, 1e-9) == 7.0
-    assert numerics.last_kept(lambda x: False, 7.0, 0.0, 1e-9) == 0.0
+def test_safe_root_returns_an_end_before_the_root():
+    assert numerics.safe_root(lambda x: -1.0, 0.0, 7.0, 1e-9) == 7.0
+    assert numerics.safe_root(lambda x: False, 7.0, 0.0, 1e-9) == 0.0
 
 
 @given(st.integers(0, 10**9), st.integers(1, 10**9))
-def test_last_whole_number(root, more):
-    assert int(numerics.last_whole(lambda n: n <= root, -1, root + more)) == root
+def test_last_integer(root, more):
+    assert int(numerics.last_integer(lambda n: n <= root, -1, root + more)) == root
 
 
-def test_elementwise_halving():
+def test_bisect_intervals():
     roots = np.array([0.1, 0.5, 0.9])
-    kept, ahead = numerics.bracket(lambda x: x <= roots, np.zeros(3), 1.0, 64)
-    assert np.all((kept <= roots) & (roots < ahead) & (ahead - kept < 1e-15))
-    whole = numerics.last_whole(lambda n: n**2 <= np.array([3, 4, 5]), 0, 100)
-    assert whole.tolist() == [1, 2, 2]
+    before, beyond = numerics.bisect_intervals(lambda x: x <= roots, np.zeros(3), 1.0, 64)
+    assert np.all((before <= roots) & (roots < beyond) & (beyond - before < 1e-15))
+    integers = numerics.last_integer(lambda n: n**2 <= np.array([3, 4, 5]), 0, 100)
+    assert integers.tolist() == [1, 2, 2]
 
 
 @given(root=st.floats(-9.0, 9.0), guess=st.floats(-10.0, 10.0), backwards=st.booleans())
-def test_a_stretch_around_a_guess(root, guess, backwards):
+def test_bracket_near_encloses_the_root(root, guess, backwards):
     sign = -1.0 if backwards else 1.0
 
-    def missed(x):
+    def excess(x):
         return sign * (x - root)
 
-    kept, beyond = numerics.around(missed, guess, 1e-3, -10.0 * sign, 10.0 * sign)
-    assert missed(kept) <= 0.0 < missed(beyond)
-    assert abs(beyond - kept) <= 1.001e-3 + 4.0 * abs(guess - root)
-    assert numerics.around(lambda x: -1.0, guess, 1e-3, -10.0, 10.0) == (10.0, 10.0)
-    assert numerics.around(lambda x: 1.0, guess, 1e-3, -10.0, 10.0) == (-10.0, -10.0)
+    before, beyond = numerics.bracket_near(excess, guess, 1e-3, -10.0 * sign, 10.0 * sign)
+    assert excess(before) <= 0.0 < excess(beyond)
+    assert abs(beyond - before) <= 1.001e-3 + 4.0 * abs(guess - root)
+    assert numerics.bracket_near(lambda x: -1.0, guess, 1e-3, -10.0, 10.0) == (10.0, 10.0)
+    assert numerics.bracket_near(lambda x: 1.0, guess, 1e-3, -10.0, 10.0) == (-10.0, -10.0)
 
 
-def test_doubling():
-    assert numerics.doubled(lambda x: x > 5.0, 1.0, 1e9) == (4.0, 8.0)
-    assert numerics.doubled(lambda x: x > 0.5, 1.0, 1e9) == (0.0, 1.0)
-    assert numerics.doubled(lambda x: False, 1.0, 100.0) == (64.0, math.inf)
+def test_double_until():
+    assert numerics.double_until(lambda x: x > 5.0, 1.0, 1e9) == (4.0, 8.0)
+    assert numerics.double_until(lambda x: x > 0.5, 1.0, 1e9) == (0.0, 1.0)
+    assert numerics.double_until(lambda x: False, 1.0, 100.0) == (64.0, math.inf)
 
 
 @given(st.floats(1e-300, 1e300), st.booleans(), st.integers(1, 9), st.booleans())
-def test_shown_digits_are_on_the_stated_side_and_near(value, up, digits, negative):
+def test_format_rounded_rounds_to_the_given_side(value, up, digits, negative):
     value = -value if negative else value
-    text = float(numerics.shown(value, up, digits))
+    text = float(numerics.format_rounded(value, up, digits))
     assert text >= value if up else text <= value
     assert abs(text - value) <= abs(value) * 10.0 ** (1 - digits) * 1.0001
-    assert numerics.shown(0.0, up) == "0"
+    assert numerics.format_rounded(0.0, up) == "0"
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -112,23 +112,23 @@ def test_the_hull_is_below_all_points_and_touches_them(seed):
 def test_logarithms_of_differences():
     x, y = np.log([1.0, 1e-300, 1.0, 5.0]), np.log([0.25, 0.5e-300, 1.0 - 2.0**-50, 5.0])
     expected = [math.log(0.75), math.log(0.5e-300), -50 * math.log(2.0), -math.inf]
-    np.testing.assert_allclose(numerics.log_of_difference(x, y), expected, rtol=1e-2)
+    np.testing.assert_allclose(numerics.log_subtract(x, y), expected, rtol=1e-2)
     share = np.array([1e-300, 1e-20, 0.5, 1.0 - 1e-16])
     rest = np.array([1.0, 1.0, 0.5, 1.1e-16])
     np.testing.assert_allclose(
-        numerics.log_of_rest(share, rest), [-1e-300, -1e-20, math.log(0.5), math.log(1.1e-16)]
+        numerics.log_complement(share, rest), [-1e-300, -1e-20, math.log(0.5), math.log(1.1e-16)]
     )
 
 
-def test_best_order_is_that_of_the_closed_form():
-    alpha, value = numerics.best_renyi_order(lambda a: 0.02 * a + 3.0 / (a - 1.0))
+def test_minimize_over_alpha_finds_the_closed_form():
+    alpha, value = numerics.minimize_over_alpha(lambda a: 0.02 * a + 3.0 / (a - 1.0))
     assert alpha - 1.0 == pytest.approx(math.sqrt(150.0), rel=1e-3)
     assert value == pytest.approx(0.02 + 2.0 * math.sqrt(0.06), rel=1e-9)
 
 
 @given(st.floats(1e-320, 1e300), st.integers(1, 6), st.booleans())
-def test_places_are_on_the_stated_side_too(value, places, up):
-    text = float(numerics.shown_to(value, up, places))
+def test_format_places_rounds_to_the_given_side(value, places, up):
+    text = float(numerics.format_places(value, up, places))
     assert text >= value if up else text <= value
-    assert text > 0.0  # a bound is never rounded to nothing
-    assert float(numerics.exact(value)) == value
+    assert text > 0.0  # a positive bound is never rounded to 0
+    assert float(numerics.format_exact(value)) == value

@@ -19,8 +19,9 @@ from toy import records
 
 import audit
 from audit import accounting, lower_bounds
-from audit.dpsgd import DpSgdSettings, Lanes, make_engine, noise, streams
+from audit.dpsgd import DpSgdSettings, RunBatch, make_engine, noise, streams
 from audit.dpsgd.models import make_model
+from audit.integrations.opacus import tuning_epsilon
 from audit.own_training import (
     CheckResult,
     PrivacyLeak,
@@ -88,8 +89,8 @@ def test_watched_opacus_has_the_proxies_of_the_opacus_engine(name, sampling_rate
     if name == "NTCV dirac" and sampling_rate < 1:
         pytest.skip("the watch draws the batches of a Dirac canary itself")
     settings = DpSgdSettings(STEPS, NOISE, CLIP, RATE, sampling_rate=sampling_rate, model="mlp")
-    lanes = Lanes(np.array([included]), np.zeros(1, int), np.array([77], np.uint64))
-    expected = make_engine("opacus", threat, settings).run(lanes)
+    batch = RunBatch(np.array([included]), np.zeros(1, int), np.array([77], np.uint64))
+    expected = make_engine("opacus", threat, settings).run(batch)
 
     x = np.zeros((0, 1, 8, 8), np.float32) if training_set is None else training_set.features
     y = np.zeros(0, np.int64) if training_set is None else training_set.labels
@@ -99,7 +100,7 @@ def test_watched_opacus_has_the_proxies_of_the_opacus_engine(name, sampling_rate
         x, y = np.concatenate([x, one.features]), np.concatenate([y, one.labels])
     features, labels = torch.from_numpy(x), torch.from_numpy(y)
     width = 1 if training_set is None else len(training_set) + 1
-    drawn = noise.poisson_steps(lanes.seeds, sampling_rate, STEPS, torch.device("cpu"), width, 1)
+    drawn = noise.poisson_steps(batch.seeds, sampling_rate, STEPS, torch.device("cpu"), width, 1)
     batches = []
     for everybody in drawn:
         taken = everybody[0, : len(y)] | (sampling_rate == 1.0)
@@ -385,7 +386,7 @@ def test_the_best_of_k_is_audited_and_its_cost_is_claimed():
     options = {"repetitions": "tnb:0,0.3", "candidates": (0.9, 1.0), "games": 200}
     found = check(train, empty, (np.zeros(1), 0), **options)
     assert tried == {0.9, 1.0}
-    expected = audit.accounting.tuning_epsilon(accountant, "tnb:0,0.3", 1e-5)
+    expected = tuning_epsilon(accountant, "tnb:0,0.3", 1e-5)
     assert found.claim == pytest.approx(expected)
     assert not found.leaks
     assert list(found.bounds) == ["score"]  # a tuned output is no Gaussian
@@ -404,11 +405,11 @@ def test_validation_records_choose_where_they_are_given():
     options = {"repetitions": "fixed:5", "candidates": (1.0, -1.0), "games": 20, "claim": 1.0}
     honest = np.eye(3, dtype=np.float32), np.arange(3)
     from audit.own_training.checking import _Game, _play
-    from audit.own_training.runs import Question
+    from audit.own_training.runs import AuditTask
     from audit.repetitions import Fixed
 
     for validation, best in ((None, -1.0), (TrainingSet(*honest), 1.0)):
-        question = Question(
+        question = AuditTask(
             train, TrainingSet(*records), TrainingSet(canary[0][None], [0]), validation, None, 1e-5
         )
         runs = _play(_Game(question, Fixed(5), options["candidates"], 0), 20, 1)
@@ -463,7 +464,7 @@ def test_the_crafted_canary_is_where_nobody_is():
     assert abs(crafted(dense, np.arange(30) % 2).features[2]) > 0.99 * np.linalg.norm(
         crafted(dense, np.arange(30) % 2).features
     )
-    with pytest.raises(ValueError, match="canary must be given"):
+    with pytest.raises(ValueError, match="canary must be crafted"):
         crafted(features, labels + 0.5)
 
 
@@ -559,10 +560,10 @@ def test_canaries_that_do_not_interact_are_independent_trials():
     # 50 coordinates of one run, mu = 2: by Kolmogorov and Smirnov their law, false alarm 1e-3.
     from scipy import stats
 
-    from audit.own_training.runs import Question, run_once
+    from audit.own_training.runs import AuditTask, run_once
 
     train = trainings.with_opacus(noise_multiplier=1.0, told=1.0, clip=0.01)
-    question = Question(
+    question = AuditTask(
         train, TrainingSet(np.zeros((0, 7), np.float32), np.zeros(0, int)), None, None, None, 1e-5
     )
     coins = np.arange(50) % 2 == 1
@@ -597,8 +598,8 @@ def _exits(records, candidate, seed, watch):
 @pytest.mark.parametrize(
     ("train", "settings", "words"),
     [
-        (_exits, {}, "train must give an answer, and raised SystemExit: 3"),
-        (lambda *_: 1 / 0, {}, "train must give an answer, and raised ZeroDivisionError"),
+        (_exits, {}, "train must return a value, but it raised SystemExit: 3"),
+        (lambda *_: 1 / 0, {}, "train must return a value, but it raised ZeroDivisionError"),
         (lambda *_: math.nan, {}, "train must release finite numbers, got none in 6 games"),
         (lambda *_: 0.0, {"max_runs": 5}, "max_runs must be at least the 6 runs"),
         (lambda *_: 0.0, {"repetitions": "fixed:1000000"}, "max_runs must be at least the 6e"),
@@ -611,10 +612,24 @@ def test_a_function_that_fails_or_would_take_for_ever_is_one_line(train, setting
 
 
 def test_a_verdict_says_how_many_games_would_do():
-    bound = lower_bounds.lower_bound(np.zeros(10), np.zeros(10))
+    bound = lower_bounds.Scan()(np.zeros(10), np.zeros(10))
     few = CheckResult(9.0, 1e-5, 0.95, 0.0, "score", {"score": bound}, 1.2, 20, needed=37_326)
     assert "so many games (20) could have shown at most 1.2," in few.words
     assert few.words.endswith("play more, 37,326 games could show one")
     result = check(lambda *_: [0.0], ([[0.0]], [0]), ([1.0], 0), games=20, claim=9.0)
     assert result.needed == 2 * lower_bounds.trials_needed(9.0)
-    assert lower_bounds.ceiling(result.needed // 2, result.needed // 2) >= 9.0 > result.ceiling
+    assert (
+        lower_bounds.max_detectable_epsilon(result.needed // 2, result.needed // 2)
+        >= 9.0
+        > result.ceiling
+    )
+
+
+@pytest.mark.parametrize("part", ["features", "labels"])
+def test_complex_records_are_refused(part):
+    given = {"features": np.zeros((3, 2)), "labels": np.zeros(3)}
+    given[part] = given[part] + 1j
+    with pytest.raises(
+        ValueError, match=f"^{part} of records must be real numbers, got complex128"
+    ):
+        TrainingSet(**given)

@@ -1,4 +1,4 @@
-"""The wheel holds the packages, and the library floors need only numpy and scipy."""
+"""The wheel contains all packages, and the library needs only numpy and scipy."""
 
 import contextlib
 import importlib.util
@@ -18,7 +18,7 @@ import pytest
 
 import audit
 from audit import __main__ as commands
-from audit import console
+from audit import console, run
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("joblib", "matplotlib", "opacus", "pandas", "seaborn", "sklearn", "statsmodels", "torch")
@@ -28,14 +28,19 @@ HEAVY = ("joblib", "matplotlib", "opacus", "pandas", "seaborn", "sklearn", "stat
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    ignored = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__", "*.so")
+    patterns = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "*.so")
+
+    def ignored(folder, names):
+        results = [name for name in names if Path(folder, name).is_dir()]
+        return patterns(folder, names) | set(results if Path(folder).name == "runs" else [])
+
     shutil.copytree(ROOT, source, ignore=ignored)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
     with contextlib.suppress(metadata.PackageNotFoundError):
-        # Where there is none that can do it, pip fetches one, and takes twice the time.
+        # Without isolation, pip need not download setuptools, which would double the time.
         if int(metadata.version("setuptools").split(".")[0]) >= 77:
             command.append("--no-build-isolation")
-    # The compiled sums are optional: without a compiler they are left out, which is quicker.
+    # The compiled modules are optional; without a compiler the build is faster.
     environment = {**os.environ, "CC": "false"}
     subprocess.run([*command, str(source)], check=True, capture_output=True, env=environment)
     (path,) = folder.glob("*.whl")
@@ -44,7 +49,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory, wheel):
-    """The interpreter of an environment that holds numpy, scipy and the wheel, nothing else."""
+    """The interpreter of an environment with only numpy, scipy and the wheel."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
@@ -53,16 +58,16 @@ def bare(tmp_path_factory, wheel):
         for part in (name, f"{name}.libs"):
             if (installed / part).exists():
                 (site / part).symlink_to(installed / part)
-    zipfile.ZipFile(wheel).extractall(site)  # what `pip install --no-deps` does with it
+    zipfile.ZipFile(wheel).extractall(site)  # as `pip install --no-deps` does
     return folder / "bin" / "python"
 
 
 def python(bare, *arguments):
-    command = [str(bare), "-I", *arguments]  # -I: neither this folder nor PYTHONPATH is seen
+    command = [str(bare), "-I", *arguments]  # -I ignores this folder and PYTHONPATH
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_wheel_holds_every_module(wheel):
+def test_the_wheel_contains_every_module(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
     packages = ("audit", "canaries", "threat_models")
     modules = {
@@ -72,12 +77,14 @@ def test_wheel_holds_every_module(wheel):
     }
     assert modules <= inside
     assert {f"{name}/py.typed" for name in packages} <= inside
+    presets = {f"audit/presets/{path.name}" for path in (ROOT / "runs").glob("*.toml")}
+    assert presets == {name for name in inside if name.startswith("audit/presets/")}
     assert not any(name.startswith(("tests/", "benchmarks/", "notebooks/")) for name in inside)
     assert any(name.endswith("licenses/LICENSE") for name in inside)
     assert wheel.name.startswith(f"dp_tuning_audit-{audit.__version__}-")
 
 
-def test_the_version_is_said_once():
+def test_the_version_is_the_same_everywhere():
     citation = (ROOT / "CITATION.cff").read_text()
     assert re.findall(r"^version: (.*)$", citation, re.MULTILINE) == [audit.__version__]
     changelog = (ROOT / "CHANGELOG.md").read_text()
@@ -94,24 +101,25 @@ def test_the_library_needs_only_numpy_and_scipy(bare):
     script = """
 import importlib
 import importlib.util
-from audit import accounting, lower_bounds, protocols, repetitions, upper_bounds
+from audit import lower_bounds
+from audit.integrations import opacus
 assert not any(importlib.util.find_spec(name) for name in %r)
 scores = list(range(1000))
-print(lower_bounds.lower_bound(scores, [score + 900 for score in scores]).epsilon)
+print(lower_bounds.lower_bound(out_scores=scores, in_scores=[s + 900 for s in scores]).epsilon)
 class Recorded:
     history = [(1.0, 0.01, 500)]
-print(accounting.tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5))
+print(opacus.tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5))
 """
     low, cost = map(float, python(bare, "-c", script % (HEAVY,)).split())
     assert low > 3.0
     assert cost == pytest.approx(2.01, abs=2e-3)
 
 
-def test_library_floors_import_nothing_heavy():
-    # Where everything is installed, what is slow to import is imported only where it is used.
+def test_the_library_imports_no_heavy_package():
+    # Even if everything is installed, slow imports happen only where they are used.
     script = (
         "import sys; from audit import repetitions, accounting, upper_bounds, lower_bounds; "
-        "import audit.bounds, audit.run, audit.compare, audit.dpsgd, audit.opacus; "
+        "import audit.bounds, audit.run, audit.compare, audit.dpsgd, audit.integrations.opacus; "
         "import threat_models, canaries; "
         f"print(*({HEAVY} & sys.modules.keys()))"
     ).replace(str(HEAVY), str(set(HEAVY)))
@@ -121,8 +129,8 @@ def test_library_floors_import_nothing_heavy():
     assert done.stdout.split() == []
 
 
-def test_checks_import_nothing_but_the_standard_library():
-    # They lie below every package: an import of ours here would close a circle.
+def test_checks_import_only_the_standard_library():
+    # Every package imports the checks, so another import here could be circular.
     script = (
         "import sys; before = set(sys.modules); import audit.checks; "
         "new = set(sys.modules) - before; "
@@ -130,33 +138,53 @@ def test_checks_import_nothing_but_the_standard_library():
     )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-    assert set(done.stdout.split()) == {"audit", "audit.checks"}
+    expected = {"audit", "audit._deprecated", "audit.checks", "audit.errors"}
+    assert set(done.stdout.split()) == expected
 
 
 def test_the_commands_are_listed(capsys):
     assert commands.main([]) == 0
     listed = capsys.readouterr().out
     for name in commands.COMMANDS:
-        assert f"python -m audit.{name} " in listed
-    # Nothing is left out: every module of this package that runs as a command.
+        assert f"\n  {name} " in listed
+    # The list contains every module of the package that runs as a command.
     modules = {
-        path.stem
-        for path in (ROOT / "audit").glob("[!_]*.py")
-        if "console.Parser(" in path.read_text()
+        path.stem for path in (ROOT / "audit").glob("[!_]*.py") if "\ndef main(" in path.read_text()
     }
     packages = {path.parent.name for path in (ROOT / "audit").glob("*/__main__.py")}
     assert set(commands.COMMANDS) == modules | packages
 
 
-def test_every_command_says_its_version(capsys):
-    said = f"dp-tuning-audit {audit.__version__}\n"
+def test_the_console_script_runs_the_same_commands(capsys):
+    assert commands.main(["bounds", "--mu", "0.1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cost"]["epsilon"] > 0.0
+    assert commands.main(["bound"]) == 2
+    assert "did you mean 'bounds'?" in capsys.readouterr().err
+
+
+def test_presets_are_found_by_name_from_any_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (config,) = run.parse(["--preset", "small-etcv"])
+    assert Path(config.out) == Path("runs/small-etcv")
+    with pytest.raises(ValueError, match="did you mean 'small-etcv'"):
+        run.parse(["--preset", "smal-etcv"])
+    with pytest.raises(SystemExit):
+        run.parse(["--list-presets"])
+    listed = capsys.readouterr().out.splitlines()
+    # Each line ends with the run time, in brackets.
+    assert all(line.rstrip(".").endswith(")") for line in listed)
+    assert not any(line.startswith("reproduce-") for line in listed)
+
+
+def test_every_command_prints_the_version(capsys):
+    expected = f"dp-tuning-audit {audit.__version__}\n"
     command = [sys.executable, "-m", "audit", "--version"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout == said
+    assert done.stdout == expected
     for name in commands.COMMANDS:
         with pytest.raises(SystemExit):
             commands.main_of(name)(["--version"])
-        assert capsys.readouterr().out == said
+        assert capsys.readouterr().out == expected
 
 
 @pytest.mark.parametrize("command", [*commands.COMMANDS, "run --train x.y"])
@@ -166,20 +194,20 @@ def test_help_fits_a_screen_and_shows_examples(command, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         commands.main_of(name)([*options, "--help"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 50
+    assert len(lines) <= 52
     assert max(map(len, lines)) <= console.WIDTH
     assert lines[0] == f"usage: python -m audit.{name}{' --train' * bool(options)} [options]"
     assert "examples:" in lines
 
 
-def test_what_is_not_installed_is_one_line(bare):
+def test_a_missing_extra_is_one_line(bare):
     command = [str(bare), "-I", "-m", "audit.bounds", "--mu", "1", "--plot", "x.png"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 2
     assert re.fullmatch(r"error: (seaborn|matplotlib) must be installed .*\n", done.stderr)
 
 
-def test_every_module_has_its_floor():
+def test_every_module_has_a_layer():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (floors,) = (c for c in project["tool"]["importlinter"]["contracts"] if c["name"] == "floors")
     named = {module.strip() for layer in floors["layers"] for module in layer.split(":")}
@@ -188,4 +216,4 @@ def test_every_module_has_its_floor():
         for path in (ROOT / "audit").iterdir()
         if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert named - {"canaries", "threat_models"} == there - {"audit.__init__"}
+    assert named - {"canaries", "studies", "threat_models"} == there - {"audit.__init__"}

@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import special, stats
+from small_audits import play_trials
 
 from audit import protocols, upper_bounds
-from audit.dpsgd import DpSgdSettings, LaneOutcomes, Lanes, make_engine
-from audit.game import play as game
+from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.game.presets import read_preset
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.report.assemble import assemble
 from audit.report.text import to_text
-from audit.tuning import lane_samplers, looking_back
-from audit.tuning.on_lanes import Bench, tune
+from audit.tuning import batch_samplers, looking_back
+from audit.tuning.on_run_batches import GameContext, tune
 from audit.tuning.samplers import Ended, relative_density
 from audit.tuning.space import Space, Uniform
 from audit.upper_bounds import AcceptedTails, project_density
@@ -38,7 +38,7 @@ class Recorder:
         x = special.ndtri(uniform) + self.mu * lanes.included
         score = x + 0.1 * lanes.candidate
         finite = (lanes.seeds % np.uint64(1000)) >= 1000 * self.diverge
-        return LaneOutcomes(*[x] * 5, scores=score, finite=finite)
+        return RunOutcomes(*[x] * 5, scores=score, finite=finite)
 
     def __call__(self, lanes):
         self.lanes.append(lanes)
@@ -52,15 +52,15 @@ def tuned(spec, trials=400, candidates=4, seed=0, included=None, engine=None, **
         included = rng.random(trials) < 0.5
     features = np.linspace(0.0, 1.0, candidates)[:, None]
     fixed = {"tuned_log_ratio": lambda winners: winners.lambda_a - 0.5, "log_ratio_scale": 1.0}
-    table = Bench(engine, features, **{**fixed, **bench})
-    (winners,) = tune(protocols.parse(spec), table, included, rng)
+    table = GameContext(engine, features, **{**fixed, **bench})
+    (winners,) = tune(protocols.parse_protocol(spec), table, included, rng)
     return engine, included, winners
 
 
 @pytest.mark.parametrize(("spec", "candidates"), [("grid:4", 4), ("grid:5,0.3", 5), ("grid:3", 1)])
 def test_a_grid_is_a_plain_loop_over_its_candidates(spec, candidates):
     engine, included, winners = tuned(spec, candidates=candidates, engine=Recorder(diverge=0.2))
-    protocol = protocols.parse(spec)
+    protocol = protocols.parse_protocol(spec)
     (lanes,) = engine.lanes
     found = engine.outcomes(lanes)
     at = 0
@@ -91,10 +91,10 @@ def test_a_grid_is_a_plain_loop_over_its_candidates(spec, candidates):
 
 def test_the_gaussian_process_is_scikit_learns():
     rng = np.random.default_rng(3)
-    protocol = protocols.parse("adaptive:0.3,3")
+    protocol = protocols.parse_protocol("adaptive:0.3,3")
     values = rng.random((5, 2))
     space = Space.parse({"a": Uniform(0.0, 1.0), "b": Uniform(0.0, 1.0)})
-    sampler = lane_samplers.GaussianProcessSampler(protocol, values, 3)
+    sampler = batch_samplers.GaussianProcessSampler(protocol, values, 3)
     before = [[], [], []]
     rounds = ([0, 1, 2], [0, 1], [0, 1, 2], [0, 1, 2], [0, 2], [0, 1], [0], [0])
     for number, tunings in enumerate(rounds):
@@ -102,7 +102,7 @@ def test_the_gaussian_process_is_scikit_learns():
         which = rng.integers(0, 5, len(tuning))
         scores = 1e3 + rng.normal(size=len(tuning))
         finite = np.array([number != 4 or t != 0 for t in tunings])
-        outcomes = LaneOutcomes(*[scores] * 5, np.where(finite, scores, -np.inf), finite)
+        outcomes = RunOutcomes(*[scores] * 5, np.where(finite, scores, -np.inf), finite)
         sampler.add(tuning, which, outcomes)
         for t, c, score in zip(tuning, which, outcomes.scores, strict=True):
             before[t].append(Ended(tuple(values[c]), float(score)))
@@ -118,7 +118,7 @@ def test_densities_are_projected_and_drawn_from():
     rng = np.random.default_rng(5)
     densities = rng.exponential(size=(40, 7))
     densities /= densities.mean(axis=1, keepdims=True)
-    found = lane_samplers.projected(densities, 0.7, 1.4)
+    found = batch_samplers.projected(densities, 0.7, 1.4)
     for row, density in zip(found, densities, strict=True):
         np.testing.assert_allclose(row, project_density(density, 0.7, 1.4), atol=1e-9)
     assert np.all((found >= 0.7) & (found <= 1.4))
@@ -144,11 +144,11 @@ def test_an_adversarial_sampler_tells_by_the_candidate():
 
 
 def test_adaptive_without_freedom_is_random_search():
-    for sampler in lane_samplers.SAMPLERS:
+    for sampler in batch_samplers.SAMPLERS:
         _, included, winners = tuned(
             "adaptive:1,1/tnb:1,0.2", trials=1500, candidates=1, sampler=sampler
         )
-        law = protocols.parse("tnb:1,0.2").repetitions
+        law = protocols.parse_protocol("tnb:1,0.2").repetitions
         uniform = law.phi(special.ndtr(winners.lambda_a - included))
         assert stats.kstest(uniform, "uniform").pvalue > 1e-3  # false alarm 2e-3 in all
 
@@ -211,7 +211,7 @@ def test_records_of_a_lane_are_all_that_it_trains_on(engine):
     settings = DpSgdSettings(3, 1e-9, (1.0,), (0.1,), model="logistic")
     members = np.arange(12) % 3 != 1
     seeds = np.array([5, 6], np.uint64)
-    lanes = Lanes(np.array([True, False]), np.zeros(2, np.int64), seeds, np.stack([members] * 2))
+    lanes = RunBatch(np.array([True, False]), np.zeros(2, np.int64), seeds, np.stack([members] * 2))
     found = make_engine(engine, threat_model, settings, precision="float64").run(lanes)
     records = threat_model.training_set
     fewer = replace(records, features=records.features[members], labels=records.labels[members])
@@ -225,16 +225,6 @@ def test_records_of_a_lane_are_all_that_it_trains_on(engine):
         replace(lanes, records=None)
     )
     assert np.all(np.abs(everybody.scores - found.scores) > 1e-3)
-
-
-def played(**settings):
-    config = AuditConfig(**settings)
-    set_ups = [set_up(config, budget) for budget in range(len(config.epsilon))]
-    parts = {}
-    for block in game.blocks(config, set_ups[0].engine.name):
-        (trials,) = game.play(config, block)
-        parts.setdefault((block.budget, block.repeat), []).append(trials)
-    return config, set_ups, {key: game.Trials.joined(*group) for key, group in parts.items()}
 
 
 PRESETS = (
@@ -258,20 +248,20 @@ def test_presets_are_played(preset):
         small |= {"train_size": 20, "validation_size": 20, "steps": 2}
     if preset == "until-validation":
         small |= {"protocol": "until:0.4", "learning_rates": (0.01,)}
-    config, (the_set_up,), games = played(**{**settings, **lists, **small})
+    config, (the_set_up,), games = play_trials(**{**settings, **lists, **small})
     trials = games[0, 0]
     assert len(trials.bit) == 30
     some = trials.chosen >= 0
     assert np.isfinite(trials.score[some]).all()
     assert some.mean() > 0.5
-    assert config.tuning == the_set_up.protocol
-    again, _, others = played(**{**settings, **lists, **small, "protocol": config.protocol})
+    assert config.parsed_protocol == the_set_up.protocol
+    again, _, others = play_trials(**{**settings, **lists, **small, "protocol": config.protocol})
     assert again.identity == config.identity
     assert np.array_equal(others[0, 0].lambda_a, trials.lambda_a)
 
 
 def test_a_threshold_by_trial_accepts_no_less_than_is_said():
-    config, (the_set_up,), games = played(
+    config, (the_set_up,), games = play_trials(
         threat="NTNV", canary="input", protocol="until:0.3", train_size=15, validation_size=10,
         trials=150, repeats=1, epsilon=(4.0,), steps=2, model="logistic", learning_rates=(0.05,),
     )  # fmt: skip
@@ -283,7 +273,7 @@ def test_a_threshold_by_trial_accepts_no_less_than_is_said():
 
 
 def test_the_report_says_what_holds_under_the_protocol():
-    config, set_ups, games = played(
+    config, set_ups, games = play_trials(
         protocol="stopping:0.5", score="worst-order", trials=2000, repeats=1, epsilon=(4.0,)
     )
     report = assemble(config, set_ups, games)
@@ -296,7 +286,7 @@ def test_the_report_says_what_holds_under_the_protocol():
     assert not lower["gaussian-curve:max-grid"].valid
     assert not any(key.startswith("lifted") for key in lower)
     text = to_text(report)
-    assert "protocol stopping:0.5" in text
+    assert "Attacked: protocol stopping:0.5" in text
     assert "two-events" in text
     tails = set_ups[0].views[0].threat_model.score
     attained = AcceptedTails(set_ups[0].mu, tails.low, tails.high, 0.5).epsilon(config.delta)
@@ -323,7 +313,7 @@ def test_tails_leak_what_a_fine_grid_of_outputs_does():
             assert tails.delta(epsilon) == pytest.approx(exact, abs=1e-6)
         assert tails.delta(tails.epsilon(1e-3)) == pytest.approx(1e-3, rel=1e-6)
     for spec in ("until:0.1", "stopping:0.1"):
-        found, _ = upper_bounds.attack_tails(1.0, protocols.parse(spec), 1e-5, 10**12)
+        found, _ = upper_bounds.attack_tails(1.0, protocols.parse_protocol(spec), 1e-5, 10**12)
         cost = {"until:0.1": 6.2453, "stopping:0.1": 5.6457}[spec]
         assert 0.99 * cost < found.epsilon(1e-5) <= cost
 
@@ -331,14 +321,14 @@ def test_tails_leak_what_a_fine_grid_of_outputs_does():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"protocol": "grid:3", "learning_rates": (0.1, 0.2)}, "must make 3 candidates, as grid:3"),
+        ({"protocol": "grid:3", "learning_rates": (0.1, 0.2)}, "must make 3 candidates for grid:3"),
         ({"protocol": "grid:3", "repetitions": "fixed:3"}, "must not be given with protocol grid"),
         ({"protocol": "subset:0.1/fixed:2", "repetitions": "fixed:3"}, "must be given once"),
-        ({"protocol": "noisy-max:3"}, "protocol must be one that is played: search, grid"),
+        ({"protocol": "noisy-max:3"}, "protocol must be one that an audit can play: search, grid"),
         ({"protocol": "grit:3"}, "did you mean 'grid'"),
         ({"protocol": "until:2"}, "acceptance must be in"),
         ({"sampler": "gp"}, "sampler must be"),
-        ({"protocol": "until:0.1", "threat": "NTNV+NTCV"}, "protocol must be search or grid where"),
+        ({"protocol": "until:0.1", "threat": "NTNV+NTCV"}, "protocol must be search or grid if"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_in_one_line(settings, message):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from audit import protocols, repetitions
 from audit.protocols import (
     Adaptive,
+    BestRuns,
     Grid,
     NoisyMax,
     ProposeTestRelease,
@@ -18,7 +19,7 @@ from audit.protocols import (
 
 chance = st.floats(1e-300, 1.0)
 law = st.sampled_from(["tnb:0,0.01", "poisson:10", "two-point:0.01,100@50", "fixed:3"]).map(
-    repetitions.parse
+    repetitions.parse_repetitions
 )
 any_protocol = st.one_of(
     st.builds(RandomSearch, law),
@@ -28,26 +29,31 @@ any_protocol = st.one_of(
     st.builds(UntilAccepted, chance),
     st.builds(RandomStopping, chance),
     st.builds(NoisyMax, st.integers(1, 10**9), st.booleans(), st.integers(1, 50)),
+    st.builds(BestRuns, law, st.integers(1, 100)),
     st.builds(ProposeTestRelease, law, st.floats(0, 9), st.floats(0, 0.5), st.floats(0, 0.5)),
 )
 
 
 @given(any_protocol)
 def test_text_and_protocol_are_the_same(protocol):
-    assert protocols.parse(protocol.spec) == protocol
-    assert protocols.parse(protocol) is protocol
+    assert protocols.parse_protocol(protocol.spec) == protocol
+    assert protocols.parse_protocol(protocol) is protocol
 
 
 def test_a_law_of_k_alone_is_random_search():
-    law = repetitions.parse("geometric:0.1")
-    assert protocols.parse(law) == protocols.parse("geometric:0.1") == RandomSearch(law)
-    assert protocols.parse("search", "geometric:0.1") == RandomSearch("geometric:0.1")
+    law = repetitions.parse_repetitions("geometric:0.1")
+    assert (
+        protocols.parse_protocol(law)
+        == protocols.parse_protocol("geometric:0.1")
+        == RandomSearch(law)
+    )
+    assert protocols.parse_protocol("search", "geometric:0.1") == RandomSearch("geometric:0.1")
 
 
 def test_expected_runs():
-    assert protocols.parse("grid:100,0.25").mean_runs == 25.0
-    assert protocols.parse("adaptive:0.5,2", "fixed:7").mean_runs == 7.0
-    assert protocols.parse("until:0.1").mean_runs is None
+    assert protocols.parse_protocol("grid:100,0.25").mean_runs == 25.0
+    assert protocols.parse_protocol("adaptive:0.5,2", "fixed:7").mean_runs == 7.0
+    assert protocols.parse_protocol("until:0.1").mean_runs is None
 
 
 @pytest.mark.parametrize(
@@ -73,5 +79,5 @@ def test_expected_runs():
 )
 def test_bad_protocols_are_one_line(spec, law, message):
     with pytest.raises(ValueError, match=message) as caught:
-        protocols.parse(spec, law)
+        protocols.parse_protocol(spec, law)
     assert "\n" not in str(caught.value)

@@ -31,7 +31,7 @@ SPECS = [
 
 @pytest.fixture(params=SPECS)
 def law(request):
-    return repetitions.parse(request.param)
+    return repetitions.parse_repetitions(request.param)
 
 
 def support(law):
@@ -107,8 +107,8 @@ def test_expected_quantile_of_the_best_run(law):
 
 
 def test_spec_is_read_back(law):
-    assert repetitions.parse(law.spec) == law
-    assert repetitions.parse(law) is law
+    assert repetitions.parse_repetitions(law.spec) == law
+    assert repetitions.parse_repetitions(law) is law
     assert str(law) == law.spec
 
 
@@ -127,8 +127,8 @@ plain_laws = st.one_of(
 @example(repetitions.TruncatedNegativeBinomial(2.225073858507e-311, 0.9999999999999999))
 @given(plain_laws)
 def test_every_spec_is_read_back_as_the_very_same_law(law):
-    assert repetitions.parse(law.spec) == law
-    assert repetitions.parse(law.spec.upper()) == law
+    assert repetitions.parse_repetitions(law.spec) == law
+    assert repetitions.parse_repetitions(law.spec.upper()) == law
     more = [
         lambda: repetitions.Truncated(law, 300),
         lambda: repetitions.GivenNoFailure(law, 0.1),
@@ -140,7 +140,7 @@ def test_every_spec_is_read_back_as_the_very_same_law(law):
             one = made()
         except ValueError:
             continue  # no possible number of runs is left, or none without failure
-        assert repetitions.parse(one.spec) == one
+        assert repetitions.parse_repetitions(one.spec) == one
 
 
 def test_numbers_given_as_text_or_by_numpy_are_kept_as_numbers():
@@ -171,7 +171,7 @@ def test_given_no_failure_is_bayes_rule_for_any_law(law, failure):
 
 
 def test_given_no_failure_twice_and_its_sampler():
-    law = OwnLaw(repetitions.parse("poisson:3"))
+    law = OwnLaw(repetitions.parse_repetitions("poisson:3"))
     twice = law.given_no_failure(0.2).given_no_failure(0.5)
     np.testing.assert_allclose(
         twice.pmf(np.arange(9)), repetitions.Poisson(1.2).pmf(np.arange(9)), rtol=1e-12
@@ -180,8 +180,10 @@ def test_given_no_failure_twice_and_its_sampler():
     # Six standard errors.
     assert abs(drawn.mean() - 1.2) < 6.0 * np.sqrt(1.2 / len(drawn))
     assert law.given_no_failure(0.0) is law
-    with pytest.raises(ValueError, match="failure must be rarer to draw from my own fixed:1000"):
-        OwnLaw(repetitions.parse("fixed:1000")).given_no_failure(0.5).sample(None, 1)
+    with pytest.raises(
+        ValueError, match="failure must be smaller to sample from my own fixed:1000"
+    ):
+        OwnLaw(repetitions.parse_repetitions("fixed:1000")).given_no_failure(0.5).sample(None, 1)
 
 
 def test_rare_ends_of_a_two_point_law_do_not_vanish_when_no_run_fails():
@@ -192,17 +194,19 @@ def test_rare_ends_of_a_two_point_law_do_not_vanish_when_no_run_fails():
 
 
 def test_an_own_law_has_no_theorem_and_no_family():
-    law = OwnLaw(repetitions.parse("tnb:0,0.1"))
+    law = OwnLaw(repetitions.parse_repetitions("tnb:0,0.1"))
     assert law.power_law is law.profile_theorem is law.renyi_theorem is None
     assert law.untruncated is law
     assert law.means == (law.mean, law.mean)
-    with pytest.raises(ValueError, match="must be of a family with other means, got my own tnb"):
+    with pytest.raises(
+        ValueError, match="must belong to a family with a free mean, got my own tnb"
+    ):
         law.with_mean(7.0)
 
 
 def test_logarithmic_law_is_the_limit_of_small_eta():
     x = np.linspace(0.01, 0.999, 7)
-    limit = repetitions.parse("tnb:0,0.01")
+    limit = repetitions.parse_repetitions("tnb:0,0.01")
     for eta in (1e-9, -1e-9):
         near = repetitions.TruncatedNegativeBinomial(eta, 0.01)
         np.testing.assert_allclose(near.phi(x), limit.phi(x), rtol=1e-6)
@@ -211,15 +215,20 @@ def test_logarithmic_law_is_the_limit_of_small_eta():
 
 
 def test_geometric_is_tnb_one_and_truncation_conditions():
-    assert repetitions.parse("geometric:0.2") == repetitions.parse("tnb:1,0.2")
-    law, cut = repetitions.parse("poisson:3"), repetitions.parse("poisson:3@4")
+    assert repetitions.parse_repetitions("geometric:0.2") == repetitions.parse_repetitions(
+        "tnb:1,0.2"
+    )
+    law, cut = (
+        repetitions.parse_repetitions("poisson:3"),
+        repetitions.parse_repetitions("poisson:3@4"),
+    )
     k = np.arange(5)
     np.testing.assert_allclose(cut.pmf(k), law.pmf(k) / law.pmf(k).sum(), rtol=1e-12)
     assert cut.pmf(5) == 0.0
 
 
 def test_chance_to_include_one_of_m_candidates():
-    law = repetitions.parse("fixed:3")
+    law = repetitions.parse_repetitions("fixed:3")
     assert law.chance_to_include(4) == pytest.approx(1 - (3 / 4) ** 3)
 
 
@@ -238,7 +247,7 @@ def test_chance_to_include_one_of_m_candidates():
     ],
 )
 def test_extreme_laws_overflow_nothing(spec):
-    law = repetitions.parse(spec)
+    law = repetitions.parse_repetitions(spec)
     log_x = np.array([-np.inf, -700.0, -1.0, -1e-12, -1e-300, 0.0])
     for values in (law.log_phi_at(log_x), law.one_minus_phi_at(log_x), law.log_phi_prime_at(log_x)):
         assert not np.isnan(values).any()
@@ -266,7 +275,7 @@ def test_extreme_laws_overflow_nothing(spec):
 )
 def test_bad_specs_are_refused_in_one_line(spec, message):
     with pytest.raises(ValueError, match=message) as refusal:
-        repetitions.parse(spec)
+        repetitions.parse_repetitions(spec)
     assert "\n" not in str(refusal.value)
 
 
@@ -283,7 +292,7 @@ def test_bad_specs_are_refused_in_one_line(spec, message):
 )
 def test_many_values_of_a_long_truncated_law_are_those_of_its_sums(spec):
     # A table is interpolated; the sums themselves are its truth, and 60 values are cheap.
-    law = repetitions.parse(spec)
+    law = repetitions.parse_repetitions(spec)
     log_x = -np.exp(np.random.default_rng(0).uniform(-45.0, 7.0, 3000))
     log_x[:3] = 0.0, -np.inf, -1e-320
     for values in (law.log_phi_at, law.log_phi_prime_at, law.one_minus_phi_at):
@@ -294,7 +303,10 @@ def test_many_values_of_a_long_truncated_law_are_those_of_its_sums(spec):
 
 def test_a_long_truncated_law_is_its_closed_form_less_the_tail():
     # P[K > 10^5] = e^-100.0...: nothing is left of the tail.
-    cut, law = repetitions.parse("tnb:1,0.001@100000"), repetitions.parse("tnb:1,0.001")
+    cut, law = (
+        repetitions.parse_repetitions("tnb:1,0.001@100000"),
+        repetitions.parse_repetitions("tnb:1,0.001"),
+    )
     log_x = -np.exp(np.linspace(-40.0, 6.0, 2000))
     np.testing.assert_allclose(
         cut.log_phi_prime_at(log_x), law.log_phi_prime_at(log_x), rtol=1e-11, atol=1e-11
@@ -304,7 +316,7 @@ def test_a_long_truncated_law_is_its_closed_form_less_the_tail():
 
 @pytest.mark.parametrize("spec", ["poisson:8@5", "poisson:0.3", "binomial:30,0.5"])
 def test_a_law_of_ones_own_keeps_the_digits_of_some_run(spec):
-    law = repetitions.parse(spec)
+    law = repetitions.parse_repetitions(spec)
     log_x = np.array([-np.inf, -300.0, -20.0, -1.0, -0.7, -0.5, -1e-3, 0.0])
     own = OwnLaw(law).some_phi_at(log_x)
     np.testing.assert_allclose(own, law.some_phi_at(log_x), rtol=1e-13, atol=1e-300)

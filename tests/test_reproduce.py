@@ -68,7 +68,9 @@ def test_ps_figure_3_orders_the_laws_by_eta() -> None:
     assert np.all(np.diff(values, axis=0) > 0)
     # Theorem 2 over a continuum of orders is never above its closed form, corollary 4, ...
     orders = curve(table, names[0], "order")
-    closed = upper_bounds.corollary_4_curve(ZeroConcentratedDp(0.1), with_mean(0.0, 10.0))(orders)
+    closed = upper_bounds.published.corollary_4_curve(
+        ZeroConcentratedDp(0.1), with_mean(0.0, 10.0)
+    )(orders)
     np.testing.assert_array_less(values[0], closed * (1 + 1e-9))
     # ... and within 1 % of it.
     np.testing.assert_allclose(values[0], closed, rtol=0.01)
@@ -203,7 +205,7 @@ def test_x_table_4_misses_cells_whose_integral_was_cut_short() -> None:
     # The printed eps_U-O at eps_B = 4, s = 0.01, L = 100 is 5.90; the whole integral gives 6.24,
     # and the part of it between -5 and 7 gives the printed number.
     law, mu = repetitions.TwoPoint(0.01, 100), calibrate_mu(4.0, 1e-5)
-    whole = upper_bounds.reduced_renyi(GaussianMechanism(mu), law, 1e-5).epsilon
+    whole = upper_bounds.published.reduced_renyi(GaussianMechanism(mu), law, 1e-5).epsilon
     assert whole == pytest.approx(6.235, abs=0.005)
     x, step = np.linspace(-5.0, 7.0, 6001, retstep=True)
     log_p = upper_bounds.reduced.log_density(x, law)
@@ -276,11 +278,11 @@ def test_kk_subset_lies_between_one_run_and_tuning_on_everything() -> None:
     assert shared[-1] == pytest.approx(everything, rel=0.01)
     # With theorem 6 for the tuning, as published.
     base, orders = DpSgd(2.0, 1000, 0.01), np.arange(2.0, 128.0)
-    tuned = upper_bounds.renyi_curve(base, repetitions.Poisson(10.0))
+    tuned = upper_bounds.published.renyi_curve(base, repetitions.Poisson(10.0))
     for share, ours in zip(
         curve(result.table, "tune on a share q, E[K] = 10", "q"), shared, strict=True
     ):
-        both = upper_bounds.subset_divergences(tuned, base.renyi, share, orders)
+        both = upper_bounds.published.subset_divergences(tuned, base.renyi, share, orders)
         published = RenyiCurve(orders, np.maximum(*both)).renyi_epsilon(1e-5)
         assert ours == pytest.approx(published, rel=5e-3)
 
@@ -310,6 +312,10 @@ def test_the_command_takes_a_preset(tmp_path: Path) -> None:
     [
         (["x-tabel3"], "did you mean 'x-table3'"),
         ([], "name must be given"),
+        (
+            ["ps-fig1", "--out", "/dev/null"],
+            "out must be a writable folder, got '/dev/null/ps-fig1'",
+        ),
         (["all", "--preset", "x.toml"], "preset must come with one name"),
         (["x-table3", "--preset", "absent.toml"], "preset must be a readable TOML file"),
     ],
@@ -347,6 +353,16 @@ def test_a_setting_of_the_wrong_kind_is_named(
     preset.write_text(text)
     assert main(["x-fig6", "--preset", str(preset), "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("points", ["1e8", "1001", "0", "true"])
+def test_a_curve_has_no_more_points_than_a_picture_shows(
+    points: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preset = tmp_path / "many.toml"
+    preset.write_text(f"points = {points}")
+    assert main(["ps-fig2", "--preset", str(preset), "--out", str(tmp_path)]) == 2
+    assert "points must be a whole number in [1, 1000], got" in capsys.readouterr().err
 
 
 def test_other_settings_are_not_compared_with_what_was_printed() -> None:

@@ -12,23 +12,27 @@ from scipy import integrate, optimize, stats
 
 from audit import accounting, repetitions, upper_bounds
 from audit.accounting import (
-    AnyOf,
     ApproximateDp,
     Composition,
     DiscreteMechanism,
     DpSgd,
     GaussianMechanism,
     PureDp,
+    WorstOf,
     ZeroConcentratedDp,
 )
-from audit.upper_bounds import (
-    LikelihoodOrder,
-    RegionCurve,
-    TunedMechanism,
+from audit.protocols import Adaptive, Subset
+from audit.upper_bounds import LikelihoodOrder, RegionCurve, TunedMechanism
+from audit.upper_bounds.published import (
     conditional_curve,
     corollary_16,
+    hypo,
+    hypo_curve,
+    koskela_kulkarni,
     lemma_7_curve,
+    proposition_15,
     renyi_curve,
+    subset_divergences,
 )
 
 DELTA = 1e-5
@@ -37,7 +41,9 @@ ANY = [*LAWS, "two-point:0.3,9", "tnb:1,0.05@12", "poisson:8@5"]
 
 
 def value(bound, base, spec, delta=DELTA):
-    return upper_bounds.BOUNDS[bound](base, repetitions.parse(spec), delta).epsilon
+    return (
+        upper_bounds.find(bound).function(base, repetitions.parse_repetitions(spec), delta).epsilon
+    )
 
 
 def tuned(masses, order, law):
@@ -62,7 +68,7 @@ def random_pair(seed, outputs=4):
 @pytest.mark.parametrize("seed", range(3))
 def test_no_order_of_a_small_base_leaks_more_than_the_bounds_say(spec, seed):
     p, q = random_pair(seed)
-    base, law = DiscreteMechanism(p, q), repetitions.parse(spec)
+    base, law = DiscreteMechanism(p, q), repetitions.parse_repetitions(spec)
     curves = [RegionCurve(pair, law) for pair in base.pairs]
     alphas = np.array([1.2, 2.0, 7.0])
     generic = lemma_7_curve(base, law)(alphas)
@@ -85,13 +91,13 @@ def test_every_bound_holds_for_every_order_of_a_small_base(spec, delta):
         p, q = random_pair(seed, 3)
         if seed == 2:  # and outputs that give the record away
             p, q = np.array([0.88, 0.1, 0.02, 0.0]), np.array([0.88, 0.1, 0.0, 0.02])
-        base, law = DiscreteMechanism(p, q), repetitions.parse(spec)
+        base, law = DiscreteMechanism(p, q), repetitions.parse_repetitions(spec)
         games = [
             (tuned(p, order, law), tuned(q, order, law))
             for order in itertools.permutations(range(len(p)))
         ]
-        for row in upper_bounds.all_bounds(base, law, delta):
-            if row.name in upper_bounds.VALID_FOR_ANY_SCORE and row.epsilon is not None:
+        for row in upper_bounds.all_upper_bounds(base, law, delta):
+            if row.claim.any_score and row.epsilon is not None:
                 for there, back in games:
                     assert hockey_stick(there, back, row.epsilon) <= delta * (1 + 1e-9), row
                     assert hockey_stick(back, there, row.epsilon) <= delta * (1 + 1e-9), row
@@ -100,7 +106,7 @@ def test_every_bound_holds_for_every_order_of_a_small_base(spec, delta):
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8", "fixed:4", "tnb:1,0.05@12"])
 def test_the_likelihood_order_is_played_exactly(spec):
     p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1])
-    base, law = DiscreteMechanism(p, q), repetitions.parse(spec)
+    base, law = DiscreteMechanism(p, q), repetitions.parse_repetitions(spec)
     there, back = tuned(p, range(4), law), tuned(q, range(4), law)
     game = LikelihoodOrder(base.pairs[0], law)
     for epsilon in (0.0, 0.5, 1.5):
@@ -128,11 +134,11 @@ def test_renyi_is_at_least_as_tight_as_dp_accounting(base, eta, published):
         event = dp_accounting.SelfComposedDpEvent(
             dp_accounting.PoissonSampledDpEvent(0.01, event), 500
         )
-    law = repetitions.parse(f"tnb:{eta},0.01")
+    law = repetitions.parse_repetitions(f"tnb:{eta},0.01")
     accountant = RdpAccountant()
     accountant.compose(RepeatAndSelectDpEvent(event, law.mean, eta))
     theirs = accountant.get_epsilon(DELTA)
-    ours = upper_bounds.renyi(base, law, DELTA).epsilon
+    ours = upper_bounds.published.renyi(base, law, DELTA).epsilon
     assert theirs == pytest.approx(published, abs=2e-3)
     assert ours <= theirs * (1 + 1e-9)
     assert ours == pytest.approx(theirs, rel=5e-3)
@@ -142,15 +148,15 @@ def test_renyi_is_at_least_as_tight_as_dp_accounting(base, eta, published):
 @settings(max_examples=3)
 @given(st.floats(0.01, 4.0), st.sampled_from(ANY), st.sampled_from([1e-2, 1e-5, 1e-9]))
 def test_the_hierarchy_holds_for_gaussian_bases(mu, spec, delta):
-    base, law = GaussianMechanism(mu), repetitions.parse(spec)
-    rows = {row.name: row for row in upper_bounds.all_bounds(base, law, delta)}
+    base, law = GaussianMechanism(mu), repetitions.parse_repetitions(spec)
+    rows = {row.name: row for row in upper_bounds.all_upper_bounds(base, law, delta)}
     region = rows["region"].epsilon
     for row in rows.values():
         if row.epsilon is None:
             continue
         if row.attained or row.name.startswith("reduced-exact"):
             assert row.epsilon - row.error <= region
-        elif row.name in upper_bounds.VALID_FOR_ANY_SCORE:
+        elif row.claim.any_score:
             assert row.epsilon >= rows["worst-order"].epsilon - rows["worst-order"].error
             # Bounds that set the chance of a failure apart may be smaller where delta is large.
             if row.name not in ("approximate", "liu-talwar", "tight"):
@@ -163,15 +169,15 @@ def test_the_hierarchy_holds_for_gaussian_bases(mu, spec, delta):
 @pytest.mark.parametrize("base", [DpSgd(1.0, 200, 0.02), DpSgd(2.0, 50, 0.1, "replace-one")])
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "tnb:1,0.05", "poisson:20", "fixed:5"])
 def test_the_hierarchy_holds_for_sampled_bases(base, spec):
-    law = repetitions.parse(spec)
-    rows = {row.name: row for row in upper_bounds.all_bounds(base, law, DELTA)}
+    law = repetitions.parse_repetitions(spec)
+    rows = {row.name: row for row in upper_bounds.all_upper_bounds(base, law, DELTA)}
     region = rows["region"].epsilon
     assert rows["reduced-exact"].epsilon <= region
     assert 0.0 < rows["reduced-exact"].error < 1e-3 * region
     assert "not a bound" in rows["reduced-O"].assumes
     assert rows["tight"].epsilon * (1 - 1e-3) < rows["worst-order"].epsilon
     assert rows["worst-order"].epsilon <= rows["tight"].epsilon <= region * (1 + 1e-9)
-    for name in upper_bounds.VALID_FOR_ANY_SCORE:
+    for name in (one.name for one in upper_bounds.entries() if one.claim.any_score):
         if name in rows and rows[name].epsilon is not None and name != "tight":
             assert rows[name].epsilon >= region * (1 - 1e-9)
     assert base.epsilon(DELTA) <= region
@@ -180,46 +186,46 @@ def test_the_hierarchy_holds_for_sampled_bases(base, spec):
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "tnb:2,0.1", "poisson:20"])
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
 def test_lemma_7_is_behind_theorems_2_and_6(spec, mu):
-    base, law = GaussianMechanism(mu), repetitions.parse(spec)
+    base, law = GaussianMechanism(mu), repetitions.parse_repetitions(spec)
     orders = np.array([1.1, 2.0, 5.0, 30.0])
     assert np.all(lemma_7_curve(base, law)(orders) <= renyi_curve(base, law)(orders) * (1 + 1e-5))
 
 
 def test_corollary_4_is_theorem_2_in_closed_form():
-    law = repetitions.parse("tnb:0.5,0.01")
+    law = repetitions.parse_repetitions("tnb:0.5,0.01")
     orders = np.array([1.5, 3.0, 10.0, 100.0])
     for base in (ZeroConcentratedDp(0.1), GaussianMechanism(math.sqrt(0.2))):
-        closed = upper_bounds.corollary_4_curve(base, law)(orders)
+        closed = upper_bounds.published.corollary_4_curve(base, law)(orders)
         assert closed == pytest.approx(renyi_curve(base, law)(orders), rel=1e-6)
     with pytest.raises(ValueError, match="rho must be at most"):
-        upper_bounds.corollary_4_curve(ZeroConcentratedDp(9.0), law)
+        upper_bounds.published.corollary_4_curve(ZeroConcentratedDp(9.0), law)
 
 
 def test_corollary_4_needs_a_law_of_enough_runs():
     # log(1/gamma) >= rho: at gamma = 0.5 up to rho = 0.69.
-    law = repetitions.parse("tnb:1,0.5")
+    law = repetitions.parse_repetitions("tnb:1,0.5")
     for rho, applies in ((0.69, True), (0.70, False)):
-        found = upper_bounds.BOUNDS["corollary-4"](ZeroConcentratedDp(rho), law, DELTA)
+        found = upper_bounds.published.corollary_4(ZeroConcentratedDp(rho), law, DELTA)
         assert (found.epsilon is not None) == applies
         assert applies or "log(1/gamma) must be at least rho" in found.assumes
 
 
 def test_lemma_22_approaches_the_law_before_truncation():
-    base, before = GaussianMechanism(0.5), repetitions.parse("tnb:1,0.1")
-    limit = upper_bounds.lemma_7(base, before, DELTA).epsilon
+    base, before = GaussianMechanism(0.5), repetitions.parse_repetitions("tnb:1,0.1")
+    limit = upper_bounds.published.lemma_7(base, before, DELTA).epsilon
     values = []
     for most in (20, 60, 400):
-        law = repetitions.parse(f"tnb:1,0.1@{most}")
-        values.append(upper_bounds.lemma_22(base, law, DELTA).epsilon)
-        assert upper_bounds.lemma_7(base, law, DELTA).epsilon <= values[-1]
+        law = repetitions.parse_repetitions(f"tnb:1,0.1@{most}")
+        values.append(upper_bounds.published.lemma_22(base, law, DELTA).epsilon)
+        assert upper_bounds.published.lemma_7(base, law, DELTA).epsilon <= values[-1]
     assert values == sorted(values, reverse=True)
     assert values[-1] == pytest.approx(limit, rel=1e-6)
-    assert upper_bounds.lemma_22(base, before, DELTA).epsilon is None
+    assert upper_bounds.published.lemma_22(base, before, DELTA).epsilon is None
 
 
 @pytest.mark.parametrize("spec", [*ANY, "fixed:3"])
 def test_the_law_of_k_when_no_run_failed(spec):
-    law, failure = repetitions.parse(spec), 0.07
+    law, failure = repetitions.parse_repetitions(spec), 0.07
     k = np.arange(200)
     weights = law.pmf(k) * (1 - failure) ** k
     given_none = law.given_no_failure(failure)
@@ -230,9 +236,9 @@ def test_the_law_of_k_when_no_run_failed(spec):
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8@5"])
 @pytest.mark.parametrize("base", [GaussianMechanism(0.4), ApproximateDp(0.2, 1e-9)])
 def test_a_law_of_ones_own_has_the_bounds_of_every_law_and_no_others(spec, base):
-    known = repetitions.parse(spec)
-    own = {row.name: row for row in upper_bounds.all_bounds(base, OwnLaw(known), DELTA)}
-    for row in upper_bounds.all_bounds(base, known, DELTA):
+    known = repetitions.parse_repetitions(spec)
+    own = {row.name: row for row in upper_bounds.all_upper_bounds(base, OwnLaw(known), DELTA)}
+    for row in upper_bounds.all_upper_bounds(base, known, DELTA):
         if row.name in ("liu-talwar", "corollary-4", "renyi", "profile", "lemma-22"):
             assert row.name not in own or own[row.name].epsilon is None
         elif row.epsilon is None:
@@ -245,24 +251,27 @@ def test_a_law_of_ones_own_has_the_bounds_of_every_law_and_no_others(spec, base)
 
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8", "fixed:4"])
 def test_an_approximate_base_is_bounded_and_no_naive_answer_is(spec):
-    law, leak, epsilon_0 = repetitions.parse(spec), 1e-4, 0.2
-    base, total = ApproximateDp(epsilon_0, leak), 4.0 * repetitions.parse(spec).mean * 1e-4
+    law, leak, epsilon_0 = repetitions.parse_repetitions(spec), 1e-4, 0.2
+    base, total = (
+        ApproximateDp(epsilon_0, leak),
+        4.0 * repetitions.parse_repetitions(spec).mean * 1e-4,
+    )
     pair = base.pairs[0]
     yes, no = np.exp(pair.law.log_mass[::-1])
     p, q = np.array([no, yes, leak, 0.0]), np.array([yes, no, 0.0, leak])
-    claimed = upper_bounds.approximate(base, law, total).epsilon
+    claimed = upper_bounds.published.approximate(base, law, total).epsilon
     tight = upper_bounds.region(base, law, total).epsilon
     assert tight <= claimed * (1 + 1e-9)
     exact = hockey_stick(tuned(p, range(4), law), tuned(q, range(4), law), tight)
     assert law.phi_survival(leak) * 0.9 < exact <= total
-    alpha, divergence, failure = upper_bounds.corollary_21(
+    alpha, divergence, failure = upper_bounds.published.corollary_21(
         epsilon_0, leak, repetitions.Poisson(8.0)
     )
     assert failure == pytest.approx(-math.expm1(-8e-4))
     assert divergence == pytest.approx(epsilon_0 + math.expm1(epsilon_0) * math.log(8.0), rel=1e-3)
-    assert upper_bounds.approximate_to_delta(alpha, divergence, failure, 50.0) == pytest.approx(
-        failure, rel=1e-3
-    )
+    assert upper_bounds.published.approximate_to_delta(
+        alpha, divergence, failure, 50.0
+    ) == pytest.approx(failure, rel=1e-3)
 
 
 def test_example_1_of_xiang_wang_and_wang():
@@ -270,7 +279,7 @@ def test_example_1_of_xiang_wang_and_wang():
     base = DiscreteMechanism(
         np.array([1 - b * e - d * b, b * e, d * b]), np.array([1 - b - d * b * e, b, d * b * e])
     )
-    law = repetitions.parse("tnb:1,1e-3")
+    law = repetitions.parse_repetitions("tnb:1,1e-3")
     there, back = (tuned(pair, range(3), law) for pair in (base.p, base.q))
     assert there[:3] == pytest.approx([8.66e-3, 2.60e-4, 9.91e-1], rel=5e-3)
     assert back[:3] == pytest.approx([2.66e-3, 1.34e-5, 9.97e-1], rel=5e-3)
@@ -297,21 +306,26 @@ def test_conditional_sampling_against_every_set(seed):
 
 
 def test_conditional_sampling_of_pure_dp_costs_twice():
-    claimed = upper_bounds.conditional_sampling(PureDp(0.3), 1e-4, 1e-9).epsilon
+    claimed = proposition_15(PureDp(0.3), "until:1e-4", 1e-9).epsilon
     assert 0.3 < claimed <= 0.6 * (1 + 1e-5)
-    assert upper_bounds.conditional_sampling(ApproximateDp(0.3, 0.1), 0.5, 0.2).epsilon is None
+    assert proposition_15(ApproximateDp(0.3, 0.1), "until:0.5", 0.2).epsilon is None
+
+
+def repeated_response(epsilon_0, k):
+    """Randomised response run k times, "yes" preferred: the best is "no" only if all runs are."""
+    logs = -np.logaddexp(0.0, np.array([-epsilon_0, epsilon_0]))
+    p, q = (np.array([np.exp(k * log), -np.expm1(k * log)]) for log in logs)
+    return DiscreteMechanism(p, q)
 
 
 @pytest.mark.parametrize("k", [1, 3, 20])
 def test_a_fixed_number_of_runs_costs_k_times(k):
     epsilon_0 = 0.4
-    mechanism = upper_bounds.repeated_response(epsilon_0, k)
+    mechanism = repeated_response(epsilon_0, k)
     orders = np.array([1.5, 3.0, 20.0])
     assert mechanism.epsilon(1e-15) == pytest.approx(k * epsilon_0, rel=1e-3)
-    assert np.all(
-        mechanism.renyi(orders)
-        >= upper_bounds.repeated_response_divergence(epsilon_0, k, orders) * (1 - 1e-12)
-    )
+    proved = k * epsilon_0 - k * np.log1p(np.exp(-epsilon_0)) / (orders - 1.0)  # proposition 17
+    assert np.all(mechanism.renyi(orders) >= proved * (1 - 1e-12))
     law = repetitions.Fixed(k)
     # Both are roots, sought to 1e-10.
     bound = upper_bounds.region(PureDp(epsilon_0), law, 1e-6).epsilon
@@ -337,68 +351,70 @@ def test_noisy_max_against_its_exact_law():
 
     p, q = wins([0.5, -0.5, -0.5]), wins([-0.5, 0.5, 0.5])
     for delta in (0.05, 0.01):
-        claimed = upper_bounds.noisy_max(3, sigma, delta).epsilon
+        claimed = upper_bounds.published.noisy_max(3, sigma, delta).epsilon
         assert hockey_stick(p, q, claimed) <= delta
         assert hockey_stick(q, p, claimed) <= delta
-    one = upper_bounds.noisy_max(1, sigma, DELTA).epsilon
+    one = upper_bounds.published.noisy_max(1, sigma, DELTA).epsilon
     assert one == pytest.approx(GaussianMechanism(2 / sigma).epsilon(DELTA))
     for m in (10, 1000):
-        ours = upper_bounds.noisy_max(m, 4.0, 1e-6).epsilon
-        assert upper_bounds.noisy_max(m, 4.0, 1e-6, monotone=True).epsilon < ours
-        assert ours < upper_bounds.noisy_max_renyi(m, 4.0, 1e-6)
-        assert ours < upper_bounds.noisy_max_closed_form(m, 4.0, 1e-6)
-        assert ours < upper_bounds.noisy_max(m, 4.0, 1e-6, rounds=2).epsilon < 2.5 * ours
-    laplace = upper_bounds.noisy_max(5, 4.0, 1e-9, "laplace").epsilon
+        ours = upper_bounds.published.noisy_max(m, 4.0, 1e-6).epsilon
+        assert upper_bounds.published.noisy_max(m, 4.0, 1e-6, monotone=True).epsilon < ours
+        assert ours < upper_bounds.published.noisy_max_renyi(m, 4.0, 1e-6)
+        assert ours < upper_bounds.published.noisy_max_closed_form(m, 4.0, 1e-6)
+        assert ours < upper_bounds.published.noisy_max(m, 4.0, 1e-6, rounds=2).epsilon < 2.5 * ours
+    laplace = upper_bounds.published.noisy_max(5, 4.0, 1e-9, "laplace").epsilon
     assert laplace <= 0.5 * (1 + 1e-9)
 
 
 def test_candidates_of_different_cost():
-    law = repetitions.parse("tnb:1,0.1")
+    law = repetitions.parse_repetitions("tnb:1,0.1")
     several = [DpSgd(2.0, 100, 0.01), DpSgd(3.0, 250, 0.01)]
-    alone = [upper_bounds.profile(one, law, 1e-6).epsilon for one in several]
-    together = upper_bounds.many_candidates(several, law, 1e-6).epsilon
+    alone = [upper_bounds.published.profile(one, law, 1e-6).epsilon for one in several]
+    together = upper_bounds.published.many_candidates(several, law, 1e-6).epsilon
     assert max(alone) <= together * (1 + 1e-9)
     assert together <= 1.1 * max(alone)
-    assert upper_bounds.region(AnyOf(tuple(several)), law, 1e-6).epsilon < together
+    assert upper_bounds.region(WorstOf(tuple(several)), law, 1e-6).epsilon < together
     epsilon_1, base = 0.3, several[0]
-    by_formula = upper_bounds.corollary_6_2(
+    by_formula = upper_bounds.published.corollary_6_2(
         epsilon_1, float(base.delta(epsilon_1)), base.epsilon(1e-6 / law.mean), law
     )
     assert alone[0] <= by_formula * (1 + 1e-9)
-    steps = upper_bounds.largest_steps(2.0, 0.1, [(1.0, 1e-6)])
+    steps = upper_bounds.published.largest_steps(2.0, 0.1, [(1.0, 1e-6)])
     assert float(DpSgd(2.0, steps, 0.1).delta(1.0)) <= 1e-6
     assert float(DpSgd(2.0, steps + 1, 0.1).delta(1.0)) > 1e-6
-    assert upper_bounds.largest_steps(0.5, 0.5, [(0.1, 1e-6)]) == 0
+    assert upper_bounds.published.largest_steps(0.5, 0.5, [(0.1, 1e-6)]) == 0
 
 
 def test_propose_test_release_shifts_the_profile():
     released = GaussianMechanism(0.5)
-    tested = upper_bounds.propose_test_release(released, 0.2, 1e-7, 2e-7)
+    tested = upper_bounds.published.propose_test_release(released, 0.2, 1e-7, 2e-7)
     for epsilon in (0.3, 1.0, 2.0):
         expected = float(released.delta(epsilon - 0.2)) + 3e-7
         assert float(tested.delta(epsilon)) == pytest.approx(expected, rel=1e-3)
-    law = repetitions.parse("tnb:0,0.1")
+    law = repetitions.parse_repetitions("tnb:0,0.1")
     assert value("region", tested, law.spec, 1e-4) > value("region", released, law.spec, 1e-4)
 
 
 def test_adaptive_sampling_costs_the_density_ratio():
-    base, law = GaussianMechanism(1.0), repetitions.parse("tnb:1,0.1")
-    plain = upper_bounds.hypo(base, law, DELTA, 1.0).epsilon
-    assert plain == pytest.approx(upper_bounds.renyi(base, law, DELTA).epsilon, rel=1e-9)
-    costs = [upper_bounds.hypo(base, law, DELTA, ratio).epsilon for ratio in (1.1, 2.0, 4.0)]
+    base, law = GaussianMechanism(1.0), repetitions.parse_repetitions("tnb:1,0.1")
+    plain = hypo(base, Adaptive(law, 1.0, 1.0), DELTA).epsilon
+    assert plain == pytest.approx(upper_bounds.published.renyi(base, law, DELTA).epsilon, rel=1e-9)
+    costs = [hypo(base, Adaptive(law, 1.0, ratio), DELTA).epsilon for ratio in (1.1, 2.0, 4.0)]
     assert plain < costs[0] < costs[1] < costs[2]
     # Theorem 2 is theorem 1 at infinite orders.
-    pure = upper_bounds.hypo_pure(0.1, law, 1.5)
+    pure = upper_bounds.published.hypo_pure(0.1, law, 1.5)
     assert pure == pytest.approx(3 * (0.1 + math.log(1.5)))
-    assert upper_bounds.hypo(PureDp(0.1), law, 1e-300, 1.5).epsilon == pytest.approx(pure, rel=1e-2)
-    assert upper_bounds.hypo(base, repetitions.parse("poisson:3"), DELTA, 2.0).epsilon is None
+    assert hypo(PureDp(0.1), Adaptive(law, 1.0, 1.5), 1e-300).epsilon == pytest.approx(
+        pure, rel=1e-2
+    )
+    assert hypo(base, Adaptive("poisson:3", 0.5, 1.0), DELTA).epsilon is None
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_projected_densities_are_the_nearest(seed):
     rng = np.random.default_rng(seed)
     density, prior = 3.0 * rng.random(6), rng.dirichlet(np.ones(6))
-    ours = upper_bounds.project_density(density, 0.6, 1.5, prior)
+    ours = upper_bounds.published.project_density(density, 0.6, 1.5, prior)
     assert prior @ ours == pytest.approx(1.0, abs=1e-12)
     assert np.all((ours >= 0.6) & (ours <= 1.5))
     solved = optimize.minimize(
@@ -412,7 +428,7 @@ def test_projected_densities_are_the_nearest(seed):
     )
     assert prior @ (ours - density) ** 2 <= solved.fun + 1e-9
     with pytest.raises(ValueError, match="density must be finite"):
-        upper_bounds.project_density([math.nan], 0.5, 2.0)
+        upper_bounds.published.project_density([math.nan], 0.5, 2.0)
 
 
 def test_tuning_on_a_subset_against_an_exact_mixture():
@@ -422,7 +438,7 @@ def test_tuning_on_a_subset_against_an_exact_mixture():
     curves = [
         lambda a, pair=pair: DiscreteMechanism(*pair).renyi(np.asarray(a)) for pair in (tune, final)
     ]
-    there, back = upper_bounds.subset_divergences(*curves, rate, orders)
+    there, back = subset_divergences(*curves, rate, orders)
     without = np.outer(tune[1], final[1]).ravel()
     mixed = rate * np.outer(tune[0], final[1]) + (1 - rate) * np.outer(tune[1], final[0])
     for p, q, bound in ((mixed.ravel(), without, there), (without, mixed.ravel(), back)):
@@ -432,22 +448,21 @@ def test_tuning_on_a_subset_against_an_exact_mixture():
 
 def test_tuning_on_a_subset_at_its_ends():
     base, spec = GaussianMechanism(0.3), "tnb:0,0.01"
-    law = repetitions.parse(spec)
+    law = repetitions.parse_repetitions(spec)
     costs = [
-        upper_bounds.subset_tuning(base, base, law, rate, DELTA).epsilon
+        koskela_kulkarni(base, Subset(law, rate), DELTA).epsilon
         for rate in (0.0, 0.01, 0.1, 0.5, 1.0)
     ]
     assert costs == sorted(costs)
     assert costs[0] == pytest.approx(base.renyi_epsilon(DELTA), rel=1e-4)
     assert costs[-1] == pytest.approx(value("lemma-7", base, spec), rel=1e-3)
-    assert upper_bounds.cost_ratio(20.0, 0.1) == pytest.approx(20.0 / 3.0)
-    assert upper_bounds.scaled_learning_rate(0.1, 100, 900) == pytest.approx(0.9)
+    assert upper_bounds.published.cost_ratio(20.0, 0.1) == pytest.approx(20.0 / 3.0)
 
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("base", [GaussianMechanism(0.4), DpSgd(1.0, 100, 0.02), PureDp(0.3)])
 def test_tuning_as_a_mechanism(base):
-    law = repetitions.parse("tnb:0,0.05")
+    law = repetitions.parse_repetitions("tnb:0,0.05")
     once = TunedMechanism(base, law)
     region = upper_bounds.region(base, law, DELTA).epsilon
     assert region * (1 - 1e-9) <= once.epsilon(DELTA) <= region * (1 + 1e-3)
@@ -462,7 +477,7 @@ def test_tuning_as_a_mechanism(base):
 @pytest.mark.parametrize("seed", range(2))
 def test_tuning_twice_covers_an_exact_game(seed):
     p, q = random_pair(seed, 3)
-    law = repetitions.parse("tnb:0,0.2")
+    law = repetitions.parse_repetitions("tnb:0,0.2")
     both = Composition((TunedMechanism(DiscreteMechanism(p, q), law),) * 2)
     for order in itertools.permutations(range(3)):
         there, back = tuned(p, order, law), tuned(q, order, law)
@@ -478,7 +493,7 @@ def test_laws_in_their_limits(mu):
     base = GaussianMechanism(mu)
     poisson = value("region", base, "poisson:10")
     assert value("region", base, "binomial:1000000,1e-5") == pytest.approx(poisson, rel=1e-3)
-    tnb = repetitions.parse("tnb:1e5,0.5")
+    tnb = repetitions.parse_repetitions("tnb:1e5,0.5")
     near = tnb.with_mean(10.0)
     assert upper_bounds.region(base, near, DELTA).epsilon == pytest.approx(poisson, rel=1e-3)
     one = value("region", base, "fixed:1")
@@ -503,7 +518,7 @@ def test_sampling_everything_is_the_gaussian_bound(spec):
     st.floats(2.0, 1e5),
 )
 def test_more_of_anything_costs_more(mu, factor, family, mean):
-    law = repetitions.parse(family).with_mean(mean)
+    law = repetitions.parse_repetitions(family).with_mean(mean)
     more = law.with_mean(mean * factor)
     base = upper_bounds.region(GaussianMechanism(mu), law, DELTA).epsilon
     # Beyond, probabilities of exp(-epsilon) leave double precision: safe, but not to six digits.
@@ -528,31 +543,31 @@ def test_more_of_anything_costs_more(mu, factor, family, mean):
     ],
 )
 def test_extremes_of_other_bases(base, spec, delta):
-    law = repetitions.parse(spec)
-    assert_in_order(upper_bounds.all_bounds(base, law, delta))
+    law = repetitions.parse_repetitions(spec)
+    assert_in_order(upper_bounds.all_upper_bounds(base, law, delta))
 
 
 def test_what_is_refused():
-    base, law = GaussianMechanism(1.0), repetitions.parse("tnb:0,0.1")
+    base, law = GaussianMechanism(1.0), repetitions.parse_repetitions("tnb:0,0.1")
     with pytest.raises(ValueError, match="ratio must be in"):
-        upper_bounds.hypo(base, law, DELTA, 0.5)
+        hypo_curve(base, law, 0.5)
     with pytest.raises(ValueError, match="acceptance must be in"):
-        upper_bounds.conditional_sampling(base, 0.0, DELTA)
+        conditional_curve(base, 0.0)
     with pytest.raises(ValueError, match="noise must be one of"):
-        upper_bounds.noisy_max(3, 1.0, DELTA, "cauchy")
+        upper_bounds.published.noisy_max(3, 1.0, DELTA, "cauchy")
     with pytest.raises(ValueError, match="sampling_rate must be in"):
-        upper_bounds.subset_tuning(base, base, law, 1.5, DELTA)
+        subset_divergences(base.renyi, base.renyi, 1.5, np.array([2.0]))
     with pytest.raises(ValueError, match="repetitions must be truncated"):
-        renyi_curve(base, repetitions.parse("fixed:2"))
+        renyi_curve(base, repetitions.parse_repetitions("fixed:2"))
     assert accounting.Unreachable.__mro__[1] is ValueError
 
 
 def test_the_tightest_bound_is_the_tight_one():
-    law = repetitions.parse("tnb:0,0.05")
-    assert upper_bounds.tightest(GaussianMechanism(0.5), law, DELTA).name == "tight"
+    law = repetitions.parse_repetitions("tnb:0,0.05")
+    assert upper_bounds.tuning_cost(GaussianMechanism(0.5), law, DELTA).name == "tight"
     # Where delta is large, setting the chance of a failure apart beats the region bound only.
     weak = GaussianMechanism(0.0117)
     assert value("approximate", weak, law.spec, 0.01) < value("region", weak, law.spec, 0.01)
-    assert upper_bounds.tightest(weak, law, 0.01).name == "tight"
+    assert upper_bounds.tuning_cost(weak, law, 0.01).name == "tight"
     with pytest.raises(accounting.Unreachable, match="reaches, got 0"):
-        upper_bounds.tightest(ApproximateDp(0.1, 0.01), law, 0.01)
+        upper_bounds.tuning_cost(ApproximateDp(0.1, 0.01), law, 0.01)

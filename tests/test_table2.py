@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_game import play
+from small_audits import play_trials
 
 from audit.accounting import calibrate_mu
 from audit.report.assemble import assemble
@@ -36,7 +36,7 @@ def data_root():
 
 
 def check(**settings):
-    config, stages, games = play(**SMALL | settings)
+    config, stages, games = play_trials(**SMALL | settings)
     (result,) = assemble(config, stages, games).results
     upper = {name: bound.epsilon for name, bound in result.upper_bounds.items() if bound.valid}
     best = 0.0

@@ -11,7 +11,8 @@ from scipy import special, stats
 from audit import repetitions
 from audit.accounting import GaussianMechanism
 from audit.game.binding import binding
-from audit.game.play import Trials, blocks, play
+from audit.game.blocks import all_blocks
+from audit.game.play import Trials, play
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.game.store import RunFolder
@@ -66,9 +67,11 @@ def test_what_is_kept_is_what_was_played(tmp_path: Path) -> None:
         out=str(tmp_path / "small"),
     )
     set_ups = [set_up(config, budget) for budget in range(2)]
-    folder = RunFolder.open(config, binding(config, set_ups))
+    bound_to = binding([], set_ups)
+    folder = RunFolder(Path(config.out), config.identity, bound_to, config.view_names)
+    folder.open()
     games = {}
-    for block in blocks(config, "batched"):
+    for block in all_blocks(config.workload, "batched"):
         games[block.budget, block.repeat] = play(config, block)
         folder.save(block, games[block.budget, block.repeat])
     for path in keep(folder.path, tmp_path / "kept"):

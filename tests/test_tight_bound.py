@@ -7,14 +7,8 @@ import pytest
 
 from audit import repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, LaplaceMechanism, PureDp
-from audit.upper_bounds import (
-    FoldedGame,
-    RegionCurve,
-    TightCurve,
-    TunedOrder,
-    best_order,
-    registry,
-)
+from audit.attacks import TunedOrder, worst_case_order
+from audit.upper_bounds import FoldedGame, RegionCurve, TightCurve, registry
 from audit.upper_bounds.tight import _Envelope
 
 LAWS = ["fixed:2", "fixed:5", "poisson:3", "binomial:6,0.5", "tnb:0,0.05", "two-point:0.3,9"]
@@ -57,7 +51,7 @@ def worst_of_all_orders(p, q, law, epsilon):
 @pytest.mark.parametrize("seed", range(2))
 def test_no_order_leaks_more_and_one_leaks_as_much(spec, outputs, parts, seed):
     # A score may be randomised: every output is split into equal parts, ranked on their own.
-    law = repetitions.parse(spec)
+    law = repetitions.parse_repetitions(spec)
     p, q = random_pair(seed, outputs)
     base = DiscreteMechanism(p, q)
     split, split_with = (np.repeat(v / parts, parts) for v in (p, q))
@@ -76,7 +70,7 @@ def test_no_order_leaks_more_and_one_leaks_as_much(spec, outputs, parts, seed):
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("spec", LAWS)
 def test_outputs_that_one_side_never_gives(spec):
-    law, rng = repetitions.parse(spec), np.random.default_rng(1)
+    law, rng = repetitions.parse_repetitions(spec), np.random.default_rng(1)
     for seed in range(4):
         p, q = random_pair(seed, 7)
         p[0] = q[-1] = 0.0
@@ -93,7 +87,7 @@ def test_outputs_that_one_side_never_gives(spec):
 @pytest.mark.parametrize("points", [3, 40])
 @pytest.mark.parametrize("spec", [*LAWS, "tnb:1,0.1@12"])
 def test_the_bound_is_safe_however_few_the_events(spec, points):
-    law, (pair,) = repetitions.parse(spec), GaussianMechanism(0.7).pairs
+    law, (pair,) = repetitions.parse_repetitions(spec), GaussianMechanism(0.7).pairs
     coarse = TightCurve(pair, law, np.linspace(-6.0, 6.0, points))
     fine = TightCurve.at(pair, law, 1e-3)
     for epsilon in (0.0, 0.5, 2.0, 4.0):
@@ -114,7 +108,7 @@ def test_one_run_is_covered_by_a_single_event():
 
 @pytest.mark.parametrize("spec", ["fixed:4", "poisson:3", "tnb:0,0.05"])
 def test_folded_games_are_played_exactly(spec):
-    law, epsilon = repetitions.parse(spec), 0.3
+    law, epsilon = repetitions.parse_repetitions(spec), 0.3
     p, q = np.array([0.1, 0.15, 0.2, 0.25, 0.3]), np.array([0.3, 0.25, 0.2, 0.15, 0.1])
     left = [np.append(np.cumsum(v[::-1])[::-1], 0.0) for v in (p, q)]
     with np.errstate(divide="ignore"):
@@ -146,7 +140,7 @@ def test_folded_games_are_played_exactly(spec):
 @pytest.mark.parametrize("spec", ["fixed:3", "poisson:20", "tnb:0,0.01"])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5])
 def test_it_is_attained(base, spec, delta):
-    law = repetitions.parse(spec)
+    law = repetitions.parse_repetitions(spec)
     tight = upper_bounds.tight(base, law, delta)
     assert tight.epsilon <= upper_bounds.region(base, law, delta).epsilon * (1 + 1e-9)
     assert tight.error <= 2e-3 * tight.epsilon
@@ -160,17 +154,17 @@ def test_it_is_attained(base, spec, delta):
     [("fixed:10", 3.0096, 2.7273), ("fixed:3", 1.7186, 1.6306), ("poisson:20", 2.5734, 2.5511)],
 )
 def test_it_closes_the_gap_of_the_region_bound(spec, region, tight):
-    base, law = GaussianMechanism(0.24721), repetitions.parse(spec)
+    base, law = GaussianMechanism(0.24721), repetitions.parse_repetitions(spec)
     assert upper_bounds.region(base, law, 1e-5).epsilon == pytest.approx(region, rel=1e-4)
     assert upper_bounds.tight(base, law, 1e-5).epsilon == pytest.approx(tight, rel=2e-4)
     # The order as a score on the line, told apart by other cells.
-    order, attained = best_order(0.24721, law, 1e-5)
+    order, attained = worst_case_order(0.24721, law, 1e-5)
     assert attained == pytest.approx(tight, rel=1e-4)
     assert attained == pytest.approx(TunedOrder(0.24721, law, order, 0.01).epsilon(1e-5), rel=1e-4)
 
 
 def test_one_run_costs_one_run():
-    base, law = GaussianMechanism(0.8), repetitions.parse("fixed:1")
+    base, law = GaussianMechanism(0.8), repetitions.parse_repetitions("fixed:1")
     assert upper_bounds.tight(base, law, 1e-6).epsilon == pytest.approx(
         base.epsilon(1e-6), rel=1e-6
     )
@@ -183,10 +177,10 @@ def test_one_run_costs_one_run():
     ["tnb:0,0.01", pytest.param("fixed:1000", marks=pytest.mark.slow), "poisson:0.01"],
 )
 def test_extreme_bases_keep_their_order(mu, spec):
-    base, law = GaussianMechanism(mu), repetitions.parse(spec)
+    base, law = GaussianMechanism(mu), repetitions.parse_repetitions(spec)
     for delta in (1e-15, 0.3):
         attained, tight, region = (
-            upper_bounds.BOUNDS[name](base, law, delta).epsilon
+            upper_bounds.find(name).function(base, law, delta).epsilon
             for name in ("worst-order", "tight", "region")
         )
         assert 0.0 <= attained <= tight <= region * (1 + 1e-9)
@@ -195,10 +189,12 @@ def test_extreme_bases_keep_their_order(mu, spec):
 @pytest.mark.parametrize("spec", ["tnb:0,1e-170", "tnb:0,1e-200", "tnb:0,1e-299"])
 def test_ever_so_many_runs_leak_no_less_than_an_attack_attains(spec):
     # E[K] is up to 10^296: products of slopes of phi overflow, and once did in the hull.
-    base, law = GaussianMechanism(1.0), repetitions.parse(spec)
+    base, law = GaussianMechanism(1.0), repetitions.parse_repetitions(spec)
     attained = upper_bounds.worst_order(base, law, 1e-5).epsilon
     for name in ("lemma-7", "region", "tight"):
-        assert attained <= upper_bounds.BOUNDS[name](base, law, 1e-5).epsilon <= 1.01 * attained
+        assert (
+            attained <= upper_bounds.find(name).function(base, law, 1e-5).epsilon <= 1.01 * attained
+        )
 
 
 def test_a_bound_below_what_an_attack_attains_is_not_believed():

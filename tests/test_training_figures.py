@@ -38,7 +38,7 @@ def test_a_smaller_bound_means_less_noise_for_the_same_total():
     ):
         base = DpSgd(noise[name], 4)
         assert base.epsilon(1e-5) == table["epsilon of one run"][name]
-        assert upper_bounds.cost(base, spec, 1e-5).epsilon <= 6.0 * (1 + 1e-6)
+        assert upper_bounds.tuning_cost(base, spec, 1e-5).epsilon <= 6.0 * (1 + 1e-6)
 
 
 def test_more_runs_cost_more_and_the_region_bound_less():

@@ -1,4 +1,4 @@
-"""Algorithm 2: the best of K runs, against a plain loop and against its closed law."""
+"""Algorithm 2, the best of K runs, against a plain loop and its distribution in closed form."""
 
 from dataclasses import replace
 
@@ -6,42 +6,42 @@ import numpy as np
 from scipy import special, stats
 
 from audit import repetitions
-from audit.dpsgd import LaneOutcomes
+from audit.dpsgd import RunOutcomes
 from audit.tuning import best_of_runs, random_search
 
 
 class Recorder:
-    """An engine whose outcomes are functions of the lane's seed alone; it keeps its packs."""
+    """An engine whose outcomes are functions of the run's seed; it records its batches."""
 
     name = "recorder"
 
     def __init__(self, levels=None, diverge=False):
-        self.levels, self.diverge, self.lanes = levels, diverge, []
+        self.levels, self.diverge, self.batches = levels, diverge, []
 
-    def run(self, lanes):
-        self.lanes.append(lanes)
-        uniform = lanes.seeds.astype(np.float64) / 2.0**64
-        x = special.ndtri(np.clip(uniform, 1e-15, 1 - 1e-15)) + lanes.included
+    def run(self, batch):
+        self.batches.append(batch)
+        uniform = batch.seeds.astype(np.float64) / 2.0**64
+        x = special.ndtri(np.clip(uniform, 1e-15, 1 - 1e-15)) + batch.included
         scores = x if self.levels is None else np.floor(x * self.levels)
-        finite = np.ones(len(lanes), bool) if not self.diverge else uniform < 0.5
-        return LaneOutcomes(x, 2 * x, *[x] * 3, scores=scores, finite=finite)
+        finite = np.ones(len(batch), bool) if not self.diverge else uniform < 0.5
+        return RunOutcomes(x, 2 * x, *[x] * 3, scores=scores, finite=finite)
 
 
 def play(engine, spec, trials=300, seed=0, candidates=3):
     rng = np.random.default_rng(seed)
     included = rng.random(trials) < 0.5
-    law = repetitions.parse(spec)
-    (winners,) = best_of_runs(lambda lanes: [engine.run(lanes)], law, candidates, included, rng)
+    law = repetitions.parse_repetitions(spec)
+    (winners,) = best_of_runs(lambda batch: [engine.run(batch)], law, candidates, included, rng)
     return included, winners
 
 
-def test_runs_are_kept_tuning_by_tuning():
-    engine, law = Recorder(diverge=True), repetitions.parse("poisson:3")
+def test_stored_runs_are_ordered_by_tuning():
+    engine, law = Recorder(diverge=True), repetitions.parse_repetitions("poisson:3")
 
     def winners_of(keep):
         rng = np.random.default_rng(4)
         included = np.arange(200) % 2 == 1
-        run = lambda lanes: [engine.run(lanes)]  # noqa: E731
+        run = lambda batch: [engine.run(batch)]  # noqa: E731
         (found,) = best_of_runs(run, law, 3, included, rng, keep=keep)
         return found
 
@@ -62,11 +62,11 @@ def test_runs_are_kept_tuning_by_tuning():
 
 def check_against_a_loop(engine, winners):
     scores, lambdas, candidates, finite = [], [], [], []
-    for lanes in engine.lanes:
-        outcomes = engine.__class__(engine.levels, engine.diverge).run(lanes)
+    for batch in engine.batches:
+        outcomes = engine.__class__(engine.levels, engine.diverge).run(batch)
         scores.append(np.where(outcomes.finite, outcomes.scores, -np.inf))
         lambdas.append(outcomes.lambda_a)
-        candidates.append(lanes.candidate)
+        candidates.append(batch.candidate)
         finite.append(outcomes.finite)
     scores, lambdas, candidates, finite = (
         np.concatenate(v) for v in (scores, lambdas, candidates, finite)
@@ -89,9 +89,10 @@ def check_against_a_loop(engine, winners):
         start += runs
 
 
-def test_best_run_is_the_one_a_plain_loop_finds(monkeypatch):
-    # Packs of 97 lanes split many tunings; levels make ties, which the first run wins.
-    monkeypatch.setattr(random_search, "_PACK", 97)
+def test_best_run_matches_a_plain_loop(monkeypatch):
+    # Batches of 97 runs split many tunings; rounding to levels makes ties, which the first run
+    # wins.
+    monkeypatch.setattr(random_search, "_MAX_BATCH", 97)
     for spec in ("tnb:0,0.01", "poisson:2", "fixed:1", "two-point:0.5,400"):
         for levels, diverge in ((None, False), (1, False), (2, True)):
             engine = Recorder(levels, diverge)
@@ -99,7 +100,7 @@ def test_best_run_is_the_one_a_plain_loop_finds(monkeypatch):
             check_against_a_loop(engine, winners)
 
 
-def test_no_run_releases_nothing():
+def test_tuning_without_runs_releases_nothing():
     _, winners = play(Recorder(), "poisson:0.2")
     none = winners.runs == 0
     assert none.any()
@@ -108,38 +109,38 @@ def test_no_run_releases_nothing():
     assert np.all(np.isneginf(winners.lambda_a[none]))
 
 
-def test_law_of_the_best_score():
-    # P[best <= t] = phi(P[score <= t]); Kolmogorov-Smirnov, false alarm 1e-3 for each of 3 laws.
+def test_distribution_of_the_best_score():
+    # P[best <= t] = phi(P[score <= t]). Kolmogorov-Smirnov tests, each with false-alarm rate 1e-3.
     for spec in ("tnb:0,0.01", "tnb:1,0.1", "fixed:7"):
-        law = repetitions.parse(spec)
+        law = repetitions.parse_repetitions(spec)
         included, winners = play(Recorder(), spec, trials=4000, seed=2)
         uniform = law.phi(special.ndtr(winners.score - included))
         assert stats.kstest(uniform, "uniform").pvalue > 1e-3
 
 
 def test_candidates_are_drawn_uniformly():
-    # Chi-square with 2 degrees of freedom, false alarm 1e-3.
+    # Chi-square test with 2 degrees of freedom and false-alarm rate 1e-3.
     engine = Recorder()
     play(engine, "fixed:20", trials=1500)
-    counts = np.bincount(np.concatenate([lanes.candidate for lanes in engine.lanes]), minlength=3)
+    counts = np.bincount(np.concatenate([batch.candidate for batch in engine.batches]), minlength=3)
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_no_trials_at_all():
+def test_zero_tunings():
     _, winners = play(Recorder(), "fixed:3", trials=0)
     assert len(winners.runs) == 0
 
 
-def test_several_scores_judge_the_same_runs():
-    law, included = repetitions.parse("fixed:5"), np.zeros(50, bool)
+def test_several_scores_evaluate_the_same_runs():
+    law, included = repetitions.parse_repetitions("fixed:5"), np.zeros(50, bool)
     engine = Recorder()
 
-    def run(lanes):
-        up = engine.run(lanes)
+    def run(batch):
+        up = engine.run(batch)
         return up, replace(up, scores=-up.scores)
 
     best, worst = best_of_runs(run, law, 3, included, np.random.default_rng(1), views=2)
-    x = np.concatenate([Recorder().run(lanes).scores for lanes in engine.lanes]).reshape(50, 5)
+    x = np.concatenate([Recorder().run(batch).scores for batch in engine.batches]).reshape(50, 5)
     np.testing.assert_array_equal(best.chosen, x.argmax(1))
     np.testing.assert_array_equal(worst.chosen, x.argmin(1))
     np.testing.assert_array_equal(worst.score, -x.min(1))

@@ -53,8 +53,8 @@ SETTINGS = [
 def upper() -> dict[str, float]:
     found = {}
     for name, spec, delta in SETTINGS:
-        law = repetitions.parse(spec)
-        for row in upper_bounds.all_bounds(BASES[name], law, delta):
+        law = repetitions.parse_repetitions(spec)
+        for row in upper_bounds.all_upper_bounds(BASES[name], law, delta):
             if row.epsilon is not None:
                 found[f"{name} {spec} {delta:g} {row.name}"] = row.epsilon
     return found
@@ -74,18 +74,20 @@ def games() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def lower() -> dict[str, float]:
-    law = repetitions.parse("tnb:0,0.01")
+    law = repetitions.parse_repetitions("tnb:0,0.01")
     found = {}
     for name, (without, with_record) in games().items():
         given = {
             "plain": {},
-            "tuned": {"repetitions": law, "mu": 1.0},
+            "tuned": {"protocol": law, "mu": 1.0},
             "both": {"direction": "both"},
-            "split": {"repetitions": law, "threshold": -0.5, "split_top": 1.5},
+            "split": {"protocol": law, "threshold": -0.5, "split_top": 1.5},
             "delta": {"delta": 0.01, "confidence": 0.9},
         }
         for how, options in given.items():
-            for bound in lower_bounds.all_bounds(without, with_record, **options):
+            for bound in lower_bounds.all_lower_bounds(
+                out_scores=without, in_scores=with_record, **options
+            ):
                 found[f"{name} {how} {bound.key}"] = bound.epsilon
         for bound in lower_bounds.pooled_bounds(without, with_record, law):
             found[f"{name} pooled {bound.key}"] = bound.epsilon
@@ -94,7 +96,7 @@ def lower() -> dict[str, float]:
 
 def trials() -> dict[str, list[float]]:
     """What small audits leave; the last digits of training are the processor's."""
-    from audit.game import play, setup
+    from audit.game import blocks, play, setup
     from audit.run import parse
 
     common = ["--trials", "40", "--repeats", "1", "--epsilon", "2", "--steps", "5"]
@@ -114,7 +116,7 @@ def trials() -> dict[str, list[float]]:
     found = {}
     for name, arguments in audits.items():
         (config,) = parse([*arguments, *common])
-        for block in play.blocks(config, setup.set_up(config, 0).engine.name):
+        for block in blocks.all_blocks(config.workload, setup.set_up(config, 0).engine.name):
             (games,) = play.play(config, block)
             for key in kept:
                 values = np.nan_to_num(getattr(games, key).astype(float), neginf=-1e300)

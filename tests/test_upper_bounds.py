@@ -8,19 +8,13 @@ import pytest
 from known import assert_in_order
 from scipy import integrate, special
 
-from audit import accounting, repetitions, upper_bounds
+from audit import accounting, attacks, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism, PureDp
 from audit.accounting.conversion import epsilon_of_order
-from audit.upper_bounds import (
-    FoldedOrder,
-    ReducedGame,
-    RegionCurve,
-    SplitOrder,
-    TunedOrder,
-    attack_order,
-    best_order,
-    best_split_order,
-)
+from audit.attacks import TunedOrder, attack_order, worst_case_order, worst_case_split_order
+from audit.orders import FoldedOrder, SplitOrder
+from audit.upper_bounds import ReducedGame, RegionCurve
+from audit.upper_bounds.published import ReducedGameRenyi
 from audit.upper_bounds.reduced import log_density
 from audit.upper_bounds.region import corner_events
 from benchmarks.reduced_renyi import settings, share_of_delta
@@ -41,8 +35,8 @@ LAWS = [
 
 
 def by_name(base, spec, delta):
-    law = repetitions.parse(spec)
-    return {bound.name: bound for bound in upper_bounds.all_bounds(base, law, delta)}
+    law = repetitions.parse_repetitions(spec)
+    return {bound.name: bound for bound in upper_bounds.all_upper_bounds(base, law, delta)}
 
 
 def hockey_stick(p, q, epsilon):
@@ -117,7 +111,7 @@ def test_one_run_costs_one_run():
 def test_fixed_k_of_the_largest_is_the_extreme_value_law():
     # P[max of k <= x] = Phi(x)^k; hockey stick by adaptive quadrature, a second computation.
     k, mu, epsilon = 5, 0.6, 0.7
-    game = ReducedGame(mu, repetitions.parse(f"fixed:{k}"))
+    game = ReducedGame(mu, repetitions.parse_repetitions(f"fixed:{k}"))
 
     def density(x):
         return k * special.ndtr(x) ** (k - 1) * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
@@ -137,8 +131,8 @@ def test_fixed_k_of_the_largest_is_the_extreme_value_law():
 
 
 def test_reduced_renyi_by_quadrature():
-    mu, law, alpha = 0.5, repetitions.parse("tnb:0,0.02"), 6.0
-    game = ReducedGame(mu, law)
+    mu, law, alpha = 0.5, repetitions.parse_repetitions("tnb:0,0.02"), 6.0
+    game = ReducedGameRenyi(mu, law)
 
     def density(x):
         value = float(law.phi_prime_survival(special.ndtr(-x)))
@@ -164,7 +158,7 @@ def test_reduced_renyi_by_quadrature():
 )
 def test_masses_of_an_order_by_simulation(order):
     # 150,000 tunings, 7 bins: each count within 5 standard deviations (false alarm 1e-5 in all).
-    mu, law, size = 0.9, repetitions.parse("poisson:4"), 150_000
+    mu, law, size = 0.9, repetitions.parse_repetitions("poisson:4"), 150_000
     rng = np.random.default_rng(3)
     game = TunedOrder(mu, law, order)
     bins = np.array([-np.inf, -1.5, -0.5, 0.1, 0.5, 0.8, 1.6, np.inf])
@@ -190,9 +184,9 @@ def test_masses_of_an_order_by_simulation(order):
 
 def test_a_folded_order_leaks_more_than_any_split_order():
     # So split orders are not optimal; a score as continuous as |x - c| leaks more than both.
-    law = repetitions.parse("tnb:1,0.01")
-    _, split = best_split_order(1.0, law, 1e-5)
-    order, folded = best_order(1.0, law, 1e-5)
+    law = repetitions.parse_repetitions("tnb:1,0.01")
+    _, split = worst_case_split_order(1.0, law, 1e-5)
+    order, folded = worst_case_order(1.0, law, 1e-5)
     region = upper_bounds.region(GaussianMechanism(1.0), law, 1e-5).epsilon
     assert folded > 1.003 * split
     assert folded <= region <= 1.0005 * folded
@@ -213,8 +207,8 @@ def test_region_bound_is_nearly_attained(spec, mu):
 
 
 def test_best_split_order_beats_the_increasing_score():
-    law = repetitions.parse("tnb:1,0.01")
-    order, epsilon = best_split_order(1.0, law, 1e-5)
+    law = repetitions.parse_repetitions("tnb:1,0.01")
+    order, epsilon = worst_case_split_order(1.0, law, 1e-5)
     increasing = TunedOrder(1.0, law, SplitOrder(-np.inf)).epsilon(1e-5)
     decreasing = TunedOrder(1.0, law, SplitOrder(np.inf)).epsilon(1e-5)
     # By symmetry the decreasing order leaks what the increasing one does, in the other direction.
@@ -232,7 +226,7 @@ def test_a_corner_is_where_the_chords_of_its_neighbours_meet(scale):
 
 
 def test_attack_order_prefers_events_that_can_be_seen():
-    law, mu = repetitions.parse("tnb:0,0.01"), accounting.calibrate_mu(4.0, 1e-5)
+    law, mu = repetitions.parse_repetitions("tnb:0,0.01"), accounting.calibrate_mu(4.0, 1e-5)
     _, few = attack_order(mu, law, 1e-5, 300)
     _, many = attack_order(mu, law, 1e-5, 1_000_000)
     assert many < few < 0
@@ -241,7 +235,7 @@ def test_attack_order_prefers_events_that_can_be_seen():
 def test_region_of_pure_dp_tends_to_two_plus_eta():
     # Discrete dominating pair: (2 + eta) eps as gamma -> 0 (PS corollary 3), from below.
     for eta, spec in ((0.0, "tnb:0,1e-12"), (1.0, "tnb:1,1e-12"), (0.5, "tnb:0.5,1e-12")):
-        bound = upper_bounds.region(PureDp(1.0), repetitions.parse(spec), 1e-9)
+        bound = upper_bounds.region(PureDp(1.0), repetitions.parse_repetitions(spec), 1e-9)
         # The limit lies within the stated discretisation error, and that is small.
         assert bound.epsilon - bound.error <= 2.0 + eta + 1e-9
         assert bound.epsilon == pytest.approx(2.0 + eta, rel=1e-2)
@@ -255,7 +249,7 @@ def test_example_1_of_xiang_et_al_nearly_attains_three_epsilon():
     b, d, e = 1e-3, 1e2, math.e
     p = np.array([1 - b * e - d * b, b * e, d * b])
     q = np.array([1 - b - d * b * e, b, d * b * e])
-    law = repetitions.parse("tnb:1,0.001")
+    law = repetitions.parse_repetitions("tnb:1,0.001")
     a, a_q = tuned(p, (0, 1, 2), law), tuned(q, (0, 1, 2), law)
     np.testing.assert_allclose(a, [8.66e-3, 2.60e-4, 9.91e-1], rtol=5e-3)
     np.testing.assert_allclose(a_q, [2.66e-3, 1.34e-5, 9.97e-1], rtol=5e-3)
@@ -274,7 +268,7 @@ def test_no_order_of_a_discrete_base_exceeds_the_region_bound(seed):
     p, q = (rng.dirichlet(np.full(size, concentration)) for _ in range(2))
     if rng.random() < 0.3:
         q = np.append(q[:-1] * (1 - 1e-3), q[-1] * (1 - 1e-3) + 1e-3)
-    law = repetitions.parse(str(rng.choice(LAWS)))
+    law = repetitions.parse_repetitions(str(rng.choice(LAWS)))
     base = DiscreteMechanism(p, q)
     curves = [RegionCurve(pair, law) for pair in base.pairs]
     tightest = math.inf
@@ -293,14 +287,14 @@ def test_no_order_of_a_discrete_base_exceeds_the_region_bound(seed):
 
 
 def test_region_bound_grows_with_everything():
-    law = repetitions.parse("tnb:0,0.01")
+    law = repetitions.parse_repetitions("tnb:0,0.01")
     by_mu = [upper_bounds.region(GaussianMechanism(m), law, 1e-5).epsilon for m in (0.1, 0.2, 0.4)]
     assert by_mu == sorted(by_mu)
     base = GaussianMechanism(0.3)
     by_delta = [upper_bounds.region(base, law, d).epsilon for d in (1e-3, 1e-6, 1e-9)]
     assert by_delta == sorted(by_delta)
     by_runs = [
-        upper_bounds.region(base, repetitions.parse(f"tnb:0,{g}"), 1e-5).epsilon
+        upper_bounds.region(base, repetitions.parse_repetitions(f"tnb:0,{g}"), 1e-5).epsilon
         for g in (0.5, 0.1, 1e-3, 1e-6)
     ]
     assert by_runs == sorted(by_runs)
@@ -353,9 +347,9 @@ def test_the_renyi_divergence_of_the_reduced_game_is_never_low(seed):
         f"poisson:{many**0.5}",
         f"two-point:{few},{many}",
     )
-    law = repetitions.parse(laws[seed % 4])
+    law = repetitions.parse_repetitions(laws[seed % 4])
     mu = float(np.exp(rng.uniform(-3.0, 1.0)))
-    game = ReducedGame(mu, law)
+    game = ReducedGameRenyi(mu, law)
     orders = 1.0 + np.exp(rng.uniform(-2.0, math.log(50.0 / mu), 2))
     for sign in (1.0, -1.0):
         for order, found in zip(orders, game.renyi(orders, sign), strict=True):
@@ -374,7 +368,7 @@ def test_cells_of_which_rounding_leaves_no_mass_still_count(mean, other):
     edges = (-3.0 if mean < other else 4.0) + width * np.arange(9.0)
     log_p, log_q = (-0.5 * (edges[1:] - at) ** 2 for at in (mean, other))
     exact = order * log_p - (order - 1.0) * log_q + np.log(np.diff(edges) / math.sqrt(2 * math.pi))
-    game = ReducedGame(1.0, repetitions.parse("fixed:1"))
+    game = ReducedGameRenyi(1.0, repetitions.parse_repetitions("fixed:1"))
     found, _ = game._chords(order, edges, mean, other)
     assert np.all(found >= exact - 1e-9)
 
@@ -386,35 +380,37 @@ def test_algorithm_3_is_never_below_what_the_reduced_game_leaks():
 
 
 def test_a_two_point_law_that_a_coarse_grid_puts_too_low():
-    base, law = GaussianMechanism(0.2196194), repetitions.parse("two-point:0.00075,39584")
-    found = upper_bounds.reduced_renyi(base, law, 1.63773883e-7).epsilon
+    base, law = (
+        GaussianMechanism(0.2196194),
+        repetitions.parse_repetitions("two-point:0.00075,39584"),
+    )
+    found = upper_bounds.published.reduced_renyi(base, law, 1.63773883e-7).epsilon
     exact = upper_bounds.reduced_exact(base, law, 1.63773883e-7)
     assert exact.epsilon - exact.error <= found == pytest.approx(8.41987, abs=1e-5)
 
 
 def test_an_enormous_mu_takes_no_enormous_memory():
     # It once took 24 GB; cells are counted, not bytes.
-    game = ReducedGame(1000.0, repetitions.parse("tnb:0,0.01"))
+    game = ReducedGameRenyi(1000.0, repetitions.parse_repetitions("tnb:0,0.01"))
     assert len(game._edges) <= 2**18 + 2
     assert len(game._cells(1.0 + 0.2)) < 20_000
 
 
 def test_a_law_is_taken_as_text_at_every_door():
-    text, law = "tnb:1,0.1", repetitions.parse("tnb:1,0.1")
+    text, law = "tnb:1,0.1", repetitions.parse_repetitions("tnb:1,0.1")
     base, alpha = GaussianMechanism(0.5), np.array([2.0, 8.0])
     doors = [
-        lambda k: upper_bounds.best_order(0.5, k, 1e-5)[1],
-        lambda k: upper_bounds.best_split_order(0.5, k, 1e-5)[1],
-        lambda k: upper_bounds.attack_order(0.5, k, 1e-5, 1000)[1],
-        lambda k: upper_bounds.TunedOrder(0.5, k, upper_bounds.SplitOrder(1.0)).epsilon(1e-5),
-        lambda k: upper_bounds.solve_runs(3.0, base, k, 1e-5).spec,
-        lambda k: upper_bounds.with_mean(k, 7.0).spec,
-        lambda k: upper_bounds.many_candidates([base, base], k, 1e-5).epsilon,
-        lambda k: upper_bounds.corollary_6_2(0.1, 1e-6, 0.2, k),
-        lambda k: upper_bounds.hypo_pure(0.1, k, 2.0),
-        lambda k: upper_bounds.hypo_curve(base, k, 2.0)(alpha).tolist(),
-        lambda k: upper_bounds.renyi_curve(base, k)(alpha).tolist(),
-        lambda k: upper_bounds.lemma_7_curve(base, k, 64)(alpha).tolist(),
+        lambda k: attacks.worst_case_order(0.5, k, 1e-5)[1],
+        lambda k: attacks.worst_case_split_order(0.5, k, 1e-5)[1],
+        lambda k: attacks.attack_order(0.5, k, 1e-5, 1000)[1],
+        lambda k: attacks.TunedOrder(0.5, k, SplitOrder(1.0)).epsilon(1e-5),
+        lambda k: upper_bounds.calibrate_runs(base, k, target_epsilon=3.0, target_delta=1e-5).spec,
+        lambda k: upper_bounds.published.many_candidates([base, base], k, 1e-5).epsilon,
+        lambda k: upper_bounds.published.corollary_6_2(0.1, 1e-6, 0.2, k),
+        lambda k: upper_bounds.published.hypo_pure(0.1, k, 2.0),
+        lambda k: upper_bounds.published.hypo_curve(base, k, 2.0)(alpha).tolist(),
+        lambda k: upper_bounds.published.renyi_curve(base, k)(alpha).tolist(),
+        lambda k: upper_bounds.published.lemma_7_curve(base, k, 64)(alpha).tolist(),
         lambda k: upper_bounds.TunedMechanism(base, k).renyi(alpha).tolist(),
     ]
     for door in doors:
@@ -423,9 +419,9 @@ def test_a_law_is_taken_as_text_at_every_door():
 
 def test_at_little_noise_what_is_lost_to_rounding_is_no_number():
     # One run costs 3,541 alone; the masses that decide underflow, and mu "G" is 1e+21.
-    base, law = accounting.DpSgd(0.1, 100, 0.5), repetitions.parse("tnb:0,0.01")
+    base, law = accounting.DpSgd(0.1, 100, 0.5), repetitions.parse_repetitions("tnb:0,0.01")
     assert "they underflow" in upper_bounds.reduced_exact(base, law, 1e-5).reason
-    found = upper_bounds.reduced_gdp_limit(base, law, 1e-5)
+    found = upper_bounds.published.reduced_gdp_limit(base, law, 1e-5)
     assert "the approximation's mu must be in [1e-12, 1000], got" in found.reason
     # Where they do not, the row is there and below what holds for any score.
     base = accounting.DpSgd(0.5, 100, 0.5)

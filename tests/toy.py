@@ -1,19 +1,19 @@
-"""What the tests of the engines share."""
+"""Data and helpers for the tests of the engines."""
 
 import numpy as np
 from scipy import stats
 
-from audit.dpsgd import Lanes
+from audit.dpsgd import RunBatch
 from threat_models import Records
 
 ALARM = 1e-4
 """False-alarm rate of every statistical test of the engines."""
 SILENT = 1e-30
-"""A noise that is lost to rounding."""
+"""A noise multiplier so small that rounding removes the noise."""
 
 
 def assert_uncorrelated(sample: np.ndarray) -> None:
-    """No two rows or two columns of standard normal numbers correlate, by Bonferroni."""
+    """Asserts that no two rows or columns of standard normal numbers correlate (Bonferroni)."""
     for rows in (sample, sample.T):
         pairs = len(rows) * (len(rows) - 1) / 2
         correlations = np.corrcoef(rows)[np.triu_indices(len(rows), 1)]
@@ -21,9 +21,9 @@ def assert_uncorrelated(sample: np.ndarray) -> None:
         assert np.abs(correlations).max() < 1.05 * limit
 
 
-def lanes(count: int, included: bool, seed: int = 0, candidates: int = 1) -> Lanes:
+def run_batch(count: int, included: bool, seed: int = 0, candidates: int = 1) -> RunBatch:
     random = np.random.default_rng(seed)
-    return Lanes(
+    return RunBatch(
         np.full(count, included),
         random.integers(candidates, size=count),
         random.integers(2**63, size=count, dtype=np.uint64),

@@ -1,4 +1,4 @@
-"""Threat models: what the adversary of the distinguishing game may do."""
+"""Threat models: the knowledge and the choices of the adversary in an audit."""
 
 from threat_models.base import ThreatModel
 from threat_models.datasets import Records

@@ -1,4 +1,4 @@
-"""What the adversary of the distinguishing game knows, inserts and controls."""
+"""The class `ThreatModel`."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,20 @@ from threat_models.scores import Score
 
 @dataclass(frozen=True, eq=False)
 class ThreatModel:
-    """One row of the paper's table 2: the adjacent pair, the score and the proxies.
+    """A threat model: the neighbouring data sets, the score and the proxies (table 2).
 
     Attributes:
         name: "NTNV", "NTCV" or "ETCV".
-        training_set: X, or None where X is empty.
-        validation_set: the honest validation records, or None.
+        training_set: X, or None if X is empty.
+        validation_set: the validation records, which the adversary does not control, or None.
         canary: z, with X' = X plus z.
-        score: g; the run with the highest is released.
+        score: g; the tuning releases the run with the highest score.
         proxy_sign: s of lambda_b = lambda_a + s g: -1 in NTNV, +1 in NTCV and ETCV.
         record_shape: shape of one record as the model sees it.
         classes: number of classes.
 
     Raises:
-        ValueError: a canary that does not fit the records.
+        ValueError: the canary does not fit the records.
 
     Example:
         >>> from threat_models import build
@@ -63,7 +63,7 @@ class ThreatModel:
     def lambda_b(
         self, lambda_a: NDArray[np.float64], scores: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """The proxy that adds what the score tells (Xiang et al. 2024, eq. 10).
+        """The proxy lambda_b, which combines lambda_a with the score (Xiang et al. 2024, eq. 10).
 
         Args:
             lambda_a: base proxies, any shape.

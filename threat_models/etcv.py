@@ -1,6 +1,7 @@
 """ETCV: empty training set, controlled score (table 2, last row).
 
-X is empty and X' = {z}: the strongest adversary, since no other gradient hides the canary's.
+X is empty and X' = {z}. This is the strongest adversary, because no other gradient hides the
+canary's.
 """
 
 from canaries import Canary
@@ -13,12 +14,12 @@ def etcv(canary: Canary, score: Score, record_shape: tuple[int, ...], classes: i
 
     Args:
         canary: z.
-        score: g, any the adversary likes.
+        score: g, which the adversary chooses.
         record_shape: shape of one record as the model sees it.
         classes: number of classes.
 
     Returns:
-        X = {}, X' = {z}, lambda_b = lambda_a + g.
+        The threat model with X = {}, X' = {z} and lambda_b = lambda_a + g.
 
     Example:
         >>> from canaries import DiracCanary

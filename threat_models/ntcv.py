@@ -16,12 +16,12 @@ def ntcv(
 
     Args:
         training_set: X.
-        validation_set: honest validation records, for scores that want them.
+        validation_set: validation records, for scores that use them.
         canary: z.
-        score: g, any the adversary likes.
+        score: g, which the adversary chooses.
 
     Returns:
-        X, X' = X plus z, lambda_b = lambda_a + g.
+        The threat model with X, X' = X plus z and lambda_b = lambda_a + g.
 
     Example:
         >>> from canaries import DiracCanary

@@ -7,15 +7,16 @@ from threat_models.scores import ValidationLoss
 
 
 def ntnv(training_set: Records, validation_set: Records, canary: Canary) -> ThreatModel:
-    """The threat model NTNV: the score is honest, and a harmful canary lowers it.
+    """The threat model NTNV: the score is the validation loss, which the adversary cannot choose.
 
     Args:
         training_set: X.
-        validation_set: the honest validation records.
+        validation_set: the validation records.
         canary: z.
 
     Returns:
-        X, X' = X plus z, g = minus the validation loss, lambda_b = lambda_a - g.
+        The threat model with X, X' = X plus z, g = minus the validation loss and
+        lambda_b = lambda_a - g: a canary that harms the model lowers its score.
 
     Example:
         >>> from canaries import DiracCanary

@@ -1,7 +1,7 @@
-"""Score functions g: which of the runs is called the best.
+"""Score functions g, which determine the best run.
 
-A score maps the released output of R runs to R numbers, higher is better. The adversary of NTCV and
-ETCV picks any score; in NTNV it is the loss on honest validation data (Xiang et al. 2024, table 2).
+A score maps the outputs of R runs to R numbers; higher is better. In NTCV and ETCV the adversary
+chooses the score. In NTNV the score is the validation loss (Xiang et al. 2024, table 2).
 """
 
 from collections.abc import Callable
@@ -14,15 +14,17 @@ from numpy.typing import NDArray
 from audit.orders import SplitOrder
 from canaries import InputCanary
 from threat_models.datasets import Records
-from threat_models.names import refusing
+from threat_models.user_code import errors_in_one_line
 
 Array = NDArray[np.float64]
 Features = NDArray[np.float32] | NDArray[np.float64]
 
+_NO_MODEL = "score must not use the model, which this engine does not train; use the batched engine"
+
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """The released output of R runs, as far as a score looks at it.
+    """The outputs of R runs, as input of a score.
 
     Attributes:
         first_displacement: [R], (w_0 - w_N)[0].
@@ -40,8 +42,12 @@ class Observation:
     standardised_sum: Array
 
     def parameters(self) -> Array:
-        """The flat parameters of every final model, [R, d]."""
-        raise ValueError("this engine keeps no model: take the batched engine for this score")
+        """The flat parameters of every final model, [R, d].
+
+        Raises:
+            ValueError: the engine trains no model.
+        """
+        raise ValueError(_NO_MODEL)
 
     def loss(self, features: Features, labels: NDArray[np.int64]) -> Array:
         """The sum of every final model's cross-entropy over n records.
@@ -52,12 +58,15 @@ class Observation:
 
         Returns:
             [R] sums, in nats.
+
+        Raises:
+            ValueError: the engine trains no model.
         """
-        raise ValueError("this engine keeps no model: take the batched engine for this score")
+        raise ValueError(_NO_MODEL)
 
 
 class Score(Protocol):
-    """A score function; any object with these three may be one.
+    """A score function: any object with these two attributes that can be called.
 
     Example:
         >>> score: Score = FirstCoordinate()
@@ -67,16 +76,16 @@ class Score(Protocol):
 
     @property
     def name(self) -> str:
-        """What settings and reports call it."""
+        """The score's name in settings and reports."""
         ...
 
     @property
     def needs_model(self) -> bool:
-        """Whether it looks at more than the first coordinate."""
+        """Whether it uses more than the first coordinate."""
         ...
 
     def __call__(self, observation: Observation) -> Array:
-        """The scores of R runs, [R], higher is better."""
+        """The scores of R runs, [R]; higher is better."""
         ...
 
 
@@ -100,17 +109,18 @@ class FirstCoordinate:
 
 @dataclass(frozen=True)
 class WorstOrder:
-    """A split order of the standardised sum x, which leaks more than any increasing score can.
+    """A split order of the standardised sum x, which leaks more than any increasing score.
 
-    x > top is best, the larger the better; below it the smaller the better. So a small x, which
-    speaks against the canary, is released only if no run exceeds top, which does so too. What it
-    leaks, and where to split, is the theory's (`audit.upper_bounds.worst_order`).
+    Values above `top` rank highest, larger ones first. Below `top`, smaller values rank higher. A
+    small x, which is evidence against the canary, is released only if no run exceeds `top`, which
+    is also evidence against it. `audit.upper_bounds.worst_order` computes the optimal split and its
+    epsilon.
 
     Attributes:
-        top: where the order splits, in standard deviations; may be infinite.
+        top: the split, in standard deviations; may be infinite.
 
     Raises:
-        ValueError: top is NaN.
+        ValueError: `top` is NaN.
 
     Example:
         >>> import numpy as np
@@ -133,14 +143,15 @@ class WorstOrder:
 
 @dataclass(frozen=True)
 class TwoTails:
-    """1 where the standardised sum x is in one of two tails, else 0: what is worth releasing.
+    """1 if the standardised sum x is in one of two tails, else 0.
 
-    The worst score of protocols that run until a run is accepted: one tail speaks for the canary
-    and the other against it, so that each is released the less often the likelier the other is.
+    This is the worst-case score of protocols that stop at the first accepted run. One tail is
+    evidence for the canary and the other against it; a run in one tail is released less often if
+    the other tail is more likely.
 
     Attributes:
-        low: below it a run is accepted, in standard deviations.
-        high: above it a run is accepted.
+        low: runs below it are accepted, in standard deviations.
+        high: runs above it are accepted, in standard deviations.
 
     Raises:
         ValueError: a limit is NaN.
@@ -168,7 +179,7 @@ class TwoTails:
 
 @dataclass(frozen=True, eq=False)
 class CanaryLoss:
-    """Minus the loss on the canary itself (table 2, NTCV 1-3 and ETCV 1-3).
+    """Minus the loss on the canary (table 2, NTCV 1-3 and ETCV 1-3).
 
     Example:
         >>> import numpy as np
@@ -206,12 +217,12 @@ class ValidationLoss:
 
 @dataclass(frozen=True)
 class UserScore:
-    """A score function of one's own.
+    """A user-defined score function.
 
     Attributes:
-        function: takes an `Observation` of R runs, gives [R] numbers, higher is better.
-        name: what reports call it.
-        needs_model: False where it looks at the first coordinate alone.
+        function: maps an `Observation` of R runs to [R] numbers; higher is better.
+        name: its name in reports.
+        needs_model: False if it uses only the first coordinate.
 
     Example:
         >>> import numpy as np
@@ -228,9 +239,9 @@ class UserScore:
         """The scores of R runs, [R].
 
         Raises:
-            ValueError: the function raises, or gives anything else.
+            ValueError: the function raises an exception or returns anything else.
         """
-        with refusing(f"score {self.name} must give numbers"):
+        with errors_in_one_line(f"score {self.name} must return numbers"):
             given = np.asarray(self.function(observation))
             if np.iscomplexobj(given):
                 raise TypeError("complex numbers have no order")
@@ -238,7 +249,7 @@ class UserScore:
         runs = observation.first_displacement.shape
         if scores.shape != runs:
             raise ValueError(
-                f"score {self.name} must give one number per run, got shape {scores.shape} for "
+                f"score {self.name} must return one number per run, got shape {scores.shape} for "
                 f"{runs[0]} runs"
             )
         return scores

@@ -1,11 +1,10 @@
-"""From names to a threat model: the rows of the paper's table 2 and their kin."""
+"""Threat models by name: the rows of the paper's table 2, and variants."""
 
 from audit import checks
 from canaries import Canary, DiracCanary, InputCanary
 from threat_models import datasets
 from threat_models.base import ThreatModel
 from threat_models.etcv import etcv
-from threat_models.names import imported, refusing
 from threat_models.ntcv import ntcv
 from threat_models.ntnv import ntnv
 from threat_models.scores import (
@@ -17,8 +16,9 @@ from threat_models.scores import (
     ValidationLoss,
     WorstOrder,
 )
+from threat_models.user_code import errors_in_one_line, import_by_name
 
-# The scores of each threat and canary; the first is the paper's.
+# The scores for each threat model and canary; the first is the paper's.
 SCORES: dict[str, dict[str, tuple[str, ...]]] = {
     "NTNV": {"input": ("validation-loss",), "dirac": ("validation-loss",)},
     "NTCV": {
@@ -45,32 +45,32 @@ def build(
     validation_size: int = 10000,
     worst_order: float | tuple[float, float] | None = None,
 ) -> ThreatModel:
-    """The threat model that the names stand for, in any case (Xiang et al. 2024, table 2).
+    """The threat model with these names, in upper or lower case (Xiang et al. 2024, table 2).
 
     Args:
         threat: "NTNV", "NTCV" or "ETCV".
-        canary: "dirac", "input", or the dotted name of a function of no arguments that gives an
-            `InputCanary`. In NTNV and NTCV the input canary is a record of another data set
-            (`datasets.foreign_canary`: CIFAR10 needs the files of SVHN too), in ETCV a record of
-            `dataset` itself.
-        score: one of SCORES[threat][canary]; None takes the first, the paper's. NTCV and ETCV also
-            take the dotted name of a function that maps an `Observation` of R runs to [R] scores.
-        dataset: FASHION, MNIST, CIFAR10, SVHN or DIGITS; None takes DIGITS. With the Dirac canary
-            and an empty training set only the shape of its records is used, no file is read.
+        canary: "dirac", "input", or the dotted name of an `InputCanary` or of a function without
+            arguments that returns one. In NTNV and NTCV the input canary is a record of another
+            data set (`datasets.foreign_canary`: CIFAR10 also needs the files of SVHN), in ETCV a
+            record of `dataset`.
+        score: one of SCORES[threat][canary]; None selects the first, the paper's. NTCV and ETCV
+            also accept the dotted name of a function from an `Observation` of R runs to [R] scores.
+        dataset: FASHION, MNIST, CIFAR10, SVHN or DIGITS; None selects DIGITS. With the Dirac canary
+            and an empty training set only the shape of its records is used, and no file is read.
         data_root: folder of the data sets (see `datasets.load`).
-        canary_index: I, which record is the canary.
-        train_size: how many training records, at most.
-        validation_size: how many validation records, at most.
-        worst_order: where the worst-order score splits, or the two tails that it accepts; needed by
-            it alone.
+        canary_index: index I of the canary's record.
+        train_size: maximum number of training records.
+        validation_size: maximum number of validation records.
+        worst_order: the split of the worst-order score, or the two limits of the tails that it
+            accepts; required with that score only.
 
     Returns:
         The threat model.
 
     Raises:
-        ValueError: an unknown name (with the nearest valid one), a canary or score that does not
-            fit the threat, or an index or size out of range.
-        FileNotFoundError: data that is absent and cannot be downloaded.
+        ValueError: a name is unknown (the message suggests the nearest one), the canary or score
+            does not fit the threat model, or an index or size is out of range.
+        FileNotFoundError: data is missing and cannot be downloaded.
 
     Example:
         >>> build("NTCV", "dirac", dataset="DIGITS", train_size=5, validation_size=5).name
@@ -81,7 +81,7 @@ def build(
     score = check_names(threat, canary, score)
     dataset = datasets.check_name("DIGITS" if dataset is None else dataset)
 
-    # All files at once, before anything is read: the canary's data set may be another.
+    # Checks all files before reading any: the canary's data set may be a different one.
     datasets.require(_splits(threat, canary, dataset), data_root)
     z = _canary(threat, canary, dataset, canary_index, data_root)
     if threat == "ETCV":
@@ -95,18 +95,18 @@ def build(
 
 
 def check_names(threat: str, canary: str, score: str | None) -> str:
-    """Checks that a score fits a threat and a canary.
+    """The name of a score that is valid for a threat model and a canary.
 
     Args:
         threat: see `build`.
         canary: see `build`.
-        score: see `build`.
+        score: see `build`; None selects the paper's score.
 
     Returns:
-        The score's name, the paper's where None came.
+        The score's name.
 
     Raises:
-        ValueError: an unknown name, or a canary or score that does not fit.
+        ValueError: a name is unknown, or the score does not fit the threat model and canary.
 
     Example:
         >>> check_names("ETCV", "dirac", None)
@@ -121,7 +121,7 @@ def check_names(threat: str, canary: str, score: str | None) -> str:
 
 
 def _splits(threat: str, canary: str, dataset: str) -> list[tuple[str, bool]]:
-    """The splits that are read: of the records, and of the canary."""
+    """The splits that the records and the canary are read from."""
     records = [] if threat == "ETCV" else [(dataset, True), (dataset, False)]
     if canary != "input":
         return records
@@ -133,11 +133,11 @@ def _canary(threat: str, canary: str, dataset: str, index: int, data_root: str |
     if canary == "dirac":
         return DiracCanary()
     if "." in canary:
-        function = imported("canary", canary)
-        with refusing(f"canary {canary} must give one"):
+        function = import_by_name("canary", canary)
+        with errors_in_one_line(f"canary {canary} must return an InputCanary"):
             own = function() if callable(function) else function
         if not isinstance(own, InputCanary):
-            raise ValueError(f"canary must give an InputCanary, got {own!r} from {canary}")
+            raise ValueError(f"canary {canary} must return an InputCanary, got {own!r}")
         return own
     if threat == "ETCV":
         return datasets.canary(dataset, index, data_root)
@@ -154,10 +154,10 @@ def _score(
         return FirstCoordinate()
     if name == "worst-order":
         if worst_order is None:
-            raise ValueError("worst_order must be given with the score worst-order, got None")
+            raise ValueError("worst_order is required with the score worst-order, got None")
         return TwoTails(*worst_order) if isinstance(worst_order, tuple) else WorstOrder(worst_order)
     if "." in name:
-        function = imported("score", name)
+        function = import_by_name("score", name)
         if not callable(function):
             raise ValueError(f"score must be a function, got {function!r} from {name}")
         return UserScore(function, name)

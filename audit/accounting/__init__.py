@@ -1,21 +1,21 @@
 """Privacy of one run of the base mechanism: Renyi, exact profile, trade-off; and calibration."""
 
-from typing import TYPE_CHECKING, Any
-
+from audit import _deprecated
 from audit.accounting.calibration import (
     ACCOUNTINGS,
     calibrate_mu,
     calibrate_noise_multiplier,
+    full_batch_noise_multiplier,
     gdp_limit_mu,
     mean_inclusion_mu,
-    noise_multiplier_for,
 )
 from audit.accounting.combinations import (
-    AnyOf,
     Candidates,
     Composition,
-    OneOf,
+    Mixture,
+    WorstOf,
     directions,
+    group_size,
     relations,
 )
 from audit.accounting.composition import compose
@@ -39,16 +39,16 @@ from audit.accounting.gaussian import GaussianMechanism
 from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
+from audit.accounting.normaliser import normaliser_delta, normaliser_epsilon
 from audit.accounting.pairs import DominatingPair, LossPair
-from audit.accounting.parsing import parse, read_curve
-from audit.accounting.plain import from_plain, to_plain
+from audit.accounting.parsing import parse_mechanism, read_curve
 from audit.accounting.recorded import from_opacus
-from audit.numerics import best_renyi_order as best_order
+from audit.accounting.serialization import mechanism_from_dict, mechanism_to_dict
+from audit.numerics import minimize_over_alpha as best_alpha
 
 __all__ = [
     "ACCOUNTINGS",
     "NEIGHBOURS",
-    "AnyOf",
     "ApproximateDp",
     "Candidates",
     "Composition",
@@ -60,43 +60,36 @@ __all__ = [
     "LossDistribution",
     "LossPair",
     "Mechanism",
-    "OneOf",
+    "Mixture",
     "PrivacyProfile",
     "PureDp",
     "RandomisedResponse",
     "RenyiCurve",
     "Unreachable",
     "Unresolved",
+    "WorstOf",
     "ZeroConcentratedDp",
-    "best_order",
+    "best_alpha",
     "calibrate_mu",
     "calibrate_noise_multiplier",
     "compose",
     "directions",
     "from_event",
     "from_opacus",
-    "from_plain",
+    "full_batch_noise_multiplier",
     "gdp_limit_mu",
+    "group_size",
     "mean_inclusion_mu",
-    "noise_multiplier_for",
-    "parse",
+    "mechanism_from_dict",
+    "mechanism_to_dict",
+    "normaliser_delta",
+    "normaliser_epsilon",
+    "parse_mechanism",
     "reach",
     "read_curve",
     "relations",
     "renyi_to_epsilon",
     "solve_epsilon",
-    "to_plain",
-    "tuning_epsilon",
 ]
 
-# It stands on the bounds, above this floor; here it is only found under its old name.
-if TYPE_CHECKING:
-    from audit.opacus import tuning_epsilon
-else:
-
-    def __getattr__(name: str) -> Any:
-        if name == "tuning_epsilon":
-            from audit.opacus import tuning_epsilon
-
-            return tuning_epsilon
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = _deprecated.renamed(__name__)

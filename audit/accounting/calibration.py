@@ -7,7 +7,7 @@ from scipy import special
 from audit import checks
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.gaussian import GaussianMechanism
-from audit.numerics import ROOT_TOLERANCE, last_kept
+from audit.numerics import ROOT_TOLERANCE, safe_root
 
 ACCOUNTINGS = ("rdp", "exact")
 """How epsilon_B is counted: `rdp` as the papers do, `exact` by the Gaussian profile."""
@@ -34,8 +34,8 @@ def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float
         >>> round(calibrate_mu(1.0, 1e-5), 4)
         0.2472
     """
-    checks.interval("epsilon", epsilon, 0.0)
-    checks.interval("delta", delta, 0.0, 1.0)
+    epsilon = checks.interval("epsilon", epsilon, 0.0)
+    delta = checks.interval("delta", delta, 0.0, 1.0)
     accounting = checks.one_of("accounting", accounting, ACCOUNTINGS)
 
     def spent(log_mu: float) -> float:
@@ -49,18 +49,18 @@ def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float
             f"epsilon must be a budget that some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) spends "
             f"at delta={delta:g}, got {epsilon!r}"
         )
-    return math.exp(last_kept(spent, low, high, ROOT_TOLERANCE))
+    return math.exp(safe_root(spent, low, high, ROOT_TOLERANCE))
 
 
-def noise_multiplier_for(mu: float, steps: int) -> float:
+def full_batch_noise_multiplier(mu: float, steps: int) -> float:
     """The noise multiplier sigma at which `steps` full-batch iterations have this mu.
 
     Example:
-        >>> round(noise_multiplier_for(0.25, steps=300), 3)
+        >>> round(full_batch_noise_multiplier(0.25, steps=300), 3)
         69.282
     """
     checks.interval("mu", mu, 0.0)
-    return math.sqrt(checks.whole("steps", steps, 1)) / mu
+    return math.sqrt(checks.integer("steps", steps, 1)) / mu
 
 
 def calibrate_noise_multiplier(
@@ -86,7 +86,7 @@ def calibrate_noise_multiplier(
         70.06
     """
     # Sampling only hides: the noise of a full batch is enough.
-    enough = noise_multiplier_for(calibrate_mu(epsilon, delta, accounting), steps)
+    enough = full_batch_noise_multiplier(calibrate_mu(epsilon, delta, accounting), steps)
     if sampling_rate == 1.0:
         return enough
 
@@ -106,7 +106,7 @@ def calibrate_noise_multiplier(
         high, low = low, low - 1.0
     if low == high:
         return enough
-    return math.exp(last_kept(spent, high, low, 1e-7))
+    return math.exp(safe_root(spent, high, low, 1e-7))
 
 
 def mean_inclusion_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0) -> float:
@@ -121,7 +121,7 @@ def mean_inclusion_mu(noise_multiplier: float, steps: int, sampling_rate: float 
     """
     checks.interval("noise_multiplier", noise_multiplier, 0.0)
     checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
-    return sampling_rate * math.sqrt(checks.whole("steps", steps, 1)) / noise_multiplier
+    return sampling_rate * math.sqrt(checks.integer("steps", steps, 1)) / noise_multiplier
 
 
 def gdp_limit_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0) -> float:
@@ -136,7 +136,7 @@ def gdp_limit_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0
     """
     checks.interval("noise_multiplier", noise_multiplier, 0.04)
     checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
-    c = sampling_rate * math.sqrt(checks.whole("steps", steps, 1))
+    c = sampling_rate * math.sqrt(checks.integer("steps", steps, 1))
     u = 1.0 / noise_multiplier
     # The sum cancels to u^2/2 + O(u^3) as the noise grows; expm1 and erf keep its digits.
     half = [0.5 * special.erf(t * u * math.sqrt(0.5)) for t in (1.5, 0.5)]

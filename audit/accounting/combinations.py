@@ -1,10 +1,12 @@
 """Several mechanisms: all of them one after the other, any one of them, or one drawn at random."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +17,13 @@ from audit.accounting.composition import compose
 from audit.accounting.curves import RenyiChords, pair_of_profile
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanism import Mechanism
-from audit.accounting.pairs import Atoms, DominatingPair, GaussianPair, LossLaw
+from audit.accounting.pairs import (
+    DominatingPair,
+    GaussianPair,
+    LossPair,
+    PrivacyLoss,
+    PrivacyLossPmf,
+)
 from audit.numerics import SUMS_TO_ONE
 
 Array = NDArray[np.float64]
@@ -23,10 +31,73 @@ Array = NDArray[np.float64]
 _FEW = 4  # different parts: more are added up once, not for every question
 
 
+_MAX_ARRANGEMENTS = 16
+
+Arrangement = list[tuple[int, DominatingPair, int]]
+"""Places in a list of mechanisms, the pair that stands for each there, and how often."""
+
+
+def arrangements(several: Sequence[tuple[Mechanism, int]]) -> list[Arrangement]:
+    """Every way in which mechanisms, each repeated so often, may face one pair of data sets.
+
+    A directed mechanism has its first pair where the first data set has the record, else its last.
+    Any other one may have either, each time anew. The list holds each arrangement and its mirror
+    image. Where there would be too many, the pair of the mechanism's profile stands for both
+    directions of such a mechanism: it dominates them, and is its own mirror image.
+
+    Args:
+        several: mechanisms, each with how often it is run.
+
+    Returns:
+        The arrangements; the mirror image of the first is the last, and so on.
+    """
+    free = [not one.is_directed for one, _ in several]
+    fixed_turns = any(one.is_directed and not one.is_symmetric for one, _ in several)
+    ways = math.prod(n + 1 for (_, n), is_free in zip(several, free, strict=True) if is_free)
+    many = ways > _MAX_ARRANGEMENTS
+    first = [
+        range(n + 1) if is_free and not many else (n,)
+        for (_, n), is_free in zip(several, free, strict=True)
+    ]
+    found = []
+    for turned, *counts in itertools.product((False, True) if fixed_turns else (False,), *first):
+        arrangement: Arrangement = []
+        for place, ((one, n), is_free, k) in enumerate(zip(several, free, counts, strict=True)):
+            if not is_free:
+                arrangement.append((place, one.pairs[-1 if turned else 0], n))
+            elif many:
+                arrangement.append((place, _both_directions(one), n))
+            else:
+                near, far = _ends(one)
+                parts = ((place, near, k), (place, far, n - k))
+                arrangement += [part for part in parts if part[2]]
+        found.append(arrangement)
+    return found
+
+
+def _ends(one: Mechanism) -> list[DominatingPair]:
+    """Both directions' pairs, in an order that does not depend on which of them comes first."""
+    ends = [one.pairs[0], one.pairs[-1]]
+    found = [(_content(pair.law), pair) for pair in ends if isinstance(pair, LossPair)]
+    return ends if len(found) < 2 else [pair for _, pair in sorted(found, key=lambda end: end[0])]
+
+
+def _is_ambiguous(several: Sequence[Mechanism]) -> bool:
+    """Whether the directions of mechanisms can be combined in more than one way."""
+    asymmetric = [one for one in several if not one.is_symmetric]
+    return len(asymmetric) > 1 and not all(one.is_directed for one in asymmetric)
+
+
+def _both_directions(one: Mechanism) -> DominatingPair:
+    epsilons = one.profile_grid()
+    return pair_of_profile(epsilons, one.delta(epsilons))
+
+
 def kinds(mechanisms: Sequence[Mechanism]) -> list[tuple[Mechanism, int]]:
     """Equal mechanisms once, in their order, with how often each is there.
 
-    One of the user's own that has no hash is its own kind.
+    One of the user's own that has no hash is its own kind. Two that are not directed and have the
+    same pairs, in either order, are of one kind.
     """
     several = Counter(map(_key, mechanisms))
     first = dict(zip(map(_key, mechanisms), mechanisms, strict=True))
@@ -35,6 +106,10 @@ def kinds(mechanisms: Sequence[Mechanism]) -> list[tuple[Mechanism, int]]:
 
 def _key(one: Mechanism) -> Hashable:
     """What equal mechanisms share."""
+    if not one.is_directed:
+        ends = [_content(pair.law) for pair in _ends(one) if isinstance(pair, LossPair)]
+        if len(ends) == 2:
+            return tuple(ends)
     try:
         hash(one)
     except TypeError:
@@ -42,9 +117,16 @@ def _key(one: Mechanism) -> Hashable:
     return one
 
 
+def _content(law: PrivacyLossPmf) -> tuple[bytes, bytes, float, float]:
+    return law.loss.tobytes(), law.log_mass.tobytes(), law.p_only, law.q_only
+
+
 @dataclass(frozen=True)
 class Composition(Mechanism):
     """Several mechanisms on the same data, one after the other.
+
+    Where it is not known which data set has the record (`Mechanism.is_directed`), every combination
+    of directions is accounted for.
 
     Attributes:
         parts: the mechanisms; each may depend on what the earlier ones released.
@@ -61,7 +143,7 @@ class Composition(Mechanism):
     parts: tuple[Mechanism, ...]
 
     def __post_init__(self) -> None:
-        checks.keep(self, parts=_mechanisms("parts", self.parts))
+        checks.store_validated(self, parts=_mechanisms("parts", self.parts))
 
     @cached_property
     def _different(self) -> list[tuple[Mechanism, int]]:
@@ -73,9 +155,17 @@ class Composition(Mechanism):
         known = [mu * math.sqrt(times) for mu, times in each if mu is not None]
         return math.hypot(*known) if len(known) == len(each) else None
 
+    @cached_property
+    def _is_ambiguous(self) -> bool:
+        return _is_ambiguous(self.parts)
+
     @property
     def is_symmetric(self) -> bool:
-        return all(part.is_symmetric for part, _ in self._different)
+        return self._is_ambiguous or all(part.is_symmetric for part, _ in self._different)
+
+    @property
+    def is_directed(self) -> bool:
+        return self._is_ambiguous or all(part.is_directed for part, _ in self._different)
 
     @property
     def pure_epsilon(self) -> float:
@@ -83,13 +173,15 @@ class Composition(Mechanism):
 
     @property
     def attained(self) -> bool:
-        return all(part.attained for part, _ in self._different)
+        return not self._is_ambiguous and all(part.attained for part, _ in self._different)
 
     @property
-    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
+    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
         mu = self.gaussian_mu
         if mu is not None:
             return ((GaussianPair(mu), 1),)
+        if self._is_ambiguous:
+            return ((self.pairs[0], 1),)
         return tuple(
             (law, times * count)
             for part, times in self._different
@@ -102,8 +194,25 @@ class Composition(Mechanism):
         mu = self.gaussian_mu
         if mu is not None:
             return (GaussianPair(mu),)
+        if self._is_ambiguous:
+            return (_both_directions(self),)
         pair = compose(self.laws)
         return (pair,) if self.is_symmetric else (pair, pair.mirrored)
+
+    @cached_property
+    def _arranged(self) -> tuple[LossPair, ...]:
+        """The composition in every arrangement of the directions of its parts."""
+        every = arrangements(self._different)
+        found = [
+            compose([(pair, count) for _, pair, count in one])
+            for one in every[: (len(every) + 1) // 2]  # the others are their mirror images
+        ]
+        return tuple(pair for one in found for pair in (one, one.mirrored))
+
+    def delta(self, epsilon: ArrayLike) -> Array:
+        if not self._is_ambiguous:
+            return super().delta(epsilon)
+        return np.asarray(np.max([pair.profile(epsilon) for pair in self._arranged], axis=0))
 
     def renyi(self, alpha: ArrayLike) -> Array:
         orders = np.asarray(alpha, dtype=np.float64)
@@ -126,7 +235,7 @@ class Composition(Mechanism):
 
 
 @dataclass(frozen=True)
-class AnyOf(Mechanism):
+class WorstOf(Mechanism):
     """One of several mechanisms, whichever: as private as the least private at every epsilon.
 
     Attributes:
@@ -134,7 +243,7 @@ class AnyOf(Mechanism):
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> either = AnyOf((GaussianMechanism(0.5), GaussianMechanism(1.0)))
+        >>> either = WorstOf((GaussianMechanism(0.5), GaussianMechanism(1.0)))
         >>> either.epsilon(1e-5) == GaussianMechanism(1.0).epsilon(1e-5)
         True
     """
@@ -142,7 +251,7 @@ class AnyOf(Mechanism):
     candidates: tuple[Mechanism, ...]
 
     def __post_init__(self) -> None:
-        checks.keep(self, candidates=_mechanisms("candidates", self.candidates))
+        checks.store_validated(self, candidates=_mechanisms("candidates", self.candidates))
 
     @cached_property
     def _least_private(self) -> Mechanism | None:
@@ -166,7 +275,11 @@ class AnyOf(Mechanism):
         return max(one.pure_epsilon for one in self.candidates)
 
     @property
-    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
+    def is_directed(self) -> bool:
+        return self._least_private is None or self._least_private.is_directed
+
+    @property
+    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
         return super().laws if self._least_private is None else self._least_private.laws
 
     def renyi(self, alpha: ArrayLike) -> Array:
@@ -197,14 +310,14 @@ def _dominates(one: Mechanism, other: Mechanism) -> bool:
     return (
         isinstance(one, DpSgd)
         and isinstance(other, DpSgd)
-        and one.neighbours == other.neighbours
+        and (one.distance, one.group_size) == (other.distance, other.group_size)
         and one.noise_multiplier <= other.noise_multiplier
         and one.steps >= other.steps
         and one.sampling_rate >= other.sampling_rate
     )
 
 
-class Candidates(AnyOf):
+class Candidates(WorstOf):
     """The candidates of a grid, each with its own mechanism.
 
     Where only one run is looked at it may be any of them.
@@ -222,7 +335,7 @@ class Candidates(AnyOf):
 
 
 @dataclass(frozen=True)
-class OneOf(Mechanism):
+class Mixture(Mechanism):
     """One of several mechanisms, drawn with known chances; which one it was is released.
 
     Its profile is the mean of the single ones, not the largest: the law of (which, output) is a
@@ -234,7 +347,7 @@ class OneOf(Mechanism):
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> drawn = OneOf((GaussianMechanism(0.5), GaussianMechanism(1.0)), (0.9, 0.1))
+        >>> drawn = Mixture((GaussianMechanism(0.5), GaussianMechanism(1.0)), (0.9, 0.1))
         >>> round(drawn.epsilon(1e-3), 3)  # between the two, and it is told which was run
         2.318
     """
@@ -250,11 +363,11 @@ class OneOf(Mechanism):
         )
         if len(chances) != len(found):
             raise ValueError(
-                f"chances must be {len(found)} probabilities, got {checks.in_line(self.chances)}"
+                f"chances must be {len(found)} probabilities, got {checks.one_line(self.chances)}"
             )
         if math.fsum(chances) > 1.0 + SUMS_TO_ONE:
-            raise ValueError(f"chances must sum to at most 1, got {checks.in_line(self.chances)}")
-        checks.keep(self, candidates=found, chances=chances)
+            raise ValueError(f"chances must sum to at most 1, got {checks.one_line(self.chances)}")
+        checks.store_validated(self, candidates=found, chances=chances)
 
     @property
     def idle(self) -> float:
@@ -266,22 +379,38 @@ class OneOf(Mechanism):
     def pure_epsilon(self) -> float:
         return max(one.pure_epsilon for one in self.candidates)
 
+    @cached_property
+    def _directions(self) -> list[tuple[DominatingPair, ...]]:
+        return directions(self.candidates)
+
+    @cached_property
+    def _is_ambiguous(self) -> bool:
+        return _is_ambiguous(self.candidates)
+
     @property
     def is_symmetric(self) -> bool:
-        return len(directions(self.candidates)) == 1
+        return self._is_ambiguous or all(one.is_symmetric for one in self.candidates)
+
+    @property
+    def is_directed(self) -> bool:
+        return self._is_ambiguous or all(one.is_directed for one in self.candidates)
 
     @property
     def attained(self) -> bool:
-        return all(one.attained for one in self.candidates)
+        return not self._is_ambiguous and all(one.attained for one in self.candidates)
 
     @property
-    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
-        return ((_Drawn(directions(self.candidates)[0], self.chances, self.idle), 1),)
+    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
+        if self._is_ambiguous:
+            return ((self.pairs[0], 1),)
+        return ((_Drawn(self._directions[0], self.chances, self.idle), 1),)
 
     @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:
+        if self._is_ambiguous:
+            return (_both_directions(self),)
         pair = compose(self.laws)
-        return (pair, pair.mirrored) if len(directions(self.candidates)) > 1 else (pair,)
+        return (pair,) if self.is_symmetric else (pair, pair.mirrored)
 
     def renyi(self, alpha: ArrayLike) -> Array:
         orders = np.asarray(alpha, dtype=np.float64)
@@ -293,7 +422,7 @@ class OneOf(Mechanism):
         nothing = -np.expm1(np.minimum(np.asarray(epsilon, dtype=np.float64), 0.0))
         each = [
             np.sum([c * one.profile(epsilon) for c, one in zip(self.chances, side, strict=True)], 0)
-            for side in directions(self.candidates)
+            for side in self._directions
         ]
         return np.asarray(np.max(each, axis=0) + self.idle * nothing)
 
@@ -306,17 +435,17 @@ class OneOf(Mechanism):
 
 
 @dataclass(frozen=True)
-class _Drawn(LossLaw):
+class _Drawn(PrivacyLoss):
     """One of several laws, told which; its losses are theirs, side by side."""
 
-    laws: tuple[LossLaw, ...]
+    laws: tuple[PrivacyLoss, ...]
     chances: tuple[float, ...]
     idle: float
 
     def renyi(self, alpha: Array) -> Array:
         return _mean_divergence([law.renyi(alpha) for law in self.laws], self.chances, alpha)
 
-    def atoms(self, spacing: float) -> Atoms:
+    def atoms(self, spacing: float) -> PrivacyLossPmf:
         each = [law.atoms(spacing) for law in self.laws]
         loss = [one.loss for one in each]
         log_mass = [
@@ -329,7 +458,7 @@ class _Drawn(LossLaw):
             sum(c * left for c, left in zip(self.chances, side, strict=True))
             for side in ([one.p_only for one in each], [one.q_only for one in each])
         )
-        return Atoms(np.concatenate(loss), np.concatenate(log_mass), p_only, q_only)
+        return PrivacyLossPmf(np.concatenate(loss), np.concatenate(log_mass), p_only, q_only)
 
 
 def _mean_divergence(each: list[Array], chances: tuple[float, ...], alpha: Array) -> Array:
@@ -350,25 +479,52 @@ def relations(base: Mechanism) -> frozenset[str]:
         >>> sorted(relations(Composition((GaussianMechanism(1.0), DpSgd(1.0, 10)))))
         ['add-remove']
     """
-    if isinstance(base, AnyOf | OneOf):
-        return frozenset().union(*map(relations, base.candidates))
-    if isinstance(base, Composition):
-        return frozenset().union(*map(relations, base.parts))
-    stated = getattr(base, "neighbours", None)
-    return frozenset() if stated is None else frozenset({stated})
+    return frozenset(str(one) for one in _stated(base, "neighbours"))
+
+
+def group_size(base: Mechanism) -> int:
+    """The number of records that the parts of a mechanism protect together, 1 where none says so.
+
+    Raises:
+        ValueError: the parts state different numbers.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> group_size(Composition((DpSgd(1.0, 10, group_size=3), DpSgd(2.0, 10, group_size=3))))
+        3
+    """
+    stated = _stated(base, "group_size") or {1}
+    if len(stated) > 1:
+        sizes = ", ".join(map(str, sorted(stated)))
+        raise ValueError(f"group_size must be the same in all parts of a mechanism, got {sizes}")
+    return int(next(iter(stated)))
+
+
+def _stated(base: Mechanism, name: str) -> frozenset[Any]:
+    """The values of an attribute in the parts of a mechanism that have it."""
+    parts: tuple[Mechanism, ...] = ()
+    if isinstance(base, WorstOf | Mixture):
+        parts = base.candidates
+    elif isinstance(base, Composition):
+        parts = base.parts
+    if parts:
+        return frozenset().union(*(_stated(part, name) for part in parts))
+    return frozenset({getattr(base, name)}) if hasattr(base, name) else frozenset()
 
 
 def directions(several: Iterable[Mechanism]) -> list[tuple[DominatingPair, ...]]:
-    """The pairs of several mechanisms direction by direction: of one that has one, its only one.
+    """The pairs of several mechanisms, in every arrangement of their directions.
 
     Example:
-        >>> from audit.accounting import GaussianMechanism
+        >>> from audit.accounting import DiscreteMechanism, GaussianMechanism
         >>> len(directions([GaussianMechanism(0.5), GaussianMechanism(1.0)]))
         1
+        >>> one, other = (DiscreteMechanism([p, 1.0 - p], [0.9, 0.1]) for p in (0.99, 0.8))
+        >>> len(directions([one, other]))
+        4
     """
-    each = [one.pairs for one in several]
     return [
-        tuple(pairs[min(d, len(pairs) - 1)] for pairs in each) for d in range(max(map(len, each)))
+        tuple(pair for _, pair, _ in one) for one in arrangements([(one, 1) for one in several])
     ]
 
 
@@ -378,5 +534,5 @@ def _mechanisms(name: str, several: Iterable[Mechanism]) -> tuple[Mechanism, ...
         raise ValueError(f"{name} must name at least one mechanism, got none")
     for one in found:
         if not isinstance(one, Mechanism):
-            raise ValueError(f"{name} must be mechanisms, got {checks.in_line(one)}")
+            raise ValueError(f"{name} must be mechanisms, got {checks.one_line(one)}")
     return found

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from audit.accounting.conversion import Unresolved
-from audit.accounting.pairs import Atoms, LossLaw, LossPair
-from audit.numerics import product_of_powers, remembered
+from audit.accounting.pairs import LossPair, PrivacyLoss, PrivacyLossPmf
+from audit.numerics import memoize, product_of_powers
 
 Array = NDArray[np.float64]
 
@@ -30,18 +30,22 @@ _CELLS = 1 << 17
 COARSE_CELLS = 1 << 16
 """Half as many: what they change is what the grid is worth."""
 _TILTS = 8
+# Standard deviations between two tilts: half as far out a mass is e^-10 of the largest.
+_TILT_WIDTH, _MAX_TILTS = 9.0, 256
 _FEW = 2048
 _TOGETHER = 16  # spectra that are held at once
 # More laws than so many are composed in groups of a few first, each on a small grid of its own:
 # there its window is narrow, and a transform costs a twentieth.
 _MANY, _GROUP, _GROUP_CELLS = 64, 16, 1 << 14
 _GROUP_TILTS, _GROUP_FEW = 4, 512
+# Where one grid is too fine for all runs, fewer are composed first, and so many times that next.
+_REPEATED = 64
 _WRAPPED = math.log(1e-8)
 _LARGEST_TRANSFORM = 1 << 21
-_MOST_CELLS = (_LARGEST_TRANSFORM >> 1) - 16  # of one law
+_MAX_CELLS = (_LARGEST_TRANSFORM >> 1) - 16  # of one law
 
 
-def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPair:
+def compose(parts: Sequence[tuple[PrivacyLoss, int]], cells: int = _CELLS) -> LossPair:
     """The pair of (P1^n1 x P2^n2 x ..., P1'^n1 x ...), dominated by the result.
 
     Args:
@@ -61,8 +65,8 @@ def compose(parts: Sequence[tuple[LossLaw, int]], cells: int = _CELLS) -> LossPa
     return _composed(tuple((law, count) for law, count in parts), cells)
 
 
-@remembered(4)  # bounds of one base ask for the same; equal mechanisms do, too
-def _composed(parts: tuple[tuple[LossLaw, int], ...], cells: int) -> LossPair:
+@memoize(4)  # bounds of one base ask for the same; equal mechanisms do, too
+def _composed(parts: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPair:
     while len(parts) > _MANY:
         groups = [parts[first : first + _GROUP] for first in range(0, len(parts), _GROUP)]
         parts = tuple(
@@ -72,10 +76,12 @@ def _composed(parts: tuple[tuple[LossLaw, int], ...], cells: int) -> LossPair:
 
 
 def _on_one_grid(
-    parts: tuple[tuple[LossLaw, int], ...], cells: int, most_tilts: int, few: int
+    parts: tuple[tuple[PrivacyLoss, int], ...], cells: int, most_tilts: int, few: int
 ) -> LossPair:
     """The same on one grid, by so many tilts, its window found from so few losses of each law."""
     coarse = [(_coarse(law.atoms(math.inf), few), count) for law, count in parts]
+    if all(len(atoms.loss) == 1 for atoms, _ in coarse):
+        return _of_single_losses([(law.atoms(math.inf), count) for law, count in parts])
     cumulants = _Cumulants(coarse)
     low, high = cumulants.window()
     runs = sum(count for _, count in parts)
@@ -83,7 +89,7 @@ def _on_one_grid(
     finest = math.sqrt(0.3 * cumulants.deviation / runs)
     # Where nearly nothing ever happens that would be too fine for what does: coarser is as safe.
     widest = max(float(np.ptp(atoms.loss)) for atoms, _ in coarse)
-    spacing = float(max(min((high - low) / cells, finest), widest / _MOST_CELLS, 1e-18))
+    spacing = float(max(min((high - low) / cells, finest), widest / _MAX_CELLS, 1e-18))
     laws = [(law.atoms(spacing), count) for law, count in parts]
     grids = [_Grid(*_on_grid(atoms, spacing), count) for atoms, count in laws]
     # On the grid every run can reach a cell beyond its own loss.
@@ -94,7 +100,9 @@ def _on_one_grid(
     longest = max(len(one.log_p) for one in grids)
     size = int(fft.next_fast_len(2 * max(last - first, longest) + 8, real=True))
     if size > _LARGEST_TRANSFORM:
-        raise _unresolved(f"{runs} runs on {size} points")
+        if not any(count >= _REPEATED for _, count in parts):
+            raise _unresolved(f"{runs} runs on {size} points")
+        return _on_one_grid(_in_stages(parts), cells, most_tilts, few)
     wrapped = (last - size) * spacing, (first + size) * spacing
     tilts = cumulants.tilts(most_tilts, low, high, *wrapped)
     log_mass, p_outside, q_outside = _sum_of(grids, spacing, first, last, size, tilts)
@@ -109,7 +117,36 @@ def _on_one_grid(
     if not abs(total - 1.0) < 1e-6:
         raise _unresolved(f"masses that sum to {total:g}")
     loss = np.asarray(spacing * np.arange(first, last + 1), dtype=np.float64)
-    return LossPair(Atoms(loss, log_mass, p_only + p_outside, q_only + q_outside))
+    return LossPair(PrivacyLossPmf(loss, log_mass, p_only + p_outside, q_only + q_outside))
+
+
+def _in_stages(parts: tuple[tuple[PrivacyLoss, int], ...]) -> tuple[tuple[PrivacyLoss, int], ...]:
+    """The same runs, most of them composed already, each stage on a coarser grid than the last.
+
+    One grid for all runs must be fine enough for a single one. A composition of some of them is
+    wider, so a coarser grid resolves the next stage.
+    """
+    found: list[tuple[PrivacyLoss, int]] = []
+    for law, count in parts:
+        together, rest = divmod(count, _REPEATED)
+        if together:
+            found.append((compose([(law, together)]), _REPEATED))
+        if rest:
+            found.append((law, rest))
+    return tuple(found)
+
+
+def _of_single_losses(parts: list[tuple[PrivacyLossPmf, int]]) -> LossPair:
+    """The composition of laws with one finite loss each: their sum, exactly."""
+    loss, log_mass = (
+        math.fsum(count * float(values[0]) for values, count in sides)
+        for sides in (
+            [(atoms.loss, count) for atoms, count in parts],
+            [(atoms.log_mass, count) for atoms, count in parts],
+        )
+    )
+    p_only, q_only = (-math.expm1(min(log, 0.0)) for log in (log_mass, log_mass - loss))
+    return LossPair(PrivacyLossPmf(np.array([loss]), np.array([log_mass]), p_only, q_only))
 
 
 @dataclass(frozen=True)
@@ -192,7 +229,7 @@ def _sum_of(
     return log_mass, p_outside, math.exp(min(below_q, 0.0))
 
 
-def _coarse(atoms: Atoms, few: int) -> Atoms:
+def _coarse(atoms: PrivacyLossPmf, few: int) -> PrivacyLossPmf:
     """The same law on few losses: enough to find the window and the tilts."""
     width = float(np.ptp(atoms.loss))
     if len(atoms.loss) <= few or width == 0.0:
@@ -200,13 +237,13 @@ def _coarse(atoms: Atoms, few: int) -> Atoms:
     first, log_mass = _on_grid(atoms, width / few)
     loss = np.asarray(width / few * (first + np.arange(len(log_mass))), dtype=np.float64)
     kept = np.isfinite(log_mass)
-    return Atoms(loss[kept], log_mass[kept], atoms.p_only, atoms.q_only)
+    return PrivacyLossPmf(loss[kept], log_mass[kept], atoms.p_only, atoms.q_only)
 
 
 class _Cumulants:
     """K(theta) = log E_P[e^(theta loss)] of the composition, and its derivative, on a grid."""
 
-    def __init__(self, parts: Sequence[tuple[Atoms, int]]) -> None:
+    def __init__(self, parts: Sequence[tuple[PrivacyLossPmf, int]]) -> None:
         # 0 is P itself, -1 is P'; further out by what the loss varies.
         variance = sum(count * _variance(atoms) for atoms, count in parts)
         self.deviation = max(math.sqrt(variance), 1e-12)
@@ -241,6 +278,7 @@ class _Cumulants:
         """Exponents theta [count] whose mean losses cover the window, evenly by how rare these are.
 
         The Chernoff exponent I = theta K' - K of a normal loss is z^2/2, z standard deviations out.
+        More exponents than asked for where they would be further apart than masses keep digits.
         Exponents that put more than 1e-8 where it wraps around into the window are left out.
         """
         rate = np.maximum(self.theta * self.slope - self.value, 0.0)
@@ -251,6 +289,7 @@ class _Cumulants:
         )
         if usable.any():
             least, most = max(least, z[usable].min()), min(most, z[usable].max())
+        count = min(max(count, math.ceil((most - least) / _TILT_WIDTH)), _MAX_TILTS)
         tilts: list[float] = np.interp(np.linspace(least, most, count), z, self.theta).tolist()
         return tilts
 
@@ -266,13 +305,13 @@ class _Cumulants:
         return found - height
 
 
-def _variance(atoms: Atoms) -> float:
+def _variance(atoms: PrivacyLossPmf) -> float:
     mass = np.exp(atoms.log_mass)
     mean = float(mass @ atoms.loss / mass.sum())
     return float(mass @ (atoms.loss - mean) ** 2 / mass.sum())
 
 
-def _on_grid(atoms: Atoms, spacing: float) -> tuple[int, Array]:
+def _on_grid(atoms: PrivacyLossPmf, spacing: float) -> tuple[int, Array]:
     """Masses on the grid: the first index, and the log masses from there on."""
     place = np.floor(atoms.loss / spacing)
     first = int(place.min())

@@ -10,10 +10,10 @@ from audit import checks
 from audit.numerics import (
     PROFILE_ACCURACY,
     TINY,
-    around,
-    best_renyi_order,
-    doubled,
-    last_kept,
+    bracket_near,
+    double_until,
+    minimize_over_alpha,
+    safe_root,
 )
 
 Array = NDArray[np.float64]
@@ -88,7 +88,7 @@ def best_conversion(
 ) -> tuple[float, float]:
     """The order of `renyi_to_epsilon`, and epsilon there, which may be negative."""
     checks.interval("delta", delta, 0.0, 1.0)
-    return best_renyi_order(
+    return minimize_over_alpha(
         lambda alpha: epsilon_of_order(renyi(alpha), alpha, delta), low, high, refined
     )
 
@@ -129,20 +129,20 @@ def solve_epsilon(
         return math.log(max(profile(epsilon), TINY)) - math.log(target)
 
     if guess is not None and guess > 0.0:
-        high, low = around(missed, guess, 1e-3 * guess, _LARGEST_EPSILON, 0.0)
+        high, low = bracket_near(missed, guess, 1e-3 * guess, _LARGEST_EPSILON, 0.0)
         if high == 0.0:
             return 0.0
         unreachable = high == low
     elif profile(0.0) <= target:
         return 0.0
     else:
-        low, high = doubled(lambda epsilon: profile(epsilon) <= target, 1.0, _LARGEST_EPSILON)
+        low, high = double_until(lambda epsilon: profile(epsilon) <= target, 1.0, _LARGEST_EPSILON)
         unreachable = math.isinf(high)
     if unreachable:
         raise Unreachable(
             f"delta must be above {profile(low):.3g}, which no epsilon removes, got {delta!r}"
         )
-    return last_kept(missed, high, low, _TOLERANCE, _TOLERANCE)
+    return safe_root(missed, high, low, _TOLERANCE, _TOLERANCE)
 
 
 def reach(profile: Callable[[float], float]) -> float:
@@ -160,7 +160,7 @@ def reach(profile: Callable[[float], float]) -> float:
         # So small a profile that no longer falls is what a grid left over, many times in a mixture.
         return value <= enough or (value <= _LEFT_OVER and profile(2.0 * epsilon) > 0.99 * value)
 
-    low, high = doubled(is_reached, 1e-6, _LARGEST_EPSILON)
+    low, high = double_until(is_reached, 1e-6, _LARGEST_EPSILON)
     if math.isinf(high):
         return 2.0 * low
-    return last_kept(lambda epsilon: not is_reached(epsilon), high, low, (high - low) / 16.0)
+    return safe_root(lambda epsilon: not is_reached(epsilon), high, low, (high - low) / 16.0)

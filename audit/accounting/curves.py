@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from audit import checks
 from audit.accounting.conversion import SMALLEST_DELTA, renyi_to_epsilon
 from audit.accounting.mechanism import GIVEN, Mechanism
-from audit.accounting.pairs import Atoms, DominatingPair, LossPair
+from audit.accounting.pairs import DominatingPair, LossPair, PrivacyLossPmf
 
 Array = NDArray[np.float64]
 
@@ -42,7 +42,7 @@ class PrivacyProfile(Mechanism):
         epsilons, deltas = _checked("epsilons", self.epsilons, "deltas", self.deltas, 0.0)
         if np.any(deltas > 1.0):
             raise ValueError(f"deltas must be in [0, 1], got {deltas.max():g}")
-        checks.keep(self, epsilons=epsilons, deltas=deltas)
+        checks.store_validated(self, epsilons=epsilons, deltas=deltas)
 
     @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:
@@ -77,7 +77,7 @@ class RenyiCurve(Mechanism):
         orders, divergences = _checked("orders", self.orders, "divergences", self.divergences, 1.0)
         if orders[0] <= 1.0:
             raise ValueError(f"orders must be > 1, got {orders[0]:g}")
-        checks.keep(self, orders=orders, divergences=divergences)
+        checks.store_validated(self, orders=orders, divergences=divergences)
 
     def renyi(self, alpha: ArrayLike) -> Array:
         rest = np.asarray(alpha, dtype=np.float64) - 1.0
@@ -158,7 +158,9 @@ class ZeroConcentratedDp(Mechanism):
     _words: ClassVar[str] = "rho-zCDP, rho = {rho:.6g}"
 
     def __post_init__(self) -> None:
-        checks.keep(self, rho=checks.interval("rho", self.rho, 0.0, 1e5, closed_high=True))
+        checks.store_validated(
+            self, rho=checks.interval("rho", self.rho, 0.0, 1e5, closed_high=True)
+        )
 
     def renyi(self, alpha: ArrayLike) -> Array:
         return self.rho * np.asarray(alpha, dtype=np.float64)
@@ -175,14 +177,16 @@ def _checked(
         try:
             np.asarray(values, dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{name} must be numbers, got {checks.in_line(values)}") from error
+            raise ValueError(f"{name} must be numbers, got {checks.one_line(values)}") from error
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if x.ndim != 1 or x.size == 0 or np.any(np.diff(x) <= 0) or not np.all(x >= low):
-        raise ValueError(f"{x_name} must be increasing numbers >= {low:g}, got {checks.in_line(x)}")
+        raise ValueError(
+            f"{x_name} must be increasing numbers >= {low:g}, got {checks.one_line(x)}"
+        )
     if not np.isfinite(x).all():
-        raise ValueError(f"{x_name} must be finite, got {checks.in_line(x)}")
+        raise ValueError(f"{x_name} must be finite, got {checks.one_line(x)}")
     if y.shape != x.shape or not np.all(y >= 0):
-        raise ValueError(f"{y_name} must be {x.size} numbers >= 0, got {checks.in_line(y)}")
+        raise ValueError(f"{y_name} must be {x.size} numbers >= 0, got {checks.one_line(y)}")
     return x, y
 
 
@@ -237,7 +241,7 @@ def pair_of_profile(epsilons: Array, deltas: Array) -> LossPair:
     kept = log_mass > -np.inf
     kept[len(loss)] = True
     return LossPair(
-        Atoms(np.concatenate([-loss[::-1], [0.0], loss])[kept], log_mass[kept], left, left)
+        PrivacyLossPmf(np.concatenate([-loss[::-1], [0.0], loss])[kept], log_mass[kept], left, left)
     )
 
 

@@ -10,7 +10,7 @@ from scipy import special
 
 from audit import checks
 from audit.accounting.mechanism import Mechanism
-from audit.accounting.pairs import Atoms, DiscretePair, DominatingPair, LossPair
+from audit.accounting.pairs import DiscretePair, DominatingPair, LossPair, PrivacyLossPmf
 
 Array = NDArray[np.float64]
 
@@ -25,9 +25,13 @@ def _pure(epsilon_0: float) -> float:
 class DiscreteMechanism(Mechanism):
     """A mechanism with finitely many outputs and one neighbouring pair of laws, both directions.
 
+    Either of the two data sets may be the one with the record, unless `directed` says which. So
+    every cost is the same when p and q are exchanged.
+
     Attributes:
         p: probabilities [n] on one data set.
         q: probabilities [n] on its neighbour.
+        directed: whether p is known to belong to the data set with the record.
 
     Example:
         >>> coin = DiscreteMechanism([0.75, 0.25], [0.25, 0.75])
@@ -37,13 +41,18 @@ class DiscreteMechanism(Mechanism):
 
     p: Array
     q: Array
+    directed: bool = False
 
     _words: ClassVar[str] = "finitely many outputs, both laws given"
 
     def __post_init__(self) -> None:
         DiscretePair(self.p, self.q)  # refuses what are no probabilities
         p, q = (np.asarray(law, dtype=np.float64) for law in (self.p, self.q))
-        checks.keep(self, p=p, q=q)
+        checks.store_validated(self, p=p, q=q)
+
+    @property
+    def is_directed(self) -> bool:
+        return self.directed
 
     @property
     def attained(self) -> bool:
@@ -71,7 +80,7 @@ class PureDp(Mechanism):
     _words: ClassVar[str] = "epsilon-DP, epsilon = {epsilon_0:.6g}"
 
     def __post_init__(self) -> None:
-        checks.keep(self, epsilon_0=_pure(self.epsilon_0))
+        checks.store_validated(self, epsilon_0=_pure(self.epsilon_0))
 
     @property
     def pure_epsilon(self) -> float:
@@ -103,13 +112,13 @@ class ApproximateDp(Mechanism):
 
     def __post_init__(self) -> None:
         delta_0 = checks.interval("delta_0", self.delta_0, 0.0, 1.0, closed_low=True)
-        checks.keep(self, epsilon_0=_pure(self.epsilon_0), delta_0=delta_0)
+        checks.store_validated(self, epsilon_0=_pure(self.epsilon_0), delta_0=delta_0)
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
         loss = np.array([-self.epsilon_0, self.epsilon_0])
         log_mass = special.log_expit(loss) + math.log1p(-self.delta_0)
-        return (LossPair(Atoms(loss, log_mass, self.delta_0, self.delta_0)),)
+        return (LossPair(PrivacyLossPmf(loss, log_mass, self.delta_0, self.delta_0)),)
 
 
 @dataclass(frozen=True)
@@ -127,8 +136,8 @@ class RandomisedResponse(Mechanism):
     _words: ClassVar[str] = "randomised response, epsilon = {epsilon_0:.6g}, {options} options"
 
     def __post_init__(self) -> None:
-        options = checks.whole("options", self.options, 2)
-        checks.keep(self, epsilon_0=_pure(self.epsilon_0), options=options)
+        options = checks.integer("options", self.options, 2)
+        checks.store_validated(self, epsilon_0=_pure(self.epsilon_0), options=options)
 
     @property
     def pure_epsilon(self) -> float:
@@ -146,4 +155,4 @@ class RandomisedResponse(Mechanism):
         if self.options > 2:
             loss.insert(1, 0.0)
             log_mass.insert(1, log_lie + math.log(self.options - 2.0))
-        return (LossPair(Atoms(np.array(loss), np.array(log_mass))),)
+        return (LossPair(PrivacyLossPmf(np.array(loss), np.array(log_mass))),)

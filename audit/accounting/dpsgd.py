@@ -3,8 +3,8 @@
 One step's pair, for noise standard deviation 1 and u = 1/sigma (a record moves the sum by at most u
 when it is sampled):
 
-- add/remove: (1-tau) N(0,1) + tau N(u,1) against N(0,1) (Mironov, Talwar & Zhang 2019; Zhu, Dong &
-  Wang 2022, theorem 11), and its reverse;
+- add/remove and zero-out: (1-tau) N(0,1) + tau N(u,1) against N(0,1) (Mironov, Talwar & Zhang
+  2019; Zhu, Dong & Wang 2022, theorem 11), and its reverse;
 - replace-one: (1-tau) N(0,1) + tau N(u,1) against (1-tau) N(0,1) + tau N(-u,1), its own mirror.
 
 Why the second dominates. Let g, g' be the two records' gradients, |g|, |g'| <= u. For e^eps >= 1
@@ -13,6 +13,12 @@ and B = exp(<g'-g, x> + ..) both log-normal with mean 1. The function [1 - c a -
 non-negative second derivatives, mixed ones included, so its mean grows with every entry of the
 covariance of (log A, log B): |g|^2, |g - g'|^2 and <g, g - g'>. Each is largest at g' = -g,
 |g| = u. For e^eps < 1 exchange the two sides.
+
+Groups: of k records of one person, a batch takes j with chance Binomial(k, tau), and they move the
+sum by at most j u. So for add/remove and zero-out the mixture of the N(j u, 1) against N(0,1)
+dominates, in both directions (Ganesh 2024, mixtures of Gaussians). Full batches are k times as far
+apart. Which pair dominates k replaced records of sampled batches is not known here, and they are
+refused.
 """
 
 import math
@@ -29,52 +35,90 @@ from audit.accounting.mechanism import LARGEST_SPREAD, SMALLEST_SPREAD, Mechanis
 from audit.accounting.pairs import (
     LOG_ROOT_TWO_PI,
     REACH,
-    Atoms,
     DominatingPair,
     GaussianPair,
-    LossLaw,
+    PrivacyLoss,
+    PrivacyLossPmf,
     multiples,
     quadrature,
 )
 
 Array = NDArray[np.float64]
 
-NEIGHBOURS = ("add-remove", "replace-one")
-"""Neighbouring data sets: one record more or less, or one record replaced."""
+NEIGHBOURS = {
+    "add-remove": "one data set has {records} more than the other",
+    "zero-out": "both data sets have the same, public number of records, and the gradients of "
+    "{records} are zero in one of them",
+    "replace-one": "both data sets have the same, public number of records, and differ in "
+    "{records}",
+}
+"""How neighbouring data sets differ, by the name of the relation.
+
+- `add-remove`: the number of records n is private, so nothing that is released may depend on it:
+  not the divisor of a noisy sum, the sampling rate or the number of steps.
+- `zero-out`: n is public. The numbers are those of `add-remove`.
+- `replace-one`: n is public. At the same noise the distance is twice as large.
+"""
 
 _LARGEST_SHIFT = 400.0
+_MAX_GROUP = 1000
 _SERIES = 2e-3  # of alpha times the loss: below it three terms of a series are exact to 1e-9
-_MOST_SAMPLED_STEPS = 10**8  # more, and the rounding of one step's law tells in their sum
+_MAX_SAMPLED_STEPS = 10**8  # more, and the rounding of one step's law tells in their sum
 
 
 @dataclass(frozen=True)
-class SampledStep(LossLaw):
+class SampledStep(PrivacyLoss):
     """One step on a Poisson-sampled batch, in the direction mixture || rest.
 
     Attributes:
         noise_multiplier: sigma.
         sampling_rate: tau, in (0, 1).
         replace: whether a record is replaced (else added or removed).
+        group_size: how many records are added or removed together; 1 where one is replaced.
     """
 
     noise_multiplier: float
     sampling_rate: float
     replace: bool = False
+    group_size: int = 1
 
     @property
     def _shift(self) -> float:
         return 1.0 / self.noise_multiplier
 
+    @property
+    def _largest_shift(self) -> float:
+        return self.group_size * self._shift
+
+    @cached_property
+    def _log_chances(self) -> list[float]:
+        """log of the chances of j = 0 ... k records of the group in a batch."""
+        k, missed, taken = self.group_size, math.log1p(-self.sampling_rate), self.sampling_rate
+        return [
+            math.lgamma(k + 1)
+            - math.lgamma(j + 1)
+            - math.lgamma(k - j + 1)
+            + j * math.log(taken)
+            + (k - j) * missed
+            for j in range(k + 1)
+        ]
+
     def _log_gain(self, x: Array) -> Array:
         """log of the mixture's density over that of N(0, 1)."""
-        jump = self._shift * (x - 0.5 * self._shift)
-        growth = np.expm1(np.minimum(jump, 30.0))
-        gain = np.log1p(self.sampling_rate * growth)
-        # Both parts are added up where one overflows, and where little is left of the density, so
+        logs = self._log_chances
+        chances = [self.sampling_rate] if self.group_size == 1 else np.exp(logs[1:]).tolist()
+        growth, total = np.zeros_like(x), np.full_like(x, logs[0])
+        apart = np.zeros(x.shape, dtype=np.bool_)
+        for j, chance in enumerate(chances, 1):
+            jump = j * self._shift * (x - 0.5 * j * self._shift)
+            growth += chance * np.expm1(np.minimum(jump, 30.0))
+            total = np.logaddexp(total, logs[j] + jump)
+            apart |= jump >= 30.0
+        # All parts are added up where one overflows, and where little is left of the density, so
         # that what is missed tells.
-        apart = (jump >= 30.0) | (self.sampling_rate * growth < -0.5)
-        missed, log_chance = math.log1p(-self.sampling_rate), math.log(self.sampling_rate)
-        gain[apart] = np.logaddexp(missed, log_chance + jump[apart])
+        apart |= growth < -0.5
+        gain = np.log1p(np.maximum(growth, -0.5))
+        gain[apart] = total[apart]
         return gain
 
     def loss(self, x: Array) -> Array:
@@ -84,35 +128,37 @@ class SampledStep(LossLaw):
 
     def _output(self, loss: Array) -> Array:
         """The output x [n] with the given loss, to a few digits: where to cut the quadrature."""
-        x = np.arange(-REACH - self._shift, REACH + self._shift, 1e-3 * min(1.0, 1.0 / self._shift))
+        step = 1e-3 * min(1.0, 1.0 / self._shift)
+        x = np.arange(-REACH - self._shift, REACH + self._largest_shift, step)
         return np.interp(loss, self.loss(x), x)
 
-    def atoms(self, spacing: float) -> Atoms:
+    def atoms(self, spacing: float) -> PrivacyLossPmf:
         u = self._shift
-        low, high = -REACH - (u if self.replace else 0.0), REACH + u
+        low, high = -REACH - (u if self.replace else 0.0), REACH + self._largest_shift
         ends = self.loss(np.array([low, high]))
         even = np.arange(low, high, 0.25 * min(1.0, 1.0 / u))
         crossings = self._output(multiples(float(ends[0]), float(ends[1]), spacing))
         x, log_weight = quadrature(np.concatenate([even, [high], crossings]))
         log_mass = log_weight - 0.5 * x * x - LOG_ROOT_TWO_PI + self._log_gain(x)
         beyond = 2.0 * float(special.ndtr(-REACH))
-        return Atoms(self.loss(x), log_mass, beyond, beyond)
+        return PrivacyLossPmf(self.loss(x), log_mass, beyond, beyond)
 
     def renyi(self, alpha: Array) -> Array:
         """The larger of both directions' divergences of orders [n] > 1.
 
         By the trapezoid rule on an analytic integrand; what every other node changes is added as a
         margin. Very large orders, where the integrand's peak is far out, get the bound by convexity
-        1 - tau + tau e^(alpha (alpha-1) u^2 / 2) on the moment (4 u^2 for a replaced record).
+        1 - tau + tau e^(alpha (alpha-1) u^2 / 2) on the moment (4 u^2 for a replaced record;
+        for a group the mean over j of e^(alpha (alpha-1) j^2 u^2 / 2)).
         """
         alpha = np.asarray(alpha, dtype=np.float64)
         u, rest = self._shift, alpha - 1.0
         far = alpha * (alpha - 1.0) * (u * u / 2.0) * (4.0 if self.replace else 1.0)
+        log_far = np.full_like(alpha, self._log_chances[0])
         with np.errstate(over="ignore"):
-            log_far = np.logaddexp(
-                math.log1p(-self.sampling_rate), math.log(self.sampling_rate) + far
-            )
-        near = alpha * u <= _LARGEST_SHIFT
+            for j, log_chance in enumerate(self._log_chances[1:], 1):
+                log_far = np.logaddexp(log_far, log_chance + j * j * far)
+        near = alpha * self._largest_shift <= _LARGEST_SHIFT
         moments = np.array(log_far)
         if near.any():
             moments[near] = np.minimum(self._log_moments(alpha[near]), log_far[near])
@@ -125,7 +171,7 @@ class SampledStep(LossLaw):
         nodes, so that few large ones do not make those of all others many.
         """
         found = np.empty_like(alpha)
-        size = np.frexp(alpha * self._shift)[1]
+        size = np.frexp(alpha * self._largest_shift)[1]
         for one in np.unique(np.maximum(size, 0)):
             alike = np.maximum(size, 0) == one
             found[alike] = self._log_moments_within(alpha[alike])
@@ -136,8 +182,8 @@ class SampledStep(LossLaw):
 
         The integrand bends within sigma, but at sigma < 0.3 only where it is next to nothing.
         """
-        u, step = self._shift, 0.1
-        reach = 20.0 + (1.0 + float(alpha.max())) * u
+        step = 0.1
+        reach = 20.0 + (1.0 + float(alpha.max())) * self._largest_shift
         x = np.arange(-reach, reach, step)
         log_normal = -0.5 * x * x - LOG_ROOT_TWO_PI
         loss, mixture = self.loss(x), log_normal + self._log_gain(x)
@@ -173,7 +219,10 @@ class DpSgd(Mechanism):
         noise_multiplier: sigma, noise standard deviation in units of the clipping norm, > 0.
         steps: number of iterations, >= 1.
         sampling_rate: chance of a record to be in a batch (Poisson sampling); 1 is full batch.
-        neighbours: `add-remove` (one record more or less) or `replace-one`.
+        neighbours: `add-remove` (one record more or less), `zero-out` (n is public, and the
+            gradients of one record are zero) or `replace-one`.
+        group_size: k, the number of records of one person, which are added, removed, zeroed or
+            replaced together, in [1, 1000].
 
     Example:
         >>> run = DpSgd(noise_multiplier=1.0, steps=500, sampling_rate=0.01)
@@ -187,21 +236,31 @@ class DpSgd(Mechanism):
     steps: int
     sampling_rate: float = 1.0
     neighbours: str = "add-remove"
+    group_size: int = 1
 
     def __post_init__(self) -> None:
         rate = checks.interval("sampling_rate", self.sampling_rate, 0.0, 1.0, closed_high=True)
-        checks.keep(
+        checks.store_validated(
             self,
             noise_multiplier=checks.interval("noise_multiplier", self.noise_multiplier, 0.0),
-            steps=checks.whole("steps", self.steps, 1),
+            steps=checks.integer("steps", self.steps, 1),
             sampling_rate=rate,
             neighbours=checks.one_of("neighbours", self.neighbours, NEIGHBOURS),
+            group_size=checks.integer("group_size", self.group_size, 1, _MAX_GROUP),
         )
+        if self.group_size > 1 and self.neighbours == "replace-one" and self.sampling_rate < 1.0:
+            raise ValueError(
+                "group_size must be 1 with replace-one neighbours and sampled batches, got "
+                f"{self.group_size!r}; use add-remove or zero-out neighbours"
+            )
         if self.sampling_rate == 1.0:
             name, spread = "sqrt(steps) / noise_multiplier", self._full_batch_mu
         else:
             checks.interval("noise_multiplier", self.noise_multiplier, 0.05)
-            checks.whole("steps", self.steps, 1, _MOST_SAMPLED_STEPS)
+            checks.integer("steps", self.steps, 1, _MAX_SAMPLED_STEPS)
+            if self.group_size > 1:
+                spread = self.group_size / self.noise_multiplier
+                checks.interval("group_size / noise_multiplier", spread, 0.0, 100.0)
             name = "sampling_rate * sqrt(steps) / noise_multiplier"
             spread = self.sampling_rate * self._full_batch_mu
         checks.interval(
@@ -211,7 +270,7 @@ class DpSgd(Mechanism):
     @property
     def distance(self) -> float:
         """How far neighbours are apart, in clipping norms: a replaced record moves the sum by 2."""
-        return 2.0 if self.neighbours == "replace-one" else 1.0
+        return self.group_size * (2.0 if self.neighbours == "replace-one" else 1.0)
 
     @property
     def _full_batch_mu(self) -> float:
@@ -224,7 +283,10 @@ class DpSgd(Mechanism):
     @cached_property
     def _step(self) -> SampledStep:
         return SampledStep(
-            self.noise_multiplier, self.sampling_rate, self.neighbours == "replace-one"
+            self.noise_multiplier,
+            self.sampling_rate,
+            self.neighbours == "replace-one",
+            self.group_size,
         )
 
     @property
@@ -232,11 +294,15 @@ class DpSgd(Mechanism):
         return self.sampling_rate == 1.0 or self.neighbours == "replace-one"
 
     @property
+    def is_directed(self) -> bool:
+        return True
+
+    @property
     def attained(self) -> bool:
         return True
 
     @property
-    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
+    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
         if self.gaussian_mu is not None:
             return ((GaussianPair(self.gaussian_mu), 1),)
         return ((self._step, self.steps),)
@@ -259,7 +325,8 @@ class DpSgd(Mechanism):
     @property
     def description(self) -> str:
         rate = "full batch" if self.sampling_rate == 1.0 else f"rate {self.sampling_rate:g}"
+        group = f"groups of {self.group_size} records, " if self.group_size > 1 else ""
         return (
             f"DP-SGD, noise multiplier {self.noise_multiplier:.7g}, {self.steps} steps, {rate}, "
-            f"{self.neighbours} neighbours"
+            f"{group}{self.neighbours} neighbours"
         )

@@ -15,34 +15,35 @@ from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.recorded import runs_of
 
-_MOST_PARTS = 10**6  # runs of what is neither Gaussian nor sampled, of one kind
+_MAX_PARTS = 10**6  # runs of what is neither Gaussian nor sampled, of one kind
 
 # (noise multiplier, sampling rate) and steps, or another mechanism and how often it is run.
 _Parts = list[tuple[tuple[float, float] | Mechanism, int]]
 
 
-def from_event(event: Any) -> Mechanism:
+def from_event(event: Any, neighbours: str = "add-remove") -> Mechanism:
     """The mechanism that a dp-accounting event, or its privacy loss distribution, describes.
 
-    Neighbours are one record more or less, as dp-accounting's accountants take them unless told
-    otherwise; those of randomised response are what that library takes for it. dp-accounting itself
-    is not imported.
+    Neighbours of randomised response are what that library takes for it. dp-accounting itself is
+    not imported.
 
     Args:
         event: a `DpEvent` made of Gaussian, Poisson-sampled Gaussian, Laplace, randomised response
             and zCDP events, composed in any way; or a `PrivacyLossDistribution`, for everything
             else, rounded pessimistically as that library does unless told otherwise.
+        neighbours: `add-remove`, as dp-accounting's accountants take them unless told otherwise,
+            `zero-out` (its REPLACE_SPECIAL) or `replace-one`; of Gaussian events, sampled or not.
 
     Raises:
         ValueError: an event of another kind (its privacy loss distribution may be passed instead),
             or a tuning, `RepeatAndSelectDpEvent`: the message says what to pass to
-            `upper_bounds.cost`.
+            `upper_bounds.tuning_cost`.
 
     Example:
         >>> import dp_accounting
         >>> step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
-        >>> from_event(dp_accounting.SelfComposedDpEvent(step, 500))
-        DpSgd(noise_multiplier=1.0, steps=500, sampling_rate=0.01, neighbours='add-remove')
+        >>> from_event(dp_accounting.SelfComposedDpEvent(step, 500)).description
+        'DP-SGD, noise multiplier 1, 500 steps, rate 0.01, add-remove neighbours'
     """
     if hasattr(event, "_pmf_remove"):
         return _of_distribution(event)
@@ -50,12 +51,12 @@ def from_event(event: Any) -> Mechanism:
     others: list[Mechanism] = []
     for part, times in _parts(event):
         if isinstance(part, Mechanism):
-            others += [part] * checks.whole("count", times, 0, _MOST_PARTS)
+            others += [part] * checks.integer("count", times, 0, _MAX_PARTS)
         else:
             steps_of[part] = steps_of.get(part, 0) + times
-    found = [*runs_of(steps_of), *others]
+    found = [*runs_of(steps_of, neighbours=neighbours), *others]
     if not found:
-        raise ValueError(f"event must release something, got {checks.in_line(event)}")
+        raise ValueError(f"event must release something, got {checks.one_line(event)}")
     return found[0] if len(found) == 1 else Composition(tuple(found))
 
 
@@ -93,12 +94,12 @@ def _randomised_response(event: Any) -> _Parts:
 
 def _zcdp(event: Any) -> _Parts:
     if getattr(event, "xi", 0.0):
-        raise ValueError(f"event must be zCDP with xi = 0, got {checks.in_line(event)}")
+        raise ValueError(f"event must be zCDP with xi = 0, got {checks.one_line(event)}")
     return [(ZeroConcentratedDp(event.rho), 1)]
 
 
 def _self_composed(event: Any) -> _Parts:
-    count = checks.whole("count", event.count, 0)
+    count = checks.integer("count", event.count, 0)
     return [(part, times * count) for part, times in _parts(event.event)] if count else []
 
 
@@ -114,7 +115,7 @@ def _sampled(event: Any) -> _Parts:
         if isinstance(part, Mechanism) or part[1] != 1.0:
             raise ValueError(
                 "event that is sampled must be Gaussian, or a PrivacyLossDistribution of it, got "
-                f"{checks.in_line(event)}"
+                f"{checks.one_line(event)}"
             )
         precision += times / part[0] ** 2
     if not precision:
@@ -152,14 +153,15 @@ def _of_distribution(distribution: Any) -> LossDistribution:
     """The losses and probabilities of a privacy loss distribution of dp-accounting."""
     try:
         removed = _direction(distribution._pmf_remove)
-        if distribution._symmetric:
-            return removed
-        added = _direction(distribution._pmf_add)
+        added = removed if distribution._symmetric else _direction(distribution._pmf_add)
     except AttributeError as error:
         raise ValueError(
             f"event must be a PrivacyLossDistribution of dp-accounting 0.4 or later: {error}"
         ) from error
-    return LossDistribution(removed.losses, removed.probabilities, removed.infinite, added)
+    # Its "remove" direction is the data set with the record against the one without.
+    return LossDistribution(
+        removed.losses, removed.probabilities, removed.infinite, added, directed=True
+    )
 
 
 def _direction(pmf: Any) -> LossDistribution:

@@ -30,7 +30,7 @@ class GaussianMechanism(Mechanism):
         mu = checks.interval(
             "mu", self.mu, SMALLEST_SPREAD, LARGEST_SPREAD, closed_low=True, closed_high=True
         )
-        checks.keep(self, mu=mu)
+        checks.store_validated(self, mu=mu)
 
     @property
     def gaussian_mu(self) -> float:

@@ -25,7 +25,9 @@ class LaplaceMechanism(Mechanism):
     _words: ClassVar[str] = "Laplace noise of scale {scale:.6g} sensitivities"
 
     def __post_init__(self) -> None:
-        checks.keep(self, scale=checks.interval("scale", self.scale, 0.002, closed_low=True))
+        checks.store_validated(
+            self, scale=checks.interval("scale", self.scale, 0.002, closed_low=True)
+        )
 
     @property
     def attained(self) -> bool:

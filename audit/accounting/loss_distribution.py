@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit.accounting.mechanism import GIVEN, Mechanism
-from audit.accounting.pairs import Atoms, DominatingPair, LossPair
-from audit.numerics import log_or_minus_infinity
+from audit.accounting.pairs import DominatingPair, LossPair, PrivacyLossPmf
+from audit.numerics import safe_log
 
 Array = NDArray[np.float64]
 
@@ -20,14 +20,17 @@ _ROUNDING = 1e-6  # how far sums of a hundred thousand masses may be off
 class LossDistribution(Mechanism):
     """Any mechanism that is dominated by finitely many privacy losses.
 
-    A loss log(P/P') and its probability under P tell the one under P', P e^-loss; what P' then
-    lacks, only P' gives. So one direction bounds the other too, and a second one is only sharper.
+    A loss log(P/P') and its probability under P determine the probability under P', P e^-loss;
+    outputs with the probability that P' then lacks occur under P' only. So one direction determines
+    its mirror image, which bounds the other direction. A second distribution is only sharper.
 
     Attributes:
         losses: [n] finite, strictly increasing.
         probabilities: [n] under P.
         infinite: P-probability of an infinite loss.
-        reverse: the other direction; None where this one stands for both.
+        reverse: the other direction; None where it is the mirror image of this one. Pass the same
+            distribution where it bounds both directions.
+        directed: whether P is known to be the data set with the record; otherwise either may be.
 
     Raises:
         ValueError: losses that do not increase, or probabilities that are none under P or under P'.
@@ -36,12 +39,16 @@ class LossDistribution(Mechanism):
         >>> one = LossDistribution([-1.0, 1.0], [0.2689414, 0.7310586])
         >>> round(one.epsilon(1e-6), 3)  # randomised response of epsilon 1
         1.0
+        >>> skewed = LossDistribution([-4.60517, 0.10436], [0.001, 0.999])
+        >>> round(skewed.epsilon(0.01), 2)  # the mirror image has the larger losses
+        4.5
     """
 
     losses: Array
     probabilities: Array
     infinite: float = 0.0
     reverse: "LossDistribution | None" = None
+    directed: bool = False
 
     def __post_init__(self) -> None:
         losses, masses = (
@@ -52,7 +59,7 @@ class LossDistribution(Mechanism):
             raise ValueError("losses must increase strictly, got some that do not")
         if masses.shape != losses.shape or np.any(masses < 0.0):
             raise ValueError(
-                f"probabilities must be {losses.size} numbers >= 0, got {checks.in_line(masses)}"
+                f"probabilities must be {losses.size} numbers >= 0, got {checks.one_line(masses)}"
             )
         infinite = checks.interval(
             "infinite", self.infinite, 0.0, 1.0, closed_low=True, closed_high=True
@@ -63,24 +70,40 @@ class LossDistribution(Mechanism):
                 "probabilities must sum to 1, and to at most 1 under the other data set, "
                 f"got {total:.9g} and {other:.9g}"
             )
-        checks.keep(self, losses=losses, probabilities=masses, infinite=infinite)
+        checks.store_validated(self, losses=losses, probabilities=masses, infinite=infinite)
 
     @staticmethod
     def _masses_of_other(losses: Array, masses: Array) -> Array:
-        return np.exp(log_or_minus_infinity(masses) - losses)
+        return np.exp(safe_log(masses) - losses)
 
     @cached_property
     def _pair(self) -> LossPair:
-        log_mass = log_or_minus_infinity(self.probabilities)
+        log_mass = safe_log(self.probabilities)
         kept = log_mass > -np.inf
         lacking = 1.0 - float(self._masses_of_other(self.losses, self.probabilities).sum())
         # What masses under P lack to 1 by rounding is counted as a leak.
         leak = max(self.infinite, 1.0 - float(self.probabilities.sum()))
-        return LossPair(Atoms(self.losses[kept], log_mass[kept], leak, max(lacking, 0.0)))
+        return LossPair(PrivacyLossPmf(self.losses[kept], log_mass[kept], leak, max(lacking, 0.0)))
 
     @property
     def pairs(self) -> tuple[DominatingPair, ...]:
-        return (self._pair,) if self.reverse is None else (self._pair, self.reverse._pair)
+        if self.reverse is None:
+            return self._pair, self._pair.mirrored
+        return (self._pair,) if self._is_own_reverse else (self._pair, self.reverse._pair)
+
+    @cached_property
+    def _is_own_reverse(self) -> bool:
+        other = self.reverse
+        return (
+            other is not None
+            and np.array_equal(self.losses, other.losses)
+            and np.array_equal(self.probabilities, other.probabilities)
+            and self.infinite == other.infinite
+        )
+
+    @property
+    def is_directed(self) -> bool:
+        return self.directed or self._is_own_reverse
 
     @property
     def description(self) -> str:
@@ -91,9 +114,9 @@ def _numbers(name: str, values: ArrayLike) -> Array:
     try:
         found = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be numbers, got {checks.in_line(values)}") from error
+        raise ValueError(f"{name} must be numbers, got {checks.one_line(values)}") from error
     if found.ndim != 1 or found.size == 0 or not np.isfinite(found).all():
         raise ValueError(
-            f"{name} must be finite numbers in one dimension, got {checks.in_line(found)}"
+            f"{name} must be finite numbers in one dimension, got {checks.one_line(found)}"
         )
     return found

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit.accounting.conversion import reach, renyi_to_epsilon, solve_epsilon
-from audit.accounting.pairs import DominatingPair, LossLaw
-from audit.numerics import FEW_ORDERS
+from audit.accounting.pairs import DominatingPair, PrivacyLoss
+from audit.numerics import COARSE_ORDERS
 
 Array = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ class Mechanism(ABC):
         """The dominating pairs of both directions; one if it is its own mirror image."""
 
     @property
-    def laws(self) -> tuple[tuple[LossLaw, int], ...]:
+    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
         """The runs that make up the first pair, for composition; the second is its mirror image."""
         return ((self.pairs[0], 1),)
 
@@ -55,6 +55,15 @@ class Mechanism(ABC):
     def is_symmetric(self) -> bool:
         """Whether the first pair is its own mirror image."""
         return len(self.pairs) == 1
+
+    @property
+    def is_directed(self) -> bool:
+        """Whether the first pair is known to be the data set with the record against the other.
+
+        Where different mechanisms are combined, or only some records are used, the cost depends on
+        which data set has the record. Where that is not known, the largest cost counts.
+        """
+        return self.is_symmetric
 
     @property
     def attained(self) -> bool:
@@ -85,4 +94,4 @@ class Mechanism(ABC):
 
     def renyi_epsilon(self, delta: float) -> float:
         """Smallest epsilon at delta by Renyi divergences, as the papers account."""
-        return renyi_to_epsilon(self.renyi, delta, refined=FEW_ORDERS)
+        return renyi_to_epsilon(self.renyi, delta, refined=COARSE_ORDERS)

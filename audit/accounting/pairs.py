@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.numerics import SUMS_TO_ONE, log_of_rest
+from audit.numerics import SUMS_TO_ONE, log_complement
 
 Array = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 
 @dataclass(frozen=True)
-class Atoms:
+class PrivacyLossPmf:
     """A law of the privacy loss under P.
 
     Attributes:
@@ -45,7 +45,7 @@ class Atoms:
     q_only: float = 0.0
 
 
-class LossLaw(ABC):
+class PrivacyLoss(ABC):
     """What composition needs to know of a pair."""
 
     @abstractmethod
@@ -53,7 +53,7 @@ class LossLaw(ABC):
         """D_alpha(P || P') for orders [n] > 1; may be infinite."""
 
     @abstractmethod
-    def atoms(self, spacing: float) -> Atoms:
+    def atoms(self, spacing: float) -> PrivacyLossPmf:
         """The law of the loss: exact if discrete, else the nodes of a quadrature.
 
         Args:
@@ -62,7 +62,7 @@ class LossLaw(ABC):
         """
 
 
-class DominatingPair(LossLaw):
+class DominatingPair(PrivacyLoss):
     """One direction (P, P') of a mechanism.
 
     Example:
@@ -161,7 +161,7 @@ class GaussianPair(DominatingPair):
     def renyi(self, alpha: Array) -> Array:
         return np.asarray(alpha, dtype=np.float64) * (self.mu * self.mu / 2.0)
 
-    def atoms(self, spacing: float) -> Atoms:
+    def atoms(self, spacing: float) -> PrivacyLossPmf:
         # loss = mu^2/2 - mu x for x ~ N(0, 1), or N(mu, 1) under P'.
         low, high = -REACH, self.mu + REACH
         ends = self.mu * (self.mu / 2.0 - high), self.mu * (self.mu / 2.0 - low)
@@ -169,7 +169,7 @@ class GaussianPair(DominatingPair):
         x, log_weight = quadrature(np.concatenate([np.arange(low, high, 0.25), [high], crossings]))
         log_mass = log_weight - 0.5 * x * x - LOG_ROOT_TWO_PI
         beyond = 2.0 * float(special.ndtr(-REACH))
-        return Atoms(self.mu * (self.mu / 2.0 - x), log_mass, beyond, beyond)
+        return PrivacyLossPmf(self.mu * (self.mu / 2.0 - x), log_mass, beyond, beyond)
 
     def profile(self, epsilon: ArrayLike) -> Array:
         return gaussian_profile(epsilon, self.mu)
@@ -193,18 +193,18 @@ class LossPair(DominatingPair):
 
     Example:
         >>> import numpy as np
-        >>> law = Atoms(np.array([-1.0, 1.0]), np.log([0.2689414, 0.7310586]))
+        >>> law = PrivacyLossPmf(np.array([-1.0, 1.0]), np.log([0.2689414, 0.7310586]))
         >>> round(float(LossPair(law).profile(0.0)), 4)
         0.4621
     """
 
-    law: Atoms
+    law: PrivacyLossPmf
 
     @cached_property
     def mirrored(self) -> "LossPair":
         """The pair (P', P)."""
         law = self.law
-        flipped = Atoms(-law.loss[::-1], self._log_q[::-1], law.q_only, law.p_only)
+        flipped = PrivacyLossPmf(-law.loss[::-1], self._log_q[::-1], law.q_only, law.p_only)
         return LossPair(flipped)
 
     def renyi(self, alpha: Array) -> Array:
@@ -214,7 +214,7 @@ class LossPair(DominatingPair):
         log_sum = special.logsumexp(self.law.log_mass + rest * self.law.loss, axis=-1)
         return np.maximum(log_sum, 0.0) / rest[..., 0]
 
-    def atoms(self, spacing: float) -> Atoms:
+    def atoms(self, spacing: float) -> PrivacyLossPmf:
         return self.law
 
     @cached_property
@@ -265,7 +265,7 @@ class LossPair(DominatingPair):
 
     def events(self, t: Array) -> tuple[Array, Array]:
         at = np.arange(len(self.law.loss) + 3.0)
-        p, q = (log_of_rest(np.interp(t, at, a), np.interp(t, at, b)) for a, b in self._vertices)
+        p, q = (log_complement(np.interp(t, at, a), np.interp(t, at, b)) for a, b in self._vertices)
         return p, q
 
     def ranked(self) -> tuple[Array, Array]:
@@ -275,7 +275,7 @@ class LossPair(DominatingPair):
             log P[worse] and log P'[worse] at the ends [n+3] of the outputs, from 0 to -inf. What P'
             alone gives is the worst output.
         """
-        p, q = (log_of_rest(left, done)[::-1] for done, left in self._vertices)
+        p, q = (log_complement(left, done)[::-1] for done, left in self._vertices)
         return p, q
 
 
@@ -292,18 +292,18 @@ class DiscretePair(LossPair):
         for name, v in (("p", p), ("q", q)):
             if v.ndim != 1 or not np.all(v >= 0) or abs(v.sum() - 1.0) > SUMS_TO_ONE:
                 raise ValueError(
-                    f"{name} must be probabilities that sum to 1, got {checks.in_line(v)}"
+                    f"{name} must be probabilities that sum to 1, got {checks.one_line(v)}"
                 )
         if p.shape != q.shape:
             raise ValueError(f"q must have the length of p, {len(p)}, got {len(q)}")
         both = (p > 0) & (q > 0)
         if not both.any():
-            super().__init__(Atoms(np.zeros(1), np.full(1, -np.inf), 1.0, 1.0))
+            super().__init__(PrivacyLossPmf(np.zeros(1), np.full(1, -np.inf), 1.0, 1.0))
             return
         log_p, log_q = np.log(p[both]), np.log(q[both])
         order = np.argsort(log_p - log_q, kind="stable")
         super().__init__(
-            Atoms(
+            PrivacyLossPmf(
                 (log_p - log_q)[order],
                 log_p[order],
                 float(p[~both].sum()),
@@ -334,7 +334,7 @@ class LaplacePair(DominatingPair):
         near = np.log(rest) - both - alpha * self._most
         return np.maximum(np.logaddexp(far, near), 0.0) / rest
 
-    def atoms(self, spacing: float) -> Atoms:
+    def atoms(self, spacing: float) -> PrivacyLossPmf:
         # Between the two centres, at y, the loss is (1 - 2 y)/scale; beyond them it is +-1/scale.
         crossings = 0.5 * (1.0 - self.scale * multiples(-self._most, self._most, spacing))
         even = np.append(np.arange(0.0, 1.0, min(0.25, 0.25 * self.scale)), 1.0)
@@ -342,7 +342,7 @@ class LaplacePair(DominatingPair):
         log_half = math.log(0.5)
         inner = log_weight + log_half - math.log(self.scale) - y / self.scale
         loss = np.concatenate([[-self._most], (1.0 - 2.0 * y) / self.scale, [self._most]])
-        return Atoms(loss, np.concatenate([[log_half - self._most], inner, [log_half]]))
+        return PrivacyLossPmf(loss, np.concatenate([[log_half - self._most], inner, [log_half]]))
 
     def profile(self, epsilon: ArrayLike) -> Array:
         epsilon = np.asarray(epsilon, dtype=np.float64)

@@ -36,7 +36,7 @@ def read_curve(path: str | Path) -> tuple[Array, Array]:
     """
     rows = []
     try:
-        lines = checks.text_of(path, _LONGEST).splitlines()
+        lines = checks.read_text(path, _LONGEST).splitlines()
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"path must be a readable csv file, got {str(path)!r}") from error
     for number, line in enumerate(lines):
@@ -58,7 +58,7 @@ def read_curve(path: str | Path) -> tuple[Array, Array]:
 _BASES = ("gaussian", "laplace", "response", "pure", "approximate", "zcdp", "renyi", "profile")
 
 
-def parse(spec: str | Mechanism) -> Mechanism:
+def parse_mechanism(spec: str | Mechanism) -> Mechanism:
     """Reads a base mechanism from text; a mechanism is returned as it is.
 
     Args:
@@ -70,13 +70,13 @@ def parse(spec: str | Mechanism) -> Mechanism:
         ValueError: an unknown mechanism, a wrong number of parameters, or one out of its range.
 
     Example:
-        >>> parse("pure:0.5")
+        >>> parse_mechanism("pure:0.5")
         PureDp(epsilon_0=0.5)
     """
     if isinstance(spec, Mechanism):
         return spec
     if not isinstance(spec, str):
-        raise ValueError(f"base must be a mechanism, or one as text, got {checks.in_line(spec)}")
+        raise ValueError(f"base must be a mechanism, or one as text, got {checks.one_line(spec)}")
     name, _, text = str(spec).strip().partition(":")
     name = checks.one_of("base", name, _BASES)
     if name == "renyi":
@@ -92,7 +92,7 @@ def parse(spec: str | Mechanism) -> Mechanism:
         count = " or ".join(map(str, allowed))
         raise ValueError(f"base {name!r} takes {count} numbers after the colon, got {text!r}")
     if name == "response":
-        options = checks.whole("options", numbers[1], 2) if len(numbers) > 1 else 2
+        options = checks.integer("options", numbers[1], 2) if len(numbers) > 1 else 2
         return RandomisedResponse(numbers[0], options)
     if name == "approximate":
         return ApproximateDp(numbers[0], numbers[1])

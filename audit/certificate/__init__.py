@@ -1,26 +1,39 @@
-"""What a private tuning keeps, on paper: what is claimed, why it is true, and how to check it.
+"""Certificate of a private tuning: the claim, its reasons, and a way to check it.
 
 One result object, `Certificate`; json, text and html are made from it, and `python -m audit.verify`
-computes every number of it anew.
+recomputes every number of the json and every condition that it must state.
 """
 
 from audit.certificate.certificate import Certificate
+from audit.certificate.conditions import Condition, Ground, NoisyScore, Setting, StudyFacts
+from audit.certificate.declaration import Declaration, Spending
 from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import Numbers, PrivacyPoint, compute
-from audit.certificate.statement import FORMAT, Condition, Ground, Setting, Statement
-from audit.certificate.verification import Verdict, verify
+from audit.certificate.released import model_hash
+from audit.certificate.signature import check_signature, sign
+from audit.certificate.statement import FORMAT, Statement
+from audit.certificate.verification import Finding, Verdict, schema, verify
 
 __all__ = [
     "FORMAT",
     "Certificate",
     "Condition",
+    "Declaration",
     "Evidence",
+    "Finding",
     "Ground",
+    "NoisyScore",
     "Numbers",
     "PrivacyPoint",
     "Setting",
+    "Spending",
     "Statement",
+    "StudyFacts",
     "Verdict",
+    "check_signature",
     "compute",
+    "model_hash",
+    "schema",
+    "sign",
     "verify",
 ]

@@ -1,4 +1,4 @@
-"""The certificate: what it says, and its three renderings."""
+"""The certificate and its three renderings."""
 
 import json
 from pathlib import Path
@@ -13,12 +13,12 @@ ENDINGS = (".json", ".txt", ".html")
 
 
 class Certificate(Statement):
-    """What a tuning keeps, why, and what would make it void; see `Statement` for its fields.
+    """Claim of a private tuning, with its reasons; see `Statement` for its fields.
 
     Example:
         >>> import inspect
         >>> list(inspect.signature(Certificate).parameters)[:4]
-        ['base', 'protocol', 'delta', 'numbers']
+        ['base', 'training', 'protocol', 'delta']
     """
 
     def save(self, path: str | Path) -> None:
@@ -30,7 +30,8 @@ class Certificate(Statement):
         path = Path(path)
         ending = checks.one_of("path's ending", path.suffix, ENDINGS)
         if ending == ".json":
-            content = json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n"
+            # ASCII, so that who reads the file sees letters that look like others.
+            content = json.dumps(self.as_dict(), indent=2) + "\n"
         elif ending == ".txt":
             content = text.paragraph(self)
         else:

@@ -31,12 +31,12 @@ class Evidence:
 
     def __post_init__(self) -> None:
         epsilon = checks.interval("epsilon_lower", self.epsilon_lower, 0.0, closed_low=True)
-        checks.keep(
+        checks.store_validated(
             self,
             epsilon_lower=epsilon,
             confidence=checks.interval("confidence", self.confidence, 0.0, 1.0),
-            games_without=checks.whole("games_without", self.games_without, 1),
-            games_with=checks.whole("games_with", self.games_with, 1),
+            games_without=checks.integer("games_without", self.games_without, 1),
+            games_with=checks.integer("games_with", self.games_with, 1),
         )
 
     def ceiling(self, delta: float) -> float:

@@ -12,20 +12,29 @@ from scipy import special
 from audit import checks, numerics
 from audit.accounting import Mechanism, Unreachable
 from audit.claims import Kind
-from audit.numerics import PROFILE_ACCURACY, shown
+from audit.numerics import PROFILE_ACCURACY, format_rounded
 from audit.protocols import Protocol
-from audit.upper_bounds import UpperBound, cost
+from audit.upper_bounds import UpperBound, tuning_cost
 from audit.upper_bounds.registry import entries, find, row
 
 Array = NDArray[np.float64]
 
-DELTAS = (0.8, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
+DELTAS = (
+    *(0.8, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
+    *(1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-10, 1e-12, 1e-14),
+)
 """Where the profile of the whole is tabulated, besides the delta asked for."""
+
+GROUPS = (2, 3, 5, 10)
+"""Sizes of groups of records whose epsilon is stated, besides the author's own."""
 
 FALSE_POSITIVES = (0.0, 1e-4, 1e-3, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0)
 """Where the trade-off curve is tabulated."""
 
 _SHIFT_TOLERANCE = 1e-6
+_MAX_GROUP = 100
+_MAX_EXPONENT = 300.0  # of exp, so that products stay finite
+_ON_THE_CURVE = 1e-12
 _NEAR = 1.01  # bounds that come so near to the smallest are asked at every other delta too
 
 
@@ -36,12 +45,12 @@ def rounded_up(value: float, digits: int = 4) -> str:
         >>> rounded_up(2.40001), rounded_up(2.4), rounded_down(2.39999)
         ('2.401', '2.4', '2.399')
     """
-    return shown(value, up=True, digits=digits)
+    return format_rounded(value, up=True, digits=digits)
 
 
 def rounded_down(value: float, digits: int = 4) -> str:
     """A number as text, never above itself."""
-    return shown(value, up=False, digits=digits)
+    return format_rounded(value, up=False, digits=digits)
 
 
 @dataclass(frozen=True)
@@ -116,15 +125,18 @@ def compute(
 
     Raises:
         Unreachable: no bound reaches delta.
-        ValueError: there is no such bound, or it does not hold for any score.
+        ValueError: there is no such bound, it does not hold for any score, or is named twice.
 
     Example:
         >>> from audit import protocols
         >>> from audit.accounting import GaussianMechanism
-        >>> numbers = compute(GaussianMechanism(0.5), protocols.parse("fixed:1"), 1e-5, ["region"])
+        >>> one_run = protocols.parse_protocol("fixed:1")
+        >>> numbers = compute(GaussianMechanism(0.5), one_run, 1e-5, ["region"])
         >>> round(numbers.epsilon, 3), round(numbers.true_positives[0], 3)
         (1.993, 0.035)
     """
+    if len(set(bounds)) != len(bounds):
+        raise ValueError(f"bounds must be different ones, got {checks.one_line(bounds)}")
     at_delta = _smallest_first(base, protocol, delta, bounds)
     names = tuple(found.name for _, found in at_delta)
     epsilon, smallest = at_delta[0]
@@ -178,7 +190,7 @@ def _smallest_first(
     rows = [row(entry, base, protocol, delta) for entry in usable]
     known = [(found.epsilon, found) for found in rows if found.epsilon is not None]
     if not known:
-        cost(base, protocol, delta)  # which says why there is none
+        tuning_cost(base, protocol, delta)  # which says why there is none
         raise Unreachable(f"bounds must reach delta, got {', '.join(bounds)} at {delta!r}")
     known.sort(key=lambda one: one[0])
     return [one for one in known if bounds or one[0] <= _NEAR * known[0][0]]
@@ -239,6 +251,59 @@ class TradeOff:
         gaps = -special.ndtri(rates[inside]) - special.ndtri(reached[inside])
         return max(float(np.max(gaps, initial=0.0)), 0.0) * (1.0 + PROFILE_ACCURACY)
 
+    def group_epsilon(self, size: int, delta: float) -> float | None:
+        """Epsilon at delta of a group of so many records, rounded up; None if none follows.
+
+        With g = 1 - f, a group of k records has the trade-off curve 1 - g(g(...g(a))), k times
+        (Dong, Roth and Su 2022, theorem 2.14). It implies (epsilon, delta) if that chain is at most
+        delta + e^epsilon a for every a. The chain is concave and linear between its bends, where
+        the largest (chain - delta) / a lies.
+
+        Args:
+            size: k, the number of records, >= 1. Above 100, no epsilon is computed.
+            delta: of the statement.
+        """
+        points = [(one.delta, one.epsilon) for one in self.points if one.epsilon < _MAX_EXPONENT]
+        if size > _MAX_GROUP or not points:
+            return None
+        # Lines whose minimum g is, each in a form that keeps the digits of small numbers.
+        rise, drop = np.array(points).T
+        ratio = np.exp(-drop)
+        intercept = np.concatenate([rise, -np.expm1(-drop) + ratio * rise])
+        slope = np.concatenate([1.0 / ratio, ratio])
+
+        def lifted(rates: Array) -> Array:
+            lines = intercept + slope * rates[:, None]
+            return np.minimum(lines.min(axis=1), 1.0)
+
+        def before(powers: Array) -> Array:
+            return ((powers[:, None] - intercept) / slope).max(axis=1)
+
+        with np.errstate(divide="ignore", invalid="ignore"):
+            meets = (intercept[:, None] - intercept) / (slope - slope[:, None])
+        places = np.concatenate([meets.ravel(), (1.0 - intercept) / slope])
+        # Every line beside those that meet there, so that the number of bends stays small.
+        lines = np.concatenate(
+            [np.repeat(np.arange(len(slope)), len(slope)), np.arange(len(slope))]
+        )
+        real = (places > 0.0) & (places < 1.0)
+        places, lines = places[real], lines[real]
+        on = intercept[lines] + slope[lines] * places <= lifted(places) * (1.0 + _ON_THE_CURVE)
+        bends = np.unique(places[on])
+
+        all_bends = bends
+        for _ in range(size - 1):
+            inner = all_bends[all_bends > lifted(np.zeros(1))]
+            all_bends = np.unique(np.concatenate([bends, before(inner)]))
+        chain = np.concatenate([[0.0], all_bends, [1.0]])
+        rates = chain
+        for _ in range(size):
+            chain = lifted(chain)
+        if chain[0] >= delta:
+            return None  # an attack without false positives may exceed delta
+        largest = float(np.max((chain[1:] - delta) / rates[1:], initial=0.0))
+        return math.log(largest) * (1.0 + PROFILE_ACCURACY) if largest > 1.0 else 0.0
+
     def regret(self, mu: float) -> float:
         """The least shift k, rounded up, with f(a + k) - k <= f_mu(a) for every a."""
         rates = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 2000)])
@@ -248,4 +313,4 @@ class TradeOff:
             moved = self.false_negatives(np.minimum(rates + shift, 1.0)) - shift
             return bool(np.any(moved > gaussian))
 
-        return numerics.last_kept(too_small, 1.0, 0.0, _SHIFT_TOLERANCE)
+        return numerics.safe_root(too_small, 1.0, 0.0, _SHIFT_TOLERANCE)

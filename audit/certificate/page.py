@@ -9,9 +9,14 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from audit import checks
+from audit.certificate.conditions import Ground
+from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import TradeOff, rounded_down, rounded_up
-from audit.certificate.statement import Ground, Statement
-from audit.numerics import exact
+from audit.certificate.statement import Statement
+from audit.certificate.text import draws_in_words, total_in_words
+from audit.certificate.wording import in_words
+from audit.numerics import format_exact
 
 __all__ = ["document", "escape", "html", "pairs", "svg", "table"]
 
@@ -62,8 +67,8 @@ def html(certificate: Statement) -> str:
     """The page."""
     numbers, setting = certificate.numbers, certificate.setting
     key = [
-        ("Unit of privacy", setting.unit),
-        ("Neighbouring data sets", setting.neighbours),
+        ("Unit of privacy", checks.quoted(setting.unit)),
+        ("Neighbouring data sets", f"{setting.relation}: {setting.neighbours}"),
         ("Trust model", setting.trust_model),
         *((f"Read by {who}", what) for who, what in setting.touched.items()),
         ("Released", "; ".join(setting.released)),
@@ -73,13 +78,13 @@ def html(certificate: Statement) -> str:
     mean = certificate.protocol.mean_runs
     mechanism = [
         ("One run", certificate.base.description),
-        ("Epsilon of one run alone", f"{run} at delta = {exact(certificate.delta)}"),
-        ("Protocol", f"{certificate.protocol.spec}: {certificate.protocol.assumption}"),
-        ("Runs expected", "by what comes out" if mean is None else f"{mean:.4g}"),
-        *((f"Prior of {name}", words) for name, words in setting.prior.items()),
+        ("Epsilon of one run alone", f"{run} at delta = {format_exact(certificate.delta)}"),
+        ("Protocol", f"{in_words(certificate.protocol)} In short: {certificate.protocol.spec}"),
+        ("Runs expected", "depends on the outputs" if mean is None else f"{mean:.4g}"),
+        *((f"Prior of {name}", words) for name, words in certificate.study.prior.items()),
         (
             "Epsilon of the whole",
-            f"{rounded_up(numbers.epsilon)} at delta = {exact(certificate.delta)}",
+            f"{rounded_up(numbers.epsilon)} at delta = {format_exact(certificate.delta)}",
         ),
         ("By", f"{numbers.bounds[0]}: {numbers.source}"),
         ("Which needs", numbers.assumes),
@@ -88,10 +93,6 @@ def html(certificate: Statement) -> str:
         mechanism.append(
             ("An attack attains", f"{rounded_down(numbers.attained)}, on the worst score")
         )
-    grounds = [
-        [escape(one.words), f'<span class="ground {_class(one.ground)}">{one.ground.value}</span>']
-        for one in certificate.conditions
-    ]
     one, tenth = (rounded_up(100.0 * share) for share in numbers.true_positives)
     attacker = [
         ("Membership advantage", f"at most {rounded_up(numbers.advantage)}"),
@@ -105,26 +106,45 @@ def html(certificate: Statement) -> str:
         ),
         (
             "Gaussian DP",
-            f"mu = {rounded_up(numbers.mu)}, but for {exact(certificate.delta)}; regret "
+            f"mu = {rounded_up(numbers.mu)}, but for {format_exact(certificate.delta)}; regret "
             f"{rounded_up(numbers.mu_regret, 2)}",
         ),
     ]
+    stated = list(certificate.declaration.in_words())
+    if (total := total_in_words(certificate)) is not None:
+        stated.append(("Sum", total))
+    stated.append(("SHA-256 of the released model", certificate.model_hash or NOT_STATED))
+    trusted = len(certificate.on_trust)
     body = [
         "<h1>Certificate of a private tuning</h1>",
-        f'<p class="claim">{escape(certificate.statement)}</p>',
-        "<h2>What it is about</h2>",
+        f'<p class="claim">{escape(certificate.claim("below"))}</p>',
+        f"<h2>The {trusted} conditions</h2>",
+        "<p>They are stated by the author. No program can verify them.</p>",
+        _conditions(certificate, (Ground.ON_TRUST,)),
+        "<h2>What the study ensured, according to its author</h2>",
+        _conditions(certificate, (Ground.BROKEN, Ground.BY_CONSTRUCTION, Ground.CHECKED)),
+        "<h2>What the claim is about</h2>",
         pairs(key),
         "<h2>What was run, and what it costs</h2>",
         pairs(mechanism),
-        "<h2>What must be true</h2>",
-        table(["condition", "why it is taken to be so"], grounds, raw=True),
+        "<h2>Stated by the author</h2>",
+        pairs(stated),
         "<h2>What an attacker can do</h2>",
         pairs(attacker),
         f'<div class="figures">{_figures(certificate)}</div>',
         "<h2>Privacy profile of the whole</h2>",
         table(
             ["delta", "epsilon"],
-            [[f"{exact(one.delta)}", rounded_up(one.epsilon, 6)] for one in numbers.profile],
+            [[f"{format_exact(one.delta)}", rounded_up(one.epsilon, 6)] for one in numbers.profile],
+            numbers=(0, 1),
+        ),
+        f"<h2>Groups of records, at delta = {format_exact(certificate.delta)}</h2>",
+        table(
+            ["records", "epsilon"],
+            [
+                [str(size), "none follows" if epsilon is None else rounded_up(epsilon)]
+                for size, epsilon in certificate.groups
+            ],
             numbers=(0, 1),
         ),
     ]
@@ -135,23 +155,38 @@ def html(certificate: Statement) -> str:
             pairs(
                 [
                     ("Epsilon shown", f"at least {rounded_down(found.epsilon_lower)}"),
-                    ("Confidence", exact(found.confidence)),
+                    ("Confidence", format_exact(found.confidence)),
                     ("Games", f"{found.games_without} without, {found.games_with} with the record"),
                     ("Could have shown", f"at most {rounded_up(found.ceiling(certificate.delta))}"),
                 ]
             ),
         ]
     plain = certificate.as_dict()
+    made = [
+        *((name, _words(value)) for name, value in certificate.made.items()),
+        ("random draws", draws_in_words(certificate)),
+        ("hash of the settings", certificate.study.settings or NOT_STATED),
+    ]
     body += [
-        "<h2>It is void if</h2>",
+        "<h2>Events that make it void</h2>",
         "<ul>" + "".join(f"<li>{escape(one)}</li>" for one in certificate.void_if) + "</ul>",
         "<h2>How it was made</h2>",
-        pairs([*((name, _words(value)) for name, value in certificate.made.items())]),
-        f"<p>Hash <code>{plain['hash']}</code>. The json file of this certificate is checked by "
-        "<code>python -m audit.verify certificate.json</code>, which computes every number "
-        "anew.</p>",
+        pairs(made),
+        f"<p>Hash <code>{plain['hash']}</code>. This page proves nothing: anybody can change it. "
+        "Ask for the json file of this hash. <code>python -m audit.verify certificate.json</code> "
+        "recomputes every number of that file and every condition it must state, and "
+        "<code>--render page.html</code> makes this page again.</p>",
     ]
     return document("Certificate of a private tuning", body, "void" if certificate.void else "")
+
+
+def _conditions(certificate: Statement, grounds: Sequence[Ground]) -> str:
+    rows = [
+        [escape(one.words), f'<span class="ground {_class(one.ground)}">{one.ground.value}</span>']
+        for one in certificate.conditions
+        if one.ground in grounds
+    ]
+    return table(["condition", "why the author takes it to be true"], rows, raw=True)
 
 
 def document(title: str, body: Iterable[str], kind: str = "") -> str:
@@ -275,5 +310,5 @@ def _class(ground: Ground) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as html."""
-    return markup.escape(str(text))
+    """Text as html; characters that a reader cannot see are escapes."""
+    return markup.escape(checks.printable(str(text)))

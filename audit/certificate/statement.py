@@ -2,145 +2,201 @@
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from enum import Enum
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from audit import checks, protocols
-from audit.accounting import Mechanism, from_plain, to_plain
+from audit.accounting import (
+    Mechanism,
+    group_size,
+    mechanism_from_dict,
+    mechanism_to_dict,
+    relations,
+)
+from audit.certificate import conditions as derived
+from audit.certificate.conditions import Condition, Ground, NoisyScore, Setting, StudyFacts
+from audit.certificate.declaration import PRIVATE, Declaration
 from audit.certificate.evidence import Evidence
-from audit.certificate.numbers import Numbers, PrivacyPoint, compute, rounded_up
-from audit.numerics import exact
+from audit.certificate.numbers import (
+    GROUPS,
+    Numbers,
+    PrivacyPoint,
+    TradeOff,
+    compute,
+    rounded_up,
+)
+from audit.certificate.wording import in_words
+from audit.numerics import format_exact
 from audit.protocols import Protocol, Subset
 
-__all__ = ["FORMAT", "Condition", "Ground", "Setting", "Statement", "hash_of"]
+__all__ = ["FORMAT", "NAMESPACE", "Statement", "hash_of"]
 
-FORMAT = "private-tuning-certificate/1"
-"""Name and version of the json; what a version says is in docs/certificate.md."""
+NAMESPACE = "private-tuning-certificate"
+"""Name of the format, without its version."""
 
+FORMAT = f"{NAMESPACE}/2"
+"""Name and version of the json; docs/certificate.md describes its fields."""
 
-class Ground(Enum):
-    """Why a condition is taken to be true.
-
-    Example:
-        >>> [ground.value for ground in Ground]
-        ['by construction', 'checked', 'on trust', 'broken']
-    """
-
-    BY_CONSTRUCTION = "by construction"
-    CHECKED = "checked"
-    ON_TRUST = "on trust"
-    BROKEN = "broken"
-
-
-@dataclass(frozen=True)
-class Condition:
-    """One thing that must be true for the claim to be.
-
-    Attributes:
-        words: what.
-        ground: why it is taken to be true.
-
-    Example:
-        >>> Condition("only the best run is released", Ground.ON_TRUST).ground.value
-        'on trust'
-    """
-
-    words: str
-    ground: Ground
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the claim is about.
-
-    Attributes:
-        trust_model: who sees what.
-        unit: whose privacy: what one record is.
-        neighbours: which data sets are neighbours.
-        touched: which records are read, by what.
-        released: what is published.
-        withheld: what must not be.
-        prior: over candidates, by name.
-
-    Example:
-        >>> import inspect
-        >>> list(inspect.signature(Setting).parameters)[:3]
-        ['trust_model', 'unit', 'neighbours']
-    """
-
-    trust_model: str
-    unit: str
-    neighbours: str
-    touched: Mapping[str, str]
-    released: tuple[str, ...]
-    withheld: tuple[str, ...]
-    prior: Mapping[str, str]
+_OLD = (f"{NAMESPACE}/1",)
+_N_IS_PUBLIC = ("zero-out", "replace-one")
+_MAX_TEXT = 1_000_000  # a prior lists all candidates of a grid
+_MAX_NAMES = 10_000
+_MAX_ROWS = 100
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What a tuning keeps, why, and what would make it void; all that a rendering shows.
+    """Claim of a private tuning, with its reasons; all that a rendering shows.
+
+    The conditions, the setting and all other sentences follow from the fields, so that none of
+    them can be missing.
 
     Attributes:
-        base: one run.
+        base: one run, its score included.
+        training: one run without its score.
         protocol: how the best run is chosen.
-        delta: of the whole.
-        numbers: what follows from the three above.
-        setting: what it is about.
-        conditions: what must be true, and why it is taken to be.
-        void_if: what would make it void.
-        made: versions, date, the policy of seeds and the hash of the settings.
-        evidence: what a game against it has shown, if one was played.
+        delta: of the whole tuning.
+        numbers: computed from base, protocol and delta.
+        score: the noise of the score; None if it reads public records only.
+        study: what the study states about itself.
+        made: version of this package, date, versions of Python and libraries.
+        model_hash: `model_hash` of the released model; None if unknown or nothing was released.
+        declaration: statements of the author.
+        evidence: result of an audit of this tuning, if there was one.
 
     Example:
         >>> import inspect
         >>> list(inspect.signature(Statement).parameters)[:4]
-        ['base', 'protocol', 'delta', 'numbers']
+        ['base', 'training', 'protocol', 'delta']
     """
 
     base: Mechanism
+    training: Mechanism
     protocol: Protocol
     delta: float
     numbers: Numbers
-    setting: Setting
-    conditions: tuple[Condition, ...]
-    void_if: tuple[str, ...]
+    score: NoisyScore | None
+    study: StudyFacts
     made: Mapping[str, Any] = field(default_factory=dict)
+    model_hash: str | None = None
+    declaration: Declaration = field(default_factory=Declaration)
     evidence: Evidence | None = None
+
+    def __post_init__(self) -> None:
+        if self.declaration.records == PRIVATE and self.setting.relation in _N_IS_PUBLIC:
+            raise ValueError(
+                f"records must be public with {self.setting.relation} neighbours, which have the "
+                f"same number of records, got {PRIVATE!r}"
+            )
 
     @classmethod
     def issue(
         cls,
         base: Mechanism,
+        training: Mechanism,
         protocol: Protocol,
         delta: float,
-        setting: Setting,
-        conditions: tuple[Condition, ...],
-        void_if: tuple[str, ...],
+        score: NoisyScore | None,
+        study: StudyFacts,
         made: Mapping[str, Any],
+        model_hash: str | None = None,
     ) -> Self:
-        """Computes the numbers and states what they are about."""
+        """Computes the numbers and returns the certificate."""
         numbers = compute(base, protocol, delta)
-        return cls(base, protocol, delta, numbers, setting, conditions, void_if, made)
+        known = derived.checkable(training, protocol)
+        study = replace(study, checked=tuple(name for name in known if name in study.checked))
+        return cls(base, training, protocol, delta, numbers, score, study, made, model_hash)
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """All conditions of the claim."""
+        return derived.conditions(self.training, self.protocol, self.score, self.study)
+
+    @property
+    def on_trust(self) -> tuple[Condition, ...]:
+        """The conditions that nobody has checked."""
+        return tuple(one for one in self.conditions if one.ground is Ground.ON_TRUST)
+
+    @property
+    def setting(self) -> Setting:
+        """What the claim is about."""
+        return derived.setting(self.training, self.protocol, self.score, self.declaration.unit)
+
+    @property
+    def void_if(self) -> tuple[str, ...]:
+        """Events that make the certificate void."""
+        return derived.void_if(self.protocol, self.score)
 
     @property
     def void(self) -> tuple[str, ...]:
-        """What is broken already; a guarantee has none."""
+        """Conditions that are broken already; a guarantee has none."""
         return tuple(one.words for one in self.conditions if one.ground is Ground.BROKEN)
 
     @property
     def statement(self) -> str:
         """The claim in one line."""
+        return self.claim("on trust")
+
+    def claim(self, which: str) -> str:
+        """The claim in one line.
+
+        Args:
+            which: where a reader finds the conditions: `on trust`, `below`.
+        """
         what = "the best run of this tuning"
         if isinstance(self.protocol, Subset):
             what = "the final run of this tuning, and the candidate chosen,"
+        count = len(self.on_trust)
         claim = (
             f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
-            f"{exact(self.delta)})-differentially private."
+            f"{format_exact(self.delta)})-differentially private{self._relation}, if the {count} "
+            f"conditions {which} hold."
         )
-        return f"VOID: {'; '.join(self.void)}. Else: {claim}" if self.void else claim
+        return f"VOID: {'; '.join(self.void)}. Otherwise: {claim}" if self.void else claim
+
+    @property
+    def groups(self) -> tuple[tuple[int, float | None], ...]:
+        """Numbers of records, and the epsilon of so many at `delta`; None if none follows.
+
+        If the claim is about groups already, these are groups of such groups.
+        """
+        curve = TradeOff(self.numbers.profile)
+        each = group_size(self.training)
+        own = math.ceil((self.declaration.records_per_person or 1) / each)
+        times = sorted({*GROUPS, own} - {1})
+        return tuple((each * count, curve.group_epsilon(count, self.delta)) for count in times)
+
+    def declare(self, **statements: Any) -> Self:
+        """The same certificate with statements of its author, which nobody recomputes.
+
+        Args:
+            statements: fields of `Declaration`; those given earlier stay.
+
+        Raises:
+            ValueError: a statement is not of its type.
+
+        Example:
+            >>> from audit import tuning
+            >>> from audit.accounting import GaussianMechanism
+            >>> study = tuning.Study({"lr": [1]}, "fixed:1", base=GaussianMechanism(1.0),
+            ...                      folder=None)
+            >>> _ = study.run(lambda trial: tuning.Outcome(1.0))
+            >>> study.certificate.declare(dataset="Digits").declaration.dataset
+            'Digits'
+        """
+        names = {one.name for one in fields(Declaration)}
+        for name in statements:
+            checks.one_of("statement", name, names)
+        return replace(self, declaration=replace(self.declaration, **statements))
+
+    @property
+    def _relation(self) -> str:
+        """The neighbouring relations that the base states, in words."""
+        stated = sorted(relations(self.base))
+        return f" for {' and '.join(stated)} neighbours" if stated else ""
 
     def with_evidence(
         self, epsilon_lower: float, confidence: float, games_without: int, games_with: int
@@ -160,18 +216,29 @@ class Statement:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it in plain values, with the hash over the rest."""
+        total = self.declaration.total(self.numbers.epsilon, self.delta)
         values: dict[str, Any] = {
             "format": FORMAT,
             "statement": self.statement,
-            "base": to_plain(self.base) | {"description": self.base.description},
+            "base": mechanism_to_dict(self.base) | {"description": self.base.description},
+            "training": mechanism_to_dict(self.training),
+            "score": None if self.score is None else asdict(self.score),
             "protocol": self.protocol.spec,
+            "protocol_in_words": in_words(self.protocol),
             "delta": self.delta,
             "numbers": asdict(self.numbers),
+            "groups": [{"records": size, "epsilon": epsilon} for size, epsilon in self.groups],
             "setting": asdict(self.setting),
+            "study": asdict(self.study),
             "conditions": [
-                {"words": one.words, "ground": one.ground.value} for one in self.conditions
+                {"name": one.name, "words": one.words, "ground": one.ground.value}
+                for one in self.conditions
             ],
-            "void_if": list(self.void_if),
+            "void_if": self.void_if,
+            "model_hash": self.model_hash,
+            "declaration": self.declaration.as_dict(),
+            "not_stated": self.not_stated,
+            "total": None if total is None else {"epsilon": total[0], "delta": total[1]},
             "made": dict(self.made),
             "evidence": None
             if self.evidence is None
@@ -181,57 +248,156 @@ class Statement:
         values = json.loads(json.dumps(values))
         return values | {"hash": hash_of(values)}
 
+    @property
+    def not_stated(self) -> tuple[str, ...]:
+        """Names of what a sign-off needs and this certificate lacks."""
+        missing = ("model_hash",) if self.model_hash is None else ()
+        return (*missing, *self.declaration.not_stated)
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Reads what `as_dict` wrote; nothing is recomputed, and the hash is not looked at.
+        """Reads what `as_dict` wrote; nothing is verified.
 
         Raises:
             ValueError: it is no certificate of this format.
         """
         came = values.get("format") if isinstance(values, Mapping) else None
+        if isinstance(came, str) and came in _OLD:
+            raise ValueError(
+                f"certificate must be of format {FORMAT!r}, got {came!r}, whose conditions cannot "
+                "be verified: issue it again from its study"
+            )
         if came != FORMAT:
-            raise ValueError(f"certificate must be of format {FORMAT!r}, got {came!r}")
+            raise ValueError(
+                f"certificate must be of format {FORMAT!r}, got {checks.one_line(came)}"
+            )
         try:
             base = {name: one for name, one in values["base"].items() if name != "description"}
-            evidence = values["evidence"]
+            score, evidence = values["score"], values["evidence"]
             if evidence is not None:
                 evidence = Evidence(
                     **{name: one for name, one in evidence.items() if name != "ceiling"}
                 )
             return cls(
-                base=from_plain(base),
-                protocol=protocols.parse(values["protocol"]),
+                base=mechanism_from_dict(base),
+                training=mechanism_from_dict(values["training"]),
+                protocol=_protocol(values["protocol"]),
                 delta=checks.interval("delta", values["delta"], 0.0, 1.0),
                 numbers=_numbers(values["numbers"]),
-                setting=_setting(values["setting"]),
-                conditions=tuple(
-                    Condition(one["words"], Ground(one["ground"])) for one in values["conditions"]
-                ),
-                void_if=tuple(values["void_if"]),
-                made=dict(values["made"]),
+                score=None if score is None else NoisyScore(**score),
+                study=_facts(values["study"]),
+                made=_made(values["made"]),
+                model_hash=_digits("model_hash", values["model_hash"]),
+                declaration=Declaration.from_dict(values["declaration"]),
                 evidence=evidence,
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ArithmeticError, IndexError) as error:
             raise ValueError(
-                f"certificate must have the fields of its format, got {error}"
+                "certificate must have the fields of its format, got "
+                f"{type(error).__name__}: {checks.one_line(str(error))}"
             ) from None
 
 
-def _numbers(values: Mapping[str, Any]) -> Numbers:
-    """Numbers read from plain values: what was a tuple is one again."""
-    found = Numbers(**values)
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+        raise ValueError(f"{name} must be a text, got {checks.one_line(value)}")
+    return value
+
+
+def _protocol(value: Any) -> Protocol:
+    found = protocols.parse_protocol(_text("protocol", value))
+    if not isinstance(found, derived.PROTOCOLS):
+        names = ", ".join(kind.name for kind in derived.PROTOCOLS)
+        raise ValueError(f"protocol must be one whose conditions are known ({names}), got {found}")
+    return found
+
+
+def _texts(name: str, values: Any) -> dict[str, str]:
+    """Texts by name."""
+    if not isinstance(values, Mapping) or len(values) > _MAX_NAMES:
+        raise ValueError(f"{name} must be texts by name, got {checks.one_line(values)}")
+    return {_text(name, key): _text(f"{name}.{key}", one) for key, one in values.items()}
+
+
+def _digits(name: str, value: Any) -> str | None:
+    if value is not None and not (isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)):
+        raise ValueError(f"{name} must be 64 hexadecimal digits, got {checks.one_line(value)}")
+    return value
+
+
+def _facts(values: Mapping[str, Any]) -> StudyFacts:
+    found = StudyFacts(**values)
+    for name in ("seeded", "key_kept"):
+        if not isinstance(values[name], bool):
+            raise ValueError(
+                f"study.{name} must be true or false, got {checks.one_line(values[name])}"
+            )
+    if _digits("study.settings", found.settings) is None:
+        raise ValueError("study.settings must be 64 hexadecimal digits, got none")
+    size = found.expected_batch_size
+    if size is not None:
+        size = checks.interval("study.expected_batch_size", size, 0.0)
     return replace(
         found,
-        profile=tuple(PrivacyPoint(**one) for one in values["profile"]),
-        trade_off=tuple((rate, least) for rate, least in values["trade_off"]),
-        true_positives=tuple(values["true_positives"]),
-        bounds=tuple(values["bounds"]),
+        expected_batch_size=size,
+        prior=_texts("study.prior", found.prior),
+        checked=tuple(_text("study.checked", one) for one in values["checked"]),
     )
 
 
-def _setting(values: Mapping[str, Any]) -> Setting:
-    found = Setting(**values)
-    return replace(found, released=tuple(found.released), withheld=tuple(found.withheld))
+def _made(values: Any) -> dict[str, Any]:
+    if not isinstance(values, Mapping) or set(values) != {"version", "date", "python", "libraries"}:
+        raise ValueError(
+            "made must have version, date, python and libraries, got "
+            f"{checks.one_line(list(values) if isinstance(values, Mapping) else values)}"
+        )
+    found: dict[str, Any] = _texts(
+        "made", {name: one for name, one in values.items() if name != "libraries"}
+    )
+    return found | {"libraries": _texts("made.libraries", values["libraries"])}
+
+
+def _numbers(values: Mapping[str, Any]) -> Numbers:
+    """Numbers read from plain values: every list is a tuple again."""
+
+    def number(name: str, value: Any) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(f"numbers.{name} must be a number, got {checks.one_line(value)}")
+        return float(value)
+
+    def number_or_none(name: str) -> float | None:
+        return None if values[name] is None else number(name, values[name])
+
+    if set(values) != {one.name for one in fields(Numbers)}:
+        raise ValueError(f"numbers must have its fields, got {checks.one_line(list(values))}")
+    for name in ("bounds", "profile", "trade_off"):
+        if len(values[name]) > _MAX_ROWS:
+            raise ValueError(
+                f"numbers.{name} must have at most {_MAX_ROWS} entries, got {len(values[name])}"
+            )
+    if not values["bounds"]:
+        raise ValueError("numbers.bounds must name the bounds that were computed, got none")
+    at_1, at_01 = values["true_positives"]
+    return Numbers(
+        run_epsilon=number_or_none("run_epsilon"),
+        epsilon=number("epsilon", values["epsilon"]),
+        bounds=tuple(_text("numbers.bounds", one) for one in values["bounds"]),
+        source=_text("numbers.source", values["source"]),
+        assumes=_text("numbers.assumes", values["assumes"]),
+        attained=number_or_none("attained"),
+        profile=tuple(
+            PrivacyPoint(number("profile", one["delta"]), number("profile", one["epsilon"]))
+            for one in values["profile"]
+        ),
+        trade_off=tuple(
+            (number("trade_off", rate), number("trade_off", least))
+            for rate, least in values["trade_off"]
+        ),
+        advantage=number("advantage", values["advantage"]),
+        true_positives=(number("true_positives", at_1), number("true_positives", at_01)),
+        mu=number("mu", values["mu"]),
+        mu_regret=number("mu_regret", values["mu_regret"]),
+    )
 
 
 def hash_of(values: Mapping[str, Any]) -> str:

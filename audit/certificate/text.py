@@ -2,31 +2,35 @@
 
 import textwrap
 
+from audit import checks
+from audit.certificate.conditions import Ground
 from audit.certificate.numbers import rounded_down, rounded_up
-from audit.certificate.statement import Ground, Statement
-from audit.numerics import exact
+from audit.certificate.statement import Statement
+from audit.certificate.wording import in_words
+from audit.numerics import format_exact
 
 _WIDTH = 88
 
 
 def paragraph(certificate: Statement) -> str:
-    """The claim, why it holds, and what is taken on trust; lines of at most 88 characters."""
+    """The claim, its reasons and its conditions; lines of at most 88 characters."""
     numbers, setting = certificate.numbers, certificate.setting
     delta, run = certificate.delta, numbers.run_epsilon
     alone = "" if run is None else f" (epsilon {rounded_up(run)} alone)"
     one, tenth = (rounded_up(100.0 * share, 3) for share in numbers.true_positives)
     sentences = [
         certificate.statement,
-        f"The unit of privacy is {setting.unit}; neighbours: {setting.neighbours}; "
-        f"{setting.trust_model}.",
+        f"The unit of privacy is {checks.quoted(setting.unit)}; neighbours ({setting.relation}): "
+        f"{setting.neighbours}; trust model {setting.trust_model}.",
         f"One run is {certificate.base.description}{alone}.",
-        f"The best run was chosen by {certificate.protocol.name} ({certificate.protocol.spec}), "
-        f"and the bound is {numbers.bounds[0]} ({numbers.source}), which needs: "
-        f"{numbers.assumes}.",
+        f"{in_words(certificate.protocol)} In the notation of this package, the protocol is "
+        f"{certificate.protocol.spec}; the bound is {numbers.bounds[0]} ({numbers.source}), which "
+        f"needs: {numbers.assumes}.",
         f"No attack with 1 % (0.1 %) false positives has more than {one} % ({tenth} %) true ones; "
         f"membership advantage is at most {rounded_up(numbers.advantage, 3)}; "
-        f"but for {exact(delta)} the whole is {rounded_up(numbers.mu)}-GDP "
+        f"but for {format_exact(delta)} the whole is {rounded_up(numbers.mu)}-GDP "
         f"(regret {rounded_up(numbers.mu_regret, 2)}).",
+        f"Groups of records, at delta {format_exact(delta)}: {groups_in_words(certificate)}.",
     ]
     if numbers.attained is not None:
         attained = rounded_down(numbers.attained)
@@ -35,23 +39,59 @@ def paragraph(certificate: Statement) -> str:
         found = certificate.evidence
         sentences.append(
             f"An audit of {found.games_without} + {found.games_with} games shows epsilon >= "
-            f"{rounded_down(found.epsilon_lower)} at {exact(found.confidence)} confidence, "
+            f"{rounded_down(found.epsilon_lower)} at {format_exact(found.confidence)} confidence, "
             f"of at most {rounded_up(found.ceiling(certificate.delta))} that so many could "
             "have shown."
         )
     read = "; ".join(f"by {who}: {what}" for who, what in setting.touched.items())
-    prior = "; ".join(f"{name} {words}" for name, words in setting.prior.items())
-    sentences.append(f"Read {read}. Candidates: {prior}.")
+    sentences.append(f"Records read {read}.")
+    prior = (checks.quoted(f"{name}: {words}") for name, words in certificate.study.prior.items())
+    sentences.append(f"Candidates: {'; '.join(prior)}.")
     sentences.append(f"Released: {'; '.join(setting.released)}.")
     for ground in (Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.ON_TRUST):
         words = [one.words for one in certificate.conditions if one.ground is ground]
         if words:
             sentences.append(f"{ground.value.capitalize()}: {'; '.join(words)}.")
-    sentences.append(f"It is void if {'; or '.join(certificate.void_if)}.")
+    sentences.append(f"The certificate is void if {'; or '.join(certificate.void_if)}.")
+    stated = [f"{title.lower()}: {words}" for title, words in certificate.declaration.in_words()]
+    sentences.append(f"Stated by the author: {'; '.join(stated)}.")
+    if (total := total_in_words(certificate)) is not None:
+        sentences.append(f"{total}.")
+    sentences.append(f"SHA-256 of the released model: {certificate.model_hash or 'not stated'}.")
     made = certificate.made
-    if {"date", "version", "seeds"} <= made.keys():
+    if {"date", "version"} <= made.keys():
         sentences.append(
-            f"Made on {made['date']} by dp-tuning-audit {made['version']}; seeds: {made['seeds']}."
+            f"Made on {made['date']} by dp-tuning-audit {made['version']}. "
+            f"Random draws: {draws_in_words(certificate)}."
         )
     sentences.append(f"Certificate {certificate.as_dict()['hash'][:16]}.")
-    return textwrap.fill(" ".join(sentences), _WIDTH) + "\n"
+    text = checks.printable(" ".join(sentences))
+    return textwrap.fill(text, _WIDTH, break_on_hyphens=False) + "\n"
+
+
+def groups_in_words(certificate: Statement) -> str:
+    """Epsilon of groups of records in one line."""
+    return "; ".join(
+        f"{size} records, {'no epsilon follows' if epsilon is None else rounded_up(epsilon)}"
+        for size, epsilon in certificate.groups
+    )
+
+
+def total_in_words(certificate: Statement) -> str | None:
+    """Cost of this and all earlier releases; None if the author does not state these."""
+    total = certificate.declaration.total(certificate.numbers.epsilon, certificate.delta)
+    if total is None:
+        return None
+    return (
+        "With all earlier releases that are stated, the records have spent "
+        f"({rounded_up(total[0])}, {rounded_up(total[1])})-DP, by basic composition"
+    )
+
+
+def draws_in_words(certificate: Statement) -> str:
+    """Source of the random draws, and the fate of their key."""
+    if certificate.study.seeded:
+        return "a seed that was given"
+    kept = certificate.study.key_kept
+    fate = "kept in the folder of the study, for its owner alone" if kept else "deleted"
+    return f"256 bits of entropy of the operating system, expanded by SHAKE-256; the key is {fate}"

@@ -1,51 +1,113 @@
-"""Is a certificate right? Every number computed anew from its own fields."""
+"""Verification of a certificate: its numbers and its conditions, computed again from its inputs."""
 
+import datetime
 import json
 import math
+import re
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from audit import checks
+from audit.accounting import Unreachable, mechanism_to_dict
 from audit.certificate.certificate import Certificate
+from audit.certificate.conditions import Ground, bases_of, checkable
+from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import compute, rounded_down, rounded_up
-from audit.certificate.statement import Ground, hash_of
-from audit.numerics import exact
+from audit.certificate.statement import hash_of
+from audit.numerics import format_exact
 
-__all__ = ["Verdict", "verify"]
+__all__ = ["Finding", "Verdict", "read", "schema", "verdict_of", "verify"]
 
-# Other versions of numpy and scipy may round otherwise; no claim depends on so little.
+_MAX_BYTES = 10**7
+_MAX_INTEGER = 2**53  # larger ones are no numbers to other readers of json
+_MAX_SHOWN = 200
+
+# Other versions of numpy and scipy may round differently. A file may state this much more than the
+# numbers computed here, but hardly less.
 _TOLERANCE = 1e-6
+_TOLERANCE_UNSAFE = 1e-9
+_NEARLY_ZERO = 1e-12
+_COMPUTED = ("numbers", "groups", "total", "evidence.ceiling")
+_FROM_NUMBERS = ("hash", "statement", "groups", "total")
+_LOWER = ("numbers.attained", "numbers.trade_off")
+
+_FIRST_DAY = datetime.date(2026, 11, 1)  # of this format
+_VERSION = re.compile(r"\d[\w.+!-]{0,39}", re.ASCII)
+
+
+class Finding(Enum):
+    """Result of a verification.
+
+    Example:
+        >>> [one.value for one in Finding]
+        ['correct', 'wrong', 'void']
+    """
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    VOID = "void"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a certificate is right.
+    """What a verification found.
 
     Attributes:
-        right: whether all numbers and the hash are.
-        line: the same in one line, with the reason.
+        finding: the result.
+        lines: the same in sentences, in printable ASCII; the first line begins with the result.
+        certificate: what was verified; None if it is wrong.
 
     Example:
-        >>> Verdict(right=True, line="right").right
-        True
+        >>> Verdict(Finding.WRONG, ("wrong: the hash differs",)).line
+        'wrong: the hash differs'
     """
 
-    right: bool
-    line: str
+    finding: Finding
+    lines: tuple[str, ...]
+    certificate: Certificate | None = None
+
+    @property
+    def right(self) -> bool:
+        """Whether the certificate is correct, and not void."""
+        return self.finding is Finding.CORRECT
+
+    @property
+    def line(self) -> str:
+        """The first line."""
+        return self.lines[0]
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of the format.
+
+    Example:
+        >>> schema()["properties"]["format"]["const"]
+        'private-tuning-certificate/2'
+    """
+    text = resources.files("audit.certificate").joinpath("schema.json").read_text("utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def verify(path: str | Path) -> Verdict:
-    """Computes every number of a certificate anew, and checks its hash.
+    """Verifies a certificate.
 
-    What is taken on trust stays so: how the tuning was really done no file can show.
+    Recomputes every number, every condition and every other sentence from the inputs in the file,
+    and compares them with the file. How the tuning was done in fact, no file can show.
 
     Args:
-        path: of the json.
+        path: of the json file.
 
     Raises:
-        ValueError: there is no certificate at `path`.
+        ValueError: the file cannot be read as a certificate.
 
     Example:
         >>> from pathlib import Path
@@ -58,56 +120,263 @@ def verify(path: str | Path) -> Verdict:
         ...         print(type(error).__name__)
         ValueError
     """
+    return verdict_of(read(path))
+
+
+def read(path: str | Path) -> bytes:
+    """The content of a file of at most 10 MB.
+
+    Raises:
+        ValueError: it has more, or cannot be read.
+    """
     try:
-        values = json.loads(checks.text_of(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"certificate must be a readable json file, got {str(path)!r}") from error
+        with open(path, "rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(
+            f"certificate must be a readable json file, got {checks.one_line(str(path))}: {reason}"
+        ) from error
+    if len(content) > _MAX_BYTES:
+        raise ValueError(
+            f"certificate must have at most {_MAX_BYTES} bytes, got more in "
+            f"{checks.one_line(str(path))}"
+        )
+    return content
+
+
+def verdict_of(content: bytes) -> Verdict:
+    """Verifies a certificate, given the content of its json file.
+
+    Raises:
+        ValueError: it is no certificate.
+    """
     try:
-        return _verdict(values)
+        values = _parsed(content)
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _verdict(values)
     except RecursionError:
         raise ValueError(
-            f"certificate must have the fields of its format, got deeper ones in {str(path)!r}"
+            "certificate must have the fields of its format, got some nested too deeply"
         ) from None
+    except MemoryError:
+        raise ValueError("certificate must fit into memory to be verified") from None
+    except (ArithmeticError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            "certificate must have inputs whose cost can be computed, got "
+            f"{type(error).__name__}: {checks.one_line(str(error))}"
+        ) from None
+
+
+def _parsed(content: bytes) -> Any:
+    """Json values: no name occurs twice in an object, every number is finite."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+            raise ValueError(f"a name must occur once in an object, got {_shown(twice)} twice")
+        return found
+
+    def finite(text: str) -> float:
+        number = float(text)
+        if not math.isfinite(number):
+            raise ValueError(f"a number must be finite, got {text[:40]}")
+        return number
+
+    def integer(text: str) -> int:
+        if len(text) > 20 or abs(int(text)) > _MAX_INTEGER:
+            raise ValueError(f"an integer must be at most 2^53, got {text[:40]}")
+        return int(text)
+
+    try:
+        return json.loads(
+            content.decode("utf-8"),
+            object_pairs_hook=unique,
+            parse_float=finite,
+            parse_int=integer,
+            parse_constant=finite,
+        )
+    except ValueError as error:
+        raise ValueError(f"certificate must be a readable json file: {error}") from None
 
 
 def _verdict(values: Any) -> Verdict:
     certificate = Certificate.from_dict(values)
     if values.get("hash") != hash_of(values):
-        return Verdict(False, "wrong: the hash is not that of what the file says")
-    anew = compute(
-        certificate.base, certificate.protocol, certificate.delta, certificate.numbers.bounds
-    )
-    expected = json.loads(json.dumps(asdict(anew)))
-    for name, came, right in _differences(values["numbers"], expected, "numbers"):
-        return Verdict(False, f"wrong: {name} is {came!r}, computed anew {right!r}")
-    # The sentences and the ceiling follow from the rest.
-    again = certificate.as_dict()
-    for part in ("statement", "base", "evidence"):
-        for name, came, right in _differences(values[part], again[part], part):
-            return Verdict(False, f"wrong: {name} is {came!r}, computed anew {right!r}")
-    evidence = certificate.evidence
-    if evidence is not None and evidence.epsilon_lower > anew.epsilon:
-        return Verdict(
-            False,
-            f"wrong: a game shows epsilon >= {rounded_down(evidence.epsilon_lower, 6)}, "
-            "above what is certified",
+        return _wrong("the hash is not that of the other fields")
+    allowed = checkable(certificate.training, certificate.protocol)
+    checked = certificate.study.checked
+    if checked != tuple(name for name in allowed if name in checked):
+        return _wrong(
+            f"study.checked is {_shown(list(checked))}, must be of {_shown(list(allowed))}"
         )
-    if certificate.void:
-        return Verdict(True, f"right in every number, but void: {'; '.join(certificate.void)}")
-    trusted = sum(one.ground is Ground.ON_TRUST for one in certificate.conditions)
-    claim = f"({rounded_up(anew.epsilon)}, {exact(certificate.delta)})-DP by {anew.bounds[0]}"
-    return Verdict(True, f"right: {claim}, if the {trusted} things taken on trust are so")
+    possible = [mechanism_to_dict(one) for one in bases_of(certificate.training, certificate.score)]
+    if mechanism_to_dict(certificate.base) not in possible:
+        return _wrong("base is not training with its score")
+    # First all that takes no time: conditions, and other sentences without a computed number.
+    problem = _problem(values, certificate, but=_FROM_NUMBERS)
+    if problem := problem or _problem_of_making(certificate.made):
+        return _wrong(problem)
+    try:
+        numbers = compute(
+            certificate.base, certificate.protocol, certificate.delta, certificate.numbers.bounds
+        )
+    except Unreachable:
+        return _wrong(f"no bound reaches delta = {format_exact(certificate.delta)}")
+    anew = replace(certificate, numbers=numbers)
+    if problem := _problem(values, anew):
+        return _wrong(problem)
+    evidence = certificate.evidence
+    if evidence is not None and evidence.epsilon_lower > numbers.epsilon:
+        return _wrong(
+            f"a game shows epsilon >= {rounded_down(evidence.epsilon_lower, 6)}, "
+            "above what is certified"
+        )
+    return Verdict(
+        Finding.VOID if anew.void else Finding.CORRECT, tuple(map(_ascii, _lines(anew))), anew
+    )
+
+
+def _lines(right: Certificate) -> Iterator[str]:
+    claim = (
+        f"({rounded_up(right.numbers.epsilon)}, {format_exact(right.delta)})-DP by "
+        f"{right.numbers.bounds[0]}, if the {len(right.on_trust)} conditions on trust hold"
+    )
+    if right.void:
+        yield f"void: {'; '.join(right.void)}. Otherwise: {claim}"
+    else:
+        yield f"correct: {claim}"
+    yield "numbers: recomputed and correct"
+    grounds = [one.ground for one in right.conditions]
+    counts = ", ".join(
+        f"{grounds.count(ground)} {ground.value}" for ground in Ground if ground in grounds
+    )
+    yield (
+        f"conditions: the {len(grounds)} that this tuning requires are present; stated by the "
+        f"author, not verified ({counts})"
+    )
+    for one in right.on_trust:
+        yield f"  on trust: {one.words}"
+    for title, words in right.declaration.in_words():
+        if words != NOT_STATED:
+            yield f"stated by the author, not verified: {title.lower()}: {words}"
+    made = right.made
+    for name, words in right.study.prior.items():
+        yield f"stated by the author, not verified: candidates: {checks.quoted(f'{name}: {words}')}"
+    yield (
+        f"stated by the author, not verified: made on {made['date']} with dp-tuning-audit "
+        f"{made['version']}"
+    )
+    if right.evidence is not None:
+        yield (
+            "stated by the author, not verified: an audit that shows epsilon >= "
+            f"{rounded_down(right.evidence.epsilon_lower)}"
+        )
+    yield (
+        "released model: hash not stated"
+        if right.model_hash is None
+        else f"released model: SHA-256 {right.model_hash}, stated by the author; compare it with "
+        "audit.certificate.model_hash(model)"
+    )
+    if right.not_stated:
+        yield f"not stated: {', '.join(right.not_stated)}"
+    yield f"hash: {right.as_dict()['hash']}"
+
+
+def _wrong(reason: str) -> Verdict:
+    return Verdict(Finding.WRONG, (_ascii(f"wrong: {reason}"),))
+
+
+def _problem(
+    values: Mapping[str, Any], right: Certificate, but: tuple[str, ...] = ("hash",)
+) -> str | None:
+    """The first field of a file, but for some, that is not what follows from its inputs."""
+    came, expected = (
+        {name: one for name, one in each.items() if name not in but}
+        for each in (values, right.as_dict())
+    )
+    for name, *pair in _differences(came, expected, ""):
+        return "{} is {}, must be {}".format(name, *map(_shown, pair))
+    return None
+
+
+def _problem_of_making(made: Mapping[str, Any]) -> str | None:
+    """What cannot be true of when and with what the certificate was made."""
+    try:
+        day = datetime.date.fromisoformat(made["date"])
+    except ValueError:
+        return f"made.date is {_shown(made['date'])}, must be a date such as 2026-11-22"
+    # A day more for clocks in other time zones.
+    last = datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=1)
+    if day.isoformat() != made["date"] or not _FIRST_DAY <= day <= last:
+        return f"made.date is {_shown(made['date'])}, must be from {_FIRST_DAY} to {last}"
+    versions = {"version": made["version"], "python": made["python"]}
+    for name, version in {**versions, **made["libraries"]}.items():
+        if not _VERSION.fullmatch(version):
+            return f"made.{_name(name)} is {_shown(version)}, must be a version"
+    return None
 
 
 def _differences(came: Any, right: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(came, Mapping) and isinstance(right, Mapping):
-        for key in sorted({*came, *right}):
-            yield from _differences(came.get(key), right.get(key), f"{name}.{key}")
-    elif isinstance(came, list) and isinstance(right, list) and len(came) == len(right):
-        for index, pair in enumerate(zip(came, right, strict=True)):
+    """Where the values of a file are not the right ones.
+
+    Raises:
+        ValueError: a value of the file is not even of the right kind.
+    """
+    kind = next((kind for kind in (Mapping, list, str) if isinstance(right, kind)), None)
+    if kind is not None and not isinstance(came, kind):
+        word = {Mapping: "an object", list: "a list", str: "a text"}[kind]
+        raise ValueError(f"{name} must be {word}, got {_shown(came)}")
+    if kind is Mapping:
+        for key in right:
+            if key not in came:
+                raise ValueError(f"certificate must have the field {_join(name, key)}")
+            yield from _differences(came[key], right[key], _join(name, key))
+        for key in came:
+            if key not in right:
+                yield _join(name, key), came[key], "absent"
+    elif kind is list:
+        for index, pair in enumerate(zip(came, right, strict=False)):
             yield from _differences(*pair, f"{name}[{index}]")
-    elif isinstance(came, float | int) and isinstance(right, float | int):
-        if not math.isclose(came, right, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE**2):
-            yield name, came, right
-    elif came != right:
+        if len(came) < len(right):
+            yield f"{name}[{len(came)}]", "missing", right[len(came)]
+        elif len(came) > len(right):
+            yield f"{name}[{len(right)}]", came[len(right)], "absent"
+    elif not _same(came, right, name):
         yield name, came, right
+
+
+def _same(came: Any, right: Any, name: str) -> bool:
+    if isinstance(came, bool) or isinstance(right, bool):
+        return came is right
+    if not (isinstance(came, int | float) and isinstance(right, int | float)):
+        return bool(came == right)
+    # Deltas are constants, or sums of numbers in the file; some of them are next to 0.
+    if came == right or not name.startswith(_COMPUTED) or name.endswith(".delta"):
+        return came == right
+    above, below = _TOLERANCE, _TOLERANCE_UNSAFE
+    if name.startswith(_LOWER):
+        above, below = below, above
+    size = abs(right)
+    return right - below * size - _NEARLY_ZERO <= came <= right + above * size + _NEARLY_ZERO
+
+
+def _join(name: str, key: str) -> str:
+    return f"{name}.{_name(key)}" if name else _name(key)
+
+
+def _name(key: str) -> str:
+    return key if key.isascii() and key.isidentifier() else _shown(key)
+
+
+def _shown(value: Any) -> str:
+    """A value from a file in one line of printable ASCII."""
+    text = ascii(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _ascii(text: str) -> str:
+    """A text without characters that a terminal obeys, or that look like others."""
+    return checks.printable(text).encode("ascii", "backslashreplace").decode("ascii")

@@ -1,6 +1,7 @@
-"""DP-SGD, the base mechanism, run in lanes. Importing this does not import torch."""
+"""DP-SGD, the base mechanism, for many runs at once. Importing this does not import torch."""
 
-from audit.dpsgd.base import Engine, LaneOutcomes, Lanes, SharingEngine
+from audit import _deprecated
+from audit.dpsgd.base import Engine, RunBatch, RunOutcomes, SharingEngine
 from audit.dpsgd.engines import ENGINES, choose_engine, make_engine
 from audit.dpsgd.precision import PRECISIONS, Precision
 from audit.dpsgd.settings import MODELS, Candidate, DpSgdSettings
@@ -12,10 +13,12 @@ __all__ = [
     "Candidate",
     "DpSgdSettings",
     "Engine",
-    "LaneOutcomes",
-    "Lanes",
     "Precision",
+    "RunBatch",
+    "RunOutcomes",
     "SharingEngine",
     "choose_engine",
     "make_engine",
 ]
+
+__getattr__ = _deprecated.renamed(__name__)

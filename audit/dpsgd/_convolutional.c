@@ -1,10 +1,10 @@
-/* Sums of clipped per-record gradients of convolutional networks, and of the layers that follow a
- * Linear one, record by record in cache.
+/* Sums of clipped per-record gradients of convolutional networks, and of the layers after the first
+ * Linear layer of an MLP.
  *
- * A few records at a time go forward and backward through all layers while everything they need
- * stays in the second-level cache; a record's gradient is formed, its norm taken, and the clipped
- * gradient added to the sum, before the next records come. Layouts (channels last, padded to whole
- * vectors) are made by program.py, calls by compiled.py.
+ * A few records at a time go forward and backward through all layers, so that their activations
+ * and gradients stay in the second-level cache. Each record's gradient is computed, clipped and
+ * added to the sum before the next records are read. program.py defines the layouts (channels last,
+ * padded to whole vectors); compiled.py calls this extension.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Floats of a vector, and how many of a block's numbers fit the registers: 32 of 16 or 16 of 8. */
+/* Floats per vector, and block sizes that fit the registers: 32 of 16 floats, or 16 of 8 floats. */
 #ifdef __AVX512F__
 #define LANE 16
 #define POSITIONS 8
@@ -28,8 +28,8 @@
 #define TAPS 4
 #define RUN 2
 #endif
-#define RECORDS 32 /* the most that go through the layers together */
-#define FLUSH 64 /* records whose sum is kept apart, against rounding */
+#define RECORDS 32 /* maximum number of records that go through the layers together */
+#define FLUSH 64 /* records per partial sum; partial sums reduce rounding errors */
 
 typedef float vector __attribute__((vector_size(4 * LANE)));
 typedef int32_t mask __attribute__((vector_size(4 * LANE)));
@@ -37,27 +37,27 @@ typedef int32_t mask __attribute__((vector_size(4 * LANE)));
 
 enum { AFFINE, RELU, MAX_POOL, PAD };
 
-/* One row of the table; what a kind does not use is 0. Sizes are in floats. */
+/* One row of the table. Fields that a kind of layer does not use are 0. Sizes are in floats. */
 typedef struct {
     int32_t kind;
     int32_t in_size, out_size; /* of one record */
-    /* AFFINE: out[p] = b + sum over `rows` runs of W in[offset[p] + row * stride ...]. */
+    /* AFFINE: out[p] = b + sum over `rows` spans of `run` inputs of W in[offset[p] + row * stride ...]. */
     int32_t is_linear; /* one position: the records take the place of positions */
     int32_t positions, rows, run, stride;
     int32_t outputs; /* padded */
-    int32_t weight, bias; /* where they lie; bias -1: none */
+    int32_t weight, bias; /* positions among the packed parameters; bias -1: none */
     int32_t offsets;
-    /* MAX_POOL and PAD: a picture, and what becomes of it. */
+    /* MAX_POOL and PAD: sizes of the input and output pictures. */
     int32_t height, width, channels, out_height, out_width;
     int32_t kernel_height, kernel_width, stride_height, stride_width;
     int32_t top, left;
 } layer;
 
-/* How a parameter, whose columns are contiguous, lies among the packed ones, where its rows are. */
+/* Position of a parameter, whose columns are contiguous, among the packed ones, whose rows are. */
 typedef struct {
-    int32_t packed; /* where it begins there */
+    int32_t packed; /* its first packed number */
     int32_t rows, columns, sheets;
-    int32_t row, sheet; /* from one to the next */
+    int32_t row, sheet; /* strides */
     int32_t packed_column, packed_sheet;
 } box;
 
@@ -69,7 +69,7 @@ INLINE vector load(const float *p) {
 
 INLINE void store(float *p, vector v) { memcpy(p, &v, sizeof v); }
 
-/* An address that the compiler takes for one of its own, and does not compute anew for each use. */
+/* Hides how an address was computed, so that the compiler does not recompute it for each use. */
 INLINE const float *at(const float *p, int64_t offset) {
     p += offset;
     __asm__("" : "+r"(p));
@@ -86,7 +86,7 @@ INLINE vector choose(mask which, vector yes, vector no) {
     return (vector)((which & (mask)yes) | (~which & (mask)no));
 }
 
-/* Of all numbers, by halves. */
+/* Sum of a vector's elements, by pairwise addition of halves. */
 INLINE float sum_of(vector v) {
     for (int half = LANE / 2; half; half /= 2) v += __builtin_shuffle(v, places() ^ half);
     return v[0];
@@ -100,11 +100,11 @@ INLINE float largest_of(vector v) {
     return v[0];
 }
 
-/* e^x of x <= 0, to 2e-7 of it and never less than 1e-38; not a number stays so. */
+/* e^x for x <= 0, with relative error 2e-7 and at least 1e-38; NaN stays NaN. */
 INLINE vector exponential(vector x) {
     const vector least = (vector){0} - 87.0f;
     x = choose(x < least, least, x);
-    /* x = n log 2 + r: adding 1.5 * 2^23 rounds to whole numbers, which are its last bits. */
+    /* x = n log 2 + r: adding 1.5 * 2^23 rounds to an integer, which is in the lowest bits. */
     const vector shifted = x * 1.44269504f + 12582912.0f;
     const vector n = shifted - 12582912.0f;
     const vector r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -118,7 +118,7 @@ INLINE vector exponential(vector x) {
     return p * (vector)(((mask)shifted << 23) + ((mask)((vector){0} + 1.0f)));
 }
 
-/* out[p] = bias + W^T in[p], for P positions and V vectors of outputs. */
+/* out[p] = bias + W^T in[p] for P positions and V vectors of outputs. */
 INLINE void forward_block(const int P, const int V, const layer *l, const float *in,
                           const int32_t *offsets, const float *w, const float *bias, float *out) {
     vector acc[POSITIONS][2];
@@ -156,8 +156,8 @@ static void forward(const layer *l, int positions, const float *in, const int32_
     }
 }
 
-/* g[t] = sum over positions of in[p][t] * delta[p], for T taps and V vectors of outputs; added to
- * what is there or not. */
+/* g[t] = sum over positions of in[p][t] * delta[p] for T taps and V vectors of outputs. The sum is
+ * added to g or replaces it. */
 INLINE void gradient_block(const int T, const int V, const layer *l, int positions, const float *in,
                            const int32_t *offsets, const float *delta, float *g, int is_added) {
     vector acc[TAPS][2];
@@ -196,7 +196,7 @@ static void gradient(const layer *l, int positions, const float *in, const int32
         }
 }
 
-/* back[p] += W delta[p], for P positions and U vectors of a run. */
+/* back[p] += W delta[p] for P positions and U vectors of a span. */
 INLINE void backward_block(const int P, const int U, const layer *l, const float *delta,
                            const int32_t *offsets, const float *w, float *back) {
     const int64_t taps = (int64_t)l->rows * l->run;
@@ -260,7 +260,7 @@ static void relu(float *x, int64_t size) {
     const vector zero = {0};
     for (int64_t i = 0; i < size; i += LANE) {
         const vector v = load(x + i);
-        /* Not a number stays so. */
+        /* NaN stays NaN. */
         store(x + i, (vector)((mask)v & ~(v < zero)));
     }
 }
@@ -271,7 +271,7 @@ static void relu_backward(float *delta, const float *y, int64_t size) {
         store(delta + i, (vector)((mask)load(delta + i) & (load(y + i) > zero)));
 }
 
-/* Of equals the first wins, as in torch. */
+/* Ties go to the first element, as in torch. */
 INLINE void max_pool_of(const int kernel_height, const int kernel_width, const layer l,
                         const float *in, float *out, int32_t *index) {
     for (int y = 0; y < l.out_height; y++)
@@ -313,7 +313,7 @@ INLINE void max_pool_backward_of(const int kernel_height, const int kernel_width
             }
 }
 
-/* The usual kernel is unrolled. */
+/* The most common kernel size is unrolled. */
 static void max_pool(const layer *l, const float *in, float *out, int32_t *index) {
     if (l->kernel_height == 2 && l->kernel_width == 2)
         max_pool_of(2, 2, *l, in, out, index);
@@ -329,7 +329,7 @@ static void max_pool_backward(const layer *l, const float *delta, const int32_t 
         max_pool_backward_of(l->kernel_height, l->kernel_width, *l, delta, index, back);
 }
 
-/* Copies a picture into the middle of a larger one, or back out of it. */
+/* Copies a picture into the middle of a larger one, or back. */
 static void pad(const layer *l, const float *in, float *out, int is_backward) {
     const int64_t row = (int64_t)l->width * l->channels;
     for (int y = 0; y < l->height; y++) {
@@ -343,7 +343,7 @@ static void pad(const layer *l, const float *in, float *out, int is_backward) {
     }
 }
 
-/* From logits to the gradient of the cross-entropy by them, in place. */
+/* Replaces logits by the gradient of the cross-entropy with respect to them. */
 static void cross_entropy(float *logits, int classes, int padded, int64_t label) {
     const vector zero = {0};
     vector top = zero - INFINITY, sum = zero;
@@ -368,18 +368,18 @@ static void cross_entropy(float *logits, int classes, int padded, int64_t label)
 typedef struct {
     const layer *layers;
     int count, classes, together; /* records */
-    const box *boxes; /* of every parameter */
+    const box *boxes; /* one per parameter */
     int box_count;
-    int64_t parameters; /* packed numbers */
+    int64_t parameters; /* number of packed numbers */
     const int32_t *offsets;
-    float **activation, **delta; /* [count + 1], of some records; delta[l] is by the input of l */
+    float **activation, **delta; /* [count + 1]; delta[l] is the gradient of the input of l */
     int32_t **index;
-    float *gradients; /* [together, parameters], those of convolutions */
+    float *gradients; /* [together, parameters], of convolutions */
     float *sums, *total;
-    float *theta, *transposed; /* of a lane: the parameters packed, and weights with outputs first */
-    float *first; /* the records themselves; or, after a Linear layer of that width, its outputs, */
-    int width;    /* [records, lanes, width], which give way to the clipped gradients by them */
-    const float *squares; /* of that layer: |gradient|^2 of a record over |that by its output|^2 */
+    float *theta, *transposed; /* one run's packed parameters, and weights with outputs first */
+    float *first; /* the records; or the outputs of a preceding Linear layer of this width, */
+    int width;    /* [records, runs, width], overwritten by their clipped gradients */
+    const float *squares; /* per record: that layer's |gradient|^2 / |gradient of its output|^2 */
 } network;
 
 static const float *input(const network *net, int l, int record, const int64_t *which) {
@@ -412,7 +412,7 @@ static void run_forward(const network *net, int records, const int64_t *which) {
     }
 }
 
-/* Leaves the gradients of convolutions in net->gradients and squared norms of all in `norms`. */
+/* Writes the gradients of convolutions to net->gradients and all squared norms to `norms`. */
 static void run_backward(const network *net, int records, const int64_t *which, float *norms) {
     for (int i = net->count - 1; i >= 0; i--) {
         const layer *l = net->layers + i;
@@ -476,7 +476,7 @@ static void add_clipped(const network *net, int records, const float *factors) {
     }
 }
 
-/* Elements of a and, from LANE on, of b. */
+/* Selects elements of a (indices below LANE) and of b (the others). */
 INLINE vector pick(vector a, vector b, mask which) {
 #ifdef __AVX512F__
     return (vector)_mm512_permutex2var_ps((__m512)a, (__m512i)which, (__m512)b);
@@ -487,7 +487,7 @@ INLINE vector pick(vector a, vector b, mask which) {
 #endif
 }
 
-/* Exchanges the squares of `side` beside the diagonals of those twice as large. */
+/* Swaps the off-diagonal squares of size `side` inside squares of twice that size. */
 INLINE void exchange(vector *v, const int side) {
     const mask is_right = (places() & side) != 0;
     const mask upper = places() ^ (is_right & (side + LANE));
@@ -500,7 +500,7 @@ INLINE void exchange(vector *v, const int side) {
         }
 }
 
-/* to[column][row] = from[row][column], of no more than LANE of either. */
+/* to[column][row] = from[row][column] for at most LANE rows and columns. */
 INLINE void transpose_block(float *to, int64_t to_step, const float *from, int64_t from_step,
                             int rows, int columns) {
     if (rows < LANE || columns < LANE) {
@@ -528,12 +528,12 @@ static void transpose(float *to, int64_t to_step, const float *from, int64_t fro
                             columns - j < LANE ? columns - j : LANE);
 }
 
-/* Packs the parameters of a lane, each [lanes, ...], or the other way round. */
-static void move(const network *net, int lane, float *const *parameters, float *packed,
+/* Packs the parameters of one run, each [runs, ...], or unpacks them. */
+static void move(const network *net, int run, float *const *parameters, float *packed,
                  int is_back) {
     for (int i = 0; i < net->box_count; i++) {
         const box *b = net->boxes + i;
-        float *plain = parameters[i] + (int64_t)lane * b->rows * b->columns * b->sheets;
+        float *plain = parameters[i] + (int64_t)run * b->rows * b->columns * b->sheets;
         for (int j = 0; j < b->sheets; j++) {
             float *p = plain + (int64_t)j * b->sheet;
             float *q = packed + b->packed + (int64_t)j * b->packed_sheet;
@@ -545,16 +545,17 @@ static void move(const network *net, int lane, float *const *parameters, float *
     }
 }
 
-/* Leaves the sum in `out`, [lanes, ...] for each parameter, and returns its squared norm. */
-static float run_lane(const network *net, int lane, int lanes, int64_t size, const int64_t *labels,
-                      const uint8_t *taken, float *const *theta, float clip, float *const *out) {
+/* Writes one run's sum to `out`, [runs, ...] for each parameter, and returns its squared norm. */
+static float clipped_sum(const network *net, int run, int runs, int64_t size, const int64_t *labels,
+                         const uint8_t *taken, float *const *theta, float clip,
+                         float *const *out) {
     const int64_t in_size = net->layers[0].in_size;
     float *outputs[RECORDS];
     int64_t which[RECORDS], next = 0;
     int unflushed = 0;
     float *sums = net->sums;
-    float *total = size > FLUSH ? net->total : NULL; /* few records need no second sum */
-    move(net, lane, theta, net->theta, 0);
+    float *total = size > FLUSH ? net->total : NULL; /* no partial sums for few records */
+    move(net, run, theta, net->theta, 0);
     for (int i = 0; i < net->count; i++) {
         const layer *l = net->layers + i;
         if (l->kind == AFFINE)
@@ -569,7 +570,7 @@ static float run_lane(const network *net, int lane, int lanes, int64_t size, con
             if (!taken || taken[next]) which[records++] = next;
         if (!records) break;
         for (int r = 0; net->width && r < records; r++) {
-            outputs[r] = net->first + (which[r] * lanes + lane) * net->width;
+            outputs[r] = net->first + (which[r] * runs + run) * net->width;
             memcpy(net->activation[0] + r * in_size, outputs[r], net->width * sizeof(float));
         }
         run_forward(net, records, which);
@@ -583,7 +584,7 @@ static float run_lane(const network *net, int lane, int lanes, int64_t size, con
             norms[r] += squared(net->delta[0] + r * in_size, in_size) * net->squares[which[r]];
         for (int r = 0; r < records; r++) {
             const float factor = clip / sqrtf(norms[r]);
-            factors[r] = factor > 1 ? 1 : factor; /* not a number stays so */
+            factors[r] = factor > 1 ? 1 : factor; /* NaN stays NaN */
             for (int i = 0; i < net->width; i++)
                 outputs[r][i] = net->delta[0][r * in_size + i] * factors[r];
         }
@@ -599,18 +600,19 @@ static float run_lane(const network *net, int lane, int lanes, int64_t size, con
         accumulate(total, sums, 1, net->parameters);
     else
         total = sums;
-    move(net, lane, out, total, 1);
+    move(net, run, out, total, 1);
     return squared(total, net->parameters);
 }
 
-/* Room for `floats` floats at a multiple of the vector's size; NULL where there is none. */
+/* Memory for `floats` floats, aligned to the vector size; NULL on failure. */
 static float *room(int64_t floats) {
     void *p = NULL;
     return posix_memalign(&p, 64, (size_t)(floats + LANE) * sizeof(float)) ? NULL : p;
 }
 
-static int run(network *net, int lanes, int64_t size, const int64_t *labels, const uint8_t *taken,
-               float *const *theta, const float *clips, float *const *totals, float *squares) {
+static int sums_of_runs(network *net, int runs, int64_t size, const int64_t *labels,
+                        const uint8_t *taken, float *const *theta, const float *clips,
+                        float *const *totals, float *squares) {
     const int n = net->count;
     float **buffers = calloc(4 * (size_t)(n + 1), sizeof *buffers);
     if (!buffers) return -1;
@@ -625,7 +627,7 @@ static int run(network *net, int lanes, int64_t size, const int64_t *labels, con
     }
     for (int i = 0; i < n; i++) {
         const layer *l = net->layers + i;
-        if (l->kind == RELU) { /* in place, both ways */
+        if (l->kind == RELU) { /* forward and backward in place */
             net->activation[i + 1] = net->activation[i];
             net->delta[i + 1] = net->delta[i];
             continue;
@@ -641,11 +643,11 @@ static int run(network *net, int lanes, int64_t size, const int64_t *labels, con
     net->theta = room(net->parameters);
     net->transposed = room(net->parameters);
     ok &= net->gradients && net->sums && net->total && net->theta && net->transposed;
-    /* What fills the vectors stays 0. */
+    /* The padding of vectors stays 0. */
     if (ok) memset(net->theta, 0, net->parameters * sizeof(float));
-    for (int lane = 0; ok && lane < lanes; lane++)
-        squares[lane] = run_lane(net, lane, lanes, size, labels, taken ? taken + lane * size : NULL,
-                                 theta, clips[lane], totals);
+    for (int run = 0; ok && run < runs; run++)
+        squares[run] = clipped_sum(net, run, runs, size, labels, taken ? taken + run * size : NULL,
+                                   theta, clips[run], totals);
     for (int i = 0; i < n; i++) {
         if (net->layers[i].kind == RELU) continue;
         free(net->activation[i + 1]);
@@ -668,10 +670,10 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
     unsigned long long layers, offsets, records, labels, taken, theta, clips, totals, squares;
     unsigned long long boxes, input_squares;
     long long size, parameters;
-    int count, classes, together, width, lanes, box_count;
+    int count, classes, together, width, runs, box_count;
     if (!PyArg_ParseTuple(args, "(KiKii)(KKLK)(iK)(KiL)(iKKKK)", &layers, &count, &offsets, &classes,
                           &together, &records, &labels, &size, &taken, &width, &input_squares,
-                          &boxes, &box_count, &parameters, &lanes, &theta, &clips, &totals,
+                          &boxes, &box_count, &parameters, &runs, &theta, &clips, &totals,
                           &squares))
         return NULL;
     network net = {.layers = (const layer *)(uintptr_t)layers,
@@ -687,7 +689,7 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
                    .squares = (const float *)(uintptr_t)input_squares};
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = run(&net, lanes, size, (const int64_t *)(uintptr_t)labels,
+    status = sums_of_runs(&net, runs, size, (const int64_t *)(uintptr_t)labels,
                  (const uint8_t *)(uintptr_t)taken, (float *const *)(uintptr_t)theta,
                  (const float *)(uintptr_t)clips, (float *const *)(uintptr_t)totals,
                  (float *)(uintptr_t)squares);
@@ -699,14 +701,14 @@ static PyObject *clipped_sums(PyObject *self, PyObject *args) {
 static PyMethodDef methods[] = {
     {"clipped_sums", clipped_sums, METH_VARARGS,
      "clipped_sums((layers, count, offsets, classes, together), (records, labels, size, taken), "
-     "(width, squares), (boxes, box_count, parameters), (lanes, theta, clips, totals, squares)): "
+     "(width, squares), (boxes, box_count, parameters), (runs, theta, clips, totals, squares)): "
      "addresses as ints."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "convolutional", NULL, -1, methods,
                                     NULL, NULL, NULL, NULL};
 
-/* NAME is given when compiling: there is one extension for every width of vectors. */
+/* The compiler command defines NAME: there is one extension per vector width. */
 #define INIT_OF(name) PyInit_##name
 #define INIT(name) INIT_OF(name)
 

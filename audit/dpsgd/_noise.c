@@ -1,12 +1,13 @@
-/* Random numbers of lanes as a function of (key, stream, step, place): Philox4x32-10 (Salmon et al.
+/* Random numbers of runs as a function of (key, stream, step, place): Philox4x32-10 (Salmon et al.
  * 2011, "Parallel random numbers: as easy as 1, 2, 3") and the transform of Box & Muller (1958).
  *
- * The same bits on every processor: integers, and floats that are only added, multiplied, rooted and
- * converted, in one order and without fused operations (-ffp-contract=off); noise.py has the same in
- * numpy. A group is 16 counters of 4 words; word j of counter k is number 16 j + k of the group.
- * The key is a lane's seed; the counter is (k, step, stream, 0).
+ * Every processor computes the same bits: the code uses integers, and floats that are only added,
+ * multiplied, converted and passed to sqrt, in a fixed order and without fused operations
+ * (-ffp-contract=off). noise.py computes the same bits in numpy. A group consists of 16 counters of
+ * 4 words; word j of counter k is number 16 j + k of the group.
+ * The key is a run's seed; the counter is (k, step, stream, 0).
  *
- * Beside them normal numbers in float64 by inversion, for streams.py.
+ * streams.py uses the normal numbers in float64, which are computed by inversion.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -20,7 +21,7 @@
 #include <immintrin.h>
 #endif
 
-/* Counters of a vector, and vectors whose rounds go side by side to fill the multipliers. */
+/* Counters per vector, and how many vectors are interleaved to keep the multipliers busy. */
 #if defined(__AVX512F__)
 #define LANE 16
 #define TOGETHER 2
@@ -45,7 +46,7 @@ typedef struct {
     uint32_t key[2], counter[4]; /* counter[0] is that of the first number */
 } place;
 
-/* The lower halves of x times k. */
+/* The lower 32 bits of each element of x, times k. */
 INLINE wide multiply(wide x, uint32_t k) {
     const wide by = (wide){0} + k;
 #if defined(__AVX512F__)
@@ -69,8 +70,8 @@ INLINE real root(real x) {
 #endif
 }
 
-/* Words of TOGETHER * LANE counters. Even and odd counters are apart, each in the lower half of 64
- * bits; what the upper halves hold is never looked at. */
+/* Words of TOGETHER * LANE counters. Even and odd counters are in separate vectors, each in the
+ * lower half of 64 bits; the upper halves are never used. */
 INLINE void philox(const place *p, uint32_t first, word out[4][TOGETHER]) {
     wide c[4][2 * TOGETHER], even = {0};
     for (int i = 0; i < LANE / 2; i++) even[i] = 2 * i;
@@ -113,7 +114,7 @@ INLINE real radius(word x, float scale) {
 
 /* r cos and r sin of the angle x 2 pi / 2^32. */
 INLINE void point(word x, real r, real *cosine, real *sine) {
-    const word shifted = x + 0x20000000; /* the nearest quarter, and what is left of it */
+    const word shifted = x + 0x20000000; /* split into the nearest quarter turn and the remainder */
     const whole quarter = (whole)(shifted >> 30);
     const whole rest = (whole)(shifted & 0x3FFFFFFF) - 0x20000000;
     const real a = __builtin_convertvector(rest, real) * 1.462918079e-9f; /* 2 pi / 2^32 */
@@ -131,10 +132,10 @@ INLINE void point(word x, real r, real *cosine, real *sine) {
     *sine = (real)(y_bits ^ ((quarter & 2) << 30)) * r;
 }
 
-/* Where word j of counter k lies among the numbers. */
+/* Position of word j of counter k in the output. */
 INLINE int64_t at(int64_t k, int j) { return k / GROUP * NUMBERS + j * GROUP + k % GROUP; }
 
-/* BLOCK counters: words, or normal numbers. */
+/* The words or the normal numbers of BLOCK counters. */
 INLINE void block(const place *p, uint32_t first, int is_normal, float scale, char *out) {
     for (int start = 0; start < BLOCK; start += LANE * TOGETHER) {
         word w[4][TOGETHER];
@@ -165,8 +166,8 @@ static void fill(const place *p, int is_normal, float scale, char *out, int64_t 
     }
 }
 
-static place of_lane(const uint64_t *seeds, int lane, uint32_t step, uint32_t stream) {
-    const uint64_t seed = seeds[lane];
+static place place_of(const uint64_t *seeds, int run, uint32_t step, uint32_t stream) {
+    const uint64_t seed = seeds[run];
     return (place){{(uint32_t)seed, (uint32_t)(seed >> 32)}, {0, step, stream, 0}};
 }
 
@@ -174,15 +175,15 @@ static PyObject *normals(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long seeds, scales, out;
     unsigned int stream, step;
-    int lanes;
+    int runs;
     long long size;
-    if (!PyArg_ParseTuple(args, "KiIIKKL", &seeds, &lanes, &stream, &step, &scales, &out, &size))
+    if (!PyArg_ParseTuple(args, "KiIIKKL", &seeds, &runs, &stream, &step, &scales, &out, &size))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    for (int lane = 0; lane < lanes; lane++) {
-        const place p = of_lane((const uint64_t *)(uintptr_t)seeds, lane, step, stream);
-        const float scale = ((const float *)(uintptr_t)scales)[lane];
-        fill(&p, 1, scale, (char *)(uintptr_t)out + 4 * lane * size, size);
+    for (int run = 0; run < runs; run++) {
+        const place p = place_of((const uint64_t *)(uintptr_t)seeds, run, step, stream);
+        const float scale = ((const float *)(uintptr_t)scales)[run];
+        fill(&p, 1, scale, (char *)(uintptr_t)out + 4 * run * size, size);
     }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
@@ -192,14 +193,14 @@ static PyObject *batches(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long seeds, below, out;
     unsigned int stream, step;
-    int lanes;
+    int runs;
     long long size;
-    if (!PyArg_ParseTuple(args, "KiIIKKL", &seeds, &lanes, &stream, &step, &below, &out, &size))
+    if (!PyArg_ParseTuple(args, "KiIIKKL", &seeds, &runs, &stream, &step, &below, &out, &size))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    for (int lane = 0; lane < lanes; lane++) {
-        place p = of_lane((const uint64_t *)(uintptr_t)seeds, lane, step, stream);
-        uint8_t *taken = (uint8_t *)(uintptr_t)out + lane * size;
+    for (int run = 0; run < runs; run++) {
+        place p = place_of((const uint64_t *)(uintptr_t)seeds, run, step, stream);
+        uint8_t *taken = (uint8_t *)(uintptr_t)out + run * size;
         for (int64_t done = 0; done < size; done += NUMBERS / 2, p.counter[0] += GROUP) {
             uint32_t w[NUMBERS];
             fill(&p, 0, 0, (char *)w, NUMBERS);
@@ -220,7 +221,7 @@ INLINE uint64_t mix(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-/* A fraction of polynomials, the highest coefficients first. */
+/* A ratio of polynomials, the highest coefficients first. */
 INLINE double fraction(const double *above, const double *below, double x) {
     double p = above[0], q = below[0];
     for (int i = 1; i < 8; i++) {
@@ -230,15 +231,16 @@ INLINE double fraction(const double *above, const double *below, double x) {
     return p / q;
 }
 
-/* Compiled twice; the loader chooses. */
+/* Compiled for two instruction sets; the loader chooses one. */
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
 #define CLONES __attribute__((target_clones("default", "avx2")))
 #else
 #define CLONES
 #endif
 
-/* Normal numbers by inversion: algorithm AS 241 (Wichura 1988), to 1e-15. Of the words, key plus
- * multiples of a constant and mixed, the lowest bit is the sign and 53 others a tail's mass. */
+/* Normal numbers by inversion: algorithm AS 241 (Wichura 1988), accurate to 1e-15. Each word is the
+ * key plus a multiple of a constant, mixed. Its lowest bit is the sign, and 53 other bits are the
+ * mass of a tail. */
 CLONES static void quantiles(uint64_t key, double *out, int64_t size) {
     static const double middle[2][8] = {
         {2.5090809287301226727e3, 3.3430575583588128105e4, 6.7265770927008700853e4,
@@ -273,7 +275,7 @@ CLONES static void quantiles(uint64_t key, double *out, int64_t size) {
             const double q = 0.5 - tail[i];
             out[i] = sign[i] * q * fraction(middle[0], middle[1], 0.180625 - q * q);
         }
-        int few[NUMBERS], n = 0; /* chosen without a branch, which no processor would foresee */
+        int few[NUMBERS], n = 0; /* selected without a branch, which would be mispredicted */
         for (int i = 0; i < count; i++) {
             few[n] = i;
             n += tail[i] < 0.075;
@@ -290,12 +292,12 @@ CLONES static void quantiles(uint64_t key, double *out, int64_t size) {
 static PyObject *normal_rows(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long keys, out;
-    long long lanes, size;
-    if (!PyArg_ParseTuple(args, "KLKL", &keys, &lanes, &out, &size)) return NULL;
+    long long runs, size;
+    if (!PyArg_ParseTuple(args, "KLKL", &keys, &runs, &out, &size)) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    for (int64_t lane = 0; lane < lanes; lane++)
-        quantiles(((const uint64_t *)(uintptr_t)keys)[lane],
-                  (double *)(uintptr_t)out + lane * size, size);
+    for (int64_t run = 0; run < runs; run++)
+        quantiles(((const uint64_t *)(uintptr_t)keys)[run],
+                  (double *)(uintptr_t)out + run * size, size);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -316,21 +318,21 @@ static PyObject *words(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"normals", normals, METH_VARARGS,
-     "normals(seeds, lanes, stream, step, scales, out, size): [lanes, size] floats; addresses as "
+     "normals(seeds, runs, stream, step, scales, out, size): [runs, size] floats; addresses as "
      "ints."},
     {"batches", batches, METH_VARARGS,
-     "batches(seeds, lanes, stream, step, below, out, size): [lanes, size] bytes, 1 where 64 bits "
+     "batches(seeds, runs, stream, step, below, out, size): [runs, size] bytes, 1 where 64 bits "
      "are below."},
     {"words", words, METH_VARARGS,
      "words((key, key), (counter, counter, counter, counter), out, size): uint32."},
     {"normal_rows", normal_rows, METH_VARARGS,
-     "normal_rows(keys, lanes, out, size): [lanes, size] doubles; addresses as ints."},
+     "normal_rows(keys, runs, out, size): [runs, size] doubles; addresses as ints."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "noise", NULL, -1, methods,
                                     NULL, NULL, NULL, NULL};
 
-/* NAME is given when compiling: there is one extension for every width of vectors. */
+/* The compiler command defines NAME: there is one extension per vector width. */
 #define INIT_OF(name) PyInit_##name
 #define INIT(name) INIT_OF(name)
 

@@ -1,8 +1,8 @@
-"""The contract between the game and an engine: lanes in, outcomes out.
+"""The interface between the game and an engine: a batch of runs in, one outcome per run out.
 
-A *lane* is one run of DP-SGD (Xiang et al. 2024, eq. 1). The game draws the number of runs of every
-trial first, flattens all runs to lanes, and hands them to an engine in packs, whatever trial they
-belong to. Nothing of a trajectory is kept: proxies and scores accumulate as the steps go.
+A *run* is one training by DP-SGD (Xiang et al. 2024, eq. 1). The game first draws the number of
+runs of every trial, then passes the runs of all trials to an engine as batches. Engines store no
+trajectories: they accumulate proxies and scores step by step.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,22 @@ from threat_models import ThreatModel
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """A pack of R independent runs of DP-SGD.
+class RunBatch:
+    """A batch of R independent runs of DP-SGD.
 
     Attributes:
-        included: [R] bool, whether the canary is in the lane's data set (X' rather than X).
-        candidate: [R] int, the index of the lane's hyper-parameter candidate in Omega.
-        seeds: [R] uint64, the seed of each lane's own random stream. A lane's noise depends on its
-            seed alone, never on its place in the pack.
-        records: [R, n] bool, the training records of the lane's data set; None: all, in every lane.
+        included: [R] bool, whether the canary is in the run's data set (X' rather than X).
+        candidate: [R] int, the index of the run's candidate in `DpSgdSettings.candidates`.
+        seeds: [R] uint64, the seed of each run's random stream. A run's noise depends only on its
+            seed, not on its position in the batch.
+        records: [R, n] bool, the training records in each run's data set; None means all records
+            in every run.
 
     Example:
         >>> import numpy as np
         >>> included, seeds = np.array([True, False]), np.arange(2, dtype=np.uint64)
-        >>> lanes = Lanes(included, np.zeros(2, np.int64), seeds)
-        >>> len(lanes), len(lanes.at(lanes.included))
+        >>> batch = RunBatch(included, np.zeros(2, np.int64), seeds)
+        >>> len(batch), len(batch.at(batch.included))
         (2, 1)
     """
 
@@ -40,26 +41,26 @@ class Lanes:
     records: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
-        """Number of lanes."""
+        """The number of runs."""
         return len(self.seeds)
 
-    def at(self, rows: slice | NDArray[np.bool_]) -> "Lanes":
-        """Some of the lanes, in their order."""
+    def at(self, rows: slice | NDArray[np.bool_]) -> "RunBatch":
+        """The selected runs, in the same order."""
         records = None if self.records is None else self.records[rows]
-        return Lanes(self.included[rows], self.candidate[rows], self.seeds[rows], records)
+        return RunBatch(self.included[rows], self.candidate[rows], self.seeds[rows], records)
 
 
 @dataclass(frozen=True)
-class LaneOutcomes:
-    """What is kept of R runs.
+class RunOutcomes:
+    """The outcomes of R runs.
 
     Attributes:
         lambda_a: [R] float64, the paper's base proxy (1/N) sum_i <p_i^z, p_i> / C^2 (eq. 10).
         lambda_c: [R] float64, the proxy for sampled batches, 1/2 + (sigma^2 / N) L with the
             log-likelihood ratio L = sum_i log(1 - tau + tau exp((2 x_i - c_i^2) / (2 sigma^2))) of
-            x_i = <p_i^z, p_i> / C^2 and c_i = |p_i^z| / C. By Neyman & Pearson no other tells more
-            of one run on an empty training set. At sampling rate 1 lambda_a stands for it, which it
-            is where every c_i is 1.
+            x_i = <p_i^z, p_i> / C^2 and c_i = |p_i^z| / C. By the Neyman-Pearson lemma it is the
+            most powerful statistic of one run on an empty training set. At sampling rate 1 it is
+            set to lambda_a, which equals it if every c_i is 1.
         lambda_known: [R] float64, lambda_c of an adversary who knows the training records and
             subtracts their clipped gradients from every p_i. At sampling rate 1 it is
             1/2 + (sigma^2 / N) L with L = sum_i (2 x_i - c_i^2) / (2 sigma^2), the log-likelihood
@@ -68,12 +69,12 @@ class LaneOutcomes:
             <p_1^z, w_0 - w_N> / (lr N C^2), with the canary's clipped gradient p_1^z at w_0. With
             the Dirac canary and without momentum it is lambda_a.
         lambda_end: [R] float64, the same with the canary's clipped gradient at w_N.
-        scores: [R] float64, the threat model's score g(y), higher is better.
-        finite: [R] bool, False where the run diverged (weights or score not finite). Such a lane's
-            score is minus infinity and its proxies 0.
+        scores: [R] float64, the threat model's score g(y); higher is better.
+        finite: [R] bool, False if the run diverged (weights or score not finite). A diverged run
+            has score minus infinity and proxies 0.
 
     Example:
-        >>> LaneOutcomes.empty(3).scores.shape
+        >>> RunOutcomes.empty(3).scores.shape
         (3,)
     """
 
@@ -86,19 +87,19 @@ class LaneOutcomes:
     finite: NDArray[np.bool_]
 
     @classmethod
-    def empty(cls, size: int) -> "LaneOutcomes":
-        """Room for `size` lanes."""
+    def empty(cls, size: int) -> "RunOutcomes":
+        """Arrays of NaN for `size` runs."""
         numbers = {each.name: np.full(size, np.nan) for each in fields(cls)}
         return cls(**numbers | {"finite": np.zeros(size, np.bool_)})
 
-    def put(self, rows: slice | NDArray[np.bool_], part: "LaneOutcomes") -> None:
-        """Writes the outcomes of some of the lanes."""
+    def put(self, rows: slice | NDArray[np.bool_], part: "RunOutcomes") -> None:
+        """Writes the outcomes of the selected runs."""
         for name, values in vars(part).items():
             getattr(self, name)[rows] = values
 
 
 class Engine(Protocol):
-    """Runs packs of lanes for one threat model at one noise level.
+    """Trains batches of runs for one threat model at one noise level.
 
     Example:
         >>> from audit.dpsgd import DpSgdSettings, make_engine
@@ -112,21 +113,21 @@ class Engine(Protocol):
 
     name: str
 
-    def run(self, lanes: Lanes) -> LaneOutcomes:
-        """Runs every lane from the first step to the last.
+    def run(self, batch: RunBatch) -> RunOutcomes:
+        """Outcomes of complete runs.
 
         Args:
-            lanes: the pack; any length.
+            batch: a batch of any length.
 
         Returns:
-            One outcome per lane, in the order of the pack.
+            One outcome per run, in the order of the batch.
         """
         ...
 
 
 @runtime_checkable
 class SharingEngine(Engine, Protocol):
-    """An engine whose runs serve several threat models.
+    """An engine that can evaluate the same runs under several threat models.
 
     Example:
         >>> [name for name in ("run", "run_shared") if hasattr(SharingEngine, name)]
@@ -134,19 +135,19 @@ class SharingEngine(Engine, Protocol):
     """
 
     def run_shared(
-        self, lanes: Lanes, threat_models: Sequence[ThreatModel]
-    ) -> Sequence[LaneOutcomes]:
-        """Runs every lane once for all threat models that its data set is the same for.
+        self, batch: RunBatch, threat_models: Sequence[ThreatModel]
+    ) -> Sequence[RunOutcomes]:
+        """Outcomes of the same runs under each threat model.
 
-        A lane without the canary is run once; a lane with it once for every canary, from the same
-        seed.
+        A run without the canary is trained once. A run with it is trained once per canary, from the
+        same seed.
 
         Args:
-            lanes: the pack; any length.
-            threat_models: any number, with the training set of this engine's own.
+            batch: a batch of any length.
+            threat_models: threat models with the training set of this engine.
 
         Returns:
-            For each threat model what `run` of an engine of its own would return, rounding apart;
-            outcomes of different threat models are dependent.
+            For each threat model the outcomes that `run` of a separate engine would return, up to
+            rounding. Outcomes under different threat models are dependent.
         """
         ...

@@ -1,4 +1,4 @@
-"""Many runs of DP-SGD at once: every parameter of every lane, in every step."""
+"""The batched engine: trains many runs of DP-SGD at once."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from audit.dpsgd import noise
-from audit.dpsgd.base import LaneOutcomes, Lanes
+from audit.dpsgd.base import RunBatch, RunOutcomes
 from audit.dpsgd.devices import check_device
 from audit.dpsgd.gradients import ClippedSums, clipped_record, clipped_sums, stacked
 from audit.dpsgd.memory import MemoryPolicy
@@ -26,26 +26,26 @@ from threat_models.scores import Features
 
 
 class BatchedEngine:
-    """DP-SGD in lanes; see `Engine`.
+    """DP-SGD on many runs at once; see `Engine`.
 
-    The lanes' weights are [R, parameters]; clipped sums come from `gradients`. lambda_a and what
-    the scores need accumulate as the steps go. Rounding apart, a lane's outcome depends on its seed
-    alone.
+    The runs' weights are [R, parameters]; `gradients` computes the clipped sums. The proxies and
+    the inputs of the scores accumulate step by step. Up to rounding, a run's outcome depends only
+    on its seed, candidate and data set.
 
     Args:
         threat_model: data, canary and score.
         settings: the base mechanism.
-        model: with the initial weights w_0, in the precision's dtype.
+        model: the model with its initial weights w_0, in the precision's dtype.
         device: a torch device.
-        name: of the engine, where `reductions` made the problem smaller.
-        precision: to what the operands of products are rounded.
+        name: the engine's name; it differs from "batched" if `reductions` made the problem smaller.
+        precision: the number format to which operands of products are rounded.
 
     Attributes:
-        parameters: how many numbers of a lane are trained.
-        memory: what runs side by side.
+        parameters: number of trained parameters per run.
+        memory: sizes of packs and chunks.
 
     Raises:
-        ValueError: a device that is not there.
+        ValueError: the device is not available.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class BatchedEngine:
     def _gradient(
         self, canary: Canary
     ) -> "Callable[[Parameters, Tensor], ClippedRecord | DiracGradient]":
-        """The canary's clipped gradient, from the parameters and every lane's C, [R]."""
+        """A function from the parameters and every run's C, [R], to the clipped canary gradient."""
         if not isinstance(canary, InputCanary):
             return lambda _, clip: DiracGradient(clip)
         x, y = self._tensors(canary.features[None], np.array([canary.label]))
@@ -89,88 +89,94 @@ class BatchedEngine:
         x = torch.from_numpy(np.array(features)).to(self._device, self._initial[0].dtype)
         return x, torch.from_numpy(np.array(labels)).to(self._device)
 
-    def lanes_per_pack(self) -> int:
-        """How many lanes run side by side."""
-        return self.memory.lanes(
+    def runs_per_pack(self) -> int:
+        """The number of runs that are trained together."""
+        return self.memory.runs_per_pack(
             self.parameters,
             self._settings.steps,
-            batch=self._training_size + 1 if self._settings.sampling_rate < 1 else None,
-            # The compiled sums take a few records of one lane at a time.
+            sampled_records=self._training_size + 1 if self._settings.sampling_rate < 1 else None,
+            # The compiled sums process a few records of one run at a time.
             record_floats=(
                 self._model.record_floats if isinstance(self._training, ClippedSums) else None
             ),
         )
 
-    def run(self, lanes: Lanes) -> LaneOutcomes:
+    def run(self, batch: RunBatch) -> RunOutcomes:
         """See `Engine.run`."""
-        return self._run_packs(lanes, (self._threat_model,))[0]
+        return self._run_packs(batch, (self._threat_model,))[0]
 
-    def run_shared(self, lanes: Lanes, threat_models: Sequence[ThreatModel]) -> list[LaneOutcomes]:
+    def run_shared(
+        self, batch: RunBatch, threat_models: Sequence[ThreatModel]
+    ) -> list[RunOutcomes]:
         """See `SharingEngine.run_shared`."""
         canaries = dict.fromkeys(threat_model.canary for threat_model in threat_models)
         if len(canaries) == 1:
-            return self._run_packs(lanes, threat_models)
-        shared = [LaneOutcomes.empty(len(lanes)) for _ in threat_models]
+            return self._run_packs(batch, threat_models)
+        shared = [RunOutcomes.empty(len(batch)) for _ in threat_models]
         views = list(zip(threat_models, shared, strict=True))
-        served = [(~lanes.included, views)]
+        served = [(~batch.included, views)]
         for canary in canaries:
-            served.append((lanes.included, [view for view in views if view[0].canary == canary]))
-        for rows, judges in served:
-            found = self._run_packs(lanes.at(rows), [threat_model for threat_model, _ in judges])
-            for (_, whole), part in zip(judges, found, strict=True):
+            served.append((batch.included, [view for view in views if view[0].canary == canary]))
+        for rows, sharers in served:
+            found = self._run_packs(batch.at(rows), [threat_model for threat_model, _ in sharers])
+            for (_, whole), part in zip(sharers, found, strict=True):
                 whole.put(rows, part)
         return shared
 
-    def _run_packs(self, lanes: Lanes, threat_models: Sequence[ThreatModel]) -> list[LaneOutcomes]:
-        """Runs every lane once for all threat models; those of lanes with a canary share it."""
-        found = [LaneOutcomes.empty(len(lanes)) for _ in threat_models]
+    def _run_packs(
+        self, batch: RunBatch, threat_models: Sequence[ThreatModel]
+    ) -> list[RunOutcomes]:
+        """Trains every run once; runs with a canary require that all threat models share it."""
+        found = [RunOutcomes.empty(len(batch)) for _ in threat_models]
 
         def run(rows: slice, chunk_floats: int) -> None:
-            outcomes = self._run_pack(lanes.at(rows), threat_models, chunk_floats)
+            outcomes = self._run_pack(batch.at(rows), threat_models, chunk_floats)
             for whole, part in zip(found, outcomes, strict=True):
                 whole.put(rows, part)
 
         with reproducible_products():
-            self.memory.in_packs(len(lanes), self.lanes_per_pack(), self._model.record_floats, run)
+            self.memory.run_in_packs(
+                len(batch), self.runs_per_pack(), self._model.record_floats, run
+            )
         return found
 
     @torch.no_grad()
     def _run_pack(
-        self, lanes: Lanes, threat_models: Sequence[ThreatModel], chunk_floats: int
-    ) -> list[LaneOutcomes]:
-        """Trains a pack and judges it."""
+        self, batch: RunBatch, threat_models: Sequence[ThreatModel], chunk_floats: int
+    ) -> list[RunOutcomes]:
+        """Trains a pack and evaluates it under every threat model."""
         s = self._settings
         canaries = list(dict.fromkeys(threat_model.canary for threat_model in threat_models))
-        theta, proxies, residual = self._train(lanes, canaries, chunk_floats)
+        theta, proxies, residual = self._train(batch, canaries, chunk_floats)
         finite = torch.stack([w.flatten(1).isfinite().all(1) for w in theta]).all(0).cpu().numpy()
         start = self._initial[0].flatten()[0]
-        _, clip, _ = s.of_lanes(lanes.candidate)
+        _, clip, _ = s.hyperparameters_of(batch.candidate)
         unit = clip * s.noise_multiplier * math.sqrt(s.steps)
         observation = ModelObservation(
             first_displacement=to_numpy(start - theta[0].flatten(1)[:, 0]),
             standardised_sum=to_numpy(residual) / unit,
             theta=theta,
             logits=lambda x: self._model.logits(theta, self._model.prepare(x)),
-            records_at_once=max(1, chunk_floats // (len(lanes) * self._model.record_floats)),
+            records_at_once=max(1, chunk_floats // (len(batch) * self._model.record_floats)),
         )
-        final_weights = [self._final_weights(theta, lanes, canary) for canary in canaries]
-        judged = []
+        final_weights = [self._final_weights(theta, batch, canary) for canary in canaries]
+        outcomes = []
         for threat_model in threat_models:
             own = canaries.index(threat_model.canary)
-            judged.append(
-                judge(threat_model, observation, proxies[own], final_weights[own], finite)
+            outcomes.append(
+                evaluate_runs(threat_model, observation, proxies[own], final_weights[own], finite)
             )
-        return judged
+        return outcomes
 
     def _final_weights(
-        self, theta: Parameters, lanes: Lanes, canary: Canary
+        self, theta: Parameters, batch: RunBatch, canary: Canary
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """lambda_start and lambda_end of a pack, [R] each."""
         s = self._settings
-        rate, clip, _ = s.of_lanes(lanes.candidate)
+        rate, clip, _ = s.hyperparameters_of(batch.candidate)
         own_clip = torch.from_numpy(clip).to(theta[0])
         gradient = self._gradient(canary)
-        start = [p.expand(len(lanes), *p.shape).contiguous() for p in self._initial]
+        start = [p.expand(len(batch), *p.shape).contiguous() for p in self._initial]
         moved = [flat(before - after) for before, after in zip(start, theta, strict=True)]
         unit = rate * s.steps * clip**2
         at_start = to_numpy(gradient(start, own_clip).inner(moved)) / unit
@@ -178,35 +184,36 @@ class BatchedEngine:
         return at_start, at_end
 
     def _train(
-        self, lanes: Lanes, canaries: Sequence[Canary], chunk_floats: int
+        self, batch: RunBatch, canaries: Sequence[Canary], chunk_floats: int
     ) -> tuple[Parameters, list[Proxies], Tensor]:
         """All steps of a pack.
 
         Args:
-            lanes: the pack.
-            canaries: whose proxies to take; the first is the one that lanes may include.
-            chunk_floats: how many numbers a chunk of records may need.
+            batch: the pack.
+            canaries: the canaries whose proxies are computed; only the first may be in a data set.
+            chunk_floats: maximum number of floats that a chunk of records may need.
 
         Returns:
-            The final parameters; the proxies of every canary; and sum_i of the first coordinate of
-            p_i less the training records' part, [R].
+            The final parameters; the proxies of every canary; and the sum over steps of the first
+            coordinate of p_i without the training records' contribution, [R].
         """
         s = self._settings
-        count = len(lanes)
+        count = len(batch)
         state = [flat(p[None]).repeat(count, 1) for p in self._initial]
         theta = [shaped(w, p.shape) for w, p in zip(state, self._initial, strict=True)]
-        rate, clip, momentum = torch.from_numpy(s.of_lanes(lanes.candidate)).to(theta[0])
-        included = torch.from_numpy(np.array(lanes.included)).to(self._device)
+        rate, clip, momentum = torch.from_numpy(s.hyperparameters_of(batch.candidate)).to(theta[0])
+        included = torch.from_numpy(np.array(batch.included)).to(self._device)
         descent, momentum = -rate[:, None], momentum[:, None]
         velocity = [torch.zeros_like(w) for w in state] if momentum.any() else None
         residual = torch.zeros(count, dtype=torch.float64, device=self._device)
-        proxies = [Proxies(s, lanes.candidate, self._device) for _ in canaries]
+        proxies = [Proxies(s, batch.candidate, self._device) for _ in canaries]
         gradients = [self._gradient(canary) for canary in canaries]
 
-        noise = self._noise(lanes, theta[0])
-        batches = self._batches(lanes)
-        for released, (taken, canary_taken) in zip(noise, batches, strict=True):
-            # released grows from the noise to p_i; a canary's gradient z is taken before step i.
+        noise = self._noise(batch, theta[0])
+        sampled = self._sampled_records(batch)
+        for released, (taken, canary_taken) in zip(noise, sampled, strict=True):
+            # `released` starts as the noise and becomes p_i. A canary's gradient z is computed
+            # before step i.
             canary_weight = (included & canary_taken).to(theta[0].dtype)[:, None]
             canary_gradients = [gradient(theta, clip) for gradient in gradients]
             canary_gradients[0].add_to(released, canary_weight)
@@ -227,13 +234,13 @@ class BatchedEngine:
 
         return theta, proxies, residual
 
-    def _noise(self, lanes: Lanes, like: Tensor) -> Iterator[Parameters]:
-        """For every step N(0, C^2 sigma^2) noise as one [R, size] per parameter."""
+    def _noise(self, batch: RunBatch, like: Tensor) -> Iterator[Parameters]:
+        """Yields, for every step, N(0, C^2 sigma^2) noise as one [R, size] per parameter."""
         s = self._settings
-        _, clip, _ = s.of_lanes(lanes.candidate)
+        _, clip, _ = s.hyperparameters_of(batch.candidate)
         sizes = [p.numel() for p in self._initial]
         for drawn in noise.gaussian_steps(
-            lanes.seeds,
+            batch.seeds,
             clip * s.noise_multiplier,
             s.steps,
             like,
@@ -242,19 +249,19 @@ class BatchedEngine:
         ):
             yield list(torch.split(drawn, sizes, dim=1))
 
-    def _batches(self, lanes: Lanes) -> Iterator[tuple[Tensor | None, Tensor]]:
-        """For every step the records taken, [R, n] (None: all), and whether the canary is."""
+    def _sampled_records(self, batch: RunBatch) -> Iterator[tuple[Tensor | None, Tensor]]:
+        """Yields, for every step, the sampled records, [R, n] (None: all), and canaries, [R]."""
         s = self._settings
-        own = lanes.records
+        own = batch.records
         members = None if own is None else torch.from_numpy(own).to(self._device)
         if s.sampling_rate == 1:
-            everything = torch.ones(len(lanes), dtype=torch.bool, device=self._device)
+            everything = torch.ones(len(batch), dtype=torch.bool, device=self._device)
             for _ in range(s.steps):
                 yield members, everything
             return
         width = self._training_size + 1
         for taken in noise.poisson_steps(
-            lanes.seeds,
+            batch.seeds,
             s.sampling_rate,
             s.steps,
             self._device,
@@ -265,24 +272,24 @@ class BatchedEngine:
             yield records, taken[:, -1]
 
 
-def judge(
+def evaluate_runs(
     threat_model: ThreatModel,
     observation: ModelObservation,
     proxies: Proxies,
     final_weights: tuple[NDArray[np.float64], NDArray[np.float64]],
     finite: NDArray[np.bool_],
-) -> LaneOutcomes:
-    """The outcomes of R runs.
+) -> RunOutcomes:
+    """The outcomes of R runs under one threat model.
 
     Args:
-        threat_model: whose score it is.
-        observation: of the final models.
-        proxies: of its canary.
+        threat_model: the threat model with the score.
+        observation: the final models.
+        proxies: the proxies of the threat model's canary.
         final_weights: lambda_start and lambda_end of its canary, [R] each.
-        finite: [R], whether the final weights are.
+        finite: [R], whether the final weights are finite.
 
     Raises:
-        ValueError: a score that does not give one number per run.
+        ValueError: the score does not return one number per run.
     """
     lambda_a = proxies.lambda_a()
     values = np.asarray(threat_model.score(observation), dtype=np.float64)
@@ -292,7 +299,7 @@ def judge(
             f"[{len(finite)}], got shape {list(values.shape)}"
         )
     kept = finite & np.isfinite(lambda_a) & np.isfinite(values)
-    return LaneOutcomes(
+    return RunOutcomes(
         lambda_a=np.where(kept, lambda_a, 0.0),
         lambda_c=np.where(kept, proxies.lambda_c(), 0.0),
         lambda_known=np.where(kept, proxies.lambda_known(), 0.0),

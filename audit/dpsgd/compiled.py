@@ -1,41 +1,30 @@
-"""Clipped sums on a CPU, compiled (`_convolutional.c`): convolutional networks, and MLPs in part.
+"""Clipped sums on a CPU by a compiled extension (`_convolutional.c`), for ConvNets and MLPs.
 
-torch takes each layer through memory for many records at once; here a few records at a time go
-through all layers while what they need stays in cache. Only where the extension was built (a C
-compiler was there) and the processor has AVX2 or AVX-512; elsewhere torch's own operations do the
-same.
+torch computes each layer for many records at once, through main memory. The extension takes a few
+records at a time through all layers, within the cache. It is used if a C compiler built it and the
+processor has AVX2 or AVX-512; otherwise torch's operations compute the same sums.
 """
 
-import importlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from audit.dpsgd.extensions import load_extension
 from audit.dpsgd.layers import Layer, Network
 from audit.dpsgd.layers.convolution import Convolution
 from audit.dpsgd.layers.linear import Linear
 from audit.dpsgd.parameters import Parameters, flat, shaped
 from audit.dpsgd.products import affine
 from audit.dpsgd.program import Program
-from audit.dpsgd.record_gradients import ClippedRecord, WrittenOut
+from audit.dpsgd.record_gradients import ClippedRecord, ExplicitGradients
 
-# Records of convolutions that go through the layers together: what they need stays in cache.
-_FEW = 4
-
-
-def _extension(capability: str) -> Any:
-    """The extension for a processor, in torch's words; None where there is none."""
-    names = {"AVX512": "_convolutional_avx512", "AVX2": "_convolutional_avx2"}
-    try:
-        return importlib.import_module(f"audit.dpsgd.{names[capability]}")
-    except (KeyError, ImportError):
-        return None
+# Records of a ConvNet that go through the layers together: few enough to stay in the cache.
+_RECORDS_TOGETHER = 4
 
 
-_convolutional = _extension(torch.backends.cpu.get_cpu_capability())
+_convolutional = load_extension("convolutional", torch.backends.cpu.get_cpu_capability())
 
 
 def is_available() -> bool:
@@ -44,7 +33,7 @@ def is_available() -> bool:
 
 
 class _Compiled:
-    """The layers of a program, and the call that takes their clipped sums."""
+    """A compiled program: calls the extension to compute clipped sums."""
 
     def __init__(self, program: Program) -> None:
         self._layers, self._offsets, self._classes = program.table()
@@ -64,14 +53,15 @@ class _Compiled:
 
         Args:
             theta: parameters of the layers, each [R, ...].
-            clip: C of every lane, [R].
-            records: as `Program.prepare` leaves them; with `squares` what a Linear layer before
-                the program gives, [n, R, outputs], overwritten by the clipped gradients by it.
+            clip: C of every run, [R].
+            records: prepared by `Program.prepare`; with `squares`, the outputs of a Linear layer
+                before the program, [n, R, outputs], which are overwritten by their clipped
+                gradients.
             labels: [n] classes.
-            taken: [R, n] bool, the records of each lane's batch; None takes all.
-            squares: [n], |x|^2 of that layer's input, and 1 more where it has a bias.
+            taken: [R, n] bool, the records of each run's batch; None takes all.
+            squares: [n], |x|^2 of that layer's input, plus 1 if the layer has a bias.
         """
-        # Kept by name until the call is over: the extension only has their addresses.
+        # The extension receives addresses only, so these tensors must stay referenced.
         given = [flat(p).contiguous() for p in theta]
         totals = [torch.empty_like(p) for p in given]
         addresses = np.array([[p.data_ptr() for p in part] for part in (given, totals)], np.uint64)
@@ -111,7 +101,7 @@ class CompiledSums:
         labels: [n] classes.
 
     Raises:
-        NotImplementedError: a network that the extension does not know.
+        NotImplementedError: the extension does not support the network.
     """
 
     def __init__(self, network: Network, features: Tensor, labels: Tensor) -> None:
@@ -129,28 +119,28 @@ class CompiledSums:
     def __call__(
         self, theta: Parameters, clip: Tensor, taken: Tensor | None, chunk_floats: int
     ) -> Parameters:
-        """As of `gradients.ClippedSums`; a chunk is always a few records."""
+        """See `gradients.ClippedSums`; the chunk size is ignored."""
         return self._compiled.sums(theta, clip, self._records, self._labels, taken)[0]
 
     def single_record(self, theta: Parameters, clip: Tensor) -> ClippedRecord:
-        """As of `gradients.ClippedSums`."""
+        """See `gradients.ClippedSums`."""
         clipped, squared = self._compiled.sums(theta, clip, self._records, self._labels)
-        gradient = WrittenOut([flat(g)[:, None] for g in clipped])
+        gradient = ExplicitGradients([flat(g)[:, None] for g in clipped])
         return ClippedRecord([gradient], torch.ones_like(clip)[:, None], squared)
 
 
 class CompiledTail:
-    """Clipped sums of a network of Linear layers and ReLU, compiled after the first.
+    """Clipped sums of a network of Linear layers and ReLU; all layers but the first are compiled.
 
-    Two products, of all lanes and records, are left to torch: from the records to the first layer's
-    outputs, and from the clipped gradients by these to the sum of its own.
+    torch computes two products over all runs and records: the first layer's outputs, and the sum of
+    the first layer's clipped gradients.
 
     Args:
         network: the model.
         x: [n, inputs] prepared records.
 
     Raises:
-        NotImplementedError: another network.
+        NotImplementedError: the network has other layers.
     """
 
     def __init__(self, network: Network, x: Tensor) -> None:
@@ -164,18 +154,18 @@ class CompiledTail:
     def sums(
         self, theta: Parameters, clip: Tensor, x: Tensor, labels: Tensor, rows: slice
     ) -> Parameters:
-        """The sums of R lanes over some of the records, one [R, ...] per parameter.
+        """The sums of R runs over a chunk of records, one [R, ...] per parameter.
 
         Args:
             theta: parameters, each [R, ...].
-            clip: C of every lane, [R].
-            x: [m, inputs], these records.
+            clip: C of every run, [R].
+            x: [m, inputs], the records of the chunk.
             labels: [m], their classes.
-            rows: where they are among all.
+            rows: the positions of the chunk among all records.
         """
         at = self._first.parameters
         y, _ = self._first.forward_prepared(theta[:at], x)
-        delta = y.transpose(0, 1).contiguous()  # as it lies in memory; overwritten
+        delta = y.transpose(0, 1).contiguous()  # the extension's layout; overwritten
         squares = self._squares[rows]
         after, _ = self._compiled.sums(theta[at:], clip, delta, labels, squares=squares)
         weight = affine(delta.flatten(1).T, x.T).view_as(theta[0])
@@ -185,11 +175,11 @@ class CompiledTail:
 def _program(
     record_shape: tuple[int, int, int], layers: Sequence[Layer], is_inner: bool = False
 ) -> Program:
-    """The program of layers that end with a Linear one."""
+    """The program of layers of which the last is Linear."""
     last = layers[-1]
     if not isinstance(last, Linear):
         raise NotImplementedError("a network that does not end with Linear")
-    together = int(_convolutional.RECORDS) if is_inner else _FEW
+    together = int(_convolutional.RECORDS) if is_inner else _RECORDS_TOGETHER
     program = Program(record_shape, last.outputs, together, is_inner)
     for layer in layers:
         layer.compile(program)

@@ -1,20 +1,20 @@
-"""Devices of torch, checked once."""
+"""Validation of torch devices."""
 
 import torch
 
 
 def check_device(name: str) -> torch.device:
-    """A torch device that is there.
+    """The torch device of that name.
 
     Raises:
-        ValueError: one that is not.
+        ValueError: the device is not available, or neither a CPU nor a CUDA device.
     """
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
-            f"device must be cpu or a CUDA device that is there, got {name}: "
+            f"device must be cpu or an available CUDA device, got {name}: "
             f"{str(error).splitlines()[0]}"
         ) from error
     if device.type not in ("cpu", "cuda"):

@@ -1,4 +1,4 @@
-"""Which engine runs a threat model, by name or by what its law allows."""
+"""Engines by name, and the choice of the fastest exact engine."""
 
 from audit import checks
 from audit.dpsgd.base import Engine
@@ -22,38 +22,39 @@ def make_engine(
     """An engine by name.
 
     Args:
-        name: one of ENGINES. "reduced" draws the released statistic from its law; "collapsed" and
-            "projected" train an exactly equivalent smaller problem (`reductions`); "batched" trains
-            many lanes at once, and "opacus" one after the other through Opacus, the reference.
+        name: one of ENGINES. "reduced" samples the released statistic from its distribution;
+            "collapsed" and "projected" train an exactly equivalent smaller problem (`reductions`);
+            "batched" trains many runs at once; "opacus" trains one run at a time with Opacus and
+            is the reference.
         threat_model: data, canary and score.
         settings: the base mechanism.
-        device: a torch device; the reduced engine needs none.
-        precision: a name of PRECISIONS; the reduced engine always takes float64, Opacus has no
-            "tf32" or "bf16", and equivalent problems have other products to round.
+        device: a torch device; the reduced engine ignores it.
+        precision: a name of PRECISIONS. The reduced engine always uses float64, and "opacus" does
+            not support "tf32" and "bf16". Equivalent smaller problems round different products.
 
     Returns:
         The engine.
 
     Raises:
-        ValueError: an unknown name, or an engine that does not apply, with the reason.
+        ValueError: the name is unknown, or the engine does not apply; the message says why.
 
     Example:
         >>> import numpy as np
-        >>> from audit.dpsgd import DpSgdSettings, Lanes
+        >>> from audit.dpsgd import DpSgdSettings, RunBatch
         >>> from canaries import DiracCanary
         >>> from threat_models import FirstCoordinate, etcv
         >>> model = etcv(DiracCanary(), FirstCoordinate(), (1, 8, 8), 10)
         >>> engine = make_engine("reduced", model, DpSgdSettings(20, 5.0, (1.0,), (0.1,)))
         >>> without, seeds = np.array([False, False]), np.arange(2, dtype=np.uint64)
-        >>> lanes = Lanes(without, np.zeros(2, np.int64), seeds)
-        >>> engine.run(lanes).finite.tolist()
+        >>> batch = RunBatch(without, np.zeros(2, np.int64), seeds)
+        >>> engine.run(batch).finite.tolist()
         [True, True]
     """
     name = checks.one_of("engine", name, ENGINES)
     formats = check_precision(precision)
     if name == "reduced":
         return ReducedEngine(threat_model, settings)
-    # torch takes seconds to import: only where something is trained.
+    # Importing torch takes seconds, so only engines that train import it.
     import torch
 
     from audit.dpsgd.batched import BatchedEngine
@@ -88,14 +89,14 @@ def make_engine(
 
 
 def choose_engine(threat_model: ThreatModel, settings: DpSgdSettings) -> tuple[str, str]:
-    """The engine that "auto" stands for: an exact reduction where there is one.
+    """The name of the engine that "auto" selects: an exact reduction if one applies.
 
     Args:
         threat_model: data, canary and score.
         settings: the base mechanism.
 
     Returns:
-        Its name and the reason in one line.
+        The engine's name and the reason in one line.
 
     Example:
         >>> from audit.dpsgd import DpSgdSettings
@@ -108,13 +109,13 @@ def choose_engine(threat_model: ThreatModel, settings: DpSgdSettings) -> tuple[s
     obstacle = why_not_reduced(threat_model, settings)
     if obstacle is None:
         return "reduced", (
-            "the law of the released statistic is known: a sum of Gaussian steps in the first "
-            "coordinate, one draw per run"
+            "the distribution of the released statistic is known: a sum of Gaussian steps in the "
+            "first coordinate, one draw per run"
         )
     if not isinstance(collapse(threat_model, settings), str):
         return "collapsed", (
-            "the law of the final model is known: its gradients do not depend on the weights, one "
-            "draw of all steps per run"
+            "the distribution of the final model is known: its gradients do not depend on the "
+            "weights, one draw of all steps per run"
         )
     if threat_model.training_set is None and not isinstance(threat_model.canary, DiracCanary):
         import torch
@@ -125,7 +126,7 @@ def choose_engine(threat_model: ThreatModel, settings: DpSgdSettings) -> tuple[s
         model = make_model(settings.model, settings.model_seed, shape, classes, torch.float32)
         if not isinstance(project(threat_model, model), str):
             return "projected", (
-                "only the canary's own direction of the first layer's weights reaches the outcome: "
-                "an equivalent model of one input is trained"
+                "only the first layer's weights in the direction of the canary affect the outcome: "
+                "an equivalent model with one input is trained"
             )
-    return "batched", f"no closed law, because of {obstacle}: every run is trained"
+    return "batched", f"no distribution in closed form, because of {obstacle}: every run is trained"

@@ -11,38 +11,41 @@ from torch.nn import functional
 
 from audit.dpsgd import compiled
 from audit.dpsgd.compiled import CompiledSums, CompiledTail
-from audit.dpsgd.layers import Layer, Network, parse
+from audit.dpsgd.layers import Layer, Network, parse_network
 from audit.dpsgd.parameters import Parameters
 from audit.dpsgd.precision import FLOAT32, Precision
 from audit.dpsgd.products import rounded_operands
 from audit.dpsgd.record_gradients import (
     ClippedRecord,
+    ExplicitGradients,
     RecordGradients,
-    WrittenOut,
     clip_factors,
     squared_norms,
 )
 
+# Two float32 computations of the same logits differ by less than this.
+_LOGITS_RTOL, _LOGITS_ATOL = 1e-4, 1e-5
+
 
 class StackedModel(Protocol):
-    """R models of one architecture side by side; their parameters are a list of [R, ...]."""
+    """R models of one architecture; their parameters are a list of [R, ...]."""
 
     record_floats: int
-    """Roughly how many numbers one record of one lane needs while its gradient is taken."""
+    """Approximate number of floats that the gradient of one record of one run needs in memory."""
 
     def prepare(self, features: Tensor) -> Tensor:
-        """What can be computed from [m, ...] records once for all steps and lanes."""
+        """Records [m, ...] after the computations that all steps and runs share."""
         ...
 
     def logits(self, theta: Parameters, x: Tensor) -> Tensor:
-        """[R, m, classes], from prepared records [m, ...] or, lane by lane, [R, m, ...]."""
+        """Logits [R, m, classes] of prepared records: shared, [m, ...], or per run, [R, m, ...]."""
         ...
 
     def gradients(self, theta: Parameters, x: Tensor, labels: Tensor) -> list[RecordGradients]:
-        """The cross-entropy's gradients by single records, in the order of the parameters.
+        """Per-record gradients of the cross-entropy, in the order of the parameters.
 
         Args:
-            theta: parameters.
+            theta: parameters, each [R, ...].
             x: prepared records, [m, ...] or [R, m, ...].
             labels: [m] or [R, m].
         """
@@ -50,12 +53,12 @@ class StackedModel(Protocol):
 
 
 def stacked(model: nn.Module, record_shape: tuple[int, ...]) -> StackedModel:
-    """The fastest form that knows the model: book-keeping, else vmap over single records."""
+    """The fastest stacked form of a model: book-keeping if all layers are known, else vmap."""
     theta = [p.detach()[None] for p in model.parameters()]
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(2, *record_shape, generator=generator).to(theta[0])
     try:
-        known = BookkeepingModel(parse(model), theta, x)
+        known = BookkeepingModel(parse_network(model), theta, x)
     except NotImplementedError:
         return VmapModel(model, record_shape)
     return known if _has_logits_of(known, model, theta, x) else VmapModel(model, record_shape)
@@ -63,20 +66,21 @@ def stacked(model: nn.Module, record_shape: tuple[int, ...]) -> StackedModel:
 
 @torch.no_grad()
 def _has_logits_of(known: StackedModel, model: nn.Module, theta: Parameters, x: Tensor) -> bool:
-    """Whether both give the same logits: a hook may have changed what a layer does."""
-    return torch.allclose(known.logits(theta, known.prepare(x))[0], model(x), rtol=1e-4, atol=1e-5)
+    """Whether both compute the same logits: a hook may have changed a layer's computation."""
+    logits = known.logits(theta, known.prepare(x))[0]
+    return torch.allclose(logits, model(x), rtol=_LOGITS_RTOL, atol=_LOGITS_ATOL)
 
 
 class BookkeepingModel:
-    """A sequence of known layers; see `layers`.
+    """A stacked sequence of known layers; see `layers`.
 
     Args:
         network: the layers.
-        theta: weights of one lane, each [1, ...].
+        theta: weights of one run, each [1, ...].
         x: a few records, [m, ...].
 
     Raises:
-        NotImplementedError: layers that do not take such records.
+        NotImplementedError: the layers do not accept such records.
     """
 
     def __init__(self, network: Network, theta: Parameters, x: Tensor) -> None:
@@ -85,7 +89,7 @@ class BookkeepingModel:
 
     @torch.no_grad()
     def _floats_of(self, theta: Parameters, x: Tensor) -> int:
-        """Activations and gradients of kernels; not the first input, which all lanes share."""
+        """Floats of activations and kernel gradients, without the first input, which runs share."""
         y, tape = self._forward(theta, self.prepare(x))
         floats = y[0, 0].numel()
         for i, (_, parameters, saved) in enumerate(tape):
@@ -96,7 +100,7 @@ class BookkeepingModel:
         return floats
 
     def prepare(self, features: Tensor) -> Tensor:
-        """The layers before the first parameters, then the first layer's own preparation."""
+        """Applies the layers before the first parameters, then prepares for the first layer."""
         for layer in self.network.before:
             features = layer.forward([], features[None])[0][0]
         return self.network.first.prepare(features)
@@ -122,8 +126,8 @@ class BookkeepingModel:
     def gradients(self, theta: Parameters, x: Tensor, labels: Tensor) -> list[RecordGradients]:
         """One forward and one backward pass; see `StackedModel`."""
         y, tape = self._forward(theta, x)
-        # The gradient of the cross-entropy by the logits; torch's softmax is slow over few numbers
-        # in a row and fast over many rows of them.
+        # The gradient of the cross-entropy with respect to the logits. The transposed layout is
+        # faster: torch's softmax is slow on short rows.
         delta = y.transpose(1, 2).contiguous().softmax(1).transpose(1, 2)
         index = labels.expand(delta.shape[:2])[..., None]
         delta.scatter_add_(-1, index, delta.new_full((), -1.0).expand(index.shape))
@@ -138,10 +142,10 @@ class BookkeepingModel:
 
 
 class VmapModel:
-    """Any module, one record at a time under `torch.func.vmap`: slower, and needs more memory.
+    """Any module under `torch.func.vmap`: slower than book-keeping, and needs more memory.
 
     Raises:
-        ValueError: a module that vmap cannot take.
+        ValueError: vmap does not support the module.
     """
 
     def __init__(self, model: nn.Module, record_shape: tuple[int, ...]) -> None:
@@ -150,7 +154,7 @@ class VmapModel:
         self._names = [name for name, p in model.named_parameters() if p.requires_grad]
         self._fixed = dict(model.named_buffers())
         self._fixed |= {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
-        # The written-out gradient, and as much again for what autograd holds.
+        # The explicit gradient, and as much again for the autograd graph.
         self.record_floats = 2 * sum(p.numel() for p in model.parameters())
         theta = [p.detach()[None] for p in model.parameters() if p.requires_grad]
         try:
@@ -159,42 +163,42 @@ class VmapModel:
             self.gradients(theta, x, x.new_zeros(1, dtype=torch.long))
         except RuntimeError as error:
             raise ValueError(
-                "model must be known to torch.func.vmap, which takes its gradient record by "
-                f"record, got {type(model).__name__}: {str(error).splitlines()[0]}"
+                "model must work under torch.func.vmap, which computes per-record gradients, "
+                f"got {type(model).__name__}: {str(error).splitlines()[0]}"
             ) from error
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Identity."""
+        """Returns the records unchanged."""
         return features
 
     def logits(self, theta: Parameters, x: Tensor) -> Tensor:
         """See `StackedModel`."""
-        by_lane = 0 if x.dim() > self._record_dims + 1 else None
-        y: Tensor = vmap(self._apply, in_dims=(0, by_lane))(theta, x)
+        by_run = 0 if x.dim() > self._record_dims + 1 else None
+        y: Tensor = vmap(self._apply, in_dims=(0, by_run))(theta, x)
         return y
 
     def gradients(self, theta: Parameters, x: Tensor, labels: Tensor) -> list[RecordGradients]:
-        """Writes every gradient out; see `StackedModel`."""
-        by_lane = 0 if x.dim() > self._record_dims + 1 else None
+        """Explicit per-record gradients; see `StackedModel`."""
+        by_run = 0 if x.dim() > self._record_dims + 1 else None
         of_records = vmap(grad(self._loss), in_dims=(None, 0, 0))
-        of_lanes = vmap(of_records, in_dims=(0, by_lane, by_lane))
-        return [WrittenOut(of_lanes(theta, x, labels))]
+        of_runs = vmap(of_records, in_dims=(0, by_run, by_run))
+        return [ExplicitGradients(of_runs(theta, x, labels))]
 
     def _apply(self, theta: Parameters, x: Tensor) -> Tensor:
-        """Logits of one lane's model for records [m, ...]."""
+        """Logits of one run's model for records [m, ...]."""
         named = dict(zip(self._names, theta, strict=True)) | self._fixed
         y: Tensor = functional_call(self._model, named, (x,))
         return y
 
     def _loss(self, theta: Parameters, x: Tensor, label: Tensor) -> Tensor:
-        """Loss of one lane's model on one record."""
+        """Loss of one run's model on one record."""
         return functional.cross_entropy(self._apply(theta, x[None]), label[None])
 
 
 def clipped_sums(
     model: StackedModel, features: Tensor, labels: Tensor, precision: Precision = FLOAT32
 ) -> "ClippedSums | CompiledSums":
-    """The fastest form of the sums over a training set: compiled where that knows the model."""
+    """The fastest implementation of clipped sums over a training set: compiled if possible."""
     tail = None
     is_plain = features.dtype == torch.float32 and precision.significand_bits is None
     is_plain = is_plain and features.device.type == "cpu"
@@ -210,13 +214,13 @@ def clipped_sums(
 def clipped_record(
     model: StackedModel, features: Tensor, label: Tensor, precision: Precision = FLOAT32
 ) -> Callable[[Parameters, Tensor], ClippedRecord]:
-    """The clipped gradient of one record, such as the canary, from parameters and C of R lanes.
+    """A function from the parameters and C of R runs to the clipped gradient of one record.
 
     Args:
         model: the stacked model.
-        features: [1, ...], the record.
+        features: [1, ...], the record, such as the canary.
         label: [1], its class.
-        precision: as of `ClippedSums`.
+        precision: see `ClippedSums`.
     """
     return clipped_sums(model, features, label, precision).single_record
 
@@ -228,13 +232,14 @@ class ClippedSums:
         model: the stacked model.
         features: [n, ...] records.
         labels: [n] classes.
-        precision: to what the operands of products are rounded; norms are clipped to less than C,
-            so that every record's part of the sum stays within it (`Precision.product_error`).
-        tail: what takes sums over whole chunks in place of the model; for float32 alone.
+        precision: the number format to which operands of products are rounded; norms are clipped to
+            slightly less than C, so that every record contributes at most C to the sum
+            (`Precision.product_error`).
+        tail: computes sums over whole chunks instead of the model; for float32 only.
     """
 
-    # Above this many bytes, reading prepared records takes as long as preparing them anew.
-    _KEEP_BYTES = 2**24
+    # Above this size, reading prepared records takes as long as preparing them again.
+    _MAX_PREPARED_BYTES = 2**24
 
     def __init__(
         self,
@@ -249,32 +254,33 @@ class ClippedSums:
         self._labels = labels
         self._precision = precision
         one = model.prepare(features[:1])
-        self._is_kept = one.numel() * one.element_size() * len(features) <= self._KEEP_BYTES
-        self._records = model.prepare(features) if self._is_kept else features
+        size = one.numel() * one.element_size() * len(features)
+        self._is_prepared = size <= self._MAX_PREPARED_BYTES
+        self._records = model.prepare(features) if self._is_prepared else features
 
     def __call__(
         self, theta: Parameters, clip: Tensor, taken: Tensor | None, chunk_floats: int
     ) -> Parameters:
-        """The sums of R lanes.
+        """The sums of R runs.
 
         Args:
             theta: parameters, each [R, ...].
-            clip: C of every lane, [R].
-            taken: [R, n] bool, the records of each lane's batch; None takes all.
-            chunk_floats: how many numbers one chunk of [R, m] records may need.
+            clip: C of every run, [R].
+            taken: [R, n] bool, the records of each run's batch; None takes all.
+            chunk_floats: maximum number of floats that one chunk of [R, m] records may need.
 
         Returns:
             One [R, ...] per parameter.
         """
-        lanes = len(theta[0])
+        runs = len(theta[0])
         index, weights, size = None, None, len(self._labels)
         if taken is not None:
-            # Lanes differ in the size of their batches: the smaller are filled up at weight 0.
+            # Batch sizes differ between runs: smaller batches are padded with records of weight 0.
             size = int(taken.sum(1).max())
             order = taken.to(torch.uint8).sort(dim=1, descending=True, stable=True)
             index, weights = order.indices[:, :size], order.values[:, :size].to(theta[0].dtype)
         total: Parameters | None = None
-        chunk = max(1, chunk_floats // (lanes * self._model.record_floats))
+        chunk = max(1, chunk_floats // (runs * self._model.record_floats))
         for start in range(0, size, chunk):
             part = slice(start, start + chunk)
             rows: slice | Tensor = part if index is None else index[:, part]
@@ -291,7 +297,7 @@ class ClippedSums:
     def _sums(
         self, theta: Parameters, clip: Tensor, x: Tensor, labels: Tensor, weights: Tensor | None
     ) -> Parameters:
-        """The sums of R lanes over one chunk; see `__call__`."""
+        """The sums of R runs over one chunk; see `__call__`."""
         with rounded_operands(self._precision, clip.device):
             gradients = self._model.gradients(theta, x, labels)
             factors = clip_factors(squared_norms(gradients), self._bound(clip))
@@ -300,7 +306,7 @@ class ClippedSums:
             return [s for g in gradients for s in g.weighted_sum(factors)]
 
     def single_record(self, theta: Parameters, clip: Tensor) -> ClippedRecord:
-        """The clipped gradient where there is but one record; `clip` is C of every lane, [R]."""
+        """The clipped gradient if there is only one record; `clip` is C of every run, [R]."""
         rows = slice(0, 1)
         with rounded_operands(self._precision, clip.device):
             gradients = self._model.gradients(theta, self._take(rows), self._labels[rows])
@@ -309,13 +315,13 @@ class ClippedSums:
         return ClippedRecord(gradients, factors, (squared * factors.square())[:, 0])
 
     def _bound(self, clip: Tensor) -> Tensor:
-        """What norms are clipped to, [R], so that no record's part of a sum is above `clip`."""
+        """The clipping norms, [R], that keep every record's contribution within `clip`."""
         return clip / (1 + self._precision.product_error)
 
     def _take(self, rows: slice | Tensor) -> Tensor:
-        """Prepared records of a slice [m, ...] or of an index [R, m, ...]."""
+        """The prepared records at a slice, [m, ...], or at an index, [R, m, ...]."""
         records = self._records[rows]
-        if self._is_kept:
+        if self._is_prepared:
             return records
         if isinstance(rows, slice):
             return self._model.prepare(records)

@@ -1,38 +1,39 @@
-"""How much lies side by side on a device: lanes of a pack, records of a chunk, steps of noise.
+"""Sizes of packs of runs, chunks of records and blocks of noise, chosen for the device's memory.
 
-Nothing but rounding depends on it.
+A *pack* is the set of runs that an engine trains together. Results depend on these sizes only
+through rounding.
 """
 
 from collections.abc import Callable
 
 import torch
 
-# On a CPU: numbers that the state of a pack, and one chunk of records, may have to stay in cache
-# (3 MB and 32 MB of it; larger and smaller ones were both slower).
+# On a CPU the state of a pack (3 MB) and one chunk of records (32 MB) should stay in the cache.
+# Larger and smaller sizes were both slower.
 _CPU_STATE_FLOATS = 800_000
 _CPU_CHUNK_FLOATS = 8_000_000
-# Fewer lanes than 4 leave a step to Python's own time, more than 1,024 gained nothing.
-_CPU_LANES = (4, 1024)
-# On a GPU a pack may have a quarter of the memory: its state, the chunk in work, and room for what
-# torch keeps between calls.
+# With fewer than 4 runs, Python's overhead dominates a step; more than 1,024 were not faster.
+_CPU_RUNS = (4, 1024)
+# On a GPU a pack may use a quarter of the memory; the rest is for the current chunk and for torch's
+# memory cache.
 _GPU_SHARE = 4
-# More lanes than this gained nothing, and a block of trials seldom has more runs.
-_GPU_LANES = 4096
-# Offsets inside a kernel of torch are 32-bit numbers.
+# More runs than this were not faster, and a block of trials seldom has more.
+_GPU_RUNS = 4096
+# torch's kernels use 32-bit offsets.
 _GPU_CHUNK_FLOATS = 2**31
-# A chunk should still hold so many records of every lane: with fewer, products become narrow.
-_RECORDS_PER_LANE = {"cpu": 16, "cuda": 64}
-# So many random numbers of a lane a GPU draws at once: every call is a launch of a kernel, and one
-# per lane and step would cost an hour a row of the paper's table 2.
+# Minimum number of records per run in a chunk: with fewer, matrix products become too narrow.
+_RECORDS_PER_RUN = {"cpu": 16, "cuda": 64}
+# Random numbers per run that a GPU draws in one kernel launch. One launch per run and step would
+# take an hour per row of the paper's table 2.
 _GPU_NOISE = 1 << 18
 
 
 class MemoryPolicy:
-    """The sizes for one device.
+    """Sizes of packs, chunks and noise blocks for one device.
 
     Args:
         device: a CPU or a GPU.
-        number_bytes: of a number as trained.
+        number_bytes: bytes per trained number.
     """
 
     def __init__(self, device: torch.device, number_bytes: int) -> None:
@@ -40,70 +41,69 @@ class MemoryPolicy:
         self._number_bytes = number_bytes
 
     def chunk_floats(self) -> int:
-        """How many numbers a chunk of records of all lanes may need."""
+        """Maximum number of floats that a chunk of records of all runs may need."""
         if self._device.type == "cpu":
             return _CPU_CHUNK_FLOATS
         return min(_floor_to_power_of_two(self._gpu_floats()), _GPU_CHUNK_FLOATS)
 
-    def lanes(
-        self, parameters: int, steps: int, batch: int | None, record_floats: int | None
+    def runs_per_pack(
+        self, parameters: int, steps: int, sampled_records: int | None, record_floats: int | None
     ) -> int:
-        """How many lanes run side by side: from the cache on a CPU, from the memory on a GPU.
+        """The number of runs in a pack, limited by the cache of a CPU or the memory of a GPU.
 
         Args:
-            parameters: of a lane.
-            steps: of a run.
-            batch: records that batches are sampled from; None where each step takes all.
-            record_floats: what a record of a lane needs in a chunk; None where there are none.
+            parameters: number of parameters per run.
+            steps: number of steps per run.
+            sampled_records: number of records that batches are sampled from; None without sampling.
+            record_floats: floats that a record of one run needs in a chunk; None without records.
         """
         kind = self._device.type
         if kind == "cpu":
             count = _CPU_STATE_FLOATS // parameters
         else:
             # Weights, velocity, p_i and the sums of two chunks; noise; batches, in float64.
-            per_lane = parameters * (6 + self.steps_at_once(parameters, steps))
-            if batch is not None:
-                per_lane += 2 * batch * self.steps_at_once(batch, steps)
-            count = _floor_to_power_of_two(self._gpu_floats() / per_lane)
+            per_run = parameters * (6 + self.steps_at_once(parameters, steps))
+            if sampled_records is not None:
+                per_run += 2 * sampled_records * self.steps_at_once(sampled_records, steps)
+            count = _floor_to_power_of_two(self._gpu_floats() / per_run)
         if record_floats is not None:
-            together = self.chunk_floats() // (_RECORDS_PER_LANE[kind] * record_floats)
+            together = self.chunk_floats() // (_RECORDS_PER_RUN[kind] * record_floats)
             count = min(count, together if kind == "cpu" else _floor_to_power_of_two(together))
         if kind == "cpu":
-            return min(max(count, _CPU_LANES[0]), _CPU_LANES[1])
-        return min(count, _GPU_LANES)
+            return min(max(count, _CPU_RUNS[0]), _CPU_RUNS[1])
+        return min(count, _GPU_RUNS)
 
     def steps_at_once(self, width: int, steps: int) -> int:
-        """For how many steps a lane's random numbers are drawn at once, `width` of them a step."""
+        """The number of steps whose random numbers, `width` per run, are drawn at once."""
         return 1 if self._device.type == "cpu" else min(steps, max(1, _GPU_NOISE // width))
 
     def _gpu_floats(self) -> float:
-        """Numbers that a pack's share of the GPU's memory holds.
+        """The number of floats in a pack's share of the GPU's total memory.
 
-        Of all of it, not of what is free: that changes from block to block, and so would the
-        rounding of results.
+        The free memory would change from block to block, and with it the rounding of results.
         """
         _, total = torch.cuda.mem_get_info(self._device)
         return total / (_GPU_SHARE * self._number_bytes)
 
-    def in_packs(
-        self, count: int, lanes: int, record_floats: int, run: Callable[[slice, int], None]
+    def run_in_packs(
+        self, count: int, per_pack: int, record_floats: int, run_pack: Callable[[slice, int], None]
     ) -> None:
-        """Runs `count` lanes in packs.
+        """Trains `count` runs in packs.
 
-        A pack that does not fit the memory is halved and tried again, and its chunks with it; the
-        next call begins with whole ones, so that it depends on no other.
+        If a pack does not fit in memory, the pack and its chunks are halved and tried again. The
+        next call starts with the full sizes, so that calls do not depend on each other.
 
         Args:
-            count: of all lanes.
-            lanes: of a pack.
-            record_floats: the smallest chunk there can be.
-            run: takes the lanes of a pack, and how many numbers a chunk may need.
+            count: the number of runs.
+            per_pack: the number of runs in a pack.
+            record_floats: the size of the smallest possible chunk.
+            run_pack: takes the positions of a pack's runs and the maximum floats of a chunk.
         """
         chunk_floats, start = self.chunk_floats(), 0
         while start < count:
-            size = min(lanes, count - start)
+            size = min(per_pack, count - start)
             try:
-                run(slice(start, start + size), chunk_floats)
+                run_pack(slice(start, start + size), chunk_floats)
             except (MemoryError, RuntimeError) as error:
                 smallest = size == 1 and chunk_floats <= record_floats
                 if not _is_out_of_memory(error) or smallest:
@@ -111,15 +111,15 @@ class MemoryPolicy:
             else:
                 start += size
                 continue
-            # The error is gone by now, and with it the tensors of the pack that it held on to.
-            lanes = max(size // 2, 1)
+            # Here the error no longer exists, so the pack's tensors that it referenced are freed.
+            per_pack = max(size // 2, 1)
             chunk_floats = max(chunk_floats // 2, record_floats)
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
 
 def _floor_to_power_of_two(number: float) -> int:
-    """So that a little more or less memory does not change the rounding of results."""
+    """The largest power of two up to `number`: similar devices then round results alike."""
     return 1 << max(0, int(number).bit_length() - 1)
 
 

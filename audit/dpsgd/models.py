@@ -1,4 +1,4 @@
-"""The models that are trained, by name."""
+"""Models by name."""
 
 import inspect
 from typing import Any
@@ -8,7 +8,10 @@ from torch import nn
 
 from audit import checks
 from audit.dpsgd.settings import MODELS
-from threat_models.names import imported, refusing
+from threat_models.user_code import errors_in_one_line, import_by_name
+
+# Larger than the rounding of user models, whose kernels may depend on the batch size.
+_LOGITS_RTOL, _LOGITS_ATOL = 1e-3, 1e-4
 
 
 def logistic(record_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -27,7 +30,7 @@ def convnet(record_shape: tuple[int, ...], classes: int) -> nn.Module:
     """The small ConvNet of Tensorflow Privacy and Opacus (Wang et al. 2023, appendix E.1).
 
     Raises:
-        ValueError: records that are no images of at least 8x8 pixels.
+        ValueError: the records are not images of at least 8x8 pixels.
     """
     if len(record_shape) != 3 or min(record_shape[1:]) < 8:
         raise ValueError(
@@ -36,7 +39,8 @@ def convnet(record_shape: tuple[int, ...], classes: int) -> nn.Module:
         )
     channels, *sides = record_shape
     first = [(side + 6 - 8) // 2 + 1 - 1 for side in sides]
-    # On 8x8 pixels a 4x4 kernel does not fit what the first pooling leaves: 2x2 then, no pooling.
+    # On 8x8 pixels a 4x4 kernel does not fit the output of the first pooling, so small images get a
+    # 2x2 kernel and no second pooling.
     if min(first) >= 6:
         second = [(side - 4) // 2 + 1 - 1 for side in first]
         middle: list[nn.Module] = [nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1)]
@@ -64,35 +68,35 @@ def make_model(
     """A model with its initial weights w_0.
 
     Args:
-        name: one of MODELS, or a dotted name "package.module.callable" of a callable that
-            gives a `torch.nn.Module`; it is passed record_shape and classes where it has
-            parameters of these names.
-        seed: seed of the initial weights; torch's global generator is left as it was.
+        name: one of MODELS, or the dotted name "package.module.callable" of a callable that returns
+            a `torch.nn.Module`. It receives record_shape and classes if it has parameters of these
+            names.
+        seed: seed of the initial weights; torch's global generator does not change.
         record_shape: shape of one record.
         classes: number of classes.
-        dtype: of the parameters.
+        dtype: dtype of the parameters.
 
     Returns:
         The model, in training mode.
 
     Raises:
-        ValueError: an unknown name, a model that does not fit the records or the classes, or one
-            whose gradient cannot be clipped per record.
+        ValueError: the name is unknown, the model does not fit the records or the classes, or its
+            gradients cannot be clipped per record.
     """
     name = checks.one_of("model", name, MODELS, dotted=True)
     factory: Any = _FACTORIES.get(name) or _user_factory(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        with refusing(f"model {name} cannot be made"):
+        with errors_in_one_line(f"model {name} cannot be created"):
             takes = set(inspect.signature(factory).parameters)
             fits = takes >= {"record_shape", "classes"}
             model = factory(record_shape=record_shape, classes=classes) if fits else factory()
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model {name} must give a torch.nn.Module, got {type(model).__name__}")
-    _refuse_mixing(name, model)
+        raise ValueError(f"model {name} must return a torch.nn.Module, got {type(model).__name__}")
+    _check_per_record_gradients(name, model)
     model = model.to(dtype).train()
     misfit = f"model {name} does not fit records of shape {record_shape}"
-    with refusing(misfit), torch.no_grad():
+    with errors_in_one_line(misfit), torch.no_grad():
         generator = torch.Generator().manual_seed(0)
         records = torch.rand(2, *record_shape, dtype=dtype, generator=generator)
         logits = model(records)
@@ -100,16 +104,16 @@ def make_model(
     got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if got != [2, classes]:
         raise ValueError(
-            f"model {name} must give [records, {classes}] logits, got {got} for 2 records"
+            f"model {name} must return [records, {classes}] logits, got {got} for 2 records"
         )
     apart = torch.cat(alone)
     same = apart.shape == logits.shape and torch.allclose(
-        apart, logits, rtol=1e-3, atol=1e-4, equal_nan=True
+        apart, logits, rtol=_LOGITS_RTOL, atol=_LOGITS_ATOL, equal_nan=True
     )
     if not same:
         raise ValueError(
-            f"model {name} must give each record logits of its own, the same every time, got "
-            "others for 2 records together than for each alone"
+            f"model {name} must compute each record's logits independently and deterministically, "
+            "got different logits for 2 records together and for each alone"
         )
     return model
 
@@ -119,30 +123,29 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 def _user_factory(name: str) -> Any:
-    factory = imported("model", name)
+    factory = import_by_name("model", name)
     if not callable(factory):
         raise ValueError(f"model must be a function or class, got {factory!r} from {name}")
     return factory
 
 
-def _refuse_mixing(name: str, model: nn.Module) -> None:
+def _check_per_record_gradients(name: str, model: nn.Module) -> None:
     for part in model.modules():
         of_tensors = any(each._backward_hooks for each in part.parameters(recurse=False))
         if of_tensors or part._backward_hooks or part._backward_pre_hooks:
             raise ValueError(
-                f"model {name} must have the gradient of what it computes, got a backward hook on "
+                f"model {name} must not change its gradients, got a backward hook on "
                 f"{type(part).__name__}"
             )
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise ValueError(
-                f"model {name} must have a gradient per record, got "
-                f"{type(part).__name__}, which mixes the records of a batch; "
-                "GroupNorm does not"
+                f"model {name} must have a gradient per record, got {type(part).__name__}, which "
+                "mixes the records of a batch; use GroupNorm instead"
             )
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
             raise ValueError(
                 f"model {name} must be deterministic, got {type(part).__name__}, "
-                "whose randomness is outside the lanes' streams"
+                "which does not use the runs' random streams"
             )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(f"model {name} must have parameters to train, got none")

@@ -1,17 +1,15 @@
-"""What is random in the steps of R lanes: Gaussian noise and Poisson batches.
+"""Gaussian noise and Poisson-sampled batches of R runs.
 
-On a CPU every number is a function of the lane's seed, the step and its place (`_noise.c`), so that
-a lane carries no generator: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as
-1, 2, 3") and the transform of Box & Muller (1958). The bits are the same on every processor, and
-those of numpy, which stands in where there was no compiler, at a thirtieth of the speed. A normal
-number has 31 bits of radius and 32 of angle; it is at most 6.66, beyond which N(0, 1) has 3e-11.
+On a CPU every number is a function of the run's seed, the step and its position (`_noise.c`), so no
+run needs a generator: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,
+3") and the transform of Box & Muller (1958). Every processor computes the same bits. Without a
+compiler, numpy computes them at a thirtieth of the speed. A normal number has 31 bits of radius and
+32 of angle; its absolute value is at most 6.66, which N(0, 1) exceeds with probability 3e-11.
 
-A GPU has a generator of torch for every lane.
+A GPU uses one torch generator per run.
 """
 
-import importlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from audit.dpsgd import streams
+from audit.dpsgd.extensions import load_extension
 
 Words = NDArray[np.uint32]
 Floats = NDArray[np.float32]
@@ -28,16 +27,7 @@ _DEVICES = ("cpu",)
 _GROUP = 16
 
 
-def _extension(capability: str) -> Any:
-    """The extension for a processor, in torch's words; None where there is none."""
-    names = {"AVX512": "_noise_avx512", "AVX2": "_noise_avx2"}
-    try:
-        return importlib.import_module(f"audit.dpsgd.{names.get(capability, '_noise_portable')}")
-    except ImportError:
-        return None
-
-
-_compiled = _extension(torch.backends.cpu.get_cpu_capability())
+_compiled = load_extension("noise", torch.backends.cpu.get_cpu_capability())
 
 
 def gaussian_steps(
@@ -48,17 +38,17 @@ def gaussian_steps(
     size: int,
     steps_at_once: int,
 ) -> Iterator[Tensor]:
-    """For every step N(0, scale^2) noise of R lanes, [R, size].
+    """Yields, for every step, N(0, scale^2) noise of R runs, [R, size].
 
-    Each is good until the next is taken.
+    The next iteration overwrites the tensor.
 
     Args:
-        seeds: [R], one per lane.
-        scales: [R], its standard deviation in each lane.
-        steps: how many.
-        like: a tensor of the same dtype and device; the noise is drawn in float32 for all of them.
-        size: numbers of a lane and step.
-        steps_at_once: for how many steps a GPU draws together.
+        seeds: [R], one per run.
+        scales: [R], the standard deviation in each run.
+        steps: number of steps.
+        like: a tensor with the dtype and device of the noise, which is drawn in float32 on a CPU.
+        size: numbers per run and step.
+        steps_at_once: number of steps whose noise a GPU draws together.
     """
     if like.device.type not in _DEVICES:
         yield from _by_generators(seeds, scales, steps, like, size, steps_at_once)
@@ -80,23 +70,23 @@ def poisson_steps(
     size: int,
     steps_at_once: int,
 ) -> Iterator[Tensor]:
-    """For every step which of `size` records each lane takes, [R, size] bool, each on its own.
+    """Yields, for every step, the Poisson-sampled records of R runs, [R, size] bool.
 
     Args:
-        seeds: [R], one per lane.
-        rate: the probability to be taken, in (0, 1).
-        steps: how many.
-        device: of torch.
-        size: records.
-        steps_at_once: for how many steps a GPU draws together.
+        seeds: [R], one per run.
+        rate: the sampling rate, in (0, 1).
+        steps: number of steps.
+        device: a torch device.
+        size: number of records.
+        steps_at_once: number of steps whose batches a GPU draws together.
     """
     if device.type not in _DEVICES:
         generators = streams.generators(seeds, _BATCHES, str(device))
         buffer = torch.empty(len(seeds), steps_at_once, size, dtype=torch.float64, device=device)
         for start in range(0, steps, steps_at_once):
             rows = min(steps_at_once, steps - start)
-            for lane, generator in zip(buffer, generators, strict=True):
-                lane[:rows].uniform_(generator=generator)
+            for run, generator in zip(buffer, generators, strict=True):
+                run[:rows].uniform_(generator=generator)
             for row in range(rows):
                 yield buffer[:, row] < rate
         return
@@ -109,16 +99,16 @@ def poisson_steps(
 def fill_normals(
     numbers: Tensor, seeds: NDArray[np.uint64], stream: int, step: int, scales: Floats
 ) -> None:
-    """Normal numbers of R lanes.
+    """Fills a tensor with normal numbers of R runs.
 
     Args:
-        numbers: [R, size] float32, filled.
-        seeds: [R], one per lane.
-        stream: which of a lane's independent streams, in [0, 2^32).
-        step: which step, in [0, 2^32).
-        scales: [R], the standard deviation in each lane.
+        numbers: [R, size] float32, overwritten.
+        seeds: [R], one per run.
+        stream: index of the run's random stream, in [0, 2^32).
+        step: index of the step, in [0, 2^32).
+        scales: [R], the standard deviation in each run.
     """
-    lanes, size = numbers.shape
+    runs, size = numbers.shape
     if _compiled is None:
         groups = -(-size // (4 * _GROUP))
         for row, seed, scale in zip(numbers, seeds.tolist(), scales, strict=True):
@@ -127,22 +117,22 @@ def fill_normals(
         return
     seeds, scales = np.ascontiguousarray(seeds), np.ascontiguousarray(scales)
     addresses = (scales.ctypes.data, numbers.data_ptr())
-    _compiled.normals(seeds.ctypes.data, lanes, stream, step, *addresses, size)
+    _compiled.normals(seeds.ctypes.data, runs, stream, step, *addresses, size)
 
 
 def fill_batches(
     taken: Tensor, seeds: NDArray[np.uint64], stream: int, step: int, rate: float
 ) -> None:
-    """Which records R lanes take, each with probability `rate` to the nearest of 64 bits.
+    """Samples the records of R runs, each with probability `rate` (rounded to 64 bits).
 
     Args:
-        taken: [R, size] bool, filled.
-        seeds: [R], one per lane.
-        stream: which of a lane's independent streams, in [0, 2^32).
-        step: which step, in [0, 2^32).
-        rate: in (0, 1).
+        taken: [R, size] bool, overwritten.
+        seeds: [R], one per run.
+        stream: index of the run's random stream, in [0, 2^32).
+        step: index of the step, in [0, 2^32).
+        rate: the sampling rate, in (0, 1).
     """
-    lanes, size = taken.shape
+    runs, size = taken.shape
     below = int(rate * 2**64)
     if _compiled is None:
         groups = -(-size // (2 * _GROUP))
@@ -152,19 +142,19 @@ def fill_batches(
             row.copy_(torch.from_numpy((long < np.uint64(below)).ravel()[:size]))
         return
     seeds = np.ascontiguousarray(seeds)
-    _compiled.batches(seeds.ctypes.data, lanes, stream, step, below, taken.data_ptr(), size)
+    _compiled.batches(seeds.ctypes.data, runs, stream, step, below, taken.data_ptr(), size)
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int], groups: int) -> Words:
-    """Philox4x32-10.
+    """Random words of Philox4x32-10.
 
     Args:
         key: two words.
-        counter: four words; the first is that of the first number.
-        groups: of 16 counters each.
+        counter: four words, the first counter.
+        groups: number of groups of 16 counters.
 
     Returns:
-        [groups, 4, 16] words: of every group, by the place of the word and by the counter.
+        [groups, 4, 16] words, indexed by group, by word and by counter within the group.
     """
     first = np.arange(groups * _GROUP, dtype=np.uint64) + np.uint64(counter[0])
     c = [first & _LOW, *(np.full_like(first, word) for word in counter[1:])]
@@ -183,8 +173,9 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int], groups: int
 
 
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-# Least largest errors: of (ln(1 + t) - t + t^2 / 2) / t^3 on [sqrt(1/2) - 1, sqrt(2) - 1], 6e-9 of
-# the logarithm; of (sin a / a - 1) / a^2 and (cos a - 1 + a^2 / 2) / a^4 on [0, pi / 4], 4e-9.
+# Minimax polynomials: of (ln(1 + t) - t + t^2 / 2) / t^3 on [sqrt(1/2) - 1, sqrt(2) - 1], with
+# error 6e-9 of the logarithm; of (sin a / a - 1) / a^2 and (cos a - 1 + a^2 / 2) / a^4 on
+# [0, pi / 4], with error 4e-9.
 _LOGARITHM = (
     -7.634429838e-2, 1.276155034e-1, -1.316019507e-1, 1.420176247e-1, -1.662335648e-1,
     2.000122667e-1, -2.500082106e-1, 3.333333171e-1,
@@ -194,7 +185,7 @@ _COSINE = (2.443315515e-5, -1.388731624e-3, 4.166664568e-2)
 
 
 def normals(words: Words, scale: np.float32) -> Floats:
-    """scale times normal numbers, by Box & Muller, as `_noise.c` computes them.
+    """Normal numbers by Box & Muller, bit for bit as `_noise.c` computes them.
 
     Args:
         words: [groups, 4, 16].
@@ -228,7 +219,7 @@ def normals(words: Words, scale: np.float32) -> Floats:
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Floats) -> Floats:
-    """By Horner, each operation rounded to float32."""
+    """The polynomial by Horner's rule; each operation is rounded to float32."""
     y = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         y = y * x + np.float32(coefficient)
@@ -247,12 +238,12 @@ def _by_generators(
     size: int,
     steps_at_once: int,
 ) -> Iterator[Tensor]:
-    """As `gaussian_steps`, by a generator of torch for every lane."""
+    """The noise of `gaussian_steps` from one torch generator per run."""
     generators = streams.generators(seeds, _NOISE, str(like.device))
     buffer = like.new_empty(len(seeds), steps_at_once, size)
     for start in range(0, steps, steps_at_once):
         rows = min(steps_at_once, steps - start)
-        for lane, generator, scale in zip(buffer, generators, scales.tolist(), strict=True):
-            lane[:rows].normal_(0, scale, generator=generator)
+        for run, generator, scale in zip(buffer, generators, scales.tolist(), strict=True):
+            run[:rows].normal_(0, scale, generator=generator)
         for row in range(rows):
             yield buffer[:, row]

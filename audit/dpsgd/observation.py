@@ -1,4 +1,4 @@
-"""What a score may look at: the final models of R lanes."""
+"""The observation that scores receive from the batched engine: the final models of R runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from threat_models.scores import Features
 
 @dataclass(frozen=True, eq=False)
 class ModelObservation(Observation):
-    """An observation with the final models at hand.
+    """An observation that includes the final models.
 
     Attributes:
-        theta: their parameters, each [R, ...].
-        logits: of [m, ...] records in every lane, [R, m, classes].
-        records_at_once: how many records `logits` may be given.
+        theta: the models' parameters, each [R, ...].
+        logits: a function from records [m, ...] to every run's logits, [R, m, classes].
+        records_at_once: maximum number of records per call of `logits`.
     """
 
     theta: Parameters

@@ -1,8 +1,9 @@
-"""Matrix products: by the faster of the two libraries inside torch, and with rounded operands.
+"""Matrix products: by the faster of torch's two libraries, and with rounded operands.
 
-On a CPU torch gives float32 products to MKL, which leaves half of a processor's width unused where
-it is not Intel's; oneDNN, which torch has for convolutions, uses all of it: 2.2 times the speed on
-Zen 5. On Intel's own MKL is as fast, and up to twice as fast with transposed operands.
+On a CPU, torch computes float32 products with MKL. On processors not made by Intel, MKL uses half
+of the vector width; oneDNN, which torch includes for convolutions, uses all of it and is 2.2 times
+as fast on Zen 5. On Intel's processors MKL is as fast, and up to twice as fast with transposed
+operands.
 """
 
 import contextlib
@@ -17,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from audit.dpsgd.precision import Precision
 
-# Below so many multiplications a call of oneDNN costs more than it saves.
-_WORTH_A_CALL = 1 << 21
+# With fewer multiplications, the overhead of a oneDNN call exceeds its gain.
+_MIN_ONEDNN_MULTIPLICATIONS = 1 << 21
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -32,7 +33,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         [m, n].
     """
-    if _pays(x, x.numel() * len(weight)):
+    if _use_onednn(x, x.numel() * len(weight)):
         y: Tensor = torch.ops.mkldnn._linear_pointwise(
             _dense(x), _dense(weight), bias, "none", [], ""
         )
@@ -41,7 +42,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _dense(matrix: Tensor) -> Tensor:
-    """The matrix without gaps, with which oneDNN takes a hundred times as long."""
+    """The matrix in contiguous memory: oneDNN is a hundred times slower otherwise."""
     return matrix if matrix.is_contiguous() or matrix.T.is_contiguous() else matrix.contiguous()
 
 
@@ -56,7 +57,7 @@ def affines(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         [R, m, n].
     """
-    if _pays(x, x[0].numel() * weight.shape[1]):
+    if _use_onednn(x, x[0].numel() * weight.shape[1]):
         biases = [None] * len(x) if bias is None else bias.unbind()
         return torch.stack([affine(*each) for each in zip(x, weight, biases, strict=True)])
     if bias is None:
@@ -65,7 +66,7 @@ def affines(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def shared_affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """X W^T + b of one matrix that R lanes share.
+    """X W^T + b of R runs that share the matrix X.
 
     Args:
         x: [m, k], any strides.
@@ -79,32 +80,36 @@ def shared_affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y.view(len(x), *weight.shape[:2]).transpose(0, 1)
 
 
-def _pays(x: Tensor, multiplications: int) -> bool:
-    if multiplications < _WORTH_A_CALL or x.device.type != "cpu" or x.dtype != torch.float32:
+def _use_onednn(x: Tensor, multiplications: int) -> bool:
+    if (
+        multiplications < _MIN_ONEDNN_MULTIPLICATIONS
+        or x.device.type != "cpu"
+        or x.dtype != torch.float32
+    ):
         return False
     return _is_onednn_faster()
 
 
 @functools.cache
 def _is_onednn_faster() -> bool:
-    """Where torch has it, and MKL would run on a processor that is not Intel's, or is not there."""
+    """Whether torch includes oneDNN, and MKL is missing or the processor is not Intel's."""
     backends: Any = torch.backends
     if not backends.mkldnn.is_available():
         return False
     if not backends.mkl.is_available():
         return True
-    # Older torch does not tell; then products are only slower.
+    # Older versions of torch do not report the processor; products are then only slower.
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return not str(capabilities.get("cpu_name", "")).startswith("Intel")
 
 
 @contextlib.contextmanager
 def rounded_operands(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Inside, the operands of matrix products on `device` are rounded as the precision says.
+    """Context in which the operands of matrix products on `device` are rounded to the precision.
 
-    A GPU rounds to tf32 by itself, and multiplies in bf16 with sums in float32. Elsewhere operands
-    are rounded before a float32 product, which gives the same numbers slowly. A fused kernel
-    (attention) is left as it is.
+    A GPU itself rounds to tf32, and multiplies in bf16 with sums in float32. Elsewhere, operands
+    are rounded before a float32 product, which gives the same numbers more slowly. Fused kernels,
+    such as attention, are not affected.
     """
     if precision.significand_bits is None:
         yield
@@ -114,15 +119,15 @@ def rounded_operands(precision: Precision, device: torch.device) -> Iterator[Non
         if is_cuda and precision.name == "tf32":
             yield
         else:
-            with _RoundedOperands(precision.significand_bits, _OF_BF16 if is_cuda else {}):
+            with _RoundedOperands(precision.significand_bits, _BF16_PRODUCTS if is_cuda else {}):
                 yield
 
 
 @contextlib.contextmanager
 def reproducible_products() -> Iterator[None]:
-    """Inside, a GPU rounds no operands to tf32, and cuDNN sums in the same order every time.
+    """Context in which a GPU does not round operands to tf32, and cuDNN is deterministic.
 
-    cuDNN is called for convolutions under `gradients.VmapModel` and Opacus alone.
+    Only convolutions in `gradients.VmapModel` and Opacus call cuDNN.
     """
     with _torch_flags(tf32=False, deterministic=True):
         yield
@@ -130,7 +135,7 @@ def reproducible_products() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _torch_flags(tf32: bool, deterministic: bool | None = None) -> Iterator[None]:
-    """Sets flags of the whole process, and sets them back."""
+    """Context that sets process-wide flags of torch and restores them on exit."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
     matmul.allow_tf32 = cudnn.allow_tf32 = tf32
@@ -143,25 +148,25 @@ def _torch_flags(tf32: bool, deterministic: bool | None = None) -> Iterator[None
 
 
 def rounded(x: Tensor, significand_bits: int) -> Tensor:
-    """The nearest numbers of so many significant bits.
+    """Numbers rounded to the nearest with `significand_bits` significant bits.
 
     Args:
         x: float32, any shape and strides.
-        significand_bits: 8 gives bf16, with ties to even; other numbers round ties away from zero,
-            as the conversion to tf32 (11) of NVIDIA's processors does.
+        significand_bits: 8 gives bf16, with ties to even; otherwise ties round away from zero, as
+            in the conversion to tf32 (11 bits) on NVIDIA's processors.
 
     Returns:
-        float32 numbers; infinities and NaN stay what they are.
+        float32 numbers; infinities and NaN do not change.
     """
     if significand_bits == 8:
         return x.bfloat16().float()
-    last = 1 << (24 - significand_bits)  # of the bits that are kept, float32 having 24
+    last = 1 << (24 - significand_bits)  # the lowest remaining bit; float32 has 24
     bits = (x.view(torch.int32) + last // 2).bitwise_and_(-last)
     return torch.where(x.isnan(), x, bits.view(torch.float32))
 
 
 _ATEN = torch.ops.aten
-# Where among their arguments torch's products have their two factors.
+# Positions of the factors among the arguments of torch's products.
 _FACTORS = {
     _ATEN.mm: (0, 1),
     _ATEN.bmm: (0, 1),
@@ -175,25 +180,25 @@ _FACTORS = {
     _ATEN.convolution_backward: (0, 1, 2),
     torch.ops.mkldnn._linear_pointwise: (0, 1),
 }
-# Products of bf16 numbers with a float32 result, which torch has on a GPU since 2.8. All others are
-# left to tf32, which holds every bf16 number.
-_OF_BF16 = {
+# Products of bf16 numbers with a float32 result, which torch supports on a GPU since 2.8. Other
+# products use tf32, which represents every bf16 number exactly.
+_BF16_PRODUCTS = {
     _ATEN.mm: torch.mm,
     _ATEN.bmm: torch.bmm,
     _ATEN.addmm: torch.mm,
     _ATEN.baddbmm: torch.bmm,
 }
 if not hasattr(_ATEN.mm, "dtype"):
-    _OF_BF16 = {}
+    _BF16_PRODUCTS = {}
 
 
 class _RoundedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Rounds the factors of every product that torch comes to, also below vmap and autograd."""
+    """Rounds the factors of every product that torch computes, also inside vmap and autograd."""
 
-    def __init__(self, significand_bits: int, of_bf16: Mapping[Any, Any]) -> None:
+    def __init__(self, significand_bits: int, bf16_products: Mapping[Any, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._significand_bits = significand_bits
-        self._of_bf16 = of_bf16
+        self._bf16_products = bf16_products
 
     def __torch_dispatch__(
         self,
@@ -204,9 +209,9 @@ class _RoundedOperands(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         product = func.overloadpacket
         factors = _FACTORS.get(product, ())
-        if product in self._of_bf16 and not kwargs:
+        if product in self._bf16_products and not kwargs:
             x, y = (args[i].bfloat16() for i in factors)
-            z = self._of_bf16[product](x, y, out_dtype=torch.float32)
+            z = self._bf16_products[product](x, y, out_dtype=torch.float32)
             return z if factors == (0, 1) else z.add_(args[0])
         operands = (
             rounded(each, self._significand_bits) if i in factors else each

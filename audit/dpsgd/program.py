@@ -1,4 +1,4 @@
-"""The table of layers that the compiled convolutions run, and its packed parameters."""
+"""The layer table of the compiled extension, and the layout of its packed parameters."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,16 +15,16 @@ _FIELDS = (
     "weight", "bias", "offsets", "height", "width", "channels", "out_height",
     "out_width", "kernel_height", "kernel_width", "stride_height", "stride_width", "top", "left",
 )  # fmt: skip
-"""The layer struct of `_convolutional.c`, in its order."""
+"""The fields of the layer struct in `_convolutional.c`, in order."""
 
 
-def _whole(numbers: int) -> int:
-    """What fills whole vectors."""
+def _round_up(numbers: int) -> int:
+    """The smallest multiple of the vector size that is at least `numbers`."""
     return -(-numbers // _VECTOR) * _VECTOR
 
 
-class Picture(NamedTuple):
-    """What lies between two layers, as packed: channels last, in whole vectors."""
+class FeatureMap(NamedTuple):
+    """The packed activations between two layers: channels last, padded to whole vectors."""
 
     height: int
     width: int
@@ -33,15 +33,15 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class _Weights:
-    """Where a layer's parameters lie among the packed ones.
+    """The layout of a layer's parameters among the packed ones.
 
     Attributes:
-        shape: (outputs, channels, kernel height, kernel width), or of a Linear layer after a
-            picture (outputs, channels, height, width) of that picture.
-        channels: inputs per position as packed, with padding.
-        outputs: as packed, with padding.
-        has_bias: whether there is one.
-        is_linear: whether it is a Linear layer.
+        shape: (outputs, channels, kernel height, kernel width); for a Linear layer after a feature
+            map, (outputs, channels, height, width) of that map.
+        channels: packed inputs per position, with padding.
+        outputs: packed outputs, with padding.
+        has_bias: whether the layer has a bias.
+        is_linear: whether the layer is a Linear layer.
     """
 
     shape: tuple[int, int, int, int]
@@ -52,26 +52,26 @@ class _Weights:
 
     @property
     def weight_size(self) -> int:
-        """Packed numbers of the weight."""
+        """The number of packed numbers of the weight."""
         return self.shape[2] * self.shape[3] * self.channels * self.outputs
 
     @property
     def size(self) -> int:
-        """Packed numbers of the weight and, if any, the bias."""
+        """The number of packed numbers of the weight and the bias, if any."""
         return self.weight_size + self.has_bias * self.outputs
 
     def boxes(self, packed: int) -> list[list[int]]:
-        """Rows for the box struct of `_convolutional.c`: the weight, and the bias if any.
+        """Values of the box struct in `_convolutional.c`: for the weight and the bias, if any.
 
         Args:
-            packed: where they begin among the packed numbers.
+            packed: position of the first packed number.
         """
         outputs, channels, height, width = self.shape
         area, line = height * width, self.channels * self.outputs
         size = channels * area
-        # Rows, columns, sheets; from one row and sheet to the next; the same of packed columns.
+        # Rows, columns, sheets; strides of rows and sheets; strides of packed columns and sheets.
         if self.is_linear and area > 1:
-            # Positions come last in `parameters.flat` of a Linear layer's weight.
+            # In a Linear layer's flat weight the positions are the last dimension.
             box = [outputs, area, channels, size, area, line, self.outputs]
         elif channels < self.channels:
             box = [outputs, channels, area, size, channels, self.outputs, line]
@@ -84,19 +84,19 @@ class _Weights:
 
 
 class Program:
-    """The table of layers that the extension runs; layers add themselves (`Layer.compile`).
+    """The layer table that the extension runs; layers add themselves (`Layer.compile`).
 
     Args:
         record_shape: [channels, height, width].
-        classes: outputs of the last layer.
-        records_together: how many go through the layers side by side.
-        is_inner: whether it reads another layer's outputs, [outputs, 1, 1], in place of records.
+        classes: number of outputs of the last layer.
+        records_together: number of records that go through the layers together.
+        is_inner: whether the input is another layer's output, [outputs, 1, 1], instead of records.
 
     Attributes:
         layers: rows of the table so far.
-        picture: what the last of them gives, as packed.
-        channels: of the picture, without what fills its vectors.
-        is_flat: whether a Flatten has come.
+        feature_map: the packed output of the last layer so far.
+        channels: channels of the feature map, without padding.
+        is_flat: whether a Flatten layer has been added.
     """
 
     def __init__(
@@ -108,7 +108,8 @@ class Program:
     ) -> None:
         self.layers: list[dict[str, int]] = []
         self.channels, height, width = record_shape
-        self.picture = Picture(height, width, _whole(self.channels) if is_inner else self.channels)
+        packed = _round_up(self.channels) if is_inner else self.channels
+        self.feature_map = FeatureMap(height, width, packed)
         self.is_flat = self._is_inner = is_inner
         self._first_padding = (0, 0, 0, 0)
         self._offsets: list[int] = []
@@ -118,13 +119,13 @@ class Program:
 
     @property
     def is_at_records(self) -> bool:
-        """Whether the next layer reads the records, which are not in whole vectors."""
+        """Whether the next layer reads the records, which are not padded to whole vectors."""
         return not self.layers and not self._is_inner
 
     @property
     def size(self) -> int:
-        """Numbers of the picture."""
-        return self.picture.height * self.picture.width * self.picture.channels
+        """The number of floats in the feature map."""
+        return self.feature_map.height * self.feature_map.width * self.feature_map.channels
 
     def add(self, kind: str, out_size: int, **fields: int) -> None:
         """Adds a row to the table."""
@@ -132,22 +133,23 @@ class Program:
         row |= {"kind": _KINDS[kind], "in_size": self.size, "out_size": out_size}
         self.layers.append(row)
 
-    def add_picture(self, kind: str, height: int, width: int, **fields: int) -> None:
-        """Adds a layer without weights that gives a picture of another size."""
-        after = Picture(height, width, self.picture.channels)
-        sizes = self.picture._asdict() | {"out_height": height, "out_width": width}
+    def add_resizing(self, kind: str, height: int, width: int, **fields: int) -> None:
+        """Adds a layer without weights that changes the size of the feature map."""
+        after = FeatureMap(height, width, self.feature_map.channels)
+        sizes = self.feature_map._asdict() | {"out_height": height, "out_width": width}
         self.add(kind, after.height * after.width * after.channels, **sizes, **fields)
-        self.picture = after
+        self.feature_map = after
 
     def pad(self, padding: tuple[int, int, int, int]) -> None:
-        """Zeros to the left, right, top and bottom; those of records are written once."""
+        """Pads with zeros to the left, right, top and bottom; records are padded only once."""
         left, right, top, bottom = padding
-        height, width = self.picture.height + top + bottom, self.picture.width + left + right
+        before = self.feature_map
+        height, width = before.height + top + bottom, before.width + left + right
         if not self.layers:
             self._first_padding = padding
-            self.picture = Picture(height, width, self.picture.channels)
+            self.feature_map = FeatureMap(height, width, before.channels)
         elif any(padding):
-            self.add_picture("pad", height, width, top=top, left=left)
+            self.add_resizing("pad", height, width, top=top, left=left)
 
     def add_affine(
         self,
@@ -157,19 +159,19 @@ class Program:
         positions: tuple[int, int],
         **fields: int,
     ) -> None:
-        """Adds a layer of weights.
+        """Adds a layer with weights.
 
         Args:
-            shape: as of `_Weights`.
-            has_bias: whether there is one.
-            starts: where the input of each position begins.
+            shape: see `_Weights`.
+            has_bias: whether the layer has a bias.
+            starts: for each position, the offset of its first input.
             positions: height and width of the output.
-            **fields: of the row.
+            **fields: other fields of the row.
         """
-        outputs = _whole(shape[0])
+        outputs = _round_up(shape[0])
         is_linear = bool(fields.get("is_linear"))
-        weights = _Weights(shape, self.picture.channels, outputs, has_bias, is_linear)
-        after = Picture(*positions, outputs)
+        weights = _Weights(shape, self.feature_map.channels, outputs, has_bias, is_linear)
+        after = FeatureMap(*positions, outputs)
         self.add(
             "affine",
             after.height * after.width * outputs,
@@ -183,20 +185,20 @@ class Program:
         self._weights.append(weights)
         self._offsets += starts
         self._parameters += weights.size
-        self.picture, self.channels = after, shape[0]
+        self.feature_map, self.channels = after, shape[0]
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Records [n, c, h, w] as the extension reads them, channels last."""
+        """Records [n, c, h, w] in the extension's layout: padded, channels last."""
         return functional.pad(features, self._first_padding).permute(0, 2, 3, 1).contiguous()
 
     def table(self) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
-        """The rows, the positions' beginnings that they refer to, and the number of classes."""
+        """The rows, the input offsets that they refer to, and the number of classes."""
         rows = [[row[name] for name in _FIELDS] for row in self.layers]
         offsets = np.array(self._offsets, dtype=np.int32)
         return np.array(rows, dtype=np.int32), offsets, self._classes
 
     def packing(self) -> tuple[NDArray[np.int32], int]:
-        """A box for every parameter, and how many packed numbers there are."""
+        """A box for every parameter, and the number of packed numbers."""
         boxes: list[list[int]] = []
         packed = 0
         for weights in self._weights:

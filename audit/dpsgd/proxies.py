@@ -1,4 +1,4 @@
-"""lambda_a and lambda_c of R lanes, as the steps go."""
+"""The proxies lambda_a and lambda_c of R runs, accumulated step by step."""
 
 import math
 
@@ -12,19 +12,19 @@ from audit.dpsgd.settings import DpSgdSettings
 
 
 class Proxies:
-    """One canary's proxies; see `LaneOutcomes`.
+    """One canary's proxies; see `RunOutcomes`.
 
     Args:
         settings: the base mechanism.
-        candidate: [R], every lane's candidate.
-        device: where the products are.
+        candidate: [R], every run's candidate.
+        device: the device of the inner products.
     """
 
     def __init__(
         self, settings: DpSgdSettings, candidate: NDArray[np.int64], device: torch.device
     ) -> None:
         self._settings = settings
-        _, clip, _ = settings.of_lanes(candidate)
+        _, clip, _ = settings.hyperparameters_of(candidate)
         self._square = torch.from_numpy(clip**2).to(device)
         self._product = torch.zeros_like(self._square)
         self._known_product = torch.zeros_like(self._square)

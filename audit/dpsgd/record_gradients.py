@@ -1,8 +1,8 @@
-"""Gradients of single records in R lanes, as factors where they need not be written out.
+"""Per-record gradients in R runs, as factors where possible.
 
-A layer's backward pass gives its records' gradients in a form that knows their norms and their
-weighted sum without ever being [R, m, parameters] in memory (book-keeping: Bu et al. 2023,
-"Differentially private optimization on large model at small cost").
+A layer's backward pass returns per-record gradients in a form from which norms and weighted sums
+can be computed without storing [R, m, parameters] (book-keeping: Bu et al. 2023, "Differentially
+private optimization on large model at small cost").
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,11 @@ from audit.dpsgd.products import affine
 
 
 class RecordGradients(Protocol):
-    """The gradients of m records in R lanes with respect to one layer's parameters."""
+    """The gradients of m records in R runs with respect to one layer's parameters."""
 
     @property
     def parameters(self) -> int:
-        """How many parameter tensors these are the gradients of."""
+        """The number of parameter tensors of the layer."""
         ...
 
     def squared_norms(self) -> Tensor:
@@ -34,7 +34,7 @@ class RecordGradients(Protocol):
         ...
 
     def inner(self, vectors: Parameters) -> Tensor:
-        """<gradient, vectors> of a single record, [R]; vectors are one [R, size] per parameter."""
+        """<gradient, vectors> for a single record, [R]; vectors are one [R, size] per parameter."""
         ...
 
     def add_to(self, vectors: Parameters, factors: Tensor) -> None:
@@ -47,7 +47,7 @@ class OuterProducts:
     """Gradients delta_j x_j^T of a weight, and delta_j of a bias."""
 
     delta: Tensor  # [R, m, outputs]
-    x: Tensor  # [R, m, inputs], or [m, inputs] where all lanes share it
+    x: Tensor  # [R, m, inputs], or [m, inputs] if all runs share it
     has_bias: bool
 
     @property
@@ -61,20 +61,20 @@ class OuterProducts:
         return self.delta.square().sum(-1) * sizes
 
     def weighted_sum(self, factors: Tensor) -> Parameters:
-        """One matrix product for all lanes where they share the input."""
+        """The weighted sum, by one matrix product if all runs share the input."""
         delta = self.delta * factors[..., None]
-        lanes, records, outputs = delta.shape
+        runs, records, outputs = delta.shape
         if self.x.dim() == 3:
             weight = delta.transpose(1, 2) @ self.x
         elif records == 1:
-            weight = delta.reshape(lanes, outputs, 1) * self.x
+            weight = delta.reshape(runs, outputs, 1) * self.x
         else:
-            rows = delta.transpose(0, 1).reshape(records, lanes * outputs)
-            weight = affine(rows.T, self.x.T).view(lanes, outputs, -1)
+            rows = delta.transpose(0, 1).reshape(records, runs * outputs)
+            weight = affine(rows.T, self.x.T).view(runs, outputs, -1)
         return [weight, delta.sum(1)] if self.has_bias else [weight]
 
     def inner(self, vectors: Parameters) -> Tensor:
-        """delta^T V x, without writing delta x^T out."""
+        """delta^T V x, without forming delta x^T."""
         matrix = vectors[0].view(len(vectors[0]), self.delta.shape[2], -1)
         x = self.x if self.x.dim() == 3 else self.x.expand(len(matrix), 1, -1)
         product = x @ matrix.transpose(1, 2)
@@ -83,7 +83,7 @@ class OuterProducts:
         return (product * self.delta).sum((1, 2))
 
     def add_to(self, vectors: Parameters, factors: Tensor) -> None:
-        """A product of rank one."""
+        """Adds a rank-one product."""
         delta = self.delta[:, 0] * factors
         vectors[0].view(*delta.shape, -1).addcmul_(delta[:, :, None], self.x)
         if self.has_bias:
@@ -91,25 +91,25 @@ class OuterProducts:
 
 
 @dataclass
-class WrittenOut:
-    """Gradients written out, for layers with few parameters per record."""
+class ExplicitGradients:
+    """Gradients stored explicitly, for layers with few parameters."""
 
     gradients: Parameters  # each [R, m, ...]
 
     @property
     def parameters(self) -> int:
-        """One for each of the gradients."""
+        """One per gradient."""
         return len(self.gradients)
 
     def squared_norms(self) -> Tensor:
-        """Sum of squares."""
+        """Sums of squares."""
         return sum(
             (torch.linalg.vector_norm(g.flatten(2), dim=2).square() for g in self.gradients),
             start=torch.zeros((), dtype=self.gradients[0].dtype, device=self.gradients[0].device),
         )
 
     def weighted_sum(self, factors: Tensor) -> Parameters:
-        """A matrix product per lane."""
+        """The weighted sum, by one matrix product per run."""
         return [
             (factors[:, None] @ g.flatten(2)).view(len(g), *g.shape[2:]) for g in self.gradients
         ]
@@ -132,13 +132,13 @@ class WrittenOut:
 
 
 @dataclass
-class KernelGradients(WrittenOut):
+class KernelGradients(ExplicitGradients):
     """Gradients of a convolution, the first [R, m, outputs, kh * kw * c]."""
 
     shape: tuple[int, ...]  # of the kernels, [outputs, c, kh, kw]
 
     def weighted_sum(self, factors: Tensor) -> Parameters:
-        """As for `WrittenOut`, the first as [R, outputs, c, kh, kw]."""
+        """The sums of `ExplicitGradients`, with the kernels as [R, outputs, c, kh, kw]."""
         first, *others = super().weighted_sum(factors)
         return [shaped(first.flatten(1), self.shape), *others]
 
@@ -154,15 +154,15 @@ def clip_factors(squared: Tensor, clip: Tensor) -> Tensor:
 
 
 class ClippedRecord:
-    """The clipped gradient of one record, such as the canary, in R lanes.
+    """The clipped gradient of one record, such as the canary, in R runs.
 
     Args:
-        gradients: of one record, m = 1.
-        factors: what makes them the clipped ones, [R, 1].
-        squared_norm: of the clipped gradient, [R].
+        gradients: the unclipped gradients of one record, m = 1.
+        factors: clipping factors, [R, 1].
+        squared_norm: squared norm of the clipped gradient, [R].
 
     Attributes:
-        squared_norm: as given.
+        squared_norm: see the argument.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class ClippedRecord:
 
 
 class DiracGradient:
-    """(C, 0, ..., 0) in R lanes, with what a `ClippedRecord` can do."""
+    """The gradient (C, 0, ..., 0) in R runs, with the methods of `ClippedRecord`."""
 
     def __init__(self, clip: Tensor) -> None:
         self._clip = clip

@@ -1,6 +1,6 @@
-"""Smaller problems with exactly the same outcomes, for an empty training set.
+"""Smaller training problems with exactly the same outcomes, for an empty training set.
 
-Each function gives the reason why it does not apply, or a problem for the batched engine.
+Each function returns a problem for the batched engine, or the reason why it does not apply.
 """
 
 import math
@@ -17,21 +17,26 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+# Avoids a division by zero for a canary of zeros without bias, whose logits are 0.
+_MIN_NORM = 1e-30
+
+
 def collapse(threat_model: ThreatModel, settings: DpSgdSettings) -> DpSgdSettings | str:
-    """All steps as one, for the Dirac canary and any score of the final model.
+    """Settings of one step that is equivalent to all steps, for the Dirac canary.
 
     The gradients do not depend on the weights, so w_0 - w_N = lr sum_i p_i, one draw of
-    N(N C b e_0, N C^2 sigma^2 I): a single step of threshold N C and noise sigma / sqrt(N).
+    N(N C b e_0, N C^2 sigma^2 I). One step with clipping norm N C and noise multiplier
+    sigma / sqrt(N) has the same distribution. The score may be any function of the final model.
 
     Returns:
-        The settings of that step, or why there is none.
+        The settings of that step, or the reason why none exists.
     """
     if threat_model.training_set is not None:
         return "a training set, whose gradients depend on the weights"
     if not isinstance(threat_model.canary, DiracCanary):
         return "an input canary, whose gradient depends on the weights"
     if max(settings.momentum) > 0 or settings.sampling_rate < 1:
-        return "momentum or a sampling rate below 1, which make the steps unlike"
+        return "momentum or a sampling rate below 1, which make the steps differ"
     return replace(
         settings,
         steps=1,
@@ -41,30 +46,30 @@ def collapse(threat_model: ThreatModel, settings: DpSgdSettings) -> DpSgdSetting
 
 
 def project(threat_model: ThreatModel, model: "nn.Module") -> "tuple[ThreatModel, nn.Module] | str":
-    """One input instead of all, for a canary that meets a Linear layer first.
+    """An equivalent model with one input, for an input canary and a first layer that is Linear.
 
-    What the first layer's weights do orthogonally to the canary x~ = (x, 1) never reaches an
-    output, a gradient or a clipping factor, and the noise is isotropic: the layer acts as one of a
-    single input |x~| without bias.
+    The component of the first layer's weights orthogonal to the canary x~ = (x, 1) affects no
+    output, gradient or clipping factor, and the noise is isotropic. The layer is therefore
+    equivalent to one without bias that has the single input |x~|.
 
     Returns:
-        The smaller threat model and model, or why there is none.
+        The smaller threat model and model, or the reason why none exists.
     """
     import torch
     from torch import nn
 
-    from audit.dpsgd.layers import parse, sequence
+    from audit.dpsgd.layers import parse_network, sequence
     from audit.dpsgd.layers.linear import Linear
 
     if threat_model.training_set is not None:
         return "a training set, whose records differ in direction"
     canary = threat_model.canary
     if not isinstance(canary, InputCanary):
-        return "a Dirac canary, which is no record"
+        return "a Dirac canary, which has no features"
     if not isinstance(threat_model.score, CanaryLoss):
-        return f"the score {threat_model.score.name}, which looks beyond the canary"
+        return f"the score {threat_model.score.name}, which uses more than the canary's loss"
     try:
-        network = parse(model)
+        network = parse_network(model)
     except NotImplementedError as reason:
         return f"a model that does not begin with a Linear layer: {reason}"
     if not isinstance(network.first, Linear):
@@ -80,7 +85,7 @@ def project(threat_model: ThreatModel, model: "nn.Module") -> "tuple[ThreatModel
             return "a Linear layer at several positions of a record"
         size = (x.square().sum() + float(first.bias is not None)).sqrt()
         narrow = nn.Linear(1, first.out_features, bias=False).to(first.weight)
-        narrow.weight.copy_((first(x) / size.clamp(min=1e-30)).T)
+        narrow.weight.copy_((first(x) / size.clamp(min=_MIN_NORM)).T)
     record = InputCanary(size.double().cpu().numpy()[None], canary.label, canary.name)
     smaller = etcv(record, CanaryLoss(record), (1,), threat_model.classes)
     return smaller, nn.Sequential(narrow, *after)

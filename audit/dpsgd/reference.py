@@ -1,4 +1,4 @@
-"""The reference: one run at a time through Opacus."""
+"""The reference engine: Opacus, one run at a time."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from audit.dpsgd import noise, streams
-from audit.dpsgd.base import LaneOutcomes, Lanes
+from audit.dpsgd.base import RunBatch, RunOutcomes
 from audit.dpsgd.devices import check_device
 from audit.dpsgd.products import reproducible_products
 from audit.dpsgd.settings import DpSgdSettings
@@ -27,7 +27,7 @@ from threat_models.scores import Features
 
 @dataclass(frozen=True, eq=False)
 class TrainedModule(Observation):
-    """An observation of one run, with its module at hand."""
+    """An observation of one run that includes its module."""
 
     module: nn.Module
 
@@ -48,13 +48,13 @@ class TrainedModule(Observation):
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """What a run leaves.
+    """A finished run.
 
     Attributes:
-        observation: of its final model.
+        observation: the observation of its final model.
         product: the sum of <p_i^z, p_i> over the steps.
-        log_ratio: the log-likelihood ratio of sampled batches; see `LaneOutcomes`.
-        known_log_ratio: the log-likelihood ratio of full batches, the training records known.
+        log_ratio: the log-likelihood ratio of sampled batches; see `RunOutcomes`.
+        known_log_ratio: the log-likelihood ratio of full batches, given the training records.
         of_final_weights: <p_1^z, w_0 - w_N>, and the same with the canary's gradient at w_N.
     """
 
@@ -66,11 +66,12 @@ class TrainedRun:
 
 
 class OpacusEngine:
-    """The same game through Opacus's own GradSampleModule and DPOptimizer; see `Engine`.
+    """Trains with Opacus's GradSampleModule and DPOptimizer; see `Engine`.
 
-    An input canary is the last record of the batch, the Dirac canary is added to the clipped sum.
-    It agrees with the batched engine in law, and pathwise where there is no noise, up to Opacus's
-    clipping by C / (norm + 1e-6). It shares no code of training with that engine, which it checks.
+    An input canary is the last record of the batch; the Dirac canary is added to the clipped sum.
+    Outcomes have the same distribution as those of the batched engine, and are equal without noise,
+    up to Opacus's clipping factor C / (norm + 1e-6). This engine checks the batched engine and
+    shares no training code with it.
     """
 
     name = "opacus"
@@ -101,39 +102,39 @@ class OpacusEngine:
     def _tensor(self, features: Features) -> Tensor:
         return torch.from_numpy(np.array(features)).to(self._device, self._dtype)
 
-    def run(self, lanes: Lanes) -> LaneOutcomes:
+    def run(self, batch: RunBatch) -> RunOutcomes:
         """See `Engine.run`."""
-        found = LaneOutcomes.empty(len(lanes))
+        found = RunOutcomes.empty(len(batch))
         with reproducible_products(), warnings.catch_warnings():
-            # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
+            # torch warns about Opacus's hooks because the input needs no gradient; harmless here.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            for lane in range(len(lanes)):
-                rows = slice(lane, lane + 1)
-                found.put(rows, self._run(lanes.at(rows)))
+            for run in range(len(batch)):
+                rows = slice(run, run + 1)
+                found.put(rows, self._run(batch.at(rows)))
         return found
 
-    def _run(self, lane: Lanes) -> LaneOutcomes:
-        """Trains one run and judges it."""
+    def _run(self, batch: RunBatch) -> RunOutcomes:
+        """Trains and evaluates one run."""
         s = self._settings
-        rate, clip, _ = s.candidates[int(lane.candidate[0])]
-        run = self._train(lane)
-        score = np.asarray(self._threat_model.score(run.observation), dtype=np.float64)
+        rate, clip, _ = s.candidates[int(batch.candidate[0])]
+        trained = self._train(batch)
+        score = np.asarray(self._threat_model.score(trained.observation), dtype=np.float64)
         if score.shape != (1,):
             raise ValueError(
                 f"score {self._threat_model.score.name} must give one number per run, [1], "
                 f"got shape {list(score.shape)}"
             )
-        lambda_a = np.array([run.product / (s.steps * clip**2)])
+        lambda_a = np.array([trained.product / (s.steps * clip**2)])
         lambda_c = lambda_a
-        lambda_known = np.array([0.5 + s.noise_multiplier**2 / s.steps * run.known_log_ratio])
+        lambda_known = np.array([0.5 + s.noise_multiplier**2 / s.steps * trained.known_log_ratio])
         unit = rate * s.steps * clip**2
-        at_start, at_end = (np.array([product / unit]) for product in run.of_final_weights)
+        at_start, at_end = (np.array([product / unit]) for product in trained.of_final_weights)
         if s.sampling_rate < 1:
-            lambda_c = np.array([0.5 + s.noise_multiplier**2 / s.steps * run.log_ratio])
+            lambda_c = np.array([0.5 + s.noise_multiplier**2 / s.steps * trained.log_ratio])
             lambda_known = lambda_c
-        weights = run.observation.parameters()
+        weights = trained.observation.parameters()
         finite = np.isfinite(weights).all(1) & np.isfinite(lambda_a) & np.isfinite(score)
-        return LaneOutcomes(
+        return RunOutcomes(
             lambda_a=np.where(finite, lambda_a, 0.0),
             lambda_c=np.where(finite, lambda_c, 0.0),
             lambda_known=np.where(finite, lambda_known, 0.0),
@@ -143,10 +144,10 @@ class OpacusEngine:
             finite=finite,
         )
 
-    def _train(self, lane: Lanes) -> TrainedRun:
+    def _train(self, batch: RunBatch) -> TrainedRun:
         """All steps of one run."""
         s = self._settings
-        rate, clip, momentum = s.candidates[int(lane.candidate[0])]
+        rate, clip, momentum = s.candidates[int(batch.candidate[0])]
         model = GradSampleModule(copy.deepcopy(self._template), loss_reduction="sum")
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = DPOptimizer(
@@ -155,13 +156,13 @@ class OpacusEngine:
             max_grad_norm=clip,
             expected_batch_size=None,
             loss_reduction="sum",
-            generator=streams.generators(lane.seeds, 0, str(self._device))[0],
+            generator=streams.generators(batch.seeds, 0, str(self._device))[0],
         )
         start = [p.detach().clone() for p in parameters]
         first_z: list[Tensor] = []
         total, log_ratio, known_log_ratio, first_noise = 0.0, 0.0, 0.0, 0.0
-        for taken, canary_taken in self._batches(lane):
-            has_canary = bool(lane.included[0]) and canary_taken
+        for taken, canary_taken in self._sampled_records(batch):
+            has_canary = bool(batch.included[0]) and canary_taken
             optimizer.zero_grad()
             z = self._backward(model, parameters, taken, has_canary, clip)
             first_z = first_z or z
@@ -200,29 +201,29 @@ class OpacusEngine:
         of_final_weights = _inner(first_z, moved), _inner(last_z, moved)
         return TrainedRun(observation, total, log_ratio, known_log_ratio, of_final_weights)
 
-    def _batches(self, lane: Lanes) -> Iterator[tuple[Tensor, bool]]:
-        """For every step the records taken, of the training set and the canary, [n + 1 or n]."""
+    def _sampled_records(self, batch: RunBatch) -> Iterator[tuple[Tensor, bool]]:
+        """Yields, for every step, the records taken, [n] or [n + 1], and whether the canary is."""
         s = self._settings
         everything = torch.ones(len(self._y), dtype=torch.bool, device=self._device)
         size = self._training_size
         members = everything.clone()
-        if lane.records is not None:
-            members[:size] = torch.from_numpy(lane.records[0]).to(self._device)
+        if batch.records is not None:
+            members[:size] = torch.from_numpy(batch.records[0]).to(self._device)
         if s.sampling_rate == 1:
             for _ in range(s.steps):
                 yield members, True
             return
         for drawn in noise.poisson_steps(
-            lane.seeds, s.sampling_rate, s.steps, self._device, size + 1, steps_at_once=1
+            batch.seeds, s.sampling_rate, s.steps, self._device, size + 1, steps_at_once=1
         ):
-            # The canary's gradient is taken in every step: the proxies need it.
+            # The proxies need the canary's gradient in every step.
             taken = torch.cat([drawn[0, :size], everything[size:]]) & members
             yield taken, bool(drawn[0, size])
 
     def _backward(
         self, model: nn.Module, parameters: list[Any], taken: Tensor, has_canary: bool, clip: float
     ) -> list[Tensor]:
-        """Leaves the batch's gradients in `grad_sample`, and returns the canary's, clipped."""
+        """Stores the batch's gradients in `grad_sample`; returns the canary's clipped gradient."""
         if not taken.any():
             for p in parameters:
                 p.grad_sample = p.new_zeros(0, *p.shape)

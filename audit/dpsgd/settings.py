@@ -1,4 +1,4 @@
-"""What one run of DP-SGD is set to."""
+"""Settings of DP-SGD, and the candidates that tuning chooses from."""
 
 import functools
 import itertools
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from audit import checks
 
 MODELS = ("logistic", "mlp", "convnet")
-"""Names of the models in `models`, known without torch."""
+"""Names of the models in `models`; this module does not import torch."""
 
 
 class Candidate(NamedTuple):
-    """One point of Omega: the hyper-parameters of a run that leave its privacy alone.
+    """A candidate: one choice of the hyperparameters that do not affect a run's privacy.
 
-    At a fixed noise multiplier eps_B depends on none of them, so tuning may choose among them.
+    At a fixed noise multiplier, a run's epsilon does not depend on them, so tuning may choose them.
 
     Example:
         >>> Candidate(learning_rate=0.1, max_grad_norm=1.0, momentum=0.0).learning_rate
@@ -36,21 +36,21 @@ class DpSgdSettings:
     p_i = sum of clipped gradients + N(0, C^2 sigma^2 I), w_i = w_{i-1} - lr * p_i; with momentum m,
     v_i = m v_{i-1} + p_i and w_i = w_{i-1} - lr * v_i.
 
-    Of lr, C and m there may be several: Omega, what tuning chooses from, is their grid. A single
-    number stands for a tuple of one.
+    lr, C and m may have several values. The candidates are all combinations of them. A single
+    number is equivalent to a tuple of one.
 
     Attributes:
         steps: N.
         noise_multiplier: sigma.
         max_grad_norm: values of C.
         learning_rates: values of lr.
-        sampling_rate: tau; 1 takes every record in every step, less is Poisson sampling.
+        sampling_rate: tau; 1 takes every record in every step, a smaller rate is Poisson sampling.
         momentum: values of m, in [0, 1).
-        model: a name of MODELS, or the dotted name of a callable that gives a torch.nn.Module.
+        model: a name of MODELS, or the dotted name of a callable that returns a torch.nn.Module.
         model_seed: seed of the initial weights w_0, which are public and the same in every run.
 
     Raises:
-        ValueError: a setting out of its range.
+        ValueError: a setting is out of range.
     """
 
     steps: int
@@ -63,41 +63,41 @@ class DpSgdSettings:
     model_seed: int = 0
 
     def __post_init__(self) -> None:
-        checks.keep(
+        checks.store_validated(
             self,
-            steps=checks.whole("steps", self.steps, 1),
+            steps=checks.integer("steps", self.steps, 1),
             noise_multiplier=checks.interval("noise_multiplier", self.noise_multiplier, 0),
             sampling_rate=checks.interval(
                 "sampling_rate", self.sampling_rate, 0, 1, closed_high=True
             ),
         )
-        checks.keep(self, model=checks.one_of("model", self.model, MODELS, dotted=True))
+        checks.store_validated(self, model=checks.one_of("model", self.model, MODELS, dotted=True))
         for name in ("max_grad_norm", "learning_rates", "momentum"):
             given = getattr(self, name)
             values = tuple(given) if isinstance(given, list | tuple) else (given,)
             if not values:
-                raise ValueError(f"{name} must name at least one candidate, got none")
+                raise ValueError(f"{name} must have at least one value, got none")
             if name == "momentum":
                 values = tuple(checks.interval(name, v, 0, 1, closed_low=True) for v in values)
             else:
                 values = tuple(checks.interval(name, v, 0) for v in values)
             if len(set(values)) < len(values):
-                raise ValueError(f"{name} must name each value once, got {values}")
-            checks.keep(self, **{name: values})
+                raise ValueError(f"{name} must have distinct values, got {values}")
+            checks.store_validated(self, **{name: values})
 
     @functools.cached_property
     def candidates(self) -> tuple[Candidate, ...]:
-        """Omega; a lane's candidate is an index of it."""
+        """All candidates (Omega); `RunBatch.candidate` indexes this tuple."""
         grid = itertools.product(self.learning_rates, self.max_grad_norm, self.momentum)
         return tuple(Candidate(*values) for values in grid)
 
-    def of_lanes(self, candidate: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The hyper-parameters of R lanes.
+    def hyperparameters_of(self, candidate: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The hyperparameters of R runs.
 
         Args:
             candidate: [R] indices of their candidates.
 
         Returns:
-            [3, R]: learning rates, thresholds C, momenta.
+            [3, R]: learning rates, clipping norms C, momenta.
         """
         return np.array(self.candidates)[candidate].T

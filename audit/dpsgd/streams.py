@@ -1,11 +1,12 @@
-"""Random numbers of a lane that depend on its seed alone."""
+"""Random numbers that depend only on a run's seed."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
+
+from audit.dpsgd.extensions import load_extension
 
 if TYPE_CHECKING:
     import torch
@@ -13,18 +14,8 @@ if TYPE_CHECKING:
 Words = NDArray[np.uint64]
 
 
-def _extension() -> Any:
-    """The compiled rows of normal numbers; None where there was no compiler.
-
-    The one for every processor: which others it could run only torch knows, which takes seconds.
-    """
-    try:
-        return importlib.import_module("audit.dpsgd._noise_portable")
-    except ImportError:
-        return None
-
-
-_compiled = _extension()
+# The portable extension, because only torch, which is slow to import, knows what others would run.
+_compiled = load_extension("noise", "DEFAULT")
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MERSENNE_WORDS = 624
 
@@ -40,9 +31,9 @@ def words(seeds: Words, stream: int, count: int) -> Words:
     """Random 64-bit words by SplitMix64, as a function of (seed, stream, index).
 
     Args:
-        seeds: [R], one seed per lane.
-        stream: which of a lane's independent streams.
-        count: how many words of each.
+        seeds: [R], one seed per run.
+        stream: index of the run's random stream.
+        count: number of words per run.
 
     Returns:
         [R, count] words.
@@ -52,33 +43,33 @@ def words(seeds: Words, stream: int, count: int) -> Words:
 
 
 def _keys(seeds: Words, stream: int) -> Words:
-    """Where each lane's counter starts, [R].
+    """The start of each run's counter, [R].
 
-    The seed is mixed before the counter is added, so that close seeds do not share a sequence.
+    The seed is mixed before the counter is added, so that nearby seeds do not share a sequence.
     """
     return _mix(_mix(seeds) + np.uint64(stream + 1))
 
 
 def uniforms(seeds: Words, stream: int) -> NDArray[np.float64]:
-    """One uniform number in (0, 1) per lane, with 53 bits, [R]."""
+    """One uniform number in (0, 1) per run, with 53 bits, [R]."""
     high = words(seeds, stream, 1)[:, 0] >> np.uint64(11)
     return (high.astype(np.float64) + 0.5) * 2.0**-53
 
 
 def normals(seeds: Words, stream: int) -> NDArray[np.float64]:
-    """One standard normal number per lane, [R], by inversion.
+    """One standard normal number per run, [R], by inversion.
 
-    The sign takes one bit and the magnitude 53 others, so that both tails are resolved down to a
-    probability of 2^-55.
+    One bit determines the sign and 53 other bits the magnitude, so both tails are resolved down to
+    a probability of 2^-55.
     """
     return _by_inversion(words(seeds, stream, 1)[:, 0])
 
 
 def normal_rows(seeds: Words, stream: int, count: int) -> NDArray[np.float64]:
-    """Standard normal numbers of every lane, [R, count], of which the first are `normals`.
+    """Standard normal numbers of every run, [R, count]; the first column equals `normals`.
 
-    Compiled where there was a compiler (`_noise.c`), five times as fast; both agree to 2e-15,
-    relatively.
+    The compiled version (`_noise.c`) is five times as fast. Both agree to a relative error of
+    2e-15.
     """
     if _compiled is None:
         return _by_inversion(words(seeds, stream, count))
@@ -94,14 +85,14 @@ def _by_inversion(word: Words) -> NDArray[np.float64]:
 
 
 def generators(seeds: Words, stream: int, device: str) -> "list[torch.Generator]":
-    """One torch generator per lane.
+    """One torch generator per run.
 
-    On a CPU torch seeds its Mersenne twister with 32 bits only, so that among 43,000 lanes two
-    would share their noise with probability 0.2; here its whole state is filled instead.
+    On a CPU torch seeds its Mersenne twister with only 32 bits: among 43,000 runs, two would share
+    their noise with probability 0.2. This function sets the whole state instead.
 
     Args:
-        seeds: [R], one seed per lane.
-        stream: which of a lane's independent streams.
+        seeds: [R], one seed per run.
+        stream: index of the run's random stream.
         device: a torch device.
 
     Returns:
@@ -123,13 +114,13 @@ def mersenne_state(key: Words) -> NDArray[np.uint8]:
     """The state of a torch CPU generator whose Mersenne twister starts from `key`.
 
     Args:
-        key: [624] words, of which the lower 32 bits are taken.
+        key: [624] words, of which the lower 32 bits are used.
 
     Returns:
-        [5056] bytes, as `torch.Generator.set_state` takes them.
+        [5056] bytes for `torch.Generator.set_state`.
     """
     state = np.zeros(1, _STATE)
-    state["left"] = 1  # none of the key's words has been given out: twist first
+    state["left"] = 1  # no word of the key is unused, so the generator twists first
     state["seeded"] = 1
     state["key"] = key & np.uint64(0xFFFFFFFF)
     return state.view(np.uint8)

@@ -1,6 +1,7 @@
-"""The distinguishing game: settings, set-up, play, workers, records on disk.
+"""The distinguishing game: settings, setup, trials, workers and records on disk.
 
-One direction: `settings` fix what is asked; `setup` fixes order and thresholds by theory; `play`
-runs blocks of trials and knows no statistics; `workers` hand them out; `store` keeps what they
-leave, bound to its audit by `binding`.
+`settings` are parsed once; `validation` checks them, and `groups` are the parts that other modules
+take. `setup` fixes noise, order and thresholds by theory. `blocks` divides an audit, `play` plays a
+block, `workers` distribute the blocks, and `audit_loop` stops an audit early. `store` keeps the
+trials on disk, and `binding` ties them to their audit.
 """

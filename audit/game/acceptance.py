@@ -1,8 +1,9 @@
-"""When a run is good enough, for protocols that run until one is.
+"""The score above which a run is accepted, for protocols that repeat until one is.
 
-The threshold on the score is fixed before any game. Where the score's law is known it is theory's;
-else runs that no game uses are made with and without the canary, and it is put so low that both are
-accepted with no less than the protocol's chance, but for an error of 1e-6 on each side.
+The threshold is fixed before the first trial. If the distribution of the score is known, theory
+gives it. Otherwise it comes from runs with and without the canary that no trial uses: it is so low
+that both kinds of runs are accepted with at least the protocol's probability. That fails with
+probability at most 1e-6 for each kind.
 """
 
 import math
@@ -12,14 +13,16 @@ import numpy as np
 from scipy import special
 
 from audit.accounting import DpSgd
-from audit.claims import Condition, Facts
-from audit.dpsgd import DpSgdSettings, Engine, Lanes
+from audit.claims import Assumption, Facts
+from audit.dpsgd import DpSgdSettings, Engine, RunBatch
 from audit.protocols import RandomStopping, UntilAccepted
 from threat_models import ThreatModel
 from threat_models.scores import TwoTails
 
 _ERROR = 1e-6
-_LEAST_RUNS, _LEAST_ACCEPTED = 200, 60.0
+"""Probability that the threshold is too high for one kind of runs."""
+_MIN_RUNS, _MIN_ACCEPTED = 200, 60.0
+"""Enough runs that the confidence bound costs little of the acceptance probability."""
 
 
 def good_enough(
@@ -33,39 +36,39 @@ def good_enough(
 ) -> float:
     """The score above which a run is accepted.
 
-    A run is accepted with at least the chance that `UntilAccepted` states; of `RandomStopping`,
-    which states none, with the chance of a stop.
+    A run is accepted with at least the probability that `UntilAccepted` states. `RandomStopping`
+    states none; its stopping probability is used instead.
 
     Args:
         protocol: how the released run is chosen.
-        threat_model: whose score it is.
-        facts: what is true of the game.
-        training: what runs are set to.
-        base: one run, in theory.
-        engine: makes runs.
-        key: of the seeds of runs that are made.
+        threat_model: defines the score.
+        facts: facts about the trials.
+        training: settings of the runs.
+        base: one run, as a mechanism.
+        engine: trains the runs.
+        key: seed of the runs.
     """
-    chance = protocol.acceptance if isinstance(protocol, UntilAccepted) else protocol.stop
+    probability = protocol.acceptance if isinstance(protocol, UntilAccepted) else protocol.stop
     if isinstance(threat_model.score, TwoTails):
         return 0.5
-    if Condition.MONOTONE_SCORE in facts.conditions:
-        # (w_0 - w_N)[0] is lr C sigma sqrt(N) times N(b mu, 1).
+    if Assumption.MONOTONE_SCORE in facts.assumptions:
+        # (w_0 - w_N)[0] has the distribution lr C sigma sqrt(N) N(b mu, 1).
         (only,) = training.candidates
         unit = only.learning_rate * only.max_grad_norm * base.noise_multiplier
-        return float(unit * math.sqrt(base.steps) * special.ndtri(1.0 - chance))
-    return _by_trial(engine, len(training.candidates), chance, key)
+        return float(unit * math.sqrt(base.steps) * special.ndtri(1.0 - probability))
+    return _estimated(engine, len(training.candidates), probability, key)
 
 
-def _by_trial(engine: Engine, candidates: int, chance: float, key: Sequence[int]) -> float:
-    """A threshold that runs with and without the canary exceed with no less than a chance."""
-    runs = max(_LEAST_RUNS, math.ceil(_LEAST_ACCEPTED / chance))
+def _estimated(engine: Engine, candidates: int, probability: float, key: Sequence[int]) -> float:
+    """A threshold that runs with and without the canary exceed with at least a probability."""
+    runs = max(_MIN_RUNS, math.ceil(_MIN_ACCEPTED / probability))
     accepted = np.arange(1.0, runs + 1.0)
-    enough = special.betaincinv(accepted, runs - accepted + 1.0, _ERROR) >= chance
+    enough = special.betaincinv(accepted, runs - accepted + 1.0, _ERROR) >= probability
     if not enough.any():
-        return -np.inf  # every run that does not diverge
+        return -np.inf  # accepts every run that does not diverge
     rng = np.random.default_rng(np.random.SeedSequence(list(key)))
     found = engine.run(
-        Lanes(
+        RunBatch(
             included=np.arange(2 * runs) % 2 == 1,
             candidate=rng.integers(0, candidates, 2 * runs),
             seeds=rng.integers(0, 2**64, 2 * runs, dtype=np.uint64),

@@ -1,8 +1,8 @@
-"""What ties trials to their audit: settings, code, plug-ins and data, each as a digest.
+"""Digests that tie trials to their audit: of settings, code, plug-ins and data.
 
-Trials of two audits must never mix, so a folder and each of its shards carry these. Numbers that
-theory fixes before training (noise, order, threshold) are among them; the bounds that are computed
-of finished trials are not.
+Trials of different audits must never be mixed, so a folder and each of its shards store these
+digests. They include the numbers that theory fixes before training (noise, order, threshold), but
+not the bounds that are computed from finished trials.
 """
 
 import hashlib
@@ -19,16 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 import audit
-from audit.game.settings import AuditConfig
 from audit.game.setup import SetUp
 from canaries import InputCanary
 from threat_models import ThreatModel
-from threat_models.names import imported
+from threat_models.user_code import import_by_name
 
 SCHEMA = 2
 """Version of config.json, of the shards and of summary.json."""
 
-# The sources that trials come from.
+# The sources that determine the trials.
 _CODE = (
     "audit/dpsgd",
     "audit/orders",
@@ -37,25 +36,30 @@ _CODE = (
     "canaries",
     "threat_models",
 )
-_PLAYED_BY = ("audit/game/acceptance.py", "audit/game/play.py", "audit/game/setup.py")
+_MODULES = (
+    "audit/game/acceptance.py",
+    "audit/game/blocks.py",
+    "audit/game/play.py",
+    "audit/game/setup.py",
+)
 
 
-def binding(config: AuditConfig, set_ups: Sequence[SetUp]) -> dict[str, Any]:
-    """What the trials of an audit come from, beside its settings.
+def binding(plug_ins: Sequence[str], set_ups: Sequence[SetUp]) -> dict[str, Any]:
+    """Everything besides the settings that determines the trials of an audit.
 
     Args:
-        config: the audit.
-        set_ups: what each budget is played with.
+        plug_ins: dotted names of the user's own code.
+        set_ups: the setup of every budget.
 
     Returns:
-        Plain values for config.json: the code's digest, one for every plug-in's source, one for
-        the records and canaries, and for each budget what theory fixed.
+        Values for config.json: the digest of the code, of every plug-in's source, and of the
+        records and canaries, and the numbers that theory fixed for each budget.
     """
     return {
         "schema": SCHEMA,
         "code": _digest_of_code(),
-        "plug_ins": {name: _digest_of_source(name) for name in _plug_ins(config)},
-        "data": _digest(_of_data([view.threat_model for view in set_ups[0].views])),
+        "plug_ins": {name: _digest_of_source(name) for name in plug_ins},
+        "data": _digest(_data([view.threat_model for view in set_ups[0].views])),
         "fixed": [
             {
                 "noise_multiplier": game.base.noise_multiplier,
@@ -68,14 +72,19 @@ def binding(config: AuditConfig, set_ups: Sequence[SetUp]) -> dict[str, Any]:
     }
 
 
-def audit_digest(config: AuditConfig, bound_to: dict[str, Any]) -> str:
-    """One digest of all that an audit's trials come from; every shard carries it."""
-    text = json.dumps([config.identity, bound_to], sort_keys=True)
+def audit_digest(identity: dict[str, Any], bound_to: dict[str, Any]) -> str:
+    """Digest of everything that determines an audit's trials; every shard stores it.
+
+    Args:
+        identity: `AuditConfig.identity`.
+        bound_to: the result of `binding`.
+    """
+    text = json.dumps([identity, bound_to], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def seal(*parts: object, arrays: dict[str, NDArray[Any]]) -> str:
-    """A digest of arrays and of what they belong to."""
+    """Digest of arrays and of the names that they belong to."""
 
     def pieces() -> Iterator[bytes]:
         yield repr(parts).encode()
@@ -87,14 +96,14 @@ def seal(*parts: object, arrays: dict[str, NDArray[Any]]) -> str:
 
 
 def _digest(pieces: Iterator[bytes]) -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for piece in pieces:
-        whole.update(piece)
-    return whole.hexdigest()
+        digest.update(piece)
+    return digest.hexdigest()
 
 
-def _of_data(served: Sequence[ThreatModel]) -> Iterator[bytes]:
-    for threat_model in served:
+def _data(views: Sequence[ThreatModel]) -> Iterator[bytes]:
+    for threat_model in views:
         for records in (threat_model.training_set, threat_model.validation_set):
             if records is not None:
                 yield records.features.tobytes()
@@ -114,20 +123,16 @@ def _digest_of_code() -> str:
         for file in (path.rglob("*") if path.is_dir() else [path.with_suffix(".py")])
         if file.suffix in (".py", ".c")
     ]
-    files = sorted([*sources, *(root / name for name in _PLAYED_BY)])
+    files = sorted([*sources, *(root / name for name in _MODULES)])
     return _digest(file.read_bytes() for file in files)
 
 
-def _plug_ins(config: AuditConfig) -> list[str]:
-    return [name for name in (config.score, config.model, *config.canaries) if "." in name]
-
-
 def _digest_of_source(dotted: str) -> str:
-    """Digest of the file that a dotted name is written in; of the name where there is no file.
+    """Digest of the source file of a dotted name, or of the name if there is no file.
 
-    What that file imports is not looked at.
+    The digest does not cover the imports of that file.
     """
-    found = imported("plug-in", dotted)
+    found = import_by_name("plug-in", dotted)
     try:
         source = inspect.getsourcefile(inspect.unwrap(found))
     except TypeError:

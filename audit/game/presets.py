@@ -1,26 +1,66 @@
-"""Settings kept in a file."""
+"""Presets: TOML files with the settings of an audit, installed with the package."""
 
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from audit import checks
+from audit.errors import InvalidInput
+
+_PACKAGE = Path(__file__).parents[1]
 
 
-def read_preset(path: str) -> dict[str, Any]:
-    """The settings of a preset file; its name is the default results folder beside it.
+def preset_folder() -> Path:
+    """The folder of the presets: `runs/` in a checkout, `audit/presets/` in a wheel."""
+    installed = _PACKAGE / "presets"
+    return installed if installed.is_dir() else _PACKAGE.parent / "runs"
+
+
+def preset_names() -> dict[str, str]:
+    """The installed presets for `audit.run`: names, and the first comment of each file."""
+    found = {}
+    for file in sorted(preset_folder().glob("*.toml")):
+        if not file.stem.startswith("reproduce-"):
+            first = file.read_text(encoding="utf-8").partition("\n")[0]
+            found[file.stem] = first.lstrip("# ")
+    return found
+
+
+def find_preset(name: str) -> Path:
+    """The file of a preset.
 
     Args:
-        path: a TOML file whose keys are those of `AuditConfig`.
+        name: a path, or the name of an installed preset such as `small-etcv`.
 
     Raises:
-        ValueError: no such file, or not TOML.
+        InvalidInput: there is neither a file nor a preset of that name.
     """
-    file = Path(path)
+    if Path(name).exists() or Path(name).suffix or len(Path(name).parts) != 1:
+        return Path(name)
+    names = sorted(file.stem for file in preset_folder().glob("*.toml"))
+    return preset_folder() / f"{checks.one_of('preset', name, names)}.toml"
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """The settings of a preset.
+
+    Args:
+        name: a TOML file whose keys are those of `AuditConfig`, or the name of an installed preset.
+
+    Returns:
+        The settings. The default folder of results, `out`, is next to the given file; for an
+        installed preset, it is in `runs/` of the current folder.
+
+    Raises:
+        InvalidInput: there is no such file, or it is not TOML.
+    """
+    file = find_preset(name)
     try:
-        values = tomllib.loads(checks.text_of(file, 10**6))
+        values = tomllib.loads(checks.read_text(file, 10**6))
     except OSError as error:
-        raise ValueError(f"preset must be a readable TOML file, got {path!r}: {error}") from error
+        raise InvalidInput(f"preset must be a readable TOML file, got {name!r}: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"preset must be TOML, got {path!r}: {error}") from error
-    return {"out": str(file.with_suffix("")), **values}
+        raise InvalidInput(f"preset must be TOML, got {name!r}: {error}") from error
+    by_name = str(file) != name
+    out = Path("runs", file.stem) if by_name else file.with_suffix("")
+    return {"out": str(out), **values}

@@ -1,7 +1,7 @@
-"""What a game is played with, fixed before anything is trained.
+"""Everything that is fixed before the first trial: noise, threat models, engine, thresholds.
 
-Order and threshold of a worst-order score come from the theory of the budget at hand; training gets
-a score and knows nothing of statistics.
+Theory gives the order and the threshold of a worst-order score at each budget. The training code
+only receives a score and does not depend on the statistics.
 """
 
 import functools
@@ -9,41 +9,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 import threat_models
 from audit import accounting, upper_bounds
-from audit.claims import Condition, Facts, facts_of_game
+from audit.arrays import FloatArray
+from audit.claims import Assumption, Facts, facts_of_game
 from audit.dpsgd import (
     DpSgdSettings,
     Engine,
-    LaneOutcomes,
-    Lanes,
+    RunBatch,
+    RunOutcomes,
     SharingEngine,
     choose_engine,
     make_engine,
 )
+from audit.errors import InvalidInput
 from audit.game.acceptance import good_enough
 from audit.game.settings import AuditConfig
 from audit.protocols import Protocol, RandomStopping, UntilAccepted
 from audit.tuning import Winners
-from audit.tuning.on_lanes import Bench
+from audit.tuning.on_run_batches import GameContext
 from audit.upper_bounds.reduced import log_density
 from threat_models import ThreatModel, WorstOrder
 
-Array = NDArray[np.float64]
-# Beside (budget, repeat, block), which games have.
+# Part of the seed of acceptance runs; trials have the key (budget, repeat, block) instead.
 _ACCEPTANCE = 1
 
 
 @dataclass(frozen=True)
 class View:
-    """What one adversary makes of the runs.
+    """One adversary's view of the runs.
 
     Attributes:
-        config: the settings of this view alone.
-        threat_model: what the adversary does.
-        facts: what is true of the game, for the claims of bounds.
+        config: the settings of this view.
+        threat_model: the adversary.
+        facts: facts about the trials, which decide which bounds are valid.
     """
 
     config: AuditConfig
@@ -59,18 +59,19 @@ class View:
 
 @dataclass(frozen=True)
 class SetUp:
-    """Everything a block needs at one budget.
+    """Everything that a block needs at one budget.
 
     Attributes:
         base: one run of DP-SGD at this budget.
         protocol: how the best run is chosen.
-        training: what runs are set to.
-        views: the adversaries that the runs serve.
-        engine: runs DP-SGD.
-        reason: why this engine.
-        threshold: the threshold on the standardised lambda_a that goes with a worst-order score;
-            None lets the theory of the increasing score choose.
-        good_enough: the score above which a run is accepted, where the protocol runs until one is.
+        training: settings of the runs.
+        views: the views of the runs.
+        engine: trains the runs.
+        reason: why this engine was chosen.
+        threshold: threshold on the standardised lambda_a for a worst-order score; None for other
+            scores, whose threshold follows from theory later.
+        good_enough: the score above which a run is accepted, for protocols that repeat until one
+            is.
     """
 
     base: accounting.DpSgd
@@ -84,14 +85,15 @@ class SetUp:
 
     @property
     def mu(self) -> float | None:
-        """The base's mu; None where sampling makes it other than Gaussian."""
+        """The base's mu; None if sampling makes the base other than Gaussian."""
         return self.base.gaussian_mu
 
     @property
-    def bench(self) -> Bench:
-        """What tunings are played on."""
-        records = self.views[0].threat_model.training_set
-        return Bench(
+    def context(self) -> GameContext:
+        """Everything that a tuning needs to run."""
+        first = self.views[0]
+        records = first.threat_model.training_set
+        return GameContext(
             run=self.run,
             features=_features(self.training),
             tuned_log_ratio=self._tuned_log_ratio,
@@ -99,92 +101,111 @@ class SetUp:
             views=len(self.views),
             records=0 if records is None else len(records),
             good_enough=-np.inf if self.good_enough is None else self.good_enough,
-            sampler=self.views[0].config.sampler,
-            keep_runs=self.views[0].config.keeps_runs,
+            sampler=first.config.sampler,
+            keep_runs=first.config.stores_runs,
         )
 
-    def _tuned_log_ratio(self, winners: Winners) -> Array:
-        """What the best of K runs says of the canary, [T].
+    def _tuned_log_ratio(self, winners: Winners) -> FloatArray:
+        """Log-likelihood ratio of the best of K runs, [T].
 
-        By an increasing score it is the largest of K draws, whose density is known. By any other
-        what the run itself says is taken, as if it were the only one.
+        With an increasing score, the best run is the largest of K draws, whose density is known.
+        With any other score, this is the ratio of the run itself, as if it were the only one.
         """
         view = self.views[0]
-        some = winners.chosen >= 0
-        found = np.zeros(len(some))
-        if self.mu is not None and Condition.MONOTONE_SCORE in view.facts.conditions:
-            x = winners.lambda_a[some] * self.mu
-            law = view.config.law
-            found[some] = log_density(x - self.mu, law) - log_density(x, law)
+        released = winners.chosen >= 0
+        found = np.zeros(len(released))
+        if self.mu is not None and Assumption.MONOTONE_SCORE in view.facts.assumptions:
+            x = winners.lambda_a[released] * self.mu
+            repetitions = view.config.runs_distribution
+            found[released] = log_density(x - self.mu, repetitions) - log_density(x, repetitions)
         else:
             scale = self.base.noise_multiplier**2 / self.base.steps
-            found[some] = (winners.lambda_c[some] - 0.5) / scale
+            found[released] = (winners.lambda_c[released] - 0.5) / scale
         return found
 
-    def run(self, lanes: Lanes) -> Sequence[LaneOutcomes]:
-        """Outcomes of a pack of lanes in every view."""
+    def run(self, batch: RunBatch) -> Sequence[RunOutcomes]:
+        """The outcomes of a batch of runs in every view."""
         if len(self.views) == 1:
-            return [self.engine.run(lanes)]
+            return [self.engine.run(batch)]
         assert isinstance(self.engine, SharingEngine)
-        return self.engine.run_shared(lanes, [view.threat_model for view in self.views])
+        return self.engine.run_shared(batch, [view.threat_model for view in self.views])
 
 
-@functools.lru_cache(maxsize=8)
-def set_up(config: AuditConfig, budget: int) -> SetUp:
-    """Fixes order and threshold, then builds threat models and engine for one budget.
+def set_up(config: AuditConfig, budget: int, device: str = "cpu") -> SetUp:
+    """Fixes the noise, the order and the thresholds of one budget, and builds the engine.
 
-    A process keeps the last few.
+    A process caches the most recent results.
 
     Args:
         config: the audit.
         budget: index of eps_B.
+        device: where the engine trains.
 
     Raises:
-        ValueError: settings that do not fit each other.
+        InvalidInput: settings that do not fit each other.
     """
-    base, protocol = config.base(budget), config.tuning
-    top: float | tuple[float, float] | None = None
-    threshold = None
-    if config.score == "worst-order":
-        mu = base.gaussian_mu
-        assert mu is not None
-        fixed = config.delta, max(config.trials // 2, 1), config.confidence
-        if isinstance(protocol, _UNTIL):
-            tails, threshold = upper_bounds.attack_tails(mu, protocol, *fixed)
-            top = tails.low, tails.high
-        else:
-            split, threshold = upper_bounds.attack_order(mu, config.law, *fixed)
-            top = split.top
+    return _set_up(config, budget, device)
+
+
+@functools.lru_cache(maxsize=8)
+def _set_up(config: AuditConfig, budget: int, device: str) -> SetUp:
+    base, protocol = config.base(budget), config.parsed_protocol
+    top, threshold = _worst_order(config, base)
     training = config.training(base.noise_multiplier)
-    views = tuple(
-        _view(view, protocol, top, len(training.candidates) == 1 and config.momentum == (0.0,))
-        for view in config.views
-    )
+    one_plain_candidate = len(training.candidates) == 1 and config.momentum == (0.0,)
+    views = tuple(_view(view, top, one_plain_candidate) for view in config.views)
+    name, reason = _choose_engine(config, views, training)
     threat_model = views[0].threat_model
-    name, reason = config.engine, "as asked"
-    if len(views) > 1:
-        together = f"{config.threat}, canary {config.canary}"
-        if name not in ("auto", "batched"):
-            raise ValueError(
-                f"engine must be batched for {together} on one set of runs, got {name!r}"
-            )
-        name, reason = "batched", f"one set of runs serves {together}: results are correlated"
-    elif name == "auto":
-        name, reason = choose_engine(threat_model, training)
-    engine = make_engine(name, threat_model, training, config.devices[0], config.precision)
-    enough = None
+    engine = make_engine(name, threat_model, training, device, config.precision)
+    accepted_above = None
     if isinstance(protocol, _UNTIL):
         key = (config.seed, _ACCEPTANCE, budget)
-        facts = views[0].facts
-        enough = good_enough(protocol, threat_model, facts, training, base, engine, key)
-    return SetUp(base, protocol, training, views, engine, reason, threshold, enough)
+        accepted_above = good_enough(
+            protocol, threat_model, views[0].facts, training, base, engine, key
+        )
+    return SetUp(base, protocol, training, views, engine, reason, threshold, accepted_above)
 
 
 _UNTIL = (UntilAccepted, RandomStopping)
+_Top = float | tuple[float, float] | None
 
 
-def _features(training: DpSgdSettings) -> Array:
-    """Every candidate's place [n, 3] on each axis of Omega, from 0 to 1."""
+def _worst_order(config: AuditConfig, base: accounting.DpSgd) -> tuple[_Top, float | None]:
+    """Where a worst-order score splits the statistic, and its threshold; None for other scores."""
+    if config.score != "worst-order":
+        return None, None
+    mu, protocol, evaluation = base.gaussian_mu, config.parsed_protocol, config.evaluation
+    assert mu is not None
+    expected = evaluation.delta, max(config.trials // 2, 1), evaluation.confidence
+    if isinstance(protocol, _UNTIL):
+        tails, threshold = upper_bounds.attack_tails(mu, protocol, *expected)
+        return (tails.low, tails.high), threshold
+    split, threshold = upper_bounds.attack_order(mu, config.runs_distribution, *expected)
+    return split.top, threshold
+
+
+def _choose_engine(
+    config: AuditConfig, views: Sequence[View], training: DpSgdSettings
+) -> tuple[str, str]:
+    """Name of the engine, and the reason for it.
+
+    Raises:
+        InvalidInput: another engine than `batched` was requested for shared runs.
+    """
+    if len(views) > 1:
+        together = f"{config.threat}, canary {config.canary}"
+        if config.engine not in ("auto", "batched"):
+            raise InvalidInput(
+                f"engine must be batched for {together} on one set of runs, got {config.engine!r}"
+            )
+        return "batched", f"one set of runs serves {together}: results are correlated"
+    if config.engine == "auto":
+        return choose_engine(views[0].threat_model, training)
+    return config.engine, "as requested"
+
+
+def _features(training: DpSgdSettings) -> FloatArray:
+    """Position [n, 3] of every candidate on each axis of Omega, from 0 to 1."""
     axes = []
     for axis in zip(*training.candidates, strict=True):
         values = sorted(set(axis))
@@ -192,12 +213,7 @@ def _features(training: DpSgdSettings) -> Array:
     return np.array(axes).T
 
 
-def _view(
-    config: AuditConfig,
-    protocol: Protocol,
-    top: float | tuple[float, float] | None,
-    one_plain_candidate: bool,
-) -> View:
+def _view(config: AuditConfig, top: _Top, one_plain_candidate: bool) -> View:
     threat_model = threat_models.build(
         config.threat,
         config.canary,
@@ -210,7 +226,7 @@ def _view(
         worst_order=top,
     )
     facts = facts_of_game(
-        protocol,
+        config.parsed_protocol,
         config.score,
         config.canary,
         empty_training_set=threat_model.training_set is None,

@@ -1,4 +1,4 @@
-"""Trial records on disk: written whole or not at all, checked when read, never mixed."""
+"""Trials on disk: files are written completely or not at all, and verified when they are read."""
 
 import contextlib
 import json
@@ -6,88 +6,138 @@ import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from audit import checks
+from audit.errors import DamagedShard, InvalidInput
 from audit.game.binding import audit_digest, seal
-from audit.game.play import Block, Trials
-from audit.game.settings import AuditConfig
+from audit.game.blocks import Block
+from audit.game.play import Trials
 
-_CONFIG, _SHARDS = "config.json", "shards"
+_CONFIG, _SHARDS, _LOCK = "config.json", "shards", ".lock"
 _BOUND_TO = "bound_to"
 _AUDIT, _SEAL = "audit", "seal"
 
 
-class DamagedShard(Exception):
-    """A shard that is not what its block must have left."""
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Locks a folder for one audit, until the context or the process ends.
+
+    Args:
+        folder: the audit's folder; created if it does not exist.
+
+    Raises:
+        InvalidInput: another process has locked the folder, or it cannot be written.
+    """
+    lock = FileLock(folder / _LOCK, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as held:
+        raise InvalidInput(
+            f"out must be a folder that no other process uses, got {str(folder)!r}, where another "
+            "audit is running: wait until it ends, or choose another folder"
+        ) from held
+    except OSError as error:
+        raise InvalidInput(
+            f"out must be a writable folder, got {str(folder)!r}: {error}"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary neighbour of `path` that takes its place when the block ends well.
+def written_completely(path: Path, *, new: bool = False) -> Iterator[Path]:
+    """A temporary file in the folder of `path`, which is renamed to `path` on success.
+
+    Args:
+        path: the file.
+        new: whether to keep a file that another process has written in the meantime.
 
     Raises:
-        ValueError: it cannot be written, for instance because the disk is full.
+        InvalidInput: the file cannot be written, for instance because the disk is full.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        if new:
+            _move_if_absent(temporary, path)
+        else:
+            os.replace(temporary, path)
     except OSError as error:
-        raise ValueError(
-            f"out must be a writable folder with room, got {str(path.parent)!r}: {error}"
+        raise InvalidInput(
+            f"out must be a writable folder with free space, got {str(path.parent)!r}: {error}"
         ) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file, whole or not at all; its folder is made where it is absent.
+def _move_if_absent(temporary: Path, path: Path) -> None:
+    """Renames a file to a path, unless the path exists."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return
+    except OSError:  # The file system has no hard links, so only the lock protects the path.
+        os.replace(temporary, path)
+
+
+def write_text(path: Path, text: str, *, new: bool = False) -> None:
+    """Writes a text file completely or not at all; creates its folder if needed.
+
+    Args:
+        path: the file.
+        text: its content.
+        new: whether to keep a file that another process has written in the meantime.
 
     Raises:
-        ValueError: it cannot be written.
+        InvalidInput: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(
+        raise InvalidInput(
             f"out must be a writable folder, got {str(path.parent)!r}: {error}"
         ) from error
-    with written_whole(path) as temporary:
+    with written_completely(path, new=new) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
-def begun(folder: Path) -> bool:
-    """Whether an audit was begun in a folder."""
+def is_started(folder: Path) -> bool:
+    """Whether an audit was started in a folder."""
     return (folder / _CONFIG).exists()
 
 
 def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of the audit that was begun in a folder, and what its trials are bound to.
+    """The settings of the audit in a folder, and the digests that its trials are bound to.
 
     Raises:
-        ValueError: config.json is not what an audit leaves.
+        InvalidInput: config.json was not written by an audit.
     """
     path = folder / _CONFIG
     try:
-        there = json.loads(checks.text_of(path))
+        stored = json.loads(checks.read_text(path))
     except (ValueError, RecursionError) as error:
-        raise ValueError(
+        raise InvalidInput(
             f"out holds a {_CONFIG} that is not json, got {str(folder)!r}: {error}"
         ) from error
-    if not isinstance(there, dict) or not isinstance(there.get(_BOUND_TO, {}), dict):
-        raise ValueError(
+    if not isinstance(stored, dict) or not isinstance(stored.get(_BOUND_TO, {}), dict):
+        raise InvalidInput(
             f"out holds a {_CONFIG} that is not an audit's, got {str(folder)!r} with "
-            f"{str(there)[:40]}"
+            f"{str(stored)[:40]}"
         )
-    bound_to = there.pop(_BOUND_TO, {})
-    return there, bound_to
+    bound_to = stored.pop(_BOUND_TO, {})
+    return stored, bound_to
 
 
 @dataclass(frozen=True)
@@ -96,57 +146,87 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        audit: the audit's digest, which every shard carries (`binding.audit_digest`).
-        views: names of the views that every block's runs serve (`AuditConfig.view_names`).
+        identity: the settings on which the trials depend (`AuditConfig.identity`).
+        bound_to: everything else on which they depend (`binding.binding`).
+        views: names of the views of the runs (`AuditConfig.view_names`).
     """
 
     path: Path
-    audit: str
+    identity: dict[str, Any]
+    bound_to: dict[str, Any]
     views: tuple[str, ...] = ("",)
 
-    @classmethod
-    def open(cls, config: AuditConfig, bound_to: dict[str, Any]) -> "RunFolder":
-        """Makes the folder, or opens the one that this very audit began.
+    @cached_property
+    def audit(self) -> str:
+        """The digest of the audit, which every shard stores."""
+        return audit_digest(self.identity, self.bound_to)
 
-        Args:
-            config: the audit.
-            bound_to: what its trials come from beside the settings (`binding.binding`).
+    def open(self) -> None:
+        """Creates the folder, or checks that it holds the same audit.
+
+        The caller must have locked the folder (`locked`).
 
         Raises:
-            ValueError: the folder cannot be written, or holds another audit.
+            InvalidInput: the folder cannot be written, or holds another audit.
         """
-        folder = cls(Path(config.out), audit_digest(config, bound_to), config.view_names)
         try:
-            (folder.path / _SHARDS).mkdir(parents=True, exist_ok=True)
-            if begun(folder.path):
-                _check_same(folder.path, config.identity, bound_to)
-                return folder
+            (self.path / _SHARDS).mkdir(parents=True, exist_ok=True)
+            if not is_started(self.path):
+                text = json.dumps(self.identity | {_BOUND_TO: self.bound_to}, indent=2)
+                write_text(self.path / _CONFIG, text + "\n", new=True)
+            self.check_same()
         except OSError as error:
-            raise ValueError(
-                f"out must be a writable folder, got {config.out!r}: {error}"
+            raise InvalidInput(
+                f"out must be a writable folder, got {str(self.path)!r}: {error}"
             ) from error
-        text = json.dumps(config.identity | {_BOUND_TO: bound_to}, indent=2)
-        write_text(folder.path / _CONFIG, text + "\n")
-        return folder
+
+    def check_same(self) -> None:
+        """Checks that the folder holds this audit.
+
+        Raises:
+            InvalidInput: it holds another audit; the message names the difference.
+            OSError: its config.json cannot be read.
+        """
+        stored, stored_binding = read_settings(self.path)
+        changed = [
+            f"{name} {stored.get(name)!r} there and {self.identity.get(name)!r} now"
+            for name in sorted(stored.keys() | self.identity.keys())
+            if stored.get(name) != self.identity.get(name)
+        ]
+        if changed:
+            raise InvalidInput(
+                f"out must be a new folder or hold this audit, got {str(self.path)!r} with other "
+                f"settings: {'; '.join(changed)}"
+            )
+        differences = _differences(stored_binding, json.loads(json.dumps(self.bound_to)))
+        if differences:
+            raise InvalidInput(
+                f"out must be a new folder or hold this audit, got {str(self.path)!r}, whose "
+                f"trials depend on another {', another '.join(differences)}"
+            )
+
+    def is_finished(self, blocks: Sequence[Block]) -> bool:
+        """Whether the shards of every block exist; their content is not checked."""
+        return all(path.exists() for block in blocks for path in self.shards(block))
 
     def shards(self, block: Block) -> list[Path]:
-        """Where a block's trials lie, one file for every view."""
+        """The files of a block's trials, one for every view."""
         names = [f"{block.name}-{view}" if view else block.name for view in self.views]
         return [self.path / _SHARDS / f"{name}.npz" for name in names]
 
-    def save(self, block: Block, games: Sequence[Trials]) -> None:
-        """Writes a block's trials, each file whole or not at all."""
-        for path, trials in zip(self.shards(block), games, strict=True):
+    def save(self, block: Block, views: Sequence[Trials]) -> None:
+        """Writes a block's trials, one file for every view."""
+        for path, trials in zip(self.shards(block), views, strict=True):
             arrays = {field.name: getattr(trials, field.name) for field in fields(Trials)}
             marks = {
                 _AUDIT: np.array(self.audit),
                 _SEAL: np.array(seal(self.audit, path.name, arrays=arrays)),
             }
-            with written_whole(path) as temporary, open(temporary, "wb") as file:
+            with written_completely(path) as temporary, open(temporary, "wb") as file:
                 np.savez(file, allow_pickle=False, **arrays, **marks)
 
     def load(self, block: Block) -> tuple[Trials, ...]:
-        """Reads a block's trials and checks that they are what the block left.
+        """Reads and verifies a block's trials.
 
         Raises:
             FileNotFoundError: the block was not played yet.
@@ -155,39 +235,17 @@ class RunFolder:
         return tuple(_read(path, self.audit) for path in self.shards(block))
 
 
-def finished(config: AuditConfig, blocks: Sequence[Block]) -> bool:
-    """Whether every block has left its shards in the audit's folder, whatever they hold."""
-    folder = RunFolder(Path(config.out), "", config.view_names)
-    return all(path.exists() for block in blocks for path in folder.shards(block))
-
-
-def _check_same(folder: Path, identity: dict[str, Any], bound_to: dict[str, Any]) -> None:
-    """Raises ValueError, with what differs, where a folder holds another audit."""
-    there, bound_there = read_settings(folder)
-    changed = [
-        f"{name} {there.get(name)!r} there and {identity.get(name)!r} now"
-        for name in sorted(there.keys() | identity.keys())
-        if there.get(name) != identity.get(name)
+def _differences(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
+    """The parts of a binding that differ, as text."""
+    changed = [name for name in current if stored.get(name) != current[name]]
+    plug_ins = stored.get("plug_ins")
+    named = [
+        f"plug-in {name}"
+        for name, digest in current["plug_ins"].items()
+        if isinstance(plug_ins, dict) and plug_ins.get(name) != digest
     ]
-    if changed:
-        raise ValueError(
-            f"out must be a new folder or hold this audit, got {str(folder)!r} with other "
-            f"settings: {'; '.join(changed)}"
-        )
-    now = json.loads(json.dumps(bound_to))
-    others = [name for name in now if bound_there.get(name) != now[name]]
-    if others:
-        plug_ins = bound_there.get("plug_ins")
-        named = [
-            f"plug-in {name}"
-            for name, digest in now["plug_ins"].items()
-            if isinstance(plug_ins, dict) and plug_ins.get(name) != digest
-        ]
-        parts = [_WORDS.get(name, name) for name in others if name != "plug_ins"]
-        raise ValueError(
-            f"out must be a new folder or hold this audit, got {str(folder)!r} whose trials come "
-            f"from another {', another '.join([*parts, *named] or ['plug-in'])}"
-        )
+    parts = [_WORDS.get(name, name) for name in changed if name != "plug_ins"]
+    return [*parts, *named] or ["plug-in"] * bool(changed)
 
 
 _WORDS = {
@@ -210,10 +268,10 @@ def _read(path: Path, audit: str) -> Trials:
             marks = {name: str(file[name]) for name in (_AUDIT, _SEAL)}
     except (FileNotFoundError, DamagedShard):
         raise
-    except Exception as error:  # what is read may be anything, and so may what its reader raises
+    except Exception as error:  # A damaged file can make the reader raise any exception.
         raise DamagedShard(f"{path}: {error}") from error
     if marks[_AUDIT] != audit:
         raise DamagedShard(f"{path}: it belongs to another audit")
     if marks[_SEAL] != seal(audit, path.name, arrays=arrays):
-        raise DamagedShard(f"{path}: its content is not what its block left")
+        raise DamagedShard(f"{path}: its content does not match its seal")
     return Trials(**arrays)

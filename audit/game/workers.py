@@ -1,59 +1,66 @@
-"""Blocks of trials handed out to processes, on one machine or a cluster."""
+"""Distributes blocks of trials to processes, on one machine or on a cluster."""
 
 import contextlib
-import fcntl
 import functools
-import multiprocessing
-import os
+import socket
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 import joblib
+from filelock import FileLock, Timeout
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from audit import console
-from audit.game.play import Block, Trials, play
-from audit.game.settings import AuditConfig
-from audit.game.store import DamagedShard, RunFolder
+from audit.errors import (
+    AuditError,
+    ClusterLost,
+    DamagedShard,
+    InvalidInput,
+    MissingExtra,
+    WorkerDied,
+)
+from audit.game.blocks import Block
+from audit.game.groups import Place
+from audit.game.play import Trials
+from audit.game.store import RunFolder
+from audit.processes import end_with_parent
 
-# How often a worker looks whether its parent still lives.
-_WATCH_SECONDS = 0.5
-# A block that kills its worker this often is not tried again.
+# Seconds to wait for a cluster: afterwards a missing scheduler is an error, and missing workers are
+# reported.
+_PATIENCE = 10.0
+# Number of deaths in a row, without a finished block, after which an audit gives up.
 _DEATHS_WITHOUT_PROGRESS = 3
 
+PlayBlock = Callable[[Block, str], tuple[Trials, ...]]
+"""Plays a block on a device; it can be pickled."""
 
-class WorkersDied(RuntimeError):
-    """Workers keep dying on the same blocks."""
 
-
-def check_devices(config: AuditConfig) -> None:
-    """Checks the devices of this machine's workers. CUDA is not started here, only in workers.
+def check_devices(place: Place) -> None:
+    """Checks that this machine has the devices. CUDA is started only in the workers.
 
     Raises:
-        ValueError: a device that is not there.
+        InvalidInput: a device does not exist.
     """
-    if config.backend != "loky" or set(config.devices) == {"cpu"}:
+    if place.backend != "loky" or set(place.devices) == {"cpu"}:
         return
-    import torch  # which takes seconds
+    import torch  # takes seconds
 
     count = torch.cuda.device_count()
-    there = ["cpu", *["cuda"][:count], *(f"cuda:{index}" for index in range(count))]
-    for device in config.devices:
-        if device not in there:
-            raise ValueError(
-                f"device must be one that is there: {', '.join(there)}, got {device!r}"
+    existing = ["cpu", *["cuda"][:count], *(f"cuda:{index}" for index in range(count))]
+    for device in place.devices:
+        if device not in existing:
+            raise InvalidInput(
+                f"device must be one of this machine's: {', '.join(existing)}, got {device!r}"
             )
 
 
 def finished_blocks(folder: RunFolder, blocks: Sequence[Block]) -> dict[Block, tuple[Trials, ...]]:
-    """The trials of the blocks that were played; a damaged shard is named and left out."""
+    """The trials of the blocks on disk. A damaged shard is reported and left out."""
     finished = {}
     for block in blocks:
         try:
@@ -61,30 +68,29 @@ def finished_blocks(folder: RunFolder, blocks: Sequence[Block]) -> dict[Block, t
         except FileNotFoundError:
             continue
         except DamagedShard as damage:
-            print(f"damaged shard, played again: {damage}", file=sys.stderr)
+            print(f"damaged shard, will be played again: {damage}", file=sys.stderr)
     return finished
 
 
 def play_all(
-    config: AuditConfig, folder: RunFolder, blocks: Sequence[Block]
+    place: Place, play_block: PlayBlock, folder: RunFolder, blocks: Sequence[Block]
 ) -> dict[Block, tuple[Trials, ...]]:
-    """Plays what is missing and leaves every block's trials in the folder.
+    """Plays the missing blocks and stores every block's trials in the folder.
 
-    A block is saved as soon as it is played: whatever stops the run, no finished block is lost. A
-    worker that dies is replaced and its block played again, and the run says so.
+    Each block is saved as soon as it is finished, so an interruption loses no finished block. If a
+    worker dies, it is replaced, its block is played again, and a message reports it.
 
     Args:
-        config: the audit; `jobs` processes of one thread each, one per device where several are
-            named, on this machine or through `backend`.
-        folder: where the trials go.
-        blocks: all blocks of the audit.
+        place: processes of one thread each, one per device if several are named.
+        play_block: plays a block on a device.
+        folder: where the trials are stored.
+        blocks: the blocks to play.
 
     Returns:
-        The trials of every block, in every view; a shard is read once, or not at all where its
-        block was played just now.
+        The trials of every block, in every view.
 
     Raises:
-        WorkersDied: workers keep dying on the same blocks.
+        WorkerDied: workers keep dying on the same blocks.
     """
     played = finished_blocks(folder, blocks)
     if len(played) == len(blocks):
@@ -95,104 +101,156 @@ def play_all(
         while missing := [block for block in blocks if block not in played]:
             before = len(played)
             try:
-                for block, games in _played(config, missing):
-                    folder.save(block, games)
-                    played[block] = games
+                for block, trials in _played(place, play_block, missing):
+                    folder.save(block, trials)
+                    played[block] = trials
                     update(block.trials)
             except (TerminatedWorkerError, BrokenProcessPool) as death:
                 deaths = deaths + 1 if len(played) == before else 0
                 if deaths == _DEATHS_WITHOUT_PROGRESS:
-                    raise WorkersDied(
+                    raise WorkerDied(
                         f"workers died {deaths} times without finishing a block: {death}"
                     ) from death
-                print(f"a worker died; its blocks are played again ({death})", file=sys.stderr)
+                print(f"a worker died; its blocks will be played again ({death})", file=sys.stderr)
     return played
 
 
 def _played(
-    config: AuditConfig, blocks: Sequence[Block]
+    place: Place, play_block: PlayBlock, blocks: Sequence[Block]
 ) -> Iterator[tuple[Block, tuple[Trials, ...]]]:
-    """The blocks as they get done, in any order."""
-    if config.workers == 1 and config.backend == "loky":
-        yield from (_play(config, block, None) for block in blocks)
+    """The blocks with their trials, in the order in which they finish."""
+    locks = str(place.out) if len(place.devices) > 1 else None
+    if place.workers == 1 and place.backend == "loky":
+        yield from (_play(play_block, place.devices, locks, block) for block in blocks)
         return
-    locks = config.out if len(config.devices) > 1 else None
-    calls = [joblib.delayed(_play)(config, block, locks) for block in blocks]
-    if config.backend == "loky":
+    calls = [joblib.delayed(_play)(play_block, place.devices, locks, block) for block in blocks]
+    if place.backend == "loky":
         # One thread per process: two OpenMP threads on a busy machine stall each other.
         with joblib.parallel_config(
-            "loky", n_jobs=config.workers, inner_max_num_threads=1, initializer=_end_with_parent
+            "loky", n_jobs=place.workers, inner_max_num_threads=1, initializer=end_with_parent
         ):
             yield from joblib.Parallel(return_as="generator_unordered", batch_size=1)(calls)
         if locks is not None:
-            # A worker keeps its device, and what it has there, for life.
+            # A worker holds its device until it ends.
             get_reusable_executor().shutdown()
         return
-    with _cluster(config), joblib.parallel_config(config.backend, n_jobs=-1):
-        # Not every backend can stream: a few blocks per worker at a time.
-        share = max(4 * config.workers, 16)
+    with _cluster(place), joblib.parallel_config(place.backend, n_jobs=-1):
+        # Some backends cannot return results one by one, so each call has a few blocks per worker.
+        share = max(4 * place.workers, 16)
         for start in range(0, len(calls), share):
             yield from joblib.Parallel()(calls[start : start + share])
 
 
 @contextlib.contextmanager
-def _cluster(config: AuditConfig) -> Iterator[None]:
-    """A connection to the Dask or Ray cluster, or a local one; each is an optional extra."""
-    if config.backend == "dask":
-        try:
-            from distributed import Client
-        except ImportError as error:
-            raise ValueError(
-                "backend dask needs the extra 'dask': pip install 'dp-tuning-audit[dask]'"
-            ) from error
-        local = {} if config.scheduler else {"n_workers": config.workers, "threads_per_worker": 1}
-        with Client(config.scheduler or None, set_as_default=True, **local):
+def _cluster(place: Place) -> Iterator[None]:
+    """A connection to the Dask or Ray cluster, or a local one; each is an optional extra.
+
+    Raises:
+        MissingExtra: the backend is not installed.
+        InvalidInput: no cluster answers at the scheduler's address.
+        ClusterLost: the cluster stopped working.
+    """
+    connect = _dask if place.backend == "dask" else _ray
+    try:
+        with connect(place):
+            yield
+    except (AuditError, ValueError, OSError, RuntimeError):
+        raise  # An error of a block, of the address or of the connection: it has a clear message.
+    except Exception as error:
+        if not (isinstance(error, CancelledError) or _is_of_cluster(error)):
+            raise
+        raise ClusterLost(
+            f"the {place.backend} cluster stopped working ({type(error).__name__}: {error}); "
+            "run the same command again to resume from the finished blocks"
+        ) from error
+
+
+def _is_of_cluster(error: Exception) -> bool:
+    """Whether an error comes from Dask or Ray, and not from a block."""
+    return any(kind.__module__.startswith(("distributed", "ray.")) for kind in type(error).__mro__)
+
+
+@contextlib.contextmanager
+def _dask(place: Place) -> Iterator[None]:
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise MissingExtra(
+            "backend dask needs the extra 'dask': pip install 'dp-tuning-audit[dask]'"
+        ) from error
+    if not place.scheduler:
+        with Client(n_workers=place.workers, threads_per_worker=1, set_as_default=True):
             yield
         return
+    try:
+        client = Client(place.scheduler, set_as_default=True, timeout=_PATIENCE)
+    except (OSError, ValueError) as error:
+        raise _no_answer(place, error) from error
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=_PATIENCE)
+        except TimeoutError:
+            console.note(
+                f"the dask scheduler {place.scheduler} has no workers after {_PATIENCE:g} s; "
+                "waiting for the first"
+            )
+            client.wait_for_workers(1)
+        yield
+
+
+@contextlib.contextmanager
+def _ray(place: Place) -> Iterator[None]:
     try:
         import ray
         from ray.util.joblib import register_ray
     except ImportError as error:
-        raise ValueError(
+        raise MissingExtra(
             "backend ray needs the extra 'ray': pip install 'dp-tuning-audit[ray]'"
         ) from error
-    local = {} if config.scheduler else {"num_cpus": config.workers, "include_dashboard": False}
-    with ray.init(address=config.scheduler or None, log_to_driver=False, **local):
+    local = {} if place.scheduler else {"num_cpus": place.workers, "include_dashboard": False}
+    _check_answers(place)  # Ray itself would try forever.
+    with ray.init(address=place.scheduler or None, log_to_driver=False, **local):
         register_ray()
         yield
 
 
-def _play(config: AuditConfig, block: Block, locks: str | None) -> tuple[Block, tuple[Trials, ...]]:
-    device = config.devices[0] if locks is None else _claim(config.devices, locks)[0]
-    return block, play(replace(config, devices=(device,), jobs=1), block)
+def _check_answers(place: Place) -> None:
+    """Checks that a scheduler answers at its address; names such as "auto" are not checked."""
+    host, colon, port = place.scheduler.rpartition("://")[2].rpartition(":")
+    if not colon:
+        return
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+            return
+        except (OSError, ValueError, OverflowError) as error:
+            if not isinstance(error, OSError) or time.monotonic() > deadline:
+                raise _no_answer(place, error) from error
+        time.sleep(min(0.5, _PATIENCE))
 
 
-def _end_with_parent() -> None:
-    """Ends this worker soon after its parent ended, however that was: a killed one closes nothing.
+def _no_answer(place: Place, error: Exception) -> InvalidInput:
+    return InvalidInput(
+        f"scheduler must be the address of a running {place.backend} cluster, got "
+        f"{place.scheduler!r}: {error}"
+    )
 
-    Clusters look after their own workers.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
 
-    def watch() -> None:
-        while os.getppid() == parent.pid:
-            time.sleep(_WATCH_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+def _play(
+    play_block: PlayBlock, devices: tuple[str, ...], locks: str | None, block: Block
+) -> tuple[Block, tuple[Trials, ...]]:
+    device = devices[0] if locks is None else _claimed_device(devices, locks)[0]
+    return block, play_block(block, device)
 
 
 @functools.cache
-def _claim(devices: tuple[str, ...], locks: str) -> tuple[str, IO[str]]:
-    """This process's own device: the first whose lock no other living worker holds."""
-    for place, device in enumerate(devices):
-        # The lock lasts while the file is open, and falls with the process.
-        lock = open(Path(locks) / f".device{place}.lock", "w")  # noqa: SIM115
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-        else:
+def _claimed_device(devices: tuple[str, ...], locks: str) -> tuple[str, FileLock]:
+    """This process's device: the first that no other worker has locked."""
+    for index, device in enumerate(devices):
+        # The lock is held until this object or the process ends.
+        lock = FileLock(Path(locks) / f".device{index}.lock", timeout=0)
+        with contextlib.suppress(Timeout):
+            lock.acquire()
             return device, lock
-    raise RuntimeError(f"more workers than devices: every one of {', '.join(devices)} is taken")
+    raise RuntimeError(f"there are more workers than devices: {', '.join(devices)} are all in use")

@@ -1,6 +1,5 @@
-"""What every estimator is: scores of a finished game in, a lower bound with its claim out."""
+"""Base classes of the estimators: scores of a finished audit in, a lower bound out."""
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -8,59 +7,48 @@ from typing import ClassVar
 from numpy.typing import ArrayLike
 
 from audit import checks
-from audit.claims import Claim, Condition, Facts, Kind, facts_of_tuning
-from audit.lower_bounds.looks import Looks, as_looks
-from audit.lower_bounds.result import LowerBound
-from audit.lower_bounds.rules import DEFAULT_RULE, Statistic, ThresholdRule, TradeOffStatistic
+from audit.claims import Assumption, Claim, Facts, Kind, facts_of_tuning
+from audit.lower_bounds.result import Finding, LowerBound
+from audit.lower_bounds.rules import DEFAULT_RULE, Statistic, ThresholdRule
 from audit.lower_bounds.scores import Scores
-from audit.protocols import RandomSearch
-from audit.repetitions import Fixed, Repetitions
+from audit.lower_bounds.sequential_plan import SequentialPlan, as_plan
+from audit.protocols import Protocol, RandomSearch
+from audit.repetitions import Fixed
 
 DIRECTIONS = ("higher", "lower", "both")
-# The recursions leave out tails of 1e-10 and add them to the error.
-_SMALLEST_ERROR = 1e-9
+# The recursions omit tails of 1e-10 and add them to the error.
+_MIN_ALPHA = 1e-9
+_NOT_TUNED = RandomSearch(Fixed(1))
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What an estimator finds in one direction: epsilon, and the threshold and counts behind it."""
-
-    epsilon: float
-    threshold: float | None
-    false_positives: int | None
-    false_negatives: int | None
-    trials_without: int
-    trials_with: int
-
-
-def facts_as_told(repetitions: Repetitions) -> Facts:
-    """The facts of a game of which only the law of K is told: the rest is taken as assumed."""
-    others = [condition for condition in Condition if condition is not Condition.NOT_TUNED]
-    return facts_of_tuning(RandomSearch(repetitions), *others)
+def default_facts(protocol: Protocol = _NOT_TUNED) -> Facts:
+    """The facts of an audit if only its protocol is known: every other condition is assumed."""
+    others = [condition for condition in Assumption if condition is not Assumption.NOT_TUNED]
+    return facts_of_tuning(protocol, *others)
 
 
 def check_confidence(confidence: float) -> None:
-    """Raises ValueError where a confidence is none, or closer to 1 than the arithmetic goes."""
+    """Raises ValueError if a confidence is not in (0, 1), or too close to 1 for the arithmetic."""
     checks.interval("confidence", confidence, 0.0, 1.0)
-    if 1.0 - confidence < _SMALLEST_ERROR:
+    if 1.0 - confidence < _MIN_ALPHA:
         raise ValueError(
-            f"confidence must be at most 1 - {_SMALLEST_ERROR:g}, beyond which it is beyond the "
-            f"arithmetic, got {confidence!r}"
+            f"confidence must be at most 1 - {_MIN_ALPHA:g}, the limit of the arithmetic, got "
+            f"{confidence!r}"
         )
 
 
 class Estimator(ABC):
-    """A way to a lower bound on epsilon. Frozen: equal estimators give equal bounds.
+    """A method that computes a lower bound on epsilon; equal estimators give equal bounds.
 
     Attributes:
-        name: in keys of bounds.
+        name: part of the key of a bound.
 
     Example:
         >>> import numpy as np
         >>> from audit.lower_bounds import Scan
         >>> scan: Estimator = Scan()
         >>> scores = np.linspace(0.0, 1.0, 200)
-        >>> round(scan(scores, scores + 2.0, 1e-5).epsilon, 2)
+        >>> round(scan(out_scores=scores, in_scores=scores + 2.0, delta=1e-5).epsilon, 2)
         4.45
     """
 
@@ -69,55 +57,55 @@ class Estimator(ABC):
     @property
     @abstractmethod
     def rule_name(self) -> str:
-        """How thresholds are dealt with, in one word."""
+        """How thresholds are chosen, in one word."""
 
     @property
     @abstractmethod
     def claim(self) -> Claim:
-        """What the bound needs to be true."""
+        """The assumptions of the bound."""
 
     @abstractmethod
     def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
-        """The bound with error alpha, if high scores speak for the record."""
+        """The lower limit of epsilon with error alpha, if high scores indicate the record."""
 
     @property
     def key(self) -> str:
-        """Name and rule as one word: the key of the bounds it gives."""
+        """Name and rule as one word: the key of this estimator's bounds."""
         return f"{self.name}:{self.rule_name}"
 
     @property
     def mirrored(self) -> "Estimator":
-        """The estimator for the game with all scores negated."""
+        """The estimator for negated scores."""
         return self
 
     def __call__(
         self,
-        scores_without: ArrayLike,
-        scores_with: ArrayLike,
+        out_scores: ArrayLike,
+        in_scores: ArrayLike,
         delta: float = 1e-5,
         confidence: float = 0.95,
         direction: str = "higher",
         known: Facts | None = None,
-        looks: Looks | int | None = None,
+        plan: SequentialPlan | int | None = None,
     ) -> LowerBound:
         """The lower bound that these scores prove.
 
         Args:
-            scores_without: scores [n0] of the trials without the record.
-            scores_with: scores [n1] of the trials with it.
+            out_scores: scores [n0] of the trials without the record.
+            in_scores: scores [n1] of the trials with the record.
             delta: in [0, 1).
             confidence: in (0, 1).
-            direction: "higher" if high scores speak for the record, "lower" if low ones do, "both"
-                to look both ways and pay for it.
-            known: what is true of the game; without it all that the claim needs is taken as true.
-            looks: which look this is of a game that is looked at more than once, or how many such
-                looks are planned.
+            direction: "higher" if high scores indicate the record, "lower" if low scores do,
+                "both" to test both directions with half of the error each.
+            known: what is known of the audit; without it all assumptions are taken as true.
+            plan: which analysis this is, if the audit is analysed more than once; an integer is
+                the number of planned analyses.
 
         Raises:
             ValueError: a parameter is out of its range, or a score is NaN.
         """
-        scores = Scores.of(scores_without, scores_with)
-        return self.bound(scores, delta, confidence, direction, known, looks)
+        scores = Scores.of(out_scores, in_scores)
+        return self.bound(scores, delta, confidence, direction, known, plan)
 
     def bound(
         self,
@@ -126,15 +114,14 @@ class Estimator(ABC):
         confidence: float,
         direction: str = "higher",
         known: Facts | None = None,
-        looks: Looks | int | None = None,
+        plan: SequentialPlan | int | None = None,
     ) -> LowerBound:
-        """As the call, from scores that are checked already: what is computed of them is kept."""
+        """The same for validated scores, whose sorted arrays several estimators then share."""
         checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
         check_confidence(confidence)
         direction = checks.one_of("direction", direction, DIRECTIONS)
-        # Looking both ways halves the error of each.
         ways = [way for way in ("higher", "lower") if direction in (way, "both")]
-        alpha = (1.0 - float(confidence)) * as_looks(looks).share / len(ways)
+        alpha = (1.0 - float(confidence)) * as_plan(plan).share / len(ways)
         found: list[tuple[Finding, str]] = []
         for way in ways:
             if way == "higher":
@@ -144,16 +131,15 @@ class Estimator(ABC):
                 if mirrored.threshold is not None:
                     mirrored = replace(mirrored, threshold=-mirrored.threshold)
                 found.append((mirrored, way))
-        best, way = max(found, key=lambda pair: pair[0].epsilon)
-        threshold = best.threshold
+        best, way = max(found, key=lambda pair: pair[0].limit)
         return LowerBound(
             name=self.name,
             rule=self.rule_name,
-            epsilon=best.epsilon,
+            epsilon=best.limit,
             confidence=float(confidence),
             claim=self.claim,
-            verdict=self.claim.judged(facts_as_told(Fixed(1)) if known is None else known),
-            threshold=None if threshold is None or math.isnan(threshold) else threshold,
+            verdict=self.claim.validity(default_facts() if known is None else known),
+            threshold=best.threshold,
             direction=way,
             false_positives=best.false_positives,
             false_negatives=best.false_negatives,
@@ -164,7 +150,7 @@ class Estimator(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdEstimator(Estimator, Statistic):
-    """A statistic of the counts at a threshold, and the rule that chooses the threshold.
+    """A statistic of the counts at a threshold, with the rule that chooses the threshold.
 
     Attributes:
         rule: how the threshold is chosen.
@@ -172,20 +158,14 @@ class ThresholdEstimator(Estimator, Statistic):
 
     rule: ThresholdRule = DEFAULT_RULE
 
-    def __post_init__(self) -> None:
-        if self.rule.trade_off_only and not isinstance(self, TradeOffStatistic):
-            raise ValueError(
-                f"rule must not go by limits of the error rates for {self.name}, got {self.rule!r}"
-            )
-
     @property
     @abstractmethod
     def statistic_claim(self) -> Claim:
-        """What the statistic needs to be true, whatever the rule."""
+        """The assumptions of the statistic under any rule."""
 
     @abstractmethod
     def epsilon_at(self, limit: float, delta: float) -> float:
-        """The epsilon of that value of the parameter, rounded down; at least 0."""
+        """The epsilon of a value of the statistic's parameter, rounded down; at least 0."""
 
     @property
     def rule_name(self) -> str:
@@ -205,11 +185,4 @@ class ThresholdEstimator(Estimator, Statistic):
 
     def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
         found = self.rule.choose(scores, self, delta, alpha)
-        return Finding(
-            self.epsilon_at(found.limit, delta),
-            found.threshold,
-            found.false_positives,
-            found.false_negatives,
-            found.trials_without,
-            found.trials_with,
-        )
+        return replace(found, limit=self.epsilon_at(found.limit, delta))

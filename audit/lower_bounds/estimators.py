@@ -1,209 +1,273 @@
-"""All estimators that suit a game, and the functions that ask them."""
+"""The functions that users call: the recommended lower bound, and tables of all of them."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from numpy.typing import ArrayLike
 
-from audit import checks
-from audit import repetitions as laws
+from audit import checks, protocols
+from audit import repetitions as distributions
 from audit.claims import Facts
-from audit.lower_bounds.counting import (
-    Bayesian,
-    ClopperPearson,
-    Conditional,
-    GaussianCurve,
-    LiftedCurve,
-)
-from audit.lower_bounds.estimator import DIRECTIONS, Estimator, facts_as_told
+from audit.lower_bounds.clopper_pearson import ClopperPearson
+from audit.lower_bounds.estimator import DIRECTIONS, Estimator, default_facts
 from audit.lower_bounds.families import WorstOrderCurve
-from audit.lower_bounds.looks import Looks
-from audit.lower_bounds.pooled import PooledClopperPearson, PooledGaussianCurve
+from audit.lower_bounds.gaussian_curves import GaussianCurve, LiftedCurve, PooledGaussianCurve
 from audit.lower_bounds.pooled_scan import PooledScan
 from audit.lower_bounds.rank_sum import RankSum
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import (
-    Band,
-    Bonferroni,
     FixedThreshold,
     MaximumOverGrid,
-    MultiSplit,
     Split,
     ThresholdFromTheory,
     ThresholdRule,
 )
 from audit.lower_bounds.scan import Scan
 from audit.lower_bounds.scores import Scores
+from audit.lower_bounds.sequential_plan import SequentialPlan
+from audit.protocols import Protocol, RandomSearch
 from audit.repetitions import Fixed, Repetitions
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+# The opposite direction must prove a positive epsilon with this error before swapped scores are
+# reported. Scores that reveal nothing then cause a false report in one of 1,000 audits.
+_SWAPPED_ALPHA = 1e-3
+_SPLIT_TOP_NEEDS = "split_top requires a random search, threshold and direction='higher'"
+
+
+def _keyword_only(function: Callable[P, R]) -> Callable[P, R]:
+    """Replaces Python's message about positional arguments by one that names the arguments."""
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if args:
+            raise TypeError(
+                f"{function.__name__} takes keyword arguments only, got {len(args)} positional "
+                "ones: pass out_scores=... (trials without the record) and in_scores=... (trials "
+                "with the record)"
+            )
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _warn_if_swapped(
+    scores: Scores,
+    found: LowerBound,
+    delta: float,
+    direction: str,
+    plan: SequentialPlan | int | None,
+) -> None:
+    """Warns if this direction proves nothing, but the opposite direction does."""
+    if found.epsilon > 0.0 or direction == "both":
+        return
+    opposite = "lower" if direction == "higher" else "higher"
+    mirrored = Scan().bound(scores, delta, 1.0 - _SWAPPED_ALPHA, opposite, plan=plan)
+    if mirrored.epsilon > 0.0:
+        warnings.warn(
+            f"the bound is 0, but scores in the opposite direction prove epsilon >= "
+            f"{mirrored.epsilon:.2g}: check that out_scores are the trials without the record and "
+            f"in_scores those with it, and that direction={direction!r} is right",
+            stacklevel=4,
+        )
+
+
+@_keyword_only
 def lower_bound(
-    scores_without: ArrayLike,
-    scores_with: ArrayLike,
+    *,
+    out_scores: ArrayLike,
+    in_scores: ArrayLike,
     delta: float = 1e-5,
     confidence: float = 0.95,
     direction: str = "higher",
-    looks: Looks | int | None = None,
+    plan: SequentialPlan | int | None = None,
 ) -> LowerBound:
-    """The recommended lower bound on epsilon: it assumes nothing but independent trials.
+    """The recommended lower bound on epsilon, which assumes only that the trials are independent.
 
     Args:
-        scores_without: scores [n0] of the trials without the record.
-        scores_with: scores [n1] of the trials with it.
+        out_scores: scores [n0] of the trials without the record.
+        in_scores: scores [n1] of the trials with the record.
         delta: in [0, 1).
         confidence: in (0, 1).
-        direction: "higher" if high scores speak for the record, "lower" if low ones do, "both" to
-            look both ways and pay for it. Each is valid whichever is true.
-        looks: for a game that stops when it has proved enough: how many looks at it are planned, or
-            `Looks(number=j)` for the j-th without a plan. Whenever it stops, the bound holds.
+        direction: "higher" if high scores indicate the record, "lower" if low scores do, "both" to
+            test both directions with half of the error each. The bound is valid for any choice
+            that was made before looking at the scores.
+        plan: for an audit that stops when it has proved enough: the number of planned analyses, or
+            `SequentialPlan(number=j)` for the j-th analysis without a plan. The bound holds
+            whichever analysis the audit stops at.
 
     Returns:
-        A bound that exceeds the true epsilon with probability at most 1 - confidence. It is a
-        function of the scores alone: no seed, no order of the trials.
+        A bound that exceeds the true epsilon with probability at most 1 - confidence. It depends
+        on the scores alone, not on a seed or on the order of the trials.
 
     Raises:
+        TypeError: the scores were passed by position.
         ValueError: a parameter is out of its range, or a score is NaN.
+
+    Warns:
+        UserWarning: the bound is 0, but the scores prove a positive epsilon in the opposite
+            direction, as they do if `out_scores` and `in_scores` are swapped.
 
     Example:
         >>> scores = list(range(100))
-        >>> round(lower_bound(scores, [s + 90 for s in scores]).epsilon, 2)
+        >>> found = lower_bound(out_scores=scores, in_scores=[s + 90 for s in scores])
+        >>> round(found.epsilon, 2)
         3.14
     """
-    return Scan()(scores_without, scores_with, delta, confidence, direction, looks=looks)
+    scores = Scores.of(out_scores, in_scores)
+    found = Scan().bound(scores, delta, confidence, direction, plan=plan)
+    _warn_if_swapped(scores, found, delta, direction, plan)
+    return found
+
+
+@_keyword_only
+def all_lower_bounds(
+    *,
+    out_scores: ArrayLike,
+    in_scores: ArrayLike,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    protocol: Protocol | Repetitions | str | None = None,
+    mu: float | None = None,
+    threshold: float | None = None,
+    direction: str = "higher",
+    split_top: float | None = None,
+    known: Facts | None = None,
+    plan: SequentialPlan | int | None = None,
+) -> list[LowerBound]:
+    """Every lower bound that applies to these scores; the recommended bound is the first.
+
+    Args:
+        out_scores: scores [n0] of the trials without the record.
+        in_scores: scores [n1] of the trials with the record.
+        delta: in [0, 1).
+        confidence: in (0, 1).
+        protocol: the protocol behind the scores; a distribution of K means random search. Without
+            it the scores are those of single runs, and the lifted curve is omitted.
+        mu: expected distance of the means in standard deviations. The scores must then be
+            standardised (N(b mu, 1) in a single run), and theory fixes the thresholds.
+        threshold: a threshold fixed in advance, instead of the one from theory.
+        direction: as in `lower_bound`.
+        split_top: where the order of the outputs splits, for the worst-order score. It adds
+            "worst-order-curve" and requires standardised scores, a random search and `threshold`.
+        known: what is known of the audit. Without it, all assumptions are taken as true, except
+            that the output was not tuned, which follows from `protocol`.
+        plan: as in `lower_bound`.
+
+    Returns:
+        Lower bounds, each with its assumptions and its status. Names may repeat, but each `key` is
+        unique.
+
+    Raises:
+        TypeError: the scores were passed by position.
+        ValueError: a parameter is out of its range, or a score is NaN.
+
+    Warns:
+        UserWarning: as in `lower_bound`.
+
+    Example:
+        >>> import numpy as np
+        >>> scores = np.linspace(0.0, 1.0, 200)
+        >>> rows = all_lower_bounds(out_scores=scores, in_scores=scores + 2.0, delta=1e-5)
+        >>> [row.key for row in rows if row.valid][:2]
+        ['scan:scan', 'clopper-pearson:split']
+    """
+    facts = known
+    if facts is None:
+        facts = (
+            default_facts()
+            if protocol is None
+            else default_facts(protocols.parse_protocol(protocol))
+        )
+    direction = checks.one_of("direction", direction, DIRECTIONS)
+    if split_top is not None and direction != "higher":
+        raise ValueError(f"{_SPLIT_TOP_NEEDS}, got direction={direction!r}")
+    scores = Scores.of(out_scores, in_scores)
+    found = [
+        estimator.bound(scores, delta, confidence, direction, facts, plan)
+        for estimator in all_estimators(protocol, mu, threshold, split_top)
+    ]
+    _warn_if_swapped(scores, found[0], delta, direction, plan)
+    return found
 
 
 def all_estimators(
-    repetitions: Repetitions | str | None = None,
+    protocol: Protocol | Repetitions | str | None = None,
     mu: float | None = None,
     threshold: float | None = None,
     split_top: float | None = None,
 ) -> list[Estimator]:
-    """Every estimator that suits a game; the recommended one comes first.
+    """Every estimator that applies to the scores of an audit; the recommended one is the first.
 
     Args:
-        repetitions: law of K behind the scores, also as text; None where nothing is tuned.
-        mu: expected distance of standardised scores, N(b mu, 1) in one run.
-        threshold: a threshold fixed in advance.
-        split_top: where the order of the outputs splits, for the worst-order score.
+        protocol: as in `all_lower_bounds`.
+        mu: as in `all_lower_bounds`.
+        threshold: as in `all_lower_bounds`.
+        split_top: as in `all_lower_bounds`.
 
     Raises:
-        ValueError: a parameter is out of its range, or `split_top` comes alone.
+        ValueError: a parameter is out of its range, or `split_top` lacks what it requires.
 
     Example:
-        >>> [one.name for one in all_estimators()][:2]
+        >>> [estimator.name for estimator in all_estimators()][:2]
         ['scan', 'clopper-pearson']
     """
-    law = Fixed(1) if repetitions is None else laws.parse(repetitions)
+    parsed = None if protocol is None else protocols.parse_protocol(protocol)
+    repetitions = parsed.repetitions if isinstance(parsed, RandomSearch) else Fixed(1)
     in_advance: list[ThresholdRule] = []
-    from_theory = None if mu is None else ThresholdFromTheory(mu, law)
+    from_theory = None if mu is None else ThresholdFromTheory(mu, repetitions)
     if threshold is not None:
         in_advance = [FixedThreshold(threshold)]
     elif from_theory is not None:
         in_advance = [from_theory]
-    # All but the one that is not paid for; the median and the two joint ones take longer.
-    few: list[ThresholdRule] = [*in_advance, Split()]
-    many = [*few, MultiSplit(), Bonferroni(), Band(), MaximumOverGrid()]
+    rules: list[ThresholdRule] = [*in_advance, Split(), MaximumOverGrid()]
     found: list[Estimator] = [
         Scan(),
-        *(ClopperPearson(rule=rule) for rule in many),
-        *(Conditional(rule=rule) for rule in few),
-        *(Bayesian(rule=rule) for rule in few),
-        *(GaussianCurve(rule=rule) for rule in [*few, MaximumOverGrid()]),
+        *(ClopperPearson(rule=rule) for rule in rules),
+        *(GaussianCurve(rule=rule) for rule in rules),
     ]
     if split_top is not None:
-        # The reduced game's curve does not hold for this score: this one takes its place.
-        if repetitions is None or threshold is None:
-            raise ValueError("split_top must come with repetitions, threshold and direction higher")
-        found.append(WorstOrderCurve(law, split_top, rule=FixedThreshold(threshold)))
-    elif law != Fixed(1):
-        found += [LiftedCurve(law, rule=rule) for rule in [*many, RankSum()]]
+        # The lifted curve is not valid for the worst-order score. This curve replaces it.
+        if not isinstance(parsed, RandomSearch) or threshold is None:
+            raise ValueError(f"{_SPLIT_TOP_NEEDS}, got {protocol!r} and threshold={threshold!r}")
+        found.append(WorstOrderCurve(repetitions, split_top, rule=FixedThreshold(threshold)))
+    elif repetitions != Fixed(1):
+        found += [LiftedCurve(repetitions, rule=rule) for rule in [*rules, RankSum()]]
     else:
         found.append(GaussianCurve(rule=RankSum()))
     return found
 
 
-def all_bounds(
-    scores_without: ArrayLike,
-    scores_with: ArrayLike,
-    delta: float = 1e-5,
-    confidence: float = 0.95,
-    repetitions: Repetitions | str | None = None,
-    mu: float | None = None,
-    threshold: float | None = None,
-    direction: str = "higher",
-    split_top: float | None = None,
-    known: Facts | None = None,
-    looks: Looks | int | None = None,
-) -> list[LowerBound]:
-    """Every lower bound that can be had from these scores; the recommended one comes first.
-
-    Args:
-        scores_without: scores [n0] of the trials without the record.
-        scores_with: scores [n1] of the trials with it.
-        delta: in [0, 1).
-        confidence: in (0, 1).
-        repetitions: law of K behind the scores, also as text. Without it they are taken as not
-            tuned, and the lifted curve is left out.
-        mu: expected distance of the means in standard deviations. With it the scores must be
-            standardised (N(b mu, 1) in one run), and thresholds are fixed from theory.
-        threshold: a threshold fixed in advance, instead of the one from theory.
-        direction: as in `lower_bound`.
-        split_top: where the order of the outputs splits, for the worst-order score; it adds
-            "worst-order-curve", and needs standardised scores, `repetitions` and `threshold`.
-        known: what is true of the game. Without it all that an estimator assumes is taken as true,
-            but that the output was not tuned, which `repetitions` tells.
-        looks: as in `lower_bound`.
-
-    Returns:
-        Lower bounds, each with its claim and what it is worth here; names may repeat, `key` does
-        not.
-
-    Raises:
-        ValueError: a parameter is out of its range, or a score is NaN.
-
-    Example:
-        >>> import numpy as np
-        >>> scores = np.linspace(0.0, 1.0, 200)
-        >>> rows = all_bounds(scores, scores + 2.0, delta=1e-5)
-        >>> [row.key for row in rows if row.valid][:2]
-        ['scan:scan', 'clopper-pearson:split']
-    """
-    law = Fixed(1) if repetitions is None else laws.parse(repetitions)
-    facts = facts_as_told(law) if known is None else known
-    direction = checks.one_of("direction", direction, DIRECTIONS)
-    if split_top is not None and direction != "higher":
-        raise ValueError("split_top must come with repetitions, threshold and direction higher")
-    scores = Scores.of(scores_without, scores_with)
-    return [
-        estimator.bound(scores, delta, confidence, direction, facts, looks)
-        for estimator in all_estimators(repetitions, mu, threshold, split_top)
-    ]
-
-
 def pooled_bounds(
-    runs_without: ArrayLike,
-    runs_with: ArrayLike,
-    repetitions: Repetitions | str,
+    out_scores: ArrayLike,
+    in_scores: ArrayLike,
+    protocol: RandomSearch | Repetitions | str,
     delta: float = 1e-5,
     confidence: float = 0.95,
     threshold: float | None = None,
     known: Facts | None = None,
-    looks: Looks | int | None = None,
+    plan: SequentialPlan | int | None = None,
 ) -> list[LowerBound]:
-    """Lower bounds on the epsilon of the tuning from the scores of single runs, winners or not.
+    """Lower bounds on the epsilon of a random search from the scores of all its runs.
 
-    The score, the larger the better, has to be what is released, or to decide it; otherwise see
-    `selected_bound`.
+    The protocol must release the score itself, or a function of the score.
 
     Args:
-        runs_without: scores [r0] of runs of the base mechanism without the record.
-        runs_with: scores [r1] of runs with it.
-        repetitions: law of K, also as text.
+        out_scores: scores [r0] of single runs without the record; the largest wins.
+        in_scores: scores [r1] of single runs with the record.
+        protocol: the random search, or its distribution of K.
         delta: in [0, 1).
         confidence: in (0, 1).
         threshold: a threshold fixed in advance, if there is one.
-        known: as in `all_bounds`.
-        looks: as in `lower_bound`.
+        known: as in `all_lower_bounds`.
+        plan: as in `lower_bound`.
 
     Returns:
-        Lower bounds by "pooled" (nothing assumed of the base) and "pooled-gaussian-curve".
+        Lower bounds by "pooled" (no assumption on the base) and "pooled-gaussian-curve".
 
     Raises:
         ValueError: a parameter is out of its range, or a score is NaN.
@@ -215,17 +279,18 @@ def pooled_bounds(
         >>> rows[0].name
         'pooled'
     """
-    law = laws.parse(repetitions)
-    facts = facts_as_told(law) if known is None else known
-    rules: list[ThresholdRule] = [Split(), Bonferroni(), Band()]
+    if isinstance(protocol, RandomSearch):
+        protocol = protocol.repetitions
+    repetitions = distributions.parse_repetitions(protocol)
+    facts = default_facts(RandomSearch(repetitions)) if known is None else known
+    rules: list[ThresholdRule] = [Split()]
     if threshold is not None:
         rules.append(FixedThreshold(threshold))
-    scores = Scores.of(runs_without, runs_with)
+    scores = Scores.of(out_scores, in_scores)
     return [
-        estimator.bound(scores, delta, confidence, known=facts, looks=looks)
+        estimator.bound(scores, delta, confidence, known=facts, plan=plan)
         for estimator in [
-            PooledScan(law),
-            *(PooledClopperPearson(law, rule=rule) for rule in rules),
-            *(PooledGaussianCurve(law, rule=rule) for rule in [*rules, RankSum()]),
+            PooledScan(repetitions),
+            *(PooledGaussianCurve(repetitions, rule=rule) for rule in [*rules, RankSum()]),
         ]
     ]

@@ -1,12 +1,12 @@
-"""Families of mechanisms with one unknown parameter: the largest value that the counts refute.
+"""Estimators for families of mechanisms with one unknown parameter.
 
-A family is anything that has a privacy profile for every value of its parameter: DP-SGD with
-Poisson sampling by its privacy-loss distribution (`lambda s: DpSgd(1 / s, steps, rate).delta`), or
-a tuning with any score by the region bound (`lambda mu: RegionCurve(GaussianMechanism(mu).pairs[0],
-K).delta`). A value is refuted if the upper limits of both error rates lie where its profile does
-not allow them: 1 - FN - e^eps FP > delta(eps) for some epsilon, or the same with FP and FN
-exchanged. Where the profile is only an upper bound on the truth, refuting it takes more evidence,
-never less.
+A family gives a privacy profile for each value of its parameter, for instance DP-SGD with Poisson
+sampling (`lambda s: DpSgd(1 / s, steps, rate).delta`), or a tuning with any score by the region
+bound (`lambda mu: RegionCurve(GaussianMechanism(mu).pairs[0], K).delta`). The estimators report the
+largest value of the parameter that the counts refute. The counts refute a value if the upper limits
+of both error rates violate its profile: 1 - FN - e^eps FP > delta(eps) for some epsilon, or the
+same with FP and FN exchanged. If the profile is only an upper bound on the true one, refuting it
+needs more evidence, never less.
 """
 
 import math
@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit import repetitions as laws
-from audit.claims import Claim, Condition, Kind
-from audit.lower_bounds.counting import ClopperPearson
-from audit.lower_bounds.estimator import ThresholdEstimator, check_confidence, facts_as_told
-from audit.lower_bounds.rates import Limit, upper_limit
+from audit import repetitions as distributions
+from audit.claims import Assumption, Claim, Kind
+from audit.lower_bounds.clopper_pearson import ClopperPearson
+from audit.lower_bounds.estimator import ThresholdEstimator, check_confidence, default_facts
+from audit.lower_bounds.rates import upper_limit
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import (
     ErrorCounts,
@@ -33,33 +33,43 @@ from audit.lower_bounds.rules import (
     TradeOffStatistic,
 )
 from audit.lower_bounds.scores import Scores
-from audit.numerics import last_kept
+from audit.numerics import safe_root
 from audit.orders import SplitOrder
 from audit.protocols import RandomSearch, RandomStopping, UntilAccepted
-from audit.repetitions import Fixed, Repetitions
+from audit.repetitions import Repetitions
 
 Array = NDArray[np.float64]
 Profile = Callable[[float], float | Array]
 
-_EPSILONS = 24
+# Values of epsilon at which a profile is compared with the limits. More values refute more.
+_PROFILE_POINTS = 24
+_STRENGTH_TOLERANCE = 1e-3
+_MU_TOLERANCE = 1e-9
+_MAX_MU = 40.0
+# Stands for mu = 0, at which `AcceptedTails` is not defined.
+_MIN_MU = 1e-9
 
 
 def refutes(profile: Profile, fp_upper: float, fn_upper: float) -> bool:
-    """Whether limits of both error rates refute a profile, epsilon -> delta, of both directions."""
-    for few, other in ((fp_upper, fn_upper), (fn_upper, fp_upper)):
-        room = 1.0 - other
-        if room <= few:
+    """Whether limits of both error rates refute a profile, a map from epsilon to delta.
+
+    The profile must hold in both directions.
+    """
+    for rate, other_rate in ((fp_upper, fn_upper), (fn_upper, fp_upper)):
+        power = 1.0 - other_rate
+        if power <= rate:
             continue
-        # Beyond log(room/few) nothing is left to refute; the evidence is below it.
-        for epsilon in np.linspace(0.0, math.log(room / few), _EPSILONS, endpoint=False)[::-1]:
-            if room - math.exp(epsilon) * few > float(profile(float(epsilon))):
+        # Above log(power / rate) the left side of the inequality is negative.
+        largest = math.log(power / rate)
+        for epsilon in np.linspace(0.0, largest, _PROFILE_POINTS, endpoint=False)[::-1]:
+            if power - math.exp(epsilon) * rate > float(profile(float(epsilon))):
                 return True
     return False
 
 
 def family_bound(
-    scores_without: ArrayLike,
-    scores_with: ArrayLike,
+    out_scores: ArrayLike,
+    in_scores: ArrayLike,
     family: Callable[[float], Profile],
     epsilon: Callable[[float], float],
     strengths: tuple[float, float],
@@ -70,24 +80,24 @@ def family_bound(
     name: str = "family-curve",
     source: str = "Nasr et al. 2023, for any family with a profile",
 ) -> LowerBound:
-    """Lower bound on epsilon for a protocol of a known family and unknown parameter.
+    """Lower bound on epsilon for a protocol of a known family with an unknown parameter.
 
     Args:
-        scores_without: scores [n0] of the trials without the record.
-        scores_with: scores [n1] of the trials with it.
-        family: the privacy profile (epsilon to an upper bound on delta) for every value of the
-            parameter, growing with it.
-        epsilon: what to report for a value of the parameter, at `delta`; rounded down.
-        strengths: the smallest and largest value to consider.
-        assumes: what has to be true for the family to contain the protocol.
-        delta: in (0, 1), for the search of a threshold.
+        out_scores: scores [n0] of the trials without the record.
+        in_scores: scores [n1] of the trials with the record.
+        family: maps the parameter to a privacy profile, which maps epsilon to an upper bound on
+            delta; profiles must increase with the parameter.
+        epsilon: maps the parameter to the epsilon to report, at `delta` and rounded down.
+        strengths: the smallest and the largest value of the parameter to consider.
+        assumes: why the family contains the protocol, for the assumptions of the result.
+        delta: in (0, 1); it guides the choice of the threshold.
         confidence: in (0, 1).
-        threshold: fixed in advance; without it the even trials choose one for the odd.
-        name: of the estimator, in the result.
-        source: of the family.
+        threshold: fixed in advance; without it the even trials choose one for the odd trials.
+        name: name of the estimator in the result.
+        source: source of the family.
 
     Returns:
-        The epsilon of the largest value refuted; 0 if not even the smallest is.
+        The epsilon of the largest value refuted; 0 if not even the smallest is refuted.
 
     Raises:
         ValueError: a parameter is out of its range, or a score is NaN.
@@ -98,16 +108,18 @@ def family_bound(
         >>> noise = np.random.default_rng(0).normal(size=(2, 500))
         >>> profiles = lambda mu: GaussianMechanism(mu).delta
         >>> epsilons = lambda mu: GaussianMechanism(mu).epsilon(1e-5)
-        >>> without, added = noise[0], noise[1] + 2.0
-        >>> found = family_bound(without, added, profiles, epsilons, (0.1, 5.0), "Gaussian")
-        >>> round(found.epsilon, 1)  # of 10.1
+        >>> out_scores, in_scores = noise[0], noise[1] + 2.0
+        >>> found = family_bound(
+        ...     out_scores, in_scores, profiles, epsilons, (0.1, 5.0), "Gaussian"
+        ... )
+        >>> round(found.epsilon, 1)  # true value 10.1
         6.1
     """
     checks.interval("delta", delta, 0.0, 1.0)
     check_confidence(confidence)
     low, high = strengths
     checks.interval("strengths", low, 0.0, high)
-    scores, alpha = Scores.of(scores_without, scores_with), 1.0 - confidence
+    scores, alpha = Scores.of(out_scores, in_scores), 1.0 - confidence
     rule: ThresholdRule = Split() if threshold is None else FixedThreshold(threshold)
     found = rule.choose(scores, ClopperPearson(), delta, alpha)
     assert found.false_positives is not None
@@ -116,18 +128,20 @@ def family_bound(
     fn = float(upper_limit(found.false_negatives, found.trials_with, alpha / 2.0))
     value = 0.0
     if refutes(family(low), fp, fn):
-        while high / low > 1.0 + 1e-3:
+        while high / low > 1.0 + _STRENGTH_TOLERANCE:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if refutes(family(middle), fp, fn) else (low, middle)
         value = max(epsilon(low), 0.0)
-    claim = Claim(Kind.BOUND, source, needs=(Condition.INDEPENDENT_TRIALS,), about=(assumes,))
+    claim = Claim(
+        Kind.BOUND, source, assumptions=(Assumption.INDEPENDENT_TRIALS,), about=(assumes,)
+    )
     return LowerBound(
         name=name,
         rule=rule.name,
         epsilon=value,
         confidence=confidence,
         claim=claim,
-        verdict=claim.judged(facts_as_told(Fixed(1))),
+        verdict=claim.validity(default_facts()),
         threshold=found.threshold,
         false_positives=found.false_positives,
         false_negatives=found.false_negatives,
@@ -138,14 +152,14 @@ def family_bound(
 
 @dataclass(frozen=True, kw_only=True)
 class _CurveOfMu(ThresholdEstimator, TradeOffStatistic):
-    """An output whose law is known but for mu, at a threshold fixed in advance.
+    """An output whose distribution is known except for mu, at a threshold fixed in advance.
 
-    What it does without the record is then known, and the false negatives alone bound mu: their
-    rate falls as mu grows. Scores are the released x, in standard deviations: N(b mu, 1) in one
-    run.
+    The rate of false positives is then known, and the false negatives alone bound mu, because
+    their rate decreases in mu. Scores are the released x in standard deviations: N(b mu, 1) in a
+    single run.
 
     Attributes:
-        rule: the threshold.
+        rule: the fixed threshold.
     """
 
     rule: FixedThreshold
@@ -155,52 +169,50 @@ class _CurveOfMu(ThresholdEstimator, TradeOffStatistic):
         """P[output <= threshold] with the record."""
 
     @abstractmethod
-    def attained(self, mu: float, delta: float) -> float:
+    def exact_epsilon(self, mu: float, delta: float) -> float:
         """The epsilon of the output at mu > 0, rounded down."""
 
-    def lower_limit(
-        self, counts: ErrorCounts, delta: float, alpha: float, limit: Limit = upper_limit
-    ) -> Array:
+    def lower_limit(self, counts: ErrorCounts, delta: float, alpha: float) -> Array:
         return self.from_limits(
             np.ones(len(counts.false_negatives)),
-            limit(counts.false_negatives, counts.trials_with, alpha),
+            upper_limit(counts.false_negatives, counts.trials_with, alpha),
             delta,
         )
 
     def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
-        return np.array([self._refuted(float(fn)) for fn in np.asarray(fn_upper)])
+        return np.array([self._largest_refuted(float(fn)) for fn in np.asarray(fn_upper)])
 
-    def _refuted(self, fn_upper: float) -> float:
-        """The largest mu whose rate below the threshold is above the limit."""
+    def _largest_refuted(self, fn_upper: float) -> float:
+        """The largest mu whose rate below the threshold exceeds the limit."""
         if self.rate_below(0.0) <= fn_upper:
             return 0.0
-        return last_kept(lambda mu: fn_upper - self.rate_below(mu), 0.0, 40.0, 1e-9)
+        return safe_root(lambda mu: fn_upper - self.rate_below(mu), 0.0, _MAX_MU, _MU_TOLERANCE)
 
     def epsilon_at(self, limit: float, delta: float) -> float:
-        return 0.0 if limit <= 0.0 or delta <= 0.0 else self.attained(limit, delta)
+        return 0.0 if limit <= 0.0 or delta <= 0.0 else self.exact_epsilon(limit, delta)
 
     def expected(self, mu: float, trials: int, alpha: float) -> float:
-        """The bound on mu if with the record the output comes as often as expected."""
+        """The bound on mu at the expected number of false negatives."""
         count = np.array([round(trials * self.rate_below(mu))])
-        return self._refuted(float(upper_limit(count, trials, alpha)[0]))
+        return self._largest_refuted(float(upper_limit(count, trials, alpha)[0]))
 
 
 @dataclass(frozen=True)
 class WorstOrderCurve(_CurveOfMu):
-    """The tuned output under a split order; the parameter is mu.
+    """The output of a tuning under a split order; the parameter is mu.
 
-    The order prefers x > top, the larger the better, and below it the smaller x. The output falls
-    below t < top if no run is above top and one is below t.
+    The order prefers x > top, the larger the better, and below top the smaller x. The output is
+    below t < top if no run is above top and at least one run is below t.
 
     Attributes:
-        repetitions: law of K, also as text.
+        repetitions: distribution of K; text is parsed.
         top: where the order splits, in standard deviations.
         rule: the threshold t.
 
     Example:
         >>> from audit.lower_bounds import FixedThreshold
-        >>> from audit.repetitions import parse
-        >>> WorstOrderCurve(parse("tnb:0,0.1"), 2.0, rule=FixedThreshold(1.0)).name
+        >>> from audit.repetitions import parse_repetitions
+        >>> WorstOrderCurve(parse_repetitions("tnb:0,0.1"), 2.0, rule=FixedThreshold(1.0)).name
         'worst-order-curve'
     """
 
@@ -209,9 +221,9 @@ class WorstOrderCurve(_CurveOfMu):
     name: ClassVar[str] = "worst-order-curve"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        parsed = distributions.parse_repetitions(self.repetitions)
+        object.__setattr__(self, "repetitions", parsed)
         object.__setattr__(self, "top", checks.interval("top", self.top))
-        super().__post_init__()
 
     @property
     def statistic_claim(self) -> Claim:
@@ -219,34 +231,34 @@ class WorstOrderCurve(_CurveOfMu):
             Kind.BOUND,
             "this project",
             protocols=(RandomSearch,),
-            needs=(
-                Condition.INDEPENDENT_TRIALS,
-                Condition.GAUSSIAN_STATISTIC,
-                Condition.SPLIT_SCORE,
+            assumptions=(
+                Assumption.INDEPENDENT_TRIALS,
+                Assumption.GAUSSIAN_STATISTIC,
+                Assumption.SPLIT_SCORE,
             ),
         )
 
     def rate_below(self, mu: float) -> float:
         above, below = SplitOrder(self.top).tails(min(self.rule.threshold, self.top), mu)
-        beaten_or_below = self.repetitions.phi_survival(np.minimum(above + below, 1.0))
-        return float(beaten_or_below - self.repetitions.phi_survival(above))
+        above_or_below = self.repetitions.phi_survival(np.minimum(above + below, 1.0))
+        return float(above_or_below - self.repetitions.phi_survival(above))
 
-    def attained(self, mu: float, delta: float) -> float:
-        from audit.upper_bounds import TunedOrder
+    def exact_epsilon(self, mu: float, delta: float) -> float:
+        from audit.attacks import TunedOrder
 
         return TunedOrder(mu, self.repetitions, SplitOrder(self.top)).epsilon(delta)
 
 
 @dataclass(frozen=True)
 class AcceptedTailsCurve(_CurveOfMu):
-    """What is released where a run is repeated until it is in one of two tails.
+    """The output of a protocol that repeats a run until it lies in one of two tails.
 
     Attributes:
-        low: below it a run is accepted, in standard deviations.
-        high: above it a run is accepted.
-        stop: chance to stop after a run that is not, 0 where one goes on; to release nothing is a
-            score of minus infinity.
-        rule: the threshold.
+        low: runs below it are accepted, in standard deviations.
+        high: runs above it are accepted.
+        stop: probability of stopping after a rejected run; an audit scores a protocol that
+            released nothing as minus infinity.
+        rule: the fixed threshold.
 
     Example:
         >>> from audit.lower_bounds import FixedThreshold
@@ -265,17 +277,17 @@ class AcceptedTailsCurve(_CurveOfMu):
             Kind.BOUND,
             "this project",
             protocols=(UntilAccepted, RandomStopping),
-            needs=(Condition.INDEPENDENT_TRIALS, Condition.GAUSSIAN_STATISTIC),
+            assumptions=(Assumption.INDEPENDENT_TRIALS, Assumption.GAUSSIAN_STATISTIC),
             about=(f"accepted below {self.low:g} and above {self.high:g}",),
         )
 
     def rate_below(self, mu: float) -> float:
-        from audit.upper_bounds import AcceptedTails
+        from audit.attacks import AcceptedTails
 
-        tails = AcceptedTails(max(mu, 1e-9), self.low, self.high, self.stop)
+        tails = AcceptedTails(max(mu, _MIN_MU), self.low, self.high, self.stop)
         return float(tails.rate_below(self.rule.threshold, mu))
 
-    def attained(self, mu: float, delta: float) -> float:
-        from audit.upper_bounds import AcceptedTails
+    def exact_epsilon(self, mu: float, delta: float) -> float:
+        from audit.attacks import AcceptedTails
 
         return AcceptedTails(mu, self.low, self.high, self.stop).epsilon(delta)

@@ -1,4 +1,4 @@
-"""What a game can show at best, and how many trials a bound needs."""
+"""The largest epsilon that an audit can show, and the number of trials that an epsilon needs."""
 
 import math
 
@@ -7,53 +7,53 @@ import numpy as np
 from audit import checks
 from audit.lower_bounds import two_tails
 from audit.lower_bounds.estimator import check_confidence
-from audit.lower_bounds.looks import Looks
-from audit.lower_bounds.scan import TOGETHER, Scan
+from audit.lower_bounds.scan import TWO_TAILS_SHARE, Scan
 from audit.lower_bounds.scores import Scores
-from audit.numerics import last_whole, remembered
+from audit.lower_bounds.sequential_plan import SequentialPlan
+from audit.numerics import last_integer, memoize
 
-# Beyond so many trials per side the number grows as e^epsilon, to all digits that matter.
-_MOST_COUNTED = 10**8
+# Beyond this number of trials per side, the required number grows in proportion to e^epsilon.
+_MAX_COUNTED_TRIALS = 10**8
 
 
-def ceiling(
+def max_detectable_epsilon(
     trials_without: int,
     trials_with: int,
     delta: float = 1e-5,
     confidence: float = 0.95,
-    looks: Looks | int | None = None,
+    plan: SequentialPlan | int | None = None,
 ) -> float:
-    """The largest epsilon that `lower_bound` can prove with so many trials.
+    """The largest epsilon that `lower_bound` can prove with these numbers of trials.
 
-    It is what it proves where every score with the record is above every one without. A game cannot
-    show more, however much the mechanism leaks.
+    It is reached if every score with the record is above every score without it. No audit of this
+    size can show a larger epsilon, however much the mechanism leaks.
 
     Args:
-        trials_without: trials without the record.
-        trials_with: trials with it.
+        trials_without: number of trials without the record.
+        trials_with: number of trials with the record.
         delta: in [0, 1).
         confidence: in (0, 1).
-        looks: as in `lower_bound`.
+        plan: as in `lower_bound`.
 
     Raises:
         ValueError: a parameter is out of its range.
 
     Example:
-        >>> round(ceiling(1000, 1000), 2)
+        >>> round(max_detectable_epsilon(1000, 1000), 2)
         6.07
     """
-    n0 = checks.whole("trials_without", trials_without, 0)
-    n1 = checks.whole("trials_with", trials_with, 0)
-    apart = Scores(np.zeros(n0), np.ones(n1))
-    return Scan().bound(apart, delta, confidence, looks=looks).epsilon
+    n0 = checks.integer("trials_without", trials_without, 0)
+    n1 = checks.integer("trials_with", trials_with, 0)
+    separated = Scores(np.zeros(n0), np.ones(n1))
+    return Scan().bound(separated, delta, confidence, plan=plan).epsilon
 
 
-@remembered(64)  # every repeat and view of an audit asks for the same
+@memoize(64)  # Every repetition and view of an audit asks for the same number.
 def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95) -> int:
-    """The fewest trials per side with which `lower_bound` can prove an epsilon at all.
+    """The smallest number of trials per side with which `lower_bound` can prove an epsilon.
 
-    As many are enough where every score with the record is above every one without; otherwise it
-    takes more.
+    This number is enough if every score with the record is above every score without it. A weaker
+    attack needs more trials.
 
     Args:
         epsilon: at least 0.
@@ -70,13 +70,15 @@ def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95)
     checks.interval("epsilon", epsilon, 0.0, 500.0, closed_low=True)
     checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
     check_confidence(confidence)
-    alpha = TOGETHER * (1.0 - confidence)
+    alpha = TWO_TAILS_SHARE * (1.0 - confidence)
 
-    def proved(trials: int) -> float:
-        # With nothing out of order both tails together prove more than each on its own.
+    def provable(trials: int) -> float:
+        # For separated scores, the statistic of both tails proves more than either tail alone.
         return two_tails.epsilon_lower_limit(trials, trials, delta, alpha, 0)
 
-    beyond = epsilon - proved(_MOST_COUNTED)
-    if beyond > 0.0:
-        return math.ceil(_MOST_COUNTED * math.exp(beyond))
-    return 1 + int(last_whole(lambda trials: proved(int(trials)) < epsilon, 0, _MOST_COUNTED))
+    missing = epsilon - provable(_MAX_COUNTED_TRIALS)
+    if missing > 0.0:
+        return math.ceil(_MAX_COUNTED_TRIALS * math.exp(missing))
+    return 1 + int(
+        last_integer(lambda trials: provable(int(trials)) < epsilon, 0, _MAX_COUNTED_TRIALS)
+    )

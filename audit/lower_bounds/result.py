@@ -1,26 +1,47 @@
-"""The result of an estimator."""
+"""The results of an estimator: a finding at one threshold, and the lower bound that users see."""
 
 from dataclasses import dataclass, fields
 from typing import Any
 
-from audit.claims import Claim, Verdict
+from audit.claims import Claim, Validity
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The lower limit of one parameter, with the threshold and the counts behind it.
+
+    Attributes:
+        limit: the lower limit: of epsilon for an estimator, of its own parameter for a statistic.
+        threshold: on the scale of the scores; None if no single threshold is behind the limit.
+        false_positives: counted at the threshold; None if nothing was counted.
+        false_negatives: counted at the threshold; None if nothing was counted.
+        trials_without: number of trials without the record that were counted.
+        trials_with: number of trials with the record that were counted.
+    """
+
+    limit: float
+    threshold: float | None
+    false_positives: int | None
+    false_negatives: int | None
+    trials_without: int
+    trials_with: int
 
 
 @dataclass(frozen=True)
 class LowerBound:
-    """A lower bound on epsilon, with what stands behind it.
+    """A lower bound on epsilon, with its assumptions and the counts behind it.
 
     Attributes:
         name: the estimator, for instance "clopper-pearson".
         rule: how the threshold was chosen, for instance "split".
-        epsilon: the bound, at least 0; rounding errors only make it smaller.
-        confidence: chance, before the game, that the bound does not exceed the truth.
-        claim: what it needs to be true.
-        verdict: what it is worth in the game at hand.
-        threshold: the threshold behind the value, on the scale of the scores; None where there is
-            no single one, or no score to put it on.
-        direction: "higher" if scores above the threshold speak for the record, else "lower".
-        false_positives: trials without the record on the side that speaks for it.
+        epsilon: the bound, at least 0; rounding errors can only make it smaller.
+        confidence: probability, before the audit, that the bound does not exceed the true epsilon.
+        claim: the assumptions of the bound.
+        verdict: whether the bound is valid for this audit.
+        threshold: the threshold behind the bound, on the scale of the scores; None if there is no
+            single threshold, or no score to place it at.
+        direction: "higher" if scores above the threshold indicate the record, else "lower".
+        false_positives: trials without the record on the side that indicates it.
         false_negatives: trials with the record on the other side.
         trials_without: number of trials without the record that were counted.
         trials_with: number of trials with the record that were counted.
@@ -31,7 +52,7 @@ class LowerBound:
     epsilon: float
     confidence: float
     claim: Claim
-    verdict: Verdict
+    verdict: Validity
     threshold: float | None = None
     direction: str = "higher"
     false_positives: int | None = None
@@ -41,22 +62,22 @@ class LowerBound:
 
     @property
     def key(self) -> str:
-        """Estimator and rule as one word, unique in `all_bounds`."""
+        """Estimator and rule as one word, unique in `all_lower_bounds`."""
         return f"{self.name}:{self.rule}"
 
     @property
     def valid(self) -> bool:
-        """Whether the confidence is true for this game, as far as is known of it."""
+        """Whether the confidence holds for this audit, as far as the known facts show."""
         return self.verdict.valid
 
     @property
     def label(self) -> str:
-        """One word or two about the kind of claim: "valid", "uncorrected", "Bayesian", ..."""
+        """Status of the bound in a few words: "valid", "uncorrected", "not valid for ..."."""
         return self.verdict.label
 
     @property
     def assumes(self) -> str:
-        """What has to be true, in one line."""
+        """The assumptions, in one line."""
         return self.claim.words
 
     @property
@@ -65,8 +86,8 @@ class LowerBound:
         return self.claim.source
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain values, by name, for tables."""
+        """Every field and property as a plain value, by name: one row of a table."""
         row = {field.name: getattr(self, field.name) for field in fields(self)}
         del row["claim"], row["verdict"]
-        told = ("key", "valid", "label", "assumes", "source")
-        return {**row, **{name: getattr(self, name) for name in told}}
+        properties = ("key", "valid", "label", "assumes", "source")
+        return {**row, **{name: getattr(self, name) for name in properties}}

@@ -1,31 +1,33 @@
-"""The recommended bound: an exact scan over thresholds that assumes only independent trials.
+"""The recommended lower bound: an exact scan over thresholds that assumes only independent trials.
 
-The question. (epsilon, delta)-DP says of every threshold t that
+The test. (epsilon, delta)-DP says for every threshold t that
 
     P[S <= t | X] <= e^epsilon P[S <= t | X'] + delta,
 
-and the same of {S >= t} with X and X' exchanged. The first is tested by the scores without the
-record in the lower tail ("zeros") against those with it ("ones"): too many zeros arrive before the
-ones do. The second is the first with the samples exchanged and negated, so there is one test here.
+and the same for {S >= t} with X and X' exchanged. The first inequality is tested by comparing the
+scores without the record in the lower tail ("zeros") with those with the record ("ones"): there are
+too many zeros before the ones. The second is the first with the samples exchanged and negated, so
+one test is enough.
 
-The statistic. Walk up the sorted scores. When the j-th zero arrives, count the ones that are not
-above it, c_j. Few ones is evidence. For ranks j on a fixed grid, score the evidence by a nominal
-lower limit of epsilon, and keep the largest over the grid.
+The statistic. Walk up the sorted scores. At the j-th zero, let c_j be the number of ones that are
+not above it. A small c_j is evidence. For ranks j on a fixed grid, express the evidence as a
+nominal lower limit of epsilon, and take the largest over the grid.
 
-Its law. Write F for the distribution function of the zeros and G for that of the ones, so that
-F <= g(G) with g(u) = min(1, e^epsilon u + delta). Let V_i and U_i be independent uniforms, zeros
-F^-1(V_i) and ones G^-1(U_i). At t = the j-th zero, F(t) >= V_(j), hence G(t) >= g^-1(V_(j)), hence
-c_j >= #{i: U_i <= g^-1(V_(j))}. So *whatever the score* (ties, atoms and infinities included) the
-evidence is at most what the game with F = g, G = uniform gives, and that game is one known law: its
-zeros are Binomial(n0, delta) many at the very start, and the rest is uniform on [0, u] with
-u = (1 - delta) e^-epsilon. The law of the largest evidence over the grid follows by an exact
-recursion, grows with epsilon, and the bound is the epsilon where it passes alpha. Every rank on the
-grid is looked at, and the price is that of their joint law, not of their number.
+Its distribution. Let F and G be the distribution functions of the zeros and the ones, so that
+F <= g(G) with g(u) = min(1, e^epsilon u + delta). Let V_i and U_i be independent uniforms, the
+zeros F^-1(V_i) and the ones G^-1(U_i). At t = the j-th zero, F(t) >= V_(j), hence
+G(t) >= g^-1(V_(j)), hence c_j >= #{i: U_i <= g^-1(V_(j))}. So *for any score*, including ties,
+atoms and infinities, the evidence is at most that of the audit with F = g and G uniform, whose
+distribution is known: Binomial(n0, delta) zeros lie at the very start ("atoms"), and the others are
+uniform on [0, u] with u = (1 - delta) e^-epsilon. An exact recursion gives the distribution of the
+largest evidence over the grid. It increases with epsilon, and the bound is the epsilon at which it
+reaches alpha. Every rank of the grid is tested, at the price of their joint distribution rather
+than of their number.
 
 A part of the error is spent on one more statistic, which sees both tails at once (`two_tails`).
 
-This extends exact confidence bands for one distribution function (Berk & Jones 1979; Noe 1972, for
-the recursion) to a ratio of two; the construction is this project's own.
+This extends exact confidence bands for one distribution function (Berk & Jones 1979; Noe 1972 for
+the recursion) to a ratio of two. The construction is new in this project.
 """
 
 import math
@@ -37,52 +39,55 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from audit.claims import Claim, Condition, Kind
+from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import two_tails
-from audit.lower_bounds.estimator import Estimator, Finding
-from audit.lower_bounds.recursion import convolve
+from audit.lower_bounds.estimator import Estimator
+from audit.lower_bounds.result import Finding
 from audit.lower_bounds.scores import Scores
-from audit.numerics import last_whole
+from audit.numerics import last_integer
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-TOGETHER = 0.2
+TWO_TAILS_SHARE = 0.2
 """Share of the error that is spent on both tails together."""
 
-# Neighbouring ranks j on the grid differ by about half a standard deviation of a count of j, within
-# these shares of j. The nominal errors follow a power of the rank and are larger in the upper half,
-# where scores of few values need it. All steer how much is proved, never whether it holds.
-_SMALLEST_STEP = 0.02
-_LARGEST_STEP = 0.15
-_NOMINAL = 0.05
+# The next constants affect how much the bound proves, but not its validity. Neighbouring ranks j of
+# the grid differ by about half a standard deviation of a count of j, within these shares of j. The
+# nominal errors follow a power of the rank. They are larger in the upper half, which helps for
+# scores with few values.
+_MIN_STEP = 0.02
+_MAX_STEP = 0.15
+_NOMINAL_ERROR = 0.05
 _NOMINAL_POWER = 0.6
-_UPPER_HALF = 4.0
-# Chance of more atoms than are followed, as a share of alpha; it is added to the error.
+_UPPER_HALF_FACTOR = 4.0
+# Probability of more atoms than the recursion follows, as a share of alpha; added to the error.
 _ATOM_SHARE = 5e-3
 # Allowances for the quadrature (relative) and the truncated tails of the recursion (absolute).
-_ALLOWANCE, _TAILS = 1e-6, 1e-10
-# Longer stretches than this are interpolated, through the Chebyshev nodes of [-1, 1].
-_LONG = 24
+_QUADRATURE_ERROR, _TRUNCATED_TAILS = 1e-6, 1e-10
+# Weights along longer arrays are interpolated through the Chebyshev nodes of [-1, 1].
+_MAX_DIRECT = 24
 _NODES = np.cos(np.pi * (np.arange(9) + 0.5) / 9)
 _FIT = np.linalg.inv(np.polynomial.chebyshev.chebvander(_NODES, 8))
-# The inversion stops this close to alpha on the probit scale, on the safe side; its first step is
-# a third of what a single look would suggest.
-_TOLERANCE, _STEP = 2e-3, 0.35
+# The inversion stops this close to alpha on the probit scale, on the safe side. Its first step is a
+# third of the one that a single rank would suggest.
+_PROBIT_TOLERANCE, _FIRST_STEP = 2e-3, 0.35
+# Shorter products of lengths are convolved directly, longer ones by a Fourier transform.
+_MAX_DIRECT_CONVOLUTION = 300_000
 
 
 @dataclass(frozen=True)
 class Scan(Estimator):
-    """The recommended estimator: it assumes nothing but independent trials.
+    """The recommended estimator, which assumes only independent trials.
 
-    A scan of each tail at 0.4 of the error, and both tails together at 0.2 of it; the largest
-    counts. The threshold of its bounds is the most telling one; with ties, the counts there are as
-    many at most.
+    It scans each tail with 0.4 of the error, tests both tails together with 0.2 of it, and reports
+    the largest limit. The reported threshold is the one with the strongest evidence. With ties, the
+    reported counts are upper bounds on the counts there.
 
     Example:
         >>> import numpy as np
         >>> scores = np.linspace(0.0, 1.0, 1000)
-        >>> found = Scan()(scores, scores + 2.0, 1e-5)  # perfect separation
+        >>> found = Scan()(scores, scores + 2.0, 1e-5)  # separated scores
         >>> round(found.epsilon, 2), found.valid
         (6.07, True)
     """
@@ -98,53 +103,54 @@ class Scan(Estimator):
         return Claim(
             Kind.BOUND,
             "this project; recursion after Noe 1972",
-            needs=(Condition.INDEPENDENT_TRIALS,),
-            about=("all ranks of a grid, and both tails together, paid for by their joint laws",),
+            assumptions=(Assumption.INDEPENDENT_TRIALS,),
+            about=("all ranks of a grid, and both tails together, by their joint distributions",),
         )
 
     def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
-        """Lower bound on epsilon: the larger of the scan's and that of both tails together."""
-        n0, n1 = len(scores.without), len(scores.with_record)
+        """The larger of the limits by the scan and by both tails together."""
+        n0, n1 = len(scores.out_scores), len(scores.in_scores)
         if n0 == 0 or n1 == 0:
             return Finding(0.0, None, 0, 0, n0, n1)
-        together = TOGETHER * alpha
-        found = _scan_each_tail(scores, delta, alpha - together)
-        errors, at, fp, fn = two_tails.fewest_errors(scores)
-        epsilon = two_tails.epsilon_lower_limit(n0, n1, delta, together, errors)
-        return Finding(epsilon, at, fp, fn, n0, n1) if epsilon > found.epsilon else found
+        two_tails_alpha = TWO_TAILS_SHARE * alpha
+        found = _scan_each_tail(scores, delta, alpha - two_tails_alpha)
+        errors, threshold, fp, fn = two_tails.min_errors(scores)
+        epsilon = two_tails.epsilon_lower_limit(n0, n1, delta, two_tails_alpha, errors)
+        return Finding(epsilon, threshold, fp, fn, n0, n1) if epsilon > found.limit else found
 
 
 def _scan_each_tail(scores: Scores, delta: float, alpha: float) -> Finding:
-    """Lower bound on epsilon from each tail, with error alpha / 2 each."""
-    without, with_record = scores.sorted_without, scores.sorted_with
+    """The larger of the limits of epsilon by each tail, with error alpha / 2 each."""
+    without, with_record = scores.sorted_out, scores.sorted_in
     n0, n1 = len(without), len(with_record)
-    low = _most_telling(without, with_record, delta)
-    high = _most_telling(-with_record[::-1], -without[::-1], delta)
-    # The more telling tail first: most often one look at the other tells that it says less.
+    low = _strongest_evidence(without, with_record, delta)
+    high = _strongest_evidence(-with_record[::-1], -without[::-1], delta)
+    # Start with the stronger tail. One evaluation then usually shows that the other is weaker.
     if low >= high:
         by_low = _invert(n0, n1, delta, alpha / 2.0, low)
-        # With equal numbers both tails have the same law, and more evidence means a larger bound.
+        # With equal numbers both tails have the same distribution, so more evidence means a larger
+        # bound.
         by_high = -math.inf if n0 == n1 else _invert(n1, n0, delta, alpha / 2.0, high, by_low)
     else:
         by_high = _invert(n1, n0, delta, alpha / 2.0, high)
         by_low = -math.inf if n0 == n1 else _invert(n0, n1, delta, alpha / 2.0, low, by_high)
     if by_high > by_low:
-        # Scores at this one speak for the record too: the threshold is just below.
-        at = float(np.nextafter(with_record[n1 - high.rank], -np.inf))
-        return Finding(by_high, at, high.ones, n1 - high.rank, n0, n1)
+        # Scores equal to this one indicate the record too: the threshold is just below it.
+        threshold = float(np.nextafter(with_record[n1 - high.rank], -np.inf))
+        return Finding(by_high, threshold, high.ones, n1 - high.rank, n0, n1)
     return Finding(by_low, float(without[low.rank - 1]), n0 - low.rank, low.ones, n0, n1)
 
 
 @dataclass(frozen=True, order=True)
 class _Evidence:
-    """The largest evidence over the grid, and the counts that gave it."""
+    """The largest evidence over the grid, and the counts behind it."""
 
     limit: float
     rank: int
     ones: int
 
 
-def _most_telling(zeros: Array, ones: Array, delta: float) -> _Evidence:
+def _strongest_evidence(zeros: Array, ones: Array, delta: float) -> _Evidence:
     n0, n1 = len(zeros), len(ones)
     grid = _grid(n0, delta)
     counts = np.searchsorted(ones, zeros[grid.ranks - 1], side="right")
@@ -155,11 +161,11 @@ def _most_telling(zeros: Array, ones: Array, delta: float) -> _Evidence:
 
 @dataclass(frozen=True, eq=False)
 class _Grid:
-    """The ranks looked at, and what a single look at one of them would say.
+    """The tested ranks, and the nominal limit of each.
 
     Attributes:
         ranks: [m], ascending.
-        shares: ranks less the atoms to be expected at the start, [m].
+        shares: ranks minus the expected atoms at the start, [m].
         levels: nominal errors [m].
     """
 
@@ -168,35 +174,35 @@ class _Grid:
     levels: Array
 
     def limits(self, counts: Counts, n0: int, n1: int) -> Array:
-        """The epsilon [m] that each count gives on its own, were arrivals Poisson."""
+        """The epsilon [m] that each count would prove on its own if arrivals were Poisson."""
         zero_share = special.betaincinv(self.shares, counts + 1.0, self.levels)
         return np.asarray(special.logit(zero_share) + math.log(n1 / n0), dtype=np.float64)
 
     def boundary(self, limit: float, n0: int, n1: int) -> Counts:
-        """The largest counts [m] with at least the given limit; -1 where there is none."""
+        """The largest counts [m] with at least the given limit; -1 if there is none."""
         zero_share = special.expit(limit - math.log(n1 / n0))
 
         def enough(counts: Counts) -> ArrayLike:
             return special.betainc(self.shares, counts + 1.0, zero_share) <= self.levels
 
-        return last_whole(enough, np.full(len(self.ranks), -1), n1 + 1)
+        return last_integer(enough, np.full(len(self.ranks), -1), n1 + 1)
 
 
 @lru_cache(maxsize=64)
 def _grid(n0: int, delta: float) -> _Grid:
     steps = [float(n0)]
     while steps[-1] > 1.0:
-        share = min(max(0.5 * steps[-1] ** -0.5, _SMALLEST_STEP), _LARGEST_STEP)
+        share = min(max(0.5 * steps[-1] ** -0.5, _MIN_STEP), _MAX_STEP)
         steps.append(steps[-1] * (1.0 - share))
     ranks = np.unique(np.rint(steps))
-    # No evidence in ranks that chance alone would fill with atoms.
+    # Ranks that atoms alone could fill are no evidence.
     atoms = 0
     if n0 * delta > 1e-4:
         atoms = math.ceil(special.bdtrik(0.999, n0, delta))
     ranks = ranks[ranks > atoms] if atoms < n0 else ranks[-1:]
     shares = np.maximum(ranks - atoms, 1e-3)
-    levels = _NOMINAL * (ranks / n0) ** _NOMINAL_POWER
-    levels = np.where(ranks > n0 / 2.0, _UPPER_HALF, 1.0) * levels
+    levels = _NOMINAL_ERROR * (ranks / n0) ** _NOMINAL_POWER
+    levels = np.where(ranks > n0 / 2.0, _UPPER_HALF_FACTOR, 1.0) * levels
     return _Grid(ranks.astype(np.int64), shares, levels)
 
 
@@ -206,24 +212,24 @@ def _invert(
 ) -> float:
     """The largest epsilon at which evidence this large has probability at most alpha.
 
-    0 where it is not beyond what is known already.
+    Returns 0 if that epsilon is not above `beyond`.
     """
     grid = _grid(n0, delta)
     boundary = grid.boundary(evidence.limit, n0, n1)
     at = int(np.searchsorted(grid.ranks, evidence.rank))
     boundary[at] = max(boundary[at], evidence.ones)
-    # A path counts its ones in order, so a boundary may be raised to an earlier one's height.
+    # Ones never decrease along a path, so the boundary may be raised to its earlier values.
     boundary = np.maximum.accumulate(boundary)
     ranks, boundary = grid.ranks[boundary >= 0], boundary[boundary >= 0]
 
-    # On the probit scale the error is close to linear in epsilon.
+    # On the probit scale the error is nearly linear in epsilon.
     target = float(special.ndtri(alpha))
 
     def excess(epsilon: float) -> float:
         error = _error(n0, n1, delta, alpha, epsilon, ranks, boundary)
         return float(special.ndtri(max(error, 1e-300))) - target
 
-    # The error grows with epsilon: ever closer within a bracket [low, high].
+    # The error increases with epsilon: narrow the bracket [low, high].
     low, high = 0.0, math.inf
     epsilon = beyond if beyond > 0.0 else max(evidence.limit, 0.0)
     seen: list[tuple[float, float]] = []
@@ -233,7 +239,7 @@ def _invert(
         seen.append((value, epsilon))
         if value <= 0.0:
             low = epsilon
-            if value > -_TOLERANCE:
+            if value > -_PROBIT_TOLERANCE:
                 break
         elif epsilon == beyond:
             return 0.0
@@ -241,16 +247,17 @@ def _invert(
             high = epsilon
         if high - low < 1e-5:
             break
-        epsilon = max(_where(seen, -0.5 * _TOLERANCE, _STEP * spread), 0.0)
+        epsilon = max(_interpolate_root(seen, -0.5 * _PROBIT_TOLERANCE, _FIRST_STEP * spread), 0.0)
         if not low < epsilon < high and not (epsilon == 0.0 == low):
             epsilon = 0.5 * (low + high) if high < math.inf else low + 1.0
     return low
 
 
-def _where(seen: list[tuple[float, float]], value: float, slope: float) -> float:
-    """Where a function may have a value: by its inverse through the three nearest points seen.
+def _interpolate_root(seen: list[tuple[float, float]], value: float, slope: float) -> float:
+    """Argument at which a function is expected to attain a value.
 
-    By a line through two, and with a given slope (of the inverse) through one.
+    The inverse function is interpolated through the three nearest known points, by a line through
+    two points, or with a given slope through one point.
     """
     near = sorted(seen, key=lambda point: abs(point[0] - value))[:3]
     if len(near) == 1:
@@ -271,12 +278,12 @@ def _where(seen: list[tuple[float, float]], value: float, slope: float) -> float
 def _error(
     n0: int, n1: int, delta: float, alpha: float, epsilon: float, ranks: Counts, boundary: Counts
 ) -> float:
-    """P[c_j <= boundary_j for some rank j] in the worst game at epsilon, rounded up."""
+    """P[c_j <= boundary_j for some rank j] in the worst case at epsilon, rounded up."""
     if len(ranks) == 0:
         return 0.0
     log_ceiling = math.log1p(-delta) - epsilon
-    # Their number at the start is binomial; when many are likely, it is rounded up to the next of
-    # a few, and what is rare beyond is an error.
+    # The number of atoms is binomial. If it is large, it is rounded up to one of a few values. The
+    # probability of more atoms than that is added to the error.
     step = 1 + int(1.5 * math.sqrt(n0 * delta))
     total, followed, atoms = 0.0, 0.0, min(step - 1, n0)
     while True:
@@ -285,28 +292,28 @@ def _error(
         followed = up_to
         beyond = float(special.bdtrc(atoms, n0, delta)) if atoms < n0 else 0.0
         if beyond <= _ATOM_SHARE * alpha:
-            return min((total + beyond) * (1.0 + _ALLOWANCE) + _TAILS, 1.0)
+            return min((total + beyond) * (1.0 + _QUADRATURE_ERROR) + _TRUNCATED_TAILS, 1.0)
         atoms = min(atoms + step, n0)
 
 
 def _crossing(
     n0: int, n1: int, atoms: int, log_ceiling: float, ranks: Counts, boundary: Counts
 ) -> float:
-    """The same probability with the number of atoms known.
+    """The same probability, given the number of atoms.
 
-    The labels of the points in order are not independent, but the probability of a beginning
-    depends only on how many zeros and ones it has. So the recursion runs with independent labels,
-    where the ones between two ranks are negative binomial, and each path that crosses is weighted,
-    where it does, by the ratio of the two probabilities.
+    The labels of the ordered points are not independent, but the probability of an initial sequence
+    depends only on its numbers of zeros and ones. So the recursion uses independent labels, with
+    which the number of ones between two ranks is negative binomial. Each path is weighted by the
+    ratio of the two probabilities at the point where it crosses the boundary.
     """
     if ranks[0] <= atoms:
         return 1.0
-    log_odds = math.log((n0 - atoms) / n1) - log_ceiling  # of a zero, in the recursion
+    log_odds = math.log((n0 - atoms) / n1) - log_ceiling  # of a zero, with independent labels
     last = int(boundary[-1])
-    states, start = np.ones(1), 0  # chances of having `start`, `start` + 1, ... ones, not crossed
-    crossed: list[tuple[int, int, Array]] = []  # rank, first number of ones, chances
+    states, start = np.ones(1), 0  # P[`start`, `start` + 1, ... ones, and no crossing so far]
+    crossed: list[tuple[int, int, Array]] = []  # rank, first number of ones, probabilities
     arrived = atoms
-    kernels: dict[int, tuple[Array, int]] = {}  # most ranks are as far apart as others
+    kernels: dict[int, tuple[Array, int]] = {}  # many ranks are equally far apart
     for rank, limit in zip(ranks.tolist(), boundary.tolist(), strict=True):
         zeros_more = rank - arrived
         if zeros_more not in kernels:
@@ -315,7 +322,7 @@ def _crossing(
         start += shift
         if start > last:
             break
-        states = convolve(states, kernel[: last - start + 1])[: last - start + 1]
+        states = _convolve(states, kernel[: last - start + 1])[: last - start + 1]
         matter = states > 1e-14 * states.max()
         first = int(matter.argmax())
         if not matter[first]:
@@ -331,19 +338,19 @@ def _crossing(
                 break
     if not crossed:
         return 0.0
-    # Chances that do not matter are dropped. Along many numbers of ones the log of the weight is
-    # taken through a few: it is smooth, and close to a parabola.
+    # Negligible probabilities are dropped. The log of the weight is smooth, nearly a parabola, in
+    # the number of ones, so long arrays of it are interpolated.
     floor = 1e-9 * sum(c.sum() for _, _, c in crossed) / sum(len(c) for _, _, c in crossed)
     stretches: list[Array] = []
     zeros: list[Array] = []
     ones: list[Array] = []
-    for rank, first, chances in crossed:
-        matter = np.flatnonzero(chances > floor)
+    for rank, first, masses in crossed:
+        matter = np.flatnonzero(masses > floor)
         if len(matter) == 0:
             continue
-        kept = chances[matter[0] : matter[-1] + 1]
+        kept = masses[matter[0] : matter[-1] + 1]
         span = np.arange(len(kept), dtype=np.float64)
-        if len(kept) > _LONG:
+        if len(kept) > _MAX_DIRECT:
             span = (len(kept) - 1) * 0.5 * (1.0 + _NODES)
         stretches.append(kept)
         ones.append(first + matter[0] + span)
@@ -355,25 +362,25 @@ def _crossing(
     )
     total, at = 0.0, 0
     for kept, span in zip(stretches, ones, strict=True):
-        known = log_weight[at : at + len(span)]
+        log_weights = log_weight[at : at + len(span)]
         at += len(span)
-        if len(kept) > _LONG:
+        if len(kept) > _MAX_DIRECT:
             powers = np.polynomial.chebyshev.chebvander(
                 np.linspace(-1.0, 1.0, len(kept)), len(_NODES) - 1
             )
-            known = powers @ (_FIT @ known)
-        total += float(kept @ np.exp(known))
+            log_weights = powers @ (_FIT @ log_weights)
+        total += float(kept @ np.exp(log_weights))
     return min(total, 1.0)
 
 
-def _negative_binomial(zeros: int, log_odds: float, most: int) -> tuple[Array, int]:
-    """Chances of the number of ones that arrive with so many zeros, from some first to `most`."""
+def _negative_binomial(zeros: int, log_odds: float, last: int) -> tuple[Array, int]:
+    """Probabilities of the number of ones before a number of zeros, and their first number."""
     log_one, log_zero = special.log_expit(-log_odds), special.log_expit(log_odds)
     mean = zeros * math.exp(-log_odds)
     spread = math.sqrt(mean * (1.0 + math.exp(-log_odds)))
-    # Outside of these the chance is under 1e-15: a normal left, a gamma right tail.
+    # The probability outside is below 1e-15: a normal left tail, a gamma right tail.
     low = max(int(mean - 8.5 * spread), 0)
-    high = int(min(mean + 9.0 * spread - 40.0 / log_one + 1.0, most))
+    high = int(min(mean + 9.0 * spread - 40.0 / log_one + 1.0, last))
     k = np.arange(low, high + 1.0)
     log_ways = special.gammaln(zeros + k) - special.gammaln(k + 1.0) - math.lgamma(zeros)
     return np.exp(log_ways + zeros * log_zero + k * log_one), low
@@ -388,16 +395,17 @@ def _log_weight(
     rank: Array,
     count: Array,
 ) -> Array:
-    """Log probability of one beginning that ends with the rank-th zero, over that of the recursion.
+    """Log ratio of the probability of a sequence up to the rank-th zero to that of the recursion.
 
-    With the last zero at v, the others of the beginning lie below v and the rest above it (or
-    beyond the ceiling), so it is an integral over v of v^x (1-v)^y (1 - ceiling v)^z. On the logit
-    scale the integrand has one peak and exponential tails, and the trapezoidal rule suits it.
+    With the last zero at v, the other points of the sequence lie below v and the rest above it or
+    above the ceiling. So the probability is an integral over v of v^x (1-v)^y (1 - ceiling v)^z. On
+    the logit scale the integrand has one peak and exponential tails, for which the trapezoidal rule
+    converges fast.
     """
     ceiling, beyond = math.exp(log_ceiling), -math.expm1(log_ceiling)
     seen = rank - atoms
     x, y, z = seen - 1.0 + count, n0 - rank, n1 - count
-    # The mode on the logit scale, where v = expit(s) has derivative v (1 - v); then its width.
+    # Mode and width on the logit scale, on which v = expit(s) has the derivative v (1 - v).
     v = (x + 1.0) / (x + y + 2.0 + z * ceiling)
     for _ in range(12):
         v = (x + 1.0) / (x + y + 2.0 + z * ceiling * (1.0 - v) / (1.0 - ceiling * v))
@@ -405,7 +413,7 @@ def _log_weight(
     curvature = (x + y + 2.0) * slope
     curvature += z * ceiling * slope * (1.0 - 2.0 * v + ceiling * v * v) / (1.0 - ceiling * v) ** 2
     width = 1.0 / np.sqrt(curvature)
-    # Nodes spaced by a hyperbolic sine: dense at the peak, and far into an exponential tail.
+    # Nodes are spaced by a hyperbolic sine: dense at the peak, and far into the tails.
     t = np.linspace(-6.0, 6.0, 65)
     s = special.logit(v)[:, None] + width[:, None] * np.sinh(t)
     log_v, log_rest = special.log_expit(s), special.log_expit(-s)
@@ -417,5 +425,14 @@ def _log_weight(
     log_ways = special.gammaln(n0 - atoms + 1.0) - special.gammaln(y + 1.0)
     log_ways += special.gammaln(n1 + 1.0) - special.gammaln(z + 1.0) - special.gammaln(x + 1.0)
     log_actual = log_ways + count * log_ceiling + log_integral
-    log_followed = seen * special.log_expit(log_odds) + count * special.log_expit(-log_odds)
-    return np.asarray(log_actual - log_followed, dtype=np.float64)
+    log_recursion = seen * special.log_expit(log_odds) + count * special.log_expit(-log_odds)
+    return np.asarray(log_actual - log_recursion, dtype=np.float64)
+
+
+def _convolve(a: Array, b: Array) -> Array:
+    """Convolution of two non-negative sequences, [n] and [m] to [n + m - 1]."""
+    if len(a) * len(b) < _MAX_DIRECT_CONVOLUTION:
+        return np.convolve(a, b)
+    size = 1 << (len(a) + len(b) - 2).bit_length()
+    product = np.fft.irfft(np.fft.rfft(a, size) * np.fft.rfft(b, size), size)
+    return np.maximum(product[: len(a) + len(b) - 1], 0.0)

@@ -1,4 +1,4 @@
-"""The scores of a finished game."""
+"""The scores of a finished audit."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,12 +9,14 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-# Splits are the dearer and the more alike the more trials there are.
-_SPLITS, _SPLITS_OF_MANY, _MANY = 21, 7, 20_000
-
 
 def checked(name: str, scores: ArrayLike) -> Array:
-    """Scores [n] as numbers, or a ValueError that names them: NaN is refused and counted."""
+    """Scores [n] as an array of floats.
+
+    Raises:
+        ValueError: the scores are not numbers, not one-dimensional, or contain NaN; the message
+            starts with `name`.
+    """
     try:
         if np.iscomplexobj(scores):
             raise TypeError("complex")
@@ -35,76 +37,75 @@ def checked(name: str, scores: ArrayLike) -> Array:
     return values
 
 
+def checked_canaries(
+    name: str, scores: ArrayLike, included: ArrayLike
+) -> tuple[Array, NDArray[np.bool_]]:
+    """Scores [m] of the canaries of one run, and whether each was included, [m].
+
+    Raises:
+        ValueError: as in `checked`, or `included` is not one boolean per score.
+    """
+    values, coins = checked(name, scores), np.asarray(included)
+    if coins.shape != values.shape or coins.dtype != np.bool_:
+        raise ValueError(
+            f"included must be one true or false per score, got {coins.dtype} of shape "
+            f"{coins.shape} for {values.shape}"
+        )
+    return values, coins
+
+
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores of the trials without the record [n0] and with it [n1], in the order of the trials.
+    """Scores of the trials of an audit, in the order of the trials.
 
-    High scores speak for the record. Ties and infinities are allowed, NaN is not; either side may
+    High scores indicate the record. Ties and infinities are allowed, NaN is not. Either side may
     be empty.
+
+    Attributes:
+        out_scores: of the trials without the record, [n0].
+        in_scores: of the trials with the record, [n1].
     """
 
-    without: Array
-    with_record: Array
+    out_scores: Array
+    in_scores: Array
 
     @classmethod
-    def of(cls, scores_without: ArrayLike, scores_with: ArrayLike) -> "Scores":
-        """Checks what a user passes in.
+    def of(cls, out_scores: ArrayLike, in_scores: ArrayLike) -> "Scores":
+        """Scores from user input.
 
         Raises:
-            ValueError: an argument is not a list of numbers, or has NaN in it.
+            ValueError: an argument is not a list of numbers, or contains NaN.
         """
-        return cls(checked("scores_without", scores_without), checked("scores_with", scores_with))
+        return cls(checked("out_scores", out_scores), checked("in_scores", in_scores))
 
     @cached_property
-    def sorted_without(self) -> Array:
+    def sorted_out(self) -> Array:
         """Scores without the record, ascending."""
-        return np.sort(self.without)
+        return np.sort(self.out_scores)
 
     @cached_property
-    def sorted_with(self) -> Array:
+    def sorted_in(self) -> Array:
         """Scores with the record, ascending."""
-        return np.sort(self.with_record)
+        return np.sort(self.in_scores)
 
     @property
     def mirrored(self) -> "Scores":
-        """The same game for an adversary who takes low scores to speak for the record."""
-        return Scores(-self.without, -self.with_record)
+        """The negated scores, for an adversary who expects low scores with the record."""
+        return Scores(-self.out_scores, -self.in_scores)
 
     @cached_property
     def even_and_odd(self) -> tuple["Scores", "Scores"]:
-        """The trials of even and of odd place on each side."""
+        """The trials at even and at odd positions of each side."""
         return (
-            Scores(self.without[0::2], self.with_record[0::2]),
-            Scores(self.without[1::2], self.with_record[1::2]),
+            Scores(self.out_scores[0::2], self.in_scores[0::2]),
+            Scores(self.out_scores[1::2], self.in_scores[1::2]),
         )
-
-    @cached_property
-    def random_halves(self) -> list[tuple["Scores", "Scores"]]:
-        """Splits of the trials at random, the same ones every time.
-
-        They go by the order of the trials: by the order of the scores, a fixed choice would make
-        the halves depend on each other.
-        """
-        rng = np.random.default_rng(0)
-        n0, n1 = len(self.without), len(self.with_record)
-        halves = []
-        for _ in range(_SPLITS if n0 + n1 < _MANY else _SPLITS_OF_MANY):
-            first, second = rng.permutation(n0) % 2 == 0, rng.permutation(n1) % 2 == 0
-            halves.append(
-                (
-                    Scores(self.without[first], self.with_record[second]),
-                    Scores(self.without[~first], self.with_record[~second]),
-                )
-            )
-        return halves
 
     def false_positives(self, thresholds: Array) -> Counts:
-        """How many scores without the record are above each threshold."""
-        below = np.searchsorted(self.sorted_without, thresholds, side="right")
-        return np.asarray(len(self.without) - below, dtype=np.int64)
+        """Number of scores without the record above each threshold."""
+        below = np.searchsorted(self.sorted_out, thresholds, side="right")
+        return np.asarray(len(self.out_scores) - below, dtype=np.int64)
 
     def false_negatives(self, thresholds: Array) -> Counts:
-        """How many scores with the record are not above each threshold."""
-        return np.asarray(
-            np.searchsorted(self.sorted_with, thresholds, side="right"), dtype=np.int64
-        )
+        """Number of scores with the record at or below each threshold."""
+        return np.asarray(np.searchsorted(self.sorted_in, thresholds, side="right"), dtype=np.int64)

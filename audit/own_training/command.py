@@ -1,23 +1,34 @@
-"""The command line of an audit of one's own training: `python -m audit.run --train NAME`."""
+"""The command line of an audit of one's own training: `python -m audit.run --train NAME`.
+
+The audit runs in a process of its own. Whatever happens to that process, an exception, a call of
+os._exit or a kill for want of memory, ends with one line and exit code 2: it is never read as a
+leak, whose exit code is 1.
+"""
 
 import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import threat_models
-from audit import checks, console, lower_bounds
-from audit.numerics import shown_to
-from audit.own_training.checking import MOST_RUNS, check
+from audit import checks, console
+from audit.own_training.checking import MAX_RUNS, RELATIONS, check
 from audit.own_training.one_run import check_one_run
 from audit.own_training.records import TrainingSet
 from canaries import DiracCanary, crafted
-from threat_models.names import called, imported
+from threat_models.user_code import call_user_code, format_error, import_by_name
 
 _EXAMPLES = {
-    "python -m audit.run --train mine.train --records mine.DATA": "games against your own loop",
+    "python -m audit.run --train mine.train --records mine.DATA": "test of your own loop",
     "python -m audit.run --train mine.train --one-run --canaries 1000": "one training alone",
 }
-_NOTES = "exit code: 0 no leak found, 1 an attack shows more than is claimed, 2 an error"
+_NOTES = "exit code: 0 nothing found, 1 a broken premise or a proven leak, 2 not testable"
 
 
 def _parser() -> console.Parser:
@@ -33,14 +44,18 @@ def _parser() -> console.Parser:
     add("--claim", type=float, metavar="EPSILON", help="(default: what the function claims)")
     add("--delta", type=float, default=1e-5, metavar="D", help="(default: 1e-5)")
     add = parser.add_argument_group("how much is played").add_argument
-    add("--trials", type=int, default=1000, metavar="N", help="games (default: 1000)")
+    add("--trials", type=int, metavar="N", help="of the attack (default: by the time they take)")
+    add("--seconds", type=float, default=40.0, metavar="S", help="of the premises (default: 40)")
+    add("--no-premises", action="store_true", help="attack only, as versions 1 and 2 did")
     add("--one-run", action="store_true", help="train once, with many canaries")
     add("--canaries", type=int, default=1000, metavar="N", help="with --one-run (default: 1000)")
     add("--confidence", type=float, default=0.95, metavar="X", help="(default: 0.95)")
-    add("--jobs", type=int, default=1, metavar="N", help="worker processes (default: 1)")
-    add("--max-runs", type=float, default=MOST_RUNS, metavar="N", help="calls (default: 1e6)")
+    add("--jobs", type=int, metavar="N", help="worker processes (default: one per core)")
+    add("--json", action="store_true", help="print the result as JSON")
+    add("--max-runs", type=float, default=MAX_RUNS, metavar="N", help="calls (default: 1e6)")
     add("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     add = parser.add_argument_group("what the adversary may do").add_argument
+    add("--relation", default="add-remove", metavar="NAME", help=", ".join(RELATIONS))
     add("--threat", default="NTCV", metavar="NAME", help="NTNV, NTCV (default) or ETCV")
     add(
         "--canary",
@@ -70,19 +85,53 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    options = _parser().parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(arguments):  # also where --train has no name yet
+        arguments = ["--help"]
+    _parser().parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        path = os.pathsep.join(part or os.getcwd() for part in sys.path)
+        ended = subprocess.run(
+            [sys.executable, "-m", "audit.own_training.command", str(answer), *arguments],
+            env={**os.environ, "PYTHONPATH": path},
+            check=False,
+        ).returncode
+        if not answer.exists():
+            how = f"exit code {ended}"
+            if ended < 0:
+                how = f"signal {signal.Signals(-ended).name}"
+                if -ended == signal.SIGKILL:
+                    how += ", perhaps for want of memory"
+            return console.report_error(f"train must give an answer, and its process ended ({how})")
+        given = json.loads(answer.read_text())
+    if given["error"]:
+        return console.report_error(given["error"])
+    print(given["words"])
+    return int(given["exit_code"])
+
+
+def _answer(path: str, arguments: Sequence[str]) -> None:
+    """Audits, and writes the answer to a file."""
+    error, words, exit_code = "", "", console.INVALID
     try:
+        options = _parser().parse_args(arguments)
         result = _audit(options)
-    except (ValueError, OSError) as error:
-        return console.refused(error)
-    for name, bound in result.bounds.items():
-        print(f"{bound.epsilon:8.3f}  {name}")
-    print(result)
-    return result.exit_code
+        lines = [f"{bound.epsilon:8.3f}  {name}" for name, bound in result.bounds.items()]
+        words = result.to_json() if options.json else "\n".join([*lines, str(result)])
+        exit_code = result.exit_code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failed:  # of the user's code or ours, MemoryError too
+        own = isinstance(failed, ValueError | OSError)
+        error = " ".join(str(failed).split()) if own else format_error(failed)
+    temporary = Path(f"{path}.part")
+    temporary.write_text(json.dumps({"error": error, "words": words, "exit_code": exit_code}))
+    temporary.replace(path)
 
 
 def _audit(options: argparse.Namespace) -> Any:
-    train = imported("train", options.train)
+    train = import_by_name("train", options.train)
     records, validation, canary = _data(options)
     shared = {"claim": options.claim, "delta": options.delta, "confidence": options.confidence}
     if options.one_run:
@@ -96,18 +145,14 @@ def _audit(options: argparse.Namespace) -> Any:
         if not isinstance(given, Iterable):
             raise ValueError(f"candidates must name a list, got {type(given).__name__}")
         candidates = tuple(given)
-    ceiling = lower_bounds.ceiling(
-        options.trials // 2, options.trials // 2, options.delta, options.confidence
-    )
-    console.note(
-        f"{options.trials:,} games can show at most epsilon = "
-        f"{shown_to(ceiling, up=True, places=2)}, and more of a Gaussian mechanism"
-    )
     return check(
         train,
         records,
         canary,
-        games=options.trials,
+        trials=options.trials,
+        relation=options.relation,
+        premises=not options.no_premises,
+        seconds=options.seconds,
         repetitions=options.repetitions,
         candidates=candidates,
         validation=validation,
@@ -156,5 +201,9 @@ def _loaded(options: argparse.Namespace, train: bool, size: int) -> Any:
 
 def _called(parameter: str, name: str) -> Any:
     """What a name stands for: itself, or what it gives where it is a function."""
-    given = imported(parameter, name)
-    return called(parameter, given) if callable(given) else given
+    given = import_by_name(parameter, name)
+    return call_user_code(parameter, given) if callable(given) else given
+
+
+if __name__ == "__main__":
+    _answer(sys.argv[1], sys.argv[2:])

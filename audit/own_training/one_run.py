@@ -15,14 +15,21 @@ from audit import checks, lower_bounds
 from audit.lower_bounds import LowerBound
 from audit.own_training.records import TrainingSet
 from audit.own_training.result import CheckResult
-from audit.own_training.runs import Question, Run, Train, run_once, run_seed, undisturbed_generators
+from audit.own_training.runs import (
+    AuditTask,
+    Run,
+    Train,
+    run_once,
+    run_seed,
+    undisturbed_generators,
+)
 from canaries import crafted
 
 Array = NDArray[np.float64]
 
 # The rule of the readings of guesses: a short list of numbers of guesses, each paid for.
 _RULE = "bonferroni"
-_MOST_CANARIES = 100_000  # each is a record in memory
+_MAX_CANARIES = 100_000  # each is a record in memory
 # Of canaries that do not interact, one in so many is judged: the surest.
 _SHARE_JUDGED = 4
 
@@ -82,15 +89,15 @@ def check_one_run(
     training_set = TrainingSet.of(records)
     inserted: TrainingSet | None
     if isinstance(canaries, int):
-        count = checks.whole("canaries", canaries, 2, _MOST_CANARIES)
+        count = checks.integer("canaries", canaries, 2, _MAX_CANARIES)
         inserted = None if dirac else _crafted(training_set, count)
     else:
         inserted = TrainingSet.of(canaries)
-        count = checks.whole("canaries", len(inserted), 2)
+        count = checks.integer("canaries", len(inserted), 2)
         if dirac:
             raise ValueError("canaries must be a number with dirac, got records")
-    question = Question(train, training_set, inserted, None, loss, delta)
-    seed = checks.whole("seed", seed, 0)
+    question = AuditTask(train, training_set, inserted, None, loss, delta)
+    seed = checks.integer("seed", seed, 0)
     coins = np.random.default_rng([seed, 2]).integers(0, 2, count).astype(np.bool_)
     with undisturbed_generators():
         run = run_once(question, coins, candidate, run_seed(seed, 0))

@@ -19,7 +19,7 @@ class TrainingSet:
         labels: [n] classes, or real targets.
 
     Raises:
-        ValueError: numbers of features and labels that differ.
+        ValueError: numbers of features and labels that differ, or complex numbers.
 
     Example:
         >>> import numpy as np
@@ -39,6 +39,12 @@ class TrainingSet:
                 "records must be features [n, ...] with one label each, got features of shape "
                 f"{self.features.shape} and labels of shape {self.labels.shape}"
             )
+        for name, values in (("features", self.features), ("labels", self.labels)):
+            if np.iscomplexobj(values):
+                raise ValueError(
+                    f"{name} of records must be real numbers, got {values.dtype}: pass real and "
+                    "imaginary parts as features of their own"
+                )
 
     @classmethod
     def of(cls, records: Any) -> "TrainingSet":
@@ -48,15 +54,16 @@ class TrainingSet:
             ValueError: something else.
         """
         if isinstance(records, cls):
-            return records
-        if isinstance(records, Sequence) and len(records) == 2:
-            return cls(*(np.asarray(part) for part in records))
+            return _real_numbers("records", records)
+        if isinstance(records, Sequence) and len(records) == 2 and not isinstance(records, str):
+            return _real_numbers("records", cls(*(_array("records", part) for part in records)))
         try:
-            return cls(records.features, records.labels)
+            features, labels = records.features, records.labels
         except AttributeError:
             raise ValueError(
                 f"records must be a pair (features, labels), got {type(records).__name__}"
             ) from None
+        return _real_numbers("records", cls(_array("records", features), _array("records", labels)))
 
     def __len__(self) -> int:
         """Number of records."""
@@ -75,6 +82,31 @@ class TrainingSet:
         )
 
 
+def _array(parameter: str, values: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{parameter} must be arrays of numbers, got {type(values).__name__}: {error}"
+        ) from None
+
+
+def _real_numbers(parameter: str, records: TrainingSet) -> TrainingSet:
+    """The records, if all of their numbers are real and finite."""
+    for name, values in (("features", records.features), ("labels", records.labels)):
+        if values.dtype.kind not in "fiub":
+            raise ValueError(
+                f"{parameter} must hold real numbers, got {name} of type {values.dtype}: encode "
+                "text and categories as whole numbers"
+            )
+        if values.dtype.kind == "f" and not np.all(np.isfinite(values)):
+            bad = int(np.size(values) - np.isfinite(values).sum())
+            raise ValueError(
+                f"{parameter} must be finite, got {bad} {name} that are NaN or infinite"
+            )
+    return records
+
+
 def one_record(record: Any) -> TrainingSet:
     """A single record, to be added to others.
 
@@ -87,8 +119,8 @@ def one_record(record: Any) -> TrainingSet:
     if isinstance(record, InputCanary):
         return TrainingSet(record.features[None], np.array([record.label]))
     if isinstance(record, Sequence) and len(record) == 2:
-        features, label = (np.asarray(part) for part in record)
-        return TrainingSet(features[None], label[None])
+        features, label = (_array("canary", part) for part in record)
+        return _real_numbers("canary", TrainingSet(features[None], label[None]))
     raise ValueError(
         "canary must be an InputCanary, a DiracCanary or a pair (features, label), "
         f"got {type(record).__name__}"

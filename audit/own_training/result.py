@@ -1,14 +1,17 @@
 """What an audit of a training function comes to: in words, as an exit code, as an exception."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from audit.lower_bounds import LowerBound
-from audit.numerics import exact, shown
+from audit.numerics import format_exact, format_rounded
+from audit.own_training.findings import PremiseReport
 
 
 class PrivacyLeak(AssertionError):
-    """An attack shows more than is claimed.
+    """A premise of the claim is broken, or an attack shows more than is claimed.
 
     Example:
         >>> issubclass(PrivacyLeak, AssertionError)  # so a test that meets one fails
@@ -32,6 +35,10 @@ class CheckResult:
         needed: so many games could refute the claim; None where it is not known.
         games: how many were played, or how many canaries were in one.
         unit: what `games` counts.
+        premises: the differential test; None where it was not made.
+        detectable: the largest noise, as a share of the claimed one, that so many games find with
+            80 % probability; None where it is not known.
+        attack_skipped: why no game was played; empty where games were.
 
     Example:
         >>> import numpy as np
@@ -54,6 +61,9 @@ class CheckResult:
     games: int
     unit: str = "games"
     needed: int | None = None
+    premises: PremiseReport | None = None
+    detectable: float | None = None
+    attack_skipped: str = ""
 
     @property
     def leaks(self) -> bool:
@@ -61,18 +71,43 @@ class CheckResult:
         return self.claim is not None and self.epsilon > self.claim
 
     @property
+    def broken(self) -> bool:
+        """Whether a premise is broken or the attack shows more than is claimed."""
+        return self.leaks or (self.premises is not None and self.premises.broken)
+
+    @property
     def words(self) -> str:
         """The verdict in a line."""
+        parts = []
+        if self.premises is not None and (self.premises.broken or self.premises.inconclusive):
+            parts.append(self.premises.summary)
+        elif self.premises is not None and self.premises.watched:
+            parts.append("no broken premise found")
+        if self.games or not self.attack_skipped:
+            parts.append(self._attack_words)
+        elif self.attack_skipped:
+            parts.append(self.attack_skipped)
+        return "; ".join(parts)
+
+    @property
+    def _attack_words(self) -> str:
         claims = "claims nothing"
         if self.claim is not None:
-            claims = f"claims ({exact(self.claim)}, {exact(self.delta)})"
+            # A claim is rounded up, which may only make it larger than it is.
+            claim = format_rounded(self.claim, up=True, digits=4)
+            claims = f"claims ({claim}, {format_exact(self.delta)})"
         confidence = f"with {100 * self.confidence:g} % confidence"
-        least = shown(self.epsilon, up=False, digits=4)
+        least = format_rounded(self.epsilon, up=False, digits=4)
         found = f"an attack shows at least {least} {confidence} (by {self.shown_by})"
         if self.leaks or self.claim is None:
             return f"{claims}; {found}"
-        most = shown(self.ceiling, up=True, digits=4)
+        most = format_rounded(self.ceiling, up=True, digits=4)
         ceiling = f"so many {self.unit} ({self.games}) could have shown at most {most}"
+        if self.detectable is not None:
+            ceiling += (
+                f", and find noise of {self.detectable:.2f} times the claimed scale with 80 % "
+                "probability"
+            )
         if self.ceiling <= self.claim:
             ceiling += ", so no leak could have been found: play more"
             if self.needed is not None:
@@ -83,25 +118,64 @@ class CheckResult:
 
     @property
     def exit_code(self) -> int:
-        """1 where the attack shows more than is claimed, else 0."""
-        return int(self.leaks)
+        """1 for a broken premise or a proven leak, 2 where nothing could be tested, else 0."""
+        if self.broken:
+            return 1
+        return 2 if self.premises is not None and self.premises.inconclusive else 0
 
     def __bool__(self) -> bool:
-        """Whether no leak was found, for `assert audit.check(...)`."""
-        return not self.leaks
+        """Whether it was tested and nothing was found, for `assert audit.check(...)`."""
+        return self.exit_code == 0
 
     def __str__(self) -> str:
-        return self.words
+        if self.premises is None:
+            return self.words
+        attack = (
+            self._attack_words if self.games or not self.attack_skipped else self.attack_skipped
+        )
+        return f"{self.premises}\n{attack}"
 
-    def raise_if_leaking(self) -> "CheckResult":
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain Python objects."""
+        return {
+            "exit_code": self.exit_code,
+            "verdict": self.words,
+            "premises": None if self.premises is None else self.premises.to_dict(),
+            "claim": self.claim,
+            "delta": self.delta,
+            "epsilon": self.epsilon,
+            "confidence": self.confidence,
+            "shown_by": self.shown_by,
+            "bounds": {name: bound.epsilon for name, bound in self.bounds.items()},
+            "max_detectable_epsilon": self.ceiling,
+            "detectable_noise_scale": self.detectable,
+            self.unit: self.games,
+        }
+
+    def to_json(self) -> str:
+        """Everything as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def raise_if_broken(self) -> "CheckResult":
         """Returns itself, or raises.
 
         Raises:
-            PrivacyLeak: an attack shows more than is claimed.
-            ValueError: nothing is claimed.
+            PrivacyLeak: a premise is broken, or an attack shows more than is claimed.
+            ValueError: nothing could be tested.
         """
-        if self.claim is None:
-            raise ValueError("claim must be given where train has no accountant, got none")
-        if self.leaks:
+        if self.broken:
             raise PrivacyLeak(self.words)
+        if self.exit_code:
+            raise ValueError(self.words)
         return self
+
+    def raise_if_leaking(self) -> "CheckResult":
+        """Returns itself, or raises as `raise_if_broken` does, and where nothing is claimed.
+
+        Raises:
+            PrivacyLeak: a premise is broken, or an attack shows more than is claimed.
+            ValueError: nothing is claimed, or nothing could be tested.
+        """
+        if self.claim is None and not self.broken:
+            raise ValueError("claim must be given where train has no accountant, got none")
+        return self.raise_if_broken()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from audit.own_training import readings
 from audit.own_training.records import TrainingSet
 from audit.own_training.watch import Watch
-from threat_models.names import called
+from threat_models.user_code import call_user_code, format_error
 
 Array = NDArray[np.float64]
 _MASK = 0xFFFFFFFF
@@ -48,7 +48,7 @@ class Train(Protocol):
 
 
 @dataclass(frozen=True)
-class Question:
+class AuditTask:
     """What is asked of every run.
 
     Attributes:
@@ -108,7 +108,7 @@ def run_seed(seed: int, trial: int, run: int = 0) -> int:
     return word
 
 
-def run_once(question: Question, included: NDArray[np.bool_], candidate: Any, seed: int) -> Run:
+def run_once(question: AuditTask, included: NDArray[np.bool_], candidate: Any, seed: int) -> Run:
     """Calls the training function once and reads what it released.
 
     Args:
@@ -127,11 +127,19 @@ def run_once(question: Question, included: NDArray[np.bool_], candidate: Any, se
     watch = Watch(canaries, included, question.loss, seed)
     seed_everything(seed)
     try:
-        result = called("train", question.train, records, candidate, seed, watch)
+        result = call_user_code("train", question.train, records, candidate, seed, watch)
     finally:
         watch.close()
     trace = watch.trace()
-    score, told = _read(question, result, len(included))
+    try:
+        score, told = _read(question, result, len(included))
+    except Exception as error:
+        if str(error).startswith("train must"):
+            raise
+        raise ValueError(
+            "train must return a model that accepts the records, and it raised "
+            f"{format_error(error)}"
+        ) from error
     nothing = np.empty(0)
     return Run(
         score=score,
@@ -144,7 +152,7 @@ def run_once(question: Question, included: NDArray[np.bool_], candidate: Any, se
     )
 
 
-def _read(question: Question, result: Any, canaries: int) -> tuple[Array, Array]:
+def _read(question: AuditTask, result: Any, canaries: int) -> tuple[Array, Array]:
     """The scores of the canaries [m] and the rest that is told, [f]."""
     if result is None:
         return np.empty(0), np.empty(0)
@@ -161,7 +169,7 @@ def _read(question: Question, result: Any, canaries: int) -> tuple[Array, Array]
     return score, np.concatenate([score, rest])
 
 
-def _choice(question: Question, result: Any, score: Array) -> float:
+def _choice(question: AuditTask, result: Any, score: Array) -> float:
     value = float(score[0]) if len(score) else -math.inf
     if question.validation is not None and readings.numbers(result) is None:
         value = float(readings.record_scores(result, question.validation, question.loss).mean())

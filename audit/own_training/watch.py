@@ -60,7 +60,7 @@ class Watch:
         """
         for each in watched:
             if hasattr(each, "param_groups"):
-                if self._optimizer is not None:
+                if self._optimizer is not None and each is not self._optimizer:
                     raise ValueError("watch must be given one optimizer, got a second")
                 self._optimizer = each
             elif hasattr(each, "accountant"):
@@ -74,8 +74,11 @@ class Watch:
                     "watch must be given an optimizer, a model, a PrivacyEngine or an accountant, "
                     f"got {type(each).__name__}"
                 )
-        if self._optimizer is None:
-            return
+        if self._optimizer is not None:
+            self._attach()
+
+    def _attach(self) -> None:
+        """Looks at the optimizer, with all that is known so far."""
         if self._white_box is None:
             from audit.own_training.white_box import WhiteBox
 
@@ -85,6 +88,24 @@ class Watch:
         if self._model is not None:
             self._white_box.model = self._model
         self._white_box.accountant = self.accountant
+
+    def release(self, value: Any) -> Any:
+        """Declares a further noisy number that the function releases and accounts for.
+
+        The differential test forces it, as it forces released gradients: a noisy quantile that sets
+        the next threshold, a noisy mean that standardizes the data.
+
+        Args:
+            value: a number, an array or a tensor, after its noise.
+
+        Returns:
+            The value to go on with: `value` itself outside of the differential test.
+
+        Example:
+            >>> Watch(None, np.array([True])).release(0.7)
+            0.7
+        """
+        return value
 
     def claim(self, epsilon: float) -> None:
         """States the epsilon that the function promises, at the delta of the audit."""

@@ -2,7 +2,7 @@
 
 Before every step of the optimizer it takes the canary's gradient z_i at the current weights,
 clipped as the optimizer clips, and the released gradient p_i, and accumulates the proxies of
-`audit.dpsgd.LaneOutcomes` from their inner products. Where the canary is a gradient itself
+`audit.dpsgd.RunOutcomes` from their inner products. Where the canary is a gradient itself
 (Dirac), it inserts it too.
 """
 
@@ -51,7 +51,7 @@ class Trace:
     Attributes:
         steps: N, how many gradients were released.
         lambda_a: [m], the mean over the steps of <z_i, p_i> / C_i^2.
-        lambda_c: [m], the same for sampled batches; see `audit.dpsgd.LaneOutcomes`.
+        lambda_c: [m], the same for sampled batches; see `audit.dpsgd.RunOutcomes`.
         details: [f], with one canary: the range of the products over the steps; their sum and, of
             Opacus, the mean square of p_i, for every tensor of parameters; their sum for every
             stretch of steps.
@@ -267,7 +267,7 @@ class WhiteBox:
         if labels.is_floating_point():
             labels = labels.to(like.dtype)
         products, squares = [], []
-        with _undisturbed(self.model):
+        with undisturbed(self.model):
             for start in range(0, len(labels), _CANARIES_AT_ONCE):
                 part = slice(start, start + _CANARIES_AT_ONCE)
                 own = self._gradients(parameters, features[part], labels[part])
@@ -306,7 +306,7 @@ class WhiteBox:
 
 
 @contextmanager
-def _undisturbed(model: Any) -> Iterator[None]:
+def undisturbed(model: Any) -> Iterator[None]:
     """The model in evaluation mode, without Opacus's hooks, and torch's generator as it was."""
     training = [module for module in model.modules() if module.training]
     hooks = [module for module in model.modules() if hasattr(module, "disable_hooks")]

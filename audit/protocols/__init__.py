@@ -1,22 +1,25 @@
-"""Ways of choosing a best run, as plain descriptions.
+"""Tuning protocols: ways of choosing the best run, as plain descriptions.
 
-A protocol knows neither data nor score nor noise: what choosing costs is `upper_bounds`', how it is
-done `tuning`'s.
+A protocol contains no data, score or noise. `audit.upper_bounds` computes its cost, and
+`audit.tuning` carries it out.
 """
 
+from audit import _deprecated
 from audit.protocols.adaptive import Adaptive
 from audit.protocols.base import Protocol
+from audit.protocols.best_runs import BestRuns
 from audit.protocols.grid import Grid
 from audit.protocols.noisy_max import NoisyMax
+from audit.protocols.parsing import DEFAULT_REPETITIONS, parse_protocol
 from audit.protocols.propose_test_release import ProposeTestRelease
 from audit.protocols.random_search import RandomSearch
-from audit.protocols.spec import DEFAULT_LAW, parse
 from audit.protocols.subset import Subset
 from audit.protocols.until import RandomStopping, UntilAccepted
 
 __all__ = [
-    "DEFAULT_LAW",
+    "DEFAULT_REPETITIONS",
     "Adaptive",
+    "BestRuns",
     "Grid",
     "NoisyMax",
     "ProposeTestRelease",
@@ -25,5 +28,7 @@ __all__ = [
     "RandomStopping",
     "Subset",
     "UntilAccepted",
-    "parse",
+    "parse_protocol",
 ]
+
+__getattr__ = _deprecated.renamed(__name__)

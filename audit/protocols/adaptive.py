@@ -1,4 +1,4 @@
-"""Adaptive search: the density of the next candidate learns from the runs so far."""
+"""Adaptive search: the density of the next candidate depends on the earlier runs."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,15 +11,17 @@ from audit.repetitions import Repetitions
 
 @dataclass(frozen=True)
 class Adaptive(Protocol):
-    """K runs, each candidate from a density within [low, high] times the prior, by all so far.
+    """K runs, each with a candidate from a density between low and high times the prior.
 
-    Wang et al. 2023 (DP-HyPO, framework 1). K is drawn first, no density looks at it, and the best
-    of the runs is released.
+    The densities may depend on the earlier runs but not on K, which is drawn first. The best run is
+    released. Ties are broken by an independent random number of each run, or by a fixed order of
+    candidates and outputs, but not by the order of the runs. Source: Wang et al. 2023 (DP-HyPO,
+    framework 1).
 
     Attributes:
-        repetitions: the law of K, also as text.
-        low: c in (0, 1].
-        high: C >= 1.
+        repetitions: the distribution of K, as an object or as text.
+        low: c in (0, 1], the smallest ratio of a density to the prior.
+        high: C >= 1, the largest ratio.
 
     Example:
         >>> search = Adaptive("tnb:0,0.1", low=0.75, high=1.33)
@@ -34,11 +36,11 @@ class Adaptive(Protocol):
     name: ClassVar[str] = "adaptive"
     assumption: ClassVar[str] = (
         "K runs, each candidate from a density within [c, C] times the prior, by the runs before "
-        "it and not by K"
+        "it and not by K; ties broken at random or by candidate and output, not by order of arrival"
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
         low = checks.interval("low", self.low, 0.0, 1.0, closed_high=True)
         high = checks.interval("high", self.high, 1.0, 1e6, closed_low=True, closed_high=True)
         object.__setattr__(self, "low", low)

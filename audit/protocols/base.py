@@ -1,4 +1,4 @@
-"""What every protocol tells of itself."""
+"""The interface of tuning protocols."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -8,8 +8,8 @@ class Protocol(ABC):
     """A way of choosing a best run: a plain description, without data, score or noise.
 
     Attributes:
-        name: what texts call the protocol, `grid` in `grid:100,0.5`.
-        assumption: what must be true of a tuning for a theorem about this protocol to speak of it.
+        name: the name of the protocol in texts, such as `grid` in `grid:100,0.5`.
+        assumption: the condition on a tuning under which theorems about this protocol apply.
 
     Example:
         >>> from audit.protocols import Grid
@@ -23,12 +23,12 @@ class Protocol(ABC):
     @property
     @abstractmethod
     def spec(self) -> str:
-        """The protocol as text; `parse(protocol.spec) == protocol`."""
+        """The protocol as text; `parse_protocol(protocol.spec) == protocol`."""
 
     @property
     @abstractmethod
     def mean_runs(self) -> float | None:
-        """Expected number of runs, a final one not counted; None where it depends on the data."""
+        """Expected number of runs without a final run; None if it depends on the data."""
 
     def __str__(self) -> str:
         return self.spec

@@ -1,23 +1,23 @@
-"""A grid: every candidate of a list at most once."""
+"""Grid search: every candidate of a list is trained at most once."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from audit import checks
 from audit.protocols.base import Protocol
-from audit.repetitions import MOST_RUNS
+from audit.repetitions import MAX_RUNS
 
 
 @dataclass(frozen=True)
 class Grid(Protocol):
-    """Every candidate of a fixed list, once, or each with some chance; the best is released.
+    """Every candidate of a fixed list is trained, or each with some chance; the best is released.
 
-    The score may prefer by candidate as well as by output, and the winner's index is released: a
-    role that is dealt without replacement, which K draws of one law do not have.
+    The score may depend on the candidate as well as on the output, and the index of the winner is
+    released. Candidates are distinct, whereas independent draws may repeat.
 
     Attributes:
-        candidates: how many there are.
-        inclusion: chance, independent of all else, that a candidate is run at all, in (0, 1].
+        candidates: length of the list.
+        inclusion: probability that a candidate is trained at all, independently, in (0, 1].
 
     Example:
         >>> Grid(20, 0.5).spec, Grid(20, 0.5).mean_runs
@@ -32,7 +32,7 @@ class Grid(Protocol):
 
     def __post_init__(self) -> None:
         object.__setattr__(
-            self, "candidates", checks.whole("candidates", self.candidates, 1, MOST_RUNS)
+            self, "candidates", checks.integer("candidates", self.candidates, 1, MAX_RUNS)
         )
         inclusion = checks.interval("inclusion", self.inclusion, 0.0, 1.0, closed_high=True)
         object.__setattr__(self, "inclusion", inclusion)

@@ -1,24 +1,24 @@
-"""Report noisy max: the best of fixed queries, each with its own noise."""
+"""Report noisy max: the best of fixed queries with independent noise."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from audit import checks
 from audit.protocols.base import Protocol
-from audit.repetitions import MOST_RUNS
+from audit.repetitions import MAX_RUNS
 
 
 @dataclass(frozen=True)
 class NoisyMax(Protocol):
-    """Noise is added to each of m values of sensitivity 1, and the index of the largest released.
+    """Adds noise to m values of sensitivity 1 and releases the index of the largest.
 
-    One "run" is one noisy value: a Gaussian or Laplace mechanism of sensitivity 1 (Koskela, Redberg
-    & Wang 2024, section 3).
+    The base is one noisy value: a Gaussian or Laplace mechanism of sensitivity 1. Source: Koskela,
+    Redberg & Wang 2024, section 3.
 
     Attributes:
-        candidates: m, how many values.
-        monotone: whether between neighbours all values move in one direction.
-        rounds: how often it is done, each time with values that may depend on what was released.
+        candidates: m, the number of values.
+        monotone: whether all values change in the same direction between neighbours.
+        rounds: number of adaptive repetitions; the values may depend on earlier outputs.
     """
 
     candidates: int
@@ -30,9 +30,9 @@ class NoisyMax(Protocol):
 
     def __post_init__(self) -> None:
         object.__setattr__(
-            self, "candidates", checks.whole("candidates", self.candidates, 1, MOST_RUNS)
+            self, "candidates", checks.integer("candidates", self.candidates, 1, MAX_RUNS)
         )
-        object.__setattr__(self, "rounds", checks.whole("rounds", self.rounds, 1, 10**6))
+        object.__setattr__(self, "rounds", checks.integer("rounds", self.rounds, 1, 10**6))
 
     @property
     def spec(self) -> str:

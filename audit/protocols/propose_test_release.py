@@ -1,4 +1,4 @@
-"""Tuning over candidates that test before they release."""
+"""Tuning over candidates that run a private test before they release anything."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,16 +11,16 @@ from audit.repetitions import Repetitions
 
 @dataclass(frozen=True)
 class ProposeTestRelease(Protocol):
-    """Random search over runs that first test privately whether they may release.
+    """Random search over runs that release an output only if a private test passes.
 
-    Koskela, Redberg & Wang 2024, theorem 6.1, after Redberg et al. 2023. The base is what a run
-    releases when its test passes.
+    The base mechanism is the release after a passed test. Sources: Koskela, Redberg & Wang 2024,
+    theorem 6.1; Redberg et al. 2023.
 
     Attributes:
-        repetitions: the law of K, also as text.
+        repetitions: the distribution of K, as an object or as text.
         test_epsilon: epsilon of the test, >= 0.
         test_delta: delta of the test, in [0, 1).
-        failure: chance that the test passes wrongly, in [0, 1).
+        failure: probability that the test passes wrongly, in [0, 1).
 
     Example:
         >>> ProposeTestRelease("tnb:0,0.1", 1.0, 1e-6, 1e-7).spec
@@ -36,7 +36,7 @@ class ProposeTestRelease(Protocol):
     assumption: ClassVar[str] = "K independent runs, each of which tests before it releases"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
         for name, high in (("test_epsilon", 1e6), ("test_delta", 1.0), ("failure", 1.0)):
             value = checks.interval(name, getattr(self, name), 0.0, high, closed_low=True)
             object.__setattr__(self, name, value)

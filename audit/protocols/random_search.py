@@ -1,4 +1,4 @@
-"""Random search: draw K, train K candidates drawn anew, keep the best."""
+"""Random search: draw K, train K independently drawn candidates, release the best."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,13 +10,12 @@ from audit.repetitions import Repetitions
 
 @dataclass(frozen=True)
 class RandomSearch(Protocol):
-    """K independent runs, each with a candidate drawn anew from one prior; the best is released.
+    """K independent runs, each with a candidate drawn from the same prior; the best is released.
 
-    Liu & Talwar 2019, Papernot & Steinke 2022; algorithm 2 of Xiang, Wang & Wang 2024. A law of K
-    alone means this.
+    Sources: Liu & Talwar 2019, Papernot & Steinke 2022; algorithm 2 of Xiang, Wang & Wang 2024.
 
     Attributes:
-        repetitions: the law of K, also as text.
+        repetitions: the distribution of K, as an object or as text.
 
     Example:
         >>> RandomSearch("geometric:0.1").mean_runs
@@ -29,7 +28,7 @@ class RandomSearch(Protocol):
     assumption: ClassVar[str] = "K independent runs, each candidate drawn anew"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
 
     @property
     def spec(self) -> str:

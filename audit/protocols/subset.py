@@ -1,4 +1,4 @@
-"""Tuning on a random part of the records."""
+"""Tuning on a random subset of the records."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,14 +13,14 @@ FINALS = ("rest", "all")
 
 @dataclass(frozen=True)
 class Subset(Protocol):
-    """Random search on a Poisson subset of the records; then one run on the rest, or on all.
+    """Random search on a Poisson subset of the records, then one run on the rest or on all.
 
-    Koskela & Kulkarni 2023. What the tuning chose and the final run are both released.
+    The chosen candidate and the final run are both released. Source: Koskela & Kulkarni 2023.
 
     Attributes:
-        repetitions: the law of K of the tuning, also as text.
-        sampling_rate: q in [0, 1], chance of a record to be tuned on, independent of the others.
-        final: whether the final run takes the `rest` of the records or `all`.
+        repetitions: the distribution of K of the tuning, as an object or as text.
+        sampling_rate: q in [0, 1], the probability that a record is in the subset, independently.
+        final: whether the final run uses the `rest` of the records or `all`.
 
     Example:
         >>> Subset("tnb:0,0.1", sampling_rate=0.1).spec
@@ -37,7 +37,7 @@ class Subset(Protocol):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", laws.parse(self.repetitions))
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
         rate = checks.interval(
             "sampling_rate", self.sampling_rate, 0.0, 1.0, closed_low=True, closed_high=True
         )

@@ -1,4 +1,4 @@
-"""Rerunning until a run is good enough."""
+"""Repetition until a run is accepted."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,13 +9,13 @@ from audit.protocols.base import Protocol
 
 @dataclass(frozen=True)
 class UntilAccepted(Protocol):
-    """Run until the output is acceptable, and release that one.
+    """Repeats runs until the output is accepted, and releases that output.
 
-    Conditional sampling (Papernot & Steinke 2022, proposition 15; Liu & Talwar 2019).
+    Sources: conditional sampling (Papernot & Steinke 2022, proposition 15); Liu & Talwar 2019.
 
     Attributes:
-        acceptance: a lower limit, on every data set, of the chance that one run is accepted, in
-            (0, 1].
+        acceptance: a lower limit, on every data set, of the probability that one run is accepted,
+            in (0, 1].
 
     Example:
         >>> UntilAccepted(0.1).spec
@@ -44,13 +44,13 @@ class UntilAccepted(Protocol):
 
 @dataclass(frozen=True)
 class RandomStopping(Protocol):
-    """Run until the output is acceptable; after every run that is not, stop with some chance.
+    """Repeats runs until the output is accepted; after each rejection, stops with some chance.
 
-    Whoever stops releases nothing. No run need have any chance of being accepted (after algorithm
-    2 of Liu & Talwar 2019).
+    After a stop, nothing is released. No lower limit of the acceptance is needed. Source: after
+    algorithm 2 of Liu & Talwar 2019.
 
     Attributes:
-        stop: chance to give up after a run that was not accepted, in (0, 1].
+        stop: probability of giving up after a rejected run, in (0, 1].
 
     Example:
         >>> RandomStopping(0.1).spec

@@ -1,11 +1,12 @@
-"""Laws of K, the number of runs of the base mechanism.
+"""Distributions of K, the number of runs of the base mechanism.
 
 Sources: Papernot & Steinke 2022 (definitions 1 and 2: truncated negative binomial, Poisson),
 Koskela, Redberg & Wang 2024 (binomial), Xiang, Wang & Wang 2024 (eq. 21: two-point).
 """
 
+from audit import _deprecated
 from audit.repetitions.base import (
-    MOST_RUNS,
+    MAX_RUNS,
     GivenNoFailure,
     PowerLaw,
     ProfileTheorem,
@@ -14,15 +15,15 @@ from audit.repetitions.base import (
 )
 from audit.repetitions.binomial import Binomial
 from audit.repetitions.fixed import Fixed
+from audit.repetitions.parsing import FAMILIES, parse_repetitions
 from audit.repetitions.poisson import Poisson
-from audit.repetitions.spec import FAMILIES, parse
 from audit.repetitions.truncated import Truncated
 from audit.repetitions.truncated_negative_binomial import TruncatedNegativeBinomial
 from audit.repetitions.two_point import TwoPoint
 
 __all__ = [
     "FAMILIES",
-    "MOST_RUNS",
+    "MAX_RUNS",
     "Binomial",
     "Fixed",
     "GivenNoFailure",
@@ -34,5 +35,7 @@ __all__ = [
     "Truncated",
     "TruncatedNegativeBinomial",
     "TwoPoint",
-    "parse",
+    "parse_repetitions",
 ]
+
+__getattr__ = _deprecated.renamed(__name__)

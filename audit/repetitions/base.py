@@ -1,9 +1,10 @@
-"""What a law of K, the number of runs, can be asked.
+"""The interface of distributions of K, the number of runs.
 
-A protocol draws K, runs the base mechanism K times and releases the best run. All that privacy
-needs to know of the law of K is its probability generating function phi(x) = E[x^K] and its
-derivative. The event that decides the leakage has probability close to 1 under one run, so every
-law evaluates phi from log(x): the survival 1 - x = -expm1(log x) is then exact where it is tiny.
+A protocol draws K, runs the base mechanism K times and releases the best run. The privacy of the
+tuning depends on the distribution of K only through its probability generating function
+phi(x) = E[x^K] and the derivative of phi. The event that determines the leakage has probability
+close to 1 in one run. Distributions therefore evaluate phi from log(x), so that the survival
+1 - x = -expm1(log x) is exact where it is tiny.
 """
 
 import math
@@ -16,15 +17,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.numerics import TINY, bracket, exact, log_or_minus_infinity
+from audit.numerics import TINY, bisect_intervals, format_exact, safe_log
 
 Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
 
 GIVEN = " given no failure of chance "
 
-MOST_RUNS = 10**15
-"""A number of runs beyond any: below it, doubles tell whole numbers apart."""
+MAX_RUNS = 10**15
+"""Largest number of runs: below it, doubles represent integers exactly."""
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 _LOG_HALF = math.log(0.5)
@@ -37,15 +38,15 @@ def log_of_one_minus(s: ArrayLike) -> Array:
 
 
 def counts(k: ArrayLike) -> tuple[Array, NDArray[np.bool_]]:
-    """The k that are counts, 0 in place of the others, and which they are."""
+    """Replaces values that are not non-negative integers by 0; also returns which are valid."""
     k = np.asarray(k, dtype=np.float64)
     possible = (k >= 0) & (k == np.floor(k))
     return np.where(possible, k, 0.0), possible
 
 
-def written(name: str, *numbers: float) -> str:
-    """`name:number,number` that is read back as the very same numbers, and short where it can."""
-    return f"{name}:{','.join(map(exact, numbers))}"
+def format_spec(name: str, *numbers: float) -> str:
+    """Formats `name:number,number` with the shortest digits that are parsed back exactly."""
+    return f"{name}:{','.join(map(format_exact, numbers))}"
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class ProfileTheorem:
 
     Attributes:
         source: the theorem.
-        penalty: maps eps_1 [n] and upper bounds on delta(eps_1) [n] to penalties [n], infinite
-            where an eps_1 is not allowed.
+        penalty: maps eps_1 [n] and upper bounds on delta(eps_1) [n] to penalties [n];
+            infinite where the theorem does not allow eps_1.
 
     Example:
         >>> from audit.repetitions import Poisson
@@ -91,8 +92,8 @@ class RenyiTheorem:
 
     Attributes:
         source: the theorem.
-        penalty: maps the base's Renyi divergence (of orders) and profile (of epsilons) to the
-            penalty, a function of orders [n].
+        penalty: maps the base's Renyi divergence (a function of orders) and its privacy profile (a
+            function of epsilons) to the penalty, a function of orders [n].
 
     Example:
         >>> from audit.repetitions import Poisson
@@ -105,15 +106,15 @@ class RenyiTheorem:
 
 
 class Repetitions(ABC):
-    """The law of K. Subclasses give the forms in log(x); the rest follows.
+    """The distribution of K. Subclasses implement the functions of log(x); the rest follows.
 
-    A law of one's own needs no more than the abstract methods. What theorems about single families
-    ask for is None unless a law says otherwise: bounds by these theorems then do not apply.
+    A new distribution only needs the abstract methods. Properties that belong to theorems about
+    single families are None by default; the bounds of these theorems then do not apply.
 
     Example:
         >>> import numpy as np
-        >>> from audit.repetitions import parse
-        >>> law = parse("tnb:0,0.01")
+        >>> from audit.repetitions import parse_repetitions
+        >>> law = parse_repetitions("tnb:0,0.01")
         >>> round(law.mean, 2), round(law.expected_quantile(), 3)
         (21.5, 0.793)
         >>> law.sample(np.random.default_rng(0), 5).tolist()
@@ -123,7 +124,7 @@ class Repetitions(ABC):
     @property
     @abstractmethod
     def spec(self) -> str:
-        """The law as text; `parse(law.spec) == law`."""
+        """The distribution as text; `parse_repetitions(distribution.spec) == distribution`."""
 
     @property
     @abstractmethod
@@ -145,7 +146,7 @@ class Repetitions(ABC):
 
     @abstractmethod
     def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
-        """1 - phi(x), from log(x) <= 0: accurate where x is within 1e-300 of 1."""
+        """1 - phi(x), from log(x) <= 0; accurate even where x is within 1e-300 of 1."""
 
     @abstractmethod
     def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
@@ -153,14 +154,14 @@ class Repetitions(ABC):
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
-        """Draws [size] independent K, exactly from the law."""
+        """Draws [size] independent values of K, exactly from the distribution."""
 
     def some_phi_at(self, log_x: ArrayLike) -> Array:
-        """phi(x) - phi(0): at least one run, and an event of probability x in every run."""
+        """phi(x) - phi(0): chance of at least one run, and that all lie in an event of chance x."""
         phi = np.exp(self.log_phi_at(log_x))
         if self.probability_of_none == 0.0:
             return phi
-        # For x <= 1/2 the first terms of the series keep the digits; the rest is at most x^65.
+        # For x <= 1/2, the first terms of the series are accurate, and the rest is at most x^65.
         log_x = np.asarray(log_x, dtype=np.float64)
         k = np.arange(1.0, 65.0)
         log_small = np.minimum(log_x, _LOG_HALF)[..., None]
@@ -175,14 +176,14 @@ class Repetitions(ABC):
 
     def phi(self, x: ArrayLike) -> Array:
         """phi(x) = E[x^K], for x in [0, 1]."""
-        return np.exp(self.log_phi_at(log_or_minus_infinity(x)))
+        return np.exp(self.log_phi_at(safe_log(x)))
 
     def phi_prime(self, x: ArrayLike) -> Array:
         """phi'(x), for x in [0, 1]."""
-        return np.exp(self.log_phi_prime_at(log_or_minus_infinity(x)))
+        return np.exp(self.log_phi_prime_at(safe_log(x)))
 
     def phi_survival(self, s: ArrayLike) -> Array:
-        """1 - phi(1 - s): the chance that an event of probability s happens in one run at least."""
+        """1 - phi(1 - s): the chance that an event of probability s happens in at least one run."""
         return self.one_minus_phi_at(log_of_one_minus(s))
 
     def phi_prime_survival(self, s: ArrayLike) -> Array:
@@ -196,18 +197,21 @@ class Repetitions(ABC):
     def inverse_survival(self, y: ArrayLike) -> Array:
         """The s in [0, 1] with 1 - phi(1 - s) = y; 1 where y > 1 - P[K = 0].
 
-        Solved in log(s), to the last bits of s, rounded up. Laws with a closed form override it.
+        Solved by bisection in log(s) and rounded up. Distributions with a closed form override it.
         """
         y = np.asarray(y, dtype=np.float64)
-        # 1 - phi(1-s) <= E[K] s, so s >= y / E[K], less what rounding may take; and s <= 1.
+        # 1 - phi(1-s) <= E[K] s, so s >= y / E[K] up to rounding; and s <= 1.
         low = np.log(np.maximum(y / self.mean, TINY)) - 1e-9
-        _, high = bracket(lambda log_s: self.phi_survival(np.exp(log_s)) < y, low, 0.0, 64)
+        _, high = bisect_intervals(lambda log_s: self.phi_survival(np.exp(log_s)) < y, low, 0.0, 64)
         return np.where(y <= 0, 0.0, np.where(y >= self.phi_survival(1.0), 1.0, np.exp(high)))
 
     def expected_quantile(self) -> float:
-        """Expected quantile of the best of K runs, 1 - int_0^1 phi (PS sec. 3.6)."""
+        """Expected quantile of the best of K runs, 1 - int_0^1 phi.
+
+        Source: Papernot & Steinke 2022, section 3.6.
+        """
         nodes, weights = np.polynomial.legendre.leggauss(64)
-        # Substituting s = e^-t resolves the corner of phi at x = 1 that a large E[K] makes.
+        # Substituting s = e^-t resolves the steep slope of phi at x = 1 for large E[K].
         end = math.log(max(self.mean, 1.0)) + 40.0
         edges = np.linspace(0.0, end, 33)
         middles, half = 0.5 * (edges[:-1] + edges[1:]), 0.5 * (edges[1] - edges[0])
@@ -216,42 +220,43 @@ class Repetitions(ABC):
         return float(half * np.sum(values.reshape(-1, len(nodes)) @ weights))
 
     def chance_to_include(self, candidates: int) -> float:
-        """Chance that one given of `candidates` equally likely ones is tried, 1 - phi(1 - 1/m)."""
-        checks.whole("candidates", candidates, 1)
+        """Chance that a given one of m equally likely candidates is trained, 1 - phi(1 - 1/m)."""
+        checks.integer("candidates", candidates, 1)
         return float(self.phi_survival(1.0 / candidates))
 
     def given_no_failure(self, failure: float) -> "Repetitions":
-        """The law of K given that none of the runs failed, each with the same chance.
+        """The distribution of K, conditioned on no run failing.
 
+        Every run fails independently with the same probability:
         P[K = k] (1-failure)^k / phi(1-failure) (Papernot & Steinke 2022, lemma 20).
 
         Args:
-            failure: in [0, 1).
+            failure: probability that one run fails, in [0, 1).
         """
         return GivenNoFailure(self, failure) if failure > 0.0 else self
 
     @property
     def means(self) -> tuple[float, float]:
-        """The least and the most expected runs that `with_mean` can give."""
+        """Smallest and largest expected number of runs that `with_mean` can produce."""
         return self.mean, self.mean
 
     def with_mean(self, mean: float) -> "Repetitions":
-        """The law of the same family with another expected number of runs, as near as it goes.
+        """A distribution of the same family with another expected number of runs.
 
-        Truncated negative binomial laws keep eta, binomial laws n, two-point laws s, and truncated
-        laws where they are cut.
+        Truncated negative binomial distributions keep eta, binomial ones n, two-point ones s, and
+        truncated ones their maximum. If the mean is not reachable exactly, the nearest is used.
 
         Args:
-            mean: E[K] asked for (before truncation), > 0; at least 1 where K >= 1.
+            mean: the wanted E[K] (before truncation), > 0; at least 1 where K >= 1.
 
         Raises:
-            ValueError: the family has no law with that mean, or the law is of no family.
+            ValueError: the family has no member with that mean.
         """
-        raise ValueError(f"repetitions must be of a family with other means, got {self.spec}")
+        raise ValueError(f"repetitions must belong to a family with a free mean, got {self.spec}")
 
     @property
     def untruncated(self) -> "Repetitions":
-        """The law before it was conditioned on K <= most; itself if it was not."""
+        """The distribution before it was conditioned on K <= most; otherwise itself."""
         return self
 
     @property
@@ -261,17 +266,17 @@ class Repetitions(ABC):
 
     @property
     def power_law(self) -> PowerLaw | None:
-        """The parameters of a truncated negative binomial law; None for others."""
+        """Parameters of a truncated negative binomial distribution; None for others."""
         return None
 
     @property
     def profile_theorem(self) -> ProfileTheorem | None:
-        """The theorem by privacy profile for laws of this family, where there is one."""
+        """The theorem about privacy profiles for this family, if there is one."""
         return None
 
     @property
     def renyi_theorem(self) -> RenyiTheorem | None:
-        """The theorem by Renyi divergence for laws of this family, where there is one."""
+        """The theorem about Renyi divergences for this family, if there is one."""
         return None
 
     def __str__(self) -> str:
@@ -280,15 +285,15 @@ class Repetitions(ABC):
 
 @dataclass(frozen=True)
 class GivenNoFailure(Repetitions):
-    """Any law of K given that no run failed, each with the same chance.
+    """A distribution of K, conditioned on no run failing.
 
     Attributes:
-        law: the law before conditioning.
-        failure: chance of one run, in (0, 1).
+        law: the distribution before conditioning.
+        failure: probability that one run fails, in (0, 1).
 
     Example:
         >>> from audit.repetitions import Fixed, Poisson
-        >>> round(Poisson(10.0).given_no_failure(0.1).mean, 6)  # failures thin it
+        >>> round(Poisson(10.0).given_no_failure(0.1).mean, 6)
         9.0
     """
 
@@ -299,13 +304,13 @@ class GivenNoFailure(Repetitions):
         checks.interval("failure", self.failure, 0.0, 1.0)
         if not np.isfinite(self._log_chance):
             raise ValueError(
-                f"failure must leave {self.law.spec} a chance that no run fails, "
+                f"failure must leave {self.law.spec} a positive probability that no run fails, "
                 f"got {self.failure!r}"
             )
 
     @property
     def spec(self) -> str:
-        return f"{self.law.spec}{GIVEN}{exact(self.failure)}"
+        return f"{self.law.spec}{GIVEN}{format_exact(self.failure)}"
 
     @cached_property
     def _log_keep(self) -> float:
@@ -313,7 +318,7 @@ class GivenNoFailure(Repetitions):
 
     @cached_property
     def _log_chance(self) -> float:
-        """log of the chance that no run fails, log phi(1 - failure)."""
+        """Logarithm of the probability that no run fails, log phi(1 - failure)."""
         return float(self.law.log_phi_at(self._log_keep))
 
     @property
@@ -332,8 +337,8 @@ class GivenNoFailure(Repetitions):
         return self.law.log_phi_at(np.asarray(log_x) + self._log_keep) - self._log_chance
 
     def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
-        # phi(keep) - phi(keep x) = int phi'. The difference keeps its digits unless x is near 1,
-        # where phi' moves little: Gauss and Legendre's rule then.
+        # phi(keep) - phi(keep x) = int phi'. The difference is accurate unless x is near 1. There,
+        # phi' is nearly constant, and Gauss-Legendre quadrature is used.
         log_x = np.asarray(log_x, dtype=np.float64)
         low = log_x + self._log_keep
         beaten = self.law.one_minus_phi_at(low)
@@ -352,13 +357,15 @@ class GivenNoFailure(Repetitions):
         return GivenNoFailure(self.law, self.failure + (1.0 - self.failure) * failure)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
-        """Draws K until no run fails.
+        """Draws K by rejection.
 
         Raises:
-            ValueError: that happens less often than once in 10,000 draws.
+            ValueError: less than one draw in 10,000 would be accepted.
         """
         if self._log_chance < math.log(1e-4):
-            raise ValueError(f"failure must be rarer to draw from {self.law.spec}, got {self.spec}")
+            raise ValueError(
+                f"failure must be smaller to sample from {self.law.spec}, got {self.spec}"
+            )
         kept = np.empty(0, dtype=np.int64)
         while len(kept) < size:
             drawn = self.law.sample(rng, size)

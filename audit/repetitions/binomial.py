@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.repetitions.base import MOST_RUNS, Array, ProfileTheorem, Repetitions, counts, written
+from audit.repetitions.base import MAX_RUNS, Array, ProfileTheorem, Repetitions, counts, format_spec
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Binomial(Repetitions):
     p: float
 
     def __post_init__(self) -> None:
-        checks.keep(self, n=checks.whole("n", self.n, 1, MOST_RUNS))
-        checks.keep(self, p=checks.interval("p", self.p, 0.0, 1.0, closed_high=True))
+        checks.store_validated(self, n=checks.integer("n", self.n, 1, MAX_RUNS))
+        checks.store_validated(self, p=checks.interval("p", self.p, 0.0, 1.0, closed_high=True))
 
     @property
     def spec(self) -> str:
-        return written("binomial", self.n, self.p)
+        return format_spec("binomial", self.n, self.p)
 
     @property
     def mean(self) -> float:
@@ -61,7 +61,7 @@ class Binomial(Repetitions):
         return -np.expm1(self.n * self._log_base(log_x))
 
     def some_phi_at(self, log_x: ArrayLike) -> Array:
-        # (1-p+px)^n - (1-p)^n as a share of the first term.
+        # (1-p+px)^n - (1-p)^n, relative to the first term.
         log_base = self._log_base(log_x)
         if self.p == 1.0:
             return np.exp(self.n * log_base)
@@ -70,7 +70,7 @@ class Binomial(Repetitions):
 
     def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
         log_base = self._log_base(log_x)
-        # 0 log(0) is 0 here.
+        # 0 log(0) = 0 by convention.
         rest = (self.n - 1.0) * log_base if self.n > 1 else np.zeros_like(log_base)
         return math.log(self.mean) + rest
 

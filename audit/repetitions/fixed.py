@@ -1,4 +1,4 @@
-"""The same K always."""
+"""A fixed K."""
 
 import math
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.repetitions.base import MOST_RUNS, Array, Repetitions, log_of_one_minus, written
+from audit.repetitions.base import MAX_RUNS, Array, Repetitions, format_spec, log_of_one_minus
 
 
 @dataclass(frozen=True)
 class Fixed(Repetitions):
-    """K = k always: naive repetition, whose cost grows with k (Papernot & Steinke, prop. 17).
+    """K = k: naive repetition, whose cost grows with k (Papernot & Steinke 2022, prop. 17).
 
     Example:
         >>> Fixed(10).pmf([9, 10]).tolist()
@@ -22,11 +22,11 @@ class Fixed(Repetitions):
     k: int
 
     def __post_init__(self) -> None:
-        checks.keep(self, k=checks.whole("k", self.k, 1, MOST_RUNS))
+        checks.store_validated(self, k=checks.integer("k", self.k, 1, MAX_RUNS))
 
     @property
     def spec(self) -> str:
-        return written("fixed", self.k)
+        return format_spec("fixed", self.k)
 
     @property
     def mean(self) -> float:

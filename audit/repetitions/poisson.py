@@ -15,7 +15,7 @@ from audit.repetitions.base import (
     RenyiTheorem,
     Repetitions,
     counts,
-    written,
+    format_spec,
 )
 
 
@@ -31,11 +31,11 @@ class Poisson(Repetitions):
     mu: float
 
     def __post_init__(self) -> None:
-        checks.keep(self, mu=checks.interval("mu", self.mu, 0.0, 1e15))
+        checks.store_validated(self, mu=checks.interval("mu", self.mu, 0.0, 1e15))
 
     @property
     def spec(self) -> str:
-        return written("poisson", self.mu)
+        return format_spec("poisson", self.mu)
 
     @property
     def mean(self) -> float:
@@ -57,7 +57,7 @@ class Poisson(Repetitions):
         return np.asarray(-np.expm1(self.mu * np.expm1(log_x)))
 
     def some_phi_at(self, log_x: ArrayLike) -> Array:
-        # e^-mu expm1(mu x), written so that a large mu overflows nothing.
+        # e^-mu expm1(mu x), in a form that does not overflow for large mu.
         x = np.exp(log_x)
         return np.asarray(np.exp(self.mu * np.expm1(log_x)) * -np.expm1(-self.mu * x))
 

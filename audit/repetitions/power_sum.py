@@ -1,4 +1,4 @@
-"""Sums of up to a million powers, sum_j c_j x^j, evaluated at many x at once."""
+"""Polynomials with up to a million non-negative coefficients, evaluated at many points."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,27 +7,27 @@ import numpy as np
 from numpy.polynomial import chebyshev
 from numpy.typing import ArrayLike, NDArray
 
-from audit.numerics import ROUNDING
+from audit.numerics import FLOAT_ROUNDING
 
 Array = NDArray[np.float64]
 
-# So many products of a power and a coefficient are made at once: 16 MB.
-_AT_ONCE = 2_000_000
-# Smaller shares of the largest coefficient count as 0: below 1e-308 numbers lose their digits.
-_LEAST = 1e-290
-# Chebyshev nodes of a piece, and how short a piece may become in log(-log x).
+# Products of a power and a coefficient per matrix product (16 MB).
+_MAX_PRODUCTS = 2_000_000
+# Coefficients below this share of the largest count as 0: denormal numbers are inaccurate.
+_MIN_SHARE = 1e-290
+# Chebyshev nodes of a piece, and the minimum length of a piece in log(-log x).
 _NODES = 16
-_SHORTEST = 1e-3
-# Values are interpolated where a table costs less than all of them would.
-_WORTHWHILE = 50_000_000
+_MIN_LENGTH = 1e-3
+# Above this number of products, a table with interpolation is faster.
+_TABLE_FROM = 50_000_000
 
 
 @dataclass(frozen=True, eq=False)
 class PowerSum:
-    """log sum_j c_j x^j for c_j >= 0, from log x: every term is positive, so nothing cancels.
+    """log sum_j c_j x^j for c_j >= 0, from log x. All terms are positive, so nothing cancels.
 
-    As a function of log(-log x) it is smooth: where many values of many terms are asked for, they
-    are interpolated from pieces of a table, split until the last coefficients are rounding.
+    The sum is a smooth function of log(-log x). Many values of long sums are interpolated from a
+    table of Chebyshev pieces, which are split until their last coefficients are rounding errors.
 
     Attributes:
         coefficients: c_j [n], not all 0.
@@ -37,14 +37,14 @@ class PowerSum:
 
     @cached_property
     def _kept(self) -> Array:
-        """The coefficients, without those that have lost digits: they are next to no number."""
+        """The coefficients, with negligible and inaccurate ones set to 0."""
         return np.where(
-            self.coefficients > _LEAST * self.coefficients.max(), self.coefficients, 0.0
+            self.coefficients > _MIN_SHARE * self.coefficients.max(), self.coefficients, 0.0
         )
 
     @cached_property
     def _first(self) -> int:
-        """The lowest power, factored out, so that x underflowing to 0 leaves a finite logarithm."""
+        """The lowest power. It is factored out to keep the logarithm finite as x underflows."""
         return int(np.flatnonzero(self._kept)[0])
 
     @cached_property
@@ -60,14 +60,14 @@ class PowerSum:
         """The logarithm at log x <= 0, of any shape."""
         log_x = np.asarray(log_x, dtype=np.float64)
         flat = log_x.ravel()
-        within = self._interpolated if flat.size * self._blocks.size > _WORTHWHILE else self._exact
+        within = self._interpolated if flat.size * self._blocks.size > _TABLE_FROM else self._exact
         lowest = self._first * flat if self._first else 0.0
         return (within(flat) + lowest).reshape(log_x.shape)
 
     def _exact(self, log_x: Array) -> Array:
-        """log sum_ij c_ij x^(i width) x^j: one matrix product, powers from one exponential each."""
+        """log sum_ij c_ij x^(i width) x^j, by one matrix product."""
         rows, width = self._blocks.shape
-        share = max(_AT_ONCE // (rows + width), 1)
+        share = max(_MAX_PRODUCTS // (rows + width), 1)
         found = np.empty(len(log_x))
         with np.errstate(invalid="ignore"):
             for start in range(0, len(log_x), share):
@@ -80,14 +80,14 @@ class PowerSum:
 
     @cached_property
     def _range(self) -> tuple[float, float]:
-        """log(-log x) from where all powers are 1 to rounding, to where only the lowest is left."""
+        """Range of log(-log x): below it all powers are 1; above it only the lowest remains."""
         terms = float(self._blocks.size)
         ratio = float(np.log(self._blocks.max()) - np.log(self._blocks[0, 0]))
         return float(np.log(1e-5 / terms)), float(np.log(40.0 + np.log(terms) + ratio))
 
     @cached_property
     def _table(self) -> tuple[Array, Array]:
-        """Ends of pieces [m+1], and Chebyshev coefficients [m, nodes] of each."""
+        """Ends of the pieces [m+1], and the Chebyshev coefficients [m, nodes] of each piece."""
         points = chebyshev.chebpts1(_NODES)
         fit = np.linalg.inv(chebyshev.chebvander(points, _NODES - 1))
         low, high = self._range
@@ -99,10 +99,10 @@ class PowerSum:
             at = middle[:, None] + half[:, None] * points
             values = self._exact(-np.exp(at).ravel()).reshape(at.shape)
             table = values @ fit.T
-            done = np.abs(table[:, -3:]).max(axis=1) <= ROUNDING * (
+            done = np.abs(table[:, -3:]).max(axis=1) <= FLOAT_ROUNDING * (
                 1.0 + np.abs(values).max(axis=1)
             )
-            done |= half < _SHORTEST
+            done |= half < _MIN_LENGTH
             lefts.append(left[done])
             tables.append(table[done])
             left, middle, right = left[~done], middle[~done], right[~done]
@@ -119,7 +119,7 @@ class PowerSum:
         piece = np.clip(np.searchsorted(ends, at[inside], side="right") - 1, 0, len(table) - 1)
         left, right = ends[piece], ends[piece + 1]
         t = (2.0 * at[inside] - left - right) / (right - left)
-        # Clenshaw's recurrence, every value with the coefficients of its piece.
+        # Clenshaw's recurrence; each value uses the coefficients of its own piece.
         one, two = np.zeros_like(t), np.zeros_like(t)
         for column in table.T[:0:-1]:
             one, two = column[piece] + 2.0 * t * one - two, one

@@ -1,4 +1,4 @@
-"""A limit on the number of runs."""
+"""Distributions of K with a maximum."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,20 +11,20 @@ from audit import checks
 from audit.repetitions.base import Array, Repetitions
 from audit.repetitions.power_sum import PowerSum
 
-LONGEST = 1_000_000
+_MAX_SUPPORT = 1_000_000
 
 
 @dataclass(frozen=True)
 class Truncated(Repetitions):
-    """A law conditioned on K <= most: a limit on the number of runs (Papernot & Steinke, lemma 22).
+    """A distribution conditioned on K <= most (Papernot & Steinke 2022, lemma 22).
 
     Attributes:
-        law: the law before conditioning.
-        most: the largest number of runs allowed, up to a million.
+        law: the distribution before conditioning.
+        most: the largest number of runs, at most a million.
 
     Example:
-        >>> from audit.repetitions import parse
-        >>> law = parse("tnb:0,0.01@100")
+        >>> from audit.repetitions import parse_repetitions
+        >>> law = parse_repetitions("tnb:0,0.01@100")
         >>> law.most, round(law.mean, 3)
         (100, 14.299)
     """
@@ -33,10 +33,10 @@ class Truncated(Repetitions):
     most: int
 
     def __post_init__(self) -> None:
-        most = checks.whole("most", self.most, 1, LONGEST)
-        checks.keep(self, most=most)
+        most = checks.integer("most", self.most, 1, _MAX_SUPPORT)
+        checks.store_validated(self, most=most)
         if self.law.untruncated is not self.law:
-            raise ValueError(f"law must not be truncated twice, got {self.law.spec!r}")
+            raise ValueError(f"law must not be truncated already, got {self.law.spec!r}")
         if not np.isfinite(self._log_weights).any():
             raise ValueError(
                 f"most must leave {self.law.spec} a possible number of runs, got {self.most}"
@@ -89,7 +89,7 @@ class Truncated(Repetitions):
 
     @cached_property
     def _more_than(self) -> PowerSum:
-        """1 - phi(x) = (1 - x) sum_j P[K > j] x^j: no cancellation."""
+        """1 - phi(x) = (1 - x) sum_j P[K > j] x^j, without cancellation."""
         return PowerSum(np.cumsum(self._pmf[::-1])[::-1][1:])
 
     def log_phi_at(self, log_x: ArrayLike) -> Array:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.numerics import ROOT_TOLERANCE, best_renyi_order, last_kept, log_or_minus_infinity
+from audit.numerics import ROOT_TOLERANCE, minimize_over_alpha, safe_log, safe_root
 from audit.repetitions.base import (
     Array,
     Function,
@@ -18,17 +18,19 @@ from audit.repetitions.base import (
     RenyiTheorem,
     Repetitions,
     counts,
-    written,
+    format_spec,
 )
 
 
 @dataclass(frozen=True)
 class TruncatedNegativeBinomial(Repetitions):
-    """TNB(eta, gamma) on k >= 1 (Papernot & Steinke, definition 1); eta = 0 is the logarithmic law.
+    """TNB(eta, gamma) on k >= 1; eta = 0 is the logarithmic distribution.
+
+    Source: Papernot & Steinke 2022, definition 1.
 
     Attributes:
-        eta: shape, > -1. eta = 1 is the geometric law.
-        gamma: in (0, 1); small gamma means many runs.
+        eta: shape, > -1. eta = 1 is the geometric distribution.
+        gamma: in (0, 1); a smaller gamma means more runs.
 
     Example:
         >>> geometric = TruncatedNegativeBinomial(1.0, 0.1)
@@ -40,18 +42,18 @@ class TruncatedNegativeBinomial(Repetitions):
     gamma: float
 
     def __post_init__(self) -> None:
-        checks.keep(self, eta=checks.interval("eta", self.eta, -1.0, 1e6))
+        checks.store_validated(self, eta=checks.interval("eta", self.eta, -1.0, 1e6))
         checks.interval("gamma", self.gamma, 0.0, 1.0)
-        # Below it 1/gamma overflows.
-        checks.keep(self, gamma=checks.interval("gamma", self.gamma, 1e-300, 1.0))
+        # For smaller gamma, 1/gamma overflows.
+        checks.store_validated(self, gamma=checks.interval("gamma", self.gamma, 1e-300, 1.0))
 
     @property
     def spec(self) -> str:
-        return written("tnb", self.eta, self.gamma)
+        return format_spec("tnb", self.eta, self.gamma)
 
     @property
     def _power(self) -> float:
-        """eta where u^eta is told apart from 1: products with smaller ones lose their digits."""
+        """eta, or 0 where |eta| is so small that products with it lose their digits."""
         return self.eta if abs(self.eta) >= 1e-290 else 0.0
 
     @cached_property
@@ -85,7 +87,7 @@ class TruncatedNegativeBinomial(Repetitions):
         return np.where(possible, value, -np.inf)
 
     def _log_u(self, log_x: ArrayLike) -> Array:
-        """log(1 - (1-gamma) x) = log(gamma + (1-gamma) s), from the side that keeps its digits."""
+        """log(1 - (1-gamma) x) = log(gamma + (1-gamma) s), computed from the more accurate form."""
         log_x = np.asarray(log_x, dtype=np.float64)
         s = -np.expm1(log_x)
         by_survival = self._log_gamma + np.log1p((1.0 - self.gamma) / self.gamma * s)
@@ -132,7 +134,7 @@ class TruncatedNegativeBinomial(Repetitions):
         uniform = rng.random(size)
         log_v = self._log_gamma * (1.0 - uniform)
         if self._power != 0.0:
-            # (1 - v^-eta)/(1 - gamma^-eta) = 1 - u, solved for v without leaving log scale.
+            # (1 - v^-eta)/(1 - gamma^-eta) = 1 - u, solved for v on the logarithmic scale.
             if self.eta > 0.0:
                 inside = uniform * math.exp(self.eta * self._log_gamma) + (1.0 - uniform)
                 with np.errstate(divide="ignore"):
@@ -149,7 +151,7 @@ class TruncatedNegativeBinomial(Repetitions):
 
     @property
     def means(self) -> tuple[float, float]:
-        # With eta < 0 the mean grows with log(1/gamma) only like a power, and gamma must be > 0.
+        # For eta < 0, the mean grows slowly as gamma decreases, and gamma is at least 1e-300.
         return 1.0, 0.1 * replace(self, gamma=1e-280).mean if self.eta < 0.0 else math.inf
 
     def with_mean(self, mean: float) -> Repetitions:
@@ -162,8 +164,8 @@ class TruncatedNegativeBinomial(Repetitions):
         if excess(few) >= 0.0:
             return replace(self, gamma=math.exp(few))
         if excess(many) < 0.0:
-            raise ValueError(f"mean must be one that eta = {self.eta:g} reaches, got {mean!r}")
-        return replace(self, gamma=math.exp(last_kept(excess, few, many, ROOT_TOLERANCE)))
+            raise ValueError(f"mean must be reachable with eta = {self.eta:g}, got {mean!r}")
+        return replace(self, gamma=math.exp(safe_root(excess, few, many, ROOT_TOLERANCE)))
 
     @property
     def power_law(self) -> PowerLaw:
@@ -172,20 +174,20 @@ class TruncatedNegativeBinomial(Repetitions):
     @property
     def profile_theorem(self) -> ProfileTheorem:
         def penalty(epsilon_1: Array, delta_1: Array) -> Array:
-            log_growth = log_or_minus_infinity((1.0 / self.gamma - 1.0) * delta_1)
+            log_growth = safe_log((1.0 / self.gamma - 1.0) * delta_1)
             return (1.0 + self.eta) * np.logaddexp(epsilon_1, log_growth)
 
         return ProfileTheorem("Koskela, Redberg & Wang 2024, theorem 5.2", penalty)
 
     @property
     def renyi_theorem(self) -> RenyiTheorem:
-        """(1+eta) min_b [(1-1/b) D_b + log(1/gamma)/b], whatever the order."""
+        """The penalty (1+eta) min_b [(1-1/b) D_b + log(1/gamma)/b], which holds for every order."""
 
         def penalty(renyi: Function, profile: Function) -> Function:
             def at(order: Array) -> Array:
                 return renyi(order) * (1.0 - 1.0 / order) - self._log_gamma / order
 
-            constant = (1.0 + self.eta) * best_renyi_order(at)[1]
+            constant = (1.0 + self.eta) * minimize_over_alpha(at)[1]
             return lambda alpha: np.full_like(alpha, constant)
 
         return RenyiTheorem("Papernot & Steinke 2022, theorem 2", penalty)

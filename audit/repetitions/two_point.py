@@ -1,4 +1,4 @@
-"""K is one of two numbers."""
+"""A K with two possible values."""
 
 import math
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.numerics import log_or_minus_infinity
-from audit.repetitions.base import MOST_RUNS, Array, Repetitions, written
+from audit.numerics import safe_log
+from audit.repetitions.base import MAX_RUNS, Array, Repetitions, format_spec
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class TwoPoint(Repetitions):
     L: int
 
     def __post_init__(self) -> None:
-        checks.keep(self, s=checks.interval("s", self.s, 0.0, 1.0))
-        checks.keep(self, L=checks.whole("L", self.L, 2, MOST_RUNS))
+        checks.store_validated(self, s=checks.interval("s", self.s, 0.0, 1.0))
+        checks.store_validated(self, L=checks.integer("L", self.L, 2, MAX_RUNS))
 
     @property
     def spec(self) -> str:
-        return written("two-point", self.s, self.L)
+        return format_spec("two-point", self.s, self.L)
 
     @property
     def mean(self) -> float:
@@ -41,9 +41,7 @@ class TwoPoint(Repetitions):
 
     def log_pmf(self, k: ArrayLike) -> Array:
         k = np.asarray(k)
-        return log_or_minus_infinity(
-            np.where(k == 1, self.s, np.where(k == self.L, 1.0 - self.s, 0.0))
-        )
+        return safe_log(np.where(k == 1, self.s, np.where(k == self.L, 1.0 - self.s, 0.0)))
 
     def log_phi_at(self, log_x: ArrayLike) -> Array:
         log_x = np.asarray(log_x, dtype=np.float64)

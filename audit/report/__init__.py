@@ -1,4 +1,4 @@
-"""Results as dataclasses; from them text, csv, json, pictures and comparisons.
+"""The results of an audit as dataclasses, and their text, csv, json, html and figures.
 
-Importing this imports nothing slow: take what you need from its modules.
+Importing this package is fast; import what you need from its modules.
 """

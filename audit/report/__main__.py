@@ -1,4 +1,4 @@
-"""A finished audit as one html page: `python -m audit.report FOLDER`."""
+"""The command that writes an audit as one html page: `python -m audit.report FOLDER`."""
 
 import sys
 from collections.abc import Sequence
@@ -8,29 +8,28 @@ from audit.report import page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the page of every folder given.
+    """Writes the page of every given folder.
 
     Args:
         argv: command-line arguments, without the program's name.
 
     Returns:
-        The exit code: 0, or 2 after one clear line about what was wrong.
+        The exit code: 0, or 2 after a line about invalid input.
     """
     parser = console.Parser(
         prog="python -m audit.report",
-        description="Writes report.html, one page that stands alone, into folders of finished "
-        "audits.",
+        description="Writes report.html, a self-contained page, into folders of finished audits.",
         examples={
             "python -m audit.report runs/etcv-dirac": "then open runs/etcv-dirac/report.html"
         },
     )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="as audit.run leaves it")
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="folder of audit.run")
     arguments = parser.parse_args(argv)
     try:
         for folder in arguments.folders:
             print(page.write(folder))
     except (ValueError, OSError) as error:
-        return console.refused(error)
+        return console.report_error(error)
     return console.OK
 
 

@@ -1,27 +1,27 @@
-"""From finished games to numbers: every lower and upper bound, with what each needs to be true."""
+"""Computes the report of an audit: every lower and upper bound, and whether it is valid."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from audit import lower_bounds, upper_bounds
 from audit.dpsgd import PRECISIONS
+from audit.errors import InvalidInput
+from audit.game.groups import Evaluation
 from audit.game.play import Trials
 from audit.game.settings import AuditConfig
 from audit.game.setup import SetUp, View
-from audit.lower_bounds import LowerBound
-from audit.lower_bounds.rules import best_expected_threshold
+from audit.lower_bounds import LowerBound, SequentialPlan
+from audit.lower_bounds.scores import Scores
 from audit.protocols import RandomSearch
+from audit.report import contradictions
 from audit.report.results import (
     PROXIES,
     BudgetResult,
-    Contradiction,
-    Engine,
-    Evidence,
+    EngineChoice,
     LowerResult,
+    LowerValue,
     Recommended,
     Records,
     Report,
@@ -30,16 +30,16 @@ from audit.report.results import (
 )
 from audit.upper_bounds import UpperBound
 
-# More no number of games shows.
-_MOST_EPSILON = 500.0
-# It assumes nothing but independent trials.
+# No number of trials can show a larger epsilon.
+_MAX_EPSILON = 500.0
+# This estimator assumes only independent trials.
 _RECOMMENDED = "scan:scan"
 
 
 def assemble(
     config: AuditConfig,
     set_ups: Sequence[SetUp],
-    games: Mapping[tuple[int, int], Trials],
+    trials: Mapping[tuple[int, int], Trials],
     view: int = 0,
     made: Mapping[str, Any] | None = None,
     progress: Callable[[Sequence[int]], Iterable[int]] | None = None,
@@ -48,22 +48,22 @@ def assemble(
 
     Args:
         config: the settings of the view.
-        set_ups: what each budget was played with.
-        games: the trials of every (budget, repeat).
-        view: which of the views that the runs serve.
-        made: by what, when and where.
-        progress: wraps the budgets, for instance in a progress bar.
+        set_ups: the setup of every budget.
+        trials: the trials of every (budget, repeat).
+        view: index of the view of the runs.
+        made: version, date and hardware (`provenance.made`).
+        progress: wraps the budgets, for example in a progress bar.
 
     Raises:
-        ValueError: at some budget every run diverged, so nothing was played.
+        InvalidInput: every run at some budget diverged.
     """
-    recommended = Recommended(config.proxy, _RECOMMENDED)
-    proxies = PROXIES if config.proxy in PROXIES else (*PROXIES, config.proxy)
+    proxy = config.evaluation.proxy
+    proxies = PROXIES if proxy in PROXIES else (*PROXIES, proxy)
     results = []
     budgets: Sequence[int] = range(len(set_ups))
     for budget in progress(budgets) if progress else budgets:
         game = set_ups[budget]
-        of_repeats = [games[budget, repeat] for repeat in range(config.repeats)]
+        of_repeats = [trials[budget, repeat] for repeat in range(config.repeats)]
         results.append(_at_budget(game.views[view], game, budget, of_repeats, proxies))
     threat_model = set_ups[0].views[view].threat_model
     sets = (threat_model.training_set, threat_model.validation_set)
@@ -71,9 +71,9 @@ def assemble(
         config=config.identity,
         records=Records(*(0 if records is None else len(records) for records in sets)),
         candidates=tuple(candidate._asdict() for candidate in config.training(1.0).candidates),
-        engine=Engine(set_ups[0].engine.name, set_ups[0].reason),
+        engine=EngineChoice(set_ups[0].engine.name, set_ups[0].reason),
         precision=_rounding(config, set_ups[0].engine.name),
-        recommended=recommended,
+        recommended=Recommended(proxy, _RECOMMENDED),
         results=tuple(results),
         made=dict(made or {}),
     )
@@ -82,21 +82,21 @@ def assemble(
 def _at_budget(
     view: View, game: SetUp, budget: int, of_repeats: list[Trials], proxies: tuple[str, ...]
 ) -> BudgetResult:
-    config = view.config
+    config, evaluation = view.config, view.config.evaluation
     runs = sum(int(trials.runs.sum()) for trials in of_repeats)
     diverged = sum(int(trials.diverged.sum()) for trials in of_repeats)
     if runs and diverged == runs:
-        raise ValueError(
+        raise InvalidInput(
             f"every one of the {runs} runs at eps_B = {config.epsilon[budget]:g} diverged (weights "
-            "or score not finite), so nothing can be said: learning_rates "
+            "or score not finite), so there are no bounds: learning_rates "
             f"{', '.join(f'{rate:g}' for rate in config.learning_rates)}, max_grad_norm "
             f"{', '.join(f'{norm:g}' for norm in config.max_grad_norm)}, noise multiplier "
             f"{game.base.noise_multiplier:.4g}, model {config.model}"
         )
     base = upper_bounds.report_mechanism(game.base, config.delta, config.accounting)
-    upper = [*base.bounds, *upper_bounds.all_bounds(game.base, game.protocol, config.delta)]
+    upper = [*base.bounds, *upper_bounds.all_upper_bounds(game.base, game.protocol, config.delta)]
     pooled = Trials.joined(*of_repeats) if len(of_repeats) > 1 else of_repeats[0]
-    # Proxy after proxy of the same games, for which the reference games of rank sums are the same.
+    # All proxies of one set of trials in turn: they share the reference games of rank sums.
     found = [
         [_lower_bounds(view, game, trials, proxy, config.confidence) for proxy in proxies]
         for trials in (pooled, *(of_repeats if len(of_repeats) > 1 else ()))
@@ -105,11 +105,10 @@ def _at_budget(
         proxy: _of_proxy(of_all, of_each or None)
         for proxy, (of_all, *of_each) in zip(proxies, zip(*found, strict=True), strict=True)
     }
-    judged = {bound.name: _upper(bound, view) for bound in upper}
+    upper_results = {bound.name: _upper(bound, view) for bound in upper}
 
-    def stricter(proxy: str, repeat: int | None, confidence: float) -> dict[str, float]:
-        trials = pooled if repeat is None else of_repeats[repeat]
-        found = _lower_bounds(view, game, trials, proxy, confidence)
+    def recompute(proxy: str, confidence: float) -> dict[str, float]:
+        found = _lower_bounds(view, game, pooled, proxy, confidence)
         return {bound.key: bound.epsilon for bound in found}
 
     return BudgetResult(
@@ -120,29 +119,34 @@ def _at_budget(
         runs=runs,
         diverged_runs=diverged,
         lower_bounds=lower,
-        upper_bounds=judged,
-        contradictions=tuple(_contradictions(config, lower, judged, stricter)),
-        ceiling=lower_bounds.ceiling(
+        upper_bounds=upper_results,
+        contradictions=tuple(
+            contradictions.find(
+                lower, upper_results, evaluation.confidence, len(config.epsilon), recompute
+            )
+        ),
+        ceiling=lower_bounds.max_detectable_epsilon(
             int(np.sum(~pooled.bit)),
             int(np.sum(pooled.bit)),
-            config.delta,
-            config.confidence,
-            looks=len(config.looks),
+            evaluation.delta,
+            evaluation.confidence,
+            plan=len(evaluation.looks),
         ),
-        games_needed=_games_needed(config, judged),
+        games_needed=_trials_needed(evaluation, upper_results),
     )
 
 
-def _games_needed(config: AuditConfig, upper: Mapping[str, UpperResult]) -> int | None:
+def _trials_needed(evaluation: Evaluation, upper: Mapping[str, UpperResult]) -> int | None:
+    """Trials with which the bound to report could show the smallest valid upper bound."""
     known = [one.epsilon for one in upper.values() if one.valid and one.epsilon is not None]
-    if not known or min(known) > _MOST_EPSILON:
+    if not known or min(known) > _MAX_EPSILON:
         return None
-    share = (1.0 - config.confidence) / len(config.looks)
-    return 2 * lower_bounds.trials_needed(min(known), config.delta, 1.0 - share)
+    error = (1.0 - evaluation.confidence) / len(evaluation.looks)
+    return 2 * lower_bounds.trials_needed(min(known), evaluation.delta, 1.0 - error)
 
 
 def _rounding(config: AuditConfig, engine: str) -> Rounding | None:
-    """What rounded products do to the clipping threshold; None where none are."""
+    """Effect of rounded products on the clipping threshold; None if they are not rounded."""
     precision = PRECISIONS[config.precision]
     if engine == "reduced" or precision.significand_bits is None:
         return None
@@ -152,79 +156,49 @@ def _rounding(config: AuditConfig, engine: str) -> Rounding | None:
 def _lower_bounds(
     view: View, game: SetUp, trials: Trials, proxy: str, confidence: float
 ) -> list[LowerBound]:
+    evaluation = view.config.evaluation
     values = getattr(trials, proxy)
-    mu = law = threshold = split_top = None
+    mu = repetitions = threshold = split_top = None
     if isinstance(game.protocol, RandomSearch):
-        law = game.protocol.repetitions
+        repetitions = game.protocol.repetitions
     if proxy == "lambda_a" and game.mu is not None:
-        # sum_i p_i[0] / (C sigma sqrt N), N(b mu, 1) in one run when every gradient has norm C.
+        # sum_i p_i[0] / (C sigma sqrt N): N(b mu, 1) in one run if every gradient has norm C.
         values, threshold = values * game.mu, game.threshold
-        if law is not None:
+        if repetitions is not None:
             mu, split_top = game.mu, view.split_top
-    found = lower_bounds.all_bounds(
-        values[~trials.bit],
-        values[trials.bit],
-        delta=view.config.delta,
-        confidence=confidence,
-        repetitions=law,
-        mu=mu,
-        threshold=threshold,
-        split_top=split_top,
-        known=view.facts,
-        looks=len(view.config.looks),
-    )
-    if proxy == view.config.proxy and len(trials.run_score):
-        found += _of_all_runs(view, game, trials, proxy, confidence)
+    scores = Scores.of(values[~trials.bit], values[trials.bit])
+    plan = SequentialPlan(len(evaluation.looks))
+    found = [
+        estimator.bound(scores, evaluation.delta, confidence, known=view.facts, plan=plan)
+        for estimator in lower_bounds.all_estimators(repetitions, mu, threshold, split_top)
+    ]
+    if proxy == evaluation.proxy and len(trials.run_score):
+        found += _of_all_runs(view, trials, proxy, confidence)
     return found
 
 
-def _of_all_runs(
-    view: View, game: SetUp, trials: Trials, proxy: str, confidence: float
-) -> list[LowerBound]:
-    """What all runs say, not the winners alone."""
-    config, law = view.config, view.config.law
+def _of_all_runs(view: View, trials: Trials, proxy: str, confidence: float) -> list[LowerBound]:
+    """The lower bounds from all runs, not only from the winners."""
+    evaluation, repetitions = view.config.evaluation, view.config.runs_distribution
     values = getattr(trials, f"run_{proxy}")
     with_canary = np.repeat(trials.bit, trials.runs)
     sides = values[~with_canary], values[with_canary]
-    looks = len(config.looks)
-    found = [
-        estimator(*sides, config.delta, confidence, known=view.facts, looks=looks)
+    plan = len(evaluation.looks)
+    return [
+        estimator(*sides, evaluation.delta, confidence, known=view.facts, plan=plan)
         for estimator in (
-            lower_bounds.PooledScan(law),
-            lower_bounds.PooledClopperPearson(law, rule=lower_bounds.Split()),
-            lower_bounds.PooledGaussianCurve(law, rule=lower_bounds.RankSum()),
+            lower_bounds.PooledScan(repetitions),
+            lower_bounds.PooledGaussianCurve(repetitions, rule=lower_bounds.RankSum()),
         )
     ]
-    if proxy == "lambda_a" and game.mu is not None:
-        games = [int(np.sum(trials.bit == included)) for included in (False, True)]
-        threshold = game.threshold
-        if threshold is None:
-            limits = lower_bounds.ClopperPearson(rule=lower_bounds.Split())
-            threshold = best_expected_threshold(
-                game.mu, law, *games, limits, config.delta, 1.0 - confidence
-            )
-        scores = trials.run_score[~with_canary], trials.run_score[with_canary]
-        bound = lower_bounds.selected_bound(
-            scores[0],
-            sides[0] * game.mu,
-            scores[1],
-            sides[1] * game.mu,
-            law,
-            threshold,
-            config.delta,
-            1.0 - (1.0 - confidence) / looks,
-            known=view.facts,
-        )
-        found.append(replace(bound, confidence=confidence))
-    return found
 
 
 def _of_proxy(
     pooled: Sequence[LowerBound], repeats: Sequence[Sequence[LowerBound]] | None
 ) -> dict[str, LowerResult]:
-    """Every lower bound of one proxy by key; without repeats the pooled games are the only ones."""
-    alone = [pooled] if repeats is None else repeats
-    by_key = [{bound.key: bound for bound in found} for found in alone]
+    """The lower bounds of one proxy by key; a single repeat is the same as the pooled trials."""
+    by_repeat = [pooled] if repeats is None else repeats
+    by_key = [{bound.key: bound for bound in found} for found in by_repeat]
     return {
         bound.key: LowerResult(
             name=bound.name,
@@ -234,15 +208,15 @@ def _of_proxy(
             assumes=bound.assumes,
             source=bound.source,
             confidence=bound.confidence,
-            pooled=_evidence(bound),
-            repeats=tuple(_evidence(found[bound.key]) for found in by_key),
+            pooled=_lower_value(bound),
+            repeats=tuple(_lower_value(found[bound.key]) for found in by_key),
         )
         for bound in pooled
     }
 
 
-def _evidence(bound: LowerBound) -> Evidence:
-    return Evidence(
+def _lower_value(bound: LowerBound) -> LowerValue:
+    return LowerValue(
         bound.epsilon,
         bound.threshold,
         bound.direction,
@@ -254,52 +228,14 @@ def _evidence(bound: LowerBound) -> Evidence:
 
 
 def _upper(bound: UpperBound, view: View) -> UpperResult:
-    verdict = bound.claim.judged(view.facts)
+    validity = bound.claim.validity(view.facts)
     applies = bound.epsilon is not None
     return UpperResult(
         name=bound.name,
         epsilon=bound.epsilon,
-        valid=verdict.valid and applies,
-        label=verdict.label if applies else "does not apply",
+        valid=validity.valid and applies,
+        label=validity.label if applies else "does not apply",
         assumes=bound.assumes,
         source=bound.source,
         error=bound.error,
     )
-
-
-def _contradictions(
-    config: AuditConfig,
-    lower: Mapping[str, Mapping[str, LowerResult]],
-    upper: Mapping[str, UpperResult],
-    stricter: Callable[[str, int | None, float], dict[str, float]],
-) -> Iterator[Contradiction]:
-    """Valid lower bounds above the smallest valid upper bound.
-
-    Each may err with probability 1 - confidence, so one among many may be chance. What remains when
-    each is computed with its share of that error, by Bonferroni's inequality, is not.
-    """
-    known = [(each.epsilon, each.name) for each in upper.values() if each.valid]
-    smallest = min(((value, name) for value, name in known if value is not None), default=None)
-    if smallest is None:
-        return
-    value, name = smallest
-    valid = [
-        (proxy, key, repeat, evidence.epsilon)
-        for proxy, bounds in lower.items()
-        for key, bound in bounds.items()
-        if bound.valid
-        for repeat, evidence in _each(bound)
-    ]
-    above = [one for one in valid if one[3] > value]
-    share = (1.0 - config.confidence) / max(len(valid) * len(config.epsilon), 1)
-    asked_once = cache(stricter)
-    for proxy, key, repeat, epsilon in above:
-        beyond = asked_once(proxy, repeat, 1.0 - share).get(key, 0.0) > value
-        yield Contradiction(key, proxy, repeat, epsilon, name, value, beyond)
-
-
-def _each(bound: LowerResult) -> Iterator[tuple[int | None, Evidence]]:
-    """The pooled games, then each repeat where there are several."""
-    yield None, bound.pooled
-    if len(bound.repeats) > 1:
-        yield from enumerate(bound.repeats)

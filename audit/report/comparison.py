@@ -1,11 +1,14 @@
-"""Finished audits side by side.
+"""Compares finished audits.
 
-From the folders that `python -m audit.run` leaves: figures 1 to 4 of Xiang, Wang & Wang 2024, a
-panel per row of their table 2, and the table of eps_L, their table 3. Audits of other ways of
-tuning than random search stand beside them, each way in tables of its own, with its own cost.
+From the folders of `python -m audit.run` it makes figures 1 to 4 of Xiang, Wang & Wang 2024, with a
+panel per row of their table 2, and their table 3 of eps_L. Audits of other protocols than random
+search have separate tables, with the upper bounds of their protocol.
 """
 
+import html
 import itertools
+import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,24 +18,27 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig
-from audit.game.store import begun, read_settings, write_text
-from audit.numerics import exact
+from audit.game.store import is_started, read_settings, write_text
+from audit.numerics import format_exact
 from audit.report import pictures, results, summary, tables
 from audit.report.results import BudgetResult, Report, UpperResult
 from audit.report.text import rounded_down, rounded_up
 from threat_models import THREATS
 from threat_models.datasets import FOREIGN
 
-# eps_B, eps_L and eps_U mean the same in audits that agree on these; laws of K are those of random
-# search, for every other way has tables of its own.
+# eps_B, eps_L and eps_U are comparable between audits that agree on these settings. Audits of
+# random search must also agree on the distribution of K.
 _COMMON = ("epsilon", "accounting", "delta", "confidence", "sampling_rate")
-# What a lower bound of random search is printed with: our smallest for any score, or the paper's.
+# The upper bound that is printed with a lower bound: our smallest for any score, or the paper's.
 _UPPER = {results.VALID: "tight", results.UNCORRECTED: "renyi"}
 _CANARIES = ("input", "dirac")
-_RECORDS = ("MNIST", "SVHN", "CIFAR10")  # z of the first three rows of every threat model
+_RECORDS = ("MNIST", "SVHN", "CIFAR10")  # z in the first three rows of each threat model.
 _PANELS_IN_A_ROW = 3
 _SUMMARY = "summary.json"
+# Characters that begin a formula in a spreadsheet.
+_FORMULA = tuple("=+-@\t\r")
 
 
 @dataclass(frozen=True)
@@ -40,9 +46,9 @@ class Audit:
     """A finished audit.
 
     Attributes:
-        folder: where its summary lies.
-        runs: the folder of the runs it judged; audits that share it are correlated.
-        report: what it found.
+        folder: the folder of its summary.
+        runs: the folder of its trials; audits that share it are correlated.
+        report: its results.
     """
 
     folder: Path
@@ -51,12 +57,12 @@ class Audit:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The settings that the results depend on."""
+        """The settings on which the results depend."""
         return self.report.config
 
     @property
     def is_search(self) -> bool:
-        """Whether it is of random search, as the paper's audits are."""
+        """Whether the protocol is random search, as in the paper."""
         return _is_search(self.config)
 
     @property
@@ -94,17 +100,17 @@ def read(folders: Sequence[str | Path]) -> list[Audit]:
     """Reads finished audits, in the order of table 2.
 
     Args:
-        folders: folders of `audit.run`. One of shared runs stands for all of its threat models,
-            which may also be named one by one. Files are passed over: a shell finds the preset
-            `runs/ntnv1.toml` where it looks for the folder `runs/ntnv1`.
+        folders: folders of `audit.run`. The folder of shared runs stands for all of its views,
+            which may also be given one by one. Files are ignored, because a shell pattern such as
+            `runs/ntnv1*` also matches the preset `runs/ntnv1.toml`.
 
     Raises:
-        ValueError: a folder without a finished audit, or audits that cannot share a table.
+        InvalidInput: a folder without a finished audit, or audits that cannot share a table.
     """
     paths = [path for path in map(Path, folders) if not path.is_file()]
     found = {audit.folder: audit for path in paths for audit in _audits(path)}
     if not found:
-        raise ValueError("folders must hold finished audits, got none")
+        raise InvalidInput("folders must hold finished audits, got none")
     audits = sorted(found.values(), key=lambda audit: (audit.group, audit.column))
     check_comparable([audit.config for audit in audits])
     return audits
@@ -112,63 +118,63 @@ def read(folders: Sequence[str | Path]) -> list[Audit]:
 
 def _audits(path: Path) -> Iterator[Audit]:
     folders = [path]
-    if begun(path) and not (path / _SUMMARY).exists():
+    if is_started(path) and not (path / _SUMMARY).exists():
         try:
             settings, _ = read_settings(path)
             views = AuditConfig.from_mapping({**settings, "out": str(path)}).views
         except (OSError, ValueError) as error:
-            raise ValueError(
+            raise InvalidInput(
                 f"folders must hold finished audits, got {str(path)!r}: {error}"
             ) from error
         folders = [Path(view.out) for view in views]
     for folder in folders:
         report = summary.read(folder / _SUMMARY)
         _check_settings(folder, report)
-        runs = (at for at in (folder, folder.parent) if begun(at))
+        runs = (at for at in (folder, folder.parent) if is_started(at))
         yield Audit(folder, next(runs, folder), report)
 
 
 def _check_settings(folder: Path, report: Report) -> None:
-    """Raises ValueError where the settings of a summary are not an audit's."""
+    """Raises InvalidInput if a summary does not have the settings of one view of an audit."""
     try:
         config = AuditConfig.from_mapping(report.config)
     except (ValueError, TypeError) as error:
-        raise ValueError(
+        raise InvalidInput(
             f"folders must hold finished audits, got {str(folder)!r}: {error}"
         ) from error
-    lacking = [f"setting {name}" for name in sorted(config.identity.keys() - report.config.keys())]
-    lacking += [
+    missing = [f"setting {name}" for name in sorted(config.identity.keys() - report.config.keys())]
+    missing += [
         f"upper bound {name}"
         for name in (_UPPER.values() if _is_search(report.config) else ())
         if not all(name in result.upper_bounds for result in report.results)
     ]
-    if lacking or len(config.views) > 1:
-        why = f"no {lacking[0]}" if lacking else "settings of several views"
-        raise ValueError(f"folders must hold finished audits, got {str(folder)!r} with {why}")
+    if missing or len(config.pairs) > 1:
+        why = f"no {missing[0]}" if missing else "settings of several views"
+        raise InvalidInput(f"folders must hold finished audits, got {str(folder)!r} with {why}")
 
 
 def check_comparable(configs: Sequence[Mapping[str, Any]]) -> None:
-    """Checks that audits can share a table: their eps_B, eps_L and eps_U mean the same.
+    """Checks that audits can share a table: their eps_B, eps_L and eps_U are comparable.
 
     Args:
-        configs: the settings of every audit, as in `AuditConfig.identity`.
+        configs: the settings of every audit (`AuditConfig.identity`).
 
     Raises:
-        ValueError: a setting that must be the same differs.
+        InvalidInput: a setting that must be the same differs.
     """
     searches = [config for config in configs if _is_search(config)]
     sampled = any(config["sampling_rate"] != 1.0 for config in configs)
     shared = [(name, configs) for name in (*_COMMON, *(["steps"] if sampled else []))]
-    for name, those in [*shared, ("repetitions", searches)]:
-        values = list(dict.fromkeys(str(config[name]) for config in those))
+    for name, group in [*shared, ("repetitions", searches)]:
+        values = list(dict.fromkeys(str(config[name]) for config in group))
         if len(values) > 1:
-            raise ValueError(
+            raise InvalidInput(
                 f"{name} must be the same in audits that share a table, got {' and '.join(values)}"
             )
 
 
 def _upper(audit: Audit, result: BudgetResult, claim: str) -> UpperResult | None:
-    """The upper bound that a lower bound is printed with; None where there is none."""
+    """The upper bound that is printed with a lower bound; None if there is none."""
     if audit.is_search:
         return result.upper_bounds[_UPPER[claim]]
     return result.smallest_upper if claim == results.VALID else None
@@ -177,11 +183,10 @@ def _upper(audit: Audit, result: BudgetResult, claim: str) -> UpperResult | None
 def table_of_bounds(audits: Sequence[Audit]) -> pd.DataFrame:
     """eps_L of every audit, with eps_B and eps_U (the paper's table 3).
 
-    Every eps_L is given by two claims: the recommended bound, valid for any score, with eps_U of
-    the tight bound; and the paper's protocol, which is no bound, with the paper's eps_U. Where the
-    way of tuning is not random search, eps_U is its smallest valid one. Every eps_L is from
-    the games of all repeats together; min, mean and max are over single repeats, and their mean is
-    what the paper prints.
+    Each eps_L has two claims: the bound to report, with eps_U of the tight bound, and the paper's
+    uncorrected estimate, which is not a bound, with the paper's eps_U. For protocols other than
+    random search, eps_U is the smallest valid upper bound. Each eps_L uses the trials of all
+    repeats together; min, mean and max are over single repeats. The paper prints the mean.
 
     Returns:
         One row per audit, budget, claim and proxy.
@@ -199,7 +204,7 @@ def table_of_bounds(audits: Sequence[Audit]) -> pd.DataFrame:
                 lower = result.lower_bounds[proxy][key]
                 rows.append(
                     {
-                        "folder": audit.folder.as_posix(),
+                        "folder": _text_of(audit.folder),
                         "tuning": audit.tuning,
                         "threat": threat,
                         "training_set": training_set,
@@ -221,7 +226,7 @@ def table_of_bounds(audits: Sequence[Audit]) -> pd.DataFrame:
 
 
 def to_text(audits: Sequence[Audit]) -> str:
-    """The tables as the terminal shows them, one per kind of canary, and what they need."""
+    """The tables as text, one per protocol and kind of canary, and their notes."""
     blocks = []
     for title, heads, body in _tables(audits):
         height = max(map(len, heads))
@@ -230,22 +235,53 @@ def to_text(audits: Sequence[Audit]) -> str:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines_of_rows = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
         blocks.append("\n".join([title, *lines_of_rows]))
-    return "\n\n".join([*blocks, "\n".join(_notes(audits))])
+    text = "\n\n".join([*blocks, "\n".join(_notes(audits))])
+    return "\n".join(map(_printable, text.split("\n")))
 
 
 def to_markdown(audits: Sequence[Audit]) -> str:
-    """The same tables and notes as Markdown."""
+    """The tables and notes as Markdown."""
     blocks = []
     for title, heads, body in _tables(audits):
-        rows = [["<br>".join(head) for head in heads], ["---:"] * len(heads), *body]
-        blocks.append("\n".join([title, "", *(f"| {' | '.join(row)} |" for row in rows)]))
-    return "\n\n".join([*blocks, "\n".join(f"- {note}" for note in _notes(audits))]) + "\n"
+        titles = ["<br>".join(map(_markdown, head)) for head in heads]
+        rows = [titles, ["---:"] * len(heads), *([_markdown(cell) for cell in row] for row in body)]
+        blocks.append(
+            "\n".join([_markdown(title), "", *(f"| {' | '.join(row)} |" for row in rows)])
+        )
+    notes = [f"- {_markdown(note)}" for note in _notes(audits)]
+    return "\n\n".join([*blocks, "\n".join(notes)]) + "\n"
+
+
+def _text_of(folder: Path) -> str:
+    """The name of a folder as text, also if it is not UTF-8."""
+    return os.fsencode(folder.as_posix()).decode("utf-8", "backslashreplace")
+
+
+def _printable(text: str) -> str:
+    """Untrusted text without characters that control a terminal."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def _markdown(text: str) -> str:
+    """Untrusted text for Markdown and html, without links, tags and columns."""
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(_printable(text), quote=False))
+
+
+def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    """A table in which text that looks like a spreadsheet formula is quoted."""
+
+    def quoted(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return f"'{_printable(value)}" if value[:1] in _FORMULA else _printable(value)
+
+    return table.map(quoted)
 
 
 def _tables(
     audits: Sequence[Audit],
 ) -> Iterator[tuple[str, list[Sequence[str]], list[Sequence[str]]]]:
-    """Title, heads of the columns (each of several lines) and body of each table."""
+    """Title, column heads (each of several lines) and body of each table."""
     table = table_of_bounds(audits)
     names = _names(audits)
     titles = {"input": "an input canary", "dirac": "the Dirac canary"}
@@ -261,7 +297,7 @@ def _tables(
         ):
             lower = rows.set_index("folder")["epsilon_lower"]
             upper = rows["epsilon_upper"].iloc[0]
-            cells = [rounded_down(lower[folder.as_posix()], 2) for folder in folders]
+            cells = [rounded_down(lower[_text_of(folder)], 2) for folder in folders]
             body.append([f"{base:g}", str(claim), _number(upper), str(proxy), *cells])
         way = "" if len(_by_tuning(audits)) == 1 else f"{group[0].tuning}, "
         title = f"{way}eps_L with {titles.get(canary, canary)}: threat model, X, z, score"
@@ -273,13 +309,13 @@ def _number(epsilon: float | None) -> str:
 
 
 def _names(audits: Sequence[Audit]) -> dict[Path, tuple[str, ...]]:
-    """Row of table 2 and score of every audit, and its folder where several have the same."""
+    """Row of table 2 and score of every audit, and its folder if several have the same."""
     rows = {audit.folder: (*audit.row, str(audit.config["score"])) for audit in audits}
     counts = Counter((audit.tuning, rows[audit.folder]) for audit in audits)
     return {
         audit.folder: (
             *rows[audit.folder],
-            *([audit.folder.as_posix()] if counts[audit.tuning, rows[audit.folder]] > 1 else []),
+            *([_text_of(audit.folder)] if counts[audit.tuning, rows[audit.folder]] > 1 else []),
         )
         for audit in audits
     }
@@ -287,7 +323,7 @@ def _names(audits: Sequence[Audit]) -> dict[Path, tuple[str, ...]]:
 
 def _notes(audits: Sequence[Audit]) -> Iterator[str]:
     config = audits[0].config
-    yield "Cells: eps_L from the games of all repeats together."
+    yield "Cells: eps_L from the trials of all repeats together."
     ways = _by_tuning(audits)
     for first, *_ in ways:
         report, result = first.report, first.report.results[0]
@@ -298,33 +334,35 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
             for upper in uppers
         )
         if not first.is_search:
-            valid += f", at eps_B {result.epsilon_base:g}; the smallest valid one at every budget"
+            valid += f", at eps_B {result.epsilon_base:g}; the smallest valid one at each budget"
         yield (
             f"{way}{results.VALID}: {report.recommended.key}, with {100 * config['confidence']:g} "
             f"% confidence, {report.reported(0).assumes}; {valid}"
         )
         yield f"{way}{results.UNCORRECTED}: {results.PAPER_PROTOCOL}, no bound; {paper}"
-    yield ", ".join([f"delta {exact(config['delta'])}", *_common_tuning(audits), _settings(audits)])
+    yield ", ".join(
+        [f"delta {format_exact(config['delta'])}", *_common_tuning(audits), _settings(audits)]
+    )
     for audit in audits:
-        if any(result.contradictions for result in audit.report.results):
+        if any(result.contradiction is not None for result in audit.report.results):
             yield (
-                f"WARNING: CONTRADICTION in {audit.folder.as_posix()}: a valid eps_L is above a "
+                f"WARNING: CONTRADICTION in {_text_of(audit.folder)}: a valid eps_L is above a "
                 "valid eps_U"
             )
     names = _names(audits)
     for runs, count in Counter(audit.runs for audit in audits).items():
         if count > 1:
             shared = [" ".join(names[audit.folder]) for audit in audits if audit.runs == runs]
-            yield f"On the same runs, so correlated: {', '.join(shared)}"
+            yield f"Correlated, because they share runs: {', '.join(shared)}"
 
 
 def _common_tuning(audits: Sequence[Audit]) -> list[str]:
-    """The way of tuning, where there is but one."""
+    """The protocol, if all audits have the same."""
     return [audits[0].tuning] if len(_by_tuning(audits)) == 1 else []
 
 
 def _settings(audits: Sequence[Audit]) -> str:
-    """How large the audits were, with "or" where they differ."""
+    """Size of the audits, with "or" between different values."""
     trained = [audit for audit in audits if audit.row[1] != "empty"]
 
     def values(name: str) -> str:
@@ -356,7 +394,7 @@ def draw(audits: Sequence[Audit]) -> Figure:
 
 
 def _rows(audits: Sequence[Audit]) -> list[list[Audit]]:
-    """Rows of panels, one per kind of canary, or per threat model and kind where those are long."""
+    """Rows of panels: one per kind of canary, or one per threat model and kind if that is long."""
     width = _PANELS_IN_A_ROW
     if len(audits) <= width:
         return [list(audits)]
@@ -367,7 +405,7 @@ def _rows(audits: Sequence[Audit]) -> list[list[Audit]]:
 
 
 def _by_tuning(audits: Sequence[Audit]) -> list[list[Audit]]:
-    """The audits of each way of tuning, in order of appearance."""
+    """The audits of each protocol, in order of appearance."""
     ways = dict.fromkeys(audit.tuning for audit in audits)
     return [[audit for audit in audits if audit.tuning == way] for way in ways]
 
@@ -380,7 +418,8 @@ def _by_canary(audits: Sequence[Audit]) -> list[list[Audit]]:
 
 def _title(threat: str, training_set: str, canary: str, score: str, folder: str = "") -> str:
     lines = [f"{threat}, X = {training_set}", f"z = {canary}, {score}", folder]
-    return "\n".join(filter(None, lines))
+    # In a figure, a dollar sign would begin a formula.
+    return "\n".join(_printable(line).replace("$", r"\$") for line in lines if line)
 
 
 def write(audits: Sequence[Audit], out: str | Path) -> None:
@@ -388,12 +427,12 @@ def write(audits: Sequence[Audit], out: str | Path) -> None:
 
     Args:
         audits: finished audits that can share a table.
-        out: the folder; made where it is absent.
+        out: the folder; created if needed.
 
     Raises:
-        ValueError: the folder cannot be written.
+        InvalidInput: the folder cannot be written.
     """
     folder = Path(out)
-    write_text(folder / "table.csv", tables.to_csv(table_of_bounds(audits)))
+    write_text(folder / "table.csv", tables.to_csv(_without_formulas(table_of_bounds(audits))))
     write_text(folder / "table.md", to_markdown(audits))
     pictures.save(draw(audits), folder / "figure.png")

@@ -1,4 +1,4 @@
-"""The picture of `audit.bounds --plot`: what each protocol costs as the runs grow."""
+"""The figure of `audit.bounds --plot`: the cost of each protocol by the number of runs."""
 
 from pathlib import Path
 
@@ -7,8 +7,9 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from audit.accounting import Mechanism, Unreachable
+from audit.errors import InvalidInput
 from audit.protocols import Protocol, RandomSearch
-from audit.upper_bounds import cost
+from audit.upper_bounds import tuning_cost
 from audit.upper_bounds.comparison import protocols_with
 from audit.upper_bounds.registry import find, row
 
@@ -18,19 +19,19 @@ _STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1)), (0, (8,
 def draw_cost(
     base: Mechanism, protocol: Protocol, delta: float, path: str, points: int = 7
 ) -> None:
-    """Draws epsilon of a tuning against the expected number of runs, by protocol.
+    """Draws the cost of a tuning against the expected number of runs, for each protocol.
 
-    Random search by the region bound, which is fast and at most a little larger than the smallest.
+    Random search uses the region bound, which is fast and only slightly above the smallest bound.
 
     Args:
         base: one run.
-        protocol: the user's own, marked where it has a number of runs.
-        delta: in (0, 1).
-        path: where the figure goes; its ending names the format.
-        points: numbers of runs, from 2 to 1000.
+        protocol: the user's protocol; it is marked if its expected number of runs is known.
+        delta: delta of the tuning, in (0, 1).
+        path: the file to write; its extension selects the format.
+        points: how many numbers of runs to compute, from 2 to 1000 runs.
 
     Raises:
-        ValueError: the file cannot be written, or its ending names no format.
+        InvalidInput: the file cannot be written, or its extension is not a format.
     """
     check_writable(path)
     runs = np.unique(np.rint(np.geomspace(2.0, 1000.0, points)))
@@ -43,7 +44,7 @@ def draw_cost(
         figure = Figure(figsize=(10.5, 5.2), layout="constrained")
         axes = figure.subplots()
         colours = sns.color_palette("colorblind", len(curves)).as_hex()
-        # The dearest first, so that the legend reads in the order of the right ends.
+        # The most expensive first, so that the legend has the order of the curves' right ends.
         ranked = sorted(curves.items(), key=lambda item: -np.nan_to_num(item[1][-1][1]))
         for (title, values), colour, style in zip(ranked, colours, _STYLES, strict=False):
             axes.plot(*np.array(values).T, color=colour, linestyle=style, lw=2.2, label=title)
@@ -65,18 +66,18 @@ def draw_cost(
         try:
             figure.savefig(path, dpi=150)
         except OSError as error:
-            raise ValueError(
+            raise InvalidInput(
                 f"plot must be a file that can be written, got {path!r}: {error}"
             ) from error
 
 
 def check_writable(path: str) -> None:
-    """Raises ValueError where a picture cannot go: before minutes of work."""
+    """Raises InvalidInput early if a figure cannot be written."""
     formats = Figure().canvas.get_supported_filetypes()
     file = Path(path)
     if file.is_dir() or not file.parent.is_dir() or file.suffix[1:].lower() not in formats:
-        raise ValueError(
-            f"plot must be a file in a folder that is there, ending in one of "
+        raise InvalidInput(
+            "plot must be a file in an existing folder with one of the extensions "
             f"{', '.join('.' + name for name in formats)}, got {path!r}"
         )
 
@@ -86,7 +87,7 @@ def _epsilon(base: Mechanism, protocol: Protocol, delta: float, own: bool = Fals
         found = row(find("region"), base, protocol, delta)
         return float("nan") if found.epsilon is None else found.epsilon
     try:
-        return cost(base, protocol, delta).epsilon or 0.0
+        return tuning_cost(base, protocol, delta).epsilon or 0.0
     except Unreachable:
         return float("nan")
 

@@ -1,4 +1,4 @@
-"""A finished audit as one html page, in the manner of a certificate: printable, nothing fetched."""
+"""The html page of a finished audit: self-contained and printable, like a certificate."""
 
 import base64
 from collections.abc import Iterator, Mapping
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from audit.certificate.page import document, escape, pairs, table
-from audit.numerics import exact
+from audit.numerics import format_exact
 from audit.report import summary
 from audit.report.results import BudgetResult, Report, row_of_table
 from audit.report.text import rounded_down, rounded_up
 
-FIGURES = {
-    "figure.png": "What the tuning leaks at most, by theory, and at least, by the games.",
-    "scores.png": "Scores of the winners, without and with the canary.",
+_FIGURES = {
+    "figure.png": "Upper bounds from theory, and lower bounds from the trials.",
+    "scores.png": "Scores of the released runs, without and with the canary.",
 }
 PAGE = "report.html"
 
@@ -22,13 +22,13 @@ def write(folder: str | Path) -> Path:
     """Writes the page of a finished audit into its folder.
 
     Args:
-        folder: as `audit.run` leaves it.
+        folder: a folder of `audit.run`.
 
     Returns:
         The path of the page.
 
     Raises:
-        ValueError: no audit is finished there.
+        InvalidInput: the folder has no finished audit.
     """
     folder = Path(folder)
     report = summary.read(folder / "summary.json")
@@ -38,27 +38,28 @@ def write(folder: str | Path) -> Path:
 
 
 def html(report: Report, folder: Path) -> str:
-    """The page of a report, with the pictures that lie in its folder."""
+    """The page of a report, with the figures in its folder."""
     threat, training_set, canary = row_of_table(report.config)
     title = f"Audit: {threat}, X = {training_set}, z = {canary}"
     body = [f"<h1>{escape(title)}</h1>"]
     for result in report.results:
-        body += [f'<p class="claim">{escape(_answer(report, result))}</p>', *_doubts(result)]
-    for name, words in FIGURES.items():
+        answer = f'<p class="claim">{escape(_answer(report, result))}</p>'
+        body += [answer, *_contradiction(result)]
+    for name, words in _FIGURES.items():
         if (folder / name).is_file():
-            picture = base64.b64encode((folder / name).read_bytes()).decode("ascii")
+            png = base64.b64encode((folder / name).read_bytes()).decode("ascii")
             body.append(
-                f'<figure><img alt="{escape(words)}" src="data:image/png;base64,{picture}">'
+                f'<figure><img alt="{escape(words)}" src="data:image/png;base64,{png}">'
                 f"<figcaption>{escape(words)}</figcaption></figure>"
             )
     for result in report.results:
         body += _of_budget(result)
-    played = [(name, _words(value)) for name, value in report.config.items()]
+    settings = [(name, _words(value)) for name, value in report.config.items()]
     body += [
-        "<h2>What was played</h2>",
-        pairs([(name, words) for name, words in played if words]),
+        "<h2>Settings</h2>",
+        pairs([(name, words) for name, words in settings if words]),
         f"<p>Engine {escape(report.engine.name)}: {escape(report.engine.reason)}.</p>",
-        "<h2>How it was made</h2>",
+        "<h2>Provenance</h2>",
         pairs([(name, _words(value)) for name, value in report.made.items()]),
     ]
     return document(title, body, "alarm" if _alarmed(report) else "")
@@ -73,44 +74,47 @@ def _words(value: Any) -> str:
 
 
 def _answer(report: Report, result: BudgetResult) -> str:
-    """What the audit says at one budget, in a sentence or two."""
-    told = report.recommended
-    bound = result.lower_bounds[told.proxy][told.key]
+    """The result at one budget, in two sentences."""
+    recommended = report.recommended
+    bound = result.lower_bounds[recommended.proxy][recommended.key]
     shown = (
-        f"One run of epsilon {exact(result.epsilon_base)}: the attack shows that the tuning leaks "
-        f"at least {rounded_down(bound.epsilon)} at delta = {exact(report.config['delta'])}, with "
+        f"One run costs epsilon {format_exact(result.epsilon_base)}. The attack shows that the "
+        f"tuning leaks at least epsilon {rounded_down(bound.epsilon)} at "
+        f"delta = {format_exact(report.config['delta'])}, with "
         f"{100 * bound.confidence:g} % confidence"
     )
     upper = result.smallest_upper
     if upper is not None and upper.epsilon is not None:
-        shown += f"; it can leak {rounded_up(upper.epsilon)} at most ({upper.name})"
-    can_show = f"{bound.pooled.trials:,} games could have shown {rounded_up(result.ceiling)}"
+        shown += f"; it leaks at most {rounded_up(upper.epsilon)} ({upper.name})"
+    detectable = (
+        f"{bound.pooled.trials:,} trials can show at most epsilon {rounded_up(result.ceiling)}"
+    )
     if upper is not None and result.games_needed is not None:
-        can_show += f"; to show all of it takes {result.games_needed:,} or more"
-    return f"{shown}. {can_show}."
+        detectable += f"; to show the upper bound takes at least {result.games_needed:,}"
+    return f"{shown}. {detectable}."
 
 
 def _alarmed(report: Report) -> bool:
-    return any(result.beyond_chance for result in report.results)
+    return any(result.contradiction is not None for result in report.results)
 
 
-def _doubts(result: BudgetResult) -> Iterator[str]:
-    """The gravest of the lower bounds above an upper bound, where there are any."""
-    one = result.gravest_contradiction
+def _contradiction(result: BudgetResult) -> Iterator[str]:
+    """The contradiction to announce, if there is one."""
+    one = result.contradiction
     if one is not None:
-        why = "more than chance does" if result.beyond_chance else "which chance may do"
         yield (
-            f'<p class="claim doubt">A lower bound of {rounded_down(one.lower)} ({escape(one.key)} '
-            f"from {escape(one.proxy)}) exceeds {escape(one.upper_bound)}, "
-            f"{rounded_up(one.upper)}, {why}.</p>"
+            f'<p class="claim doubt">Contradiction: a lower bound of {rounded_down(one.lower)} '
+            f"({escape(one.key)} from {escape(one.proxy)}) exceeds the upper bound "
+            f"{escape(one.upper_bound)}, {rounded_up(one.upper)}. Chance does not explain it: the "
+            f"{one.compared} lower bounds that this report compares were taken into account.</p>"
         )
 
 
 def _of_budget(result: BudgetResult) -> Iterator[str]:
-    of = f"One run of epsilon {exact(result.epsilon_base)}, score {escape(result.score)}"
-    yield f"<h2>{of}: at most</h2>"
+    setting = f"eps_B = {format_exact(result.epsilon_base)}, score {escape(result.score)}"
+    yield f"<h2>Upper bounds at {setting}</h2>"
     yield table(
-        ["upper bound", "epsilon", "worth", "what it needs to be true"],
+        ["upper bound", "epsilon", "validity", "assumptions"],
         [
             [
                 bound.name,
@@ -123,15 +127,20 @@ def _of_budget(result: BudgetResult) -> Iterator[str]:
         ],
         numbers=(1,),
     )
-    yield f"<h2>{of}: at least</h2>"
+    yield f"<h2>Lower bounds at {setting}</h2>"
+    yield (
+        "<p>The bound to report was chosen before the first trial, so it has the stated "
+        "confidence. Each other bound has this confidence on its own, not jointly: the largest "
+        "of several is not a bound with this confidence.</p>"
+    )
     yield table(
-        ["lower bound", "proxy", "epsilon", "confidence", "games", "worth"],
+        ["lower bound", "proxy", "epsilon", "confidence", "trials", "validity"],
         [
             [
                 key,
                 proxy,
                 rounded_down(bound.pooled.epsilon),
-                exact(bound.confidence),
+                format_exact(bound.confidence),
                 f"{bound.pooled.trials_without} + {bound.pooled.trials_with}",
                 bound.label,
             ]

@@ -1,6 +1,8 @@
-"""The pictures of an audit: bounds over the budget of one run, and what the scores tell."""
+"""The figures of an audit: bounds by the budget of one run, and the scores."""
 
-from collections.abc import Mapping, Sequence
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,16 @@ import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy import optimize
 
 from audit import protocols
+from audit.arrays import FloatArray
 from audit.claims import Kind
 from audit.game.play import Trials
-from audit.game.store import written_whole
+from audit.game.store import written_completely
 from audit.protocols import Protocol, RandomSearch
 from audit.report.results import (
+    ALL_RUNS,
     PAPER_PROTOCOL,
     UNCORRECTED,
     VALID,
@@ -25,7 +30,7 @@ from audit.report.results import (
 )
 from audit.upper_bounds.registry import entries
 
-# How a proxy is called, its colour in the palette and its mark.
+# Title, colour in the palette and marker of each proxy.
 _PROXIES = {
     "lambda_a": (r"$\lambda_a$", 0, "o"),
     "lambda_b": (r"$\lambda_b$", 1, "s"),
@@ -35,15 +40,19 @@ _BUDGET = r"budget of one run, $\varepsilon_B$"
 _STYLES_OF_ANY_SCORE = (":", "-.", "-")
 _COLOURS_OF_ANY_SCORE = (3, 4, 2, 8)
 _ONE_RUN = "one run"
+# Inches between two labels.
+_LINE_OF_TEXT = 0.24
+# Width of a histogram whose scores are all equal.
+_MIN_WIDTH = 1e-9
 
 
 def _protocol_of(config: Mapping[str, Any]) -> type[Protocol]:
-    return type(protocols.parse(config.get("protocol", "search")))
+    return type(protocols.parse_protocol(config.get("protocol", "search")))
 
 
 @dataclass(frozen=True)
 class Level:
-    """How an upper bound is drawn: its name, title, colour in the palette or by name, and style."""
+    """How an upper bound is drawn: name, title, colour (palette index or name) and line style."""
 
     name: str
     title: str
@@ -52,17 +61,16 @@ class Level:
 
 
 def levels(protocol: type[Protocol] = RandomSearch) -> list[Level]:
-    """The upper bounds that pictures show, highest first, so that a legend reads in their order.
+    """The upper bounds that figures show, in the order of the legend: largest first.
 
-    Those are the protocol's registered bounds with a title; what each needs decides how it is
-    drawn.
+    These are the protocol's registered bounds that have a title. The style shows the validity.
     """
     found, of_any_score = [], 0
     for entry in entries(protocol):
         if not entry.title:
             continue
         if entry.claim.kind is Kind.ATTAINED:
-            # It lies just under the tight bound: a mark at the end of the line, not a line on it.
+            # It is just below the tight bound, so it is drawn as a marker instead of a line.
             found.append(Level(entry.name, entry.title, 7, "D"))
         elif entry.claim.any_score:
             at = of_any_score
@@ -76,45 +84,61 @@ def levels(protocol: type[Protocol] = RandomSearch) -> list[Level]:
 
 
 def draw(report: Report, path: Path) -> None:
-    """Draws an audit in the manner of the paper's figures 1 to 4.
+    """Draws an audit like the paper's figures 1 to 4.
 
-    Every budget eps_B is a group: eps_L by proxy, from all games, with the range over the repeats,
-    the valid bound filled and the paper's uncorrected one hollow, under the levels of the upper
-    bounds.
+    Each budget eps_B is a group. Filled markers are valid lower bounds from all trials, hollow
+    markers are the paper's uncorrected estimates, and lines are upper bounds. A thin bar next to a
+    marker shows the smallest, the mean and the largest bound of a single repeat. The labels are
+    next to the last group.
 
     Args:
-        report: what was found.
-        path: the PNG to write.
+        report: the results.
+        path: the PNG file to write.
     """
     config, results = report.config, report.results
     threat, training_set, canary = row_of_table(config)
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.15):
-        figure = Figure(figsize=(5.4 + 1.7 * len(results), 6.0), layout="constrained")
+        figure = Figure(figsize=(4.1 + 1.25 * len(results), 6.4), layout="constrained")
         axes = figure.subplots()
-        _draw_bounds(axes, report)
+        labels = _draw_bounds(axes, report)
         axes.set_xlabel(_BUDGET)
         axes.set_ylabel(_of_the_tuning(config))
         figure.suptitle(
             f"{threat}, X = {training_set}, z = {canary}, score {config['score']}\n"
-            f"{way_of_tuning(config)}, {config['trials']} trials x {config['repeats']}",
+            f"{way_of_tuning(config)}, {config['trials']:,} trials x {config['repeats']}",
             fontsize="medium",
         )
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        figure.supxlabel(_caption([report], lines=3), fontsize="small", color="0.25")
+        _label_directly(axes, labels, 6.4 * 0.66)
         save(figure, path)
 
 
-def draw_grid(grid: Sequence[Sequence[tuple[str, Report]]], note: str) -> Figure:
-    """Draws several audits in one picture: the paper's figures 1 to 4, one panel per audit.
+def _caption(reports: Sequence[Report], lines: int) -> str:
+    """Explanation of the markers, in the given number of lines."""
+    confidence = f"{100 * reports[0].config['confidence']:g} %"
+    parts = [
+        f"Black edge: the bound to report, {confidence} confidence. Other filled markers: "
+        f"{confidence} each, not jointly.",
+        "Hollow markers: no bound.",
+    ]
+    if any(report.config["repeats"] > 1 for report in reports):
+        parts.append("Thin bars: the same from single repeats (smallest, mean, largest).")
+    text = " ".join(parts)
+    return "\n".join(textwrap.wrap(text, math.ceil(len(text) / lines) + 8))
 
-    All panels share their axes, their marks (see `draw`) and one legend.
+
+def draw_grid(grid: Sequence[Sequence[tuple[str, Report]]], note: str) -> Figure:
+    """Draws several audits in one figure: the paper's figures 1 to 4, one panel per audit.
+
+    All panels share the axes, the markers (see `draw`) and one legend.
 
     Args:
-        grid: rows of panels, each the panel's title and its report.
-        note: what all panels have in common; the title of the picture.
+        grid: rows of panels, each with its title and its report.
+        note: title of the figure: the settings that all panels share.
     """
     wide = max(len(row) for row in grid)
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
-        size = (4.0 + 2.9 * wide, 1.3 + 2.7 * len(grid))
+        size = (4.0 + 2.9 * wide, 1.7 + 2.7 * len(grid))
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(len(grid), wide, sharex=True, sharey=True, squeeze=False)
         legend: dict[str, Any] = {}
@@ -130,11 +154,12 @@ def draw_grid(grid: Sequence[Sequence[tuple[str, Report]]], note: str) -> Figure
                 axes.tick_params(labelbottom=lowest)
                 handles, names = axes.get_legend_handles_labels()
                 legend |= dict(zip(names, handles, strict=True))
-        # The axes that all share end above the highest of any panel, not of the first.
+        # The shared axis covers the largest value of all panels, not only of the first.
         panels[0, 0].autoscale(axis="y")
         panels[0, 0].set_ylim(bottom=0.0)
         figure.suptitle(note, fontsize="medium")
-        figure.supxlabel(_BUDGET, fontsize="medium")
+        caption = _caption([report for row in grid for _, report in row], lines=5 - min(wide, 3))
+        figure.supxlabel(f"{_BUDGET}\n{caption}", fontsize="small")
         figure.supylabel(_of_the_tuning(grid[0][0][1].config), fontsize="medium")
         figure.legend(
             legend.values(), legend, loc="outside right center", frameon=False, fontsize="small"
@@ -143,12 +168,12 @@ def draw_grid(grid: Sequence[Sequence[tuple[str, Report]]], note: str) -> Figure
 
 
 def save(figure: Figure, path: Path, dpi: int = 150) -> None:
-    """Writes a picture, whole or not at all, the same bytes for the same numbers.
+    """Writes a figure completely or not at all; the same numbers give the same bytes.
 
     Raises:
-        ValueError: it cannot be written.
+        InvalidInput: the file cannot be written.
     """
-    with written_whole(path) as temporary:
+    with written_completely(path) as temporary:
         figure.savefig(temporary, dpi=dpi, format=path.suffix[1:], metadata={"Software": None})
 
 
@@ -156,19 +181,37 @@ def _of_the_tuning(config: Mapping[str, Any]) -> str:
     return rf"$\varepsilon$ of the tuning at $\delta$ = {config['delta']:g}"
 
 
-def _draw_bounds(axes: Axes, report: Report, scale: float = 1.0) -> None:
-    """The bounds of one audit: a group of marks under its levels for every budget eps_B."""
+@dataclass(frozen=True)
+class _Label:
+    """A label next to the last group, and the point that it describes."""
+
+    words: str
+    x: float
+    y: float
+    colour: Any
+    bold: bool = False
+
+
+def _draw_bounds(axes: Axes, report: Report, scale: float = 1.0) -> list[_Label]:
+    """Draws the bounds of one audit: a group of markers and lines for every budget eps_B.
+
+    Returns:
+        Labels for the last group.
+    """
     results = report.results
     colours = sns.color_palette("colorblind", 10).as_hex()
-    _draw_upper(axes, report, colours, scale)
-    _draw_lower(axes, report, colours, scale)
+    labels = [
+        *_draw_upper(axes, report, colours, scale),
+        *_draw_lower(axes, report, colours, scale),
+    ]
     axes.set_xticks(range(len(results)), [f"{result.epsilon_base:g}" for result in results])
     axes.set_xlim(-0.6, len(results) - 0.4)
     axes.set_ylim(bottom=0.0)
     axes.grid(False, axis="x")
+    return labels
 
 
-def _draw_upper(axes: Axes, report: Report, colours: list[str], scale: float) -> None:
+def _draw_upper(axes: Axes, report: Report, colours: list[str], scale: float) -> Iterator[_Label]:
     results = report.results
     for level in levels(_protocol_of(report.config)):
         found = [(x, result.upper_bounds.get(level.name)) for x, result in enumerate(results)]
@@ -184,43 +227,107 @@ def _draw_upper(axes: Axes, report: Report, colours: list[str], scale: float) ->
             left, right = [x - 0.42 for x in at], [x + 0.42 for x in at]
             look = {"colors": colour, "linestyles": level.style, "lw": 2.2 * scale}
             axes.hlines(values, left, right, label=level.title, **look)
+        yield _Label(level.title, at[-1] + 0.42, values[-1], colour)
 
 
-def _draw_lower(axes: Axes, report: Report, colours: list[str], scale: float) -> None:
+def _draw_lower(axes: Axes, report: Report, colours: list[str], scale: float) -> Iterator[_Label]:
     results = report.results
     drawn = [(key, kind, proxy) for key, kind, proxies in report.highlights for proxy in proxies]
+    slot = 0.76 / len(drawn)
     for place, (key, kind, proxy) in enumerate(drawn):
-        offset = 0.72 * ((place + 0.5) / len(drawn) - 0.5)
-        at = [x + offset for x in range(len(results))]
+        at = [x + slot * (place + 0.35) - 0.38 for x in range(len(results))]
         bounds = [result.lower_bounds[proxy][key] for result in results]
         title, shade, marker = _PROXIES[proxy]
+        is_reported = (proxy, key) == (report.recommended.proxy, report.recommended.key)
+        if kind == ALL_RUNS:
+            marker = "P"
+        elif kind not in (VALID, UNCORRECTED):
+            marker = "^"
         colour = colours[shade]
-        # Of single repeats: the bound from all games may lie above the range.
-        middle = [0.5 * (bound.min + bound.max) for bound in bounds]
-        half = [0.5 * (bound.max - bound.min) for bound in bounds]
-        axes.errorbar(at, middle, half, fmt="none", capsize=5 * scale, color=colour)
+        words = rf"$\varepsilon_L$ from {title} ({'to report' if is_reported else kind})"
         axes.plot(
             at,
             [bound.epsilon for bound in bounds],
-            marker if kind in (VALID, UNCORRECTED) else "^",
-            ms=9 * scale,
+            marker,
+            ms=(9.5 if is_reported else 7.5) * scale,
             mew=2 * scale,
-            color=colour,
+            mec="black" if is_reported else colour,
             mfc="white" if key == PAPER_PROTOCOL else colour,
-            clip_on=False,  # a mark at 0 is whole
-            label=rf"$\varepsilon_L$ from {title} ({kind})",
+            clip_on=False,  # Shows a marker at 0 completely.
+            zorder=4 if is_reported else 3,
+            label=words,
+        )
+        if len(bounds[0].repeats) > 1:
+            # A repeat has fewer trials than all together, so the bar may lie below the marker.
+            means = [bound.mean for bound in bounds]
+            axes.errorbar(
+                [x + 0.45 * slot for x in at],
+                means,
+                yerr=[
+                    [mean - bound.min for mean, bound in zip(means, bounds, strict=True)],
+                    [bound.max - mean for mean, bound in zip(means, bounds, strict=True)],
+                ],
+                fmt="_",
+                ms=6 * scale,
+                mew=1.6 * scale,
+                lw=1.2 * scale,
+                capsize=2 * scale,
+                color=colour,
+                alpha=0.75,
+            )
+        yield _Label(words, at[-1], bounds[-1].epsilon, colour, is_reported)
+
+
+def _label_directly(axes: Axes, labels: Sequence[_Label], inches: float) -> None:
+    """Writes labels in a column on the right, each with a line to its point.
+
+    Args:
+        axes: the axes; their limits are final after this call.
+        labels: the labels, in any order.
+        inches: approximate height of the axes.
+    """
+    high, end = axes.get_ylim()[1], axes.get_xlim()[1]
+    axes.set_ylim(0.0, high)
+    labels = sorted(labels, key=lambda label: label.y)
+    places = _spread([label.y for label in labels], _LINE_OF_TEXT / inches * high, high)
+    for label, place in zip(labels, places, strict=True):
+        axes.annotate(
+            label.words,
+            xy=(label.x, label.y),
+            xytext=(end + 0.06, place),
+            textcoords="data",
+            va="center",
+            fontsize="small",
+            fontweight="bold" if label.bold else "normal",
+            color="0.1",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": label.colour,
+                "lw": 0.8,
+                "relpos": (0.0, 0.5),
+                "shrinkA": 0,
+                "shrinkB": 4,
+            },
         )
 
 
-def draw_scores(report: Report, games: Mapping[tuple[int, int], Trials], path: Path) -> None:
+def _spread(values: Sequence[float], gap: float, high: float) -> FloatArray:
+    """The positions closest to ascending values that are a gap apart, in [0, high] if possible."""
+    steps = gap * np.arange(len(values))
+    nearest = optimize.isotonic_regression(np.asarray(values) - steps).x
+    return np.clip(nearest, 0.0, max(high - gap * (len(values) - 1), 0.0)) + steps
+
+
+def draw_scores(report: Report, trials: Mapping[tuple[int, int], Trials], path: Path) -> None:
     """Draws the scores of the released runs with and without the canary (figures 7 to 9).
 
-    One panel per budget, all repeats together. The middle 99.8 % of the scores is shown.
+    Each budget has a panel, with the middle 99.8 % of the scores of all repeats.
 
     Args:
-        report: what was found.
-        games: the trials of every (budget, repeat).
-        path: the PNG to write.
+        report: the results.
+        trials: the trials of every (budget, repeat).
+        path: the PNG file to write.
     """
     config, results = report.config, report.results
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook", font_scale=1.15):
@@ -228,14 +335,14 @@ def draw_scores(report: Report, games: Mapping[tuple[int, int], Trials], path: P
         panels = figure.subplots(1, len(results), squeeze=False)[0]
         colours = sns.color_palette("colorblind", 2).as_hex()
         for budget, axes in enumerate(panels):
-            trials = [game for (at, _), game in games.items() if at == budget]
-            bit = np.concatenate([game.bit for game in trials])
-            score = np.concatenate([game.score for game in trials])
+            repeats = [one for (at, _), one in trials.items() if at == budget]
+            bit = np.concatenate([one.bit for one in repeats])
+            score = np.concatenate([one.score for one in repeats])
             finite = score[np.isfinite(score)]
             if len(finite) == 0:
                 continue
             low, high = np.quantile(finite, [0.001, 0.999])
-            edges = np.linspace(low, max(high, low + 1e-9), 41)
+            edges = np.linspace(low, max(high, low + _MIN_WIDTH), 41)
             for side, title, colour, style in (
                 (False, "without the canary", colours[0], "-"),
                 (True, "with the canary", colours[1], "--"),

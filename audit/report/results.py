@@ -1,5 +1,6 @@
-"""What an audit found, as dataclasses. Everything that is shown of it is rendered from these."""
+"""The results of an audit as dataclasses; text, tables, pages and figures are made from them."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,13 +11,15 @@ from audit.upper_bounds import BaseReport
 from threat_models.datasets import FOREIGN
 
 PROXIES = ("lambda_a", "lambda_b")
-"""The paper's proxies; sampled batches are told by lambda_c too, the likelihood ratio of a run."""
+"""The paper's proxies. Sampled batches also have lambda_c, the likelihood ratio of a run."""
+ALL_PROXIES = (*PROXIES, "lambda_c")
 PAPER_PROTOCOL = "gaussian-curve:max-grid"
-"""The key of the estimator that the paper uses: the f-curve at the best of a grid, uncorrected."""
+"""Key of the paper's estimator: the f-curve at the best threshold of a grid, uncorrected."""
 VALID, UNCORRECTED = "valid", "paper's, uncorrected"
-POOLED = ("pooled", "pooled-gaussian-curve", "pooled-any-score")
-"""The estimators that count all runs, where the others count winners."""
-# Curves of the score's own law: they assume more and get more.
+ALL_RUNS = "valid, from all runs"
+# Estimators that use all runs, not only the winners; the strongest first.
+_ALL_RUNS = ("pooled-gaussian-curve:rank-sum", "pooled:scan")
+# Estimators for the exact distribution of the score: they assume more and give larger bounds.
 _OWN_CURVES = {
     "lifted-curve:rank-sum": "valid if monotone",
     "worst-order-curve:fixed": "valid for this order",
@@ -24,17 +27,17 @@ _OWN_CURVES = {
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What one set of games proves.
+class LowerValue:
+    """A lower bound from one set of trials, and the counts behind it.
 
     Attributes:
         epsilon: the lower bound.
-        threshold: behind it, on the scale of the statistic; None where there is no single one.
-        direction: "higher" if a statistic above the threshold speaks for the canary, else "lower".
-        false_positives: games without the canary on the side that speaks for it.
-        false_negatives: games with the canary on the other side.
-        trials_without: games without the canary that were counted; runs, where all of them count.
-        trials_with: games with the canary that were counted, likewise.
+        threshold: the threshold on the statistic; None if there is no single one.
+        direction: "higher" if a statistic above the threshold indicates the canary, else "lower".
+        false_positives: trials without the canary on the side that indicates it.
+        false_negatives: trials with the canary on the other side.
+        trials_without: number of trials without the canary; number of runs if all runs count.
+        trials_with: number of trials with the canary, or of runs.
     """
 
     epsilon: float
@@ -47,7 +50,7 @@ class Evidence:
 
     @property
     def trials(self) -> int:
-        """Games that were counted."""
+        """Number of trials that were counted."""
         return self.trials_without + self.trials_with
 
 
@@ -58,13 +61,13 @@ class LowerResult:
     Attributes:
         name: the estimator.
         rule: how its threshold was chosen.
-        valid: whether the confidence is true for this game.
-        label: one word or two about the kind of claim.
-        assumes: what has to be true.
+        valid: whether the confidence holds in this audit.
+        label: kind of the number, in a few words.
+        assumes: the assumptions.
         source: paper and theorem.
-        confidence: of each bound on its own.
-        pooled: from the games of all repeats together: the number to report.
-        repeats: from each repeat alone; their spread is information, their mean claims nothing.
+        confidence: confidence of each bound on its own.
+        pooled: the bound from the trials of all repeats together.
+        repeats: the bound from each single repeat; their mean is not a bound.
     """
 
     name: str
@@ -74,42 +77,42 @@ class LowerResult:
     assumes: str
     source: str
     confidence: float
-    pooled: Evidence
-    repeats: tuple[Evidence, ...]
+    pooled: LowerValue
+    repeats: tuple[LowerValue, ...]
 
     @property
     def epsilon(self) -> float:
-        """The lower bound from all games."""
+        """The lower bound from the trials of all repeats."""
         return self.pooled.epsilon
 
     @property
     def min(self) -> float:
-        """The smallest over the repeats."""
+        """The smallest bound of a single repeat."""
         return min(each.epsilon for each in self.repeats)
 
     @property
     def max(self) -> float:
-        """The largest over the repeats."""
+        """The largest bound of a single repeat."""
         return max(each.epsilon for each in self.repeats)
 
     @property
     def mean(self) -> float:
-        """The mean over the repeats, as papers print it; it claims nothing."""
+        """The mean over the repeats, as papers print it; it is not a bound."""
         return math.fsum(each.epsilon for each in self.repeats) / len(self.repeats)
 
 
 @dataclass(frozen=True)
 class UpperResult:
-    """One upper bound on the tuning, or a number beside them.
+    """An upper bound on the cost of the tuning, or a number for comparison.
 
     Attributes:
-        name: the bound's name; "base" and "base-renyi" are one run alone.
-        epsilon: the value; None where the bound does not apply.
+        name: name of the bound; "base" and "base-renyi" are the cost of a single run.
+        epsilon: the value; None if the bound does not apply.
         valid: whether it is an upper bound for this score and protocol.
-        label: one word or two about the kind of claim.
-        assumes: what has to be true.
+        label: kind of the number, in a few words.
+        assumes: the assumptions.
         source: paper and theorem.
-        error: how far rounding and discretisation may have moved it.
+        error: largest effect of rounding and discretisation.
     """
 
     name: str
@@ -123,45 +126,46 @@ class UpperResult:
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A valid lower bound above a valid upper bound.
+    """A valid lower bound above a valid upper bound (see `audit.report.contradictions`).
 
     Attributes:
-        key: of the lower bound.
-        proxy: it is from.
-        repeat: index of the repeat; None for all games together.
-        lower: its value.
+        key: key of the lower bound.
+        proxy: the statistic of the lower bound.
+        lower: the lower bound from all trials, with its own confidence.
         upper_bound: name of the smallest valid upper bound.
-        upper: its value.
-        beyond_chance: whether it remains when the error is shared among all lower bounds of the
-            report, so that chance gives any such line in no more than 1 - confidence of reports.
+        upper: the upper bound.
+        beyond_chance: whether the lower bound still exceeds the upper bound when the error is
+            shared among all lower bounds that the report compares. Only then is it announced.
+        compared: number of lower bounds that the report compares.
     """
 
     key: str
     proxy: str
-    repeat: int | None
     lower: float
     upper_bound: str
     upper: float
     beyond_chance: bool
+    compared: int = 0
 
 
 @dataclass(frozen=True)
 class BudgetResult:
-    """What was found at one budget of one run.
+    """The results at one budget of a single run.
 
     Attributes:
         epsilon_base: eps_B.
-        mu: of the base; None where it is not Gaussian.
-        score: how the best run was chosen.
-        base: one run alone.
-        runs: how many were trained.
-        diverged_runs: how many of them diverged; they are never chosen.
-        lower_bounds: by proxy, then by key, in the order of the estimators.
-        upper_bounds: by name, in the order of rows.
-        contradictions: valid lower bounds above valid upper bounds.
-        ceiling: the largest epsilon that the number to report could have shown in so many games.
-        games_needed: the fewest games in which it could show the smallest valid upper bound; None
-            where there is none.
+        mu: mu of the base; None if it is not Gaussian.
+        score: the score that selected the best run.
+        base: cost of a single run.
+        runs: number of runs that were trained.
+        diverged_runs: number of runs that diverged; they are never released.
+        lower_bounds: lower bounds by proxy, then by key.
+        upper_bounds: upper bounds by name.
+        contradictions: valid lower bounds above valid upper bounds, including those that chance may
+            explain.
+        ceiling: the largest epsilon that the bound to report could show with these trials.
+        games_needed: the smallest number of trials with which the bound to report could show the
+            smallest valid upper bound; None if there is no such bound.
     """
 
     epsilon_base: float
@@ -178,29 +182,24 @@ class BudgetResult:
 
     @property
     def smallest_upper(self) -> UpperResult | None:
-        """The smallest valid upper bound; None where there is none."""
-        known = [one for one in self.upper_bounds.values() if one.valid]
-        return min(known, key=lambda one: one.epsilon or 0.0, default=None)
+        """The smallest valid upper bound; None if there is none."""
+        valid = [one for one in self.upper_bounds.values() if one.valid]
+        return min(valid, key=lambda one: one.epsilon or 0.0, default=None)
 
     @property
-    def gravest_contradiction(self) -> Contradiction | None:
-        """The largest valid lower bound above a valid upper bound; None where there is none.
+    def contradiction(self) -> Contradiction | None:
+        """The contradiction to announce: the largest that chance does not explain, or None.
 
-        Where chance does not explain some of them, the largest of those.
+        An audit of a correct mechanism announces a contradiction with probability at most
+        1 - confidence, for any choice of bounds.
         """
-        return max(
-            self.contradictions, key=lambda one: (one.beyond_chance, one.lower), default=None
-        )
-
-    @property
-    def beyond_chance(self) -> bool:
-        """Whether chance does not explain some contradiction."""
-        return any(one.beyond_chance for one in self.contradictions)
+        announced = [one for one in self.contradictions if one.beyond_chance]
+        return max(announced, key=lambda one: one.lower, default=None)
 
 
 @dataclass(frozen=True)
-class Engine:
-    """Who trained: its name, and why it."""
+class EngineChoice:
+    """The engine that trained, and the reason for it."""
 
     name: str
     reason: str
@@ -208,7 +207,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Rounding:
-    """What rounded products do to the clipping threshold: the relative error, and words."""
+    """Effect of rounded products on the clipping threshold: relative error, and explanation."""
 
     product_error: float
     sensitivity: str
@@ -216,7 +215,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Records:
-    """How many records were really used; 0 where there are none."""
+    """Number of records that were used; 0 if there are none."""
 
     training: int
     validation: int
@@ -224,7 +223,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Recommended:
-    """The one number to report, fixed before the game: which proxy, and the bound's key."""
+    """The bound to report, fixed before the first trial: its proxy and its key."""
 
     proxy: str
     key: str
@@ -235,22 +234,22 @@ class Report:
     """All results of an audit.
 
     Attributes:
-        config: the settings that the results depend on (`AuditConfig.identity`).
-        records: how many records were really used.
+        config: the settings on which the results depend (`AuditConfig.identity`).
+        records: number of records that were used.
         candidates: Omega, the hyper-parameters of every candidate.
-        engine: who trained.
-        precision: what rounded products do; None where none are.
-        recommended: the one number to report.
-        results: of every budget.
-        made: by what, when and where: version, date, libraries, hardware. The rest of a report is
-            a function of the trials.
-        schema: version of this form.
+        engine: the engine that trained.
+        precision: effect of rounded products; None if products are not rounded.
+        recommended: the bound to report.
+        results: the results at every budget.
+        made: version, date, libraries and hardware. The rest of a report is a function of the
+            trials.
+        schema: version of the file format.
     """
 
     config: dict[str, Any]
     records: Records
     candidates: tuple[dict[str, float], ...]
-    engine: Engine
+    engine: EngineChoice
     precision: Rounding | None
     recommended: Recommended
     results: tuple[BudgetResult, ...]
@@ -259,7 +258,7 @@ class Report:
 
     @property
     def proxies(self) -> tuple[str, ...]:
-        """The proxies that lower bounds are from."""
+        """The proxies of the lower bounds."""
         return tuple(self.results[0].lower_bounds)
 
     def reported(self, budget: int) -> LowerResult:
@@ -268,21 +267,24 @@ class Report:
 
     @property
     def highlights(self) -> list[tuple[str, str, tuple[str, ...]]]:
-        """The lower bounds worth showing: key, what kind of claim, and from which proxies.
+        """The lower bounds that reports show: key, kind of the number, and proxies.
 
-        The recommended one comes first; then the curve of the score's own law where it is valid;
-        last the paper's protocol, for comparison.
+        The bound to report comes first, followed by the curve for the distribution of the score and
+        a bound from all runs, if they are valid, and the paper's estimator, for comparison. The
+        choice depends only on the settings.
         """
         lower = self.results[0].lower_bounds["lambda_a"]
         kinds = [(self.recommended.key, VALID, self.proxies)]
         for key, kind in _OWN_CURVES.items():
             if key in lower and lower[key].valid:
                 kinds.append((key, kind, ("lambda_a",)))
+        of_all_runs = (key for key in _ALL_RUNS if key in lower and lower[key].valid)
+        kinds += [(key, ALL_RUNS, ("lambda_a",)) for key in itertools.islice(of_all_runs, 1)]
         return [*kinds, (PAPER_PROTOCOL, UNCORRECTED, PROXIES)]
 
 
 def way_of_tuning(config: Mapping[str, Any]) -> str:
-    """How the best run was chosen: a law of K for random search, else the protocol.
+    """How the best run was chosen: the distribution of K for random search, else the protocol.
 
     Args:
         config: the settings of an audit.

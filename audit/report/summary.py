@@ -1,4 +1,4 @@
-"""summary.json: a report as text, and back (docs/results.md describes it)."""
+"""Writes and reads summary.json (docs/results.md describes it)."""
 
 import json
 import math
@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from audit import checks
+from audit.errors import InvalidInput
 from audit.game.binding import SCHEMA
 from audit.game.settings import AuditConfig
-from audit.report.results import Report
+from audit.report.results import ALL_PROXIES, PROXIES, Report
 
 
 def to_json(report: Report) -> str:
-    """The report as text; numbers that json does not know become null."""
+    """The report as json; infinity and NaN become null."""
     return json.dumps(_plain(_with_derived(report)), indent=2, allow_nan=False) + "\n"
 
 
 def _with_derived(report: Report) -> dict[str, Any]:
-    """All fields, the schema first; of lower bounds also what follows from their fields."""
+    """All fields, the schema first, and the derived values of lower bounds."""
     values = asdict(report)
     for written, result in zip(values["results"], report.results, strict=True):
         for proxy, bounds in result.lower_bounds.items():
@@ -46,55 +47,66 @@ def read(path: Path) -> Report:
     """The report in a summary.json.
 
     Raises:
-        ValueError: it cannot be read, has another schema, or lacks something.
+        InvalidInput: the file cannot be read, has another schema, or is incomplete.
     """
     try:
-        values = json.loads(checks.text_of(path))
+        values = json.loads(checks.read_text(path))
         if not isinstance(values, dict):
-            raise ValueError(f"{path.name} must be a mapping, got {str(values)[:40]}")
+            raise InvalidInput(f"{path.name} must be a mapping, got {str(values)[:40]}")
         if values.get("schema") != SCHEMA:
-            raise ValueError(
+            raise InvalidInput(
                 f"schema of {path.name} must be {SCHEMA}, got {values.get('schema')!r}: "
-                "the audit's command writes it anew"
+                "run the audit's command again to rewrite it"
             )
         found: Report = _read(Report, values, path.name)
         _check(found)
     except (OSError, ValueError, RecursionError, OverflowError) as error:
-        raise ValueError(
+        raise InvalidInput(
             f"folders must hold finished audits, got {str(path.parent)!r}: {error}"
         ) from error
     return found
 
 
 def _check(report: Report) -> None:
-    """Raises ValueError where settings are none, or a part is empty that is never so."""
+    """Raises InvalidInput if the settings are invalid, or a required part is empty."""
     settings = AuditConfig.from_mapping(report.config)
     for name, value in report.config.items():
-        # As an audit writes them: a number that came as text would not be printed.
+        # A number that was stored as text could not be printed.
         kinds = {type(getattr(settings, name, value)), type(value)}
         if kinds - {int, float, list, tuple} and len(kinds) > 1:
-            raise ValueError(f"summary.json must have {name} as an audit writes it, got {value!r}")
+            raise InvalidInput(
+                f"summary.json must have {name} as an audit writes it, got {value!r}"
+            )
     if not isinstance(report.config.get("epsilon"), list):
-        raise ValueError("summary.json must have budgets")
+        raise InvalidInput("summary.json must have budgets")
     if len(report.results) != len(settings.epsilon):
-        raise ValueError(f"summary.json must have every budget, got {len(report.results)}")
+        raise InvalidInput(f"summary.json must have every budget, got {len(report.results)}")
+    needed = [*PROXIES, report.recommended.proxy]
+    for result in report.results:
+        for name in result.lower_bounds:
+            checks.one_of("proxy of summary.json", name, ALL_PROXIES)
+        for name in needed:
+            if name not in result.lower_bounds:
+                raise InvalidInput(f"summary.json must have lower bounds from {name}")
+        if result.lower_bounds.keys() != report.results[0].lower_bounds.keys():
+            raise InvalidInput("summary.json must have the same proxies at every budget")
     bounds = [found for each in report.results for found in each.lower_bounds.values()]
     if not bounds or not all(bounds):
-        raise ValueError("summary.json must have lower bounds of every budget and proxy")
+        raise InvalidInput("summary.json must have lower bounds of every budget and proxy")
     for budget in range(len(report.results)):
         for key, _, proxies in report.highlights:
             for proxy in proxies:
                 if key not in report.results[budget].lower_bounds.get(proxy, {}):
-                    raise ValueError(f"summary.json must have the bound {key} from {proxy}")
+                    raise InvalidInput(f"summary.json must have the bound {key} from {proxy}")
     if not all(bound.repeats for found in bounds for bound in found.values()):
-        raise ValueError("summary.json must have every repeat of every lower bound")
+        raise InvalidInput("summary.json must have every repeat of every lower bound")
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
-    """A value of a type from what json made of it.
+    """A value of the given type from parsed json.
 
     Raises:
-        ValueError: it is of another type, or lacks something.
+        InvalidInput: the value has another type, or is incomplete.
     """
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
@@ -110,7 +122,9 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         else {tuple: list, float: (int, float)}.get(origin or kind, origin or kind)
     )
     if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{where} must be {_WORDS.get(expected, expected)}, got {str(value)[:40]}")
+        raise InvalidInput(
+            f"{where} must be {_WORDS.get(expected, expected)}, got {str(value)[:40]}"
+        )
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         given = {}
@@ -119,7 +133,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
                 inside = f"{where}: {each.name}"
                 given[each.name] = _read(hints[each.name], value[each.name], inside)
             elif each.default is MISSING and each.default_factory is MISSING:
-                raise ValueError(f"{where} must have {each.name}, got none")
+                raise InvalidInput(f"{where} must have {each.name}, got none")
         make: Any = kind
         return make(**given)
     if origin is tuple:

@@ -14,8 +14,8 @@ _FIRST = ("epsilon_base", "score", "side", "proxy", "repeat", "name", "rule", "e
 def to_table(report: Report) -> pd.DataFrame:
     """One row per lower bound, budget, repeat and proxy, and per upper bound and budget.
 
-    The column `side` tells them apart: `lower` for one repeat alone, `pooled` for the games of all
-    repeats together, `upper`.
+    The column `side` is `lower` for a single repeat, `pooled` for the trials of all repeats, and
+    `upper` for upper bounds.
     """
     rows = [
         {"epsilon_base": result.epsilon_base, "mu": result.mu, "score": result.score, **row}
@@ -27,7 +27,7 @@ def to_table(report: Report) -> pd.DataFrame:
 
 
 def to_csv(table: pd.DataFrame) -> str:
-    """A table as text, the same bytes for the same numbers."""
+    """A table as csv; the same numbers give the same bytes."""
     return table.to_csv(index=False, float_format="%.12g", lineterminator="\n")
 
 
@@ -36,8 +36,8 @@ def _lower(result: BudgetResult) -> Iterator[dict[str, Any]]:
         for key, bound in bounds.items():
             of_bound = {"proxy": proxy, **_claim(bound), "key": key}
             yield {"side": "pooled", **of_bound, **asdict(bound.pooled)}
-            for repeat, evidence in enumerate(bound.repeats):
-                yield {"side": "lower", "repeat": repeat, **of_bound, **asdict(evidence)}
+            for repeat, value in enumerate(bound.repeats):
+                yield {"side": "lower", "repeat": repeat, **of_bound, **asdict(value)}
 
 
 def _claim(bound: LowerResult) -> dict[str, Any]:

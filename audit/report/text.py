@@ -1,76 +1,330 @@
-"""A report as the terminal shows it."""
+"""A report as text for the terminal: the answer, then the bounds by who may use them."""
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from audit.numerics import exact, shown_to
-from audit.report.results import POOLED, BudgetResult, Report, row_of_table, way_of_tuning
+from audit.numerics import format_exact, format_places
+from audit.report.results import (
+    ALL_RUNS,
+    UNCORRECTED,
+    BudgetResult,
+    LowerResult,
+    Report,
+    UpperResult,
+    row_of_table,
+    way_of_tuning,
+)
+
+WIDTH = 100
+"""Largest number of columns of the text."""
+_COLUMN = 9
+_ANY_SCORE = "any score"
+_NAMES = {"base": "one run", "base-renyi": "one run, by Renyi divergences"}
 
 
 def to_text(report: Report) -> str:
-    """The table that the command prints."""
-    config = report.config
-    threat, training_set, canary = row_of_table(config)
-    lines = [
-        f"{threat}, X = {training_set}, z = {canary}, score {config['score']}, "
-        f"{_tuning(config)}, delta {exact(config['delta'])}, "
-        f"{config['trials']} trials x {config['repeats']}",
-        f"engine {report.engine.name}: {report.engine.reason}",
-        *_records(report),
-        *_candidates(report.candidates),
-        *([report.precision.sensitivity] if report.precision else []),
-        "",
-        *_table(report),
-        "",
-        *_notes(report),
-        *_alarms(report),
+    """The answer, the table of bounds, and its footnotes."""
+    notes = _Footnotes()
+    blocks = [
+        _attacked(report),
+        list(_contradictions(report)),
+        list(_answer(report)),
+        list(_bounds(report, notes)),
+        notes.lines,
+        list(_remarks(report)),
     ]
-    return "\n".join(lines)
-
-
-def _protocol(config: Mapping[str, Any]) -> str:
-    """Its spec; audits of earlier versions have none and are random searches."""
-    return str(config.get("protocol", "search"))
-
-
-def _tuning(config: Mapping[str, Any]) -> str:
-    if _protocol(config) == "search":
-        return f"repetitions {config['repetitions']}"
-    return f"protocol {way_of_tuning(config)}"
-
-
-_TITLES = {"base": "one run", "base-renyi": "one run, by Renyi"}
+    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def rounded_down(value: float, digits: int = 3) -> str:
-    """A lower bound as text, never above it."""
-    return shown_to(value, up=False, places=digits)
+    """A lower bound as text, rounded down."""
+    return format_places(value, up=False, places=digits)
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
-    """An upper bound as text, never below it."""
-    return shown_to(value, up=True, places=digits)
+    """An upper bound as text, rounded up."""
+    return format_places(value, up=True, places=digits)
 
 
-def _row(name: str, cells: Sequence[str]) -> str:
-    return f"{name:34}" + "".join(f"{cell:>24}" for cell in cells)
+def _wrapped(text: str, mark: str = "") -> list[str]:
+    """A paragraph in lines that fit, with a hanging mark on its left."""
+    first = f"{mark} " if mark else ""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_on_hyphens=False,
+    )
+
+
+def _protocol(config: Mapping[str, Any]) -> str:
+    """The protocol; audits of earlier versions do not name one and are random searches."""
+    return str(config.get("protocol", "search"))
+
+
+def _attacked(report: Report) -> list[str]:
+    config = report.config
+    threat, training_set, canary = row_of_table(config)
+    tuning = way_of_tuning(config)
+    protocol = "random search" if _protocol(config) == "search" else "protocol"
+    repeats = f" x {config['repeats']} repeats" if config["repeats"] > 1 else ""
+    return _wrapped(
+        f"Attacked: {protocol} {tuning}, score {config['score']}, threat model {threat}, "
+        f"X = {training_set}, z = {canary}; delta = {format_exact(config['delta'])}, "
+        f"{config['trials']:,} trials{repeats} at each eps_B."
+    )
+
+
+def _answer(report: Report) -> Iterator[str]:
+    """One line per budget: eps_L, eps_U, one run, and the largest detectable epsilon."""
+    heads = [
+        ("budget of", "one run,", "eps_B"),
+        ("the tuning", "leaks at", "least eps_L"),
+        ("the tuning", "leaks at", "most eps_U"),
+        ("one run", "leaks at", "most"),
+        ("eps_L could", "have", "reached"),
+        ("trials to", "reach eps_U,", "at least"),
+    ]
+    rows = []
+    for budget, result in enumerate(report.results):
+        upper, one_run = result.smallest_upper, result.upper_bounds.get("base")
+        needed = result.games_needed
+        rows.append(
+            [
+                format_exact(result.epsilon_base),
+                rounded_down(report.reported(budget).epsilon),
+                _epsilon(upper),
+                _epsilon(one_run),
+                rounded_up(result.ceiling),
+                "-" if needed is None else f"{needed:,}",
+            ]
+        )
+    for line in zip(*heads, strict=True):
+        yield _columns(line, 16)
+    for row in rows:
+        yield _columns(row, 16)
+    bound = report.reported(0)
+    confidence = f"{100 * bound.confidence:g} % confidence"
+    recommended = report.recommended
+    several = " at each eps_B, not jointly" if len(report.results) > 1 else ""
+    yield from _wrapped(
+        f"eps_L holds with {confidence}{several}: {recommended.key} from {recommended.proxy}, "
+        "chosen before the first trial."
+    )
+    smallest = [result.smallest_upper for result in report.results]
+    names = dict.fromkeys(one.name for one in smallest if one is not None)
+    if names:
+        yield from _wrapped(
+            f"eps_U is the smallest upper bound that is valid for this audit: {', '.join(names)}."
+        )
+    above = [
+        result
+        for budget, result in enumerate(report.results)
+        if result.contradiction is None and _is_above(report.reported(budget), result)
+    ]
+    if above:
+        at = ", ".join(format_exact(result.epsilon_base) for result in above)
+        yield from _wrapped(
+            f"At eps_B = {at}, eps_L is above eps_U. This happens by chance in up to "
+            f"{100 * (1 - bound.confidence):.3g} % of audits. It disappears when the compared "
+            "bounds share the error, so it does not indicate a mistake."
+        )
+
+
+def _is_above(bound: LowerResult, result: BudgetResult) -> bool:
+    upper = result.smallest_upper
+    return upper is not None and upper.epsilon is not None and bound.epsilon > upper.epsilon
+
+
+def _epsilon(bound: UpperResult | None) -> str:
+    if bound is None or bound.epsilon is None:
+        return "-"
+    return (rounded_down if bound.label == "attained" else rounded_up)(bound.epsilon)
+
+
+def _columns(cells: Sequence[str], width: int) -> str:
+    return "".join(f"{cell:>{width}}" for cell in cells).rstrip()
+
+
+@dataclass
+class _Footnotes:
+    """The conditions of bounds, with one letter each."""
+
+    conditions: dict[str, str] = field(default_factory=dict)
+
+    def marks(self, conditions: Sequence[str]) -> str:
+        """The letters of conditions, sorted."""
+        return " ".join(
+            sorted(
+                (
+                    self.conditions.setdefault(one, _letters(len(self.conditions)))
+                    for one in conditions
+                ),
+                key=lambda mark: (len(mark), mark),
+            )
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        """The footnotes."""
+        found = [_wrapped(words, f"{mark:>3}") for words, mark in self.conditions.items()]
+        return ["Conditions:", *(line for lines in found for line in lines)] if found else []
+
+
+def _letters(place: int) -> str:
+    """The letters of a footnote: a to z, then aa, ab and so on."""
+    first, last = divmod(place, 26)
+    return (chr(96 + first) if first else "") + chr(97 + last)
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    cells: Sequence[str]
+    conditions: Sequence[str] = ()
+
+
+def _bounds(report: Report, notes: _Footnotes) -> Iterator[str]:
+    """The bounds in groups by who may use them; many budgets need several tables."""
+    groups = [(title, rows) for title, rows in _groups(report) if rows]
+    names = [row.name for _, rows in groups for row in rows]
+    marks = [[notes.marks(row.conditions) for row in rows] for _, rows in groups]
+    wide = max(map(len, names)) + 3
+    end = max(len(mark) for of_group in marks for mark in of_group) + 3
+    fit = max((WIDTH - wide - end) // _COLUMN, 1)
+    budgets = [f"eps_B {result.epsilon_base:g}" for result in report.results]
+    for start in range(0, len(budgets), fit):
+        part = slice(start, start + fit)
+        if start:
+            yield ""
+        yield " " * wide + _columns(budgets[part], _COLUMN) + "   conditions"
+        for (title, rows), of_group in zip(groups, marks, strict=True):
+            yield from _wrapped(title)
+            for row, mark in zip(rows, of_group, strict=True):
+                cells = _columns(row.cells[part], _COLUMN).ljust(_COLUMN * len(budgets[part]))
+                yield f"  {row.name:{wide - 2}}{cells}   {mark}".rstrip()
+
+
+def _groups(report: Report) -> Iterator[tuple[str, list[_Row]]]:
+    confidence = f"{100 * report.reported(0).confidence:g} %"
+    recommended = report.recommended.proxy, report.recommended.key
+    lower = [
+        (_lower_row(report, proxy, key, kind), kind, (proxy, key) == recommended)
+        for key, kind, proxies in report.highlights
+        for proxy in proxies
+    ]
+    reported = [row for row, _, is_reported in lower if is_reported]
+    if report.config["repeats"] > 1:
+        of_each = [report.reported(budget) for budget in range(len(report.results))]
+        for title, values in (
+            ("smallest of a single repeat", [bound.min for bound in of_each]),
+            ("largest of a single repeat", [bound.max for bound in of_each]),
+        ):
+            reported.append(_Row(f"  {title}", [rounded_down(value) for value in values]))
+    yield f"LOWER BOUND TO REPORT ({confidence} confidence)", reported
+    yield (
+        f"OTHER LOWER BOUNDS ({confidence} confidence each, not jointly: do not pick the largest)",
+        [row for row, kind, is_reported in lower if kind != UNCORRECTED and not is_reported],
+    )
+    yield (
+        "NO BOUND: the paper's protocol, uncorrected, for comparison",
+        [row for row, kind, _ in lower if kind == UNCORRECTED],
+    )
+    upper = [_upper_row(report, name) for name in report.results[0].upper_bounds]
+    known = [(group, row) for group, row in upper if row is not None]
+    for group, title in _UPPER_GROUPS.items():
+        yield title, [row for at, row in known if at == group]
+
+
+_UPPER_GROUPS = {
+    "any score": "UPPER BOUNDS FOR ANYONE who tunes this way, whatever the score",
+    "this score": "UPPER BOUNDS ONLY FOR A SCORE AS IN THIS AUDIT",
+    "not valid": "NOT VALID IN THIS AUDIT",
+    "other": "FOR COMPARISON: no upper bounds on the tuning",
+}
+
+
+def _lower_row(report: Report, proxy: str, key: str, kind: str) -> _Row:
+    bounds = [result.lower_bounds[proxy][key] for result in report.results]
+    conditions = _parts([bounds[0].assumes]) if bounds[0].valid else []
+    if kind == ALL_RUNS:
+        conditions.append("counts all runs, not only the winners")
+    return _Row(f"{key}, {proxy}", [rounded_down(b.epsilon) for b in bounds], conditions)
+
+
+def _upper_row(report: Report, name: str) -> tuple[str, _Row | None]:
+    bounds = [result.upper_bounds[name] for result in report.results if name in result.upper_bounds]
+    known = [bound for bound in bounds if bound.epsilon is not None]
+    if not known:
+        return "", None
+    cells = [_epsilon(result.upper_bounds.get(name)) for result in report.results]
+    conditions = _parts(bound.assumes for bound in known)
+    label = known[0].label
+    if label == "valid":
+        group = _ANY_SCORE if _ANY_SCORE in conditions else "this score"
+        conditions = [words for words in conditions if words != _ANY_SCORE]
+    else:
+        group = "not valid" if label.startswith("not valid") else "other"
+    title = _NAMES.get(name, name)
+    shown = "" if label in ("valid", "one run") or group == "not valid" else f" ({label})"
+    return group, _Row(f"{title}{shown}", cells, conditions)
+
+
+def _parts(texts: Sequence[str] | Iterator[str]) -> list[str]:
+    """The distinct conditions in texts that separate them by semicolons."""
+    return list(dict.fromkeys(part for text in texts for part in text.split("; ") if part))
+
+
+def _remarks(report: Report) -> Iterator[str]:
+    """How the audit was played, and remarks on its results."""
+    config = report.config
+    yield from _wrapped(f"Engine {report.engine.name}: {report.engine.reason}.")
+    for line in (*_records(report), *_candidates(report.candidates)):
+        yield from _wrapped(line)
+    if report.precision:
+        yield from _wrapped(report.precision.sensitivity)
+    if config["stop_at"]:
+        counts = [result.lower_bounds["lambda_a"] for result in report.results]
+        played = [next(iter(bounds.values())).pooled.trials for bounds in counts]
+        yield from _wrapped(
+            f"Stopped once eps_L = {config['stop_at']:g} was shown, or at the last trial: after "
+            f"{', '.join(f'{count:,}' for count in played)} of {config['trials']:,} trials. The "
+            "looks at the results share the error."
+        )
+    if "lambda_c" in report.proxies:
+        yield from _wrapped(
+            "lambda_a is from the final run; lambda_c is the likelihood ratio of the tuning's "
+            "winner and the final run together, without X."
+            if _protocol(config).startswith("subset")
+            else "lambda_c is the likelihood ratio of a run with sampled batches, without X."
+        )
+    diverged = sum(result.diverged_runs for result in report.results)
+    if diverged:
+        runs = sum(result.runs for result in report.results)
+        yield from _wrapped(
+            f"{diverged} of {runs} runs diverged (weights or score not finite); they were never "
+            "released."
+        )
 
 
 def _records(report: Report) -> Iterator[str]:
     used, config = report.records, report.config
     if used.training or used.validation:
-        asked = [
-            f"{count:,} {name} records" + (f" of {most:,} asked for" if count < most else "")
-            for name, count, most in (
+        sizes = [
+            f"{count:,} {name} records" + (f" of {wanted:,} requested" if count < wanted else "")
+            for name, count, wanted in (
                 ("training", used.training, config["train_size"]),
                 ("validation", used.validation, config["validation_size"]),
             )
         ]
-        yield ", ".join(asked)
+        yield ", ".join(sizes)
 
 
 def _candidates(candidates: Sequence[Mapping[str, float]]) -> Iterator[str]:
-    """A line about the grid, where there is more than one point of it."""
+    """A line about the candidates, if there are several."""
     if len(candidates) > 1:
         values = {
             name: dict.fromkeys(point[name] for point in candidates) for name in candidates[0]
@@ -79,105 +333,16 @@ def _candidates(candidates: Sequence[Mapping[str, float]]) -> Iterator[str]:
         yield f"{len(candidates)} candidates: {'; '.join(axes)}"
 
 
-def _table(report: Report) -> Iterator[str]:
-    yield _row("", [f"eps_B = {result.epsilon_base:g}" for result in report.results])
-    for number, (key, _, proxies) in enumerate(report.highlights, 1):
-        for proxy in proxies:
-            bounds = [result.lower_bounds[proxy][key] for result in report.results]
-            cells = [
-                "{} [{}, {}]".format(*map(rounded_down, (b.epsilon, b.min, b.max))) for b in bounds
-            ]
-            mark = (
-                " *" if (proxy, key) == (report.recommended.proxy, report.recommended.key) else ""
-            )
-            yield _row(f"eps_L from {proxy} ({number}){mark}", cells)
-    for name in report.results[0].upper_bounds:
-        upper = [result.upper_bounds[name] for result in report.results]
-        known = [bound for bound in upper if bound.epsilon is not None]
-        if known:
-            cells = ["-" if b.epsilon is None else _number(b.epsilon, b.label) for b in upper]
-            label = "" if known[0].label in ("valid", "one run") else f"{known[0].label}: "
-            title = _TITLES.get(name, name)
-            yield f"{_row(title, cells)}  {label}{known[0].assumes}"
-
-
-def _number(epsilon: float, label: str) -> str:
-    return rounded_down(epsilon) if label == "attained" else rounded_up(epsilon)
-
-
-def _notes(report: Report) -> Iterator[str]:
-    yield (
-        "Cells of eps_L: from the games of all repeats together [smallest, largest of one repeat]; "
-        "* is the number to report."
-    )
-    if report.config["stop_at"]:
-        counts = [result.lower_bounds["lambda_a"] for result in report.results]
-        played = [next(iter(bounds.values())).pooled.trials for bounds in counts]
-        yield (
-            f"Stopped where eps_L = {report.config['stop_at']:g} was proved, or at the last trial: "
-            f"after {', '.join(f'{count:,}' for count in played)} of "
-            f"{report.config['trials']:,} trials. The looks on the way are paid for."
-        )
-    if "lambda_c" in report.proxies:
-        if _protocol(report.config).startswith("subset"):
-            yield (
-                "lambda_a: of the final run; lambda_c: the likelihood ratio of the tuning's winner "
-                "and the final run together, X put aside."
-            )
-        else:
-            yield "lambda_c: the likelihood ratio of a run with sampled batches, X put aside."
-    for number, (key, _, proxies) in enumerate(report.highlights, 1):
-        bound = report.results[0].lower_bounds[proxies[0]][key]
-        confidence = f"{100 * bound.confidence:g} % confidence" if bound.valid else "no claim"
-        yield f"({number}) {key}, {confidence}: {bound.assumes if bound.valid else bound.label}"
-    if pooled := [words for result in report.results for words in _of_all_runs(result)]:
-        yield f"All runs, not the winners alone, show {'; '.join(pooled)}."
-    yield f"In so many games * could be at most {'; '.join(map(_reach, report.results))}."
-    diverged = sum(result.diverged_runs for result in report.results)
-    if diverged:
-        runs = sum(result.runs for result in report.results)
-        yield (
-            f"{diverged} of {runs} runs diverged (weights or score not finite); they were never "
-            "chosen."
-        )
-
-
-def _of_all_runs(result: BudgetResult) -> Iterator[str]:
-    """The largest valid bound from all runs at one budget, where they are kept."""
-    valid = [
-        (bound.epsilon, key)
-        for bounds in result.lower_bounds.values()
-        for key, bound in bounds.items()
-        if bound.valid and bound.name in POOLED
-    ]
-    if valid:
-        epsilon, key = max(valid)
-        yield f"{rounded_down(epsilon)} (eps_B = {exact(result.epsilon_base)}, {key})"
-
-
-def _reach(result: BudgetResult) -> str:
-    """What the games at one budget could have shown, and what the upper bound would take."""
-    words = f"{rounded_up(result.ceiling)} (eps_B = {exact(result.epsilon_base)}"
-    upper = result.smallest_upper
-    if upper is None or result.games_needed is None:
-        return f"{words})"
-    return f"{words}; to show {upper.name} takes {result.games_needed:,} or more)"
-
-
-def _alarms(report: Report) -> Iterator[str]:
-    """Where a valid lower bound lies above a valid upper bound: loud unless it may be chance."""
+def _contradictions(report: Report) -> Iterator[str]:
+    """A warning for each contradiction that chance does not explain."""
     for result in report.results:
-        found, sure = result.gravest_contradiction, result.beyond_chance
+        found = result.contradiction
         if found is not None:
             share = 100 * (1 - report.config["confidence"])
-            why = (
-                "chance does not explain it: a claim, or the training, is wrong"
-                if sure
-                else f"each lower bound errs in {share:.3g} % of audits, so it may be chance"
-            )
-            yield (
-                f"{'WARNING: CONTRADICTION' if sure else 'note:'} at eps_B = "
-                f"{result.epsilon_base:g}: eps_L = "
+            yield from _wrapped(
+                f"WARNING: CONTRADICTION at eps_B = {format_exact(result.epsilon_base)}: eps_L = "
                 f"{rounded_down(found.lower)} ({found.key} from {found.proxy}) is above eps_U = "
-                f"{rounded_up(found.upper)} ({found.upper_bound}), both called valid; {why}."
+                f"{rounded_up(found.upper)} ({found.upper_bound}). It remains when the "
+                f"{found.compared} compared lower bounds share the error, which happens by chance "
+                f"in at most {share:.3g} % of audits: a claim, or the training, is wrong."
             )

@@ -1,6 +1,7 @@
 """The command: `python -m audit.reproduce NAME`."""
 
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from audit import checks, console
+from audit.game.presets import find_preset
 from audit.reproduce import REPRODUCTIONS
 from audit.reproduce.result import Result
 
@@ -47,9 +49,23 @@ def _settings(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        return tomllib.loads(checks.text_of(path, 10**6))
+        return tomllib.loads(checks.read_text(find_preset(path), 10**6))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"preset must be a readable TOML file, got {path!r}: {error}") from error
+
+
+def _check_writable(folder: Path) -> None:
+    """Checks that results can be written, before the work of computing them.
+
+    Raises:
+        ValueError: the folder cannot be made, or nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"out must be a writable folder, got {str(folder)!r}: {error}") from error
 
 
 def _print_list() -> None:
@@ -95,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         without_data = [name for name, one in REPRODUCTIONS.items() if not one.reads_data]
         names = without_data if chosen == "all" else [chosen]
         for name in names:
+            _check_writable(Path(arguments.out) / name)
+        for name in names:
             reproduction = REPRODUCTIONS[name]
             print(f"{name}: {reproduction.title} ({reproduction.source})", flush=True)
             if settings:
@@ -106,11 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             result.write(folder)
             _report(result, folder, time.perf_counter() - start)
     except ValueError as error:
-        return console.refused(error)
+        return console.report_error(error)
     except FileNotFoundError as error:
-        return console.refused(error)
+        return console.report_error(error)
     except OSError as error:
-        return console.refused(f"out must be a writable folder: {error}")
+        return console.report_error(f"out must be a writable folder: {error}")
     return 0
 
 

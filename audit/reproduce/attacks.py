@@ -19,12 +19,22 @@ from scipy import special
 
 from audit import protocols
 from audit.accounting import GaussianMechanism
+from audit.attacks import (
+    AcceptedTails,
+    TunedOrder,
+    adaptive_attack,
+    attack_order,
+    attack_tails,
+    subset_attack,
+    worst_case_order,
+)
+from audit.attacks.orders import expected_ratio
 from audit.lower_bounds import (
     AcceptedTailsCurve,
     FixedThreshold,
     WorstOrderCurve,
     lower_bound,
-    provable,
+    max_provable_epsilon,
 )
 from audit.orders import Order
 from audit.protocols import (
@@ -39,19 +49,7 @@ from audit.protocols import (
 from audit.repetitions import Binomial, Fixed, Repetitions
 from audit.report.text import rounded_down, rounded_up
 from audit.reproduce.result import COLOURS, Result, figure, style, tidy
-from audit.upper_bounds import (
-    AcceptedTails,
-    TunedOrder,
-    UpperBound,
-    adaptive_attack,
-    attack_order,
-    attack_tails,
-    best_order,
-    cost,
-    subset_attack,
-    worst_order,
-)
-from audit.upper_bounds.worst_order import expected_ratio
+from audit.upper_bounds import UpperBound, tuning_cost, worst_order
 
 Array = NDArray[np.float64]
 Curve = AcceptedTailsCurve | WorstOrderCurve
@@ -98,7 +96,9 @@ class Played:
     def ceiling(self, delta: float) -> float:
         """What no estimator for any score proves more often than not; NaN where no law is known."""
         trials = len(self.without)
-        return max((provable(*law, delta, trials) for law in self.laws), default=math.nan)
+        return max(
+            (max_provable_epsilon(*law, delta, trials) for law in self.laws), default=math.nan
+        )
 
     def by_curve(self, delta: float) -> float:
         """What the curve proves; NaN where there is none."""
@@ -229,7 +229,7 @@ def _by_order(
     assert found.epsilon is not None
     # What leaks most at a larger delta is more common: one of these shows most in so many games.
     deltas = [delta] + [larger for larger in (1e-4, 1e-3, 1e-2) if larger > delta]
-    folded = [best_order(mu, law, one)[0] for one in deltas]
+    folded = [worst_case_order(mu, law, one)[0] for one in deltas]
     orders: list[Order] = [attack_order(mu, law, delta, trials)[0], *folded]
     searches = [_Search(TunedOrder(mu, law, order)) for order in orders]
     best = max(searches, key=lambda search: search.expected(delta, trials))
@@ -334,12 +334,14 @@ def attacks(
     for number, (delta, mu, spec) in enumerate(
         (delta, mu, spec) for delta in deltas for mu in mus for spec in specs
     ):
-        protocol = protocols.parse(spec)
-        bound: UpperBound = cost(GaussianMechanism(mu), protocol, delta)
+        protocol = protocols.parse_protocol(spec)
+        bound: UpperBound = tuning_cost(GaussianMechanism(mu), protocol, delta)
         assert bound.epsilon is not None
         rng = np.random.default_rng(np.random.SeedSequence([seed, number]))
         played = attacked(mu, protocol, delta, trials, rng)
-        proved = lower_bound(played.without, played.with_record, delta).epsilon
+        proved = lower_bound(
+            out_scores=played.without, in_scores=played.with_record, delta=delta
+        ).epsilon
         rows.append(
             {
                 "delta": delta,

@@ -13,7 +13,7 @@ from audit.accounting import (
     Mechanism,
     RenyiCurve,
 )
-from audit.numerics import last_whole
+from audit.numerics import last_integer
 from audit.repetitions import Binomial, Poisson, Repetitions
 from audit.reproduce.laws import BoundOfLaw, with_mean
 from audit.reproduce.result import (
@@ -26,14 +26,13 @@ from audit.reproduce.result import (
     plot,
     style,
 )
-from audit.upper_bounds import (
-    UpperBound,
+from audit.upper_bounds import UpperBound, region
+from audit.upper_bounds.published import (
     many_candidates,
     noisy_max,
     noisy_max_closed_form,
     noisy_max_renyi,
     profile,
-    region,
     renyi,
 )
 
@@ -270,4 +269,4 @@ def _most_steps(candidate: DpSgd, epsilon: float, delta: float) -> int:
     def fits(steps: NDArray[np.int64]) -> bool:
         return float(replace(candidate, steps=int(steps)).delta(epsilon)) <= delta
 
-    return int(last_whole(fits, candidate.steps // 2, 2 * candidate.steps))
+    return int(last_integer(fits, candidate.steps // 2, 2 * candidate.steps))

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from audit.accounting import DpSgd
+from audit.protocols import Adaptive, Subset
 from audit.repetitions import Poisson
 from audit.reproduce.laws import with_mean
 from audit.reproduce.result import Comparison, Curves, Result, draw, figure, plot, style
-from audit.upper_bounds import cost_ratio, hypo, lemma_7, subset_tuning
+from audit.upper_bounds.published import cost_ratio, hypo, koskela_kulkarni, lemma_7
 
 _SPENT = "E[K] at which theorem 1 spends the budget"
 # (data set, records, epsilon of the tuning, sigma of GP, sigma of Uniform).
@@ -68,7 +69,8 @@ def hypo_budgets(
 
 def _spent(mean: float, base: DpSgd, delta: float, ratio: float) -> float:
     """Theorem 1 for a geometric number of runs."""
-    return hypo(base, with_mean(1.0, mean), delta, ratio).epsilon or math.nan
+    protocol = Adaptive(with_mean(1.0, mean), 1.0 / math.sqrt(ratio), math.sqrt(ratio))
+    return hypo(base, protocol, delta).epsilon or math.nan
 
 
 def subset_bound(
@@ -89,7 +91,7 @@ def subset_bound(
     curves = Curves("q", "epsilon")
     for mean in means:
         law = Poisson(mean)
-        epsilons = [subset_tuning(base, base, law, float(q), delta).epsilon for q in shares]
+        epsilons = [koskela_kulkarni(base, Subset(law, float(q)), delta).epsilon for q in shares]
         curves.add(f"tune on a share q, E[K] = {mean:g}", shares, epsilons)
         everything = lemma_7(base, law, delta).epsilon
         curves.add(f"tune on everything, E[K] = {mean:g}", [0.0, 1.0], [everything] * 2)

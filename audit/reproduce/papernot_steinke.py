@@ -11,7 +11,7 @@ from audit.accounting import DiscreteMechanism, ZeroConcentratedDp
 from audit.repetitions import Fixed, Poisson, Repetitions
 from audit.reproduce.laws import with_mean
 from audit.reproduce.result import Curves, Result, draw
-from audit.upper_bounds import corollary_4_curve, corollary_16, renyi, renyi_curve
+from audit.upper_bounds.published import corollary_4_curve, corollary_16, renyi, renyi_curve
 
 Array = NDArray[np.float64]
 

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from audit.accounting import GaussianMechanism, PrivacyProfile, Unreachable, calibrate_mu
-from audit.numerics import last_kept
+from audit.numerics import safe_root
 from audit.protocols import ProposeTestRelease
-from audit.repetitions import parse
+from audit.repetitions import parse_repetitions
 from audit.reproduce.result import COLOURS, Result, figure, style, tidy
 from audit.reproduce.training import DELTA, best_of_each
-from audit.upper_bounds import liu_talwar, propose_test_release
+from audit.upper_bounds.published import liu_talwar, propose_test_release
 from audit.upper_bounds.registry import find
 from threat_models.datasets import load
 
@@ -86,7 +86,7 @@ class Draw:
 def _test(scale: float) -> ProposeTestRelease:
     """The test of two Gaussian halves as a protocol, with the law of K."""
     test = GaussianMechanism(math.hypot(_TEST_VALUE, _TEST_NORM) * scale)
-    return ProposeTestRelease(parse(_LAW), test.epsilon(_SMALL), _SMALL, _SMALL)
+    return ProposeTestRelease(parse_repetitions(_LAW), test.epsilon(_SMALL), _SMALL, _SMALL)
 
 
 def _by_liu_talwar(draw: Draw, protocol: ProposeTestRelease) -> float:
@@ -123,7 +123,7 @@ def _largest_scale(
         except Unreachable:
             return math.inf
 
-    return math.exp(last_kept(missed, math.log(1e-4), math.log(10.0), 1e-2))
+    return math.exp(safe_root(missed, math.log(1e-4), math.log(10.0), 1e-2))
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _tested(problem: Problem, scale: float, tunings: int, rng: np.random.Generat
     eigenvalue by 1 for a record less, they bound h and r; the run releases where h is small enough,
     and takes the gamma that they allow.
     """
-    runs = parse(_LAW).sample(rng, tunings)
+    runs = parse_repetitions(_LAW).sample(rng, tunings)
     owner = np.repeat(np.arange(tunings), runs)
     penalty = rng.choice(_PENALTIES, len(owner))
     safe = -special.ndtri(_SMALL / 2.0)
@@ -245,7 +245,7 @@ def _untuned(
             drawn = Draw(math.exp(log_scale), 1.0 / penalty)
             return float(drawn.delta(np.array([epsilon]))[0]) - DELTA
 
-        return math.exp(last_kept(missed, math.log(1e-6), math.log(100.0), 1e-3))
+        return math.exp(safe_root(missed, math.log(1e-6), math.log(100.0), 1e-3))
 
     def gamma_at(penalty: float) -> float:
         return scale_at(penalty) ** 2 * penalty / longest(penalty) ** 2
@@ -256,7 +256,7 @@ def _untuned(
         def missed(log_penalty: float) -> float:
             return math.exp(log_penalty) - noise(math.exp(log_penalty))
 
-        return math.exp(last_kept(missed, math.log(100.0 / epsilon), math.log(1e9), 1e-3))
+        return math.exp(safe_root(missed, math.log(100.0 / epsilon), math.log(1e9), 1e-3))
 
     dimension = len(problem.values)
     output = balanced(lambda penalty: problem.records * spread(penalty) ** 2)

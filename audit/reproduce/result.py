@@ -21,6 +21,8 @@ COLOURS = (*(_PALETTE[i] for i in (0, 1, 2, 4, 3, 7, 9)), "black")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (3, 3)))
 _MARKERS = ("^", "s", "o", "D")
 _NAME = "curve"
+# A picture shows no more points of a curve; each may take seconds.
+_MAX_POINTS = 1_000
 
 
 Values = ArrayLike | Sequence[float | None]
@@ -116,7 +118,8 @@ class Reproduction:
 def _check(name: str, value: object, default: object) -> None:
     """A setting is a number or a list where its default is one; counts are positive."""
     if isinstance(default, int):
-        checks.whole(name, value, 0 if name == "seed" else 1)  # type: ignore[arg-type]
+        high = _MAX_POINTS if name == "points" else None
+        checks.integer(name, value, 0 if name == "seed" else 1, high)  # type: ignore[arg-type]
     elif isinstance(default, str):
         if not isinstance(value, str):
             raise ValueError(f"{name} must be text, got {value!r}")

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from audit import protocols
-from audit.lower_bounds import lower_bound
+from audit.lower_bounds import Scan
 from audit.reproduce.result import COLOURS, Result, figure, style, tidy
 from audit.reproduce.training import DELTA, Arm, best_of_each
 
@@ -147,7 +147,7 @@ def _private_tuning(
     Returns:
         As `_open_tuning`, of tunings that made a run.
     """
-    protocol = protocols.parse(_LAW)
+    protocol = protocols.parse_protocol(_LAW)
     assert isinstance(protocol, protocols.RandomSearch)
     runs = protocol.repetitions.sample(rng, tunings)
     owner = np.repeat(np.arange(tunings), runs)
@@ -178,8 +178,8 @@ def _game(
         "noise multiplier": sigma if math.isfinite(sigma) else 0.0,
         "accuracy": accuracy.mean(),
         "standard error": accuracy.std(ddof=1) / math.sqrt(len(accuracy)),
-        "eps_L of alpha": lower_bound(alpha, alpha_with, DELTA).epsilon,
-        "eps_L of the model": lower_bound(model, model_with, DELTA).epsilon,
+        "eps_L of alpha": Scan()(alpha, alpha_with, DELTA).epsilon,
+        "eps_L of the model": Scan()(model, model_with, DELTA).epsilon,
     }
 
 

@@ -30,6 +30,7 @@ from audit.lower_bounds import (
 from audit.repetitions import Repetitions
 from audit.reproduce.kept_trials import KeptGame, load
 from audit.reproduce.result import COLOURS, Comparison, Result, style, tidy
+from audit.upper_bounds.published import renyi
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -133,7 +134,7 @@ def _winner_ratio(game: KeptGame, learned_on: Mask) -> Array:
         log_cdf = special.log_ndtr(
             (normal_rank(columns["score"]) - ranks.mean()) / ranks.std(ddof=1)
         )
-        log_ratio = log_ratio + sign * config.law.log_phi_prime_at(log_cdf)
+        log_ratio = log_ratio + sign * config.runs_distribution.log_phi_prime_at(log_cdf)
     return np.asarray(log_ratio, dtype=np.float64)
 
 
@@ -181,7 +182,7 @@ def equivalent_epsilon(auc: float, delta: float) -> float:
 
 def _bounds(game: KeptGame, statistic: Statistic, chosen: Mask, delta: float) -> dict[str, float]:
     """Lower bounds of one statistic on some of the trials."""
-    config, law = game.config, game.config.law
+    config, law = game.config, game.config.runs_distribution
     confidence = config.confidence
     values = statistic.values
     sides = values[chosen & ~game.bit], values[chosen & game.bit]
@@ -211,7 +212,7 @@ def _all_runs(game: KeptGame) -> float:
     with_canary = np.repeat(game.bit, game.columns["runs"])
     values = game.columns["run_lambda_a"].astype(np.float64)
     sides = values[~with_canary], values[with_canary]
-    return PooledScan(config.law)(*sides, config.delta, config.confidence).epsilon
+    return PooledScan(config.runs_distribution)(*sides, config.delta, config.confidence).epsilon
 
 
 def _paper_protocol(game: KeptGame, statistic: Statistic, chosen: Mask) -> float:
@@ -231,7 +232,7 @@ def _upper(noise_multiplier: float, steps: int, law: Repetitions, delta: float) 
         "one_run": one_run,
         "exact_increasing_score": upper_bounds.reduced_exact(base, law, delta).epsilon,
         "tight": upper_bounds.tight(base, law, delta).epsilon,
-        "paper_bound": upper_bounds.renyi(base, law, delta).epsilon,
+        "paper_bound": renyi(base, law, delta).epsilon,
     }
     return {name: float(value) for name, value in bounds.items() if value is not None}
 
@@ -260,7 +261,7 @@ def kept_games(folder: str = "") -> list[KeptGame]:
 def bounds_of(game: KeptGame) -> Iterator[dict[str, Any]]:
     """Rows of the table for one game: one per statistic, all repeats together."""
     config, delta = game.config, game.config.delta
-    upper = _upper(game.noise_multiplier, config.steps, config.law, delta)
+    upper = _upper(game.noise_multiplier, config.steps, config.runs_distribution, delta)
     for statistic in statistics(game):
         chosen = statistic.evaluated
         without = statistic.values[chosen & ~game.bit]
@@ -301,7 +302,9 @@ def bounds_of(game: KeptGame) -> Iterator[dict[str, Any]]:
             "equivalent_epsilon": equivalent_epsilon(auc, delta),
             "equivalent_low": equivalent_epsilon(auc - error, delta),
             "equivalent_high": equivalent_epsilon(auc + error, delta),
-            "detectable": lower_bounds.ceiling(counts[0], counts[1], delta, config.confidence),
+            "detectable": lower_bounds.max_detectable_epsilon(
+                counts[0], counts[1], delta, config.confidence
+            ),
             **upper,
         }
 
@@ -355,7 +358,12 @@ def _recommended(game: KeptGame, statistic: Statistic, chosen: Mask) -> float:
     """The recommended eps_L of one statistic on some of the trials."""
     config, values = game.config, statistic.values
     without, with_canary = values[chosen & ~game.bit], values[chosen & game.bit]
-    return lower_bounds.lower_bound(without, with_canary, config.delta, config.confidence).epsilon
+    return lower_bounds.lower_bound(
+        out_scores=without,
+        in_scores=with_canary,
+        delta=config.delta,
+        confidence=config.confidence,
+    ).epsilon
 
 
 def _overview(rows: list[dict[str, Any]]) -> Iterator[str]:

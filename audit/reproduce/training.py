@@ -1,7 +1,7 @@
 """What tuning buys: accuracy at a total epsilon, by the papers' accounting and by ours.
 
 Every arm is a protocol with a bound. The noise is the least at which that bound keeps the total,
-so a smaller bound means less noise for the same promise. Tunings are played on lanes; candidates
+so a smaller bound means less noise for the same promise. Tunings run on batches of runs; candidates
 differ in learning rate and threshold, and the best is chosen by accuracy on validation records.
 """
 
@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from audit import protocols
 from audit.accounting import DpSgd
-from audit.dpsgd import DpSgdSettings, LaneOutcomes, Lanes, make_engine
+from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.protocols import Protocol, RandomSearch, Subset
 from audit.repetitions import Poisson, Repetitions
 from audit.reproduce.laws import with_mean
 from audit.reproduce.result import COLOURS, Result, figure, style, tidy
-from audit.tuning.on_lanes import Bench, tune
-from audit.upper_bounds import cost_ratio, solve_noise_multiplier
+from audit.tuning.on_run_batches import GameContext, tune
+from audit.upper_bounds import calibrate_noise
+from audit.upper_bounds.published import cost_ratio
 from audit.upper_bounds.registry import find
 from threat_models import Observation, ThreatModel, UserScore, build
 
@@ -52,12 +53,14 @@ class Arm:
     @property
     def parsed(self) -> Protocol:
         """The protocol."""
-        return protocols.parse(self.protocol)
+        return protocols.parse_protocol(self.protocol)
 
     def noise_multiplier(self, epsilon: float, steps: int) -> float:
         """The least noise at which the whole tuning keeps epsilon."""
         bound = find(self.bound, type(self.parsed)).function
-        return solve_noise_multiplier(epsilon, self.parsed, DELTA, steps, bound=bound)
+        return calibrate_noise(
+            self.parsed, target_epsilon=epsilon, target_delta=DELTA, steps=steps, bound=bound
+        )
 
 
 def best_of_each(owner: NDArray[np.int64], *scores: Array) -> NDArray[np.intp]:
@@ -276,23 +279,23 @@ def _accuracies(
     rates = tuple(float(rate) for rate in np.geomspace(1e-4, 0.3, 8))
     settings = DpSgdSettings(steps, sigma, (0.5, 2.0), rates, model="logistic")
     engine = make_engine("batched", data, settings)
-    last: list[LaneOutcomes] = []
+    last: list[RunOutcomes] = []
 
-    def run(lanes: Lanes) -> list[LaneOutcomes]:
-        last[:] = [engine.run(lanes)]
+    def run(batch: RunBatch) -> list[RunOutcomes]:
+        last[:] = [engine.run(batch)]
         return last
 
     assert data.training_set is not None
     axes = [np.log(values) for values in np.array(settings.candidates)[:, :2].T]
     features = np.stack([(axis - axis.min()) / np.ptp(axis) for axis in axes], axis=1)
-    bench = Bench(
+    context = GameContext(
         run,
         features,
         tuned_log_ratio=lambda winners: np.zeros(len(winners.runs)),
         log_ratio_scale=1.0,
         records=len(data.training_set),
     )
-    (winners,) = tune(protocol, bench, np.zeros(tunings, np.bool_), rng)
+    (winners,) = tune(protocol, context, np.zeros(tunings, np.bool_), rng)
     # Of a tuning on a subset the final runs are the last that were made.
     scores = last[0].scores if isinstance(protocol, Subset) else winners.score
     return np.asarray(scores[np.isfinite(scores)])

@@ -1,31 +1,39 @@
-"""Protocols at work: on lanes for the game, and live. Importing this does not import torch.
+"""Protocols at work: simulated on batches of runs for the game, and live. Needs no torch.
 
 Live, `Study` tunes: its user trains, it draws and chooses, and what it releases keeps the budget.
 """
 
-from audit.tuning.cost_of import TuningCost, cost_of
-from audit.tuning.outcome import Best, Inadmissible, Outcome, Private, Trial, Void
+from audit import _deprecated
+from audit.tuning.budget import Budget, BudgetExceeded
+from audit.tuning.cost_of_trials import TuningCost, cost_of_trials
+from audit.tuning.outcome import Best, Outcome, Private, ProtocolViolation, StudyAborted, Trial
 from audit.tuning.random_search import best_of_runs
-from audit.tuning.space import Choice, Dimension, LogUniform, Space, Uniform, Whole
+from audit.tuning.rehearsal import Rehearsal
+from audit.tuning.space import Choice, Dimension, Integer, LogUniform, Space, Uniform
 from audit.tuning.study import Study
 from audit.tuning.winners import Winners
 
 __all__ = [
     "Best",
+    "Budget",
+    "BudgetExceeded",
     "Choice",
     "Dimension",
-    "Inadmissible",
+    "Integer",
     "LogUniform",
     "Outcome",
     "Private",
+    "ProtocolViolation",
+    "Rehearsal",
     "Space",
     "Study",
+    "StudyAborted",
     "Trial",
     "TuningCost",
     "Uniform",
-    "Void",
-    "Whole",
     "Winners",
     "best_of_runs",
-    "cost_of",
+    "cost_of_trials",
 ]
+
+__getattr__ = _deprecated.renamed(__name__)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from audit import checks
 from audit.accounting import DpSgd, Mechanism, Unreachable
-from audit.numerics import last_kept
+from audit.numerics import safe_root
 from audit.protocols import Protocol, RandomSearch
-from audit.upper_bounds import cost, solve_noise_multiplier
+from audit.upper_bounds import calibrate_noise, tuning_cost
 from audit.upper_bounds.registry import find, row
 
 __all__ = ["noise_multiplier_for"]
@@ -36,11 +36,18 @@ def noise_multiplier_for(
     Raises:
         ValueError: no noise keeps the budget: something that it does not reach spends it already.
     """
-    checks.interval("epsilon", epsilon, 0.0, 1e4)
+    epsilon = checks.interval("epsilon", epsilon, 0.0, 1e4)
+    delta = checks.interval("delta", delta, 0.0, 1.0)
     one = base_of(1.0)
     if isinstance(one, DpSgd) and isinstance(protocol, RandomSearch):
-        return solve_noise_multiplier(
-            epsilon, protocol.repetitions, delta, one.steps, one.sampling_rate, one.neighbours
+        return calibrate_noise(
+            protocol,
+            target_epsilon=epsilon,
+            target_delta=delta,
+            steps=one.steps,
+            sampling_rate=one.sampling_rate,
+            neighbours=one.neighbours,
+            group_size=one.group_size,
         )
 
     # For random search the bound that is followed all but equals the smallest, and is faster.
@@ -51,7 +58,7 @@ def noise_multiplier_for(
         try:
             base = base_of(noise)
             if not names:
-                names.append(cost(base, protocol, delta).name)
+                names.append(tuning_cost(base, protocol, delta).name)
             found = row(find(names[0], type(protocol)), base, protocol, delta).epsilon
         except (Unreachable, ValueError):
             return math.inf  # so little noise that the accounting does not reach it
@@ -62,7 +69,9 @@ def noise_multiplier_for(
         names[:] = quick
         kept *= 8.0  # soon out of reach, where no noise is enough
         if kept > _MOST:
-            cost(base_of(kept), protocol, delta)  # where no bound applies, that is the reason
+            tuning_cost(
+                base_of(kept), protocol, delta
+            )  # where no bound applies, that is the reason
             raise ValueError(
                 f"epsilon must be one that some noise keeps with {protocol.spec}, got {epsilon!r}; "
                 "a private score may spend more than that alone"
@@ -73,8 +82,8 @@ def noise_multiplier_for(
         if missed < _LEAST:
             return kept
     # The bound that is best near the target is the one to follow.
-    names[:] = quick or [cost(base_of(kept), protocol, delta).name]
-    minus_log = last_kept(
+    names[:] = quick or [tuning_cost(base_of(kept), protocol, delta).name]
+    minus_log = safe_root(
         lambda x: excess(math.exp(-x)), -math.log(kept), -math.log(missed), _TOLERANCE
     )
     return math.exp(-minus_log)

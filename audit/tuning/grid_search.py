@@ -1,12 +1,12 @@
-"""A grid on lanes: every candidate of a list once, or each with some chance."""
+"""Simulated grid search: every candidate once, or each with the same probability."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.dpsgd import Lanes
+from audit.dpsgd import RunBatch
 from audit.protocols import Grid
-from audit.tuning.random_search import packs
-from audit.tuning.winners import Run, Winners, nobody
+from audit.tuning.random_search import index_batches
+from audit.tuning.winners import Run, Winners, empty_winners
 
 
 def best_of_grid(
@@ -17,29 +17,29 @@ def best_of_grid(
     rng: np.random.Generator,
     views: int = 1,
 ) -> list[Winners]:
-    """Plays T tunings at once. Of equal scores the first candidate of the list wins.
+    """Winners of T grid searches; ties go to the earlier candidate.
 
     Args:
-        run: runs a pack of lanes and gives its outcomes in every view.
-        protocol: how many candidates, and the chance of each to be run.
-        candidates: the same number, or 1 where all have the same hyper-parameters.
-        included: [T] whether the canary is in the data set of each tuning.
-        rng: source of which candidates are run, and of lane seeds.
-        views: how many views the same runs serve.
+        run: trains a batch of runs and returns its outcomes in every view.
+        protocol: the number of candidates, and the probability that each is trained.
+        candidates: the same number, or 1 if all candidates have the same hyperparameters.
+        included: [T], whether the canary is in the data set of each tuning.
+        rng: source of the candidates that are trained and of run seeds.
+        views: number of threat models that evaluate the same runs.
 
     Returns:
-        What each view makes of the runs; `chosen` is the place in the list.
+        The winners in each view; `chosen` is the candidate's position in the grid.
     """
     is_run = rng.random((len(included), protocol.candidates)) < protocol.inclusion
     every_tuning, every_place = np.nonzero(is_run)
-    all_winners = [nobody(is_run.sum(axis=1)) for _ in range(views)]
-    for lane in packs(len(every_tuning)):
-        tuning, place = every_tuning[lane], every_place[lane]
-        lanes = Lanes(
+    all_winners = [empty_winners(is_run.sum(axis=1)) for _ in range(views)]
+    for places in index_batches(len(every_tuning)):
+        tuning, place = every_tuning[places], every_place[places]
+        batch = RunBatch(
             included=included[tuning],
             candidate=place if candidates > 1 else np.zeros_like(place),
-            seeds=rng.integers(0, 2**64, len(lane), dtype=np.uint64),
+            seeds=rng.integers(0, 2**64, len(places), dtype=np.uint64),
         )
-        for winners, outcomes in zip(all_winners, run(lanes), strict=True):
-            winners.compete(outcomes, lanes, tuning, place)
+        for winners, outcomes in zip(all_winners, run(batch), strict=True):
+            winners.compete(outcomes, batch, tuning, place)
     return all_winners

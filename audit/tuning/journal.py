@@ -5,6 +5,7 @@ owner may read it, and it is deleted when the study is over.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -15,11 +16,20 @@ from typing import Any
 
 __all__ = ["Journal", "Memory", "Record"]
 
-_FORMAT = 1
+_FORMAT = 2
+_STATE: dict[str, Any] = {"settings": str, "key": str, "runs": (int, list, type(None))}
 # In the order in which they go. Without the key nothing else is ever taken for a study to go on
 # with; while the lock is there, the folder is known to be a study's.
 _MODELS, _LOCK = "models", "lock"
-_NAMES = ("state.json", "runs.jsonl", "READ_ME_PRIVATE.txt", ".gitignore", _MODELS, _LOCK)
+_NAMES = (
+    "state.json",
+    "runs.jsonl",
+    "end.json",
+    "READ_ME_PRIVATE.txt",
+    ".gitignore",
+    _MODELS,
+    _LOCK,
+)
 _DRAFT = ".draft"
 _WORDS = """PRIVATE. This folder belongs to a differentially private tuning that is not over.
 
@@ -38,8 +48,9 @@ class Record:
         score: its score; None if it lost.
         model: a digest of its model, to recognise it by; None if it has none.
         checked: what was checked of it.
-        own_seed: what torch was seeded with by the run itself; None if it was not.
         accepted: whether it was accepted, where the protocol runs until one is.
+        raised: whether it lost because it raised an exception.
+        noises: what identifies the noise of its global generators; no two runs have one in common.
     """
 
     index: int
@@ -48,7 +59,8 @@ class Record:
     model: str | None = None
     checked: tuple[str, ...] = ()
     accepted: bool = False
-    own_seed: int | None = None
+    raised: bool = False
+    noises: tuple[str, ...] = ()
 
 
 class Memory:
@@ -89,15 +101,17 @@ class Memory:
 class Journal(Memory):
     """Keeps a study in a folder that only its owner may read.
 
-    Every write is on disk before the study goes on. A line that a kill has cut off is dropped: its
-    run is done again, with the same seed.
+    Every write is on disk before the study continues. A line that a kill has cut off is dropped:
+    its run is done again, with the same seed. Each line has a checksum over all before it, and
+    `end.json` has the number of lines, so that a journal that was edited or shortened is refused.
 
     Args:
-        folder: made if it is not there.
+        folder: made if it is not there; a relative one is resolved now.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder: Path = Path(folder)
+        self.folder: Path = Path(folder).absolute()
+        self._checksum, self._lines = "", 0
 
     @property
     def _state_path(self) -> Path:
@@ -106,6 +120,10 @@ class Journal(Memory):
     @property
     def _records_path(self) -> Path:
         return self.folder / "runs.jsonl"
+
+    @property
+    def _end_path(self) -> Path:
+        return self.folder / "end.json"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -119,15 +137,19 @@ class Journal(Memory):
             names = {path.name.removesuffix(_DRAFT) for path in self.folder.iterdir()}
             # What is not a study's is neither closed to others nor deleted in the end.
             if names and not (_LOCK in names and names <= {*_NAMES}):
+                others = sorted(names - {*_NAMES}) or sorted(names)
                 raise ValueError(
-                    f"folder must be empty, new, or that of a study, got {str(self.folder)!r}"
+                    f"folder must be empty, new, or that of a study, got {str(self.folder)!r}, "
+                    f"which holds {others[0]!r}"
                 )
             self.folder.chmod(0o700)
         except OSError as error:
             raise ValueError(
                 f"folder must be one that can be made and written, got {str(self.folder)!r}"
             ) from error
-        with open(self.folder / _LOCK, "a", opener=_private) as lock:
+        with self._written():
+            lock = open(self.folder / _LOCK, "a", opener=_private)  # noqa: SIM115 (closed below)
+        with lock:
             try:
                 import fcntl
 
@@ -154,42 +176,96 @@ class Journal(Memory):
             raise ValueError(f"folder must hold a study, got {self._state_path}") from error
         if not isinstance(state, dict) or state.get("format") != _FORMAT:
             raise ValueError(f"folder must hold a study of format {_FORMAT}, got {self.folder}")
+        checksum = state.pop("checksum", None)
+        known = all(name in state and isinstance(state[name], _STATE[name]) for name in _STATE)
+        if not known or checksum != _checksum("", state):
+            raise self._edited(self._state_path)
         return state
 
     def begin(self, state: dict[str, Any]) -> None:
         """Writes the key of all draws, at once or not at all."""
-        _write(self.folder / "READ_ME_PRIVATE.txt", _WORDS)
-        _write(self.folder / ".gitignore", "*\n")
-        self._records_path.unlink(missing_ok=True)
-        _write(self._state_path, json.dumps({"format": _FORMAT, **state}))
+        state = {**state, "format": _FORMAT}
+        with self._written():
+            _write(self.folder / "READ_ME_PRIVATE.txt", _WORDS)
+            _write(self.folder / ".gitignore", "*\n")
+            text = json.dumps({**state, "checksum": _checksum("", state)})
+            if self._state_path.exists():  # an aborted study; a kill must not bring it back
+                _write(self._state_path, text)
+            for path in (self._records_path, self._end_path):
+                path.unlink(missing_ok=True)
+            _write(self._state_path, text)
+        self._checksum, self._lines = _checksum("", state), 0
 
     def records(self) -> list[Record]:
-        """The runs that are over; what a kill has cut off is removed from the file."""
-        try:
-            lines = self._records_path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return []
+        """The runs that are over; what a kill has cut off is removed from the file.
+
+        Raises:
+            ValueError: the file was edited or shortened.
+        """
+        self._checksum, self._lines = _checksum("", self.state() or {}), 0
+        lines = self._read(self._records_path).split(b"\n")
         found = []
         for number, line in enumerate(lines[:-1], 1):
             try:
                 row = json.loads(line)
-                row["point"], row["checked"] = tuple(row["point"]), tuple(row["checked"])
+                checksum = row.pop("checksum")
+                if checksum != _checksum(self._checksum, row):
+                    raise ValueError("checksum")
+                for name in ("point", "checked", "noises"):
+                    row[name] = tuple(row[name])
                 found.append(Record(**row))
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                raise ValueError(
-                    f"folder must hold the runs of a study, got a damaged line {number} in "
-                    f"{self._records_path}"
-                ) from error
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                raise self._edited(self._records_path, f", got a damaged line {number}") from error
+            self._checksum, self._lines = checksum, number
+        # A kill comes between a line and the count of lines, so one line may be more.
+        end = self._read(self._end_path) or b"0"
+        try:
+            counted = int(end)
+        except ValueError:
+            raise self._edited(self._end_path) from None
+        if not counted <= self._lines <= counted + 1:
+            raise self._edited(
+                self._records_path, f", got {self._lines} runs where {counted} were written"
+            )
         if lines[-1]:
-            with open(self._records_path, "r+b") as file:
+            with self._written(), open(self._records_path, "r+b") as file:
                 file.truncate(sum(len(line) + 1 for line in lines[:-1]))
         return found
 
     def add(self, record: Record) -> None:
-        with open(self._records_path, "a", encoding="utf-8", opener=_private) as file:
-            file.write(json.dumps(asdict(record)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        row = json.loads(json.dumps(asdict(record)))
+        checksum = _checksum(self._checksum, row)
+        with self._written():
+            with open(self._records_path, "a", encoding="utf-8", opener=_private) as file:
+                file.write(json.dumps({**row, "checksum": checksum}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            _write(self._end_path, str(self._lines + 1))
+        self._checksum, self._lines = checksum, self._lines + 1
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """One line for a disk that is full or gone."""
+        try:
+            yield
+        except OSError as error:
+            raise ValueError(
+                f"folder must be one that can be written, got {str(self.folder)!r} "
+                f"({error.strerror}); run the same study again, and it resumes"
+            ) from error
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def _edited(self, path: Path, found: str = "") -> ValueError:
+        return ValueError(
+            f"folder must hold a study as it was written: {path} was edited or damaged{found}; "
+            f"restore it (deleting {self.folder} begins a new study, and the runs so far cost what "
+            "they cost)"
+        )
 
     def end(self) -> None:
         """Deletes the folder; what else may lie in it stays."""
@@ -201,6 +277,10 @@ class Journal(Memory):
                 (self.folder / one).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
+
+
+def _checksum(before: str, row: dict[str, Any]) -> str:
+    return hashlib.sha256((before + json.dumps(row, sort_keys=True)).encode()).hexdigest()
 
 
 def _private(path: str, flags: int) -> int:

@@ -1,6 +1,8 @@
 """What one run is told, what it gives back, and what the whole study releases."""
 
+import inspect
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,32 +10,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit import checks
-from audit.accounting import AnyOf, Composition, DpSgd, GaussianMechanism, Mechanism, from_opacus
+from audit.accounting import (
+    Composition,
+    DpSgd,
+    GaussianMechanism,
+    Mechanism,
+    WorstOf,
+    from_opacus,
+    group_size,
+)
+from audit.tuning.secret_draws import Draws
 from audit.tuning.space import Candidate
 
-__all__ = ["Best", "Inadmissible", "Outcome", "Part", "Private", "Trial", "Void"]
+__all__ = ["Best", "Outcome", "Part", "Private", "ProtocolViolation", "StudyAborted", "Trial"]
+
+_N_IS_PUBLIC = "state neighbours='zero-out' (the number of records is public)"
 
 # How far a recorded noise or rate may be off by rounding alone.
 _ROUNDING = 1e-9
 
 
-class Inadmissible(ValueError):
+def _same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_ROUNDING)
+
+
+def _has_count(data_loader: Any) -> bool:
+    return hasattr(getattr(data_loader, "dataset", None), "__len__")
+
+
+class ProtocolViolation(ValueError):
     """A run was not the mechanism that the study accounts for; the message names what was not.
 
     Example:
         >>> try:
         ...     Outcome(score="high")
-        ... except Inadmissible as error:
+        ... except ProtocolViolation as error:
         ...     print(error)
         score must be a number, got a str
     """
 
 
-class Void(RuntimeError):
+class StudyAborted(RuntimeError):
     """The study is over without a release: something was not as the guarantee needs it.
 
     Example:
-        >>> print(Void("train returned no Outcome"))
+        >>> print(StudyAborted("train returned no Outcome"))
         train returned no Outcome
     """
 
@@ -67,7 +88,7 @@ class Private:
             raise ValueError(
                 f"{error}: a score with no noise on private records has no guarantee"
             ) from None
-        checks.keep(
+        checks.store_validated(
             self, noise_std=std, sensitivity=checks.interval("sensitivity", self.sensitivity, 0.0)
         )
 
@@ -78,8 +99,9 @@ class Private:
 
     def with_training(self, training: Mechanism) -> Mechanism:
         """What one run costs, training and noisy score."""
-        if self.disjoint:
-            return AnyOf((training, self.mechanism))
+        # Of several records of one person, some may be scored on and others trained on.
+        if self.disjoint and group_size(training) == 1:
+            return WorstOf((training, self.mechanism))
         return Composition((training, self.mechanism))
 
 
@@ -105,7 +127,7 @@ class Outcome:
         except (TypeError, ValueError):
             # What came is an output of a run: only its type is told.
             came = type(self.score).__name__
-            raise Inadmissible(f"score must be a number, got a {came}") from None
+            raise ProtocolViolation(f"score must be a number, got a {came}") from None
         object.__setattr__(self, "score", number)
 
     @property
@@ -153,7 +175,7 @@ class Part:
         """Whether each of so many records may be read, [count]."""
         if self.final == "all":
             return np.ones(count, dtype=np.bool_)
-        tuned_on = np.random.default_rng(self.seed).random(count) < self.rate
+        tuned_on: NDArray[np.bool_] = Draws(self.seed).random(count) < self.rate
         return tuned_on if self.final is None else ~tuned_on
 
 
@@ -166,6 +188,8 @@ class Trial:
         base: the private mechanism that the run must be, or be more private than.
         seed: for whatever of the run is to be drawn; secret, as everything is that follows from it.
         part: which records it may read, for `records`; None for all.
+        expected_batch_size: what every noisy sum is to be divided by, a constant of the study that
+            does not depend on the number of records; None where the study names none.
         checked: what `records` and `check` have seen of this run.
 
     Example:
@@ -179,12 +203,14 @@ class Trial:
     base: Mechanism
     seed: int
     part: Part | None = None
+    expected_batch_size: float | None = None
     checked: set[str] = field(default_factory=set)
     _may_read: NDArray[np.bool_] = field(
         default_factory=lambda: np.ones(0, dtype=np.bool_), repr=False
     )
     _accountants: dict[int, Any] = field(default_factory=dict, repr=False)
     _loaders: dict[int, Any] = field(default_factory=dict, repr=False)
+    _optimizers: dict[int, Any] = field(default_factory=dict, repr=False)
 
     @property
     def is_final(self) -> bool:
@@ -200,7 +226,7 @@ class Trial:
         Returns:
             [count] True for those that may be read.
         """
-        count = checks.whole("count", count, 0)
+        count = checks.integer("count", count, 0)
         self.checked.add("records")
         self._may_read = (
             np.ones(count, dtype=np.bool_) if self.part is None else self.part.mask(count)
@@ -227,27 +253,37 @@ class Trial:
         """Chance of a record to be in a batch."""
         return float(self._of_dp_sgd("sampling_rate"))
 
-    def check(self, accountant: Any, data_loader: Any = None) -> None:
+    def check(self, accountant: Any, data_loader: Any = None, optimizer: Any = None) -> None:
         """Checks that the run was what the study accounts for; call it after training.
 
         What it was given is looked at once more when `train` returns: steps taken after it count,
         and an error that `train` catches is raised again.
+
+        With add-remove neighbours the number of records n is private. Then the divisor of the noisy
+        sums, the sampling rate, the noise and the number of steps must be constants of the study,
+        and are compared with them. What is not passed, or is smaller than the study's own, is taken
+        on trust, and the certificate says so.
 
         Args:
             accountant: the Opacus accountant of the run, or its PrivacyEngine. Of several in one
                 run the steps add up.
             data_loader: what the batches came from, to check that they were Poisson sampled; an
                 accountant does not know. Only `DPDataLoader` is known to.
+            optimizer: Opacus's, to check what it divides noisy sums by: int(n * rate), unless
+                `optimizer.expected_batch_size` is set after `make_private`.
 
         Raises:
             Inadmissible: more steps, less noise, a higher sampling rate, or batches that were not
-                Poisson sampled. It ends the study without a release.
+                Poisson sampled; with add-remove neighbours also a divisor or a rate that depends on
+                the number of records. It ends the study without a release.
                 The same if what came is no accountant of one run, or the base not DP-SGD.
         """
         own = getattr(accountant, "accountant", accountant)
         self._accountants[id(own)] = own
         if data_loader is not None:
             self._loaders[id(data_loader)] = data_loader
+        if optimizer is not None:
+            self._optimizers[id(optimizer)] = optimizer
         self.check_again()
 
     def check_again(self) -> None:
@@ -259,13 +295,15 @@ class Trial:
         if not self._accountants:
             return
         if not isinstance(self.base, DpSgd):
-            raise Inadmissible(f"base must be DP-SGD to be checked, got {self.base.description}")
+            raise ProtocolViolation(
+                f"base must be DP-SGD to be checked, got {self.base.description}"
+            )
         try:
             recorded = [
                 from_opacus(one, self.base.neighbours) for one in self._accountants.values()
             ]
         except ValueError as error:
-            raise Inadmissible(str(error)) from error
+            raise ProtocolViolation(str(error)) from error
         phases = [
             part
             for one in recorded
@@ -282,16 +320,76 @@ class Trial:
         ):
             if side * came > side * allowed * (1.0 + side * _ROUNDING):
                 word = "at most" if side > 0 else "at least"
-                raise Inadmissible(f"{name} must be {word} {allowed!r} in a run, got {came!r}")
+                raise ProtocolViolation(f"{name} must be {word} {allowed!r} in a run, got {came!r}")
         self.checked |= {"steps", "noise_multiplier", "sampling_rate"}
         for loader in self._loaders.values():
             self._check_loader(loader, self.base.sampling_rate)
+        if self.base.neighbours == "add-remove":
+            self._check_rates([phase.sampling_rate for phase in phases], self.base.sampling_rate)
+            for optimizer in self._optimizers.values():
+                self._check_divisor(optimizer, rate)
+            if steps == self.base.steps and all(
+                _same(phase.noise_multiplier, self.base.noise_multiplier)
+                and _same(phase.sampling_rate, self.base.sampling_rate)
+                for phase in phases
+            ):
+                self.checked.add("constants")
+
+    def _check_rates(self, rates: Iterable[float], constant: float) -> None:
+        """A rate of 1/len(loader), with a loader of fixed batches, depends on n."""
+        for loader in self._loaders.values():
+            batches = len(loader) if hasattr(loader, "__len__") else 0
+            for rate in rates:
+                if batches and not _same(rate, constant) and _same(rate * batches, 1.0):
+                    raise ProtocolViolation(
+                        f"sampling_rate must be the study's {constant!r} with add-remove "
+                        "neighbours, got 1/len(data_loader), which depends on the number of "
+                        f"records; pass trial.sampling_rate to the sampler, or {_N_IS_PUBLIC}"
+                    )
+
+    def _check_divisor(self, optimizer: Any, rate: float) -> None:
+        """What noisy sums are divided by must be the study's constant, and not int(n * rate)."""
+        counting = getattr(optimizer, "step_hook", None)
+        # Opacus's hook is a closure over the accountant that counts its steps.
+        inside = inspect.getclosurevars(counting).nonlocals if inspect.isfunction(counting) else {}
+        for one in inside.values():
+            if hasattr(one, "history") and id(one) not in self._accountants:
+                raise ProtocolViolation(
+                    "optimizer must be the one whose steps the accountant counts"
+                )
+        if getattr(optimizer, "loss_reduction", None) == "sum":
+            self.checked.add("divisor")
+            return
+        divisor = getattr(optimizer, "expected_batch_size", None)
+        if divisor is None:
+            raise ProtocolViolation(
+                f"optimizer must be Opacus's, got a {type(optimizer).__name__} without "
+                "expected_batch_size"
+            )
+        # Of several workers, each divides by its share.
+        divisor = divisor * getattr(optimizer, "world_size", 1)
+        constant = self.expected_batch_size
+        if constant is not None and _same(divisor, constant):
+            self.checked.add("divisor")
+            return
+        counts = [len(loader.dataset) for loader in self._loaders.values() if _has_count(loader)]
+        computed = any(_same(divisor, int(count * rate)) for count in counts)
+        if constant is None and not computed:
+            return
+        # The value itself is not shown: it may tell the number of records.
+        came = "int(n * rate), where n is the number of records" if computed else "another value"
+        must = "a constant of the study" if constant is None else f"the study's {constant!r}"
+        raise ProtocolViolation(
+            f"expected_batch_size must be {must} with add-remove neighbours, got {came}; give "
+            "tuning.Study an expected_batch_size and set optimizer.expected_batch_size = "
+            f"trial.expected_batch_size after make_private, or {_N_IS_PUBLIC}"
+        )
 
     def _check_loader(self, data_loader: Any, allowed: float) -> None:
         if self.part is not None:
             # How many there are is not told: it is a draw of the study.
             if len(data_loader.dataset) != int(self._may_read.sum()):
-                raise Inadmissible(
+                raise ProtocolViolation(
                     "data_loader must hold the records that trial.records names, and no others"
                 )
             self.checked.add("count_of_records")
@@ -301,13 +399,13 @@ class Trial:
                 sampler = sampler.sampler
             kind = type(sampler).__name__
             if "UniformWithReplacementSampler" not in kind:
-                raise Inadmissible(
+                raise ProtocolViolation(
                     "data_loader must sample batches by Poisson sampling, as Opacus' DPDataLoader "
                     f"does, got {type(data_loader).__name__} with {kind}"
                 )
             sampled = getattr(sampler, "sample_rate", math.nan)
             if not sampled <= allowed * (1.0 + _ROUNDING):
-                raise Inadmissible(
+                raise ProtocolViolation(
                     f"data_loader must sample at a rate of at most {allowed!r}, got {sampled!r}"
                 )
             self.checked.add("poisson_sampling")

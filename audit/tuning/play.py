@@ -1,137 +1,41 @@
-"""One study, played: K, candidates and seeds from one key, the best run kept, nothing shown.
+"""Runs a study to its end: trains, records every run, and keeps the best model only.
 
-All draws follow from the key and the scores so far; so whoever is killed and starts again makes the
-same ones. Of equal scores the first run wins, in whatever order they end.
+All draws follow from the key and the scores so far, so a study that is interrupted resumes with the
+same draws.
 """
 
-import hashlib
 import math
 import os
-import pickle
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from audit.accounting import Mechanism
-from audit.protocols import (
-    Adaptive,
-    Grid,
-    Protocol,
-    RandomSearch,
-    RandomStopping,
-    Subset,
-    UntilAccepted,
-)
-from audit.tuning.alone import seeded, silence, without_gradients
+from audit.protocols import Adaptive, RandomStopping, Subset, UntilAccepted
 from audit.tuning.journal import Memory, Record
-from audit.tuning.outcome import Best, Inadmissible, Outcome, Part, Private, Trial, Void
-from audit.tuning.samplers import Ended, Point, next_point
-from audit.tuning.space import Space
+from audit.tuning.one_run import Accept, Attempt, Task, Train, seeded_alike
+from audit.tuning.outcome import Best, StudyAborted
+from audit.tuning.parallel import attempts
+from audit.tuning.plan import FINAL, Plan
+from audit.tuning.samplers import Ended, Point
 
-__all__ = ["LIVE", "Plan", "Played", "play"]
+__all__ = ["Played", "play"]
 
-Train = Callable[[Trial], Outcome]
-Accept = Callable[[Outcome], bool]
-
-LIVE: tuple[type[Protocol], ...] = (
-    RandomSearch,
-    Grid,
-    Adaptive,
-    Subset,
-    UntilAccepted,
-    RandomStopping,
-)
-"""The protocols that a study can run."""
-
-_LOOKS_BACK = (Adaptive, UntilAccepted, RandomStopping)
-# What is drawn from the key; each has its own stream for every run.
-_RUNS, _CANDIDATE, _SEED, _SCORE, _STOP, _PART = range(6)
-# The final run of protocols that have one: an index beyond all others.
-_FINAL = 1 << 62
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a study does, settled before anything runs.
-
-    Attributes:
-        protocol: how runs are chosen.
-        space: of candidates.
-        base_of: the mechanism that a run with a candidate must be.
-        private: the noise of the score; None where it reads public records only.
-    """
-
-    protocol: Protocol
-    space: Space
-    base_of: Callable[[Mapping[str, Any]], Mechanism]
-    private: Private | None = None
-
-    def rng(self, key: int, stream: int, index: int = 0) -> np.random.Generator:
-        """The source of one draw."""
-        return np.random.default_rng(np.random.SeedSequence(key, spawn_key=(stream, index)))
-
-    def runs(self, key: int) -> list[int] | None:
-        """The indices of all runs; None where what comes out decides how many there are."""
-        rng = self.rng(key, _RUNS)
-        if isinstance(self.protocol, Grid):
-            drawn = rng.random(self.protocol.candidates) < self.protocol.inclusion
-            return [int(index) for index in np.flatnonzero(drawn)]
-        if isinstance(self.protocol, RandomSearch | Adaptive | Subset):
-            return list(range(int(self.protocol.repetitions.sample(rng, 1)[0])))
-        return None
-
-    def point(self, key: int, index: int, before: Sequence[Ended]) -> Point:
-        """The candidate of a run, as a point of the space."""
-        return next_point(
-            self.protocol, self.space, self.rng(key, _CANDIDATE, index), index, before
-        )
-
-    def trial(self, key: int, index: int, point: Point) -> Trial:
-        """What `train` is told of a run."""
-        candidate = self.space.at(point)
-        seed = int(self.rng(key, _SEED, index).integers(0, 2**63))
-        part = None
-        if isinstance(self.protocol, Subset):
-            coins = int.from_bytes(self.rng(key, _PART).bytes(32), "little")
-            final = self.protocol.final if index == _FINAL else None
-            part = Part(coins, self.protocol.sampling_rate, final)
-        return Trial(candidate, self.base_of(candidate), seed, part)
-
-    def noise(self, key: int, index: int) -> float:
-        """What is added to a run's score."""
-        if self.private is None:
-            return 0.0
-        return float(self.rng(key, _SCORE, index).normal(0.0, self.private.noise_std))
-
-    def stops(self, key: int, index: int) -> bool:
-        """Whether to give up after a run that was not accepted."""
-        stop = self.protocol.stop if isinstance(self.protocol, RandomStopping) else 0.0
-        return bool(self.rng(key, _STOP, index).random() < stop)
+_SEQUENTIAL = (Adaptive, UntilAccepted, RandomStopping)
+"""Protocols whose next run depends on the runs before it."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """What came of a study.
+    """Result of a study.
 
     Attributes:
-        best: what is released.
-        checked: what `Trial.check` saw in every run that could win.
+        best: the released run.
+        checked: the names of the checks that every run that could win has passed.
     """
 
     best: Best
     checked: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    record: Record
-    model: Any = None
-    void: str = ""
 
 
 def play(
@@ -146,213 +50,229 @@ def play(
     save: Callable[[Any, Path], None] | None = None,
     load: Callable[[Path], Any] | None = None,
 ) -> Played:
-    """Goes on with a study from where its memory ends, to its end.
+    """Runs a study from where its memory ends to its end.
 
     Args:
-        plan: what is done.
-        key: what all draws follow from.
-        runs: the indices of all runs; None where what comes out decides.
+        plan: what the study does.
+        key: secret; all draws follow from it.
+        runs: the indices of all runs; None if the outputs of the runs decide how many there are.
         train: one run.
-        memory: what was done, and where it is kept.
-        accept: which outcome is good enough, where the protocol runs until one is.
-        jobs: how many runs at a time.
-        save: writes a model to a path; without it the winner of an interrupted study is trained
-            once more from its own seed.
-        load: reads it again.
+        memory: the runs that are over, and where they are kept.
+        accept: whether an outcome is good enough, for protocols that run until one is.
+        jobs: number of runs at a time.
+        save: writes a model to a path. Without it, the winner of an interrupted study is trained
+            again from its own seed.
+        load: reads a model from a path.
 
     Raises:
-        Void: a run was not what the study accounts for, or the winner does not come out the same.
+        StudyAborted: a run was not the mechanism that the study accounts for, every run raised an
+            exception, or the winner could not be reproduced.
     """
     if runs is None and accept is None:
         raise ValueError(
             f"accept must be given with protocol {plan.protocol.spec}: a function of an outcome"
         )
-    if jobs != 1 and isinstance(plan.protocol, _LOOKS_BACK):
+    if jobs != 1 and isinstance(plan.protocol, _SEQUENTIAL):
         raise ValueError(f"jobs must be 1 with protocol {plan.protocol.spec}, got {jobs!r}")
-    done = {record.index: record for record in memory.records()}
-    can_win = [one for one in done.values() if _can_win(one, runs is None)]
-    winner = max(can_win, key=_rank, default=None)
-    own_seeds = {record.own_seed for record in done.values()}
-    models: dict[int, Any] = {}
-    # Where a final run follows, no other model is released, and none is kept.
-    has_final = isinstance(plan.protocol, Subset)
-
-    def admit(found: _Attempt) -> None:
-        nonlocal winner
-        if found.void:
-            raise Void(found.void)
-        record = found.record
-        if record.own_seed is not None and record.own_seed in own_seeds:
-            raise Void(
-                "train must draw its noise from trial.seed, or leave torch's seed alone, got two "
-                "runs that seeded it alike"
-            )
-        own_seeds.add(record.own_seed)
-        ahead = _can_win(record, runs is None) and (winner is None or _rank(record) > _rank(winner))
-        is_kept = ahead if not has_final else record.index == _FINAL and record.score is not None
-        folder = memory.folder if save is not None else None
-        if is_kept and save is not None and folder is not None:
-            _save(save, found.model, _path(folder, record.index))
-        memory.add(record)
-        done[record.index] = record
-        if is_kept:
-            # The model before goes only now that whoever starts again knows of this one.
-            if folder is not None and winner is not None:
-                _path(folder, winner.index).unlink(missing_ok=True)
-            models.clear()
-            models[record.index] = found.model
-        if ahead:
-            winner = record
-
-    def attempt(index: int, point: Point) -> _Attempt:
-        trial = plan.trial(key, index, point)
-        return _attempted(train, trial, index, point, plan.noise(key, index), accept)
-
+    tuning = _Tuning(plan, key, train, accept, memory, _BestModel(memory.folder, save, load))
     if runs is None:
+        tuning.run_until_accepted()
+    elif isinstance(plan.protocol, Adaptive):
+        tuning.run_adaptively(runs)
+    else:
+        tuning.run_independently(runs, jobs)
+    released = tuning.released()
+    if released is None:
+        return Played(Best())
+    best = Best(plan.space.at(released.point), released.score, tuning.model_of(released))
+    return Played(best, tuning.checked())
+
+
+class _Tuning:
+    """The runs of a study so far, and the best of them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        key: int,
+        train: Train,
+        accept: Accept | None,
+        memory: Memory,
+        model: "_BestModel",
+    ) -> None:
+        self._plan, self._key, self._train, self._accept = plan, key, train, accept
+        self._memory, self._model = memory, model
+        self._has_final = isinstance(plan.protocol, Subset)
+        self._done = {record.index: record for record in memory.records()}
+        self._noises = {noise for record in self._done.values() for noise in record.noises}
+        can_win = filter(self._can_win, self._done.values())
+        self._winner = max(can_win, key=self._rank, default=None)
+
+    def run_until_accepted(self) -> None:
+        """One run after the other, until one is accepted or the tuning gives up."""
         index = 0
         while True:
-            if index not in done:
-                admit(attempt(index, plan.point(key, index, ())))
-            if done[index].accepted or plan.stops(key, index):
-                break
+            if index not in self._done:
+                self._admit(self._task(index, self._plan.point(self._key, index))())
+            if self._done[index].accepted or self._plan.stops(self._key, index):
+                return
             index += 1
-    elif isinstance(plan.protocol, Adaptive):
+
+    def run_adaptively(self, runs: Sequence[int]) -> None:
+        """One run after the other; each candidate depends on the runs before it."""
         for index in runs:
-            if index not in done:
-                ended = [done[before] for before in runs if before < index]
-                admit(attempt(index, plan.point(key, index, [_ended(one) for one in ended])))
-    else:
-        todo = [index for index in runs if index not in done]
-        for one in _all(attempt, [(i, plan.point(key, i, ())) for i in todo], jobs):
-            admit(one)
+            if index not in self._done:
+                ended = [_ended(self._done[before]) for before in runs if before < index]
+                self._admit(self._task(index, self._plan.point(self._key, index, ended))())
 
-    if winner is None:
-        return Played(Best())
-    if has_final and _FINAL not in done:
-        admit(attempt(_FINAL, winner.point))
-    released = done[_FINAL] if has_final else winner
-    model = models.get(released.index)
-    if released.score is not None and released.index not in models:
-        path = None if memory.folder is None else _path(memory.folder, released.index)
-        if load is not None and path is not None and path.exists():
-            model = load(path)
-        else:
-            again = attempt(released.index, released.point)
-            if again.record != released or released.model is None:
-                raise Void(
-                    "train must give the same run for the same trial.seed, or save and load be "
-                    "given: the winner was found by an earlier process and came out different now"
+    def run_independently(self, runs: Sequence[int], jobs: int) -> None:
+        """All runs, in any order."""
+        for attempt in attempts(
+            lambda: (
+                self._task(index, self._plan.point(self._key, index))
+                for index in runs
+                if index not in self._done
+            ),
+            jobs,
+        ):
+            self._admit(attempt)
+
+    def released(self) -> Record | None:
+        """The run that is released, after the final run if there is one; None if no run can win.
+
+        Raises:
+            StudyAborted: every run raised an exception.
+        """
+        if self._winner is None:
+            # A run that raised ranks below one whose score is not finite, so this reveals no more
+            # than the rank of the best run. Rejected runs are not ranked.
+            ranked = not isinstance(self._plan.protocol, UntilAccepted | RandomStopping)
+            if ranked and self._done and all(record.raised for record in self._done.values()):
+                raise StudyAborted(
+                    "every run raised an exception, which is not shown because it may describe "
+                    "private records; call study.rehearse(train, records) on synthetic or public "
+                    "records"
                 )
-            model = again.model
-    admitted = [frozenset(one.checked) for one in done.values() if one.score is not None]
-    return Played(
-        Best(plan.space.at(released.point), released.score, model),
-        frozenset.intersection(*admitted),
-    )
+            return None
+        if not self._has_final:
+            return self._winner
+        if FINAL not in self._done:
+            self._admit(self._task(FINAL, self._winner.point)())
+        return self._done[FINAL]
 
+    def model_of(self, released: Record) -> Any:
+        """The model of the released run, trained again if it was not saved.
 
-def _can_win(record: Record, until_accepted: bool) -> bool:
-    if record.index == _FINAL:
-        return False  # it is told who won
-    return record.accepted if until_accepted else record.score is not None
+        Raises:
+            StudyAborted: training again gave another result.
+        """
+        if released.score is None:
+            return None
+        is_kept, model = self._model.read(released.index)
+        if is_kept:
+            return model
+        again = self._task(released.index, released.point)()
+        same = replace(again.record, noises=released.noises) == released
+        if not same or released.model is None:
+            raise StudyAborted(
+                "train must give the same run for the same trial.seed, or save and load must be "
+                "given: an earlier process found the winner, and training it again gave another "
+                "result"
+            )
+        return again.model
 
+    def checked(self) -> frozenset[str]:
+        """The names of the checks that every run that could win has passed."""
+        passed = [{*record.checked} for record in self._done.values() if record.score is not None]
+        return frozenset(set.intersection(*passed))
 
-def _rank(record: Record) -> tuple[float, int]:
-    assert record.score is not None
-    return record.score, -record.index
+    def _task(self, index: int, point: Point) -> Task:
+        trial = self._plan.trial(self._key, index, point)
+        noise = self._plan.noise(self._key, index)
+        return Task(self._train, trial, index, point, noise, self._accept)
+
+    def _admit(self, attempt: Attempt) -> None:
+        """Records a run, and keeps its model if it is the best so far.
+
+        Raises:
+            StudyAborted: the run was not the mechanism that the study accounts for.
+        """
+        if attempt.violation:
+            raise StudyAborted(attempt.violation)
+        record = attempt.record
+        if alike := sorted(self._noises & {*record.noises}):
+            raise StudyAborted(seeded_alike(alike[0]))
+        self._noises.update(record.noises)
+        leads = self._can_win(record) and (
+            self._winner is None or self._rank(record) > self._rank(self._winner)
+        )
+        # If a final run follows, its model is the only one that is released, or kept.
+        is_kept = leads
+        if self._has_final:
+            is_kept = record.index == FINAL and record.score is not None
+        if is_kept:
+            self._model.write(record.index, attempt.model)
+        self._memory.add(record)
+        self._done[record.index] = record
+        if is_kept:
+            # Only now does a process that resumes the study know of the new model.
+            self._model.replace(record.index, attempt.model, self._winner)
+        if leads:
+            self._winner = record
+
+    def _can_win(self, record: Record) -> bool:
+        if record.index == FINAL:
+            return False  # its candidate is that of the winner
+        if isinstance(self._plan.protocol, UntilAccepted | RandomStopping):
+            return record.accepted
+        return record.score is not None
+
+    def _rank(self, record: Record) -> tuple[float, float, int]:
+        return self._plan.rank(self._key, record)
 
 
 def _ended(record: Record) -> Ended:
     return Ended(record.point, -math.inf if record.score is None else record.score)
 
 
-def _all(
-    attempt: Callable[[int, Point], _Attempt], todo: Sequence[tuple[int, Point]], jobs: int
-) -> Iterator[_Attempt]:
-    if jobs == 1:
-        yield from (attempt(*one) for one in todo)
-        return
-    from joblib import Parallel, delayed
+class _BestModel:
+    """The model of the best run so far, in memory and, if saved, in the folder of the study."""
 
-    # Processes, not threads: what a run prints is silenced in one process at a time.
-    workers = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered")
-    attempts = workers(delayed(attempt)(*one) for one in todo)
-    try:
-        for one in attempts:  # noqa: UP028 (closed below, where it may warn)
-            yield one
-    finally:
-        # Cut off, joblib warns of how many runs were left, which nobody is to know.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            attempts.close()
+    def __init__(
+        self,
+        folder: Path | None,
+        save: Callable[[Any, Path], None] | None,
+        load: Callable[[Path], Any] | None,
+    ) -> None:
+        self._folder, self._save, self._load = folder, save, load
+        self._index: int | None = None
+        self._model: Any = None
 
+    def write(self, index: int, model: Any) -> None:
+        """Saves a model beside the one before."""
+        if self._save is None or self._folder is None:
+            return
+        path = self._path(index)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        draft = path.with_name(path.name + ".draft")
+        self._save(model, draft)
+        draft.chmod(0o600)
+        os.replace(draft, path)
 
-def _attempted(
-    train: Train, trial: Trial, index: int, point: Point, noise: float, accept: Accept | None
-) -> _Attempt:
-    """One run: whatever goes wrong in it counts, and loses; nothing of it is shown."""
-    lost = Record(index, point, None)
-    try:
-        with silence(), seeded(trial.seed) as own_seed:
-            outcome = train(trial)
-            if not isinstance(outcome, Outcome):
-                raise Inadmissible(
-                    f"train must return a tuning.Outcome, got a {type(outcome).__name__}"
-                )
-            if trial.part is not None and "records" not in trial.checked:
-                raise Inadmissible(
-                    "train must ask trial.records(count) which records it may read, where the "
-                    "tuning is on a part of them"
-                )
-            trial.check_again()
-            model, seeded_with = without_gradients(outcome.model), own_seed()
-            score = outcome.score + noise
-            accepted = accept is not None and not outcome.lost
-            accepted = accepted and bool(accept(Outcome(score, model)))  # type: ignore[misc]
-    except Inadmissible as error:
-        return _Attempt(lost, void=str(error))
-    except (Exception, SystemExit):
-        return _Attempt(lost)
-    if not math.isfinite(score):
-        return _Attempt(lost)
-    checked = tuple(sorted(trial.checked))
-    record = Record(index, point, score, _digest(model), checked, accepted, seeded_with)
-    return _Attempt(record, model)
+    def replace(self, index: int, model: Any, before: Record | None) -> None:
+        """Keeps a model in memory, and deletes the saved one before."""
+        self._index, self._model = index, model
+        if self._save is not None and self._folder is not None and before is not None:
+            self._path(before.index).unlink(missing_ok=True)
 
+    def read(self, index: int) -> tuple[bool, Any]:
+        """Whether the model of a run is kept, and the model."""
+        if index == self._index:
+            return True, self._model
+        if self._load is None or self._folder is None or not self._path(index).exists():
+            return False, None
+        return True, self._load(self._path(index))
 
-def _digest(model: Any) -> str | None:
-    """What a model is recognised by when it is trained again; None if it can not be."""
-    if model is None:
-        return ""
-    state = getattr(model, "state_dict", None)
-    try:
-        content = state() if callable(state) else model
-        if isinstance(content, Mapping):
-            content = [(str(name), _bytes(value)) for name, value in content.items()]
-        else:
-            content = _bytes(content)
-        return hashlib.sha256(pickle.dumps(content, protocol=4)).hexdigest()
-    except Exception:  # whatever a model of the user's own makes of it
-        return None
-
-
-def _bytes(value: Any) -> Any:
-    numpy = getattr(value, "numpy", None)
-    if callable(numpy):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        array: NDArray[Any] = value
-        return (str(array.dtype), array.shape, array.tobytes())
-    return value
-
-
-def _path(folder: Path, index: int) -> Path:
-    return folder / "models" / str(index)
-
-
-def _save(save: Callable[[Any, Path], None], model: Any, path: Path) -> None:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    draft = path.with_name(path.name + ".draft")
-    save(model, draft)
-    draft.chmod(0o600)
-    os.replace(draft, path)
+    def _path(self, index: int) -> Path:
+        assert self._folder is not None
+        return self._folder / "models" / str(index)

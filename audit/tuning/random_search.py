@@ -1,21 +1,21 @@
-"""Private hyper-parameter tuning by random search (Xiang, Wang & Wang 2024, algorithm 2)."""
+"""Simulated private random search (Xiang, Wang & Wang 2024, algorithm 2)."""
 
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.dpsgd import Lanes
+from audit.dpsgd import RunBatch
 from audit.repetitions import Repetitions
-from audit.tuning.winners import Run, Winners, nobody
+from audit.tuning.winners import Run, Winners, empty_winners
 
-# Lanes handed to an engine at a time. It is part of the results: seeds are drawn pack by pack.
-_PACK = 1 << 20
+# Runs passed to an engine at a time. Results depend on it: seeds are drawn batch by batch.
+_MAX_BATCH = 1 << 20
 
 
 def best_of_runs(
     run: Run,
-    law: Repetitions,
+    repetitions: Repetitions,
     candidates: int,
     included: NDArray[np.bool_],
     rng: np.random.Generator,
@@ -23,59 +23,58 @@ def best_of_runs(
     records: NDArray[np.bool_] | None = None,
     keep: bool = False,
 ) -> list[Winners]:
-    """Plays T tunings at once: draws every K, flattens all runs to lanes, keeps the best of each.
+    """Winners of T random searches: each tuning draws K and releases the best of its K runs.
 
-    Each run takes one of the candidates uniformly. Of equal scores the first run wins, whatever
-    the data.
+    Each run draws one of the candidates uniformly. Ties go to the earlier run, whatever the data.
 
     Args:
-        run: runs a pack of lanes and gives its outcomes in every view.
-        law: the law of K.
-        candidates: how many hyper-parameter candidates there are.
-        included: [T] whether the canary is in the data set of each tuning.
-        rng: source of K, candidates and lane seeds.
-        views: how many views the same runs serve.
-        records: [T, n] which training records each tuning is on; None for all.
-        keep: whether to keep what came of every run beside the winners.
+        run: trains a batch of runs and returns its outcomes in every view.
+        repetitions: the distribution of K.
+        candidates: number of candidates.
+        included: [T], whether the canary is in the data set of each tuning.
+        rng: source of K, candidates and run seeds.
+        views: number of threat models that evaluate the same runs.
+        records: [T, n], the training records in each tuning's data set; None for all.
+        keep: whether to store the outcomes of every run as well.
 
     Returns:
-        What each view makes of the runs.
+        The winners in each view.
 
     Raises:
         ValueError: a score is NaN.
 
     Example:
         >>> import numpy as np
-        >>> from audit.dpsgd import LaneOutcomes
+        >>> from audit.dpsgd import RunOutcomes
         >>> from audit.repetitions import Fixed
-        >>> def run(lanes):
-        ...     score = np.random.default_rng(0).normal(size=len(lanes)) + lanes.included
-        ...     return [LaneOutcomes(*[score] * 6, np.isfinite(score))]
+        >>> def run(batch):
+        ...     score = np.random.default_rng(0).normal(size=len(batch)) + batch.included
+        ...     return [RunOutcomes(*[score] * 6, np.isfinite(score))]
         >>> included, rng = np.array([False, True]), np.random.default_rng(0)
         >>> (winners,) = best_of_runs(run, Fixed(3), 1, included, rng)
         >>> winners.runs.tolist()
         [3, 3]
     """
-    runs = law.sample(rng, len(included))
+    runs = repetitions.sample(rng, len(included))
     ends = np.cumsum(runs)
     total = int(ends[-1]) if len(runs) else 0
-    all_winners = [nobody(runs, total if keep else 0) for _ in range(views)]
-    for lane in packs(total):
-        tuning = np.searchsorted(ends, lane, side="right")
-        lanes = Lanes(
+    all_winners = [empty_winners(runs, total if keep else 0) for _ in range(views)]
+    for places in index_batches(total):
+        tuning = np.searchsorted(ends, places, side="right")
+        batch = RunBatch(
             included=included[tuning],
-            candidate=rng.integers(0, candidates, len(lane)),
-            seeds=rng.integers(0, 2**64, len(lane), dtype=np.uint64),
+            candidate=rng.integers(0, candidates, len(places)),
+            seeds=rng.integers(0, 2**64, len(places), dtype=np.uint64),
             records=None if records is None else records[tuning],
         )
-        for winners, outcomes in zip(all_winners, run(lanes), strict=True):
-            winners.compete(outcomes, lanes, tuning, lane - (ends - runs)[tuning])
+        for winners, outcomes in zip(all_winners, run(batch), strict=True):
+            winners.compete(outcomes, batch, tuning, places - (ends - runs)[tuning])
             if keep:
-                winners.keep(lane, outcomes)
+                winners.keep(places, outcomes)
     return all_winners
 
 
-def packs(total: int) -> Iterator[NDArray[np.int64]]:
-    """The indices of so many lanes, as many at a time as an engine is handed."""
-    for start in range(0, total, _PACK):
-        yield np.arange(start, min(start + _PACK, total))
+def index_batches(total: int) -> Iterator[NDArray[np.int64]]:
+    """Yields the indices 0, ..., total - 1 in batches of at most _MAX_BATCH."""
+    for start in range(0, total, _MAX_BATCH):
+        yield np.arange(start, min(start + _MAX_BATCH, total))

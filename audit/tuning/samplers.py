@@ -1,4 +1,4 @@
-"""How the next candidate of a study is chosen: from the prior, in order, or by what came before."""
+"""Choice of the next candidate: from the prior, in grid order, or adaptively."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from audit.protocols import Adaptive, Grid, Protocol
 from audit.tuning.space import Space
-from audit.upper_bounds import project_density
+from audit.upper_bounds.published import project_density
 
 Array = NDArray[np.float64]
 Point = tuple[float, ...]
@@ -17,19 +17,19 @@ Point = tuple[float, ...]
 __all__ = ["Ended", "adaptive_point", "kernel", "next_point", "relative_density"]
 
 _POOL = 512
-EXPLORATION = 1.0  # standard deviations of the model that are added to its mean
-SHARPNESS = 2.0  # of the softmax, per standard deviation of the scores
-NOISE = 0.1  # variance of a score around what its candidate is worth
-FEW = 3  # runs before which nothing is learnt
+EXPLORATION = 1.0  # number of standard deviations in the upper confidence bound
+SHARPNESS = 2.0  # inverse temperature of the softmax, per standard deviation of the scores
+NOISE = 0.1  # variance of a score around its candidate's mean
+MIN_RUNS = 3  # with fewer runs the density is the prior
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that is over.
+    """A finished run.
 
     Attributes:
         point: its candidate, as a point of the space.
-        score: its score; minus infinity if it lost.
+        score: its score; minus infinity if it failed.
     """
 
     point: Point
@@ -46,11 +46,11 @@ def next_point(
     """The candidate of run `index`.
 
     Args:
-        protocol: how candidates are chosen.
-        space: of candidates.
-        rng: this run's own source.
-        index: of the run, from 0; of a grid, of the candidate.
-        before: the runs that an adaptive choice may look at.
+        protocol: determines how candidates are chosen.
+        space: the space of candidates.
+        rng: this run's random source.
+        index: index of the run, from 0; in a grid, index of the candidate.
+        before: the earlier runs, which an adaptive choice uses.
     """
     if isinstance(protocol, Grid):
         return space.points()[index]
@@ -62,11 +62,11 @@ def next_point(
 def adaptive_point(
     protocol: Adaptive, space: Space, rng: np.random.Generator, before: Sequence[Ended]
 ) -> Point:
-    """Draws from a density within [low, high] times the prior (Wang et al. 2023, section 4).
+    """A candidate from a density within [low, high] times the prior (Wang et al. 2023, section 4).
 
-    A pool is drawn from the prior, and one of it chosen with weights h_i / n, where every h_i lies
-    within [low, high]. So the chance of any set of candidates lies within [low, high] times its
-    chance under the prior, whatever came before, and however large the pool.
+    The function draws a pool of n candidates from the prior and chooses one with weights h_i / n,
+    where every h_i is within [low, high]. The probability of any set of candidates is therefore
+    within [low, high] times its prior probability, for any earlier runs and any size of the pool.
     """
     pool = [tuple(point) for point in rng.random((_POOL, len(space.dimensions))).tolist()]
     u = rng.random()
@@ -78,19 +78,19 @@ def adaptive_point(
 def relative_density(
     protocol: Adaptive, space: Space, pool: Sequence[Point], before: Sequence[Ended]
 ) -> Array:
-    """The density [n] over a pool, relative to the prior: within [low, high], and of mean 1.
+    """The density, [n], over a pool, relative to the prior: within [low, high], with mean 1.
 
-    Softmax of what a Gaussian process hopes of each candidate, projected.
+    It is the softmax of a Gaussian process's upper confidence bounds, projected.
     """
     known = [one for one in before if np.isfinite(one.score)]
-    if len(known) < FEW or len({one.score for one in known}) == 1:
+    if len(known) < MIN_RUNS or len({one.score for one in known}) == 1:
         return np.ones(len(pool))
-    # Slow to import, and only wanted here.
+    # Imported here because it is slow to import.
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import WhiteKernel
 
     scores = np.array([one.score for one in known])
-    # A run that lost is as bad as the worst that did not.
+    # A failed run gets the lowest score of the other runs.
     scores = np.array([max(one.score, scores.min()) for one in before])
     scores = (scores - scores.mean()) / scores.std()
     model = GaussianProcessRegressor(kernel() + WhiteKernel(NOISE), optimizer=None)
@@ -98,13 +98,13 @@ def relative_density(
     mean, deviation = model.predict(
         np.stack([space.features(point) for point in pool]), return_std=True
     )
-    hope = SHARPNESS * (mean + EXPLORATION * deviation)
-    weights = np.exp(hope - hope.max())
+    acquisition = SHARPNESS * (mean + EXPLORATION * deviation)
+    weights = np.exp(acquisition - acquisition.max())
     return project_density(weights / weights.mean(), protocol.low, protocol.high)
 
 
 def kernel() -> Any:
-    """The covariance, by features in [0, 1], of what candidates are worth."""
+    """The covariance function of mean scores, for features in [0, 1]."""
     from sklearn.gaussian_process.kernels import RBF  # slow to import
 
     return RBF(0.3)

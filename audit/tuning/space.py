@@ -15,9 +15,9 @@ from audit import checks
 Array = NDArray[np.float64]
 Candidate = dict[str, Any]
 
-__all__ = ["Candidate", "Choice", "Dimension", "LogUniform", "Space", "Uniform", "Whole"]
+__all__ = ["Candidate", "Choice", "Dimension", "Integer", "LogUniform", "Space", "Uniform"]
 
-_MOST_CANDIDATES = 100_000
+_MAX_CANDIDATES = 100_000
 
 
 class Dimension(ABC):
@@ -62,7 +62,7 @@ class Uniform(Dimension):
 
     def __post_init__(self) -> None:
         low = checks.interval("low", self.low)
-        checks.keep(self, low=low, high=checks.interval("high", self.high, low))
+        checks.store_validated(self, low=low, high=checks.interval("high", self.high, low))
 
     def at(self, u: float) -> float:
         return min(self.low + u * (self.high - self.low), self.high)
@@ -90,7 +90,7 @@ class LogUniform(Dimension):
 
     def __post_init__(self) -> None:
         low = checks.interval("low", self.low, 0.0)
-        checks.keep(self, low=low, high=checks.interval("high", self.high, low))
+        checks.store_validated(self, low=low, high=checks.interval("high", self.high, low))
 
     def at(self, u: float) -> float:
         value = self.low * math.exp(u * math.log(self.high / self.low))
@@ -102,7 +102,7 @@ class LogUniform(Dimension):
 
 
 @dataclass(frozen=True)
-class Whole(Dimension):
+class Integer(Dimension):
     """Uniform among the whole numbers from `low` to `high`, both included.
 
     Attributes:
@@ -110,7 +110,7 @@ class Whole(Dimension):
         high: largest value, at least `low`.
 
     Example:
-        >>> Whole(1, 6).at(0.99)
+        >>> Integer(1, 6).at(0.99)
         6
     """
 
@@ -118,8 +118,8 @@ class Whole(Dimension):
     high: int
 
     def __post_init__(self) -> None:
-        low = checks.whole("low", self.low, -(2**53))
-        checks.keep(self, low=low, high=checks.whole("high", self.high, low, 2**53))
+        low = checks.integer("low", self.low, -(2**53))
+        checks.store_validated(self, low=low, high=checks.integer("high", self.high, low, 2**53))
 
     def at(self, u: float) -> int:
         return min(self.low + int(u * (self.high - self.low + 1)), self.high)
@@ -144,7 +144,7 @@ class Choice(Dimension):
     values: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        checks.keep(self, values=tuple(self.values))
+        checks.store_validated(self, values=tuple(self.values))
         if not self.values:
             raise ValueError("values must be a list of at least one, got none")
 
@@ -232,10 +232,10 @@ class Space:
         Raises:
             ValueError: there are infinitely many, or more than 100,000.
         """
-        if self.size is None or self.size > _MOST_CANDIDATES:
+        if self.size is None or self.size > _MAX_CANDIDATES:
             raise ValueError(
                 "space must have finitely many candidates, at most "
-                f"{_MOST_CANDIDATES}, got {self.size or 'a continuous one'}"
+                f"{_MAX_CANDIDATES}, got {self.size or 'a continuous one'}"
             )
         counts = [_count(dimension) or 1 for dimension in self.dimensions.values()]
         places = [[(i + 0.5) / count for i in range(count)] for count in counts]
@@ -265,6 +265,6 @@ def _dimension(name: str, given: Any) -> Dimension:
 def _count(dimension: Dimension) -> int | None:
     if isinstance(dimension, Choice):
         return len(dimension.values)
-    if isinstance(dimension, Whole):
+    if isinstance(dimension, Integer):
         return dimension.high - dimension.low + 1
     return None

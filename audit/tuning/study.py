@@ -1,104 +1,81 @@
-"""Private tuning, live: the user trains, the study draws, counts, chooses and keeps silent."""
+"""Private tuning: the user trains; the study draws the candidates and releases the best run."""
 
-import contextlib
 import functools
 import hashlib
 import json
-import os
 import re
 import secrets
-import sys
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from audit import checks, protocols
-from audit.accounting import AnyOf, Candidates, DpSgd, Mechanism, OneOf, to_plain
+from audit.accounting import DpSgd, Mechanism, mechanism_to_dict
 from audit.certificate import Certificate
-from audit.numerics import shown
-from audit.protocols import Grid, Protocol, RandomSearch, Subset
+from audit.certificate.conditions import PROTOCOLS
+from audit.numerics import format_rounded
+from audit.protocols import Grid, Protocol, RandomSearch, RandomStopping, Subset, UntilAccepted
 from audit.repetitions import Repetitions
 from audit.tuning.calibration import noise_multiplier_for
 from audit.tuning.certifying import certify
+from audit.tuning.elapsed_time import ElapsedTime
+from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
-from audit.tuning.outcome import Best, Outcome, Private, Trial, Void
-from audit.tuning.play import LIVE, Plan, Played, play
+from audit.tuning.outcome import Best, Outcome, Private, StudyAborted, Trial
+from audit.tuning.plan import Plan
+from audit.tuning.play import Played, play
+from audit.tuning.rehearsal import Rehearsal, RehearsalTest, WithRecords, synthetic
 from audit.tuning.space import Space
-from audit.upper_bounds import UpperBound, cost
+from audit.tuning.training import BaseOf, Training
+from audit.upper_bounds import UpperBound, tuning_cost
 from audit.upper_bounds.registry import find, row
 
 __all__ = ["Study"]
 
 _PUBLIC = "public"
-_BUDGET = ("steps", "sampling_rate")
-
-
-@dataclass(frozen=True)
-class _Budget:
-    """What a run with a candidate must be, given its noise."""
-
-    steps: int | None
-    sampling_rate: float
-    neighbours: str
-
-    def __call__(self, noise_multiplier: float, candidate: Mapping[str, Any]) -> DpSgd:
-        return DpSgd(
-            noise_multiplier,
-            candidate.get("steps", self.steps),
-            candidate.get("sampling_rate", self.sampling_rate),
-            self.neighbours,
-        )
-
-
-@dataclass(frozen=True)
-class _BaseOf:
-    """The mechanism of a run with a candidate; a class, so that other processes can have it."""
-
-    budget: _Budget
-    noise_multiplier: float | None
-    given: Mechanism | None
-
-    def __call__(self, candidate: Mapping[str, Any]) -> Mechanism:
-        if self.given is not None:
-            return self.given
-        assert self.noise_multiplier is not None
-        return self.budget(self.noise_multiplier, candidate)
+# The safe default: most training loops compute the divisor of their noisy sums from n.
+_NEIGHBOURS = "zero-out"
 
 
 class Study:
-    """Tunes so that all that is released, the best run, is (epsilon, delta)-DP as a whole.
+    """Private tuning: the release of the best run is (epsilon, delta)-DP as a whole.
 
-    K, the candidates and all seeds are drawn from the operating system's entropy. How many runs
-    there were, who lost and by what score is neither shown nor logged; on disk it is kept, readable
-    by its owner alone, until the study is over, so that a study that was interrupted goes on with
-    the same draws. Whoever can measure how long it took learns of K all the same: see the page on
-    pitfalls.
+    The study draws K, the candidates and all seeds from 256 bits of the operating system's entropy,
+    through SHAKE-256. It does not show the number of runs, the losing runs or their scores. They
+    are kept on disk, readable by their owner alone, until the study is over, so that an interrupted
+    study resumes with the same draws. The run time still reveals K to anyone who can measure it:
+    see the page on sharp edges.
 
     Args:
-        space: a list of values, `Uniform`, `LogUniform` or `Whole` for every hyper-parameter; or a
-            list of whole candidates. Lists named `steps` and `sampling_rate` are budgets: a run
-            then costs the mean over them; of a grid, each candidate its own; where a final run
-            takes the candidate that was chosen, the worst.
-        protocol: a law of K, which means random search, or any protocol that can be run live, as
-            object or text. A `Grid` runs the candidates of a finite space.
-        epsilon: of the whole tuning, > 0. With `base` it may be left out.
-        delta: in (0, 1).
+        space: a list of values, `Uniform`, `LogUniform` or `Integer` for every hyperparameter; or a
+            list of complete candidates. Lists named `steps` and `sampling_rate` are budgets of a
+            run. A random search then costs the mean over them, a grid the budget of each candidate,
+            and a protocol with a final run the largest. More than eight different budgets are
+            accounted for in eight groups, each at its largest budget.
+        protocol: a distribution of K, which means random search, or another protocol that a study
+            can run, as an object or as text. A `Grid` runs the candidates of a finite space.
+        epsilon: of the whole tuning, > 0. It may be omitted if `base` is given.
+        delta: of the whole tuning, in (0, 1).
         steps: of one run of DP-SGD.
-        sampling_rate: of its batches, in (0, 1]; 1 is full batch.
-        neighbours: `add-remove` or `replace-one`.
-        base: one run, where it is not DP-SGD whose noise is to be found.
+        sampling_rate: of the batches of one run, in (0, 1]; 1 is full batch.
+        neighbours: `zero-out` (the number of records n is public, the default), `add-remove` or
+            `replace-one`. The first two have the same numbers. State `add-remove` only if nothing
+            in a run depends on n: neither the divisor of the noisy sums nor the sampling rate nor
+            the number of steps. `Trial.check` compares them with the constants given here.
+        expected_batch_size: a constant that every run divides its noisy sums by. It must not be
+            computed from the number of records. Opacus divides by int(n * rate) unless `train` sets
+            `optimizer.expected_batch_size = trial.expected_batch_size` after `make_private`.
+        base: the mechanism of one run, if it is not DP-SGD whose noise the study computes.
         scored_on: `public`, or `Private` with the noise of the score.
-        seed: what all draws follow from instead of entropy, to repeat a study. Whoever knows it
-            knows K and all noise drawn from it: the certificate says that it is void.
-        folder: where the study is kept for going on; by default `.tuning-study-` and a hash of the
-            settings in the working directory. `None` keeps it in this process alone.
-        keep: whether it stays there after the end, to be read by its owner; it then gives the same
-            answer again.
+        seed: replaces the entropy, to repeat a study. Anyone who knows it knows all random draws,
+            so the certificate is void.
+        folder: where the study is kept for resuming; by default `.tuning-study-` and a hash of the
+            settings in the working directory. `None` keeps it in this process only.
+        keep: whether the folder remains after the end, for its owner; running the study again then
+            returns the same result.
 
     Raises:
         ValueError: something is out of its range, or no noise keeps the target.
@@ -117,13 +94,14 @@ class Study:
     def __init__(
         self,
         space: Space | Mapping[str, Any] | Iterable[Mapping[str, Any]],
-        protocol: str | Repetitions | Protocol = protocols.DEFAULT_LAW,
+        protocol: str | Repetitions | Protocol = protocols.DEFAULT_REPETITIONS,
         epsilon: float | None = None,
         delta: float = 1e-5,
         *,
         steps: int | None = None,
         sampling_rate: float = 1.0,
-        neighbours: str = "add-remove",
+        neighbours: str = _NEIGHBOURS,
+        expected_batch_size: float | None = None,
         base: Mechanism | None = None,
         scored_on: str | Private = _PUBLIC,
         seed: int | None = None,
@@ -131,47 +109,23 @@ class Study:
         keep: bool = False,
     ) -> None:
         self.space = Space.parse(space)
-        self.protocol = _live(protocol, self.space)
+        self.protocol = _supported(protocol, self.space)
         self.delta = checks.interval("delta", delta, 0.0, 1.0)
         self.epsilon = None if epsilon is None else checks.interval("epsilon", epsilon, 0.0)
-        self.private = scored_on if isinstance(scored_on, Private) else None
-        if self.private is None and scored_on != _PUBLIC:
-            raise ValueError(
-                "scored_on must be 'public' or tuning.Private(noise_std=..., sensitivity=...): a "
-                f"score with no noise on private records has no guarantee, got {scored_on!r}"
-            )
-        self.seed = None if seed is None else checks.whole("seed", seed, 0)
+        self.private = _score_noise(scored_on)
+        self.seed = None if seed is None else checks.integer("seed", seed, 0)
         self.keep = keep
-        self._budget = _Budget(steps, sampling_rate, neighbours)
-        self._given = base
-        self._chances = self._budgets()
-        if isinstance(self.protocol, Subset) and neighbours != "add-remove":
-            raise ValueError(
-                f"neighbours must be add-remove with {self.protocol.spec}, got {neighbours!r}"
+        self.expected_batch_size = expected_batch_size
+        if expected_batch_size is not None:
+            self.expected_batch_size = checks.interval(
+                "expected_batch_size", expected_batch_size, 0.0
             )
-        self.noise_multiplier: float | None = None
-        if base is None:
-            if self.epsilon is None or (steps is None and "steps" not in self.space.dimensions):
-                raise ValueError("epsilon and steps, or base, must be given, got neither")
-            self.noise_multiplier = noise_multiplier_for(
-                self._run_of, self.protocol, self.epsilon, self.delta
-            )
-        elif steps is not None or sampling_rate != 1.0 or neighbours != "add-remove":
-            raise ValueError("steps, sampling_rate and neighbours must not be given with base")
-        elif isinstance(base, DpSgd):
-            self.noise_multiplier = base.noise_multiplier
-        self.base: Mechanism = self._run_of(self.noise_multiplier or 0.0)
-        # A study that nothing bounds ends before it begins; of many bounds one that is fast tells.
-        if not isinstance(self.protocol, RandomSearch) or not _by_region(
-            self.base, self.protocol, self.delta
-        ):
-            self.total_epsilon  # noqa: B018
-        if base is not None and self.epsilon is not None and self.total_epsilon > self.epsilon:
-            least = shown(self.total_epsilon, up=True, digits=7)
-            raise ValueError(
-                f"epsilon must be at least {least}, what this base costs with "
-                f"{self.protocol.spec}, got {self.epsilon!r}"
-            )
+        self._training = Training(steps, sampling_rate, neighbours, base)
+        self._budgets = self._training.budgets(self.space)
+        self._check_training()
+        self.noise_multiplier = self._solved_noise()
+        self.base = self._mechanism(self.noise_multiplier or 0.0, self.private)
+        self._check_cost()
         if folder == "":
             folder = f".tuning-study-{self.settings_hash[:12]}"
         try:
@@ -179,6 +133,55 @@ class Study:
         except TypeError:
             raise ValueError(f"folder must be a path or None, got {folder!r}") from None
         self._played: Played | None = None
+        self._rehearsed = False
+
+    def _check_training(self) -> None:
+        training = self._training
+        if isinstance(self.protocol, Subset) and training.neighbours == "replace-one":
+            raise ValueError(
+                f"neighbours must be add-remove or zero-out with {self.protocol.spec}, got "
+                f"{training.neighbours!r}"
+            )
+        if training.base is None:
+            if self.epsilon is None or (
+                training.steps is None and "steps" not in self.space.dimensions
+            ):
+                raise ValueError("epsilon and steps, or base, must be given, got neither")
+        elif replace(training, base=None) != Training(None, 1.0, _NEIGHBOURS, None):
+            raise ValueError("steps, sampling_rate and neighbours must not be given with base")
+
+    def _solved_noise(self) -> float | None:
+        """The noise multiplier of every run; None if the base is not DP-SGD."""
+        base = self._training.base
+        if base is not None:
+            return base.noise_multiplier if isinstance(base, DpSgd) else None
+        assert self.epsilon is not None
+        return noise_multiplier_for(
+            lambda noise: self._mechanism(noise, self.private),
+            self.protocol,
+            self.epsilon,
+            self.delta,
+        )
+
+    def _mechanism(self, noise_multiplier: float, score: Private | None) -> Mechanism:
+        """One run with any candidate."""
+        return self._training.mechanism(noise_multiplier, self._budgets, self.protocol, score)
+
+    def _check_cost(self) -> None:
+        """Refuses a study that no bound covers, and a base that exceeds epsilon."""
+        # The region bound is the fastest; only if it does not apply are the others computed here.
+        if not isinstance(self.protocol, RandomSearch) or not _by_region(
+            self.base, self.protocol, self.delta
+        ):
+            self.total_epsilon  # noqa: B018
+        if self._training.base is None or self.epsilon is None:
+            return
+        if self.total_epsilon > self.epsilon:
+            least = format_rounded(self.total_epsilon, up=True, digits=7)
+            raise ValueError(
+                f"epsilon must be at least {least}, the cost of this base with "
+                f"{self.protocol.spec}, got {self.epsilon!r}"
+            )
 
     @cached_property
     def cost(self) -> UpperBound:
@@ -191,68 +194,20 @@ class Study:
         assert self.cost.epsilon is not None  # cost raises where no bound applies
         return self.cost.epsilon
 
-    def _budgets(self) -> list[tuple[dict[str, Any], float]]:
-        """The budgets that the space names, and the chance of each."""
-        named = {
-            name: self.space.dimensions[name] for name in _BUDGET if name in self.space.dimensions
-        }
-        if "" in self.space.dimensions:
-            points = self.space.points()
-            budgets = [
-                {name: one[name] for name in _BUDGET if name in one}
-                for one in map(self.space.at, points)
-            ]
-        elif named:
-            part = Space(named)
-            if part.size is None:
-                raise ValueError(f"space must name budgets as lists of values, got {part.prior}")
-            budgets = [part.at(point) for point in part.points()]
-        else:
-            return [({}, 1.0)]
-        if self._given is not None and any(budgets):
-            raise ValueError(f"space must not name {', '.join(_BUDGET)} where base is given")
-        chances: dict[str, tuple[dict[str, Any], float]] = {}
-        for budget in budgets:
-            before = chances.get(repr(budget), (budget, 0.0))[1]
-            chances[repr(budget)] = budget, before + 1.0 / len(budgets)
-        return list(chances.values())
-
-    def _run_of(self, noise_multiplier: float) -> Mechanism:
-        """One run with a given noise: training with any candidate, and its score."""
-        base_of = _BaseOf(self._budget, noise_multiplier, self._given)
-        runs = [base_of(budget) for budget, _ in self._chances]
-        self._training = self._any_candidate(runs)
-        if self.private is None:
-            return self._training
-        return self._any_candidate([self.private.with_training(run) for run in runs])
-
-    def _any_candidate(self, runs: list[Mechanism]) -> Mechanism:
-        """One run with a candidate as the protocol chooses it, from one mechanism a budget."""
-        if len(runs) == 1:
-            return runs[0]
-        chances = tuple(chance for _, chance in self._chances)
-        if isinstance(self.protocol, Grid):
-            size = self.protocol.candidates
-            several = zip(runs, chances, strict=True)
-            return Candidates(
-                tuple(run for run, chance in several for _ in range(round(chance * size)))
-            )
-        if isinstance(self.protocol, Subset):
-            return AnyOf(tuple(runs))  # the final run's candidate is chosen, not drawn
-        return OneOf(tuple(runs), chances)
-
     @property
     def settings(self) -> dict[str, Any]:
-        """All that was settled before anything ran, as plain values."""
+        """All settings of the study, as plain values."""
+        given = self._training.base
         return {
             "space": self.space.prior,
             "protocol": self.protocol.spec,
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "steps": self._budget.steps,
-            "sampling_rate": self._budget.sampling_rate,
-            "neighbours": self._budget.neighbours,
-            "base": None if self._given is None else to_plain(self._given),
+            "steps": self._training.steps,
+            "sampling_rate": self._training.sampling_rate,
+            "neighbours": self._training.neighbours,
+            "expected_batch_size": self.expected_batch_size,
+            "base": None if given is None else mechanism_to_dict(given),
             "scored_on": _PUBLIC
             if self.private is None
             else {
@@ -284,9 +239,9 @@ class Study:
         return self._memory.folder
 
     def rehearsal(self) -> Trial:
-        """A trial that is none of the study's, to see with made-up or public data that all works.
+        """A trial that does not belong to the study, to call `train` with by hand.
 
-        In the study itself a run that raises loses, and no one is told.
+        `rehearse` does this, and checks what comes back.
 
         Example:
             >>> from audit.accounting import GaussianMechanism
@@ -294,10 +249,53 @@ class Study:
             >>> study.rehearsal().candidate
             {'lr': 0.1}
         """
-        plan = self._plan()
-        return plan.trial(
-            secrets.randbits(256), 0, self.space.draw(plan.rng(secrets.randbits(256), 0))
-        )
+        return Rehearsal(_nothing, self._plan()).trial()
+
+    def rehearse(
+        self,
+        train: Callable[..., Outcome],
+        records: Any = None,
+        *,
+        accept: Callable[[Outcome], bool] | None = None,
+        save: Callable[[Any, Path], None] | None = None,
+        load: Callable[[Path], Any] | None = None,
+        test: RehearsalTest | None = None,
+    ) -> list[Outcome]:
+        """Trains twice on synthetic or public records, and shows every error.
+
+        In the study itself a run that raises loses, and the error is not shown.
+
+        Args:
+            train: as for `run`.
+            records: synthetic or public records, never private ones: nothing here is hidden. If
+                None, `train` is called with a trial alone, and must read such records itself.
+            accept: as for `run`.
+            save: as for `run`.
+            load: as for `run`.
+            test: a further test of `train`, called with the `Rehearsal`; it raises to object.
+
+        Returns:
+            The outcomes of the runs.
+
+        Raises:
+            Inadmissible: the study would abort: `train` returned something other than an
+                `Outcome`, seeded two runs alike, or a check failed.
+            Exception: whatever `train`, `accept`, `save`, `load` or `test` raised.
+
+        Example:
+            >>> from audit.accounting import GaussianMechanism
+            >>> import numpy as np
+            >>> study = Study({"lr": [0.1]}, base=GaussianMechanism(0.5), folder=None)
+            >>> study.rehearse(lambda trial, records: Outcome(records.sum()), np.ones(3))[0].score
+            3.0
+        """
+        _functions(train=train, accept=accept, save=save, load=load, test=test)
+        rehearsal = Rehearsal(train, self._plan(), records)
+        found = rehearsal.run(accept, save, load)
+        if test is not None:
+            test(rehearsal)
+        self._rehearsed = True
+        return found
 
     @property
     def certificate(self) -> Certificate:
@@ -315,76 +313,91 @@ class Study:
         assert self._played is not None
         return certify(
             base=self.base,
-            training=self._training,
+            training=self._mechanism(self.noise_multiplier or 0.0, None),
             protocol=self.protocol,
             delta=self.delta,
             prior=self.space.prior,
             private=self.private,
+            expected_batch_size=self.expected_batch_size,
             seeded=self.seed is not None,
             checked=self._played.checked,
             settings_hash=self.settings_hash,
             kept=self.keep and self.folder is not None,
+            model=self._played.best.model,
         )
 
     def _plan(self) -> Plan:
-        base_of = _BaseOf(self._budget, self.noise_multiplier, self._given)
-        return Plan(self.protocol, self.space, base_of, self.private)
+        base_of = BaseOf(self._training, self.noise_multiplier or 0.0)
+        return Plan(self.protocol, self.space, base_of, self.private, self.expected_batch_size)
 
     def run(
         self,
-        train: Callable[[Trial], Outcome],
+        train: Callable[..., Outcome],
         *,
+        records: Any = None,
         accept: Callable[[Outcome], bool] | None = None,
         jobs: int = 1,
         save: Callable[[Any, Path], None] | None = None,
         load: Callable[[Path], Any] | None = None,
         progress: bool = False,
+        rehearse: bool = True,
     ) -> Best:
-        """Runs the study, or goes on with one that was interrupted, to its end.
+        """Runs the study, or resumes one that was interrupted, to its end.
 
         A run that raises, or whose score is not finite, counts and loses. What `train` prints or
         logs is not shown. Once over, the same answer is given again.
 
+        With `records`, the study first rehearses on synthetic records of the same shape, and
+        shows the errors of that. Without them it cannot: `train` reads the private records itself.
+
         Args:
-            train: one run, from a `Trial` to an `Outcome`. All that it looks at of private records
-                must go through the mechanism that the trial names.
-            accept: whether an outcome is good enough, for protocols that run until one is.
-            jobs: runs at a time, by joblib; -1 for one a core.
+            train: one run, from a `Trial` to an `Outcome`, or from a `Trial` and `records`. All
+                that it looks at of private records must go through the mechanism that the trial
+                names.
+            records: the private records, as arrays, tensors or a collection of them; given to
+                `train` as its second argument.
+            accept: whether an outcome is good enough, True or False, for protocols that run until
+                one is.
+            jobs: runs at a time, in processes of joblib's active backend (by default loky, on this
+                machine); -1 for as many as it has workers.
             save: writes a model to a path, so that the best so far is not lost when the process
                 is. Without it the winner is then trained again from its own seed.
             load: reads it.
             progress: whether to show the time that has gone by: no count, which would tell K.
+            rehearse: whether to rehearse before a study begins, if it was not rehearsed yet.
 
         Raises:
-            Void: a run was not what the study accounts for, or can not be trained again as it was;
-                the study is over and releases nothing.
+            Void: a run was not what the study accounts for, or can not be trained again as it was,
+                or every run raised an exception; the study is over and releases nothing.
             ValueError: the folder belongs to another study, or one that runs.
+            Exception: in the rehearsal, whatever `train` raised.
         """
-        jobs = jobs if jobs == -1 else checks.whole("jobs", jobs, 1)
-        for name, given in (("train", train), ("accept", accept), ("save", save), ("load", load)):
-            if not (callable(given) or (given is None and name != "train")):
-                raise ValueError(f"{name} must be a function, got {given!r}")
+        jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1)
+        _functions(train=train, accept=accept, save=save, load=load)
         if (save is None) != (load is None):
             raise ValueError("save and load must be given together, got one of them")
         if self._played is not None:
             return self._played.best
-        with self._memory.locked(), _progress(progress, self.protocol):
+        with self._memory.locked(), ElapsedTime(progress, self.protocol.mean_runs):
+            if rehearse and not self._rehearsed and self._memory.state() is None:
+                self._rehearse_first(train, records, accept, save, load)
             state = self._begun()
             plan, key = self._plan(), int(state["key"], 16)
             runs = state["runs"]
             try:
-                self._played = play(
-                    plan,
-                    key,
-                    runs,
-                    train,
-                    self._memory,
-                    accept=accept,
-                    jobs=jobs,
-                    save=save,
-                    load=load,
-                )
-            except Void as error:
+                with silent_for_good():
+                    self._played = play(
+                        plan,
+                        key,
+                        range(runs) if isinstance(runs, int) else runs,
+                        train if records is None else WithRecords(train, records),
+                        self._memory,
+                        accept=accept,
+                        jobs=jobs,
+                        save=save,
+                        load=load,
+                    )
+            except StudyAborted as error:
                 # Not to be tried until it pleases: what was drawn is gone, nothing is released.
                 self._memory.begin({**state, "void": str(error)})
                 raise
@@ -397,15 +410,37 @@ class Study:
             )
         return self._played.best
 
+    def _rehearse_first(self, train: Callable[..., Outcome], records: Any, *others: Any) -> None:
+        """Rehearses on synthetic records, if the study may make them."""
+        accept, save, load = others
+        if records is not None:
+            stand_ins = synthetic(records)
+            try:
+                self.rehearse(train, stand_ins, accept=accept, save=save, load=load)
+            except Exception as error:
+                error.add_note(
+                    "Raised in the rehearsal on synthetic records: no private record was read, and "
+                    "the study has not begun. To use records of your own instead, call "
+                    "study.rehearse(train, records); to skip it, pass rehearse=False."
+                )
+                raise
+        elif accept is not None and isinstance(self.protocol, UntilAccepted | RandomStopping):
+            raise ValueError(
+                f"train must be rehearsed with {self.protocol.spec}, which may never end if every "
+                "run raises an exception: pass records=, call study.rehearse(train, accept=accept) "
+                "on synthetic records first, or pass rehearse=False"
+            )
+
     def _begun(self) -> dict[str, Any]:
         """What was drawn at the very beginning, now or by an earlier process."""
         state = self._memory.state()
         if state is None:
             key = secrets.randbits(256) if self.seed is None else self.seed
+            runs = self._plan().runs(key)
             state = {
                 "settings": self.settings_hash,
                 "key": hex(key),
-                "runs": self._plan().runs(key),
+                "runs": len(runs) if isinstance(runs, range) else runs,
                 "noise_multiplier": self.noise_multiplier,
             }
             self._memory.begin(state)
@@ -414,8 +449,20 @@ class Study:
         if self.seed is not None and state["key"] != hex(self.seed):
             raise ValueError(f"seed must be the one that the study in {self.folder} began with")
         if "void" in state:
-            raise Void(f"{state['void']} (delete {self.folder}; its runs cost what they cost)")
+            raise StudyAborted(
+                f"{state['void']} (delete {self.folder}; its runs cost what they cost)"
+            )
         return state
+
+
+def _functions(**given: Any) -> None:
+    for name, one in given.items():
+        if not (callable(one) or (one is None and name != "train")):
+            raise ValueError(f"{name} must be a function, got {one!r}")
+
+
+def _nothing(trial: Trial) -> Outcome:
+    return Outcome(0.0)
 
 
 _T = TypeVar("_T")
@@ -437,7 +484,7 @@ def _remembered(
     return answer
 
 
-_cost = _remembered(cost)
+_cost = _remembered(tuning_cost)
 
 
 @_remembered
@@ -445,12 +492,12 @@ def _by_region(base: Mechanism, protocol: Protocol, delta: float) -> bool:
     return row(find("region"), base, protocol, delta).epsilon is not None
 
 
-def _live(spec: str | Repetitions | Protocol, space: Space) -> Protocol:
-    protocol = protocols.parse(spec)
-    if not isinstance(protocol, LIVE):
-        names = ", ".join(kind.name for kind in LIVE)
+def _supported(spec: str | Repetitions | Protocol, space: Space) -> Protocol:
+    protocol = protocols.parse_protocol(spec)
+    if not isinstance(protocol, PROTOCOLS):
+        names = ", ".join(kind.name for kind in PROTOCOLS)
         raise ValueError(
-            f"protocol must be one that can be run live ({names}), got {protocol.spec}"
+            f"protocol must be one that a study can run ({names}), got {protocol.spec}"
         )
     if isinstance(protocol, Grid) and protocol.candidates != space.size:
         raise ValueError(
@@ -460,39 +507,13 @@ def _live(spec: str | Repetitions | Protocol, space: Space) -> Protocol:
     return protocol
 
 
-class _progress:
-    """Shows how much time has gone by: what whoever waits knows anyway, and nothing of the runs."""
-
-    def __init__(self, shown: bool, protocol: Protocol) -> None:
-        self._shown, self._over = shown, threading.Event()
-        self._stream: IO[str] | None = sys.stderr
-        self._own: IO[str] | None = None
-        mean = protocol.mean_runs
-        self._expected = "" if mean is None else f"; {mean:.4g} runs are expected"
-
-    def __enter__(self) -> None:
-        if not self._shown:
-            return
-        terminal = sys.__stderr__
-        if terminal is not None and self._stream is terminal:
-            # A way out of its own: while a run is on, nothing that it prints is shown.
-            with contextlib.suppress(OSError, ValueError):
-                self._stream = self._own = open(os.dup(terminal.fileno()), "w")
-        self._began = time.monotonic()
-        self._thread = threading.Thread(target=self._tick, daemon=True)
-        self._thread.start()
-
-    def _tick(self) -> None:
-        while not self._over.wait(1.0):
-            gone = time.gmtime(time.monotonic() - self._began)
-            words = f"tuning for {time.strftime('%H:%M:%S', gone)}{self._expected}"
-            print(f"\r{words}", end="", file=self._stream, flush=True)
-
-    def __exit__(self, *_: object) -> None:
-        if not self._shown:
-            return
-        self._over.set()
-        self._thread.join()
-        print(file=self._stream)
-        if self._own is not None:
-            self._own.close()
+def _score_noise(scored_on: str | Private) -> Private | None:
+    """The noise of the score; None if it reads public records only."""
+    if isinstance(scored_on, Private):
+        return scored_on
+    if scored_on != _PUBLIC:
+        raise ValueError(
+            "scored_on must be 'public' or tuning.Private(noise_std=..., sensitivity=...): a "
+            f"score with no noise on private records has no guarantee, got {scored_on!r}"
+        )
+    return None

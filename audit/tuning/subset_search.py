@@ -1,8 +1,8 @@
-"""Tuning on a Poisson subset, then a final run, on lanes (Koskela & Kulkarni 2023).
+"""Simulated tuning on a Poisson subset, then a final run (Koskela & Kulkarni 2023).
 
-They multiply the learning rate by n/m when they move from m records to n, so that the noise that
-the weights get stays what it was. Theirs is of the mean gradient, which divides by as many records
-as are expected; here a step takes the sum, for which that rule is the learning rate as it is.
+They multiply the learning rate by n/m for a final run on n records after tuning on m, so that the
+weights receive the same noise. Their steps use the mean gradient over the expected number of
+records. Here a step uses the sum, for which their rule leaves the learning rate unchanged.
 """
 
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.dpsgd import Lanes
+from audit.dpsgd import RunBatch
 from audit.protocols import Subset
 from audit.tuning.random_search import best_of_runs
 from audit.tuning.winners import Run, Winners
 
 Array = NDArray[np.float64]
 LogRatio = Callable[[Winners], Array]
-"""log of how much likelier what a tuning chose is if the canary was tuned on, [T]."""
+"""The log-likelihood ratio of each tuning's choice, with over without the canary, [T]."""
 
 
 def tune_on_subset(
@@ -30,25 +30,25 @@ def tune_on_subset(
     tuned_log_ratio: LogRatio,
     log_ratio_scale: float,
 ) -> Winners:
-    """Plays T tunings at once: best of K on a subset, then the same candidate on the rest, or all.
+    """Winners of T tunings: best of K on a subset, then a final run on the rest or on all records.
 
-    Where nothing was chosen nothing is trained in the end.
+    A tuning that chooses no candidate has no final run.
 
     Args:
-        run: runs a pack of lanes.
-        protocol: the law of K, the chance of a record to be tuned on, what the final run takes.
-        candidates: how many hyper-parameter candidates there are.
-        records: how many training records there are.
-        included: [T] whether the canary is in the data set of each tuning.
-        rng: source of subsets, K, candidates and lane seeds.
-        tuned_log_ratio: what the chosen run says of the canary.
+        run: trains a batch of runs.
+        protocol: the distribution of K, the sampling rate q of the subset, the final run's records.
+        candidates: number of candidates.
+        records: number of training records.
+        included: [T], whether the canary is in the data set of each tuning.
+        rng: source of subsets, K, candidates and run seeds.
+        tuned_log_ratio: the chosen runs' log-likelihood ratio.
         log_ratio_scale: sigma^2 / N, the unit of lambda_c.
 
     Returns:
-        `runs`, `chosen`, `candidate` and `score` are of the tuning; `lambda_a`, `lambda_start` and
-        `lambda_end` of the final run; `lambda_c` and `lambda_known` of both: the log-likelihood
-        ratio of a canary that was tuned on with chance q, on the scale of a single run's. They are
-        minus infinity where nothing was chosen.
+        The winners. `runs`, `chosen`, `candidate` and `score` describe the tuning; `lambda_a`,
+        `lambda_start` and `lambda_end` the final run. `lambda_c` and `lambda_known` describe both:
+        the log-likelihood ratio of a canary that is in the subset with probability q, on the scale
+        of a single run's. All proxies are minus infinity if nothing was chosen.
     """
     rate, on_all = protocol.sampling_rate, protocol.final == "all"
     tuned_on = rng.random(len(included)) < rate
@@ -57,13 +57,13 @@ def tune_on_subset(
         run, protocol.repetitions, candidates, included & tuned_on, rng, records=members
     )
     some = np.flatnonzero(chosen.chosen >= 0)
-    lanes = Lanes(
+    batch = RunBatch(
         included=(included & (on_all | ~tuned_on))[some],
         candidate=chosen.candidate[some],
         seeds=rng.integers(0, 2**64, len(some), dtype=np.uint64),
         records=None if members is None or on_all else ~members[some],
     )
-    (final,) = run(lanes)
+    (final,) = run(batch)
     final_log_ratio = np.full(len(included), -np.inf)
     of_final_run = {}
     for name in ("lambda_a", "lambda_start", "lambda_end"):

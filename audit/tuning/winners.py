@@ -1,4 +1,4 @@
-"""What tunings of a game release, and how a pack of runs competes for it."""
+"""The winners of simulated tunings, and the comparison of runs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,37 +6,37 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.dpsgd import LaneOutcomes, Lanes
+from audit.dpsgd import RunBatch, RunOutcomes
 
 _PROXIES = ("lambda_a", "lambda_c", "lambda_known", "lambda_start", "lambda_end")
-Run = Callable[[Lanes], Sequence[LaneOutcomes]]
-"""Runs a pack of lanes and gives its outcomes in every view."""
+Run = Callable[[RunBatch], Sequence[RunOutcomes]]
+"""Trains a batch of runs and returns its outcomes in every view."""
 
 
 @dataclass(frozen=True)
 class Winners:
-    """What T tunings released.
+    """The released runs of T tunings.
 
     Attributes:
-        runs: [T] K, the number of runs.
-        chosen: [T] index of the best run, -1 where K = 0 or every run diverged.
-        candidate: [T] index of its hyper-parameter candidate, -1 likewise.
-        score: [T] its score, minus infinity likewise.
-        lambda_a: [T] its proxy, minus infinity likewise.
-        lambda_c: [T] its proxy for sampled batches, minus infinity likewise.
-        lambda_known: [T] its proxy for an adversary who knows the training records, likewise.
-        lambda_start: [T] its proxy from the final weights, by the canary's gradient at the initial
-            weights, likewise.
-        lambda_end: [T] the same by the canary's gradient at the final weights, likewise.
-        diverged: [T] number of runs that diverged; they are never chosen.
-        run_score: [R] score of every run, tuning by tuning; minus infinity where it diverged. Empty
-            where runs are not kept.
-        run_lambda_a: [R] likewise.
-        run_lambda_c: [R] likewise.
+        runs: [T], K, the number of runs.
+        chosen: [T], index of the best run; -1 if K = 0 or every run diverged.
+        candidate: [T], index of the best run's candidate; -1 if there is none.
+        score: [T], the best run's score; minus infinity if there is none.
+        lambda_a: [T], the best run's proxy; minus infinity if there is none.
+        lambda_c: [T], the best run's proxy for sampled batches; minus infinity if there is none.
+        lambda_known: [T], the best run's proxy given the training records, likewise.
+        lambda_start: [T], the best run's proxy from the final weights, with the canary's gradient
+            at the initial weights, likewise.
+        lambda_end: [T], the same with the canary's gradient at the final weights, likewise.
+        diverged: [T], number of runs that diverged; they are never chosen.
+        run_score: [R], score of every run, tuning by tuning; minus infinity if it diverged. Empty
+            if runs are not stored.
+        run_lambda_a: [R], lambda_a of every run, likewise.
+        run_lambda_c: [R], lambda_c of every run, likewise.
 
     Example:
         >>> import numpy as np
-        >>> nobody(np.array([3, 0])).chosen.tolist()  # before any run
+        >>> empty_winners(np.array([3, 0])).chosen.tolist()  # before any run
         [-1, -1]
     """
 
@@ -54,29 +54,29 @@ class Winners:
     run_lambda_a: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), kw_only=True)
     run_lambda_c: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), kw_only=True)
 
-    def keep(self, lane: NDArray[np.int64], outcomes: LaneOutcomes) -> None:
-        """Keeps what came of some lanes, by their places among all runs."""
+    def keep(self, places: NDArray[np.int64], outcomes: RunOutcomes) -> None:
+        """Stores the outcomes of the runs at these positions among all runs."""
         for kept, found in (
             (self.run_score, outcomes.scores),
             (self.run_lambda_a, outcomes.lambda_a),
             (self.run_lambda_c, outcomes.lambda_c),
         ):
-            kept[lane] = np.where(outcomes.finite, found, -np.inf)
+            kept[places] = np.where(outcomes.finite, found, -np.inf)
 
     def compete(
         self,
-        outcomes: LaneOutcomes,
-        lanes: Lanes,
+        outcomes: RunOutcomes,
+        batch: RunBatch,
         tuning: NDArray[np.int64],
         index: NDArray[np.int64],
     ) -> None:
-        """Lets a pack of lanes compete; of equal scores the first lane wins.
+        """Updates the winners with a batch of runs; ties go to the earlier run.
 
         Args:
-            outcomes: of the lanes.
-            lanes: the pack, sorted by tuning.
-            tuning: [R] of each lane.
-            index: [R] its place in its tuning.
+            outcomes: outcomes of the batch.
+            batch: the batch, sorted by tuning.
+            tuning: [R], each run's tuning.
+            index: [R], each run's index in its tuning.
 
         Raises:
             ValueError: a score is NaN.
@@ -87,27 +87,33 @@ class Winners:
         np.add.at(self.diverged, tuning, ~outcomes.finite)
         first = np.flatnonzero(np.diff(tuning, prepend=-1))
         highest = np.maximum.reduceat(scores, first)
-        lane = np.arange(len(lanes))
-        is_best = scores == np.repeat(highest, np.diff(np.append(first, len(lanes))))
-        best = np.minimum.reduceat(np.where(is_best, lane, len(lanes)), first)
-        # A pack may continue a tuning that an earlier pack began: only a better score replaces.
+        position = np.arange(len(batch))
+        is_best = scores == np.repeat(highest, np.diff(np.append(first, len(batch))))
+        best = np.minimum.reduceat(np.where(is_best, position, len(batch)), first)
+        # A batch may continue a tuning of an earlier batch: only a better score replaces its
+        # winner.
         better = highest > self.score[tuning[first]]
         best, who = best[better], tuning[first][better]
         self.chosen[who] = index[best]
-        self.candidate[who] = lanes.candidate[best]
+        self.candidate[who] = batch.candidate[best]
         self.score[who] = scores[best]
         self.take_proxies(who, outcomes, best)
 
     def take_proxies(
-        self, who: NDArray[np.int64], outcomes: LaneOutcomes, lane: NDArray[np.int64]
+        self, who: NDArray[np.int64], outcomes: RunOutcomes, position: NDArray[np.int64]
     ) -> None:
-        """Copies the proxies of some lanes to the tunings `who` whose winners they are."""
+        """Copies the proxies of some runs to the tunings `who` whose winners they are."""
         for name in _PROXIES:
-            getattr(self, name)[who] = getattr(outcomes, name)[lane]
+            getattr(self, name)[who] = getattr(outcomes, name)[position]
 
 
-def nobody(runs: NDArray[np.int64], kept: int = 0) -> Winners:
-    """No winner yet, of so many runs [T], and room to keep some."""
+def empty_winners(runs: NDArray[np.int64], kept: int = 0) -> Winners:
+    """Winners before any run, for tunings with these numbers of runs, [T].
+
+    Args:
+        runs: [T], the number of runs of each tuning.
+        kept: number of runs whose outcomes will be stored.
+    """
     size = len(runs)
     return Winners(
         runs=runs,

@@ -16,6 +16,13 @@ before it as its history. With the record it is at least c Q'(y) l(1-s')^(k-1). 
 
 and the rest is the region bound's: a lower hull, a mixture of shifted profiles. c = C = 1 is it.
 
+*Ties by order of arrival* are covered. Where the earlier of two equal runs wins, the runs before
+the i-th must be worse and those after it no better: two events a and b of R, a within b, and the
+sum over i of u_b^(i-1) u_a^(k-i), with u_b = u(1-s_b) and so on. This sum is k times the mean over
+v in [0, 1] of (u_b + v (u_a - u_b))^(k-1). As u is concave and l convex, u_b + v (u_a - u_b) is at
+most u(1-s_v), and l_b + v (l_a - l_b) at least l(1-s_v'), with (s_v, s_v') = (1-v) (s_b, s_b') +
+v (s_a, s_a') in R, which is convex. So for each v the integrand is at most the maximum above.
+
 Another bound costs nothing for a base that leaks nothing: with K, all runs and all candidates
 released, the candidates are a function of what was released before. That is the composition of K
 runs, sum_k P[K=k] delta_k(eps).
@@ -25,19 +32,16 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from audit import checks
-from audit import repetitions as laws
-from audit.accounting import AnyOf, Mechanism, OneOf, renyi_to_epsilon, solve_epsilon
-from audit.numerics import SUMS_TO_ONE, best_renyi_order, last_kept, remembered
+from audit.accounting import Mechanism, Mixture, WorstOf, solve_epsilon
+from audit.numerics import memoize
 from audit.protocols import Adaptive
-from audit.repetitions import Repetitions
 from audit.upper_bounds.composed import AllRuns
 from audit.upper_bounds.region import RegionCurve
-from audit.upper_bounds.registry import Value, bound
-from audit.upper_bounds.renyi import Curve, power_law
-from audit.upper_bounds.result import NotApplicable, UpperBound
+from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.result import NotApplicable
+from audit.upper_bounds.tight import tight
 
 Array = NDArray[np.float64]
 
@@ -52,9 +56,9 @@ class AdaptiveCurve(RegionCurve):
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> from audit.repetitions import parse
+        >>> from audit.repetitions import parse_repetitions
         >>> (pair,) = GaussianMechanism(0.25).pairs
-        >>> curve = AdaptiveCurve(pair, parse("tnb:0,0.1"), low=0.75, high=1.33)
+        >>> curve = AdaptiveCurve(pair, parse_repetitions("tnb:0,0.1"), low=0.75, high=1.33)
         >>> round(curve.delta(2.0), 6)
         0.000137
     """
@@ -88,7 +92,7 @@ class AdaptiveCurve(RegionCurve):
         return np.asarray(slopes) + np.log([[self.high], [self.low]])
 
 
-_curve = remembered(8)(AdaptiveCurve)  # both bounds by it ask for the same
+_curve = memoize(8)(AdaptiveCurve)  # both bounds by it ask for the same
 
 
 def adaptive_curves(base: Mechanism, protocol: Adaptive) -> list[AdaptiveCurve]:
@@ -107,7 +111,7 @@ def adaptive_curves(base: Mechanism, protocol: Adaptive) -> list[AdaptiveCurve]:
     protocol=Adaptive,
     title=r"$\varepsilon_U$ adaptive (any score)",
 )
-def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
+def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Smallest epsilon that the adaptive bound gives at delta, over both directions.
 
     Args:
@@ -118,7 +122,41 @@ def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
     curves = adaptive_curves(base, protocol)
     epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
     below = max(solve_epsilon(curve.lower.delta, delta) for curve in curves)
-    return Value(epsilon, error=epsilon - min(below, epsilon))
+    return BoundValue(epsilon, error=epsilon - min(below, epsilon))
+
+
+@bound(
+    "adaptive-tight",
+    110,
+    "tight bound: a density that cannot be above the prior, or below it, is the prior",
+    about=("any base, C = 1 or c = 1",),
+    protocol=Adaptive,
+    is_special=True,
+    title=r"$\varepsilon_U$ adaptive, tight (any score)",
+)
+def adaptive_tight(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
+    """Smallest epsilon where densities cannot move: random search, and its tight bound.
+
+    A density with prior mean 1 that is nowhere above 1, or nowhere below it, is 1 almost
+    everywhere.
+
+    Args:
+        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
+        protocol: the law of K, any, with c = 1 or C = 1.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> protocol = Adaptive("tnb:0,0.01", low=0.5, high=1.0)
+        >>> round(adaptive_tight(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 4)
+        1.4488
+    """
+    if protocol.low < 1.0 < protocol.high:
+        raise NotApplicable("c or C must be 1, so that the density is the prior")
+    found = tight(base, protocol.repetitions, delta)
+    if found.epsilon is None:
+        raise NotApplicable(found.reason)
+    return BoundValue(found.epsilon, found.error, attains=found.attains)
 
 
 @bound(
@@ -129,7 +167,7 @@ def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
     protocol=Adaptive,
     title=r"$\varepsilon_U$ composition (any score)",
 )
-def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
+def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """What all runs cost if every one were released, and K.
 
     Args:
@@ -137,163 +175,9 @@ def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> V
         protocol: the law of K, any.
         delta: in (0, 1).
     """
-    return Value(AllRuns(any_fixed(base), protocol.repetitions, 1e-3 * delta).epsilon(delta))
+    return BoundValue(AllRuns(any_fixed(base), protocol.repetitions, 1e-3 * delta).epsilon(delta))
 
 
 def any_fixed(base: Mechanism) -> Mechanism:
     """One run with any fixed hyper-parameter: what is drawn by other chances is no better known."""
-    return AnyOf(base.candidates) if isinstance(base, OneOf) else base
-
-
-def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) -> Curve:
-    """Theorem 1 as a function of the order alpha.
-
-    e' = e + (1+theta) (1-1/b) e_b + (alpha/(alpha-1) + 1 + theta) log(C/c)
-    + (1+theta) log(1/gamma)/b + log E[T]/(alpha-1), minimised over b.
-
-    Args:
-        base: one run with any fixed hyper-parameter.
-        repetitions: truncated negative binomial.
-        ratio: C/c >= 1.
-
-    Example:
-        >>> import numpy as np
-        >>> from audit.accounting import GaussianMechanism
-        >>> curve = hypo_curve(GaussianMechanism(0.25), "tnb:0,0.1", ratio=2.0)
-        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
-        [2.435, 2.529]
-    """
-    repetitions = laws.parse(repetitions)
-    log_ratio = math.log(checks.interval("ratio", ratio, 1.0, closed_low=True))
-    law = power_law(repetitions)
-    log_inverse_gamma = -math.log(law.gamma)
-    shape, log_mean = 1.0 + law.eta, math.log(repetitions.mean)
-
-    def penalty(order: Array) -> Array:
-        return base.renyi(order) * (1.0 - 1.0 / order) + log_inverse_gamma / order
-
-    constant = shape * (best_renyi_order(penalty)[1] + log_ratio)
-
-    def curve(alpha: Array) -> Array:
-        rest = alpha - 1.0
-        return base.renyi(alpha) + constant + (alpha * log_ratio + log_mean) / rest
-
-    return curve
-
-
-def hypo(base: Mechanism, repetitions: Repetitions, delta: float, ratio: float) -> UpperBound:
-    """Theorem 1, converted to (epsilon, delta)-DP.
-
-    Args:
-        base: one run with any fixed hyper-parameter.
-        repetitions: truncated negative binomial.
-        delta: in (0, 1).
-        ratio: C/c >= 1, how far the density may move from the prior.
-
-    Example:
-        >>> from audit.accounting import GaussianMechanism
-        >>> round(hypo(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5, ratio=1.33 / 0.75).epsilon, 3)
-        2.774
-    """
-    checks.interval("ratio", ratio, 1.0, closed_low=True)
-    return hypo_theorem_1(
-        base, Adaptive(repetitions, 1.0 / math.sqrt(ratio), math.sqrt(ratio)), delta
-    )
-
-
-@bound(
-    "hypo",
-    10,
-    "Wang et al. 2023 (DP-HyPO), theorem 1",
-    about=("any base",),
-    protocol=Adaptive,
-    title=r"$\varepsilon_U$ DP-HyPO (any score)",
-)
-def hypo_theorem_1(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
-    """Theorem 1 converted to (epsilon, delta)-DP, for an adaptive protocol.
-
-    Args:
-        base: one run with any fixed hyper-parameter.
-        protocol: the law of K and how far the density may move from the prior.
-        delta: in (0, 1).
-    """
-    law = protocol.repetitions
-    if law.power_law is None:
-        raise NotApplicable("K must be truncated negative binomial")
-    curve = hypo_curve(any_fixed(base), law, protocol.high / protocol.low)
-    return Value(renyi_to_epsilon(curve, delta))
-
-
-@bound(
-    "hypo-pure",
-    20,
-    "Wang et al. 2023 (DP-HyPO), theorem 2",
-    about=("a base of pure DP",),
-    protocol=Adaptive,
-)
-def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
-    """Theorem 2, whatever delta.
-
-    Args:
-        base: one run with any fixed hyper-parameter.
-        protocol: the law of K and how far the density may move from the prior.
-        delta: in (0, 1).
-    """
-    law, epsilon_0 = protocol.repetitions, base.pure_epsilon
-    if law.power_law is None:
-        raise NotApplicable("K must be truncated negative binomial")
-    if not math.isfinite(epsilon_0):
-        raise NotApplicable("the base must be of pure DP")
-    return Value(hypo_pure(epsilon_0, law, protocol.high / protocol.low))
-
-
-def hypo_pure(epsilon_0: float, repetitions: str | Repetitions, ratio: float) -> float:
-    """Epsilon for a base of pure DP, (2 + theta)(epsilon_0 + log(C/c)) (theorem 2).
-
-    Example:
-        >>> round(hypo_pure(0.5, "tnb:0,0.1", ratio=2.0), 3)
-        2.386
-    """
-    checks.interval("epsilon_0", epsilon_0, 0.0)
-    checks.interval("ratio", ratio, 1.0, closed_low=True)
-    return (2.0 + power_law(repetitions).eta) * (epsilon_0 + math.log(ratio))
-
-
-def project_density(
-    density: ArrayLike, low: float, high: float, prior: ArrayLike | None = None
-) -> Array:
-    """The nearest density within [low, high] times the prior, in the prior's L2 norm.
-
-    The projection of f is clip(f + t, low, high), with t such that the mean is 1.
-
-    Args:
-        density: f, relative to the prior, [n].
-        low: c in [0, 1].
-        high: C >= 1.
-        prior: probabilities [n]; uniform if not given.
-
-    Returns:
-        The projected density relative to the prior, [n], with prior mean 1.
-
-    Example:
-        >>> project_density([0.1, 1.0, 2.0], low=0.5, high=1.5).round(3).tolist()
-        [0.5, 1.0, 1.5]
-    """
-    values = np.asarray(density, dtype=np.float64)
-    checks.interval("low", low, 0.0, 1.0, closed_low=True, closed_high=True)
-    checks.interval("high", high, 1.0, closed_low=True)
-    if values.ndim != 1 or not np.isfinite(values).all():
-        raise ValueError(f"density must be finite numbers in one row, got {checks.in_line(values)}")
-    weights = np.full(len(values), 1.0 / len(values)) if prior is None else np.asarray(prior)
-    is_probable = weights.shape == values.shape and bool(np.all(weights >= 0))
-    if not is_probable or abs(weights.sum() - 1.0) > SUMS_TO_ONE:
-        raise ValueError(
-            f"prior must be {len(values)} probabilities, got {checks.in_line(weights)}"
-        )
-    least, most = low - float(values.max()), high - float(values.min())
-
-    def mean_above_one(t: float) -> float:
-        return 1.0 - float(weights @ np.clip(values + t, low, high))
-
-    t = last_kept(mean_above_one, most, least, 0.0)
-    return np.clip(values + t, low, high)
+    return WorstOf(base.candidates) if isinstance(base, Mixture) else base

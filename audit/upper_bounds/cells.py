@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.numerics import PROFILE_ACCURACY, ROUNDING
+from audit.numerics import FLOAT_ROUNDING, PROFILE_ACCURACY
 from audit.repetitions import Repetitions
 
 Array = NDArray[np.float64]
@@ -28,7 +28,7 @@ def cell_masses(log_worse: Array, repetitions: Repetitions) -> tuple[Array, Arra
     not_beaten = repetitions.some_phi_at(log_worse)
     use_beaten = beaten[1:] < not_beaten[:-1]
     masses = np.where(use_beaten, np.diff(beaten), -np.diff(not_beaten))
-    rounding = ROUNDING * np.where(use_beaten, beaten[1:], not_beaten[:-1])
+    rounding = FLOAT_ROUNDING * np.where(use_beaten, beaten[1:], not_beaten[:-1])
     return np.maximum(masses, 0.0), rounding
 
 

@@ -6,16 +6,16 @@ from audit import checks
 from audit.accounting import Mechanism, Unreachable
 from audit.protocols import Adaptive, Grid, Protocol, RandomSearch
 from audit.repetitions import Fixed, Poisson, TruncatedNegativeBinomial
-from audit.upper_bounds.registry import cost
+from audit.upper_bounds.registry import tuning_cost
 
-MOST_COMPARED = (2.0, 1e6)
+MAX_COMPARED = (2.0, 1e6)
 """The least and the most runs that are compared."""
 
 _STEP = (0.75, 1.33)  # how far an adaptive density may move from the prior, as in DP-HyPO's figures
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedProtocol:
     """What one protocol costs.
 
     Attributes:
@@ -27,7 +27,7 @@ class Compared:
 
     Example:
         >>> from audit.protocols import Grid
-        >>> Compared("a grid", Grid(10), 2.73, "grid-tight", None).epsilon
+        >>> ComparedProtocol("a grid", Grid(10), 2.73, "grid-tight", None).epsilon
         2.73
     """
 
@@ -44,7 +44,7 @@ def protocols_with(runs: float) -> dict[str, Protocol]:
     Args:
         runs: expected number of runs, at least 2.
     """
-    checks.interval("runs", runs, *MOST_COMPARED, closed_low=True, closed_high=True)
+    checks.interval("runs", runs, *MAX_COMPARED, closed_low=True, closed_high=True)
     logarithmic = TruncatedNegativeBinomial(0.0, 0.5).with_mean(runs)
     count = round(runs)
     return {
@@ -60,7 +60,7 @@ def protocols_with(runs: float) -> dict[str, Protocol]:
     }
 
 
-def same_runs(base: Mechanism, runs: float, delta: float) -> list[Compared]:
+def compare_protocols(base: Mechanism, runs: float, delta: float) -> list[ComparedProtocol]:
     """What every protocol costs at the same expected number of runs, the cheapest first.
 
     Args:
@@ -70,7 +70,7 @@ def same_runs(base: Mechanism, runs: float, delta: float) -> list[Compared]:
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> rows = same_runs(GaussianMechanism(0.1), 2, 1e-5)
+        >>> rows = compare_protocols(GaussianMechanism(0.1), 2, 1e-5)
         >>> rows[0].title
         'random search, logarithmic K'
     """
@@ -78,12 +78,12 @@ def same_runs(base: Mechanism, runs: float, delta: float) -> list[Compared]:
     return sorted(rows, key=lambda row: float("inf") if row.epsilon is None else row.epsilon)
 
 
-def _compared(base: Mechanism, title: str, protocol: Protocol, delta: float) -> Compared:
+def _compared(base: Mechanism, title: str, protocol: Protocol, delta: float) -> ComparedProtocol:
     quantile = None
     if isinstance(protocol, RandomSearch):
         quantile = protocol.repetitions.expected_quantile()
     try:
-        found = cost(base, protocol, delta)
+        found = tuning_cost(base, protocol, delta)
     except Unreachable as error:
-        return Compared(title, protocol, None, str(error), quantile)
-    return Compared(title, protocol, found.epsilon, found.name, quantile)
+        return ComparedProtocol(title, protocol, None, str(error), quantile)
+    return ComparedProtocol(title, protocol, found.epsilon, found.name, quantile)

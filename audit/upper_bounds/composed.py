@@ -14,15 +14,15 @@ from audit.accounting import (
     GaussianMechanism,
     Mechanism,
     PrivacyProfile,
-    parse,
+    parse_mechanism,
     reach,
     solve_epsilon,
 )
 from audit.accounting.composition import compose
 from audit.accounting.pairs import gaussian_profile
 from audit.repetitions import Repetitions
+from audit.upper_bounds.published.papernot_steinke import Curve, lemma_7_curve
 from audit.upper_bounds.region import region_curve
-from audit.upper_bounds.renyi import Curve, lemma_7_curve
 from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
@@ -30,8 +30,8 @@ Array = NDArray[np.float64]
 _GRID = 1025
 # Points on the curve of events: with four times as many epsilon falls by less than 1e-6 of itself.
 _POINTS = 1 << 12
-_MOST_RUNS = 1 << 20
-_MOST_MU = 1e3  # of a Gaussian mechanism
+_MAX_RUNS = 1 << 20
+_MAX_MU = 1e3  # of a Gaussian mechanism
 _FEW, _MANY = 6, 400
 # Of the law of all runs: with four times as many epsilon falls by less than 1e-5 of itself, and by
 # 1e-3 where thousands are run.
@@ -50,8 +50,8 @@ class TunedMechanism(Mechanism):
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> from audit.repetitions import parse
-        >>> tuned = TunedMechanism(GaussianMechanism(0.25), parse("tnb:0,0.1"))
+        >>> from audit.repetitions import parse_repetitions
+        >>> tuned = TunedMechanism(GaussianMechanism(0.25), parse_repetitions("tnb:0,0.1"))
         >>> round(tuned.epsilon(1e-5), 3)
         1.191
     """
@@ -60,7 +60,11 @@ class TunedMechanism(Mechanism):
     repetitions: Repetitions
 
     def __post_init__(self) -> None:
-        checks.keep(self, base=parse(self.base), repetitions=laws.parse(self.repetitions))
+        checks.store_validated(
+            self,
+            base=parse_mechanism(self.base),
+            repetitions=laws.parse_repetitions(self.repetitions),
+        )
 
     @cached_property
     def _profile(self) -> PrivacyProfile:
@@ -98,8 +102,8 @@ def composed(base: Mechanism, runs: int) -> Mechanism:
     mu = base.gaussian_mu
     if mu is not None:
         together = mu * math.sqrt(runs)
-        if together > _MOST_MU:
-            raise NotApplicable(f"all runs together must have mu <= {_MOST_MU:g}")
+        if together > _MAX_MU:
+            raise NotApplicable(f"all runs together must have mu <= {_MAX_MU:g}")
         return GaussianMechanism(together)
     return _Together(base, runs) if runs > 1 else base
 
@@ -156,12 +160,12 @@ class AllRuns:
     def _chances(self) -> tuple[int, Array]:
         """A largest K, and the chances [K + 1] of those up to it."""
         most = 1
-        while most <= _MOST_RUNS:
+        while most <= _MAX_RUNS:
             chances = self.repetitions.pmf(np.arange(most + 1))
             if 1.0 - chances.sum() <= self.negligible:
                 return most, chances
             most *= 2
-        raise NotApplicable(f"K must be at most {_MOST_RUNS} but for a negligible chance")
+        raise NotApplicable(f"K must be at most {_MAX_RUNS} but for a negligible chance")
 
     def delta(self, epsilon: float) -> float:
         """The profile at epsilon >= 0, rounded up."""

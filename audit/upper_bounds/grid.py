@@ -36,25 +36,25 @@ from audit.accounting import (
     Composition,
     DominatingPair,
     Mechanism,
-    OneOf,
-    directions,
+    Mixture,
     solve_epsilon,
 )
-from audit.accounting.combinations import kinds
+from audit.accounting.combinations import arrangements, kinds
 from audit.protocols import Grid
+from audit.upper_bounds.composed import composed
 from audit.upper_bounds.region import (
-    Mixture,
+    ShiftedProfiles,
     corner_events,
     dense_events,
     mixture,
 )
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 
-_MOST_POINTS = 1 << 16
-_MOST_COMPOSED = 1 << 20
+_MAX_POINTS = 1 << 16
+_MAX_COMPOSED = 1 << 20
 _SHARES = (1e-6, 1e-2, 0.3)
 
 
@@ -81,12 +81,12 @@ class GridCurve:
     negligible: float
 
     @cached_property
-    def upper(self) -> tuple[Mixture, ...]:
+    def upper(self) -> tuple[ShiftedProfiles, ...]:
         """The bound, rounded up: a mixture for every kind of winner."""
         return self._mixtures(rounded=True)
 
     @cached_property
-    def lower(self) -> tuple[Mixture, ...]:
+    def lower(self) -> tuple[ShiftedProfiles, ...]:
         """The same from points of the curve alone: below the bound by the discretisation."""
         return self._mixtures(rounded=False)
 
@@ -115,7 +115,7 @@ class GridCurve:
         """The `cut` of candidates that all data sets have all outputs of."""
         return self.negligible / (sum(self.counts) * self.inclusion)
 
-    def _mixtures(self, rounded: bool) -> tuple[Mixture, ...]:
+    def _mixtures(self, rounded: bool) -> tuple[ShiftedProfiles, ...]:
         steps = [self._boundary(pair, rounded) for pair in self.pairs]
         cut = self.cut if rounded else 0.0
         mixtures = []
@@ -145,7 +145,7 @@ class GridCurve:
             logs = np.maximum(self._log_h(np.stack([log_left, log_left_with])), 2.0 * floor)
             return np.exp(0.125 * others * logs), np.maximum(logs, [[floor], [2.0 * floor]])
 
-        t = dense_events(pair, heights, min(_MOST_POINTS // len(self.pairs), _MOST_POINTS // 4))
+        t = dense_events(pair, heights, min(_MAX_POINTS // len(self.pairs), _MAX_POINTS // 4))
         end = self._last_event(pair)
         t = np.append(t[t < end], [end] if end < t[-1] else t[-1:])
         logs = np.stack(pair.events(t))
@@ -219,6 +219,20 @@ def kinds_of_candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism
     return kinds(base.candidates)
 
 
+def _sides(
+    base: Mechanism, protocol: Grid
+) -> list[tuple[tuple[DominatingPair, ...], tuple[int, ...]]]:
+    """Pairs and counts of the candidates in every arrangement of their directions.
+
+    One mechanism that stands for all candidates has one direction in all of them.
+    """
+    several = kinds_of_candidates(base, protocol)
+    if len(several) == 1 and not isinstance(base, Candidates):
+        return [((pair,), (protocol.candidates,)) for pair in base.pairs]
+    every = [[(pair, count) for _, pair, count in one] for one in arrangements(several)]
+    return [(tuple(p for p, _ in one), tuple(n for _, n in one)) for one in every]
+
+
 @bound(
     "grid",
     100,
@@ -227,7 +241,7 @@ def kinds_of_candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism
     protocol=Grid,
     title=r"$\varepsilon_U$ grid (any score)",
 )
-def grid(base: Mechanism, protocol: Grid, delta: float) -> Value:
+def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """Smallest epsilon that the grid bound gives at delta, over both directions.
 
     Args:
@@ -235,20 +249,20 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> Value:
         protocol: how many candidates, and the chance of each to be run.
         delta: in (0, 1).
     """
-    candidates, counts = zip(*kinds_of_candidates(base, protocol), strict=True)
     inclusion = protocol.inclusion
-    if sum(counts) * inclusion <= delta:
-        return Value(0.0)  # with chance 1 - delta nothing is run, whatever the data
+    if protocol.candidates * inclusion <= delta:
+        return BoundValue(0.0)  # with chance 1 - delta nothing is run, whatever the data
     epsilon, error = math.inf, math.inf
+    sides = _sides(base, protocol)
     for share in _SHARES:
-        curves = [GridCurve(p, counts, inclusion, share * delta) for p in directions(candidates)]
+        curves = [GridCurve(*side, inclusion, share * delta) for side in sides]
         found = max(solve_epsilon(curve.delta, delta) for curve in curves)
         if found < epsilon:
             below = max(solve_epsilon(curve.attained_delta, delta) for curve in curves)
             epsilon, error = found, found - min(below, found)
         if all(curve.cut < 2.0 * curve.least for curve in curves):
             break  # nothing to gain by a larger cut
-    return Value(epsilon, error=error)
+    return BoundValue(epsilon, error=error)
 
 
 @bound(
@@ -259,7 +273,7 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> Value:
     protocol=Grid,
     title=r"$\varepsilon_U$ composition (any score)",
 )
-def composition(base: Mechanism, protocol: Grid, delta: float) -> Value:
+def composition(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """What all runs cost if every one were released, and which were run.
 
     Args:
@@ -267,15 +281,19 @@ def composition(base: Mechanism, protocol: Grid, delta: float) -> Value:
         protocol: how many candidates, and the chance of each to be run.
         delta: in (0, 1).
     """
-    if protocol.candidates > _MOST_COMPOSED:
-        raise NotApplicable(f"there must be at most {_MOST_COMPOSED} candidates to compose")
-    return Value(all_candidates(base, protocol).epsilon(delta))
+    if protocol.candidates > _MAX_COMPOSED:
+        raise NotApplicable(f"there must be at most {_MAX_COMPOSED} candidates to compose")
+    return BoundValue(all_candidates(base, protocol).epsilon(delta))
 
 
 def all_candidates(base: Mechanism, protocol: Grid) -> Mechanism:
     """All runs of a grid, released, and which candidates were run."""
+    several = kinds_of_candidates(base, protocol)
+    if len(several) == 1 and not several[0][0].is_directed and not isinstance(base, Candidates):
+        one = base if protocol.inclusion == 1.0 else Mixture((base,), (protocol.inclusion,))
+        return composed(one, protocol.candidates)  # one mechanism has one direction in all runs
     parts: list[Mechanism] = []
-    for part, count in kinds_of_candidates(base, protocol):
-        one = part if protocol.inclusion == 1.0 else OneOf((part,), (protocol.inclusion,))
+    for part, count in several:
+        one = part if protocol.inclusion == 1.0 else Mixture((part,), (protocol.inclusion,))
         parts += [one] * count
     return Composition(tuple(parts))

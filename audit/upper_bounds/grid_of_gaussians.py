@@ -35,9 +35,15 @@ one behind first. Exchange after exchange any path becomes one in which the one 
 always steps next: the diagonal. There all f_j are equal, too, and m G is what `tight` integrates
 for fixed:m. An order of as many equal candidates attains it.
 
-Where candidates are left out by chance, and it is told which, some k of them are a grid of k; so
+Where candidates are left out by chance, that does not depend on the data, so it may be released
+which are run. Given that k are, the tuning is a grid of k, and the profile of a mixture whose parts
+are known is the mean of their profiles:
 
-    delta(eps) <= P(more than k are run) + (tight bound of fixed:k)(eps)   for any k.
+    delta(eps) <= sum_k P(k are run) (tight bound of fixed:k)(eps).
+
+A grid of more candidates leaks no less (a score may prefer the others to those added), so numbers
+of runs are put together in bins, each at its largest number; what is beyond the last bin counts as
+a full leak.
 
 Without a Gaussian base none of this is so: with three candidates of two outputs each a grid leaks
 up to 1.64 times the delta of fixed:3. `grid` holds there, and where few of many are run.
@@ -47,22 +53,25 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from audit.accounting import Mechanism
+from audit.accounting import Mechanism, solve_epsilon
 from audit.accounting.pairs import GaussianPair
-from audit.numerics import QUANTILE_ACCURACY, Whole, last_whole
+from audit.arrays import IntArray
+from audit.numerics import QUANTILE_ACCURACY, last_integer
 from audit.protocols import Grid
 from audit.repetitions import Fixed
 from audit.upper_bounds.grid import kinds_of_candidates
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable
-from audit.upper_bounds.tight import tight
+from audit.upper_bounds.tight import TightCurve, tight
 
 Array = NDArray[np.float64]
 
 _SOURCE = "tight bound of as many draws of one law: on a Gaussian base candidates in step leak most"
-_BY_CHANCE = "tight bound of as many draws as candidates are run, less the chance of more"
+_BY_CHANCE = "mean of the tight bounds of as many draws as candidates are run"
 # Share of delta that is given away to more candidates being run than are counted.
-_RARE = 0.1
+_RARE = 0.02
+# Chance to run more than the first bin holds, how many bins, and events of each curve.
+_USUAL, _BINS, _POINTS = 0.7, 12, 500
 
 
 @bound(
@@ -74,7 +83,7 @@ _RARE = 0.1
     is_special=True,
     title=r"$\varepsilon_U$ grid, tight (any score)",
 )
-def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> Value:
+def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """Smallest epsilon that the bound gives at delta.
 
     Args:
@@ -89,15 +98,41 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> Value:
     """
     several = kinds_of_candidates(base, protocol)
     loudest = max((one for one, _ in several), key=_mu)
-    most, left = _run_at_most(protocol, delta)
-    if most == 0:
-        return Value(0.0)
-    found = tight(loudest, Fixed(most), left)
+    if protocol.inclusion < 1.0:
+        return BoundValue(by_chance(GaussianPair(_mu(loudest)), protocol, delta), source=_BY_CHANCE)
+    found = tight(loudest, Fixed(protocol.candidates), delta)
     if found.epsilon is None:
         raise NotApplicable(found.reason)
-    if protocol.inclusion < 1.0:
-        return Value(found.epsilon, found.error, _BY_CHANCE)
-    return Value(found.epsilon, found.error, attains=found.attains if len(several) == 1 else 0.0)
+    return BoundValue(
+        found.epsilon, found.error, attains=found.attains if len(several) == 1 else 0.0
+    )
+
+
+def by_chance(pair: GaussianPair, protocol: Grid, delta: float) -> float:
+    """Smallest epsilon where candidates are left out by chance.
+
+    Args:
+        pair: dominates one run of any candidate.
+        protocol: how many candidates, and the chance of each to be run.
+        delta: in (0, 1).
+
+    Raises:
+        Unreachable: no epsilon reaches delta.
+    """
+    runs, chances, beyond = _bins(protocol, delta)
+    curves = [
+        # Where every bin adds the same to delta.
+        (chance, TightCurve.at(pair, Fixed(k), min(delta / (len(runs) * chance), 0.5), _POINTS))
+        for k, chance in zip(runs, chances, strict=True)
+    ]
+    up = 1.0 + QUANTILE_ACCURACY
+
+    def together(epsilon: float) -> float:
+        return (
+            sum(chance * min(curve.delta(epsilon), 1.0) for chance, curve in curves) * up + beyond
+        )
+
+    return solve_epsilon(together, delta)
 
 
 def _mu(candidate: Mechanism) -> float:
@@ -108,15 +143,24 @@ def _mu(candidate: Mechanism) -> float:
     return max(means)
 
 
-def _run_at_most(protocol: Grid, delta: float) -> tuple[int, float]:
-    """A number of candidates that is hardly ever exceeded, and what that leaves of delta."""
+def _bins(protocol: Grid, delta: float) -> tuple[list[int], list[float], float]:
+    """Numbers of candidates that are run, the largest of each bin, with chances; and of more."""
     count, chance = protocol.candidates, protocol.inclusion
-    if chance == 1.0:
-        return count, delta
 
-    def exceeded(k: Whole) -> Array:
-        beyond = np.asarray(special.bdtrc(k, count, chance), dtype=np.float64)
-        return beyond * (1.0 + QUANTILE_ACCURACY)
+    def exceeded(k: IntArray) -> Array:
+        left = np.maximum(count - k, 1)
+        return np.where(k < count, special.betainc(np.maximum(k, -1) + 1.0, left, chance), 0.0)
 
-    most = last_whole(lambda k: exceeded(k) > _RARE * delta, -1, count) + 1
-    return int(most), delta - float(exceeded(most))
+    def last_above(share: float) -> int:
+        return int(last_integer(lambda k: exceeded(k) > share, -1, count))
+
+    most = last_above(_RARE * delta) + 1
+    beyond = float(exceeded(np.array([most]))[0]) * (1.0 + QUANTILE_ACCURACY)
+    if most == 0:
+        return [], [], beyond
+    least = max(min(last_above(_USUAL), most), 1)
+    edges = np.unique(np.linspace(least, most, _BINS).round().astype(np.int64))
+    above = np.append(exceeded(np.array([0])), exceeded(edges))
+    chances = above[:-1] - above[1:]
+    kept = chances > 0.0
+    return edges[kept].tolist(), chances[kept].tolist(), beyond

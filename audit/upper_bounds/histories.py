@@ -21,6 +21,11 @@ phi_j(x) = sum_{k>=j} P[K=k] x^(k-j) for the runs that follow,
 
     sum_{k>=j} P[K=k] (E[g 1_B] - t E'[g 1_B]) <= phi_j(u) H_{j-1}(t phi_j(l) / phi_j(u)).
 
+One and the same event (s, s') stands for the runs before and after the best. So ties must be broken
+at random or by candidate and output. Where the earlier run wins a tie, the runs before the best
+face a larger event than those after it, and only the simple adaptive bound is proved
+(`adaptive.py`): the minima above are taken for each place j, and no one event serves all places.
+
 Together they bound w - t w' by some Psi(t), maximised over the events (s, s') in R. The largest
 w - t w' there is is a maximum of lines, hence convex in t. So chords over any points where Psi is
 known bound it, and their hinges integrate to shifted profiles of the base, as in the region bound:
@@ -42,8 +47,8 @@ from audit.accounting import Mechanism, reach, solve_epsilon
 from audit.protocols import Adaptive
 from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves, any_fixed
 from audit.upper_bounds.composed import composed
-from audit.upper_bounds.region import Mixture, mixture
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.region import ShiftedProfiles, mixture
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
@@ -58,7 +63,7 @@ _LOG_T = np.union1d(-_LOG_T, _LOG_T)
 _FIRST, _REST = 1.0 - 1e-6, 1e-20
 # Runs that are looked at, at most, and no more than leave out a share of E[K]: what is beyond pays
 # C/c. They are dealt with in ranges, of which the last stands for all in it.
-_MOST_RUNS = 1 << 13
+_MAX_RUNS = 1 << 13
 _NEGLIGIBLE = 1e-6
 _RANGES, _FEW_RANGES = 24, 8
 # Where H_n(1) is larger, n runs tell so much that it need not be known how much.
@@ -106,7 +111,7 @@ class _Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Told:
+class ComposedRuns:
     """What the runs so far can tell of the record, as hockey sticks of n runs composed.
 
     Attributes:
@@ -115,7 +120,7 @@ class Told:
     Example:
         >>> import numpy as np
         >>> from audit.accounting import GaussianMechanism
-        >>> t, heights = Told(GaussianMechanism(0.5)).hockey_stick(4)
+        >>> t, heights = ComposedRuns(GaussianMechanism(0.5)).hockey_stick(4)
         >>> round(float(np.interp(1.0, t, heights)), 3)  # total variation of mu = 1
         0.383
     """
@@ -159,15 +164,15 @@ class HistoryCurve:
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> from audit.repetitions import parse
+        >>> from audit.repetitions import parse_repetitions
         >>> base = GaussianMechanism(0.25)
-        >>> plain = AdaptiveCurve(base.pairs[0], parse("tnb:0,0.1"), low=0.5, high=2.0)
-        >>> HistoryCurve(plain, Told(base)).delta(2.5) < 0.1 * plain.delta(2.5)
+        >>> plain = AdaptiveCurve(base.pairs[0], parse_repetitions("tnb:0,0.1"), low=0.5, high=2.0)
+        >>> HistoryCurve(plain, ComposedRuns(base)).delta(2.5) < 0.1 * plain.delta(2.5)
         True
     """
 
     adaptive: AdaptiveCurve
-    told: Told
+    told: ComposedRuns
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
@@ -175,13 +180,13 @@ class HistoryCurve:
         return min(mine, self.adaptive.delta(epsilon))
 
     @cached_property
-    def upper(self) -> Mixture:
+    def upper(self) -> ShiftedProfiles:
         """Shifted profiles of the base: the hinges of chords over points (t, Psi(t))."""
         most = self.adaptive.high * self.adaptive.repetitions.mean * _UP  # Psi(0)
         psi = self._psi(np.exp(_LOG_T))
         share = psi / most
         falls = np.diff(np.stack([share, np.log(np.maximum(share, _REST)) / -math.log(_REST)]))
-        dense = numerics.evenly(_LOG_T, np.abs(falls).sum(axis=0), _POINTS)
+        dense = numerics.equidistribute(_LOG_T, np.abs(falls).sum(axis=0), _POINTS)
         new = np.setdiff1d(dense, _LOG_T)
         log_t, psi = np.append(_LOG_T, new), np.append(psi, self._psi(np.exp(new)))
         order = np.argsort(log_t)
@@ -240,10 +245,10 @@ class HistoryCurve:
     @cached_property
     def _ranges(self) -> list[range]:
         """Ranges of numbers of runs, from 1 on."""
-        k = np.arange(_MOST_RUNS + 1)
+        k = np.arange(_MAX_RUNS + 1)
         law = self.adaptive.repetitions
         enough = np.searchsorted(np.cumsum(k * law.pmf(k)), (1.0 - _NEGLIGIBLE) * law.mean)
-        most = min(max(int(enough), 1), _MOST_RUNS)
+        most = min(max(int(enough), 1), _MAX_RUNS)
         # Gaussian runs compose for nothing.
         ranges = _RANGES if self.told.run.gaussian_mu is not None else _FEW_RANGES
         edges = np.unique(np.geomspace(1.0, most + 1.0, ranges).round().astype(np.int64))
@@ -307,7 +312,7 @@ def _block(chances: Array, k: range, places: list[range], cells: Array) -> _Bloc
     protocol=Adaptive,
     title=r"$\varepsilon_U$ adaptive, histories (any score)",
 )
-def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Value:
+def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Smallest epsilon that the bound gives at delta, over both directions.
 
     Args:
@@ -322,11 +327,11 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Val
         >>> round(adaptive_histories(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 2)
         3.14
     """
-    return Value(_epsilon(base, protocol, delta))
+    return BoundValue(_epsilon(base, protocol, delta))
 
 
-@numerics.remembered(4)  # who looks for noise asks again where the search ends
+@numerics.memoize(4)  # who looks for noise asks again where the search ends
 def _epsilon(base: Mechanism, protocol: Adaptive, delta: float) -> float:
-    told = Told(any_fixed(base))
+    told = ComposedRuns(any_fixed(base))
     curves = [HistoryCurve(plain, told) for plain in adaptive_curves(base, protocol)]
     return max(solve_epsilon(curve.delta, delta) for curve in curves)

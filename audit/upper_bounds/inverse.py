@@ -1,4 +1,4 @@
-"""What a budget for the whole tuning affords: how little noise, how many runs, which law of K."""
+"""The least noise, the most runs and the best distribution of K within a privacy budget."""
 
 import contextlib
 import math
@@ -8,58 +8,71 @@ from functools import cache
 
 import numpy as np
 
-from audit import checks, protocols
-from audit import repetitions as laws
-from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable, parse
-from audit.numerics import TINY, around, last_kept
-from audit.protocols import Adaptive, RandomSearch
-from audit.repetitions import Poisson, Repetitions, TruncatedNegativeBinomial
+from audit import checks
+from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable, parse_mechanism
+from audit.numerics import TINY, bracket_near, safe_root
+from audit.protocols import Adaptive, Protocol, RandomSearch, parse_protocol
+from audit.repetitions import (
+    Poisson,
+    Repetitions,
+    TruncatedNegativeBinomial,
+    parse_repetitions,
+)
 from audit.upper_bounds.region import region_curve
-from audit.upper_bounds.registry import Bound, Entry, Tuning, cost, find, row
+from audit.upper_bounds.registry import Bound, Entry, ProtocolLike, find, row, tuning_cost
 from audit.upper_bounds.result import UpperBound
 from audit.upper_bounds.tight import TightCurve, tight
 
-_SMALLEST_MU, _LARGEST_MU = 1e-4, 100.0
-# Of log(mu): a mu too small by that is too small by less than a report shows.
-_TOLERANCE = 1e-7
-# Of the logarithm of noise or runs where one evaluation composes many steps.
-_SAMPLED_TOLERANCE = 1e-6
-# The tight bound affords up to about so much more than the region bound, measured.
-_NEAR = 1e-3
-LEAST_NOISE = 0.06
-"""No smaller noise is sought for sampled batches."""
-_MOST_RUNS = 1e7
+MIN_NOISE = 0.06
+"""The smallest noise multiplier that the search for sampled batches tries."""
+
+_MIN_MU, _MAX_MU = 1e-4, 100.0
+_MAX_RUNS = 1e7
+_MAX_TARGET = 1e4
+# Points on the curve of events of the region bound.
 _POINTS = 1 << 14
-# What the region bound's own rounding may add to log(delta): ten times `PROFILE_ACCURACY`.
-_MARGIN = 1e-8
+# What rounding in the region bound may add to log(delta): ten times `PROFILE_ACCURACY`.
+_LOG_DELTA_MARGIN = 1e-8
+
+# Tolerances of the searches, on the logarithm of mu, of the noise or of the mean number of runs.
+# Closed forms cost little; reports show fewer digits than this leaves.
+_MU_TOLERANCE = 1e-7
+# Each evaluation composes many steps.
+_SAMPLED_TOLERANCE = 1e-6
+# Each evaluation computes the tight bound, the most expensive one.
+_TIGHT_TOLERANCE = 1e-5
+# First step of a search that starts at the region bound's answer; the tight bound affords about
+# this much more, as measured.
+_FIRST_STEP = 1e-3
+# The same for the number of runs.
+_FIRST_STEP_RUNS = 0.01
 
 
 def excess(
-    base: Mechanism, law: Tuning, target: float, delta: float, bound: Bound | None = None
+    base: Mechanism, protocol: Protocol, target: float, delta: float, bound: Bound | None = None
 ) -> float:
-    """By how much a bound misses (target, delta)-DP: at most 0 where the tuning keeps it.
+    """How far a bound misses (target, delta)-DP: at most 0 where the tuning satisfies it.
 
-    For the region bound, the default of random search, log(delta_A(target) / delta), from few
-    points on the curve of events: no less safe, and fast. The same for the tight bound, from its
-    own curve. For others, log(epsilon / target); the default of other protocols is the smallest
-    bound that they have.
+    For random search without a bound, this is log(delta_A(target) / delta) by the region bound,
+    from few points on its curve of events: as safe as with more, and fast. For the tight bound it
+    is the same by its own curve. For other bounds it is log(epsilon / target). For other protocols
+    the default is their smallest bound.
 
     Raises:
         ValueError: the bound does not apply to this base and protocol.
     """
-    protocol = protocols.parse(law)
     if bound in (None, tight) and isinstance(protocol, RandomSearch):
-        search = protocol.repetitions
+        repetitions = protocol.repetitions
         curves = (
-            region_curve(pair, search, _POINTS)
+            region_curve(pair, repetitions, _POINTS)
             if bound is None
-            else TightCurve.at(pair, search, delta)
+            else TightCurve.at(pair, repetitions, delta)
             for pair in base.pairs
         )
         reached = max(curve.delta(target) for curve in curves)
-        return math.log(max(reached, TINY)) - math.log(delta) + _MARGIN
+        return math.log(max(reached, TINY)) - math.log(delta) + _LOG_DELTA_MARGIN
     try:
-        answer = (bound or cost)(base, protocol, delta)
+        answer = (bound or tuning_cost)(base, protocol, delta)
     except Unreachable:
         return math.inf
     if answer.epsilon is None:
@@ -67,24 +80,26 @@ def excess(
     return math.log(max(answer.epsilon, TINY) / target)
 
 
-def _by_the_smallest(
+def _solve_by_smallest_bound(
     solve: Callable[[Bound], float],
     base_at: Callable[[float], Mechanism],
     guess: float,
-    law: Tuning,
+    protocol: Protocol,
     delta: float,
 ) -> float:
-    """What the smallest bound of a protocol affords, by following one bound at a time.
+    """The answer by the smallest bound of a protocol, from solutions for one bound at a time.
 
-    The bound that is smallest near the answer is the one to follow: others that are larger there
-    afford less.
+    It is enough to solve for the bound that is smallest near the answer: bounds that are larger
+    there afford less.
     """
-    protocol, followed, answer = protocols.parse(law), set(), guess
-    while (name := cost(base_at(answer), protocol, delta).name) not in followed:
-        followed.add(name)
+    solved, answer = set(), guess
+    while (name := tuning_cost(base_at(answer), protocol, delta).name) not in solved:
+        solved.add(name)
         entry = find(name, type(protocol))
 
-        def bound(base: Mechanism, law: Tuning, delta: float, entry: Entry = entry) -> UpperBound:
+        def bound(
+            base: Mechanism, _: ProtocolLike, delta: float, entry: Entry = entry
+        ) -> UpperBound:
             found = row(entry, base, protocol, delta)
             if found.epsilon is None:
                 raise Unreachable(found.reason)
@@ -94,216 +109,292 @@ def _by_the_smallest(
     return answer
 
 
-def _around(
+def _tight_meets(base: Mechanism, protocol: Protocol, target: float, delta: float) -> bool:
+    """Whether the tight bound, as `tuning_cost` reports it, meets the target."""
+    found = row(find("tight"), base, protocol, delta)
+    return found.epsilon is not None and found.epsilon <= target
+
+
+def _bracket(
     missed: Callable[[float], float], guess: float, start: float, end: float
 ) -> tuple[float, float]:
-    """As `around`, with a first step as far as the target is missed at a far guess."""
+    """`bracket_near` with a first step as large as the target is missed at the guess."""
     far = abs(missed(guess))
-    return around(missed, guess, max(far, _NEAR) if math.isfinite(far) else 1.0, start, end)
-
-
-def solve_mu(
-    target: float, law: Tuning, delta: float, bound: Bound | None = None, name: str = ""
-) -> float:
-    """The largest mu of a Gaussian base at which the whole tuning is (target, delta)-DP.
-
-    Args:
-        target: epsilon allowed for the tuning, > 0.
-        law: the protocol, or the law of K of a random search.
-        delta: in (0, 1).
-        bound: the bound that keeps it; the region bound by default, or the protocol's smallest.
-        name: what the bound is called in an error.
-
-    Returns:
-        mu, rounded down so that the bound keeps the target.
-
-    Raises:
-        ValueError: the bound does not apply to the law, or no mu in (1e-4, 100) meets the target.
-
-    Example:
-        >>> round(solve_mu(2.0, "tnb:0,0.1", 1e-5), 4)
-        0.4035
-    """
-    target = checks.interval("target-epsilon", target, 0.0, 1e4)
-    protocol = protocols.parse(law)
-
-    def solve(bound: Bound | None, low: float, high: float, guess: float | None = None) -> float:
-        @cache
-        def missed(log_mu: float) -> float:
-            return excess(GaussianMechanism(math.exp(log_mu)), law, target, delta, bound)
-
-        if guess is not None:
-            low, high = _around(missed, guess, low, high)
-        if missed(low) > 0.0 or missed(high) <= 0.0:
-            raise ValueError(
-                f"target-epsilon must be what some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) gives "
-                f"by {name or 'the bound'} at delta={delta:g} with {law}, got {target!r}"
-            )
-        return math.exp(last_kept(missed, low, high, _TOLERANCE))
-
-    ends = math.log(_SMALLEST_MU), math.log(_LARGEST_MU)
-    if bound is None and isinstance(protocol, RandomSearch):
-        return solve(None, *ends)
-    guess = 0.0
-    if isinstance(protocol, RandomSearch | Adaptive):
-        # What the region bound affords is near what others do, and costs little.
-        with contextlib.suppress(ValueError):
-            guess = math.log(solve_mu(target, protocol.repetitions, delta))
-    if bound is not None:
-        return solve(bound, *ends, guess)
-    return _by_the_smallest(
-        lambda one: solve(one, *ends, guess), GaussianMechanism, math.exp(guess), law, delta
+    return bracket_near(
+        missed, guess, max(far, _FIRST_STEP) if math.isfinite(far) else 1.0, start, end
     )
 
 
-def solve_noise_multiplier(
+def _tolerance(bound: Bound | None, usual: float) -> float:
+    return max(usual, _TIGHT_TOLERANCE) if bound is tight else usual
+
+
+def _checked_target(target_epsilon: float) -> float:
+    return checks.interval("target-epsilon", target_epsilon, 0.0, _MAX_TARGET)
+
+
+def calibrate_mu_for_tuning(
+    protocol: ProtocolLike,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    bound: Bound | None = None,
+    name: str = "",
+) -> float:
+    """The largest mu of a Gaussian base for which the whole tuning meets the target.
+
+    Args:
+        protocol: the protocol, or the distribution of K of a random search; an object or text.
+        target_epsilon: epsilon allowed for the tuning, > 0.
+        target_delta: delta allowed for the tuning, in (0, 1).
+        bound: the bound that must meet the target; by default the one that `tuning_cost` reports.
+        name: the name of the bound in an error.
+
+    Returns:
+        mu, rounded down so that the bound meets the target.
+
+    Raises:
+        ValueError: the bound does not apply, or no mu in (1e-4, 100) meets the target.
+
+    Example:
+        >>> mu = calibrate_mu_for_tuning("tnb:0,0.1", target_epsilon=2.0, target_delta=1e-5)
+        >>> round(mu, 4)
+        0.4035
+    """
+    protocol, target = parse_protocol(protocol), _checked_target(target_epsilon)
+    return _largest_mu(protocol, target, target_delta, bound, name)
+
+
+def _largest_mu(
+    protocol: Protocol, target: float, delta: float, bound: Bound | None, name: str = ""
+) -> float:
+    guess = 0.0
+    if isinstance(protocol, RandomSearch | Adaptive):
+        # The region bound's answer is near the others and costs little.
+        with contextlib.suppress(ValueError):
+            guess = math.log(_mu_by(None, target, RandomSearch(protocol.repetitions), delta))
+    if bound is not None:
+        return _mu_by(bound, target, protocol, delta, guess, name)
+    if isinstance(protocol, RandomSearch):
+        mu = _mu_by(tight, target, protocol, delta, guess)
+        if _tight_meets(GaussianMechanism(mu), protocol, target, delta):
+            return mu
+        return _mu_by(None, target, protocol, delta, guess)
+    return _solve_by_smallest_bound(
+        lambda one: _mu_by(one, target, protocol, delta, guess),
+        GaussianMechanism,
+        math.exp(guess),
+        protocol,
+        delta,
+    )
+
+
+def _mu_by(
+    bound: Bound | None,
     target: float,
-    law: Tuning,
+    protocol: Protocol,
     delta: float,
+    guess: float | None = None,
+    name: str = "",
+) -> float:
+    """The largest mu that one bound affords; `guess` is near its logarithm."""
+
+    @cache
+    def missed(log_mu: float) -> float:
+        return excess(GaussianMechanism(math.exp(log_mu)), protocol, target, delta, bound)
+
+    low, high = math.log(_MIN_MU), math.log(_MAX_MU)
+    if guess is not None:
+        low, high = _bracket(missed, guess, low, high)
+    if missed(low) > 0.0 or missed(high) <= 0.0:
+        raise ValueError(
+            f"target-epsilon must be what some mu in ({_MIN_MU:g}, {_MAX_MU:g}) gives "
+            f"by {name or 'the bound'} at delta={delta:g} with {protocol}, "
+            f"got {target!r}"
+        )
+    return math.exp(safe_root(missed, low, high, _tolerance(bound, _MU_TOLERANCE)))
+
+
+def calibrate_noise(
+    protocol: ProtocolLike,
+    *,
+    target_epsilon: float,
+    target_delta: float,
     steps: int,
     sampling_rate: float = 1.0,
     neighbours: str = "add-remove",
     bound: Bound | None = None,
+    group_size: int = 1,
 ) -> float:
-    """The least noise multiplier at which tuning DP-SGD is (target, delta)-DP.
+    """The smallest noise multiplier for which tuning DP-SGD meets the target.
 
     Args:
-        target: epsilon allowed for the tuning, > 0.
-        law: the protocol, or the law of K of a random search.
-        delta: in (0, 1).
+        protocol: the protocol, or the distribution of K of a random search; an object or text.
+        target_epsilon: epsilon allowed for the tuning, > 0.
+        target_delta: delta allowed for the tuning, in (0, 1).
         steps: of one run.
         sampling_rate: of one step, in (0, 1].
-        neighbours: `add-remove` or `replace-one`.
-        bound: the bound that keeps it; the region bound by default, or the protocol's smallest.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
+        bound: the bound that must meet the target; by default the one that `tuning_cost` reports.
+        group_size: number of records of one person, protected together.
 
     Returns:
-        sigma, rounded up by less than 1e-6 of itself.
+        The noise multiplier, rounded up by less than a relative 1e-5.
 
     Raises:
         ValueError: the bound does not apply, or the target is out of reach.
 
     Example:
-        >>> round(solve_noise_multiplier(2.0, "tnb:0,0.1", 1e-5, steps=300), 2)
-        42.93
+        >>> noise = calibrate_noise(
+        ...     "tnb:0,0.1", target_epsilon=2.0, target_delta=1e-5, steps=300
+        ... )
+        >>> round(noise, 2)
+        42.92
     """
-    target = checks.interval("target-epsilon", target, 0.0, 1e4)
+    protocol, target, delta = (
+        parse_protocol(protocol),
+        _checked_target(target_epsilon),
+        target_delta,
+    )
 
-    # A full batch is a Gaussian base, and bounds the noise that sampled batches ask for.
-    distance = 2.0 if neighbours == "replace-one" else 1.0
-    root = distance * math.sqrt(checks.whole("steps", steps, 1))
+    # Full batches are a Gaussian base; sampled batches need no more noise.
+    distance = DpSgd(1.0, 1, 1.0, neighbours, group_size).distance
+    root = distance * math.sqrt(checks.integer("steps", steps, 1))
     if sampling_rate == 1.0:
-        return root / solve_mu(target, law, delta, bound)
+        return root / _largest_mu(protocol, target, delta, bound)
 
     def base_at(noise: float) -> Mechanism:
-        return DpSgd(noise, steps, sampling_rate, neighbours)
+        return DpSgd(noise, steps, sampling_rate, neighbours, group_size)
 
     def misses(bound: Bound | None) -> Callable[[float], float]:
-        return cache(lambda x: excess(base_at(math.exp(-x)), law, target, delta, bound))
+        return cache(lambda x: excess(base_at(math.exp(-x)), protocol, target, delta, bound))
 
-    protocol = protocols.parse(law)
-    if bound is None and isinstance(protocol, RandomSearch):
-        # The noise shrinks by the sampling rate at most, but for the loss of one single step.
-        full_batch = root / solve_mu(target, law, delta)
-        low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, LEAST_NOISE))
-        return math.exp(-last_kept(misses(None), low, max(low, high), _SAMPLED_TOLERANCE))
+    def by_region() -> float:
+        # Sampling shrinks the noise by the sampling rate at most, but for the loss of one step.
+        full_batch = root / _mu_by(None, target, protocol, delta)
+        low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, MIN_NOISE))
+        return math.exp(-safe_root(misses(None), low, max(low, high), _SAMPLED_TOLERANCE))
+
     if isinstance(protocol, RandomSearch):
-        guess = solve_noise_multiplier(target, law, delta, steps, sampling_rate, neighbours)
+        guess = by_region()
     else:
         # Many small steps are like one Gaussian of mu = q sqrt(T (e^(1/sigma^2) - 1)).
-        search = protocol.repetitions if isinstance(protocol, Adaptive) else protocol
-        ratio = solve_mu(target, search, delta) / (sampling_rate * root)
-        guess = max(1.0 / math.sqrt(math.log1p(ratio**2)), LEAST_NOISE)
+        full_batch: Protocol = protocol
+        if isinstance(protocol, Adaptive):
+            full_batch = RandomSearch(protocol.repetitions)
+        ratio = _largest_mu(full_batch, target, delta, None) / (sampling_rate * root)
+        guess = max(1.0 / math.sqrt(math.log1p(ratio**2)), MIN_NOISE)
 
     def solve(bound: Bound) -> float:
         missed = misses(bound)
-        most, least = -math.log(1e3 * guess), -math.log(min(guess, LEAST_NOISE))
-        low, high = _around(missed, -math.log(guess), most, least)
+        most, least = -math.log(1e3 * guess), -math.log(min(guess, MIN_NOISE))
+        low, high = _bracket(missed, -math.log(guess), most, least)
         if missed(low) > 0.0:
             raise ValueError(
                 f"target-epsilon must be what some noise multiplier gives at delta={delta:g} with "
-                f"{law}, got {target!r}"
+                f"{protocol}, got {target!r}"
             )
-        return math.exp(-last_kept(missed, low, high, _SAMPLED_TOLERANCE))
+        return math.exp(-safe_root(missed, low, high, _tolerance(bound, _SAMPLED_TOLERANCE)))
 
     if bound is not None:
         return solve(bound)
-    return _by_the_smallest(solve, base_at, guess, law, delta)
+    if isinstance(protocol, RandomSearch):
+        noise = solve(tight)
+        return noise if _tight_meets(base_at(noise), protocol, target, delta) else guess
+    return _solve_by_smallest_bound(solve, base_at, guess, protocol, delta)
 
 
-def solve_runs(
-    target: float, base: Mechanism, law: str | Repetitions, delta: float, bound: Bound | None = None
+def calibrate_runs(
+    base: Mechanism,
+    repetitions: str | Repetitions,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    bound: Bound | None = None,
 ) -> Repetitions:
-    """The law of the same family with the most expected runs for which (target, delta)-DP holds.
+    """The distribution of K of a family with the most expected runs that meets the target.
 
     Args:
-        target: epsilon allowed for the tuning, > 0.
         base: one run.
-        law: names the family, as in `Repetitions.with_mean`.
-        delta: in (0, 1).
-        bound: the bound that keeps it; the region bound by default.
-
-    Raises:
-        ValueError: not even one expected run keeps the target.
+        repetitions: a member of the family, as in `Repetitions.with_mean`.
+        target_epsilon: epsilon allowed for the tuning, > 0.
+        target_delta: delta allowed for the tuning, in (0, 1).
+        bound: the bound that must meet the target; by default the one that `tuning_cost` reports.
 
     Returns:
-        The law; where `most_runs` keep the target it has these.
+        The distribution of K; it has `most_runs` expected runs if these meet the target.
+
+    Raises:
+        ValueError: not even one expected run meets the target.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> law = solve_runs(2.0, GaussianMechanism(0.25), "tnb:1,0.1", 1e-5)
-        >>> round(law.mean)
+        >>> base = GaussianMechanism(0.25)
+        >>> found = calibrate_runs(base, "tnb:1,0.1", target_epsilon=2.0, target_delta=1e-5)
+        >>> round(found.mean)
         154
     """
-    base, law = parse(base), laws.parse(law)
-    target = checks.interval("target-epsilon", target, 0.0, 1e4)
-    least, most = max(law.means[0], 1.0), most_runs(law)
+    base, repetitions = parse_mechanism(base), parse_repetitions(repetitions)
+    return _most_runs(repetitions, base, _checked_target(target_epsilon), target_delta, bound)
+
+
+def _most_runs(
+    repetitions: Repetitions, base: Mechanism, target: float, delta: float, bound: Bound | None
+) -> Repetitions:
+    if bound is not None:
+        return _runs_by(bound, target, base, repetitions, delta)
+    found = _runs_by(tight, target, base, repetitions, delta)
+    if _tight_meets(base, RandomSearch(found), target, delta):
+        return found
+    return _runs_by(None, target, base, repetitions, delta)
+
+
+def _runs_by(
+    bound: Bound | None, target: float, base: Mechanism, repetitions: Repetitions, delta: float
+) -> Repetitions:
+    """The distribution with the most expected runs that one bound affords."""
+    least, most = max(repetitions.means[0], 1.0), most_runs(repetitions)
 
     @cache
     def missed(log_mean: float) -> float:
-        return excess(base, law.with_mean(math.exp(log_mean)), target, delta, bound)
+        protocol = RandomSearch(repetitions.with_mean(math.exp(log_mean)))
+        return excess(base, protocol, target, delta, bound)
 
     low, high = math.log(least), math.log(most)
     if missed(low) > 0.0:
         raise ValueError(
-            f"target-epsilon must be one that {least:g} expected runs keep with {law.spec}, "
+            f"target-epsilon must allow {least:g} expected runs with {repetitions.spec}, "
             f"got {target!r}"
         )
     if bound is not None:
         try:
-            guess = math.log(solve_runs(target, base, law, delta).mean)
+            guess = math.log(_runs_by(None, target, base, repetitions, delta).mean)
         except ValueError:
             guess = low
-        low, high = around(missed, min(max(guess, low), high), 0.01, low, high)
-    return law.with_mean(math.exp(last_kept(missed, low, high, _SAMPLED_TOLERANCE)))
+        guess = min(max(guess, low), high)
+        low, high = bracket_near(missed, guess, _FIRST_STEP_RUNS, low, high)
+    tolerance = _tolerance(bound, _SAMPLED_TOLERANCE)
+    return repetitions.with_mean(math.exp(safe_root(missed, low, high, tolerance)))
 
 
-def most_runs(law: Repetitions) -> float:
-    """The most expected runs that `solve_runs` asks about: 10^7, or what the family has."""
-    return min(law.means[1], _MOST_RUNS)
-
-
-def with_mean(law: str | Repetitions, mean: float) -> Repetitions:
-    """`law.with_mean(mean)`, under its first name.
-
-    Example:
-        >>> round(with_mean("tnb:1,0.5", 20.0).mean, 6)
-        20.0
-    """
-    return laws.parse(law).with_mean(mean)
+def most_runs(repetitions: Repetitions) -> float:
+    """The largest mean that `calibrate_runs` tries: 10^7, or the largest of the family."""
+    return min(repetitions.means[1], _MAX_RUNS)
 
 
 @dataclass(frozen=True)
-class Affordable:
-    """A law of K within the budget.
+class AffordableRepetitions:
+    """A distribution of K within the budget.
 
     Attributes:
-        law: the law of K.
+        law: the distribution of K.
         expected_quantile: of the best candidate found, 1 - int phi (Papernot & Steinke, sec. 3.6).
 
     Example:
-        >>> from audit.repetitions import parse
-        >>> law = parse("tnb:0,0.1")
-        >>> round(Affordable(law, law.expected_quantile()).expected_quantile, 3)
+        >>> from audit.repetitions import parse_repetitions
+        >>> repetitions = parse_repetitions("tnb:0,0.1")
+        >>> one = AffordableRepetitions(repetitions, repetitions.expected_quantile())
+        >>> round(one.expected_quantile, 3)
         0.677
     """
 
@@ -311,50 +402,60 @@ class Affordable:
     expected_quantile: float
 
 
-def best_law(
-    target: float, base: Mechanism, delta: float, bound: Bound | None = None
-) -> list[Affordable]:
-    """The laws of K within the budget, the one with the highest expected quantile first.
+def best_repetitions(
+    base: Mechanism, *, target_epsilon: float, target_delta: float, bound: Bound | None = None
+) -> list[AffordableRepetitions]:
+    """Distributions of K within the budget, the highest expected quantile first.
 
-    Truncated negative binomial laws over a range of eta, refined around the best, and Poisson.
+    The search covers truncated negative binomial distributions over a range of eta, refined around
+    the best, and Poisson. By default the region bound compares them, which is fast; the best one
+    then has as many runs as the bound of `tuning_cost` affords.
 
     Args:
-        target: epsilon allowed for the tuning, > 0.
         base: one run.
-        delta: in (0, 1).
-        bound: the bound that keeps it; the region bound by default.
+        target_epsilon: epsilon allowed for the tuning, > 0.
+        target_delta: delta allowed for the tuning, in (0, 1).
+        bound: the bound that must meet the target; by default the one that `tuning_cost` reports.
 
     Raises:
-        ValueError: no law keeps the target.
+        ValueError: no distribution meets the target.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> found = best_law(2.0, GaussianMechanism(0.25), 1e-5)
+        >>> base = GaussianMechanism(0.25)
+        >>> found = best_repetitions(base, target_epsilon=2.0, target_delta=1e-5)
         >>> found[0].expected_quantile > found[-1].expected_quantile
         True
     """
-    target = checks.interval("target-epsilon", target, 0.0, 1e4)
-    found: dict[float, Affordable] = {}
+    base, target, delta = parse_mechanism(base), _checked_target(target_epsilon), target_delta
+    found: dict[float, AffordableRepetitions] = {}
 
-    def afford(eta: float) -> float:
+    def quantile(eta: float) -> float:
         if eta not in found:
             family: Repetitions = Poisson(1.0)
             if math.isfinite(eta):
                 family = TruncatedNegativeBinomial(eta, 0.5)
             try:
-                law = solve_runs(target, base, family, delta, bound)
-                found[eta] = Affordable(law, law.expected_quantile())
+                affordable = _runs_by(bound, target, base, family, delta)
             except ValueError:
                 return -math.inf
+            found[eta] = AffordableRepetitions(affordable, affordable.expected_quantile())
         return found[eta].expected_quantile
 
     etas = [-0.75, -0.5, -0.25, 0.0, 0.5, 1.0, 2.0, 5.0, 20.0]
-    best = max(etas, key=afford)
-    afford(math.inf)
+    best = max(etas, key=quantile)
+    quantile(math.inf)
     place = etas.index(best)
     low, high = etas[max(place - 1, 0)], etas[min(place + 1, len(etas) - 1)]
     for eta in np.linspace(low, high, 7).tolist():
-        afford(eta)
+        quantile(eta)
     if not found:
-        raise ValueError(f"target-epsilon must be one that some law of K keeps, got {target!r}")
-    return sorted(found.values(), key=lambda one: -one.expected_quantile)
+        raise ValueError(
+            f"target-epsilon must be one that some distribution of K meets, got {target!r}"
+        )
+    several = sorted(found.values(), key=lambda one: -one.expected_quantile)
+    if bound is None:
+        more = _most_runs(several[0].law, base, target, delta, None)
+        if more.mean > several[0].law.mean:
+            several[0] = AffordableRepetitions(more, more.expected_quantile())
+    return several

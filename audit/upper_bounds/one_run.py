@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from audit import checks
-from audit.accounting import ACCOUNTINGS, DpSgd, Mechanism, Unreachable, parse
+from audit.accounting import ACCOUNTINGS, DpSgd, Mechanism, Unreachable, parse_mechanism
 from audit.claims import Claim, Kind
 from audit.upper_bounds.result import UpperBound
 
@@ -77,7 +77,7 @@ def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
         >>> report_mechanism(DpSgd(70.0, 300), 1e-5, "rdp").description
         'DP-SGD, noise multiplier 70, 300 steps, full batch, add-remove neighbours'
     """
-    base = parse(base)
+    base = parse_mechanism(base)
     by_renyi = base.renyi_epsilon(delta)
     exact, reason = None, ""
     try:

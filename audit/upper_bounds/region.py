@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from audit import numerics
 from audit.accounting import DominatingPair, Mechanism, solve_epsilon
 from audit.repetitions import Repetitions
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 
 Array = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ _SOME = 1e-9
 
 
 @dataclass(frozen=True)
-class Mixture:
+class ShiftedProfiles:
     """A sum of shifted base profiles, sum_j weights_j delta_base(eps + shifts_j).
 
     Attributes:
@@ -80,7 +80,7 @@ class RegionCurve:
     points: int = _POINTS
 
     @cached_property
-    def upper(self) -> Mixture:
+    def upper(self) -> ShiftedProfiles:
         """The bound, rounded up.
 
         Both a = phi'(1-s) and b = phi'(1-s') are convex and decreasing along the curve as functions
@@ -91,7 +91,7 @@ class RegionCurve:
         """
         log_left, widths, a, b = self._curve
         # Moved towards the worse by rounding.
-        a, b = a * (1.0 + numerics.ROUNDING), b * (1.0 - numerics.ROUNDING)
+        a, b = a * (1.0 + numerics.FLOAT_ROUNDING), b * (1.0 - numerics.FLOAT_ROUNDING)
         # A last piece that ends in the certain event is a straight line, where b/a only grows (log
         # phi' is convex in log x): it needs no corner.
         inner = (a[1:] > 0.0) | (b[1:] > 0.0)
@@ -105,7 +105,9 @@ class RegionCurve:
         # Before the first point and after the last the box of the limits bounds the curve.
         a_points = np.concatenate([[most], a, corner_a, a[-1:]])
         b_points = np.concatenate([b[:1], b, corner_b, [least]])
-        return mixture(self.pair, np.minimum(a_points, most * (1.0 + numerics.ROUNDING)), b_points)
+        return mixture(
+            self.pair, np.minimum(a_points, most * (1.0 + numerics.FLOAT_ROUNDING)), b_points
+        )
 
     @cached_property
     def vertices(self) -> tuple[Array, Array]:
@@ -114,7 +116,7 @@ class RegionCurve:
         return np.cumsum(weights), np.cumsum(weights * np.exp(shifts))
 
     @cached_property
-    def lower(self) -> Mixture:
+    def lower(self) -> ShiftedProfiles:
         """The envelope of finitely many of the bound's lines: below it by the discretisation."""
         _, _, a, b = self._curve
         return mixture(self.pair, a, b)
@@ -161,18 +163,18 @@ class RegionCurve:
         return log_left, distances(log_left), a, b
 
 
-region_curve = numerics.remembered(8)(RegionCurve)
+region_curve = numerics.memoize(8)(RegionCurve)
 """The curve of a pair and a law: bounds in a row ask for the same, and so do many deltas."""
 
 
-def mixture(pair: DominatingPair, a: Array, b: Array) -> Mixture:
+def mixture(pair: DominatingPair, a: Array, b: Array) -> ShiftedProfiles:
     """The mixture of a curve of points (a, b) [n], by its lower hull with the origin."""
     a, b = numerics.lower_hull(a, b)
     weights = np.diff(a, prepend=0.0)
     with np.errstate(divide="ignore"):
         shifts = np.log(np.diff(b, prepend=0.0)) - np.log(weights)
     # Where b is 0 the output tells the data sets apart: any very negative shift says so.
-    return Mixture(pair, weights, np.maximum(shifts, -1e6))
+    return ShiftedProfiles(pair, weights, np.maximum(shifts, -1e6))
 
 
 def dense_events(
@@ -191,7 +193,7 @@ def dense_events(
     for most in (*[_COARSE] * 6, points, points):
         moves = [np.abs(np.diff(v)).sum(axis=0) + _SOME for v in heights(*pair.events(t))]
         moves = 0.8 * moves[0] / moves[0].sum() + 0.2 * moves[1] / moves[1].sum()
-        t = np.unique(numerics.evenly(t, moves, most))
+        t = np.unique(numerics.equidistribute(t, moves, most))
     return t
 
 
@@ -263,7 +265,7 @@ def _safe_corners(widths: Array, b: Array) -> tuple[Array, Array]:
 
 
 @bound("region", 100, _SOURCE)
-def region(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def region(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Smallest epsilon that the region bound gives at delta, over both directions.
 
     Args:
@@ -279,4 +281,4 @@ def region(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
     curves = [region_curve(pair, repetitions) for pair in base.pairs]
     epsilon = max(solve_epsilon(curve.delta, delta) for curve in curves)
     below = max(solve_epsilon(curve.lower.delta, delta) for curve in curves)
-    return Value(epsilon, error=epsilon - min(below, epsilon))
+    return BoundValue(epsilon, error=epsilon - min(below, epsilon))

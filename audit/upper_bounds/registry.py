@@ -1,7 +1,7 @@
-"""Where every upper bound is found: by name, by protocol, in the order of tables.
+"""The registry of upper bounds: every bound by name and protocol, in the order of tables.
 
-A bound registers itself with what it claims. Tables, comparisons, pictures and the documentation
-find it here, so a new bound touches one file: its own.
+A bound registers itself together with its claim. Tables, comparisons, figures and the documentation
+read the registry, so a new bound changes one file: its own.
 """
 
 import functools
@@ -12,28 +12,28 @@ from typing import Any
 
 import numpy as np
 
-from audit import checks, protocols
-from audit.accounting import Mechanism, Unreachable, parse
+from audit import checks
+from audit.accounting import Mechanism, Unreachable, parse_mechanism
 from audit.claims import Claim, Kind
-from audit.numerics import shown
-from audit.protocols import Protocol, RandomSearch
+from audit.numerics import format_rounded
+from audit.protocols import Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Repetitions
 from audit.upper_bounds.result import NotApplicable, UpperBound
 
-Tuning = str | Repetitions | Protocol
-"""A protocol, or a law of K, which means random search; either as text, too."""
+ProtocolLike = str | Repetitions | Protocol
+"""A protocol, or a distribution of K, which means random search; as an object or as text."""
 
 
 @dataclass(frozen=True)
-class Value:
-    """What the body of a bound finds.
+class BoundValue:
+    """The result of the body of a bound.
 
     Attributes:
         epsilon: rounded to the safe side.
-        error: how far rounding and discretisation may have moved it.
-        source: of the theorem used, where it depends on the setting.
-        about: what a reader must know of it besides the claim.
-        attains: an epsilon that some score was found to attain on the way.
+        error: how far rounding and discretisation may have moved epsilon.
+        source: the theorem that was used, where it depends on the setting.
+        about: notes for the reader besides the claim.
+        attains: an epsilon that some score was found to attain on the way; 0 if none.
     """
 
     epsilon: float
@@ -43,8 +43,9 @@ class Value:
     attains: float = 0.0
 
 
-Body = Callable[[Mechanism, Any, float], Value]
-Bound = Callable[[Mechanism, Tuning, float], UpperBound]
+Body = Callable[[Mechanism, Any, float], BoundValue]
+Bound = Callable[[Mechanism, ProtocolLike, float], UpperBound]
+"""The type of every bound: a function of (base, protocol, delta)."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,18 @@ class Entry:
 
     Attributes:
         name: in tables and settings.
-        function: from (base, protocol, delta) to an answer.
-        claim: what its values need to be true.
-        protocol: the protocol it speaks of.
-        place: where its row stands; the loosest kind first.
-        is_special: whether tables leave it out where it does not apply.
-        title: what pictures call it; empty where they leave it out.
+        body: computes the value; it takes the distribution of K for random search, else the
+            protocol.
+        function: the public function; it accepts text for the base and the protocol.
+        claim: the assumptions of its values.
+        protocol: the protocol that it applies to.
+        place: position of its row in tables; the loosest bounds come first.
+        is_special: whether tables leave out its row where it does not apply.
+        title: its name in figures; empty if figures leave it out.
     """
 
     name: str
+    body: Body
     function: Bound
     claim: Claim
     protocol: type[Protocol]
@@ -69,12 +73,31 @@ class Entry:
     is_special: bool
     title: str
 
+    def evaluate(self, base: Mechanism, protocol: Protocol, delta: float) -> UpperBound:
+        """The bound for objects that were already parsed, with a reason where it does not apply."""
+        try:
+            if not isinstance(protocol, self.protocol):
+                raise NotApplicable(f"it needs {self.protocol.assumption}, got {protocol.spec}")
+            argument = protocol.repetitions if isinstance(protocol, RandomSearch) else protocol
+            found = self.body(base, argument, delta)
+        except NotApplicable as error:
+            return UpperBound(self.name, None, self.claim, reason=str(error))
+        if math.isnan(found.epsilon):
+            return UpperBound(self.name, None, self.claim, reason="its numbers fail here")
+        claim = replace(
+            self.claim,
+            source=found.source or self.claim.source,
+            about=self.claim.about + found.about,
+        )
+        attains = found.epsilon if claim.kind is Kind.ATTAINED else found.attains
+        return UpperBound(self.name, found.epsilon, claim, found.error, attains=attains)
+
 
 _ENTRIES: dict[tuple[type[Protocol], str], Entry] = {}
 
 
-# What an order attains is known to that, where the losses of many steps were composed on a grid.
-_COMPOSED = 1e-6
+# Relative accuracy of an attained epsilon where the losses of many steps are composed on a grid.
+_COMPOSED_ACCURACY = 1e-6
 
 
 def bound(
@@ -92,78 +115,76 @@ def bound(
     """Registers a bound.
 
     The decorated function takes (base, repetitions, delta) for random search, else (base, protocol,
-    delta), and returns a `Value` or raises `NotApplicable`. What users call takes a protocol or a
-    law of K, as object or text, and answers with an `UpperBound`, also where it does not apply.
+    delta), and returns a `BoundValue` or raises `NotApplicable`. The function that users call takes
+    a protocol or a distribution of K, as an object or as text, and returns an `UpperBound`, also
+    where the bound does not apply.
 
     Args:
-        name: in tables and settings, once for every protocol.
-        place: where its row stands among those of its protocol; the loosest kind first.
+        name: in tables and settings; used once for each protocol.
+        place: position of its row among those of its protocol; the loosest bounds come first.
         source: paper and theorem.
         kind: what its values are.
-        needs: conditions besides the protocol.
-        about: what a reader must know besides.
-        protocol: the protocol it speaks of.
-        is_special: whether tables leave it out where it does not apply.
-        title: what pictures call it.
+        needs: assumptions besides the protocol.
+        about: notes for the reader.
+        protocol: the protocol that it applies to.
+        is_special: whether tables leave out its row where it does not apply.
+        title: its name in figures.
     """
     claim = Claim(kind, source, (protocol,), needs, about, is_upper=True)
 
     def register(body: Body) -> Bound:
         @functools.wraps(body)
-        def answer(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
-            base, delta = parse(base), checks.interval("delta", delta, 0.0, 1.0)
-            asked = protocols.parse(repetitions)
-            try:
-                if not isinstance(asked, protocol):
-                    raise NotApplicable(f"it needs {protocol.assumption}, got {asked.spec}")
-                argument = asked.repetitions if isinstance(asked, RandomSearch) else asked
-                found = body(base, argument, delta)
-            except NotApplicable as error:
-                return UpperBound(name, None, claim, reason=str(error))
-            if math.isnan(found.epsilon):
-                return UpperBound(name, None, claim, reason="its numbers fail here")
-            exact = replace(
-                claim, source=found.source or claim.source, about=claim.about + found.about
-            )
-            attains = found.epsilon if kind is Kind.ATTAINED else found.attains
-            return UpperBound(name, found.epsilon, exact, found.error, attains=attains)
+        def function(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperBound:
+            return entry.evaluate(*_parse(base, protocol, delta))
 
         if (protocol, name) in _ENTRIES:
             raise ValueError(f"bound names must be used once, got {name!r} again")
-        _ENTRIES[protocol, name] = Entry(name, answer, claim, protocol, place, is_special, title)
-        return answer
+        entry = Entry(name, body, function, claim, protocol, place, is_special, title)
+        _ENTRIES[protocol, name] = entry
+        return function
 
     return register
 
 
+def _parse(
+    base: Mechanism, protocol: ProtocolLike, delta: float
+) -> tuple[Mechanism, Protocol, float]:
+    """The arguments of a public bound as validated objects."""
+    return (
+        parse_mechanism(base),
+        parse_protocol(protocol),
+        checks.interval("delta", delta, 0.0, 1.0),
+    )
+
+
 def entries(protocol: type[Protocol] = RandomSearch) -> list[Entry]:
-    """The bounds that speak of a protocol, in the order of their rows.
+    """The bounds for a protocol, in the order of their rows.
 
     Example:
         >>> from audit.protocols import Grid
         >>> [entry.name for entry in entries(Grid)]
-        ['composition', 'grid', 'grid-tight']
+        ['composition', 'grid', 'grid-gaussian', 'grid-tight']
     """
     found = [entry for entry in _ENTRIES.values() if entry.protocol is protocol]
     return sorted(found, key=lambda entry: (entry.is_special, entry.place))
 
 
 def find(name: str, protocol: type[Protocol] = RandomSearch) -> Entry:
-    """A bound by name, in any case.
+    """A bound by its name, in upper or lower case.
 
     Raises:
-        ValueError: the protocol has no such bound.
+        ValueError: the protocol has no bound of this name.
     """
     names = [entry.name for entry in entries(protocol)]
     return _ENTRIES[protocol, checks.one_of("bound", name, names)]
 
 
-def all_bounds(base: Mechanism, repetitions: Tuning, delta: float) -> list[UpperBound]:
-    """Every bound that speaks of the protocol, the loosest kind first.
+def all_upper_bounds(base: Mechanism, protocol: ProtocolLike, delta: float) -> list[UpperBound]:
+    """Every bound for the protocol, the loosest kind first.
 
     Args:
         base: the base mechanism.
-        repetitions: the protocol, or the law of K of a random search; either as text, too.
+        protocol: the protocol, or the distribution of K of a random search; an object or text.
         delta: in (0, 1).
 
     Raises:
@@ -171,35 +192,38 @@ def all_bounds(base: Mechanism, repetitions: Tuning, delta: float) -> list[Upper
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> rows = all_bounds(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5)
+        >>> rows = all_upper_bounds(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5)
         >>> [row.name for row in rows if row.epsilon is not None and row.epsilon < 1.45]
         ['reduced-renyi', 'reduced-exact', 'worst-order', 'region', 'tight']
     """
-    base, delta = parse(base), checks.interval("delta", delta, 0.0, 1.0)
-    asked = protocols.parse(repetitions)
-    asked_of = entries(type(asked))
-    rows = without_contradictions([row(entry, base, asked, delta) for entry in asked_of])
-    known = zip(asked_of, rows, strict=True)
-    return [found for entry, found in known if found.epsilon is not None or not entry.is_special]
+    base, protocol, delta = _parse(base, protocol, delta)
+    bounds = entries(type(protocol))
+    rows = without_contradictions([row(entry, base, protocol, delta) for entry in bounds])
+    return [
+        found
+        for entry, found in zip(bounds, rows, strict=True)
+        if found.epsilon is not None or not entry.is_special
+    ]
 
 
 def row(entry: Entry, base: Mechanism, protocol: Protocol, delta: float) -> UpperBound:
-    """One bound, with a reason in place of a value where it has none."""
-    return answered(entry.name, entry.claim, lambda: entry.function(base, protocol, delta))
+    """One bound, for parsed arguments; a failure becomes the reason of the row."""
+    return answered(entry.name, entry.claim, lambda: entry.evaluate(base, protocol, delta))
 
 
 def answered(name: str, claim: Claim, answer: Callable[[], UpperBound]) -> UpperBound:
-    """A row of a table, with a reason in place of a value where there is none.
+    """The row that `answer` returns, or a row with a reason if it fails.
 
-    No row takes the others with it: one whose numbers overflow at extreme parameters says so.
+    A failing row does not affect the others: if the numbers of a bound overflow at extreme
+    parameters, its row says so.
 
     Args:
         name: of the row.
-        claim: what its value would claim.
-        answer: finds it.
+        claim: the claim of its value.
+        answer: computes the row.
     """
     try:
-        with np.errstate(all="ignore"):  # what comes out is judged, not the way there
+        with np.errstate(all="ignore"):  # the result is checked, not the steps towards it
             return answer()
     except Unreachable as error:
         reason = str(error)
@@ -209,15 +233,15 @@ def answered(name: str, claim: Claim, answer: Callable[[], UpperBound]) -> Upper
 
 
 def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
-    """The rows, less bounds for any score that are below what some score was seen to attain.
+    """The rows, where bounds below an epsilon that some score attains give way to a reason.
 
-    None should be. Where parameters are so extreme that a bound's numbers fail, it is not to be
-    believed, and its row says so.
+    There should be none. At parameters so extreme that the numbers of a bound fail, its value
+    cannot be trusted, and its row says so.
     """
     attained = max((one.attains for one in rows), default=0.0)
-    least = attained * (1.0 - _COMPOSED)
+    least = attained * (1.0 - _COMPOSED_ACCURACY)
     reason = (
-        f"its numbers fail here: it came out below {shown(attained, up=False, digits=6)}, "
+        f"its numbers fail here: it came out below {format_rounded(attained, up=False, digits=6)}, "
         "which an attack attains"
     )
     return [
@@ -228,45 +252,46 @@ def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
     ]
 
 
-def cost(base: Mechanism, repetitions: Tuning, delta: float) -> UpperBound:
-    """What the tuning costs: the smallest bound that holds for any score, for any protocol.
+def tuning_cost(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperBound:
+    """The cost of a tuning: the smallest bound that holds for every score.
 
     Args:
         base: the base mechanism.
-        repetitions: the protocol, or the law of K of a random search; either as text, too.
+        protocol: the protocol, or the distribution of K of a random search; an object or text.
         delta: in (0, 1).
 
     Raises:
-        Unreachable: no bound reaches delta; the message says why not.
+        Unreachable: no bound reaches delta; the message gives the reason.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> round(cost(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5).epsilon, 4)
+        >>> round(tuning_cost(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5).epsilon, 4)
         1.4488
     """
-    base, delta = parse(base), checks.interval("delta", delta, 0.0, 1.0)
-    asked = protocols.parse(repetitions)
-    known = entries(type(asked))
-    rows = [row(entry, base, asked, delta) for entry in known if entry.claim.any_score]
-    if not any(one.attains for one in rows):  # else what an attack attains came with a bound
-        attained = (entry for entry in known if entry.claim.kind is Kind.ATTAINED)
-        rows += [row(entry, base, asked, delta) for entry in attained]
+    base, protocol, delta = _parse(base, protocol, delta)
+    bounds = entries(type(protocol))
+    rows = [row(entry, base, protocol, delta) for entry in bounds if entry.claim.any_score]
+    if not any(one.attains for one in rows):  # otherwise a bound found an attained epsilon already
+        attained = [entry for entry in bounds if entry.claim.kind is Kind.ATTAINED]
+        rows += [row(entry, base, protocol, delta) for entry in attained]
     rows = without_contradictions(rows)
     found = smallest(rows)
     if found is None:
         reasons = "; ".join(f"{one.name}: {one.reason}" for one in rows[:1])
         raise Unreachable(
-            f"delta must be one that some bound for {asked.spec} reaches, got {delta!r} ({reasons})"
+            f"delta must be one that some bound for {protocol.spec} reaches, got {delta!r} "
+            f"({reasons})"
         )
     return found
 
 
 def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
-    """Of some rows the smallest bound on a tuning that holds for any score; None if none does.
+    """The smallest of some bounds that holds for every score; None if there is none.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> from audit.upper_bounds import region, renyi
+        >>> from audit.upper_bounds import region
+        >>> from audit.upper_bounds.published import renyi
         >>> rows = [bound(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5) for bound in (renyi, region)]
         >>> smallest(rows).name
         'region'
@@ -277,7 +302,3 @@ def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
         if found.epsilon is not None and found.claim.any_score
     ]
     return min(known)[2] if known else None
-
-
-tightest = cost
-"""`cost` under its first name."""

@@ -5,13 +5,18 @@ from typing import Any
 
 from audit.claims import Claim, Kind
 
+FAILURE_TOO_LIKELY = (
+    "delta must be above the probability that one of the K runs fails, about E[K] delta_base"
+)
+"""Why bounds through pure DP do not apply to a base with a large delta of its own."""
+
 
 class NotApplicable(ValueError):
     """A bound says nothing about this base, protocol or delta; the message is the reason.
 
     Example:
         >>> from audit.accounting import DpSgd
-        >>> from audit.upper_bounds import corollary_4
+        >>> from audit.upper_bounds.published import corollary_4
         >>> corollary_4(DpSgd(70.0, 300), "fixed:3", 1e-5).reason
         'K must be truncated negative binomial'
     """

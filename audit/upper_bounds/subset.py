@@ -22,21 +22,22 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
-from audit import checks
-from audit.accounting import DominatingPair, LossPair, Mechanism, relations, solve_epsilon
+from audit.accounting import (
+    DominatingPair,
+    LossPair,
+    Mechanism,
+    group_size,
+    relations,
+    solve_epsilon,
+)
 from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import Subset
-from audit.repetitions import Repetitions
 from audit.upper_bounds.composed import TunedMechanism
-from audit.upper_bounds.registry import Value, bound, find
-from audit.upper_bounds.renyi import Curve, lemma_7_curve
-from audit.upper_bounds.result import NotApplicable, UpperBound
+from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
-
-_LARGEST_ORDER = 512
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class SubsetCurve:
 
     Example:
         >>> from audit.accounting import GaussianMechanism
-        >>> from audit.upper_bounds import cost
-        >>> round(cost(GaussianMechanism(0.25), "subset:0.1/tnb:0,0.1", 1e-5).epsilon, 3)
+        >>> from audit.upper_bounds import tuning_cost
+        >>> round(tuning_cost(GaussianMechanism(0.25), "subset:0.1/tnb:0,0.1", 1e-5).epsilon, 3)
         0.863
     """
 
@@ -110,11 +111,11 @@ class SubsetCurve:
     "subset",
     100,
     "both directions' hockey sticks of the mixture of two pairs, from the region bound's profile",
-    about=("any base, add-remove neighbours",),
+    about=("any base, add-remove or zero-out neighbours",),
     protocol=Subset,
     title=r"$\varepsilon_U$ subset (any score)",
 )
-def subset(base: Mechanism, protocol: Subset, delta: float) -> Value:
+def subset(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
     """Smallest epsilon of tuning on a subset and a final run, over both directions.
 
     Args:
@@ -122,159 +123,38 @@ def subset(base: Mechanism, protocol: Subset, delta: float) -> Value:
         protocol: the law of K, the share of records tuned on, and what the final run takes.
         delta: in (0, 1).
     """
-    _check_added_or_removed(base)
-    curve = subset_curve(base, base, protocol)
-    return Value(solve_epsilon(curve.delta, delta))
+    check_add_remove(base)
+    curves = subset_curves(base, base, protocol)
+    return BoundValue(max(solve_epsilon(curve.delta, delta) for curve in curves))
 
 
-def subset_curve(tuning: Mechanism, final: Mechanism, protocol: Subset) -> SubsetCurve:
+def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list[SubsetCurve]:
     """The cost where a run while tuning and the final one may differ.
 
     Args:
         tuning: one run while tuning.
         final: the final run.
         protocol: the law of K, the share of records tuned on, and what the final run takes.
+
+    Returns:
+        One curve; two where it is not known which pair of the final run has the record first.
     """
     pair = TunedMechanism(tuning, protocol.repetitions).pairs[0]
     assert isinstance(pair, LossPair)
     ends = final.pairs[0], final.pairs[-1]
-    return SubsetCurve(pair, *ends, protocol.sampling_rate, protocol.final == "all")
-
-
-def subset_divergences(
-    tuned: Curve, final: Curve, sampling_rate: float, orders: Array
-) -> tuple[Array, Array]:
-    """Renyi divergences of (tuned on a Poisson subset, final run on the rest), both directions.
-
-    The extra record is in the subset with chance q and in the rest with 1-q, so the density ratio
-    is q r1 + (1-q) r2: expanded by the binomial theorem in one direction, bounded by convexity of
-    x^-(alpha-1) in the other.
-
-    Args:
-        tuned: divergence of the tuning by order.
-        final: divergence of the final run by order.
-        sampling_rate: q in [0, 1].
-        orders: whole numbers [n] >= 2.
-
-    Returns:
-        D_alpha with the record || without, and the reverse; [n] each.
-
-    Example:
-        >>> import numpy as np
-        >>> orders = np.array([2.0, 4.0])
-        >>> removed, added = subset_divergences(lambda a: 0.1 * a, lambda a: 0.05 * a, 0.1, orders)
-        >>> removed.round(3).tolist()
-        [0.084, 0.169]
-    """
-    q = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_low=True, closed_high=True)
-    most = checks.whole("orders", float(np.max(orders)), 2)
-    every = np.arange(2.0, most + 1.0)
-    # Log moments (k-1) D_k for k = 0, 1, 2, ...; those of 0 and 1 are 0.
-    moments = [
-        np.concatenate([[0.0, 0.0], (every - 1.0) * curve(every)]) for curve in (tuned, final)
+    return [
+        SubsetCurve(pair, *sides, protocol.sampling_rate, protocol.final == "all")
+        for sides in ([ends] if final.is_directed else [ends, ends[::-1]])
     ]
-    with_record, without_record = [], []
-    with np.errstate(divide="ignore"):
-        log_q, log_rest = np.log(q), np.log1p(-q)
-    for order in np.asarray(orders, dtype=np.int64):
-        j = np.arange(order + 1)
-        log_ways = special.gammaln(order + 1.0) - special.gammaln(j + 1.0)
-        log_ways = log_ways - special.gammaln(order - j + 1.0)
-        weights = special.xlogy(order - j, q) + special.xlog1py(j, -q)
-        terms = log_ways + weights + moments[0][order - j] + moments[1][j]
-        with_record.append(special.logsumexp(terms) / (order - 1.0))
-        ends = log_q + moments[0][order], log_rest + moments[1][order]
-        without_record.append(np.logaddexp(*ends) / (order - 1.0))
-    return np.maximum(with_record, 0.0), np.maximum(without_record, 0.0)
 
 
-def subset_tuning(
-    tuning: Mechanism,
-    final: Mechanism,
-    repetitions: Repetitions,
-    sampling_rate: float,
-    delta: float,
-) -> UpperBound:
-    """Epsilon of tuning on a Poisson subset of rate q and then training once on the rest.
+def check_add_remove(base: Mechanism) -> None:
+    """Refuses relations and groups for which the record is not in one of the two parts alone.
 
-    Args:
-        tuning: one run while tuning.
-        final: the final run.
-        repetitions: the law of K while tuning.
-        sampling_rate: q in [0, 1], the share of records tuned on.
-        delta: in (0, 1).
-
-    Example:
-        >>> from audit.accounting import GaussianMechanism
-        >>> tuning, final = GaussianMechanism(0.25), GaussianMechanism(0.25)
-        >>> round(subset_tuning(tuning, final, "tnb:0,0.1", 0.1, 1e-5).epsilon, 3)
-        1.139
+    Raises:
+        NotApplicable: a replaced record may be in both parts, and so may the records of a group.
     """
-    checks.interval("delta", delta, 0.0, 1.0)
-    epsilon = _renyi_epsilon(tuning, final, repetitions, sampling_rate, delta)
-    return UpperBound("koskela-kulkarni", epsilon, find("koskela-kulkarni", Subset).claim)
-
-
-def _renyi_epsilon(
-    tuning: Mechanism,
-    final: Mechanism,
-    repetitions: Repetitions,
-    sampling_rate: float,
-    delta: float,
-) -> float:
-    orders = np.arange(2.0, _LARGEST_ORDER + 1.0)
-    both = subset_divergences(
-        lemma_7_curve(tuning, repetitions), final.renyi, sampling_rate, orders
-    )
-    rest = orders - 1.0
-    added = np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / rest
-    return max(0.0, *(float(np.min(curve + added)) for curve in both))
-
-
-@bound(
-    "koskela-kulkarni",
-    10,
-    "Koskela & Kulkarni 2023, with lemma 7 of Papernot & Steinke 2022 for the tuning",
-    about=("any base, add-remove neighbours",),
-    protocol=Subset,
-    title=r"$\varepsilon_U$ Koskela & Kulkarni (any score)",
-)
-def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> Value:
-    """Their theorem, with runs while tuning as private as the final one.
-
-    Args:
-        base: one run, while tuning and in the end.
-        protocol: the law of K, the share of records tuned on.
-        delta: in (0, 1).
-    """
-    _check_added_or_removed(base)
-    if protocol.final != "rest":
-        raise NotApplicable("the final run must take the rest of the records")
-    law, rate = protocol.repetitions, protocol.sampling_rate
-    return Value(_renyi_epsilon(base, base, law, rate, delta))
-
-
-def _check_added_or_removed(base: Mechanism) -> None:
-    # A record that is replaced is tuned on, or trained on, before and after.
     if "replace-one" in relations(base):
-        raise NotApplicable("neighbours must be add-remove")
-
-
-def scaled_learning_rate(learning_rate: float, from_records: int, to_records: int) -> float:
-    """The learning rate moved from tuning on few records to training on many.
-
-    Example:
-        >>> scaled_learning_rate(0.1, from_records=1_000, to_records=10_000)
-        1.0
-    """
-    return learning_rate * to_records / from_records
-
-
-def cost_ratio(mean_runs: float, sampling_rate: float) -> float:
-    """How many times cheaper it is than tuning on everything, E[K] / (E[K] q + 1).
-
-    Example:
-        >>> round(cost_ratio(mean_runs=20.0, sampling_rate=0.1), 3)
-        6.667
-    """
-    return mean_runs / (mean_runs * sampling_rate + 1.0)
+        raise NotApplicable("neighbours must be add-remove or zero-out")
+    if group_size(base) > 1:
+        raise NotApplicable("groups must be of one record")

@@ -36,11 +36,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.accounting import DominatingPair, Mechanism, Unreachable, solve_epsilon
-from audit.numerics import PROFILE_ACCURACY, SUM_ROUNDING, evenly, log_of_difference, remembered
+from audit.numerics import PROFILE_ACCURACY, SUM_ROUNDING, equidistribute, log_subtract, memoize
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import bounded_masses, scale
 from audit.upper_bounds.region import RegionCurve, corners, region_curve
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
@@ -64,7 +64,7 @@ _SOME = 1e-9
 # Rounding of one logarithm that is near 0; what the ratio of two widths may lose by it decides
 # whether a cell can be split.
 _LOG_ROUNDING = 1e-15
-_MOST_DOUBT = 1e-8
+_MAX_DOUBT = 1e-8
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class FoldedGame:
         for log_left in self.left:
             # Between the events `done` and `kept` is what is worse.
             front_left, back_left = log_left[done], log_left[kept]
-            log_worse = log_of_difference(front_left, back_left)
-            one_run = np.exp(log_of_difference(front_left[:-1], front_left[1:]))
-            one_run += np.exp(log_of_difference(back_left[1:], back_left[:-1]))
+            log_worse = log_subtract(front_left, back_left)
+            one_run = np.exp(log_subtract(front_left[:-1], front_left[1:]))
+            one_run += np.exp(log_subtract(back_left[1:], back_left[:-1]))
             sides.append(bounded_masses(log_worse, one_run, self.repetitions))
         return sides[0], sides[1]
 
@@ -185,9 +185,9 @@ class TightCurve:
     Example:
         >>> import numpy as np
         >>> from audit.accounting import GaussianMechanism
-        >>> from audit.repetitions import parse
+        >>> from audit.repetitions import parse_repetitions
         >>> (pair,) = GaussianMechanism(0.25).pairs
-        >>> curve = TightCurve(pair, parse("tnb:0,0.1"), np.linspace(-9.0, 9.0, 400))
+        >>> curve = TightCurve(pair, parse_repetitions("tnb:0,0.1"), np.linspace(-9.0, 9.0, 400))
         >>> 0.0 < curve.delta(1.2) < 1e-3
         True
     """
@@ -283,7 +283,7 @@ class TightCurve:
             slopes = np.full((len(log_left),) * 2, self._slope(np.array(-np.inf)))
             for rows in _blocks(len(log_left)):
                 f = slice(0, rows.stop)
-                log_x = log_of_difference(log_left[None, f], log_left[rows, None])
+                log_x = log_subtract(log_left[None, f], log_left[rows, None])
                 slopes[rows, f] = self._slope(log_x)
             sides.append(slopes)
         return sides[0], sides[1]
@@ -294,7 +294,7 @@ class TightCurve:
     @cached_property
     def _widths(self) -> tuple[Array, Array]:
         """P- and P'-probabilities [n-1] between consecutive events."""
-        p, q = (np.exp(log_of_difference(v[:-1], v[1:])) for v in self.left)
+        p, q = (np.exp(log_subtract(v[:-1], v[1:])) for v in self.left)
         return p, q
 
     @cached_property
@@ -361,7 +361,7 @@ class TightCurve:
         # the gain, where positive, falls with f.
         cells = np.arange(len(widths))
         last = np.maximum(cells - _NEAR, 0)
-        rest = log_of_difference(p[last], p[cells + 1])
+        rest = log_subtract(p[last], p[cells + 1])
         most = self._slope(rest) * (1.0 + SUM_ROUNDING)
         with np.errstate(divide="ignore"):
             least = self._slope(rest + np.log(chord_before)) * (1.0 - SUM_ROUNDING)
@@ -442,12 +442,12 @@ class TightCurve:
         most = int(np.searchsorted(np.cumsum(excess[worst]), 0.9 * excess.sum())) + 1
         split = worst[: max(most, len(cells) // 10)]
         split = split[(split >= 1) & (split < len(self.t))]
-        split = split[self._doubt[split] < _MOST_DOUBT]
+        split = split[self._doubt[split] < _MAX_DOUBT]
         middle = 0.5 * (self.t[split - 1] + self.t[split])
         return np.union1d(self.t, middle)
 
 
-@remembered(2)  # bounds in a row ask for the same: what is attained, and what is not exceeded
+@memoize(2)  # bounds in a row ask for the same: what is attained, and what is not exceeded
 def _dense_curve(
     pair: DominatingPair, repetitions: Repetitions, delta: float, points: int
 ) -> TightCurve:
@@ -492,7 +492,7 @@ def _first_events(pair: DominatingPair, repetitions: Repetitions) -> Array:
         ):
             move = np.abs(np.diff(height)).sum(axis=0) + _SOME
             moves += share * move / move.sum()
-        t = np.unique(evenly(t, moves, _COARSE))
+        t = np.unique(equidistribute(t, moves, _COARSE))
     if high - low < 0.25 * _COARSE:  # a few straight pieces: three parts of each
         t = np.union1d(t, np.arange(3.0 * low, 3.0 * high + 1.0) / 3.0)
     log_left, _ = pair.events(t)
@@ -502,7 +502,7 @@ def _first_events(pair: DominatingPair, repetitions: Repetitions) -> Array:
 
 
 @bound("tight", 110, _SOURCE, title=r"$\varepsilon_U$ tight (any score)")
-def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Smallest epsilon that the tight bound gives at delta, over both directions.
 
     The error is what the best folded order found falls short of it.
@@ -527,4 +527,4 @@ def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
         raise NotApplicable(
             f"its numbers fail here: it came out at {epsilon:.6g}, an order attains {attained:.6g}"
         )
-    return Value(epsilon, error=epsilon - attained, attains=attained if base.attained else 0.0)
+    return BoundValue(epsilon, error=epsilon - attained, attains=attained if base.attained else 0.0)

@@ -1,213 +1,29 @@
-"""What the worst score leaks: the exact leakage of folded orders, and the attack that attains it.
-
-Nothing in the protocol forces a score to be an increasing function of the statistic x: who controls
-the score controls the order of the outputs. Take a small x, which speaks against the canary. It is
-released only if no run does better, so it speaks louder still if what is preferred to it is likely
-with the canary: the x above some threshold t(x). How high that threshold should be depends on how
-telling x itself is, so the worst scores fold the line,
-
-    g(x) = x for x >= fold, and t(x) below it, t decreasing,
-
-and a score as plain as |x - c| leaks more than any increasing one. No score of any kind leaks more
-than the best folded order: `tight` has the proof, and the search, for any base.
-
-A constant t is a split order: x > top first, and below it the smaller the better.
-"""
+"""Epsilon that the best folded order attains: no bound for every score can be smaller."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
-from audit import checks
-from audit import repetitions as laws
 from audit.accounting import (
     DominatingPair,
-    GaussianMechanism,
     Mechanism,
     compose,
-    solve_epsilon,
 )
 from audit.accounting.composition import COARSE_CELLS
 from audit.claims import Kind
-from audit.numerics import PROFILE_ACCURACY, log_of_rest
-from audit.orders import FoldedOrder, Order, SplitOrder, split_tails
 from audit.repetitions import Repetitions
-from audit.upper_bounds.cells import bounded_masses, divergence_of_cells
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable
 from audit.upper_bounds.tight import TightCurve
 
 Array = NDArray[np.float64]
-
 _SOURCE = "exact leakage of the best folded order found"
 _ABOUT = ("the adversary chooses the score: attained by an attack, not a bound",)
 
 
-@dataclass(frozen=True)
-class TunedOrder:
-    """The tuned output under an order, told apart by cells: a game that is really played.
-
-    Attributes:
-        mu: the base's mu.
-        repetitions: the law of K, also as text.
-        order: the order by which the best run is chosen.
-        step: width of the cells, in standard deviations.
-
-    Example:
-        >>> from audit.orders import SplitOrder
-        >>> from audit.repetitions import parse
-        >>> game = TunedOrder(0.25, parse("tnb:0,0.1"), SplitOrder(2.0))
-        >>> round(game.epsilon(1e-5), 3)
-        1.118
-    """
-
-    mu: float
-    repetitions: Repetitions
-    order: Order
-    step: float = field(default=0.005)
-
-    def __post_init__(self) -> None:
-        checks.keep(self, repetitions=laws.parse(self.repetitions))
-
-    @cached_property
-    def edges(self) -> tuple[Array, Array]:
-        """Left and right ends [n] of the cells, from the most preferred cell to the least."""
-        fold = min(max(self.order.fold, -38.0), 38.0 + self.mu)
-        below = np.arange(fold, -38.0, -self.step)[:0:-1]
-        inner = np.concatenate([below, np.arange(fold, 38.0 + self.mu, self.step)])
-        left, right = np.append(-np.inf, inner), np.append(inner, np.inf)
-        middle = np.concatenate([inner[:1], 0.5 * (inner[1:] + inner[:-1]), inner[-1:]])
-        best_first = np.lexsort((middle, -self.order.rank(middle)))
-        return left[best_first], right[best_first]
-
-    @cached_property
-    def masses(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-        """Bounds (lower, upper) on the mass [n] of every cell, without and with the canary."""
-        left, right = self.edges
-        laws = []
-        for mean in (0.0, self.mu):
-            a, b = left - mean, right - mean
-            one_run = np.where(
-                a > 0, special.ndtr(-a) - special.ndtr(-b), special.ndtr(b) - special.ndtr(a)
-            )
-            better = np.concatenate([[0.0], np.cumsum(one_run)])
-            worse = np.concatenate([np.cumsum(one_run[::-1])[::-1], [0.0]])
-            log_worse = log_of_rest(np.minimum(better, 1.0), np.minimum(worse, 1.0))
-            laws.append(bounded_masses(log_worse, one_run, self.repetitions))
-        return laws[0], laws[1]
-
-    def delta(self, epsilon: float) -> float:
-        """The larger of both directions' hockey-stick divergences over the cells, rounded down."""
-        return divergence_of_cells(epsilon, *self.masses)
-
-    def epsilon(self, delta: float) -> float:
-        """Epsilon that this order attains at delta, rounded down."""
-        return solve_epsilon(self.delta, delta) * (1.0 - PROFILE_ACCURACY)
-
-
-def best_order(
-    mu: float, repetitions: str | Repetitions, delta: float
-) -> tuple[FoldedOrder, float]:
-    """The folded order of a Gaussian statistic that leaks most at delta, as a score.
-
-    Args:
-        mu: the base's mu.
-        repetitions: the law of K.
-        delta: in (0, 1).
-
-    Returns:
-        The order and the epsilon that it attains.
-
-    Example:
-        >>> _, epsilon = best_order(0.25, "tnb:0,0.1", 1e-5)
-        >>> round(epsilon, 3)
-        1.191
-    """
-    repetitions = laws.parse(repetitions)
-    (pair,) = GaussianMechanism(mu).pairs
-    curve = TightCurve.at(pair, repetitions, delta)
-    game = curve.worst_order(delta)
-    x = np.concatenate([[np.inf], -curve.t, [-np.inf]])  # the event t is x > -t
-    x = np.clip(x, -40.0, 40.0 + mu)
-    low, scores = 0.5 * (x[game.cells + 1] + x[game.cells]), x[game.before[game.cells]]
-    order = FoldedOrder(float(x[game.cells[-1]]), tuple(low), tuple(scores))
-    return order, TunedOrder(mu, repetitions, order).epsilon(delta)
-
-
-def best_split_order(
-    mu: float, repetitions: str | Repetitions, delta: float
-) -> tuple[SplitOrder, float]:
-    """Searches the split order that leaks most at delta.
-
-    A grid over the split finds the neighbourhood, from the closed form of the three outputs
-    "x > top", "x < bottom", "the rest"; it is refined with the full output.
-
-    Args:
-        mu: the base's mu.
-        repetitions: the law of K.
-        delta: in (0, 1).
-
-    Returns:
-        The order and the epsilon that it attains. The increasing order is always among those tried.
-
-    Example:
-        >>> _, epsilon = best_split_order(0.25, "tnb:0,0.1", 1e-5)
-        >>> round(epsilon, 3)
-        1.187
-    """
-    repetitions = laws.parse(repetitions)
-    tops = np.linspace(-6.0, 8.0 + min(mu, 8.0), 225)
-    bottoms = np.linspace(-9.0, 4.0 + mu, 200)
-    log_ratio = _three_outputs(mu, repetitions, delta, tops[:, None], bottoms[None, :])
-    found = float(tops[int(np.argmax(log_ratio.max(axis=1)))])
-
-    def attained(top: float) -> float:
-        return TunedOrder(mu, repetitions, SplitOrder(top)).epsilon(delta)
-
-    tried = {top: attained(top) for top in (found, -np.inf, np.inf)}
-    width = float(tops[1] - tops[0])
-    while width > 1e-3:
-        centre = max(tried, key=lambda top: tried[top])
-        if not np.isfinite(centre):
-            break
-        for top in (centre - width / 2, centre + width / 2):
-            tried.setdefault(top, attained(top))
-        width /= 2
-    best = max(tried, key=lambda top: tried[top])
-    return SplitOrder(best), tried[best]
-
-
-def _beaten_only_by_top(
-    mu: float, repetitions: Repetitions, top: Array, bottom: Array
-) -> tuple[Array, Array]:
-    """Chance of the output "x < bottom", preferred to all but "x > top", for both data sets."""
-    masses = []
-    for mean in (0.0, mu):
-        above, low = split_tails(top, np.minimum(bottom, top), mean)
-        better = repetitions.phi_survival(above)
-        masses.append(repetitions.phi_survival(np.minimum(above + low, 1.0)) - better)
-    return masses[0], masses[1]
-
-
-def _three_outputs(
-    mu: float, repetitions: Repetitions, delta: float, top: Array, bottom: Array
-) -> Array:
-    """log((A - delta)/A') of the output "x < bottom" that only "x > top" beats; -inf if A <= delta.
-
-    One such event certifies that much epsilon, whatever else the output tells.
-    """
-    a, a_with = _beaten_only_by_top(mu, repetitions, top, bottom)
-    enough = (a > 2.0 * delta) & (a_with > 1e-14)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(enough, np.log((a - delta) / a_with), -np.inf)
-
-
 @bound("worst-order", 90, _SOURCE, kind=Kind.ATTAINED, about=_ABOUT, title="worst order (attained)")
-def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Value:
+def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Epsilon that the best folded order found attains: no bound for all scores can be smaller.
 
     The losses of many sampled steps are composed on a grid, whose error is taken to be what a grid
@@ -234,62 +50,9 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Valu
         found = _attained(base.pairs, repetitions, delta)
         coarse = compose(base.laws, COARSE_CELLS)
         error = abs(found - _attained((coarse, coarse.mirrored), repetitions, delta))
-    return Value(max(found - error, 0.0), error=2.0 * error)
+    return BoundValue(max(found - error, 0.0), error=2.0 * error)
 
 
 def _attained(pairs: Sequence[DominatingPair], repetitions: Repetitions, delta: float) -> float:
     curves = (TightCurve.at(pair, repetitions, delta) for pair in pairs)
     return max(curve.worst_order(delta).epsilon(delta) for curve in curves)
-
-
-def attack_order(
-    mu: float, repetitions: str | Repetitions, delta: float, trials: int, confidence: float = 0.95
-) -> tuple[SplitOrder, float]:
-    """The split order, and the threshold on x, whose audit is expected to certify most.
-
-    Rare events leak most but cannot be seen in few trials. The certified epsilon at the expected
-    counts, log((1 - FP_u - delta) / FN_u) with Clopper-Pearson limits, is maximised over the split
-    and over the threshold below which the adversary says "without the canary".
-
-    Args:
-        mu: the base's mu.
-        repetitions: the law of K.
-        delta: in (0, 1).
-        trials: trials on each side.
-        confidence: of the two limits together.
-
-    Returns:
-        The order and the threshold.
-
-    Example:
-        >>> order, _ = attack_order(1.0, "tnb:0,0.1", 1e-5, trials=10_000)
-        >>> round(order.top, 1)
-        1.6
-    """
-    repetitions = laws.parse(repetitions)
-    tops = np.linspace(-1.0, 5.0 + min(mu, 8.0), 121)
-    bottoms = np.linspace(-6.0, 2.0 + mu, 121)
-    top, bottom = (grid.ravel() for grid in np.meshgrid(tops, bottoms, indexing="ij"))
-    without, with_canary = _beaten_only_by_top(mu, repetitions, top, bottom)
-    alpha = (1.0 - confidence) / 2.0
-    best = int(np.argmax(expected_ratio(without, with_canary, delta, trials, alpha)))
-    return SplitOrder(float(top[best])), float(bottom[best])
-
-
-def expected_ratio(
-    likely: Array, unlikely: Array, delta: float, trials: int, alpha: float
-) -> Array:
-    """e^epsilon [n] that events certify if they come as often as expected.
-
-    Args:
-        likely: their chances [n] on one side.
-        unlikely: their chances [n] on the other.
-        delta: in (0, 1).
-        trials: trials on each side.
-        alpha: error of each limit.
-    """
-    hits, misses = trials * likely, trials * unlikely
-    # Clopper & Pearson's limits are beta quantiles; real counts interpolate them.
-    lower = special.betaincinv(np.maximum(hits, 1e-9), trials - hits + 1.0, alpha)
-    upper = special.betaincinv(misses + 1.0, np.maximum(trials - misses, 1e-9), 1.0 - alpha)
-    return np.asarray(np.maximum(lower - delta, 1e-300) / upper)

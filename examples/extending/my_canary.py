@@ -1,4 +1,4 @@
-"""A canary and a score of one's own: functions, found by their dotted names.
+"""A custom canary and score: functions that are given by their dotted names.
 
 python -m audit.run --threat NTCV --canary my_canary.all_white --score my_canary.confidence
 """
@@ -11,25 +11,25 @@ from threat_models import Observation
 
 
 def all_white():
-    """A white picture that is called a nine."""
+    """A white image with the label 9."""
     return InputCanary(np.ones((1, 8, 8), np.float32), label=9, name="all white")
 
 
 def confidence(observation):
-    """The surer of the canary a model is, the better it is liked: [runs]."""
+    """Scores of R runs, [R]: models with a smaller loss on the canary score higher."""
     canary = all_white()
     return -observation.loss(canary.features[None], np.array([canary.label]))
 
 
 class Known(Observation):
-    """Two runs of which the losses are known."""
+    """Two runs with fixed losses."""
 
     def loss(self, features, labels):
         assert features.shape == (1, 1, 8, 8)
         return np.array([2.0, 0.5])
 
 
-def test_the_threat_model_takes_both():
+def test_a_threat_model_uses_both():
     model = threat_models.build(
         "NTCV",
         "my_canary.all_white",

@@ -1,4 +1,4 @@
-"""A base mechanism of one's own: a dominating pair, from which everything else follows."""
+"""A custom base mechanism: its dominating pair determines everything else."""
 
 from dataclasses import dataclass
 
@@ -11,31 +11,33 @@ from audit.accounting.pairs import DiscretePair
 
 @dataclass(frozen=True)
 class NameAndShame(Mechanism):
-    """Publishes every record with some chance, and nothing else: (0, chance)-DP, at any epsilon."""
+    """Publishes each record with some probability, which is (0, probability)-DP."""
 
-    chance: float
+    probability: float
 
     def __post_init__(self):
-        checks.interval("chance", self.chance, 0.0, 1.0)
+        checks.interval("probability", self.probability, 0.0, 1.0)
 
     @property
     def pairs(self):
-        # One record's name, another's in its place, or nothing.
-        rest = 1.0 - self.chance
-        return (DiscretePair([self.chance, 0.0, rest], [0.0, self.chance, rest]),)
+        # The outputs are one record, the other record in its place, or nothing.
+        rest = 1.0 - self.probability
+        return (DiscretePair([self.probability, 0.0, rest], [0.0, self.probability, rest]),)
 
     @property
     def description(self):
-        return f"each record published with chance {self.chance:g}; replace-one neighbours"
+        return (
+            f"each record published with probability {self.probability:g}; replace-one neighbours"
+        )
 
 
-def test_profile_against_a_closed_form():
+def test_profile_equals_its_closed_form():
     one = NameAndShame(1e-3)
     assert one.delta([0.0, 1.0, 10.0]) == pytest.approx(1e-3)
 
 
-def test_the_best_of_several_publishes_so_many_times_as_much():
-    # E[K] = 3.909 runs on average: whoever prefers the name finds it in 3.91e-3 of all tunings.
+def test_best_of_k_multiplies_the_probability_by_the_mean():
+    # With E[K] = 3.909, a score that prefers a record releases it in 3.91e-3 of all tunings.
     one = NameAndShame(1e-3)
     assert upper_bounds.tight(one, "tnb:0,0.1", delta=4e-3).epsilon == 0.0
     with pytest.raises(ValueError, match=r"delta must be above 0\.00391"):

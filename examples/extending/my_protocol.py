@@ -1,4 +1,4 @@
-"""A protocol of one's own: each candidate is trained on a part of the records of its own."""
+"""A custom protocol: each candidate is trained on a separate part of the records."""
 
 import itertools
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ import pytest
 from audit import upper_bounds
 from audit.accounting import GaussianMechanism, RandomisedResponse
 from audit.protocols import Protocol
-from audit.upper_bounds.registry import Value, bound
+from audit.upper_bounds.registry import BoundValue, bound
 
 
 @dataclass(frozen=True)
 class DisjointParts(Protocol):
-    """Records are split by a rule that looks at one record at a time; a run for every part."""
+    """One run on each part of the records; a record's part depends only on that record."""
 
     parts: int
     name: ClassVar[str] = "parts"
-    assumption: ClassVar[str] = "one run on every part, and a record's part depends on it alone"
+    assumption: ClassVar[str] = "one run per part, and a record's part depends only on that record"
 
     @property
     def spec(self):
@@ -32,36 +32,40 @@ class DisjointParts(Protocol):
 
 @bound("one-part", 10, "parallel composition (McSherry 2009)", protocol=DisjointParts)
 def one_part(base, protocol, delta):
-    """A record moves one run; even all runs together leak no more than that one."""
-    return Value(base.epsilon(delta))
+    """Epsilon of one run: a record affects only one run, even if all runs are released."""
+    return BoundValue(base.epsilon(delta))
 
 
 def test_cost_finds_it():
     base = GaussianMechanism(0.5)
-    found = upper_bounds.cost(base, DisjointParts(20), delta=1e-5)
+    found = upper_bounds.tuning_cost(base, DisjointParts(20), delta=1e-5)
     assert (found.name, found.epsilon) == ("one-part", base.epsilon(1e-5))
-    assert "a record's part depends on it alone" in found.assumes
+    assert "a record's part depends only on that record" in found.assumes
 
 
-def test_against_every_order_of_a_small_case():
-    # Two parts, randomised response in each, the record in the first; any order of (part, answer).
+def test_cost_equals_the_worst_order_of_a_small_case():
+    # Two parts with randomised response; the record is in the first part. Tries all orders of
+    # (part, response).
     keep = np.exp(1.0) / (1.0 + np.exp(1.0))
     of_first = {"without": (1.0 - keep, keep), "with": (keep, 1.0 - keep)}
-    pairs = list(itertools.product([(0, 0), (0, 1)], [(1, 0), (1, 1)]))  # what the two runs give
+    pairs = list(itertools.product([(0, 0), (0, 1)], [(1, 0), (1, 1)]))  # outputs of the two runs
     leaks = []
     for ranking in itertools.permutations(itertools.product((0, 1), (0, 1))):
         winners = [min(pair, key=ranking.index) for pair in pairs]
-        chances = {
+        probabilities = {
             data: [
                 sum(
-                    law[a] * 0.5
+                    probability[a] * 0.5
                     for ((_, a), _), won in zip(pairs, winners, strict=True)
                     if won == one
                 )
                 for one in sorted(set(winners))
             ]
-            for data, law in of_first.items()
+            for data, probability in of_first.items()
         }
-        leaks.append(np.abs(np.log(np.divide(chances["with"], chances["without"]))).max())
-    cost = upper_bounds.cost(RandomisedResponse(1.0, 2), DisjointParts(2), delta=1e-12).epsilon
-    assert max(leaks) == pytest.approx(cost)  # never above it, and some ranking attains it
+        ratios = np.divide(probabilities["with"], probabilities["without"])
+        leaks.append(np.abs(np.log(ratios)).max())
+    cost = upper_bounds.tuning_cost(
+        RandomisedResponse(1.0, 2), DisjointParts(2), delta=1e-12
+    ).epsilon
+    assert max(leaks) == pytest.approx(cost)  # no order exceeds the cost, and one attains it

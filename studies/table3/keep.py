@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for path in keep(Path(folder), Path(arguments.out)):
                 print(path)
     except (ValueError, OSError) as error:
-        return console.refused(error)
+        return console.report_error(error)
     return 0
 
 

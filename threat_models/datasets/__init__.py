@@ -1,7 +1,7 @@
 """FASHION, MNIST, CIFAR10, SVHN and DIGITS as arrays.
 
-Files lie under a data root in torchvision's folder layout. Pixels are scaled to [0, 1] by a
-constant, so that no statistic of the records enters the training unaccounted.
+Files are in a data folder with torchvision's layout. Pixels are scaled to [0, 1] by a constant, so
+that preprocessing does not depend on the records.
 """
 
 from threat_models.datasets.catalogue import (

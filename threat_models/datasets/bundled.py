@@ -1,4 +1,4 @@
-"""What needs no files: the digits and the photograph that come with scikit-learn."""
+"""Data that needs no files: scikit-learn's digits and one of its photographs."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def digits(train: bool) -> tuple[Bytes, Bytes]:
 def natural_patches() -> Records:
     """Grey 8x8 thumbnails of the 64x64 tiles of scikit-learn's photograph of a flower.
 
-    A tile is no digit; it is given the label (its number) mod 10.
+    Tiles have no classes; tile i gets the label i mod 10.
     """
     from sklearn.datasets import load_sample_image
 

@@ -1,4 +1,4 @@
-"""What the data sets are: their files, the shape of a record, and where the canary comes from."""
+"""The data sets: their files, record shapes, and the data sets of their canaries."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,13 @@ from audit import checks
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of a data set: where it lies under the root, and where it comes from.
+    """One file of a data set.
 
-    `checksum` is the md5 of the download; `is_archived` tells that the download is a tar archive,
-    unpacked into the root.
+    Attributes:
+        path: its path in the data folder.
+        url: the URL of the download.
+        checksum: md5 of the download.
+        is_archived: whether the download is a tar archive to unpack into the data folder.
     """
 
     path: str
@@ -101,16 +104,20 @@ FOREIGN = {
     "SVHN": "CIFAR10",
     "DIGITS": "PATCHES",
 }
-"""Where the input canary of a training set comes from (`foreign_canary`)."""
+"""The data set of the input canary for each training set (`foreign_canary`)."""
 
 
 def check_name(name: str) -> str:
-    """The data set that `name` is in any case; raises ValueError where it is none of ours."""
+    """The name of a known data set, given in upper or lower case.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
     return checks.one_of("dataset", name, tuple(FILES))
 
 
 def split_files(name: str, train: bool) -> tuple[RemoteFile, ...]:
-    """The files of one split: the last one, or two of four, are the test split."""
+    """The files of one split; the test split is the last two files of four, else the last file."""
     files = FILES[name]
     test = 2 if len(files) == 4 else 1
     return files[:-test] if train else files[-test:]

@@ -1,4 +1,4 @@
-"""The batches of CIFAR10, which are pickles: read without unpickling."""
+"""Reads the batches of CIFAR10, which are pickles, without unpickling them."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ def read_cifar(paths: list[Path]) -> tuple[Bytes, Bytes]:
         with reading(path):
             batch = load(read_bytes(path))
             if not isinstance(batch, dict):
-                raise ValueError(f"it must hold a dictionary, got {type(batch).__name__}")
-            # Keys are bytes in the official files, and text where a tool wrote them again.
+                raise ValueError(f"it must contain a dictionary, got {type(batch).__name__}")
+            # Keys are bytes in the official files, and text in files that a tool rewrote.
             batch = {k if isinstance(k, str) else k.decode(): v for k, v in batch.items()}
             for key in ("data", "labels"):
                 if key not in batch:
-                    raise ValueError(f"it must hold {key!r}")
+                    raise ValueError(f"it must contain {key!r}")
             pixels.append(pixels_of(batch["data"], (3072,)))
             labels.append(labels_of(batch["labels"], len(pixels[-1])))
     return np.concatenate(pixels).reshape(-1, 3, 32, 32), np.concatenate(labels)

@@ -1,4 +1,4 @@
-"""What every reader checks: files are looked at whole, and the one that is wrong is named."""
+"""Checks of file contents that all readers share; errors name the file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,35 +10,35 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-MOST_BYTES = 1 << 28
-"""No file may be larger, nor what is packed in it: the largest official one has 225 MB."""
+MAX_BYTES = 1 << 28
+"""Maximum size of a file and of its unpacked content; the largest official one has 225 MB."""
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Names the file where anything in it is not as it should be.
+    """Context that adds the file's name to every error while it is read.
 
     Raises:
-        ValueError: in place of what was raised.
+        ValueError: the code in the context raised an exception.
     """
     try:
         yield
-    except Exception as error:  # what is damaged makes readers raise nearly anything
+    except Exception as error:  # a damaged file can cause almost any exception
         lines = str(error).splitlines() or [type(error).__name__]
         raise ValueError(
-            f"file {path} must be whole and in the official format: {lines[0]}"
+            f"file {path} must be complete and in the official format: {lines[0]}"
         ) from error
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a file of reasonable size.
+    """The bytes of a file.
 
     Raises:
-        ValueError: it is larger than any official one.
+        ValueError: the file is larger than MAX_BYTES.
     """
     size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise ValueError(f"it must have at most {MOST_BYTES} bytes, got {size}")
+    if size > MAX_BYTES:
+        raise ValueError(f"it must have at most {MAX_BYTES} bytes, got {size}")
     return path.read_bytes()
 
 
@@ -47,15 +47,15 @@ def pixels_of(values: Any, shape: tuple[int, ...]) -> Bytes:
 
     Args:
         values: an array [n, ...].
-        shape: of one record, as the file has it.
+        shape: shape of one record in the file.
 
     Raises:
-        ValueError: no records, records of another shape, or pixels that are not whole numbers in
-            [0, 255].
+        ValueError: there are no records, records have another shape, or pixels are not whole
+            numbers in [0, 255].
     """
     array = _numbers("images", values)
     if array.ndim == 0 or array.shape[1:] != shape or len(array) == 0:
-        raise ValueError(f"it must hold images of shape {shape}, got an array {array.shape}")
+        raise ValueError(f"it must contain images of shape {shape}, got an array {array.shape}")
     return _whole("pixels", array, 0, 255)
 
 
@@ -64,28 +64,29 @@ def labels_of(values: Any, count: int, low: int = 0, high: int = 9) -> Bytes:
 
     Args:
         values: an array or list [n].
-        count: number of images that they belong to.
-        low: smallest allowed.
-        high: largest allowed.
+        count: number of images.
+        low: smallest allowed label.
+        high: largest allowed label.
 
     Raises:
-        ValueError: another number of labels, or labels that are not whole numbers in [low, high].
+        ValueError: the number of labels differs from `count`, or labels are not whole numbers in
+            [low, high].
     """
     if isinstance(values, list):
         kinds = {type(value).__name__ for value in values} - {"int", "float"}
-        if kinds:  # before numpy walks through lists in lists
+        if kinds:  # checked first, because numpy would traverse nested lists
             raise ValueError(f"labels must be numbers, got {', '.join(sorted(kinds))}")
         values = np.asarray(values)
     array = _numbers("labels", values)
     if array.ndim != 1:
         raise ValueError(f"labels must be one number per image, got an array {array.shape}")
     if len(array) != count:
-        raise ValueError(f"it must hold one label for each of {count} images, got {len(array)}")
+        raise ValueError(f"it must contain one label for each of {count} images, got {len(array)}")
     return _whole("labels", array, low, high)
 
 
 def _numbers(name: str, values: Any) -> NDArray[Any]:
-    if not isinstance(values, np.ndarray):  # numpy could walk through tuples in tuples for hours
+    if not isinstance(values, np.ndarray):  # numpy could traverse nested tuples for hours
         raise ValueError(f"{name} must be an array of numbers, got a {type(values).__name__}")
     if values.dtype.kind not in "uif":
         raise ValueError(f"{name} must be an array of numbers, got one of {values.dtype}")
@@ -94,7 +95,7 @@ def _numbers(name: str, values: Any) -> NDArray[Any]:
 
 def _whole(name: str, array: NDArray[Any], low: int, high: int) -> Bytes:
     if array.dtype != np.uint8 or low > 0 or high < 255:
-        # A comparison that NaN fails, too.
+        # NaN fails this comparison.
         good = (array >= low) & (array <= high) & (array == np.floor(array))
         if not good.all():
             first = array[~good].flat[0]

@@ -1,4 +1,4 @@
-"""Where the files of a data set lie, and how they get there."""
+"""Locates and downloads the files of data sets."""
 
 import logging
 import os
@@ -11,21 +11,21 @@ from threat_models.datasets.catalogue import RemoteFile, split_files
 
 
 def folder_of(data_root: str | None) -> Path:
-    """The data root: what is given, else AUDIT_DATA_ROOT, else a folder of the user's cache."""
+    """The data folder: `data_root`, else AUDIT_DATA_ROOT, else a folder in the user's cache."""
     root = data_root or os.environ.get("AUDIT_DATA_ROOT")
     return Path(root) if root else Path.home() / ".cache" / "dp-tuning-audit"
 
 
 def require(splits: Sequence[tuple[str, bool]], data_root: str | None = None) -> None:
-    """Has the files of several splits in place: those that are absent are downloaded and checked.
+    """Downloads and checks the missing files of several splits.
 
     Args:
-        splits: names of data sets, and whether it is the training split.
-        data_root: folder of the files, as for `load`.
+        splits: pairs of a data set's name and whether the split is the training split.
+        data_root: folder of the files, see `load`.
 
     Raises:
-        FileNotFoundError: files that are absent and cannot be downloaded, of all splits together;
-            the message lists them.
+        FileNotFoundError: files are missing and cannot be downloaded; the message lists those of
+            all splits.
     """
     root = folder_of(data_root)
     missing: list[str] = []
@@ -36,35 +36,35 @@ def require(splits: Sequence[tuple[str, bool]], data_root: str | None = None) ->
             continue
         try:
             _download(files, root)
-        except Exception as error:  # whatever a network, a disk or a server makes of it
+        except Exception as error:  # networks, disks and servers raise many classes
             reason = error
             missing += [f.path for f in files if not local(root, f).exists()]
     if reason is not None:
         names = dict.fromkeys(name for name, _ in splits)
         raise FileNotFoundError(
-            f"data of {' and '.join(names)} must be under {root}, and what is missing cannot be "
-            f"downloaded ({type(reason).__name__}: {reason}); put there: {', '.join(missing)}"
+            f"data of {' and '.join(names)} must be in {root}, and missing files cannot be "
+            f"downloaded ({type(reason).__name__}: {reason}); add: {', '.join(missing)}"
         ) from reason
 
 
 def paths_of(name: str, train: bool, data_root: str | None) -> list[Path]:
-    """The files of one split, in place."""
+    """The paths of one split's files, after downloading missing ones."""
     require([(name, train)], data_root)
     return [local(folder_of(data_root), file) for file in split_files(name, train)]
 
 
 def local(root: Path, file: RemoteFile) -> Path:
-    """Where a file lies; unpacked where that is there."""
+    """The path of a file; of the unpacked file if it exists."""
     path = root / file.path
     unpacked = path.with_suffix("")
     return unpacked if path.suffix == ".gz" and unpacked.exists() else path
 
 
 def _download(files: tuple[RemoteFile, ...], root: Path) -> None:
-    """Fetches what is absent of one split, checked by its md5."""
+    """Downloads the missing files of one split and checks their md5."""
     import pooch
 
-    pooch.get_logger().setLevel(logging.WARNING)  # what it does is shown by the bar, if by anything
+    pooch.get_logger().setLevel(logging.WARNING)  # the progress bar shows the downloads
     for file in files:
         target = root / file.path
         if local(root, file).exists():

@@ -1,4 +1,4 @@
-"""The IDX files of MNIST and FASHION."""
+"""Reads the IDX files of MNIST and FASHION."""
 
 import gzip
 import math
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from threat_models.datasets.contents import MOST_BYTES, Bytes, labels_of, pixels_of, reading
+from threat_models.datasets.contents import MAX_BYTES, Bytes, labels_of, pixels_of, reading
 
 
 def read_idx_pair(paths: list[Path]) -> tuple[Bytes, Bytes]:
@@ -19,7 +19,7 @@ def read_idx_pair(paths: list[Path]) -> tuple[Bytes, Bytes]:
 
 
 def _read(path: Path, dimensions: int) -> Bytes:
-    """An IDX file of unsigned bytes: magic 00 00 08 ndim, big-endian dimensions, data."""
+    """The array in an IDX file: magic 00 00 08 ndim, big-endian dimensions, unsigned bytes."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         magic = file.read(4)
         if magic != bytes((0, 0, 8, dimensions)):
@@ -29,10 +29,10 @@ def _read(path: Path, dimensions: int) -> Bytes:
             )
         shape = np.frombuffer(file.read(4 * dimensions), ">u4", count=dimensions).tolist()
         size = math.prod(shape)
-        if size > MOST_BYTES:
-            raise ValueError(f"it must hold at most {MOST_BYTES} bytes, got dimensions {shape}")
+        if size > MAX_BYTES:
+            raise ValueError(f"it must contain at most {MAX_BYTES} bytes, got dimensions {shape}")
         data = file.read(size + 1)
     if len(data) != size:
         got = "more" if len(data) > size else str(len(data))
-        raise ValueError(f"it must hold {size} bytes, got {got}")
+        raise ValueError(f"it must contain {size} bytes, got {got}")
     return np.frombuffer(data, np.uint8).reshape(shape)

@@ -1,4 +1,4 @@
-"""A split of a data set, or one record of it, by name."""
+"""Splits of data sets, and single records, by name."""
 
 import logging
 from collections.abc import Callable
@@ -31,19 +31,19 @@ def load(name: str, train: bool, data_root: str | None = None, size: int | None 
 
     Args:
         name: FASHION, MNIST, CIFAR10, SVHN or DIGITS.
-        train: the training split, else the test split, which serves as validation set.
-        data_root: folder of the files; None takes the environment variable AUDIT_DATA_ROOT, else
-            a folder of the user's cache. Files that are absent are downloaded and checked.
-        size: how many records, the first ones; None takes all. Where there are fewer, a warning is
-            logged and all are taken.
+        train: True for the training split, False for the test split, which is used for validation.
+        data_root: folder of the files; None uses the environment variable AUDIT_DATA_ROOT, else a
+            folder in the user's cache. Missing files are downloaded and checked.
+        size: number of records, from the first; None takes all. If there are fewer, a message is
+            logged and all are returned.
 
     Returns:
-        Its records.
+        The split's records.
 
     Raises:
-        ValueError: an unknown name, a size below 1, or a file that is not what it should be, which
-            is looked at whole whatever the size.
-        FileNotFoundError: files that are absent and cannot be downloaded; the message lists them.
+        ValueError: the name is unknown, the size is below 1, or a file is damaged. Files are
+            checked completely for every size.
+        FileNotFoundError: files are missing and cannot be downloaded; the message lists them.
     """
     name = check_name(name)
     if size is not None and size < 1:
@@ -54,8 +54,8 @@ def load(name: str, train: bool, data_root: str | None = None, size: int | None 
         pixels, labels = _READERS[name](paths_of(name, train, data_root))
     if size is not None and size > len(labels):
         log.info("%s has %d records, not %d: taking all", name, len(labels), size)
-    whole = np.float32(16 if name == "DIGITS" else 255)
-    features = np.ascontiguousarray(pixels[:size], dtype=np.float32) / whole
+    white = np.float32(16 if name == "DIGITS" else 255)
+    features = np.ascontiguousarray(pixels[:size], dtype=np.float32) / white
     return Records(features, labels[:size].astype(np.int64), CLASSES, name)
 
 
@@ -66,18 +66,18 @@ def canary(name: str, index: int, data_root: str | None = None) -> InputCanary:
 
 
 def foreign_canary(name: str, index: int, data_root: str | None = None) -> InputCanary:
-    """The canary for a training set: a record of another data set (table 2, NTNV 1-3).
+    """The input canary for a training set: a record of another data set (table 2, NTNV 1-3).
 
-    MNIST for FASHION and the reverse, SVHN for CIFAR10 and the reverse; for DIGITS a patch of a
-    natural image.
+    FASHION and MNIST use each other's records, as do CIFAR10 and SVHN. DIGITS uses a patch of a
+    photograph.
 
     Args:
-        name: the data set trained on.
-        index: I, the number of the record or patch.
-        data_root: as for `load`.
+        name: the training data set.
+        index: index I of the record or patch.
+        data_root: see `load`.
 
     Returns:
-        The record.
+        The canary.
     """
     name = check_name(name)
     if name == "DIGITS":

@@ -1,9 +1,9 @@
-"""Reads pickles of arrays and plain containers, and runs nothing of what they ask for.
+"""Reads pickles of arrays and plain containers without executing them.
 
-A pickle is a program. Python's unpickler runs it, and even one that can name nothing but numpy's
-arrays can allocate gigabytes from a hundred bytes. Here its instructions are read one by one
-(`pickletools`); the few that plain data needs are carried out, on stand-ins for numpy's classes,
-and all else is refused.
+A pickle is a program, which Python's unpickler executes. Even an unpickler that allows only numpy's
+arrays can be made to allocate gigabytes by a hundred bytes. This module reads the instructions one
+by one (`pickletools`). It interprets the few that plain data needs, with stand-ins for numpy's
+classes, and rejects all others.
 """
 
 import math
@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# A batch of CIFAR10, the largest official one, takes 40,000; written again up to 100,000.
-_MOST_INSTRUCTIONS = 200_000
-_MOST_DIMENSIONS = 4
+# The largest official file, a batch of CIFAR10, has 40,000 instructions; rewritten files have up to
+# 100,000.
+_MAX_INSTRUCTIONS = 200_000
+_MAX_DIMENSIONS = 4
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[iuf][1248]")
 
 
 class _Name(NamedTuple):
-    """What a pickle calls by name; never looked up."""
+    """A global name in a pickle; it is never resolved."""
 
     module: str
     name: str
@@ -36,7 +37,7 @@ _KNOWN = (*_RECONSTRUCT, _ARRAY, _DTYPE, _ENCODE)
 
 
 class _PlainDtype:
-    """Stands for a dtype while its state is being set."""
+    """Stand-in for a dtype."""
 
     def __init__(self, code: str) -> None:
         if not _PLAIN_DTYPE.fullmatch(code):
@@ -49,52 +50,52 @@ class _PlainDtype:
 
 
 class _PlainArray:
-    """Stands for an array while its state is being set."""
+    """Stand-in for an array."""
 
     def __init__(self) -> None:
         self.array: NDArray[Any] = np.empty(0)
 
     def set_state(self, state: tuple[Any, ...]) -> None:
         _, shape, plain, is_fortran, raw = state
-        sides = [int(side) for side in shape[:_MOST_DIMENSIONS]]
+        sides = [int(side) for side in shape[:_MAX_DIMENSIONS]]
         size = math.prod(sides) * plain.dtype.itemsize
         if not isinstance(raw, bytes) or len(raw) != size or min(sides, default=0) < 0:
-            raise ValueError("refused: the pickle's array has not the bytes that it should have")
+            raise ValueError("refused: the bytes of the pickle's array do not match its shape")
         self.array = np.frombuffer(raw, plain.dtype).reshape(
             sides, order="F" if is_fortran else "C"
         )
 
 
 def load(raw: bytes) -> Any:
-    """The plain data of a pickle; strings of Python 2 are bytes.
+    """The plain data in a pickle; Python 2 strings become bytes.
 
     Args:
         raw: the pickle, in protocol 0 to 4.
 
     Returns:
-        Numbers, text, bytes, lists, tuples and dictionaries of them; arrays as values of the
-        outermost dictionary.
+        Numbers, text, bytes, and lists, tuples and dictionaries of them. Arrays are allowed as
+        values of the outermost dictionary.
 
     Raises:
-        ValueError: what asks for anything else, or is no whole pickle.
-        LookupError: one that takes what it has not put.
+        ValueError: the pickle contains other instructions, or is incomplete.
+        LookupError: the pickle reads a memo entry that it did not write.
     """
     return _Machine(raw).run()
 
 
 class _Machine:
-    """The stack, the marks and the memo of a pickle, and the instructions that plain data needs."""
+    """An interpreter for the pickle instructions that plain data needs."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        self.may_encode = 2 * len(raw)  # bytes; a text may be encoded again and again
+        self.may_encode = 2 * len(raw)  # remaining bytes; limits repeated encoding of one text
 
     def run(self) -> Any:
         for count, (instruction, argument, _) in enumerate(pickletools.genops(self.raw)):
-            if count == _MOST_INSTRUCTIONS:
+            if count == _MAX_INSTRUCTIONS:
                 raise ValueError(f"refused: the pickle has more than {count} instructions")
             self.step(instruction.name, argument)
         (result,) = self.stack
@@ -166,7 +167,7 @@ class _Machine:
             case "BUILD":
                 state = stack.pop()
                 if not isinstance(stack[-1], _PlainDtype | _PlainArray):
-                    raise ValueError("refused: the pickle sets the state of something else")
+                    raise ValueError("refused: the pickle sets the state of an unsupported object")
                 stack[-1].set_state(state)
             case _:
                 raise ValueError(f"refused: the pickle has the instruction {name}")
@@ -186,9 +187,9 @@ class _Machine:
     def set_items(self, items: list[Any]) -> None:
         target = self.target(dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # The hash of a tuple of tuples of tuples can take forever.
+            # Hashing deeply nested tuples can take exponential time.
             if not isinstance(key, str | bytes):
-                raise ValueError("refused: the pickle has a key that is no text")
+                raise ValueError("refused: the pickle has a key that is not text")
             target[key] = value
 
     def called(self, function: Any, arguments: tuple[Any, ...]) -> Any:
@@ -199,16 +200,16 @@ class _Machine:
         if function == _ENCODE and arguments[1] in ("latin1", b"latin1"):
             self.may_encode -= len(arguments[0])
             if self.may_encode < 0:
-                raise ValueError("refused: the pickle asks for more bytes than it has")
+                raise ValueError("refused: the pickle encodes more bytes than it contains")
             return arguments[0].encode("latin1")
-        raise ValueError("refused: the pickle calls what plain data has no need of")
+        raise ValueError("refused: the pickle calls a function that plain data does not need")
 
 
 def _known(module: object, name: object) -> _Name:
     for known in _KNOWN:
         if known == (module, name):
             return known
-    raise ValueError(f"refused: the pickle asks for {_short(module)}.{_short(name)}")
+    raise ValueError(f"refused: the pickle imports {_short(module)}.{_short(name)}")
 
 
 def _short(part: object) -> str:
@@ -219,5 +220,5 @@ def _text(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode("latin1")
     if not isinstance(value, str):
-        raise ValueError(f"refused: the pickle has a {type(value).__name__} for a name")
+        raise ValueError(f"refused: the pickle has a {type(value).__name__} as a name")
     return value

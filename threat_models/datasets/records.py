@@ -1,4 +1,4 @@
-"""Labelled records, wherever they come from."""
+"""The class `Records`: labelled records."""
 
 from dataclasses import dataclass
 
@@ -16,11 +16,11 @@ class Records:
         features: [n, channels, height, width] or [n, ...], finite.
         labels: [n] classes in [0, classes).
         classes: number of classes.
-        name: what reports call them.
+        name: the name in reports.
 
     Raises:
-        ValueError: no records, features that are not finite, labels that are no classes, or lengths
-            that differ.
+        ValueError: there are no records, features are not finite, labels are not classes, or the
+            numbers of features and labels differ.
 
     Example:
         >>> import numpy as np
@@ -35,7 +35,7 @@ class Records:
 
     def __post_init__(self) -> None:
         if len(self.features) == 0:
-            raise ValueError(f"data set {self.name} must have records, got none")
+            raise ValueError(f"data set {self.name} must have at least one record, got none")
         if self.labels.ndim != 1 or self.labels.dtype.kind not in "iu":
             raise ValueError(
                 f"labels of {self.name} must be whole numbers, one per record, got shape "
@@ -46,6 +46,10 @@ class Records:
                 f"data set {self.name} must have one label per record, got "
                 f"{len(self.labels)} labels for {len(self.features)} records"
             )
+        if np.iscomplexobj(self.features):
+            raise ValueError(
+                f"features of {self.name} must be real numbers, got {self.features.dtype}"
+            )
         if not np.all(np.isfinite(self.features)):
             raise ValueError(f"features of {self.name} must be finite, got NaN or infinity")
         if self.labels.min() < 0 or self.labels.max() >= self.classes:
@@ -55,11 +59,15 @@ class Records:
             )
 
     def __len__(self) -> int:
-        """Number of records."""
+        """The number of records."""
         return len(self.labels)
 
     def canary(self, index: int) -> InputCanary:
-        """Record `index` as a canary, the paper's notation M[I]."""
+        """Record `index` as a canary, written M[I] in the paper.
+
+        Raises:
+            ValueError: the index is out of range.
+        """
         if not 0 <= index < len(self):
             raise ValueError(
                 f"canary_index must be in [0, {len(self) - 1}] for {self.name}, got {index}"

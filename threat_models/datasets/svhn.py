@@ -1,4 +1,4 @@
-"""The MATLAB files of SVHN."""
+"""Reads the MATLAB files of SVHN."""
 
 import math
 import struct
@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 
 from threat_models.datasets.contents import (
-    MOST_BYTES,
+    MAX_BYTES,
     Bytes,
     labels_of,
     pixels_of,
@@ -15,7 +15,7 @@ from threat_models.datasets.contents import (
 )
 
 _HEADER = 128
-_COMPRESSED = 15  # the type of an element that is packed by zlib
+_COMPRESSED = 15  # the type of a zlib-compressed element
 _CHUNK = 1 << 20
 _NUMBERS = (
     "uint8",
@@ -38,32 +38,32 @@ def read_svhn(paths: list[Path]) -> tuple[Bytes, Bytes]:
     (path,) = paths
     with reading(path):
         _check_size(read_bytes(path))
-        for name, shape, kind in whosmat(path):  # an array of cells allocates what it claims
-            if name in ("X", "y") and (kind not in _NUMBERS or math.prod(shape) > MOST_BYTES):
+        for name, shape, kind in whosmat(path):  # loading a cell array allocates its claimed size
+            if name in ("X", "y") and (kind not in _NUMBERS or math.prod(shape) > MAX_BYTES):
                 raise ValueError(f"{name} must be numbers, got {kind} of shape {shape}")
         content = loadmat(path, variable_names=["X", "y"])
         for key in ("X", "y"):
             if key not in content:
-                raise ValueError(f"it must hold {key!r}")
+                raise ValueError(f"it must contain {key!r}")
         images = content["X"]
         if images.ndim != 4:
-            raise ValueError(f"it must hold images [32, 32, 3, n], got an array {images.shape}")
+            raise ValueError(f"it must contain images [32, 32, 3, n], got an array {images.shape}")
         pixels = pixels_of(images.transpose(3, 2, 0, 1), (3, 32, 32))
         column = content["y"]
         if column.shape not in ((len(pixels), 1), (1, len(pixels))):
             raise ValueError(
-                f"it must hold one label for each of {len(pixels)} images, got an array "
+                f"it must contain one label for each of {len(pixels)} images, got an array "
                 f"{column.shape}"
             )
-        # The files call the digit 0 class 10; written again, some call it 0.
+        # The official files label the digit 0 as class 10; some rewritten files use 0.
         return pixels, labels_of(column.ravel(), len(pixels), 0, 10) % 10
 
 
 def _check_size(raw: bytes) -> None:
-    """Refuses what unpacks to more than any official file; nothing of it is kept.
+    """Checks the unpacked size of a file without storing its content.
 
     Raises:
-        ValueError: it does.
+        ValueError: it unpacks to more than MAX_BYTES.
     """
     order = ">" if raw[126:128] == b"MI" else "<"
     at, total = _HEADER, 0
@@ -74,6 +74,6 @@ def _check_size(raw: bytes) -> None:
             while packed and not unpack.eof:
                 total += len(unpack.decompress(packed, _CHUNK))
                 packed = unpack.unconsumed_tail
-                if total > MOST_BYTES:
-                    raise ValueError(f"it must unpack to at most {MOST_BYTES} bytes, got more")
+                if total > MAX_BYTES:
+                    raise ValueError(f"it must unpack to at most {MAX_BYTES} bytes, got more")
         at += 8 + size

@@ -1,4 +1,4 @@
-"""What a layer is, and how a module becomes a list of them."""
+"""The interface of a layer, and the conversion of a module to a list of layers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,48 +17,48 @@ _DESCRIPTIONS: dict[type[nn.Module], Description] = {}
 
 
 class Layer(ABC):
-    """One layer of R stacked models, described by plain numbers."""
+    """One layer of R stacked models."""
 
     @property
     def parameters(self) -> int:
-        """How many parameter tensors it owns."""
+        """The number of parameter tensors."""
         return 0
 
     @abstractmethod
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """The output [R, m, ...], and what `backward` needs."""
+        """The output, [R, m, ...], and the values that `backward` needs."""
 
     @abstractmethod
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
-        """From the loss's gradient by the output: that by the input, and those of the records."""
+        """The gradient of the input and the per-record gradients, given that of the output."""
 
     def compile(self, program: Program) -> None:
         """Adds the layer to a compiled program.
 
         Raises:
-            NotImplementedError: a layer that the compiled extension does not know.
+            NotImplementedError: the compiled extension does not support the layer.
         """
         raise NotImplementedError(f"{type(self).__name__} in a compiled network")
 
 
 class FirstLayer(Layer):
-    """A layer whose input may be the records themselves, the same in every lane and step."""
+    """A layer whose input may be the records, which are the same in every run and step."""
 
     def prepare(self, features: Tensor) -> Tensor:
-        """What can be computed from [m, ...] records once for all lanes and steps."""
+        """Records [m, ...] after the computations that all runs and steps share."""
         return features
 
     def forward_prepared(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """As `forward`, from prepared records: [m, ...], or lane by lane [R, m, ...]."""
+        """`forward` for prepared records: shared, [m, ...], or per run, [R, m, ...]."""
         return self.forward(theta, x)
 
 
 def describes(*kinds: type[nn.Module]) -> Callable[[_Describe], _Describe]:
-    """Registers a function from a module to its layers.
+    """Decorator that registers a function from a module to its layers.
 
-    It raises NotImplementedError for a module with options that the layers do not have.
+    The function raises NotImplementedError for options that the layers do not support.
     """
 
     def register(describe: _Describe) -> _Describe:
@@ -73,9 +73,9 @@ class Network:
     """A sequence of layers.
 
     Attributes:
-        before: those without parameters that come first; each is one module.
-        first: the first with parameters.
-        after: all others.
+        before: the layers before the first one with parameters; each is one module.
+        first: the first layer with parameters.
+        after: all later layers.
     """
 
     before: tuple[Layer, ...]
@@ -83,12 +83,12 @@ class Network:
     after: tuple[Layer, ...]
 
 
-def parse(model: nn.Module) -> Network:
+def parse_network(model: nn.Module) -> Network:
     """The layers of a sequential model.
 
     Raises:
-        NotImplementedError: a model that is no sequence of known layers, each with parameters of
-            its own.
+        NotImplementedError: the model is not a sequence of known layers, or layers share
+            parameters.
     """
     layers = [layer for module in sequence(model) for layer in _layers_of(module)]
     if sum(layer.parameters for layer in layers) != len(list(model.parameters())):
@@ -101,17 +101,17 @@ def parse(model: nn.Module) -> Network:
 
 
 def sequence(model: nn.Module) -> list[nn.Module]:
-    """The modules of nested `nn.Sequential`, in order; the model itself where it is none."""
+    """The modules of a nested `nn.Sequential`, in order; any other model as a single module."""
     if type(model) is nn.Sequential:
         return [part for child in model for part in sequence(child)]
     return [model]
 
 
 def _layers_of(module: nn.Module) -> list[Layer]:
-    """The layers of a module of torch's own; a subclass from elsewhere may compute anything."""
+    """The layers of a module from torch.nn; subclasses defined elsewhere may compute anything."""
     name = type(module).__name__
     if not type(module).__module__.startswith("torch.nn.modules."):
-        raise NotImplementedError(f"{name}, which is not of torch.nn")
+        raise NotImplementedError(f"{name}, which is not from torch.nn")
     if any(not p.requires_grad for p in module.parameters()):
         raise NotImplementedError(f"{name} with parameters that are not trained")
     for kind in type(module).__mro__:

@@ -15,16 +15,17 @@ from audit.dpsgd.record_gradients import KernelGradients, RecordGradients
 
 @dataclass(frozen=True)
 class Convolution(FirstLayer):
-    """A matrix product over patches; its records' gradients are written out.
+    """A convolution as a matrix product over patches, with explicit per-record gradients.
 
-    They are small beside the activations, and cheaper than norms by Gram matrices of the patches.
+    These are small compared with the activations, and cheaper than norms from the patches' Gram
+    matrices.
 
     Attributes:
         outputs: channels of the output.
-        kernel: its height and width.
-        stride: downwards and across.
-        padding: zeros to the left, right, top and bottom; "same" may be lopsided.
-        has_bias: whether there is one.
+        kernel: height and width of the kernel.
+        stride: vertical and horizontal stride.
+        padding: zeros to the left, right, top and bottom; "same" padding may be asymmetric.
+        has_bias: whether the layer has a bias.
     """
 
     outputs: int
@@ -35,11 +36,11 @@ class Convolution(FirstLayer):
 
     @property
     def parameters(self) -> int:
-        """The kernels and, if any, the bias."""
+        """The kernels and the bias, if any."""
         return 1 + self.has_bias
 
     def prepare(self, features: Tensor) -> Tensor:
-        """Patches of [m, c, h, w] as [m, height, width, kh * kw * c]."""
+        """The patches of [m, c, h, w], as [m, height, width, kh * kw * c]."""
         return self._patches(features).contiguous()
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
@@ -48,7 +49,7 @@ class Convolution(FirstLayer):
         return y, (patches, weight, tuple(x.shape))
 
     def forward_prepared(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """As `forward`, from patches; channels come last in memory."""
+        """`forward` for patches; channels are last in memory."""
         weight, bias = flat(theta[0]), theta[1] if self.has_bias else None
         weight = weight.view(*theta[0].shape[:2], -1)  # [R, outputs, kh * kw * c]
         if x.dim() == 4:
@@ -61,26 +62,26 @@ class Convolution(FirstLayer):
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
-        """Delta W scattered back to the input, and the gradients of the kernels."""
+        """The gradient of the input, and the per-record gradients of the kernels."""
         patches, weight, shape = saved
-        lanes, records, outputs = delta.shape[:3]
+        runs, records, outputs = delta.shape[:3]
         size = patches.shape[-1]
         rows = delta.flatten(3).transpose(2, 3)  # [R, m, positions, outputs]
         if patches.dim() == 4:
-            by_record = rows.permute(1, 0, 3, 2).reshape(records, lanes * outputs, -1)
+            by_record = rows.permute(1, 0, 3, 2).reshape(records, runs * outputs, -1)
             gradient = affines(by_record, patches.flatten(1, 2).transpose(1, 2))
-            gradient = gradient.view(records, lanes, outputs, size).transpose(0, 1)
+            gradient = gradient.view(records, runs, outputs, size).transpose(0, 1)
         else:
-            gradient = rows.transpose(2, 3) @ patches.reshape(lanes, records, -1, size)
+            gradient = rows.transpose(2, 3) @ patches.reshape(runs, records, -1, size)
         gradients = [gradient, rows.sum(2)] if self.has_bias else [gradient]
         back = None
         if need_input:
-            columns = rows.reshape(lanes, -1, outputs) @ weight
+            columns = rows.reshape(runs, -1, outputs) @ weight
             back = self._scatter(columns.view(*patches.shape), shape)
         return back, KernelGradients(gradients, theta[0].shape[1:])
 
     def _patches(self, x: Tensor) -> Tensor:
-        """[..., c, h, w] to [..., height, width, kh * kw * c]."""
+        """The patches of [..., c, h, w], as [..., height, width, kh * kw * c]."""
         x = functional.pad(x, self.padding) if any(self.padding) else x
         (kh, kw), (sh, sw) = self.kernel, self.stride
         *lead, channels, h, w = x.shape
@@ -93,52 +94,52 @@ class Convolution(FirstLayer):
         return windows.reshape(*lead, height, width, kh * kw * channels)
 
     def _output(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the output of a padded picture."""
+        """Height and width of the output for a padded input."""
         (kh, kw), (sh, sw) = self.kernel, self.stride
         return (height - kh) // sh + 1, (width - kw) // sw + 1
 
     def _scatter(self, columns: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The adjoint of `_patches`.
 
-        Parts of the kernel as large as the stride tile the input without overlap: one addition for
-        each part.
+        The kernel is split into parts of the size of the stride. The patches of one part do not
+        overlap, so that each part needs one addition.
         """
         (kh, kw), (sh, sw) = self.kernel, self.stride
-        lanes, records, channels, h, w = shape
+        runs, records, channels, h, w = shape
         left, _, top, _ = self.padding
         height, width = columns.shape[2:4]
-        columns = columns.view(lanes, records, height, width, kh, kw, channels)
+        columns = columns.view(runs, records, height, width, kh, kw, channels)
         rows = max(h + top, sh * (height + (kh - 1) // sh))
         across = max(w + left, sw * (width + (kw - 1) // sw))
-        back = columns.new_zeros(lanes, records, rows, across, channels)
+        back = columns.new_zeros(runs, records, rows, across, channels)
         for i in range(0, kh, sh):
             for j in range(0, kw, sw):
                 part = columns[:, :, :, :, i : i + sh, j : j + sw]
                 tiles = back[:, :, i : i + sh * height, j : j + sw * width]
-                tiles = tiles.view(lanes, records, height, sh, width, sw, channels).transpose(3, 4)
+                tiles = tiles.view(runs, records, height, sh, width, sw, channels).transpose(3, 4)
                 tiles[:, :, :, :, : part.shape[4], : part.shape[5]].add_(part)
         return back[:, :, top : top + h, left : left + w].permute(0, 1, 4, 2, 3)
 
     def compile(self, program: Program) -> None:
-        """A position is a place of the kernel, with a run of inputs for each of its rows."""
+        """Adds a row with one position per kernel placement, and one span of inputs per row."""
         if program.is_flat:
             raise NotImplementedError("Convolution after Flatten")
         program.pad(self.padding)
-        picture = program.picture
+        feature_map = program.feature_map
         (kh, kw), (sh, sw) = self.kernel, self.stride
-        height, width = self._output(picture.height, picture.width)
-        line = picture.width * picture.channels
+        height, width = self._output(feature_map.height, feature_map.width)
+        line = feature_map.width * feature_map.channels
         program.add_affine(
             (self.outputs, program.channels, kh, kw),
             self.has_bias,
             starts=[
-                y * sh * line + x * sw * picture.channels
+                y * sh * line + x * sw * feature_map.channels
                 for y in range(height)
                 for x in range(width)
             ],
             positions=(height, width),
             rows=kh,
-            run=kw * picture.channels,
+            run=kw * feature_map.channels,
             stride=line,
         )
 
@@ -146,7 +147,7 @@ class Convolution(FirstLayer):
 @describes(nn.Conv2d)
 def _convolution(module: nn.Conv2d) -> list[Layer]:
     if module.groups != 1 or module.dilation != (1, 1) or module.padding_mode != "zeros":
-        raise NotImplementedError("a convolution with groups, dilation or edges that are not zero")
+        raise NotImplementedError("a convolution with groups, dilation or nonzero padding")
     left, right, top, bottom = module._reversed_padding_repeated_twice
     (kh, kw), (sh, sw) = module.kernel_size, module.stride
     return [

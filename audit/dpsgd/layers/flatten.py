@@ -16,17 +16,17 @@ def _rows(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Flatten(Function):
-    """Every record as a row."""
+    """Flattens every record."""
 
     function: Callable[[Tensor], Tensor] = _rows
 
     def compile(self, program: Program) -> None:
-        """Nothing moves: the weights that come next are laid out as the picture is."""
+        """Adds nothing: the next layer's weights use the layout of the feature map."""
         program.is_flat = True
 
 
 @describes(nn.Flatten)
 def _flatten(module: nn.Flatten) -> list[Layer]:
     if (module.start_dim, module.end_dim) != (1, -1):
-        raise NotImplementedError("Flatten of some dimensions")
+        raise NotImplementedError("Flatten of only some dimensions")
     return [Flatten()]

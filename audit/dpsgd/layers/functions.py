@@ -1,4 +1,4 @@
-"""Layers without parameters whose backward pass autograd finds, and ReLU, which needs no graph."""
+"""Layers without parameters: functions differentiated by autograd, and ReLU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from audit.dpsgd.record_gradients import RecordGradients
 
 @dataclass(frozen=True)
 class Function(Layer):
-    """A function of [R, m, ...] that takes every record by itself."""
+    """A function of [R, m, ...] that treats every record independently."""
 
     function: Callable[[Tensor], Tensor]
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """The function of x, and its graph."""
+        """The function's value, and its autograd graph."""
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             y = self.function(x)
@@ -48,11 +48,11 @@ class Relu(Layer):
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
-        """Delta where the output is positive."""
+        """Delta where the output is positive, else 0."""
         return torch.ops.aten.threshold_backward(delta, saved, 0), None
 
     def compile(self, program: Program) -> None:
-        """In place, both ways."""
+        """Adds a row that works in place, forward and backward."""
         if program.is_at_records:
             raise NotImplementedError("Relu as the first layer of a compiled network")
         program.add("relu", program.size)

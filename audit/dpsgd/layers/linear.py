@@ -22,7 +22,7 @@ class Linear(FirstLayer):
 
     @property
     def parameters(self) -> int:
-        """The weight and, if any, the bias."""
+        """The weight and the bias, if any."""
         return 1 + self.has_bias
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
@@ -37,18 +37,18 @@ class Linear(FirstLayer):
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
-        """Delta W, and the outer products."""
+        """Delta W, and the per-record gradients as outer products."""
         back = delta @ theta[0] if need_input else None
         return back, OuterProducts(delta, saved, self.has_bias)
 
     def compile(self, program: Program) -> None:
-        """One position of all the inputs; records take the place of positions."""
-        picture = program.picture
-        shape = (self.outputs, program.channels, picture.height, picture.width)
+        """Adds a row with one position that spans all inputs; records act as positions."""
+        feature_map = program.feature_map
+        shape = (self.outputs, program.channels, feature_map.height, feature_map.width)
         if not program.is_flat or program.is_at_records:
             raise NotImplementedError("Linear before Flatten or as the first layer")
         if self.inputs != shape[1] * shape[2] * shape[3]:
-            raise NotImplementedError("a Linear layer of another size")
+            raise NotImplementedError("a Linear layer whose inputs are not the feature map")
         program.add_affine(
             shape,
             self.has_bias,

@@ -9,7 +9,7 @@ from torch.nn import functional
 from audit.dpsgd.layers.base import Layer, describes
 from audit.dpsgd.layers.functions import Function
 from audit.dpsgd.parameters import Parameters
-from audit.dpsgd.record_gradients import RecordGradients, WrittenOut
+from audit.dpsgd.record_gradients import ExplicitGradients, RecordGradients
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Gain(Layer):
 
     @property
     def parameters(self) -> int:
-        """The gain and, if any, the bias."""
+        """The gain and the bias, if any."""
         return 1 + self.has_bias
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
@@ -33,7 +33,7 @@ class Gain(Layer):
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
-        """Sums over the positions that share a parameter."""
+        """The gradient of the input; per-record gradients sum over positions."""
         terms = [delta * saved, delta] if self.has_bias else [delta * saved]
         shape = theta[0].shape[1:]
         if self.per_channel:
@@ -42,10 +42,10 @@ class Gain(Layer):
             lead = delta.shape[:2]
             gradients = [term.reshape(*lead, -1, *shape).sum(2) for term in terms]
         back = delta * self._spread(theta[0], delta) if need_input else None
-        return back, WrittenOut(gradients)
+        return back, ExplicitGradients(gradients)
 
     def _spread(self, parameter: Tensor, x: Tensor) -> Tensor:
-        """[R, ...] made to broadcast with [R, m, ...]."""
+        """The parameter, [R, ...], reshaped to broadcast with [R, m, ...]."""
         if self.per_channel:
             return parameter.view(len(parameter), 1, -1, *[1] * (x.dim() - 3))
         ones = [1] * (x.dim() - parameter.dim())

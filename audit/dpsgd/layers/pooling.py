@@ -1,4 +1,4 @@
-"""Pools: `nn.MaxPool2d`, and means."""
+"""Pooling: `nn.MaxPool2d` and average pooling."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,9 @@ from audit.dpsgd.record_gradients import RecordGradients
 
 @dataclass(frozen=True)
 class MaxPool(Layer):
-    """`nn.MaxPool2d`, which is several times faster where channels come last in memory.
+    """`nn.MaxPool2d`, which is several times faster if channels are last in memory.
 
-    The fields are what torch's operator takes, in its order.
+    The fields are the arguments of torch's operator, in its order.
     """
 
     kernel: tuple[int, int]
@@ -27,38 +27,38 @@ class MaxPool(Layer):
     ceil_mode: bool
 
     def forward(self, theta: Parameters, x: Tensor) -> tuple[Tensor, Any]:
-        """The largest of every window; saves where it was."""
-        lanes, channels = len(x), x.shape[2]
-        # After a first layer that all lanes share, they lie side by side with the channels: pooled
-        # as one picture of lanes * channels, nothing is copied.
+        """The maximum of every window; saves its position."""
+        runs, channels = len(x), x.shape[2]
+        # After a shared first layer, runs and channels are adjacent in memory. Pooling one image
+        # with runs * channels channels avoids a copy.
         is_joined = x.stride(2) == 1 and x.stride(0) == channels
         x = _channels_last(x, is_joined)
         y, index = torch.ops.aten.max_pool2d_with_indices(x, *vars(self).values())
-        return _lanes_first(y, lanes, is_joined), (x, index, is_joined)
+        return _runs_first(y, runs, is_joined), (x, index, is_joined)
 
     def backward(
         self, theta: Parameters, saved: Any, delta: Tensor, need_input: bool
     ) -> tuple[Tensor | None, RecordGradients | None]:
-        """Delta at the places of the largest."""
+        """Delta at the positions of the maxima."""
         x, index, is_joined = saved
-        lanes = len(delta)
+        runs = len(delta)
         delta = _channels_last(delta, is_joined)
         back = torch.ops.aten.max_pool2d_with_indices_backward(
             delta, x, *vars(self).values(), index
         )
-        return _lanes_first(back, lanes, is_joined), None
+        return _runs_first(back, runs, is_joined), None
 
     def compile(self, program: Program) -> None:
-        """Windows inside the picture alone."""
+        """Adds a row for windows that lie inside the feature map."""
         if program.is_at_records or program.is_flat:
             raise NotImplementedError("MaxPool as the first layer or after Flatten")
         if self.padding != (0, 0) or self.dilation != (1, 1) or self.ceil_mode:
             raise NotImplementedError("a pooling with padding, dilation or ceil_mode")
-        picture = program.picture
-        program.add_picture(
+        feature_map = program.feature_map
+        program.add_resizing(
             "max_pool",
-            (picture.height - self.kernel[0]) // self.stride[0] + 1,
-            (picture.width - self.kernel[1]) // self.stride[1] + 1,
+            (feature_map.height - self.kernel[0]) // self.stride[0] + 1,
+            (feature_map.width - self.kernel[1]) // self.stride[1] + 1,
             kernel_height=self.kernel[0],
             kernel_width=self.kernel[1],
             stride_height=self.stride[0],
@@ -71,16 +71,16 @@ def _channels_last(x: Tensor, is_joined: bool) -> Tensor:
     x = x.permute(1, 3, 4, 0, 2) if is_joined else x.permute(0, 1, 3, 4, 2)
     height, width = (x.shape[1], x.shape[2]) if is_joined else (x.shape[2], x.shape[3])
     across = x.shape[3] * x.shape[4] if is_joined else x.shape[4]
-    # By way of rows, so that even a single picture has the strides that torch takes for channels
-    # last.
+    # Reshaping to rows first gives even a single image the strides that torch recognises as
+    # channels last.
     return x.reshape(-1, width, across).view(-1, height, width, across).permute(0, 3, 1, 2)
 
 
-def _lanes_first(x: Tensor, lanes: int, is_joined: bool) -> Tensor:
+def _runs_first(x: Tensor, runs: int, is_joined: bool) -> Tensor:
     """The inverse of `_channels_last`."""
     if is_joined:
-        return x.view(len(x), lanes, -1, *x.shape[2:]).transpose(0, 1)
-    return x.view(lanes, -1, *x.shape[1:])
+        return x.view(len(x), runs, -1, *x.shape[2:]).transpose(0, 1)
+    return x.view(runs, -1, *x.shape[1:])
 
 
 def _pair(size: int | tuple[int, ...]) -> tuple[int, int]:
@@ -92,7 +92,7 @@ def _pair(size: int | tuple[int, ...]) -> tuple[int, int]:
 @describes(nn.MaxPool2d)
 def _max_pool(module: nn.MaxPool2d) -> list[Layer]:
     if module.return_indices:
-        raise NotImplementedError("MaxPool2d that gives indices")
+        raise NotImplementedError("MaxPool2d with return_indices")
     sizes = (module.kernel_size, module.stride, module.padding, module.dilation)
     kernel, stride, padding, dilation = (_pair(size) for size in sizes)
     return [MaxPool(kernel, stride, padding, dilation, module.ceil_mode)]

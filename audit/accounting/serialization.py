@@ -1,0 +1,102 @@
+"""Mechanisms as plain values, for files; and back."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from audit import checks
+from audit.accounting.combinations import Candidates, Composition, Mixture, WorstOf
+from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
+from audit.accounting.discrete import (
+    ApproximateDp,
+    DiscreteMechanism,
+    PureDp,
+    RandomisedResponse,
+)
+from audit.accounting.dpsgd import DpSgd
+from audit.accounting.gaussian import GaussianMechanism
+from audit.accounting.laplace import LaplaceMechanism
+from audit.accounting.loss_distribution import LossDistribution
+from audit.accounting.mechanism import Mechanism
+
+_KINDS: dict[str, type[Mechanism]] = {
+    kind.__name__: kind
+    for kind in (
+        WorstOf,
+        ApproximateDp,
+        Candidates,
+        Composition,
+        DiscreteMechanism,
+        DpSgd,
+        GaussianMechanism,
+        LaplaceMechanism,
+        LossDistribution,
+        Mixture,
+        PrivacyProfile,
+        PureDp,
+        RandomisedResponse,
+        RenyiCurve,
+        ZeroConcentratedDp,
+    )
+}
+
+
+def mechanism_to_dict(base: Mechanism) -> dict[str, Any]:
+    """A mechanism as numbers, texts and lists: its kind and its parameters.
+
+    Raises:
+        ValueError: the mechanism is of a kind of the user's own.
+
+    Example:
+        >>> mechanism_to_dict(GaussianMechanism(0.5))
+        {'mechanism': 'GaussianMechanism', 'mu': 0.5}
+    """
+    written: Any = base
+    name = type(base).__name__
+    if _KINDS.get(name) is not type(base):
+        raise ValueError(f"base must be a mechanism of audit.accounting to be written, got {name}")
+    return {"mechanism": name} | {
+        each.name: _value(getattr(base, each.name))
+        for each in fields(written)
+        # Left out where it is 1: files of versions that know of no groups read the same.
+        if (each.name, getattr(base, each.name)) != ("group_size", 1)
+    }
+
+
+def mechanism_from_dict(values: Mapping[str, Any]) -> Mechanism:
+    """The mechanism that `to_plain` wrote.
+
+    Raises:
+        ValueError: no such mechanism, or parameters that are not its.
+
+    Example:
+        >>> mechanism_from_dict({"mechanism": "GaussianMechanism", "mu": 0.5})
+        GaussianMechanism(mu=0.5)
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"mechanism must be a mapping, got {checks.one_line(values)}")
+    parameters = {str(name): _read(value) for name, value in values.items()}
+    kind = _KINDS[checks.one_of("mechanism", str(parameters.pop("mechanism", "")), _KINDS)]
+    try:
+        return kind(**parameters)
+    except TypeError as error:
+        raise ValueError(f"mechanism {kind.__name__} must have its parameters: {error}") from None
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, Mechanism):
+        return mechanism_to_dict(value)
+    if isinstance(value, tuple | list | np.ndarray):
+        return [_value(one) for one in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return mechanism_from_dict(value)
+    if isinstance(value, list):
+        found = [_read(one) for one in value]
+        return tuple(found) if any(isinstance(one, Mechanism) for one in found) else np.array(found)
+    return value

@@ -1,0 +1,191 @@
+r"""How much an adaptive choice leaks: a sampler that uses [c, C] against the record, and its law.
+
+The candidates do nothing but carry one of two labels. What the runs so far say of the record is
+counted: a small x is a point against it, a large x one for it. While more speaks against, the
+label "back" is as likely as [c, C] allows, else the label "front". Of the runs the score prefers
+those of the front, a large x whose limit depends on the label; then those of the back, a small x;
+then the rest. What speaks against the record is released only if nothing of the front came, and
+the sampler sees to it that with the record the front comes oftener and the back less often.
+
+With W a set of outputs, M_W the matrix of chances that a run is in W and moves the count from i to
+j, all K runs are in W with chance sum_k P[K=k] (M_W^k 1) from count 0. The back is released with
+chance G(all but the front) - G(all but front and back): the law of one event, in closed form.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from audit.attacks.orders import expected_ratio, worst_case_split_order
+from audit.protocols import Adaptive
+
+Array = NDArray[np.float64]
+
+_MEANS = 2
+_NEGLIGIBLE = 1e-9
+_MAX_RUNS = 1 << 16
+_SHARPNESS = 4.0  # of the change from one density to the other, per point
+_ALL_TRIALS = 10**12
+
+
+@dataclass(frozen=True)
+class AdaptiveAttack:
+    """A sampler and a score for N(b mu, 1), told apart by one event: "the back is released".
+
+    Attributes:
+        mu: of the base.
+        protocol: the law of K, and how far densities may be from the prior.
+        front: limits above which x is of the front, by label.
+        back: limits below which x is of the back, by label.
+        points: below the first x is a point against the record, above the second one for it.
+        tip: the count at which both labels are as likely as in the middle.
+        reach: the count stays within this of 0.
+    """
+
+    mu: float
+    protocol: Adaptive
+    front: tuple[float, float]
+    back: tuple[float, float]
+    points: tuple[float, float]
+    tip: float
+    reach: int = 5
+
+    @property
+    def back_shares(self) -> Array:
+        """Chance of the label "back" at every count from -reach to reach."""
+        low, high = self.protocol.low, self.protocol.high
+        mass = (1.0 - low) / (high - low) if low < 1.0 < high else 0.5
+        most = min(high * mass, 1.0 - low * (1.0 - mass))
+        least = max(low * mass, 1.0 - high * (1.0 - mass))
+        count = np.arange(-self.reach, self.reach + 1)
+        weight = special.expit(_SHARPNESS * (count - self.tip))
+        return np.asarray(least + (most - least) * weight)
+
+    def chances(self) -> tuple[float, float]:
+        """That the back is released: rounded down without the record, up with it."""
+        runs, probabilities = self._runs()
+        left = 1.0 - float(probabilities.sum())
+        matrices = np.stack([self._matrix(mean, w) for mean in (0.0, self.mu) for w in (0, 1)])
+        vectors = np.ones((2 * _MEANS, 2 * self.reach + 1, 1))
+        inside = probabilities[0] * np.ones(2 * _MEANS)
+        for k in range(1, runs + 1):
+            vectors = matrices @ vectors
+            inside += probabilities[k] * vectors[:, self.reach, 0]
+        slack = 1e-13
+        without, with_record = inside[0] - inside[1], inside[2] - inside[3]
+        return float(without - slack), float(with_record + max(left, 0.0) + slack)
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon that the event attains at delta, rounded down; 0 where it is too rare."""
+        without, with_record = self.chances()
+        return math.log((without - delta) / with_record) if without > delta + with_record else 0.0
+
+    def play(self, rng: np.random.Generator, trials: int, mean: float) -> NDArray[np.bool_]:
+        """Plays tunings and tells which released the back.
+
+        Args:
+            rng: source of everything random.
+            trials: how many tunings.
+            mean: of x in one run: 0, or mu with the record.
+        """
+        runs = self.protocol.repetitions.sample(rng, trials)
+        shares = self.back_shares
+        count = np.full(trials, self.reach)
+        in_front, in_back = np.zeros(trials, np.bool_), np.zeros(trials, np.bool_)
+        for index in range(int(runs.max(initial=0))):
+            who = np.flatnonzero(runs > index)
+            label = (rng.random(len(who)) >= shares[count[who]]).astype(np.int64)
+            x = mean + rng.standard_normal(len(who))
+            in_front[who] |= x > np.array(self.front)[label]
+            in_back[who] |= x < np.array(self.back)[label]
+            move = (x < self.points[0]).astype(np.int64) - (x > self.points[1])
+            count[who] = np.clip(count[who] + move, 0, 2 * self.reach)
+        return in_back & ~in_front
+
+    def _runs(self) -> tuple[int, Array]:
+        most = 64
+        while True:
+            probabilities = self.protocol.repetitions.pmf(np.arange(most + 1))
+            if 1.0 - probabilities.sum() <= _NEGLIGIBLE or most >= _MAX_RUNS:
+                return most, probabilities
+            most *= 2
+
+    def _matrix(self, mean: float, without_back: int) -> Array:
+        """Chances [counts, counts] to be in W and to move; W is all but the front, or the back."""
+        moves = np.zeros((2, 3))
+        for label in (0, 1):
+            least = self.back[label] if without_back else -np.inf
+            limits = np.array([-np.inf, self.points[0], self.points[1], np.inf])
+            limits = np.clip(limits, least, max(self.front[label], least))
+            moves[label] = np.diff(special.ndtr(limits - mean))
+        shares = self.back_shares
+        chances = shares[:, None] * moves[0] + (1.0 - shares)[:, None] * moves[1]
+        size = len(shares)
+        matrix, at = np.zeros((size, size)), np.arange(size)
+        for column, move in enumerate((1, 0, -1)):
+            np.add.at(matrix, (at, np.clip(at + move, 0, size - 1)), chances[:, column])
+        return matrix
+
+
+def adaptive_attack(
+    mu: float,
+    protocol: Adaptive,
+    delta: float,
+    trials: int = _ALL_TRIALS,
+    confidence: float = 0.95,
+    evaluations: int = 400,
+) -> AdaptiveAttack:
+    """The best attack found: a local search from the best split order of random search.
+
+    Args:
+        mu: of the base.
+        protocol: the law of K, and how far densities may be from the prior.
+        delta: in (0, 1).
+        trials: trials on each side; what is certified at the expected counts is maximised.
+        confidence: of the two limits together.
+        evaluations: how many attacks are tried.
+
+    Example:
+        >>> from audit.protocols import Adaptive
+        >>> attack = adaptive_attack(1.0, Adaptive("tnb:0,0.5", 0.75, 1.33), 1e-5, evaluations=20)
+        >>> attack.epsilon(1e-5) > 0.0
+        True
+    """
+    alpha = (1.0 - confidence) / 2.0
+    order, _ = worst_case_split_order(mu, protocol.repetitions, delta)
+    top = float(np.clip(order.top, -3.0, 6.0 + mu))
+    # An event of about 10 delta, or what so many trials can see.
+    rare = max(10.0 * delta, 30.0 / trials) / protocol.repetitions.mean
+    low = float(special.ndtri(min(rare, 0.1)))
+
+    def attack(values: Array) -> AdaptiveAttack:
+        front_back, front, back, back_front, against, after, tip = map(float, values)
+        return AdaptiveAttack(
+            mu, protocol, (front_back, front), (back, back_front), (against, after), tip
+        )
+
+    def lost(values: Array) -> float:
+        if values[4] > values[5] or max(values[2], values[3]) > min(values[0], values[1]):
+            return 50.0
+        without, with_record = (np.array([max(c, 1e-300)]) for c in attack(values).chances())
+        return -float(np.log(expected_ratio(without, with_record, delta, trials, alpha))[0])
+
+    from scipy import optimize  # a fifth of a second to import, and rarely needed
+
+    found = optimize.minimize(
+        lost,
+        np.array([top + 0.5, top - 0.1, low + 0.1, low - 0.7, -1.0, 1.0 + mu, 0.5]),
+        method="Nelder-Mead",
+        options={"maxfev": evaluations, "xatol": 1e-3, "fatol": 1e-5},
+    )
+    best = attack(np.asarray(found.x))
+    plain = replace(best, tip=math.inf, front=(top, top), back=(low, low))
+    return max((best, plain), key=lambda one: _certified(one, delta, trials, alpha))
+
+
+def _certified(attack: AdaptiveAttack, delta: float, trials: int, alpha: float) -> float:
+    without, with_record = (np.array([max(c, 1e-300)]) for c in attack.chances())
+    return float(expected_ratio(without, with_record, delta, trials, alpha)[0])

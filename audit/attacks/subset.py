@@ -1,0 +1,122 @@
+"""What a tuning on a subset leaks: the winner by an order of N(b mu, 1), and the final run.
+
+By Neyman and Pearson nothing tells more than the density ratio of both together. It is known: that
+of a record in one or the other, q r1 + (1-q) r2, or (q r1 + 1-q) r2 where the final run takes all.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.accounting import GaussianMechanism, LossPair, solve_epsilon
+from audit.accounting.pairs import PrivacyLossPmf
+from audit.attacks.orders import TunedOrder, worst_case_split_order
+from audit.numerics import log_complement
+from audit.orders import SplitOrder
+from audit.protocols import Subset
+from audit.upper_bounds.subset import SubsetCurve
+
+Array = NDArray[np.float64]
+
+_STEP = 0.01
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class SubsetAttack:
+    """A tuning of N(b mu, 1) by a split order, then a final run of the same.
+
+    Attributes:
+        mu: of one run.
+        protocol: the law of K, the chance to be tuned on, what the final run takes.
+        order: by which the best of the tuning is chosen.
+
+    Example:
+        >>> from audit.orders import SplitOrder
+        >>> from audit.protocols import Subset
+        >>> attack = SubsetAttack(1.0, Subset("tnb:0,0.1", 0.5), SplitOrder(2.0))
+        >>> attack.epsilon(1e-5) > 0.0
+        True
+    """
+
+    mu: float
+    protocol: Subset
+    order: SplitOrder
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon that the order attains at delta, the winner told by cells; rounded down."""
+        (p, _), (p_with, _) = TunedOrder(
+            self.mu, self.protocol.repetitions, self.order, _STEP
+        ).masses
+        some = (p > 1e-290) & (p_with > 1e-290)
+        loss = np.log(p_with[some]) - np.log(p[some])
+        order = np.argsort(loss)
+        tuning = LossPair(PrivacyLossPmf(loss[order], np.log(p_with[some])[order], 0.0, 0.0))
+        (pair,) = GaussianMechanism(self.mu).pairs
+        on_all = self.protocol.final == "all"
+        curve = SubsetCurve(tuning, pair, pair, self.protocol.sampling_rate, on_all)
+
+        def attained(epsilon: float) -> float:
+            return max(curve.delta(epsilon) * (1.0 - _ROUNDING) - 1e-13, 0.0)
+
+        return solve_epsilon(attained, delta) * (1.0 - _ROUNDING)
+
+    def log_ratio(self, winner: Array, final: Array) -> Array:
+        """What both tell of the record, [n]; the winner is minus infinity where there is none."""
+        law, q = self.protocol.repetitions, self.protocol.sampling_rate
+        some = np.isfinite(winner)
+        x, tuned = winner[some], np.zeros(len(winner))
+        without, with_record = (
+            law.log_phi_prime_at(_log_worse(self.order, x, mean)) for mean in (0.0, self.mu)
+        )
+        tuned[some] = with_record - without + self.mu * (x - 0.5 * self.mu)
+        last = self.mu * (final - 0.5 * self.mu)
+        with np.errstate(divide="ignore"):
+            log_q, log_rest = np.log(q), np.log1p(-q)
+        if self.protocol.final == "all":
+            return np.asarray(np.logaddexp(log_q + tuned, log_rest) + last)
+        return np.asarray(np.logaddexp(log_q + tuned, log_rest + last))
+
+    def play(self, rng: np.random.Generator, trials: int, mean: float) -> Array:
+        """The log ratios of tunings, [trials].
+
+        Args:
+            rng: source of everything random.
+            trials: how many tunings.
+            mean: of x in a run that has the record: 0 for none that has, or mu.
+        """
+        runs = self.protocol.repetitions.sample(rng, trials)
+        tuned_on = rng.random(trials) < self.protocol.sampling_rate
+        winner = np.full(trials, -np.inf)
+        for has_record in (False, True):
+            who = np.flatnonzero((runs > 0) & (tuned_on == has_record))
+            winner[who] = self.order.best(runs[who], mean * has_record, rng)
+        on_final = np.ones(trials) if self.protocol.final == "all" else ~tuned_on
+        return self.log_ratio(winner, mean * on_final + rng.standard_normal(trials))
+
+
+def _log_worse(order: SplitOrder, x: Array, mean: float) -> Array:
+    """log of the chance that a run is no better than x."""
+    above, below = order.tails(x, mean)
+    better = np.minimum(above + below, 1.0)
+    return np.asarray(log_complement(better, 1.0 - better))
+
+
+def subset_attack(mu: float, protocol: Subset, delta: float) -> SubsetAttack:
+    """The split order that leaks most of those tried.
+
+    Args:
+        mu: of one run.
+        protocol: the law of K, the chance to be tuned on, what the final run takes.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.protocols import Subset
+        >>> subset_attack(1.0, Subset("tnb:0,0.1", 0.5), 1e-5).epsilon(1e-5) > 0.0
+        True
+    """
+    best, _ = worst_case_split_order(mu, protocol.repetitions, delta)
+    plain = SubsetAttack(mu, protocol, SplitOrder(-np.inf))
+    tried = [plain, *(replace(plain, order=SplitOrder(top)) for top in (np.inf, best.top))]
+    return max(tried, key=lambda one: one.epsilon(delta))

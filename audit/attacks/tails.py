@@ -1,0 +1,138 @@
+"""Rerunning until a run is accepted: the two tails of a Gaussian output that leak most."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from audit.accounting import (
+    solve_epsilon,
+)
+from audit.attacks.orders import expected_ratio
+from audit.numerics import PROFILE_ACCURACY
+from audit.protocols import RandomStopping, UntilAccepted
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class AcceptedTails:
+    """What is released of N(b mu, 1) where two tails are accepted: a game that is really played.
+
+    The released x has the density ratio of one run but for a constant, so the worst events are
+    half-lines, and all is in closed form.
+
+    Attributes:
+        mu: of the base.
+        low: below it a run is accepted.
+        high: above it a run is accepted, at least `low`.
+        stop: chance to stop after a run that is not; 0 where one goes on.
+
+    Example:
+        >>> tails = AcceptedTails(0.25, low=-2.0, high=2.0)
+        >>> round(tails.epsilon(1e-5), 3)
+        1.242
+    """
+
+    mu: float
+    low: float
+    high: float
+    stop: float = 0.0
+
+    def rate_below(self, x: ArrayLike, mean: float) -> Array:
+        """P[released <= x] in one run's mean; to release nothing is below everything."""
+        x = np.asarray(x, dtype=np.float64)
+        below = special.ndtr(np.minimum(x, self.low) - mean)
+        between = special.ndtr(np.maximum(x, self.high) - mean) - special.ndtr(self.high - mean)
+        nothing = self.stop * (1.0 - self._accepted(mean))
+        return np.asarray((nothing + below + between) / self._total(mean))
+
+    def delta(self, epsilon: float) -> float:
+        """The larger of both directions' hockey-stick divergences, rounded down."""
+        found = 0.0
+        for sign in (1.0, -1.0):
+            # Where the ratio of the one law to the other is e^epsilon.
+            log_total = math.log(self._total(self.mu)) - math.log(self._total(0.0))
+            at = (sign * epsilon + log_total) / self.mu + 0.5 * self.mu
+            below, below_with = (float(self.rate_below(at, mean)) for mean in (0.0, self.mu))
+            nothing, nothing_with = (self._nothing(mean) for mean in (0.0, self.mu))
+            if sign > 0:
+                gain = (1.0 - below_with) - math.exp(epsilon) * (1.0 - below)
+                none = nothing_with - math.exp(epsilon) * nothing
+            else:
+                gain = below - nothing - math.exp(epsilon) * (below_with - nothing_with)
+                none = nothing - math.exp(epsilon) * nothing_with
+            found = max(found, gain + max(none, 0.0))
+        return max(found * (1.0 - 1e-9) - 1e-15, 0.0)
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon that these tails attain at delta, rounded down."""
+        return solve_epsilon(self.delta, delta) * (1.0 - PROFILE_ACCURACY)
+
+    def _accepted(self, mean: float) -> float:
+        return float(special.ndtr(self.low - mean) + special.ndtr(mean - self.high))
+
+    def _total(self, mean: float) -> float:
+        return self.stop + (1.0 - self.stop) * self._accepted(mean)
+
+    def _nothing(self, mean: float) -> float:
+        return self.stop * (1.0 - self._accepted(mean)) / self._total(mean)
+
+
+def attack_tails(
+    mu: float,
+    protocol: UntilAccepted | RandomStopping,
+    delta: float,
+    trials: int,
+    confidence: float = 0.95,
+) -> tuple[AcceptedTails, float]:
+    """The two tails of N(b mu, 1) to accept, and the threshold, whose audit certifies most.
+
+    One tail is the event that is sought, the other what it is a share of. As `attack_order`: rare
+    events leak most but cannot be seen in few trials, so what is certified at the expected counts
+    is maximised. Below the threshold the adversary says "without the canary"; to release nothing
+    is below it, too.
+
+    Args:
+        mu: of the base.
+        protocol: until a run is accepted, or stopped after some that were not.
+        delta: in (0, 1).
+        trials: trials on each side.
+        confidence: of the two limits together.
+
+    Example:
+        >>> from audit.protocols import UntilAccepted
+        >>> tails, _ = attack_tails(1.0, UntilAccepted(0.1), 1e-5, trials=10_000)
+        >>> tails.low < tails.high
+        True
+    """
+    alpha = (1.0 - confidence) / 2.0
+    z = np.linspace(-6.0, 6.0 + mu, 97)
+    stop = 0.0
+    if isinstance(protocol, UntilAccepted):
+        # As little is accepted as may be: what is sought is the larger a share of it.
+        low = z[special.ndtr(z) < protocol.acceptance]
+        high = -special.ndtri(protocol.acceptance - special.ndtr(low))
+        with_record = special.ndtr(low - mu) + special.ndtr(mu - high)
+        kept = with_record >= protocol.acceptance
+        low, high = low[kept], high[kept]
+    else:
+        stop = protocol.stop
+        low, high = (side.ravel() for side in np.meshgrid(z, z, indexing="ij"))
+        low, high = low[low <= high], high[low <= high]
+    sides = []
+    for mean in (0.0, mu):
+        below, above = special.ndtr(low - mean), special.ndtr(mean - high)
+        total = stop + (1.0 - stop) * (below + above)
+        sides.append(above / total)
+    above, above_with = sides
+    # Either what is below speaks against the canary, with nothing, or what is above speaks for it.
+    certified = np.maximum(
+        expected_ratio(1.0 - above, 1.0 - above_with, delta, trials, alpha),
+        expected_ratio(above_with, above, delta, trials, alpha),
+    )
+    best = int(np.argmax(certified))
+    tails = AcceptedTails(mu, float(low[best]), float(high[best]), stop)
+    return tails, 0.5 * (tails.low + tails.high)

@@ -1,0 +1,431 @@
+"""The conditions of a certificate, computed from what the study states about itself.
+
+Every sentence here belongs to the format: verification computes the sentences again and compares
+them, so that nobody can remove or reword a condition. A changed sentence needs a new `FORMAT`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from audit import checks
+from audit.accounting import (
+    NEIGHBOURS,
+    Composition,
+    DpSgd,
+    GaussianMechanism,
+    Mechanism,
+    Mixture,
+    WorstOf,
+    group_size,
+    relations,
+)
+from audit.numerics import format_exact
+from audit.protocols import (
+    Adaptive,
+    Grid,
+    Protocol,
+    RandomSearch,
+    RandomStopping,
+    Subset,
+    UntilAccepted,
+)
+
+__all__ = [
+    "PROTOCOLS",
+    "Condition",
+    "Ground",
+    "NoisyScore",
+    "Setting",
+    "StudyFacts",
+    "bases_of",
+    "checkable",
+    "conditions",
+    "relation_of",
+    "setting",
+    "void_if",
+]
+
+PROTOCOLS: tuple[type[Protocol], ...] = (
+    RandomSearch,
+    Grid,
+    Adaptive,
+    Subset,
+    UntilAccepted,
+    RandomStopping,
+)
+"""The protocols whose conditions are known."""
+
+AS_STATED = "base mechanism"
+"""The relation of a mechanism that names none: whatever its parameters hold for."""
+
+_RELATION_CONDITIONS = {
+    "add-remove": "the divisor of the noisy sums, the noise, the sampling rate and the number of "
+    "steps were not computed from the number of records, and nothing else in a run depends on it",
+    "zero-out": "the number of records is public",
+}
+
+_CHECKS = {
+    "steps": "no run took more steps than stated",
+    "noise_multiplier": "no run used less noise than stated",
+    "sampling_rate": "no run used a higher sampling rate than stated",
+    "poisson_sampling": "batches were drawn by Poisson sampling",
+    "divisor": "every run released its noisy sums undivided, or divided by {divisor}",
+    "constants": "every run used exactly the stated noise, sampling rate and number of steps",
+    "count_of_records": "every run had as many records as the study allowed",
+}
+"""What a study can check in every run."""
+
+
+class Ground(Enum):
+    """Why the author takes a condition to be true.
+
+    Example:
+        >>> [ground.value for ground in Ground]
+        ['by construction', 'checked', 'on trust', 'broken']
+    """
+
+    BY_CONSTRUCTION = "by construction"
+    CHECKED = "checked"
+    ON_TRUST = "on trust"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition of the claim.
+
+    Attributes:
+        name: what programs call it.
+        words: the condition as a sentence.
+        ground: why the author takes it to be true.
+
+    Example:
+        >>> Condition("space", "the search space is public", Ground.ON_TRUST).ground.value
+        'on trust'
+    """
+
+    name: str
+    words: str
+    ground: Ground
+
+
+@dataclass(frozen=True)
+class NoisyScore:
+    """The noise of a score that reads private records.
+
+    Attributes:
+        noise_std: standard deviation of the noise, > 0, in units of the score.
+        sensitivity: the largest change of the score by one record, > 0.
+        disjoint: whether no record is both scored and trained on.
+
+    Example:
+        >>> NoisyScore(noise_std=0.01, sensitivity=0.002, disjoint=True).disjoint
+        True
+    """
+
+    noise_std: float
+    sensitivity: float
+    disjoint: bool
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.disjoint, bool):
+            raise ValueError(
+                f"disjoint must be true or false, got {checks.one_line(self.disjoint)}"
+            )
+        checks.store_validated(
+            self,
+            noise_std=checks.interval("noise_std", self.noise_std, 0.0),
+            sensitivity=checks.interval("sensitivity", self.sensitivity, 0.0),
+        )
+
+    def with_training(self, training: Mechanism) -> Mechanism:
+        """The mechanism of one run: training and noisy score."""
+        noise = GaussianMechanism(self.sensitivity / self.noise_std)
+        # Of several records of one person, some may be scored on and others trained on.
+        apart = self.disjoint and group_size(training) == 1
+        return (WorstOf if apart else Composition)((training, noise))
+
+
+@dataclass(frozen=True)
+class StudyFacts:
+    """What a study states about itself and a file cannot prove.
+
+    Attributes:
+        prior: distribution of the candidates, by name.
+        checked: what was checked in every run that could win, of `checkable`.
+        seeded: whether the random draws follow from a seed that was given.
+        key_kept: whether the key of the random draws stays on disk.
+        settings: SHA-256 of the settings of the study.
+        expected_batch_size: the constant that noisy sums are divided by; None if the study names
+            none.
+
+    Example:
+        >>> StudyFacts({"lr": "uniform in [0.0, 1.0]"}).seeded
+        False
+    """
+
+    prior: Mapping[str, str]
+    checked: tuple[str, ...] = ()
+    seeded: bool = False
+    key_kept: bool = False
+    settings: str = ""
+    expected_batch_size: float | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the claim is about.
+
+    Attributes:
+        trust_model: who sees what.
+        unit: the unit of privacy.
+        relation: name of the neighbouring relation, of `accounting.NEIGHBOURS`, or `base
+            mechanism` if the mechanism names none.
+        neighbours: the neighbouring relation in words.
+        touched: which records are read, by what.
+        released: what is published.
+        withheld: what must stay secret.
+
+    Example:
+        >>> import inspect
+        >>> list(inspect.signature(Setting).parameters)[:3]
+        ['trust_model', 'unit', 'relation']
+    """
+
+    trust_model: str
+    unit: str
+    relation: str
+    neighbours: str
+    touched: Mapping[str, str]
+    released: tuple[str, ...]
+    withheld: tuple[str, ...]
+
+
+def bases_of(training: Mechanism, score: NoisyScore | None) -> list[Mechanism]:
+    """The mechanisms that one run may be, given its training and its score.
+
+    If training is one of several mechanisms, the score may stand inside or outside of the choice.
+    """
+    if score is None:
+        return [training]
+    found = [score.with_training(training)]
+    if isinstance(training, WorstOf | Mixture):
+        inside = tuple(map(score.with_training, training.candidates))
+        if isinstance(training, Mixture):
+            found.append(Mixture(inside, training.chances))
+        else:
+            found.append(type(training)(inside))
+    return found
+
+
+def relation_of(training: Mechanism) -> str:
+    """Name of the neighbouring relation that a training states."""
+    stated = relations(training)
+    if len(stated) == 1 and all(isinstance(part, DpSgd) for part in _parts(training)):
+        return next(iter(stated))
+    return AS_STATED
+
+
+def records_of(training: Mechanism) -> str:
+    """The records that a training protects together, in words."""
+    size = group_size(training)
+    return "one record" if size == 1 else f"up to {size} records of one person"
+
+
+def checkable(training: Mechanism, protocol: Protocol) -> tuple[str, ...]:
+    """Names of the conditions that a study can check in every run."""
+    found: list[str] = []
+    parts = _parts(training)
+    if all(isinstance(part, DpSgd) for part in parts):
+        found += ["steps", "noise_multiplier", "sampling_rate"]
+        if any(isinstance(part, DpSgd) and part.sampling_rate < 1.0 for part in parts):
+            found.append("poisson_sampling")
+        if "add-remove" in relations(training):
+            found += ["divisor", "constants"]
+    if isinstance(protocol, Subset):
+        found.append("count_of_records")
+    return tuple(found)
+
+
+def conditions(
+    training: Mechanism, protocol: Protocol, score: NoisyScore | None, facts: StudyFacts
+) -> tuple[Condition, ...]:
+    """All conditions of the claim: those on trust come last."""
+    found = [
+        *_by_construction(protocol, score, facts),
+        *_of_runs(training, protocol, facts),
+        *_on_trust(training, protocol, score),
+    ]
+    last = (Ground.BROKEN, Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.ON_TRUST)
+    return tuple(sorted(found, key=lambda one: last.index(one.ground)))
+
+
+def setting(
+    training: Mechanism, protocol: Protocol, score: NoisyScore | None, unit: str
+) -> Setting:
+    """What the claim is about."""
+    validation = "public records only"
+    if score is not None:
+        whose = "other private records" if score.disjoint else "private records, also trained on"
+        validation = (
+            f"{whose}, through a statistic of sensitivity {format_exact(score.sensitivity)} with "
+            f"Gaussian noise of standard deviation {format_exact(score.noise_std)}"
+        )
+    relation = relation_of(training)
+    neighbours = "the pairs of data sets for which the parameters of the base mechanism hold"
+    if relation != AS_STATED:
+        neighbours = NEIGHBOURS[relation].format(records=records_of(training))
+    size = group_size(training)
+    return Setting(
+        trust_model="central: the curator who runs the tuning holds the data and is trusted, and "
+        "everyone else sees the released items only",
+        unit=unit if size == 1 else f"up to {size} of: {unit}",
+        relation=relation,
+        neighbours=neighbours,
+        touched={
+            **_records_of_runs(protocol),
+            "the score": validation,
+            "the choice of the best run": "scores alone",
+        },
+        released=(
+            "the output and the score of the final run, and its candidate, or that there was none"
+            if isinstance(protocol, Subset)
+            else "the output of the best run, its candidate and its score, or that there was none",
+            "this certificate",
+        ),
+        withheld=(
+            "the number of runs, and how long they took",
+            "every other run: its candidate, its score and its output",
+            "the key of the random draws",
+        ),
+    )
+
+
+def void_if(protocol: Protocol, score: NoisyScore | None) -> tuple[str, ...]:
+    """Events that make the certificate void."""
+    found = [
+        "the number of runs, a losing run, its score or the key of the random draws becomes known",
+        "the study was repeated, or stopped and started anew, until its result was favourable",
+        "another release from the same private records is not counted in addition to this one",
+    ]
+    if isinstance(protocol, UntilAccepted | RandomStopping):
+        found.append("the run time becomes known, because it reveals how many runs were rejected")
+    if score is None:
+        found.append("a score used a private record")
+    return tuple(found)
+
+
+def _parts(training: Mechanism) -> tuple[Mechanism, ...]:
+    return training.candidates if isinstance(training, WorstOf | Mixture) else (training,)
+
+
+def _records_of_runs(protocol: Protocol) -> dict[str, str]:
+    through = "through the base mechanism alone"
+    if not isinstance(protocol, Subset):
+        return {"one run": f"the private training records, {through}"}
+    share = (
+        "a random part of the private training records, each with probability "
+        f"{format_exact(protocol.sampling_rate)}, the same in every run"
+    )
+    which = "all of them" if protocol.final == "all" else "the rest of them"
+    return {
+        "one run of the tuning": f"{share}, {through}",
+        "the final run": f"{which}, {through}",
+    }
+
+
+def _by_construction(
+    protocol: Protocol, score: NoisyScore | None, facts: StudyFacts
+) -> list[Condition]:
+    if facts.seeded:
+        draws = "a seed was given, and whoever knows it knows all random draws"
+    else:
+        draws = "the study drew all random choices once, from 256 bits of entropy (SHAKE-256)"
+    candidates = "each candidate is drawn anew from the prior, independently of earlier runs"
+    if isinstance(protocol, Grid):
+        candidates = (
+            "the list of candidates is fixed, and each is run once, or with a fixed probability"
+        )
+    if isinstance(protocol, Adaptive):
+        candidates = (
+            f"each candidate is drawn from a density between {format_exact(protocol.low)} and "
+            f"{format_exact(protocol.high)} times the prior, which depends on the earlier runs "
+            "alone"
+        )
+    runs = "the number of runs is drawn before the first run, and no run is left out"
+    if isinstance(protocol, Grid):
+        runs = "the candidates to run are drawn before the first run, and no run is left out"
+    if isinstance(protocol, UntilAccepted):
+        runs = "the first accepted run ends the tuning"
+    if isinstance(protocol, RandomStopping):
+        runs = (
+            "the first accepted run ends the tuning, and after each rejected run it ends without a "
+            f"result with probability {format_exact(protocol.stop)}"
+        )
+    if isinstance(protocol, Subset):
+        runs += "; then one final run trains the best candidate"
+    found = {
+        "candidates": candidates,
+        "number_of_runs": runs,
+        "failures": "a run that fails or diverges counts as a run, and loses",
+    }
+    if score is not None:
+        found["score_noise"] = "the study adds the noise of the score"
+    return [
+        Condition("draws", draws, Ground.BROKEN if facts.seeded else Ground.BY_CONSTRUCTION),
+        *(Condition(name, words, Ground.BY_CONSTRUCTION) for name, words in found.items()),
+    ]
+
+
+def _of_runs(training: Mechanism, protocol: Protocol, facts: StudyFacts) -> list[Condition]:
+    size = facts.expected_batch_size
+    divisor = "one constant" if size is None else format_exact(size)
+    found = [
+        Condition(
+            name,
+            _CHECKS[name].format(divisor=divisor),
+            Ground.CHECKED if name in facts.checked else Ground.ON_TRUST,
+        )
+        for name in checkable(training, protocol)
+    ]
+    trusted: dict[str, str] = {}
+    if all(isinstance(part, DpSgd) for part in _parts(training)):
+        trusted["mechanism"] = (
+            "gradients are clipped record by record, noise of the stated multiplier is added to "
+            "their sum, and a run returns nothing else that it computed from private records"
+        )
+    else:
+        trusted["mechanism"] = "every run is the stated base mechanism"
+    for relation in sorted(relations(training)):
+        if relation in _RELATION_CONDITIONS:
+            trusted[f"relation {relation}"] = _RELATION_CONDITIONS[relation]
+    if isinstance(protocol, Subset):
+        trusted["records"] = "every run read those records only that the study allowed"
+    return [*found, *(Condition(name, one, Ground.ON_TRUST) for name, one in trusted.items())]
+
+
+def _on_trust(training: Mechanism, protocol: Protocol, score: NoisyScore | None) -> list[Condition]:
+    words = "scores are computed from the output of a run and public records alone"
+    if score is not None:
+        words = (
+            f"the score of two neighbouring data sets differs by at most "
+            f"{format_exact(score.sensitivity)}"
+        )
+        if score.disjoint:
+            words += ", and no record is both scored and trained on"
+    found = {
+        "score": words,
+        "space": "the search space and the protocol were chosen without looking at the data",
+        "preprocessing": "pre-training and preprocessing used no private record, or their privacy "
+        "cost is counted in addition",
+        "once": "the study was done once, and nobody sees its folder, its run time or losing runs",
+        "randomness": "pseudo-random noise is as good as random noise, and rounding of "
+        "floating-point numbers reveals nothing",
+    }
+    if isinstance(protocol, UntilAccepted):
+        found["acceptance"] = (
+            "on any data set, a run is accepted with probability at least "
+            f"{format_exact(protocol.acceptance)}"
+        )
+    return [Condition(name, one, Ground.ON_TRUST) for name, one in found.items()]

@@ -1,0 +1,214 @@
+"""Statements that only the author of a certificate can make; nobody recomputes them."""
+
+import decimal
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from audit import checks
+from audit.numerics import format_exact
+
+__all__ = ["PRIVATE", "Declaration", "Spending"]
+
+PRIVATE = "private"
+"""Value of `Declaration.records` if the number of records must stay secret."""
+
+NOT_STATED = "not stated"
+
+_MAX_TEXT = 1000
+_MAX_SPENDINGS = 1000
+
+
+@dataclass(frozen=True)
+class Spending:
+    """An earlier release from the same private records.
+
+    Attributes:
+        release: what was released.
+        epsilon: its epsilon, >= 0.
+        delta: its delta, in [0, 1).
+
+    Example:
+        >>> Spending("table of counts, 2024", 0.5, 0.0).epsilon
+        0.5
+    """
+
+    release: str
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        checks.store_validated(
+            self,
+            release=_text("release", self.release),
+            epsilon=checks.interval("epsilon", self.epsilon, 0.0, closed_low=True),
+            delta=checks.interval("delta", self.delta, 0.0, 1.0, closed_low=True),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What a reader needs before signing off, as stated by the author. Absent: not stated.
+
+    Attributes:
+        responsible: the person who answers for these statements.
+        dataset: name and version of the private data set.
+        records: its number of records, or `private` if the number must stay secret.
+        unit: the unit of privacy, as one entry of the data set: `one record`, `one patient`.
+        records_per_person: the largest number of records that belong to one person, >= 1. The
+            certificate then states epsilon for a group of so many records.
+        max_grad_norm: the clipping norm, > 0.
+        normalizer: what the sum of clipped gradients is divided by, and whether it depends on the
+            number of records.
+        pretraining: models that training started from, and the data they had seen.
+        preprocessing: steps that read the private data before training: scaling, selection.
+        earlier_spending: earlier releases from the same records; an empty sequence means none.
+
+    Example:
+        >>> Declaration(dataset="Digits 1.0", records=1797).not_stated[:2]
+        ('responsible', 'records_per_person')
+    """
+
+    responsible: str | None = None
+    dataset: str | None = None
+    records: int | str | None = None
+    unit: str = "one record"
+    records_per_person: int | None = None
+    max_grad_norm: float | None = None
+    normalizer: str | None = None
+    pretraining: str | None = None
+    preprocessing: str | None = None
+    earlier_spending: Sequence[Spending] | None = None
+
+    def __post_init__(self) -> None:
+        for name in (
+            "responsible",
+            "dataset",
+            "unit",
+            "normalizer",
+            "pretraining",
+            "preprocessing",
+        ):
+            if name == "unit" or getattr(self, name) is not None:
+                checks.store_validated(self, **{name: _text(name, getattr(self, name))})
+        if isinstance(self.records, str):
+            if self.records != PRIVATE:
+                raise ValueError(
+                    f"records must be a whole number or {PRIVATE!r}, got "
+                    f"{checks.one_line(self.records)}"
+                )
+        elif self.records is not None:
+            checks.store_validated(self, records=checks.integer("records", self.records, 1, 2**53))
+        if self.records_per_person is not None:
+            most = checks.integer("records_per_person", self.records_per_person, 1, 10**6)
+            checks.store_validated(self, records_per_person=most)
+        if self.max_grad_norm is not None:
+            norm = checks.interval("max_grad_norm", self.max_grad_norm, 0.0)
+            checks.store_validated(self, max_grad_norm=norm)
+        if self.earlier_spending is not None:
+            checks.store_validated(self, earlier_spending=_spendings(self.earlier_spending))
+
+    @property
+    def not_stated(self) -> tuple[str, ...]:
+        """Names of the statements that the author has not made."""
+        return tuple(one.name for one in fields(self) if getattr(self, one.name) is None)
+
+    def total(self, epsilon: float, delta: float) -> tuple[float, float] | None:
+        """(epsilon, delta) of all stated releases and this one, by basic composition, rounded up.
+
+        None if earlier spending is not stated.
+        """
+        if self.earlier_spending is None:
+            return None
+        return (
+            _sum([epsilon, *(one.epsilon for one in self.earlier_spending)]),
+            min(_sum([delta, *(one.delta for one in self.earlier_spending)]), 1.0),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """All statements as plain values."""
+        values = asdict(self)
+        if self.earlier_spending is not None:
+            values["earlier_spending"] = [asdict(one) for one in self.earlier_spending]
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Reads what `as_dict` wrote.
+
+        Raises:
+            ValueError: a statement is not of its type.
+            TypeError: there is a statement that is none of these.
+        """
+        spendings = values.get("earlier_spending")
+        if spendings is not None:
+            spendings = [Spending(**one) for one in spendings]
+        return cls(**{**values, "earlier_spending": spendings})
+
+    def in_words(self) -> tuple[tuple[str, str], ...]:
+        """Every statement as a title and a text; the author's own words are in quotes."""
+
+        def own(text: str | None) -> str:
+            return NOT_STATED if text is None else checks.quoted(text)
+
+        many = self.records_per_person
+        count = NOT_STATED if self.records is None else str(self.records)
+        # A row each, and the numbers first: letters written from right to left would move them.
+        title = "Earlier spending on the same records"
+        earlier = [(title, NOT_STATED if self.earlier_spending is None else "none")]
+        if self.earlier_spending:
+            earlier = [
+                (
+                    title,
+                    f"({format_exact(one.epsilon)}, {format_exact(one.delta)})-DP: "
+                    f"{own(one.release)}",
+                )
+                for one in self.earlier_spending
+            ]
+        return (
+            ("Responsible person", own(self.responsible)),
+            ("Data set", own(self.dataset)),
+            ("Number of records", count),
+            ("Unit of privacy", own(self.unit)),
+            ("Records per person, at most", NOT_STATED if many is None else str(many)),
+            (
+                "Clipping norm",
+                NOT_STATED if self.max_grad_norm is None else format_exact(self.max_grad_norm),
+            ),
+            ("Divisor of the noisy sum", own(self.normalizer)),
+            ("Pre-training", own(self.pretraining)),
+            ("Preprocessing that read private data", own(self.preprocessing)),
+            *earlier,
+        )
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > _MAX_TEXT:
+        raise ValueError(
+            f"{name} must be a text of 1 to {_MAX_TEXT} characters, got {checks.one_line(value)}"
+        )
+    return value
+
+
+def _sum(values: Sequence[float]) -> float:
+    """The sum of numbers as they are written, rounded up: 1e-5 and 1e-6 are 1.1e-5."""
+    up = decimal.Context(prec=50, rounding=decimal.ROUND_CEILING)
+    total = decimal.Decimal(0)
+    for value in values:
+        total = up.add(total, decimal.Decimal(repr(float(value))))
+    found = float(total)
+    return found if decimal.Decimal(repr(found)) >= total else math.nextafter(found, math.inf)
+
+
+def _spendings(given: Any) -> tuple[Spending, ...]:
+    try:
+        found = tuple(given)
+    except TypeError:
+        found = (None,)
+    if len(found) > _MAX_SPENDINGS or not all(isinstance(one, Spending) for one in found):
+        raise ValueError(
+            f"earlier_spending must be a sequence of at most {_MAX_SPENDINGS} Spending(release, "
+            f"epsilon, delta), got {checks.one_line(given)}"
+        )
+    return found

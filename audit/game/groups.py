@@ -1,0 +1,95 @@
+"""Groups of an audit's settings: each module takes the group it needs, not all settings.
+
+Fields without a description have the names and meanings of the fields of `AuditConfig`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from audit.protocols import Protocol, RandomStopping, Subset, UntilAccepted
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the lower bound to report is computed, and when an audit may stop early.
+
+    Attributes:
+        proxy: the statistic of the bound to report.
+        looks: numbers of trials after which the bound is computed, ascending.
+    """
+
+    delta: float
+    confidence: float
+    proxy: str
+    looks: tuple[int, ...]
+    stop_at: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an audit runs, and where its results go. None of it changes a result."""
+
+    out: Path
+    jobs: int
+    devices: tuple[str, ...]
+    backend: str
+    scheduler: str
+
+    @property
+    def device_kind(self) -> str:
+        """Kind of all devices: cpu or cuda."""
+        return self.devices[0].split(":")[0]
+
+    @property
+    def workers(self) -> int:
+        """Number of processes that play: `jobs`, but at least one per device."""
+        return max(self.jobs, len(self.devices))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """How much an audit plays, and the limits beyond which it is refused.
+
+    Attributes:
+        budgets: number of budgets eps_B.
+        views: number of views of the runs.
+        protocol: how the best run is chosen.
+        records: training records of one run.
+        place: where the audit runs.
+    """
+
+    budgets: int
+    repeats: int
+    trials: int
+    views: int
+    protocol: Protocol
+    steps: int
+    records: int
+    model: str
+    place: Place
+    max_runs: float
+    max_hours: float
+    max_budgets: int
+
+    @property
+    def total_trials(self) -> int:
+        """Number of trials of the whole audit."""
+        return self.budgets * self.repeats * self.trials
+
+    @property
+    def runs_per_trial(self) -> float:
+        """Expected runs of one trial; the largest expectation if it depends on the data."""
+        match self.protocol:
+            case UntilAccepted(acceptance):
+                return 1.0 / acceptance
+            case RandomStopping(stop):
+                return 1.0 / stop
+            case Subset(repetitions):
+                return repetitions.mean + 1.0
+            case protocol:
+                return protocol.mean_runs or 0.0
+
+    @property
+    def expected_runs(self) -> float:
+        """Expected runs of the whole audit."""
+        return self.total_trials * self.runs_per_trial

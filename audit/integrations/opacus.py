@@ -1,0 +1,41 @@
+"""For users of Opacus: the cost of tuning, from the accountant of the training loop."""
+
+from typing import Any
+
+from audit.accounting import from_opacus
+from audit.protocols import Protocol
+from audit.repetitions import Repetitions
+from audit.upper_bounds import tuning_cost
+
+__all__ = ["from_opacus", "tuning_epsilon"]
+
+
+def tuning_epsilon(
+    accountant: Any,
+    repetitions: str | Repetitions | Protocol,
+    delta: float,
+    neighbours: str = "zero-out",
+) -> float:
+    """What it cost to train several times and release the best run, by the smallest bound.
+
+    Whatever the score by which the best run was chosen. Every run has the same noise, sampling rate
+    and number of steps: so one accountant tells of all.
+
+    Args:
+        accountant: the Opacus accountant of one of the runs, after training, or its PrivacyEngine.
+        repetitions: the protocol or the distribution of K, as an object or as text.
+        delta: in (0, 1).
+        neighbours: `zero-out`, `add-remove` or `replace-one`; see `from_opacus`.
+
+    Raises:
+        ValueError: an argument is none of these, or delta cannot be reached.
+
+    Example:
+        >>> class Recorded:
+        ...     history = [(1.0, 0.01, 500)]
+        >>> round(tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5), 3)
+        2.01
+    """
+    epsilon = tuning_cost(from_opacus(accountant, neighbours), repetitions, delta).epsilon
+    assert epsilon is not None  # cost raises where no bound applies
+    return epsilon

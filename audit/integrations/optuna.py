@@ -1,0 +1,399 @@
+"""For users of Optuna: an objective under a private protocol, or the cost of a finished study."""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from audit import checks
+from audit.accounting import Mechanism
+from audit.certificate import Certificate, model_hash
+from audit.claims import Kind
+from audit.protocols import Protocol, RandomSearch, RandomStopping, UntilAccepted
+from audit.tuning import Best, Choice, Outcome, ProtocolViolation, Space, Study, Trial
+from audit.tuning.cost_of_trials import WAYS, TuningCost, cost_of_trials, trial_of
+
+__all__ = ["PrivateStudy", "cost_of_study", "read_study"]
+
+UNKNOWN = "unknown"
+"""How candidates were chosen, where the storage does not say."""
+
+DIRECTIONS = ("maximize", "minimize")
+
+_SAMPLERS = {
+    "RandomSampler": "random",
+    "GridSampler": "grid",
+    "QMCSampler": "grid",
+}
+"""Samplers whose candidates do not look back; a quasi-random sequence is a list fixed before."""
+
+
+@dataclass(frozen=True)
+class _Suggested(Choice):
+    """What an objective suggests, run by run."""
+
+    values: tuple[Any, ...] = ({},)
+
+    @property
+    def spec(self) -> str:
+        return "what the objective suggests, each value drawn anew by Optuna's RandomSampler"
+
+
+class PrivateStudy:
+    """Runs an `objective(trial)` with `trial.suggest_*`, unchanged, under a private protocol.
+
+    Every run sees a study of its own, in memory, with Optuna's random sampler and one trial: no
+    history, no pruning, no timeout, no callbacks. K comes from the law. What is to be released
+    beside parameters and value, the objective leaves in `trial.set_user_attr("model", ...)`.
+
+    Args:
+        protocol: a law of K, which means random search, `until:A` or `stopping:S`.
+        direction: `maximize` or `minimize`.
+        settings: those of `tuning.Study` but its space.
+
+    Raises:
+        ValueError: as `tuning.Study`, or the protocol is another.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> study = PrivateStudy("fixed:3", base=GaussianMechanism(0.5), folder=None)
+        >>> best = study.optimize(lambda trial: trial.suggest_float("x", 0.0, 1.0))
+        >>> best.score == best.candidate["x"]
+        True
+    """
+
+    def __init__(
+        self, protocol: str | Protocol, direction: str = "maximize", **settings: Any
+    ) -> None:
+        self._sign = (
+            1.0 if checks.one_of("direction", direction, DIRECTIONS) == "maximize" else -1.0
+        )
+        self._model: Any = None
+        self._study = Study(Space({"": _Suggested()}), protocol, **settings)
+        if not isinstance(self._study.protocol, RandomSearch | UntilAccepted | RandomStopping):
+            raise ValueError(
+                "protocol must draw each candidate anew (a law of K, until or stopping), got "
+                f"{self._study.protocol.spec}"
+            )
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """What every run must train with; None where the base is not DP-SGD."""
+        return self._study.noise_multiplier
+
+    @property
+    def certificate(self) -> Certificate:
+        """What may be published beside the best run, once the study is over."""
+        return replace(self._study.certificate, model_hash=model_hash(self._model))
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the study is kept for going on; None if in this process alone."""
+        return self._study.folder
+
+    def optimize(self, objective: Callable[..., float], **options: Any) -> Best:
+        """Runs the study to its end.
+
+        Args:
+            objective: from an Optuna trial to a value, or from a trial and `records`. The trial's
+                user attributes `noise_multiplier`, `steps`, `sampling_rate` and `seed` hold what
+                the run must be, where the base is DP-SGD, and `expected_batch_size`, if the study
+                was given one.
+            options: those of `tuning.Study.run`. `accept` sees the value with its sign: higher is
+                better.
+
+        Returns:
+            The parameters, the value and the user attribute `model` of the best run.
+        """
+        best = self._study.run(_Train(objective, self._sign), **options)
+        if best.candidate is None or best.score is None:
+            return Best()
+        parameters, self._model = best.model
+        return Best(parameters, self._sign * best.score, self._model)
+
+
+@dataclass(frozen=True)
+class _Train:
+    """One run of an objective; a class, so that other processes can have it."""
+
+    objective: Callable[..., Any]
+    sign: float
+
+    def __call__(self, trial: Trial, records: Any = None) -> Outcome:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        alone = optuna.create_study(
+            sampler=optuna.samplers.RandomSampler(seed=trial.seed % 2**32),
+            pruner=optuna.pruners.NopPruner(),
+        )
+        asked = alone.ask()
+        known: dict[str, float] = {"seed": trial.seed}
+        for name in ("noise_multiplier", "steps", "sampling_rate"):
+            try:
+                known[name] = getattr(trial, name)
+            except AttributeError:
+                break  # the base is not DP-SGD
+        if trial.expected_batch_size is not None:
+            known["expected_batch_size"] = trial.expected_batch_size
+        for name, given in known.items():
+            asked.set_user_attr(name, given)
+        value = self.objective(asked) if records is None else self.objective(asked, records)
+        if isinstance(value, tuple | list):
+            raise ProtocolViolation(
+                f"objective must return one number, got a {type(value).__name__}: with several "
+                "objectives no run is the best"
+            )
+        return Outcome(self.sign * float(value), (asked.params, asked.user_attrs.get("model")))
+
+
+def read_study(
+    study: Any, base: Mechanism | None = None, neighbours: str = "add-remove"
+) -> tuple[list[Mechanism], str]:
+    """The trials of an Optuna study, and how their candidates were chosen.
+
+    A study in memory knows its sampler. A storage does not, but grids and TPE leave traces in it;
+    without any the sampler is `unknown`. Where a trial was pruned or put in by hand
+    (`enqueue_trial`), candidates are taken to look back.
+
+    Args:
+        study: an Optuna study.
+        base: one trial, where its parameters and user attributes do not tell; they do with
+            `noise_multiplier` and `steps` (and `sampling_rate`), or `mu`, or `rho`.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
+
+    Returns:
+        The mechanism of every trial, failed ones included, and one of `cost_of_trials.WAYS` or
+        `unknown`.
+
+    Raises:
+        ValueError: nothing tells what a trial was.
+
+    Example:
+        >>> import optuna
+        >>> from audit.accounting import GaussianMechanism
+        >>> optuna.logging.set_verbosity(optuna.logging.ERROR)
+        >>> study = optuna.create_study(sampler=optuna.samplers.RandomSampler())
+        >>> study.optimize(lambda trial: trial.suggest_float("x", 0.0, 1.0), n_trials=3)
+        >>> runs, chosen = read_study(study, GaussianMechanism(0.1))
+        >>> len(runs), chosen
+        (3, 'random')
+    """
+    found: list[Mechanism] = []
+    for trial in study.trials:
+        one = trial_of({**trial.user_attrs, **trial.params}, neighbours) or base
+        if one is None:
+            raise ValueError(
+                "trials must tell noise_multiplier and steps, mu or rho in their parameters or "
+                f"user attributes, or base be given, got trial {trial.number} without"
+            )
+        found.append(one)
+    return found, _way_of(study)
+
+
+def _way_of(study: Any) -> str:
+    marks = [set(trial.system_attrs) for trial in study.trials]
+    if any(trial.state.name == "PRUNED" for trial in study.trials):
+        return "sequential"
+    if any("fixed_params" in each for each in marks):
+        return "sequential"  # put in by hand: nobody knows after which others
+    if marks and all("grid_id" in each for each in marks):
+        return "grid"
+    if any(name.startswith(("tpe:", "cma", "nsga", "qmc:")) for each in marks for name in each):
+        return "sequential"
+    if getattr(study, "_storage", None).__class__.__name__ != "InMemoryStorage":
+        # The sampler of a loaded study is that of who loads it, not of who ran it.
+        return UNKNOWN
+    return _SAMPLERS.get(type(study.sampler).__name__, "sequential")
+
+
+_UNKNOWN_SAMPLER = (
+    "the storage does not keep the sampler, so candidates are taken to depend on earlier outputs; "
+    "if the sampler was random, say so (chosen random)"
+)
+_SEVERAL_OBJECTIVES = (
+    "a study of several objectives releases a Pareto front, which is more than one output, so all "
+    "trials count"
+)
+
+
+def cost_of_study(
+    study: Any,
+    name: str | None = None,
+    *,
+    chosen: str | None = None,
+    delta: float = 1e-5,
+    law: str | None = None,
+    base: Mechanism | None = None,
+    neighbours: str = "add-remove",
+    prior: Mechanism | None = None,
+    cap: float | Mechanism | None = None,
+    budgets: str | None = None,
+) -> TuningCost:
+    """Cost of a finished Optuna study.
+
+    Args:
+        study: an Optuna study; or the address of its storage, such as `sqlite:///study.db`, or the
+            path of its journal. A sqlite file is opened for reading only.
+        name: of the study in the storage.
+        chosen: one of `cost_of_trials.WAYS`; without it, the safe reading of the study.
+        delta: in (0, 1).
+        law: the law from which the number of random trials was drawn; if not given, it was fixed.
+        base: one trial, where the study does not tell.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
+        prior: what one draw is, as `tuning.cost_of_trials` takes it.
+        cap: of a study that looks back, the epsilon that was fixed beforehand, as
+            `tuning.cost_of_trials` takes it.
+        budgets: of a study that looks back, `planned` or `adaptive`, as `tuning.cost_of_trials`
+            takes it.
+
+    Returns:
+        The cost. A study of several objectives releases more than its best trial: all count.
+
+    Raises:
+        ValueError: there is no such study, or nothing tells what a trial was.
+
+    Example:
+        >>> import optuna
+        >>> from audit.accounting import GaussianMechanism
+        >>> optuna.logging.set_verbosity(optuna.logging.ERROR)
+        >>> study = optuna.create_study(sampler=optuna.samplers.RandomSampler())
+        >>> study.optimize(lambda trial: trial.suggest_float("x", 0.0, 1.0), n_trials=3)
+        >>> found = cost_of_study(study, base=GaussianMechanism(0.1))
+        >>> found.chosen, found.best_only < found.all_released
+        ('random', True)
+    """
+    if chosen is not None:
+        chosen = checks.one_of("chosen", chosen, WAYS)
+    if isinstance(study, str | Path):
+        study = _load(str(study), name)
+    runs, way = read_study(study, base, neighbours)
+    way = chosen or way
+    several = len(study.directions) > 1
+    if several or way == UNKNOWN:
+        if law is not None or prior is not None:
+            raise ValueError(
+                "law and prior must come with random trials and one objective, got "
+                + ("several objectives" if several else "an unknown sampler: say chosen random")
+            )
+        if several and budgets is None and cap is None and way in ("grid", "random"):
+            budgets = "planned"  # what was drawn without looking back depends on no output
+        found = cost_of_trials(runs, "sequential", delta, cap=cap, budgets=budgets)
+        reason = _SEVERAL_OBJECTIVES if several else _UNKNOWN_SAMPLER
+        if found.kind != Kind.BOUND.value:
+            reason += f"; {found.why}"
+        words = f"{way}, several objectives" if several else "unknown sampler"
+        return replace(found, chosen=words, why=reason)
+    return cost_of_trials(runs, way, delta, law, prior, cap, budgets)
+
+
+def _load(storage: str, name: str | None) -> Any:
+    """A study with its trials, out of a storage that stays as it is.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise ValueError(
+            "optuna must be installed to read its studies: see the extra [optuna]"
+        ) from error
+    where = checks.without_password(storage)
+    names: Sequence[str] = ()
+    try:
+        opened = _opened(storage)
+        names = optuna.get_all_study_names(opened)
+        if name in names or name is None:
+            study = optuna.load_study(study_name=name, storage=opened)
+            study.get_trials(deepcopy=False)  # read now, where what is damaged has a name
+            return study
+    except _NoStorage as error:
+        raise ValueError(str(error)) from None
+    except Exception as error:  # whatever the driver of the storage makes of it
+        # Errors of drivers may hold the address with its password: they are not chained.
+        raise ValueError(_what_is_wrong(error, where, name)) from None
+    raise ValueError(
+        f"optuna must name one of the studies {', '.join(names) or '(there are none)'}, got "
+        f"{name!r}"
+    )
+
+
+class _NoStorage(ValueError):
+    """An address at which there is no storage."""
+
+
+def _what_is_wrong(error: Exception, where: str, name: str | None) -> str:
+    """One line about a storage that cannot be read."""
+    said = str(error).lower()
+    if "locked" in said:
+        return (
+            f"optuna must be a storage that nobody writes to meanwhile, got {where!r}, which is "
+            "locked: wait for the other process, or copy the file"
+        )
+    if "no such table" in said or "not a database" in said:
+        return f"optuna must be a storage of Optuna, got {where!r}, which holds no studies"
+    if isinstance(error, ImportError):
+        return f"optuna must be a storage whose driver is installed, got {where!r}"
+    if isinstance(error, ValueError | KeyError | TypeError):
+        return f"optuna must be a storage that can be read, got study {name!r} damaged in {where!r}"
+    return (
+        "optuna must be the address of a storage, such as sqlite:///study.db, got "
+        f"{where!r}, which cannot be opened ({type(error).__name__})"
+    )
+
+
+_SECONDS_LOCKED = 5.0  # to wait for another process that writes
+_TABLES = {"studies", "trials", "version_info"}
+
+
+def _opened(storage: str) -> Any:
+    """An Optuna storage, opened without creating anything in it.
+
+    Raises:
+        _NoStorage: there is none.
+    """
+    import optuna
+    import sqlalchemy
+
+    where = checks.without_password(storage)
+    if "://" not in storage:
+        if not Path(storage).is_file():
+            where = "***" if "@" in storage else storage  # an address without its beginning
+            raise _NoStorage(
+                "optuna must be the address of a storage, such as sqlite:///study.db, or the file "
+                f"of a journal, got {where!r}"
+            )
+        backend = optuna.storages.journal.JournalFileBackend(storage)
+        return optuna.storages.JournalStorage(backend)
+    try:
+        address = sqlalchemy.engine.make_url(storage)
+    except sqlalchemy.exc.ArgumentError:
+        raise _NoStorage(
+            f"optuna must be the address of a storage, such as sqlite:///study.db, got {where!r}"
+        ) from None
+    options: dict[str, Any] = {}
+    if address.get_backend_name() == "sqlite":
+        file = Path(address.database or "")
+        if not file.is_file():
+            raise _NoStorage(
+                f"optuna must be the address of a storage, got no file at {str(file)!r}"
+            )
+        # Else reading a file adds Optuna's tables to it.
+        options["creator"] = lambda: sqlite3.connect(
+            f"{file.resolve().as_uri()}?mode=ro",
+            uri=True,
+            check_same_thread=False,
+            timeout=_SECONDS_LOCKED,
+        )
+    engine = sqlalchemy.create_engine(address, **options)
+    try:
+        there = set(sqlalchemy.inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
+    if not there >= _TABLES:
+        raise _NoStorage(
+            f"optuna must be a storage of Optuna, got {where!r}, which holds no studies"
+        )
+    return optuna.storages.RDBStorage(storage, engine_kwargs=options, skip_table_creation=True)

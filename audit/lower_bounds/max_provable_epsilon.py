@@ -1,0 +1,213 @@
+"""How much of its leakage a game of known law can prove, by whatever estimator.
+
+`ceiling` is about games that tell everything apart; this is about one game. An estimator that holds
+for any score must not reject games that are (epsilon, delta)-DP more often than its error. One of
+them may be so close to the game at hand that so many trials hardly tell the two apart: then hardly
+any audit proves more than epsilon, whatever the estimator looks at.
+
+Proof. Let P and P' be the laws of one trial, Q and Q' those of a game that is (epsilon, delta)-DP,
+and A the event that the estimator shows more than epsilon. Under n + n trials of the second game A
+has probability at most alpha. For every t >= 1 its probability under the first is then at most
+
+    t alpha + E_t(P^n x P'^n || Q^n x Q'^n),  E_t the hockey stick of order t,
+
+by the definition of E_t. `compose` bounds E_t from above. Which Q and Q' are taken decides only how
+small the answer is. Those that minimise KL(P || Q) + KL(P' || Q') under (epsilon, delta)-DP have
+multipliers l1 and l2 for the sums of Q and Q', and a share a in [0, 1] of l2 e^-epsilon, the
+largest multiplier that the hockey stick can have. In every output
+
+    Q = P / l1,                          Q' = P' / l2             where neither exceeds the other,
+    Q' = (P + P') / (l1 e^epsilon + l2), Q = e^epsilon Q'         where they are tied,
+    Q = P / (l1 + a l2 e^-epsilon),      Q' = P' / (l2 (1 - a))   where Q stays above e^epsilon Q',
+
+and the same with the roles exchanged where Q' is the larger, with a share of its own. All of it is
+homogeneous in (l1, l2), so l2/l1 makes both sums equal, and the scale makes them 1: the tie
+conditions hold afterwards too. At a = 1 every output that could exceed is tied, so every game has
+some (Q, Q').
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import optimize, special
+
+from audit import checks
+from audit.accounting import DiscreteMechanism, Unreachable, Unresolved, compose
+from audit.lower_bounds.estimator import check_confidence
+from audit.numerics import safe_root
+
+Array = NDArray[np.float64]
+
+# How near the smallest epsilon is sought, in shares of it, and where the powers of t are taken.
+_STEP = 0.002
+_LOG_T = np.linspace(0.0, 12.0, 121)
+_CELLS = 1 << 13
+_LARGEST = 25.0
+# Directions give way in turns, a little more than they must, for each moves the other a little.
+_TURNS, _SLACK = 20, 1e-3
+# Ties are made at an epsilon smaller by so much, which rounding does not exceed.
+_ROUNDING = 1e-9
+_LARGEST_LOGIT = 40.0  # of a share: 1 in double precision
+_NOTHING = 1e-16
+
+
+def max_provable_epsilon(
+    without: ArrayLike,
+    with_record: ArrayLike,
+    delta: float,
+    trials: int,
+    confidence: float = 0.95,
+    chance: float = 0.5,
+) -> float:
+    """An epsilon that at most a share `chance` of all audits of a game show to be passed.
+
+    It speaks of every estimator that holds for any score, whatever it looks at.
+
+    Args:
+        without: chances [n] of what comes out of one trial without the record.
+        with_record: the same with it.
+        delta: in (0, 1).
+        trials: on each side.
+        confidence: of the estimator, in (0, 1).
+        chance: of audits, in (0, 1).
+
+    Returns:
+        The smallest such epsilon found; that of the game, or 25, where none is.
+
+    Raises:
+        ValueError: a parameter is out of its range, or the chances are none.
+
+    Example:
+        >>> round(max_provable_epsilon([0.02, 0.98], [0.001, 0.999], 1e-5, 10_000), 1)  # of 3.0
+        2.5
+    """
+    mechanism = DiscreteMechanism(np.asarray(without), np.asarray(with_record))
+    p, q = mechanism.p / mechanism.p.sum(), mechanism.q / mechanism.q.sum()
+    checks.interval("delta", delta, 0.0, 1.0)
+    checks.integer("trials", trials, 1)
+    check_confidence(confidence)
+    checks.interval("chance", chance, 0.0, 1.0)
+    # To the central limit: two normal laws as far apart as both quantiles.
+    apart = max(float(special.ndtri(chance) + special.ndtri(confidence)), 0.0)
+
+    def missed(epsilon: float) -> float:
+        found = _nearest(p, q, epsilon, delta)
+        return math.inf if found is None else trials * _divergence(p, q, *found) - apart**2 / 2.0
+
+    try:
+        largest = mechanism.epsilon(delta)
+    except Unreachable:
+        largest = _LARGEST
+
+    def is_shown(epsilon: float) -> bool:
+        found = _nearest(p, q, epsilon, delta)
+        return found is None or _power(p, q, *found, trials, 1.0 - confidence) > chance
+
+    # Any epsilon that is not shown will do; near the central limit's there is a small one.
+    guess = safe_root(missed, largest, 0.0, 1e-4)
+    high, low = _around_shown(is_shown, guess, largest)
+    if high == 0.0:
+        return high
+    return safe_root(is_shown, high, low, 0.0, _STEP)
+
+
+def _around_shown(
+    is_shown: Callable[[float], bool], guess: float, largest: float
+) -> tuple[float, float]:
+    """An epsilon that is not shown, or the largest, and a smaller one that is, or 0."""
+    shown, step, here = is_shown(guess), _STEP, guess
+    while True:
+        ahead = here * (1.0 + step) + 1e-4 if shown else here / (1.0 + step) - 1e-4
+        if ahead >= largest:
+            return largest, here
+        if ahead <= 0.0:
+            return (here, 0.0) if is_shown(0.0) else (0.0, 0.0)
+        if is_shown(ahead) is not shown:
+            return (ahead, here) if shown else (here, ahead)
+        here, step = ahead, 2.0 * step
+
+
+def _excess(p: Array, q: Array, epsilon: float) -> float:
+    return float(np.maximum(p - math.exp(epsilon) * q, 0.0).sum())
+
+
+def _nearest(p: Array, q: Array, epsilon: float, delta: float) -> tuple[Array, Array] | None:
+    """The nearest game that is (epsilon, delta)-DP in both directions; None where none is found."""
+    shares = [0.0, 0.0]
+    factor = math.exp(epsilon - _ROUNDING)
+    if factor <= 1.0:
+        return 0.5 * (p + q), 0.5 * (p + q)
+
+    def missed(logit: float, side: int) -> float:
+        shares[side] = float(special.expit(logit))
+        found = _given_way(p, q, factor, shares)
+        return _excess(found[side], found[1 - side], epsilon) - delta * (1.0 - _SLACK)
+
+    for _ in range(_TURNS):
+        found = _given_way(p, q, factor, shares)
+        now = _excess(*found, epsilon), _excess(*found[::-1], epsilon)
+        # A direction gives way where it leaks too much, and less where it needs not.
+        wrong = [
+            excess > delta or (share > _NOTHING and excess < delta * (1.0 - 2.0 * _SLACK))
+            for excess, share in zip(now, shares, strict=True)
+        ]
+        if not any(wrong):
+            return found
+        side = int(now[1] > now[0]) if all(wrong) else wrong.index(True)
+        kept = safe_root(partial(missed, side=side), _LARGEST_LOGIT, -_LARGEST_LOGIT, 1e-4)
+        shares[side] = float(special.expit(kept))
+    found = _given_way(p, q, factor, shares)
+    is_kept = max(_excess(*found, epsilon), _excess(*found[::-1], epsilon)) <= delta
+    return found if is_kept else None
+
+
+def _given_way(p: Array, q: Array, factor: float, shares: Sequence[float]) -> tuple[Array, Array]:
+    """The pair with given shares of the largest multiplier of each direction; sums are 1."""
+
+    def at(log_ratio: float) -> tuple[Array, Array]:
+        # With l1 = e^(-log_ratio / 2) and l2 = e^(log_ratio / 2), up to a common factor.
+        first, second = math.exp(-0.5 * log_ratio), math.exp(0.5 * log_ratio)
+        less, more = p / first, q / second
+        for one, other, own, foreign, share in (
+            (p, q, first, second, shares[0]),
+            (q, p, second, first, shares[1]),
+        ):
+            exceeds = one * foreign > factor * other * own
+            above = one * foreign * (1.0 - share) > other * (factor * own + share * foreign)
+            tied = (one + other) / (factor * own + foreign)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                larger = np.where(above, one / (own + share * foreign / factor), factor * tied)
+                smaller = np.where(above, other / (foreign * (1.0 - share)), tied)
+            if one is p:
+                less, more = np.where(exceeds, larger, less), np.where(exceeds, smaller, more)
+            else:
+                less, more = np.where(exceeds, smaller, less), np.where(exceeds, larger, more)
+        return less, more
+
+    def gap(log_ratio: float) -> float:
+        less, more = at(log_ratio)
+        return math.log(float(less.sum())) - math.log(float(more.sum()))
+
+    end = 1.0
+    while gap(-end) * gap(end) > 0.0:
+        end *= 2.0  # soon past every ratio of p and q, and of e^epsilon
+    less, more = at(float(optimize.brentq(gap, -end, end, xtol=1e-14)))
+    return less / less.sum(), more / more.sum()
+
+
+def _divergence(p: Array, q: Array, p0: Array, q0: Array) -> float:
+    """Kullback and Leibler's, of both sides together."""
+    return float(special.rel_entr(p, p0).sum() + special.rel_entr(q, q0).sum())
+
+
+def _power(p: Array, q: Array, p0: Array, q0: Array, trials: int, error: float) -> float:
+    """What no test of (p0, q0) with this error can exceed at (p, q), rounded up."""
+    sides = [DiscreteMechanism(one, other).pairs[0] for one, other in ((p, p0), (q, q0))]
+    try:
+        pair = compose([(side, trials) for side in sides], _CELLS)
+    except Unresolved:
+        return 1.0
+    return float(np.min(error * np.exp(_LOG_T) + pair.profile(_LOG_T)))

@@ -1,0 +1,214 @@
+"""Batch sizes and inclusions, seen without noise, and tests of Poisson sampling.
+
+Two coupled runs on n copies of a record a and on n copies of a record b differ by k (c_b - c_a) at
+a step with k records in its batch; two runs that differ in one record alone differ by c_b - c_a
+where it is in the batch. The quotient is k: no noise is left in it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from audit.own_training.noise import Evidence
+
+Array = NDArray[np.float64]
+
+_TOLERANCE = 2e-3
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of R runs over T steps.
+
+    Attributes:
+        proportional: [R, T], numbers proportional to the batch sizes within each step, or None
+            where the differences of the runs are not parallel.
+        counts: [R, T], the batch sizes; NaN where the unit of the step is unknown.
+        included: [R, T], whether the exchanged record was in the batch.
+        units: [R, T], length of the exchanged record's contribution; NaN where it was not in.
+        constant: whether the exchanged record adds the same vector in all runs of a step.
+        unit_spread: the largest relative spread of that length between runs of one step, of steps
+            where all of these contributions are parallel: they differ by a factor alone.
+    """
+
+    proportional: Array | None
+    counts: Array
+    included: NDArray[np.bool_]
+    units: Array
+    unit_spread: float
+    constant: bool
+
+
+def batches_of(all_a: Array, all_b: Array, one_b: Array, rounding: Array) -> Batches:
+    """Batch sizes and inclusions.
+
+    Args:
+        all_a: [R, T, D], released gradients of runs on n copies of a.
+        all_b: the same of b, with the same seeds.
+        one_b: the same of n - 1 copies of a and one of b.
+        rounding: [T], lengths that rounding alone may show.
+
+    Example:
+        >>> k = np.array([[2.0, 3.0]])[:, :, None]
+        >>> found = batches_of(k * 0.0, k * [[[1.0, 1.0]]], k * 0.0 + [1.0, 1.0], np.zeros(2))
+        >>> found.counts.tolist(), found.included.tolist()
+        ([[2.0, 3.0]], [[True, True]])
+    """
+    whole, single = all_b - all_a, one_b - all_a
+    runs, steps, _ = whole.shape
+    lengths = np.linalg.norm(single, axis=2)
+    included = lengths > np.maximum(rounding, 1e-12)[None, :]
+    units = np.where(included, lengths, np.nan)
+    proportional = np.zeros((runs, steps))
+    counts = np.full((runs, steps), np.nan)
+    parallel, constant, spread = True, True, 0.0
+    for t in range(steps):
+        inside = included[:, t]
+        if inside.sum() > 1:
+            own = single[inside, t]
+            along = own @ (own[0] / lengths[inside, t][0])
+            aside = np.linalg.norm(own, axis=1) ** 2 - along**2
+            least, most = lengths[inside, t].min(), lengths[inside, t].max()
+            gap = np.linalg.norm(own - own[0], axis=1)
+            constant &= bool(np.all(gap <= 1e-3 * least + 4 * rounding[t]))
+            if np.all(aside <= (1e-3 * lengths[inside, t] + 4 * rounding[t]) ** 2):
+                spread = max(spread, float(most / least - 1 - 8 * rounding[t] / least))
+        sizes = np.linalg.norm(whole[:, t], axis=1)
+        longest = int(np.argmax(sizes))
+        if sizes[longest] <= max(4 * rounding[t], 1e-12):
+            continue
+        direction = whole[longest, t] / sizes[longest]
+        proportional[:, t] = whole[:, t] @ direction
+        off = np.linalg.norm(whole[:, t] - proportional[:, t, None] * direction, axis=1)
+        slack = _TOLERANCE * sizes[longest] + 4 * rounding[t]
+        parallel &= bool(np.all(off <= slack))
+        if included[:, t].any():
+            unit = float(np.median(lengths[included[:, t], t]))
+            counts[:, t] = proportional[:, t] / unit
+    whole_numbers = np.abs(counts - np.round(counts)) <= 0.05 + 0.01 * np.abs(counts)
+    counts = np.where(whole_numbers & parallel, np.round(counts), np.nan)
+    return Batches(proportional if parallel else None, counts, included, units, spread, constant)
+
+
+def poisson_tests(
+    counts: Array, included: NDArray[np.bool_], n: int, rates: Sequence[float]
+) -> Iterator[Evidence]:
+    """Tests of batch sizes and inclusions against Poisson sampling at the accounted rates.
+
+    Args:
+        counts: [R, T], NaN where unknown.
+        included: [R, T], of one record.
+        n: number of records.
+        rates: [T], sampling rates that the accountant recorded.
+    """
+    rate = np.asarray(rates)[None, :] * np.ones_like(counts)
+    known = ~np.isnan(counts) & (rate < 1)
+    if known.any():
+        yield from _sizes(counts, known, n, rate)
+    sampled = rate < 1
+    if sampled.any():
+        yield from _inclusions(included, sampled, rate)
+
+
+def _sizes(counts: Array, known: NDArray[np.bool_], n: int, rate: Array) -> Iterator[Evidence]:
+    sizes, chances = counts[known], rate[known]
+    mean, expected = float(sizes.mean()), float(n * chances.mean())
+    numbers: dict[str, float | int | str] = {
+        "mean": mean,
+        "expected": expected,
+        "batches": int(known.sum()),
+        "rate": float(chances.mean()),
+        "n": n,
+        "least": float(sizes.min()),
+        "most": float(sizes.max()),
+    }
+    variance = n * chances * (1 - chances)
+    same_rate = np.ptp(chances) < 1e-12
+    if same_rate:
+        # The total is binomial: the exact test.
+        p_value = float(stats.binom.sf(sizes.sum() - 1, n * len(sizes), chances[0]))
+    else:
+        deviation = (sizes - n * chances).sum() / np.sqrt(variance.sum())
+        p_value = float(stats.norm.sf(deviation))
+    yield Evidence(p_value, "mean of batches", numbers, mean > 1.02 * expected)
+    # The chance that all batches of a step have one size, for each of the steps.
+    log_p = log_all = 0.0
+    all_fixed = True
+    for t in range(counts.shape[1]):
+        own = counts[known[:, t], t]
+        if len(own) < 2:
+            continue
+        fixed = np.ptp(own) == 0
+        all_fixed &= bool(fixed)
+        top = stats.binom.pmf(int(np.floor((n + 1) * rate[0, t])), n, rate[0, t])
+        log_all += (len(own) - 1) * float(np.log(top))
+    if all_fixed and log_all < 0:
+        log_p = log_all
+        same = np.ptp(sizes) == 0
+        yield Evidence(
+            float(np.exp(log_p)), "fixed batches" if same else "batches without the seed", numbers
+        )
+    elif len(sizes) >= 20 and same_rate:
+        squares = np.square(sizes - mean)  # a wrong mean is another finding
+        fourth = variance * (1 + 3 * (n - 2) * chances * (1 - chances))
+        spread = np.sqrt(np.maximum(fourth - variance**2, 1e-12).sum())
+        deviation = float((squares.sum() - variance.sum()) / spread)
+        ratio = float(squares.sum() / variance.sum())
+        numbers["dispersion"] = ratio
+        # Right-skewed: the upper tail is judged only where it is far out.
+        if ratio < 0.5:
+            p_low = float(stats.chi2.cdf(squares.sum() / variance.mean(), len(sizes)))
+            yield Evidence(p_low, "fixed batches", numbers)
+        elif ratio > 3 and deviation > 12:
+            yield Evidence(1e-9, "uneven batches", numbers)
+    # Neighbouring steps of a run.
+    both = known[:, 1:] & known[:, :-1]
+    if both.sum() >= 20 and same_rate:
+        centered = np.where(known, counts - mean, 0.0)
+        first, second = centered[:, 1:][both], centered[:, :-1][both]
+        norm = np.linalg.norm(first) * np.linalg.norm(second)
+        if norm > 0:
+            correlation = float(first @ second / norm)
+            size = np.arctanh(min(abs(correlation), 1 - 1e-12)) * np.sqrt(both.sum() - 3)
+            yield Evidence(
+                float(2 * stats.norm.sf(size)),
+                "repeated batches",
+                {**numbers, "correlation": correlation},
+                abs(correlation) > 0.5,
+            )
+    empty = (1 - chances) ** n
+    if not np.any(sizes == 0):
+        yield Evidence(
+            float(np.exp(np.log1p(-np.minimum(empty, 1 - 1e-15)).sum())), "no empty batch", numbers
+        )
+
+
+def _inclusions(
+    included: NDArray[np.bool_], sampled: NDArray[np.bool_], rate: Array
+) -> Iterator[Evidence]:
+    hits, tries = int(included[sampled].sum()), int(sampled.sum())
+    chance = float(rate[sampled].mean())
+    numbers: dict[str, float | int | str] = {
+        "hits": hits,
+        "tries": tries,
+        "rate": chance,
+        "share": hits / max(tries, 1),
+    }
+    yield Evidence(float(stats.binom.sf(hits - 1, tries, chance)), "inclusion rate", numbers)
+    runs, steps = included.shape
+    if hits and runs > 1 and sampled.all():
+        if np.all(included == included[:1]):
+            log_p = sum((runs - 1) * np.log(max(q, 1 - q)) for q in rate[0])
+            yield Evidence(float(np.exp(log_p)), "inclusion without the seed", numbers)
+        else:
+            per_run = included.sum(1)
+            if np.ptp(per_run) == 0 and np.ptp(rate) < 1e-12:
+                top = stats.binom.pmf(int((steps + 1) * chance), steps, chance)
+                yield Evidence(
+                    float(top ** (runs - 1)),
+                    "inclusions of a run",
+                    {**numbers, "per run": int(per_run[0]), "steps": steps, "runs": runs},
+                )

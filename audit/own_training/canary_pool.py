@@ -1,0 +1,240 @@
+"""Records that may move a training step the most: the pool of canaries of the differential test.
+
+The pool holds records of sizes 1 to 1,000 in several directions, with both signs and every label,
+and records of the data themselves. Where the features are whole numbers (tokens, categories), it
+holds constant and random sequences of the values that occur.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.own_training.records import TrainingSet
+
+_MAX_LABELS = 10
+_SIZES = (1000.0, 30.0, 1.0)
+_ASCENT_STEPS = 30
+# A step of the ascent is this fraction of the record's own norm.
+_ASCENT_RATE = 0.2
+_WEIGHT_OF_LENGTH = 0.1
+
+
+@dataclass(frozen=True)
+class PoolRecord:
+    """One canary of the pool.
+
+    Attributes:
+        features: of one record.
+        label: its label.
+        size: norm of the features in units of the typical record's norm; NaN for tokens.
+        family: records of one family differ in size alone.
+    """
+
+    features: NDArray[Any]
+    label: Any
+    size: float
+    family: str
+
+
+def canary_pool(records: TrainingSet, given: TrainingSet | None) -> list[PoolRecord]:
+    """The canaries, the most promising first.
+
+    Args:
+        records: the data; at least one record.
+        given: a canary that the caller chose, which is tried first.
+
+    Example:
+        >>> data = TrainingSet(np.eye(3), np.array([0, 1, 1]))
+        >>> pool = canary_pool(data, None)
+        >>> sorted({record.label.item() for record in pool}), max(r.size for r in pool) > 999
+        ([0, 1], True)
+    """
+    pool: list[PoolRecord] = []
+    if given is not None:
+        for x, y in zip(given.features, given.labels, strict=True):
+            pool.append(PoolRecord(x.astype(records.features.dtype), y, 1.0, "given"))
+    kind = records.features.dtype.kind
+    made = _dense(records) if kind == "f" else _tokens(records)
+    seen: set[bytes] = set()
+    for each in [*pool, *made]:
+        key = np.asarray(each.features).tobytes() + repr(each.label).encode()
+        if key not in seen:
+            seen.add(key)
+            if each.family != "given":
+                pool.append(each)
+    return pool
+
+
+def _labels(records: TrainingSet) -> list[Any]:
+    """Labels to try; of real targets also values far outside of the data's."""
+    labels = records.labels
+    if labels.dtype.kind == "f" and not _are_classes(labels):
+        reach = max(float(np.abs(labels).max()), 1.0)
+        return [labels.dtype.type(v) for v in (1000 * reach, -1000 * reach, labels[0], 0.0)]
+    values, counts = np.unique(labels, return_counts=True)
+    rarest_first = values[np.argsort(counts, kind="stable")]
+    return list(rarest_first[:_MAX_LABELS])
+
+
+def _are_classes(labels: NDArray[Any]) -> bool:
+    return bool(np.all(labels == np.round(labels)) and len(np.unique(labels)) <= _MAX_LABELS)
+
+
+def typical_norm(records: TrainingSet) -> float:
+    """Median norm of the records' features; 1 where all are zero."""
+    flat = records.features.reshape(len(records), -1).astype(np.float64)
+    return float(np.median(np.linalg.norm(flat, axis=1))) or 1.0
+
+
+def _dense(records: TrainingSet) -> list[PoolRecord]:
+    shape, kind = records.features.shape[1:], records.features.dtype
+    norm = typical_norm(records)
+    labels = _labels(records)
+    random = np.random.default_rng(0)
+    directions = list(_directions(records, random))
+    found: list[PoolRecord] = []
+
+    def add(name: str, direction: NDArray[Any], size: float, label: Any) -> None:
+        values = (direction * (size * norm)).reshape(shape).astype(kind)
+        found.append(PoolRecord(values, label, abs(size), f"{name} {np.sign(size):+.0f} {label}"))
+
+    # Every label with both signs of the first direction, then fewer labels of the others.
+    for rank, (name, direction) in enumerate(directions):
+        of = labels if rank == 0 else [labels[rank % len(labels)], labels[(rank + 1) % len(labels)]]
+        for label in of:
+            for sign in (1.0, -1.0):
+                add(name, direction, sign * _SIZES[0], label)
+    for rank, (name, direction) in enumerate(directions[:3]):
+        for size in _SIZES[1:]:
+            for sign in (1.0, -1.0):
+                add(name, direction, sign * size, labels[rank % len(labels)])
+    zeros = np.zeros(shape, kind)
+    found += [PoolRecord(zeros, label, 0.0, "zeros") for label in labels[:3]]
+    found += _own(records, labels)
+    return found
+
+
+def _directions(
+    records: TrainingSet, random: np.random.Generator
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Directions of length 1 in the space of features."""
+    flat = records.features.reshape(len(records), -1).astype(np.float64)
+    width = flat.shape[1]
+    for i in range(2):
+        direction = random.normal(size=width)
+        yield f"random {i}", direction / np.linalg.norm(direction)
+    blank = np.flatnonzero(~flat.any(axis=0))
+    first = np.zeros(width)
+    first[blank[0] if len(blank) else int(np.argmin(np.square(flat).sum(0)))] = 1.0
+    yield "one feature", first
+    yield "all features", np.full(width, width**-0.5)
+
+
+def _own(records: TrainingSet, labels: list[Any]) -> list[PoolRecord]:
+    """Records of the data with their own label and with another one."""
+    found = []
+    for i in range(min(3, len(records))):
+        other = labels[0] if records.labels[i] != labels[0] else labels[-1]
+        for label in {records.labels[i].item(): None, _item(other): None}:
+            typed = records.labels.dtype.type(label)
+            found.append(PoolRecord(records.features[i], typed, 1.0, "own"))
+    return found
+
+
+def _item(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _tokens(records: TrainingSet) -> list[PoolRecord]:
+    shape, kind = records.features.shape[1:], records.features.dtype
+    low, high = int(records.features.min()), int(records.features.max())
+    labels = _labels(records)
+    random = np.random.default_rng(0)
+    constants = list(dict.fromkeys([high, low, (low + high) // 2, min(low + 1, high)]))
+    found = []
+    for value in constants:
+        for label in labels[:4]:
+            features = np.full(shape, value, kind)
+            found.append(PoolRecord(features, label, float("nan"), f"constant {value}"))
+    for i in range(6):
+        features = random.integers(low, high + 1, size=shape).astype(kind)
+        for label in (labels[i % len(labels)], labels[(i + 1) % len(labels)]):
+            found.append(PoolRecord(features, label, float("nan"), "random"))
+    if len(shape) == 1 and shape[0] > 1:  # one token among others
+        for value in constants[:2]:
+            features = np.full(shape, constants[-1], kind)
+            features[0] = value
+            found.append(PoolRecord(features, labels[0], float("nan"), "mixed"))
+    return found + _own(records, labels)
+
+
+def gradient_of(
+    model: Any, loss: Callable[..., Any], record: PoolRecord, parameters: list[Any]
+) -> Any:
+    """A record's gradient by all parameters that have one, [D]."""
+    import torch
+
+    like = parameters[0]
+    x = torch.as_tensor(np.asarray(record.features)[None], dtype=like.dtype, device=like.device)
+    y = torch.as_tensor(np.asarray(record.label)[None], device=like.device)
+    if y.is_floating_point():
+        y = y.to(like.dtype)
+    trained = [p for p in parameters if p.requires_grad]
+    parts = torch.autograd.grad(loss(model, x, y), trained, allow_unused=True)
+    return torch.cat([g.reshape(-1) for g in parts if g is not None]).detach()
+
+
+def ascend(
+    model: Any,
+    loss: Callable[..., Any],
+    start: PoolRecord,
+    parameters: list[Any],
+    opposite: Any | None = None,
+) -> PoolRecord | None:
+    """Gradient ascent on a record: a larger gradient, or one that points against another.
+
+    Args:
+        model: a torch module without per-sample hooks.
+        loss: `loss(model, features, labels)`, summed.
+        start: the record to start from; its features are real numbers.
+        parameters: whose gradient counts.
+        opposite: [D] a gradient that the record's own should point against; None for the longest.
+
+    Returns:
+        The record found, or None where the model has no second derivative.
+    """
+    import torch
+
+    parameters = [p for p in parameters if p.requires_grad]
+    like = parameters[0]
+    x = torch.as_tensor(np.asarray(start.features)[None], dtype=like.dtype, device=like.device)
+    y = torch.as_tensor(np.asarray(start.label)[None], device=like.device)
+    if y.is_floating_point():
+        y = y.to(like.dtype)
+    best, best_value = None, -float("inf")
+    try:
+        for _ in range(_ASCENT_STEPS):
+            x = x.detach().requires_grad_(True)
+            value = loss(model, x, y)
+            parts = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+            own = torch.cat([g.reshape(-1) for g in parts if g is not None])
+            length = own.norm()
+            goal = length.clamp(min=1e-20).log()
+            if opposite is not None:
+                against = (own @ opposite) / (length * opposite.norm()).clamp(min=1e-20)
+                goal = _WEIGHT_OF_LENGTH * goal - against
+            if float(goal) > best_value:
+                best, best_value = x.detach().cpu().numpy()[0], float(goal)
+            (slope,) = torch.autograd.grad(goal, x, allow_unused=True)
+            if slope is None or not bool(torch.isfinite(slope).all()) or float(slope.norm()) == 0:
+                break
+            x = x + slope / slope.norm() * (_ASCENT_RATE * max(float(x.norm()), 1.0))
+    except (RuntimeError, ValueError, TypeError, NotImplementedError):
+        return None
+    if best is None:
+        return None
+    features = best.astype(np.asarray(start.features).dtype)
+    return PoolRecord(features, start.label, float("nan"), "ascent")

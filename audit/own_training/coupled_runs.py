@@ -1,0 +1,404 @@
+"""Coupled runs of a training function: equal randomness, and forced outputs.
+
+Two runs with the same seed draw the same batches and the same noise. If, in addition, the second
+run is given the released gradients of the first one after each step ("forced outputs"), then both
+have the same past at every step. The difference between their released gradients at step t is then
+exactly what the exchanged record adds to step t: the noise cancels up to rounding. The idea of
+equal randomness and frozen outputs is that of Re:cord-play (Cebere et al., PETS 2026); here a hook
+on the optimizer replaces the instrumentation by hand.
+"""
+
+import hashlib
+import itertools
+import random
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.own_training.records import TrainingSet
+from audit.own_training.released_numbers import numbers_of
+from audit.own_training.runs import Train, seed_everything, undisturbed_generators
+from audit.own_training.watch import Watch
+from threat_models.user_code import format_error
+
+Array = NDArray[np.float64]
+Vector = NDArray[Any]
+History = tuple[tuple[float, float, int], ...]
+
+
+class _EnoughSteps(BaseException):
+    """Ends a run of which no later step is needed; no `except Exception` catches it."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the watched optimizer.
+
+    Attributes:
+        gradient: [D], everything in p.grad: the released gradient.
+        clip: C, or None where it is unknown; of per-layer clipping the norm of all thresholds.
+        noise_multiplier: the optimizer's own statement, or None.
+        divisor: what an Opacus optimizer divides the noisy sum by, or None where it is unknown.
+        generators: a digest of the states of all known random generators after the noise.
+        weights: a digest of all parameters before the step.
+    """
+
+    gradient: Vector
+    clip: float | None
+    noise_multiplier: float | None
+    divisor: float | None
+    generators: bytes
+    weights: bytes
+
+
+@dataclass
+class Trace:
+    """What one run released.
+
+    Attributes:
+        steps: the steps of the optimizer, in order.
+        released: every number that was returned, or is in the watched model at the end, by name.
+        names: of the tensors of parameters.
+        sizes: their numbers of coordinates.
+        shapes: their shapes.
+        initial: the weights and buffers where the function called `watch`, by name.
+        initial_digest: of these weights as the function made them, before they were restored.
+        history: the accountant's (noise multiplier, sampling rate, steps), or None.
+        claimed: epsilon by `watch.claim`, or None.
+        accountant: the accountant itself.
+        watched: whether an optimizer was watched.
+        complete: whether the run came to its end.
+        error: what the function raised, in one line, or None.
+        epsilon_of_type: spacing of the parameters' floating-point type.
+        clips: the optimizer's threshold after each step, which a coupled run is given too.
+        opacus: whether the watched optimizer scales its gradients as Opacus does.
+        seconds: that the run took.
+        further: the numbers that the function declared by `watch.release`.
+        model: the watched model, of runs that are not coupled to another.
+        parameters: the tensors that the optimizer updates, likewise.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    released: Mapping[str, Any] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    initial: dict[str, Any] = field(default_factory=dict)
+    initial_digest: bytes = b""
+    history: History | None = None
+    claimed: float | None = None
+    accountant: Any = None
+    watched: bool = False
+    complete: bool = False
+    error: str | None = None
+    epsilon_of_type: float = 0.0
+    clips: list[Any] = field(default_factory=list)
+    opacus: bool = False
+    seconds: float = 0.0
+    further: list[Any] = field(default_factory=list)
+    model: Any = None
+    parameters: list[Any] = field(default_factory=list)
+
+    @property
+    def gradients(self) -> Vector:
+        """[T, D], everything that was released."""
+        return np.stack([step.gradient for step in self.steps])
+
+    @property
+    def slices(self) -> list[slice]:
+        """The coordinates of every tensor."""
+        ends = np.cumsum([0, *self.sizes])
+        return [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
+
+
+class CoupledRuns:
+    """Runs of one training function that may be coupled to an earlier one.
+
+    Args:
+        train: the function.
+        candidate: its hyper-parameters.
+    """
+
+    def __init__(self, train: Train, candidate: Any) -> None:
+        self._train, self._candidate = train, candidate
+        self.count = 0
+
+    def run(
+        self,
+        records: TrainingSet,
+        seed: int,
+        like: Trace | None = None,
+        stop_after: int | None = None,
+    ) -> Trace:
+        """Trains once.
+
+        Args:
+            records: to train on.
+            seed: of every global generator, also handed to the function.
+            like: the run whose initial weights and released gradients are forced.
+            stop_after: number of steps after which the run is ended; None completes it.
+
+        Returns:
+            What was released, or what the function raised.
+        """
+        self.count += 1
+        watch = _RecordingWatch(like, stop_after)
+        trace = watch.recorded
+        start = time.perf_counter()
+        with undisturbed_generators(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the function; an audit calls it many times
+            seed_everything(seed)
+            try:
+                result = self._train(records, self._candidate, seed, watch)
+                trace.released = watch.released(result)
+                trace.complete = True
+            except _EnoughSteps:
+                pass
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # of any class, SystemExit too
+                trace.error = format_error(error)
+            finally:
+                watch.close()
+        watch.read_accountant()
+        if like is None:
+            watch.keep_model()
+        trace.seconds = time.perf_counter() - start
+        return trace
+
+
+class _RecordingWatch(Watch):
+    """A watch that records every released gradient and, where told, overwrites it."""
+
+    def __init__(self, like: Trace | None, stop_after: int | None) -> None:
+        super().__init__(None, np.zeros(0, np.bool_))
+        self._like, self._stop_after = like, stop_after
+        self._hook: Any = None
+        self._clip: Any = None
+        self._restored: set[str] = set()
+        self.recorded = Trace()
+
+    def _attach(self) -> None:
+        optimizer = self._optimizer
+        if self._hook is None:
+            released = getattr(optimizer, "original_optimizer", optimizer)
+            self.recorded.watched = True
+            self.recorded.opacus = _scales_as_opacus(optimizer)
+            self._hook = released.register_step_pre_hook(self._before_step)
+            self._clip = _threshold(optimizer)
+        self._describe_parameters()
+        self._restore()
+
+    def release(self, value: Any) -> Any:
+        number = len(self.recorded.further)
+        if self._like is not None and number < len(self._like.further):
+            value = self._like.further[number]
+        self.recorded.further.append(_copied(value))
+        return _copied(value)
+
+    def close(self) -> None:
+        """Takes the hook away."""
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _parameters(self) -> list[Any]:
+        groups = self._optimizer.param_groups
+        return [p for group in groups for p in group["params"] if p.requires_grad]
+
+    def _describe_parameters(self) -> None:
+        import torch
+
+        parameters = self._parameters()
+        known = {}
+        if self._model is not None:
+            known = {id(p): name for name, p in self._model.named_parameters()}
+        self.recorded.names = [
+            known.get(id(p), f"parameter {i}").removeprefix("_module.")
+            for i, p in enumerate(parameters)
+        ]
+        self.recorded.sizes = [p.numel() for p in parameters]
+        self.recorded.shapes = [tuple(p.shape) for p in parameters]
+        kinds = [p.dtype for p in parameters if p.is_floating_point()]
+        self.recorded.epsilon_of_type = max((torch.finfo(k).eps for k in kinds), default=0.0)
+
+    def _state(self) -> dict[str, Any]:
+        """Every tensor of weights and buffers that is known so far, by name."""
+        state = {f"optimizer {i}": p for i, p in enumerate(self._parameters())}
+        if self._model is not None:
+            held = {id(p) for p in state.values()}
+            both = [*self._model.named_parameters(), *self._model.named_buffers()]
+            state |= {name: value for name, value in both if id(value) not in held}
+        return state
+
+    def _restore(self) -> None:
+        """Restores the initial weights of the run that this one is coupled to."""
+        import torch
+
+        state = {k: v for k, v in self._state().items() if k not in self._restored}
+        if self._like is None:
+            copies = {k: v.detach().clone() for k, v in state.items()}
+            self.recorded.initial |= copies
+        self.recorded.initial_digest += _digest([v for v in state.values()])
+        with torch.no_grad():
+            for name, value in state.items():
+                wanted = None if self._like is None else self._like.initial.get(name)
+                if wanted is not None and wanted.shape == value.shape:
+                    value.copy_(wanted)
+        self._restored |= set(state)
+
+    def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # torch hands over the arguments of step, of which the first is the optimizer itself.
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._record_and_force()
+            return None
+
+        # torch evaluates a closure within the step: what it leaves in p.grad is released.
+        def recorded_closure() -> Any:
+            loss = closure()
+            self._record_and_force()
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": recorded_closure}
+        return (args[0], recorded_closure, *args[2:]), kwargs
+
+    def _record_and_force(self) -> None:
+        import torch
+
+        optimizer, trace = self._optimizer, self.recorded
+        parameters = self._parameters()
+        if [p.numel() for p in parameters] != trace.sizes:
+            self._describe_parameters()
+        number = len(trace.steps)
+        with torch.no_grad():
+            parts = [_flat_gradient(p) for p in parameters]
+            gradient = torch.cat(parts).cpu().numpy() if parts else np.zeros(0)
+            clip = self._clip
+            flat = None
+            if clip is not None:
+                flat = float(np.linalg.norm([float(c) for c in np.atleast_1d(clip)]))
+            noise = getattr(optimizer, "noise_multiplier", None)
+            trace.steps.append(
+                Step(
+                    gradient.astype(np.float64),
+                    flat,
+                    None if noise is None else float(noise),
+                    _divisor(optimizer),
+                    _generator_digest(optimizer),
+                    _digest(parameters),
+                )
+            )
+            if self._like is not None and number < len(self._like.steps):
+                forced = self._like.steps[number].gradient
+                for p, part in zip(parameters, self._like.slices, strict=True):
+                    values = torch.from_numpy(forced[part].copy()).view(p.shape)
+                    if p.grad is not None:
+                        p.grad.copy_(values.to(p.grad.device, p.grad.dtype))
+                    elif np.any(forced[part]):
+                        p.grad = values.to(p.device, p.dtype)
+                # Adaptive clipping releases its next threshold too.
+                if number < len(self._like.clips) and self._like.clips[number] is not None:
+                    optimizer.max_grad_norm = _copied(self._like.clips[number])
+            adaptive = hasattr(optimizer, "update_max_grad_norm")
+            trace.clips.append(_copied(optimizer.max_grad_norm) if adaptive else None)
+            self._clip = _threshold(optimizer)
+        if self._stop_after is not None and len(trace.steps) >= self._stop_after:
+            raise _EnoughSteps
+
+    def released(self, result: Any) -> Mapping[str, Any]:
+        """Every number that the run released, by name."""
+        numbers = dict(numbers_of(result))
+        if self._model is not None and self._model is not result:
+            numbers |= {f"model.{k}": v for k, v in numbers_of(self._model).items()}
+        elif self._model is None and self._optimizer is not None and not numbers:
+            parts = zip(self.recorded.names, self._parameters(), strict=True)
+            numbers = {name: p.detach().cpu().numpy() for name, p in parts}
+        return numbers
+
+    def keep_model(self) -> None:
+        """Keeps the model, for gradients of further records."""
+        if self._optimizer is not None:
+            self.recorded.model = self._model
+            self.recorded.parameters = self._parameters()
+
+    def read_accountant(self) -> None:
+        """Keeps what the accountant holds at the end."""
+        self.recorded.claimed = self.claimed
+        self.recorded.accountant = self.accountant
+        history = getattr(self.accountant, "history", None)
+        if history is not None:
+            self.recorded.history = tuple((float(s), float(q), int(n)) for s, q, n in history)
+
+
+def _copied(value: Any) -> Any:
+    if hasattr(value, "clone"):
+        return value.detach().clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _flat_gradient(parameter: Any) -> Any:
+    import torch
+
+    if parameter.grad is None:
+        return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+    gradient = parameter.grad.detach()
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    return gradient.reshape(-1).double()
+
+
+def _threshold(optimizer: Any) -> Any:
+    """C of an Opacus optimizer, a list of them for per-layer clipping, or None."""
+    each = getattr(optimizer, "max_grad_norms", None)
+    if each is not None:
+        return [float(c) for c in each]
+    clip = getattr(optimizer, "max_grad_norm", None)
+    return None if clip is None else float(clip)
+
+
+def _scales_as_opacus(optimizer: Any) -> bool:
+    """Whether the optimizer's own division by the batch size is Opacus's, not a subclass's."""
+    method = getattr(type(optimizer), "scale_grad", None)
+    return method is not None and method.__module__.startswith("opacus.")
+
+
+def _divisor(optimizer: Any) -> float | None:
+    if not _scales_as_opacus(optimizer):
+        return None
+    if getattr(optimizer, "loss_reduction", "sum") != "mean":
+        return 1.0
+    return float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
+
+
+def _digest(tensors: Sequence[Any]) -> bytes:
+    state = hashlib.blake2b(digest_size=16)
+    for each in tensors:
+        values = each.detach().cpu().contiguous()
+        if values.dtype.is_floating_point and values.dtype.itemsize < 4:
+            values = values.float()  # numpy has no bfloat16
+        state.update(values.numpy().tobytes())
+    return state.digest()
+
+
+def _generator_digest(optimizer: Any) -> bytes:
+    """A digest of the states of Python's, numpy's, torch's and the optimizer's generators."""
+    state = hashlib.blake2b(digest_size=16)
+    state.update(repr(hash(random.getstate())).encode())
+    _, keys, place, *rest = np.random.get_state()  # noqa: NPY002
+    state.update(np.asarray(keys).tobytes() + repr((place, rest)).encode())
+    torch = sys.modules["torch"]
+    state.update(torch.get_rng_state().numpy().tobytes())
+    if torch.cuda.is_initialized():
+        for each in torch.cuda.get_rng_state_all():
+            state.update(each.numpy().tobytes())
+    own = getattr(optimizer, "generator", None)
+    if own is not None:
+        state.update(own.get_state().cpu().numpy().tobytes())
+    return state.digest()

@@ -1,0 +1,593 @@
+"""The findings in words: what was seen, why it probably is so, and what to do."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.own_training.batches import Batches
+from audit.own_training.canary_pool import PoolRecord
+from audit.own_training.contributions import Contributions
+from audit.own_training.coupled_runs import History, Trace
+from audit.own_training.findings import Finding
+from audit.own_training.noise import Evidence, Noise
+
+Array = NDArray[np.float64]
+_MAX_NAMES = 4
+# A contribution that grows by this factor between sizes 30 and 1,000 is not clipped.
+_GROWTH = 3.0
+
+
+def listed(names: Iterable[str]) -> str:
+    """A few names in backticks, and how many more there are."""
+    every = list(names)
+    shown = ", ".join(f"`{each}`" for each in every[:_MAX_NAMES])
+    rest = len(every) - _MAX_NAMES
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+# --- size of the noise against the contribution ---
+
+
+@dataclass(frozen=True)
+class SizeCase:
+    """What is known where the noise is too small for the contribution of a record."""
+
+    base: Trace
+    found: Contributions
+    noise: Noise
+    sigma: Array
+    reach: Array
+    by_tensor: Array
+    usable: NDArray[np.bool_]
+    n: int
+    pool: Sequence[PoolRecord]
+    rates: Sequence[float]
+
+    @property
+    def grows(self) -> bool:
+        """Whether the contribution grows with the size of the record."""
+        largest: dict[str, dict[float, float]] = {}
+        for record, size in zip(self.pool, self.found.sizes, strict=False):
+            if not math.isnan(record.size) and record.size > 0:
+                bucket = largest.setdefault("all", {})
+                bucket[record.size] = max(bucket.get(record.size, 0.0), float(size))
+        sizes = largest.get("all", {})
+        big = max((v for k, v in sizes.items() if k > 500), default=0.0)
+        middle = max((v for k, v in sizes.items() if 10 < k <= 500), default=0.0)
+        return middle > 0 and big > _GROWTH * middle
+
+    def equal_tensors(self, step: int) -> list[str]:
+        """Tensors whose largest contributions are all the same: each has a threshold of its own."""
+        own = self.by_tensor[step]
+        top = own.max()
+        same = [i for i in range(len(own)) if top > 0 and own[i] > 0.98 * top]
+        return [self.base.names[i] for i in same] if len(same) > 1 else []
+
+
+def too_little_noise(case: SizeCase, step: int, kind: str) -> Finding:
+    """One record adds more to a step than the noise allows for."""
+    reach, scale = float(case.reach[step]), float(case.noise.scales[step])
+    sigma, base = float(case.sigma[step]), case.base
+    state = base.steps[step]
+    effective = scale / reach
+    numbers: dict[str, float | int | str] = {
+        "step": step + 1,
+        "contribution": reach,
+        "noise": scale,
+        "effective noise multiplier": effective,
+        "accounted noise multiplier": sigma,
+    }
+    in_thresholds = None
+    if state.clip is not None and state.divisor is not None and base.opacus:
+        in_thresholds = reach * state.divisor / state.clip
+        numbers["contribution in C"] = in_thresholds
+        numbers["noise in C"] = scale * state.divisor / state.clip
+    tensors = case.equal_tensors(step)
+    first_usable = int(np.argmax(case.usable))
+    ratio = sigma / effective
+    batch = case.n * float(case.rates[step])
+    where = f"Step {step + 1}" if kind != "all steps" else f"All steps together, e.g. {step + 1}"
+    if kind not in ("step", "all steps"):
+        own = float(case.by_tensor[step].max())
+        numbers["tensor"] = kind
+        index = base.names.index(kind)
+        own = float(case.by_tensor[step, index])
+        sd = float(case.noise.scales_by_tensor[step, index])
+        message = (
+            f"Step {step + 1}: one record changes the gradient of `{kind}` by {own:.3g} and its "
+            f"noise has standard deviation {sd:.3g}: an effective noise multiplier of "
+            f"{sd / own if own else math.inf:.3g}, where the accountant assumes {sigma:.3g}."
+        )
+    elif in_thresholds is not None and in_thresholds > 1.002:
+        message = (
+            f"{where}: one record changes the clipped sum by {in_thresholds:.3g} C; the "
+            f"accountant assumes at most C. The effective noise multiplier is {effective:.3g} "
+            f"instead of {sigma:.3g}."
+        )
+    else:
+        message = (
+            f"{where}: one record changes the released gradient by {reach:.3g} and the noise has "
+            f"standard deviation {scale:.3g}: an effective noise multiplier of {effective:.3g}, "
+            f"where the accountant assumes {sigma:.3g}."
+        )
+    if case.grows:
+        return Finding(
+            "contribution",
+            message,
+            "The contribution grows with the size of the record: the gradient of each record is "
+            "not clipped, or other numbers computed from the record (a mean, a norm, a batch "
+            "statistic) enter the gradients of the other records.",
+            "Clip the gradient of every single record to norm C before summing; compute no "
+            "statistic over records without noise.",
+            numbers,
+        )
+    if len(tensors) > 1 and reach > 1.2 * float(case.by_tensor[step].max()):
+        return Finding(
+            "contribution",
+            message,
+            f"{listed(tensors)} contribute equally much: each tensor (layer) is clipped to C "
+            "separately, which allows a norm of C times the square root of their number.",
+            "Clip the norm over all tensors together, or scale the noise to the root of the sum "
+            "of the squared thresholds.",
+            numbers,
+        )
+    if step > first_usable and reach > 1.3 * case.reach[first_usable] and ratio > 1.2:
+        return Finding(
+            "contribution",
+            message,
+            f"The first step with the record shows {case.reach[first_usable]:.3g}: a state that "
+            "carries gradients without noise (momentum, an average, error feedback) brings the "
+            "record back in later steps.",
+            "Keep such states on released, noisy gradients only.",
+            numbers,
+        )
+    guesses = [(batch, "the expected batch size"), (case.n, "the number of records")]
+    for value, name in guesses:
+        if value > 1.5 and abs(ratio / value - 1) < 0.08:
+            return Finding(
+                "noise",
+                message,
+                f"The noise is {ratio:.3g} times too small, which is {name}: it is divided by it "
+                "twice, or added to the mean with the scale of the mean's noise and divided again.",
+                "Add noise of standard deviation noise_multiplier * C to the sum, then divide the "
+                "noisy sum once.",
+                numbers,
+            )
+    return Finding(
+        "noise" if in_thresholds is None or in_thresholds <= 1.002 else "contribution",
+        message,
+        f"The noise is {ratio:.3g} times too small for the contribution: it is not scaled by C, "
+        "it is smaller than the accountant was told, or a record contributes more than C (several "
+        "copies or microbatches clipped one by one, the sum clipped instead of each gradient, "
+        "batch statistics).",
+        "Clip each record once to norm C, add noise of standard deviation noise_multiplier * C to "
+        "the sum, and record that noise_multiplier.",
+        numbers,
+    )
+
+
+def unequal_noise(
+    step: int, effective: float, sigma: float, names: Sequence[str], noise: Noise
+) -> Finding:
+    """Tensors with noise of different scales, too small for a record's contribution."""
+    scales = noise.scales_by_tensor[step]
+    low, high = int(np.argmin(scales)), int(np.argmax(scales))
+    return Finding(
+        "noise",
+        f"Step {step + 1}: the noise of `{names[low]}` has standard deviation {scales[low]:.3g}, "
+        f"that of `{names[high]}` {scales[high]:.3g}; for the contribution of one record this is "
+        f"an effective noise multiplier of {effective:.3g}, where the accountant assumes "
+        f"{sigma:.3g}.",
+        "Some tensors get less noise than their share of the threshold allows.",
+        "Add noise of the same standard deviation, noise_multiplier * C, to all tensors.",
+        {"step": step + 1, "effective noise multiplier": effective},
+    )
+
+
+def scale_below_threshold(case: SizeCase, share: float, tensor: str | None) -> Finding:
+    """The noise is smaller than sigma C by the optimizer's own C."""
+    sigma = float(case.sigma[0])
+    where = f"`{tensor}`" if tensor else "the released gradient"
+    return Finding(
+        "noise",
+        f"The noise in {where} has standard deviation {share * sigma:.3g} C (of the sum of "
+        f"gradients); the accountant assumes {sigma:.3g} C.",
+        "add_noise scales it differently, or the accountant was told another noise multiplier.",
+        "Let the optimizer's noise_multiplier and the accountant's be the same number.",
+        {"share": share, "accounted noise multiplier": sigma, "tensor": tensor or ""},
+    )
+
+
+# --- noise ---
+
+
+def no_noise(runs: int, fixed: bool) -> Finding:
+    """No released gradient depends on the seed."""
+    why = (
+        "There is noise, but it is drawn from a generator with a constant seed."
+        if fixed
+        else "No noise is added, or it is drawn from a generator with a constant seed."
+    )
+    return Finding(
+        "noise",
+        f"No step releases noise that depends on the seed: {runs} runs with other seeds release "
+        "the same gradients.",
+        why,
+        "Draw new noise in every step from a generator that the seed of the run controls.",
+        {"runs": runs},
+    )
+
+
+def tensors_without_noise(names: Sequence[str]) -> Finding:
+    """Some tensors of parameters receive no noise."""
+    verb = "receives" if len(names) == 1 else "receive"
+    return Finding(
+        "noise",
+        f"{listed(names)} {verb} no noise.",
+        "A loop over parameters skips them, or their noise has a constant seed.",
+        "Add noise to every tensor that the optimizer updates.",
+        {"tensors": ", ".join(names)},
+    )
+
+
+def steps_without_noise(steps: Sequence[int], count: int) -> Finding:
+    """Some steps release no noise."""
+    shown = ", ".join(map(str, steps[:8])) + (", ..." if len(steps) > 8 else "")
+    return Finding(
+        "noise",
+        f"{len(steps)} of {count} steps release gradients without noise (steps {shown}).",
+        "Noise is added every few steps only, or a schedule sets it to zero.",
+        "Add noise before every step of the optimizer.",
+        {"steps": len(steps), "first": steps[0]},
+    )
+
+
+def dependent_noise(evidence: Evidence) -> Finding:
+    """Noise that is not independent."""
+    numbers = evidence.numbers
+    correlation = float(numbers["correlation"])
+    if evidence.kind == "steps":
+        return Finding(
+            "noise",
+            f"The noise of a step and that of {numbers['lag']} step(s) later have correlation "
+            f"{correlation:.3g}; the accountant assumes independent noise.",
+            "The generator is seeded again in every step, noise is drawn once and reused, or "
+            "earlier noise is subtracted or added again.",
+            "Draw new noise in every step.",
+            numbers,
+        )
+    if evidence.kind == "tensors":
+        return Finding(
+            "noise",
+            f"The noise of `{numbers['first']}` and that of `{numbers['second']}` have correlation "
+            f"{correlation:.3g}; the accountant assumes independent noise.",
+            "The generator is seeded again for every tensor, or one draw serves several tensors.",
+            "Draw new noise for every tensor.",
+            numbers,
+        )
+    return Finding(
+        "noise",
+        f"Neighbouring coordinates of `{numbers['tensor']}` (axis {numbers['axis']}) have noise of "
+        f"correlation {correlation:.3g}; the accountant assumes independent noise.",
+        "One number, or one row, is drawn and broadcast over the tensor.",
+        "Draw noise of the shape of the tensor (torch.randn_like).",
+        numbers,
+    )
+
+
+def shape_of_noise(evidence: Evidence) -> Finding:
+    """Noise of another distribution, or of a scale that differs between runs."""
+    numbers = evidence.numbers
+    if evidence.kind == "scale of runs":
+        return Finding(
+            "noise",
+            f"Step {numbers['step']}: the standard deviation of the noise differs between runs, "
+            f"from {numbers['least']:.3g} to {numbers['most']:.3g}.",
+            "The noise is scaled by something random: the size of the batch, or a norm.",
+            "Scale the noise by constants alone.",
+            numbers,
+        )
+    return Finding(
+        "noise",
+        f"The noise is not Gaussian: its excess kurtosis is {numbers['kurtosis']:.3g} (0 for "
+        "Gaussian noise).",
+        "It is drawn from another distribution (uniform, Laplace), truncated, or its scale varies.",
+        "Draw Gaussian noise, or use an accountant for the distribution that is drawn.",
+        numbers,
+    )
+
+
+# --- batches ---
+
+
+def divided_by_batch(found: Batches) -> Finding:
+    """One record's contribution differs between batches."""
+    spread = 1 + found.unit_spread
+    return Finding(
+        "contribution",
+        f"The contribution of one record differs by a factor of {spread:.3g} between runs of the "
+        "same step with equal earlier outputs; the accountant assumes that only noise and "
+        "the choice of the batch are random.",
+        "The noisy sum is divided by the size of the batch that was drawn, a record is in a batch "
+        "several times, its label changes which others are drawn, or they enter its gradient.",
+        "Divide by a constant, the expected batch size, and draw every record at most once.",
+        {"factor": spread},
+    )
+
+
+def wrong_batches(evidence: Evidence, n: int) -> Finding:
+    """Batches that were not drawn as accounted."""
+    numbers = evidence.numbers
+    fix = (
+        "Draw every record independently with the accounted rate (Poisson sampling, "
+        "UniformWithReplacementSampler or make_private(poisson_sampling=True)), or account for "
+        "full batches."
+    )
+    kind = evidence.kind
+    if kind == "mean of batches":
+        return Finding(
+            "batches",
+            f"Batches hold {numbers['mean']:.4g} records on average; the accountant's sampling "
+            f"rate {numbers['rate']:.3g} with n = {n} implies {numbers['expected']:.4g}.",
+            "The rate was computed from another number of records or another batch size, batches "
+            "are accumulated, or empty batches are drawn again.",
+            fix,
+            numbers,
+        )
+    if kind == "fixed batches":
+        return Finding(
+            "batches",
+            f"The batch sizes ({numbers['least']:.4g} to {numbers['most']:.4g} in "
+            f"{numbers['batches']} batches) vary less than those of Poisson sampling at the "
+            f"accounted rate {numbers['rate']:.3g} would.",
+            "Batches of a fixed size, shuffled or in order, are accounted for as Poisson sampled.",
+            fix,
+            numbers,
+        )
+    if kind == "batches without the seed":
+        return Finding(
+            "batches",
+            f"The batch sizes of a step are the same for every seed ({numbers['batches']} in all).",
+            "The sampler has a constant seed, so that an observer knows the batches.",
+            fix,
+            numbers,
+        )
+    if kind == "uneven batches":
+        return Finding(
+            "batches",
+            f"The batch sizes vary {numbers['dispersion']:.3g} times more than those of Poisson "
+            f"sampling at the accounted rate {numbers['rate']:.3g} would.",
+            "Records are drawn in blocks, not independently.",
+            fix,
+            numbers,
+        )
+    if kind == "repeated batches":
+        return Finding(
+            "batches",
+            f"The batch sizes of neighbouring steps have correlation "
+            f"{numbers['correlation']:.3g}; the accountant assumes independent batches.",
+            "The sampler is seeded again in every step, or a batch is used for several steps.",
+            fix,
+            numbers,
+        )
+    if kind == "no empty batch":
+        return Finding(
+            "batches",
+            f"None of {numbers['batches']} batches of n = {n} records is empty; Poisson sampling "
+            f"at rate {numbers['rate']:.3g} leaves many of them empty.",
+            "Empty batches are drawn again, skipped or filled up.",
+            "Keep empty batches: release noise alone at such steps.",
+            numbers,
+        )
+    if kind == "inclusion rate":
+        return Finding(
+            "batches",
+            f"One record was in {numbers['hits']} of {numbers['tries']} batches "
+            f"({100 * float(numbers['share']):.3g} %); the accountant assumes "
+            f"{100 * float(numbers['rate']):.3g} %.",
+            "Some records are drawn more often than others (weights by class, a last batch that is "
+            "filled up), or the accounted rate is too small.",
+            fix,
+            numbers,
+        )
+    if kind == "inclusion without the seed":
+        return Finding(
+            "batches",
+            "The record is in the same batches for every seed; the accountant assumes that nobody "
+            "knows its batches.",
+            "Batches are taken in order, or the sampler has a constant seed.",
+            fix,
+            numbers,
+        )
+    return Finding(
+        "batches",
+        f"The record was in exactly {numbers['per run']} of {numbers['steps']} batches in each of "
+        f"{numbers['runs']} runs.",
+        "Batches are a shuffled partition of the records, accounted for as Poisson sampled.",
+        fix,
+        numbers,
+    )
+
+
+# --- accountant, released numbers, number of records ---
+
+
+def books(trace: Trace, history: History) -> list[Finding]:
+    """The accountant's history against the steps that were seen."""
+    found = []
+    recorded, seen = sum(steps for _, _, steps in history), len(trace.steps)
+    if recorded < seen:
+        found.append(
+            Finding(
+                "accountant",
+                f"The accountant recorded {recorded} steps; the optimizer took {seen}.",
+                "The accountant is stepped per epoch or per virtual batch, is not attached to this "
+                "optimizer, or steps were added after it was set.",
+                "Attach it: optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(rate)), or "
+                "call accountant.step at every step of the optimizer.",
+                {"recorded": recorded, "steps": seen},
+            )
+        )
+    if recorded == seen:
+        expanded = [sigma for sigma, _, steps in history for _ in range(steps)]
+        for number, (step, sigma) in enumerate(zip(trace.steps, expanded, strict=True), 1):
+            own = step.noise_multiplier
+            if own is not None and trace.opacus and sigma > own * (1 + 1e-6):
+                found.append(
+                    Finding(
+                        "accountant",
+                        f"Step {number}: the accountant recorded noise multiplier {sigma:.4g}; the "
+                        f"optimizer's is {own:.4g}.",
+                        "The optimizer's noise was changed, or the accountant was told another "
+                        "number.",
+                        "Record the noise multiplier that the optimizer uses.",
+                        {"step": number, "recorded": sigma, "optimizer": own},
+                    )
+                )
+                break
+    return found
+
+
+def claim_too_small(
+    claim: float, implied: float, delta: float, measured: Mapping[str, float]
+) -> Finding:
+    """A claimed epsilon that noise and contributions contradict."""
+    return Finding(
+        "accountant",
+        f"The function claims epsilon {claim:.4g} at delta {delta:g}; its noise, contributions and "
+        f"steps imply at least {implied:.4g}.",
+        "The claim was computed for other parameters: noise, steps, rate or threshold.",
+        "Compute the claim from the noise multiplier, the sampling rate and the steps of this run.",
+        {"claim": claim, "implied": implied},
+    )
+
+
+def weights_outside(step: int) -> Finding:
+    """The weights depend on the record although all gradients were forced."""
+    return Finding(
+        "released numbers",
+        f"The weights before step {step + 1} depend on the record although every released gradient "
+        "was the same.",
+        "Something other than the optimizer's step changes the weights: a second, non-private "
+        "update, a projection or a normalisation that looks at the data.",
+        "Change the weights by noisy gradients only.",
+        {"step": step + 1},
+    )
+
+
+def initial_weights() -> Finding:
+    """The initial weights depend on the record."""
+    return Finding(
+        "released numbers",
+        "The initial weights depend on the record.",
+        "They were computed from the records (label frequencies, a mean, an earlier training "
+        "without noise).",
+        "Initialize without the private records, or account for what was computed from them.",
+    )
+
+
+def steps_depend(one: int, other: int) -> Finding:
+    """The number of steps depends on a record."""
+    return Finding(
+        "released numbers",
+        f"The number of steps depends on the record: {one} with one record in its place, {other} "
+        "with another, although every released gradient was the same.",
+        "Training stops by a criterion on the records, such as the training loss.",
+        "Fix the number of steps beforehand, or decide by released numbers only.",
+        {"one": one, "other": other},
+    )
+
+
+def released_outside(differing: Mapping[str, float]) -> Finding:
+    """Numbers that depend on the record and are no function of the released gradients."""
+    names = list(differing)
+    verb = "depends" if len(names) == 1 else "depend"
+    it = "it is" if len(names) == 1 else "they are"
+    running = any("running_" in name or "num_batches" in name for name in names)
+    cause = (
+        "Batch normalisation keeps statistics of the records without noise."
+        if running
+        else "It is computed from the records without noise: a loss or an accuracy on the training "
+        "records, a statistic, an early stop, or weights that something else changed."
+    )
+    fix = (
+        "Use GroupNorm or LayerNorm (opacus.validators.ModuleValidator.fix)."
+        if running
+        else "Do not release it, compute it on public records, or add noise and account for it."
+    )
+    return Finding(
+        "released numbers",
+        f"{listed(names)} {verb} on the record, but {it} not part of the accounted output.",
+        cause,
+        fix,
+        {name: gap for name, gap in list(differing.items())[:_MAX_NAMES]},
+    )
+
+
+def constant_numbers(leaks: Mapping[str, float], seeds: int) -> Finding:
+    """Numbers without noise that a neighbouring data set changes."""
+    names = list(leaks)
+    verb = "is" if len(names) == 1 else "are"
+    return Finding(
+        "released numbers",
+        f"{listed(names)} {verb} the same for {seeds} seeds, and different where one record is "
+        "exchanged: no noise protects the record.",
+        "It is computed from the records without noise, or its noise has a constant seed.",
+        "Do not release it, or add noise that the seed controls and account for it.",
+        {name: gap for name, gap in list(leaks.items())[:_MAX_NAMES]},
+    )
+
+
+def depends_on_n(
+    high: int, low: int, upper: Mapping[str, Any], lower: Mapping[str, Any], ratio: float | None
+) -> Finding:
+    """Normaliser, rate, noise or steps that depend on the number of records."""
+    parts = []
+    if upper["divisor"] is not None and upper["divisor"] != lower["divisor"]:
+        parts.append(
+            f"gradients are divided by {upper['divisor']:g} for {high} records and by "
+            f"{lower['divisor']:g} for {low}"
+        )
+    elif ratio is not None and abs(ratio - 1) > 1e-4:
+        if abs(ratio / (high / low) - 1) < 2e-3:
+            parts.append(
+                f"gradients are divided by {high} for {high} records and by {low} for {low}"
+            )
+        else:
+            parts.append(
+                f"gradients are {ratio:.4g} times as large for {low} records as for {high}"
+            )
+    if upper["rates"] != lower["rates"]:
+        parts.append(
+            f"the accounted sampling rate is {_numbers(upper['rates'])} for {high} records "
+            f"and {_numbers(lower['rates'])} for {low}"
+        )
+    if upper["sigmas"] != lower["sigmas"]:
+        parts.append(
+            f"the accounted noise multiplier is {_numbers(upper['sigmas'])} for {high} "
+            f"records and {_numbers(lower['sigmas'])} for {low}"
+        )
+    if None not in (upper["steps"], lower["steps"]) and upper["steps"] != lower["steps"]:
+        parts.append(
+            f"there are {upper['steps']} steps for {high} records and {lower['steps']} for {low}"
+        )
+    message = "; ".join(parts)
+    return Finding(
+        "number of records",
+        f"{message[:1].upper()}{message[1:]}. Under add-remove neighbours the release reveals the "
+        "number of records.",
+        "The normaliser, the sampling rate or the number of steps is computed from the number of "
+        "records (make_private uses 1 / len(loader) and int(n * rate)).",
+        'State the zero-out relation, under which n is public (relation="zero-out"), or set the '
+        "normaliser, the rate and the steps from outside: optimizer.expected_batch_size and "
+        "sample_rate as public constants.",
+        {"high": high, "low": low, "ratio": float("nan") if ratio is None else ratio},
+    )
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{v:.4g}" for v in values) or "none"

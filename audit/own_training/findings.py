@@ -1,0 +1,127 @@
+"""What the differential test found: broken premises, as sentences with causes and fixes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+PREMISES = (
+    "contribution",
+    "noise",
+    "batches",
+    "accountant",
+    "number of records",
+    "released numbers",
+)
+"""The premises that a training's epsilon rests on, by name."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken premise.
+
+    Attributes:
+        premise: which one, of `PREMISES`.
+        message: what was seen, with its numbers.
+        cause: likely causes.
+        fix: what to do.
+        numbers: the numbers of the message, for programs.
+
+    Example:
+        >>> Finding("noise", "`bias` receives no noise.", "Forgotten.", "Add it.").premise
+        'noise'
+    """
+
+    premise: str
+    message: str
+    cause: str
+    fix: str
+    numbers: Mapping[str, float | int | str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.message} Likely cause: {self.cause} Fix: {self.fix}"
+
+
+@dataclass(frozen=True)
+class PremiseReport:
+    """The outcome of the differential test.
+
+    Attributes:
+        findings: the broken premises.
+        tested: the premises that were tested.
+        untested: the others, each with the reason.
+        notes: what else is worth knowing.
+        measured: numbers such as the effective noise multiplier.
+        watched: whether the function called `watch` with an optimizer that took steps.
+        runs: how often the training function was called.
+        seconds: that the test took.
+
+    Example:
+        >>> PremiseReport((), ("noise",), {}, (), {}, True, 12, 0.5).broken
+        False
+    """
+
+    findings: tuple[Finding, ...]
+    tested: tuple[str, ...]
+    untested: Mapping[str, str]
+    notes: tuple[str, ...]
+    measured: Mapping[str, float]
+    watched: bool
+    runs: int
+    seconds: float
+
+    @property
+    def broken(self) -> bool:
+        """Whether a premise is broken."""
+        return bool(self.findings)
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether the central premise of a watched function could not be tested."""
+        return self.watched and not self.broken and "contribution" not in self.tested
+
+    @property
+    def depends_on_n(self) -> bool:
+        """Whether something released depends on the number of records."""
+        return "depends on n" in self.measured
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        if self.findings:
+            more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
+            return f"broken premise: {self.findings[0].message}{more}"
+        if self.inconclusive:
+            return "the premises are not testable"
+        return f"no broken premise found (tested: {', '.join(self.tested) or 'none'})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain Python objects."""
+        return {
+            "findings": [{**asdict(each), "numbers": dict(each.numbers)} for each in self.findings],
+            "tested": list(self.tested),
+            "untested": dict(self.untested),
+            "notes": list(self.notes),
+            "measured": dict(self.measured),
+            "watched": self.watched,
+            "runs": self.runs,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def to_json(self) -> str:
+        """Everything as JSON."""
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+    def __str__(self) -> str:
+        lines = []
+        for number, each in enumerate(self.findings, 1):
+            lines.append(f"{number}. {each.message}")
+            lines.append(f"   Likely cause: {each.cause}")
+            lines.append(f"   Fix: {each.fix}")
+        if not self.findings:
+            lines.append(self.summary)
+        for why in dict.fromkeys(self.untested.values()):
+            names = [name for name, reason in self.untested.items() if reason == why]
+            lines.append(f"not tested: {', '.join(names)}: {why}")
+        lines += [f"note: {each}" for each in self.notes]
+        return "\n".join(lines)

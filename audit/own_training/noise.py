@@ -1,0 +1,242 @@
+"""Tests of the noise: its scale, and whether it is new, independent and Gaussian everywhere.
+
+Runs with other seeds, forced outputs and equal records release k_t c_t + noise at step t, where the
+number k_t of records in the batch is known exactly from coupled runs. Regressing it out leaves the
+noise, with known degrees of freedom.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Array = NDArray[np.float64]
+
+# Below this share of the gradient's spacing in floating point, a spread is rounding.
+_ROUNDINGS = 16
+_MIN_KURTOSIS_NUMBERS = 4000
+_MIN_KURTOSIS = 0.2
+MIN_CORRELATION = 0.05
+"""Smaller correlations of the noise are not reported."""
+
+_MAX_LAG = 8
+_MAX_TENSOR_PAIRS = 60
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of R runs.
+
+    Attributes:
+        residuals: [R, T, D], scaled so that all have the variance of the noise.
+        degrees: [T], degrees of freedom per coordinate.
+        squares: [T, tensors], sums of squares before that scaling.
+        sizes: [tensors], numbers of coordinates.
+        silent: [T, tensors], whether nothing but rounding is left.
+    """
+
+    residuals: Array
+    degrees: NDArray[np.int64]
+    squares: Array
+    sizes: NDArray[np.int64]
+    silent: NDArray[np.bool_]
+
+    @property
+    def scales(self) -> Array:
+        """[T], standard deviation of a coordinate."""
+        count = self.degrees * self.sizes.sum()
+        found: Array = np.sqrt(self.squares.sum(1) / np.maximum(count, 1))
+        return found
+
+    @property
+    def scales_by_tensor(self) -> Array:
+        """[T, tensors], of a coordinate of each tensor."""
+        count = self.degrees[:, None] * self.sizes[None, :]
+        found: Array = np.sqrt(self.squares / np.maximum(count, 1))
+        return found
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A test of the noise or of the batches that speaks against its hypothesis.
+
+    Attributes:
+        p_value: of the test.
+        kind: what it tests.
+        numbers: that a message about it needs.
+        matters: whether the effect is large enough to be reported; a test counts in the correction
+            for many tests in any case.
+    """
+
+    p_value: float
+    kind: str
+    numbers: dict[str, float | int | str]
+    matters: bool = True
+
+
+def estimate_noise(
+    gradients: Array, counts: Array | None, slices: Sequence[slice], epsilon_of_type: float
+) -> Noise:
+    """Residuals of released gradients after regressing out the batch sizes.
+
+    Args:
+        gradients: [R, T, D], of runs with other seeds on equal records.
+        counts: [R, T], numbers proportional to the batch sizes, or None where they are unknown.
+        slices: the coordinates of every tensor.
+        epsilon_of_type: spacing of the floating-point type.
+
+    Example:
+        >>> drawn = np.random.default_rng(0).normal(size=(40, 3, 50))
+        >>> noise = estimate_noise(drawn, None, [slice(0, 50)], 1e-7)
+        >>> bool(np.all(abs(noise.scales - 1) < 0.1)), noise.degrees.tolist()
+        (True, [39, 39, 39])
+    """
+    runs, steps, _ = gradients.shape
+    residuals = np.zeros_like(gradients)
+    squares = np.zeros((steps, len(slices)))
+    silent = np.zeros((steps, len(slices)), np.bool_)
+    degrees = np.zeros(steps, np.int64)
+    for t in range(steps):
+        columns = [np.ones(runs)]
+        if counts is not None and np.ptp(counts[:, t]) > 1e-6 * max(np.abs(counts[:, t]).max(), 1):
+            columns.append(counts[:, t])
+        basis, _ = np.linalg.qr(np.stack(columns, 1))
+        degrees[t] = runs - basis.shape[1]
+        values = gradients[:, t]
+        left = values - basis @ (basis.T @ values)
+        leverage = np.clip(1.0 - np.square(basis).sum(1), 1e-3, None)
+        residuals[:, t] = left / np.sqrt(leverage)[:, None]
+        for index, part in enumerate(slices):
+            squares[t, index] = np.square(left[:, part]).sum()
+            size = np.abs(values[:, part]).max(initial=0.0)
+            spread = np.abs(left[:, part]).max(initial=0.0)
+            silent[t, index] = spread <= _ROUNDINGS * epsilon_of_type * size
+    sizes = np.array([part.stop - part.start for part in slices])
+    return Noise(residuals, degrees, squares, sizes, silent)
+
+
+def independence(
+    noise: Noise,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    between_steps: bool,
+    least: float = MIN_CORRELATION,
+) -> Iterator[Evidence]:
+    """Tests that speak of noise that is not new in every run, step, tensor and coordinate.
+
+    Args:
+        noise: the residuals.
+        names: of the tensors.
+        shapes: of the tensors.
+        between_steps: whether noise must be independent between steps.
+        least: correlations up to this one are not reported.
+    """
+    loud = ~noise.silent.any(axis=1)  # steps at which every tensor has noise
+    steps = np.flatnonzero(loud)
+    scales = noise.scales
+    unit = (noise.residuals / np.where(scales > 0, scales, 1.0)[None, :, None])[:, steps]
+    runs = unit.shape[0]
+    if not len(steps):
+        return
+    share = float(np.mean(noise.degrees[steps])) / runs if len(steps) else 1.0
+    if between_steps:
+        for lag in range(1, min(_MAX_LAG, len(steps) - 1) + 1):
+            place = {int(step): i for i, step in enumerate(steps)}
+            pairs = [(i, place[a + lag]) for a, i in place.items() if a + lag in place]
+            if pairs:
+                first = np.concatenate([unit[:, a].ravel() for a, _ in pairs])
+                second = np.concatenate([unit[:, b].ravel() for _, b in pairs])
+                yield from _correlated(first, second, share, "steps", {"lag": lag}, least)
+    ends = np.cumsum([0, *noise.sizes])
+    for index, (name, shape) in enumerate(zip(names, shapes, strict=True)):
+        part = unit[:, :, ends[index] : ends[index + 1]].reshape(*unit.shape[:2], *shape)
+        for axis, length in enumerate(shape):
+            if length > 1:
+                moved = np.moveaxis(part, axis + 2, -1)
+                yield from _correlated(
+                    moved[..., 1:].ravel(),
+                    moved[..., :-1].ravel(),
+                    share,
+                    "coordinates",
+                    {"tensor": name, "axis": axis},
+                    least,
+                )
+    done = 0
+    for i in range(len(names)):
+        for j in range(i + 1, len(names)):
+            if done >= _MAX_TENSOR_PAIRS:
+                break
+            done += 1
+            width = min(noise.sizes[i], noise.sizes[j])
+            first = unit[:, :, ends[i] : ends[i] + width].ravel()
+            second = unit[:, :, ends[j] : ends[j] + width].ravel()
+            yield from _correlated(
+                first, second, share, "tensors", {"first": names[i], "second": names[j]}, least
+            )
+
+
+def _correlated(
+    first: Array,
+    second: Array,
+    share: float,
+    kind: str,
+    numbers: dict[str, float | int | str],
+    least: float,
+) -> Iterator[Evidence]:
+    """The test of Pearson's correlation, where it is not tiny."""
+    norm = np.linalg.norm(first) * np.linalg.norm(second)
+    degrees = len(first) * share - 2
+    if norm == 0 or degrees < 20:
+        return
+    correlation = float(first @ second / norm)
+    capped = min(abs(correlation), 1 - 1e-12)
+    statistic = capped * np.sqrt(degrees / (1 - capped**2))
+    p_value = float(2 * stats.t.sf(statistic, degrees))
+    matters = abs(correlation) > least
+    yield Evidence(p_value, kind, {**numbers, "correlation": correlation}, matters)
+
+
+def shape_of_noise(noise: Noise) -> Iterator[Evidence]:
+    """Tests that speak of noise of another distribution, or of another scale in other runs."""
+    scales = noise.scales_by_tensor
+    for t in range(len(noise.degrees)):
+        if noise.silent[t].any():
+            continue
+        # The scale of each run against that of the others, by Bonferroni's correction.
+        width = int(noise.sizes.sum())
+        per_run = np.square(noise.residuals[:, t]).sum(1)
+        runs = len(per_run)
+        rest = (per_run.sum() - per_run) / (runs - 1)
+        if runs < 3 or per_run.min() <= 0:
+            continue
+        bound = stats.f(width, width * (runs - 2))
+        tails = np.minimum(bound.sf(per_run / rest), bound.cdf(per_run / rest))
+        p_value = min(1.0, 2 * runs * float(tails.min()))
+        least, most = (float(np.sqrt(v / width)) for v in (per_run.min(), per_run.max()))
+        numbers: dict[str, float | int | str] = {"step": t + 1, "least": least, "most": most}
+        yield Evidence(p_value, "scale of runs", numbers, most > 1.1 * least)
+    ends = np.cumsum([0, *noise.sizes])
+    standardized = [
+        (noise.residuals[:, t, ends[i] : ends[i + 1]] / scales[t, i]).ravel()
+        for t in range(len(noise.degrees))
+        for i in range(len(noise.sizes))
+        if not noise.silent[t, i] and scales[t, i] > 0
+    ]
+    if not standardized:
+        return
+    values = np.concatenate(standardized)
+    if len(values) < _MIN_KURTOSIS_NUMBERS:
+        return
+    excess = float(stats.kurtosis(values))
+    p_value = float(stats.kurtosistest(values).pvalue)
+    matters = abs(excess) > _MIN_KURTOSIS
+    yield Evidence(p_value, "distribution", {"kurtosis": excess}, matters)
+
+
+def scale_p_value(squares: float, degrees: float, required: float) -> float:
+    """The chance of so small a sum of squares if the noise had the required standard deviation."""
+    if required <= 0:
+        return 1.0
+    return float(stats.chi2.cdf(squares / required**2, degrees))

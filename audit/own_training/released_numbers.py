@@ -1,0 +1,138 @@
+"""Every number that a training run released: returned values, weights, buffers, fitted attributes.
+
+With forced outputs all of them are functions of what was forced, so that two coupled runs on data
+sets that differ in one record must agree in every number. A number that differs was released
+outside of the accounting.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+_MAX_DEPTH = 6
+_MAX_NUMBERS = 200_000_000
+# Attributes of torch and Opacus modules that are bookkeeping of a batch, and no part of a model.
+_BOOKKEEPING = frozenset(
+    ("training", "activations", "backprops", "grad_sample_hooks", "hooks_enabled", "max_batch_len")
+)
+
+
+def numbers_of(value: Any) -> Mapping[str, Any]:
+    """Every number and text in a released object, by the path that leads to it.
+
+    Args:
+        value: a torch module, an estimator, an array, a number, a text, or containers of them.
+
+    Returns:
+        Arrays by name; "returned" where the object is a number or an array itself.
+
+    Example:
+        >>> numbers_of({"loss": 0.5, "curve": [1.0, 2.0]})
+        {'loss': array(0.5), 'curve': array([1., 2.])}
+    """
+    found: dict[str, Any] = {}
+    for name, each in _walk(value, "", 0, set()):
+        found[name or "returned"] = each
+    return found
+
+
+def _walk(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if value is None or depth > _MAX_DEPTH:
+        return
+    array = _as_array(value)
+    if array is not None:
+        yield path, array
+        return
+    if id(value) in seen:
+        return
+    seen = seen | {id(value)}
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _walk(each, _joined(path, str(key)), depth + 1, seen)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for i, each in enumerate(value):
+            yield from _walk(each, f"{path}[{i}]", depth + 1, seen)
+    elif hasattr(value, "state_dict") and hasattr(value, "named_parameters"):
+        for key, each in value.state_dict().items():
+            yield from _walk(each, _joined(path, key.removeprefix("_module.")), depth + 1, seen)
+        yield from _module_attributes(value, path)
+    elif hasattr(value, "state_dict"):  # an optimizer, a scheduler
+        yield from _walk(value.state_dict(), path, depth + 1, seen)
+    elif hasattr(value, "toarray"):  # scipy's sparse matrices
+        yield path, np.asarray(value.toarray())
+    elif hasattr(value, "__getstate__") and type(value).__module__.startswith("sklearn."):
+        state = value.__getstate__()
+        yield from _walk(state, path, depth + 1, seen)
+    elif hasattr(value, "__dict__"):
+        for key, each in vars(value).items():
+            if not callable(each) or hasattr(each, "__dict__"):
+                yield from _walk(each, _joined(path, key), depth + 1, seen)
+
+
+def _joined(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _module_attributes(module: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Plain numbers that a user keeps on a module, such as a list of losses."""
+    for name, part in module.named_modules():
+        if type(part).__module__.startswith(("opacus.", "torch.")):
+            continue
+        for key, value in vars(part).items():
+            if key.startswith("_") or key in _BOOKKEEPING:
+                continue
+            array = _as_array(value)
+            if array is None and isinstance(value, list | tuple):
+                for i, each in enumerate(value):
+                    inner = _as_array(each)
+                    if inner is not None and inner.dtype.kind in "fiub":
+                        place = _joined(name.removeprefix("_module."), f"{key}[{i}]")
+                        yield _joined(path, place), inner
+            elif array is not None:
+                yield _joined(path, _joined(name.removeprefix("_module."), key)), array
+
+
+def _as_array(value: Any) -> Any:
+    """A number, a text, an array or a tensor as an array; None for anything else."""
+    if isinstance(value, bool | int | float | complex | str | bytes | np.generic):
+        return np.asarray(value)
+    if isinstance(value, np.ndarray):
+        return value if value.dtype.kind in "fiubcSU" and value.size <= _MAX_NUMBERS else None
+    if hasattr(value, "detach") and hasattr(value, "cpu"):
+        tensor = value.detach().cpu().clone()  # the object may be changed later
+        if tensor.is_sparse:
+            tensor = tensor.to_dense()
+        if tensor.is_floating_point():
+            tensor = tensor.double()
+        return tensor.numpy()
+    plain = bool | int | float | np.generic
+    if isinstance(value, list | tuple) and value and all(isinstance(v, plain) for v in value):
+        return np.asarray(value)
+    return None
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, float]:
+    """The largest absolute difference of every number of which two runs do not agree.
+
+    Returns:
+        By name; infinity where shapes, types or texts differ, or only one run has the number.
+        Values that are not a number in both runs agree.
+    """
+    found: dict[str, float] = {}
+    for name in [*first, *(key for key in second if key not in first)]:
+        if name not in first or name not in second:
+            found[name] = np.inf
+            continue
+        a, b = np.asarray(first[name]), np.asarray(second[name])
+        if a.shape != b.shape or (a.dtype.kind in "SU") != (b.dtype.kind in "SU"):
+            found[name] = np.inf
+        elif a.dtype.kind in "SU":
+            if not np.array_equal(a, b):
+                found[name] = np.inf
+        elif not np.array_equal(a, b, equal_nan=True):
+            with np.errstate(invalid="ignore", over="ignore"):
+                gap = np.abs(a.astype(np.complex128) - b.astype(np.complex128))
+            finite = gap[np.isfinite(gap)]
+            found[name] = float(finite.max()) if finite.size and finite.max() > 0 else np.inf
+    return found

@@ -1,0 +1,48 @@
+"""Random search that releases several of its best runs."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from audit import checks
+from audit import repetitions as laws
+from audit.protocols.base import Protocol
+from audit.repetitions import Repetitions
+
+_MAX_RELEASED = 100
+
+
+@dataclass(frozen=True)
+class BestRuns(Protocol):
+    """K independent runs, each candidate drawn anew; the best m are released, in order or as a set.
+
+    If there are fewer than m runs, all of them are released.
+
+    Attributes:
+        repetitions: the law of K, also as text.
+        released: m, how many runs are released, from 1 to 100.
+
+    Example:
+        >>> BestRuns("tnb:0,0.1", released=3).spec
+        'best:3/tnb:0,0.1'
+    """
+
+    repetitions: Repetitions
+    released: int
+
+    name: ClassVar[str] = "best"
+    assumption: ClassVar[str] = (
+        "K independent runs, each candidate drawn anew, of which the best m are released"
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
+        released = checks.integer("released", self.released, 1, _MAX_RELEASED)
+        object.__setattr__(self, "released", released)
+
+    @property
+    def spec(self) -> str:
+        return f"best:{self.released}/{self.repetitions.spec}"
+
+    @property
+    def mean_runs(self) -> float:
+        return self.repetitions.mean

@@ -1,0 +1,84 @@
+"""Distributions of K parsed from text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from audit import checks
+from audit.repetitions.base import GIVEN, GivenNoFailure, Repetitions
+from audit.repetitions.binomial import Binomial
+from audit.repetitions.fixed import Fixed
+from audit.repetitions.poisson import Poisson
+from audit.repetitions.truncated import Truncated
+from audit.repetitions.truncated_negative_binomial import TruncatedNegativeBinomial
+from audit.repetitions.two_point import TwoPoint
+
+
+@dataclass(frozen=True)
+class _Family:
+    """A family: how many parameters it has, and its constructor."""
+
+    numbers: int
+    make: Callable[..., Repetitions]
+
+
+_FAMILIES: dict[str, _Family] = {
+    "tnb": _Family(2, TruncatedNegativeBinomial),
+    "geometric": _Family(1, lambda gamma: TruncatedNegativeBinomial(1.0, gamma)),
+    "poisson": _Family(1, Poisson),
+    "binomial": _Family(2, Binomial),
+    "two-point": _Family(2, TwoPoint),
+    "fixed": _Family(1, Fixed),
+}
+
+FAMILIES = tuple(_FAMILIES)
+"""The names of the families in texts."""
+
+
+def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
+    """Parses a distribution of K.
+
+    Args:
+        spec: `tnb:ETA,GAMMA`, `geometric:GAMMA`, `poisson:MU`, `binomial:N,P`, `two-point:S,L` or
+            `fixed:K`, optionally followed by `@MOST`, which conditions on K <= MOST. Names are not
+            case-sensitive. A distribution object is returned unchanged.
+
+    Raises:
+        ValueError: an unknown family, a wrong number of parameters, or one out of its range.
+
+    Example:
+        >>> round(parse_repetitions("tnb:0,0.01").mean, 6)
+        21.497577
+        >>> parse_repetitions("two-point:0.01,100@50").pmf([1, 100]).tolist()
+        [1.0, 0.0]
+    """
+    if isinstance(spec, Repetitions):
+        return spec
+    text = str(spec).strip().lower()
+    whole = " ".join(text.split())
+    before, given, failure = text.rpartition(GIVEN)
+    if given and "@" not in failure:
+        return GivenNoFailure(parse_repetitions(before), _numbers("given", failure, 1)[0])
+    text, at, most = text.rpartition("@") if "@" in text else (text, "", "")
+    if given:
+        return Truncated(
+            parse_repetitions(text), checks.integer("most", _numbers("@", most, 1)[0], 1)
+        )
+    name, _, parameters = text.partition(":")
+    family = _FAMILIES[checks.one_of("repetitions", name.strip(), FAMILIES)]
+    try:
+        law = family.make(*_numbers(name, parameters, family.numbers))
+        return Truncated(law, checks.integer("most", _numbers("@", most, 1)[0], 1)) if at else law
+    except ValueError as error:
+        raise ValueError(f"repetitions {whole}: {error}") from error
+
+
+def _numbers(name: str, text: str, count: int) -> list[float]:
+    parts = text.split(",") if text else []
+    try:
+        values = [float(part) for part in parts]
+    except ValueError:
+        values = []
+    if len(values) != count:
+        plural = "number" if count == 1 else "numbers separated by a comma"
+        raise ValueError(f"{name} takes {count} {plural}, got {text!r}")
+    return values

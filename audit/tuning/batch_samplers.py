@@ -1,0 +1,159 @@
+"""Samplers of the adaptive protocol, for T simulated tunings over one list of candidates.
+
+Densities are relative to the uniform prior: their mean over the candidates is 1, and they lie
+within [low, high].
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit import checks
+from audit.dpsgd import RunOutcomes
+from audit.protocols import Adaptive
+from audit.tuning.samplers import EXPLORATION, MIN_RUNS, NOISE, SHARPNESS, kernel
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+SAMPLERS = ("gaussian-process", "adversarial")
+_MAX_BATCH_FLOATS = 1 << 22  # memory of one batch of linear systems
+_BISECTION_STEPS = 60
+
+
+class Sampler(Protocol):
+    """For each of T tunings, a density over candidates that depends on the runs so far."""
+
+    def densities(self, tuning: Integers) -> Array:
+        """Relative densities, [R, n], of the next candidate in the given tunings, [R]."""
+        ...
+
+    def add(self, tuning: Integers, candidate: Integers, outcomes: RunOutcomes) -> None:
+        """Adds one finished run to each of the given tunings, [R]."""
+        ...
+
+
+def make_sampler(name: str, protocol: Adaptive, features: Array, tunings: int) -> Sampler:
+    """A new sampler.
+
+    Args:
+        name: one of SAMPLERS.
+        protocol: the bounds on densities.
+        features: [n, d], the candidates' features, each in [0, 1].
+        tunings: the number of tunings, T.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    name = checks.one_of("sampler", name, SAMPLERS)
+    if name == "gaussian-process":
+        return GaussianProcessSampler(protocol, features, tunings)
+    return AdversarialSampler(protocol, len(features), tunings)
+
+
+class GaussianProcessSampler:
+    """Softmax of a Gaussian process's upper confidence bounds, projected into [low, high].
+
+    It computes the regression of `samplers.relative_density` for all tunings together. The mean
+    score and the number of runs of each candidate are sufficient statistics.
+    """
+
+    def __init__(self, protocol: Adaptive, features: Array, tunings: int) -> None:
+        self._protocol = protocol
+        self._covariance = np.asarray(kernel()(features, features))
+        shape = tunings, len(features)
+        self._runs, self._lost, self._sums = (np.zeros(shape) for _ in range(3))
+        self._squares = np.zeros(tunings)
+        self._origin = np.full(tunings, np.nan)  # the first score; subtracted to avoid cancellation
+        self._least, self._most = np.full(tunings, np.inf), np.full(tunings, -np.inf)
+
+    def add(self, tuning: Integers, candidate: Integers, outcomes: RunOutcomes) -> None:
+        """See `Sampler`."""
+        known = outcomes.finite & np.isfinite(outcomes.scores)
+        self._lost[tuning[~known], candidate[~known]] += 1.0
+        who, which, scores = tuning[known], candidate[known], outcomes.scores[known]
+        self._origin[who] = np.where(np.isnan(self._origin[who]), scores, self._origin[who])
+        scores = scores - self._origin[who]
+        self._runs[who, which] += 1.0
+        self._sums[who, which] += scores
+        self._squares[who] += scores**2
+        self._least[who] = np.minimum(self._least[who], scores)
+        self._most[who] = np.maximum(self._most[who], scores)
+
+    def densities(self, tuning: Integers) -> Array:
+        """See `Sampler`."""
+        found = np.ones((len(tuning), len(self._covariance)))
+        knows = (self._runs[tuning].sum(axis=1) >= MIN_RUNS) & (self._most > self._least)[tuning]
+        rows = max(1, _MAX_BATCH_FLOATS // self._covariance.size)
+        places = np.flatnonzero(knows)
+        for start in range(0, len(places), rows):
+            part = places[start : start + rows]
+            found[part] = self._model_densities(tuning[part])
+        return found
+
+    def _model_densities(self, tuning: Integers) -> Array:
+        # A diverged run gets the lowest score of the other runs.
+        lost, least = self._lost[tuning], self._least[tuning, None]
+        runs, sums = self._runs[tuning] + lost, self._sums[tuning] + lost * least
+        total = runs.sum(axis=1, keepdims=True)
+        mean = sums.sum(axis=1, keepdims=True) / total
+        squares = self._squares[tuning, None] + lost.sum(axis=1, keepdims=True) * least**2
+        deviation = np.sqrt(np.maximum(squares / total - mean**2, 0.0))
+        deviation = np.where(deviation > 0.0, deviation, 1.0)
+        with np.errstate(invalid="ignore"):
+            scores = np.nan_to_num((sums / runs - mean) / deviation)
+        # K - K W (1 + W K W)^-1 W K with W = sqrt(runs / noise).
+        weights = np.sqrt(runs / NOISE)
+        weighted = weights[:, :, None] * self._covariance
+        inner = weighted * weights[:, None, :] + np.eye(len(self._covariance))
+        right = np.concatenate([weighted, (weights * scores)[:, :, None]], axis=2)
+        solved = np.linalg.solve(inner, right)
+        expected = np.einsum("rij,ri->rj", weighted, solved[:, :, -1])
+        explained = np.einsum("rij,rij->rj", weighted, solved[:, :, :-1])
+        variance = self._covariance.diagonal() + NOISE - explained
+        acquisition = SHARPNESS * (expected + EXPLORATION * np.sqrt(np.maximum(variance, 0.0)))
+        density = np.exp(acquisition - acquisition.max(axis=1, keepdims=True))
+        density /= density.mean(axis=1, keepdims=True)
+        return projected(density, self._protocol.low, self._protocol.high)
+
+
+class AdversarialSampler:
+    """The sampler that reveals as much about the canary as [low, high] allows.
+
+    It sums the earlier runs' evidence for the canary (lambda_c - 1/2). If the sum is positive, the
+    second half of the candidates gets the highest density allowed, if negative the first half.
+    """
+
+    def __init__(self, protocol: Adaptive, candidates: int, tunings: int) -> None:
+        self._evidence = np.zeros(tunings)
+        self._densities = np.ones((3, candidates))
+        half = candidates // 2
+        for row, favoured in ((0, slice(0, half)), (2, slice(candidates - half, candidates))):
+            chosen = np.zeros(candidates)
+            chosen[favoured] = candidates
+            self._densities[row] = (
+                projected(chosen[None], protocol.low, protocol.high)[0] if half else 1.0
+            )
+
+    def add(self, tuning: Integers, candidate: Integers, outcomes: RunOutcomes) -> None:
+        """See `Sampler`."""
+        self._evidence[tuning] += np.where(outcomes.finite, outcomes.lambda_c - 0.5, 0.0)
+
+    def densities(self, tuning: Integers) -> Array:
+        """See `Sampler`."""
+        return self._densities[1 + np.sign(self._evidence[tuning]).astype(np.int64)]
+
+
+def projected(densities: Array, low: float, high: float) -> Array:
+    """Projects densities [R, n], row by row, onto those within [low, high] of mean 1.
+
+    As `upper_bounds.published.project_density`: clip(f + t, low, high), with t by bisection.
+    """
+    below = low - densities.max(axis=1, keepdims=True)
+    above = high - densities.min(axis=1, keepdims=True)
+    for _ in range(_BISECTION_STEPS):
+        middle = 0.5 * (below + above)
+        mean = np.clip(densities + middle, low, high).mean(axis=1, keepdims=True)
+        below, above = np.where(mean <= 1.0, middle, below), np.where(mean <= 1.0, above, middle)
+    return np.asarray(np.clip(densities + below, low, high))

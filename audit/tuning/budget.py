@@ -1,0 +1,547 @@
+r"""Budgets for tunings that decide by earlier outputs how much more to spend.
+
+A composition theorem needs the number of runs and the budget of each before the first run. A
+privacy filter does not: its cap is fixed beforehand, every run is charged before it starts, and a
+run that would exceed the cap is refused. The whole then keeps the cap, whatever is looked at in
+between. Three filters, for one neighbouring pair and in either direction:
+
+- Gaussian runs: sums of mu_i^2 up to mu^2 are mu-Gaussian DP (Smith & Thakurta 2022). The losses
+  are a Brownian motion with drift, looked at when mu_1^2, mu_1^2 + mu_2^2, ... of it have passed:
+  whatever decides how far to look, all of it is N(0, 1) against N(mu, 1), post-processed.
+- Any runs: at one Renyi order alpha, fixed beforehand, sums of the divergences up to B leave that
+  of the whole at most B (Feldman & Zrnic 2021; Lecuyer 2021), and B is chosen so that its
+  conversion is the cap.
+- Runs out of a list fixed beforehand: which of them run, in which order and when to stop, may be
+  decided on the way. Run i is a post-processing of its own dominating pair and of the outputs so
+  far, so the whole is one of the product of all pairs: the composition of the list, at its exact
+  epsilon. Steps of one DP-SGD (same noise, rate and neighbours) may be split among runs at will,
+  and Gaussian runs by their mu_i^2.
+
+What was spent without a cap has an odometer reading at best (Rogers et al. 2016; Whitehouse et al.
+2023). By Ville's inequality, with probability 1 - delta over the outputs, the privacy loss never
+exceeds it, however long one goes on. It is not (epsilon, delta)-DP.
+"""
+
+import contextlib
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from audit import checks
+from audit.accounting import (
+    Composition,
+    DpSgd,
+    GaussianMechanism,
+    Mechanism,
+    calibrate_mu,
+    group_size,
+    mechanism_from_dict,
+    mechanism_to_dict,
+    relations,
+)
+from audit.accounting.combinations import kinds
+from audit.accounting.conversion import epsilon_of_order
+from audit.numerics import (
+    COARSE_ORDERS,
+    TINY,
+    format_exact,
+    format_rounded,
+    memoize,
+    minimize_over_alpha,
+    safe_root,
+)
+
+__all__ = ["Budget", "BudgetExceeded", "Filter", "filter_for", "odometer"]
+
+Array = NDArray[np.float64]
+
+_ROUNDING = 1e-14
+"""What sums of squares may exceed their limit by: far within the accuracy of the limit itself."""
+
+_MAX_TIMES = 10**12
+
+
+class BudgetExceeded(ValueError):
+    """A run would exceed the cap. Nothing was spent.
+
+    Example:
+        >>> try:
+        ...     Budget(1.0).spend(GaussianMechanism(2.0))
+        ... except BudgetExceeded:
+        ...     print("a smaller run may still fit")
+        a smaller run may still fit
+    """
+
+
+class Filter(ABC):
+    """How much of a cap is spent, and whether more fits."""
+
+    @abstractmethod
+    def share(self, spent: list[tuple[Mechanism, int]]) -> float:
+        """The share of the cap that mechanisms, each so many times, spend; above 1 is too much.
+
+        Raises:
+            ValueError: this filter does not count a mechanism.
+        """
+
+    @property
+    @abstractmethod
+    def source(self) -> str:
+        """Why the whole keeps the cap, in a few words."""
+
+
+@dataclass(frozen=True)
+class ListFilter(Filter):
+    """Runs out of a list that was fixed beforehand: Gaussian ones by mu^2, DP-SGD by its steps.
+
+    Attributes:
+        cap: the composition of the list.
+        hint: what to do where a mechanism is not on it.
+    """
+
+    cap: Mechanism
+    hint: str = ""
+
+    def share(self, spent: list[tuple[Mechanism, int]]) -> float:
+        limits, used = _amounts([(self.cap, 1)]), _amounts(spent)
+        most = 0.0
+        for kind, (amount, example) in used.items():
+            if kind not in limits:
+                allowed = "; ".join(one.description for _, one in limits.values())
+                raise ValueError(
+                    f"mechanism must be a part of the cap ({allowed}), got "
+                    f"{example.description}{self.hint}"
+                )
+            # Sums of squares are rounded; steps and numbers of runs are whole.
+            slack = 1.0 + _ROUNDING if kind == _GAUSSIAN else 1.0
+            most = max(most, amount / (limits[kind][0] * slack))
+        return most
+
+    @property
+    def source(self) -> str:
+        if self.cap.gaussian_mu is not None:
+            return "privacy filter: sums of mu^2 (Smith & Thakurta 2022)"
+        return "composition at the cap"
+
+
+_GAUSSIAN = "mu^2"
+
+
+def _amounts(
+    several: Iterable[tuple[Mechanism, int]],
+) -> dict[Hashable, tuple[float, Mechanism]]:
+    """What is spent of everything that is counted: mu^2, steps of each DP-SGD, or runs.
+
+    Returns:
+        The amount and one of the mechanisms, by what is counted.
+    """
+    squares: list[float] = []
+    found: dict[Hashable, tuple[float, Mechanism]] = {}
+    for whole, times in several:
+        for one in _parts(whole):
+            kind: Hashable
+            amount = times
+            if one.gaussian_mu is not None:
+                squares.append(times * one.gaussian_mu**2)
+                kind, amount = _GAUSSIAN, 0
+            elif isinstance(one, DpSgd):
+                kind = one.noise_multiplier, one.sampling_rate, one.neighbours, one.group_size
+                amount = times * one.steps
+            else:
+                kind = _name(one)
+            found[kind] = found.get(kind, (0, one))[0] + amount, one
+    if squares:
+        found[_GAUSSIAN] = math.fsum(squares), found[_GAUSSIAN][1]
+    return found
+
+
+def _parts(mechanism: Mechanism) -> list[Mechanism]:
+    if isinstance(mechanism, Composition):
+        return [one for part in mechanism.parts for one in _parts(part)]
+    return [mechanism]
+
+
+def _name(one: Mechanism) -> Hashable:
+    """What equal mechanisms share, also where one was read from a file."""
+    try:
+        return json.dumps(mechanism_to_dict(one))
+    except ValueError:  # of the user's own
+        return one
+
+
+@dataclass(frozen=True)
+class RenyiFilter(Filter):
+    """Any runs, by their Renyi divergences at one order that was fixed beforehand.
+
+    Attributes:
+        order: alpha > 1.
+        limit: the divergence whose conversion at this order is the cap.
+    """
+
+    order: float
+    limit: float
+
+    @classmethod
+    def for_runs_like(cls, first: Mechanism, epsilon: float, delta: float) -> "RenyiFilter":
+        """The filter at the order that affords most runs like the first.
+
+        Raises:
+            BudgetExceeded: not even one fits.
+        """
+
+        def runs_lost(order: Any) -> Any:
+            """Minus how many runs the order affords."""
+            limits = _limits(order, epsilon, delta)
+            cost = np.maximum(first.renyi(order), TINY)
+            return np.where((limits > 0.0) & np.isfinite(cost), -limits / cost, 0.0)
+
+        order, lost = minimize_over_alpha(runs_lost, refined=COARSE_ORDERS)
+        if lost > -1.0:
+            raise BudgetExceeded(
+                f"budget must afford one run, got epsilon {format_rounded(epsilon, up=False)} at "
+                f"delta = {format_exact(delta)} for {first.description}, of which "
+                f"{format_rounded(max(-lost, 0.0), up=False, digits=2)} fit; nothing is spent"
+            )
+        return cls(order, float(_limits(order, epsilon, delta)))
+
+    def share(self, spent: list[tuple[Mechanism, int]]) -> float:
+        order = np.array([self.order])
+        each = [times * float(one.renyi(order)[0]) for one, times in spent]
+        return math.fsum(each) / self.limit
+
+    @property
+    def source(self) -> str:
+        order = format_rounded(self.order, up=True, digits=4)
+        return f"privacy filter: sums of Renyi divergences, order {order} (Feldman & Zrnic 2021)"
+
+
+def _limits(order: ArrayLike, epsilon: float, delta: float) -> Array:
+    """The divergences that convert to epsilon, order by order; a little less, for rounding."""
+    found = epsilon - epsilon_of_order(0.0, order, delta)
+    return np.asarray(found - 1e-12 * np.abs(found))
+
+
+@memoize(64)
+def filter_for(
+    cap: float | Mechanism, delta: float, first: Mechanism, only_gaussian: bool
+) -> Filter:
+    """The filter that keeps a cap.
+
+    Args:
+        cap: epsilon, or the composition of a list of runs.
+        delta: in (0, 1).
+        first: the first run, or a typical one.
+        only_gaussian: whether nothing but Gaussian runs may come.
+
+    Raises:
+        BudgetExceeded: the cap does not hold a single run like the first.
+    """
+    if isinstance(cap, Mechanism):
+        return ListFilter(cap)
+    if not only_gaussian:
+        return RenyiFilter.for_runs_like(first, cap, delta)
+    mu = calibrate_mu(cap, delta, "exact")
+    hint = "; if runs of both kinds may come, make the budget with expected= the other kind"
+    return ListFilter(GaussianMechanism(mu), hint)
+
+
+class Budget:
+    """A cap on the privacy cost of all runs together, which adaptive tuning cannot exceed.
+
+    For tuning by hand, with TPE, or with any other method that looks at earlier runs: charge each
+    run before it starts. The number of runs, their noise and their steps may depend on all that was
+    released so far. All runs together, released or not, are (epsilon, delta)-DP.
+
+    The first mechanism, which is chosen before any output is seen, decides how runs are counted:
+    Gaussian runs (full batches) by their mu^2, all others by Renyi divergences at the order that
+    affords most runs like the first.
+
+    Args:
+        cap: epsilon of the whole; or a mechanism, such as `DpSgd` with all steps that may be taken
+            or the `Composition` of all runs that may be done. Of a mechanism, parts are spent, and
+            its exact epsilon is kept: that affords more where all runs have the same noise.
+        delta: in (0, 1).
+        expected: a typical run. It decides in place of the first mechanism how runs are counted:
+            pass a sampled DP-SGD if the first run is Gaussian and later ones are not.
+        file: a json file that holds what is spent. It is written before `spend` returns, so a
+            tuning that was killed goes on with what is left. Its cap cannot be changed.
+
+    Raises:
+        ValueError: an argument is out of its range, or the file belongs to another budget.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> budget = Budget(3.0, delta=1e-5)
+        >>> run = DpSgd(noise_multiplier=2.0, steps=500, sampling_rate=0.02)
+        >>> budget.runs_left(run)
+        7
+        >>> budget.spend(run)
+        >>> round(budget.remaining, 3), budget.runs_left(run)
+        (0.869, 6)
+    """
+
+    def __init__(
+        self,
+        cap: float | Mechanism,
+        delta: float = 1e-5,
+        expected: Mechanism | None = None,
+        file: str | Path | None = None,
+    ) -> None:
+        self._delta = checks.interval("delta", delta, 0.0, 1.0)
+        if expected is not None and not isinstance(expected, Mechanism):
+            raise ValueError(f"expected must be a mechanism, got {checks.one_line(expected)}")
+        if isinstance(cap, Mechanism):
+            if expected is not None:
+                raise ValueError("expected must not be given where the cap is a mechanism")
+            self._cap: Mechanism | None = cap
+            # Sums of squares may exceed the cap by rounding; so its epsilon is rounded up.
+            self._epsilon = cap.epsilon(self._delta) * (1.0 + 1e-9)
+        else:
+            self._cap = None
+            self._epsilon = checks.interval("cap", cap, 0.0, 1e6)
+        self._spent: list[tuple[Mechanism, int]] = []
+        self._first = expected
+        self._file = None if file is None else Path(file)
+        if self._file is not None:
+            self._open(self._file)
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of all runs together, however many there will be."""
+        return self._epsilon
+
+    @property
+    def delta(self) -> float:
+        """Delta of all runs together."""
+        return self._delta
+
+    @property
+    def spent(self) -> tuple[tuple[Mechanism, int], ...]:
+        """The mechanisms that were charged, each with how often."""
+        return tuple(self._spent)
+
+    @property
+    def remaining(self) -> float:
+        """The share of the cap that is left, from 1 down to 0."""
+        if not self._spent:
+            return 1.0
+        return max(1.0 - self._filter(self._spent[0][0]).share(self._spent), 0.0)
+
+    def fits(self, mechanism: Mechanism, times: int = 1) -> bool:
+        """Whether `spend` would accept the mechanism.
+
+        Raises:
+            ValueError: this budget does not count such a mechanism.
+        """
+        try:
+            self._after(mechanism, times)
+        except BudgetExceeded:
+            return False
+        return True
+
+    def runs_left(self, mechanism: Mechanism) -> int:
+        """How many more runs of one mechanism fit, at most a million million.
+
+        Raises:
+            ValueError: this budget does not count such a mechanism.
+        """
+        if not self.fits(mechanism):
+            return 0
+        kept, ahead = 1, 2
+        while ahead < _MAX_TIMES and self.fits(mechanism, ahead):
+            kept, ahead = ahead, 2 * ahead
+        ahead = min(ahead, _MAX_TIMES + 1)
+        while ahead - kept > 1:
+            middle = (kept + ahead) // 2
+            kept, ahead = (middle, ahead) if self.fits(mechanism, middle) else (kept, middle)
+        return kept
+
+    def spend(self, mechanism: Mechanism, times: int = 1) -> None:
+        """Charges a run before it starts.
+
+        Args:
+            mechanism: of the run, as it will be: the noise, rate and steps that it uses at most.
+            times: how many such runs.
+
+        Raises:
+            BudgetExceeded: the cap would be exceeded. Nothing is spent; a smaller run may still
+                fit.
+            ValueError: this budget does not count such a mechanism.
+        """
+        if self._file is None:
+            self._spent = self._after(mechanism, times)
+            return
+        with _locked(self._file):
+            self._read(self._file)  # another process may have spent meanwhile
+            after = self._after(mechanism, times)
+            self._write(self._file, after)
+            self._spent = after
+
+    def _after(self, mechanism: Mechanism, times: int) -> list[tuple[Mechanism, int]]:
+        """What is spent once a mechanism is charged.
+
+        Raises:
+            BudgetExceeded: the cap would be exceeded.
+        """
+        if not isinstance(mechanism, Mechanism):
+            raise ValueError(f"mechanism must be a mechanism, got {checks.one_line(mechanism)}")
+        times = checks.integer("times", times, 1, _MAX_TIMES)
+        after = _with(self._spent, mechanism, times)
+        stated = sorted(frozenset().union(*(relations(one) for one, _ in after)))
+        if len(stated) > 1:
+            raise ValueError(
+                f"mechanism must have the neighbours of all others, got {' and '.join(stated)}"
+            )
+        sizes = sorted({group_size(one) for one, _ in after if relations(one)})
+        if len(sizes) > 1:
+            raise ValueError(
+                "mechanism must have the group_size of all others, got "
+                f"{' and '.join(map(str, sizes))}"
+            )
+        share = self._filter(after[0][0]).share(after)
+        if not share <= 1.0:
+            so_many = "run" if times == 1 else f"{times} runs"
+            whole = format_rounded(share, up=True, digits=3)
+            left = format_rounded(self.remaining, up=False, digits=3)
+            raise BudgetExceeded(
+                f"budget must hold the {so_many}, got {whole} of the cap in all with "
+                f"{mechanism.description}; {left} of it is left, and nothing is spent"
+            )
+        return after
+
+    def _filter(self, first: Mechanism) -> Filter:
+        """How runs are counted: fixed before any output is seen."""
+        like = self._first or first
+        cap = self._epsilon if self._cap is None else self._cap
+        return filter_for(cap, self._delta, like, like.gaussian_mu is not None)
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "cap": self._epsilon if self._cap is None else mechanism_to_dict(self._cap),
+            "delta": self._delta,
+            "expected": None if self._first is None else mechanism_to_dict(self._first),
+        }
+
+    def _open(self, file: Path) -> None:
+        with _locked(file):
+            if file.exists():
+                self._read(file)
+            else:
+                self._write(file, [])
+
+    def _read(self, file: Path) -> None:
+        try:
+            kept = json.loads(checks.read_text(file))
+            settings = {name: kept[name] for name in ("cap", "delta", "expected")}
+            spent = [
+                (
+                    mechanism_from_dict(one["mechanism"]),
+                    checks.integer("times", one["times"], 1, _MAX_TIMES),
+                )
+                for one in kept["spent"]
+            ]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"file must be a budget's, got {str(file)!r}, which cannot be read as one: "
+                f"{checks.one_line(error)}"
+            ) from error
+        mine = json.loads(json.dumps(self._settings()))
+        if settings != mine:
+            different = next(name for name in mine if settings[name] != mine[name])
+            raise ValueError(
+                f"{different} must be that of the budget in {str(file)!r}, "
+                f"{checks.one_line(settings[different])}, got {checks.one_line(mine[different])}: "
+                "a cap that is changed later holds nothing"
+            )
+        self._spent = spent
+
+    def _write(self, file: Path, spent: list[tuple[Mechanism, int]]) -> None:
+        plain = [{"mechanism": mechanism_to_dict(one), "times": times} for one, times in spent]
+        text = json.dumps({**self._settings(), "spent": plain}, indent=1)
+        beside = file.with_name(file.name + ".new")
+        with open(beside, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(beside, file)
+
+
+def _with(
+    spent: list[tuple[Mechanism, int]], mechanism: Mechanism, times: int
+) -> list[tuple[Mechanism, int]]:
+    """What is spent, with one more; equal ones are counted."""
+    found = list(spent)
+    for place, (one, before) in enumerate(found):
+        if one is mechanism or one == mechanism:
+            found[place] = one, before + times
+            return found
+    return [*found, (mechanism, times)]
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Keeps other processes from spending out of the same file meanwhile."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: one process at a time may spend
+        yield
+        return
+    try:
+        stream = open(file.with_name(file.name + ".lock"), "w")  # noqa: SIM115
+    except OSError as error:
+        raise ValueError(f"file must be where a file can be written, got {str(file)!r}") from error
+    with stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+_ORDERS = 1.0 + np.geomspace(0.05, 5e4, 25)
+
+
+def odometer(runs: Iterable[Mechanism], delta: float = 1e-5) -> float:
+    """The privacy loss that runs chosen adaptively exceed with probability at most delta.
+
+    For each order alpha, exp((alpha - 1) (loss - sum of the divergences)) is a supermartingale
+    under the runs' own distribution, and so is the mean over 25 orders that are fixed beforehand.
+    By Ville's inequality it never exceeds 1/delta but with probability delta, whenever one stops
+    (Whitehouse et al. 2023). In either direction of a pair of neighbours.
+
+    Args:
+        runs: the mechanisms that were run, each charged at its full divergence.
+        delta: in (0, 1).
+
+    Returns:
+        The reading, rounded up; infinite where a run has no finite Renyi divergence. It is not
+        (epsilon, delta)-DP: it depends on what was run, and so on the outputs.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> runs = [GaussianMechanism(0.1)] * 30
+        >>> round(odometer(runs), 3), round(GaussianMechanism(0.1 * 30**0.5).epsilon(1e-5), 3)
+        (3.136, 2.207)
+    """
+    delta = checks.interval("delta", delta, 0.0, 1.0)
+    spent: Array = np.zeros_like(_ORDERS)
+    for one, times in kinds(list(runs)):
+        spent = spent + times * one.renyi(_ORDERS)
+    usable = np.isfinite(spent)
+    if not usable.any():
+        return math.inf
+    rest, spent = _ORDERS[usable] - 1.0, spent[usable]
+    threshold = math.log(len(_ORDERS) / delta)
+
+    def left(loss: float) -> float:
+        """At most 0 where the mean of the supermartingales has reached 1/delta."""
+        return threshold - float(special.logsumexp(rest * (loss - spent)))
+
+    most = float(np.min(spent + threshold / rest)) * (1.0 + 1e-9) + 1e-9
+    return safe_root(left, most, 0.0, 1e-9, 1e-9)

@@ -1,0 +1,576 @@
+"""Cost of a finished tuning, given how its candidates were chosen."""
+
+import csv
+import difflib
+import io
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from audit import checks, repetitions
+from audit.accounting import (
+    Candidates,
+    Composition,
+    DpSgd,
+    GaussianMechanism,
+    Mechanism,
+    Mixture,
+    Unreachable,
+    Unresolved,
+    WorstOf,
+    ZeroConcentratedDp,
+)
+from audit.accounting.combinations import kinds
+from audit.accounting.recorded import joined
+from audit.claims import Kind
+from audit.numerics import format_exact, format_rounded
+from audit.protocols import Grid, Protocol, RandomSearch
+from audit.repetitions import Fixed, Repetitions
+from audit.tuning.budget import Budget, filter_for, odometer
+from audit.upper_bounds import tuning_cost
+
+__all__ = ["PLANS", "WAYS", "TuningCost", "cost_of_trials", "read_prior", "read_trials", "trial_of"]
+
+WAYS = ("grid", "random", "sequential")
+"""How candidates may have been chosen; `sequential` stands for all that looks back."""
+
+PLANS = ("planned", "adaptive")
+"""Whether the number of trials and their budgets were fixed before the first trial."""
+
+_ALL = "composition of all"
+_ASSUMED = {
+    "grid": "the list of trials was fixed beforehand, each was run once and to its end, and none "
+    "depended on another's outcome",
+    "random": "the number of trials was fixed beforehand, each candidate was drawn anew (with "
+    "replacement) from one prior, and every trial ran to its end",
+    "law": "K was drawn from its law beforehand and stayed secret, each candidate was drawn anew "
+    "(with replacement) from one prior, and every trial ran to its end",
+    "sequential": "the number of trials and the budget of each (noise, rate, steps) were fixed "
+    "beforehand; candidates may depend on what earlier trials released, in any way",
+    "cap": "the cap, and how it is counted, were fixed before the first trial; each trial was "
+    "charged before it ran, and none that would have exceeded the cap would have run; all else "
+    "may depend on earlier outputs",
+    "odometer": "each trial ran with the noise, rate and steps that are stated here",
+}
+_OF_THE_PRIOR = {
+    True: "what each trial is was drawn with the chances of the prior given",
+    False: "none that could have been drawn is less private than the least private of these",
+}
+_WHY = {
+    "grid": "a grid is less than all its trials, for the losers are not shown",
+    "random": "a fixed number of draws hides nothing of K; a random K would",
+    "law": "the law of K hides how many runs there were",
+    "sequential": "later candidates depend on earlier outputs, so that losers speak through the "
+    "winner: only the composition of all is proven",
+    "cap": "a privacy filter holds whatever was decided by earlier outputs, up to its cap",
+    "odometer": "the number of trials or their budgets may depend on earlier outputs, so what was "
+    "spent proves no epsilon; if they were fixed beforehand, say so (budgets planned), or name "
+    "the cap that was",
+}
+
+
+@dataclass(frozen=True)
+class TuningCost:
+    """Cost of a finished tuning.
+
+    Attributes:
+        trials: how many there were.
+        chosen: how candidates were chosen.
+        delta: in (0, 1).
+        best_only: epsilon if nothing but the best trial is ever released; None where no epsilon is
+            proven, because the number of trials or their budgets depended on outputs.
+        bound: the theorem behind `best_only`.
+        all_released: epsilon of releasing every trial; None as `best_only`.
+        assumed: what was taken to be true for `best_only`.
+        why: in one line, why it costs so much.
+        kind: `valid`, or `odometer reading`, which is no guarantee: a kind of `claims.Kind`.
+        odometer: the privacy loss of all trials that is exceeded with probability at most delta;
+            None unless that is all there is, infinite where not even that is known.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> found = cost_of_trials([GaussianMechanism(0.1)] * 3, "sequential")
+        >>> found.kind, found.best_only == found.all_released
+        ('valid', True)
+    """
+
+    trials: int
+    chosen: str
+    delta: float
+    best_only: float | None
+    bound: str
+    all_released: float | None
+    assumed: str
+    why: str
+    kind: str = Kind.BOUND.value
+    odometer: float | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """The same for people."""
+        first = f"{self.trials} trials, chosen: {self.chosen}; delta = {format_exact(self.delta)}"
+        if self.best_only is None or self.all_released is None:
+            reading = "-" if self.odometer is None else format_rounded(self.odometer, up=True)
+            numbers = [
+                f"odometer reading: {reading} (privacy loss of all trials, exceeded with "
+                f"probability at most {format_exact(self.delta)})",
+                "not an (epsilon, delta)-DP guarantee: none is proven for this tuning",
+            ]
+        else:
+            every = self.bound if self.bound.startswith("privacy filter") else "composition"
+            numbers = [
+                f"only the best is released: epsilon = {format_rounded(self.best_only, up=True)} "
+                f"(by {self.bound})",
+                "all are released:          epsilon = "
+                f"{format_rounded(self.all_released, up=True)} ({every})",
+            ]
+        return [
+            first,
+            *numbers,
+            f"assumed: {self.assumed}; scores are made from outputs and public records alone",
+            f"why: {self.why}",
+        ]
+
+
+def cost_of_trials(
+    trials: str | Path | Sequence[Mechanism],
+    chosen: str,
+    delta: float = 1e-5,
+    law: str | Repetitions | None = None,
+    prior: Mechanism | None = None,
+    cap: float | Mechanism | None = None,
+    budgets: str | None = None,
+) -> TuningCost:
+    """Cost of a finished tuning, given how its candidates were chosen.
+
+    Args:
+        trials: the base mechanism of every trial, failed and pruned ones too; or a csv file of
+            them, as `read_trials` reads it.
+        chosen: `grid` (also: enumerated, or drawn without replacement), `random` (drawn with
+            replacement), or `sequential` (TPE, CMA-ES, by hand, with pruning: all that looks back).
+        delta: in (0, 1).
+        law: the law from which the number of random trials was drawn; if not given, their number
+            was fixed.
+        prior: of random trials that are not all equally private, what one draw is:
+            `accounting.Mixture` all that could have been drawn, each with its chance. A draw then
+            costs the mean over them; if not given, under a law of K, the worst of those seen.
+        cap: of sequential trials, the epsilon (or the mechanism, as `tuning.Budget` takes it) that
+            was fixed beforehand as the most that all trials together may spend. The number of
+            trials and their budgets may then depend on earlier outputs, and the cap is the cost.
+        budgets: of sequential trials without a cap, whether their number and the budget of each
+            were fixed beforehand, `planned`, or decided on the way, `adaptive`. If not given,
+            trials of one and the same budget are taken to be planned, and others to be adaptive.
+
+    Returns:
+        The cost. Of adaptive budgets without a cap it is an odometer reading, which is no epsilon.
+
+    Raises:
+        ValueError: there is no trial, an argument is none of these, a trial is none of the
+            prior's, or the cap does not hold all trials.
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> found = cost_of_trials([GaussianMechanism(0.1)] * 30, "random")
+        >>> round(found.best_only, 2), round(found.all_released, 2)
+        (1.41, 2.21)
+        >>> trials = [GaussianMechanism(0.1), GaussianMechanism(0.2)]
+        >>> cost_of_trials(trials, "sequential").kind
+        'odometer reading'
+        >>> cost_of_trials(trials, "sequential", cap=3.0).best_only
+        3.0
+    """
+    runs = read_trials(trials) if isinstance(trials, str | Path) else list(trials)
+    if not runs:
+        raise ValueError("trials must be at least one, got none")
+    chosen = checks.one_of("chosen", chosen, WAYS)
+    checks.interval("delta", delta, 0.0, 1.0)
+    if law is not None and chosen != "random":
+        raise ValueError(f"law must be given with chosen random only, got {law!r} with {chosen}")
+    for name, value in {"cap": cap, "budgets": budgets}.items():
+        if value is not None and chosen != "sequential":
+            raise ValueError(f"{name} must be given with chosen sequential only, got {chosen}")
+    if prior is not None:
+        _check_prior(prior, dict.fromkeys(runs), chosen)
+        prior = _fewer_drawn(prior)
+    if chosen == "sequential":
+        return _looking_back(runs, delta, cap, budgets)
+    everything = _composed(runs, delta)
+    best, bound, way = everything, _ALL, "law" if law is not None else chosen
+    alike = _alike(dict.fromkeys(runs))
+    distinct = list(dict.fromkeys(alike.values()))
+    # Whatever chance each budget had, no run is less private than the least private.
+    worst = distinct[0] if len(distinct) == 1 else WorstOf(tuple(distinct))
+    readings: list[tuple[Mechanism, Protocol]] = []
+    if chosen == "random":
+        draws = Fixed(len(runs)) if law is None else repetitions.parse_repetitions(law)
+        readings.append((worst if prior is None else prior, RandomSearch(draws)))
+    if chosen == "grid" or (chosen == "random" and law is None and len(distinct) > 1):
+        # Draws that look at no data are a list, fixed before: then each candidate costs its own.
+        one = worst if len(distinct) == 1 else Candidates(tuple(alike[run] for run in runs))
+        readings.append((one, Grid(len(runs))))
+    for base, protocol in readings:
+        try:
+            found = tuning_cost(base, protocol, delta)
+        except Unreachable:
+            if law is not None:
+                raise
+        else:
+            # How many trials a law gave is secret: their composition is no bound for the law.
+            if found.epsilon is not None and (found.epsilon < best or law is not None):
+                best, bound = found.epsilon, f"{found.name}, {protocol.spec}"
+    assumed = _ASSUMED[way]
+    if law is not None or prior is not None:
+        assumed += f"; {_OF_THE_PRIOR[prior is not None]}"
+    return TuningCost(len(runs), chosen, delta, best, bound, everything, assumed, _WHY[way])
+
+
+def _looking_back(
+    runs: list[Mechanism], delta: float, cap: float | Mechanism | None, budgets: str | None
+) -> TuningCost:
+    """Cost of trials whose candidates depend on earlier outputs."""
+    several = kinds(runs)
+    if budgets is not None:
+        budgets = checks.one_of("budgets", budgets, PLANS)
+        if cap is not None:
+            raise ValueError(f"budgets must not be given with a cap, got {budgets}")
+    if cap is not None:
+        epsilon = Budget(cap, delta).epsilon
+        only_gaussian = all(run.gaussian_mu is not None for run, _ in several)
+        kept = filter_for(
+            cap if isinstance(cap, Mechanism) else epsilon, delta, runs[0], only_gaussian
+        )
+        spent = several if isinstance(cap, Mechanism) else [(all_of(runs), 1)]
+        share, source = kept.share(spent), kept.source
+        if not share <= 1.0:
+            raise ValueError(
+                f"cap must hold all trials, got {len(runs)} that spend "
+                f"{format_rounded(share, up=True, digits=4)} times the cap: what exceeds its cap "
+                "has an odometer reading (budgets adaptive)"
+            )
+        return TuningCost(
+            len(runs), "sequential", delta, epsilon, source, epsilon, _ASSUMED["cap"], _WHY["cap"]
+        )
+    if budgets == "adaptive" or (budgets is None and len(several) > 1):
+        reading = odometer([all_of(runs)], delta)
+        return TuningCost(
+            len(runs),
+            "sequential",
+            delta,
+            None,
+            "odometer (Rogers et al. 2016, Whitehouse et al. 2023)",
+            None,
+            _ASSUMED["odometer"],
+            _WHY["odometer"],
+            Kind.ODOMETER.value,
+            reading if math.isfinite(reading) else None,
+        )
+    everything = _composed(runs, delta)
+    words = _ASSUMED["sequential"], _WHY["sequential"]
+    return TuningCost(len(runs), "sequential", delta, everything, _ALL, everything, *words)
+
+
+def _composed(runs: Sequence[Mechanism], delta: float) -> float:
+    """Epsilon of all runs; by Renyi divergences where losses are too many for a grid.
+
+    Raises:
+        Unreachable: no epsilon reaches delta.
+    """
+    together = all_of(runs)
+    try:
+        return together.epsilon(delta)
+    except Unresolved:
+        found = together.renyi_epsilon(delta)
+        if not math.isfinite(found):
+            raise
+        return found
+
+
+_MAX_KINDS = 12
+"""Different trials that a bound is computed of: each sampled one takes half a second and 25 MB."""
+
+
+def _alike(runs: Iterable[Mechanism], most: int = _MAX_KINDS) -> dict[Mechanism, Mechanism]:
+    """For each of many different runs one that dominates it, so that few are different.
+
+    Runs are grouped by the logarithms of their parameters, in cells that grow until there are few.
+    The least private parameters of a cell dominate all of it: less noise, more steps and a larger
+    rate hide less.
+    """
+    found = {run: run for run in runs}
+    width = 1e-3
+    while len(dict.fromkeys(found.values())) > most and width < 1e3:
+        cells: dict[Hashable, list[Mechanism]] = {}
+        for run in found:
+            cells.setdefault(_cell(run, width), []).append(run)
+        for each in cells.values():
+            one = _dominating(each)
+            found.update(dict.fromkeys(each, one))
+        width *= 1.5
+    return found
+
+
+def _cell(run: Mechanism, width: float) -> Hashable:
+    if run.gaussian_mu is not None:
+        return "mu", math.floor(math.log(run.gaussian_mu) / width)
+    if isinstance(run, DpSgd):
+        parameters = run.noise_multiplier, run.sampling_rate, float(run.steps)
+        places = tuple(math.floor(math.log(one) / width) for one in parameters)
+        return run.neighbours, run.group_size, places
+    if isinstance(run, ZeroConcentratedDp):
+        return "rho", math.floor(math.log(run.rho) / width)
+    return run  # of another kind: nothing is known to dominate it
+
+
+def _dominating(cell: list[Mechanism]) -> Mechanism:
+    """A mechanism that dominates all of one cell."""
+    first = cell[0]
+    if len(cell) == 1:
+        return first
+    mus = [run.gaussian_mu for run in cell if run.gaussian_mu is not None]
+    if mus:
+        return GaussianMechanism(max(mus))
+    sampled = [run for run in cell if isinstance(run, DpSgd)]
+    if sampled:
+        return DpSgd(
+            min(run.noise_multiplier for run in sampled),
+            max(run.steps for run in sampled),
+            max(run.sampling_rate for run in sampled),
+            sampled[0].neighbours,
+            sampled[0].group_size,
+        )
+    return max(cell, key=lambda run: run.rho if isinstance(run, ZeroConcentratedDp) else 0.0)
+
+
+def _fewer_drawn(prior: Mechanism) -> Mechanism:
+    """A prior of few different mechanisms that dominates one of many."""
+    if not isinstance(prior, Mixture):
+        return prior
+    alike = _alike(dict.fromkeys(prior.candidates))
+    chances: dict[Mechanism, float] = {}
+    for one, chance in zip(prior.candidates, prior.chances, strict=True):
+        chances[alike[one]] = chances.get(alike[one], 0.0) + chance
+    if len(chances) == len(prior.candidates):
+        return prior
+    return Mixture(tuple(chances), tuple(min(chance, 1.0) for chance in chances.values()))
+
+
+def _check_prior(prior: Mechanism, runs: Iterable[Mechanism], chosen: str) -> None:
+    """Whether trials may have been drawn from a prior.
+
+    Raises:
+        ValueError: they can not.
+    """
+    if chosen != "random":
+        raise ValueError(f"prior must be given with chosen random only, got chosen {chosen}")
+    if isinstance(prior, Mixture) and prior.idle > 0.0:
+        raise ValueError(f"prior must have chances that sum to 1, got {1.0 - prior.idle:g}")
+    known = dict.fromkeys(prior.candidates if isinstance(prior, Mixture) else (prior,))
+    for run in runs:
+        if run not in known:
+            raise ValueError(f"prior must hold every trial, got none like {run.description}")
+
+
+_MAX_STEPS = 10**8  # that one `DpSgd` may have
+_MAX_PHASES = 100
+"""Kinds of sampled steps that are composed exactly; each takes some 10 ms."""
+
+
+def all_of(runs: Iterable[Mechanism]) -> Mechanism:
+    """All runs, one after the other; equal ones are counted, not listed.
+
+    Where sampled runs have more than 100 different noises and rates, similar ones are counted as
+    the least private of them.
+    """
+    steps: dict[tuple[str, int], dict[tuple[float, float], int]] = {}
+    mus: dict[float, int] = {}
+    rest: list[Mechanism] = []
+    rho = 0.0
+    several_runs = kinds(list(runs))
+    full_batches = sum(run.gaussian_mu is not None for run, _ in several_runs)
+    for run, times in several_runs:
+        if isinstance(run, DpSgd) and (run.gaussian_mu is None or full_batches <= _MAX_PHASES):
+            phases = steps.setdefault((run.neighbours, run.group_size), {})
+            kind = run.noise_multiplier, run.sampling_rate
+            phases[kind] = phases.get(kind, 0) + times * run.steps
+        elif run.gaussian_mu is not None:
+            mus[run.gaussian_mu] = mus.get(run.gaussian_mu, 0) + times
+        elif isinstance(run, ZeroConcentratedDp):
+            rho += times * run.rho
+        else:
+            rest += [run] * times
+    parts: list[Mechanism] = []
+    for protected, phases in steps.items():
+        for (noise, rate), count in joined(phases, _MAX_PHASES).items():
+            several, left = divmod(count, _MAX_STEPS)
+            parts += [DpSgd(noise, _MAX_STEPS, rate, *protected)] * several
+            parts += [DpSgd(noise, left, rate, *protected)] if left else []
+    if mus:
+        # Losses of Gaussian runs add up to that of one.
+        parts.append(GaussianMechanism(math.sqrt(math.fsum(n * mu * mu for mu, n in mus.items()))))
+    if rho > 0.0:
+        parts.append(ZeroConcentratedDp(rho))
+    parts += rest
+    return parts[0] if len(parts) == 1 else Composition(tuple(parts))
+
+
+_KNOWN = ("noise_multiplier", "sampling_rate", "steps", "mu", "rho")
+
+
+def trial_of(values: Mapping[str, Any], neighbours: str = "add-remove") -> Mechanism | None:
+    """One trial's mechanism from what is known of it; None if nothing is.
+
+    Args:
+        values: `noise_multiplier`, `steps` and, if it is not 1, `sampling_rate`; or `mu`; or `rho`.
+            Others are not looked at.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
+
+    Raises:
+        ValueError: a value is out of its range, or noise comes without steps.
+    """
+    known = {name: value for name, value in values.items() if value not in (None, "")}
+    if "noise_multiplier" in known:
+        if "steps" not in known:
+            raise ValueError("steps must be given with noise_multiplier, got none")
+        return DpSgd(
+            known["noise_multiplier"],
+            known["steps"],
+            known.get("sampling_rate", 1.0),
+            neighbours,
+        )
+    if "mu" in known:
+        return GaussianMechanism(known["mu"])
+    if "rho" in known:
+        return ZeroConcentratedDp(checks.interval("rho", known["rho"], 0.0))
+    return None
+
+
+def read_trials(path: str | Path, neighbours: str = "add-remove") -> list[Mechanism]:
+    """Trials from a csv file with a heading, one row a trial.
+
+    Args:
+        path: columns as `trial_of` has them; others are not looked at.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
+
+    Raises:
+        ValueError: the file is missing, or a row names no mechanism.
+    """
+    return [trial for trial, _ in _rows("trials", path, neighbours)]
+
+
+def read_prior(path: str | Path, neighbours: str = "add-remove") -> Mixture:
+    """What trials were drawn from, from a csv file with a heading, one row a possible trial.
+
+    Args:
+        path: columns as `trial_of` has them, and `chance`; without it all rows are equally likely.
+        neighbours: `add-remove`, `zero-out` or `replace-one`.
+
+    Raises:
+        ValueError: the file is missing, a row names no mechanism, or chances do not sum to 1.
+    """
+    rows = _rows("prior", path, neighbours)
+    found: dict[Mechanism, float] = {}
+    for one, values in rows:
+        given: Any = values.get("chance") or 1.0 / len(rows)
+        chance = checks.interval("chance", given, 0.0, 1.0, closed_high=True)
+        found[one] = min(found.get(one, 0.0) + chance, 1.0)
+    return Mixture(tuple(found), tuple(found.values()))
+
+
+def _rows(name: str, path: str | Path, neighbours: str) -> list[tuple[Mechanism, dict[str, str]]]:
+    """The mechanism of every row of a csv file, and the row. Equal rows are read once.
+
+    Raises:
+        ValueError: the file is missing, its heading names no mechanism or names one column twice,
+            or a row names no mechanism or more than one.
+    """
+    try:
+        # Spreadsheets put a mark of byte order in front.
+        text = io.StringIO(checks.read_text(path).removeprefix("\ufeff"))
+        lines = csv.reader(text, skipinitialspace=True)
+        heading = [column.strip() for column in next(lines, [])]
+        _check_heading(name, heading, path)
+        read: dict[tuple[str, ...], tuple[Mechanism, dict[str, str]]] = {}
+        found = []
+        for fields in lines:
+            if not fields:
+                continue
+            row = tuple(fields)
+            if row not in read:
+                try:
+                    read[row] = _row(row, heading, neighbours)
+                except ValueError as error:
+                    raise _BadRow(f"{name}, line {lines.line_num}: {error}") from None
+            found.append(read[row])
+    except _BadRow as error:
+        raise ValueError(str(error)) from None
+    except (OSError, ValueError, csv.Error) as error:
+        raise ValueError(f"{name} must be a readable csv file, got {str(path)!r}") from error
+    if not found:
+        raise ValueError(f"{name} must be at least one row below a heading, got none in {path}")
+    return found
+
+
+class _BadRow(ValueError):
+    """What a file says is wrong; the file itself can be read."""
+
+
+def _check_heading(name: str, heading: list[str], path: str | Path) -> None:
+    """Whether a heading names what tells a mechanism, each once.
+
+    Raises:
+        _BadRow: it does not.
+    """
+    if not heading:
+        raise _BadRow(f"{name} must be at least one row below a heading, got none in {path}")
+    for column, times in Counter(heading).items():
+        if times > 1 and column in (*_KNOWN, "chance"):
+            raise _BadRow(f"{name} must name column {column} once, got it {times} times in {path}")
+    if not {"noise_multiplier", "mu", "rho"} & set(heading):
+        near = [
+            f"{column!r} may be {alike[0]!r}"
+            for column in heading
+            if (alike := difflib.get_close_matches(_folded(column), _KNOWN, n=1, cutoff=0.6))
+        ]
+        hint = f"; {', '.join(near)}" if near else ""
+        raise _BadRow(
+            f"{name} must have columns noise_multiplier, steps and sampling_rate, or mu, or rho, "
+            f"got {', '.join(map(repr, heading))} in {str(path)!r}{hint}"
+        )
+
+
+_OTHER_NAMES = {
+    "sigma": "noise_multiplier",
+    "noise": "noise_multiplier",
+    "sample_rate": "sampling_rate",
+    "q": "sampling_rate",
+    "iterations": "steps",
+}
+
+
+def _folded(column: str) -> str:
+    """A column's name as ours are written, or ours where it is known under another one."""
+    plain = "_".join(column.lower().replace("-", " ").split())
+    return _OTHER_NAMES.get(plain, plain)
+
+
+def _row(
+    fields: tuple[str, ...], heading: list[str], neighbours: str
+) -> tuple[Mechanism, dict[str, str]]:
+    if len(fields) > len(heading):
+        raise ValueError(
+            f"row must have one value for each of {len(heading)} columns, got {len(fields)}: a "
+            "decimal point is a point"
+        )
+    values = dict(zip(heading, fields, strict=False))
+    told = [one for one in ("noise_multiplier", "mu", "rho") if values.get(one, "") != ""]
+    if len(told) != 1:
+        raise ValueError(
+            "row must tell one of noise_multiplier, mu and rho, got "
+            f"{' and '.join(told) or 'none of them'}"
+        )
+    trial = trial_of(values, neighbours)
+    assert trial is not None  # one of the three is known
+    return trial, values

@@ -1,0 +1,254 @@
+"""A run on its own: with its own randomness, in silence, and handing out only what it means to."""
+
+import contextlib
+import hashlib
+import io
+import logging
+import os
+import random
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["seeded", "silence", "silent_for_good", "without_gradients"]
+
+# How long threads that runs have left behind may take to end, before they are muted.
+_GRACE_SECONDS = 0.2
+
+# What Opacus leaves on parameters and modules, of single records or before noise.
+_LEFT = {
+    "_current_grad_sample",
+    "_norm_sample",
+    "_per_sample_gradient_norms",
+    "activations",
+    "grad_sample",
+    "norm_sample",
+    "per_sample_gradient_norms",
+    "summed_grad",
+}
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[Callable[[], tuple[str, ...]]]:
+    """Seeds the global generators of Python, numpy and torch for one run, and restores them.
+
+    A script that seeds them at its top, as many do, would give noise that everyone knows. Their
+    previous state is restored on exit, so nothing drawn later depends on the run. (torch if it is
+    loaded; of its generators, the one on the processor is restored.)
+
+    Args:
+        seed: in [0, 2^63).
+
+    Yields:
+        A function that returns what identifies the noise of the run's global generators, each as
+        "generator:digest": the seeds that the run gave them, and the states in which they are. Two
+        runs with one of them in common drew the same noise.
+    """
+    torch = sys.modules.get("torch")
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    on_processor = None if torch is None else torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed([seed >> 32, seed & 0xFFFFFFFF])  # noqa: NPY002
+    if torch is not None:
+        _seed(torch, seed)
+    given: set[str] = set()
+
+    def noise() -> tuple[str, ...]:
+        found = given | {
+            _mark("random", random.getstate()),
+            _mark("numpy.random", _numpy_state()),
+        }
+        loaded = sys.modules.get("torch")
+        if loaded is not None:
+            found |= set(_torch_seeds(loaded, seed))
+        return tuple(sorted(found))
+
+    with _watched(random, "random", given), _watched(np.random, "numpy.random", given):
+        try:
+            yield noise
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+            if torch is not None:
+                torch.set_rng_state(on_processor)
+
+
+@contextlib.contextmanager
+def _watched(module: Any, name: str, given: set[str]) -> Iterator[None]:
+    """Notes the seeds that are given to a module's global generator."""
+    seed = module.seed
+
+    def noting(*args: Any, **keywords: Any) -> None:
+        if any(one is not None for one in (*args, *keywords.values())):
+            given.add(_mark(name, (args, sorted(keywords.items()))))
+        seed(*args, **keywords)
+
+    module.seed = noting
+    try:
+        yield
+    finally:
+        module.seed = seed
+
+
+def _numpy_state() -> list[Any]:
+    parts = np.random.get_state()  # noqa: NPY002
+    values = parts.values() if isinstance(parts, dict) else parts
+    return [one.tobytes() if isinstance(one, np.ndarray) else one for one in values]
+
+
+def _mark(name: str, value: Any) -> str:
+    return f"{name}:{hashlib.sha256(repr(value).encode()).hexdigest()[:32]}"
+
+
+def _torch_seeds(torch: Any, seed: int) -> Iterator[str]:
+    """The seeds of torch's generators that are not the run's own."""
+    if torch.initial_seed() != seed:
+        yield _mark("torch", torch.initial_seed())
+    if torch.cuda.is_initialized():
+        for index, generator in enumerate(torch.cuda.default_generators):
+            if generator.initial_seed() != seed:
+                yield _mark("torch.cuda", (index, generator.initial_seed()))
+
+
+def _seed(torch: Any, seed: int) -> None:
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # that would write down three tracebacks, for devices that are not there
+        torch.default_generator.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Nothing is printed or logged: what a run says would tell of the runs that lose.
+
+    Neither what goes through Python's streams, nor what other processes, libraries, and handlers
+    that hold an older stream write to the descriptors behind them.
+    """
+    before = logging.root.manager.disable
+    with contextlib.ExitStack() as stack:
+        nowhere = stack.enter_context(open(os.devnull, "w"))
+        _flush()
+        for descriptor in (1, 2):
+            with contextlib.suppress(OSError):  # there may be none
+                stack.callback(_put_back, os.dup(descriptor), descriptor)
+                os.dup2(nowhere.fileno(), descriptor)
+        stack.callback(_flush)  # what is still held back goes nowhere, too
+        stack.enter_context(contextlib.redirect_stdout(nowhere))
+        stack.enter_context(contextlib.redirect_stderr(nowhere))
+        stack.callback(logging.disable, before)
+        logging.disable(logging.CRITICAL)
+        yield
+
+
+@contextlib.contextmanager
+def silent_for_good() -> Iterator[None]:
+    """Silence while it lasts; afterwards for the threads that were started inside and still run.
+
+    One line from each run that is over would reveal how many there were. Threads are given a moment
+    to end; those that go on are muted for as long as they live. What they write to the descriptors
+    of the process past Python's streams, or from threads that they start later, is not contained.
+    """
+    before = set(threading.enumerate())
+    streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    for name, stream in streams.items():
+        setattr(sys, name, stream and _Unless(stream))
+    left: list[threading.Thread] = []
+    try:
+        with silence():
+            try:
+                yield
+            finally:
+                left = [one for one in threading.enumerate() if one not in before]
+                deadline = time.monotonic() + _GRACE_SECONDS
+                for one in left:
+                    one.join(max(deadline - time.monotonic(), 0.0))
+                left = [one for one in left if one.is_alive()]
+                _mute(left)
+    finally:
+        if not left:
+            for name, stream in streams.items():
+                setattr(sys, name, stream)
+
+
+_muted: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def _may_speak(*_: Any) -> bool:
+    return threading.current_thread() not in _muted
+
+
+class _Unless:
+    """A stream that drops what muted threads write."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return int(self._stream.write(text)) if _may_speak() else len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _mute(threads: list[threading.Thread]) -> None:
+    if not threads:
+        return
+    _muted.update(threads)
+    loggers = [one for one in logging.root.manager.loggerDict.values() if hasattr(one, "handlers")]
+    for logger in (logging.root, *loggers):
+        for handler in logger.handlers:
+            handler.addFilter(_may_speak)
+
+
+def _put_back(saved: int, descriptor: int) -> None:
+    os.dup2(saved, descriptor)
+    os.close(saved)
+
+
+def _flush() -> None:
+    for stream in (sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(OSError, ValueError, AttributeError, io.UnsupportedOperation):
+            stream.flush()  # type: ignore[union-attr]
+
+
+def without_gradients(model: Any) -> Any:
+    """The same model; torch's modules and tensors in it, without what training left on them.
+
+    Opacus leaves the gradient of every record of the last batch beside each parameter, not clipped
+    and without noise, and `pickle` and `torch.save` write it out with the module.
+
+    Args:
+        model: what a run returned; lists, tuples and mappings are looked into.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        for part in _parts(model, torch):
+            if isinstance(part, torch.Tensor) and part.is_leaf:
+                part.grad = None
+            for name in _LEFT & vars(part).keys():
+                delattr(part, name)
+    return model
+
+
+def _parts(model: Any, torch: Any) -> Iterator[Any]:
+    """The tensors and modules in a model."""
+    if isinstance(model, torch.Tensor):
+        yield model
+    elif isinstance(model, torch.nn.Module):
+        yield from model.modules()
+        yield from model.parameters()
+        yield from model.buffers()
+    elif isinstance(model, torch.optim.Optimizer):
+        yield from (one for group in model.param_groups for one in group["params"])
+    elif isinstance(model, Mapping | list | tuple):
+        for one in model.values() if isinstance(model, Mapping) else model:
+            yield from _parts(one, torch)

@@ -1,0 +1,172 @@
+"""One run of a study: training, checks and the score, with every error hidden."""
+
+import hashlib
+import math
+import pickle
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.tuning.isolation import seeded, silence, without_gradients
+from audit.tuning.journal import Record
+from audit.tuning.outcome import Outcome, ProtocolViolation, Trial
+from audit.tuning.samplers import Point
+
+__all__ = ["Accept", "Attempt", "Task", "Train", "check_outcome", "is_yes", "seeded_alike"]
+
+Train = Callable[[Trial], Outcome]
+Accept = Callable[[Outcome], bool]
+
+# Random generators and output streams are global to a process, so runs take turns.
+_one_at_a_time = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Result of one run.
+
+    Attributes:
+        record: the run, as kept for resuming.
+        model: the model, if the run can win.
+        violation: why the study must abort; empty if it need not.
+        interrupted: whether the user stopped the study during the run.
+    """
+
+    record: Record
+    model: Any = None
+    violation: str = ""
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run, as sent to a worker process. It does not contain the key of the study."""
+
+    train: Train
+    trial: Trial
+    index: int
+    point: Point
+    noise: float
+    accept: Accept | None
+
+    def __call__(self) -> Attempt:
+        """Trains once. A run that fails counts and loses, and its error is not shown.
+
+        Raises:
+            KeyboardInterrupt: the user stopped the study; raised anew, without a message.
+        """
+        with _one_at_a_time:
+            found = self._attempted()
+        if found.interrupted:
+            raise KeyboardInterrupt
+        return found
+
+    def _attempted(self) -> Attempt:
+        lost = Record(self.index, self.point, None)
+        try:
+            with silence(), seeded(self.trial.seed) as noise:
+                outcome = self.train(self.trial)
+                check_outcome(outcome, self.trial)
+                model, noises = without_gradients(outcome.model), noise()
+                score = outcome.score + self.noise
+                accepted = (
+                    self.accept is not None
+                    and not outcome.lost
+                    and _is_accepted(self.accept, Outcome(score, model))
+                )
+        except ProtocolViolation as error:
+            return Attempt(lost, violation=str(error))
+        except KeyboardInterrupt:
+            return Attempt(lost, interrupted=True)
+        except BaseException:  # its message may describe private records
+            return Attempt(replace(lost, raised=True))
+        if not math.isfinite(score):
+            return Attempt(replace(lost, noises=noises))
+        checked = tuple(sorted(self.trial.checked))
+        record = Record(
+            self.index, self.point, score, _digest(model), checked, accepted, noises=noises
+        )
+        return Attempt(record, model)
+
+
+def check_outcome(outcome: Any, trial: Trial) -> None:
+    """Checks the outcome of a run, and again everything that was passed to `trial.check`.
+
+    Raises:
+        ProtocolViolation: the run was not the mechanism that the study accounts for.
+    """
+    if not isinstance(outcome, Outcome):
+        raise ProtocolViolation(
+            f"train must return a tuning.Outcome, got a {type(outcome).__name__}"
+        )
+    if trial.part is not None and "records" not in trial.checked:
+        raise ProtocolViolation(
+            "train must call trial.records(count) to learn which records it may read, because the "
+            "tuning trains on a part of them"
+        )
+    trial.check_again()
+
+
+def _is_accepted(accept: Accept, outcome: Outcome) -> bool:
+    try:
+        answer = accept(outcome)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # its message may describe private records
+        raise ProtocolViolation(
+            "accept must return True or False for every outcome, got an exception; "
+            "study.rehearse shows it"
+        ) from None
+    return is_yes(answer)
+
+
+def is_yes(answer: Any) -> bool:
+    """The answer of `accept` as a bool.
+
+    Raises:
+        ProtocolViolation: it is not a bool. None, for example, would never end the study.
+    """
+    if not isinstance(answer, bool | np.bool_):
+        raise ProtocolViolation(
+            f"accept must return True or False for every outcome, got a {type(answer).__name__}"
+        )
+    return bool(answer)
+
+
+def seeded_alike(noise: str) -> str:
+    """Error message for two runs that drew the same noise from a global generator."""
+    return (
+        "train must draw its noise from trial.seed, or leave the seeds of global generators alone "
+        "(for a fixed split of the data, use a generator of its own), got two runs that seeded "
+        f"{noise.split(':')[0]} alike"
+    )
+
+
+def _digest(model: Any) -> str | None:
+    """A digest by which a model is recognised when it is trained again; None if it has none."""
+    if model is None:
+        return ""
+    state = getattr(model, "state_dict", None)
+    try:
+        content = state() if callable(state) else model
+        if isinstance(content, Mapping):
+            content = [(str(name), _bytes(value)) for name, value in content.items()]
+        else:
+            content = _bytes(content)
+        return hashlib.sha256(pickle.dumps(content, protocol=4)).hexdigest()
+    except Exception:  # a model of any class may raise anything here
+        return None
+
+
+def _bytes(value: Any) -> Any:
+    numpy = getattr(value, "numpy", None)
+    if callable(numpy):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        array: NDArray[Any] = value
+        return (str(array.dtype), array.shape, array.tobytes())
+    return value

@@ -1,0 +1,80 @@
+"""Runs of a study in several processes, through joblib."""
+
+import itertools
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from audit.processes import end_with_parent
+from audit.tuning.one_run import Attempt, Task
+
+__all__ = ["attempts"]
+
+
+def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt]:
+    """Yields the results of several runs, in any order.
+
+    Args:
+        tasks: returns the runs that are still to be done.
+        jobs: number of runs at a time, in processes of joblib's active backend.
+
+    Raises:
+        ValueError: the backend uses threads, which share output streams and random generators.
+        RuntimeError: a worker died.
+    """
+    if jobs == 1:
+        yield from (task() for task in tasks())
+        return
+    import joblib
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+    from joblib.parallel import get_active_backend
+
+    backend, _ = get_active_backend()
+    if getattr(backend, "supports_sharedmem", False):
+        raise ValueError(
+            "joblib's active backend must run each job in a process (loky, dask or ray), got "
+            f"{type(backend).__name__}"
+        )
+    given: dict[str, Any] = {"n_jobs": jobs}
+    if type(backend).__name__ == "LokyBackend":
+        given |= {"backend": "loky", "initializer": _begin_worker}
+    # Ray returns nothing before the last run of a call is over, so each call has few runs.
+    streams = backend.supports_return_generator
+    share = None if streams else 4 * joblib.effective_n_jobs(jobs)
+    while next(tasks(), None) is not None:
+        calls = (joblib.delayed(_attempt)(task) for task in itertools.islice(tasks(), share))
+        workers = joblib.Parallel(**given, return_as="generator_unordered" if streams else "list")
+        results = workers(calls)
+        died = False
+        try:
+            for one in results:  # noqa: UP028 (closed below, where it may warn)
+                yield one
+        except TerminatedWorkerError:  # its message would reveal how many runs were left
+            died = True
+        finally:
+            # When it is closed early, joblib's warning would reveal how many runs were left.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if streams:
+                    results.close()
+        if died:
+            raise RuntimeError(
+                "a worker died, as it does when memory runs out; run the same study again, with "
+                "fewer jobs if need be, and it resumes with the same draws"
+            )
+
+
+def _begin_worker() -> None:
+    """Silences a worker for its whole life, and ends it when the study's process ends."""
+    end_with_parent()
+    nowhere = open(os.devnull, "w")  # noqa: SIM115 (open as long as the worker lives)
+    for descriptor in (1, 2):
+        os.dup2(nowhere.fileno(), descriptor)
+    sys.stdout = sys.stderr = nowhere
+
+
+def _attempt(task: Task) -> Attempt:
+    """A function of the module: Dask cannot send a method, and its dashboard shows this name."""
+    return task()

@@ -1,0 +1,95 @@
+"""The plan of a study: every random draw, as a function of one secret key."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from audit.accounting import Mechanism
+from audit.protocols import Adaptive, Grid, Protocol, RandomSearch, RandomStopping, Subset
+from audit.tuning.journal import Record
+from audit.tuning.outcome import Part, Private, Trial
+from audit.tuning.samplers import Ended, Point, next_point
+from audit.tuning.secret_draws import Draws, secret_integer
+from audit.tuning.space import Space
+
+__all__ = ["FINAL", "Plan"]
+
+# Every draw has its own stream for every run.
+_RUNS, _CANDIDATE, _SEED, _SCORE, _STOP, _PART, _TIE = range(7)
+
+FINAL = 1 << 62
+"""Index of the final run of protocols that have one; larger than all other indices."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a study does, decided before its first run.
+
+    Attributes:
+        protocol: how the best run is found.
+        space: the candidates.
+        base_of: from a candidate to the mechanism that its run must be.
+        private: the noise of the score; None if the score reads public records only.
+        expected_batch_size: the constant that noisy sums are divided by; None if the study names
+            none.
+    """
+
+    protocol: Protocol
+    space: Space
+    base_of: Callable[[Mapping[str, Any]], Mechanism]
+    private: Private | None = None
+    expected_batch_size: float | None = None
+
+    def rng(self, key: int, stream: int, index: int = 0) -> Draws:
+        """The generator of one draw."""
+        return Draws(key, stream, index)
+
+    def runs(self, key: int) -> Sequence[int] | None:
+        """The indices of all runs; None if the outputs of the runs decide how many there are."""
+        rng = self.rng(key, _RUNS)
+        if isinstance(self.protocol, Grid):
+            drawn = rng.random(self.protocol.candidates) < self.protocol.inclusion
+            return [int(index) for index in np.flatnonzero(drawn)]
+        if isinstance(self.protocol, RandomSearch | Adaptive | Subset):
+            return range(int(self.protocol.repetitions.sample(rng, 1)[0]))
+        return None
+
+    def point(self, key: int, index: int, before: Sequence[Ended] = ()) -> Point:
+        """The candidate of a run, as a point of the space."""
+        rng = self.rng(key, _CANDIDATE, index)
+        return next_point(self.protocol, self.space, rng, index, before)
+
+    def trial(self, key: int, index: int, point: Point) -> Trial:
+        """The trial that `train` is called with."""
+        candidate = self.space.at(point)
+        seed = secret_integer(64, key, _SEED, index) >> 1
+        part = None
+        if isinstance(self.protocol, Subset):
+            coins = secret_integer(256, key, _PART)
+            final = self.protocol.final if index == FINAL else None
+            part = Part(coins, self.protocol.sampling_rate, final)
+        return Trial(candidate, self.base_of(candidate), seed, part, self.expected_batch_size)
+
+    def noise(self, key: int, index: int) -> float:
+        """The noise that is added to the score of a run."""
+        if self.private is None:
+            return 0.0
+        return float(self.rng(key, _SCORE, index).normal(0.0, self.private.noise_std))
+
+    def stops(self, key: int, index: int) -> bool:
+        """Whether the tuning ends without a result after this rejected run."""
+        stop = self.protocol.stop if isinstance(self.protocol, RandomStopping) else 0.0
+        return bool(self.rng(key, _STOP, index).random() < stop)
+
+    def rank(self, key: int, record: Record) -> tuple[float, float, int]:
+        """Sort key of a run that can win.
+
+        Of equal scores the first run wins, in whatever order the runs end. In an adaptive search,
+        whose bounds do not cover ties broken by order, the key decides at random.
+        """
+        assert record.score is not None
+        adaptive = isinstance(self.protocol, Adaptive)
+        tie = float(self.rng(key, _TIE, record.index).random()) if adaptive else 0.0
+        return record.score, tie, -record.index

@@ -1,0 +1,138 @@
+"""The mechanism of one run of a study, for any noise and any candidate."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from audit.accounting import Candidates, DpSgd, Mechanism, Mixture, WorstOf
+from audit.protocols import Grid, Protocol, Subset
+from audit.tuning.outcome import Private
+from audit.tuning.space import Space
+
+__all__ = ["BaseOf", "Training"]
+
+_BUDGET = ("steps", "sampling_rate")
+"""Hyperparameters that change the privacy cost of a run."""
+_MAX_BUDGETS = 8
+"""Different budgets that are accounted for; each takes seconds."""
+
+_Chances = list[tuple[dict[str, Any], float]]
+
+
+@dataclass(frozen=True)
+class BaseOf:
+    """From a candidate to the mechanism of its run; a class, so that it can be pickled."""
+
+    training: "Training"
+    noise_multiplier: float
+
+    def __call__(self, candidate: Mapping[str, Any]) -> Mechanism:
+        one = self.training
+        if one.base is not None:
+            return one.base
+        steps = candidate.get("steps", one.steps)
+        rate = candidate.get("sampling_rate", one.sampling_rate)
+        return DpSgd(self.noise_multiplier, steps, rate, one.neighbours)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How one run trains: a given mechanism, or DP-SGD whose noise is still to be found.
+
+    Attributes:
+        steps: of one run of DP-SGD.
+        sampling_rate: of its batches.
+        neighbours: the neighbouring relation.
+        base: one run, if it is not DP-SGD whose noise is to be found.
+    """
+
+    steps: int | None
+    sampling_rate: float
+    neighbours: str
+    base: Mechanism | None
+
+    def budgets(self, space: Space) -> _Chances:
+        """The different budgets of the candidates, and the probability of each.
+
+        At most eight: of more, each is replaced by the largest of its group. More steps or a higher
+        sampling rate never cost less, so the cost of the groups is an upper bound.
+
+        Raises:
+            ValueError: a budget is not one of a list of values, or `base` is given.
+        """
+        chances: dict[str, tuple[dict[str, Any], float]] = {}
+        budgets = _named(space)
+        if self.base is not None and any(budgets):
+            raise ValueError(f"space must not name {', '.join(_BUDGET)} if base is given")
+        for budget in budgets:
+            before = chances.get(repr(budget), (budget, 0.0))[1]
+            chances[repr(budget)] = budget, before + 1.0 / len(budgets)
+        return self._grouped(list(chances.values()))
+
+    def _grouped(self, chances: _Chances) -> _Chances:
+        if len(chances) <= _MAX_BUDGETS:
+            return chances
+        for budget, _ in chances:
+            BaseOf(self, 1.0)(budget)  # raises if its values are no budget
+        given = {"steps": self.steps, "sampling_rate": self.sampling_rate}
+        full = [({**given, **budget}, chance) for budget, chance in chances]
+        full.sort(key=lambda one: float(one[0]["steps"]) * float(one[0]["sampling_rate"]) ** 2)
+        groups: dict[int, _Chances] = {}
+        before = 0.0
+        for one in full:
+            place = min(int(before * _MAX_BUDGETS + 1e-9), _MAX_BUDGETS - 1)
+            groups.setdefault(place, []).append(one)
+            before += one[1]
+        largest: dict[tuple[Any, ...], float] = {}
+        for group in groups.values():
+            top = tuple(max(one[name] for one, _ in group) for name in given)
+            largest[top] = largest.get(top, 0.0) + sum(chance for _, chance in group)
+        return [(dict(zip(given, top, strict=True)), chance) for top, chance in largest.items()]
+
+    def mechanism(
+        self,
+        noise_multiplier: float,
+        budgets: _Chances,
+        protocol: Protocol,
+        score: Private | None = None,
+    ) -> Mechanism:
+        """One run with a candidate that the protocol chooses.
+
+        Args:
+            noise_multiplier: of DP-SGD.
+            budgets: as `budgets` returns them.
+            protocol: how the candidate is chosen.
+            score: the noise of the score; None if the score reads public records only.
+        """
+        runs = [BaseOf(self, noise_multiplier)(budget) for budget, _ in budgets]
+        if score is not None:
+            runs = [score.with_training(run) for run in runs]
+        if len(runs) == 1:
+            return runs[0]
+        chances = tuple(chance for _, chance in budgets)
+        if isinstance(protocol, Grid):
+            return Candidates(tuple(_repeated(runs, chances, protocol.candidates)))
+        if isinstance(protocol, Subset):
+            return WorstOf(tuple(runs))  # the candidate of the final run is chosen, not drawn
+        return Mixture(tuple(runs), chances)
+
+
+def _repeated(
+    runs: list[Mechanism], chances: tuple[float, ...], candidates: int
+) -> Iterable[Mechanism]:
+    for run, chance in zip(runs, chances, strict=True):
+        yield from [run] * round(chance * candidates)
+
+
+def _named(space: Space) -> list[dict[str, Any]]:
+    """The budget of every candidate; or of every combination of values that name one."""
+    if "" in space.dimensions:
+        candidates = map(space.at, space.points())
+        return [{name: one[name] for name in _BUDGET if name in one} for one in candidates]
+    named = {name: space.dimensions[name] for name in _BUDGET if name in space.dimensions}
+    if not named:
+        return [{}]
+    part = Space(named)
+    if part.size is None:
+        raise ValueError(f"space must name budgets as lists of values, got {part.prior}")
+    return [part.at(point) for point in part.points()]

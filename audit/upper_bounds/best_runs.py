@@ -1,0 +1,204 @@
+r"""What releasing the best m of K runs costs: the region bound with the m-th derivative of phi.
+
+Runs are independent draws of one law. Let s be the probability that one run is preferred to y_m,
+the last of the m that are released. Given K = k >= m, the m best are y_1, ..., y_m in this order
+with density k! / (k-m)! (1-s)^(k-m) q(y_1) ... q(y_m). Averaged over K that is
+
+    phi^(m)(1-s) q(y_1) ... q(y_m),   phi^(m)(x) = E[K (K-1) ... (K-m+1) x^(K-m)].
+
+With the record s' and q' take the place of s and q, and (s, s') is in the region R of one event. So
+the part with K >= m adds to delta at most the integral, over outputs in their order, of
+
+    max_{(s, s') in R} [phi^(m)(1-s) prod q(y_i) - e^eps phi^(m)(1-s') prod q'(y_i)]_+ .
+
+This is a convex function of the product of the ratios q/q', symmetric in the outputs: all orders
+together give m! times as much, and only the privacy loss of m runs composed matters. As in the
+region bound, with the vertices (a_j, b_j) of the lower hull of the origin and the curve
+(phi^(m)(1-s), phi^(m)(1-s')), and u_j the logarithms of its slopes,
+
+    delta(eps) <= sum_{k < m} P[K=k] delta_{k runs}(eps)
+                  + (1/m!) sum_j (a_j - a_{j-1}) delta_{m runs}(eps + u_j).
+
+m = 1 is the region bound, and fixed:m is the composition of m runs, exactly. A set of runs is a
+post-processing of the runs in order.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from audit import numerics
+from audit.accounting import DominatingPair, Mechanism, solve_epsilon
+from audit.protocols import BestRuns
+from audit.repetitions import (
+    Binomial,
+    Fixed,
+    Poisson,
+    Repetitions,
+    TruncatedNegativeBinomial,
+    TwoPoint,
+)
+from audit.upper_bounds.composed import AllRuns, composed
+from audit.upper_bounds.region import RegionCurve, ShiftedProfiles
+from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.result import NotApplicable
+
+Array = NDArray[np.float64]
+
+# More than what the logarithm of a derivative rounds to.
+_ROUNDING = 1e-12
+_LARGEST_LOG = 600.0
+
+
+def log_derivative(law: Repetitions, order: int, log_x: ArrayLike) -> Array:
+    """log of the m-th derivative of phi, E[K (K-1) ... (K-m+1) x^(K-m)].
+
+    Args:
+        law: the law of K, of a family with a closed form.
+        order: m >= 1.
+        log_x: log(x) [...], at most 0.
+
+    Raises:
+        NotApplicable: a law of another family.
+
+    Example:
+        >>> round(float(np.exp(log_derivative(Fixed(5), 3, 0.0))), 6)  # 5 * 4 * 3
+        60.0
+    """
+    log_x, more = np.asarray(log_x, dtype=np.float64), np.arange(1, order)
+    if isinstance(law, TruncatedNegativeBinomial):
+        # Each derivative adds a factor (eta + i) (1 - gamma) / (1 - (1 - gamma) x).
+        log_rest = np.log(law.gamma - (1.0 - law.gamma) * np.expm1(log_x))
+        factors = float(np.log((law.eta + more) * (1.0 - law.gamma)).sum())
+        return law.log_phi_prime_at(log_x) + factors - (order - 1) * log_rest
+    if isinstance(law, Poisson):
+        return law.log_phi_prime_at(log_x) + (order - 1) * math.log(law.mean)
+    if isinstance(law, Binomial):
+        return _of_power(law.n, order, law.p, np.log1p(law.p * np.expm1(log_x)))
+    if isinstance(law, Fixed):
+        return _of_power(law.k, order, 1.0, log_x)
+    if isinstance(law, TwoPoint):
+        many = math.log1p(-law.s) + _of_power(law.L, order, 1.0, log_x)
+        return np.logaddexp(math.log(law.s), many) if order == 1 else many
+    raise NotApplicable(f"the law of K must have a closed form for its derivatives, got {law.spec}")
+
+
+def _of_power(n: int, order: int, factor: float, log_base: Array) -> Array:
+    """log of the derivative of base^n, where the base's own slope is `factor`."""
+    if n < order:
+        return np.full(np.shape(log_base), -np.inf)
+    constant = float(np.log(factor * (n - np.arange(order))).sum())
+    power = n - order
+    return constant + (power * log_base if power > 0 else np.zeros(np.shape(log_base)))
+
+
+@dataclass(frozen=True)
+class BestRunsCurve(RegionCurve):
+    """The part of the bound in which at least m runs happen, for one direction.
+
+    Attributes:
+        released: m.
+        together: the pair of m runs composed.
+    """
+
+    released: int = 1
+    together: DominatingPair | None = None
+
+    @property
+    def _most(self) -> float:
+        return float(np.exp(log_derivative(self.repetitions, self.released, 0.0)))
+
+    def _log_slopes(self, log_left: Array, log_left_with: Array) -> Array:
+        slopes = log_derivative(
+            self.repetitions, self.released, np.stack([log_left, log_left_with])
+        )
+        # What the closed forms round, on the safe side of both.
+        return slopes + np.array([[_ROUNDING], [-_ROUNDING]])
+
+    @cached_property
+    def upper(self) -> ShiftedProfiles:
+        return self._of_all(super().upper)
+
+    @cached_property
+    def lower(self) -> ShiftedProfiles:
+        return self._of_all(super().lower)
+
+    def _of_all(self, mixture: ShiftedProfiles) -> ShiftedProfiles:
+        pair = self.pair if self.together is None else self.together
+        return ShiftedProfiles(
+            pair, mixture.weights / math.factorial(self.released), mixture.shifts
+        )
+
+
+def best_runs_curves(base: Mechanism, protocol: BestRuns) -> list[BestRunsCurve]:
+    """One curve for each direction of the base; none where m runs never happen."""
+    law, m = protocol.repetitions, protocol.released
+    most = float(log_derivative(law, m, 0.0))
+    if most == -math.inf:
+        return []  # never as many runs
+    if most > _LARGEST_LOG:
+        raise NotApplicable(f"E[K (K-1) ... (K-{m - 1})] must be below e^{_LARGEST_LOG:g}")
+    together = composed(base, m).pairs if m > 1 else base.pairs
+    return [
+        BestRunsCurve(pair, law, released=m, together=all_m)
+        for pair, all_m in zip(base.pairs, together, strict=True)
+    ]
+
+
+@bound(
+    "best-runs",
+    100,
+    "region bound with the m-th derivative of phi, for the best m of K runs",
+    about=("any base",),
+    protocol=BestRuns,
+    title=r"$\varepsilon_U$ best m (any score)",
+)
+def best_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
+    """Smallest epsilon that the bound gives at delta, over both directions.
+
+    Args:
+        base: one run, its candidate drawn anew.
+        protocol: the law of K and how many of the best runs are released.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> protocol = BestRuns("tnb:1,0.05", released=2)
+        >>> round(best_runs(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 3)
+        2.464
+    """
+    law, m = protocol.repetitions, protocol.released
+    chances = law.pmf(np.arange(m))
+    few = [(float(chances[k]), composed(base, k)) for k in range(1, m) if float(chances[k]) > 0.0]
+    curves = best_runs_curves(base, protocol)
+
+    def reached(epsilon: float, rounded: bool) -> float:
+        fewer = sum(chance * float(one.delta(epsilon)) for chance, one in few)
+        more = [curve.delta(epsilon) if rounded else curve.lower.delta(epsilon) for curve in curves]
+        return fewer * (1.0 + numerics.PROFILE_ACCURACY) + max(more, default=0.0)
+
+    epsilon = solve_epsilon(lambda one: reached(one, True), delta)
+    below = solve_epsilon(lambda one: reached(one, False), delta)
+    return BoundValue(epsilon, error=epsilon - min(below, epsilon))
+
+
+@bound(
+    "composition",
+    50,
+    "composition of all K runs, each released",
+    about=("any base",),
+    protocol=BestRuns,
+    title=r"$\varepsilon_U$ composition (any score)",
+)
+def all_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
+    """What all runs cost if every one were released, and K.
+
+    Args:
+        base: one run, its candidate drawn anew.
+        protocol: the law of K.
+        delta: in (0, 1).
+    """
+    return BoundValue(AllRuns(base, protocol.repetitions, 1e-3 * delta).epsilon(delta))

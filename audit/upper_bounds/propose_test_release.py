@@ -1,0 +1,71 @@
+"""Bounds for tuning runs that test a condition before they release their output."""
+
+from audit.accounting import Mechanism
+from audit.protocols import ProposeTestRelease
+from audit.upper_bounds.published.koskela_redberg_wang import profile, propose_test_release
+from audit.upper_bounds.region import region
+from audit.upper_bounds.registry import Bound, BoundValue, bound
+from audit.upper_bounds.result import NotApplicable
+from audit.upper_bounds.tight import tight
+
+_TESTED = "Koskela, Redberg & Wang 2024, theorem 6.1"
+
+
+@bound(
+    "profile",
+    60,
+    f"{_TESTED} with 5.2, 5.7 or 5.8",
+    about=("any base",),
+    protocol=ProposeTestRelease,
+)
+def tested_profile(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> BoundValue:
+    """The generic bound by profile, of runs that test before they release.
+
+    Args:
+        base: what a run releases when its test passes.
+        protocol: the law of K, and the test.
+        delta: in (0, 1).
+    """
+    return _tested(profile, base, protocol, delta)
+
+
+@bound(
+    "region",
+    100,
+    f"{_TESTED} and the region bound",
+    about=("any base",),
+    protocol=ProposeTestRelease,
+)
+def tested_region(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> BoundValue:
+    """The region bound, of runs that test before they release.
+
+    Args:
+        base: what a run releases when its test passes.
+        protocol: the law of K, and the test.
+        delta: in (0, 1).
+    """
+    return _tested(region, base, protocol, delta)
+
+
+@bound(
+    "tight", 110, f"{_TESTED} and the tight bound", about=("any base",), protocol=ProposeTestRelease
+)
+def tested_tight(base: Mechanism, protocol: ProposeTestRelease, delta: float) -> BoundValue:
+    """The tight bound, of runs that test before they release.
+
+    Args:
+        base: what a run releases when its test passes.
+        protocol: the law of K, and the test.
+        delta: in (0, 1).
+    """
+    return _tested(tight, base, protocol, delta)
+
+
+def _tested(
+    bound_of: Bound, base: Mechanism, protocol: ProposeTestRelease, delta: float
+) -> BoundValue:
+    test = protocol.test_epsilon, protocol.test_delta, protocol.failure
+    found = bound_of(propose_test_release(base, *test), protocol.repetitions, delta)
+    if found.epsilon is None:
+        raise NotApplicable(found.reason)
+    return BoundValue(found.epsilon, found.error)

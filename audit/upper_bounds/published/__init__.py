@@ -1,0 +1,89 @@
+"""The theorems of the papers, one module for each paper.
+
+Functions are named after their theorem in the paper, or after what they bound. Registered bounds
+are functions of (base, protocol, delta), like the bounds of `audit.upper_bounds`.
+"""
+
+from audit.upper_bounds.published.hypo import (
+    hypo,
+    hypo_curve,
+    hypo_pure,
+    hypo_theorem_2,
+    project_density,
+)
+from audit.upper_bounds.published.koskela_kulkarni import (
+    cost_ratio,
+    koskela_kulkarni,
+    subset_divergences,
+)
+from audit.upper_bounds.published.koskela_redberg_wang import (
+    corollary_6_2,
+    largest_steps,
+    many_candidates,
+    noisy_max,
+    noisy_max_closed_form,
+    noisy_max_renyi,
+    profile,
+    propose_test_release,
+)
+from audit.upper_bounds.published.liu_talwar import liu_talwar
+from audit.upper_bounds.published.papernot_steinke import (
+    approximate,
+    approximate_to_delta,
+    conditional_curve,
+    corollary_4,
+    corollary_4_curve,
+    corollary_16,
+    corollary_21,
+    lemma_7,
+    lemma_7_curve,
+    lemma_22,
+    lemma_22_curve,
+    proposition_15,
+    renyi,
+    renyi_curve,
+)
+from audit.upper_bounds.published.xiang import (
+    ReducedGameRenyi,
+    reduced_gdp_limit,
+    reduced_mean_inclusion,
+    reduced_renyi,
+)
+
+__all__ = [
+    "ReducedGameRenyi",
+    "approximate",
+    "approximate_to_delta",
+    "conditional_curve",
+    "corollary_4",
+    "corollary_4_curve",
+    "corollary_6_2",
+    "corollary_16",
+    "corollary_21",
+    "cost_ratio",
+    "hypo",
+    "hypo_curve",
+    "hypo_pure",
+    "hypo_theorem_2",
+    "koskela_kulkarni",
+    "largest_steps",
+    "lemma_7",
+    "lemma_7_curve",
+    "lemma_22",
+    "lemma_22_curve",
+    "liu_talwar",
+    "many_candidates",
+    "noisy_max",
+    "noisy_max_closed_form",
+    "noisy_max_renyi",
+    "profile",
+    "project_density",
+    "propose_test_release",
+    "proposition_15",
+    "reduced_gdp_limit",
+    "reduced_mean_inclusion",
+    "reduced_renyi",
+    "renyi",
+    "renyi_curve",
+    "subset_divergences",
+]

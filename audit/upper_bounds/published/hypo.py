@@ -1,0 +1,155 @@
+"""DP-HyPO (Wang et al. 2023): adaptive search by Renyi divergence, theorems 1 and 2."""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from audit import checks
+from audit import repetitions as laws
+from audit.accounting import Mechanism, renyi_to_epsilon
+from audit.numerics import SUMS_TO_ONE, minimize_over_alpha, safe_root
+from audit.protocols import Adaptive
+from audit.repetitions import Repetitions
+from audit.upper_bounds.adaptive import any_fixed
+from audit.upper_bounds.published.papernot_steinke import Curve, power_law
+from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.result import NotApplicable
+
+Array = NDArray[np.float64]
+
+
+def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) -> Curve:
+    """Theorem 1 as a function of the order alpha.
+
+    e' = e + (1+theta) (1-1/b) e_b + (alpha/(alpha-1) + 1 + theta) log(C/c)
+    + (1+theta) log(1/gamma)/b + log E[T]/(alpha-1), minimised over b.
+
+    Args:
+        base: one run with any fixed hyper-parameter.
+        repetitions: truncated negative binomial.
+        ratio: C/c >= 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = hypo_curve(GaussianMechanism(0.25), "tnb:0,0.1", ratio=2.0)
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [2.435, 2.529]
+    """
+    repetitions = laws.parse_repetitions(repetitions)
+    log_ratio = math.log(checks.interval("ratio", ratio, 1.0, closed_low=True))
+    law = power_law(repetitions)
+    log_inverse_gamma = -math.log(law.gamma)
+    shape, log_mean = 1.0 + law.eta, math.log(repetitions.mean)
+
+    def penalty(order: Array) -> Array:
+        return base.renyi(order) * (1.0 - 1.0 / order) + log_inverse_gamma / order
+
+    constant = shape * (minimize_over_alpha(penalty)[1] + log_ratio)
+
+    def curve(alpha: Array) -> Array:
+        rest = alpha - 1.0
+        return base.renyi(alpha) + constant + (alpha * log_ratio + log_mean) / rest
+
+    return curve
+
+
+@bound(
+    "hypo",
+    10,
+    "Wang et al. 2023 (DP-HyPO), theorem 1",
+    about=("any base",),
+    protocol=Adaptive,
+    title=r"$\varepsilon_U$ DP-HyPO (any score)",
+)
+def hypo(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
+    """Theorem 1 converted to (epsilon, delta)-DP, for an adaptive protocol.
+
+    Args:
+        base: one run with any fixed hyper-parameter.
+        protocol: the law of K and how far the density may move from the prior.
+        delta: in (0, 1).
+    """
+    law = protocol.repetitions
+    if law.power_law is None:
+        raise NotApplicable("K must be truncated negative binomial")
+    curve = hypo_curve(any_fixed(base), law, protocol.high / protocol.low)
+    return BoundValue(renyi_to_epsilon(curve, delta))
+
+
+@bound(
+    "hypo-pure",
+    20,
+    "Wang et al. 2023 (DP-HyPO), theorem 2",
+    about=("a base of pure DP",),
+    protocol=Adaptive,
+)
+def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
+    """Theorem 2, whatever delta.
+
+    Args:
+        base: one run with any fixed hyper-parameter.
+        protocol: the law of K and how far the density may move from the prior.
+        delta: in (0, 1).
+    """
+    law, epsilon_0 = protocol.repetitions, base.pure_epsilon
+    if law.power_law is None:
+        raise NotApplicable("K must be truncated negative binomial")
+    if not math.isfinite(epsilon_0):
+        raise NotApplicable("the base must be of pure DP")
+    return BoundValue(hypo_pure(epsilon_0, law, protocol.high / protocol.low))
+
+
+def hypo_pure(epsilon_0: float, repetitions: str | Repetitions, ratio: float) -> float:
+    """Epsilon for a base of pure DP, (2 + theta)(epsilon_0 + log(C/c)) (theorem 2).
+
+    Example:
+        >>> round(hypo_pure(0.5, "tnb:0,0.1", ratio=2.0), 3)
+        2.386
+    """
+    checks.interval("epsilon_0", epsilon_0, 0.0)
+    checks.interval("ratio", ratio, 1.0, closed_low=True)
+    return (2.0 + power_law(repetitions).eta) * (epsilon_0 + math.log(ratio))
+
+
+def project_density(
+    density: ArrayLike, low: float, high: float, prior: ArrayLike | None = None
+) -> Array:
+    """The nearest density within [low, high] times the prior, in the prior's L2 norm.
+
+    The projection of f is clip(f + t, low, high), with t such that the mean is 1.
+
+    Args:
+        density: f, relative to the prior, [n].
+        low: c in [0, 1].
+        high: C >= 1.
+        prior: probabilities [n]; uniform if not given.
+
+    Returns:
+        The projected density relative to the prior, [n], with prior mean 1.
+
+    Example:
+        >>> project_density([0.1, 1.0, 2.0], low=0.5, high=1.5).round(3).tolist()
+        [0.5, 1.0, 1.5]
+    """
+    values = np.asarray(density, dtype=np.float64)
+    checks.interval("low", low, 0.0, 1.0, closed_low=True, closed_high=True)
+    checks.interval("high", high, 1.0, closed_low=True)
+    if values.ndim != 1 or not np.isfinite(values).all():
+        raise ValueError(
+            f"density must be finite numbers in one row, got {checks.one_line(values)}"
+        )
+    weights = np.full(len(values), 1.0 / len(values)) if prior is None else np.asarray(prior)
+    is_probable = weights.shape == values.shape and bool(np.all(weights >= 0))
+    if not is_probable or abs(weights.sum() - 1.0) > SUMS_TO_ONE:
+        raise ValueError(
+            f"prior must be {len(values)} probabilities, got {checks.one_line(weights)}"
+        )
+    least, most = low - float(values.max()), high - float(values.min())
+
+    def mean_above_one(t: float) -> float:
+        return 1.0 - float(weights @ np.clip(values + t, low, high))
+
+    t = safe_root(mean_above_one, most, least, 0.0)
+    return np.clip(values + t, low, high)

@@ -1,0 +1,115 @@
+"""Koskela & Kulkarni 2023: tuning on a random subset, by Renyi divergence."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from audit import checks
+from audit.accounting import Mechanism
+from audit.protocols import Subset
+from audit.repetitions import Repetitions
+from audit.upper_bounds.published.papernot_steinke import Curve, lemma_7_curve
+from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.result import NotApplicable
+from audit.upper_bounds.subset import check_add_remove
+
+Array = NDArray[np.float64]
+_LARGEST_ORDER = 512
+
+
+def subset_divergences(
+    tuned: Curve, final: Curve, sampling_rate: float, orders: Array
+) -> tuple[Array, Array]:
+    """Renyi divergences of (tuned on a Poisson subset, final run on the rest), both directions.
+
+    The extra record is in the subset with chance q and in the rest with 1-q, so the density ratio
+    is q r1 + (1-q) r2: expanded by the binomial theorem in one direction, bounded by convexity of
+    x^-(alpha-1) in the other.
+
+    Args:
+        tuned: divergence of the tuning by order.
+        final: divergence of the final run by order.
+        sampling_rate: q in [0, 1].
+        orders: whole numbers [n] >= 2.
+
+    Returns:
+        D_alpha with the record || without, and the reverse; [n] each.
+
+    Example:
+        >>> import numpy as np
+        >>> orders = np.array([2.0, 4.0])
+        >>> removed, added = subset_divergences(lambda a: 0.1 * a, lambda a: 0.05 * a, 0.1, orders)
+        >>> removed.round(3).tolist()
+        [0.084, 0.169]
+    """
+    q = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_low=True, closed_high=True)
+    most = checks.integer("orders", float(np.max(orders)), 2)
+    every = np.arange(2.0, most + 1.0)
+    # Log moments (k-1) D_k for k = 0, 1, 2, ...; those of 0 and 1 are 0.
+    moments = [
+        np.concatenate([[0.0, 0.0], (every - 1.0) * curve(every)]) for curve in (tuned, final)
+    ]
+    with_record, without_record = [], []
+    with np.errstate(divide="ignore"):
+        log_q, log_rest = np.log(q), np.log1p(-q)
+    for order in np.asarray(orders, dtype=np.int64):
+        j = np.arange(order + 1)
+        log_ways = special.gammaln(order + 1.0) - special.gammaln(j + 1.0)
+        log_ways = log_ways - special.gammaln(order - j + 1.0)
+        weights = special.xlogy(order - j, q) + special.xlog1py(j, -q)
+        terms = log_ways + weights + moments[0][order - j] + moments[1][j]
+        with_record.append(special.logsumexp(terms) / (order - 1.0))
+        ends = log_q + moments[0][order], log_rest + moments[1][order]
+        without_record.append(np.logaddexp(*ends) / (order - 1.0))
+    return np.maximum(with_record, 0.0), np.maximum(without_record, 0.0)
+
+
+def _renyi_epsilon(
+    tuning: Mechanism,
+    final: Mechanism,
+    repetitions: Repetitions,
+    sampling_rate: float,
+    delta: float,
+) -> float:
+    orders = np.arange(2.0, _LARGEST_ORDER + 1.0)
+    both = subset_divergences(
+        lemma_7_curve(tuning, repetitions), final.renyi, sampling_rate, orders
+    )
+    rest = orders - 1.0
+    added = np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / rest
+    return max(0.0, *(float(np.min(curve + added)) for curve in both))
+
+
+@bound(
+    "koskela-kulkarni",
+    10,
+    "Koskela & Kulkarni 2023, with lemma 7 of Papernot & Steinke 2022 for the tuning",
+    about=("any base, add-remove or zero-out neighbours",),
+    protocol=Subset,
+    title=r"$\varepsilon_U$ Koskela & Kulkarni (any score)",
+)
+def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
+    """Their theorem, with runs while tuning as private as the final one.
+
+    Args:
+        base: one run, while tuning and in the end.
+        protocol: the law of K, the share of records tuned on.
+        delta: in (0, 1).
+    """
+    check_add_remove(base)
+    if protocol.final != "rest":
+        raise NotApplicable("the final run must take the rest of the records")
+    law, rate = protocol.repetitions, protocol.sampling_rate
+    return BoundValue(_renyi_epsilon(base, base, law, rate, delta))
+
+
+def cost_ratio(mean_runs: float, sampling_rate: float) -> float:
+    """How many times cheaper it is than tuning on everything, E[K] / (E[K] q + 1).
+
+    Example:
+        >>> round(cost_ratio(mean_runs=20.0, sampling_rate=0.1), 3)
+        6.667
+    """
+    return mean_runs / (mean_runs * sampling_rate + 1.0)

@@ -1,0 +1,46 @@
+"""Bounds through pure DP: a base that is (epsilon, 0)-DP but for a small chance of failure.
+
+An (epsilon_0, delta_0)-DP pair is, but for an event of probability delta_0, a pair of pure DP. Some
+run fails with probability 1 - phi(1 - delta_0), and given that none does K has another law. So a
+delta inside the base grows with E[K], whatever bound is used for the rest.
+"""
+
+from audit.accounting import Mechanism, Unreachable
+from audit.numerics import QUANTILE_ACCURACY
+from audit.repetitions import Repetitions
+from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.result import FAILURE_TOO_LIKELY, NotApplicable
+
+_SOURCE = (
+    "Liu & Talwar 2019 (geometric: 3 eps); Papernot & Steinke 2022, cor. 3 ((2+eta) eps) "
+    "and lemma 20 (delta > 0)"
+)
+
+
+@bound("liu-talwar", 10, _SOURCE, about=("any base",))
+def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
+    """(2 + eta) epsilon_0 for TNB(eta, gamma) repetitions; 3 epsilon_0 when they are geometric.
+
+    A base that is (epsilon_0, delta_0)-DP is pure but for an event of probability delta_0, and some
+    run fails with probability 1 - phi(1 - delta_0). Given that none does, K is again truncated
+    negative binomial with the same eta. So delta_0 is the one with 1 - phi(1 - delta_0) = delta.
+
+    Args:
+        base: the base mechanism.
+        repetitions: the law of K.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(liu_talwar(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        2.015
+    """
+    law = repetitions.power_law
+    if law is None:
+        raise NotApplicable("K must be truncated negative binomial")
+    delta_0 = float(repetitions.inverse_survival(delta)) * (1.0 - QUANTILE_ACCURACY)
+    try:
+        epsilon = (2.0 + law.eta) * base.epsilon(delta_0)
+    except Unreachable:
+        raise NotApplicable(FAILURE_TOO_LIKELY) from None
+    return BoundValue(epsilon)

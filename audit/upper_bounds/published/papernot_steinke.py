@@ -1,0 +1,458 @@
+"""Papernot & Steinke 2022: Renyi bounds on the best of K runs, and on conditioned outputs."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit import checks
+from audit import repetitions as laws
+from audit.accounting import (
+    Mechanism,
+    PureDp,
+    Unreachable,
+    ZeroConcentratedDp,
+    renyi_to_epsilon,
+)
+from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, QUANTILE_ACCURACY, minimize_over_alpha
+from audit.protocols import UntilAccepted
+from audit.repetitions import Poisson, PowerLaw, Repetitions
+from audit.upper_bounds.region import region_curve
+from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.result import FAILURE_TOO_LIKELY, NotApplicable
+
+Array = NDArray[np.float64]
+Curve = Callable[[Array], Array]
+_ANY_BASE = ("any base",)
+_POINTS = 1 << 14
+
+
+@bound(
+    "renyi",
+    40,
+    "Papernot & Steinke 2022",
+    about=_ANY_BASE,
+    title=r"$\varepsilon_U$ Renyi (any score)",
+)
+def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
+    """Renyi bound on the best of K runs, converted to (epsilon, delta)-DP.
+
+    Theorem 2 for truncated negative binomial K, theorem 6 for Poisson K. Both orders are optimised
+    over a continuum.
+
+    Args:
+        base: the base mechanism, through its Renyi divergences (and profile, for theorem 6).
+        repetitions: the law of K.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(renyi(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.597
+    """
+    theorem = repetitions.renyi_theorem
+    if theorem is None:
+        raise NotApplicable("K must be truncated negative binomial or Poisson")
+    return _converted(base, renyi_curve, repetitions, delta, theorem.source)
+
+
+@bound("lemma-7", 50, "Papernot & Steinke 2022, lemma 7", about=_ANY_BASE)
+def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
+    """The generic Renyi bound for any law of K, maximised over the events of the base.
+
+    Args:
+        base: the base mechanism, through its Renyi divergences and its pairs.
+        repetitions: the law of K, any.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(lemma_7(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.272
+    """
+    return _converted(base, lemma_7_curve, repetitions, delta)
+
+
+@bound("lemma-22", 45, "Papernot & Steinke 2022, lemma 22", about=_ANY_BASE, is_special=True)
+def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
+    """The generic Renyi bound for a truncated law, through the law before truncation.
+
+    Args:
+        base: the base mechanism.
+        repetitions: a law conditioned on K <= most.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(lemma_22(GaussianMechanism(0.25), "tnb:0,0.1@20", 1e-5).epsilon, 3)
+        1.403
+    """
+    if repetitions.untruncated is repetitions:
+        raise NotApplicable("K must be conditioned on K <= most")
+    return _converted(base, lemma_22_curve, repetitions, delta)
+
+
+@bound("corollary-4", 30, "Papernot & Steinke 2022, corollary 4", about=_ANY_BASE)
+def corollary_4(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
+    """Theorem 2 in closed form for a rho-zCDP base.
+
+    Args:
+        base: Gaussian (rho = mu^2/2) or rho-zCDP.
+        repetitions: truncated negative binomial, with log(1/gamma) >= rho.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(corollary_4(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.597
+    """
+    rho = zero_concentrated(base)
+    if rho is None:
+        raise NotApplicable("the base must be Gaussian or zero-concentrated")
+    law = repetitions.power_law
+    if law is None:
+        raise NotApplicable("K must be truncated negative binomial")
+    if -math.log(law.gamma) < rho:
+        raise NotApplicable("log(1/gamma) must be at least rho")
+    return _converted(base, corollary_4_curve, repetitions, delta)
+
+
+def _converted(
+    base: Mechanism,
+    curve_of: Callable[[Mechanism, Repetitions], Curve],
+    repetitions: Repetitions,
+    delta: float,
+    source: str | None = None,
+) -> BoundValue:
+    if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
+        raise NotApplicable("the base has no finite Renyi divergence")
+    epsilon = renyi_to_epsilon(curve_of(base, repetitions), delta, refined=COARSE_ORDERS)
+    if not math.isfinite(epsilon):
+        raise NotApplicable("the divergence is too large for a number")
+    return BoundValue(epsilon, source=source)
+
+
+def renyi_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
+    """Theorem 2 or 6 as a function of the order: maps orders [n] > 1 to divergences [n].
+
+    Raises:
+        ValueError: K is neither truncated negative binomial nor Poisson.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = renyi_curve(GaussianMechanism(0.25), "tnb:0,0.1")
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [0.95, 1.096]
+    """
+    repetitions = laws.parse_repetitions(repetitions)
+    theorem = repetitions.renyi_theorem
+    if theorem is None:
+        raise ValueError(
+            f"repetitions must be truncated negative binomial or Poisson, got {repetitions.spec}"
+        )
+    penalty = theorem.penalty(base.renyi, base.delta)
+    log_none = _log_none(repetitions)
+    log_mean = math.log(repetitions.mean)
+
+    def curve(alpha: Array) -> Array:
+        rest = alpha - 1.0
+        log_sum = rest * (base.renyi(alpha) + penalty(alpha)) + log_mean
+        return np.logaddexp(log_none, log_sum) / rest
+
+    return _monotone(curve)
+
+
+def _log_none(repetitions: Repetitions) -> float:
+    """log P[K = 0]: having no run at all adds its own term to a Renyi sum."""
+    none = repetitions.probability_of_none
+    return math.log(none) if none > 0.0 else -math.inf
+
+
+def _monotone(curve: Curve) -> Curve:
+    """D_alpha grows with alpha, so a bound at its best order serves every smaller order too."""
+    flat_until, lowest = minimize_over_alpha(curve, refined=COARSE_ORDERS)
+
+    def monotone(alpha: Array) -> Array:
+        values = curve(alpha)
+        return np.where(alpha <= flat_until, np.minimum(lowest, values), values)
+
+    return monotone
+
+
+def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int = _POINTS) -> Curve:
+    """D_alpha + log max phi'(q)^alpha phi'(q')^(1-alpha) / (alpha-1) over the events of the base.
+
+    The maximum is over the hull of the region bound: a^alpha b^(1-alpha) is convex, grows with a
+    and falls with b, so it is largest at a vertex.
+
+    Args:
+        base: the base mechanism.
+        repetitions: the law of K, any.
+        points: points on the curve of events; fewer are faster and no less safe.
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = lemma_7_curve(GaussianMechanism(0.25), "tnb:0,0.1")
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [0.575, 0.765]
+    """
+    repetitions = laws.parse_repetitions(repetitions)
+    logs = []
+    for pair in base.pairs:
+        a, b = region_curve(pair, repetitions, points).vertices
+        kept = a > 1e-200 * a[-1]  # below, b underflows
+        with np.errstate(divide="ignore"):
+            log_b = np.maximum(np.log(b[kept]), repetitions.log_phi_prime_at(-np.inf))
+        logs.append((np.log(a[kept]), log_b))
+    log_none = _log_none(repetitions)
+
+    def curve(alpha: Array) -> Array:
+        rest = alpha - 1.0
+        gain = np.max([_largest(rest, log_a, log_b) for log_a, log_b in logs], axis=0)
+        return np.maximum(np.logaddexp(log_none, rest * base.renyi(alpha) + gain), 0.0) / rest
+
+    return _monotone(curve)
+
+
+def _largest(rest: Array, log_a: Array, log_b: Array) -> Array:
+    """Largest a (a/b)^rest [n] over the vertices; infinite if it may lie below those kept."""
+    # a / b falls along the hull: the larger the power, the earlier the vertex.
+    log_ratio = log_a - log_b
+    first, last = (int(np.argmax(log_a + end * log_ratio)) for end in (rest.max(), rest.min()))
+    some = slice(min(first, last), max(first, last) + 1)
+    heights = log_a[some] + np.outer(rest, log_ratio[some])
+    best = np.argmax(heights, axis=1)
+    cut = (best + some.start == 0) & (len(log_a) > 1) & (log_a[0] < -400.0 + log_a[-1])
+    return np.where(cut, np.inf, heights[np.arange(len(rest)), best])
+
+
+def lemma_22_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
+    """Lemma 7 of the law before truncation, and what truncation adds at most.
+
+    log(1/P[K<=m]) / (alpha-1) + log(1 + T/(E[K]-T)), T = E[K; K > m].
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = lemma_22_curve(GaussianMechanism(0.25), "tnb:0,0.1@20")
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [0.707, 0.896]
+    """
+    repetitions = laws.parse_repetitions(repetitions)
+    untruncated, log_kept = repetitions.untruncated, repetitions.log_kept
+    log_share = log_kept + math.log(repetitions.mean / untruncated.mean)  # of E[K], for K <= m
+    curve = lemma_7_curve(base, untruncated)
+    added = max(-log_share, 0.0) + QUANTILE_ACCURACY
+    return lambda alpha: curve(alpha) + added - log_kept / (alpha - 1.0)
+
+
+def power_law(repetitions: str | Repetitions) -> PowerLaw:
+    """The parameters of a truncated negative binomial law.
+
+    Raises:
+        ValueError: K has another law.
+    """
+    repetitions = laws.parse_repetitions(repetitions)
+    law = repetitions.power_law
+    if law is None:
+        raise ValueError(f"repetitions must be truncated negative binomial, got {repetitions.spec}")
+    return law
+
+
+def zero_concentrated(base: Mechanism) -> float | None:
+    """The rho for which D_alpha = rho alpha, where the base is of that kind."""
+    if isinstance(base, ZeroConcentratedDp):
+        return base.rho
+    return None if base.gaussian_mu is None else base.gaussian_mu**2 / 2.0
+
+
+def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
+    """Corollary 4 as a function of the order; flat up to the order 1 + sqrt(log E[K] / rho).
+
+    Raises:
+        ValueError: the base is not zero-concentrated, K is not truncated negative binomial, or
+            rho > log(1/gamma).
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = corollary_4_curve(GaussianMechanism(0.25), "tnb:0,0.1")
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [0.95, 1.096]
+    """
+    repetitions = laws.parse_repetitions(repetitions)
+    law = power_law(repetitions)
+    rho, log_inverse_gamma = zero_concentrated(base), -math.log(law.gamma)
+    if rho is None or rho > log_inverse_gamma:
+        raise ValueError(f"rho must be at most log(1/gamma) = {log_inverse_gamma:g}, got {rho!r}")
+    eta, log_mean = law.eta, math.log(repetitions.mean)
+    constant = 2.0 * (1.0 + eta) * math.sqrt(rho * log_inverse_gamma) - eta * rho
+    best = math.sqrt(log_mean / rho)
+
+    def curve(alpha: Array) -> Array:
+        rest = np.maximum(alpha - 1.0, best)
+        return rho * rest + log_mean / rest + constant
+
+    return curve
+
+
+# Shares of delta that are tried for the probability that some run fails.
+_SHARES = (0.01, 0.3, 0.7, 0.99)
+
+
+@bound("approximate", 20, "Papernot & Steinke 2022, lemma 20 (and 7)", about=("any base",))
+def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
+    """Lemma 20: lemma 7 for the pure part of the base, beside the chance that some run fails.
+
+    delta_0 takes a share of delta, the Renyi conversion the rest; the best of several shares.
+
+    Args:
+        base: the base mechanism, through its privacy profile.
+        repetitions: the law of K, any.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> round(approximate(GaussianMechanism(0.25), "tnb:0,0.1", 1e-5).epsilon, 3)
+        1.81
+    """
+    best = math.inf
+    for share in _SHARES:
+        delta_0 = float(repetitions.inverse_survival(share * delta)) * (1.0 - PROFILE_ACCURACY)
+        try:
+            pure = PureDp(max(base.epsilon(delta_0), 1e-9))
+        except Unreachable:
+            continue
+        law = repetitions.given_no_failure(delta_0)
+        rest = (1.0 - share) * delta
+        best = min(best, renyi_to_epsilon(lemma_7_curve(pure, law), rest))
+    if math.isinf(best):
+        raise NotApplicable(FAILURE_TOO_LIKELY)
+    return BoundValue(best)
+
+
+def corollary_21(
+    epsilon_0: float, delta_0: float, repetitions: Poisson
+) -> tuple[float, float, float]:
+    """Papernot & Steinke's corollary 21: Poisson repetitions of an (epsilon_0, delta_0)-DP base.
+
+    Args:
+        epsilon_0: > 0.
+        delta_0: in [0, 1).
+        repetitions: Poisson.
+
+    Returns:
+        alpha, epsilon' and delta': the tuned mechanism is delta'-approximately (alpha,
+        epsilon')-RDP, at every smaller order too; `approximate_to_delta` converts it.
+
+    Example:
+        >>> from audit.repetitions import Poisson
+        >>> tuple(round(value, 6) for value in corollary_21(1.0, 1e-6, Poisson(10.0)))
+        (1.581977, 4.956493, 1e-05)
+    """
+    checks.interval("epsilon_0", epsilon_0, 0.0)
+    checks.interval("delta_0", delta_0, 0.0, 1.0, closed_low=True)
+    growth = math.expm1(epsilon_0)
+    # As in theorem 6, having no run at all adds its own term, which matters where E[K] is small.
+    mu = repetitions.mu * (1.0 - delta_0)
+    log_sum = float(np.logaddexp(-mu, epsilon_0 / growth + math.log(mu)))
+    return 1.0 + 1.0 / growth, growth * log_sum, float(repetitions.phi_survival(delta_0))
+
+
+def approximate_to_delta(alpha: float, divergence: float, failure: float, epsilon: float) -> float:
+    """delta at epsilon of a failure-approximately (alpha, divergence)-RDP mechanism.
+
+    failure + e^((alpha-1)(divergence-epsilon)) (Papernot & Steinke 2022, section E).
+
+    Example:
+        >>> round(approximate_to_delta(alpha=10.0, divergence=0.3, failure=1e-6, epsilon=2.0), 9)
+        1.227e-06
+    """
+    return min(failure + math.exp(min((alpha - 1.0) * (divergence - epsilon), 0.0)), 1.0)
+
+
+_PARTS = 13
+
+
+def conditional_curve(base: Mechanism, acceptance: float) -> Curve:
+    """Proposition 15: the divergence of the output given that it lies in a set S, by order.
+
+    With u = 1/p, v = 1/q, w = 1/r summing to 1, (alpha-1) times the bound is
+    (alpha-u-w) D_{(alpha-u)/w} + (alpha+v-2) D'_{alpha+v-1} + (w+1) log(1/Q(S)), minimised over a
+    grid of (u, v, w). Orders alpha+v-1 below 1 give a moment of at most 1, that is 0.
+
+    Args:
+        base: one run.
+        acceptance: Q(S), the smaller over both data sets, in (0, 1].
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = conditional_curve(GaussianMechanism(0.25), acceptance=0.1)
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [1.084, 1.245]
+    """
+    cost = -np.log(checks.interval("acceptance", acceptance, 0.0, 1.0, closed_high=True))
+    shares = np.linspace(0.0, 1.0, _PARTS)
+    triples = [(u, v, 1.0 - u - v) for u in shares for v in shares if u + v < 1.0 - 1e-9]
+
+    def curve(alpha: Array) -> Array:
+        best = np.full(len(alpha), np.inf)
+        orders = {v: np.maximum(alpha + v - 1.0, 1.0 + 1e-12) for v in shares}
+        second = {
+            v: np.maximum(alpha + v - 2.0, 0.0) * base.renyi(order) for v, order in orders.items()
+        }
+        for u, v, w in triples:
+            first = (alpha - u - w) * base.renyi((alpha - u) / w)
+            best = np.minimum(best, first + second[v] + (w + 1.0) * cost)
+        return best / (alpha - 1.0)
+
+    return curve
+
+
+@bound(
+    "proposition-15",
+    10,
+    "Papernot & Steinke 2022, proposition 15",
+    about=("any base",),
+    protocol=UntilAccepted,
+    title=r"$\varepsilon_U$ proposition 15 (any score)",
+)
+def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> BoundValue:
+    """Proposition 15 converted to (epsilon, delta)-DP.
+
+    Args:
+        base: one run.
+        protocol: rerunning until a run is accepted.
+        delta: in (0, 1).
+    """
+    if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
+        raise NotApplicable("the base has no finite Renyi divergence")
+    return BoundValue(
+        renyi_to_epsilon(
+            conditional_curve(base, protocol.acceptance), delta, 1e-3, 1e7, COARSE_ORDERS
+        )
+    )
+
+
+def corollary_16(base: Mechanism, acceptance: float) -> Curve:
+    """p = q = infinity: D_alpha + (alpha-2)/(alpha-1) D'_{alpha-1} + 2 log(1/Q(S))/(alpha-1).
+
+    Example:
+        >>> import numpy as np
+        >>> from audit.accounting import GaussianMechanism
+        >>> curve = corollary_16(GaussianMechanism(0.25), acceptance=0.1)
+        >>> curve(np.array([8.0, 16.0])).round(3).tolist()
+        [1.095, 1.245]
+    """
+    cost = -np.log(checks.interval("acceptance", acceptance, 0.0, 1.0, closed_high=True))
+
+    def curve(alpha: Array) -> Array:
+        rest = alpha - 1.0
+        second = np.maximum(alpha - 2.0, 0.0) * base.renyi(np.maximum(rest, 1.0 + 1e-12))
+        return base.renyi(alpha) + (second + 2.0 * cost) / rest
+
+    return curve

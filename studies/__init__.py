@@ -1,0 +1,1 @@
+"""Studies that use the package. They run from a source checkout and are not installed with it."""

@@ -1,0 +1,75 @@
+"""Simulated runs with many canaries, each of which is a Gaussian mechanism."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from audit.claims import Assumption, facts_of_tuning
+from audit.lower_bounds import (
+    LowerBound,
+    independent_canaries_bound,
+    one_run_bounds,
+    order_statistics_bound,
+)
+from audit.protocols import RandomSearch
+from audit.repetitions import Fixed
+from studies.coverage.mechanisms import DELTA
+
+Array = NDArray[np.float64]
+Coins = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class CanaryRun:
+    """One run with many canaries.
+
+    Attributes:
+        name: in the tables; it also seeds the samples.
+        mu: of every canary.
+        sample: maps coins [m] to signed scores [m], positive for "included".
+        disjoint: whether the canaries do not interact.
+    """
+
+    name: str
+    mu: float
+    sample: Callable[[np.random.Generator, Coins], Array]
+    disjoint: bool
+
+    def bounds(self, scores: Array, coins: Coins, confidence: float) -> list[LowerBound]:
+        """Every lower bound from one run."""
+        known = {Assumption.FAIR_COINS, Assumption.GAUSSIAN_BASE, Assumption.NOT_TUNED}
+        if self.disjoint:
+            known |= {Assumption.DISJOINT_CANARIES, Assumption.INDEPENDENT_TRIALS}
+        facts = facts_of_tuning(RandomSearch(Fixed(1)), *known)
+        all_guesses = order_statistics_bound(scores, coins, len(scores), DELTA, confidence)
+        found = [
+            *one_run_bounds(scores, coins, DELTA, confidence, len(scores) // 4, facts),
+            independent_canaries_bound(scores, coins, DELTA, confidence),
+            order_statistics_bound(scores, coins, len(scores) // 4, DELTA, confidence),
+            replace(all_guesses, rule="all"),
+        ]
+        return [replace(bound, verdict=bound.claim.validity(facts)) for bound in found]
+
+
+def canary_runs() -> list[CanaryRun]:
+    """Runs with canaries that do not interact, and runs whose canaries share one size."""
+    return [
+        *(CanaryRun(f"canaries apart mu={mu:g}", mu, _independent(mu), True) for mu in (0.5, 1.5)),
+        *(CanaryRun(f"canaries alike mu={mu:g}", mu, _sharing(mu), False) for mu in (1.0, 2.0)),
+    ]
+
+
+def _independent(mu: float) -> Callable[[np.random.Generator, Coins], Array]:
+    return lambda rng, coins: rng.normal(size=len(coins)) + mu * (coins - 0.5)
+
+
+def _sharing(mu: float) -> Callable[[np.random.Generator, Coins], Array]:
+    def sample(rng: np.random.Generator, coins: Coins) -> Array:
+        size = abs(rng.normal() + mu / 2.0)
+        correct = rng.random(len(coins)) < special.expit(mu * size)
+        return size * np.where(correct == coins, 1.0, -1.0)
+
+    return sample

@@ -1,0 +1,78 @@
+"""The study as a page in Markdown."""
+
+import pandas as pd
+
+from studies.coverage.analysis import FALSE_ALARM, failures
+
+# Rates of fewer audits are too coarse for the largest rate of the summary.
+_MIN_AUDITS_FOR_MAXIMUM = 200
+
+
+def coverage_page(study: pd.DataFrame, command: str) -> str:
+    """The page of a study.
+
+    Args:
+        study: one row per mechanism, number of trials and estimator.
+        command: the command that repeats the study.
+    """
+    claimed = study[study["claimed"]]
+    flagged_rows = failures(study)
+    key = ["mechanism", "trials", "estimator", "rule"]
+    flagged = set(flagged_rows[key].itertuples(index=False, name=None))
+    largest = claimed[claimed["games"] >= _MIN_AUDITS_FOR_MAXIMUM]["rate"].max()
+    lines = [
+        "# Coverage",
+        "",
+        "This page shows how often a lower bound of 95 % confidence exceeds the true epsilon. The",
+        "exact epsilon of every mechanism below is known. `coverage.csv` contains the full table,",
+        "with the number of audits (column `games`), the standard deviation and the time of every",
+        "estimator. This command repeats the study:",
+        "",
+        f"    {command}",
+        "",
+        f"{len(claimed)} combinations of estimator, mechanism and number of trials claim to be",
+        f"valid. The violation rate of {len(flagged_rows)} of them is significantly above 5 %",
+        f"(one-sided binomial test, {FALSE_ALARM:.0%} for the whole table). The largest violation",
+        f"rate among valid combinations with at least {_MIN_AUDITS_FOR_MAXIMUM} audits is "
+        f"{largest:.1%}.",
+        "",
+        "Each cell shows the mean lower bound, and the share of audits in which it exceeded the",
+        "true epsilon. Cells in brackets belong to estimators whose assumptions the mechanism does",
+        "not satisfy.",
+        "",
+        "- `scan, planned analyses` and `scan, unplanned analyses` are the largest bound over all",
+        "  analyses of a growing audit, with and without a plan.",
+        "- The `pooled` bounds use single runs, as many as the trials have on average.",
+        "- An audit with canaries is one run with a canary for every trial. The canaries in",
+        "  `canaries alike` share one size, so bounds for independent canaries are not valid.",
+        "- `jax_privacy` is another project.",
+    ]
+    for trials, part in study.groupby("trials"):
+        lines += ["", f"## {trials:,} + {trials:,} trials, {part['games'].max()} audits", ""]
+        lines += _table(part, flagged)
+    return "\n".join(lines) + "\n"
+
+
+def _table(part: pd.DataFrame, flagged: set[tuple[object, ...]]) -> list[str]:
+    names = list(dict.fromkeys(part["mechanism"]))
+    epsilons = [f"{part[part['mechanism'] == name]['truth'].iloc[0]:.2f}" for name in names]
+    lines = [
+        "| estimator | " + " | ".join(names) + " | ms |",
+        "|---" * (len(names) + 2) + "|",
+        "| **true epsilon** | " + " | ".join(epsilons) + " | |",
+    ]
+    for (estimator, rule), rows in part.groupby(["estimator", "rule"], sort=False):
+        by_name = rows.set_index("mechanism")
+        cells = [_cell(by_name.loc[name], name, flagged) if name in by_name.index else ""
+                 for name in names]  # fmt: skip
+        label = str(estimator) if estimator == rule else f"{estimator}, {rule}"
+        milliseconds = rows["milliseconds"].mean()
+        lines.append(f"| {label} | " + " | ".join(cells) + f" | {milliseconds:.1f} |")
+    return lines
+
+
+def _cell(row: "pd.Series[float]", name: str, flagged: set[tuple[object, ...]]) -> str:
+    text = f"{row['mean']:.2f} {row['rate']:.1%}"
+    if (name, row["trials"], row["estimator"], row["rule"]) in flagged:
+        text = f"**{text}**"
+    return text if row["claimed"] else f"({text})"

@@ -1,0 +1,270 @@
+"""Processes, devices and clusters give the same bytes, and dead workers are replaced.
+
+No GPU is needed: CUDA is simulated, or only named.
+"""
+
+import contextlib
+import importlib.util
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import light_runs
+import pytest
+import torch
+from pretended_cuda import PretendedCuda
+
+from audit import run
+from audit.game import setup, workers
+from audit.game.settings import AuditConfig
+
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ["--trials", "200", "--repeats", "2", "--epsilon", "4"]
+
+
+def audit(out, *options):
+    command = [sys.executable, "-m", "audit.run", *OPTIONS, *options, "--out", str(out)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone") / "audit"
+    assert audit(out).returncode == 0
+    return (out / "results.csv").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--jobs", "2"),
+        ("--devices", "cpu", "cpu"),
+        pytest.param(
+            ("--backend", "dask", "--jobs", "2"),
+            marks=pytest.mark.skipif(
+                not importlib.util.find_spec("distributed"), reason="extra dask is not installed"
+            ),
+        ),
+        pytest.param(
+            ("--backend", "ray", "--jobs", "2"),
+            marks=pytest.mark.skipif(
+                not importlib.util.find_spec("ray"), reason="extra ray is not installed"
+            ),
+        ),
+    ],
+    ids=["jobs", "devices", "dask", "ray"],
+)
+def test_any_workers_give_the_same_bytes(tmp_path, expected, options):
+    done = audit(tmp_path / "audit", *options)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "audit" / "results.csv").read_bytes() == expected
+
+
+def test_dead_workers_are_replaced_and_reported(tmp_path, monkeypatch, capsys):
+    assert run.main([*OPTIONS, "--out", str(tmp_path / "alone")]) == 0
+    monkeypatch.setattr(workers, "_play", partial(light_runs.play_or_die, tmp_path, 1))
+    capsys.readouterr()
+    assert run.main([*OPTIONS, "--jobs", "2", "--out", str(tmp_path / "audit")]) == 0
+    assert "a worker died; its blocks will be played again" in capsys.readouterr().err
+    files = [tmp_path / name / "results.csv" for name in ("alone", "audit")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_workers_that_keep_dying_end_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(workers, "_play", partial(light_runs.play_or_die, tmp_path, 10_000))
+    assert run.main([*OPTIONS, "--jobs", "2", "--out", str(tmp_path / "audit")]) == 2
+    assert "workers died 3 times without finishing a block" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999999"])
+def test_a_missing_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend, address):
+    pytest.importorskip("distributed" if backend == "dask" else "ray")
+    monkeypatch.setattr(workers, "_PATIENCE", 0.2)
+    begin = time.monotonic()
+    options = ["--backend", backend, "--scheduler", address, "--out", str(tmp_path / "audit")]
+    assert run.main([*OPTIONS, *options]) == 2
+    assert time.monotonic() - begin < 30
+    error_line = capsys.readouterr().err
+    assert error_line.startswith(
+        f"error: scheduler must be the address of a running {backend} cluster, got '{address}': "
+    )
+    assert error_line.count("\n") == 1
+
+
+def test_an_audit_waits_for_the_workers_of_a_dask_cluster(tmp_path, monkeypatch, capsys):
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(workers, "_PATIENCE", 0.2)
+    note, waited = workers.console.note, []
+    with distributed.LocalCluster(
+        n_workers=0, threads_per_worker=1, processes=False, dashboard_address=None
+    ) as cluster:
+
+        def arrive(words):
+            note(words)
+            if "no workers" in words:
+                waited.append(words)
+                cluster.scale(1)
+
+        monkeypatch.setattr(workers.console, "note", arrive)
+        options = ["--trials", "200", "--repeats", "1", "--epsilon", "4", "--backend", "dask"]
+        options += ["--scheduler", cluster.scheduler_address, "--out", str(tmp_path / "audit")]
+        assert run.main(options) == 0
+    assert len(waited) == 1
+    assert (tmp_path / "audit" / "results.csv").exists()
+
+
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+def test_a_lost_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend):
+    library = pytest.importorskip("distributed" if backend == "dask" else "ray")
+    lost = (
+        library.client.FutureCancelledError("key", "lost dependencies")
+        if backend == "dask"
+        else library.exceptions.NodeDiedError("the node died")
+    )
+
+    @contextlib.contextmanager
+    def connected(place):
+        yield
+
+    def die(*arguments, **named):
+        raise lost
+
+    monkeypatch.setattr(workers, f"_{backend}", connected)
+    monkeypatch.setattr(workers.joblib, "parallel_config", die)
+    options = ["--backend", backend, "--out", str(tmp_path / "audit")]
+    assert run.main([*OPTIONS, *options]) == 2
+    error_line = capsys.readouterr().err
+    assert error_line.startswith(f"error: the {backend} cluster stopped working (")
+    assert error_line.endswith("run the same command again to resume from the finished blocks\n")
+    assert error_line.count("\n") == 1
+
+
+def children(pid):
+    """Processes whose parent is `pid`, by /proc."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            lines = dict(
+                line.split(":\t", 1) for line in status.read_text().splitlines() if "\t" in line
+            )
+            if lines.get("PPid") == str(pid) and not lines["State"].startswith("Z"):
+                found.append(int(status.parent.name))
+    return found
+
+
+def ended(pid):
+    """Whether a process is gone; a zombie is."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
+@pytest.mark.thin(2)
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent(tmp_path, number):
+    options = ["--repetitions", "fixed:20", "--trials", "1000000", "--jobs", "2"]
+    command = [sys.executable, "-m", "audit.run", *options, "--out", str(tmp_path / "audit")]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "audit" / "shards").glob("*.npz")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        workers_of_it = children(process.pid)
+        assert len(workers_of_it) >= 2
+        process.send_signal(number)
+        code = process.wait(60)
+        assert code == (-number if number == signal.SIGKILL else 128 + number)
+        while not all(map(ended, workers_of_it)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+
+
+SMALL = ["--engine", "batched", "--model", "logistic", "--steps", "2", "--trials", "20"]
+SMALL += ["--repeats", "1", "--epsilon", "4"]
+
+
+def test_only_playing_needs_the_gpu(tmp_path, monkeypatch, capsys):
+    options = [*SMALL, "--devices", "cuda", "--out", str(tmp_path / "audit")]
+    with PretendedCuda(monkeypatch) as gpu:
+        assert run.main(options) == 0
+    assert gpu.counts["launches"] > 0
+    monkeypatch.undo()
+    setup._set_up.cache_clear()
+    # The second audit does not print the line on the detectable epsilon.
+    _, expected = capsys.readouterr().out.split("\n", 1)
+
+    def started():
+        raise AssertionError("CUDA was started")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", started)
+    assert run.main(options) == 0
+    assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize("devices", [["cuda"], ["cuda:0", "cuda:1"], ["gpu"]])
+def test_a_missing_device_is_one_line(tmp_path, monkeypatch, capsys, devices):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    out = tmp_path / "audit"
+    assert run.main([*SMALL, "--devices", *devices, "--out", str(out)]) == 2
+    error_line = f"error: device must be one of this machine's: cpu, got {devices[0]!r}\n"
+    assert capsys.readouterr().err == error_line
+    assert not out.exists()  # the folder is not created
+
+
+def test_the_second_of_two_gpus_may_be_missing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    workers.check_devices(AuditConfig(devices=("cuda:0",)).place)
+    with pytest.raises(ValueError, match="machine's: cpu, cuda, cuda:0, got 'cuda:1'"):
+        workers.check_devices(AuditConfig(devices=("cuda:0", "cuda:1")).place)
+    workers.check_devices(AuditConfig(devices=("cuda:0", "cuda:1"), backend="dask").place)
+
+
+def test_one_process_per_gpu():
+    with pytest.raises(ValueError, match="jobs must be at most one per GPU, got 3 for cuda:0"):
+        AuditConfig(devices=("cuda:0", "cuda:1"), jobs=3)
+
+
+def test_each_worker_has_its_own_device(tmp_path, monkeypatch):
+    devices = ("cuda:0", "cuda:1")
+    claim = workers._claimed_device.__wrapped__  # without the cache of a process
+    with contextlib.ExitStack() as held:
+        for expected in devices:
+            device, lock = claim(devices, str(tmp_path))
+            held.callback(lock.release)
+            assert device == expected
+        with pytest.raises(RuntimeError, match="more workers than devices"):
+            claim(devices, str(tmp_path))
+    device, lock = claim(devices, str(tmp_path))  # a dead worker releases its device
+    lock.release()
+    assert device == "cuda:0"
+
+    monkeypatch.setattr(workers, "_claimed_device", lambda devices, locks: (devices[1], None))
+    played = []
+    workers._play(lambda block, device: played.append(device), devices, str(tmp_path), None)
+    assert played == ["cuda:1"]
+
+
+def test_workers_release_their_devices_after_the_blocks(tmp_path):
+    # Otherwise their memory on the GPUs would not be free for the next audit.
+    out = str(tmp_path / "audit")
+    assert run.main([*OPTIONS, "--devices", "cpu", "cpu", "--out", out]) == 0
+    with contextlib.ExitStack() as held:
+        for _ in range(2):
+            held.callback(workers._claimed_device.__wrapped__(("cpu", "cpu"), out)[1].release)

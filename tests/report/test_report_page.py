@@ -1,0 +1,60 @@
+"""The html page of a finished audit."""
+
+import re
+from dataclasses import replace
+
+from html_page import Page
+
+from audit import lower_bounds, run
+from audit.report import __main__ as command
+from audit.report import page as page_of_report
+from audit.report import summary
+from audit.report.results import BudgetResult, Contradiction
+
+
+def test_the_page_is_self_contained_and_begins_with_the_answer(tmp_path, capsys):
+    out = str(tmp_path / "audit")
+    options = ["--threat", "ETCV", "--canary", "dirac", "--trials", "60", "--epsilon", "2"]
+    assert run.main([*options, "--repeats", "1", "--repetitions", "fixed:2", "--out", out]) == 0
+    capsys.readouterr()
+    assert command.main([out]) == 0
+    text = (tmp_path / "audit" / "report.html").read_text()
+    assert capsys.readouterr().out.endswith("report.html\n")
+    assert text.count("data:image/png;base64,") == 2
+    assert not re.search(r'(src|href)="(?!data:)', text)
+    assert "<td>tight</td>" in text
+    assert "<td>lambda_a</td>" in text
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.fetched == []
+    assert text.index("<h1>") < text.index("The attack shows that the tuning leaks at least")
+    stated = float(re.search(r"60 trials can show at most epsilon ([\d.]+)", text)[1])
+    report = summary.read(tmp_path / "audit" / "summary.json")
+    found = report.results[0].lower_bounds["lambda_a"]["scan:scan"].pooled
+    detectable = lower_bounds.max_detectable_epsilon(found.trials_without, found.trials_with)
+    assert stated - 1e-3 < detectable == report.results[0].ceiling <= stated
+    needed = report.results[0].games_needed
+    upper = report.results[0].smallest_upper
+    assert lower_bounds.max_detectable_epsilon(needed // 2, needed // 2) >= upper.epsilon
+    assert lower_bounds.max_detectable_epsilon(needed // 2 - 1, needed // 2 - 1) < upper.epsilon
+
+
+def test_a_contradiction_is_stated_and_escaped():
+    result = BudgetResult(
+        1.0, None, "score", None, 1, 0, {}, {},
+        tuple(Contradiction("a<b", "lambda_a", lower, "tight", 1.5, lower < 3.0, 40)
+              for lower in (1.6, 2.0, 3.0)),
+    )  # fmt: skip
+    (words,) = page_of_report._contradiction(result)
+    assert "a lower bound of 2.000 (a&lt;b from lambda_a) exceeds the upper bound tight" in words
+    assert "the 40 lower bounds that this report compares" in words
+    chance = replace(result, contradictions=result.contradictions[2:])
+    assert not list(page_of_report._contradiction(chance))
+
+
+def test_a_folder_without_an_audit_is_one_line(tmp_path, capsys):
+    assert command.main([str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "folders must hold finished audits" in error
+    assert error.count("\n") == 1

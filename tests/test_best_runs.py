@@ -1,0 +1,112 @@
+"""The best m of K runs: known values, every order of small cases, and what it must reduce to."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from audit import protocols, repetitions, upper_bounds
+from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, LaplaceMechanism
+from audit.upper_bounds.best_runs import log_derivative
+
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize(
+    ("mu", "law", "values"),
+    [
+        (0.24721, "tnb:0,0.01", (1.449, 2.545, 3.630, 5.799, 11.25)),
+        (0.24721, "tnb:1,0.05", (1.560, 2.464, 3.327, 5.014, 9.168)),
+        (0.24721, "fixed:10", (3.010, 3.344, 3.588, 3.883, 3.299)),
+        (1.0, "tnb:1,0.05", (7.026, 11.21, 15.20, 23.01, 42.23)),
+    ],
+)
+def test_known_values(mu, law, values):
+    for m, value in zip((1, 2, 3, 5, 10), values, strict=True):
+        found = upper_bounds.best_runs(GaussianMechanism(mu), f"best:{m}/{law}", DELTA)
+        assert found.epsilon == pytest.approx(value, rel=5e-4)
+        assert 0.0 <= found.error < 1e-4 * found.epsilon
+
+
+@pytest.mark.parametrize(
+    "law", ["tnb:0,0.1", "tnb:2.5,0.2", "poisson:3", "binomial:6,0.4", "fixed:5", "two-point:0.3,7"]
+)
+@pytest.mark.parametrize("order", [1, 2, 4])
+def test_derivatives_are_sums_over_k(law, order):
+    law, k = repetitions.parse_repetitions(law), np.arange(400)
+    falling = np.prod([k - i for i in range(order)], axis=0).astype(float)
+    for x in (0.0, 0.3, 0.9, 1.0):
+        terms = law.pmf(k) * falling * x ** np.maximum(k - order, 0.0)
+        with np.errstate(divide="ignore"):
+            found = np.exp(log_derivative(law, order, np.log(x)))
+        assert found == pytest.approx(terms.sum(), rel=1e-9)
+
+
+def released(law, order, chances, m):
+    """Chances of what is released, the best m outputs in their order, by going over all runs."""
+    rank = {y: at for at, y in enumerate(order)}
+    found = {}
+    for k, chance in enumerate(chances):
+        for runs in itertools.product(range(len(law)), repeat=k):
+            best = tuple(sorted(runs, key=rank.__getitem__)[:m])
+            found[best] = found.get(best, 0.0) + chance * math.prod(law[y] for y in runs)
+    return found
+
+
+@pytest.mark.parametrize("spec", ["fixed:3", "binomial:4,0.6", "two-point:0.3,4"])
+def test_no_order_of_small_cases_leaks_more(spec):
+    rng, law = np.random.default_rng(5), repetitions.parse_repetitions(spec)
+    chances = law.pmf(np.arange(5))
+    largest = 0.0
+    for case in range(6):
+        size, m = 2 + case % 2, 1 + case % 3
+        p, q = rng.dirichlet(np.full(size, 0.8), 2) * 0.98 + 0.02 / size
+        epsilon = float(rng.uniform(0.1, 1.0))
+        leak = 0.0
+        for order in itertools.permutations(range(size)):
+            one, other = (released(side, order, chances, m) for side in (p, q))
+            for a, b in ((one, other), (other, one)):
+                gains = (a[key] - math.exp(epsilon) * b[key] for key in a)
+                leak = max(leak, sum(max(gain, 0.0) for gain in gains))
+        if leak < 1e-6:
+            continue
+        base, protocol = DiscreteMechanism(p, q), f"best:{m}/{spec}"
+        for row in upper_bounds.all_upper_bounds(base, protocol, leak * (1.0 - 1e-9)):
+            assert row.epsilon >= epsilon * (1.0 - 1e-6), (row.name, case)
+            largest = max(largest, epsilon / row.epsilon)
+    assert largest > 0.6
+
+
+@pytest.mark.parametrize(
+    "base", [GaussianMechanism(0.4), LaplaceMechanism(5.0), DpSgd(1.0, 20, 0.1)]
+)
+def test_one_run_is_the_region_bound_and_all_runs_are_their_composition(base):
+    for law in ("tnb:0,0.1", "poisson:4"):
+        one = upper_bounds.best_runs(base, f"best:1/{law}", DELTA).epsilon
+        assert one == pytest.approx(upper_bounds.region(base, law, DELTA).epsilon, rel=1e-9)
+    rows = upper_bounds.all_upper_bounds(base, "best:3/fixed:3", DELTA)
+    composed, derived = (row.epsilon for row in rows)
+    assert derived == pytest.approx(composed, rel=2e-4)
+    # There are never as many as five: all are released.
+    rows = {
+        row.name: row.epsilon
+        for row in upper_bounds.all_upper_bounds(base, "best:5/fixed:3", DELTA)
+    }
+    assert rows["best-runs"] == pytest.approx(composed, rel=2e-4)
+
+
+def test_the_cost_is_the_smaller_of_both_and_what_it_does_not_cover_it_says():
+    base = GaussianMechanism(0.24721)
+    assert upper_bounds.tuning_cost(base, "best:10/fixed:11", DELTA).name == "composition"
+    assert upper_bounds.tuning_cost(base, "best:2/tnb:0,0.01", DELTA).name == "best-runs"
+    cut = upper_bounds.best_runs(base, "best:2/tnb:0,0.01@50", DELTA)
+    assert cut.epsilon is None
+    assert "closed form" in cut.reason
+    huge = upper_bounds.best_runs(base, "best:100/tnb:1,1e-9", DELTA)
+    assert huge.epsilon is None
+    assert "must be below" in huge.reason
+    with pytest.raises(ValueError, match="released must be a whole number >= 1"):
+        protocols.parse_protocol("best:0/fixed:3")
+    with pytest.raises(ValueError, match="RELEASED"):
+        protocols.parse_protocol("best/fixed:3")

@@ -1,0 +1,46 @@
+"""The names that `import audit` offers, and the old names that still work."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import audit
+from audit import _deprecated
+
+
+def test_every_public_name_is_importable_and_documented() -> None:
+    for name in audit.__all__:
+        found = getattr(audit, name)
+        assert found.__doc__, name
+    assert set(audit.__all__) == set(audit._HOME_OF)
+    assert set(dir(audit)) == {*audit.__all__, "__version__"}
+
+
+def test_subpackages_are_attributes() -> None:
+    assert audit.upper_bounds.tuning_cost is audit.tuning_cost
+    with pytest.raises(AttributeError, match="no attribute 'upper_bound'"):
+        _ = audit.upper_bound
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    script = "import sys, audit; print('numpy' in sys.modules, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    assert done.stdout.split() == [b"False", b"False"]
+
+
+@pytest.mark.parametrize("old", sorted(_deprecated.NAMES))
+def test_old_names_work_and_warn(old: str) -> None:
+    package, _, name = old.rpartition(".")
+    new_package, _, new_name = _deprecated.NAMES[old].rpartition(".")
+    with pytest.warns(DeprecationWarning, match="is now"):
+        found = getattr(importlib.import_module(package), name)
+    assert found is getattr(importlib.import_module(new_package), new_name)
+
+
+@pytest.mark.parametrize("old", sorted(_deprecated.MODULES))
+def test_old_modules_are_importable_and_warn(old: str) -> None:
+    sys.modules.pop(old, None)
+    with pytest.warns(DeprecationWarning, match="is now"):
+        importlib.import_module(old)

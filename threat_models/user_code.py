@@ -1,0 +1,68 @@
+"""Import and call of user code by dotted name, with errors in one line."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from audit import checks
+
+_MAX_MESSAGE = 300  # characters of an error message from user code
+
+
+def import_by_name(parameter: str, dotted: str) -> Any:
+    """The object with a dotted name, package.module.name.
+
+    Args:
+        parameter: the parameter for which the user gave the name.
+        dotted: the name.
+
+    Raises:
+        ValueError: the module cannot be imported, or does not define the name.
+    """
+    module, _, name = dotted.rpartition(".")
+    with errors_in_one_line(
+        f"{parameter} must be a name that can be imported, got {checks.one_line(dotted)}"
+    ):
+        if not all(part.isidentifier() for part in dotted.split(".")):
+            raise ValueError("not of the form package.module.name")
+        return getattr(importlib.import_module(module), name)
+
+
+def call_user_code(parameter: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a user's function.
+
+    Raises:
+        ValueError: the function raised an exception, or exited the program.
+    """
+    with errors_in_one_line(f"{parameter} must return a value, but it raised", separator=" "):
+        return function(*arguments)
+
+
+@contextmanager
+def errors_in_one_line(message: str, separator: str = ": ") -> Iterator[None]:
+    """Context for user code that turns every exception into a ValueError of one line.
+
+    Args:
+        message: what was wrong; it precedes the exception's own message.
+        separator: text between the two messages.
+
+    Raises:
+        ValueError: the code raised an exception, or exited the program. KeyboardInterrupt is not
+            converted.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # includes SystemExit and user-defined classes
+        raise ValueError(f"{message}{separator}{format_error(error)}") from error
+
+
+def format_error(error: BaseException) -> str:
+    """The class and the first line of an exception, truncated to _MAX_MESSAGE characters."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # a user-defined __str__ may raise
+        lines = []
+    return f"{type(error).__name__}: {lines[0][:_MAX_MESSAGE]}" if lines else type(error).__name__
