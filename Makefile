@@ -1,12 +1,12 @@
-# `make audit` runs the main audit, `make test` checks everything, `make docs` builds the site.
-# Each makes its own virtual environment in $(VENV) first.
+# `make audit` runs the main audit, `make test` runs linters, types and tests, and `make docs` builds
+# the site. Each target first makes a virtual environment in $(VENV).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
 # One thread per process: two OpenMP threads on a busy machine stall each other.
 export OMP_NUM_THREADS ?= 1
-# What is imported is compiled once: the tests start many processes.
+# The tests start many processes, which share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: audit test test-slow lint types docs clean
@@ -17,7 +17,7 @@ audit: $(VENV)/.installed
 test: lint types
 	$(BIN)/python -m pytest
 
-# More settings of what `make test` tests at some.
+# Runs the tests that `make test` skips because they take long.
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow
 
@@ -25,11 +25,12 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -n 0 tests/test_language.py
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
-# From nothing every time; a warning is an error, a dead link too. Four processes, for as many notebooks.
+# Builds the whole site every time. Warnings and dead links are errors. One process per notebook.
 docs: $(VENV)/.installed
 	rm -rf build/site
 	$(BIN)/python -m sphinx -W --keep-going -q -E -j 4 -b html docs build/site

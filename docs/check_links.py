@@ -1,7 +1,7 @@
 """Checks a built site offline: `python docs/check_links.py FOLDER`; exit code 1 for dead links.
 
-Every link within the site must lead to a file, and to a place in it where it names one. Nothing
-that a page loads (scripts, styles, pictures, fonts) may come from elsewhere.
+Every link within the site must lead to a file and, if it has a fragment, to an element of that
+file. A page may load scripts, styles, pictures and fonts only from the site.
 """
 
 import sys
@@ -13,19 +13,19 @@ _LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "vid
 
 
 class _Page(HTMLParser):
-    """What a page links to, what it loads, and the places in it."""
+    """The links of a page, the files that it loads, and the names of its elements."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []
         self.loads: list[str] = []
-        self.places: set[str] = set()
+        self.anchors: set[str] = set()
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Notes one tag."""
+        """Records one tag."""
         values = {name: value or "" for name, value in attrs}
-        self.places.update(values[name] for name in ("id", "name") if name in values)
+        self.anchors.update(values[name] for name in ("id", "name") if name in values)
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
         if tag == "link" and values.get("rel") in ("stylesheet", "icon", "preload"):
@@ -35,10 +35,10 @@ class _Page(HTMLParser):
 
 
 def problems(folder: Path) -> list[str]:
-    """What is wrong with the links of a built site, a line each.
+    """Problems with the links of a built site, one line each.
 
     Args:
-        folder: holds the pages.
+        folder: the built site.
     """
     pages = {path.resolve(): _Page(path.read_text()) for path in sorted(folder.rglob("*.html"))}
     found = [] if pages else [f"{folder}: no pages"]
@@ -52,12 +52,12 @@ def problems(folder: Path) -> list[str]:
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not target.exists():
                 found.append(f"{path.name}: no file for {link}")
-            elif target in pages and unquote(parts.fragment) not in {"", *pages[target].places}:
-                found.append(f"{path.name}: no place for {link}")
+            elif target in pages and unquote(parts.fragment) not in {"", *pages[target].anchors}:
+                found.append(f"{path.name}: no anchor for {link}")
     return found
 
 
 if __name__ == "__main__":
     wrong = problems(Path(sys.argv[1]))
-    print("\n".join(wrong) or "all links lead somewhere")
+    print("\n".join(wrong) or "all links work")
     sys.exit(bool(wrong))

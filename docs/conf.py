@@ -1,4 +1,4 @@
-"""The site: `make docs`. Warnings are errors; nothing is fetched, now or by a reader."""
+"""Configuration of the site, built by `make docs`. Pages load nothing from other servers."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ import audit
 from audit import console
 from audit.__main__ import COMMANDS, main_of
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of the notebooks' kernels
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the notebooks' kernels inherit it
 
 project = "dp-tuning-audit"
 author = "the dp-tuning-audit authors"
@@ -24,7 +24,7 @@ extensions = [
     "sphinx.ext.napoleon",
 ]
 exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
-suppress_warnings = ["ref.python"]  # words of docstrings that two classes have as names
+suppress_warnings = ["ref.python"]  # a word of a docstring may be the name of two classes
 
 html_theme = "furo"
 html_title = "dp-tuning-audit"
@@ -42,10 +42,10 @@ nb_execution_timeout = 120
 nb_merge_streams = True
 nb_output_stderr = "remove-warn"
 
-# Docstrings are plain text with `names` in backquotes; formulas in them are no markup.
+# Docstrings are plain text with `names` in backquotes; their formulas are not markup.
 default_role = "code"
 add_module_names = False
-toc_object_entries = False  # hundreds of names in every page's menu
+toc_object_entries = False  # the menu would list hundreds of names
 autodoc_member_order = "groupwise"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True}
@@ -59,10 +59,10 @@ _CODE = re.compile(r"(``[^`]+``|`[^`]+`)")
 _MARKUP = re.compile(r"([*|])|(?<=\w)(_)(?!\w)")
 
 
-def _formulas_are_no_markup(
+def _escape_formulas(
     app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]
 ) -> None:
-    """Escapes what reStructuredText would read as emphasis, substitution or reference."""
+    """Escapes characters that reStructuredText reads as emphasis, substitution or reference."""
     example = False
     for index, line in enumerate(lines):
         example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
@@ -78,35 +78,35 @@ _ARRAY = re.compile(r"ndarray\[(?:tuple\[[^\]]*\]|[\w.]+), dtype\[(\w+)\]\]")
 def _short_types(
     app: Any, what: str, name: str, found: Any, options: Any, signature: str, returns: str
 ) -> tuple[str, str]:
-    """Signatures with the names of types of arrays, not what numpy makes of them."""
+    """Shortens the types of arrays in signatures to `Array`."""
     shortened = [_ARRAY.sub("Array", part) if part else part for part in (signature, returns)]
     return shortened[0], shortened[1]
 
 
-def _write_helps(app: Any) -> None:
-    """What every command says with --help-all, for the page of commands."""
+def _write_help_texts(app: Any) -> None:
+    """Writes the help of every command, for the page of commands."""
     folder = Path(__file__).with_name("_help")
     folder.mkdir(exist_ok=True)
-    asked = {name: (name, []) for name in COMMANDS} | {"train": ("run", ["--train", "x"])}
-    for title, (name, words) in asked.items():
+    commands = {name: (name, []) for name in COMMANDS} | {"train": ("run", ["--train", "x"])}
+    for title, (name, words) in commands.items():
         option = "--help-all" if title in ("bounds", "run") else "--help"
         with (
             contextlib.suppress(SystemExit),
-            contextlib.redirect_stdout(io.StringIO()) as shown,
+            contextlib.redirect_stdout(io.StringIO()) as output,
             mock.patch.dict(os.environ, COLUMNS=str(console.WIDTH)),
         ):
             main_of(name)([*words, option])
-        (folder / f"{title}.txt").write_text(shown.getvalue())
+        (folder / f"{title}.txt").write_text(output.getvalue())
 
 
-def _spread(app: Any, env: Any, names: list[str]) -> None:
-    """Reads neighbours in processes of their own: notebooks and long references are neighbours."""
+def _interleave(app: Any, env: Any, names: list[str]) -> None:
+    """Distributes neighbouring pages over processes, as notebooks and long pages are neighbours."""
     names[:] = [name for first in range(app.parallel) for name in names[first :: app.parallel]]
 
 
 def setup(app: Any) -> None:
-    """Connects them."""
-    app.connect("builder-inited", _write_helps)
-    app.connect("env-before-read-docs", _spread)
-    app.connect("autodoc-process-docstring", _formulas_are_no_markup, priority=400)
+    """Connects the functions above to Sphinx."""
+    app.connect("builder-inited", _write_help_texts)
+    app.connect("env-before-read-docs", _interleave)
+    app.connect("autodoc-process-docstring", _escape_formulas, priority=400)
     app.connect("autodoc-process-signature", _short_types)

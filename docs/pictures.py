@@ -1,6 +1,6 @@
-"""The pictures and the table of "Which protocol?": `python docs/pictures.py`, two minutes.
+"""Figures and table of the page "Which protocol?": `python docs/pictures.py` takes two minutes.
 
-Writes which_protocol-*.png beside this file and prints the table for the page.
+Writes which_protocol-*.png next to this file and prints the table.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,21 +22,21 @@ RUNS = (2, 5, 10, 20, 50, 100, 200, 500)
 
 
 def _quantile(protocol: Protocol) -> float:
-    """Expected quantile of the best candidate, all drawn from one prior; in closed form."""
+    """Expected quantile of the best candidate, in closed form; all are drawn from one prior."""
     if isinstance(protocol, RandomSearch):
         return protocol.repetitions.expected_quantile()
     if isinstance(protocol, Grid):
-        chance, most = protocol.inclusion, protocol.candidates
-        law = Fixed(most) if chance == 1.0 else Binomial(most, chance)
-        return law.expected_quantile()
+        if protocol.inclusion == 1.0:
+            return Fixed(protocol.candidates).expected_quantile()
+        return Binomial(protocol.candidates, protocol.inclusion).expected_quantile()
     assert isinstance(protocol, UntilAccepted)
     return 1.0 - protocol.acceptance / 2.0  # uniform among the accepted
 
 
-# In words, and the protocol with so many expected runs.
+# Titles, and functions from the expected number of runs to the protocol.
 PROTOCOLS: dict[str, Callable[[int], Protocol]] = {
     "grid, every point once": lambda m: Grid(m),
-    "grid, every point with chance 1/2": lambda m: Grid(2 * m, 0.5),
+    "grid, every point with probability 1/2": lambda m: Grid(2 * m, 0.5),
     "random, fixed K": lambda m: RandomSearch(Fixed(m)),
     "random, Poisson K": lambda m: RandomSearch(Poisson(float(m))),
     "random, geometric K": lambda m: RandomSearch(TruncatedNegativeBinomial(1.0, 0.5).with_mean(m)),
@@ -55,7 +55,7 @@ class Point:
         title: the protocol in words.
         spec: the protocol as text.
         runs: expected number of runs.
-        epsilon: cost of the whole, for any score.
+        epsilon: cost of the tuning, for any score.
         quantile: expected quantile of the best candidate found.
     """
 
@@ -67,7 +67,7 @@ class Point:
 
 
 def points(base: Mechanism, delta: float, runs: Sequence[int]) -> list[Point]:
-    """Cost and expected quantile of every protocol at every number of runs."""
+    """Cost and expected quantile of every protocol for every number of runs."""
     found = []
     for title, make in PROTOCOLS.items():
         for mean in runs:
@@ -79,7 +79,7 @@ def points(base: Mechanism, delta: float, runs: Sequence[int]) -> list[Point]:
 
 
 def draw(found: list[Point], one_run: float, folder: Path) -> None:
-    """Cost over runs, quantile over runs, and quantile over cost: a file each."""
+    """Draws cost over runs, quantile over runs, and quantile over cost, one file each."""
     for name, x, y in (
         ("cost", "runs", "epsilon"),
         ("quantile", "runs", "quantile"),
@@ -100,20 +100,20 @@ def draw(found: list[Point], one_run: float, folder: Path) -> None:
 
 _LABELS = {
     "runs": "expected runs",
-    "epsilon": "ε of the whole, any score",
+    "epsilon": "ε of the tuning, any score",
     "quantile": "expected quantile of the best",
 }
 
 
 def _draw_lines(axes: Axes, found: list[Point], x: str, y: str) -> None:
     colours = sns.color_palette("colorblind", 7)
-    styles = ("--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "-", "-")
-    for title, colour, style in zip(PROTOCOLS, colours, styles, strict=False):
-        here = [one for one in found if one.title == title]
-        # Quantiles by what is missing to 1, on a logarithmic scale.
-        ends = [1.0 - getattr(p, y) if y == "quantile" else getattr(p, y) for p in here]
+    dashes = ("--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "-", "-")
+    for title, colour, style in zip(PROTOCOLS, colours, dashes, strict=False):
+        curve = [one for one in found if one.title == title]
+        # The axis of quantiles is logarithmic in 1 - quantile.
+        heights = [1.0 - getattr(p, y) if y == "quantile" else getattr(p, y) for p in curve]
         line = {"color": colour, "ls": style, "lw": 2.4, "marker": "o", "ms": 4}
-        axes.plot([getattr(p, x) for p in here], ends, label=title, **line)
+        axes.plot([getattr(p, x) for p in curve], heights, label=title, **line)
     axes.set(xscale="log", xlabel=_LABELS[x], ylabel=_LABELS[y])
     if x == "epsilon":
         axes.set_xticks([1, 2, 4, 8], [1, 2, 4, 8])
@@ -128,7 +128,7 @@ def _draw_lines(axes: Axes, found: list[Point], x: str, y: str) -> None:
 
 
 def table(found: list[Point]) -> str:
-    """The costs as Markdown, a row per protocol."""
+    """The costs as a Markdown table, one row per protocol."""
     runs = sorted({one.runs for one in found})
     lines = [
         "| expected runs | " + " | ".join(map(str, runs)) + " |",

@@ -1,11 +1,11 @@
-"""Does my training loop keep its promise? An audit of DP-SGD by Opacus, and of a broken copy.
+"""Does my training loop do what its accountant assumes? DP-SGD by Opacus, and a broken copy.
 
-Run it: `python examples/audit_training.py`. The same as a command in this folder, with exit code 1
-for a leak:
+Run it: `python examples/audit_training.py`. The same check as a command in this folder, with exit
+code 1 for a broken premise or a proven leak:
 
     python -m audit.run --train audit_training.train --records audit_training.DATA
 
-and as a test: `audit.check(train, DATA).raise_if_leaking()`.
+and as a test: `audit.check(train, DATA).raise_if_broken()`.
 """
 
 import warnings
@@ -28,7 +28,7 @@ CLIP, NOISE, STEPS = 1.0, 4.0, 4
 
 
 def train(records: Any, candidate: Any, seed: int, watch: Any, forgotten: bool = False) -> Any:
-    """A loop as anybody writes it; `watch(optimizer)` is all that the audit adds."""
+    """An ordinary loop; the audit adds one line, the call of `watch`."""
     model = GradSampleModule(nn.Linear(64, 10))
     optimizer = DPOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),
@@ -37,7 +37,7 @@ def train(records: Any, candidate: Any, seed: int, watch: Any, forgotten: bool =
         expected_batch_size=50,
     )
     accountant = RDPAccountant()
-    watch(optimizer, accountant)
+    watch(optimizer, model, accountant)
     x, y = torch.from_numpy(records.features), torch.from_numpy(records.labels)
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -48,17 +48,17 @@ def train(records: Any, candidate: Any, seed: int, watch: Any, forgotten: bool =
 
 
 def broken(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
-    """The noise was turned down to see whether the loop learns, and never up again."""
+    """The noise was turned down to see whether the loop learns, and was never turned up again."""
     return train(records, candidate, seed, watch, forgotten=True)
 
 
 def main() -> None:
-    """Audits both."""
+    """Checks both."""
     torch.set_num_threads(1)
     # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     for function in (train, broken):
-        print(f"{function.__name__}: {audit.check(function, DATA, games=200)}")
+        print(f"{function.__name__}:\n{audit.check(function, DATA, trials=200)}\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""You tuned, and then read about privacy. What did it cost?"""
+"""The cost of a finished tuning, for several ways of choosing its candidates."""
 
 from audit import tuning
 from audit.accounting import DpSgd
@@ -9,5 +9,5 @@ trials = [DpSgd(noise_multiplier=4.0, steps=300, sampling_rate=0.02)] * 30
 for chosen in ("random", "grid", "sequential"):
     print("\n".join(tuning.cost_of_trials(trials, chosen, delta=1e-5).lines), end="\n\n")
 
-# Had the number of runs been drawn from this law, and kept secret:
+# The cost if the number of runs had been drawn from this distribution and kept secret:
 print("\n".join(tuning.cost_of_trials(trials, "random", delta=1e-5, law="tnb:0,0.01").lines))

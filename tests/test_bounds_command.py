@@ -452,7 +452,7 @@ def test_solved_laws_have_seven_digits_and_keep_the_budget(capsys):
         answer = json.loads(out)
         spec = answer["repetitions"]
         assert not re.search(r"[1-9][\d.]{8,}", spec)
-        again = upper_bounds.region(GaussianMechanism(0.3), spec, 1e-5).epsilon
+        again = upper_bounds.tuning_cost(GaussianMechanism(0.3), spec, 1e-5).epsilon
         assert 1.999 < again <= 2.0 * (1 + 1e-9)
 
 

@@ -29,7 +29,7 @@ def module(name):
         ('<a href="#top">', []),
         ('<a href="https://example.org/">', []),
         ('<a href="three.html">', ["one.html: no file for three.html"]),
-        ('<a href="two.html#there">', ["one.html: no place for two.html#there"]),
+        ('<a href="two.html#there">', ["one.html: no anchor for two.html#there"]),
         ('<script src="https://example.org/x.js">', ["one.html: loads https://example.org/x.js"]),
         ('<img src="gone.png">', ["one.html: no file for gone.png"]),
     ],
@@ -81,7 +81,9 @@ PUBLIC = {
     **{f"audit.{name}": name for name in ("upper_bounds", "lower_bounds", "orders", "dpsgd")},
     **{f"audit.{name}": name for name in ("tuning", "certificate")},
     **{f"audit.integrations.{name}": name for name in ("opacus", "optuna")},
+    "audit.attacks": "attacks",
     "audit.own_training": "own_training",
+    "audit.upper_bounds.published": "upper_bounds",
     "canaries": "canaries",
     "threat_models": "threat_models",
 }

@@ -1,4 +1,4 @@
-"""The examples run as they stand in the README."""
+"""The examples of the repository run."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def test_what_did_it_cost(capsys):
 def test_tuning_examples(name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
-    # How many runs there are is drawn: from this key two, not other ones every time.
+    # K is drawn at random; with this key it is 2.
     monkeypatch.setattr(secrets, "randbits", lambda bits: 7)
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     printed = capsys.readouterr().out
@@ -67,8 +67,8 @@ def test_nothing_in_the_first_example_depends_on_the_number_of_records(monkeypat
     assert seen == [[(240.0, 3.0)] * 2] * 2
 
 
-def test_recipes_for_extending_pass_their_own_tests():
-    # In a process of its own: what a recipe registers is not for other tests.
+def test_examples_of_extensions_pass_their_tests():
+    # A separate process, because examples register bounds that other tests must not see.
     files = sorted((EXAMPLES / "extending").glob("my_*.py"))
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     command += ["-c", "/dev/null", "-W", "error", *(path.name for path in files)]
@@ -84,8 +84,10 @@ def test_hydra_configures_one_study(tmp_path):
     assert "is (1.921, 1e-05)-differentially private" in done.stdout  # of the 2 allowed
 
 
-def test_ray_carries_out_what_was_drawn(monkeypatch, capsys):
-    tune = types.ModuleType("ray.tune")  # a list, each once, the best by a metric: as Ray does it
+def test_ray_example(monkeypatch, capsys):
+    tune = types.ModuleType(
+        "ray.tune"
+    )  # stands in for Ray: runs a list and finds the best by a metric
     tune.grid_search = tuple
     tune.TuneConfig = tune.RunConfig = types.SimpleNamespace
     tune.Tuner = _Tuner
@@ -93,25 +95,27 @@ def test_ray_carries_out_what_was_drawn(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.tune", tune)
     runpy.run_path(str(EXAMPLES / "tune_with_ray.py"), run_name="__main__")
-    assert re.search(r"learning rate .*: .* right, \(2, 1e-05\)-DP in all", capsys.readouterr().out)
+    assert re.search(
+        r"learning rate .*: accuracy .*, \(2, 1e-05\)-DP in total", capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow
-def test_ray_itself_keeps_no_loser(tmp_path):
+def test_ray_leaves_no_trace_of_losing_runs(tmp_path):
     pytest.importorskip("pyarrow", reason="ray[tune]")
     command = [sys.executable, str(EXAMPLES / "tune_with_ray.py")]
     own = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "RAY_AUTH_MODE": "disabled"}
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, cwd=tmp_path, env=os.environ | own
     )
-    assert re.fullmatch(r"learning rate .* in all\n", done.stdout)
+    assert re.fullmatch(r"learning rate .* in total\n", done.stdout)
     assert not list(tmp_path.rglob("*.json"))
 
 
 class _Tuner:
     def __init__(self, trainable, param_space, tune_config, run_config):
         assert vars(tune_config) == {"metric": "score", "mode": "max"}
-        assert run_config.verbose == 0  # nothing of losers is printed, nor kept
+        assert run_config.verbose == 0  # losing runs are not printed
         assert Path(run_config.storage_path).is_relative_to(tempfile.gettempdir())
         self.trainable, self.listed = trainable, param_space["candidate"]
 

@@ -79,7 +79,8 @@ def test_the_wheel_contains_every_module(wheel):
     assert {f"{name}/py.typed" for name in packages} <= inside
     presets = {f"audit/presets/{path.name}" for path in (ROOT / "runs").glob("*.toml")}
     assert presets == {name for name in inside if name.startswith("audit/presets/")}
-    assert not any(name.startswith(("tests/", "benchmarks/", "notebooks/")) for name in inside)
+    not_shipped = ("tests/", "benchmarks/", "notebooks/", "studies/")
+    assert not any(name.startswith(not_shipped) for name in inside)
     assert any(name.endswith("licenses/LICENSE") for name in inside)
     assert wheel.name.startswith(f"dp_tuning_audit-{audit.__version__}-")
 
@@ -205,6 +206,13 @@ def test_a_missing_extra_is_one_line(bare):
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 2
     assert re.fullmatch(r"error: (seaborn|matplotlib) must be installed .*\n", done.stderr)
+
+
+def test_reproductions_need_a_checkout(bare: Path) -> None:
+    command = [str(bare), "-I", "-m", "audit.reproduce", "x-table3"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: .* run audit.reproduce from a source checkout.*\n", done.stderr)
 
 
 def test_every_module_has_a_layer():

@@ -8,7 +8,8 @@ import pytest
 from scipy import special, stats
 from small_audits import play_trials
 
-from audit import protocols, upper_bounds
+from audit import attacks, protocols
+from audit.attacks import AcceptedTails
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.game.presets import read_preset
 from audit.game.settings import AuditConfig
@@ -19,7 +20,7 @@ from audit.tuning import batch_samplers, looking_back
 from audit.tuning.on_run_batches import GameContext, tune
 from audit.tuning.samplers import Ended, relative_density
 from audit.tuning.space import Space, Uniform
-from audit.upper_bounds import AcceptedTails, project_density
+from audit.upper_bounds.published import project_density
 from threat_models import build
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
@@ -313,7 +314,7 @@ def test_tails_leak_what_a_fine_grid_of_outputs_does():
             assert tails.delta(epsilon) == pytest.approx(exact, abs=1e-6)
         assert tails.delta(tails.epsilon(1e-3)) == pytest.approx(1e-3, rel=1e-6)
     for spec in ("until:0.1", "stopping:0.1"):
-        found, _ = upper_bounds.attack_tails(1.0, protocols.parse_protocol(spec), 1e-5, 10**12)
+        found, _ = attacks.attack_tails(1.0, protocols.parse_protocol(spec), 1e-5, 10**12)
         cost = {"until:0.1": 6.2453, "stopping:0.1": 5.6457}[spec]
         assert 0.99 * cost < found.epsilon(1e-5) <= cost
 

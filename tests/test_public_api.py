@@ -1,13 +1,15 @@
 """The names that `import audit` offers, and the old names that still work."""
 
 import importlib
+import inspect
 import subprocess
 import sys
 
 import pytest
 
 import audit
-from audit import _deprecated
+from audit import _deprecated, upper_bounds
+from audit.accounting import GaussianMechanism
 
 
 def test_every_public_name_is_importable_and_documented() -> None:
@@ -36,7 +38,20 @@ def test_old_names_work_and_warn(old: str) -> None:
     new_package, _, new_name = _deprecated.NAMES[old].rpartition(".")
     with pytest.warns(DeprecationWarning, match="is now"):
         found = getattr(importlib.import_module(package), name)
-    assert found is getattr(importlib.import_module(new_package), new_name)
+    new = getattr(importlib.import_module(new_package), new_name)
+    assert found is new or inspect.unwrap(found) is new
+
+
+def test_old_signatures_work() -> None:
+    with pytest.warns(DeprecationWarning, match="is now"):
+        solve = upper_bounds.solve_noise_multiplier
+    new = upper_bounds.calibrate_noise("fixed:2", target_epsilon=2.0, target_delta=1e-5, steps=10)
+    assert solve(2.0, "fixed:2", 1e-5, 10) == new
+    assert solve(2.0, law="fixed:2", delta=1e-5, steps=10) == new
+    with pytest.warns(DeprecationWarning, match="is now"):
+        solve_runs = upper_bounds.solve_runs
+    with pytest.raises(ValueError, match="target-epsilon must be in"):
+        solve_runs(-1.0, GaussianMechanism(0.5), "tnb:0,0.5", 1e-5)
 
 
 @pytest.mark.parametrize("old", sorted(_deprecated.MODULES))

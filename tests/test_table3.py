@@ -16,9 +16,9 @@ from audit.game.play import Trials, play
 from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.game.store import RunFolder
-from audit.reproduce import REPRODUCTIONS, Result, table3
-from audit.reproduce.kept_trials import KeptGame, keep, load
 from audit.run import main
+from studies.papers import REPRODUCTIONS, Result, table3
+from studies.papers.kept_trials import KeptGame, keep, load
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "table3.md"

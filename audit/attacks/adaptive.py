@@ -1,15 +1,17 @@
-r"""How much an adaptive choice leaks: a sampler that uses [c, C] against the record, and its law.
+r"""An attack on adaptive search: a sampler that uses its freedom [c, C] to reveal the record.
 
-The candidates do nothing but carry one of two labels. What the runs so far say of the record is
-counted: a small x is a point against it, a large x one for it. While more speaks against, the
-label "back" is as likely as [c, C] allows, else the label "front". Of the runs the score prefers
-those of the front, a large x whose limit depends on the label; then those of the back, a small x;
-then the rest. What speaks against the record is released only if nothing of the front came, and
-the sampler sees to it that with the record the front comes oftener and the back less often.
+The candidates only carry one of two labels. The sampler counts the evidence of the runs so far: a
+small x is a point against the record, a large x a point for it. While there is more evidence
+against it, the label "back" is as likely as [c, C] allows, otherwise the label "front". Of the runs
+the score prefers those of the front, a large x whose limit depends on the label; then those of the
+back, a small x; then the rest. What speaks against the record is released only if nothing of the
+front came, and the sampler ensures that with the record the front comes more often and the back
+less often.
 
 With W a set of outputs, M_W the matrix of chances that a run is in W and moves the count from i to
 j, all K runs are in W with chance sum_k P[K=k] (M_W^k 1) from count 0. The back is released with
-chance G(all but the front) - G(all but front and back): the law of one event, in closed form.
+chance G(all but the front) - G(all but front and back): the probability of one event, in closed
+form.
 """
 
 import math
@@ -33,11 +35,11 @@ _ALL_TRIALS = 10**12
 
 @dataclass(frozen=True)
 class AdaptiveAttack:
-    """A sampler and a score for N(b mu, 1), told apart by one event: "the back is released".
+    """A sampler and a score for N(b mu, 1), and the event "the back is released".
 
     Attributes:
         mu: of the base.
-        protocol: the law of K, and how far densities may be from the prior.
+        protocol: the distribution of K and the range of densities relative to the prior.
         front: limits above which x is of the front, by label.
         back: limits below which x is of the back, by label.
         points: below the first x is a point against the record, above the second one for it.
@@ -65,7 +67,7 @@ class AdaptiveAttack:
         return np.asarray(least + (most - least) * weight)
 
     def chances(self) -> tuple[float, float]:
-        """That the back is released: rounded down without the record, up with it."""
+        """Probabilities that the back is released: rounded down without the record, up with it."""
         runs, probabilities = self._runs()
         left = 1.0 - float(probabilities.sum())
         matrices = np.stack([self._matrix(mean, w) for mean in (0.0, self.mu) for w in (0, 1)])
@@ -84,7 +86,7 @@ class AdaptiveAttack:
         return math.log((without - delta) / with_record) if without > delta + with_record else 0.0
 
     def play(self, rng: np.random.Generator, trials: int, mean: float) -> NDArray[np.bool_]:
-        """Plays tunings and tells which released the back.
+        """Plays tunings and returns which of them released the back.
 
         Args:
             rng: source of everything random.
@@ -142,7 +144,7 @@ def adaptive_attack(
 
     Args:
         mu: of the base.
-        protocol: the law of K, and how far densities may be from the prior.
+        protocol: the distribution of K and the range of densities relative to the prior.
         delta: in (0, 1).
         trials: trials on each side; what is certified at the expected counts is maximised.
         confidence: of the two limits together.
@@ -157,7 +159,7 @@ def adaptive_attack(
     alpha = (1.0 - confidence) / 2.0
     order, _ = worst_case_split_order(mu, protocol.repetitions, delta)
     top = float(np.clip(order.top, -3.0, 6.0 + mu))
-    # An event of about 10 delta, or what so many trials can see.
+    # An event of probability about 10 delta, or one that this number of trials can detect.
     rare = max(10.0 * delta, 30.0 / trials) / protocol.repetitions.mean
     low = float(special.ndtri(min(rare, 0.1)))
 

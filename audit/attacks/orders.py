@@ -1,15 +1,15 @@
-"""What the worst score leaks: the exact leakage of folded orders, and the attack that attains it.
+"""Scores that leak most in random search: folded and split orders, and their exact leakage.
 
-Nothing in the protocol forces a score to be an increasing function of the statistic x: who controls
-the score controls the order of the outputs. Take a small x, which speaks against the canary. It is
-released only if no run does better, so it speaks louder still if what is preferred to it is likely
-with the canary: the x above some threshold t(x). How high that threshold should be depends on how
-telling x itself is, so the worst scores fold the line,
+A score need not be an increasing function of the statistic x. The adversary who controls the score
+controls the order of the outputs. A small x is evidence against the canary. It is released only if
+no run is preferred to it, so it is stronger evidence if the outputs that are preferred to it are
+likely with the canary: the x above some threshold t(x). The best threshold depends on x, so the
+worst scores fold the line,
 
     g(x) = x for x >= fold, and t(x) below it, t decreasing,
 
-and a score as plain as |x - c| leaks more than any increasing one. No score of any kind leaks more
-than the best folded order: `tight` has the proof, and the search, for any base.
+and even the score |x - c| leaks more than any increasing one. No score leaks more than the best
+folded order: `audit.upper_bounds.tight` has the proof, and the search, for any base.
 
 A constant t is a split order: x > top first, and below it the smaller the better.
 """
@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit import checks
-from audit import repetitions as laws
 from audit.accounting import (
     GaussianMechanism,
     solve_epsilon,
 )
 from audit.numerics import PROFILE_ACCURACY, log_complement
 from audit.orders import FoldedOrder, Order, SplitOrder, split_tails
-from audit.repetitions import Repetitions
+from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.cells import bounded_masses, divergence_of_cells
 from audit.upper_bounds.tight import TightCurve
 
@@ -38,11 +37,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TunedOrder:
-    """The tuned output under an order, told apart by cells: a game that is really played.
+    """The tuned output under an order, distinguished by cells, which an attack can play.
 
     Attributes:
         mu: the base's mu.
-        repetitions: the law of K, also as text.
+        repetitions: the distribution of K, also as text.
         order: the order by which the best run is chosen.
         step: width of the cells, in standard deviations.
 
@@ -60,7 +59,7 @@ class TunedOrder:
     step: float = field(default=0.005)
 
     def __post_init__(self) -> None:
-        checks.store_validated(self, repetitions=laws.parse_repetitions(self.repetitions))
+        checks.store_validated(self, repetitions=parse_repetitions(self.repetitions))
 
     @cached_property
     def edges(self) -> tuple[Array, Array]:
@@ -105,7 +104,7 @@ def worst_case_order(
 
     Args:
         mu: the base's mu.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Returns:
@@ -116,7 +115,7 @@ def worst_case_order(
         >>> round(epsilon, 3)
         1.191
     """
-    repetitions = laws.parse_repetitions(repetitions)
+    repetitions = parse_repetitions(repetitions)
     (pair,) = GaussianMechanism(mu).pairs
     curve = TightCurve.at(pair, repetitions, delta)
     game = curve.worst_order(delta)
@@ -137,7 +136,7 @@ def worst_case_split_order(
 
     Args:
         mu: the base's mu.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Returns:
@@ -148,7 +147,7 @@ def worst_case_split_order(
         >>> round(epsilon, 3)
         1.187
     """
-    repetitions = laws.parse_repetitions(repetitions)
+    repetitions = parse_repetitions(repetitions)
     tops = np.linspace(-6.0, 8.0 + min(mu, 8.0), 225)
     bottoms = np.linspace(-9.0, 4.0 + mu, 200)
     log_ratio = _three_outputs(mu, repetitions, delta, tops[:, None], bottoms[None, :])
@@ -187,7 +186,7 @@ def _three_outputs(
 ) -> Array:
     """log((A - delta)/A') of the output "x < bottom" that only "x > top" beats; -inf if A <= delta.
 
-    One such event certifies that much epsilon, whatever else the output tells.
+    One such event certifies this epsilon, whatever else the output reveals.
     """
     a, a_with = _beaten_only_by_top(mu, repetitions, top, bottom)
     enough = (a > 2.0 * delta) & (a_with > 1e-14)
@@ -200,13 +199,13 @@ def attack_order(
 ) -> tuple[SplitOrder, float]:
     """The split order, and the threshold on x, whose audit is expected to certify most.
 
-    Rare events leak most but cannot be seen in few trials. The certified epsilon at the expected
+    Rare events leak most, but few trials cannot detect them. The certified epsilon at the expected
     counts, log((1 - FP_u - delta) / FN_u) with Clopper-Pearson limits, is maximised over the split
     and over the threshold below which the adversary says "without the canary".
 
     Args:
         mu: the base's mu.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         delta: in (0, 1).
         trials: trials on each side.
         confidence: of the two limits together.
@@ -219,7 +218,7 @@ def attack_order(
         >>> round(order.top, 1)
         1.6
     """
-    repetitions = laws.parse_repetitions(repetitions)
+    repetitions = parse_repetitions(repetitions)
     tops = np.linspace(-1.0, 5.0 + min(mu, 8.0), 121)
     bottoms = np.linspace(-6.0, 2.0 + mu, 121)
     top, bottom = (grid.ravel() for grid in np.meshgrid(tops, bottoms, indexing="ij"))
@@ -232,11 +231,11 @@ def attack_order(
 def expected_ratio(
     likely: Array, unlikely: Array, delta: float, trials: int, alpha: float
 ) -> Array:
-    """e^epsilon [n] that events certify if they come as often as expected.
+    """e^epsilon [n] that events certify if their counts equal the expected counts.
 
     Args:
-        likely: their chances [n] on one side.
-        unlikely: their chances [n] on the other.
+        likely: their probabilities [n] on one side.
+        unlikely: their probabilities [n] on the other side.
         delta: in (0, 1).
         trials: trials on each side.
         alpha: error of each limit.

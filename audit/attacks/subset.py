@@ -1,7 +1,8 @@
-"""What a tuning on a subset leaks: the winner by an order of N(b mu, 1), and the final run.
+"""An attack on tuning on a subset: the winner by an order of N(b mu, 1), and the final run.
 
-By Neyman and Pearson nothing tells more than the density ratio of both together. It is known: that
-of a record in one or the other, q r1 + (1-q) r2, or (q r1 + 1-q) r2 where the final run takes all.
+By the lemma of Neyman and Pearson, the best statistic is the density ratio of both outputs
+together. It is known: that of a record in one or the other, q r1 + (1-q) r2, or (q r1 + 1-q) r2
+where the final run takes all.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +30,8 @@ class SubsetAttack:
 
     Attributes:
         mu: of one run.
-        protocol: the law of K, the chance to be tuned on, what the final run takes.
+        protocol: the distribution of K, the probability of a record to be used for tuning, and the
+            records of the final run.
         order: by which the best of the tuning is chosen.
 
     Example:
@@ -45,7 +47,7 @@ class SubsetAttack:
     order: SplitOrder
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon that the order attains at delta, the winner told by cells; rounded down."""
+        """Epsilon that the order attains at delta, from the winner in cells; rounded down."""
         (p, _), (p_with, _) = TunedOrder(
             self.mu, self.protocol.repetitions, self.order, _STEP
         ).masses
@@ -63,7 +65,7 @@ class SubsetAttack:
         return solve_epsilon(attained, delta) * (1.0 - _ROUNDING)
 
     def log_ratio(self, winner: Array, final: Array) -> Array:
-        """What both tell of the record, [n]; the winner is minus infinity where there is none."""
+        """Log density ratio [n] of both outputs; a winner of minus infinity means no run."""
         law, q = self.protocol.repetitions, self.protocol.sampling_rate
         some = np.isfinite(winner)
         x, tuned = winner[some], np.zeros(len(winner))
@@ -108,7 +110,8 @@ def subset_attack(mu: float, protocol: Subset, delta: float) -> SubsetAttack:
 
     Args:
         mu: of one run.
-        protocol: the law of K, the chance to be tuned on, what the final run takes.
+        protocol: the distribution of K, the probability of a record to be used for tuning, and the
+            records of the final run.
         delta: in (0, 1).
 
     Example:

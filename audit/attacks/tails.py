@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class AcceptedTails:
-    """What is released of N(b mu, 1) where two tails are accepted: a game that is really played.
+    """The released output of N(b mu, 1) where two tails are accepted.
 
     The released x has the density ratio of one run but for a constant, so the worst events are
     half-lines, and all is in closed form.
@@ -28,7 +28,7 @@ class AcceptedTails:
         mu: of the base.
         low: below it a run is accepted.
         high: above it a run is accepted, at least `low`.
-        stop: chance to stop after a run that is not; 0 where one goes on.
+        stop: probability to stop after a rejected run; 0 where the tuning continues.
 
     Example:
         >>> tails = AcceptedTails(0.25, low=-2.0, high=2.0)
@@ -88,12 +88,12 @@ def attack_tails(
     trials: int,
     confidence: float = 0.95,
 ) -> tuple[AcceptedTails, float]:
-    """The two tails of N(b mu, 1) to accept, and the threshold, whose audit certifies most.
+    """The two accepted tails of N(b mu, 1), and the threshold, whose audit certifies most.
 
-    One tail is the event that is sought, the other what it is a share of. As `attack_order`: rare
-    events leak most but cannot be seen in few trials, so what is certified at the expected counts
-    is maximised. Below the threshold the adversary says "without the canary"; to release nothing
-    is below it, too.
+    One tail is the target event, the other the rest of the accepted outputs. Rare events leak most,
+    but few trials cannot detect them, so the search maximises the epsilon that the expected counts
+    certify, as in `attack_order`. Below the threshold, and if nothing is released, the adversary
+    answers "without the canary".
 
     Args:
         mu: of the base.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import threat_models
-from audit import accounting, upper_bounds
+from audit import accounting, attacks
 from audit.arrays import FloatArray
 from audit.claims import Assumption, Facts, facts_of_game
 from audit.dpsgd import (
@@ -178,9 +178,9 @@ def _worst_order(config: AuditConfig, base: accounting.DpSgd) -> tuple[_Top, flo
     assert mu is not None
     expected = evaluation.delta, max(config.trials // 2, 1), evaluation.confidence
     if isinstance(protocol, _UNTIL):
-        tails, threshold = upper_bounds.attack_tails(mu, protocol, *expected)
+        tails, threshold = attacks.attack_tails(mu, protocol, *expected)
         return (tails.low, tails.high), threshold
-    split, threshold = upper_bounds.attack_order(mu, config.runs_distribution, *expected)
+    split, threshold = attacks.attack_order(mu, config.runs_distribution, *expected)
     return split.top, threshold
 
 

@@ -226,12 +226,13 @@ def ascend(
             if opposite is not None:
                 against = (own @ opposite) / (length * opposite.norm()).clamp(min=1e-20)
                 goal = _WEIGHT_OF_LENGTH * goal - against
-            if float(goal) > best_value:
-                best, best_value = x.detach().cpu().numpy()[0], float(goal)
+            reached = float(goal.detach())
+            if reached > best_value:
+                best, best_value = x.detach().cpu().numpy()[0], reached
             (slope,) = torch.autograd.grad(goal, x, allow_unused=True)
             if slope is None or not bool(torch.isfinite(slope).all()) or float(slope.norm()) == 0:
                 break
-            x = x + slope / slope.norm() * (_ASCENT_RATE * max(float(x.norm()), 1.0))
+            x = x + slope / slope.norm() * (_ASCENT_RATE * max(float(x.detach().norm()), 1.0))
     except (RuntimeError, ValueError, TypeError, NotImplementedError):
         return None
     if best is None:

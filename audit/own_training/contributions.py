@@ -23,6 +23,7 @@ class Contributions:
         by_tensor: [T, tensors], the same for every tensor of parameters alone.
         pairs: [T, 2], the two canaries that differ most; -1 stands for an absent record.
         of_pair: [T], half the distance of the pair that differs most over all steps together.
+        best_pair: that pair.
         rounding: [T], what floating-point rounding alone may show.
         sizes: of one canary alone, its distance from the reference at the best step, [P].
     """
@@ -31,6 +32,7 @@ class Contributions:
     by_tensor: Array
     pairs: NDArray[np.int64]
     of_pair: Array
+    best_pair: tuple[int, int]
     rounding: Array
     sizes: Array
 
@@ -85,7 +87,9 @@ def contributions(
                 by_tensor[t, index] = max(by_tensor[t, index], own_reach)
     one, other = np.unravel_index(np.argmax(total), total.shape)
     sizes = 2 * distances.max(axis=0)[0]
-    return Contributions(largest, by_tensor, pairs, distances[:, one, other], rounding, sizes)
+    best_pair = int(one), int(other)
+    of_pair = distances[:, one, other]
+    return Contributions(largest, by_tensor, pairs, of_pair, best_pair, rounding, sizes)
 
 
 def _squared_distances(values: Array) -> Array:

@@ -180,8 +180,7 @@ def unequal_noise(
         "noise",
         f"Step {step + 1}: the noise of `{names[low]}` has standard deviation {scales[low]:.3g}, "
         f"that of `{names[high]}` {scales[high]:.3g}; for the contribution of one record this is "
-        f"an effective noise multiplier of {effective:.3g}, where the accountant assumes "
-        f"{sigma:.3g}.",
+        f"an effective noise multiplier of {effective:.3g}; the accountant assumes {sigma:.3g}.",
         "Some tensors get less noise than their share of the threshold allows.",
         "Add noise of the same standard deviation, noise_multiplier * C, to all tensors.",
         {"step": step + 1, "effective noise multiplier": effective},

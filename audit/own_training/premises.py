@@ -472,7 +472,8 @@ class _Test:
         step = int(np.argmax(found.largest))
         one, other = (int(i) for i in found.pairs[step])
         chosen = [pool[i] for i in (one, other) if i >= 0]
-        self.best = chosen[0]
+        # For an attack, the record that still contributes in later steps.
+        self.best = pool[found.best_pair[0]]
         self.pair = chosen[0], chosen[-1]
 
     def _sizes(

@@ -6,7 +6,7 @@ in `audit.upper_bounds.published`.
 """
 
 from audit import _deprecated
-from audit.upper_bounds import published
+from audit.upper_bounds import published as published
 from audit.upper_bounds.adaptive import AdaptiveCurve
 from audit.upper_bounds.best_runs import BestRunsCurve, best_runs
 from audit.upper_bounds.comparison import ComparedProtocol, compare_protocols
@@ -77,7 +77,6 @@ __all__ = [
     "grid_gaussian",
     "grid_tight",
     "noisy_max_composition",
-    "published",
     "reduced_exact",
     "region",
     "report_mechanism",

@@ -1,10 +1,10 @@
-r"""Adaptive choice of hyper-parameters (Wang et al. 2023, DP-HyPO): the sampling density learns.
+r"""Adaptive choice of hyperparameters, as in DP-HyPO (Wang et al. 2023).
 
-After every run the density over the hyper-parameters may change, but it stays within [c, C] times
-the prior; theirs (theorems 1 and 2) pays log(C/c) wherever a density ratio enters. Ours holds for
-any law of K. Let Q be one run with its candidate drawn from the prior, the candidate its label. The
-law of a run, whatever came before, lies within [c, C] times Q, so a set of Q-chance x has a chance
-in [l(x), u(x)],
+After every run the density over the hyperparameters may change, but it stays within [c, C] times
+the prior. Theorems 1 and 2 of the paper pay log(C/c) wherever a density ratio enters. The bound
+here holds for any distribution of K. Let Q be one run with its candidate drawn from the prior, the
+candidate its label. The law of a run, whatever came before, lies within [c, C] times Q, so a set of
+Q-chance x has a chance in [l(x), u(x)],
 
     u(x) = min(C x, 1 - c (1-x)),   l(x) = max(c x, 1 - C (1-x)).
 
@@ -51,8 +51,8 @@ class AdaptiveCurve(RegionCurve):
     """The adaptive bound as a function of epsilon, for one direction of the base.
 
     Attributes:
-        low: c, how little a density may be of the prior.
-        high: C, how much.
+        low: c, the smallest ratio of a density to the prior.
+        high: C, the largest ratio.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -92,7 +92,7 @@ class AdaptiveCurve(RegionCurve):
         return np.asarray(slopes) + np.log([[self.high], [self.low]])
 
 
-_curve = memoize(8)(AdaptiveCurve)  # both bounds by it ask for the same
+_curve = memoize(8)(AdaptiveCurve)  # several bounds use the same curve
 
 
 def adaptive_curves(base: Mechanism, protocol: Adaptive) -> list[AdaptiveCurve]:
@@ -115,8 +115,8 @@ def adaptive(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Smallest epsilon that the adaptive bound gives at delta, over both directions.
 
     Args:
-        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
-        protocol: the law of K, any, and how far the density may move from the prior.
+        base: one run with any fixed hyperparameter, or with one drawn from the prior.
+        protocol: the distribution of K, any, and the range of the density relative to the prior.
         delta: in (0, 1).
     """
     curves = adaptive_curves(base, protocol)
@@ -141,8 +141,8 @@ def adaptive_tight(base: Mechanism, protocol: Adaptive, delta: float) -> BoundVa
     everywhere.
 
     Args:
-        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
-        protocol: the law of K, any, with c = 1 or C = 1.
+        base: one run with any fixed hyperparameter, or with one drawn from the prior.
+        protocol: the distribution of K, any, with c = 1 or C = 1.
         delta: in (0, 1).
 
     Example:
@@ -168,16 +168,16 @@ def adaptive_tight(base: Mechanism, protocol: Adaptive, delta: float) -> BoundVa
     title=r"$\varepsilon_U$ composition (any score)",
 )
 def adaptive_composition(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
-    """What all runs cost if every one were released, and K.
+    """The cost of releasing all runs and K.
 
     Args:
-        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
-        protocol: the law of K, any.
+        base: one run with any fixed hyperparameter, or with one drawn from the prior.
+        protocol: the distribution of K, any.
         delta: in (0, 1).
     """
     return BoundValue(AllRuns(any_fixed(base), protocol.repetitions, 1e-3 * delta).epsilon(delta))
 
 
 def any_fixed(base: Mechanism) -> Mechanism:
-    """One run with any fixed hyper-parameter: what is drawn by other chances is no better known."""
+    """One run with any fixed hyperparameter, whatever the probabilities of the candidates."""
     return WorstOf(base.candidates) if isinstance(base, Mixture) else base

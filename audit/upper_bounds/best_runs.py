@@ -1,8 +1,8 @@
-r"""What releasing the best m of K runs costs: the region bound with the m-th derivative of phi.
+r"""The cost of releasing the best m of K runs: the region bound with the m-th derivative of phi.
 
-Runs are independent draws of one law. Let s be the probability that one run is preferred to y_m,
-the last of the m that are released. Given K = k >= m, the m best are y_1, ..., y_m in this order
-with density k! / (k-m)! (1-s)^(k-m) q(y_1) ... q(y_m). Averaged over K that is
+Runs are independent draws of one distribution. Let s be the probability that one run is preferred
+to y_m, the last of the m that are released. Given K = k >= m, the m best are y_1, ..., y_m in this
+order with density k! / (k-m)! (1-s)^(k-m) q(y_1) ... q(y_m). Averaged over K that is
 
     phi^(m)(1-s) q(y_1) ... q(y_m),   phi^(m)(x) = E[K (K-1) ... (K-m+1) x^(K-m)].
 
@@ -57,7 +57,7 @@ def log_derivative(law: Repetitions, order: int, log_x: ArrayLike) -> Array:
     """log of the m-th derivative of phi, E[K (K-1) ... (K-m+1) x^(K-m)].
 
     Args:
-        law: the law of K, of a family with a closed form.
+        law: the distribution of K, of a family with a closed form.
         order: m >= 1.
         log_x: log(x) [...], at most 0.
 
@@ -83,7 +83,9 @@ def log_derivative(law: Repetitions, order: int, log_x: ArrayLike) -> Array:
     if isinstance(law, TwoPoint):
         many = math.log1p(-law.s) + _of_power(law.L, order, 1.0, log_x)
         return np.logaddexp(math.log(law.s), many) if order == 1 else many
-    raise NotApplicable(f"the law of K must have a closed form for its derivatives, got {law.spec}")
+    raise NotApplicable(
+        f"the distribution of K must have a closed form for its derivatives, got {law.spec}"
+    )
 
 
 def _of_power(n: int, order: int, factor: float, log_base: Array) -> Array:
@@ -97,7 +99,7 @@ def _of_power(n: int, order: int, factor: float, log_base: Array) -> Array:
 
 @dataclass(frozen=True)
 class BestRunsCurve(RegionCurve):
-    """The part of the bound in which at least m runs happen, for one direction.
+    """The part of the bound where at least m runs happen, for one direction.
 
     Attributes:
         released: m.
@@ -138,7 +140,7 @@ def best_runs_curves(base: Mechanism, protocol: BestRuns) -> list[BestRunsCurve]
     law, m = protocol.repetitions, protocol.released
     most = float(log_derivative(law, m, 0.0))
     if most == -math.inf:
-        return []  # never as many runs
+        return []  # m runs never happen
     if most > _LARGEST_LOG:
         raise NotApplicable(f"E[K (K-1) ... (K-{m - 1})] must be below e^{_LARGEST_LOG:g}")
     together = composed(base, m).pairs if m > 1 else base.pairs
@@ -157,11 +159,11 @@ def best_runs_curves(base: Mechanism, protocol: BestRuns) -> list[BestRunsCurve]
     title=r"$\varepsilon_U$ best m (any score)",
 )
 def best_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
-    """Smallest epsilon that the bound gives at delta, over both directions.
+    """The smallest epsilon of the bound at delta, over both directions.
 
     Args:
         base: one run, its candidate drawn anew.
-        protocol: the law of K and how many of the best runs are released.
+        protocol: the distribution of K and how many of the best runs are released.
         delta: in (0, 1).
 
     Example:
@@ -194,11 +196,11 @@ def best_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
     title=r"$\varepsilon_U$ composition (any score)",
 )
 def all_runs(base: Mechanism, protocol: BestRuns, delta: float) -> BoundValue:
-    """What all runs cost if every one were released, and K.
+    """The cost of releasing all runs and K.
 
     Args:
         base: one run, its candidate drawn anew.
-        protocol: the law of K.
+        protocol: the distribution of K.
         delta: in (0, 1).
     """
     return BoundValue(AllRuns(base, protocol.repetitions, 1e-3 * delta).epsilon(delta))

@@ -1,4 +1,4 @@
-"""The tuned output told apart by cells: exact masses, with the rounding of every one."""
+"""Probabilities of the tuned output in cells, with the rounding error of each."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ def cell_masses(log_worse: Array, repetitions: Repetitions) -> tuple[Array, Arra
     Args:
         log_worse: log probability [n] that one run is worse than each of n outputs, the best output
             first (decreasing).
-        repetitions: the law of K.
+        repetitions: the distribution of K.
 
     Returns:
         The masses [n-1] and how far rounding can have moved each, [n-1]. Differences are taken on
@@ -53,7 +53,7 @@ def bounded_masses(
     Args:
         log_worse: as for `cell_masses`, [n].
         one_run: probability [n-1] of one run in every cell.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
     """
     mass, rounding = cell_masses(log_worse, repetitions)
     slope = np.exp(repetitions.log_phi_prime_at(log_worse))

@@ -1,4 +1,4 @@
-"""The same number of runs by every protocol: which is cheapest?"""
+"""Comparison of protocols at the same expected number of runs."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,15 @@ from audit.repetitions import Fixed, Poisson, TruncatedNegativeBinomial
 from audit.upper_bounds.registry import tuning_cost
 
 MAX_COMPARED = (2.0, 1e6)
-"""The least and the most runs that are compared."""
+"""The smallest and the largest number of runs that can be compared."""
 
-_STEP = (0.75, 1.33)  # how far an adaptive density may move from the prior, as in DP-HyPO's figures
+# Range of an adaptive density relative to the prior, as in the figures of DP-HyPO.
+_DENSITY_RANGE = (0.75, 1.33)
 
 
 @dataclass(frozen=True)
 class ComparedProtocol:
-    """What one protocol costs.
+    """The cost of one protocol.
 
     Attributes:
         title: the protocol in words.
@@ -39,7 +40,7 @@ class ComparedProtocol:
 
 
 def protocols_with(runs: float) -> dict[str, Protocol]:
-    """Protocols with so many runs on average, by title; whole numbers where they must be.
+    """Protocols with a given expected number of runs, by title; rounded where K must be an integer.
 
     Args:
         runs: expected number of runs, at least 2.
@@ -56,12 +57,14 @@ def protocols_with(runs: float) -> dict[str, Protocol]:
         "random search, fixed K": RandomSearch(Fixed(count)),
         "grid, every point once": Grid(count),
         "grid, every point with chance 1/2": Grid(2 * count, 0.5),
-        "adaptive within [{:g}, {:g}], logarithmic K".format(*_STEP): Adaptive(logarithmic, *_STEP),
+        "adaptive within [{:g}, {:g}], logarithmic K".format(*_DENSITY_RANGE): Adaptive(
+            logarithmic, *_DENSITY_RANGE
+        ),
     }
 
 
 def compare_protocols(base: Mechanism, runs: float, delta: float) -> list[ComparedProtocol]:
-    """What every protocol costs at the same expected number of runs, the cheapest first.
+    """The cost of every protocol at the same expected number of runs, the cheapest first.
 
     Args:
         base: one run.

@@ -1,4 +1,4 @@
-"""The tuning as a mechanism: to be run again, or followed by a final training run."""
+"""The tuning as a mechanism: composed with itself or with a final training run."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit import repetitions as laws
 from audit.accounting import (
     DominatingPair,
     GaussianMechanism,
@@ -20,7 +19,7 @@ from audit.accounting import (
 )
 from audit.accounting.composition import compose
 from audit.accounting.pairs import gaussian_profile
-from audit.repetitions import Repetitions
+from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.published.papernot_steinke import Curve, lemma_7_curve
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.result import NotApplicable
@@ -33,8 +32,8 @@ _POINTS = 1 << 12
 _MAX_RUNS = 1 << 20
 _MAX_MU = 1e3  # of a Gaussian mechanism
 _FEW, _MANY = 6, 400
-# Of the law of all runs: with four times as many epsilon falls by less than 1e-5 of itself, and by
-# 1e-3 where thousands are run.
+# Cells of the privacy loss of all runs: with four times as many, epsilon falls by a relative 1e-5,
+# and by 1e-3 for thousands of runs.
 _CELLS = 1 << 15
 
 
@@ -46,7 +45,7 @@ class TunedMechanism(Mechanism):
 
     Attributes:
         base: one run.
-        repetitions: the law of K, also as text.
+        repetitions: the distribution of K, also as text.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -63,7 +62,7 @@ class TunedMechanism(Mechanism):
         checks.store_validated(
             self,
             base=parse_mechanism(self.base),
-            repetitions=laws.parse_repetitions(self.repetitions),
+            repetitions=parse_repetitions(self.repetitions),
         )
 
     @cached_property
@@ -94,7 +93,7 @@ class TunedMechanism(Mechanism):
 
 
 def composed(base: Mechanism, runs: int) -> Mechanism:
-    """So many runs, all released.
+    """A given number of runs, all released.
 
     Raises:
         NotApplicable: where Gaussian runs together are beyond what the profile resolves.
@@ -110,7 +109,7 @@ def composed(base: Mechanism, runs: int) -> Mechanism:
 
 @dataclass(frozen=True)
 class _Together(Mechanism):
-    """So many runs, from the law of one: what runs are made of was composed once for all."""
+    """A given number of runs, from the pair of one run, whose steps are composed only once."""
 
     base: Mechanism
     runs: int
@@ -123,12 +122,12 @@ class _Together(Mechanism):
 
 @dataclass(frozen=True)
 class AllRuns:
-    """Every one of K runs released, and K: sum_k P[K = k] delta_k(eps), k runs composed.
+    """All K runs released, and K: sum_k P[K = k] delta_k(eps), k runs composed.
 
     Attributes:
         base: one run.
-        repetitions: the law of K.
-        negligible: chance that K may be larger than all that are composed: a full leak.
+        repetitions: the distribution of K.
+        negligible: probability that K exceeds the largest composition, which counts as a full leak.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -144,7 +143,7 @@ class AllRuns:
 
     @cached_property
     def parts(self) -> list[tuple[float, Mechanism]]:
-        """Chances and compositions; many K are rounded up to one that stands for them."""
+        """Probabilities and compositions; the largest number of runs represents its range."""
         most, chances = self._chances
         few = self.base.gaussian_mu is None
         runs = np.unique(np.ceil(np.geomspace(1.0, most, _FEW if few else _MANY)).astype(np.int64))
@@ -158,7 +157,7 @@ class AllRuns:
 
     @cached_property
     def _chances(self) -> tuple[int, Array]:
-        """A largest K, and the chances [K + 1] of those up to it."""
+        """A largest number of runs, and the probabilities [K + 1] up to it."""
         most = 1
         while most <= _MAX_RUNS:
             chances = self.repetitions.pmf(np.arange(most + 1))

@@ -1,22 +1,23 @@
-r"""Rerunning until the output is acceptable, exactly; and why a fixed K is a bad idea.
+r"""The exact cost of repeating a run until its output is acceptable.
 
-Let S be what is accepted, E any part of it, e = Q(E), f = Q(S - E), and e', f' with the record. The
-output is in E with chance e/(e+f). The difference
+Let S be the accepted set, E any part of it, e = Q(E), f = Q(S - E), and e', f' the same with the
+record. The output is in E with probability e/(e+f). The difference
 
     e/(e+f) - e^eps e'/(e'+f')
 
-grows as f' does and as e' falls, so f' = U(f), the largest P'-chance of events of P-chance f, and
-e' = L(e) = 1 - U(1-e), the smallest, are the worst there are: two extreme events, disjoint as e + f
-<= 1, which can be played wherever the pair is one that neighbours have. So the cost at delta is the
-largest log of (e/(e+f) - delta) (L(e)+U(f))/L(e) with e + f no less than the acceptance.
+grows with f' and falls with e'. So the worst case is f' = U(f), the largest P'-probability of
+events of P-probability f, and e' = L(e) = 1 - U(1-e), the smallest: two extreme events, disjoint
+since e + f <= 1. An attack can play them wherever neighbouring data sets attain the pair. So the cost
+at delta is the largest log of (e/(e+f) - delta) (L(e)+U(f))/L(e) with e + f at least the acceptance.
 
-If after every run that is not accepted one stops with chance g, an output q of one run is the
-result with chance q/(g + (1-g)(e+f)), and nothing with g(1-e-f)/(g + (1-g)(e+f)). The worst set
-holds E, with nothing or without; both chances still grow with e and fall with f.
+Suppose that the tuning stops with probability g after every rejected run. Then an output q of one
+run is the result with probability q/(g + (1-g)(e+f)), and there is no output with probability
+g(1-e-f)/(g + (1-g)(e+f)). The worst set contains E, with or without the empty output; both
+probabilities still grow with e and fall with f.
 
-(e, f) are two parameters. The curve of events is cut into straight pieces, outside it for a bound;
-the value is then a sum of logarithms of linear functions, and the pieces where it may be largest
-are cut further.
+The search has two parameters, (e, f). The curve of events is replaced by straight pieces, which lie
+outside it for a bound. The value is then a sum of logarithms of linear functions, and the pieces
+where it may be largest are divided further.
 """
 
 from dataclasses import dataclass
@@ -35,17 +36,17 @@ from audit.upper_bounds.region import corner_events
 from audit.upper_bounds.registry import BoundValue, bound
 
 Array = NDArray[np.float64]
-Whole = NDArray[np.int64]
-_COARSE, _REFINEMENTS, _MAX_BOXES, _AT_ONCE = 96, 20, 1 << 15, 2048
-_ENOUGH = 1e-5
-_LEAST = -230.0
-_SOUGHT = (0.0, 1.0, 0.0)
+Integers = NDArray[np.int64]
+_COARSE, _REFINEMENTS, _MAX_BOXES, _BATCH_OF_BOXES = 96, 20, 1 << 15, 2048
+_RELATIVE_GAP = 1e-5
+_MIN_LOG_PROBABILITY = -230.0
+_TARGET_EVENT = (0.0, 1.0, 0.0)
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
 class Chance:
-    """The chance N/D of a set of outputs, both linear in the chances (e, f) of one run.
+    """The probability N/D of a set of outputs, both linear in the probabilities (e, f) of one run.
 
     Attributes:
         sought: constant and coefficients of e and f in N.
@@ -65,7 +66,7 @@ class Chance:
 
 @dataclass(frozen=True)
 class TwoEvents:
-    """The largest epsilon of two disjoint extreme events: one sought, one accepted besides.
+    """The largest epsilon of two disjoint extreme events: the target event, and the rest accepted.
 
     Attributes:
         pair: one direction of the base.
@@ -84,7 +85,7 @@ class TwoEvents:
     delta: float
 
     def epsilon(self) -> tuple[float, float]:
-        """An upper bound, and what two events attain."""
+        """An upper bound, and the epsilon that two events attain."""
         t = self._first_events()
         e, f = (side.ravel() for side in np.indices((len(t) - 1,) * 2))
         e, f = e[f <= e], f[f <= e]
@@ -102,12 +103,12 @@ class TwoEvents:
             ]
             most = np.max(halves, axis=0)
             upper = max(float(most.max()), closed, best)
-            enough = best + _ENOUGH * max(best, 0.05)
+            enough = best + _RELATIVE_GAP * max(best, 0.05)
             closed = max(closed, float(most[most <= enough].max(initial=0.0)))
             e, f, most = e[most > enough], f[most > enough], most[most > enough]
             if not e.size or e.size > _MAX_BOXES:
                 break
-            worst = np.argsort(-most)[: max(_AT_ONCE, len(most) // 4)]
+            worst = np.argsort(-most)[: max(_BATCH_OF_BOXES, len(most) // 4)]
             cells = np.union1d(e[worst], f[worst])
             finer = np.union1d(t, 0.5 * (t[cells] + t[cells + 1]))
             e, f = _within(finer, t, e, f)
@@ -119,9 +120,11 @@ class TwoEvents:
         """Parameters [n], dense where the probability of an event, or of the rest, moves."""
         t = np.linspace(*self.pair.event_range, 4 * _COARSE)
         for _ in range(8):
-            sides = [np.maximum(side, _LEAST) for side in self.pair.events(t)]
+            sides = [np.maximum(side, _MIN_LOG_PROBABILITY) for side in self.pair.events(t)]
             with np.errstate(divide="ignore"):
-                sides += [np.maximum(np.log(-np.expm1(side)), _LEAST) for side in sides]
+                sides += [
+                    np.maximum(np.log(-np.expm1(side)), _MIN_LOG_PROBABILITY) for side in sides
+                ]
             moves = np.abs(np.diff(np.stack(sides))).sum(axis=0) + 1e-9
             t = np.unique(equidistribute(t, moves, _COARSE))
         return t
@@ -147,7 +150,7 @@ class TwoEvents:
             sought_with, every_with = self.chance.parts(e[1], f[1])
             gain = sought * (1.0 - _ROUNDING if chords else 1.0 + _ROUNDING) - self.delta * every
             log_sought_with = np.log(sought_with)
-            if self.chance.sought == _SOUGHT:
+            if self.chance.sought == _TARGET_EVENT:
                 # e' itself, which may be below what a number holds.
                 low, high = for_e[1][:, None]
                 log_sought_with = np.logaddexp(np.log1p(-on_e) + low, np.log(on_e) + high)
@@ -165,7 +168,7 @@ class TwoEvents:
 
     def _clipped(self, for_e: Array) -> Array:
         """The pieces as far as e, where it is all that is sought, can be above delta D."""
-        if self.chance.sought != _SOUGHT:
+        if self.chance.sought != _TARGET_EVENT:
             return for_e
         least = self.delta * max(self.chance.acceptance, self.chance.all[0])
         start, end = np.exp(for_e[0])
@@ -199,7 +202,7 @@ class TwoEvents:
         return on_e, on_f, inside & (total >= low) & (total <= high)
 
 
-def _within(finer: Array, t: Array, e: Whole, f: Whole) -> tuple[Whole, Whole]:
+def _within(finer: Array, t: Array, e: Integers, f: Integers) -> tuple[Integers, Integers]:
     """The boxes of cells of a finer grid that lie in given boxes of cells."""
     starts = [np.searchsorted(finer, t[side]) for side in (e, f)]
     ends = [np.searchsorted(finer, t[side + 1]) for side in (e, f)]
@@ -227,7 +230,7 @@ def until_accepted(base: Mechanism, protocol: UntilAccepted, delta: float) -> Bo
         protocol: rerunning until a run is accepted.
         delta: in (0, 1).
     """
-    chance = Chance(_SOUGHT, (0.0, 1.0, 1.0), protocol.acceptance)
+    chance = Chance(_TARGET_EVENT, (0.0, 1.0, 1.0), protocol.acceptance)
     return _largest(base, (chance,), delta)
 
 
@@ -251,7 +254,7 @@ def random_stopping(base: Mechanism, protocol: RandomStopping, delta: float) -> 
     if g == 1.0:
         return BoundValue(base.epsilon(delta))
     every = (g, 1.0 - g, 1.0 - g)
-    chances = (Chance(_SOUGHT, every), Chance((g, 1.0 - g, -g), every))
+    chances = (Chance(_TARGET_EVENT, every), Chance((g, 1.0 - g, -g), every))
     return _largest(base, chances, delta)
 
 
@@ -261,5 +264,7 @@ def _largest(base: Mechanism, chances: tuple[Chance, ...], delta: float) -> Boun
     # Under pure DP what is sought and what it is a share of each change by at most epsilon.
     upper = min(upper, 2.0 * base.pure_epsilon)
     if upper > 1e8:
-        raise Unreachable(f"delta must be above what two events tell apart for sure, got {delta!r}")
+        raise Unreachable(
+            f"delta must exceed the probability that two events reveal the data, got {delta!r}"
+        )
     return BoundValue(upper, error=max(upper - attained, 0.0))

@@ -1,4 +1,4 @@
-r"""What a grid costs: every candidate of a list once, or each with some chance.
+r"""The cost of a grid: every candidate of a list once, or each with some probability.
 
 Candidate i is run with chance p, independently, so that another run is no better than x, or there
 is none, with chance h(x) = 1 - p + p x. The winner (i, y) then has density p q_i(y) prod h(1-s_j)
@@ -18,9 +18,10 @@ Where s_j' = 1 is reached before s_j = 1, as by a base with a delta of its own, 
 logarithms would be all there is. So the curve is cut where h(1-s_j) falls below some small chance,
 and what is below it counts as a full leak, a point (a, b) = (chance, 0).
 
-K independent draws of one law have no fixed roles for the candidates, so nothing that is proved of
-them speaks of a grid: with three candidates of two outputs each a grid leaks up to 1.64 times the
-delta that `tight` gives for fixed:3. On a Gaussian base it does not (`grid_of_gaussians`).
+K independent draws of one distribution have no fixed roles for the candidates, so nothing that is
+proved of them speaks of a grid: with three candidates of two outputs each a grid leaks up to 1.64
+times the delta that `tight` gives for fixed:3. On a Gaussian base it does not
+(`grid_of_gaussians`).
 """
 
 import math
@@ -101,7 +102,7 @@ class GridCurve:
 
     @cached_property
     def cut(self) -> float:
-        """What a candidate is worse with where it counts as a full leak."""
+        """The largest h(1-s) below which an event counts as a full leak."""
         ends = [(pair, self._last_event(pair)) for pair in self.pairs]
         return max(
             float(np.exp(self._log_h(pair.events(np.array([end]))[0])[0]))
@@ -246,7 +247,7 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
 
     Args:
         base: one run of any candidate, or `Candidates`, one for each.
-        protocol: how many candidates, and the chance of each to be run.
+        protocol: the number of candidates, and the probability that each is run.
         delta: in (0, 1).
     """
     inclusion = protocol.inclusion
@@ -274,11 +275,11 @@ def grid(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     title=r"$\varepsilon_U$ composition (any score)",
 )
 def composition(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
-    """What all runs cost if every one were released, and which were run.
+    """The cost of releasing all runs, and which candidates were run.
 
     Args:
         base: one run of any candidate, or `Candidates`, one for each.
-        protocol: how many candidates, and the chance of each to be run.
+        protocol: the number of candidates, and the probability that each is run.
         delta: in (0, 1).
     """
     if protocol.candidates > _MAX_COMPOSED:

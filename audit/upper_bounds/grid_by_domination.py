@@ -1,4 +1,4 @@
-r"""What a grid costs on a base that a Gaussian mechanism dominates up to a small probability.
+r"""The cost of a grid on a base that a Gaussian mechanism dominates up to a small probability.
 
 `grid_of_gaussians` needs a Gaussian base. Suppose that one run, in both directions, satisfies
 
@@ -102,11 +102,11 @@ def dominating_mu(pairs: Sequence[DominatingPair], d: float) -> float:
     title=r"$\varepsilon_U$ grid, dominating Gaussian (any score)",
 )
 def grid_gaussian(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
-    """Smallest epsilon that the bound gives at delta.
+    """The smallest epsilon of the bound at delta.
 
     Args:
         base: one run of any candidate, or `Candidates`, one for each.
-        protocol: how many candidates, and the chance of each to be run.
+        protocol: the number of candidates, and the probability that each is run.
         delta: in (0, 1).
 
     Example:

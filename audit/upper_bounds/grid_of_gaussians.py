@@ -1,4 +1,4 @@
-r"""What a grid costs on a Gaussian base, exactly: as much as draws of one law of as many runs.
+r"""The exact cost of a grid on a Gaussian base: that of as many draws of one distribution.
 
 Let all of m candidates be run, each dominated by N(0, 1) against N(mu, 1), and their outputs be
 gone through from the best on, E a set of pairs (candidate, output). What is preferred at some time
@@ -66,9 +66,9 @@ from audit.upper_bounds.tight import TightCurve, tight
 
 Array = NDArray[np.float64]
 
-_SOURCE = "tight bound of as many draws of one law: on a Gaussian base candidates in step leak most"
+_SOURCE = "tight bound of as many independent draws, exact for a grid on a Gaussian base"
 _BY_CHANCE = "mean of the tight bounds of as many draws as candidates are run"
-# Share of delta that is given away to more candidates being run than are counted.
+# Share of delta for the event that more candidates are run than the bins cover.
 _RARE = 0.02
 # Chance to run more than the first bin holds, how many bins, and events of each curve.
 _USUAL, _BINS, _POINTS = 0.7, 12, 500
@@ -84,11 +84,11 @@ _USUAL, _BINS, _POINTS = 0.7, 12, 500
     title=r"$\varepsilon_U$ grid, tight (any score)",
 )
 def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
-    """Smallest epsilon that the bound gives at delta.
+    """The smallest epsilon of the bound at delta.
 
     Args:
         base: one run of any candidate, or `Candidates`, one for each, which count as the worst.
-        protocol: how many candidates, and the chance of each to be run.
+        protocol: the number of candidates, and the probability that each is run.
         delta: in (0, 1).
 
     Example:
@@ -97,10 +97,10 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         2.728
     """
     several = kinds_of_candidates(base, protocol)
-    loudest = max((one for one, _ in several), key=_mu)
+    worst = max((one for one, _ in several), key=_mu)
     if protocol.inclusion < 1.0:
-        return BoundValue(by_chance(GaussianPair(_mu(loudest)), protocol, delta), source=_BY_CHANCE)
-    found = tight(loudest, Fixed(protocol.candidates), delta)
+        return BoundValue(by_chance(GaussianPair(_mu(worst)), protocol, delta), source=_BY_CHANCE)
+    found = tight(worst, Fixed(protocol.candidates), delta)
     if found.epsilon is None:
         raise NotApplicable(found.reason)
     return BoundValue(
@@ -113,7 +113,7 @@ def by_chance(pair: GaussianPair, protocol: Grid, delta: float) -> float:
 
     Args:
         pair: dominates one run of any candidate.
-        protocol: how many candidates, and the chance of each to be run.
+        protocol: the number of candidates, and the probability that each is run.
         delta: in (0, 1).
 
     Raises:

@@ -1,15 +1,16 @@
-r"""Adaptive choice, charged for what the runs can tell the sampler, and not for log(C/c).
+r"""Upper bound for adaptive search that accounts for how much the earlier runs reveal.
 
-The adaptive bound lets every density be C times the prior without the record and c times it with
-the record. But a density is a function of the runs before it, the same function in both worlds: it
-differs only as far as they do. The best of k runs is y, found as the j-th, without the record with
+The simple adaptive bound assumes that the sampling density can equal C times the prior on one data
+set and c times the prior on the other, which costs log(C/c). In fact, the density is the same
+function of the earlier runs on both data sets, so it can differ only as far as the distributions of
+those runs differ. The best of k runs is y, found as the j-th, without the record with
 density Q(y) w, with it with density Q'(y) w', where
 
     w = sum_k P[K=k] sum_{j<=k} E[pi_j 1_B],   w' = sum_k P[K=k] sum_{j<=k} E'[pi_j 1_B],
 
 pi_j in [c, C] the density of y's candidate and B the event that the other k-1 runs are worse; E and
-E' are over these, drawn as the sampler does with y in the j-th place. Neither world tells more than
-n runs composed do, of n = j-1 runs before y or of all n = k-1 others: candidates are functions of
+E' are over these, drawn as the sampler does with y in the j-th place. Neither reveals more than
+n runs composed do, with n = j-1 runs before y or of all n = k-1 others: candidates are functions of
 what came before. So with H_n(t) = sup_E P(E) - t P'(E) of n runs composed, u and l the largest and
 the smallest chance that one run is worse (`AdaptiveCurve`), and pi_j = c + (C-c) g, 0 <= g <= 1,
 
@@ -21,7 +22,7 @@ phi_j(x) = sum_{k>=j} P[K=k] x^(k-j) for the runs that follow,
 
     sum_{k>=j} P[K=k] (E[g 1_B] - t E'[g 1_B]) <= phi_j(u) H_{j-1}(t phi_j(l) / phi_j(u)).
 
-One and the same event (s, s') stands for the runs before and after the best. So ties must be broken
+The same event (s, s') applies to the runs before and after the best. So ties must be broken
 at random or by candidate and output. Where the earlier run wins a tie, the runs before the best
 face a larger event than those after it, and only the simple adaptive bound is proved
 (`adaptive.py`): the minima above are taken for each place j, and no one event serves all places.
@@ -61,16 +62,17 @@ _LOG_T = np.concatenate([[0.0], np.linspace(0.25, 8.0, 32), np.geomspace(8.5, 60
 _LOG_T = np.union1d(-_LOG_T, _LOG_T)
 # Shares of Psi(0): where the chords begin, not to lose their digits, and what is not resolved.
 _FIRST, _REST = 1.0 - 1e-6, 1e-20
-# Runs that are looked at, at most, and no more than leave out a share of E[K]: what is beyond pays
-# C/c. They are dealt with in ranges, of which the last stands for all in it.
+# The largest number of runs that is considered, and the share of E[K] that may be left out; beyond,
+# the simple adaptive bound applies. Numbers of runs form ranges, and the largest of a range stands
+# for all of them.
 _MAX_RUNS = 1 << 13
 _NEGLIGIBLE = 1e-6
 _RANGES, _FEW_RANGES = 24, 8
-# Where H_n(1) is larger, n runs tell so much that it need not be known how much.
-_TELLING = 0.75
+# Where H_n(1) is larger, n runs reveal so much that the amount does not matter.
+_REVEALING = 0.75
 _ALL = 0.99
 _EVERYTHING = np.zeros(1), np.ones(1)
-# More than the rounding of sums over so many runs.
+# Above the rounding of sums over `_MAX_RUNS` runs.
 _UP = 1.0 + 1e-11
 
 
@@ -112,7 +114,7 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True)
 class ComposedRuns:
-    """What the runs so far can tell of the record, as hockey sticks of n runs composed.
+    """What n runs together reveal of the record: the hockey-stick divergence of their composition.
 
     Attributes:
         run: one run, with any fixed candidate.
@@ -146,7 +148,7 @@ def _hockey_stick(run: Mechanism, runs: int) -> Stick:
         last = reach(lambda epsilon: float(together.delta(epsilon)))
         losses = np.linspace(0.0, min(last, _LOG_T[-1]), _LOSSES)
         delta = np.minimum(together.delta(losses) * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
-    except NotApplicable:  # so many runs tell all
+    except NotApplicable:  # this many runs reveal everything
         return _EVERYTHING
     # For 1/t < 1 by the other direction: P(E) - P'(E)/t = 1 - 1/t + (P'(not E) - t P(not E)) / t.
     t = np.exp(losses)
@@ -159,8 +161,8 @@ class HistoryCurve:
     """The bound as a function of epsilon, for one direction of the base.
 
     Attributes:
-        adaptive: the adaptive bound of the same direction, which this is never above.
-        told: what runs tell.
+        adaptive: the simple adaptive bound of the same direction; this one is never larger.
+        composed_runs: what n runs reveal of the record.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -172,7 +174,7 @@ class HistoryCurve:
     """
 
     adaptive: AdaptiveCurve
-    told: ComposedRuns
+    composed_runs: ComposedRuns
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
@@ -205,7 +207,7 @@ class HistoryCurve:
     def _psi(self, t: Array) -> Array:
         """Psi [n] at t [n], rounded up: the largest of cells between events.
 
-        K in several ranges is sharp where few runs tell little, K in one where many follow.
+        K in several ranges is sharp where few runs reveal little, K in one range where many follow.
         """
         sums = [self._sum(t[:, None], blocks) for blocks in self._blocks]
         return np.asarray(np.maximum(np.minimum(*sums).max(axis=1), 0.0))
@@ -216,12 +218,12 @@ class HistoryCurve:
         a, b = self._slopes
         total = np.zeros((len(t), len(a)))
         for block in blocks:
-            told = np.interp(t, *self._sticks[block.others])
-            total += low * np.minimum(block.a - t * block.b, block.weight * told)
+            revealed = np.interp(t, *self._sticks[block.others])
+            total += low * np.minimum(block.a - t * block.b, block.weight * revealed)
             for part in block.parts:
                 learnt = np.interp(t * part.least, *self._sticks[part.before])
                 learnt *= part.follow
-                np.minimum(learnt, np.minimum(part.a, part.weight * told), out=learnt)
+                np.minimum(learnt, np.minimum(part.a, part.weight * revealed), out=learnt)
                 learnt *= high - low
                 total += learnt
             # What was rounded to the safe side is taken away rounded to the other one.
@@ -249,8 +251,8 @@ class HistoryCurve:
         law = self.adaptive.repetitions
         enough = np.searchsorted(np.cumsum(k * law.pmf(k)), (1.0 - _NEGLIGIBLE) * law.mean)
         most = min(max(int(enough), 1), _MAX_RUNS)
-        # Gaussian runs compose for nothing.
-        ranges = _RANGES if self.told.run.gaussian_mu is not None else _FEW_RANGES
+        # Gaussian runs compose in closed form.
+        ranges = _RANGES if self.composed_runs.run.gaussian_mu is not None else _FEW_RANGES
         edges = np.unique(np.geomspace(1.0, most + 1.0, ranges).round().astype(np.int64))
         return [range(first, end) for first, end in itertools.pairwise(edges.tolist())]
 
@@ -260,9 +262,9 @@ class HistoryCurve:
         found: dict[int, Stick] = {}
         stick = None
         for one in self._ranges:
-            # More runs tell no less: where nearly all is told there is nothing to compose.
+            # More runs reveal no less: once nearly everything is revealed, nothing is composed.
             nearly_all = stick is not None and float(np.interp(1.0, *stick)) > _ALL
-            stick = _EVERYTHING if nearly_all else self.told.hockey_stick(one.stop - 2)
+            stick = _EVERYTHING if nearly_all else self.composed_runs.hockey_stick(one.stop - 2)
             found[one.stop - 2] = stick
         return found
 
@@ -271,7 +273,7 @@ class HistoryCurve:
         """K in several ranges, and in one."""
         ranges, cells = self._ranges, np.exp(self._cells)
         sticks = self._sticks.values()
-        several = sum(float(np.interp(1.0, *stick)) < _TELLING for stick in sticks)
+        several = sum(float(np.interp(1.0, *stick)) < _REVEALING for stick in sticks)
         every = range(1, ranges[-1].stop)
         rest = range(ranges[several].start, every.stop) if several < len(ranges) else range(0)
         chances = self.adaptive.repetitions.pmf(np.arange(every.stop))
@@ -307,17 +309,17 @@ def _block(chances: Array, k: range, places: list[range], cells: Array) -> _Bloc
 @bound(
     "adaptive-histories",
     90,
-    "adaptive bound, densities charged for what the runs can tell",
+    "adaptive bound, with densities that depend on what the earlier runs reveal",
     about=("any base",),
     protocol=Adaptive,
     title=r"$\varepsilon_U$ adaptive, histories (any score)",
 )
 def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
-    """Smallest epsilon that the bound gives at delta, over both directions.
+    """The smallest epsilon of the bound at delta, over both directions.
 
     Args:
-        base: one run with any fixed hyper-parameter, or with one drawn from the prior.
-        protocol: the law of K, any, and how far the density may move from the prior.
+        base: one run with any fixed hyperparameter, or with one drawn from the prior.
+        protocol: the distribution of K, any, and the range of the density relative to the prior.
         delta: in (0, 1).
 
     Example:
@@ -330,8 +332,8 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Bou
     return BoundValue(_epsilon(base, protocol, delta))
 
 
-@numerics.memoize(4)  # who looks for noise asks again where the search ends
+@numerics.memoize(4)  # calibration evaluates the end of its search twice
 def _epsilon(base: Mechanism, protocol: Adaptive, delta: float) -> float:
-    told = ComposedRuns(any_fixed(base))
-    curves = [HistoryCurve(plain, told) for plain in adaptive_curves(base, protocol)]
+    composed_runs = ComposedRuns(any_fixed(base))
+    curves = [HistoryCurve(plain, composed_runs) for plain in adaptive_curves(base, protocol)]
     return max(solve_epsilon(curve.delta, delta) for curve in curves)

@@ -25,6 +25,12 @@ def noisy_max_composition(base: Mechanism, protocol: NoisyMax, delta: float) -> 
         base: one noisy value of sensitivity 1.
         protocol: how many values, how often.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> base = GaussianMechanism(0.25)
+        >>> round(noisy_max_composition(base, "noisy-max:2", 1e-6).epsilon, 3)
+        1.544
     """
     runs = protocol.candidates * protocol.rounds
     if runs > _MAX_COMPOSED:

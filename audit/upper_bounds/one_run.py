@@ -1,4 +1,4 @@
-"""One run of the base mechanism alone, as reported beside the bounds on its tuning."""
+"""Report on a single run of the base mechanism, shown next to the bounds on the tuning."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ from audit.upper_bounds.result import UpperBound
 
 @dataclass(frozen=True)
 class BaseReport:
-    """One run of the base mechanism, as reported.
+    """Privacy of a single run of the base mechanism.
 
     Attributes:
-        mu: distance of the two output laws in standard deviations, where they are normal.
+        mu: distance of the two output distributions in standard deviations, where they are normal.
         noise_multiplier: sigma, where the number of steps is known.
         steps: iterations, where known.
         epsilon_rdp: epsilon of one run by Renyi divergences, as the papers count; None if infinite.
@@ -43,7 +43,7 @@ class BaseReport:
 
     @property
     def bounds(self) -> tuple[UpperBound, UpperBound]:
-        """One run alone, as the first rows beside the bounds: by its profile, and by Renyi."""
+        """The rows of a single run: by its privacy profile, and by Renyi divergences."""
         profile = "hockey-stick divergence of the dominating pair"
         if self.mu is not None:
             profile = "Balle & Wang 2018, theorem 8"
@@ -65,7 +65,7 @@ def _row(name: str, epsilon: float | None, how: str, source: str, reason: str = 
 
 
 def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
-    """Accounts for one run of any base.
+    """The report on one run of any base.
 
     Args:
         base: the base mechanism.

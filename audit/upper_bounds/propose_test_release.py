@@ -23,7 +23,7 @@ def tested_profile(base: Mechanism, protocol: ProposeTestRelease, delta: float) 
 
     Args:
         base: what a run releases when its test passes.
-        protocol: the law of K, and the test.
+        protocol: the distribution of K, and the test.
         delta: in (0, 1).
     """
     return _tested(profile, base, protocol, delta)
@@ -41,8 +41,14 @@ def tested_region(base: Mechanism, protocol: ProposeTestRelease, delta: float) -
 
     Args:
         base: what a run releases when its test passes.
-        protocol: the law of K, and the test.
+        protocol: the distribution of K, and the test.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> protocol = "ptr:0.5,1e-7,1e-7/tnb:0,0.1"
+        >>> round(tested_region(GaussianMechanism(0.25), protocol, 1e-5).epsilon, 3)
+        1.999
     """
     return _tested(region, base, protocol, delta)
 
@@ -55,8 +61,14 @@ def tested_tight(base: Mechanism, protocol: ProposeTestRelease, delta: float) ->
 
     Args:
         base: what a run releases when its test passes.
-        protocol: the law of K, and the test.
+        protocol: the distribution of K, and the test.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> protocol = "ptr:0.5,1e-7,1e-7/tnb:0,0.1"
+        >>> round(tested_tight(GaussianMechanism(0.25), protocol, 1e-5).epsilon, 3)
+        1.999
     """
     return _tested(tight, base, protocol, delta)
 

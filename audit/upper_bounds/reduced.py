@@ -45,11 +45,11 @@ def log_density(x: Array, repetitions: Repetitions) -> Array:
 
 @dataclass(frozen=True)
 class ReducedGame:
-    """The pair of laws of the tuned output for an increasing score.
+    """The pair of distributions of the tuned output for an increasing score.
 
     Attributes:
         mu: the base's mu.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
 
     Example:
         >>> from audit.repetitions import parse_repetitions
@@ -104,7 +104,7 @@ class ReducedGame:
         return max(forward, backward)
 
     def attained_delta(self, epsilon: float) -> float:
-        """The same, rounded down: the divergence of the outputs told apart by cells only."""
+        """The same, rounded down: the divergence of the outputs distinguished by cells."""
         return divergence_of_cells(epsilon, *self._bounded)
 
     @cached_property
@@ -131,7 +131,7 @@ class LikelihoodOrder:
 
     Attributes:
         pair: the base's pair, as a discretised law of the privacy loss.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
 
     Example:
         >>> from audit.accounting import DpSgd
@@ -171,8 +171,8 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Bo
     error is what a grid twice as coarse changes.
 
     Args:
-        base: the base mechanism; its pair must be one that neighbours really have.
-        repetitions: the law of K.
+        base: the base mechanism; its pair must be attained by neighbouring data sets.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Example:
@@ -186,7 +186,7 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Bo
         error = max(epsilon - solve_epsilon(game.attained_delta, delta), 0.0)
         return BoundValue(epsilon, error=error, about=("Gaussian base",))
     if not base.attained:
-        raise NotApplicable("the base must be one whose outputs are known")
+        raise NotApplicable("the base must have known outputs")
     if float(base.delta(_LARGEST_LOSS)) > delta * PROFILE_ACCURACY:
         raise NotApplicable(f"losses beyond {_LARGEST_LOSS:g} must not decide: they underflow")
     (pair, count), *others = base.laws

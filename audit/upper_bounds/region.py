@@ -1,4 +1,4 @@
-r"""The region bound: valid for every score and every law of K, and nearly attained.
+r"""The region bound: valid for every score and every distribution of K, and nearly attained.
 
 For a pair (Q, Q') that dominates the base, and R the set of probabilities (s, s') of one event,
 
@@ -38,12 +38,12 @@ Array = NDArray[np.float64]
 _SOURCE = (
     "region bound: Koskela, Redberg & Wang 2024, theorem 4.1, maximised over achievable events"
 )
-# Points on the curve of events: with four times as many the bound falls by less than 1e-7 of
-# itself; and those of the passes that find where it moves.
+# Points on the curve of events: with four times as many, the bound falls by a relative 1e-7; and
+# points of the first passes, which locate where the curve moves.
 _POINTS = 1 << 14
-_COARSE = 1 << 12
-# Share that every part of the curve gets of its points however little moves there.
-_SOME = 1e-9
+_FIRST_POINTS = 1 << 12
+# Smallest share of the points that each part of the curve gets.
+_MIN_SHARE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RegionCurve:
 
     Attributes:
         pair: the base's dominating pair.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         points: points on the curve of events; fewer are faster and no less safe.
     """
 
@@ -164,7 +164,7 @@ class RegionCurve:
 
 
 region_curve = numerics.memoize(8)(RegionCurve)
-"""The curve of a pair and a law: bounds in a row ask for the same, and so do many deltas."""
+"""The curve of a pair and a distribution of K, cached because several bounds use it."""
 
 
 def mixture(pair: DominatingPair, a: Array, b: Array) -> ShiftedProfiles:
@@ -173,7 +173,7 @@ def mixture(pair: DominatingPair, a: Array, b: Array) -> ShiftedProfiles:
     weights = np.diff(a, prepend=0.0)
     with np.errstate(divide="ignore"):
         shifts = np.log(np.diff(b, prepend=0.0)) - np.log(weights)
-    # Where b is 0 the output tells the data sets apart: any very negative shift says so.
+    # Where b is 0 the output reveals the data set: any very negative shift represents it.
     return ShiftedProfiles(pair, weights, np.maximum(shifts, -1e6))
 
 
@@ -188,10 +188,10 @@ def dense_events(
             counts for four fifths.
         points: how many, about.
     """
-    t = np.linspace(*pair.event_range, _COARSE)
+    t = np.linspace(*pair.event_range, _FIRST_POINTS)
     # Each pass resolves the steepest cell of the last one: events of 1e-15 take a few.
-    for most in (*[_COARSE] * 6, points, points):
-        moves = [np.abs(np.diff(v)).sum(axis=0) + _SOME for v in heights(*pair.events(t))]
+    for most in (*[_FIRST_POINTS] * 6, points, points):
+        moves = [np.abs(np.diff(v)).sum(axis=0) + _MIN_SHARE for v in heights(*pair.events(t))]
         moves = 0.8 * moves[0] / moves[0].sum() + 0.2 * moves[1] / moves[1].sum()
         t = np.unique(numerics.equidistribute(t, moves, most))
     return t
@@ -270,7 +270,7 @@ def region(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValu
 
     Args:
         base: the base mechanism, any with dominating pairs.
-        repetitions: the law of K, any.
+        repetitions: the distribution of K, any.
         delta: in (0, 1).
 
     Example:

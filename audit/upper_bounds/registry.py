@@ -174,6 +174,10 @@ def find(name: str, protocol: type[Protocol] = RandomSearch) -> Entry:
 
     Raises:
         ValueError: the protocol has no bound of this name.
+
+    Example:
+        >>> find("TIGHT").name
+        'tight'
     """
     names = [entry.name for entry in entries(protocol)]
     return _ENTRIES[protocol, checks.one_of("bound", name, names)]

@@ -1,4 +1,4 @@
-"""What every bound returns: a number, what it needs to be true, and where it comes from."""
+"""The result of a bound: a number, its assumptions and its source."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ FAILURE_TOO_LIKELY = (
 
 
 class NotApplicable(ValueError):
-    """A bound says nothing about this base, protocol or delta; the message is the reason.
+    """The bound does not apply to this base, protocol or delta; the message is the reason.
 
     Example:
         >>> from audit.accounting import DpSgd
@@ -24,14 +24,14 @@ class NotApplicable(ValueError):
 
 @dataclass(frozen=True)
 class UpperBound:
-    """One answer to "what does this tuning cost?".
+    """An upper bound on the cost of a tuning, or the reason why it does not apply.
 
     Attributes:
         name: the bound's name.
         epsilon: the value, rounded to the safe side; None where the bound does not apply.
-        claim: what the value needs to be true, and what it is then.
-        error: the value without discretisation lies in [epsilon - error, epsilon] (for an attained
-            value, [epsilon, epsilon + error]).
+        claim: the assumptions of the value, and what it is under them.
+        error: the exact value of the bound lies in [epsilon - error, epsilon] (for an attained
+            value, in [epsilon, epsilon + error]).
         reason: why the bound does not apply; empty where it does.
         attains: an epsilon that some score was found to attain on the way; 0 if none was.
 
@@ -51,8 +51,13 @@ class UpperBound:
     attains: float = 0.0
 
     @property
+    def applies(self) -> bool:
+        """Whether the bound applies, that is, has a value."""
+        return self.epsilon is not None
+
+    @property
     def assumes(self) -> str:
-        """What the value needs to be true, in one line; the reason where it does not apply."""
+        """The assumptions of the value in one line; the reason where the bound does not apply."""
         return f"does not apply: {self.reason}" if self.reason else self.claim.words
 
     @property
@@ -62,16 +67,16 @@ class UpperBound:
 
     @property
     def attained(self) -> bool:
-        """Whether the value is no upper bound but what an attack attains."""
+        """Whether the value is attained by an attack, and is not an upper bound."""
         return self.claim.kind is Kind.ATTAINED
 
     @property
     def approximate(self) -> bool:
-        """Whether the value is no bound but an approximation."""
+        """Whether the value is an approximation, and not a bound."""
         return self.claim.kind is Kind.APPROXIMATION
 
     def as_dict(self) -> dict[str, Any]:
-        """The answer in plain values, for json and tables."""
+        """The result as plain values, for json and tables."""
         row: dict[str, Any] = {
             "name": self.name,
             "epsilon": self.epsilon,

@@ -48,7 +48,7 @@ class SubsetCurve:
         tuning: a pair that dominates the tuning, with the record against without.
         final: the same of the final run.
         final_mirrored: of the final run, without the record against with it.
-        sampling_rate: q in [0, 1], the share of records tuned on.
+        sampling_rate: q in [0, 1], the share of records used for tuning.
         on_all: whether the final run takes all records, else the rest.
 
     Example:
@@ -119,8 +119,9 @@ def subset(base: Mechanism, protocol: Subset, delta: float) -> BoundValue:
     """Smallest epsilon of tuning on a subset and a final run, over both directions.
 
     Args:
-        base: one run, while tuning and in the end.
-        protocol: the law of K, the share of records tuned on, and what the final run takes.
+        base: one run of the tuning, and the final run.
+        protocol: the distribution of K, the share of records used for tuning, and the records of
+            the final run.
         delta: in (0, 1).
     """
     check_add_remove(base)
@@ -134,7 +135,8 @@ def subset_curves(tuning: Mechanism, final: Mechanism, protocol: Subset) -> list
     Args:
         tuning: one run while tuning.
         final: the final run.
-        protocol: the law of K, the share of records tuned on, and what the final run takes.
+        protocol: the distribution of K, the share of records used for tuning, and the records of
+            the final run.
 
     Returns:
         One curve; two where it is not known which pair of the final run has the record first.

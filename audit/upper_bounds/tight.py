@@ -1,4 +1,4 @@
-r"""The tight bound: valid for every score and every law of K, and attained by folded orders.
+r"""The tight bound: valid for every score and distribution of K, and attained by folded orders.
 
 Let s, s' be the probabilities without and with the record that one run is preferred to the output
 y. Then the best of K runs is y with density phi'(1-s) Q(y), or phi'(1-s') Q'(y). Take any order of
@@ -21,8 +21,8 @@ dominate (Q, Q'), U(f) be the largest P'-probability of events of P-probability 
 the supremum over paths on which e and f grow from 0 until e + f = 1. Where the pair is one that
 neighbours have, a path is an order that can be played: the outputs that speak most for P first in
 one row, those that speak most for P' first in another, merged. It folds the line of the likelihood
-ratio. So no score leaks more than the best folded order, whatever the law of K, and the last step
-loses nothing where the best f grows with e.
+ratio. So no score leaks more than the best folded order, for every distribution of K, and the last
+step loses nothing where the best f grows with e.
 
 Ties are broken by an independent uniform label of every run; to release it too only adds leakage.
 The region bound is the same integral with every event (s, s') in place of (e + f, L(e) + U(f)).
@@ -47,36 +47,36 @@ Array = NDArray[np.float64]
 Masses = tuple[tuple[Array, Array], tuple[Array, Array]]
 
 _SOURCE = "tight bound: every order of the outputs rearranged into a folded one"
-# First events, and how many end the refinement: the work grows with the square, and of 700 the
-# bound is mostly within 1e-4 of what an order attains.
-_COARSE, _POINTS = 96, 700
-# Nor is it refined where delta is within 0.1 % of a game's: of epsilon that is some 1e-4.
-_ENOUGH = 1.001
+# Number of first events, and the number that ends the refinement. Time grows with its square; with
+# 700 the bound is mostly within 1e-4 of the epsilon that an order attains.
+_FIRST_EVENTS, _MAX_EVENTS = 96, 700
+# Refinement also ends when delta is within 0.1 % of an attained one: about 1e-4 of epsilon.
+_SUFFICIENT_RATIO = 1.001
 # log of the smallest probability, 1e-20, of an event that first events resolve; rarer ones matter
 # only for larger E[K] than that, and are found by refinement.
-_LEAST = -45.0
-# Cells before f = 1 - e that are bounded by its limit, where rounding would blur what is resolved.
-_NEAR = 8
-# Rows at a time, so that what is at work stays in the cache.
-_ROWS = 32
-# Share that every part of a curve gets of its events however little moves there.
-_SOME = 1e-9
-# Rounding of one logarithm that is near 0; what the ratio of two widths may lose by it decides
-# whether a cell can be split.
+_MIN_LOG_PROBABILITY = -45.0
+# Cells before f = 1 - e that are bounded by its limit, since rounding errors would dominate there.
+_LIMIT_CELLS = 8
+# Rows per block, so that a block fits into the processor cache.
+_BLOCK_ROWS = 32
+# Smallest share of the events that each part of a curve gets.
+_MIN_SHARE = 1e-9
+# Rounding of a logarithm near 0. A cell is split only where the ratio of its two widths loses less
+# than `_MAX_DOUBT` by rounding.
 _LOG_ROUNDING = 1e-15
 _MAX_DOUBT = 1e-8
 
 
 @dataclass(frozen=True)
 class FoldedGame:
-    """The tuned output under a folded order of the likelihood ratio, told apart by cells.
+    """The tuned output under a folded order of the likelihood ratio, distinguished by cells.
 
     The extreme events (f, U(f)) cut the outputs into cells, those likelier under P' in front. Cells
     from the front, f, and from the back, e, take turns.
 
     Attributes:
         left: log(1-f) and log(1-U(f)) [n] of the events, decreasing from 0 to -inf.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         before: for every cell [n-1] how many from the front are preferred to it when its turn comes
             from the back; no more than its own place, not increasing.
 
@@ -109,7 +109,7 @@ class FoldedGame:
         kept = np.concatenate([[len(self.before)], kept, cells[-1:]])
         sides = []
         for log_left in self.left:
-            # Between the events `done` and `kept` is what is worse.
+            # Worse outputs lie between the events `done` and `kept`.
             front_left, back_left = log_left[done], log_left[kept]
             log_worse = log_subtract(front_left, back_left)
             one_run = np.exp(log_subtract(front_left[:-1], front_left[1:]))
@@ -130,7 +130,7 @@ class FoldedGame:
 
 
 class _Envelope:
-    """What cells (rows) add to delta at their best f (columns), at one epsilon after another.
+    """The contribution of cells (rows) to delta at their best f (columns), for several epsilons.
 
     In every row the largest of gains - e^epsilon weights slopes: convex in e^epsilon, so that the
     column which is best at two epsilons is best between them, and few rows are gone through again.
@@ -146,7 +146,7 @@ class _Envelope:
         self._known: dict[float, NDArray[np.intp]] = {}
 
     def table(self, epsilon: float) -> Array:
-        """What the cells add at every f, [n, m]."""
+        """The contribution of the cells at every f, [n, m]."""
         return self._gains - _scaled(self._weights, epsilon) * self._slopes
 
     def best(self, epsilon: float) -> tuple[NDArray[np.intp], Array]:
@@ -167,7 +167,7 @@ class _Envelope:
         return columns, self._gains[at] - weights[:, 0] * self._slopes[at]
 
     def most(self, epsilon: float) -> float:
-        """What all cells add, each at its best f if that is anything."""
+        """The sum over cells of the largest contribution, where it is positive."""
         return float(np.maximum(self.best(epsilon)[1], 0.0).sum())
 
 
@@ -177,7 +177,7 @@ class TightCurve:
 
     Attributes:
         pair: the base's dominating pair.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         t: parameters [n] of extreme events of the pair, increasing; the bound is safe for any, and
             sharp where they are dense.
         guess: what epsilon an order of these events may attain, where it is known.
@@ -203,13 +203,13 @@ class TightCurve:
         pair: DominatingPair,
         repetitions: Repetitions,
         delta: float,
-        points: int = _POINTS,
+        points: int = _MAX_EVENTS,
     ) -> "TightCurve":
         """The curve with events that are dense where they matter for one delta.
 
         Args:
             pair: the base's dominating pair.
-            repetitions: the law of K.
+            repetitions: the distribution of K.
             delta: in (0, 1).
             points: how many events end the refinement.
         """
@@ -306,7 +306,7 @@ class TightCurve:
 
     @cached_property
     def _halves(self) -> list[_Envelope]:
-        """What the trapezoid rule takes: P's part in whole, and the mean slope of P'."""
+        """Terms of the trapezoid rule: the full part of P, and the mean slope of P'."""
         (a, b), (widths, widths_with) = self._slopes, self._widths
         found = []
         for rows in _blocks(len(widths)):
@@ -331,15 +331,15 @@ class TightCurve:
         half the sum over both ends. Both slopes are convex functions of f, too: a chord for the
         one, a corner for the other.
 
-        Columns are the events f, then what lies between any two, then all from `_NEAR` cells before
-        f = 1 - e on.
+        Columns are the events f, then what lies between any two, then all from `_LIMIT_CELLS` cells
+        before f = 1 - e on.
         """
         (p, _), (a, b), (widths, widths_with) = self.left, self._slopes, self._widths
         # Cell i is between the events i + 1, of smaller e, and i.
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             chord = widths_with / widths
             chord_before = np.append(chord[1:] * (1.0 - self._doubt[1:]), 0.0)
-            # A slope of 0 is safe where there is none, as before a step of L alone.
+            # A slope of 0 is safe where no slope exists, as before a step of L alone.
             usable = (chord_before > 0.0) & (chord_before < np.inf)
             chord_before = np.where(usable, chord_before, 0.0)
             chord_after = np.append(np.inf, chord[:-1] * (1.0 + self._doubt[:-1]))
@@ -360,7 +360,7 @@ class TightCurve:
         # Up to f = 1 - e: 1-L(e)-U(f) >= L'(e) (1-e-f), and log phi' is convex in log x, so that
         # the gain, where positive, falls with f.
         cells = np.arange(len(widths))
-        last = np.maximum(cells - _NEAR, 0)
+        last = np.maximum(cells - _LIMIT_CELLS, 0)
         rest = log_subtract(p[last], p[cells + 1])
         most = self._slope(rest) * (1.0 + SUM_ROUNDING)
         with np.errstate(divide="ignore"):
@@ -384,7 +384,7 @@ class TightCurve:
 
             ends = last[rows, None]
             inner = (cells[f] <= ends) & (ends > 0)
-            kept = max(rows.stop - _NEAR, 1)  # further columns are inner nowhere
+            kept = max(rows.stop - _LIMIT_CELLS, 1)  # further columns are inner nowhere
             a_start, a_end, b_start, b_end = (
                 np.hstack(
                     [
@@ -436,7 +436,7 @@ class TightCurve:
         gains = mass[1::2] - _scaled(mass_with[1::2], epsilon)[:, 0]
         at_points[game.cells] -= np.maximum(gains, 0.0)
         excess += np.maximum(at_points, 0.0)
-        if total <= _ENOUGH * delta or not excess.any():
+        if total <= _SUFFICIENT_RATIO * delta or not excess.any():
             return self.t
         worst = np.argsort(-excess)
         most = int(np.searchsorted(np.cumsum(excess[worst]), 0.9 * excess.sum())) + 1
@@ -447,7 +447,7 @@ class TightCurve:
         return np.union1d(self.t, middle)
 
 
-@memoize(2)  # bounds in a row ask for the same: what is attained, and what is not exceeded
+@memoize(2)  # the attained epsilon and the bound use the same curve
 def _dense_curve(
     pair: DominatingPair, repetitions: Repetitions, delta: float, points: int
 ) -> TightCurve:
@@ -465,7 +465,7 @@ def _dense_curve(
 
 def _blocks(rows: int) -> list[slice]:
     """A few rows at a time of a lower triangle."""
-    return [slice(first, min(first + _ROWS, rows)) for first in range(0, rows, _ROWS)]
+    return [slice(first, min(first + _BLOCK_ROWS, rows)) for first in range(0, rows, _BLOCK_ROWS)]
 
 
 def _scaled(weights: Array, epsilon: float) -> Array:
@@ -477,12 +477,12 @@ def _scaled(weights: Array, epsilon: float) -> Array:
 def _first_events(pair: DominatingPair, repetitions: Repetitions) -> Array:
     """Parameters of a few events, dense where e or phi' move."""
     low, high = pair.event_range
-    t = np.linspace(low, high, 8 * _COARSE)
+    t = np.linspace(low, high, 8 * _FIRST_EVENTS)
     for _ in range(8):
         log_left, log_left_with = pair.events(t)
         slopes = np.asarray(repetitions.log_phi_prime_at(np.stack([log_left, log_left_with])))
         slopes = np.maximum(slopes - np.log(repetitions.mean), -700.0)
-        large = log_left > _LEAST
+        large = log_left > _MIN_LOG_PROBABILITY
         moves = np.zeros(len(t) - 1)
         for share, height in (
             (0.4, np.exp(0.125 * slopes)),
@@ -490,10 +490,10 @@ def _first_events(pair: DominatingPair, repetitions: Repetitions) -> Array:
             (0.3, np.maximum(log_left, log_left[large].min())[None]),
             (0.2, np.maximum(log_left_with, max(log_left_with[large].min(), -700.0))[None]),
         ):
-            move = np.abs(np.diff(height)).sum(axis=0) + _SOME
+            move = np.abs(np.diff(height)).sum(axis=0) + _MIN_SHARE
             moves += share * move / move.sum()
-        t = np.unique(equidistribute(t, moves, _COARSE))
-    if high - low < 0.25 * _COARSE:  # a few straight pieces: three parts of each
+        t = np.unique(equidistribute(t, moves, _FIRST_EVENTS))
+    if high - low < 0.25 * _FIRST_EVENTS:  # a few straight pieces: three parts of each
         t = np.union1d(t, np.arange(3.0 * low, 3.0 * high + 1.0) / 3.0)
     log_left, _ = pair.events(t)
     # Of events of the same probability the one next to the others, where there is more to resolve.
@@ -505,11 +505,11 @@ def _first_events(pair: DominatingPair, repetitions: Repetitions) -> Array:
 def tight(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
     """Smallest epsilon that the tight bound gives at delta, over both directions.
 
-    The error is what the best folded order found falls short of it.
+    The error is the distance to the epsilon of the best folded order found.
 
     Args:
         base: the base mechanism, any with dominating pairs.
-        repetitions: the law of K, any.
+        repetitions: the distribution of K, any.
         delta: in (0, 1).
 
     Example:

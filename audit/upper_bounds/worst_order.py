@@ -30,8 +30,8 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
     twice as coarse changes.
 
     Args:
-        base: the base mechanism; its pair must be one that neighbours really have.
-        repetitions: the law of K.
+        base: the base mechanism; its pair must be attained by neighbouring data sets.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Example:
@@ -40,7 +40,7 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
         1.449
     """
     if not base.attained:
-        raise NotApplicable("the base must be one whose outputs are known")
+        raise NotApplicable("the base must have known outputs")
     (law, count), *others = base.laws
     if base.gaussian_mu is not None or (
         isinstance(law, DominatingPair) and count == 1 and not others

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from audit import console
-from audit.reproduce.kept_trials import keep
+from studies.papers.kept_trials import keep
 
 
 def main(argv: Sequence[str] | None = None) -> int:

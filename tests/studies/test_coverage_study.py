@@ -13,9 +13,9 @@ import pytest
 from scipy import special
 
 from audit import coverage_study, protocols
+from audit.attacks import AdaptiveAttack
 from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold, WorstOrderCurve
 from audit.protocols import Adaptive
-from audit.upper_bounds import AdaptiveAttack
 from studies.coverage.analysis import failures, merge_mechanisms
 from studies.coverage.mechanisms import mechanisms
 from studies.coverage.page import coverage_page

@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit import repetitions as laws
 from audit.accounting import Mechanism, renyi_to_epsilon
 from audit.numerics import SUMS_TO_ONE, minimize_over_alpha, safe_root
 from audit.protocols import Adaptive
-from audit.repetitions import Repetitions
+from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.adaptive import any_fixed
 from audit.upper_bounds.published.papernot_steinke import Curve, power_law
 from audit.upper_bounds.registry import BoundValue, bound
@@ -26,9 +25,9 @@ def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) ->
     + (1+theta) log(1/gamma)/b + log E[T]/(alpha-1), minimised over b.
 
     Args:
-        base: one run with any fixed hyper-parameter.
+        base: one run with any fixed hyperparameter.
         repetitions: truncated negative binomial.
-        ratio: C/c >= 1.
+        ratio: C/c, at least 1.
 
     Example:
         >>> import numpy as np
@@ -37,7 +36,7 @@ def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) ->
         >>> curve(np.array([8.0, 16.0])).round(3).tolist()
         [2.435, 2.529]
     """
-    repetitions = laws.parse_repetitions(repetitions)
+    repetitions = parse_repetitions(repetitions)
     log_ratio = math.log(checks.interval("ratio", ratio, 1.0, closed_low=True))
     law = power_law(repetitions)
     log_inverse_gamma = -math.log(law.gamma)
@@ -67,9 +66,15 @@ def hypo(base: Mechanism, protocol: Adaptive, delta: float) -> BoundValue:
     """Theorem 1 converted to (epsilon, delta)-DP, for an adaptive protocol.
 
     Args:
-        base: one run with any fixed hyper-parameter.
-        protocol: the law of K and how far the density may move from the prior.
+        base: one run with any fixed hyperparameter.
+        protocol: the distribution of K and the range of the density relative to the prior.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> protocol = Adaptive("tnb:0,0.1", low=0.75, high=1.33)
+        >>> round(hypo(GaussianMechanism(0.25), protocol, 1e-5).epsilon, 3)
+        2.774
     """
     law = protocol.repetitions
     if law.power_law is None:
@@ -89,9 +94,15 @@ def hypo_theorem_2(base: Mechanism, protocol: Adaptive, delta: float) -> BoundVa
     """Theorem 2, whatever delta.
 
     Args:
-        base: one run with any fixed hyper-parameter.
-        protocol: the law of K and how far the density may move from the prior.
+        base: one run with any fixed hyperparameter.
+        protocol: the distribution of K and the range of the density relative to the prior.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import PureDp
+        >>> protocol = Adaptive("tnb:0,0.1", low=1.0, high=2.0)
+        >>> round(hypo_theorem_2(PureDp(0.5), protocol, 1e-5).epsilon, 3)
+        2.386
     """
     law, epsilon_0 = protocol.repetitions, base.pure_epsilon
     if law.power_law is None:

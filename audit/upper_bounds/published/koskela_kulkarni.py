@@ -94,9 +94,15 @@ def koskela_kulkarni(base: Mechanism, protocol: Subset, delta: float) -> BoundVa
     """Their theorem, with runs while tuning as private as the final one.
 
     Args:
-        base: one run, while tuning and in the end.
-        protocol: the law of K, the share of records tuned on.
+        base: one run of the tuning, and the final run.
+        protocol: the distribution of K, the share of records used for tuning.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> protocol = Subset("tnb:0,0.1", sampling_rate=0.1)
+        >>> round(koskela_kulkarni(GaussianMechanism(0.25), protocol, 1e-5).epsilon, 3)
+        1.139
     """
     check_add_remove(base)
     if protocol.final != "rest":

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit import checks
-from audit import repetitions as laws
 from audit.accounting import (
     Composition,
     DpSgd,
@@ -23,7 +22,7 @@ from audit.accounting import (
 from audit.claims import Claim, Kind
 from audit.numerics import PROFILE_ACCURACY, double_until, last_integer, safe_log
 from audit.protocols import NoisyMax
-from audit.repetitions import Repetitions
+from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.published.papernot_steinke import power_law
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import NotApplicable, UpperBound
@@ -48,7 +47,7 @@ def profile(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundVal
 
     Args:
         base: the base mechanism, through its privacy profile.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Example:
@@ -95,7 +94,7 @@ def corollary_6_2(
         >>> round(corollary_6_2(0.5, 1e-8, 1.0, "tnb:0,0.1"), 9)
         1.500000055
     """
-    repetitions = laws.parse_repetitions(repetitions)
+    repetitions = parse_repetitions(repetitions)
     checks.interval("epsilon_1", epsilon_1, 0.0, closed_low=True)
     checks.interval("delta_1", delta_1, 0.0, 1.0, closed_low=True, closed_high=True)
     checks.interval("epsilon_hat", epsilon_hat, 0.0, closed_low=True)
@@ -111,8 +110,8 @@ def many_candidates(
     """Corollary 6.2 at its best epsilon_1, for runs that each draw one of several candidates.
 
     Args:
-        candidates: the mechanisms among which a run may choose, in any way.
-        repetitions: the law of K.
+        candidates: the mechanisms that a run may choose from, in any way.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Example:
@@ -132,12 +131,12 @@ def largest_steps(
     thresholds: Sequence[tuple[float, float]],
     most: int = 1 << 20,
 ) -> int:
-    """The most steps for which DP-SGD stays (epsilon, delta)-DP at every threshold; 0 if none.
+    """The largest number of steps for which DP-SGD satisfies every threshold; 0 if none.
 
     Args:
         noise_multiplier: sigma of the candidate.
         sampling_rate: of its batches.
-        thresholds: pairs (epsilon, delta) that all candidates keep.
+        thresholds: pairs (epsilon, delta) that all candidates satisfy.
         most: the largest number of steps tried.
 
     Example:

@@ -1,4 +1,4 @@
-"""Bounds through pure DP: a base that is (epsilon, 0)-DP but for a small chance of failure.
+"""Liu & Talwar 2019: a bound through pure DP, for a base that fails with a small probability.
 
 An (epsilon_0, delta_0)-DP pair is, but for an event of probability delta_0, a pair of pure DP. Some
 run fails with probability 1 - phi(1 - delta_0), and given that none does K has another law. So a
@@ -27,7 +27,7 @@ def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> Bound
 
     Args:
         base: the base mechanism.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Example:

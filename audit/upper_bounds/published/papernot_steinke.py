@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit import checks
-from audit import repetitions as laws
 from audit.accounting import (
     Mechanism,
     PureDp,
@@ -17,7 +16,7 @@ from audit.accounting import (
 )
 from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, QUANTILE_ACCURACY, minimize_over_alpha
 from audit.protocols import UntilAccepted
-from audit.repetitions import Poisson, PowerLaw, Repetitions
+from audit.repetitions import Poisson, PowerLaw, Repetitions, parse_repetitions
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import FAILURE_TOO_LIKELY, NotApplicable
@@ -43,7 +42,7 @@ def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue
 
     Args:
         base: the base mechanism, through its Renyi divergences (and profile, for theorem 6).
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Example:
@@ -59,11 +58,11 @@ def renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue
 
 @bound("lemma-7", 50, "Papernot & Steinke 2022, lemma 7", about=_ANY_BASE)
 def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
-    """The generic Renyi bound for any law of K, maximised over the events of the base.
+    """The generic Renyi bound for any distribution of K, maximised over the events of the base.
 
     Args:
         base: the base mechanism, through its Renyi divergences and its pairs.
-        repetitions: the law of K, any.
+        repetitions: the distribution of K, any.
         delta: in (0, 1).
 
     Example:
@@ -146,7 +145,7 @@ def renyi_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
         >>> curve(np.array([8.0, 16.0])).round(3).tolist()
         [0.95, 1.096]
     """
-    repetitions = laws.parse_repetitions(repetitions)
+    repetitions = parse_repetitions(repetitions)
     theorem = repetitions.renyi_theorem
     if theorem is None:
         raise ValueError(
@@ -189,7 +188,7 @@ def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int =
 
     Args:
         base: the base mechanism.
-        repetitions: the law of K, any.
+        repetitions: the distribution of K, any.
         points: points on the curve of events; fewer are faster and no less safe.
 
     Example:
@@ -199,7 +198,7 @@ def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int =
         >>> curve(np.array([8.0, 16.0])).round(3).tolist()
         [0.575, 0.765]
     """
-    repetitions = laws.parse_repetitions(repetitions)
+    repetitions = parse_repetitions(repetitions)
     logs = []
     for pair in base.pairs:
         a, b = region_curve(pair, repetitions, points).vertices
@@ -241,7 +240,7 @@ def lemma_22_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
         >>> curve(np.array([8.0, 16.0])).round(3).tolist()
         [0.707, 0.896]
     """
-    repetitions = laws.parse_repetitions(repetitions)
+    repetitions = parse_repetitions(repetitions)
     untruncated, log_kept = repetitions.untruncated, repetitions.log_kept
     log_share = log_kept + math.log(repetitions.mean / untruncated.mean)  # of E[K], for K <= m
     curve = lemma_7_curve(base, untruncated)
@@ -255,7 +254,7 @@ def power_law(repetitions: str | Repetitions) -> PowerLaw:
     Raises:
         ValueError: K has another law.
     """
-    repetitions = laws.parse_repetitions(repetitions)
+    repetitions = parse_repetitions(repetitions)
     law = repetitions.power_law
     if law is None:
         raise ValueError(f"repetitions must be truncated negative binomial, got {repetitions.spec}")
@@ -283,7 +282,7 @@ def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
         >>> curve(np.array([8.0, 16.0])).round(3).tolist()
         [0.95, 1.096]
     """
-    repetitions = laws.parse_repetitions(repetitions)
+    repetitions = parse_repetitions(repetitions)
     law = power_law(repetitions)
     rho, log_inverse_gamma = zero_concentrated(base), -math.log(law.gamma)
     if rho is None or rho > log_inverse_gamma:
@@ -311,7 +310,7 @@ def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
 
     Args:
         base: the base mechanism, through its privacy profile.
-        repetitions: the law of K, any.
+        repetitions: the distribution of K, any.
         delta: in (0, 1).
 
     Example:
@@ -428,6 +427,12 @@ def proposition_15(base: Mechanism, protocol: UntilAccepted, delta: float) -> Bo
         base: one run.
         protocol: rerunning until a run is accepted.
         delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import GaussianMechanism
+        >>> protocol = UntilAccepted(0.1)
+        >>> round(proposition_15(GaussianMechanism(0.25), protocol, 1e-5).epsilon, 3)
+        1.762
     """
     if not np.isfinite(base.renyi(np.array([1.0 + 1e-6]))).all():
         raise NotApplicable("the base has no finite Renyi divergence")

@@ -140,7 +140,7 @@ class ReducedGameRenyi:
 
         def below(x: float) -> float:
             log_x = float(special.log_ndtr(x - mean))
-            # phi is convex, so that phi(x) - phi(0) <= x phi'(x): where a law does not tell it.
+            # phi is convex, so phi(x) - phi(0) <= x phi'(x): sharper for some distributions.
             at_most = np.exp(log_x + law.log_phi_prime_at(log_x))
             return float(min(law.some_phi_at(log_x), at_most))
 
@@ -271,7 +271,7 @@ def reduced_renyi(base: Mechanism, repetitions: Repetitions, delta: float) -> Bo
 
     Args:
         base: the base mechanism; it must be Gaussian.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Example:
@@ -308,7 +308,7 @@ def reduced_mean_inclusion(base: Mechanism, repetitions: Repetitions, delta: flo
 
     Args:
         base: DP-SGD.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Example:
@@ -335,7 +335,7 @@ def reduced_gdp_limit(base: Mechanism, repetitions: Repetitions, delta: float) -
 
     Args:
         base: DP-SGD on sampled batches.
-        repetitions: the law of K.
+        repetitions: the distribution of K.
         delta: in (0, 1).
 
     Example:

@@ -17,7 +17,7 @@ from audit.accounting import (
 )
 from audit.accounting.pairs import gaussian_profile
 from audit.upper_bounds import dominating_mu, grid_gaussian
-from tests.test_protocol_costs import leak_of_grid
+from tests.upper_bounds.test_protocol_costs import leak_of_grid
 
 DELTA = 1e-5
 

@@ -1,4 +1,4 @@
-"""Every reproduction at reduced size: published numbers, orderings, limits."""
+"""Every reproduction at reduced size: published numbers, orders of curves, limits."""
 
 import inspect
 import math
@@ -17,11 +17,12 @@ from audit.accounting import (
     ZeroConcentratedDp,
     calibrate_mu,
 )
-from audit.reproduce import REPRODUCTIONS, Result
-from audit.reproduce.__main__ import main
-from audit.reproduce.laws import with_mean
+from audit.upper_bounds import published
+from studies.papers import REPRODUCTIONS, Result
+from studies.papers.command import main
+from studies.papers.distributions import tnb_with_mean
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reproductions.md"
 
 
@@ -42,41 +43,39 @@ def differences(result: Result) -> np.ndarray:
 
 
 @pytest.mark.parametrize("eta", [-0.5, 0.0, 0.5, 1.0, 5.0])
-def test_laws_have_the_mean_asked_for(eta: float) -> None:
+def test_distributions_have_the_given_mean(eta: float) -> None:
     for mean in (1.001, 3.0, 1e3, 1e6):
-        assert with_mean(eta, mean).mean == pytest.approx(mean, rel=1e-9)
+        assert tnb_with_mean(eta, mean).mean == pytest.approx(mean, rel=1e-9)
     with pytest.raises(ValueError, match="mean must be"):
-        with_mean(eta, 0.5)
+        tnb_with_mean(eta, 0.5)
 
 
-def test_ps_figure_2_is_flat_then_follows_the_base() -> None:
+def test_ps_figure_2_is_constant_then_grows_like_the_base() -> None:
     table = computed("ps-fig2", means=[10, 1e6], points=30).table
     small, large = (curve(table, f"E[K] = {n}", "divergence") for n in ("10", "$10^6$"))
     assert np.all(large > small)
-    assert small[0] == pytest.approx(small[2])  # flat up to the order 1 + sqrt(log E[K] / rho)
+    assert small[0] == pytest.approx(small[2])  # constant up to the order 1 + sqrt(log E[K] / rho)
     orders = curve(table, "E[K] = 10", "order")
     # By hand: rho (a-1) + log E[K]/(a-1) + 2 sqrt(rho log(1/gamma)).
-    gamma = with_mean(0.0, 10.0).gamma
+    gamma = tnb_with_mean(0.0, 10.0).gamma
     last = 0.1 * (orders[-1] - 1) + math.log(10) / (orders[-1] - 1)
     assert small[-1] == pytest.approx(last + 2 * math.sqrt(-0.1 * math.log(gamma)), rel=1e-9)
 
 
-def test_ps_figure_3_orders_the_laws_by_eta() -> None:
+def test_ps_figure_3_costs_more_with_larger_eta() -> None:
     table = computed("ps-fig3", points=20).table
     names = [r"logarithmic, $\eta$ = 0", r"geometric, $\eta$ = 1", r"$\eta$ = 5"]
     values = [curve(table, name, "divergence") for name in names]
     assert np.all(np.diff(values, axis=0) > 0)
-    # Theorem 2 over a continuum of orders is never above its closed form, corollary 4, ...
+    # Theorem 2 over a continuum of orders is at most its closed form, corollary 4, ...
     orders = curve(table, names[0], "order")
-    closed = upper_bounds.published.corollary_4_curve(
-        ZeroConcentratedDp(0.1), with_mean(0.0, 10.0)
-    )(orders)
+    closed = published.corollary_4_curve(ZeroConcentratedDp(0.1), tnb_with_mean(0.0, 10.0))(orders)
     np.testing.assert_array_less(values[0], closed * (1 + 1e-9))
     # ... and within 1 % of it.
     np.testing.assert_allclose(values[0], closed, rtol=0.01)
 
 
-def test_ps_figures_4_to_6_random_beats_naive_repetition() -> None:
+def test_ps_figures_4_to_6_random_k_costs_less_than_naive_repetition() -> None:
     table = computed("ps-fig4", etas=[0.0, 1.0], points=7).table
     names = [r"logarithmic, $\eta$ = 0", r"geometric, $\eta$ = 1"]
     logarithmic, geometric = (curve(table, name) for name in names)
@@ -98,16 +97,16 @@ def test_ps_figures_4_to_6_random_beats_naive_repetition() -> None:
     assert naive["utility"].to_numpy() == pytest.approx(1 - 0.99 ** naive["mean"])
 
 
-def test_ps_figure_8_the_example_is_just_below_the_bound() -> None:
+def test_ps_figure_8_example_is_just_below_the_bound() -> None:
     table = computed("ps-fig8", points=6).table
     bound = curve(table, "bound, corollary 16", "divergence")
     exact = curve(table, "exact, the example of D.2", "divergence")
     assert np.all(exact < bound)
-    # Nearly twice the divergence before conditioning (0.1 lambda), as the appendix says.
+    # The appendix states nearly twice the unconditional divergence, which is 0.1 lambda.
     assert exact[-1] > 1.6 * 2.5
 
 
-def test_krw_figure_1_the_hockey_stick_bound_is_the_smallest() -> None:
+def test_krw_figure_1_hockey_stick_bound_is_smallest() -> None:
     table = computed("krw-fig1", points=5).table
     names = ["corollary 3.4, closed form", "RDP bound, theorem 3.1"]
     closed, renyi = (curve(table, name) for name in names)
@@ -117,7 +116,7 @@ def test_krw_figure_1_the_hockey_stick_bound_is_the_smallest() -> None:
     assert tight[-1] == pytest.approx(3.28, abs=0.01)
 
 
-def test_krw_figures_2_and_3_every_bound_is_tighter_than_the_last() -> None:
+def test_krw_figures_2_and_3_bounds_are_ordered() -> None:
     profiles = computed("krw-fig2", points=5).table
     for m in (30, 300, 3000):
         tight = curve(profiles, f"hockey-stick bound, m = {m}")
@@ -132,24 +131,24 @@ def test_krw_figures_2_and_3_every_bound_is_tighter_than_the_last() -> None:
     assert np.all(np.diff(values, axis=1) > 0)
 
 
-def test_krw_figure_4_concentrates_k_for_free() -> None:
+def test_krw_figure_4_more_concentrated_k_costs_no_more() -> None:
     table = computed("krw-fig4", points=9).table
     at = {"panel": "delta over epsilon", "y": 1e-6}
     by_renyi = curve(table, "Poisson", "x", **at)
     assert curve(table, "binomial, n = 1000", "x", **at) < by_renyi
     assert curve(table, "binomial, n = 20", "x", **at) == pytest.approx(by_renyi, rel=0.02)
-    laws = {"panel": "P[K <= k] over k", "x": 5.0}
-    few = [curve(table, f"binomial, n = {n}", "y", **laws)[0] for n in (15, 20, 1000)]
-    assert few == sorted(few)
-    assert few[2] == pytest.approx(curve(table, "Poisson", "y", **laws)[0], abs=2e-3)
+    right = {"panel": "P[K <= k] over k", "x": 5.0}
+    at_most_5 = [curve(table, f"binomial, n = {n}", "y", **right)[0] for n in (15, 20, 1000)]
+    assert at_most_5 == sorted(at_most_5)
+    assert at_most_5[2] == pytest.approx(curve(table, "Poisson", "y", **right)[0], abs=2e-3)
 
 
-def test_krw_figure_6_geometric_k_grows_slower_than_poisson_k() -> None:
+def test_krw_figure_6_geometric_k_costs_less_than_poisson_k() -> None:
     table = computed("krw-fig6", points=3).table
     renyi = curve(table, "Poisson, RDP bound, theorem 5.6")
     stick = curve(table, "Poisson, hockey-stick bound, corollary 5.8")
-    assert np.all(stick < renyi)  # as published, where the base is known by Renyi orders only
-    assert np.all(curve(table, "same, profile of the base known") < renyi)
+    assert np.all(stick < renyi)  # as published: only Renyi divergences of the base are known
+    assert np.all(curve(table, "Poisson, profile of the base known") < renyi)
     assert curve(table, "geometric, hockey-stick bound, theorem 5.2")[-1] < 0.7 * stick[-1]
     assert np.all(curve(table, "Poisson, region (ours)") < stick)
 
@@ -160,25 +159,25 @@ def test_krw_figure_7_allows_three_times_as_many_models() -> None:
 
 
 @pytest.mark.slow
-def test_krw_figure_8_one_bound_for_all_candidates_costs_little() -> None:
+def test_krw_figure_8_bound_for_all_candidates_costs_little_more() -> None:
     result = computed(
         "krw-fig8", noise_multipliers=[2.0, 3.0], steps=[4000, 10000], largest=100.0, points=2
     )
     assert np.all(np.abs(differences(result)) < 0.02)
     together = curve(result.table, "all candidates, corollary 6.2")
     for name in set(result.table["curve"]) - {"all candidates, corollary 6.2"}:
-        alone = curve(result.table, name)
-        assert np.all((alone <= together + 1e-9) & (together < 1.03 * alone))
+        own = curve(result.table, name)
+        assert np.all((own <= together + 1e-9) & (together < 1.03 * own))
 
 
-def test_x_example_1_meets_the_printed_probabilities() -> None:
+def test_x_example_1_agrees_with_the_printed_probabilities() -> None:
     result = computed("x-example1")
     assert np.all(np.abs(differences(result)[:8]) < 2.5e-3)
     attained, bound = result.comparisons[6].ours, result.comparisons[8].ours
     assert 2.96 < attained < bound <= 3.0
 
 
-def test_x_table_3_meets_the_printed_bounds() -> None:
+def test_x_table_3_agrees_with_the_printed_bounds() -> None:
     result = computed("x-table3")
     assert np.all((differences(result) >= 0) & (differences(result) < 0.016))
     page = PAGE.read_text()
@@ -190,26 +189,28 @@ def test_x_table_3_meets_the_printed_bounds() -> None:
     assert np.all(any_score < curve(result.table, "generic, theorem 2 of P&S"))
 
 
-def test_x_table_4_meets_the_printed_bounds() -> None:
-    result = computed("x-table4", settings=[(1.0, 1.0), (4.0, 0.1)], laws=[(0.1, 10), (0.01, 100)])
+def test_x_table_4_agrees_with_the_printed_bounds() -> None:
+    result = computed(
+        "x-table4", settings=[(1.0, 1.0), (4.0, 0.1)], distributions=[(0.1, 10), (0.01, 100)]
+    )
     assert len(result.comparisons) == 8
     assert np.all(np.abs(differences(result)) < 0.065)
-    full_batch = [c for c in result.comparisons if "eps_B = 1, tau = 1" in c.what]
+    full_batch = [c for c in result.comparisons if "eps_B = 1, tau = 1" in c.quantity]
     assert all(abs(c.difference) < 0.005 for c in full_batch)
     at = {"epsilon_base": 1.0, "sampling_rate": 1.0}
     exact = curve(result.table, "exact", **at)
     assert np.all(exact < curve(result.table, "O", **at))
 
 
-def test_x_table_4_misses_cells_whose_integral_was_cut_short() -> None:
-    # The printed eps_U-O at eps_B = 4, s = 0.01, L = 100 is 5.90; the whole integral gives 6.24,
-    # and the part of it between -5 and 7 gives the printed number.
-    law, mu = repetitions.TwoPoint(0.01, 100), calibrate_mu(4.0, 1e-5)
-    whole = upper_bounds.published.reduced_renyi(GaussianMechanism(mu), law, 1e-5).epsilon
+def test_x_table_4_printed_a_truncated_integral() -> None:
+    # The printed eps_U-O at eps_B = 4, s = 0.01, L = 100 is 5.90. The whole integral gives 6.24,
+    # and its part between -5 and 7 gives the printed number.
+    two_point, mu = repetitions.TwoPoint(0.01, 100), calibrate_mu(4.0, 1e-5)
+    whole = upper_bounds.published.reduced_renyi(GaussianMechanism(mu), two_point, 1e-5).epsilon
     assert whole == pytest.approx(6.235, abs=0.005)
     x, step = np.linspace(-5.0, 7.0, 6001, retstep=True)
-    log_p = upper_bounds.reduced.log_density(x, law)
-    log_q = upper_bounds.reduced.log_density(x - mu, law)
+    log_p = upper_bounds.reduced.log_density(x, two_point)
+    log_q = upper_bounds.reduced.log_density(x - mu, two_point)
     alpha = 1.0 + np.geomspace(0.3, 100.0, 800)[:, None]
     pairs = ((log_p, log_q), (log_q, log_p))
     sums = [np.exp(alpha * a + (1 - alpha) * b).sum(axis=1) * step for a, b in pairs]
@@ -220,9 +221,13 @@ def test_x_table_4_misses_cells_whose_integral_was_cut_short() -> None:
 
 
 @pytest.mark.slow
-def test_x_figure_6_lower_bounds_stay_below_the_truth() -> None:
+def test_x_figure_6_lower_bounds_are_below_the_exact_cost() -> None:
     result = computed(
-        "x-fig6", epsilons=[1.0, 4.0], sampling_rates=[1.0], laws=[(0.0, 0.01)], games=40_000
+        "x-fig6",
+        epsilons=[1.0, 4.0],
+        sampling_rates=[1.0],
+        distributions=[(0.0, 0.01)],
+        trials=40_000,
     )
     names = {"exact": "exact, by likelihood", "low": "L, valid, monotone score"}
     exact, low = (curve(result.table, name) for name in names.values())
@@ -234,9 +239,13 @@ def test_x_figure_6_lower_bounds_stay_below_the_truth() -> None:
     assert np.all(curve(result.table, "region (ours)") < curve(result.table, "generic (U-P)"))
 
 
-def test_x_figure_6_the_published_protocol_is_above_the_truth_with_many_games() -> None:
+def test_x_figure_6_published_lower_bound_exceeds_the_exact_cost() -> None:
     result = computed(
-        "x-fig6", epsilons=[4.0], sampling_rates=[1.0], laws=[(0.0, 0.01)], games=1_000_000
+        "x-fig6",
+        epsilons=[4.0],
+        sampling_rates=[1.0],
+        distributions=[(0.0, 0.01)],
+        trials=1_000_000,
     )
     exact = curve(result.table, "exact, by likelihood")
     assert curve(result.table, "L, published protocol") > exact
@@ -244,21 +253,26 @@ def test_x_figure_6_the_published_protocol_is_above_the_truth_with_many_games() 
     assert 0.95 * exact < low < exact
 
 
-def test_the_games_depend_on_the_seed_alone() -> None:
-    settings = {"epsilons": [2.0], "sampling_rates": [1.0], "laws": [(0.0, 0.01)], "games": 2000}
+def test_trials_depend_only_on_the_seed() -> None:
+    settings = {
+        "epsilons": [2.0],
+        "sampling_rates": [1.0],
+        "distributions": [(0.0, 0.01)],
+        "trials": 2000,
+    }
     first, again = (computed("x-fig6", seed=3, **settings).table for _ in range(2))
     pd.testing.assert_frame_equal(first, again)
     other = computed("x-fig6", seed=4, **settings).table
     assert not first.equals(other)
 
 
-def test_hypo_budgets_cannot_both_be_met_by_one_law() -> None:
+def test_hypo_budgets_do_not_fit_one_distribution() -> None:
     result = computed("hypo-budgets", points=9)
-    compared = {one.what.split(":")[0]: one for one in result.comparisons}
+    compared = {one.quantity.split(":")[0]: one for one in result.comparisons}
     for method in ("GP", "Uniform"):
         mnist, cifar = compared[f"MNIST, {method}"], compared[f"CIFAR-10, {method}"]
         assert abs(mnist.difference) < 0.12
-        assert cifar.ours > mnist.ours  # less noise at a higher rate, though printed as cheaper
+        assert cifar.ours > mnist.ours  # less noise and a higher rate, but a smaller printed budget
         assert cifar.published < mnist.published
     for data in ("MNIST", "CIFAR-10"):
         spent = result.table[result.table["curve"].str.startswith("E[K] at which")]
@@ -267,27 +281,27 @@ def test_hypo_budgets_cannot_both_be_met_by_one_law() -> None:
 
 
 @pytest.mark.slow
-def test_kk_subset_lies_between_one_run_and_tuning_on_everything() -> None:
+def test_kk_subset_costs_more_than_one_run_and_less_than_tuning_on_all_records() -> None:
     result = computed("kk-subset", means=[10.0], points=5)
     assert np.all(differences(result) == 0)
-    shared = curve(result.table, "tune on a share q, E[K] = 10")
+    shared = curve(result.table, "tune on a fraction q, E[K] = 10")
     assert np.all(np.diff(shared) > 0)
     single = curve(result.table, "one run, no tuning")[0]
-    everything = curve(result.table, "tune on everything, E[K] = 10")[0]
+    everything = curve(result.table, "tune on all records, E[K] = 10")[0]
     assert shared[0] == pytest.approx(single, rel=0.01)
     assert shared[-1] == pytest.approx(everything, rel=0.01)
-    # With theorem 6 for the tuning, as published.
+    # As published, with theorem 6 for the tuning.
     base, orders = DpSgd(2.0, 1000, 0.01), np.arange(2.0, 128.0)
     tuned = upper_bounds.published.renyi_curve(base, repetitions.Poisson(10.0))
-    for share, ours in zip(
-        curve(result.table, "tune on a share q, E[K] = 10", "q"), shared, strict=True
+    for fraction, ours in zip(
+        curve(result.table, "tune on a fraction q, E[K] = 10", "q"), shared, strict=True
     ):
-        both = upper_bounds.published.subset_divergences(tuned, base.renyi, share, orders)
+        both = upper_bounds.published.subset_divergences(tuned, base.renyi, fraction, orders)
         published = RenyiCurve(orders, np.maximum(*both)).renyi_epsilon(1e-5)
         assert ours == pytest.approx(published, rel=5e-3)
 
 
-def test_the_command_writes_a_table_a_comparison_and_a_figure(
+def test_command_writes_table_comparison_and_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["x-table3", "--out", str(tmp_path)]) == 0
@@ -300,7 +314,7 @@ def test_the_command_writes_a_table_a_comparison_and_a_figure(
     assert (folder / "figure.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_command_takes_a_preset(tmp_path: Path) -> None:
+def test_command_accepts_a_preset(tmp_path: Path) -> None:
     preset = tmp_path / "one.toml"
     preset.write_text("epsilons = [1.0]\n")
     assert main(["x-table3", "--preset", str(preset), "--out", str(tmp_path)]) == 0
@@ -316,11 +330,11 @@ def test_the_command_takes_a_preset(tmp_path: Path) -> None:
             ["ps-fig1", "--out", "/dev/null"],
             "out must be a writable folder, got '/dev/null/ps-fig1'",
         ),
-        (["all", "--preset", "x.toml"], "preset must come with one name"),
+        (["all", "--preset", "x.toml"], "preset needs the name of one reproduction"),
         (["x-table3", "--preset", "absent.toml"], "preset must be a readable TOML file"),
     ],
 )
-def test_the_command_explains_what_is_wrong(
+def test_command_reports_bad_input_in_one_line(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(argv) == 2
@@ -329,7 +343,7 @@ def test_the_command_explains_what_is_wrong(
     assert error.count("\n") == 1
 
 
-def test_an_unknown_setting_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_setting_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     preset = tmp_path / "wrong.toml"
     preset.write_text("epsilon = [1.0]\n")
     assert main(["x-table3", "--preset", str(preset)]) == 2
@@ -339,14 +353,14 @@ def test_an_unknown_setting_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("games = 'many'", "games must be a whole number >= 1, got 'many'"),
-        ("games = 1", "games must be a whole number in [2, 100000000], got 1"),
+        ("trials = 'many'", "trials must be a whole number >= 1, got 'many'"),
+        ("games = 1", "trials must be a whole number in [2, 100000000], got 1"),  # former name
         ("steps = 0", "steps must be a whole number >= 1, got 0"),
         ("epsilons = 1.0", "epsilons must be a list, got 1.0"),
         ("epsilons = []", "epsilons must be a list"),
     ],
 )
-def test_a_setting_of_the_wrong_kind_is_named(
+def test_setting_of_the_wrong_kind_is_reported(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     preset = tmp_path / "wrong.toml"
@@ -356,7 +370,7 @@ def test_a_setting_of_the_wrong_kind_is_named(
 
 
 @pytest.mark.parametrize("points", ["1e8", "1001", "0", "true"])
-def test_a_curve_has_no_more_points_than_a_picture_shows(
+def test_number_of_points_is_limited(
     points: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     preset = tmp_path / "many.toml"
@@ -365,14 +379,14 @@ def test_a_curve_has_no_more_points_than_a_picture_shows(
     assert "points must be a whole number in [1, 1000], got" in capsys.readouterr().err
 
 
-def test_other_settings_are_not_compared_with_what_was_printed() -> None:
+def test_other_settings_are_not_compared_with_printed_numbers() -> None:
     assert not computed("x-table3", gamma=0.1).comparisons
-    other = computed("x-table4", settings=[(3.0, 1.0)], laws=[(0.5, 20)])
+    other = computed("x-table4", settings=[(3.0, 1.0)], distributions=[(0.5, 20)])
     assert not other.comparisons
     assert np.all(curve(other.table, "exact") < curve(other.table, "region"))
 
 
-def test_the_list_and_the_page_name_every_reproduction(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_page_name_every_reproduction(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     printed = capsys.readouterr().out
     page = PAGE.read_text()
@@ -385,7 +399,7 @@ PRESETS = sorted((ROOT / "runs").glob("reproduce-*.toml"))
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_presets_name_settings_that_exist(path: Path) -> None:
+def test_presets_use_known_settings(path: Path) -> None:
     settings = tomllib.loads(path.read_text())
     name = next(name for name in REPRODUCTIONS if path.stem.startswith(f"reproduce-{name}"))
     assert settings.keys() <= inspect.signature(REPRODUCTIONS[name].compute).parameters.keys()

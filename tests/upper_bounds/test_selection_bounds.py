@@ -220,7 +220,9 @@ def test_lemma_22_approaches_the_law_before_truncation():
         assert upper_bounds.published.lemma_7(base, law, DELTA).epsilon <= values[-1]
     assert values == sorted(values, reverse=True)
     assert values[-1] == pytest.approx(limit, rel=1e-6)
-    assert upper_bounds.published.lemma_22(base, before, DELTA).epsilon is None
+    refused = upper_bounds.published.lemma_22(base, before, DELTA)
+    assert refused.epsilon is None
+    assert not refused.applies
 
 
 @pytest.mark.parametrize("spec", [*ANY, "fixed:3"])

@@ -1,4 +1,4 @@
-"""Koskela, Redberg & Wang 2024: figures 1 to 4 and 6 to 8 (5 is in `regression`)."""
+"""Koskela, Redberg & Wang 2024: figures 1 to 4 and 6 to 8; `regression` has figure 5."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -7,25 +7,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from audit.accounting import (
-    DpSgd,
-    GaussianMechanism,
-    Mechanism,
-    RenyiCurve,
-)
+from audit.accounting import DpSgd, GaussianMechanism, Mechanism, RenyiCurve
 from audit.numerics import last_integer
 from audit.repetitions import Binomial, Poisson, Repetitions
-from audit.reproduce.laws import BoundOfLaw, with_mean
-from audit.reproduce.result import (
-    Comparison,
-    Curves,
-    Result,
-    draw,
-    figure,
-    legend,
-    plot,
-    style,
-)
 from audit.upper_bounds import UpperBound, region
 from audit.upper_bounds.published import (
     many_candidates,
@@ -35,32 +19,39 @@ from audit.upper_bounds.published import (
     profile,
     renyi,
 )
+from studies.papers.distributions import Bound, tnb_with_mean
+from studies.papers.result import (
+    Comparison,
+    Curves,
+    Result,
+    draw,
+    figure,
+    legend,
+    plot,
+    style,
+)
 
 Array = NDArray[np.float64]
 
-Family = tuple[Callable[[float], Repetitions], BoundOfLaw]
+Family = tuple[Callable[[float], Repetitions], Bound]
 
 _OURS = "region (ours)"
 _RENYI = "RDP bound"
-# Orders at which Opacus computes Renyi divergences.
+# Opacus computes Renyi divergences at these orders.
 _ORDERS = np.concatenate([1.0 + np.arange(1, 100) / 10.0, np.arange(12.0, 64.0)])
 _PROFILE = "hockey-stick bound"
 
 
 def _geometric(mean: float) -> Repetitions:
-    return with_mean(1.0, mean)
-
-
-def _known_by_renyi(base: Mechanism) -> RenyiCurve:
-    """What is known of a base of which Opacus' default orders are computed, and nothing else."""
-    return RenyiCurve(_ORDERS, base.renyi(_ORDERS))
+    return tnb_with_mean(1.0, mean)
 
 
 def _renyi_only(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
-    return renyi(_known_by_renyi(base), repetitions, delta)
+    """The bound if only the base's Renyi divergences at Opacus' orders are known."""
+    return renyi(RenyiCurve(_ORDERS, base.renyi(_ORDERS)), repetitions, delta)
 
 
-def _at(delta: float) -> str:
+def _label(delta: float) -> str:
     return rf"$\varepsilon$ at $\delta$ = {delta:g}"
 
 
@@ -68,15 +59,17 @@ def figure_1(
     sigma: float = 4.0, delta: float = 1e-6, largest: float = 1e5, points: int = 41
 ) -> Result:
     """Report noisy max of m queries of sensitivity 1: epsilon over m."""
-    many = [int(m) for m in np.unique(np.rint(np.geomspace(10.0, largest, points)))]
+    queries = [int(m) for m in np.unique(np.rint(np.geomspace(10.0, largest, points)))]
     curves = Curves("m", "epsilon")
-    closed = [noisy_max_closed_form(m, sigma, delta) for m in many]
-    curves.add("corollary 3.4, closed form", many, closed)
-    curves.add(f"{_RENYI}, theorem 3.1", many, [noisy_max_renyi(m, sigma, delta) for m in many])
-    tight = [noisy_max(m, sigma, delta).epsilon for m in many]
-    curves.add(f"{_PROFILE}, theorem 3.2", many, tight)
+    closed = [noisy_max_closed_form(m, sigma, delta) for m in queries]
+    curves.add("corollary 3.4, closed form", queries, closed)
+    curves.add(
+        f"{_RENYI}, theorem 3.1", queries, [noisy_max_renyi(m, sigma, delta) for m in queries]
+    )
+    tight = [noisy_max(m, sigma, delta).epsilon for m in queries]
+    curves.add(f"{_PROFILE}, theorem 3.2", queries, tight)
     title = rf"Report noisy max, Gaussian noise $\sigma$ = {sigma:g}"
-    picture = draw(curves, title, "number of queries m", _at(delta), x_scale="log")
+    picture = draw(curves, title, "number of queries m", _label(delta), x_scale="log")
     return Result(curves.table, picture)
 
 
@@ -89,8 +82,7 @@ def figure_2(
     curves = Curves("epsilon", "delta")
     for name, bound in ((_RENYI, renyi), (_PROFILE, profile)):
         for mean in means:
-            law = _geometric(mean)
-            epsilons = [bound(base, law, delta).epsilon for delta in deltas]
+            epsilons = [bound(base, _geometric(mean), delta).epsilon for delta in deltas]
             curves.add(f"{name}, m = {mean:g}", epsilons, deltas)
     middle = means[len(means) // 2]
     epsilons = [region(base, _geometric(middle), delta).epsilon for delta in deltas]
@@ -113,9 +105,10 @@ def _by_mean(
     means: Sequence[float] | Array,
     families: Mapping[str, Family],
 ) -> Curves:
+    """Epsilon over E[K], one curve for each family of distributions with its bound."""
     curves = Curves("mean", "epsilon")
-    for name, (law, bound) in families.items():
-        found = [bound(base, law(mean), delta) for mean in means]
+    for name, (with_mean, bound) in families.items():
+        found = [bound(base, with_mean(mean), delta) for mean in means]
         curves.add(name, means, [answer.epsilon for answer in found])
     return curves
 
@@ -134,32 +127,32 @@ def figure_3(
     base = GaussianMechanism(1.0 / sigma)
     curves = _by_mean(base, delta, np.geomspace(10.0, largest, points), _GEOMETRIC)
     title = rf"Geometric K, Gaussian base $\sigma$ = {sigma:g}"
-    picture = draw(curves, title, "E[K] = m", _at(delta), x_scale="log", ylim=(0.0, None))
+    picture = draw(curves, title, "E[K] = m", _label(delta), x_scale="log", ylim=(0.0, None))
     return Result(curves.table, picture)
 
 
 def figure_4(
     sigma: float = 4.0, mean: float = 10.0, sizes: Sequence[int] = (15, 20, 1000), points: int = 61
 ) -> Result:
-    """Binomial against Poisson K of the same mean: privacy profiles and distribution functions."""
+    """Binomial and Poisson K with the same mean: privacy profiles and distribution functions."""
     base = GaussianMechanism(1.0 / sigma)
     deltas = np.geomspace(1e-10, 1e-2, points)
-    laws: dict[str, Repetitions] = {"Poisson": Poisson(mean)}
-    laws |= {f"binomial, n = {n}": Binomial(n, mean / n) for n in sizes}
+    poisson = Poisson(mean)
+    binomials = {f"binomial, n = {n}": Binomial(n, mean / n) for n in sizes}
+    narrowest = f"binomial, n = {sizes[0]}"
     curves = Curves("x", "y")
-    families: list[tuple[str, Repetitions, BoundOfLaw]] = [
-        (name, law, profile) for name, law in laws.items() if name != "Poisson"
+    bounds: list[tuple[str, Repetitions, Bound]] = [
+        ("Poisson", poisson, _renyi_only),
+        *((name, binomial, profile) for name, binomial in binomials.items()),
+        ("Poisson, profile of the base known", poisson, renyi),
+        (f"{narrowest}, {_OURS}", binomials[narrowest], region),
     ]
-    families.insert(0, ("Poisson", laws["Poisson"], _renyi_only))
-    families.append(("Poisson, profile of the base known", laws["Poisson"], renyi))
-    most = f"binomial, n = {sizes[0]}"
-    families.append((f"{most}, {_OURS}", laws[most], region))
-    for name, law, bound in families:
-        epsilons = [bound(base, law, delta).epsilon for delta in deltas]
+    for name, repetitions, bound in bounds:
+        epsilons = [bound(base, repetitions, delta).epsilon for delta in deltas]
         curves.add(name, epsilons, deltas, panel="delta over epsilon")
     counts = np.arange(2.0 * mean + 1.0)
-    for name, law in laws.items():
-        curves.add(name, counts, np.cumsum(law.pmf(counts)), panel="P[K <= k] over k")
+    for name, repetitions in ({"Poisson": poisson} | binomials).items():
+        curves.add(name, counts, np.cumsum(repetitions.pmf(counts)), panel="P[K <= k] over k")
     table = curves.table
     with style():
         page = figure(11.5, 4.6)
@@ -170,7 +163,7 @@ def figure_4(
         left.set(xlabel=r"$\varepsilon$", ylabel=r"$\delta$", yscale="log", xlim=(0.0, 3.0))
         right.set(xlabel="k", ylabel=r"P[K $\leq$ k]", xlim=(0.0, 2.0 * mean))
         left.set_title("Poisson by RDP (theorem 5.6),\nbinomial by theorem 5.7", fontsize="medium")
-        right.set_title(f"the laws, E[K] = {mean:g}", fontsize="medium")
+        right.set_title(f"distribution functions, E[K] = {mean:g}", fontsize="medium")
         legend(right, left.get_legend_handles_labels()[0])
     return Result(table, page)
 
@@ -187,14 +180,14 @@ def figure_6(
     base = DpSgd(noise_multiplier, round(epochs / sampling_rate), sampling_rate)
     families: dict[str, Family] = {
         f"Poisson, {_RENYI}, theorem 5.6": (Poisson, _renyi_only),
-        "same, profile of the base known": (Poisson, renyi),
+        "Poisson, profile of the base known": (Poisson, renyi),
         f"Poisson, {_PROFILE}, corollary 5.8": (Poisson, profile),
         f"Poisson, {_OURS}": (Poisson, region),
     }
     geometric = {f"geometric, {name}": pair for name, pair in _GEOMETRIC.items()}
     curves = _by_mean(base, delta, np.linspace(2.0, largest, points), families | geometric)
     title = f"DP-SGD, {base.steps} steps, noise {noise_multiplier:g}, rate {sampling_rate:.4g}"
-    picture = draw(curves, title, "E[K] = m", _at(delta), ylim=(0.0, None))
+    picture = draw(curves, title, "E[K] = m", _label(delta), ylim=(0.0, None))
     return Result(curves.table, picture)
 
 
@@ -206,18 +199,18 @@ def figure_7(
     largest: float = 1e4,
     points: int = 17,
 ) -> Result:
-    """A high-accuracy setting: how many more models does the hockey-stick bound allow?"""
+    """A high-accuracy setting: how many more models the hockey-stick bound allows."""
     base = DpSgd(noise_multiplier, steps, sampling_rate)
     curves = _by_mean(base, delta, np.geomspace(1.5, largest, points), _GEOMETRIC)
     title = f"DP-SGD, {steps} steps, noise {noise_multiplier:g}, rate {sampling_rate:.4g}"
-    picture = draw(curves, title, "E[K] = m", _at(delta), x_scale="log", ylim=(0.0, None))
+    picture = draw(curves, title, "E[K] = m", _label(delta), x_scale="log", ylim=(0.0, None))
     table = curves.table
     more = _more_models(table, f"{_RENYI}, theorem 5.1", f"{_PROFILE}, theorem 5.2")
     return Result(table, picture, (Comparison("times as many models as by RDP", 3.0, more),))
 
 
 def _more_models(table: pd.DataFrame, loose: str, tight: str) -> float:
-    """Geometric mean over the loose curve of how many times further the tight one gets."""
+    """How many times as many models the tight curve allows: a mean over the loose curve."""
     one, other = (table[table["curve"] == name] for name in (loose, tight))
     inside = one[one["epsilon"] <= other["epsilon"].max()]
     reached = np.interp(inside["epsilon"], other["epsilon"], np.log(other["mean"]))
@@ -233,38 +226,38 @@ def figure_8(
     largest: float = 1e3,
     points: int = 9,
 ) -> Result:
-    """Candidates with different noise: one bound for all of them, and each one's own.
+    """Candidates with different noise: one bound for all, and the bound of each candidate.
 
-    Corollary 6.2 with the thresholds that these candidates themselves keep; the steps are those
-    that the paper prints, beside the most that keep (epsilon, delta).
+    Corollary 6.2 uses thresholds that these candidates satisfy. The steps are those that the paper
+    prints, compared with the largest number of steps that is (epsilon, delta)-DP.
     """
     candidates = [
-        DpSgd(sigma, many, sampling_rate)
-        for sigma, many in zip(noise_multipliers, steps, strict=True)
+        DpSgd(sigma, count, sampling_rate)
+        for sigma, count in zip(noise_multipliers, steps, strict=True)
     ]
     means = np.geomspace(10.0, largest, points)
     curves = Curves("mean", "epsilon")
-    together = [many_candidates(candidates, with_mean(1.0, m), delta).epsilon for m in means]
+    together = [many_candidates(candidates, tnb_with_mean(1.0, m), delta).epsilon for m in means]
     curves.add("all candidates, corollary 6.2", means, together)
     for candidate in candidates:
         own = [profile(candidate, _geometric(mean), delta).epsilon for mean in means]
         name = rf"$\sigma$ = {candidate.noise_multiplier:g}, T = {candidate.steps}, theorem 5.2"
         curves.add(name, means, own)
     title = f"Geometric K over candidates, rate {sampling_rate:g}"
-    picture = draw(curves, title, "E[K] = m", _at(delta), x_scale="log", ylim=(0.0, None))
+    picture = draw(curves, title, "E[K] = m", _label(delta), x_scale="log", ylim=(0.0, None))
     compared = tuple(
         Comparison(
             f"most steps at sigma = {one.noise_multiplier:g}",
             one.steps,
-            _most_steps(one, epsilon, delta),
+            _max_steps(one, epsilon, delta),
         )
         for one in candidates
     )
     return Result(curves.table, picture, compared)
 
 
-def _most_steps(candidate: DpSgd, epsilon: float, delta: float) -> int:
-    """The most steps that are (epsilon, delta)-DP, between half and twice the candidate's."""
+def _max_steps(candidate: DpSgd, epsilon: float, delta: float) -> int:
+    """The largest (epsilon, delta)-DP number of steps, from half to twice the candidate's."""
 
     def fits(steps: NDArray[np.int64]) -> bool:
         return float(replace(candidate, steps=int(steps)).delta(epsilon)) <= delta

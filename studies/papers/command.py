@@ -1,6 +1,5 @@
-"""The command: `python -m audit.reproduce NAME`."""
+"""The command `python -m audit.reproduce NAME`."""
 
-import sys
 import tempfile
 import time
 import tomllib
@@ -10,37 +9,37 @@ from typing import Any
 
 from audit import checks, console
 from audit.game.presets import find_preset
-from audit.reproduce import REPRODUCTIONS
-from audit.reproduce.result import Result
+from studies.papers import REPRODUCTIONS
+from studies.papers.result import Result
 
 
 def _parser() -> console.Parser:
     parser = console.Parser(
         prog="python -m audit.reproduce",
-        description="The tables and figures of the papers, computed; their numbers beside ours.",
+        description="Computes tables and figures of the papers and compares the printed numbers.",
         examples={
-            "python -m audit.reproduce --list": "what there is",
+            "python -m audit.reproduce --list": "all names",
             "python -m audit.reproduce x-table4": "one of them",
-            "python -m audit.reproduce all": "all that read no data, minutes",
+            "python -m audit.reproduce all": "all that need no data, minutes",
         },
     )
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="one of --list, or all that read no data"
+        "name", nargs="?", metavar="NAME", help="a name of --list, or all (that need no data)"
     )
-    parser.add_argument("--list", action="store_true", help="print every name and what it shows")
+    parser.add_argument("--list", action="store_true", help="print every name and its subject")
     parser.add_argument(
-        "--preset", metavar="FILE", help="a TOML file of settings other than the paper's"
+        "--preset", metavar="FILE", help="TOML file with settings that differ from the paper's"
     )
     parser.add_argument(
         "--out",
         default="runs/reproductions",
         metavar="FOLDER",
-        help="results go to FOLDER/NAME (default: %(default)s)",
+        help="write results to FOLDER/NAME (default: %(default)s)",
     )
     parser.add_argument(
         "--data-root",
         metavar="FOLDER",
-        help="of the data sets, for those that train (default: AUDIT_DATA_ROOT, else downloads)",
+        help="folder of the data sets, to train (default: AUDIT_DATA_ROOT, else downloads)",
     )
     return parser
 
@@ -55,10 +54,10 @@ def _settings(path: str | None) -> dict[str, Any]:
 
 
 def _check_writable(folder: Path) -> None:
-    """Checks that results can be written, before the work of computing them.
+    """Checks, before the computation, that results can be written.
 
     Raises:
-        ValueError: the folder cannot be made, or nothing can be written there.
+        ValueError: the folder cannot be made, or it is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,11 +75,11 @@ def _print_list() -> None:
 
 def _report(result: Result, folder: Path, seconds: float) -> None:
     if result.comparisons:
-        width = max(len(row.what) for row in result.comparisons)
-        print(f"  {'':{width}}  {'published':>10}  {'ours':>10}  {'differs by':>10}")
+        width = max(len(row.quantity) for row in result.comparisons)
+        print(f"  {'':{width}}  {'published':>10}  {'ours':>10}  {'difference':>10}")
         for row in result.comparisons:
             print(
-                f"  {row.what:{width}}  {row.published:>10.5g}  {row.ours:>10.5g}"
+                f"  {row.quantity:{width}}  {row.published:>10.5g}  {row.ours:>10.5g}"
                 f"  {100.0 * row.difference:>+9.1f}%"
             )
     for line in result.lines:
@@ -95,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: command-line arguments, without the program's name.
 
     Returns:
-        The exit code: 0, or 2 after one clear line about what was wrong.
+        The exit code: 0, or 2 after one line that says what was wrong.
     """
     arguments = _parser().parse_args(argv)
     if arguments.list:
@@ -106,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError("name must be given (see --list), got none")
         chosen = checks.one_of("name", arguments.name, (*REPRODUCTIONS, "all"))
         if chosen == "all" and arguments.preset is not None:
-            raise ValueError("preset must come with one name, got all")
+            raise ValueError("preset needs the name of one reproduction, got all")
         settings = _settings(arguments.preset)
         without_data = [name for name, one in REPRODUCTIONS.items() if not one.reads_data]
         names = without_data if chosen == "all" else [chosen]
@@ -116,21 +115,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             reproduction = REPRODUCTIONS[name]
             print(f"{name}: {reproduction.title} ({reproduction.source})", flush=True)
             if settings:
-                print("  other settings than the paper's; what it prints belongs to its own")
+                print("  the settings differ from the paper's, to which printed numbers belong")
             start = time.perf_counter()
             root = {} if arguments.data_root is None else {"data_root": arguments.data_root}
             result = reproduction.run(settings | root if reproduction.reads_data else settings)
             folder = Path(arguments.out) / name
             result.write(folder)
             _report(result, folder, time.perf_counter() - start)
-    except ValueError as error:
-        return console.report_error(error)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:
         return console.report_error(error)
     except OSError as error:
         return console.report_error(f"out must be a writable folder: {error}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(console.run(main))

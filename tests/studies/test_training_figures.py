@@ -1,6 +1,7 @@
-"""What tuning buys: arms keep their total, less noise trains better, the command says so."""
+"""The trained figures: arms stay within their total epsilon, and less noise trains better."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,23 +9,23 @@ from scipy import integrate, stats
 
 from audit import upper_bounds
 from audit.accounting import DpSgd
-from audit.reproduce import REPRODUCTIONS, regression, svm, training
-from audit.reproduce.__main__ import main
+from audit.protocols import parse_protocol
+from studies.papers import REPRODUCTIONS, regression, svm, training, tunings
+from studies.papers.command import main
 
 SMALL = {"dataset": "DIGITS", "records": 60, "validation": 50, "steps": 4, "tunings": 4}
 
 
-def test_arms_keep_their_total():
-    data = training._data("DIGITS", "", 60, 50)
-    arm = training.Arm("uniform", "tnb:1,0.1", "region", True)
-    table = training._compare([arm], [6.0], data, 4, 4, 1).table
+def test_arms_stay_within_their_total_epsilon() -> None:
+    arm = tunings.Arm("uniform", "tnb:1,0.1", "region", True)
+    table = training.compare([arm], [6.0], "DIGITS", "", 60, 50, steps=4, tunings=4).table
     base = DpSgd(table["noise multiplier"][0], 4)
     assert upper_bounds.region(base, "tnb:1,0.1", 1e-5).epsilon == pytest.approx(6.0, rel=1e-4)
     assert 0.0 <= table["accuracy"][0] <= 1.0
 
 
 @pytest.mark.slow
-def test_a_smaller_bound_means_less_noise_for_the_same_total():
+def test_smaller_bounds_need_less_noise_for_the_same_total() -> None:
     result = REPRODUCTIONS["hypo-training"].run(SMALL | {"epsilons": [6.0]})
     table = result.table.set_index("arm")
     assert len(table) == len(result.lines) == 4
@@ -41,29 +42,29 @@ def test_a_smaller_bound_means_less_noise_for_the_same_total():
         assert upper_bounds.tuning_cost(base, spec, 1e-5).epsilon <= 6.0 * (1 + 1e-6)
 
 
-def test_more_runs_cost_more_and_the_region_bound_less():
+def test_more_runs_cost_more_and_the_region_bound_is_smaller() -> None:
     result = REPRODUCTIONS["ps-fig7"].run(SMALL | {"means": [2.0, 6.0]})
     epsilon = result.table.set_index(["arm", "mean"])["epsilon"]
     assert len(epsilon) == 16
-    for law in training._LAWS:
-        by_renyi, by_region = (epsilon[f"{law}, {name} bound"] for name in ("Renyi", "region"))
+    for name in training._DISTRIBUTIONS:
+        by_renyi, by_region = (epsilon[f"{name}, {bound} bound"] for bound in ("Renyi", "region"))
         assert (by_region < by_renyi).all()
         assert by_region[2.0] < by_region[6.0]
     assert result.table["accuracy"].between(0.0, 1.0).all()
 
 
-def test_the_final_run_of_a_subset_is_what_is_judged():
+def test_subset_releases_its_final_run() -> None:
     data = training._data("DIGITS", "", 60, 50)
     rng = np.random.default_rng(0)
-    protocol = training.protocols.parse("subset:0.5/fixed:2")
+    protocol = parse_protocol("subset:0.5/fixed:2")
     found = training._accuracies(protocol, 1e-6, data, 30, 6, rng)
     noisy = training._accuracies(protocol, 1e3, data, 30, 6, np.random.default_rng(0))
     assert len(found) == 6
     assert found.mean() > noisy.mean() + 0.2  # ten classes
-    assert training._cost_ratio(training.protocols.parse("subset:0.1/fixed:10")) == 5.0
+    assert training._cost_ratio(parse_protocol("subset:0.1/fixed:10")) == 5.0
 
 
-def test_the_command_takes_a_data_root_and_leaves_data_out_of_all(tmp_path, capsys):
+def test_command_accepts_a_data_root(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "nothing"
     empty.mkdir()
     preset = tmp_path / "p.toml"
@@ -81,10 +82,10 @@ def test_the_command_takes_a_data_root_and_leaves_data_out_of_all(tmp_path, caps
         REPRODUCTIONS["kk-training"].run({"dataset": 3})
 
 
-def test_outliers_make_a_larger_alpha_best():
-    """Means of 400 data sets: without outliers accuracy falls in alpha, with them it rises first.
+def test_outliers_make_a_larger_alpha_best() -> None:
+    """Means of 400 data sets: accuracy decreases in alpha; with outliers, it increases first.
 
-    Both differences are four standard errors or more.
+    Both differences are at least four standard errors.
     """
     rng, found = np.random.default_rng(0), []
     for outliers in (0, 8):
@@ -97,7 +98,7 @@ def test_outliers_make_a_larger_alpha_best():
         assert (one - other).mean() > 4.0 * stats.sem(one - other)
 
 
-def test_an_open_choice_gives_away_what_a_private_one_keeps():
+def test_non_private_choice_reveals_more_than_a_private_one() -> None:
     table = (
         REPRODUCTIONS["ps-fig1"]
         .run({"epsilons": [1.0], "epochs": 5, "datasets": 2, "tunings": 300})
@@ -109,7 +110,7 @@ def test_an_open_choice_gives_away_what_a_private_one_keeps():
     assert (private[["eps_L of alpha", "eps_L of the model"]] <= 1.0).all(axis=None)
     noise = private["noise multiplier"]
     assert noise["region bound"] < noise["Renyi bound"]
-    # A group of eight is as far apart as one record at eight times the signal.
+    # Eight records have at most eight times the signal of one.
     group = DpSgd(noise["region bound"] / 8.0, 5)
     assert upper_bounds.region(group, "tnb:1,0.1", 1e-5).epsilon == pytest.approx(1.0, rel=1e-4)
 
@@ -117,8 +118,8 @@ def test_an_open_choice_gives_away_what_a_private_one_keeps():
 @pytest.mark.parametrize(
     ("h", "m", "epsilon"), [(0.1, 0.3, 0.5), (0.02, 0.1, 0.3), (0.3, 1.0, 3.0)]
 )
-def test_draws_leak_no_more_than_their_profile(h, m, epsilon):
-    """The hockey sticks of N(0, 1) and N(m, 1 / (1 + h)) by quadrature, both ways, and E of U."""
+def test_draws_leak_at_most_their_profile(h: float, m: float, epsilon: float) -> None:
+    """Quadrature of E[max(1 - e^(epsilon - U), 0)] and of both hockey-stick divergences."""
     draw = regression.Draw((1.0 + h) * m, h)
     bound = float(draw.delta(np.array([epsilon]))[0])
     pair = stats.norm(0.0, 1.0), stats.norm(m, 1.0 / math.sqrt(1.0 + h))
@@ -129,18 +130,17 @@ def test_draws_leak_no_more_than_their_profile(h, m, epsilon):
     ]
     assert bound / 4.0 < max(exact) <= bound
 
-    def above(z):
+    def above(z: float) -> float:
         loss = (h + draw.scale**2) / 2.0 + draw.scale * z + h * z * z / 2.0
         return 2.0 * max(-math.expm1(epsilon - loss), 0.0) * stats.norm.pdf(z)
 
     edge = (math.sqrt(draw.scale**2 + 2.0 * h * epsilon) - draw.scale) / h
     assert bound == pytest.approx(integrate.quad(above, 0.0, 15.0, points=[edge])[0], rel=1e-4)
-    known = draw.profile
-    assert float(known.delta(epsilon)) >= bound
+    assert float(draw.profile.delta(epsilon)) >= bound
 
 
-def test_a_record_moves_a_regression_as_little_as_the_test_says():
-    """Random data of few records: the moves that sensitivities and losses are proved from."""
+def test_sensitivities_of_a_regression() -> None:
+    """Random small data sets: the inequalities that the privacy proof uses."""
     rng = np.random.default_rng(0)
     for _ in range(300):
         n, d, penalty = rng.integers(1, 6), 3, 10.0 ** rng.uniform(-1, 1)
@@ -156,14 +156,14 @@ def test_a_record_moves_a_regression_as_little_as_the_test_says():
         grows = 1.0 + 1.0 / (penalty + max(least[0], 0.0))
         ratio = (1.0 + np.linalg.norm(small)) / (1.0 + np.linalg.norm(large))
         assert 1.0 / grows <= ratio <= grows
-        # The one direction in which the posteriors differ.
+        # The only direction in which the posteriors differ.
         last = np.linalg.solve(sums[0] + penalty * np.eye(d), x[n])
         h, r = x[n] @ last, y[n] - x[n] @ small
         assert large - small == pytest.approx(last * r / (1.0 + h))
         assert h <= grows - 1.0 + 1e-12
 
 
-def test_a_regression_is_tuned_within_its_total():
+def test_tuned_regressions_stay_within_their_total_epsilon() -> None:
     settings = {"dataset": "DIGITS", "records": 1000, "validation": 300, "tunings": 40}
     table = REPRODUCTIONS["krw-fig5"].run(settings | {"epsilons": [8.0]}).table
     error = table.set_index("method")["error"]
@@ -173,7 +173,7 @@ def test_a_regression_is_tuned_within_its_total():
     assert 0.0 < scales[0] < scales[1] <= scales[2]
     for scale, way in zip(scales, regression._ACCOUNTINGS.values(), strict=True):
         draw = regression.Draw(scale, regression._CURVATURE * scale)
-        assert way(draw, regression._test(scale)) <= 8.0
-    # A test that fails always releases nothing.
+        assert way(draw, regression._protocol(scale)) <= 8.0
+    # Nothing is released if every run fails its test.
     problem = regression._problem("DIGITS", "", 1000, 300)
     assert len(regression._tested(problem, 1e-6, 5, np.random.default_rng(0))) == 0

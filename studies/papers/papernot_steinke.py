@@ -1,4 +1,4 @@
-"""Papernot & Steinke 2022: figures 2 to 6 and 8 (1 and 7 train: `svm`, `training`)."""
+"""Papernot & Steinke 2022: figures 2 to 6 and 8; `svm` and `training` have 1 and 7."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,15 +9,17 @@ from scipy import optimize
 
 from audit.accounting import DiscreteMechanism, ZeroConcentratedDp
 from audit.repetitions import Fixed, Poisson, Repetitions
-from audit.reproduce.laws import with_mean
-from audit.reproduce.result import Curves, Result, draw
 from audit.upper_bounds.published import corollary_4_curve, corollary_16, renyi, renyi_curve
+from studies.papers.distributions import tnb_with_mean
+from studies.papers.result import Curves, Result, draw
 
 Array = NDArray[np.float64]
 
 _ORDER = r"Renyi order $\lambda$"
 _DIVERGENCE = r"bound on $D_\lambda(A(x) \| A(x'))$"
 _NAIVE = "naive repetition"
+# The example of figure 8 is solved to these precisions, far below what a figure shows.
+_CONVERGED, _ROOT_TOLERANCE = 1e-11, 1e-13
 
 
 def _name(eta: float) -> str:
@@ -36,14 +38,14 @@ def figure_2(
     largest_order: float = 30.0,
     points: int = 200,
 ) -> Result:
-    """Corollary 4 for the logarithmic law: Renyi divergence by order, for several E[K]."""
+    """Corollary 4 for logarithmic K: Renyi divergence over its order, for several E[K]."""
     base = ZeroConcentratedDp(rho)
     orders = np.linspace(1.05, largest_order, points)
     curves = Curves("order", "divergence")
     curves.add("K = 1, not repeated", orders, base.renyi(orders))
     curves.add("K = 10, naive repetition", orders, 10.0 * base.renyi(orders))
     for mean in means:
-        curve = corollary_4_curve(base, with_mean(0.0, mean))
+        curve = corollary_4_curve(base, tnb_with_mean(0.0, mean))
         curves.add(f"E[K] = {_power_of_ten(mean)}", orders, curve(orders))
     title = f"Logarithmic K, base {rho:g}-zCDP"
     return Result(curves.table, draw(curves, title, _ORDER, _DIVERGENCE, ylim=(0.0, 10.0)))
@@ -56,31 +58,31 @@ def figure_3(
     largest_order: float = 50.0,
     points: int = 200,
 ) -> Result:
-    """Renyi divergence by order for several laws of the same mean."""
+    """Renyi divergence over its order, for several distributions of K with the same mean."""
     base = ZeroConcentratedDp(rho)
     orders = np.linspace(1.05, largest_order, points)
     curves = Curves("order", "divergence")
     curves.add("K = 1, not repeated", orders, base.renyi(orders))
     curves.add(f"K = {mean:g}, naive repetition", orders, mean * base.renyi(orders))
-    laws: dict[str, Repetitions] = {_name(eta): with_mean(eta, mean) for eta in etas}
-    for name, law in (laws | {"Poisson": Poisson(mean)}).items():
-        curves.add(name, orders, renyi_curve(base, law)(orders))
+    distributions: dict[str, Repetitions] = {_name(eta): tnb_with_mean(eta, mean) for eta in etas}
+    for name, repetitions in (distributions | {"Poisson": Poisson(mean)}).items():
+        curves.add(name, orders, renyi_curve(base, repetitions)(orders))
     title = f"E[K] = {mean:g}, base {rho:g}-zCDP"
     return Result(curves.table, draw(curves, title, _ORDER, _DIVERGENCE, ylim=(0.0, 12.0)))
 
 
-def _epsilons(rho: float, laws: Sequence[Repetitions], delta: float) -> list[float | None]:
-    """Epsilon by theorem 2 of each law; K runs released all where K is fixed."""
+def _epsilons(rho: float, distributions: Sequence[Repetitions], delta: float) -> list[float | None]:
+    """Epsilon by theorem 2 for each distribution; by composition if K is fixed."""
     return [
-        ZeroConcentratedDp(rho * law.k).renyi_epsilon(delta)
-        if isinstance(law, Fixed)
-        else renyi(ZeroConcentratedDp(rho), law, delta).epsilon
-        for law in laws
+        ZeroConcentratedDp(rho * one.k).renyi_epsilon(delta)
+        if isinstance(one, Fixed)
+        else renyi(ZeroConcentratedDp(rho), one, delta).epsilon
+        for one in distributions
     ]
 
 
-def _fixed_up_to(most: float) -> list[Repetitions]:
-    return [Fixed(int(k)) for k in np.unique(np.geomspace(1.0, most, 40).astype(int))]
+def _fixed_up_to(largest: float) -> list[Repetitions]:
+    return [Fixed(int(k)) for k in np.unique(np.geomspace(1.0, largest, 40).astype(int))]
 
 
 def figure_4(
@@ -93,11 +95,11 @@ def figure_4(
     """Epsilon over the expected number of repetitions."""
     curves = Curves("mean", "epsilon")
     naive = _fixed_up_to(100.0)
-    curves.add(_NAIVE, [law.mean for law in naive], _epsilons(rho, naive, delta))
+    curves.add(_NAIVE, [one.mean for one in naive], _epsilons(rho, naive, delta))
     means = np.geomspace(1.05, largest_mean, points)
     for eta in etas:
-        laws = [with_mean(eta, mean) for mean in means]
-        curves.add(_name(eta), means, _epsilons(rho, laws, delta))
+        distributions = [tnb_with_mean(eta, mean) for mean in means]
+        curves.add(_name(eta), means, _epsilons(rho, distributions, delta))
     picture = draw(
         curves,
         f"Base {rho:g}-zCDP",
@@ -119,14 +121,16 @@ def _utility(
     label: str,
     naive: bool,
 ) -> Result:
+    """The utility of a tuning over its epsilon, for each eta."""
     curves = Curves("epsilon", "utility")
     families = {_NAIVE: _fixed_up_to(100.0)} if naive else {}
     for eta in etas:
         means = np.geomspace(1.02, largest_mean, points)
-        families[_name(eta)] = [with_mean(eta, mean) for mean in means]
-    for name, laws in families.items():
-        epsilons = _epsilons(rho, laws, delta)
-        curves.add(name, epsilons, [utility(law) for law in laws], mean=[k.mean for k in laws])
+        families[_name(eta)] = [tnb_with_mean(eta, mean) for mean in means]
+    for name, distributions in families.items():
+        epsilons = _epsilons(rho, distributions, delta)
+        utilities = [utility(one) for one in distributions]
+        curves.add(name, epsilons, utilities, mean=[one.mean for one in distributions])
     picture = draw(
         curves,
         f"Base {rho:g}-zCDP",
@@ -147,12 +151,11 @@ def figure_5(
 ) -> Result:
     """Expected quantile of the best candidate over epsilon."""
 
-    def quantile(law: Repetitions) -> float:
-        return law.expected_quantile()
+    def quantile(repetitions: Repetitions) -> float:
+        return repetitions.expected_quantile()
 
-    return _utility(
-        rho, delta, etas, largest_mean, points, quantile, "expected quantile of the best", False
-    )
+    label = "expected quantile of the best"
+    return _utility(rho, delta, etas, largest_mean, points, quantile, label, False)
 
 
 def figure_6(
@@ -163,17 +166,17 @@ def figure_6(
     largest_mean: float = 1e6,
     points: int = 61,
 ) -> Result:
-    """Chance to try the one good candidate of many, over epsilon."""
+    """Probability of trying the only good candidate of many, over epsilon."""
 
-    def success(law: Repetitions) -> float:
-        return law.chance_to_include(candidates)
+    def success(repetitions: Repetitions) -> float:
+        return repetitions.chance_to_include(candidates)
 
-    label = f"chance to try the best of {candidates}"
+    label = f"probability of trying the best of {candidates}"
     return _utility(rho, delta, etas, largest_mean, points, success, label, True)
 
 
 def _three_outputs(a: float, s: float, t: float) -> tuple[Array, Array]:
-    """The example of section D.2: privacy losses t, -s and little; S is the first two outputs."""
+    """The example of section D.2: three outputs, of which two are S, with losses t and -s."""
     q = a * np.array([math.exp(-s), math.exp(-s), 0.0])
     q_other = a * np.array([math.exp(-s - t), 1.0, 0.0])
     q[2], q_other[2] = 1.0 - q.sum(), 1.0 - q_other.sum()
@@ -185,20 +188,22 @@ def _divergence(q: Array, q_other: Array, order: float) -> float:
 
 
 def _example(a: float, order: float, divergence: float) -> tuple[Array, Array]:
-    """The example with both divergences at this order equal to `divergence`."""
+    """The example whose Renyi divergences in both directions have the given value."""
     s = t = 1.0
-    for _ in range(60):  # each divergence moves mostly with its own parameter
+    for _ in range(60):  # each divergence depends mostly on its own parameter
         before = s, t
         s = _root(lambda s, t: _divergence(*_three_outputs(a, s, t)[::-1], order), divergence, t)
         t = _root(lambda t, s: _divergence(*_three_outputs(a, s, t), order), divergence, s)
-        if abs(s - before[0]) + abs(t - before[1]) < 1e-11:
+        if abs(s - before[0]) + abs(t - before[1]) < _CONVERGED:
             break
     return _three_outputs(a, s, t)
 
 
 def _root(function: Callable[[float, float], float], target: float, other: float) -> float:
-    """The first argument at which the function meets the target."""
-    return float(optimize.brentq(lambda v: function(v, other) - target, 0.0, 300.0, xtol=1e-13))
+    """The first argument for which the function equals the target."""
+    return float(
+        optimize.brentq(lambda v: function(v, other) - target, 0.0, 300.0, xtol=_ROOT_TOLERANCE)
+    )
 
 
 def figure_8(
@@ -207,19 +212,19 @@ def figure_8(
     largest_order: float = 25.0,
     points: int = 60,
 ) -> Result:
-    """Conditional sampling: the bound of corollary 16 beside an exact example."""
+    """Conditional sampling: the bound of corollary 16 and an exact example."""
     orders = np.linspace(2.0, largest_order, points)
     exact, bound = [], []
     for order in orders:
         q, q_other = _example(a, order, rho * order)
-        kept = q[:2] / q[:2].sum(), q_other[:2] / q_other[:2].sum()
-        exact.append(_divergence(*kept, order))
+        conditional = q[:2] / q[:2].sum(), q_other[:2] / q_other[:2].sum()
+        exact.append(_divergence(*conditional, order))
         curve = corollary_16(ZeroConcentratedDp(rho), float(q[:2].sum()))
         bound.append(float(curve(np.array([order]))[0]))
     curves = Curves("order", "divergence")
     curves.add("bound, corollary 16", orders, bound)
     curves.add("exact, the example of D.2", orders, exact)
-    curves.add(r"before: $D_\lambda(Q\|Q') = D_\lambda(Q'\|Q)$", orders, rho * orders)
+    curves.add(r"not conditional: $D_\lambda(Q\|Q') = D_\lambda(Q'\|Q)$", orders, rho * orders)
     y = r"$D_\lambda(Q_S \| Q'_S)$"
     picture = draw(curves, "Conditional sampling", _ORDER, y, ylim=(0.0, None))
     return Result(curves.table, picture)

@@ -19,7 +19,7 @@ from audit.accounting import (
     mechanism_from_dict,
     mechanism_to_dict,
 )
-from tests.test_protocol_costs import leak_of_grid, random_law
+from tests.upper_bounds.test_protocol_costs import leak_of_grid, random_law
 
 DELTA = 0.01
 LOUD = [0.999, 0.001], [0.9, 0.1]

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy import special, stats
 
-import audit
 from audit import lower_bounds, upper_bounds
 from audit.accounting import DpSgd, GaussianMechanism
 from audit.lower_bounds import (
@@ -28,9 +27,9 @@ from audit.lower_bounds import (
     WorstOrderCurve,
 )
 from audit.repetitions import Repetitions
-from audit.reproduce.kept_trials import KeptGame, load
-from audit.reproduce.result import COLOURS, Comparison, Result, style, tidy
 from audit.upper_bounds.published import renyi
+from studies.papers.kept_trials import KeptGame, load
+from studies.papers.result import COLOURS, Comparison, Result, style, tidy
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -238,7 +237,7 @@ def _upper(noise_multiplier: float, steps: int, law: Repetitions, delta: float) 
 
 
 def _folder() -> Path:
-    folder = Path(audit.__file__).parents[1] / "studies" / "table3"
+    folder = Path(__file__).parents[1] / "table3"
     if not any(folder.glob("*.npz")):
         raise FileNotFoundError(
             f"folder must hold the kept trials of the project's checkout, got {str(folder)!r}"

@@ -176,7 +176,7 @@ def test_the_best_law_has_the_highest_quantile_within_the_budget():
     for one in found:
         assert one.expected_quantile == pytest.approx(one.law.expected_quantile())
         assert upper_bounds.tuning_cost(base, one.law, DELTA).epsilon <= 1.6
-    with pytest.raises(ValueError, match="target-epsilon must be one that some law"):
+    with pytest.raises(ValueError, match="target-epsilon must be one that some distribution"):
         upper_bounds.best_repetitions(base, target_epsilon=0.1, target_delta=DELTA)
 
 

@@ -1,4 +1,4 @@
-"""What a reproduction leaves: a table, a figure, and its numbers beside the published ones."""
+"""The result of a reproduction: a table, a figure, and the published numbers next to ours."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +20,10 @@ _PALETTE = sns.color_palette("colorblind", 10).as_hex()
 COLOURS = (*(_PALETTE[i] for i in (0, 1, 2, 4, 3, 7, 9)), "black")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (3, 3)))
 _MARKERS = ("^", "s", "o", "D")
-_NAME = "curve"
-# A picture shows no more points of a curve; each may take seconds.
+# A point of a curve may take seconds.
 _MAX_POINTS = 1_000
+# Names of settings in the second version.
+_FORMER_SETTINGS = {"games": "trials", "laws": "distributions", "specs": "protocols"}
 
 
 Values = ArrayLike | Sequence[float | None]
@@ -33,30 +34,30 @@ class Comparison:
     """A published number and ours.
 
     Attributes:
-        what: the quantity.
-        published: as printed.
-        ours: as computed.
+        quantity: its name.
+        published: the number that the paper prints.
+        ours: the computed number.
     """
 
-    what: str
+    quantity: str
     published: float
     ours: float
 
     @property
     def difference(self) -> float:
-        """How far ours is from the published one, relative to it."""
+        """The relative difference of ours from the published number."""
         return self.ours / self.published - 1.0
 
 
 @dataclass(frozen=True)
 class Result:
-    """One table or figure, computed.
+    """A computed table or figure.
 
     Attributes:
-        table: everything that was computed, tidy.
-        figure: the picture.
-        comparisons: the numbers that the paper prints, beside ours.
-        lines: what the command prints besides.
+        table: all computed numbers, one row per point.
+        figure: the figure.
+        comparisons: the numbers that the paper prints, with ours.
+        lines: further lines that the command prints.
     """
 
     table: pd.DataFrame
@@ -64,18 +65,14 @@ class Result:
     comparisons: tuple[Comparison, ...] = ()
     lines: tuple[str, ...] = ()
 
-    @property
-    def compared(self) -> pd.DataFrame:
-        """The comparisons as a table, with the relative difference."""
-        rows = [(c.what, c.published, c.ours, c.difference) for c in self.comparisons]
-        return pd.DataFrame(rows, columns=["what", "published", "ours", "difference"])
-
     def write(self, folder: Path) -> None:
-        """Writes table.csv, figure.png and, where there is one, comparison.csv."""
+        """Writes table.csv, figure.png and, if the paper prints numbers, comparison.csv."""
         folder.mkdir(parents=True, exist_ok=True)
         _write_csv(self.table, folder / "table.csv")
         if self.comparisons:
-            _write_csv(self.compared, folder / "comparison.csv")
+            rows = [(c.quantity, c.published, c.ours, c.difference) for c in self.comparisons]
+            columns = ["what", "published", "ours", "difference"]
+            _write_csv(pd.DataFrame(rows, columns=columns), folder / "comparison.csv")
         self.figure.savefig(folder / "figure.png", dpi=150, metadata={"Software": None})
 
 
@@ -88,9 +85,9 @@ class Reproduction:
     """A published table or figure that can be computed.
 
     Attributes:
-        title: what it shows.
+        title: its subject.
         source: paper and number.
-        compute: makes it; its keyword arguments are the settings, its defaults the paper's.
+        compute: computes it; the keyword arguments are the settings, by default the paper's.
     """
 
     title: str
@@ -99,24 +96,30 @@ class Reproduction:
 
     @property
     def reads_data(self) -> bool:
-        """Whether it trains on a data set, which must be there."""
+        """Whether it trains on a data set, which must be available."""
         return "dataset" in inspect.signature(self.compute).parameters
 
     def run(self, settings: Mapping[str, Any] | None = None) -> Result:
-        """Computes it, with some settings changed.
+        """Computes the table or figure.
+
+        Args:
+            settings: those that differ from the paper's.
 
         Raises:
-            ValueError: a setting that it does not have, or of another kind than its default.
+            ValueError: a setting is unknown, or of another kind than its default.
         """
         known = inspect.signature(self.compute).parameters
-        chosen = {checks.one_of("setting", n, known): v for n, v in (settings or {}).items()}
+        chosen = {}
+        for name, value in (settings or {}).items():
+            current = name if name in known else _FORMER_SETTINGS.get(name, name)
+            chosen[checks.one_of("setting", current, known)] = value
         for name, value in chosen.items():
             _check(name, value, known[name].default)
         return self.compute(**chosen)
 
 
 def _check(name: str, value: object, default: object) -> None:
-    """A setting is a number or a list where its default is one; counts are positive."""
+    """Checks that a setting is a number, a text or a list, like its default."""
     if isinstance(default, int):
         high = _MAX_POINTS if name == "points" else None
         checks.integer(name, value, 0 if name == "seed" else 1, high)  # type: ignore[arg-type]
@@ -131,7 +134,7 @@ def _check(name: str, value: object, default: object) -> None:
 
 @dataclass
 class Curves:
-    """Curves as a tidy table: x, y and the curve's name, and whatever tells panels apart.
+    """A table of curves: x, y, the curve's name and, if there are several panels, their columns.
 
     Attributes:
         x: name of the column of abscissas.
@@ -142,9 +145,9 @@ class Curves:
     y: str
     _parts: list[pd.DataFrame] = field(default_factory=list)
 
-    def add(self, name: str, x: Values, y: Values, **at: Any) -> None:
-        """Adds one curve; a point that is None or infinite is left out of the picture."""
-        part = pd.DataFrame({**at, _NAME: name, self.x: x, self.y: np.asarray(y, np.float64)})
+    def add(self, name: str, x: Values, y: Values, **columns: Any) -> None:
+        """Adds a curve. Points whose y is None or infinite are not drawn."""
+        part = pd.DataFrame({**columns, "curve": name, self.x: x, self.y: np.asarray(y, float)})
         self._parts.append(part)
 
     @property
@@ -171,18 +174,18 @@ def plot(
     points: Sequence[str] = (),
     names: Sequence[str] | None = None,
 ) -> None:
-    """Draws every curve of a table, each with its own colour and dashes.
+    """Draws every curve of a table in its own colour and dashes.
 
     Args:
-        axes: where to.
-        table: of `Curves`.
+        axes: the axes to draw in.
+        table: a table of `Curves`.
         x: column of abscissas.
         y: column of ordinates.
-        points: curves to draw as points.
-        names: all curves that share colours across panels, in order; those of the table if None.
+        points: names of the curves that are drawn as points.
+        names: names of the curves in the order of their colours, if several panels share them.
     """
-    order = list(dict.fromkeys(table[_NAME])) if names is None else list(names)
-    for name, rows in table.groupby(_NAME, sort=False):
+    order = list(dict.fromkeys(table["curve"])) if names is None else list(names)
+    for name, rows in table.groupby("curve", sort=False):
         rank = order.index(str(name))
         look: dict[str, Any] = {"color": COLOURS[rank % 8], "label": name}
         if name in points:
@@ -194,8 +197,13 @@ def plot(
     tidy(axes)
 
 
+def plot_means(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any) -> None:
+    """Draws means with bars of two standard errors, from the column "standard error"."""
+    axes.errorbar(rows[x], rows[y], 2.0 * rows["standard error"], marker="o", capsize=3, **look)
+
+
 def tidy(axes: Axes) -> None:
-    """A light grid behind, no frame."""
+    """Draws a light grid behind the curves, and no frame."""
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -203,11 +211,11 @@ def tidy(axes: Axes) -> None:
 
 
 def legend(axes: Axes, handles: Sequence[Artist] | None = None) -> None:
-    """Puts the legend to the right of the axes, where it covers nothing.
+    """Puts the legend to the right of the axes.
 
     Args:
-        axes: where to.
-        handles: what to explain; what the axes show if None.
+        axes: the axes.
+        handles: the artists to explain; those of the axes if None.
     """
     shown = {} if handles is None else {"handles": handles}
     axes.legend(
@@ -222,23 +230,25 @@ def draw(
     y: str,
     x_scale: str = "linear",
     y_scale: str = "linear",
+    points: Sequence[str] = (),
     **limits: tuple[float | None, float | None],
 ) -> Figure:
-    """One panel with every curve and the legend beside it.
+    """Draws all curves in one panel, with a legend.
 
     Args:
-        curves: what to draw.
+        curves: the curves.
         title: of the figure.
         x: label of the abscissa.
         y: label of the ordinate.
         x_scale: linear or log.
         y_scale: linear or log.
+        points: names of the curves that are drawn as points.
         **limits: `xlim` and `ylim`.
     """
     with style():
         page = figure()
         axes = page.subplots()
-        plot(axes, curves.table, curves.x, curves.y)
+        plot(axes, curves.table, curves.x, curves.y, points)
         axes.set(xlabel=x, ylabel=y, xscale=x_scale, yscale=y_scale, **limits)
         axes.set_title(title, fontsize="medium", loc="left")
         legend(axes)

@@ -1,4 +1,4 @@
-"""Xiang, Wang & Wang 2024: table 3 (the bound), table 4, figure 6 and example 1."""
+"""Xiang, Wang & Wang 2024: the bound of table 3, table 4, figure 6, example 1."""
 
 import math
 from collections.abc import Sequence
@@ -25,29 +25,32 @@ from audit.lower_bounds import all_estimators
 from audit.lower_bounds.scores import Scores
 from audit.orders import IncreasingOrder
 from audit.repetitions import Repetitions, TruncatedNegativeBinomial, TwoPoint
-from audit.reproduce.laws import BoundOfLaw
-from audit.reproduce.result import (
+from audit.upper_bounds import UpperBound, reduced_exact, region
+from audit.upper_bounds.published import reduced_renyi, renyi
+from studies.papers.distributions import Bound
+from studies.papers.result import (
     COLOURS,
     Comparison,
     Curves,
     Result,
+    draw,
     figure,
     legend,
     plot,
     style,
     tidy,
 )
-from audit.upper_bounds import UpperBound, reduced_exact, region
-from audit.upper_bounds.published import reduced_renyi, renyi
 
 Array = NDArray[np.float64]
 
 _DELTA = 1e-5
-_MAX_GAMES = 10**8  # 16 bytes each
+# Of log noise: far below the digits that the tables print.
+_NOISE_TOLERANCE = 1e-7
+_MAX_TRIALS = 10**8  # 16 bytes each
 _TABLE_3 = {1.0: 1.86, 2.0: 3.59, 4.0: 6.79}
 _EXAMPLE_1 = ((8.66e-3, 2.60e-4, 9.91e-1), (2.66e-3, 1.34e-5, 9.97e-1))
 # (s, L) by column; rows (eps_B, tau): eps_U-G, then eps_U-O.
-_TABLE_4_LAWS = ((0.1, 10), (0.01, 10), (0.01, 100), (0.001, 100), (0.001, 1000))
+_TABLE_4_DISTRIBUTIONS = ((0.1, 10), (0.01, 10), (0.01, 100), (0.001, 100), (0.001, 1000))
 _TABLE_4 = {
     (1.0, 1.0): ((1.13, 1.29, 2.58, 3.34, 5.42), (1.12, 1.28, 2.57, 3.33, 5.40)),
     (1.0, 0.5): ((1.13, 1.30, 2.59, 3.36, 5.43), (1.12, 1.28, 2.57, 3.33, 5.40)),
@@ -62,39 +65,38 @@ _TABLE_4 = {
 
 
 def calibrated(epsilon: float, sampling_rate: float, steps: int, delta: float) -> DpSgd:
-    """DP-SGD with the least noise that keeps (epsilon, delta) for one run, by Renyi divergences."""
+    """DP-SGD with the smallest (epsilon, delta)-DP noise for one run, by Renyi divergences."""
 
-    def spent(log_noise: float) -> float:
+    def log_excess(log_noise: float) -> float:
         base = DpSgd(math.exp(log_noise), steps, sampling_rate)
         return math.log(base.renyi_epsilon(delta) / epsilon)
 
     largest = math.log(math.sqrt(steps) / calibrate_mu(epsilon, delta)) + 0.1
     smallest = max(largest + math.log(sampling_rate) - 2.0, math.log(0.06))
-    return DpSgd(
-        math.exp(optimize.brentq(spent, smallest, largest, xtol=1e-7)), steps, sampling_rate
-    )
+    noise = math.exp(optimize.brentq(log_excess, smallest, largest, xtol=_NOISE_TOLERANCE))
+    return DpSgd(noise, steps, sampling_rate)
 
 
-def epsilon_g(base: Mechanism, law: Repetitions, delta: float) -> UpperBound:
-    """eps_U-G: algorithm 3 for the mu of Gaussian DP's central limit; an approximation."""
+def epsilon_g(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+    """eps_U-G: algorithm 3 with the mu of Gaussian DP's central limit; an approximation."""
     assert isinstance(base, DpSgd)
     mu = gdp_limit_mu(base.noise_multiplier, base.steps, base.sampling_rate)
-    return reduced_renyi(GaussianMechanism(mu), law, delta)
+    return reduced_renyi(GaussianMechanism(mu), repetitions, delta)
 
 
-def epsilon_o(base: Mechanism, law: Repetitions, delta: float) -> UpperBound:
-    """eps_U-O: algorithm 3 for the mu of equation 19; an approximation below sampling rate 1."""
+def epsilon_o(base: Mechanism, repetitions: Repetitions, delta: float) -> UpperBound:
+    """eps_U-O: algorithm 3 with the mu of equation 19; an approximation below sampling rate 1."""
     assert isinstance(base, DpSgd)
     mu = mean_inclusion_mu(base.noise_multiplier, base.steps, base.sampling_rate)
-    return reduced_renyi(GaussianMechanism(mu), law, delta)
+    return reduced_renyi(GaussianMechanism(mu), repetitions, delta)
 
 
 def table_3(
     epsilons: Sequence[float] = (1.0, 2.0, 4.0), eta: float = 0.0, gamma: float = 0.01
 ) -> Result:
-    """The generic bound eps_U for K ~ TNB(0, 0.01), and what is known by now."""
-    law = TruncatedNegativeBinomial(eta, gamma)
-    bounds: dict[str, BoundOfLaw] = {
+    """The generic bound eps_U for K ~ TNB(0, 0.01), and today's bounds."""
+    repetitions = TruncatedNegativeBinomial(eta, gamma)
+    bounds: dict[str, Bound] = {
         "generic, theorem 2 of P&S": renyi,
         "region (ours), any score": region,
         "exact, monotone score": reduced_exact,
@@ -102,7 +104,7 @@ def table_3(
     curves = Curves("epsilon_base", "epsilon")
     bases = [GaussianMechanism(calibrate_mu(value, _DELTA)) for value in epsilons]
     for name, bound in bounds.items():
-        curves.add(name, epsilons, [bound(base, law, _DELTA).epsilon for base in bases])
+        curves.add(name, epsilons, [bound(base, repetitions, _DELTA).epsilon for base in bases])
     table = curves.table
     generic = table.loc[table["curve"] == next(iter(bounds)), "epsilon"]
     compared = tuple(
@@ -116,30 +118,30 @@ def table_3(
             [one_run for one_run in epsilons if one_run in _TABLE_3],
             [one.published for one in compared],
         )
-    with style():
-        page = figure()
-        axes = page.subplots()
-        plot(axes, curves.table, curves.x, curves.y, points=["printed in table 3"])
-        axes.set(xlabel=r"$\varepsilon_B$ of one run", ylim=(0.0, None))
-        axes.set_ylabel(rf"$\varepsilon$ of the tuning at $\delta$ = {_DELTA:g}")
-        axes.set_title(f"K ~ {law.spec}", fontsize="medium", loc="left")
-        legend(axes)
-    return Result(curves.table, page, compared)
+    picture = draw(
+        curves,
+        f"K ~ {repetitions.spec}",
+        r"$\varepsilon_B$ of one run",
+        rf"$\varepsilon$ of the tuning at $\delta$ = {_DELTA:g}",
+        points=["printed in table 3"],
+        ylim=(0.0, None),
+    )
+    return Result(curves.table, picture, compared)
 
 
 def table_4(
     settings: Sequence[tuple[float, float]] = tuple(_TABLE_4),
-    laws: Sequence[tuple[float, int]] = _TABLE_4_LAWS,
+    distributions: Sequence[tuple[float, int]] = _TABLE_4_DISTRIBUTIONS,
     steps: int = 500,
 ) -> Result:
-    """Two-point K: eps_U-G and eps_U-O, with the region bound and the exact reduced game beside.
+    """Two-point K: eps_U-G and eps_U-O, the region bound and the exact reduced game.
 
     Args:
         settings: pairs (eps_B, sampling rate), rows of the table.
-        laws: pairs (s, L), columns of the table.
+        distributions: pairs (s, L), columns of the table.
         steps: N.
     """
-    bounds: dict[str, BoundOfLaw] = {
+    bounds: dict[str, Bound] = {
         "G": epsilon_g,
         "O": epsilon_o,
         "exact": reduced_exact,
@@ -147,19 +149,19 @@ def table_4(
     }
     curves = Curves("column", "epsilon")
     compared = []
-    names = [f"s = {s:g}\nL = {most}" for s, most in laws]
+    names = [f"s = {s:g}\nL = {largest}" for s, largest in distributions]
     for epsilon_base, sampling_rate in settings:
         base = calibrated(epsilon_base, sampling_rate, steps, _DELTA)
         at = {"epsilon_base": epsilon_base, "sampling_rate": sampling_rate}
         at["noise_multiplier"] = base.noise_multiplier
         for name, bound in bounds.items():
-            values = [bound(base, TwoPoint(*law), _DELTA).epsilon for law in laws]
+            values = [bound(base, TwoPoint(*pair), _DELTA).epsilon for pair in distributions]
             curves.add(name, names, values, **at)
-            for law, value in zip(laws, values, strict=True):
-                printed = _printed(name, epsilon_base, sampling_rate, law, steps)
+            for pair, value in zip(distributions, values, strict=True):
+                printed = _printed(name, epsilon_base, sampling_rate, pair, steps)
                 if printed is not None and value is not None:
                     where = f"eps_U-{name} at eps_B = {epsilon_base:g}, tau = {sampling_rate:g}"
-                    where += f", s = {law[0]:g}, L = {law[1]}"
+                    where += f", s = {pair[0]:g}, L = {pair[1]}"
                     compared.append(Comparison(where, printed, value))
     table = curves.table
     page = _draw_table_4(table)
@@ -168,13 +170,18 @@ def table_4(
 
 
 def _printed(
-    name: str, epsilon_base: float, sampling_rate: float, law: Sequence[float], steps: int
+    name: str, epsilon_base: float, sampling_rate: float, pair: Sequence[float], steps: int
 ) -> float | None:
-    """The number in table 4, where it prints one."""
+    """The number that table 4 prints, or None."""
     rows = _TABLE_4.get((epsilon_base, sampling_rate))
-    if rows is None or name not in "GO" or tuple(law) not in _TABLE_4_LAWS or steps != 500:
+    if (
+        rows is None
+        or name not in "GO"
+        or tuple(pair) not in _TABLE_4_DISTRIBUTIONS
+        or steps != 500
+    ):
         return None
-    return rows["GO".index(name)][_TABLE_4_LAWS.index((law[0], int(law[1])))]
+    return rows["GO".index(name)][_TABLE_4_DISTRIBUTIONS.index((pair[0], int(pair[1])))]
 
 
 _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -186,7 +193,7 @@ _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _draw_table_4(table: pd.DataFrame) -> Figure:
-    """One panel for every sampling rate, one colour for every budget."""
+    """A panel for each sampling rate and a colour for each budget."""
     rates, budgets = (list(table[name].unique()) for name in ("sampling_rate", "epsilon_base"))
     colours = dict(zip(budgets, COLOURS, strict=False))
     with style():
@@ -231,79 +238,82 @@ _LOWER = {
 def figure_6(
     epsilons: Sequence[float] = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0),
     sampling_rates: Sequence[float] = (1.0, 0.5, 0.1),
-    laws: Sequence[tuple[float, float]] = ((0.0, 0.01), (1.0, 0.01)),
+    distributions: Sequence[tuple[float, float]] = ((0.0, 0.01), (1.0, 0.01)),
     steps: int = 500,
-    games: int = 1_000_000,
+    trials: int = 1_000_000,
     seed: int = 0,
 ) -> Result:
-    """Upper bounds, and an audit of the reduced game with this many games at every point.
+    """Upper bounds, and an audit of the reduced game at every point.
 
     Args:
         epsilons: budgets eps_B of one run.
         sampling_rates: rows of the figure.
-        laws: pairs (eta, gamma), columns of the figure.
+        distributions: pairs (eta, gamma), columns of the figure.
         steps: N.
-        games: per point, half of them with the record.
-        seed: of the games.
+        trials: per point, half of them with the record.
+        seed: of the trials.
     """
-    checks.integer("games", games, 2, _MAX_GAMES)
+    checks.integer("trials", trials, 2, _MAX_TRIALS)
     curves = Curves("epsilon_base", "epsilon")
-    total = len(epsilons) * len(sampling_rates) * len(laws)
+    total = len(epsilons) * len(sampling_rates) * len(distributions)
     with console.progress(total, unit="point") as update:
         for row, rate in enumerate(sampling_rates):
             bases = [calibrated(value, rate, steps, _DELTA) for value in epsilons]
-            for column, parameters in enumerate(laws):
-                law = TruncatedNegativeBinomial(*parameters)
+            for column, parameters in enumerate(distributions):
+                repetitions = TruncatedNegativeBinomial(*parameters)
                 found: dict[str, list[float | None]] = {name: [] for name in (*_UPPER, *_LOWER)}
                 for index, base in enumerate(bases):
                     for name, bound in _UPPER.items():
-                        found[name].append(bound(base, law, _DELTA).epsilon)
+                        found[name].append(bound(base, repetitions, _DELTA).epsilon)
                     key = np.random.SeedSequence(seed, spawn_key=(row, column, index))
-                    audited = audit(base, law, games, np.random.default_rng(key))
-                    for name, value in audited.items():
+                    rng = np.random.default_rng(key)
+                    for name, value in audit(base, repetitions, trials, rng).items():
                         found[name].append(value)
                     update(1)
                 for name, values in found.items():
-                    curves.add(name, epsilons, values, sampling_rate=rate, law=law.spec)
+                    curves.add(
+                        name, epsilons, values, sampling_rate=rate, repetitions=repetitions.spec
+                    )
     table = curves.table
     with style():
-        page = figure(5.2 * len(laws) + 2.6, 3.4 * len(sampling_rates) + 0.4)
-        grid = page.subplots(len(sampling_rates), len(laws), sharex=True, squeeze=False)
-        specs = list(dict.fromkeys(table["law"]))
+        page = figure(5.2 * len(distributions) + 2.6, 3.4 * len(sampling_rates) + 0.4)
+        grid = page.subplots(len(sampling_rates), len(distributions), sharex=True, squeeze=False)
+        specs = list(dict.fromkeys(table["repetitions"]))
         for line, rate in zip(grid, sampling_rates, strict=True):
             for axes, spec in zip(line, specs, strict=True):
-                rows = table[(table["sampling_rate"] == rate) & (table["law"] == spec)]
+                rows = table[(table["sampling_rate"] == rate) & (table["repetitions"] == spec)]
                 plot(axes, rows, "epsilon_base", "epsilon", points=list(_LOWER))
                 axes.set_title(rf"$\tau$ = {rate:g}, K ~ {spec}", fontsize="medium")
                 axes.set_ylim(0.0, None)
             line[0].set_ylabel(rf"$\varepsilon$ at $\delta$ = {_DELTA:g}")
         for axes in grid[-1]:
             axes.set_xlabel(r"$\varepsilon_B$ of one run")
-        middle = grid[len(sampling_rates) // 2][-1]
-        legend(middle)
+        legend(grid[len(sampling_rates) // 2][-1])
     return Result(table, page)
 
 
-def audit(base: DpSgd, law: Repetitions, games: int, rng: np.random.Generator) -> dict[str, float]:
-    """Plays the reduced game: the best of K draws of N(0, 1) against the best of K of N(mu, 1).
+def audit(
+    base: DpSgd, repetitions: Repetitions, trials: int, rng: np.random.Generator
+) -> dict[str, float]:
+    """Plays the reduced game: the best of K draws of N(0, 1), or of N(mu, 1) with the record.
 
     Args:
-        base: DP-SGD, played by its mu "O", as the paper does.
-        law: the law of K.
-        games: half of them with the record.
-        rng: source of the games.
+        base: DP-SGD; its mu is that of equation 19, as in the paper.
+        repetitions: distribution of K.
+        trials: number of trials, half of them with the record.
+        rng: source of the trials.
 
     Returns:
         eps_L by the names of `_LOWER`.
     """
     mu = mean_inclusion_mu(base.noise_multiplier, base.steps, base.sampling_rate)
-    order, sizes = IncreasingOrder(), (games // 2, games - games // 2)
+    order, sizes = IncreasingOrder(), (trials // 2, trials - trials // 2)
     without, with_record = (
-        order.best(law.sample(rng, size), mean, rng)
+        order.best(repetitions.sample(rng, size), mean, rng)
         for size, mean in zip(sizes, (0.0, mu), strict=True)
     )
     scores = Scores.of(without, with_record)
-    by_key = {estimator.key: estimator for estimator in all_estimators(law, mu)}
+    by_key = {estimator.key: estimator for estimator in all_estimators(repetitions, mu)}
     return {
         name: by_key[key].bound(scores, _DELTA, confidence=0.95).epsilon
         for name, key in _LOWER.items()
@@ -313,14 +323,14 @@ def audit(base: DpSgd, law: Repetitions, games: int, rng: np.random.Generator) -
 def example_1(
     epsilon: float = 1.0, b: float = 1e-3, d: float = 100.0, gamma: float = 1e-3
 ) -> Result:
-    """Three outputs A, B, C, a geometric K, the score C > B > A: P&S's 3 eps is nearly attained."""
+    """Three outputs with the score C > B > A and a geometric K: the cost is nearly 3 eps."""
     e = math.exp(epsilon)
     base = (
         np.array([1.0 - b * e - d * b, b * e, d * b]),
         np.array([1.0 - b - d * b * e, b, d * b * e]),
     )
-    law = TruncatedNegativeBinomial(1.0, gamma)
-    tuned = [np.diff(law.phi(np.concatenate([[0.0], np.cumsum(p)]))) for p in base]
+    repetitions = TruncatedNegativeBinomial(1.0, gamma)
+    tuned = [np.diff(repetitions.phi(np.concatenate([[0.0], np.cumsum(p)]))) for p in base]
     curves = Curves("output", "probability")
     compared = []
     for data, one, best, printed in zip(("X", "X'"), base, tuned, _EXAMPLE_1, strict=True):
@@ -331,23 +341,19 @@ def example_1(
             for output, number, value in zip("ABC", printed, best, strict=True)
         ]
     attained = float(np.max(np.abs(np.log(tuned[0] / tuned[1]))))
-    bound = renyi(DiscreteMechanism(*base), law, _DELTA)
+    bound = renyi(DiscreteMechanism(*base), repetitions, _DELTA)
     approximate = DiscreteMechanism(*(p / p.sum() for p in tuned)).epsilon(_DELTA)
     compared += [
         Comparison("epsilon attained, of 3", 2.96, attained),
         Comparison("epsilon attained at delta = 1e-5", 2.92, approximate),
-        Comparison(
-            "the bound at delta = 1e-5",
-            3.11,
-            bound.epsilon or math.nan,
-        ),
+        Comparison("the bound at delta = 1e-5", 3.11, bound.epsilon or math.nan),
     ]
     with style():
         page = figure()
         axes = page.subplots()
         groups = list(curves.table.groupby("curve", sort=False))
         for rank, (name, rows) in enumerate(groups):
-            # Side by side, as some are nearly equal.
+            # Bars stand side by side because some are nearly equal.
             left = np.arange(3.0) + 0.2 * (rank - (len(groups) - 1) / 2.0)
             axes.bar(left, rows["probability"], 0.18, color=COLOURS[rank], label=name)
         tidy(axes)

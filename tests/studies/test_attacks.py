@@ -1,10 +1,13 @@
-"""Attacks on every bound: by exact laws, by games, and by brute force over thousands of cases."""
+"""Attacks on every bound: exact distributions, trials, and brute force over thousands of cases."""
 
 import itertools
 import math
+from collections.abc import Callable, Sequence, Set
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from audit import attacks, lower_bounds, protocols, repetitions, upper_bounds
@@ -14,15 +17,18 @@ from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold
 from audit.lower_bounds.max_provable_epsilon import _nearest
 from audit.lower_bounds.rules import ErrorCounts
 from audit.orders import SplitOrder
-from audit.reproduce import REPRODUCTIONS
-from audit.reproduce.attacks import _OrderCurve, _Search, attacked
+from studies.papers import REPRODUCTIONS
+from studies.papers.attacks import FoldedOrderCurve, PlayedOrder, play_attack
 
 DELTA = 1e-5
 SLOW = pytest.mark.slow
 CASES = 3000
 
+Array = NDArray[np.float64]
+Place = tuple[int, int]  # a candidate and its output
 
-def channels(rng, outputs, inputs):
+
+def channels(rng: np.random.Generator, outputs: int, inputs: int) -> Array:
     """Random channels [CASES, inputs, outputs]; half of them nearly deterministic."""
     shape = CASES, inputs
     noisy = rng.dirichlet(np.full(outputs, 0.5), shape)
@@ -30,21 +36,23 @@ def channels(rng, outputs, inputs):
     return np.where(rng.random(CASES)[:, None, None] < 0.5, noisy, sharp)
 
 
-def dominated(rng, base, outputs):
-    """Pairs of laws [2, CASES, outputs]: what is made of one run of a base."""
+def postprocessed(rng: np.random.Generator, base: DiscreteMechanism, outputs: int) -> Array:
+    """Pairs of distributions [2, CASES, outputs]: random postprocessings of one run of a base."""
     sides = np.stack([base.p, base.q])
     return np.einsum("si,cio->sco", sides, channels(rng, outputs, len(base.p)))
 
 
-def largest_leaks(places, mass, epsilon):
-    """For every case [CASES] the largest hockey stick, in both directions, over all orders.
+def largest_divergences(
+    places: Sequence[Place], mass: Callable[[Place, Set[Place]], Array], epsilon: float
+) -> Array:
+    """The largest hockey-stick divergence of each case [CASES], over directions and orders.
 
     Args:
-        places: what may win.
-        mass: from a place and the set preferred to it to its chances [2, CASES] to win.
-        epsilon: of the hockey stick.
+        places: the possible winners.
+        mass: maps a place and the set preferred to it to its probabilities [2, CASES] of winning.
+        epsilon: of the divergence.
     """
-    best = {frozenset(): np.zeros((2, CASES))}
+    best: dict[frozenset[Place], Array] = {frozenset(): np.zeros((2, CASES))}
     for size in range(len(places)):
         for chosen in itertools.combinations(places, size):
             preferred = frozenset(chosen)
@@ -58,11 +66,13 @@ def largest_leaks(places, mass, epsilon):
     return best[frozenset(places)].max(axis=0)
 
 
-def check(base, protocol, leaks, epsilon):
-    """No bound is below what the worst of all cases leaks; and the cases are no trifles."""
-    leak = float(leaks.max()) * (1 - 1e-9)
-    assert leak > 1e-3
-    rows = upper_bounds.all_upper_bounds(base, protocol, leak)
+def check(
+    base: DiscreteMechanism, protocol: protocols.Protocol, divergences: Array, epsilon: float
+) -> None:
+    """No bound is below epsilon at the largest delta of all cases, which is not negligible."""
+    delta = float(divergences.max()) * (1 - 1e-9)
+    assert delta > 1e-3
+    rows = upper_bounds.all_upper_bounds(base, protocol, delta)
     known = [row for row in rows if row.epsilon is not None and row.claim.any_score]
     assert known
     for row in known:
@@ -79,99 +89,102 @@ BASES = (
     ("base", "epsilon"), [(BASES[0], 1.0), pytest.param(BASES[1], 0.6, marks=SLOW)]
 )
 @pytest.mark.parametrize("inclusion", [1.0, 0.4])
-def test_no_order_of_thousands_of_grids_leaks_more(base, epsilon, inclusion):
+def test_no_order_leaks_more_than_the_bounds_on_grids(
+    base: DiscreteMechanism, epsilon: float, inclusion: float
+) -> None:
     rng = np.random.default_rng(1)
-    laws = [dominated(rng, base, 2) for _ in range(3)]
+    outputs = [postprocessed(rng, base, 2) for _ in range(3)]
     places = [(i, y) for i in range(3) for y in range(2)]
 
-    def mass(place, preferred):
+    def mass(place: Place, preferred: Set[Place]) -> Array:
         i, y = place
-        found = inclusion * laws[i][:, :, y]
+        found = inclusion * outputs[i][:, :, y]
         for j in range(3):
             if j != i:
-                better = sum((laws[j][:, :, z] for k, z in preferred if k == j), 0.0)
+                better = sum((outputs[j][:, :, z] for k, z in preferred if k == j), 0.0)
                 found = found * (1.0 - inclusion * better)
         return found
 
-    check(base, protocols.Grid(3, inclusion), largest_leaks(places, mass, epsilon), epsilon)
+    check(base, protocols.Grid(3, inclusion), largest_divergences(places, mass, epsilon), epsilon)
 
 
 @pytest.mark.parametrize(
     "spec",
     ["fixed:3", pytest.param("tnb:0,0.1", marks=SLOW), pytest.param("poisson:2", marks=SLOW)],
 )
-def test_no_order_of_thousands_of_searches_leaks_more(spec):
-    rng, law, epsilon = np.random.default_rng(2), repetitions.parse_repetitions(spec), 0.8
+def test_no_order_leaks_more_than_the_bounds_on_searches(spec: str) -> None:
+    rng, runs, epsilon = np.random.default_rng(2), repetitions.parse_repetitions(spec), 0.8
     prior = rng.dirichlet([1.0, 1.0], CASES).T
-    laws = [dominated(rng, BASES[0], 2) for _ in range(2)]
+    outputs = [postprocessed(rng, BASES[0], 2) for _ in range(2)]
     places = [(i, y) for i in range(2) for y in range(2)]
 
-    def one(place):
-        return prior[place[0]] * laws[place[0]][:, :, place[1]]
+    def one(place: Place) -> Array:
+        return prior[place[0]] * outputs[place[0]][:, :, place[1]]
 
-    def mass(place, preferred):
+    def mass(place: Place, preferred: Set[Place]) -> Array:
         better = sum((one(other) for other in preferred), np.zeros((2, CASES)))
         before, after = (np.clip(1.0 - s, 0.0, 1.0) for s in (better, better + one(place)))
-        return law.phi(before) - law.phi(after)
+        return runs.phi(before) - runs.phi(after)
 
-    leaks = largest_leaks(places, mass, epsilon)
-    check(BASES[0], protocols.RandomSearch(law), leaks, epsilon)
+    divergences = largest_divergences(places, mass, epsilon)
+    check(BASES[0], protocols.RandomSearch(runs), divergences, epsilon)
 
 
-def test_no_choice_of_thousands_of_adaptive_ones_leaks_more():
-    # Two runs of two candidates; the second's density is 0.6 or 1.4 by what the first gave.
+def test_no_order_leaks_more_than_the_bounds_on_adaptive_searches() -> None:
+    # Two runs of two candidates; the output of the first sets the density of the second, 0.6 or
+    # 1.4.
     rng, epsilon = np.random.default_rng(3), 0.9
-    laws = [dominated(rng, BASES[0], 2) for _ in range(2)]
+    outputs = [postprocessed(rng, BASES[0], 2) for _ in range(2)]
     places = [(i, y) for i in range(2) for y in range(2)]
     first = rng.choice([0.3, 0.7], CASES)
     second = {place: rng.choice([0.3, 0.7], CASES) for place in places}
 
-    def one(place, share):
-        return (share if place[0] == 0 else 1.0 - share) * laws[place[0]][:, :, place[1]]
+    def one(place: Place, share: Array) -> Array:
+        return (share if place[0] == 0 else 1.0 - share) * outputs[place[0]][:, :, place[1]]
 
-    def mass(place, preferred):
-        worse = set(places) - preferred
+    def mass(place: Place, preferred: Set[Place]) -> Array:
+        worse = set(places) - set(preferred)
         found = one(place, first) * sum(one(other, second[place]) for other in worse)
         return found + sum(
             one(other, first) * one(place, second[other]) for other in worse - {place}
         )
 
-    leaks = largest_leaks(places, mass, epsilon)
-    check(BASES[0], protocols.Adaptive("fixed:2", 0.6, 1.4), leaks, epsilon)
+    divergences = largest_divergences(places, mass, epsilon)
+    check(BASES[0], protocols.Adaptive("fixed:2", 0.6, 1.4), divergences, epsilon)
 
 
 @pytest.mark.parametrize("spec", ["until:0.3", "stopping:0.25"])
-def test_no_accepted_set_of_thousands_leaks_more(spec):
+def test_no_accepted_set_leaks_more_than_the_bounds(spec: str) -> None:
     rng, protocol, epsilon = np.random.default_rng(4), protocols.parse_protocol(spec), 0.5
     stop = getattr(protocol, "stop", 0.0)
-    made = dominated(rng, BASES[1], 4)
-    leaks = np.zeros(CASES)
+    outputs = postprocessed(rng, BASES[1], 4)
+    divergences = np.zeros(CASES)
     for size in range(1, 5):
         for accepted in itertools.combinations(range(4), size):
-            chance = made[:, :, accepted].sum(axis=2)
+            chance = outputs[:, :, accepted].sum(axis=2)
             allowed = stop + (chance.min(axis=0) >= getattr(protocol, "acceptance", 0.0)) > 0
             total = np.maximum(stop + (1.0 - stop) * chance, 1e-300)
             nothing = stop * (1.0 - chance)[:, :, None]
-            p, q = np.concatenate([made[:, :, accepted], nothing], axis=2) / total[:, :, None]
+            p, q = np.concatenate([outputs[:, :, accepted], nothing], axis=2) / total[:, :, None]
             for one, other in ((p, q), (q, p)):
-                leak = np.maximum(one - math.exp(epsilon) * other, 0.0).sum(axis=1)
-                leaks = np.maximum(leaks, np.where(allowed, leak, 0.0))
-    check(BASES[1], protocol, leaks, epsilon)
+                divergence = np.maximum(one - math.exp(epsilon) * other, 0.0).sum(axis=1)
+                divergences = np.maximum(divergences, np.where(allowed, divergence, 0.0))
+    check(BASES[1], protocol, divergences, epsilon)
 
 
 @pytest.mark.parametrize("final", ["rest", "all"])
-def test_no_tuning_on_a_subset_of_thousands_leaks_more(final):
-    # The best of two by every order of three outputs, then a final run that the winner may direct.
+def test_no_order_leaks_more_than_the_bounds_on_subsets(final: str) -> None:
+    # The best of two runs by every order of three outputs; the final run depends on the winner.
     rng, q, epsilon = np.random.default_rng(5), 0.4, 0.7
-    tuned = dominated(rng, BASES[1], 3)
-    directed = np.stack([dominated(rng, BASES[1], 2) for _ in range(3)], axis=2)
-    leaks = np.zeros(CASES)
+    tuned = postprocessed(rng, BASES[1], 3)
+    directed = np.stack([postprocessed(rng, BASES[1], 2) for _ in range(3)], axis=2)
+    divergences = np.zeros(CASES)
     for order in itertools.permutations(range(3)):
         left = 1.0 - np.cumsum(tuned[:, :, order], axis=2)
         left = np.concatenate([np.ones((2, CASES, 1)), np.maximum(left, 0.0)], axis=2)
         best = (left[:, :, :-1] ** 2 - left[:, :, 1:] ** 2)[:, :, np.argsort(order)]
         for side in (0, 1):
-            # The base without the record may be either of its laws.
+            # Either distribution of the base may be the one without the record.
             w, v = best[side], best[1 - side]
             x, y = directed[side], directed[1 - side]
             without = w[:, :, None] * x
@@ -180,12 +193,12 @@ def test_no_tuning_on_a_subset_of_thousands_leaks_more(final):
             else:
                 with_record = (q * v + (1 - q) * w)[:, :, None] * y
             for one, other in ((without, with_record), (with_record, without)):
-                leak = np.maximum(one - math.exp(epsilon) * other, 0.0).sum(axis=(1, 2))
-                leaks = np.maximum(leaks, leak)
-    check(BASES[1], protocols.Subset("fixed:2", q, final), leaks, epsilon)
+                divergence = np.maximum(one - math.exp(epsilon) * other, 0.0).sum(axis=(1, 2))
+                divergences = np.maximum(divergences, divergence)
+    check(BASES[1], protocols.Subset("fixed:2", q, final), divergences, epsilon)
 
 
-def test_an_adaptive_attack_has_the_law_that_it_says():
+def test_adaptive_attack_has_its_stated_probabilities() -> None:
     protocol = protocols.parse_protocol("adaptive:0.3,3/tnb:1,0.2")
     attack = AdaptiveAttack(0.9, protocol, (3.0, 1.2), (-1.1, -2.0), (-0.3, 1.0), 0.6)
     shares = attack.back_shares
@@ -193,21 +206,21 @@ def test_an_adaptive_attack_has_the_law_that_it_says():
     for density in (shares / mass, (1.0 - shares) / (1.0 - mass)):
         assert np.all((density >= 0.3 - 1e-12) & (density <= 3.0 + 1e-12))
     rng = np.random.default_rng(6)
-    # Two exact binomial tests, false alarm 2e-4 together.
+    # Two exact binomial tests, which fail by chance with probability 2e-4.
     for mean, chance in zip((0.0, 0.9), attack.chances(), strict=True):
         count = int(attack.play(rng, 100_000, mean).sum())
         assert stats.binomtest(count, 100_000, chance).pvalue > 1e-4
-    # Without freedom and labels it is a split order: a closed form.
+    # With c = C = 1, it is a split order, which has a closed form.
     free = protocols.parse_protocol("adaptive:1,1/tnb:1,0.2")
     plain = AdaptiveAttack(0.9, free, (1.2, 1.2), (-1.1, -1.1), (-0.3, 1.0), 0.6)
     for mean, chance in zip((0.0, 0.9), plain.chances(), strict=True):
         above, below = SplitOrder(1.2).tails(-1.1, mean)
-        law = free.repetitions
-        expected = law.phi_survival(above + below) - law.phi_survival(above)
+        phi_survival = free.repetitions.phi_survival
+        expected = phi_survival(above + below) - phi_survival(above)
         assert chance == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_an_adaptive_attack_leaks_more_than_draws_of_one_law():
+def test_adaptive_attack_leaks_more_than_independent_draws() -> None:
     spec, base = "tnb:1,0.1", GaussianMechanism(0.24721)
     protocol = protocols.parse_protocol(f"adaptive:0.5,2/{spec}")
     attack = attacks.adaptive_attack(0.24721, protocol, DELTA)
@@ -218,23 +231,23 @@ def test_an_adaptive_attack_leaks_more_than_draws_of_one_law():
     assert attack.epsilon(0.5) == 0.0
 
 
-def test_a_subset_attack_reduces_to_what_it_must():
-    mu, law = 0.6, "tnb:1,0.2"
+def test_subset_attack_on_no_record_and_on_all_records() -> None:
+    mu, spec = 0.6, "tnb:1,0.2"
     one = GaussianMechanism(mu).epsilon(DELTA)
     order = SplitOrder(2.0)
-    none = SubsetAttack(mu, protocols.Subset(law, 0.0), order).epsilon(DELTA)
+    none = SubsetAttack(mu, protocols.Subset(spec, 0.0), order).epsilon(DELTA)
     assert none == pytest.approx(one, rel=1e-4)
-    everything = SubsetAttack(mu, protocols.Subset(law, 1.0), order).epsilon(DELTA)
-    assert everything == pytest.approx(TunedOrder(mu, law, order).epsilon(DELTA), rel=2e-3)
+    everything = SubsetAttack(mu, protocols.Subset(spec, 1.0), order).epsilon(DELTA)
+    assert everything == pytest.approx(TunedOrder(mu, spec, order).epsilon(DELTA), rel=2e-3)
 
 
 @pytest.mark.parametrize("final", ["rest", pytest.param("all", marks=SLOW)])
-def test_a_subset_attack_is_below_the_cost_and_plays_its_density_ratio(final):
+def test_subset_attack_is_below_the_cost_and_plays_its_density_ratio(final: str) -> None:
     mu, protocol = 0.6, protocols.Subset("tnb:1,0.2", 0.3, final)
     attack = attacks.subset_attack(mu, protocol, DELTA)
     cost = upper_bounds.tuning_cost(GaussianMechanism(mu), protocol, DELTA).epsilon
     assert 0.85 * cost < attack.epsilon(DELTA) <= cost
-    # A density ratio has mean 1 without the record, and its inverse with it: 4 standard errors.
+    # A density ratio has mean 1 without the record, its inverse with it: 4 standard errors.
     rng = np.random.default_rng(7)
     for mean, sign in ((0.0, 1.0), (mu, -1.0)):
         ratio = np.exp(sign * attack.play(rng, 40_000, mean))
@@ -252,9 +265,11 @@ def test_a_subset_attack_is_below_the_cost_and_plays_its_density_ratio(final):
         pytest.param("subset:0.3/tnb:1,0.1", 0.6, 0.4, None, marks=SLOW),
     ],
 )
-def test_attacks_prove_much_of_a_cost_and_never_more(spec, attained, proved, by_curve):
-    # 4,000 + 4,000 games. Each bound errs in 5 % of games; these are fixed.
-    settings = {"mus": [0.5], "deltas": [0.01], "specs": [spec], "seed": 3, "trials": 4000}
+def test_attacks_prove_much_of_the_cost_and_not_more(
+    spec: str, attained: float, proved: float, by_curve: float | None
+) -> None:
+    # 4,000 + 4,000 trials. Each bound is wrong in 5 % of audits; the seed is fixed.
+    settings = {"mus": [0.5], "deltas": [0.01], "protocols": [spec], "seed": 3, "trials": 4000}
     result = REPRODUCTIONS["attacks"].run(settings)
     assert any(spec in line for line in result.lines)
     (row,) = result.table.to_dict("records")
@@ -269,98 +284,99 @@ def test_attacks_prove_much_of_a_cost_and_never_more(spec, attained, proved, by_
         assert by_curve < row["proved by curve / cost"] <= 1.0
 
 
-def test_an_order_is_played_by_its_law_and_read_by_its_curve():
-    mu, law, games = 1.0, repetitions.parse_repetitions("binomial:6,0.4"), 20_000
-    order, epsilon = attacks.worst_case_order(mu, law, 1e-2)
-    search = _Search(TunedOrder(mu, law, order, 0.02))
+def test_played_order_has_its_stated_probabilities_and_its_curve_covers() -> None:
+    mu, runs, trials = 1.0, repetitions.parse_repetitions("binomial:6,0.4"), 20_000
+    order, epsilon = attacks.worst_case_order(mu, runs, 1e-2)
+    search = PlayedOrder(TunedOrder(mu, runs, order, 0.02))
     rng = np.random.default_rng(9)
     left, right = search.game.edges
     at = right[np.argmin(abs(right - order.fold + 0.4))]
-    curve = _OrderCurve(law, order.fold, order, rule=FixedThreshold(float(at)))
+    curve = FoldedOrderCurve(runs, order.fold, order, rule=FixedThreshold(float(at)))
     below = np.append(right <= curve.rule.threshold, False)
-    for mean, chances in zip((0.0, mu), search.chances, strict=True):
-        played = search.play(mean, games, rng)
-        # The most telling cells, where the curve looks, and no run at all: exact binomial tests,
-        # false alarm 6e-4 together.
-        telling = search.log_ratio > np.median(search.log_ratio[played])
-        for event in (telling, below, np.arange(len(below)) == len(left)):
+    for mean, chances in zip((0.0, mu), search.probabilities, strict=True):
+        played = search.play(mean, trials, rng)
+        # The cells with the largest ratios, those below the threshold, and no run: exact binomial
+        # tests, which fail by chance with probability 6e-4.
+        large = search.log_ratio > np.median(search.log_ratio[played])
+        for event in (large, below, np.arange(len(below)) == len(left)):
             count = int(event[played].sum())
-            assert stats.binomtest(count, games, chances[event].sum()).pvalue > 1e-4
-    assert curve.rate_below(mu) == pytest.approx(search.chances[1][below].sum(), rel=1e-3)
-    # 95 % bounds from 10 audits: more than 4 wrong have chance 6e-5. They come close, too.
-    counts = rng.binomial(games, curve.rate_below(mu), 10)
-    limits = curve.lower_limit(ErrorCounts(0 * counts, counts, games, games), 1e-2, 0.05)
+            assert stats.binomtest(count, trials, chances[event].sum()).pvalue > 1e-4
+    assert curve.rate_below(mu) == pytest.approx(search.probabilities[1][below].sum(), rel=1e-3)
+    # 10 audits with 95 % bounds: more than 4 are wrong with probability 6e-5.
+    counts = rng.binomial(trials, curve.rate_below(mu), 10)
+    limits = curve.lower_limit(ErrorCounts(0 * counts, counts, trials, trials), 1e-2, 0.05)
     assert np.sum(limits > mu) <= 4
     assert np.mean(limits) > 0.95 * mu
-    # What is played is what is counted.
-    scores = np.append(right, np.inf)[search.play(mu, games, rng)]
-    shown = curve(np.zeros(games), scores, 1e-2).epsilon
-    assert 0.9 * epsilon < shown < 1.02 * epsilon
+    scores = np.append(right, np.inf)[search.play(mu, trials, rng)]
+    proved = curve(np.zeros(trials), scores, 1e-2).epsilon
+    assert 0.9 * epsilon < proved < 1.02 * epsilon
     rates = [curve.rate_below(value) for value in (0.0, 0.5, 1.0, 2.0)]
     assert rates == sorted(rates, reverse=True)
     assert curve.attained(mu, 1e-2) == pytest.approx(epsilon, rel=1e-3)
-    assert 1.0 < search.expected(1e-2, games) < math.exp(epsilon)
+    assert 1.0 < search.expected_ratio(1e-2, trials) < math.exp(epsilon)
 
 
-def test_games_prove_more_than_provable_in_half_of_all_audits_at_most():
-    """Events fixed in advance, exact tests of them: the best known estimator comes close.
+def test_at_most_half_of_all_audits_prove_more_than_max_provable_epsilon() -> None:
+    """An exact test of an event that is fixed in advance, the best known estimator, comes close.
 
-    200 audits; more than 122 above the median have chance 1e-3.
+    Of 200 audits, more than 122 exceed the median with probability 1e-3.
     """
-    without, with_record, games, delta = 0.05, 0.005, 2000, 1e-3
+    without, with_record, trials, delta = 0.05, 0.005, 2000, 1e-3
     p, q = np.array([without, 1 - without]), np.array([with_record, 1 - with_record])
-    most = lower_bounds.max_provable_epsilon(p, q, delta, games)
-    truth = math.log((without - delta) / with_record)
-    assert 0.7 * truth < most < truth
+    limit = lower_bounds.max_provable_epsilon(p, q, delta, trials)
+    exact = math.log((without - delta) / with_record)
+    assert 0.7 * exact < limit < exact
     rng = np.random.default_rng(10)
-    shown = []
+    proved = []
     for _ in range(200):
-        hits, misses = rng.binomial(games, (without, with_record))
-        # Given their sum, hits are binomial with a share of e^eps / (1 + e^eps), but for delta:
-        # as many as chance gives with 99.9 % are taken away.
-        hits -= int(stats.binom.isf(1e-3, games, delta))
+        hits, misses = rng.binomial(trials, (without, with_record))
+        # Given their sum and without delta, the hits are binomial with a share of
+        # e^eps / (1 + e^eps). The hits due to delta, at most this many with 99.9 %, are subtracted.
+        hits -= int(stats.binom.isf(1e-3, trials, delta))
         share = stats.beta.ppf(0.049, hits, misses + 1)
-        shown.append(math.log(share / (1 - share)))
-    assert np.sum(np.array(shown) > most) <= 122
-    assert np.median(shown) > 0.85 * most
-    # More games prove more, up to the truth, and a game that leaks nothing proves nothing.
-    assert most < lower_bounds.max_provable_epsilon(p, q, delta, 100 * games) < truth
-    assert lower_bounds.max_provable_epsilon(p, p, delta, games) == 0.0
-    # A game that leaks both ways.
+        proved.append(math.log(share / (1 - share)))
+    assert np.sum(np.array(proved) > limit) <= 122
+    assert np.median(proved) > 0.85 * limit
+    # More trials prove more, up to the exact epsilon; equal distributions prove nothing.
+    assert limit < lower_bounds.max_provable_epsilon(p, q, delta, 100 * trials) < exact
+    assert lower_bounds.max_provable_epsilon(p, p, delta, trials) == 0.0
+    # A pair that leaks in both directions.
     both = np.array([0.1, 0.88, 0.02])
     leak = math.log(0.099 / 0.02)
     assert 0.5 * leak < lower_bounds.max_provable_epsilon(both, both[::-1], delta, 500) < 0.9 * leak
 
 
-def in_cells(distribution, apart):
-    """Chances of cells a tenth wide, without the record and with it, moved by `apart`."""
-    edges = np.concatenate([[-np.inf], np.arange(-12.0, 12.0 + apart, 0.1), [np.inf]])
-    return np.diff(distribution.cdf(edges)), np.diff(distribution.cdf(edges - apart))
+def in_cells(distribution: Any, shift: float) -> tuple[Array, Array]:
+    """Probabilities of cells of width 0.1, without and with the record, which shifts them."""
+    edges = np.concatenate([[-np.inf], np.arange(-12.0, 12.0 + shift, 0.1), [np.inf]])
+    return np.diff(distribution.cdf(edges)), np.diff(distribution.cdf(edges - shift))
 
 
 @pytest.mark.parametrize(
-    ("distribution", "apart", "value"),
+    ("distribution", "shift", "value"),
     [(stats.norm, 0.5, 0.862), (stats.norm, 1.5, 3.10), (stats.laplace, 1.0, 0.90)],
 )
-def test_known_values_of_what_a_thousand_games_can_prove(distribution, apart, value):
-    law = in_cells(distribution, apart)
-    assert lower_bounds.max_provable_epsilon(*law, 1e-5, 1000) == pytest.approx(value, rel=0.006)
+def test_known_values_of_max_provable_epsilon(
+    distribution: Any, shift: float, value: float
+) -> None:
+    pair = in_cells(distribution, shift)
+    assert lower_bounds.max_provable_epsilon(*pair, 1e-5, 1000) == pytest.approx(value, rel=0.006)
 
 
-@pytest.mark.parametrize("games", [20, 300])
-def test_a_game_never_proves_more_than_any_game(games):
-    law = in_cells(stats.norm, 1.5)
-    most = lower_bounds.max_provable_epsilon(*law, 1e-5, games)
-    assert 0.5 < most <= lower_bounds.max_detectable_epsilon(games, games)
-    # Two outputs that tell all: the nearest game gives both e^epsilon : 1, and n + n trials are as
-    # likely in it as 20 / 2 times less where 2 n log(1 + e^-epsilon) = log(10).
-    found = lower_bounds.max_provable_epsilon([1.0, 0.0], [0.0, 1.0], 1e-5, games)
-    exact = -math.log(math.expm1(math.log(10.0) / (2.0 * games)))
+@pytest.mark.parametrize("trials", [20, 300])
+def test_max_provable_epsilon_is_at_most_max_detectable_epsilon(trials: int) -> None:
+    pair = in_cells(stats.norm, 1.5)
+    limit = lower_bounds.max_provable_epsilon(*pair, 1e-5, trials)
+    assert 0.5 < limit <= lower_bounds.max_detectable_epsilon(trials, trials)
+    # Two disjoint outputs: the nearest private pair has odds e^epsilon : 1, and n + n trials are
+    # ten times less likely under it if 2 n log(1 + e^-epsilon) = log(10).
+    found = lower_bounds.max_provable_epsilon([1.0, 0.0], [0.0, 1.0], 1e-5, trials)
+    exact = -math.log(math.expm1(math.log(10.0) / (2.0 * trials)))
     assert exact * (1.0 - 1e-3) <= found <= exact * 1.01
 
 
-def test_the_nearest_game_is_the_nearest_of_many():
-    """No game that is (epsilon, delta)-DP has a smaller divergence: against a general solver."""
+def test_nearest_private_pair_has_the_smallest_divergence() -> None:
+    """A general solver finds no (epsilon, delta)-DP pair with a smaller divergence."""
     rng = np.random.default_rng(4)
     for delta in (1e-3, 0.05):
         for _ in range(4):
@@ -372,14 +388,14 @@ def test_the_nearest_game_is_the_nearest_of_many():
                 assert one.sum() == pytest.approx(1.0, abs=1e-12)
                 assert np.maximum(one - math.exp(epsilon) * other, 0.0).sum() <= delta
 
-            def divergence(x, p=p, q=q):
+            def divergence(x: Array, p: Array = p, q: Array = q) -> float:
                 return -float(p @ np.log(x[:4]) + q @ np.log(x[4:8]))
 
-            # Excesses as slack variables: smooth constraints.
-            def slack(x, delta=delta):
+            # Slack variables make the constraints smooth.
+            def slack(x: Array, delta: float = delta) -> Array:
                 return np.array([delta - x[8:12].sum(), delta - x[12:].sum()])
 
-            def above(x, epsilon=epsilon):
+            def above(x: Array, epsilon: float = epsilon) -> Array:
                 one, other, a, b = np.split(x, 4)
                 e = math.exp(epsilon)
                 return np.concatenate([a - one + e * other, b - other + e * one])
@@ -397,35 +413,35 @@ def test_the_nearest_game_is_the_nearest_of_many():
                 ],
                 options={"maxiter": 500, "ftol": 1e-13},
             )
-            mine = divergence(np.concatenate(found))
-            assert mine <= best.fun + 1e-3
+            assert divergence(np.concatenate(found)) <= best.fun + 1e-3
 
 
-def test_the_curve_of_two_tails_covers():
-    # 200 games of 2,000 + 2,000: a 95 % bound errs more than 22 times with chance 2e-4.
+def test_curve_of_two_tails_covers() -> None:
+    # 200 audits of 2,000 + 2,000 trials: a 95 % bound is wrong over 22 times with probability 2e-4.
     mu = 0.8
     for spec in ("until:0.2", "stopping:0.2"):
         protocol = protocols.parse_protocol(spec)
         rng = np.random.default_rng(8)
-        played = attacked(mu, protocol, 1e-3, 2000, rng)
+        played = play_attack(mu, protocol, 1e-3, 2000, rng)
         assert isinstance(played.curve, AcceptedTailsCurve)
         tails = played.curve
-        truth = attacks.AcceptedTails(mu, tails.low, tails.high, tails.stop).epsilon(1e-3)
+        exact = attacks.AcceptedTails(mu, tails.low, tails.high, tails.stop).epsilon(1e-3)
         rate = tails.rate_below(mu)
         counts = rng.binomial(2000, rate, 200)
         by_count = {
             count: tails.epsilon_at(tails.lower_limit(_counts(count), 1e-3, 0.05)[0], 1e-3)
             for count in np.unique(counts)
         }
-        wrong = sum(by_count[count] > truth for count in counts)
+        wrong = sum(by_count[count] > exact for count in counts)
         assert wrong <= 22
-        assert np.mean([by_count[count] for count in counts]) > 0.85 * truth
+        assert np.mean([by_count[count] for count in counts]) > 0.85 * exact
 
 
-def _counts(count):
+def _counts(count: int) -> ErrorCounts:
     return ErrorCounts(np.array([0]), np.array([count]), 2000, 2000)
 
 
-def test_what_cannot_be_attacked_is_said():
+def test_protocol_without_attack_is_reported() -> None:
+    rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match="protocols must be ones with an attack, got noisy-max:3"):
-        attacked(1.0, protocols.parse_protocol("noisy-max:3"), DELTA, 100, np.random.default_rng(0))
+        play_attack(1.0, protocols.parse_protocol("noisy-max:3"), DELTA, 100, rng)

@@ -1,0 +1,21 @@
+"""Distributions of K with a given mean, and bounds as functions of a distribution of K."""
+
+from collections.abc import Callable
+
+from audit.accounting import Mechanism
+from audit.repetitions import Repetitions, TruncatedNegativeBinomial
+from audit.upper_bounds import UpperBound
+
+Bound = Callable[[Mechanism, Repetitions, float], UpperBound]
+"""From a base, a distribution of K and delta to an upper bound."""
+
+
+def tnb_with_mean(eta: float, mean: float) -> TruncatedNegativeBinomial:
+    """The truncated negative binomial distribution with a given eta and mean.
+
+    Raises:
+        ValueError: no gamma gives this mean.
+    """
+    found = TruncatedNegativeBinomial(eta, 0.5).with_mean(mean)
+    assert isinstance(found, TruncatedNegativeBinomial)
+    return found

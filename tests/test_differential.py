@@ -1,0 +1,387 @@
+"""The differential test: what it measures, what it finds, and whom it does not accuse.
+
+Its statistical tests accuse a correct loop with probability at most 1e-5; seeds are fixed.
+"""
+
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import audit
+from audit.own_training import PrivacyLeak, TrainingSet
+from audit.own_training.batches import batches_of, poisson_tests
+from audit.own_training.canary_pool import canary_pool
+from audit.own_training.contributions import contributions
+from audit.own_training.coupled_runs import CoupledRuns
+from audit.own_training.noise import estimate_noise, independence, scale_p_value
+from audit.own_training.premises import FAMILY_ERROR, check_premises
+from audit.own_training.released_numbers import differences, numbers_of
+from benchmarks.training_loops import broken, loops
+from benchmarks.training_loops.broken import BROKEN
+from benchmarks.training_loops.correct import CORRECT
+from benchmarks.training_loops.loops import Loop
+
+torch.set_num_threads(1)
+DATA = TrainingSet.of(loops.dense())
+
+
+def report(train, data=DATA, **options):
+    return check_premises(train, data, **options).report
+
+
+# --- what is measured ---
+
+
+def test_coupled_runs_differ_by_the_clipped_gradients_alone():
+    # By hand: (clip(g(z)) - clip(g(z'))) / 10, whatever the noise; and nothing at the end.
+    runs = CoupledRuns(Loop(steps=3, noise_multiplier=50.0), None)
+    base = runs.run(DATA, 7)
+    features, labels = DATA.features.copy(), DATA.labels.copy()
+    features[-1] *= -3
+    other = runs.run(TrainingSet(features, labels), 7, like=base)
+    model = loops.mlp()
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()):
+            p.copy_(base.initial[f"optimizer {i}"])
+    state = loops.State(model=model, clip=0.5)
+    sums = [
+        torch.cat([g.flatten() for g in loops.clipped_sum(state, each)])
+        for each in (
+            loops.each_gradient(state, torch.from_numpy(x[-1:]), torch.from_numpy(DATA.labels[-1:]))
+            for x in (DATA.features, features)
+        )
+    ]
+    expected = ((sums[1] - sums[0]) / 10).numpy()
+    found = other.gradients[0] - base.gradients[0]
+    # Float32 sums with noise of standard deviation 2.5 round to about 2e-7.
+    np.testing.assert_allclose(found, expected, atol=3e-6)
+    assert np.linalg.norm(expected) > 0.01
+    assert not differences(base.released, other.released)
+
+
+def test_contributions_are_the_largest_half_distances_and_full_distances_from_absence():
+    pool = [np.array([[0.0, 0.0]]), np.array([[3.0, 4.0]]), np.array([[1.0, 0.0]])]
+    found = contributions(pool, [slice(0, 1), slice(1, 2)], 0.0)
+    assert found.largest[0] == pytest.approx(2.5)
+    np.testing.assert_allclose(found.by_tensor[0], [1.5, 2.0])
+    with_absent = contributions(pool, [slice(0, 2)], 0.0, np.array([[0.0, 0.0]]))
+    assert with_absent.largest[0] == pytest.approx(5.0)
+
+
+def test_batch_sizes_are_exact_whatever_the_divisor():
+    rng = np.random.default_rng(0)
+    runs, steps, n, rate = 12, 5, 30, 0.3
+    inside = rng.random((runs, steps, n)) < rate
+    a, b = rng.normal(size=(2, steps, 9)) / 7
+    noise = rng.normal(size=(runs, steps, 9))
+    k = inside.sum(2)[:, :, None]
+    last = inside[:, :, -1, None]
+    found = batches_of(k * a + noise, k * b + noise, k * a + last * (b - a) + noise, np.zeros(5))
+    known = ~np.isnan(found.counts)
+    assert known.mean() > 0.9  # a step is unknown where the record was in no run's batch
+    np.testing.assert_array_equal(found.counts[known], inside.sum(2)[known])
+    np.testing.assert_array_equal(found.included, inside[:, :, -1])
+    assert found.constant
+    assert found.unit_spread < 1e-6
+
+
+def test_the_scale_of_noise_is_unbiased_where_batches_are_regressed_out():
+    # Chi-square with the stated degrees of freedom, by Kolmogorov and Smirnov (false alarm 1e-3).
+    rng = np.random.default_rng(1)
+    values = []
+    for _ in range(200):
+        k = rng.binomial(20, 0.3, size=(8, 1)).astype(float)
+        drawn = 5.0 * k[:, :, None] + rng.normal(size=(8, 1, 6))
+        noise = estimate_noise(drawn, k, [slice(0, 6)], 1e-12)
+        values.append(scale_p_value(noise.squares[0, 0], noise.degrees[0] * 6, 1.0))
+    assert stats.kstest(values, "uniform").pvalue > 1e-3
+
+
+def test_poisson_samples_pass_and_every_other_sampling_is_named():
+    rng = np.random.default_rng(2)
+    runs, steps, n, rate = 40, 6, 24, 0.3
+
+    def kinds(inside):
+        tests = poisson_tests(inside.sum(2).astype(float), inside[:, :, -1], n, [rate] * steps)
+        return {t.kind for t in tests if t.matters and t.p_value < 1e-7}
+
+    poisson = rng.random((runs, steps, n)) < rate
+    assert not kinds(poisson)
+    fixed = np.argsort(rng.random((runs, steps, n)), axis=2) < 7
+    assert "fixed batches" in kinds(fixed)
+    assert "repeated batches" in kinds(np.repeat(poisson[:, :1], steps, axis=1))
+    assert "mean of batches" in kinds(rng.random((runs, steps, n)) < 2 * rate)
+    blocks = np.repeat(rng.random((runs, steps, 1)) < rate, n, axis=2)
+    assert "uneven batches" in kinds(blocks)
+    always = poisson.copy()
+    always[:, :, -1] = True
+    assert "inclusion rate" in kinds(always)
+
+
+def test_independent_noise_passes_and_dependence_is_named():
+    rng = np.random.default_rng(3)
+    drawn = rng.normal(size=(20, 4, 60))
+    parts, names, shapes = [slice(0, 40), slice(40, 60)], ["a", "b"], [(8, 5), (20,)]
+
+    def kinds(values):
+        noise = estimate_noise(values, None, parts, 1e-12)
+        tests = independence(noise, names, shapes, True)
+        return {t.kind for t in tests if t.matters and t.p_value < 1e-7}
+
+    assert not kinds(drawn)
+    assert kinds(np.repeat(drawn[:, :1], 4, axis=1)) >= {"steps"}
+    shared = drawn.copy()
+    shared[:, :, 40:] = shared[:, :, :20]
+    assert kinds(shared) == {"tensors"}
+    rows = drawn.copy()
+    rows[:, :, :40] = np.repeat(rows[:, :, :8], 5, axis=2)
+    assert "coordinates" in kinds(rows)
+
+
+def test_every_released_number_is_compared():
+    class Holder:
+        def __init__(self, value):
+            self.coef_, self.log = np.array([1.0, value]), [{"loss": value}]
+
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    names = numbers_of({"m": model, "h": Holder(2.0), "t": "text"})
+    assert {"m.0.running_mean", "h.coef_", "h.log[0].loss", "t"} <= set(names)
+    found = differences(numbers_of(Holder(2.0)), numbers_of(Holder(3.0)))
+    assert found == {"coef_": 1.0, "log[0].loss": 1.0}
+    assert differences({"x": math.nan}, {"x": math.nan}) == {}
+    assert differences({"x": 1.0}, {}) == {"x": math.inf}
+
+
+def test_the_pool_has_all_sizes_signs_and_labels_and_tokens_stay_tokens():
+    pool = canary_pool(DATA, None)
+    sizes = {record.size for record in pool}
+    assert {1.0, 30.0, 1000.0} <= sizes
+    assert {int(record.label) for record in pool} == {0, 1, 2}
+    features, _ = loops.tokens()
+    for record in canary_pool(TrainingSet.of(loops.tokens()), None):
+        assert record.features.dtype == features.dtype
+        assert features.min() <= record.features.min() <= record.features.max() <= features.max()
+
+
+# --- what is found ---
+
+
+@pytest.mark.thin(12)
+@pytest.mark.parametrize("name", [name for name in BROKEN if "black box" not in name])
+def test_a_broken_loop_is_found_at_the_default_settings(name):
+    control = BROKEN[name]
+    found = report(control.train, TrainingSet.of(control.data()), relation=control.relation)
+    assert found.broken, str(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "premise", "words"),
+    [
+        ("no noise on biases and norms", "noise", "`0.bias`, `1.weight`, `1.bias`, `3.bias`"),
+        ("Opacus, no clipping", "contribution", r"the clipped sum by [\d.]+ C; the accountant"),
+        ("the training loss is returned", "released numbers", "`training_loss` depends on"),
+        ("one step recorded per pass", "accountant", "recorded 2 steps; the optimizer took 8"),
+        ("divided by n", "number of records", "divided by 24 for 24 records and by 23 for 23"),
+    ],
+)
+def test_a_finding_names_the_premise_and_the_numbers(name, premise, words):
+    control = BROKEN[name]
+    found = report(control.train, TrainingSet.of(control.data()))
+    first = found.findings[0]
+    assert first.premise == premise
+    import re
+
+    assert re.search(words, first.message), first.message
+    assert first.cause
+    assert first.fix
+
+
+@pytest.mark.thin(12)
+@pytest.mark.parametrize("name", CORRECT)
+def test_a_correct_loop_is_not_accused(name):
+    control = CORRECT[name]
+    found = report(control.train, TrainingSet.of(control.data()), relation=control.relation)
+    assert not found.broken, str(found)
+    assert not found.inconclusive
+
+
+@pytest.mark.parametrize("share", [0.95, 1.0])
+def test_five_percent_of_the_noise_are_not_too_little_to_miss(share):
+    def noise(state, total):
+        return [g + share * state.clip * torch.randn_like(g) for g in total]
+
+    found = report(Loop(noise=noise))
+    assert found.broken == (share < 1), str(found)
+    effective = found.measured["effective noise multiplier"]
+    assert effective == pytest.approx(share, abs=0.02)
+
+
+def test_a_claim_without_an_accountant_is_compared_with_what_noise_and_steps_imply():
+    class Claims:
+        def __init__(self, watch, epsilon):
+            self.watch, self.epsilon = watch, epsilon
+
+        def __call__(self, optimizer, model, accountant):
+            self.watch(optimizer, model)
+            self.watch.claim(self.epsilon)
+
+    def claiming(loop, epsilon):
+        return lambda records, c, seed, watch: loop(records, c, seed, Claims(watch, epsilon))
+
+    full, sampled = Loop(), Loop(sampling_rate=0.4, steps=6)
+    exact = audit.accounting.GaussianMechanism(2.0).epsilon(1e-5)  # four steps of noise 1
+    assert not report(claiming(full, exact)).broken
+    assert report(claiming(full, 0.7 * exact)).findings[0].premise == "accountant"
+    exact = audit.accounting.DpSgd(1.0, 6, 0.4).epsilon(1e-5)
+    assert not report(claiming(sampled, exact)).broken
+    assert report(claiming(sampled, 0.6 * exact)).findings[0].premise == "accountant"
+
+
+# --- what cannot be tested ---
+
+
+def test_randomness_that_no_seed_controls_is_not_testable():
+    def noise(state, total):
+        random = np.random.default_rng(int.from_bytes(os.urandom(8)))
+        return [g + torch.from_numpy(random.normal(0, 0.5, g.shape).astype("f")) for g in total]
+
+    found = audit.check(Loop(noise=noise), loops.dense(), trials=20, jobs=1)
+    assert found.exit_code == 2
+    assert not found
+    assert "runs cannot be coupled" in str(found)
+    with pytest.raises(ValueError, match="not testable"):
+        found.raise_if_broken()
+
+
+def test_noise_on_the_weights_instead_of_gradients_is_not_accused():
+    def after(state):
+        with torch.no_grad():
+            for p in state.parameters:
+                p.add_(0.05 * torch.randn_like(p))
+
+    found = report(Loop(noise=lambda state, total: total, after=after))
+    assert not found.broken
+    assert found.inconclusive
+    assert "p.grad is not what is released" in found.untested["contribution"]
+
+
+def test_further_accounted_releases_must_be_declared_to_be_tested():
+    control = CORRECT["threshold by a noisy quantile"]
+
+    class Silent:
+        def __init__(self, watch):
+            self.watch = watch
+
+        def __call__(self, *watched):
+            self.watch(*watched)
+
+        def release(self, value):
+            return value
+
+    hidden = report(lambda r, c, s, watch: control.train(r, c, s, Silent(watch)))
+    assert not hidden.broken
+    assert "watch.release" in hidden.untested["contribution"]
+    assert not report(control.train).inconclusive
+
+
+# --- the verdict ---
+
+
+def test_a_broken_premise_ends_the_check_and_raises():
+    found = audit.check(Loop(total=broken.raw_momentum), loops.dense())
+    assert found.exit_code == 1
+    assert found.games == 0
+    assert not found
+    assert "no attack was made" in str(found)
+    with pytest.raises(PrivacyLeak, match="broken premise: Step 2: one record changes"):
+        found.raise_if_broken()
+    read = json.loads(found.to_json())
+    assert read["exit_code"] == 1
+    assert read["premises"]["findings"][0]["premise"] == "contribution"
+    assert read["premises"]["findings"][0]["numbers"]["step"] == 2
+
+
+def test_a_correct_loop_is_attacked_and_the_verdict_states_the_power():
+    found = audit.check(Loop(), loops.dense(), trials=40, jobs=1)
+    assert found.exit_code == 0
+    assert found.raise_if_broken() is found
+    assert found.detectable is None or 0 < found.detectable < 1
+    assert "no broken premise found" in str(found)
+    assert "claims (11.2, 1e-05)" in str(found) or "claims (" in found.words
+
+
+def test_detectable_noise_is_found_as_often_as_stated():
+    from audit import lower_bounds
+    from audit.own_training.checking import detectable_noise
+
+    claim, error, trials = 2.0, 0.01, 400
+    share = detectable_noise(claim, 1e-5, trials, error, True)
+    mu = audit.accounting.calibrate_mu(claim, 1e-5, "exact") / share
+    rng = np.random.default_rng(99)
+    estimator = lower_bounds.GaussianCurve(rule=lower_bounds.RankSum())
+    scores = [[rng.normal(mean, 1, trials // 2) for mean in (0, mu)] for _ in range(60)]
+    hits = [estimator(*pair, 1e-5, 1 - error).epsilon > claim for pair in scores]
+    # At 80 % in truth, fewer than 33 of 60 have probability 1e-5; the grid has steps of 0.05.
+    assert sum(hits) >= 33
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        (([[math.nan]], [0]), "records must be finite, got 1 features"),
+        (([[math.inf]], [0]), "records must be finite"),
+        (([[1j]], [0]), "records must hold real numbers, got features of type complex128"),
+        (([["a"]], [0]), "records must hold real numbers, got features of type <U1"),
+        (([[1.0]], ["a"]), "records must hold real numbers, got labels"),
+    ],
+)
+def test_records_that_are_no_numbers_are_one_line(records, words):
+    with pytest.raises(ValueError, match=words) as raised:
+        audit.check(lambda *_: 0.0, records, claim=1.0)
+    assert "\n" not in str(raised.value)
+
+
+def _leaves(records, candidate, seed, watch):
+    os._exit(1)
+
+
+def _dies(records, candidate, seed, watch):
+    os.kill(os.getpid(), 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("_leaves", "ended (exit code 1)"), ("_dies", "signal SIGKILL")]
+)
+def test_a_process_that_dies_is_never_a_leak(name, words, capfd):
+    from audit import run
+
+    options = ["--train", f"test_differential.{name}", "--records", "broken_trainings.data"]
+    assert run.main(options) == 2
+    written = capfd.readouterr()
+    assert words in written.err
+    assert "Traceback" not in written.err + written.out
+
+
+def test_help_needs_no_function(capsys):
+    from audit import run
+
+    with pytest.raises(SystemExit) as ended:
+        run.main(["--train", "--help"])
+    assert ended.value.code == 0
+    assert "--relation" in capsys.readouterr().out
+
+
+def test_a_dirac_canary_without_a_watch_is_refused():
+    from canaries import DiracCanary
+
+    with pytest.raises(ValueError, match="never calls watch with its optimizer"):
+        audit.check(lambda r, c, s, w: float(s), loops.dense(), DiracCanary(), trials=4, claim=1.0)
+
+
+def test_the_error_over_all_tests_is_small():
+    assert FAMILY_ERROR <= 1e-4

@@ -1,0 +1,108 @@
+"""Docs, docstrings, comments and messages contain no retired phrase of `retired_phrases.toml`.
+
+`python tests/test_language.py [PATH ...]` lists those of the whole project, or of some files.
+"""
+
+import io
+import json
+import re
+import sys
+import tokenize
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SETTINGS = tomllib.loads((ROOT / "tests" / "retired_phrases.toml").read_text())
+PHRASES = {re.compile(key, re.IGNORECASE): use for key, use in SETTINGS["phrases"].items()}
+SUFFIXES = {".cff", ".ipynb", ".md", ".py", ".toml"}
+FOLDERS = [
+    "audit",
+    "benchmarks",
+    "canaries",
+    "docs",
+    "examples",
+    "notebooks",
+    "runs",
+    "studies",
+    "tests",
+    "threat_models",
+]
+_CODE = re.compile(r"^```.*?^```|``[^`]+``|`[^`\n]+`|^ *>>>.*?(?=\n *$|\Z)", re.M | re.S)
+
+
+def sentences(name: str, text: str) -> Iterator[tuple[int, str]]:
+    """The parts of a file that people read, each with its line number; code is left out."""
+    if name.endswith(".ipynb"):
+        for cell in json.loads(text)["cells"]:
+            kind = "cell.md" if cell["cell_type"] == "markdown" else "cell.py"
+            yield from sentences(kind, "".join(cell["source"]))
+    elif name.endswith(".py"):
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        literals = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None))
+        for token in tokens:
+            # A literal without a space is a name, not a sentence.
+            if token.type in literals and " " in token.string:
+                yield token.start[0], _without_code(token.string)
+    else:
+        yield 1, _without_code(text)
+
+
+def _without_code(text: str) -> str:
+    return _CODE.sub(lambda match: "\n" * match[0].count("\n"), text)
+
+
+def retired(name: str, text: str) -> list[str]:
+    """The retired phrases of a file, one line each."""
+    found = []
+    for start, part in sentences(name, text):
+        for phrase, use in PHRASES.items():
+            for match in phrase.finditer(part):
+                line = start + part.count("\n", 0, match.start())
+                found.append(f"{name}:{line}: {match[0]!r}; write {use}")
+    return found
+
+
+def project_files() -> list[Path]:
+    """All files that the check can read, without results and generated files."""
+    files = [path for path in ROOT.iterdir() if path.suffix in SUFFIXES or path.name == "Makefile"]
+    for folder in FOLDERS:
+        files += [path for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
+    own = {ROOT / "tests" / "retired_phrases.toml", Path(__file__)}
+    return sorted(path for path in {file.resolve() for file in files} - own)
+
+
+@pytest.mark.parametrize("pattern", SETTINGS["checked"])
+def test_checked_files_contain_no_retired_phrase(pattern: str) -> None:
+    files = [path for path in ROOT.glob(pattern) if path.is_file() and path.suffix != ".pyc"]
+    assert files
+    found = [line for path in files for line in retired(path.name, path.read_text())]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "lines"),
+    [
+        ("a.py", '"""A law of K."""\nlaw = 1  # the truth\n', [1, 2]),
+        ("a.py", '"""Doc.\n\n`law` and ``told``.\n\n    >>> law = 1\n"""\n', []),
+        ("a.md", "Text.\n```\nlaw\n```\nIt is told, `told` not.\n", [5]),
+        ("a.md", "The lawn. A hyperparameter.\n", []),
+    ],
+)
+def test_phrases_are_found_in_prose_only(name: str, text: str, lines: list[int]) -> None:
+    found = retired(name, text)
+    assert [int(line.split(":")[1]) for line in found] == lines
+
+
+def test_notebooks_are_read() -> None:
+    cells = [{"cell_type": "markdown", "source": ["Every\n", "law"]}]
+    assert len(retired("a.ipynb", json.dumps({"cells": cells}))) == 1
+
+
+if __name__ == "__main__":
+    paths = [Path(name).resolve() for name in sys.argv[1:]] or project_files()
+    for path in paths:
+        for line in retired(path.relative_to(ROOT).as_posix(), path.read_text()):
+            print(line)
