@@ -126,7 +126,7 @@ def pretended(shift: float, trials: int = 4000, mu: float = 0.8) -> tuple[KeptGa
     and N(shift, 1); without the canary both are N(0, 1).
     """
     rng = np.random.default_rng(5)
-    law = repetitions.parse("tnb:0,0.1")
+    law = repetitions.parse_repetitions("tnb:0,0.1")
     bit = rng.random(trials) < 0.5
     runs = law.sample(rng, trials)
     of_run = np.repeat(bit, runs)

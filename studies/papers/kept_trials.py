@@ -1,7 +1,7 @@
 """Trials of finished games, small enough to be kept in the repository.
 
 An audit leaves a shard for every block of trials. `keep` joins them to one compressed file per
-view, so that bounds can be computed again without training: `python studies/table3/keep.py
+view, so that bounds can be computed again without training: `python -m studies.table3.keep
 runs/table3-*/`.
 """
 

@@ -1,4 +1,4 @@
-"""Keeps the trials of played games: `python studies/table3/keep.py runs/table3-*/`."""
+"""Keeps the trials of played games: `python -m studies.table3.keep runs/table3-*/`."""
 
 import sys
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, or 2 after one clear line about what was wrong.
     """
     parser = console.Parser(
-        prog="python studies/table3/keep.py",
+        prog="python -m studies.table3.keep",
         description="Joins the trials of audits, finished or not, to one small file per view.",
-        examples={"python studies/table3/keep.py runs/table3-*/": "all audits of this study"},
+        examples={"python -m studies.table3.keep runs/table3-*/": "all audits of this study"},
     )
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="as audit.run leaves it")
     parser.add_argument(
