@@ -39,7 +39,7 @@ class Recorder:
         x = special.ndtri(uniform) + self.mu * lanes.included
         score = x + 0.1 * lanes.candidate
         finite = (lanes.seeds % np.uint64(1000)) >= 1000 * self.diverge
-        return RunOutcomes(lambda_a=x, lambda_c=x, scores=score, finite=finite)
+        return RunOutcomes(*[x] * 5, scores=score, finite=finite)
 
     def __call__(self, lanes):
         self.lanes.append(lanes)
@@ -103,7 +103,7 @@ def test_the_gaussian_process_is_scikit_learns():
         which = rng.integers(0, 5, len(tuning))
         scores = 1e3 + rng.normal(size=len(tuning))
         finite = np.array([number != 4 or t != 0 for t in tunings])
-        outcomes = RunOutcomes(scores, scores, np.where(finite, scores, -np.inf), finite)
+        outcomes = RunOutcomes(*[scores] * 5, np.where(finite, scores, -np.inf), finite)
         sampler.add(tuning, which, outcomes)
         for t, c, score in zip(tuning, which, outcomes.scores, strict=True):
             before[t].append(Ended(tuple(values[c]), float(score)))

@@ -24,7 +24,7 @@ class Recorder:
         x = special.ndtri(np.clip(uniform, 1e-15, 1 - 1e-15)) + batch.included
         scores = x if self.levels is None else np.floor(x * self.levels)
         finite = np.ones(len(batch), bool) if not self.diverge else uniform < 0.5
-        return RunOutcomes(lambda_a=x, lambda_c=2 * x, scores=scores, finite=finite)
+        return RunOutcomes(x, 2 * x, *[x] * 3, scores=scores, finite=finite)
 
 
 def play(engine, spec, trials=300, seed=0, candidates=3):

@@ -6,7 +6,7 @@ trajectories: they accumulate proxies and scores step by step.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -61,6 +61,14 @@ class RunOutcomes:
             x_i = <p_i^z, p_i> / C^2 and c_i = |p_i^z| / C. By the Neyman-Pearson lemma it is the
             most powerful statistic of one run on an empty training set. At sampling rate 1 it is
             set to lambda_a, which equals it if every c_i is 1.
+        lambda_known: [R] float64, lambda_c of an adversary who knows the training records and
+            subtracts their clipped gradients from every p_i. At sampling rate 1 it is
+            1/2 + (sigma^2 / N) L with L = sum_i (2 x_i - c_i^2) / (2 sigma^2), the log-likelihood
+            ratio of all released steps. At smaller rates it is lambda_c.
+        lambda_start: [R] float64, the proxy of an adversary who sees the final weights only:
+            <p_1^z, w_0 - w_N> / (lr N C^2), with the canary's clipped gradient p_1^z at w_0. With
+            the Dirac canary and without momentum it is lambda_a.
+        lambda_end: [R] float64, the same with the canary's clipped gradient at w_N.
         scores: [R] float64, the threat model's score g(y); higher is better.
         finite: [R] bool, False if the run diverged (weights or score not finite). A diverged run
             has score minus infinity and proxies 0.
@@ -72,13 +80,17 @@ class RunOutcomes:
 
     lambda_a: NDArray[np.float64]
     lambda_c: NDArray[np.float64]
+    lambda_known: NDArray[np.float64]
+    lambda_start: NDArray[np.float64]
+    lambda_end: NDArray[np.float64]
     scores: NDArray[np.float64]
     finite: NDArray[np.bool_]
 
     @classmethod
     def empty(cls, size: int) -> "RunOutcomes":
-        """Uninitialised arrays for `size` runs."""
-        return cls(np.empty(size), np.empty(size), np.empty(size), np.empty(size, np.bool_))
+        """Arrays of NaN for `size` runs."""
+        numbers = {each.name: np.full(size, np.nan) for each in fields(cls)}
+        return cls(**numbers | {"finite": np.zeros(size, np.bool_)})
 
     def put(self, rows: slice | NDArray[np.bool_], part: "RunOutcomes") -> None:
         """Writes the outcomes of the selected runs."""

@@ -159,12 +159,29 @@ class BatchedEngine:
             logits=lambda x: self._model.logits(theta, self._model.prepare(x)),
             records_at_once=max(1, chunk_floats // (len(batch) * self._model.record_floats)),
         )
-        return [
-            evaluate_runs(
-                threat_model, observation, proxies[canaries.index(threat_model.canary)], finite
+        final_weights = [self._final_weights(theta, batch, canary) for canary in canaries]
+        outcomes = []
+        for threat_model in threat_models:
+            own = canaries.index(threat_model.canary)
+            outcomes.append(
+                evaluate_runs(threat_model, observation, proxies[own], final_weights[own], finite)
             )
-            for threat_model in threat_models
-        ]
+        return outcomes
+
+    def _final_weights(
+        self, theta: Parameters, batch: RunBatch, canary: Canary
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """lambda_start and lambda_end of a pack, [R] each."""
+        s = self._settings
+        rate, clip, _ = s.hyperparameters_of(batch.candidate)
+        own_clip = torch.from_numpy(clip).to(theta[0])
+        gradient = self._gradient(canary)
+        start = [p.expand(len(batch), *p.shape).contiguous() for p in self._initial]
+        moved = [flat(before - after) for before, after in zip(start, theta, strict=True)]
+        unit = rate * s.steps * clip**2
+        at_start = to_numpy(gradient(start, own_clip).inner(moved)) / unit
+        at_end = to_numpy(gradient(theta, own_clip).inner(moved)) / unit
+        return at_start, at_end
 
     def _train(
         self, batch: RunBatch, canaries: Sequence[Canary], chunk_floats: int
@@ -201,12 +218,14 @@ class BatchedEngine:
             canary_gradients = [gradient(theta, clip) for gradient in gradients]
             canary_gradients[0].add_to(released, canary_weight)
             residual += released[0][:, 0]
+            known_products = [z.inner(released) for z in canary_gradients]
             if self._training is not None:
                 sums = self._training(theta, clip, taken, chunk_floats)
                 for p, g in zip(released, sums, strict=True):
                     p.add_(flat(g))
-            for own, z in zip(proxies, canary_gradients, strict=True):
-                own.add(z.inner(released), z.squared_norm)
+            for own, z, known in zip(proxies, canary_gradients, known_products, strict=True):
+                product = known if self._training is None else z.inner(released)
+                own.add(product, known, z.squared_norm)
             step = released
             if velocity is not None:
                 step = [v.mul_(momentum).add_(p) for v, p in zip(velocity, released, strict=True)]
@@ -257,6 +276,7 @@ def evaluate_runs(
     threat_model: ThreatModel,
     observation: ModelObservation,
     proxies: Proxies,
+    final_weights: tuple[NDArray[np.float64], NDArray[np.float64]],
     finite: NDArray[np.bool_],
 ) -> RunOutcomes:
     """The outcomes of R runs under one threat model.
@@ -265,6 +285,7 @@ def evaluate_runs(
         threat_model: the threat model with the score.
         observation: the final models.
         proxies: the proxies of the threat model's canary.
+        final_weights: lambda_start and lambda_end of its canary, [R] each.
         finite: [R], whether the final weights are finite.
 
     Raises:
@@ -281,6 +302,9 @@ def evaluate_runs(
     return RunOutcomes(
         lambda_a=np.where(kept, lambda_a, 0.0),
         lambda_c=np.where(kept, proxies.lambda_c(), 0.0),
+        lambda_known=np.where(kept, proxies.lambda_known(), 0.0),
+        lambda_start=np.where(kept, final_weights[0], 0.0),
+        lambda_end=np.where(kept, final_weights[1], 0.0),
         scores=np.where(kept, values, -np.inf),
         finite=kept,
     )

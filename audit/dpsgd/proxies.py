@@ -27,12 +27,22 @@ class Proxies:
         _, clip, _ = settings.hyperparameters_of(candidate)
         self._square = torch.from_numpy(clip**2).to(device)
         self._product = torch.zeros_like(self._square)
+        self._known_product = torch.zeros_like(self._square)
+        self._squared_norms = torch.zeros_like(self._square)
         self._log_ratio = torch.zeros_like(self._square)
 
-    def add(self, product: Tensor, squared_norm: Tensor) -> None:
-        """Adds a step's <p_i^z, p_i> and |p_i^z|^2, [R] each."""
+    def add(self, product: Tensor, known_product: Tensor, squared_norm: Tensor) -> None:
+        """Adds one step.
+
+        Args:
+            product: <p_i^z, p_i>, [R].
+            known_product: the same after the training records' part of p_i is subtracted, [R].
+            squared_norm: |p_i^z|^2, [R].
+        """
         s = self._settings
         self._product += product
+        self._known_product += known_product
+        self._squared_norms += squared_norm
         if s.sampling_rate < 1:
             gain = (2 * product.double() - squared_norm) / self._square
             taken = math.log(s.sampling_rate) + gain / (2 * s.noise_multiplier**2)
@@ -49,3 +59,11 @@ class Proxies:
         if s.sampling_rate == 1:
             return self.lambda_a()
         return 0.5 + s.noise_multiplier**2 / s.steps * to_numpy(self._log_ratio)
+
+    def lambda_known(self) -> NDArray[np.float64]:
+        """The proxy of an adversary who knows the training records, [R]."""
+        s = self._settings
+        if s.sampling_rate < 1:
+            return self.lambda_c()
+        log_ratio = (2 * self._known_product - self._squared_norms) / self._square
+        return 0.5 + to_numpy(log_ratio) / (2 * s.steps)

@@ -66,9 +66,14 @@ class ReducedEngine:
             moved = mean[batch.candidate] * total + apart
         lambda_a = total / (steps * clip)
         observation = Observation(rate * moved, total / unit)
+        lambda_c = lambda_a if s.sampling_rate == 1 else self._lambda_c(batch, hits, noise)
+        of_final_weights = moved / (steps * clip)
         return RunOutcomes(
             lambda_a=lambda_a,
-            lambda_c=lambda_a if s.sampling_rate == 1 else self._lambda_c(batch, hits, noise),
+            lambda_c=lambda_c,
+            lambda_known=lambda_c,
+            lambda_start=of_final_weights,
+            lambda_end=of_final_weights,
             scores=self._threat_model.score(observation),
             finite=np.ones(len(batch), dtype=np.bool_),
         )

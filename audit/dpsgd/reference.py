@@ -54,11 +54,15 @@ class TrainedRun:
         observation: the observation of its final model.
         product: the sum of <p_i^z, p_i> over the steps.
         log_ratio: the log-likelihood ratio of sampled batches; see `RunOutcomes`.
+        known_log_ratio: the log-likelihood ratio of full batches, given the training records.
+        of_final_weights: <p_1^z, w_0 - w_N>, and the same with the canary's gradient at w_N.
     """
 
     observation: TrainedModule
     product: float
     log_ratio: float
+    known_log_ratio: float
+    of_final_weights: tuple[float, float]
 
 
 class OpacusEngine:
@@ -112,7 +116,7 @@ class OpacusEngine:
     def _run(self, batch: RunBatch) -> RunOutcomes:
         """Trains and evaluates one run."""
         s = self._settings
-        _, clip, _ = s.candidates[int(batch.candidate[0])]
+        rate, clip, _ = s.candidates[int(batch.candidate[0])]
         trained = self._train(batch)
         score = np.asarray(self._threat_model.score(trained.observation), dtype=np.float64)
         if score.shape != (1,):
@@ -122,13 +126,20 @@ class OpacusEngine:
             )
         lambda_a = np.array([trained.product / (s.steps * clip**2)])
         lambda_c = lambda_a
+        lambda_known = np.array([0.5 + s.noise_multiplier**2 / s.steps * trained.known_log_ratio])
+        unit = rate * s.steps * clip**2
+        at_start, at_end = (np.array([product / unit]) for product in trained.of_final_weights)
         if s.sampling_rate < 1:
             lambda_c = np.array([0.5 + s.noise_multiplier**2 / s.steps * trained.log_ratio])
+            lambda_known = lambda_c
         weights = trained.observation.parameters()
         finite = np.isfinite(weights).all(1) & np.isfinite(lambda_a) & np.isfinite(score)
         return RunOutcomes(
             lambda_a=np.where(finite, lambda_a, 0.0),
             lambda_c=np.where(finite, lambda_c, 0.0),
+            lambda_known=np.where(finite, lambda_known, 0.0),
+            lambda_start=np.where(finite, at_start, 0.0),
+            lambda_end=np.where(finite, at_end, 0.0),
             scores=np.where(finite, score, -np.inf),
             finite=finite,
         )
@@ -147,13 +158,17 @@ class OpacusEngine:
             loss_reduction="sum",
             generator=streams.generators(batch.seeds, 0, str(self._device))[0],
         )
-        start = float(parameters[0].detach().flatten()[0])
-        total, log_ratio, first_noise = 0.0, 0.0, 0.0
+        start = [p.detach().clone() for p in parameters]
+        first_z: list[Tensor] = []
+        total, log_ratio, known_log_ratio, first_noise = 0.0, 0.0, 0.0, 0.0
         for taken, canary_taken in self._sampled_records(batch):
             has_canary = bool(batch.included[0]) and canary_taken
             optimizer.zero_grad()
             z = self._backward(model, parameters, taken, has_canary, clip)
+            first_z = first_z or z
             optimizer.clip_and_accumulate()
+            in_sum = has_canary and not self._is_dirac
+            training = [p.summed_grad - in_sum * g for p, g in zip(parameters, z, strict=True)]
             first = parameters[0].summed_grad.view(-1)
             known = float(first[0] - has_canary * z[0].view(-1)[0])
             if self._is_dirac:
@@ -161,22 +176,30 @@ class OpacusEngine:
                 first[0] += has_canary * clip
             optimizer.add_noise()
             first_noise += float(parameters[0].grad.view(-1)[0]) - known
-            product = sum(float((p.grad * g).sum()) for p, g in zip(parameters, z, strict=True))
+            product = _inner(z, [p.grad for p in parameters])
             squared_norm = sum(float(g.square().sum()) for g in z)
             total += product
+            released = [p.grad - known for p, known in zip(parameters, training, strict=True)]
+            known_gain = 2 * _inner(z, released) - squared_norm
+            known_log_ratio += known_gain / (2 * s.noise_multiplier**2 * clip**2)
             if s.sampling_rate < 1:
                 gain = (2 * product - squared_norm) / (2 * s.noise_multiplier**2 * clip**2)
                 terms = math.log1p(-s.sampling_rate), math.log(s.sampling_rate) + gain
                 log_ratio += float(np.logaddexp(*terms))
             optimizer.original_optimizer.step()
+        moved = [before - p.detach() for before, p in zip(start, parameters, strict=True)]
+        optimizer.zero_grad()
+        everything = torch.ones(len(self._y), dtype=torch.bool, device=self._device)
+        last_z = self._backward(model, parameters, everything, True, clip)
         observation = TrainedModule(
-            first_displacement=np.array([start - float(parameters[0].detach().flatten()[0])]),
+            first_displacement=np.array([float(moved[0].flatten()[0])]),
             standardised_sum=np.array(
                 [first_noise / (clip * s.noise_multiplier * math.sqrt(s.steps))]
             ),
             module=model,
         )
-        return TrainedRun(observation, total, log_ratio)
+        of_final_weights = _inner(first_z, moved), _inner(last_z, moved)
+        return TrainedRun(observation, total, log_ratio, known_log_ratio, of_final_weights)
 
     def _sampled_records(self, batch: RunBatch) -> Iterator[tuple[Tensor, bool]]:
         """Yields, for every step, the records taken, [n] or [n + 1], and whether the canary is."""
@@ -219,3 +242,8 @@ class OpacusEngine:
             for p in parameters:
                 p.grad_sample = p.grad_sample[:-1]
         return [g * factor for g in own]
+
+
+def _inner(a: list[Tensor], b: list[Tensor]) -> float:
+    """The inner product of two lists of tensors."""
+    return sum(float((x * y).sum()) for x, y in zip(a, b, strict=True))

@@ -49,7 +49,7 @@ def best_of_runs(
         >>> from audit.repetitions import Fixed
         >>> def run(batch):
         ...     score = np.random.default_rng(0).normal(size=len(batch)) + batch.included
-        ...     return [RunOutcomes(score, score, score, np.isfinite(score))]
+        ...     return [RunOutcomes(*[score] * 6, np.isfinite(score))]
         >>> included, rng = np.array([False, True]), np.random.default_rng(0)
         >>> (winners,) = best_of_runs(run, Fixed(3), 1, included, rng)
         >>> winners.runs.tolist()

@@ -115,8 +115,7 @@ def first_accepted(
         winners.chosen[who] = index[won]
         winners.candidate[who] = batch.candidate[won]
         winners.score[who] = outcomes.scores[won]
-        winners.lambda_a[who] = outcomes.lambda_a[won]
-        winners.lambda_c[who] = outcomes.lambda_c[won]
+        winners.take_proxies(who, outcomes, won)
         active = active[~found & (made < max_runs[active])]
     if isinstance(protocol, UntilAccepted) and (winners.chosen < 0).any():
         raise ValueError(

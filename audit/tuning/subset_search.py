@@ -45,10 +45,10 @@ def tune_on_subset(
         log_ratio_scale: sigma^2 / N, the unit of lambda_c.
 
     Returns:
-        The winners. `runs`, `chosen`, `candidate` and `score` describe the tuning and `lambda_a`
-        the final run. `lambda_c` describes both: it is the log-likelihood ratio of a canary that is
-        in the subset with probability q, on the scale of a single run's. Both proxies are minus
-        infinity if nothing was chosen.
+        The winners. `runs`, `chosen`, `candidate` and `score` describe the tuning; `lambda_a`,
+        `lambda_start` and `lambda_end` the final run. `lambda_c` and `lambda_known` describe both:
+        the log-likelihood ratio of a canary that is in the subset with probability q, on the scale
+        of a single run's. All proxies are minus infinity if nothing was chosen.
     """
     rate, on_all = protocol.sampling_rate, protocol.final == "all"
     tuned_on = rng.random(len(included)) < rate
@@ -65,8 +65,10 @@ def tune_on_subset(
     )
     (final,) = run(batch)
     final_log_ratio = np.full(len(included), -np.inf)
-    lambda_a = np.full(len(included), -np.inf)
-    lambda_a[some] = np.where(final.finite, final.lambda_a, -np.inf)
+    of_final_run = {}
+    for name in ("lambda_a", "lambda_start", "lambda_end"):
+        of_final_run[name] = np.full(len(included), -np.inf)
+        of_final_run[name][some] = np.where(final.finite, getattr(final, name), -np.inf)
     final_log_ratio[some] = np.where(
         final.finite, (final.lambda_c - 0.5) / log_ratio_scale, -np.inf
     )
@@ -79,12 +81,14 @@ def tune_on_subset(
         together = np.logaddexp(tuned, log_rest + final_log_ratio)
     diverged = chosen.diverged.copy()
     diverged[some] += ~final.finite
+    log_ratio = np.where(chosen.chosen >= 0, 0.5 + log_ratio_scale * together, -np.inf)
     return Winners(
+        **of_final_run,
         runs=chosen.runs,
         chosen=chosen.chosen,
         candidate=chosen.candidate,
         score=chosen.score,
-        lambda_a=lambda_a,
-        lambda_c=np.where(chosen.chosen >= 0, 0.5 + log_ratio_scale * together, -np.inf),
+        lambda_c=log_ratio,
+        lambda_known=log_ratio,
         diverged=diverged,
     )

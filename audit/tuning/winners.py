@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from audit.dpsgd import RunBatch, RunOutcomes
 
+_PROXIES = ("lambda_a", "lambda_c", "lambda_known", "lambda_start", "lambda_end")
 Run = Callable[[RunBatch], Sequence[RunOutcomes]]
 """Trains a batch of runs and returns its outcomes in every view."""
 
@@ -23,6 +24,10 @@ class Winners:
         score: [T], the best run's score; minus infinity if there is none.
         lambda_a: [T], the best run's proxy; minus infinity if there is none.
         lambda_c: [T], the best run's proxy for sampled batches; minus infinity if there is none.
+        lambda_known: [T], the best run's proxy given the training records, likewise.
+        lambda_start: [T], the best run's proxy from the final weights, with the canary's gradient
+            at the initial weights, likewise.
+        lambda_end: [T], the same with the canary's gradient at the final weights, likewise.
         diverged: [T], number of runs that diverged; they are never chosen.
         run_score: [R], score of every run, tuning by tuning; minus infinity if it diverged. Empty
             if runs are not stored.
@@ -41,6 +46,9 @@ class Winners:
     score: NDArray[np.float64]
     lambda_a: NDArray[np.float64]
     lambda_c: NDArray[np.float64]
+    lambda_known: NDArray[np.float64]
+    lambda_start: NDArray[np.float64]
+    lambda_end: NDArray[np.float64]
     diverged: NDArray[np.int64]
     run_score: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), kw_only=True)
     run_lambda_a: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), kw_only=True)
@@ -89,8 +97,14 @@ class Winners:
         self.chosen[who] = index[best]
         self.candidate[who] = batch.candidate[best]
         self.score[who] = scores[best]
-        self.lambda_a[who] = outcomes.lambda_a[best]
-        self.lambda_c[who] = outcomes.lambda_c[best]
+        self.take_proxies(who, outcomes, best)
+
+    def take_proxies(
+        self, who: NDArray[np.int64], outcomes: RunOutcomes, position: NDArray[np.int64]
+    ) -> None:
+        """Copies the proxies of some runs to the tunings `who` whose winners they are."""
+        for name in _PROXIES:
+            getattr(self, name)[who] = getattr(outcomes, name)[position]
 
 
 def empty_winners(runs: NDArray[np.int64], kept: int = 0) -> Winners:
@@ -106,8 +120,7 @@ def empty_winners(runs: NDArray[np.int64], kept: int = 0) -> Winners:
         chosen=np.full(size, -1, dtype=np.int64),
         candidate=np.full(size, -1, dtype=np.int64),
         score=np.full(size, -np.inf),
-        lambda_a=np.full(size, -np.inf),
-        lambda_c=np.full(size, -np.inf),
+        **{name: np.full(size, -np.inf) for name in _PROXIES},
         diverged=np.zeros(size, dtype=np.int64),
         run_score=np.empty(kept),
         run_lambda_a=np.empty(kept),

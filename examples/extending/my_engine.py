@@ -29,7 +29,8 @@ class StepByStep:
             noise = self.settings.noise_multiplier * rng.standard_normal(self.settings.steps)
             released = float(batch.included[row]) + noise  # in units of the clipping norm
             rate = self.settings.candidates[batch.candidate[row]].learning_rate
-            found.lambda_a[row] = found.lambda_c[row] = released.mean()
+            for proxy in ("lambda_a", "lambda_c", "lambda_known", "lambda_start", "lambda_end"):
+                getattr(found, proxy)[row] = released.mean()
             found.scores[row] = rate * released.sum()
             found.finite[row] = math.isfinite(found.scores[row])
         return found

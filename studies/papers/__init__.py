@@ -6,7 +6,7 @@ with ours. A setting that the paper does not state is an argument with a default
 To add a reproduction, write a function that returns a `Result` and add it to `REPRODUCTIONS`.
 """
 
-from studies.papers import attacks, others, regression, svm, training, xiang
+from studies.papers import attacks, others, regression, svm, table3, training, xiang
 from studies.papers import koskela_redberg_wang as krw
 from studies.papers import papernot_steinke as ps
 from studies.papers.result import Comparison, Reproduction, Result
@@ -34,6 +34,11 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "krw-fig8": Reproduction("tuning the noise multiplier", f"{_KRW}, figure 8", krw.figure_8),
     "x-example1": Reproduction("a cost of nearly 3 eps", f"{_X}, example 1", xiang.example_1),
     "x-table3": Reproduction("the generic bound", f"{_X}, table 3, eps_U", xiang.table_3),
+    "x-table3-played": Reproduction(
+        "lower bounds from the kept trials of played games",
+        f"{_X}, table 3, figures 1 to 4",
+        table3.played,
+    ),
     "x-table4": Reproduction("two-point K", f"{_X}, table 4", xiang.table_4),
     "x-fig6": Reproduction("bounds and audit of the game", f"{_X}, figure 6", xiang.figure_6),
     "hypo-budgets": Reproduction("DP-HyPO's budgets", f"{_HYPO}, sec. 4.2", others.hypo_budgets),

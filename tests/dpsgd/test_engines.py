@@ -47,10 +47,34 @@ def test_opacus_matches_batched_without_noise(threat, changes):
         for name in ("batched", "opacus")
     )
     np.testing.assert_allclose(theirs.lambda_a, ours.lambda_a, rtol=1e-5, atol=1e-12)
-    np.testing.assert_allclose(theirs.lambda_c, ours.lambda_c, rtol=1e-5, atol=1e-12)
+    for proxy in ("lambda_c", "lambda_known", "lambda_start", "lambda_end"):
+        expected = getattr(ours, proxy)
+        np.testing.assert_allclose(getattr(theirs, proxy), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(theirs.scores, ours.scores, rtol=1e-5, atol=1e-12)
     assert ours.lambda_a[1] != 0
     assert theirs.finite.all()
+
+
+def test_lambda_known_is_the_log_likelihood_ratio_of_the_released_steps():
+    # With training records as well as without them, the Dirac canary's released coordinate minus
+    # the known part is N(b, sigma^2 / N) on average over the steps, in units of C.
+    settings = DpSgdSettings(5, 2.0, 0.7, (0.05,), model="logistic")
+    size = 2000
+    pack = RunBatch(np.arange(size) % 2 == 1, np.zeros(size, int), np.arange(size, dtype=np.uint64))
+    for threat in ("NTCV dirac", "ETCV dirac"):
+        found = make_engine("batched", threats()[threat], settings).run(pack)
+        x = (found.lambda_known - pack.included) * np.sqrt(5) / 2.0
+        assert st.kstest(x, "norm").pvalue > 1e-4  # errs once in ten thousand seeds
+        np.testing.assert_allclose(found.lambda_start, found.lambda_a, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(found.lambda_end, found.lambda_start)
+    # For an input canary, the likelihood ratio of the other world has mean 1 in either world.
+    loud = DpSgdSettings(5, 8.0, 0.7, (0.05,), model="logistic")
+    found = make_engine("batched", threats()["NTCV input"], loud).run(pack)
+    log_ratio = (found.lambda_known - 0.5) * 5 / 8.0**2
+    for ratio in (np.exp(log_ratio[~pack.included]), np.exp(-log_ratio[pack.included])):
+        error = ratio.std() / np.sqrt(len(ratio))
+        assert abs(ratio.mean() - 1) < 4 * error  # errs for one seed in ten thousand
+        assert ratio.std() > 0.05
 
 
 @pytest.mark.parametrize("threat", ["NTCV input", "NTCV dirac", "ETCV dirac"])

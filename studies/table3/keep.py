@@ -1,0 +1,43 @@
+"""Keeps the trials of played games: `python -m studies.table3.keep runs/table3-*/`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from audit import console
+from studies.papers.kept_trials import keep
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+
+    Returns:
+        The exit code: 0, or 2 after one clear line about what was wrong.
+    """
+    parser = console.Parser(
+        prog="python -m studies.table3.keep",
+        description="Joins the trials of audits, finished or not, to one small file per view.",
+        examples={"python -m studies.table3.keep runs/table3-*/": "all audits of this study"},
+    )
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="as audit.run leaves it")
+    parser.add_argument(
+        "--out",
+        default=str(Path(__file__).parent),
+        metavar="FOLDER",
+        help="of the files that are kept (default: %(default)s)",
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        for folder in arguments.folders:
+            for path in keep(Path(folder), Path(arguments.out)):
+                print(path)
+    except (ValueError, OSError) as error:
+        return console.report_error(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(main))
