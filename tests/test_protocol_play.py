@@ -16,7 +16,7 @@ from audit.game.settings import AuditConfig
 from audit.game.setup import set_up
 from audit.report.assemble import assemble
 from audit.report.text import to_text
-from audit.tuning import batch_samplers, looking_back
+from audit.tuning import batch_samplers, sequential_search
 from audit.tuning.on_run_batches import GameContext, tune
 from audit.tuning.samplers import Ended, relative_density
 from audit.tuning.space import Space, Uniform
@@ -123,7 +123,7 @@ def test_densities_are_projected_and_drawn_from():
     for row, density in zip(found, densities, strict=True):
         np.testing.assert_allclose(row, project_density(density, 0.7, 1.4), atol=1e-9)
     assert np.all((found >= 0.7) & (found <= 1.4))
-    drawn = looking_back.drawn(np.tile(found[0], (20_000, 1)), rng.random(20_000))
+    drawn = sequential_search.draw_candidates(np.tile(found[0], (20_000, 1)), rng.random(20_000))
     expected = found[0] / 7 * 20_000
     # Chi-square, false alarm 1e-4.
     assert stats.chisquare(np.bincount(drawn, minlength=7), expected).pvalue > 1e-4
@@ -174,7 +174,7 @@ def test_an_accepted_run_is_a_draw_of_the_accepted_set():
     count = int(np.sum(~some[~included]))
     assert stats.binomtest(count, 1500, nothing).pvalue > 1e-3
     assert np.all(stopped.score[~some] == -np.inf)
-    with pytest.raises(ValueError, match="acceptance must be a lower limit of the chance"):
+    with pytest.raises(ValueError, match="acceptance must be a lower bound on the probability"):
         tuned("until:0.5", included=included, candidates=1, good_enough=9.0)
 
 
@@ -346,7 +346,7 @@ def test_a_protocol_is_one_thing_however_it_is_written():
     ]
     assert len({config.protocol for config in same}) == 1
     assert AuditConfig(protocol="fixed:4") == AuditConfig(repetitions="fixed:4")
-    assert AuditConfig(protocol="search", repetitions="fixed:4").law.mean == 4
+    assert AuditConfig(protocol="search", repetitions="fixed:4").runs_distribution.mean == 4
     grid = AuditConfig(protocol="grid:4,0.5")
     assert (grid.repetitions, grid.law.mean, grid.runs_of_a_game) == ("", 2.0, 2.0)
     assert replace(grid, trials=10).protocol == grid.protocol
