@@ -348,7 +348,11 @@ def test_a_protocol_is_one_thing_however_it_is_written():
     assert AuditConfig(protocol="fixed:4") == AuditConfig(repetitions="fixed:4")
     assert AuditConfig(protocol="search", repetitions="fixed:4").runs_distribution.mean == 4
     grid = AuditConfig(protocol="grid:4,0.5")
-    assert (grid.repetitions, grid.law.mean, grid.runs_of_a_game) == ("", 2.0, 2.0)
+    assert (grid.repetitions, grid.runs_distribution.mean, grid.workload.runs_per_trial) == (
+        "",
+        2.0,
+        2.0,
+    )
     assert replace(grid, trials=10).protocol == grid.protocol
-    assert AuditConfig(protocol="until:0.1").runs_of_a_game == pytest.approx(10.0)
-    assert AuditConfig(protocol="subset:0.1/fixed:4").runs_of_a_game == 5.0
+    assert AuditConfig(protocol="until:0.1").workload.runs_per_trial == pytest.approx(10.0)
+    assert AuditConfig(protocol="subset:0.1/fixed:4").workload.runs_per_trial == 5.0
