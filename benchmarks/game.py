@@ -33,7 +33,7 @@ def plain_loop(config, mu, trials):
     for _ in range(trials):
         bit = rng.integers(2)
         best = -np.inf
-        for _ in range(int(config.law.sample(rng, 1)[0])):
+        for _ in range(int(config.runs_distribution.sample(rng, 1)[0])):
             best = max(best, rng.normal(bit * mu, 1.0))
         released.append((bit, best))
     return released
@@ -60,7 +60,7 @@ def main():
     played = seconds(lambda: [game.play(config, block) for block in blocks], 1)
     few = 5_000
     loop = seconds(lambda: plain_loop(config, mu, few), 1) * trials / few
-    runs = trials * config.law.mean
+    runs = trials * config.runs_distribution.mean
     print(f"reduced game, {trials:,} trials ({runs:,.0f} runs): {played:.2f} s")
     print(f"  a plain loop would take {loop:.0f} s: ratio {loop / played:.0f}")
 

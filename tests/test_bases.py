@@ -540,7 +540,9 @@ def test_zero_out_has_the_numbers_of_add_remove_and_its_own_name():
         costs = [upper_bounds.tuning_cost(base, protocol, 1e-5).epsilon for base in (one, other)]
         assert costs[0] == costs[1]
     noise = [
-        upper_bounds.calibrate_noise(2.0, "fixed:3", 1e-5, 50, 1.0, relation)
+        upper_bounds.calibrate_noise(
+            "fixed:3", target_epsilon=2.0, target_delta=1e-5, steps=50, neighbours=relation
+        )
         for relation in accounting.NEIGHBOURS
     ]
     assert noise[0] == noise[1] == noise[2] / 2

@@ -116,9 +116,9 @@ def test_adaptively_chosen_runs_keep_the_cap_of_the_renyi_filter():
 
 def test_a_composition_at_the_cap_holds_for_every_order_and_early_end():
     parts = (
-        DiscreteMechanism((0.7, 0.3), (0.4, 0.6)),
-        DiscreteMechanism((0.9, 0.1), (0.6, 0.4)),
-        DiscreteMechanism((0.6, 0.4), (0.5, 0.5)),
+        DiscreteMechanism((0.7, 0.3), (0.4, 0.6), directed=True),
+        DiscreteMechanism((0.9, 0.1), (0.6, 0.4), directed=True),
+        DiscreteMechanism((0.6, 0.4), (0.5, 0.5), directed=True),
     )
     cap = Composition(parts)
     epsilon = 0.8

@@ -335,7 +335,7 @@ def test_detectable_noise_is_found_as_often_as_stated():
     [
         (([[math.nan]], [0]), "records must be finite, got 1 features"),
         (([[math.inf]], [0]), "records must be finite"),
-        (([[1j]], [0]), "records must hold real numbers, got features of type complex128"),
+        (([[1j]], [0]), "features of records must be real numbers, got complex128"),
         (([["a"]], [0]), "records must hold real numbers, got features of type <U1"),
         (([[1.0]], ["a"]), "records must hold real numbers, got labels"),
     ],

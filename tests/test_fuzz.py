@@ -172,7 +172,13 @@ BASES = st.one_of(
     st.builds(lambda scale: f"laplace:{scale!r}", st.floats(0.01, 100.0)),
     SPECS,
 )
-QUICK = (upper.region, upper.reduced_renyi, upper.lemma_7, upper.renyi, upper.profile)
+QUICK = (
+    upper.region,
+    upper.published.reduced_renyi,
+    upper.published.lemma_7,
+    upper.published.renyi,
+    upper.published.profile,
+)
 
 
 @examples(15)

@@ -105,11 +105,10 @@ def test_gradients_of_a_group_that_do_not_point_one_way_reveal_less():
 
 
 def test_noise_is_solved_for_a_group():
-    found = upper_bounds.calibrate_noise(3.0, "fixed:4", 1e-5, 50, group_size=5)
-    assert found == pytest.approx(
-        5 * upper_bounds.calibrate_noise(3.0, "fixed:4", 1e-5, 50), rel=1e-5
-    )
-    sampled = upper_bounds.calibrate_noise(3.0, "fixed:4", 1e-5, 50, 0.2, group_size=5)
+    target = {"target_epsilon": 3.0, "target_delta": 1e-5, "steps": 50}
+    found = upper_bounds.calibrate_noise("fixed:4", **target, group_size=5)
+    assert found == pytest.approx(5 * upper_bounds.calibrate_noise("fixed:4", **target), rel=1e-5)
+    sampled = upper_bounds.calibrate_noise("fixed:4", **target, sampling_rate=0.2, group_size=5)
     base = DpSgd(sampled, 50, 0.2, group_size=5)
     cost = upper_bounds.tuning_cost(base, "fixed:4", 1e-5).epsilon
     assert 2.999 < cost <= 3.0

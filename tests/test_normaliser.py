@@ -149,7 +149,7 @@ def test_opacus_tells_the_number_of_records_unless_its_divisor_is_set():
     # A positive control: int(40 * 0.1) is 4, and int(39 * 0.1) is 3.
     more, fewer = ([released(n, None, 100 * n + i) for i in range(20)] for n in (40, 39))
     claimed = DpSgd(2.0, 5, 0.1).epsilon(1e-5)
-    shown = lower_bound(more, fewer, 1e-5).epsilon
+    shown = lower_bound(out_scores=more, in_scores=fewer, delta=1e-5).epsilon
     assert max(more) < min(fewer)
     assert claimed < 1.6 < shown < normaliser_epsilon(1e-5, 4, 650, 5)
     # With a constant divisor both are draws of one distribution. This fails by chance for one

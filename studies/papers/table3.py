@@ -83,7 +83,7 @@ def statistics(game: KeptGame) -> Iterator[Statistic]:
     """Every statistic of a game's winners.
 
     The paper's lambda_a and lambda_b, and the best linear combination of lambda_a and the score.
-    For an adversary who knows the training records: the log-likelihood ratio of the winner's
+    If the adversary knows the training records: the log-likelihood ratio of the winner's
     released steps, without and with its score. For an adversary who sees the final weights only:
     their product with the canary's gradient, and the best linear combination with the score.
     """

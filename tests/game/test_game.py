@@ -50,7 +50,7 @@ def test_bounds_from_all_runs_are_larger_than_bounds_from_winners():
     np.testing.assert_array_equal(first.run_lambda_a, trials.run_lambda_a[: first.runs.sum()])
 
     view = the_set_up.views[0]
-    found = assembling._of_all_runs(view, the_set_up, trials, "lambda_a", 0.95)
+    found = assembling._of_all_runs(view, trials, "lambda_a", 0.95)
     assert all(bound.valid for bound in found)
     by_key = {bound.key: bound.epsilon for bound in found}
     values = trials.lambda_a
@@ -61,10 +61,10 @@ def test_bounds_from_all_runs_are_larger_than_bounds_from_winners():
     # Fixed seeds; each bound fails with probability at most 5 %.
     exact = upper_bounds.reduced_exact(the_set_up.base, config.runs_distribution, 1e-5).epsilon
     assert max(by_key.values()) <= exact
-    # If the statistic is not the score, only bounds for any score are valid.
+    # If the statistic is not the score, no bound from all runs is valid.
     other = replace(view, facts=facts_of_tuning(the_set_up.protocol, Assumption.INDEPENDENT_TRIALS))
-    bounds = assembling._of_all_runs(other, the_set_up, trials, "lambda_a", 0.95)
-    assert [bound.name for bound in bounds if bound.valid] == ["pooled-any-score"]
+    bounds = assembling._of_all_runs(other, trials, "lambda_a", 0.95)
+    assert not any(bound.valid for bound in bounds)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,9 @@ def test_the_bound_to_report_uses_the_trials_of_all_repeats(repeated):
     (config, _, all_trials), report = repeated
     a = np.concatenate([all_trials[0, repeat].lambda_a for repeat in range(3)])
     bit = np.concatenate([all_trials[0, repeat].bit for repeat in range(3)])
-    found = lower_bounds.lower_bound(a[~bit], a[bit], config.delta, config.confidence)
+    found = lower_bounds.lower_bound(
+        out_scores=a[~bit], in_scores=a[bit], delta=config.delta, confidence=config.confidence
+    )
     reported = report.reported(0)
     assert reported.epsilon == pytest.approx(found.epsilon, rel=1e-9)
     assert reported.epsilon > reported.mean  # three times as many trials give a larger bound
@@ -476,7 +478,7 @@ def test_an_audit_stops_when_the_bound_is_sufficient(tmp_path):
     trials = full[1, 0].first(counts[1])
     np.testing.assert_array_equal(trials.lambda_a, all_trials[1, 0].lambda_a)
     a, bit = trials.lambda_a, trials.bit
-    paid = lower_bounds.lower_bound(a[~bit], a[bit], 1e-5, 1.0 - 0.05 / 6)
+    paid = lower_bounds.lower_bound(out_scores=a[~bit], in_scores=a[bit], confidence=1.0 - 0.05 / 6)
     assert report.reported(1).epsilon == pytest.approx(paid.epsilon, rel=1e-9)
 
 
@@ -488,4 +490,6 @@ def test_repeats_and_stopping_exclude_each_other():
 def test_the_bound_to_report_is_the_recommended_one():
     config, set_ups, all_trials = play_trials(trials=40, repeats=1, epsilon=(4.0,))
     recommended = assemble(config, set_ups, all_trials).recommended
-    assert recommended.key == lower_bounds.lower_bound([0.0, 1.0], [2.0, 3.0]).key
+    assert (
+        recommended.key == lower_bounds.lower_bound(out_scores=[0.0, 1.0], in_scores=[2.0, 3.0]).key
+    )

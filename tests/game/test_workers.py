@@ -15,7 +15,7 @@ from pathlib import Path
 import light_runs
 import pytest
 import torch
-from pretended_cuda import PretendedCuda
+from fake_cuda import FakeCuda
 
 from audit import run
 from audit.game import setup, workers
@@ -202,7 +202,7 @@ SMALL += ["--repeats", "1", "--epsilon", "4"]
 
 def test_only_playing_needs_the_gpu(tmp_path, monkeypatch, capsys):
     options = [*SMALL, "--devices", "cuda", "--out", str(tmp_path / "audit")]
-    with PretendedCuda(monkeypatch) as gpu:
+    with FakeCuda(monkeypatch) as gpu:
         assert run.main(options) == 0
     assert gpu.counts["launches"] > 0
     monkeypatch.undo()

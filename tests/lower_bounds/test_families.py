@@ -13,10 +13,10 @@ from simulated_scores import DELTA, TNB, best_of, max_violations
 
 from audit import lower_bounds, repetitions
 from audit.accounting import DpSgd, GaussianMechanism, calibrate_mu
+from audit.attacks import attack_order
 from audit.lower_bounds.scores import Scores
 from audit.upper_bounds import RegionCurve
 from audit.upper_bounds.published import reduced_renyi
-from audit.upper_bounds.worst_order import attack_order
 from studies.coverage.mechanisms import mechanisms
 
 

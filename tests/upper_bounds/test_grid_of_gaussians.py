@@ -135,7 +135,7 @@ def test_where_many_of_many_are_run_it_is_below_the_grid_bound():
     assert found["grid-tight"] < 0.95 * found["grid"]
     assert grid_tight(base, "grid:5,1e-9", DELTA).epsilon == 0.0
     sources = [grid_tight(base, spec, DELTA).claim.source for spec in ("grid:5", "grid:5,0.5")]
-    assert "in step" in sources[0]
+    assert "as many independent draws" in sources[0]
     assert "mean of the tight bounds" in sources[1]
 
 
