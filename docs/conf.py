@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from docutils import nodes
+from latex2mathml.converter import convert
+
 import audit
 from audit import console
 from audit.__main__ import COMMANDS, main_of
@@ -26,6 +29,7 @@ extensions = [
 exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
 suppress_warnings = ["ref.python"]  # a word of a docstring may be the name of two classes
 
+html_math_renderer = "mathml"  # browsers typeset MathML themselves, so no script is loaded
 html_theme = "furo"
 html_title = "dp-tuning-audit"
 html_static_path = ["_static"]
@@ -104,8 +108,25 @@ def _interleave(app: Any, env: Any, names: list[str]) -> None:
     names[:] = [name for first in range(app.parallel) for name in names[first :: app.parallel]]
 
 
+def _inline_formula(translator: Any, node: nodes.math) -> None:
+    """Writes a formula of a sentence as MathML."""
+    translator.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _displayed_formula(translator: Any, node: nodes.math_block) -> None:
+    """Writes a formula on lines of its own as MathML."""
+    translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
     """Connects the functions above to Sphinx."""
+    app.add_html_math_renderer(
+        "mathml",
+        inline_renderers=(_inline_formula, None),
+        block_renderers=(_displayed_formula, None),
+    )
     app.connect("builder-inited", _write_help_texts)
     app.connect("env-before-read-docs", _interleave)
     app.connect("autodoc-process-docstring", _escape_formulas, priority=400)

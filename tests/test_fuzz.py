@@ -297,7 +297,10 @@ def test_the_accountant_at_extreme_numbers(capsys):
         if _TIMES > 1:
             check_rows(upper.all_upper_bounds(*found))
         else:
-            check_rows([row(find(name), *found) for name in ("region", "worst-order")])
+            base, spec, delta = found
+            protocol = protocols.parse_protocol(spec)
+            names = ("region", "worst-order")
+            check_rows([row(find(name), base, protocol, delta) for name in names])
 
     play()
 

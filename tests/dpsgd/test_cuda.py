@@ -166,7 +166,8 @@ def test_a_step_never_waits_and_launches_do_not_grow_with_runs(monkeypatch, mode
     few, many = (per_step(monkeypatch, threats, settings, count) for count in (2, 11))
     assert few == many
     assert few["waits"] == few["copies"] == 0
-    assert few["launches"] < (120 if model == "mlp" else 220)
+    # The proxies of known records add about ten launches to a step.
+    assert few["launches"] < (130 if model == "mlp" else 240)
 
 
 def test_sampled_batches_need_one_synchronisation_per_step(monkeypatch):
