@@ -19,6 +19,7 @@ from audit import _deprecated
 
 if TYPE_CHECKING:
     from audit.accounting import Composition, DpSgd, GaussianMechanism, from_event
+    from audit.errors import AuditError
     from audit.integrations.opacus import from_opacus
     from audit.lower_bounds import all_lower_bounds, lower_bound
     from audit.own_training import check, check_one_run
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 __all__ = [
+    "AuditError",
     "Budget",
     "Composition",
     "DpSgd",
@@ -59,6 +61,7 @@ __all__ = [
 
 _HOMES = {
     "audit.accounting": ("Composition", "DpSgd", "GaussianMechanism", "from_event"),
+    "audit.errors": ("AuditError",),
     "audit.lower_bounds": ("all_lower_bounds", "lower_bound"),
     "audit.integrations.opacus": ("from_opacus",),
     "audit.own_training": ("check", "check_one_run"),

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 NAMES = {
+    "audit.accounting.Unreachable": "audit.accounting.DeltaUnreachable",
     "audit.accounting.AnyOf": "audit.accounting.WorstOf",
     "audit.accounting.OneOf": "audit.accounting.Mixture",
     "audit.accounting.best_order": "audit.accounting.best_alpha",

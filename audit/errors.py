@@ -37,19 +37,49 @@ class InvalidInput(AuditError, ValueError):
 
 
 class DeltaUnreachable(InvalidInput):
-    """No epsilon satisfies the requested delta; a larger delta is needed."""
+    """No epsilon reaches the delta asked for: the mechanism fails with more than that.
+
+    Example:
+        >>> from audit.accounting import ApproximateDp
+        >>> try:
+        ...     ApproximateDp(1.0, 1e-3).epsilon(1e-5)
+        ... except DeltaUnreachable as error:
+        ...     print(error)
+        delta must be above 0.001, which no epsilon removes, got 1e-05
+    """
 
 
 class NotApplicable(InvalidInput):
-    """A theorem does not cover the given base mechanism or protocol."""
+    """The bound does not apply to this base, protocol or delta; the message is the reason.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> from audit.upper_bounds.published import corollary_4
+        >>> corollary_4(DpSgd(70.0, 300), "fixed:3", 1e-5).reason
+        'K must be truncated negative binomial'
+    """
 
 
 class ProtocolViolation(InvalidInput):
-    """A user's sampler or search left the limits that its protocol states."""
+    """A run was not the mechanism that the study accounts for; the message names the difference.
+
+    Example:
+        >>> from audit.tuning import Outcome
+        >>> try:
+        ...     Outcome(score="high")
+        ... except ProtocolViolation as error:
+        ...     print(error)
+        score must be a number, got a str
+    """
 
 
 class StudyAborted(AuditError, RuntimeError):
-    """A private study ended without a release, and cannot be resumed."""
+    """The study ended without a release, because a requirement of its guarantee was violated.
+
+    Example:
+        >>> print(StudyAborted("train returned no Outcome"))
+        train returned no Outcome
+    """
 
 
 class WorkerDied(AuditError, RuntimeError):
@@ -65,7 +95,12 @@ class DamagedShard(AuditError):
 
 
 class PrivacyLeak(AuditError, AssertionError):
-    """A training loop leaked more than its accountant allows."""
+    """A premise of the claim is broken, or an attack shows more than is claimed.
+
+    Example:
+        >>> issubclass(PrivacyLeak, AssertionError)  # so a test that meets one fails
+        True
+    """
 
 
 class MissingExtra(AuditError, ImportError):

@@ -395,7 +395,7 @@ def test_a_base_that_leaks_with_a_small_chance_leaks_more_often_when_tuned():
     assert float(law.phi_survival(leak)) == pytest.approx(leaked, rel=0.1)
     assert leaked > 10 * leak  # an accountant that keeps the base's delta is wrong
     assert float(law.phi_survival(leak)) <= curve.delta(50.0) <= law.mean * leak * (1 + 1e-6)
-    with pytest.raises(accounting.Unreachable, match="delta must be above"):
+    with pytest.raises(accounting.DeltaUnreachable, match="delta must be above"):
         upper_bounds.region(base, law, 1e-3)
 
 

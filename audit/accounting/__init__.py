@@ -19,13 +19,7 @@ from audit.accounting.combinations import (
     relations,
 )
 from audit.accounting.composition import compose
-from audit.accounting.conversion import (
-    Unreachable,
-    Unresolved,
-    reach,
-    renyi_to_epsilon,
-    solve_epsilon,
-)
+from audit.accounting.conversion import Unresolved, reach, renyi_to_epsilon, solve_epsilon
 from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
 from audit.accounting.discrete import (
     ApproximateDp,
@@ -44,6 +38,7 @@ from audit.accounting.pairs import DominatingPair, LossPair
 from audit.accounting.parsing import parse_mechanism, read_curve
 from audit.accounting.recorded import from_opacus
 from audit.accounting.serialization import mechanism_from_dict, mechanism_to_dict
+from audit.errors import DeltaUnreachable
 from audit.numerics import minimize_over_alpha as best_alpha
 
 __all__ = [
@@ -52,6 +47,7 @@ __all__ = [
     "ApproximateDp",
     "Candidates",
     "Composition",
+    "DeltaUnreachable",
     "DiscreteMechanism",
     "DominatingPair",
     "DpSgd",
@@ -65,7 +61,6 @@ __all__ = [
     "PureDp",
     "RandomisedResponse",
     "RenyiCurve",
-    "Unreachable",
     "Unresolved",
     "WorstOf",
     "ZeroConcentratedDp",

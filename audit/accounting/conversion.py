@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
+from audit.errors import DeltaUnreachable
 from audit.numerics import (
     PROFILE_ACCURACY,
     TINY,
@@ -19,20 +20,7 @@ from audit.numerics import (
 Array = NDArray[np.float64]
 
 
-class Unreachable(ValueError):
-    """No epsilon reaches the delta asked for: the mechanism fails with more than that.
-
-    Example:
-        >>> from audit.accounting import ApproximateDp
-        >>> try:
-        ...     ApproximateDp(1.0, 1e-3).epsilon(1e-5)
-        ... except Unreachable as error:
-        ...     print(error)
-        delta must be above 0.001, which no epsilon removes, got 1e-05
-    """
-
-
-class Unresolved(Unreachable):
+class Unresolved(DeltaUnreachable):
     """The losses of a composition are too fine or too many for a grid: no epsilon is known.
 
     Example:
@@ -115,7 +103,7 @@ def solve_epsilon(
 
     Raises:
         ValueError: delta is not in (0, 1).
-        Unreachable: the profile stays above delta for every epsilon.
+        DeltaUnreachable: the profile stays above delta for every epsilon.
 
     Example:
         >>> import math
@@ -139,7 +127,7 @@ def solve_epsilon(
         low, high = double_until(lambda epsilon: profile(epsilon) <= target, 1.0, _LARGEST_EPSILON)
         unreachable = math.isinf(high)
     if unreachable:
-        raise Unreachable(
+        raise DeltaUnreachable(
             f"delta must be above {profile(low):.3g}, which no epsilon removes, got {delta!r}"
         )
     return safe_root(missed, high, low, _TOLERANCE, _TOLERANCE)

@@ -22,7 +22,8 @@ import numpy as np
 from scipy import special
 
 from audit import checks
-from audit.accounting.conversion import Unreachable, solve_epsilon
+from audit.accounting.conversion import solve_epsilon
+from audit.errors import DeltaUnreachable
 
 # In standard deviations. Beyond 4.5, scipy's incomplete gamma functions sum at most 2,000 terms of
 # a series, which is too few for large shapes.
@@ -83,7 +84,7 @@ def normaliser_epsilon(delta: float, batch_size: int, parameters: int, steps: in
     checks.interval("delta", delta, 0.0, 1.0)
     try:
         return solve_epsilon(lambda epsilon: _delta(epsilon, shape, log_ratio), delta)
-    except Unreachable as error:  # the profile falls to 0, but epsilon is sought to 1e8 alone
+    except DeltaUnreachable as error:  # the profile falls to 0, but epsilon is sought to 1e8 alone
         raise ValueError(
             "parameters * steps must give an epsilon below 1e8, got "
             f"{checks.one_line(int(2 * shape))} at batch_size {batch_size!r}"

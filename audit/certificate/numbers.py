@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks, numerics
-from audit.accounting import Mechanism, Unreachable
+from audit.accounting import DeltaUnreachable, Mechanism
 from audit.claims import Kind
 from audit.numerics import PROFILE_ACCURACY, format_rounded
 from audit.protocols import Protocol
@@ -124,7 +124,7 @@ def compute(
             and come near to the smallest of them.
 
     Raises:
-        Unreachable: no bound reaches delta.
+        DeltaUnreachable: no bound reaches delta.
         ValueError: there is no such bound, it does not hold for any score, or is named twice.
 
     Example:
@@ -146,7 +146,7 @@ def compute(
             continue
         try:
             points.append(PrivacyPoint(one, _smallest_first(base, protocol, one, names)[0][0]))
-        except Unreachable:
+        except DeltaUnreachable:
             continue  # less than what no epsilon removes
     attacks = [
         row(entry, base, protocol, delta)
@@ -155,7 +155,7 @@ def compute(
     ]
     try:
         run: float | None = base.epsilon(delta)
-    except Unreachable:
+    except DeltaUnreachable:
         run = None
     curve = TradeOff(tuple(sorted(points, key=lambda one: -one.delta)))
     mu = curve.mu(delta)
@@ -191,7 +191,7 @@ def _smallest_first(
     known = [(found.epsilon, found) for found in rows if found.epsilon is not None]
     if not known:
         tuning_cost(base, protocol, delta)  # which says why there is none
-        raise Unreachable(f"bounds must reach delta, got {', '.join(bounds)} at {delta!r}")
+        raise DeltaUnreachable(f"bounds must reach delta, got {', '.join(bounds)} at {delta!r}")
     known.sort(key=lambda one: one[0])
     return [one for one in known if bounds or one[0] <= _NEAR * known[0][0]]
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from audit import checks
-from audit.accounting import Unreachable, mechanism_to_dict
+from audit.accounting import DeltaUnreachable, mechanism_to_dict
 from audit.certificate.certificate import Certificate, hash_of
 from audit.certificate.conditions import Ground, bases_of, checkable
 from audit.certificate.declaration import NOT_STATED
@@ -222,7 +222,7 @@ def _verdict(values: Any) -> Verdict:
         numbers = compute(
             certificate.base, certificate.protocol, certificate.delta, certificate.numbers.bounds
         )
-    except Unreachable:
+    except DeltaUnreachable:
         return _wrong(f"no bound reaches delta = {format_exact(certificate.delta)}")
     anew = replace(certificate, numbers=numbers)
     if problem := _problem(values, anew):

@@ -35,7 +35,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
 from audit import checks
-from audit.accounting import DiscreteMechanism, Unreachable, Unresolved, compose
+from audit.accounting import DeltaUnreachable, DiscreteMechanism, Unresolved, compose
 from audit.lower_bounds.estimator import check_confidence
 from audit.numerics import safe_root
 
@@ -99,7 +99,7 @@ def max_provable_epsilon(
 
     try:
         largest = mechanism.epsilon(delta)
-    except Unreachable:
+    except DeltaUnreachable:
         largest = _LARGEST
 
     def is_shown(epsilon: float) -> bool:

@@ -4,10 +4,11 @@
 where the function uses them.
 """
 
+from audit.errors import PrivacyLeak
 from audit.own_training.checking import check
 from audit.own_training.one_run import check_one_run
 from audit.own_training.records import TrainingSet
-from audit.own_training.result import CheckResult, PrivacyLeak
+from audit.own_training.result import CheckResult
 from audit.own_training.runs import Train
 from audit.own_training.watch import Watch
 

@@ -5,18 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from audit.errors import PrivacyLeak
 from audit.lower_bounds import LowerBound
 from audit.numerics import format_exact, format_rounded
 from audit.own_training.findings import PremiseReport
-
-
-class PrivacyLeak(AssertionError):
-    """A premise of the claim is broken, or an attack shows more than is claimed.
-
-    Example:
-        >>> issubclass(PrivacyLeak, AssertionError)  # so a test that meets one fails
-        True
-    """
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from audit.accounting import Mechanism, Unreachable
+from audit.accounting import DeltaUnreachable, Mechanism
 from audit.errors import InvalidInput
 from audit.protocols import Protocol, RandomSearch
 from audit.upper_bounds import tuning_cost
@@ -88,12 +88,12 @@ def _epsilon(base: Mechanism, protocol: Protocol, delta: float, own: bool = Fals
         return float("nan") if found.epsilon is None else found.epsilon
     try:
         return tuning_cost(base, protocol, delta).epsilon or 0.0
-    except Unreachable:
+    except DeltaUnreachable:
         return float("nan")
 
 
 def _one_run(base: Mechanism, delta: float) -> float | None:
     try:
         return base.epsilon(delta)
-    except Unreachable:
+    except DeltaUnreachable:
         return None

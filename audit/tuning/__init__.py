@@ -4,9 +4,10 @@ Live, `Study` tunes: its user trains, it draws and chooses, and what it releases
 """
 
 from audit import _deprecated
+from audit.errors import ProtocolViolation, StudyAborted
 from audit.tuning.budget import Budget, BudgetExceeded
 from audit.tuning.cost_of_trials import TuningCost, cost_of_trials
-from audit.tuning.outcome import Best, Outcome, Private, ProtocolViolation, StudyAborted, Trial
+from audit.tuning.outcome import Best, Outcome, Private, Trial
 from audit.tuning.random_search import best_of_runs
 from audit.tuning.rehearsal import Rehearsal
 from audit.tuning.space import Choice, Dimension, Integer, LogUniform, Space, Uniform

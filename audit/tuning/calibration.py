@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from audit import checks
-from audit.accounting import DpSgd, Mechanism, Unreachable
+from audit.accounting import DeltaUnreachable, DpSgd, Mechanism
 from audit.numerics import safe_root
 from audit.protocols import Protocol, RandomSearch
 from audit.upper_bounds import calibrate_noise, tuning_cost
@@ -60,7 +60,7 @@ def noise_multiplier_for(
             if not names:
                 names.append(tuning_cost(base, protocol, delta).name)
             found = row(find(names[0], type(protocol)), base, protocol, delta).epsilon
-        except (Unreachable, ValueError):
+        except (DeltaUnreachable, ValueError):
             return math.inf  # too little noise for the accounting
         return math.inf if found is None else math.log(max(found, 1e-300) / epsilon)
 

@@ -14,11 +14,11 @@ from audit import checks, repetitions
 from audit.accounting import (
     Candidates,
     Composition,
+    DeltaUnreachable,
     DpSgd,
     GaussianMechanism,
     Mechanism,
     Mixture,
-    Unreachable,
     Unresolved,
     WorstOf,
     ZeroConcentratedDp,
@@ -214,7 +214,7 @@ def cost_of_trials(
     for base, protocol in readings:
         try:
             found = tuning_cost(base, protocol, delta)
-        except Unreachable:
+        except DeltaUnreachable:
             if law is not None:
                 raise
         else:
@@ -276,7 +276,7 @@ def _composed(runs: Sequence[Mechanism], delta: float) -> float:
     """Epsilon of all runs, by Renyi divergences if the losses are too large for a grid.
 
     Raises:
-        Unreachable: no epsilon reaches delta.
+        DeltaUnreachable: no epsilon reaches delta.
     """
     together = all_of(runs)
     try:

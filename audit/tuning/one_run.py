@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.errors import ProtocolViolation
 from audit.tuning.isolation import seeded, silence, without_gradients
 from audit.tuning.journal import Record
-from audit.tuning.outcome import Outcome, ProtocolViolation, Trial
+from audit.tuning.outcome import Outcome, Trial
 from audit.tuning.samplers import Point
 
 __all__ = ["Accept", "Attempt", "Task", "Train", "check_outcome", "is_yes", "seeded_alike"]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from audit import checks
 from audit.accounting import Composition, DpSgd, Mechanism, from_opacus
 from audit.certificate.conditions import Private
+from audit.errors import ProtocolViolation, StudyAborted
 from audit.tuning.secret_draws import Draws
 from audit.tuning.space import Candidate
 
@@ -29,27 +30,6 @@ def _same(one: float, other: float) -> bool:
 
 def _has_count(data_loader: Any) -> bool:
     return hasattr(getattr(data_loader, "dataset", None), "__len__")
-
-
-class ProtocolViolation(ValueError):
-    """A run was not the mechanism that the study accounts for; the message names the difference.
-
-    Example:
-        >>> try:
-        ...     Outcome(score="high")
-        ... except ProtocolViolation as error:
-        ...     print(error)
-        score must be a number, got a str
-    """
-
-
-class StudyAborted(RuntimeError):
-    """The study ended without a release, because a requirement of its guarantee was violated.
-
-    Example:
-        >>> print(StudyAborted("train returned no Outcome"))
-        train returned no Outcome
-    """
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from audit.errors import StudyAborted
 from audit.protocols import Adaptive, RandomStopping, Subset, UntilAccepted
 from audit.tuning.journal import Memory, Record
 from audit.tuning.one_run import Accept, Attempt, Task, Train, seeded_alike
-from audit.tuning.outcome import Best, StudyAborted
+from audit.tuning.outcome import Best
 from audit.tuning.parallel import attempts
 from audit.tuning.plan import FINAL, Plan
 from audit.tuning.samplers import Ended, Point

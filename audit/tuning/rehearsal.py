@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from audit.errors import ProtocolViolation
 from audit.tuning.isolation import seeded, without_gradients
 from audit.tuning.one_run import check_outcome, is_yes, seeded_alike
-from audit.tuning.outcome import Outcome, ProtocolViolation, Trial
+from audit.tuning.outcome import Outcome, Trial
 from audit.tuning.plan import FINAL, Plan
 from audit.tuning.space import Candidate
 

@@ -16,6 +16,7 @@ from audit import checks, protocols
 from audit.accounting import DpSgd, Mechanism, mechanism_to_dict
 from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import PROTOCOLS
+from audit.errors import StudyAborted
 from audit.numerics import format_rounded
 from audit.protocols import Grid, Protocol, RandomSearch, RandomStopping, Subset, UntilAccepted
 from audit.repetitions import Repetitions
@@ -23,7 +24,7 @@ from audit.tuning.calibration import noise_multiplier_for
 from audit.tuning.elapsed_time import ElapsedTime
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
-from audit.tuning.outcome import Best, Outcome, Private, StudyAborted, Trial
+from audit.tuning.outcome import Best, Outcome, Private, Trial
 from audit.tuning.plan import Plan
 from audit.tuning.play import Played, play
 from audit.tuning.rehearsal import Rehearsal, RehearsalTest, WithRecords, synthetic

@@ -6,6 +6,7 @@ in `audit.upper_bounds.published`.
 """
 
 from audit import _deprecated
+from audit.errors import NotApplicable
 from audit.upper_bounds import published as published
 from audit.upper_bounds.adaptive import AdaptiveCurve
 from audit.upper_bounds.best_runs import BestRunsCurve, best_runs
@@ -37,7 +38,7 @@ from audit.upper_bounds.registry import (
     smallest,
     tuning_cost,
 )
-from audit.upper_bounds.result import NotApplicable, UpperBound
+from audit.upper_bounds.result import UpperBound
 from audit.upper_bounds.subset import SubsetCurve
 from audit.upper_bounds.tight import FoldedGame, TightCurve, tight
 from audit.upper_bounds.worst_order import worst_order

@@ -35,12 +35,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.accounting import Mechanism, Mixture, WorstOf, solve_epsilon
+from audit.errors import NotApplicable
 from audit.numerics import memoize
 from audit.protocols import Adaptive
 from audit.upper_bounds.composed import AllRuns
 from audit.upper_bounds.region import RegionCurve
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 from audit.upper_bounds.tight import tight
 
 Array = NDArray[np.float64]

@@ -32,6 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import numerics
 from audit.accounting import DominatingPair, Mechanism, solve_epsilon
+from audit.errors import NotApplicable
 from audit.protocols import BestRuns
 from audit.repetitions import (
     Binomial,
@@ -44,7 +45,6 @@ from audit.repetitions import (
 from audit.upper_bounds.composed import AllRuns, composed
 from audit.upper_bounds.region import RegionCurve, ShiftedProfiles
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from audit import checks
-from audit.accounting import Mechanism, Unreachable
+from audit.accounting import DeltaUnreachable, Mechanism
 from audit.protocols import Adaptive, Grid, Protocol, RandomSearch
 from audit.repetitions import Fixed, Poisson, TruncatedNegativeBinomial
 from audit.upper_bounds.registry import tuning_cost
@@ -87,6 +87,6 @@ def _compared(base: Mechanism, title: str, protocol: Protocol, delta: float) -> 
         quantile = protocol.repetitions.expected_quantile()
     try:
         found = tuning_cost(base, protocol, delta)
-    except Unreachable as error:
+    except DeltaUnreachable as error:
         return ComparedProtocol(title, protocol, None, str(error), quantile)
     return ComparedProtocol(title, protocol, found.epsilon, found.name, quantile)

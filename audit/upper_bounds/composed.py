@@ -19,10 +19,10 @@ from audit.accounting import (
 )
 from audit.accounting.composition import compose
 from audit.accounting.pairs import gaussian_profile
+from audit.errors import NotApplicable
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.published.papernot_steinke import Curve, lemma_7_curve
 from audit.upper_bounds.region import region_curve
-from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 

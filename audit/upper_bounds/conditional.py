@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.accounting import (
+    DeltaUnreachable,
     DominatingPair,
     Mechanism,
-    Unreachable,
 )
 from audit.numerics import equidistribute
 from audit.protocols import RandomStopping, UntilAccepted
@@ -265,7 +265,7 @@ def _largest(base: Mechanism, chances: tuple[Chance, ...], delta: float) -> Boun
     # Under pure DP what is sought and what it is a share of each change by at most epsilon.
     upper = min(upper, 2.0 * base.pure_epsilon)
     if upper > 1e8:
-        raise Unreachable(
+        raise DeltaUnreachable(
             f"delta must exceed the probability that two events reveal the data, got {delta!r}"
         )
     return BoundValue(upper, error=max(upper - attained, 0.0))

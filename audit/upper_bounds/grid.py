@@ -41,6 +41,7 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.accounting.combinations import arrangements, kinds
+from audit.errors import NotApplicable
 from audit.protocols import Grid
 from audit.upper_bounds.composed import composed
 from audit.upper_bounds.region import (
@@ -50,7 +51,6 @@ from audit.upper_bounds.region import (
     mixture,
 )
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 

@@ -24,9 +24,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.accounting import DominatingPair, GaussianMechanism, Unreachable, reach, solve_epsilon
+from audit.accounting import (
+    DeltaUnreachable,
+    DominatingPair,
+    GaussianMechanism,
+    reach,
+    solve_epsilon,
+)
 from audit.accounting.mechanism import LARGEST_SPREAD, SMALLEST_SPREAD, Mechanism
 from audit.accounting.pairs import gaussian_profile
+from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY, bisect_intervals
 from audit.protocols import Grid
 from audit.repetitions import Binomial, Fixed
@@ -34,7 +41,6 @@ from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.grid_of_gaussians import grid_tight
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 
@@ -131,7 +137,7 @@ def grid_gaussian(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
             mu = dominating_mu(pairs, d)
             curve = region_curve(GaussianMechanism(mu).pairs[0], law, _REGION_POINTS)
             found.append((solve_epsilon(curve.delta, (1.0 - share) * delta), mu, share))
-        except (NotApplicable, Unreachable):
+        except (NotApplicable, DeltaUnreachable):
             continue
     if not found:
         raise NotApplicable("no Gaussian mechanism dominates the base")

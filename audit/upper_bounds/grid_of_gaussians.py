@@ -56,12 +56,12 @@ from scipy import special
 from audit.accounting import Mechanism, solve_epsilon
 from audit.accounting.pairs import GaussianPair
 from audit.arrays import IntArray
+from audit.errors import NotApplicable
 from audit.numerics import QUANTILE_ACCURACY, last_integer
 from audit.protocols import Grid
 from audit.repetitions import Fixed
 from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 from audit.upper_bounds.tight import TightCurve, tight
 
 Array = NDArray[np.float64]
@@ -117,7 +117,7 @@ def by_chance(pair: GaussianPair, protocol: Grid, delta: float) -> float:
         delta: in (0, 1).
 
     Raises:
-        Unreachable: no epsilon reaches delta.
+        DeltaUnreachable: no epsilon reaches delta.
     """
     runs, chances, beyond = _bins(protocol, delta)
     curves = [

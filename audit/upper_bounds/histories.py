@@ -45,12 +45,12 @@ from numpy.typing import NDArray
 
 from audit import numerics
 from audit.accounting import Mechanism, reach, solve_epsilon
+from audit.errors import NotApplicable
 from audit.protocols import Adaptive
 from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves, any_fixed
 from audit.upper_bounds.composed import composed
 from audit.upper_bounds.region import ShiftedProfiles, mixture
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 Stick = tuple[Array, Array]

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from audit import checks
-from audit.accounting import DpSgd, GaussianMechanism, Mechanism, Unreachable, parse_mechanism
+from audit.accounting import DeltaUnreachable, DpSgd, GaussianMechanism, Mechanism, parse_mechanism
 from audit.numerics import TINY, bracket_near, safe_root
 from audit.protocols import Adaptive, Protocol, RandomSearch, parse_protocol
 from audit.repetitions import (
@@ -73,7 +73,7 @@ def excess(
         return math.log(max(reached, TINY)) - math.log(delta) + _LOG_DELTA_MARGIN
     try:
         answer = (bound or tuning_cost)(base, protocol, delta)
-    except Unreachable:
+    except DeltaUnreachable:
         return math.inf
     if answer.epsilon is None:
         raise ValueError(f"bound {answer.name!r} {answer.assumes}, got {protocol.spec}")
@@ -102,7 +102,7 @@ def _solve_by_smallest_bound(
         ) -> UpperBound:
             found = row(entry, base, protocol, delta)
             if found.epsilon is None:
-                raise Unreachable(found.reason)
+                raise DeltaUnreachable(found.reason)
             return found
 
         answer = solve(bound)

@@ -4,9 +4,9 @@ from audit.accounting import (
     Composition,
     Mechanism,
 )
+from audit.errors import NotApplicable
 from audit.protocols import NoisyMax
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 
 _MAX_COMPOSED = 1 << 20
 

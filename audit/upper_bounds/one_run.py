@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from audit import checks
-from audit.accounting import ACCOUNTINGS, DpSgd, Mechanism, Unreachable, parse_mechanism
+from audit.accounting import ACCOUNTINGS, DeltaUnreachable, DpSgd, Mechanism, parse_mechanism
 from audit.claims import Claim, Kind
 from audit.upper_bounds.result import UpperBound
 
@@ -82,7 +82,7 @@ def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:
     exact, reason = None, ""
     try:
         exact = base.epsilon(delta)
-    except Unreachable as error:
+    except DeltaUnreachable as error:
         reason = str(error)
     return BaseReport(
         mu=base.gaussian_mu,

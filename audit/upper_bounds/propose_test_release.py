@@ -1,11 +1,11 @@
 """Bounds for tuning runs that test a condition before they release their output."""
 
 from audit.accounting import Mechanism
+from audit.errors import NotApplicable
 from audit.protocols import ProposeTestRelease
 from audit.upper_bounds.published.koskela_redberg_wang import profile, propose_test_release
 from audit.upper_bounds.region import region
 from audit.upper_bounds.registry import Bound, BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 from audit.upper_bounds.tight import tight
 
 _TESTED = "Koskela, Redberg & Wang 2024, theorem 6.1"

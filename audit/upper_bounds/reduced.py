@@ -20,13 +20,13 @@ from audit.accounting import (
 )
 from audit.accounting.composition import COARSE_CELLS
 from audit.claims import Assumption
+from audit.errors import NotApplicable
 from audit.numerics import (
     PROFILE_ACCURACY,
 )
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import cell_masses, divergence_of_cells, rounded, scale
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 _MONOTONE = (Assumption.MONOTONE_SCORE,)

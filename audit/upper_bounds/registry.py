@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from audit import checks
-from audit.accounting import Mechanism, Unreachable, parse_mechanism
+from audit.accounting import DeltaUnreachable, Mechanism, parse_mechanism
 from audit.claims import Claim, Kind
+from audit.errors import NotApplicable
 from audit.numerics import format_rounded
 from audit.protocols import Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Repetitions
-from audit.upper_bounds.result import NotApplicable, UpperBound
+from audit.upper_bounds.result import UpperBound
 
 ProtocolLike = str | Repetitions | Protocol
 """A protocol, or a distribution of K, which means random search; as an object or as text."""
@@ -229,7 +230,7 @@ def answered(name: str, claim: Claim, answer: Callable[[], UpperBound]) -> Upper
     try:
         with np.errstate(all="ignore"):  # the result is checked, not the steps towards it
             return answer()
-    except Unreachable as error:
+    except DeltaUnreachable as error:
         reason = str(error)
     except (ArithmeticError, MemoryError, ValueError, IndexError) as error:
         reason = f"its numbers fail here: {' '.join(str(error).split()) or type(error).__name__}"
@@ -265,7 +266,7 @@ def tuning_cost(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperB
         delta: in (0, 1).
 
     Raises:
-        Unreachable: no bound reaches delta; the message gives the reason.
+        DeltaUnreachable: no bound reaches delta; the message gives the reason.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -282,7 +283,7 @@ def tuning_cost(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperB
     found = smallest(rows)
     if found is None:
         reasons = "; ".join(f"{one.name}: {one.reason}" for one in rows[:1])
-        raise Unreachable(
+        raise DeltaUnreachable(
             f"delta must be one that some bound for {protocol.spec} reaches, got {delta!r} "
             f"({reasons})"
         )

@@ -11,17 +11,6 @@ FAILURE_TOO_LIKELY = (
 """Why bounds through pure DP do not apply to a base with a large delta of its own."""
 
 
-class NotApplicable(ValueError):
-    """The bound does not apply to this base, protocol or delta; the message is the reason.
-
-    Example:
-        >>> from audit.accounting import DpSgd
-        >>> from audit.upper_bounds.published import corollary_4
-        >>> corollary_4(DpSgd(70.0, 300), "fixed:3", 1e-5).reason
-        'K must be truncated negative binomial'
-    """
-
-
 @dataclass(frozen=True)
 class UpperBound:
     """An upper bound on the cost of a tuning, or the reason why it does not apply.

@@ -31,11 +31,11 @@ from audit.accounting import (
     relations,
     solve_epsilon,
 )
+from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import Subset
 from audit.upper_bounds.composed import TunedMechanism
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 

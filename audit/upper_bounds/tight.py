@@ -35,13 +35,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.accounting import DominatingPair, Mechanism, Unreachable, solve_epsilon
+from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
+from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY, SUM_ROUNDING, equidistribute, log_subtract, memoize
 from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import bounded_masses, scale
 from audit.upper_bounds.region import RegionCurve, corners, region_curve
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 Masses = tuple[tuple[Array, Array], tuple[Array, Array]]
@@ -226,7 +226,7 @@ class TightCurve:
         """The smallest epsilon at which `delta` is at most that, rounded up; `guess` saves time.
 
         Raises:
-            Unreachable: no epsilon reaches delta.
+            DeltaUnreachable: no epsilon reaches delta.
         """
         enough = solve_epsilon(self._region.delta, delta, guess)
         if self._by_lines(enough) > delta * (1.0 - PROFILE_ACCURACY):
@@ -249,11 +249,12 @@ class TightCurve:
         """The folded order that leaks most at delta.
 
         Raises:
-            Unreachable: no epsilon reaches delta.
+            DeltaUnreachable: no epsilon reaches delta.
         """
         try:
             epsilon = solve_epsilon(self.estimate, delta, self.guess)
-        except Unreachable:  # by the trapezoid rule, whose events are too few for a very large mu
+        except DeltaUnreachable:
+            # The trapezoid rule has too few events for a very large mu.
             epsilon = solve_epsilon(self._region.delta, delta)
         return self.best_order(epsilon)
 

@@ -12,9 +12,9 @@ from audit.accounting import (
 )
 from audit.accounting.composition import COARSE_CELLS
 from audit.claims import Kind
+from audit.errors import NotApplicable
 from audit.repetitions import Repetitions
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 from audit.upper_bounds.tight import TightCurve
 
 Array = NDArray[np.float64]

@@ -4,9 +4,9 @@ import pytest
 
 from audit import upper_bounds
 from audit.accounting import Composition, GaussianMechanism
+from audit.errors import NotApplicable
 from audit.repetitions import Fixed
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 
 
 # 5 is the row in tables; tables list loose kinds of bounds first.

@@ -20,7 +20,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import special
 
-from audit.accounting import GaussianMechanism, PrivacyProfile, Unreachable, calibrate_mu
+from audit.accounting import DeltaUnreachable, GaussianMechanism, PrivacyProfile, calibrate_mu
 from audit.numerics import safe_root
 from audit.protocols import ProposeTestRelease
 from audit.repetitions import parse_repetitions
@@ -123,7 +123,7 @@ def _largest_scale(
         scale = math.exp(log_scale)
         try:
             return accounting(Draw(scale, _CURVATURE * scale), _protocol(scale)) - epsilon
-        except Unreachable:
+        except DeltaUnreachable:
             return math.inf
 
     return math.exp(safe_root(excess, math.log(1e-4), math.log(10.0), 1e-2))

@@ -14,13 +14,13 @@ from audit.accounting import (
     ApproximateDp,
     Candidates,
     Composition,
+    DeltaUnreachable,
     DiscreteMechanism,
     DpSgd,
     GaussianMechanism,
     Mechanism,
     Mixture,
     PureDp,
-    Unreachable,
     WorstOf,
 )
 from audit.upper_bounds import GridCurve, SubsetCurve, tuning_cost
@@ -512,7 +512,7 @@ def test_a_grid_that_hardly_ever_runs_costs_nothing_and_no_memory():
 def test_a_base_with_its_own_delta_is_refused_in_one_line():
     base = ApproximateDp(0.3, 1e-3)
     for spec in ("grid:10", "until:0.1"):
-        with pytest.raises(Unreachable, match="delta must be"):
+        with pytest.raises(DeltaUnreachable, match="delta must be"):
             tuning_cost(base, spec, DELTA)
     # A grid whose deltas sum to less than delta.
     assert tuning_cost(ApproximateDp(0.05, 1e-8), "grid:20", DELTA).epsilon < 1.0

@@ -561,7 +561,7 @@ def test_what_is_refused():
         subset_divergences(base.renyi, base.renyi, 1.5, np.array([2.0]))
     with pytest.raises(ValueError, match="repetitions must be truncated"):
         renyi_curve(base, repetitions.parse_repetitions("fixed:2"))
-    assert accounting.Unreachable.__mro__[1] is ValueError
+    assert accounting.DeltaUnreachable.__mro__[1] is ValueError
 
 
 def test_the_tightest_bound_is_the_tight_one():
@@ -571,5 +571,5 @@ def test_the_tightest_bound_is_the_tight_one():
     weak = GaussianMechanism(0.0117)
     assert value("approximate", weak, law.spec, 0.01) < value("region", weak, law.spec, 0.01)
     assert upper_bounds.tuning_cost(weak, law, 0.01).name == "tight"
-    with pytest.raises(accounting.Unreachable, match="reaches, got 0"):
+    with pytest.raises(accounting.DeltaUnreachable, match="reaches, got 0"):
         upper_bounds.tuning_cost(ApproximateDp(0.1, 0.01), law, 0.01)

@@ -7,13 +7,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit.accounting import Mechanism, renyi_to_epsilon
+from audit.errors import NotApplicable
 from audit.numerics import SUMS_TO_ONE, minimize_over_alpha, safe_root
 from audit.protocols import Adaptive
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.adaptive import any_fixed
 from audit.upper_bounds.published.papernot_steinke import Curve, power_law
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 

@@ -8,11 +8,11 @@ from scipy import special
 
 from audit import checks
 from audit.accounting import Mechanism
+from audit.errors import NotApplicable
 from audit.protocols import Subset
 from audit.repetitions import Repetitions
 from audit.upper_bounds.published.papernot_steinke import Curve, lemma_7_curve
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 from audit.upper_bounds.subset import check_add_remove
 
 Array = NDArray[np.float64]

@@ -20,12 +20,13 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.claims import Claim, Kind
+from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY, double_until, last_integer, safe_log
 from audit.protocols import NoisyMax
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.published.papernot_steinke import power_law
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable, UpperBound
+from audit.upper_bounds.result import UpperBound
 
 Array = NDArray[np.float64]
 _SOURCE = "Koskela, Redberg & Wang 2024"

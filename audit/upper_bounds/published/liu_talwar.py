@@ -5,11 +5,12 @@ run fails with probability 1 - phi(1 - delta_0), and given that none does K has 
 delta inside the base grows with E[K], whatever bound is used for the rest.
 """
 
-from audit.accounting import Mechanism, Unreachable
+from audit.accounting import DeltaUnreachable, Mechanism
+from audit.errors import NotApplicable
 from audit.numerics import QUANTILE_ACCURACY
 from audit.repetitions import Repetitions
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import FAILURE_TOO_LIKELY, NotApplicable
+from audit.upper_bounds.result import FAILURE_TOO_LIKELY
 
 _SOURCE = (
     "Liu & Talwar 2019 (geometric: 3 eps); Papernot & Steinke 2022, cor. 3 ((2+eta) eps) "
@@ -41,6 +42,6 @@ def liu_talwar(base: Mechanism, repetitions: Repetitions, delta: float) -> Bound
     delta_0 = float(repetitions.inverse_survival(delta)) * (1.0 - QUANTILE_ACCURACY)
     try:
         epsilon = (2.0 + law.eta) * base.epsilon(delta_0)
-    except Unreachable:
+    except DeltaUnreachable:
         raise NotApplicable(FAILURE_TOO_LIKELY) from None
     return BoundValue(epsilon)

@@ -8,18 +8,19 @@ from numpy.typing import NDArray
 
 from audit import checks
 from audit.accounting import (
+    DeltaUnreachable,
     Mechanism,
     PureDp,
-    Unreachable,
     ZeroConcentratedDp,
     renyi_to_epsilon,
 )
+from audit.errors import NotApplicable
 from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, QUANTILE_ACCURACY, minimize_over_alpha
 from audit.protocols import UntilAccepted
 from audit.repetitions import Poisson, PowerLaw, Repetitions, parse_repetitions
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import FAILURE_TOO_LIKELY, NotApplicable
+from audit.upper_bounds.result import FAILURE_TOO_LIKELY
 
 Array = NDArray[np.float64]
 Curve = Callable[[Array], Array]
@@ -323,7 +324,7 @@ def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
         delta_0 = float(repetitions.inverse_survival(share * delta)) * (1.0 - PROFILE_ACCURACY)
         try:
             pure = PureDp(max(base.epsilon(delta_0), 1e-9))
-        except Unreachable:
+        except DeltaUnreachable:
             continue
         law = repetitions.given_no_failure(delta_0)
         rest = (1.0 - share) * delta

@@ -17,6 +17,7 @@ from audit.accounting import (
 )
 from audit.accounting.conversion import best_conversion, epsilon_of_order
 from audit.claims import Assumption, Kind
+from audit.errors import NotApplicable
 from audit.numerics import (
     FLOAT_ROUNDING,
     PROFILE_ACCURACY,
@@ -28,7 +29,6 @@ from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import cell_masses
 from audit.upper_bounds.reduced import log_density
 from audit.upper_bounds.registry import BoundValue, bound
-from audit.upper_bounds.result import NotApplicable
 
 Array = NDArray[np.float64]
 _MONOTONE = (Assumption.MONOTONE_SCORE,)
