@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-Array = NDArray[np.float64]
+from audit.arrays import FloatArray
 
 # Larger than any x: a value of 1e6 standard deviations has probability 0 in double precision.
 _ABOVE = 1e6
@@ -33,7 +33,7 @@ class Order(Protocol):
         """The point where the line is folded; above it, a larger x is preferred."""
         ...
 
-    def rank(self, x: Array) -> Array:
+    def rank(self, x: FloatArray) -> FloatArray:
         """Scores of x [n]; higher is better, and among equal scores a smaller x is preferred."""
         ...
 
@@ -52,10 +52,10 @@ class IncreasingOrder:
     def fold(self) -> float:
         return -np.inf
 
-    def rank(self, x: Array) -> Array:
+    def rank(self, x: FloatArray) -> FloatArray:
         return x
 
-    def best(self, runs: NDArray[np.int64], mean: float, rng: np.random.Generator) -> Array:
+    def best(self, runs: NDArray[np.int64], mean: float, rng: np.random.Generator) -> FloatArray:
         """Draws the best x [n] of tunings with the given numbers of runs [n].
 
         The largest of K uniforms is distributed as a uniform to the power 1/K. Without runs, the
@@ -86,10 +86,10 @@ class SplitOrder:
     def fold(self) -> float:
         return self.top
 
-    def rank(self, x: Array) -> Array:
+    def rank(self, x: FloatArray) -> FloatArray:
         return np.where(x > self.top, _ABOVE + x, -x)
 
-    def tails(self, x: ArrayLike, mean: float) -> tuple[Array, Array]:
+    def tails(self, x: ArrayLike, mean: float) -> tuple[FloatArray, FloatArray]:
         """Probabilities that one run is preferred to x, from above the split and from below it.
 
         Args:
@@ -98,7 +98,7 @@ class SplitOrder:
         """
         return split_tails(self.top, x, mean)
 
-    def best(self, runs: NDArray[np.int64], mean: float, rng: np.random.Generator) -> Array:
+    def best(self, runs: NDArray[np.int64], mean: float, rng: np.random.Generator) -> FloatArray:
         """Draws the best x [n] of tunings with the given numbers of runs [n], each at least 1."""
         share = rng.random(len(runs)) ** (1.0 / runs)
         below = special.ndtr(self.top - mean)
@@ -107,7 +107,7 @@ class SplitOrder:
         return mean + np.asarray(special.ndtri(np.where(share > below, share, smallest)))
 
 
-def split_tails(top: ArrayLike, x: ArrayLike, mean: float) -> tuple[Array, Array]:
+def split_tails(top: ArrayLike, x: ArrayLike, mean: float) -> tuple[FloatArray, FloatArray]:
     """`SplitOrder.tails` for many splits and values at once, elementwise.
 
     Example:
@@ -139,5 +139,5 @@ class FoldedOrder:
     low: tuple[float, ...]
     scores: tuple[float, ...]
 
-    def rank(self, x: Array) -> Array:
+    def rank(self, x: FloatArray) -> FloatArray:
         return np.where(x > self.fold, x, np.interp(x, self.low, self.scores))

@@ -15,13 +15,12 @@ import warnings
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from audit.arrays import FloatArray
 from audit.lower_bounds import GaussianCurve, RankSum, Scan, all_lower_bounds
 from studies.coverage.mechanisms import Mechanism, mechanisms
 
-Array = NDArray[np.float64]
-Estimator = Callable[[Array, Array, Mechanism], float]
+Estimator = Callable[[FloatArray, FloatArray, Mechanism], float]
 ALPHA = 0.05
 
 
@@ -55,7 +54,7 @@ def _jax_privacy() -> dict[str, Estimator]:
 def _privacy_estimates() -> dict[str, Estimator]:
     import privacy_estimates
 
-    def at_threshold(low: Array, high: Array, mechanism: Mechanism) -> float:
+    def at_threshold(low: FloatArray, high: FloatArray, mechanism: Mechanism) -> float:
         """Clopper-Pearson at a threshold fixed in advance; without one there is no estimate."""
         if mechanism.threshold is None:
             return float("nan")

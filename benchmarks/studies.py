@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from audit import attacks, protocols, repetitions, upper_bounds
@@ -29,8 +28,6 @@ from audit.tuning.play import play
 from audit.tuning.space import Space
 
 MU, DELTA, ALPHA = 1.0, 0.01, 0.001
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.arrays import FloatArray
 from audit.orders import SplitOrder
 from canaries import InputCanary
 from threat_models.datasets import Records
 from threat_models.user_code import errors_in_one_line
 
-Array = NDArray[np.float64]
 Features = NDArray[np.float32] | NDArray[np.float64]
 
 _NO_MODEL = "score must not use the model, which this engine does not train; use the batched engine"
@@ -38,10 +38,10 @@ class Observation:
         [0.5, 2.0]
     """
 
-    first_displacement: Array
-    standardised_sum: Array
+    first_displacement: FloatArray
+    standardised_sum: FloatArray
 
-    def parameters(self) -> Array:
+    def parameters(self) -> FloatArray:
         """The flat parameters of every final model, [R, d].
 
         Raises:
@@ -49,7 +49,7 @@ class Observation:
         """
         raise ValueError(_NO_MODEL)
 
-    def loss(self, features: Features, labels: NDArray[np.int64]) -> Array:
+    def loss(self, features: Features, labels: NDArray[np.int64]) -> FloatArray:
         """The sum of every final model's cross-entropy over n records.
 
         Args:
@@ -84,7 +84,7 @@ class Score(Protocol):
         """Whether it uses more than the first coordinate."""
         ...
 
-    def __call__(self, observation: Observation) -> Array:
+    def __call__(self, observation: Observation) -> FloatArray:
         """The scores of R runs, [R]; higher is better."""
         ...
 
@@ -102,7 +102,7 @@ class FirstCoordinate:
     name: str = "first-coordinate"
     needs_model: bool = False
 
-    def __call__(self, observation: Observation) -> Array:
+    def __call__(self, observation: Observation) -> FloatArray:
         """The scores of R runs, [R]."""
         return observation.first_displacement
 
@@ -136,7 +136,7 @@ class WorstOrder:
         if np.isnan(self.top):
             raise ValueError(f"worst_order must be a number, got {self.top}")
 
-    def __call__(self, observation: Observation) -> Array:
+    def __call__(self, observation: Observation) -> FloatArray:
         """The scores of R runs, [R]."""
         return SplitOrder(self.top).rank(observation.standardised_sum)
 
@@ -171,7 +171,7 @@ class TwoTails:
         if np.isnan(self.low) or np.isnan(self.high):
             raise ValueError(f"worst_order must be numbers, got {self.low} and {self.high}")
 
-    def __call__(self, observation: Observation) -> Array:
+    def __call__(self, observation: Observation) -> FloatArray:
         """The scores of R runs, [R]."""
         x = observation.standardised_sum
         return np.asarray((x < self.low) | (x > self.high), dtype=np.float64)
@@ -191,7 +191,7 @@ class CanaryLoss:
     name: str = "canary-loss"
     needs_model: bool = True
 
-    def __call__(self, observation: Observation) -> Array:
+    def __call__(self, observation: Observation) -> FloatArray:
         """The scores of R runs, [R]."""
         return -observation.loss(self.canary.features[None], np.array([self.canary.label]))
 
@@ -210,7 +210,7 @@ class ValidationLoss:
     name: str = "validation-loss"
     needs_model: bool = True
 
-    def __call__(self, observation: Observation) -> Array:
+    def __call__(self, observation: Observation) -> FloatArray:
         """The scores of R runs, [R]."""
         return -observation.loss(self.records.features, self.records.labels)
 
@@ -231,11 +231,11 @@ class UserScore:
         [-0.5, -2.0]
     """
 
-    function: Callable[[Observation], Array]
+    function: Callable[[Observation], FloatArray]
     name: str = "user"
     needs_model: bool = True
 
-    def __call__(self, observation: Observation) -> Array:
+    def __call__(self, observation: Observation) -> FloatArray:
         """The scores of R runs, [R].
 
         Raises:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks
@@ -24,9 +24,8 @@ from audit.accounting.pairs import (
     PrivacyLoss,
     PrivacyLossPmf,
 )
+from audit.arrays import FloatArray
 from audit.numerics import SUMS_TO_ONE
-
-Array = NDArray[np.float64]
 
 _FEW = 4  # different parts: more are added up once, not for every question
 
@@ -209,17 +208,17 @@ class Composition(Mechanism):
         ]
         return tuple(pair for one in found for pair in (one, one.mirrored))
 
-    def delta(self, epsilon: ArrayLike) -> Array:
+    def delta(self, epsilon: ArrayLike) -> FloatArray:
         if not self._is_ambiguous:
             return super().delta(epsilon)
         return np.asarray(np.max([pair.profile(epsilon) for pair in self._arranged], axis=0))
 
-    def renyi(self, alpha: ArrayLike) -> Array:
+    def renyi(self, alpha: ArrayLike) -> FloatArray:
         orders = np.asarray(alpha, dtype=np.float64)
         few = len(self._different) <= _FEW or not np.isfinite(orders).all()
         return self._sum_of_renyi(orders) if few else self._chords(orders)
 
-    def _sum_of_renyi(self, alpha: ArrayLike) -> Array:
+    def _sum_of_renyi(self, alpha: ArrayLike) -> FloatArray:
         return np.sum([times * part.renyi(alpha) for part, times in self._different], axis=0)
 
     @cached_property
@@ -282,10 +281,10 @@ class WorstOf(Mechanism):
     def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
         return super().laws if self._least_private is None else self._least_private.laws
 
-    def renyi(self, alpha: ArrayLike) -> Array:
+    def renyi(self, alpha: ArrayLike) -> FloatArray:
         return np.max([one.renyi(alpha) for one in self._distinct], axis=0)
 
-    def delta(self, epsilon: ArrayLike) -> Array:
+    def delta(self, epsilon: ArrayLike) -> FloatArray:
         return np.max([one.delta(epsilon) for one in self._distinct], axis=0)
 
     @cached_property
@@ -412,13 +411,13 @@ class Mixture(Mechanism):
         pair = compose(self.laws)
         return (pair,) if self.is_symmetric else (pair, pair.mirrored)
 
-    def renyi(self, alpha: ArrayLike) -> Array:
+    def renyi(self, alpha: ArrayLike) -> FloatArray:
         orders = np.asarray(alpha, dtype=np.float64)
         return _mean_divergence(
             [one.renyi(orders) for one in self.candidates], self.chances, orders
         )
 
-    def delta(self, epsilon: ArrayLike) -> Array:
+    def delta(self, epsilon: ArrayLike) -> FloatArray:
         nothing = -np.expm1(np.minimum(np.asarray(epsilon, dtype=np.float64), 0.0))
         each = [
             np.sum([c * one.profile(epsilon) for c, one in zip(self.chances, side, strict=True)], 0)
@@ -442,7 +441,7 @@ class _Drawn(PrivacyLoss):
     chances: tuple[float, ...]
     idle: float
 
-    def renyi(self, alpha: Array) -> Array:
+    def renyi(self, alpha: FloatArray) -> FloatArray:
         return _mean_divergence([law.renyi(alpha) for law in self.laws], self.chances, alpha)
 
     def atoms(self, spacing: float) -> PrivacyLossPmf:
@@ -461,7 +460,9 @@ class _Drawn(PrivacyLoss):
         return PrivacyLossPmf(np.concatenate(loss), np.concatenate(log_mass), p_only, q_only)
 
 
-def _mean_divergence(each: list[Array], chances: tuple[float, ...], alpha: Array) -> Array:
+def _mean_divergence(
+    each: list[FloatArray], chances: tuple[float, ...], alpha: FloatArray
+) -> FloatArray:
     """D_alpha of one of several, told which: the mean is that of the moments."""
     rest = np.asarray(alpha, dtype=np.float64) - 1.0
     logs = [math.log(c) + rest * one for c, one in zip(chances, each, strict=True)]

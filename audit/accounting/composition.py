@@ -21,9 +21,8 @@ from scipy import fft
 
 from audit.accounting.conversion import Unresolved
 from audit.accounting.pairs import LossPair, PrivacyLoss, PrivacyLossPmf
+from audit.arrays import FloatArray
 from audit.numerics import memoize, product_of_powers
-
-Array = NDArray[np.float64]
 
 _TAIL = 1e-40  # mass left outside the window, on either side: counted as a full leak
 _CELLS = 1 << 17
@@ -154,7 +153,7 @@ class _Grid:
     """A law on the grid: its first index, log masses from there on, and how often it is run."""
 
     start: int
-    log_p: Array
+    log_p: FloatArray
     count: int
 
     @property
@@ -172,7 +171,7 @@ def _unresolved(what: str) -> Unresolved:
 
 def _sum_of(
     grids: list[_Grid], spacing: float, first: int, last: int, size: int, tilts: list[float]
-) -> tuple[Array, float, float]:
+) -> tuple[FloatArray, float, float]:
     """The law of the sum on the grid, and what P and P' have outside.
 
     Args:
@@ -188,7 +187,7 @@ def _sum_of(
     """
     index = np.arange(first, last + 1)
     place = index % size
-    log_mass: Array = np.full(len(index), -np.inf)
+    log_mass: FloatArray = np.full(len(index), -np.inf)
     smallest = np.full(len(index), np.inf)
     below_p = below_q = above = math.inf
     for tilt in tilts:
@@ -293,7 +292,7 @@ class _Cumulants:
         tilts: list[float] = np.interp(np.linspace(least, most, count), z, self.theta).tolist()
         return tilts
 
-    def _beyond(self, loss: float, side: float) -> Array:
+    def _beyond(self, loss: float, side: float) -> FloatArray:
         """Chernoff bound on the log mass [n] beyond a loss, under every tilt theta."""
         height = self.value - self.theta * loss
         further = side * self.theta
@@ -311,7 +310,7 @@ def _variance(atoms: PrivacyLossPmf) -> float:
     return float(mass @ (atoms.loss - mean) ** 2 / mass.sum())
 
 
-def _on_grid(atoms: PrivacyLossPmf, spacing: float) -> tuple[int, Array]:
+def _on_grid(atoms: PrivacyLossPmf, spacing: float) -> tuple[int, FloatArray]:
     """Masses on the grid: the first index, and the log masses from there on."""
     place = np.floor(atoms.loss / spacing)
     first = int(place.min())

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from audit import checks
+from audit.arrays import FloatArray
 from audit.errors import DeltaUnreachable
 from audit.numerics import (
     PROFILE_ACCURACY,
@@ -16,8 +17,6 @@ from audit.numerics import (
     minimize_over_alpha,
     safe_root,
 )
-
-Array = NDArray[np.float64]
 
 
 class Unresolved(DeltaUnreachable):
@@ -39,7 +38,7 @@ _TOLERANCE = 0.1 * PROFILE_ACCURACY
 
 
 def renyi_to_epsilon(
-    renyi: Callable[[Array], Array],
+    renyi: Callable[[FloatArray], FloatArray],
     delta: float,
     low: float = 1e-7,
     high: float = 1e9,
@@ -68,7 +67,7 @@ def renyi_to_epsilon(
 
 
 def best_conversion(
-    renyi: Callable[[Array], Array],
+    renyi: Callable[[FloatArray], FloatArray],
     delta: float,
     low: float = 1e-7,
     high: float = 1e9,
@@ -81,7 +80,7 @@ def best_conversion(
     )
 
 
-def epsilon_of_order(divergence: ArrayLike, order: ArrayLike, delta: float) -> Array:
+def epsilon_of_order(divergence: ArrayLike, order: ArrayLike, delta: float) -> FloatArray:
     """Epsilons [n] at delta, from divergences [n] of orders [n] > 1 alone."""
     order = np.asarray(order, dtype=np.float64)
     of_delta = (math.log(delta) + np.log(order)) / (order - 1.0)

@@ -14,8 +14,7 @@ from audit import checks
 from audit.accounting.conversion import SMALLEST_DELTA, renyi_to_epsilon
 from audit.accounting.mechanism import GIVEN, Mechanism
 from audit.accounting.pairs import DominatingPair, LossPair, PrivacyLossPmf
-
-Array = NDArray[np.float64]
+from audit.arrays import FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +34,8 @@ class PrivacyProfile(Mechanism):
         1.0
     """
 
-    epsilons: Array
-    deltas: Array
+    epsilons: FloatArray
+    deltas: FloatArray
 
     def __post_init__(self) -> None:
         epsilons, deltas = _checked("epsilons", self.epsilons, "deltas", self.deltas, 0.0)
@@ -70,8 +69,8 @@ class RenyiCurve(Mechanism):
         2.214
     """
 
-    orders: Array
-    divergences: Array
+    orders: FloatArray
+    divergences: FloatArray
 
     def __post_init__(self) -> None:
         orders, divergences = _checked("orders", self.orders, "divergences", self.divergences, 1.0)
@@ -79,7 +78,7 @@ class RenyiCurve(Mechanism):
             raise ValueError(f"orders must be > 1, got {orders[0]:g}")
         checks.store_validated(self, orders=orders, divergences=divergences)
 
-    def renyi(self, alpha: ArrayLike) -> Array:
+    def renyi(self, alpha: ArrayLike) -> FloatArray:
         rest = np.asarray(alpha, dtype=np.float64) - 1.0
         known = np.append(0.0, self.orders - 1.0)
         log_moments = np.append(0.0, self.divergences) * known
@@ -112,11 +111,11 @@ class RenyiChords:
 
     _SPACING, _LEAST = 1.0 / 192.0, 1e-9
 
-    def __init__(self, renyi: Callable[[Array], Array]) -> None:
+    def __init__(self, renyi: Callable[[FloatArray], FloatArray]) -> None:
         self._renyi = renyi
         self._known: dict[int, float] = {}
 
-    def __call__(self, alpha: Array) -> Array:
+    def __call__(self, alpha: FloatArray) -> FloatArray:
         """Divergences [...] of orders [...] > 1, rounded up."""
         # A divergence grows with its order: that of the least order serves all below it.
         rest = np.maximum(alpha - 1.0, self._LEAST)
@@ -128,10 +127,10 @@ class RenyiChords:
             rise = np.where(np.isfinite(at_high), at_high - at_low, np.inf)
             return np.asarray(np.where(share > 0.0, at_low + share * rise, at_low) / rest)
 
-    def _order(self, place: NDArray[np.int64]) -> Array:
+    def _order(self, place: NDArray[np.int64]) -> FloatArray:
         return np.asarray(1.0 + np.exp(self._SPACING * place), dtype=np.float64)
 
-    def _at(self, place: NDArray[np.int64]) -> Array:
+    def _at(self, place: NDArray[np.int64]) -> FloatArray:
         wanted = np.unique(place)
         missing = np.array([k for k in wanted.tolist() if k not in self._known], dtype=np.int64)
         if missing.size:
@@ -162,7 +161,7 @@ class ZeroConcentratedDp(Mechanism):
             self, rho=checks.interval("rho", self.rho, 0.0, 1e5, closed_high=True)
         )
 
-    def renyi(self, alpha: ArrayLike) -> Array:
+    def renyi(self, alpha: ArrayLike) -> FloatArray:
         return self.rho * np.asarray(alpha, dtype=np.float64)
 
     @cached_property
@@ -172,7 +171,7 @@ class ZeroConcentratedDp(Mechanism):
 
 def _checked(
     x_name: str, x: ArrayLike, y_name: str, y: ArrayLike, low: float
-) -> tuple[Array, Array]:
+) -> tuple[FloatArray, FloatArray]:
     for name, values in ((x_name, x), (y_name, y)):
         try:
             np.asarray(values, dtype=np.float64)
@@ -190,7 +189,7 @@ def _checked(
     return x, y
 
 
-def _pair_of_renyi(renyi: Callable[[Array], Array]) -> LossPair:
+def _pair_of_renyi(renyi: Callable[[FloatArray], FloatArray]) -> LossPair:
     """The pair of the profile that a Renyi curve gives, sampled finely: chords only add.
 
     delta = min over alpha of e^((alpha-1) (D - eps)) (1 - 1/alpha)^(alpha-1) / alpha: the inverse
@@ -207,7 +206,7 @@ def _pair_of_renyi(renyi: Callable[[Array], Array]) -> LossPair:
     return pair_of_profile(epsilons, np.exp(np.minimum(log_delta, 0.0)))
 
 
-def pair_of_profile(epsilons: Array, deltas: Array) -> LossPair:
+def pair_of_profile(epsilons: FloatArray, deltas: FloatArray) -> LossPair:
     """The self-mirrored pair whose profile is the lower convex hull of points (e^eps, delta).
 
     A slope of the hull is minus a tail of P'; the atoms at negative losses are the mirror image of

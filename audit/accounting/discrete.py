@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from audit import checks
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import DiscretePair, DominatingPair, LossPair, PrivacyLossPmf
-
-Array = NDArray[np.float64]
+from audit.arrays import FloatArray
 
 _LARGEST_PURE = 1.001e6  # a bound may round up a million that came
 
@@ -39,8 +37,8 @@ class DiscreteMechanism(Mechanism):
         [0.5, 0.0704]
     """
 
-    p: Array
-    q: Array
+    p: FloatArray
+    q: FloatArray
     directed: bool = False
 
     _words: ClassVar[str] = "finitely many outputs, both laws given"

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks
@@ -42,8 +42,7 @@ from audit.accounting.pairs import (
     multiples,
     quadrature,
 )
-
-Array = NDArray[np.float64]
+from audit.arrays import FloatArray
 
 NEIGHBOURS = {
     "add-remove": "one data set has {records} more than the other",
@@ -103,7 +102,7 @@ class SampledStep(PrivacyLoss):
             for j in range(k + 1)
         ]
 
-    def _log_gain(self, x: Array) -> Array:
+    def _log_gain(self, x: FloatArray) -> FloatArray:
         """log of the mixture's density over that of N(0, 1)."""
         logs = self._log_chances
         chances = [self.sampling_rate] if self.group_size == 1 else np.exp(logs[1:]).tolist()
@@ -121,12 +120,12 @@ class SampledStep(PrivacyLoss):
         gain[apart] = total[apart]
         return gain
 
-    def loss(self, x: Array) -> Array:
+    def loss(self, x: FloatArray) -> FloatArray:
         """The privacy loss at outputs x [n], increasing."""
         gain = self._log_gain(x)
         return gain - self._log_gain(-x) if self.replace else gain
 
-    def _output(self, loss: Array) -> Array:
+    def _output(self, loss: FloatArray) -> FloatArray:
         """The output x [n] with the given loss, to a few digits: where to cut the quadrature."""
         step = 1e-3 * min(1.0, 1.0 / self._shift)
         x = np.arange(-REACH - self._shift, REACH + self._largest_shift, step)
@@ -143,7 +142,7 @@ class SampledStep(PrivacyLoss):
         beyond = 2.0 * float(special.ndtr(-REACH))
         return PrivacyLossPmf(self.loss(x), log_mass, beyond, beyond)
 
-    def renyi(self, alpha: Array) -> Array:
+    def renyi(self, alpha: FloatArray) -> FloatArray:
         """The larger of both directions' divergences of orders [n] > 1.
 
         By the trapezoid rule on an analytic integrand; what every other node changes is added as a
@@ -164,7 +163,7 @@ class SampledStep(PrivacyLoss):
             moments[near] = np.minimum(self._log_moments(alpha[near]), log_far[near])
         return np.maximum(moments, 0.0) / rest
 
-    def _log_moments(self, alpha: Array) -> Array:
+    def _log_moments(self, alpha: FloatArray) -> FloatArray:
         """log of the larger of both directions' moments E_Q[(P/Q)^alpha], for orders [n].
 
         The integrand's peak is no further out than (1 + alpha) u: orders of one size share their
@@ -177,7 +176,7 @@ class SampledStep(PrivacyLoss):
             found[alike] = self._log_moments_within(alpha[alike])
         return found
 
-    def _log_moments_within(self, alpha: Array) -> Array:
+    def _log_moments_within(self, alpha: FloatArray) -> FloatArray:
         """The same, on nodes that reach far enough for the largest of the orders.
 
         The integrand bends within sigma, but at sigma < 0.3 only where it is next to nothing.
@@ -193,7 +192,7 @@ class SampledStep(PrivacyLoss):
         return np.maximum(removed, _log_moment(alpha, mixture, -loss, step))
 
 
-def _log_moment(alpha: Array, log_q: Array, loss: Array, step: float) -> Array:
+def _log_moment(alpha: FloatArray, log_q: FloatArray, loss: FloatArray, step: float) -> FloatArray:
     """log(1 + E_Q[r^alpha - 1 - alpha (r - 1)]) with r = e^loss: every term is positive."""
     power, rest = alpha[:, None] * loss, alpha[:, None] - 1.0
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -315,7 +314,7 @@ class DpSgd(Mechanism):
         pair = compose(self.laws)
         return (pair,) if self.is_symmetric else (pair, pair.mirrored)
 
-    def renyi(self, alpha: ArrayLike) -> Array:
+    def renyi(self, alpha: ArrayLike) -> FloatArray:
         orders = np.asarray(alpha, dtype=np.float64)
         if self.gaussian_mu is not None:
             return super().renyi(orders)

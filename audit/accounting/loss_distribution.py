@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from audit import checks
 from audit.accounting.mechanism import GIVEN, Mechanism
 from audit.accounting.pairs import DominatingPair, LossPair, PrivacyLossPmf
+from audit.arrays import FloatArray
 from audit.numerics import safe_log
-
-Array = NDArray[np.float64]
 
 _ROUNDING = 1e-6  # how far sums of a hundred thousand masses may be off
 
@@ -44,8 +43,8 @@ class LossDistribution(Mechanism):
         4.5
     """
 
-    losses: Array
-    probabilities: Array
+    losses: FloatArray
+    probabilities: FloatArray
     infinite: float = 0.0
     reverse: "LossDistribution | None" = None
     directed: bool = False
@@ -73,7 +72,7 @@ class LossDistribution(Mechanism):
         checks.store_validated(self, losses=losses, probabilities=masses, infinite=infinite)
 
     @staticmethod
-    def _masses_of_other(losses: Array, masses: Array) -> Array:
+    def _masses_of_other(losses: FloatArray, masses: FloatArray) -> FloatArray:
         return np.exp(safe_log(masses) - losses)
 
     @cached_property
@@ -110,7 +109,7 @@ class LossDistribution(Mechanism):
         return f"a privacy loss distribution of {len(self.losses)} losses; {GIVEN}"
 
 
-def _numbers(name: str, values: ArrayLike) -> Array:
+def _numbers(name: str, values: ArrayLike) -> FloatArray:
     try:
         found = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:

@@ -4,13 +4,12 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from audit.accounting.conversion import reach, renyi_to_epsilon, solve_epsilon
 from audit.accounting.pairs import DominatingPair, PrivacyLoss
+from audit.arrays import FloatArray
 from audit.numerics import COARSE_ORDERS
-
-Array = NDArray[np.float64]
 
 SMALLEST_SPREAD, LARGEST_SPREAD = 1e-12, 1e3
 """How far apart two laws may be, in standard deviations: beyond, doubles see no difference or no
@@ -75,16 +74,16 @@ class Mechanism(ABC):
         """The mechanism in words, and its neighbours."""
         return self._words.format(**vars(self)) + f"; {GIVEN}"
 
-    def renyi(self, alpha: ArrayLike) -> Array:
+    def renyi(self, alpha: ArrayLike) -> FloatArray:
         """Renyi divergence of orders [n] > 1, the larger direction."""
         orders = np.asarray(alpha, dtype=np.float64)
         return np.max([pair.renyi(orders) for pair in self.pairs], axis=0)
 
-    def delta(self, epsilon: ArrayLike) -> Array:
+    def delta(self, epsilon: ArrayLike) -> FloatArray:
         """Privacy profile delta(epsilon), the larger direction."""
         return np.max([pair.profile(epsilon) for pair in self.pairs], axis=0)
 
-    def profile_grid(self, points: int = 2049) -> Array:
+    def profile_grid(self, points: int = 2049) -> FloatArray:
         """Epsilons [n] from 0 to where the profile is negligible or no longer falls."""
         return np.linspace(0.0, reach(lambda epsilon: float(self.delta(epsilon))), points)
 

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks
+from audit.arrays import FloatArray
 from audit.numerics import SUMS_TO_ONE, log_complement
-
-Array = NDArray[np.float64]
 
 REACH = 15.0
 """Normal tails beyond this many standard deviations are below 1e-50: counted as full leaks."""
@@ -39,8 +38,8 @@ class PrivacyLossPmf:
         q_only: P'-probability of outputs that P never gives (or of what was left out).
     """
 
-    loss: Array
-    log_mass: Array
+    loss: FloatArray
+    log_mass: FloatArray
     p_only: float = 0.0
     q_only: float = 0.0
 
@@ -49,7 +48,7 @@ class PrivacyLoss(ABC):
     """What composition needs to know of a pair."""
 
     @abstractmethod
-    def renyi(self, alpha: Array) -> Array:
+    def renyi(self, alpha: FloatArray) -> FloatArray:
         """D_alpha(P || P') for orders [n] > 1; may be infinite."""
 
     @abstractmethod
@@ -73,7 +72,7 @@ class DominatingPair(PrivacyLoss):
     """
 
     @abstractmethod
-    def profile(self, epsilon: ArrayLike) -> Array:
+    def profile(self, epsilon: ArrayLike) -> FloatArray:
         """H_eps(P || P') = sum max(P - e^eps P', 0), for any real epsilon."""
 
     @property
@@ -82,7 +81,7 @@ class DominatingPair(PrivacyLoss):
         """The first and last parameter t of the extreme events; s grows with t."""
 
     @abstractmethod
-    def events(self, t: Array) -> tuple[Array, Array]:
+    def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The extreme events: log(1 - s) and log(1 - s'), for P- and P'-probabilities s and s'.
 
         For given s, s' is the largest that any event reaches, 1 - T(s) with T the trade-off curve.
@@ -94,7 +93,7 @@ class DominatingPair(PrivacyLoss):
         """
 
 
-def quadrature(edges: Array) -> tuple[Array, Array]:
+def quadrature(edges: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Gauss-Legendre nodes and log weights, six to every cell between sorted edges [n]."""
     edges = np.unique(edges)
     middle, half = 0.5 * (edges[1:] + edges[:-1]), 0.5 * np.diff(edges)
@@ -102,14 +101,14 @@ def quadrature(edges: Array) -> tuple[Array, Array]:
     return nodes, np.log((half[:, None] * _WEIGHTS).ravel())
 
 
-def multiples(low: float, high: float, spacing: float) -> Array:
+def multiples(low: float, high: float, spacing: float) -> FloatArray:
     """The multiples of `spacing` strictly between two losses; none if spacing is infinite."""
     if math.isinf(spacing):
         return np.empty(0)
     return spacing * np.arange(math.ceil(low / spacing), math.floor(high / spacing) + 1.0)
 
 
-def gaussian_profile(epsilon: ArrayLike, mu: ArrayLike) -> Array:
+def gaussian_profile(epsilon: ArrayLike, mu: ArrayLike) -> FloatArray:
     """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2), elementwise (Balle & Wang 2018, theorem 8).
 
     In the tail the difference is taken between Mills ratios, where nothing cancels but mu/t itself:
@@ -138,7 +137,7 @@ def gaussian_profile(epsilon: ArrayLike, mu: ArrayLike) -> Array:
     return np.clip(value, 0.0, 1.0)
 
 
-def _far_gaussian_profile(a: Array, b: Array, mu: Array) -> Array:
+def _far_gaussian_profile(a: FloatArray, b: FloatArray, mu: FloatArray) -> FloatArray:
     """The same [n] for a = eps/mu - mu/2 > -4 and b = eps/mu + mu/2."""
     root = math.sqrt(0.5)
     x, gap = a * root, mu * root
@@ -158,7 +157,7 @@ class GaussianPair(DominatingPair):
 
     mu: float
 
-    def renyi(self, alpha: Array) -> Array:
+    def renyi(self, alpha: FloatArray) -> FloatArray:
         return np.asarray(alpha, dtype=np.float64) * (self.mu * self.mu / 2.0)
 
     def atoms(self, spacing: float) -> PrivacyLossPmf:
@@ -171,7 +170,7 @@ class GaussianPair(DominatingPair):
         beyond = 2.0 * float(special.ndtr(-REACH))
         return PrivacyLossPmf(self.mu * (self.mu / 2.0 - x), log_mass, beyond, beyond)
 
-    def profile(self, epsilon: ArrayLike) -> Array:
+    def profile(self, epsilon: ArrayLike) -> FloatArray:
         return gaussian_profile(epsilon, self.mu)
 
     @property
@@ -179,7 +178,7 @@ class GaussianPair(DominatingPair):
         # Beyond it one of the two normal tails is below 1e-300.
         return -37.5 - self.mu, 37.5
 
-    def events(self, t: Array) -> tuple[Array, Array]:
+    def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
         # {x < t} is likelier under P; its mirror image gives s = Phi(t), s' = Phi(t + mu).
         return special.log_ndtr(-t), special.log_ndtr(-t - self.mu)
 
@@ -207,7 +206,7 @@ class LossPair(DominatingPair):
         flipped = PrivacyLossPmf(-law.loss[::-1], self._log_q[::-1], law.q_only, law.p_only)
         return LossPair(flipped)
 
-    def renyi(self, alpha: Array) -> Array:
+    def renyi(self, alpha: FloatArray) -> FloatArray:
         rest = np.asarray(alpha, dtype=np.float64)[..., None] - 1.0
         if self.law.p_only > 0:
             return np.full(rest.shape[:-1], np.inf)
@@ -218,16 +217,16 @@ class LossPair(DominatingPair):
         return self.law
 
     @cached_property
-    def _log_q(self) -> Array:
+    def _log_q(self) -> FloatArray:
         return self.law.log_mass - self.law.loss
 
     @cached_property
-    def _log_q_tail(self) -> Array:
+    def _log_q_tail(self) -> FloatArray:
         """log P'[loss >= loss_k]."""
         return np.logaddexp.accumulate(self._log_q[::-1])[::-1]
 
     @cached_property
-    def _delta_at(self) -> Array:
+    def _delta_at(self) -> FloatArray:
         """The profile at every loss: as a function of e^eps it is linear in between.
 
         delta(l_k) = delta(l_{k+1}) + (e^l_{k+1} - e^l_k) P'[loss >= l_{k+1}]: no cancellation.
@@ -236,7 +235,7 @@ class LossPair(DominatingPair):
         rises = -np.expm1(-np.diff(loss)) * np.exp(loss[1:] + self._log_q_tail[1:])
         return self.law.p_only + np.append(np.cumsum(rises[::-1])[::-1], 0.0)
 
-    def profile(self, epsilon: ArrayLike) -> Array:
+    def profile(self, epsilon: ArrayLike) -> FloatArray:
         epsilon = np.asarray(epsilon, dtype=np.float64)
         loss = self.law.loss
         after = np.searchsorted(loss, epsilon, side="right")
@@ -250,7 +249,7 @@ class LossPair(DominatingPair):
         return 0.0, len(self.law.loss) + 2.0
 
     @cached_property
-    def _vertices(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    def _vertices(self) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
         """P- and P'-probabilities of outputs so far and of the rest, likelier under P' first."""
         sides = []
         for first, log_mass, last in (
@@ -263,12 +262,12 @@ class LossPair(DominatingPair):
             sides.append((done, left))
         return sides[0], sides[1]
 
-    def events(self, t: Array) -> tuple[Array, Array]:
+    def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
         at = np.arange(len(self.law.loss) + 3.0)
         p, q = (log_complement(np.interp(t, at, a), np.interp(t, at, b)) for a, b in self._vertices)
         return p, q
 
-    def ranked(self) -> tuple[Array, Array]:
+    def ranked(self) -> tuple[FloatArray, FloatArray]:
         """The outputs from the largest loss on: how likely a run is worse.
 
         Returns:
@@ -326,7 +325,7 @@ class LaplacePair(DominatingPair):
     def _most(self) -> float:
         return 1.0 / self.scale
 
-    def renyi(self, alpha: Array) -> Array:
+    def renyi(self, alpha: FloatArray) -> FloatArray:
         """Mironov 2017, proposition 6."""
         alpha = np.asarray(alpha, dtype=np.float64)
         rest, both = alpha - 1.0, np.log(2.0 * alpha - 1.0)
@@ -344,7 +343,7 @@ class LaplacePair(DominatingPair):
         loss = np.concatenate([[-self._most], (1.0 - 2.0 * y) / self.scale, [self._most]])
         return PrivacyLossPmf(loss, np.concatenate([[log_half - self._most], inner, [log_half]]))
 
-    def profile(self, epsilon: ArrayLike) -> Array:
+    def profile(self, epsilon: ArrayLike) -> FloatArray:
         epsilon = np.asarray(epsilon, dtype=np.float64)
         inside = -np.expm1(0.5 * np.minimum(epsilon - self._most, 0.0))
         return np.where(epsilon < -self._most, -np.expm1(np.minimum(epsilon, 0.0)), inside)
@@ -353,7 +352,7 @@ class LaplacePair(DominatingPair):
     def event_range(self) -> tuple[float, float]:
         return 0.0, 3.0
 
-    def events(self, t: Array) -> tuple[Array, Array]:
+    def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
         # First part of what lies beyond the centre of P', then down to that of P, then the rest.
         first, last = np.clip(t, 0.0, 1.0), np.clip(t - 2.0, 0.0, 1.0)
         y = np.clip(2.0 - t, 0.0, 1.0)

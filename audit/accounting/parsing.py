@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit import checks
 from audit.accounting.curves import PrivacyProfile, RenyiCurve, ZeroConcentratedDp
@@ -12,13 +11,12 @@ from audit.accounting.discrete import ApproximateDp, PureDp, RandomisedResponse
 from audit.accounting.gaussian import GaussianMechanism
 from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.mechanism import Mechanism
-
-Array = NDArray[np.float64]
+from audit.arrays import FloatArray
 
 _LONGEST = 10**7  # characters of a file with a curve
 
 
-def read_curve(path: str | Path) -> tuple[Array, Array]:
+def read_curve(path: str | Path) -> tuple[FloatArray, FloatArray]:
     """Two columns of numbers from a csv file (commas or spaces; a heading is skipped).
 
     Raises:

@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from audit.arrays import FloatArray
 from audit.attacks.orders import expected_ratio, worst_case_split_order
 from audit.protocols import Adaptive
-
-Array = NDArray[np.float64]
 
 _MEANS = 2
 _NEGLIGIBLE = 1e-9
@@ -56,7 +55,7 @@ class AdaptiveAttack:
     reach: int = 5
 
     @property
-    def back_shares(self) -> Array:
+    def back_shares(self) -> FloatArray:
         """Chance of the label "back" at every count from -reach to reach."""
         low, high = self.protocol.low, self.protocol.high
         mass = (1.0 - low) / (high - low) if low < 1.0 < high else 0.5
@@ -107,7 +106,7 @@ class AdaptiveAttack:
             count[who] = np.clip(count[who] + move, 0, 2 * self.reach)
         return in_back & ~in_front
 
-    def _runs(self) -> tuple[int, Array]:
+    def _runs(self) -> tuple[int, FloatArray]:
         most = 64
         while True:
             probabilities = self.protocol.repetitions.pmf(np.arange(most + 1))
@@ -115,7 +114,7 @@ class AdaptiveAttack:
                 return most, probabilities
             most *= 2
 
-    def _matrix(self, mean: float, without_back: int) -> Array:
+    def _matrix(self, mean: float, without_back: int) -> FloatArray:
         """Chances [counts, counts] to be in W and to move; W is all but the front, or the back."""
         moves = np.zeros((2, 3))
         for label in (0, 1):
@@ -163,13 +162,13 @@ def adaptive_attack(
     rare = max(10.0 * delta, 30.0 / trials) / protocol.repetitions.mean
     low = float(special.ndtri(min(rare, 0.1)))
 
-    def attack(values: Array) -> AdaptiveAttack:
+    def attack(values: FloatArray) -> AdaptiveAttack:
         front_back, front, back, back_front, against, after, tip = map(float, values)
         return AdaptiveAttack(
             mu, protocol, (front_back, front), (back, back_front), (against, after), tip
         )
 
-    def lost(values: Array) -> float:
+    def lost(values: FloatArray) -> float:
         if values[4] > values[5] or max(values[2], values[3]) > min(values[0], values[1]):
             return 50.0
         without, with_record = (np.array([max(c, 1e-300)]) for c in attack(values).chances())

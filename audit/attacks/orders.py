@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from audit import checks
@@ -26,13 +25,12 @@ from audit.accounting import (
     GaussianMechanism,
     solve_epsilon,
 )
+from audit.arrays import FloatArray
 from audit.numerics import PROFILE_ACCURACY, log_complement
 from audit.orders import FoldedOrder, Order, SplitOrder, split_tails
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.cells import bounded_masses, divergence_of_cells
 from audit.upper_bounds.tight import TightCurve
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class TunedOrder:
         checks.store_validated(self, repetitions=parse_repetitions(self.repetitions))
 
     @cached_property
-    def edges(self) -> tuple[Array, Array]:
+    def edges(self) -> tuple[FloatArray, FloatArray]:
         """Left and right ends [n] of the cells, from the most preferred cell to the least."""
         fold = min(max(self.order.fold, -38.0), 38.0 + self.mu)
         below = np.arange(fold, -38.0, -self.step)[:0:-1]
@@ -73,7 +71,7 @@ class TunedOrder:
         return left[best_first], right[best_first]
 
     @cached_property
-    def masses(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    def masses(self) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
         """Bounds (lower, upper) on the mass [n] of every cell, without and with the canary."""
         left, right = self.edges
         laws = []
@@ -170,8 +168,8 @@ def worst_case_split_order(
 
 
 def _beaten_only_by_top(
-    mu: float, repetitions: Repetitions, top: Array, bottom: Array
-) -> tuple[Array, Array]:
+    mu: float, repetitions: Repetitions, top: FloatArray, bottom: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """Chance of the output "x < bottom", preferred to all but "x > top", for both data sets."""
     masses = []
     for mean in (0.0, mu):
@@ -182,8 +180,8 @@ def _beaten_only_by_top(
 
 
 def _three_outputs(
-    mu: float, repetitions: Repetitions, delta: float, top: Array, bottom: Array
-) -> Array:
+    mu: float, repetitions: Repetitions, delta: float, top: FloatArray, bottom: FloatArray
+) -> FloatArray:
     """log((A - delta)/A') of the output "x < bottom" that only "x > top" beats; -inf if A <= delta.
 
     One such event certifies this epsilon, whatever else the output reveals.
@@ -229,8 +227,8 @@ def attack_order(
 
 
 def expected_ratio(
-    likely: Array, unlikely: Array, delta: float, trials: int, alpha: float
-) -> Array:
+    likely: FloatArray, unlikely: FloatArray, delta: float, trials: int, alpha: float
+) -> FloatArray:
     """e^epsilon [n] that events certify if their counts equal the expected counts.
 
     Args:

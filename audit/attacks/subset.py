@@ -8,17 +8,15 @@ where the final run takes all.
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit.accounting import GaussianMechanism, LossPair, solve_epsilon
 from audit.accounting.pairs import PrivacyLossPmf
+from audit.arrays import FloatArray
 from audit.attacks.orders import TunedOrder, worst_case_split_order
 from audit.numerics import log_complement
 from audit.orders import SplitOrder
 from audit.protocols import Subset
 from audit.upper_bounds.subset import SubsetCurve
-
-Array = NDArray[np.float64]
 
 _STEP = 0.01
 _ROUNDING = 1e-6
@@ -64,7 +62,7 @@ class SubsetAttack:
 
         return solve_epsilon(attained, delta) * (1.0 - _ROUNDING)
 
-    def log_ratio(self, winner: Array, final: Array) -> Array:
+    def log_ratio(self, winner: FloatArray, final: FloatArray) -> FloatArray:
         """Log density ratio [n] of both outputs; a winner of minus infinity means no run."""
         law, q = self.protocol.repetitions, self.protocol.sampling_rate
         some = np.isfinite(winner)
@@ -80,7 +78,7 @@ class SubsetAttack:
             return np.asarray(np.logaddexp(log_q + tuned, log_rest) + last)
         return np.asarray(np.logaddexp(log_q + tuned, log_rest + last))
 
-    def play(self, rng: np.random.Generator, trials: int, mean: float) -> Array:
+    def play(self, rng: np.random.Generator, trials: int, mean: float) -> FloatArray:
         """The log ratios of tunings, [trials].
 
         Args:
@@ -98,7 +96,7 @@ class SubsetAttack:
         return self.log_ratio(winner, mean * on_final + rng.standard_normal(trials))
 
 
-def _log_worse(order: SplitOrder, x: Array, mean: float) -> Array:
+def _log_worse(order: SplitOrder, x: FloatArray, mean: float) -> FloatArray:
     """log of the chance that a run is no better than x."""
     above, below = order.tails(x, mean)
     better = np.minimum(above + below, 1.0)

@@ -4,17 +4,16 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from audit.accounting import (
     solve_epsilon,
 )
+from audit.arrays import FloatArray
 from audit.attacks.orders import expected_ratio
 from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import RandomStopping, UntilAccepted
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class AcceptedTails:
     high: float
     stop: float = 0.0
 
-    def rate_below(self, x: ArrayLike, mean: float) -> Array:
+    def rate_below(self, x: ArrayLike, mean: float) -> FloatArray:
         """P[released <= x] in one run's mean; to release nothing is below everything."""
         x = np.asarray(x, dtype=np.float64)
         below = special.ndtr(np.minimum(x, self.low) - mean)

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks, numerics
 from audit.accounting import DeltaUnreachable, Mechanism
+from audit.arrays import FloatArray
 from audit.claims import Kind
 from audit.numerics import PROFILE_ACCURACY, format_rounded
 from audit.protocols import Protocol
 from audit.upper_bounds import UpperBound, tuning_cost
 from audit.upper_bounds.registry import entries, find, row
-
-Array = NDArray[np.float64]
 
 DELTAS = (
     *(0.8, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
@@ -206,7 +205,7 @@ class TradeOff:
 
     points: tuple[PrivacyPoint, ...]
 
-    def false_negatives(self, false_positives: ArrayLike) -> Array:
+    def false_negatives(self, false_positives: ArrayLike) -> FloatArray:
         """The least rate of false negatives [n] at rates of false positives [n], rounded down."""
         rates = np.asarray(false_positives, dtype=np.float64)
         least = np.zeros_like(rates)
@@ -222,7 +221,7 @@ class TradeOff:
         equal = max((1.0 - one.delta) / (1.0 + math.exp(one.epsilon)) for one in self.points)
         return 1.0 - 2.0 * equal
 
-    def _vertices(self) -> Array:
+    def _vertices(self) -> FloatArray:
         """Rates of false positives [n] where the curve bends."""
         lines = []
         for point in self.points:
@@ -272,11 +271,11 @@ class TradeOff:
         intercept = np.concatenate([rise, -np.expm1(-drop) + ratio * rise])
         slope = np.concatenate([1.0 / ratio, ratio])
 
-        def lifted(rates: Array) -> Array:
+        def lifted(rates: FloatArray) -> FloatArray:
             lines = intercept + slope * rates[:, None]
             return np.minimum(lines.min(axis=1), 1.0)
 
-        def before(powers: Array) -> Array:
+        def before(powers: FloatArray) -> FloatArray:
             return ((powers[:, None] - intercept) / slope).max(axis=1)
 
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -4,17 +4,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import ThresholdEstimator
 from audit.lower_bounds.rules import TradeOffStatistic
 from audit.numerics import QUANTILE_ACCURACY
 
-Array = NDArray[np.float64]
 
-
-def epsilon_from_limits(fp_upper: Array, fn_upper: Array, delta: float) -> Array:
+def epsilon_from_limits(fp_upper: FloatArray, fn_upper: FloatArray, delta: float) -> FloatArray:
     """max(log((1-delta-FP)/FN), log((1-delta-FN)/FP), 0) (Xiang, Wang & Wang 2024, eq. 4)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         by_fn = np.log(np.maximum(1.0 - delta - fp_upper, 0.0)) - np.log(fn_upper)
@@ -42,7 +40,7 @@ class ClopperPearson(ThresholdEstimator, TradeOffStatistic):
             assumptions=(Assumption.INDEPENDENT_TRIALS,),
         )
 
-    def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
+    def from_limits(self, fp_upper: FloatArray, fn_upper: FloatArray, delta: float) -> FloatArray:
         return epsilon_from_limits(fp_upper, fn_upper, delta)
 
     def epsilon_at(self, limit: float, delta: float) -> float:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from audit import checks
 from audit import repetitions as distributions
+from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.clopper_pearson import ClopperPearson
 from audit.lower_bounds.estimator import ThresholdEstimator, check_confidence, default_facts
@@ -38,8 +39,7 @@ from audit.orders import SplitOrder
 from audit.protocols import RandomSearch, RandomStopping, UntilAccepted
 from audit.repetitions import Repetitions
 
-Array = NDArray[np.float64]
-Profile = Callable[[float], float | Array]
+Profile = Callable[[float], float | FloatArray]
 
 # Values of epsilon at which a profile is compared with the limits. More values refute more.
 _PROFILE_POINTS = 24
@@ -172,14 +172,14 @@ class _CurveOfMu(ThresholdEstimator, TradeOffStatistic):
     def exact_epsilon(self, mu: float, delta: float) -> float:
         """The epsilon of the output at mu > 0, rounded down."""
 
-    def lower_limit(self, counts: ErrorCounts, delta: float, alpha: float) -> Array:
+    def lower_limit(self, counts: ErrorCounts, delta: float, alpha: float) -> FloatArray:
         return self.from_limits(
             np.ones(len(counts.false_negatives)),
             upper_limit(counts.false_negatives, counts.trials_with, alpha),
             delta,
         )
 
-    def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
+    def from_limits(self, fp_upper: FloatArray, fn_upper: FloatArray, delta: float) -> FloatArray:
         return np.array([self._largest_refuted(float(fn)) for fn in np.asarray(fn_upper)])
 
     def _largest_refuted(self, fn_upper: float) -> float:

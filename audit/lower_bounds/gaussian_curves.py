@@ -11,18 +11,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from audit import repetitions as distributions
+from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import ThresholdEstimator
 from audit.lower_bounds.rules import TradeOffStatistic, best_of_gaussian_rates
 from audit.numerics import safe_root
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions
-
-Array = NDArray[np.float64]
 
 # Rounding of the inverse normal and inverse generating functions is about 1e-14.
 _MU_ALLOWANCE = 1e-9
@@ -47,7 +45,7 @@ class GaussianFamily(ThresholdEstimator, TradeOffStatistic):
     def protocol_repetitions(self) -> Repetitions:
         """The distribution of K of the protocol that the bound describes."""
 
-    def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
+    def from_limits(self, fp_upper: FloatArray, fn_upper: FloatArray, delta: float) -> FloatArray:
         return gaussian_mu(fp_upper, fn_upper, self.score_repetitions)
 
     def epsilon_at(self, limit: float, delta: float) -> float:
@@ -185,7 +183,7 @@ class PooledGaussianCurve(GaussianFamily):
         )
 
 
-def gaussian_mu(fp_upper: Array, fn_upper: Array, repetitions: Repetitions) -> Array:
+def gaussian_mu(fp_upper: FloatArray, fn_upper: FloatArray, repetitions: Repetitions) -> FloatArray:
     """The mu [n] at which the best of K draws has these error rates; -inf if there is none.
 
     The best of K draws of N(0, 1) is compared with the best of K draws of N(mu, 1).
@@ -207,7 +205,7 @@ def best_of_gaussian_epsilon(mu: float, repetitions: Repetitions, delta: float) 
     edges = np.linspace(-9.0, 9.0 + mu, _CELLS)
     fp, tn, fn, tp = best_of_gaussian_rates(edges, mu, repetitions)
 
-    def masses(below: Array, above: Array) -> Array:
+    def masses(below: FloatArray, above: FloatArray) -> FloatArray:
         # Differences of the smaller tail are accurate. The first cell contains K = 0.
         below = np.concatenate([[0.0], below, [1.0]])
         above = np.concatenate([[1.0], above, [0.0]])

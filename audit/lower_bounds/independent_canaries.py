@@ -24,10 +24,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks, numerics
+from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import check_confidence, default_facts
 from audit.lower_bounds.gaussian_curves import best_of_gaussian_epsilon
@@ -35,8 +36,6 @@ from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.scan import Scan
 from audit.lower_bounds.scores import checked_canaries
 from audit.repetitions import Fixed
-
-Array = NDArray[np.float64]
 
 _MAX_MU = 20.0
 _MU_TOLERANCE = 1e-4
@@ -126,7 +125,7 @@ def _mu_lower_limit(canaries: int, guesses: int, correct: int, alpha: float) -> 
     return numerics.safe_root(possible, 0.0, _MAX_MU, _MU_TOLERANCE)
 
 
-def _probability_correct(beyond: Array, mu: float) -> Array:
+def _probability_correct(beyond: FloatArray, mu: float) -> FloatArray:
     """p(t) for given probabilities of a size above t, [n]."""
     # P[size > t] = S(t - mu/2) + S(t + mu/2) decreases in t.
     _, high = numerics.bisect_intervals(

@@ -31,15 +31,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import optimize, special
 
 from audit import checks
 from audit.accounting import DeltaUnreachable, DiscreteMechanism, Unresolved, compose
+from audit.arrays import FloatArray
 from audit.lower_bounds.estimator import check_confidence
 from audit.numerics import safe_root
-
-Array = NDArray[np.float64]
 
 # How near the smallest epsilon is sought, in shares of it, and where the powers of t are taken.
 _STEP = 0.002
@@ -130,11 +129,13 @@ def _around_shown(
         here, step = ahead, 2.0 * step
 
 
-def _excess(p: Array, q: Array, epsilon: float) -> float:
+def _excess(p: FloatArray, q: FloatArray, epsilon: float) -> float:
     return float(np.maximum(p - math.exp(epsilon) * q, 0.0).sum())
 
 
-def _nearest(p: Array, q: Array, epsilon: float, delta: float) -> tuple[Array, Array] | None:
+def _nearest(
+    p: FloatArray, q: FloatArray, epsilon: float, delta: float
+) -> tuple[FloatArray, FloatArray] | None:
     """The nearest game that is (epsilon, delta)-DP in both directions; None where none is found."""
     shares = [0.0, 0.0]
     factor = math.exp(epsilon - _ROUNDING)
@@ -164,10 +165,12 @@ def _nearest(p: Array, q: Array, epsilon: float, delta: float) -> tuple[Array, A
     return found if is_kept else None
 
 
-def _given_way(p: Array, q: Array, factor: float, shares: Sequence[float]) -> tuple[Array, Array]:
+def _given_way(
+    p: FloatArray, q: FloatArray, factor: float, shares: Sequence[float]
+) -> tuple[FloatArray, FloatArray]:
     """The pair with given shares of the largest multiplier of each direction; sums are 1."""
 
-    def at(log_ratio: float) -> tuple[Array, Array]:
+    def at(log_ratio: float) -> tuple[FloatArray, FloatArray]:
         # With l1 = e^(-log_ratio / 2) and l2 = e^(log_ratio / 2), up to a common factor.
         first, second = math.exp(-0.5 * log_ratio), math.exp(0.5 * log_ratio)
         less, more = p / first, q / second
@@ -198,12 +201,14 @@ def _given_way(p: Array, q: Array, factor: float, shares: Sequence[float]) -> tu
     return less / less.sum(), more / more.sum()
 
 
-def _divergence(p: Array, q: Array, p0: Array, q0: Array) -> float:
+def _divergence(p: FloatArray, q: FloatArray, p0: FloatArray, q0: FloatArray) -> float:
     """Kullback and Leibler's, of both sides together."""
     return float(special.rel_entr(p, p0).sum() + special.rel_entr(q, q0).sum())
 
 
-def _power(p: Array, q: Array, p0: Array, q0: Array, trials: int, error: float) -> float:
+def _power(
+    p: FloatArray, q: FloatArray, p0: FloatArray, q0: FloatArray, trials: int, error: float
+) -> float:
     """What no test of (p0, q0) with this error can exceed at (p, q), rounded up."""
     sides = [DiscreteMechanism(one, other).pairs[0] for one, other in ((p, p0), (q, q0))]
     try:

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
+from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Facts, Kind
 from audit.lower_bounds.estimator import check_confidence
 from audit.lower_bounds.gaussian_curves import best_of_gaussian_epsilon
@@ -24,8 +25,6 @@ from audit.lower_bounds.scores import checked_canaries
 from audit.numerics import safe_root
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
-
-Array = NDArray[np.float64]
 
 _MAX_EPSILON = 50.0
 _MAX_MU = 20.0
@@ -224,14 +223,14 @@ def one_run_bounds(
 def _by_rule(
     method: _Method,
     rule: str,
-    values: Array,
+    values: FloatArray,
     labels: NDArray[np.bool_],
     guesses: int | None,
     delta: float,
     alpha: float,
 ) -> float:
     def epsilon(
-        values: Array, labels: NDArray[np.bool_], ends: tuple[int, int], share: float
+        values: FloatArray, labels: NDArray[np.bool_], ends: tuple[int, int], share: float
     ) -> float:
         correct = _correct(values, labels, ends)
         return method.epsilon(len(values), sum(ends), correct, delta, share)
@@ -260,7 +259,7 @@ def _guess_numbers(canaries: int) -> list[tuple[int, int]]:
     return [ends for size in sizes for ends in ((size, size), (0, size), (size, 0))]
 
 
-def _correct(values: Array, labels: NDArray[np.bool_], ends: tuple[int, int]) -> int:
+def _correct(values: FloatArray, labels: NDArray[np.bool_], ends: tuple[int, int]) -> int:
     """Correct guesses if the lowest scores are guessed excluded and the highest included."""
     ascending = labels[np.argsort(values, kind="stable")]
     low, high = ends

@@ -31,10 +31,11 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import repetitions as distributions
+from audit.arrays import FloatArray, IntArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import monte_carlo
 from audit.lower_bounds.estimator import Estimator
@@ -43,9 +44,6 @@ from audit.lower_bounds.scores import Scores
 from audit.numerics import QUANTILE_ACCURACY
 from audit.protocols import RandomSearch
 from audit.repetitions import Repetitions
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 # These constants affect how much the bound proves, but not its validity. Neighbouring ranks differ
 # by about half a standard deviation of a count, and at least by this share of the distance to the
@@ -122,7 +120,7 @@ class PooledScan(Estimator):
         return Finding(epsilon, float(zeros[rank - 1]), n0 - rank, int(counts[best]), n0, n1)
 
 
-def _evidence(repetitions: Repetitions, n0: int, n1: int, delta: float, level: float) -> Array:
+def _evidence(repetitions: Repetitions, n0: int, n1: int, delta: float, level: float) -> FloatArray:
     """The evidence [m0, m1] of each pair of ranks, as an epsilon; decreasing along the ones."""
     zeros, ones = _ranks(n0).astype(np.float64), _ranks(n1).astype(np.float64)
     # Lower quantiles of the zeros, upper quantiles of the ones, each by its smaller tail.
@@ -142,8 +140,8 @@ def _evidence(repetitions: Repetitions, n0: int, n1: int, delta: float, level: f
 
 
 def _crossing_epsilons(
-    repetitions: Repetitions, n0: int, n1: int, delta: float, until: Counts
-) -> Array:
+    repetitions: Repetitions, n0: int, n1: int, delta: float, until: IntArray
+) -> FloatArray:
     """The epsilon [B] above which each simulated audit has evidence at least as strong.
 
     Args:
@@ -165,20 +163,24 @@ def _crossing_epsilons(
         return np.asarray(np.log(np.maximum(least, 0.0)))
 
 
-def _ratios(v: Array, v_rest: Array, u: Array, u_rest: Array, delta: float) -> Array:
+def _ratios(
+    v: FloatArray, v_rest: FloatArray, u: FloatArray, u_rest: FloatArray, delta: float
+) -> FloatArray:
     """The e^epsilon of a pair from phi(V), 1 - phi(V), phi(U) and 1 - phi(U)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         low, high = (v - delta) / u, (u_rest - delta) / v_rest
     return np.asarray(np.fmax(low, high))
 
 
-def _lifted(repetitions: Repetitions, below: ArrayLike, above: ArrayLike) -> tuple[Array, Array]:
+def _lifted(
+    repetitions: Repetitions, below: ArrayLike, above: ArrayLike
+) -> tuple[FloatArray, FloatArray]:
     """phi and 1 - phi of probabilities given by both tails, accurate in both tails."""
     return repetitions.phi(below), repetitions.phi_survival(above)
 
 
 @lru_cache(maxsize=8)
-def _ranks(n: int) -> Counts:
+def _ranks(n: int) -> IntArray:
     """The tested ranks [m], ascending from 1 to n."""
     from_end = [1.0]
     while from_end[-1] < n / 2.0:
@@ -190,7 +192,9 @@ def _ranks(n: int) -> Counts:
 
 
 @lru_cache(maxsize=4)
-def _simulated_order_statistics(n: int, repetitions: Repetitions, side: int) -> tuple[Array, Array]:
+def _simulated_order_statistics(
+    n: int, repetitions: Repetitions, side: int
+) -> tuple[FloatArray, FloatArray]:
     """phi and 1 - phi of the uniform order statistics at the tested ranks, [m, B] each."""
     rng = np.random.default_rng(np.random.SeedSequence([n, side]))
     ranks = _ranks(n)

@@ -44,8 +44,6 @@ from audit.lower_bounds.rules import Statistic, ThresholdRule
 from audit.lower_bounds.scores import Scores
 from audit.repetitions import Repetitions
 
-Array = NDArray[np.float64]
-
 # Width of a cell for few and for many scores, and the ends of the scale. P[outside] is below 1e-11.
 # A wide cell changes mu by 4e-4 max(mu, 1), a twentieth of its standard deviation at 50,000 scores.
 _WIDE_CELL, _NARROW_CELL, _MIN_SCORES_FOR_NARROW = 0.05, 0.02, 50_000

@@ -3,12 +3,11 @@
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
+from audit.arrays import FloatArray
 from audit.numerics import QUANTILE_ACCURACY
-
-Array = NDArray[np.float64]
 
 # Limits of all counts are tabulated up to this number of trials.
 _MAX_TABLE_TRIALS = 4096
@@ -16,7 +15,7 @@ _MAX_TABLE_TRIALS = 4096
 _MIN_POSITIVE_COUNT = 1e-9
 
 
-def upper_limit(count: ArrayLike, trials: int, alpha: float) -> Array:
+def upper_limit(count: ArrayLike, trials: int, alpha: float) -> FloatArray:
     """Clopper-Pearson upper limit of a rate, exact for one threshold, rounded up.
 
     Args:
@@ -33,11 +32,11 @@ def upper_limit(count: ArrayLike, trials: int, alpha: float) -> Array:
 
 
 @lru_cache(maxsize=256)
-def _table(trials: int, alpha: float) -> Array:
+def _table(trials: int, alpha: float) -> FloatArray:
     return _clopper_pearson(np.arange(trials + 1), trials, alpha)
 
 
-def _clopper_pearson(count: ArrayLike, trials: int, alpha: float) -> Array:
+def _clopper_pearson(count: ArrayLike, trials: int, alpha: float) -> FloatArray:
     count = np.asarray(count, dtype=np.float64)
     if trials == 0:
         return np.ones_like(count)

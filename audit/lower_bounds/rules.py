@@ -16,12 +16,11 @@ from scipy import special
 
 from audit import checks
 from audit import repetitions as distributions
+from audit.arrays import FloatArray
 from audit.lower_bounds.rates import upper_limit
 from audit.lower_bounds.result import Finding
 from audit.lower_bounds.scores import Scores
 from audit.repetitions import Fixed, Repetitions
-
-Array = NDArray[np.float64]
 
 _GRID_SIZE = 200
 _SINGLE_RUN = Fixed(1)
@@ -38,8 +37,8 @@ class ErrorCounts:
         trials_with: number of trials with the record.
     """
 
-    false_positives: Array | NDArray[np.int64]
-    false_negatives: Array | NDArray[np.int64]
+    false_positives: FloatArray | NDArray[np.int64]
+    false_negatives: FloatArray | NDArray[np.int64]
     trials_without: int
     trials_with: int
 
@@ -51,7 +50,7 @@ class Statistic(ABC):
     """
 
     @abstractmethod
-    def lower_limit(self, counts: ErrorCounts, delta: float, alpha: float) -> Array:
+    def lower_limit(self, counts: ErrorCounts, delta: float, alpha: float) -> FloatArray:
         """The lower limit [n] that each threshold proves on its own with error alpha."""
 
 
@@ -63,10 +62,10 @@ class TradeOffStatistic(Statistic):
     """
 
     @abstractmethod
-    def from_limits(self, fp_upper: Array, fn_upper: Array, delta: float) -> Array:
+    def from_limits(self, fp_upper: FloatArray, fn_upper: FloatArray, delta: float) -> FloatArray:
         """The parameter that each pair of upper limits [n] proves."""
 
-    def lower_limit(self, counts: ErrorCounts, delta: float, alpha: float) -> Array:
+    def lower_limit(self, counts: ErrorCounts, delta: float, alpha: float) -> FloatArray:
         """The parameter [n] proved by limits of both rates with error alpha / 2 each."""
         return self.from_limits(
             upper_limit(counts.false_positives, counts.trials_without, alpha / 2.0),
@@ -249,8 +248,8 @@ def best_expected_threshold(
 
 
 def best_of_gaussian_rates(
-    thresholds: Array, mu: float, repetitions: Repetitions
-) -> tuple[Array, Array, Array, Array]:
+    thresholds: FloatArray, mu: float, repetitions: Repetitions
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """FP, 1 - FP, FN and 1 - FN [n] of the best of K draws at thresholds in standard deviations."""
     log_out, log_in = special.log_ndtr(thresholds), special.log_ndtr(thresholds - mu)
     return (
@@ -261,7 +260,7 @@ def best_of_gaussian_rates(
     )
 
 
-def _count_errors(scores: Scores, thresholds: Array) -> ErrorCounts:
+def _count_errors(scores: Scores, thresholds: FloatArray) -> ErrorCounts:
     """Counts of both errors at each threshold [n]."""
     return ErrorCounts(
         scores.false_positives(thresholds),
@@ -283,7 +282,7 @@ def _best_on_grid(scores: Scores, statistic: Statistic, delta: float, alpha: flo
 
 
 def _best_of(
-    thresholds: Array, scores: Scores, statistic: Statistic, delta: float, alpha: float
+    thresholds: FloatArray, scores: Scores, statistic: Statistic, delta: float, alpha: float
 ) -> Finding:
     counts = _count_errors(scores, thresholds)
     limits = statistic.lower_limit(counts, delta, alpha)
@@ -298,7 +297,7 @@ def _best_of(
     )
 
 
-def _grid(scores: Scores) -> Array:
+def _grid(scores: Scores) -> FloatArray:
     """200 evenly spaced thresholds over the finite scores, as in the papers."""
     ends = [
         side[np.isfinite(side)][[0, -1]]

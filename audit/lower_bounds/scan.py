@@ -36,18 +36,16 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
+from audit.arrays import FloatArray, IntArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import two_tails
 from audit.lower_bounds.estimator import Estimator
 from audit.lower_bounds.result import Finding
 from audit.lower_bounds.scores import Scores
 from audit.numerics import last_integer
-
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 TWO_TAILS_SHARE = 0.2
 """Share of the error that is spent on both tails together."""
@@ -150,7 +148,7 @@ class _Evidence:
     ones: int
 
 
-def _strongest_evidence(zeros: Array, ones: Array, delta: float) -> _Evidence:
+def _strongest_evidence(zeros: FloatArray, ones: FloatArray, delta: float) -> _Evidence:
     n0, n1 = len(zeros), len(ones)
     grid = _grid(n0, delta)
     counts = np.searchsorted(ones, zeros[grid.ranks - 1], side="right")
@@ -169,20 +167,20 @@ class _Grid:
         levels: nominal errors [m].
     """
 
-    ranks: Counts
-    shares: Array
-    levels: Array
+    ranks: IntArray
+    shares: FloatArray
+    levels: FloatArray
 
-    def limits(self, counts: Counts, n0: int, n1: int) -> Array:
+    def limits(self, counts: IntArray, n0: int, n1: int) -> FloatArray:
         """The epsilon [m] that each count would prove on its own if arrivals were Poisson."""
         zero_share = special.betaincinv(self.shares, counts + 1.0, self.levels)
         return np.asarray(special.logit(zero_share) + math.log(n1 / n0), dtype=np.float64)
 
-    def boundary(self, limit: float, n0: int, n1: int) -> Counts:
+    def boundary(self, limit: float, n0: int, n1: int) -> IntArray:
         """The largest counts [m] with at least the given limit; -1 if there is none."""
         zero_share = special.expit(limit - math.log(n1 / n0))
 
-        def enough(counts: Counts) -> ArrayLike:
+        def enough(counts: IntArray) -> ArrayLike:
             return special.betainc(self.shares, counts + 1.0, zero_share) <= self.levels
 
         return last_integer(enough, np.full(len(self.ranks), -1), n1 + 1)
@@ -276,7 +274,13 @@ def _interpolate_root(seen: list[tuple[float, float]], value: float, slope: floa
 
 
 def _error(
-    n0: int, n1: int, delta: float, alpha: float, epsilon: float, ranks: Counts, boundary: Counts
+    n0: int,
+    n1: int,
+    delta: float,
+    alpha: float,
+    epsilon: float,
+    ranks: IntArray,
+    boundary: IntArray,
 ) -> float:
     """P[c_j <= boundary_j for some rank j] in the worst case at epsilon, rounded up."""
     if len(ranks) == 0:
@@ -297,7 +301,7 @@ def _error(
 
 
 def _crossing(
-    n0: int, n1: int, atoms: int, log_ceiling: float, ranks: Counts, boundary: Counts
+    n0: int, n1: int, atoms: int, log_ceiling: float, ranks: IntArray, boundary: IntArray
 ) -> float:
     """The same probability, given the number of atoms.
 
@@ -311,9 +315,9 @@ def _crossing(
     log_odds = math.log((n0 - atoms) / n1) - log_ceiling  # of a zero, with independent labels
     last = int(boundary[-1])
     states, start = np.ones(1), 0  # P[`start`, `start` + 1, ... ones, and no crossing so far]
-    crossed: list[tuple[int, int, Array]] = []  # rank, first number of ones, probabilities
+    crossed: list[tuple[int, int, FloatArray]] = []  # rank, first number of ones, probabilities
     arrived = atoms
-    kernels: dict[int, tuple[Array, int]] = {}  # many ranks are equally far apart
+    kernels: dict[int, tuple[FloatArray, int]] = {}  # many ranks are equally far apart
     for rank, limit in zip(ranks.tolist(), boundary.tolist(), strict=True):
         zeros_more = rank - arrived
         if zeros_more not in kernels:
@@ -341,9 +345,9 @@ def _crossing(
     # Negligible probabilities are dropped. The log of the weight is smooth, nearly a parabola, in
     # the number of ones, so long arrays of it are interpolated.
     floor = 1e-9 * sum(c.sum() for _, _, c in crossed) / sum(len(c) for _, _, c in crossed)
-    stretches: list[Array] = []
-    zeros: list[Array] = []
-    ones: list[Array] = []
+    stretches: list[FloatArray] = []
+    zeros: list[FloatArray] = []
+    ones: list[FloatArray] = []
     for rank, first, masses in crossed:
         matter = np.flatnonzero(masses > floor)
         if len(matter) == 0:
@@ -373,7 +377,7 @@ def _crossing(
     return min(total, 1.0)
 
 
-def _negative_binomial(zeros: int, log_odds: float, last: int) -> tuple[Array, int]:
+def _negative_binomial(zeros: int, log_odds: float, last: int) -> tuple[FloatArray, int]:
     """Probabilities of the number of ones before a number of zeros, and their first number."""
     log_one, log_zero = special.log_expit(-log_odds), special.log_expit(log_odds)
     mean = zeros * math.exp(-log_odds)
@@ -392,9 +396,9 @@ def _log_weight(
     atoms: int,
     log_ceiling: float,
     log_odds: float,
-    rank: Array,
-    count: Array,
-) -> Array:
+    rank: FloatArray,
+    count: FloatArray,
+) -> FloatArray:
     """Log ratio of the probability of a sequence up to the rank-th zero to that of the recursion.
 
     With the last zero at v, the other points of the sequence lie below v and the rest above it or
@@ -429,7 +433,7 @@ def _log_weight(
     return np.asarray(log_actual - log_recursion, dtype=np.float64)
 
 
-def _convolve(a: Array, b: Array) -> Array:
+def _convolve(a: FloatArray, b: FloatArray) -> FloatArray:
     """Convolution of two non-negative sequences, [n] and [m] to [n + m - 1]."""
     if len(a) * len(b) < _MAX_DIRECT_CONVOLUTION:
         return np.convolve(a, b)

@@ -6,11 +6,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Array = NDArray[np.float64]
-Counts = NDArray[np.int64]
+from audit.arrays import FloatArray, IntArray
 
 
-def checked(name: str, scores: ArrayLike) -> Array:
+def checked(name: str, scores: ArrayLike) -> FloatArray:
     """Scores [n] as an array of floats.
 
     Raises:
@@ -39,7 +38,7 @@ def checked(name: str, scores: ArrayLike) -> Array:
 
 def checked_canaries(
     name: str, scores: ArrayLike, included: ArrayLike
-) -> tuple[Array, NDArray[np.bool_]]:
+) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Scores [m] of the canaries of one run, and whether each was included, [m].
 
     Raises:
@@ -66,8 +65,8 @@ class Scores:
         in_scores: of the trials with the record, [n1].
     """
 
-    out_scores: Array
-    in_scores: Array
+    out_scores: FloatArray
+    in_scores: FloatArray
 
     @classmethod
     def of(cls, out_scores: ArrayLike, in_scores: ArrayLike) -> "Scores":
@@ -79,12 +78,12 @@ class Scores:
         return cls(checked("out_scores", out_scores), checked("in_scores", in_scores))
 
     @cached_property
-    def sorted_out(self) -> Array:
+    def sorted_out(self) -> FloatArray:
         """Scores without the record, ascending."""
         return np.sort(self.out_scores)
 
     @cached_property
-    def sorted_in(self) -> Array:
+    def sorted_in(self) -> FloatArray:
         """Scores with the record, ascending."""
         return np.sort(self.in_scores)
 
@@ -101,11 +100,11 @@ class Scores:
             Scores(self.out_scores[1::2], self.in_scores[1::2]),
         )
 
-    def false_positives(self, thresholds: Array) -> Counts:
+    def false_positives(self, thresholds: FloatArray) -> IntArray:
         """Number of scores without the record above each threshold."""
         below = np.searchsorted(self.sorted_out, thresholds, side="right")
         return np.asarray(len(self.out_scores) - below, dtype=np.int64)
 
-    def false_negatives(self, thresholds: Array) -> Counts:
+    def false_negatives(self, thresholds: FloatArray) -> IntArray:
         """Number of scores with the record at or below each threshold."""
         return np.asarray(np.searchsorted(self.sorted_in, thresholds, side="right"), dtype=np.int64)

@@ -24,13 +24,12 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import numerics
+from audit.arrays import FloatArray
 from audit.lower_bounds.scores import Scores
-
-Array = NDArray[np.float64]
 
 # Longer sums are computed in blocks. Each block counts as its value with the largest probability.
 _MAX_BLOCKS, _MAX_CERTAIN_BLOCKS = 64, 16
@@ -93,7 +92,7 @@ def probability(n0: int, n1: int, delta: float, epsilon: float, errors: int) -> 
     return min(reached * (1.0 + _ROUNDING) + 2.0 * _TAIL, 1.0)
 
 
-def _binomial(n: int, p: float) -> tuple[Array, Array]:
+def _binomial(n: int, p: float) -> tuple[FloatArray, FloatArray]:
     """Binomial(n, p) in blocks: the smallest value of each [m], and its probability [m]."""
     edges = _block_edges(n, p)
     below = _cdf(edges - 1.0, np.full(len(edges), float(n)), p)
@@ -101,14 +100,14 @@ def _binomial(n: int, p: float) -> tuple[Array, Array]:
     return edges[:-1], np.diff(below)
 
 
-def _cdf(k: ArrayLike, n: Array, p: float) -> Array:
+def _cdf(k: ArrayLike, n: FloatArray, p: float) -> FloatArray:
     """P[Binomial(n, p) <= k]; 1 if k >= n."""
     k = np.maximum(np.asarray(k, dtype=np.float64), -0.5)
     inside = special.betaincc(k + 1.0, np.maximum(n - k, 0.5), p)
     return np.asarray(np.where(k >= n, 1.0, inside), dtype=np.float64)
 
 
-def _block_edges(n: int, p: float) -> Array:
+def _block_edges(n: int, p: float) -> FloatArray:
     """Starts of the blocks of Binomial(n, p), and the end; P[outside] is below 1e-8."""
     spread = math.sqrt(n * p * (1.0 - p))
     low = max(math.floor(n * p - _DEVIATIONS * spread), 0)
@@ -118,8 +117,8 @@ def _block_edges(n: int, p: float) -> Array:
 
 
 def _climb_probability(
-    n: int, delta: float, wrong: float, off: Array, up: Array, climb: Array
-) -> Array:
+    n: int, delta: float, wrong: float, off: FloatArray, up: FloatArray, climb: FloatArray
+) -> FloatArray:
     """Probability that the walk on one side of the corner ever climbs by `climb`, rounded up.
 
     Args:
@@ -151,7 +150,7 @@ def _certain_block_ends(n: int, certain: float) -> list[float]:
     return [float(end) for end in ends[:: max(len(ends) // _MAX_CERTAIN_BLOCKS, 1)]] + [float(n)]
 
 
-def _reflection(up: Array, down: Array, climb: Array) -> Array:
+def _reflection(up: FloatArray, down: FloatArray, climb: FloatArray) -> FloatArray:
     """Probability that a random order of `up` and `down` steps ever climbs by `climb`."""
     certain = (climb <= 0.0) | (climb <= up - down)
     left = np.maximum(up - climb, 0.0)

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from audit.arrays import FloatArray
 from audit.own_training.noise import Evidence
-
-Array = NDArray[np.float64]
 
 _TOLERANCE = 2e-3
 
@@ -34,15 +33,17 @@ class Batches:
             where all of these contributions are parallel: they differ by a factor alone.
     """
 
-    proportional: Array | None
-    counts: Array
+    proportional: FloatArray | None
+    counts: FloatArray
     included: NDArray[np.bool_]
-    units: Array
+    units: FloatArray
     unit_spread: float
     constant: bool
 
 
-def batches_of(all_a: Array, all_b: Array, one_b: Array, rounding: Array) -> Batches:
+def batches_of(
+    all_a: FloatArray, all_b: FloatArray, one_b: FloatArray, rounding: FloatArray
+) -> Batches:
     """Batch sizes and inclusions.
 
     Args:
@@ -94,7 +95,7 @@ def batches_of(all_a: Array, all_b: Array, one_b: Array, rounding: Array) -> Bat
 
 
 def poisson_tests(
-    counts: Array, included: NDArray[np.bool_], n: int, rates: Sequence[float]
+    counts: FloatArray, included: NDArray[np.bool_], n: int, rates: Sequence[float]
 ) -> Iterator[Evidence]:
     """Tests of batch sizes and inclusions against Poisson sampling at the accounted rates.
 
@@ -113,7 +114,9 @@ def poisson_tests(
         yield from _inclusions(included, sampled, rate)
 
 
-def _sizes(counts: Array, known: NDArray[np.bool_], n: int, rate: Array) -> Iterator[Evidence]:
+def _sizes(
+    counts: FloatArray, known: NDArray[np.bool_], n: int, rate: FloatArray
+) -> Iterator[Evidence]:
     sizes, chances = counts[known], rate[known]
     mean, expected = float(sizes.mean()), float(n * chances.mean())
     numbers: dict[str, float | int | str] = {
@@ -187,7 +190,7 @@ def _sizes(counts: Array, known: NDArray[np.bool_], n: int, rate: Array) -> Iter
 
 
 def _inclusions(
-    included: NDArray[np.bool_], sampled: NDArray[np.bool_], rate: Array
+    included: NDArray[np.bool_], sampled: NDArray[np.bool_], rate: FloatArray
 ) -> Iterator[Evidence]:
     hits, tries = int(included[sampled].sum()), int(sampled.sum())
     chance = float(rate[sampled].mean())

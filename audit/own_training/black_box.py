@@ -10,16 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from audit.arrays import FloatArray
 from audit.own_training import explanations as explain
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.coupled_runs import CoupledRuns, Trace
 from audit.own_training.findings import Finding
 from audit.own_training.records import TrainingSet
 from audit.own_training.runs import run_seed
-
-Array = NDArray[np.float64]
 
 _SEEDS = 4
 # Whole numbers may agree by chance: a private choice among few values does.
@@ -135,7 +133,7 @@ def _constant(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _spread(runs: Sequence[dict[str, Any]]) -> dict[str, Array]:
+def _spread(runs: Sequence[dict[str, Any]]) -> dict[str, FloatArray]:
     found = {}
     for name, value in runs[0].items():
         if value.dtype.kind == "f" and all(r.get(name, value).shape == value.shape for r in runs):
@@ -144,7 +142,7 @@ def _spread(runs: Sequence[dict[str, Any]]) -> dict[str, Array]:
 
 
 def _ratio(
-    base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], spread: dict[str, Array]
+    base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], spread: dict[str, FloatArray]
 ) -> float:
     """The largest shift of a noisy number in standard deviations, by coupled runs."""
     best = 0.0

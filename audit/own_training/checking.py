@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit import accounting, checks, lower_bounds, repetitions, upper_bounds
+from audit.arrays import FloatArray
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.discriminant import discriminant
 from audit.own_training.findings import PremiseReport
@@ -29,8 +29,7 @@ from audit.own_training.runs import (
 from audit.repetitions import Fixed
 from canaries import DiracCanary, crafted
 
-Array = NDArray[np.float64]
-Statistics = Mapping[str, tuple[Array, Array]]
+Statistics = Mapping[str, tuple[FloatArray, FloatArray]]
 
 AS_GAUSSIAN = ", of the Gaussian mechanism that its accountant describes"
 """What is added to a statistic's name where its bound needs the accountant to be right in kind."""
@@ -396,7 +395,7 @@ def _statistics(runs: Sequence[Run | None]) -> Statistics:
     played = [run for run in runs if run is not None]
     if not played:
         raise ValueError("repetitions must play a run now and then, got none in all games")
-    found: dict[str, Array] = {}
+    found: dict[str, FloatArray] = {}
     for name in ("score", "lambda_a", "lambda_c"):
         if any(len(getattr(run, name)) for run in played):
             found[name] = np.array([_number(run, name) for run in runs])
@@ -419,7 +418,7 @@ def _number(run: Run | None, name: str) -> float:
     return float(values[0]) if len(values) and not np.isnan(values[0]) else -math.inf
 
 
-def _learned(runs: Sequence[Run | None]) -> tuple[Array, Array] | None:
+def _learned(runs: Sequence[Run | None]) -> tuple[FloatArray, FloatArray] | None:
     """A linear statistic of all that was recorded, of the games that it was not learned on."""
     width = max(0 if run is None else len(run.details) for run in runs)
     if width < 2:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from audit.arrays import FloatArray
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class Contributions:
         sizes: of one canary alone, its distance from the reference at the best step, [P].
     """
 
-    largest: Array
-    by_tensor: Array
+    largest: FloatArray
+    by_tensor: FloatArray
     pairs: NDArray[np.int64]
-    of_pair: Array
+    of_pair: FloatArray
     best_pair: tuple[int, int]
-    rounding: Array
-    sizes: Array
+    rounding: FloatArray
+    sizes: FloatArray
 
 
 def contributions(
-    gradients: Sequence[Array],
+    gradients: Sequence[FloatArray],
     slices: Sequence[slice],
     epsilon_of_type: float,
-    absent: Array | None = None,
+    absent: FloatArray | None = None,
 ) -> Contributions:
     """Largest contributions of one record over a pool of coupled runs.
 
@@ -92,11 +92,11 @@ def contributions(
     return Contributions(largest, by_tensor, pairs, of_pair, best_pair, rounding, sizes)
 
 
-def _squared_distances(values: Array) -> Array:
+def _squared_distances(values: FloatArray) -> FloatArray:
     """[P, P] squared Euclidean distances of the rows."""
     products = values @ values.T
     squares = np.diag(products)
-    found: Array = np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0)
+    found: FloatArray = np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0)
     # The difference of large squares loses digits that a direct difference keeps.
     best = np.unravel_index(np.argmax(found), found.shape)
     found[best] = found[best[::-1]] = np.square(values[best[0]] - values[best[1]]).sum()

@@ -27,7 +27,6 @@ from audit.own_training.runs import Train, seed_everything, undisturbed_generato
 from audit.own_training.watch import Watch
 from threat_models.user_code import format_error
 
-Array = NDArray[np.float64]
 Vector = NDArray[Any]
 History = tuple[tuple[float, float, int], ...]
 

@@ -1,16 +1,15 @@
 """The best linear statistic of everything that was recorded, learned from other games."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from audit.arrays import FloatArray
 
 # Share of the within-class covariance that is replaced by its mean variance times the identity, at
 # least: the fewer games per number recorded, the more.
 _SMALLEST_SHRINKAGE = 0.02
 
 
-def discriminant(without: Array, with_record: Array) -> Array | None:
+def discriminant(without: FloatArray, with_record: FloatArray) -> FloatArray | None:
     """Fisher's linear discriminant with a shrunk covariance.
 
     Args:
@@ -34,5 +33,5 @@ def discriminant(without: Array, with_record: Array) -> Array | None:
     shrinkage = min(max(numbers / (numbers + games), _SMALLEST_SHRINKAGE), 1.0)
     mean_variance = max(np.trace(covariance) / numbers, 1e-12)
     shrunk = (1.0 - shrinkage) * covariance + shrinkage * mean_variance * np.eye(len(weights))
-    found: Array = np.linalg.solve(shrunk, (means[1] - means[0]) * weights) * weights
+    found: FloatArray = np.linalg.solve(shrunk, (means[1] - means[0]) * weights) * weights
     return found

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.arrays import FloatArray
 from audit.own_training.batches import Batches
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.contributions import Contributions
@@ -15,7 +16,6 @@ from audit.own_training.coupled_runs import History, Trace
 from audit.own_training.findings import Finding
 from audit.own_training.noise import Evidence, Noise
 
-Array = NDArray[np.float64]
 _MAX_NAMES = 4
 # A contribution that grows by this factor between sizes 30 and 1,000 is not clipped.
 _GROWTH = 3.0
@@ -39,9 +39,9 @@ class SizeCase:
     base: Trace
     found: Contributions
     noise: Noise
-    sigma: Array
-    reach: Array
-    by_tensor: Array
+    sigma: FloatArray
+    reach: FloatArray
+    by_tensor: FloatArray
     usable: NDArray[np.bool_]
     n: int
     pool: Sequence[PoolRecord]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-Array = NDArray[np.float64]
+from audit.arrays import FloatArray
 
 # Below this share of the gradient's spacing in floating point, a spread is rounding.
 _ROUNDINGS = 16
@@ -37,24 +37,24 @@ class Noise:
         silent: [T, tensors], whether nothing but rounding is left.
     """
 
-    residuals: Array
+    residuals: FloatArray
     degrees: NDArray[np.int64]
-    squares: Array
+    squares: FloatArray
     sizes: NDArray[np.int64]
     silent: NDArray[np.bool_]
 
     @property
-    def scales(self) -> Array:
+    def scales(self) -> FloatArray:
         """[T], standard deviation of a coordinate."""
         count = self.degrees * self.sizes.sum()
-        found: Array = np.sqrt(self.squares.sum(1) / np.maximum(count, 1))
+        found: FloatArray = np.sqrt(self.squares.sum(1) / np.maximum(count, 1))
         return found
 
     @property
-    def scales_by_tensor(self) -> Array:
+    def scales_by_tensor(self) -> FloatArray:
         """[T, tensors], of a coordinate of each tensor."""
         count = self.degrees[:, None] * self.sizes[None, :]
-        found: Array = np.sqrt(self.squares / np.maximum(count, 1))
+        found: FloatArray = np.sqrt(self.squares / np.maximum(count, 1))
         return found
 
 
@@ -77,7 +77,10 @@ class Evidence:
 
 
 def estimate_noise(
-    gradients: Array, counts: Array | None, slices: Sequence[slice], epsilon_of_type: float
+    gradients: FloatArray,
+    counts: FloatArray | None,
+    slices: Sequence[slice],
+    epsilon_of_type: float,
 ) -> Noise:
     """Residuals of released gradients after regressing out the batch sizes.
 
@@ -178,8 +181,8 @@ def independence(
 
 
 def _correlated(
-    first: Array,
-    second: Array,
+    first: FloatArray,
+    second: FloatArray,
     share: float,
     kind: str,
     numbers: dict[str, float | int | str],

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit import checks, lower_bounds
+from audit.arrays import FloatArray
 from audit.lower_bounds import LowerBound
 from audit.own_training.records import TrainingSet
 from audit.own_training.result import CheckResult
@@ -24,8 +25,6 @@ from audit.own_training.runs import (
     undisturbed_generators,
 )
 from canaries import crafted
-
-Array = NDArray[np.float64]
 
 # The rule of the readings of guesses: a short list of numbers of guesses, each paid for.
 _RULE = "bonferroni"
@@ -138,7 +137,7 @@ def check_one_run(
 
 
 def _readings(
-    scores: Array, coins: NDArray[np.bool_], delta: float, confidence: float, alone: bool
+    scores: FloatArray, coins: NDArray[np.bool_], delta: float, confidence: float, alone: bool
 ) -> dict[str, LowerBound]:
     found = lower_bounds.one_run_bounds(scores, coins, delta, confidence)
     readings = {bound.name: bound for bound in found if bound.rule == _RULE}

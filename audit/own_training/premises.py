@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.arrays import FloatArray
 from audit.own_training import explanations as explain
 from audit.own_training.batches import Batches, batches_of, poisson_tests
 from audit.own_training.black_box import black_box_findings
@@ -36,8 +37,6 @@ from audit.own_training.noise import (
 from audit.own_training.records import TrainingSet
 from audit.own_training.released_numbers import differences
 from audit.own_training.runs import Train, run_seed
-
-Array = NDArray[np.float64]
 
 FAMILY_ERROR = 1e-5
 """Chance that the statistical tests accuse a correct loop, over all tests of one check."""
@@ -375,7 +374,7 @@ class _Test:
             self.findings.append(explain.initial_weights())
         return False
 
-    def _absent(self, base: Trace) -> Array | None:
+    def _absent(self, base: Trace) -> FloatArray | None:
         """The released gradients without the last record, where the draws stay the same."""
         sampled = self.accounted is not None and any(q < 1 for _, q in self.accounted.expanded)
         if self.relation == "replace-one" or len(self.records) < 2 or sampled:
@@ -421,7 +420,7 @@ class _Test:
         pool: list[PoolRecord],
         traces: list[Trace],
         found: Contributions,
-        absent: Array | None,
+        absent: FloatArray | None,
     ) -> tuple[list[PoolRecord], list[Trace], Contributions]:
         """Extends the pool by gradient ascent on records, where the model can be differentiated."""
         made = self._ascend(base, pool, found)
@@ -586,7 +585,7 @@ class _Test:
 
     def _by_unequal_noise(
         self, base: Trace, traces: Sequence[Trace], noise: Noise, steps: int
-    ) -> Array | None:
+    ) -> FloatArray | None:
         """Contributions in units of each tensor's noise, where the tensors' scales differ.
 
         Returns:
@@ -685,9 +684,9 @@ class _Test:
         same = _all(self.records, quiet, n)
         other = _all(self.records, self.pair[0], n)
         mixed = _replaced(same, self.pair[0])
-        a: list[Array] = []
-        b: list[Array] = []
-        one: list[Array] = []
+        a: list[FloatArray] = []
+        b: list[FloatArray] = []
+        one: list[FloatArray] = []
         full: bool | None = None
         rounding = self.found.rounding
         start, limit = time.perf_counter(), 0.8
@@ -804,7 +803,7 @@ class _Test:
             share = 1.0 - np.where(observed > 0, required / observed, 0.0)
         return float(np.clip(share, 0.0, 1.0).max(initial=0.0))
 
-    def _pair_gaps(self, base: Trace, same: TrainingSet, one: Sequence[Array]) -> Array:
+    def _pair_gaps(self, base: Trace, same: TrainingSet, one: Sequence[FloatArray]) -> FloatArray:
         """Half the distance of the two best canaries among equal records, by more seeds."""
         sampled = self.accounted is None or any(q < 1 for _, q in self.accounted.expanded)
         reach = np.zeros(self.steps)
@@ -830,7 +829,7 @@ class _Test:
         same = _all(self.records, self.quiet, n)
         other = _all(self.records, self.pair[0], n)
         mixed = _replaced(same, self.pair[0])
-        gathered: list[list[Array]] = [[], [], []]
+        gathered: list[list[FloatArray]] = [[], [], []]
         for i in range(16):
             seed = self._seed(3000 + i)
             for place, data in enumerate((same, other, mixed)):
@@ -863,7 +862,7 @@ class _Test:
         return None
 
     def _missing_noise(
-        self, base: Trace, noise: Noise, gradients: Array, others: Sequence[Array]
+        self, base: Trace, noise: Noise, gradients: FloatArray, others: Sequence[FloatArray]
     ) -> None:
         """Tensors and steps whose release is the same for every seed."""
         silent = noise.silent
@@ -1063,8 +1062,8 @@ class _Test:
 class _Size:
     """What may depend on the number of records, at one such number."""
 
-    units: Array
-    rounding: Array
+    units: FloatArray
+    rounding: FloatArray
     steps: int | None
     history: History | None
     divisor: float | None

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.arrays import FloatArray
 from audit.own_training.records import TrainingSet
-
-Array = NDArray[np.float64]
 
 # Other records that are scored too: enough to see that the canary changed them.
 _OTHERS = 64
 
 
-def record_scores(result: Any, records: TrainingSet, loss: Callable[..., Any] | None) -> Array:
+def record_scores(result: Any, records: TrainingSet, loss: Callable[..., Any] | None) -> FloatArray:
     """Scores of records by a trained model.
 
     Args:
@@ -52,7 +51,7 @@ def record_scores(result: Any, records: TrainingSet, loss: Callable[..., Any] | 
     )
 
 
-def numbers(result: Any) -> Array | None:
+def numbers(result: Any) -> FloatArray | None:
     """The result as finite-length numbers [f], or None where it is no such thing."""
     if result is None or _is_module(result) or hasattr(result, "predict"):
         return None
@@ -67,7 +66,7 @@ def details(
     result: Any,
     records: TrainingSet,
     loss: Callable[..., Any] | None,
-) -> Array:
+) -> FloatArray:
     """What a trained model tells of other records: the mean and the spread of their scores, [2]."""
     others = TrainingSet(records.features[:_OTHERS], records.labels[:_OTHERS])
     scores = record_scores(result, others, loss) if len(others) else np.zeros(1)
@@ -78,7 +77,7 @@ def _is_module(result: Any) -> bool:
     return hasattr(result, "state_dict") and hasattr(result, "parameters")
 
 
-def _module_scores(model: Any, records: TrainingSet, loss: Callable[..., Any] | None) -> Array:
+def _module_scores(model: Any, records: TrainingSet, loss: Callable[..., Any] | None) -> FloatArray:
     import torch
 
     like = next(model.parameters())
@@ -109,7 +108,7 @@ def _index(estimator: Any, labels: NDArray[Any]) -> NDArray[Any]:
     return np.where(classes[place] == labels, place, -1)
 
 
-def _margins(logits: NDArray[Any], labels: NDArray[Any]) -> Array:
+def _margins(logits: NDArray[Any], labels: NDArray[Any]) -> FloatArray:
     """log p - log(1 - p) of every record's class, [n], from logits [n, classes] or [n]."""
     logits = np.asarray(logits, dtype=np.float64).reshape(len(labels), -1)
     if logits.shape[1] == 1:

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.arrays import FloatArray
 from audit.own_training import readings
 from audit.own_training.records import TrainingSet
 from audit.own_training.watch import Watch
 from threat_models.user_code import call_user_code, format_error
 
-Array = NDArray[np.float64]
 _MASK = 0xFFFFFFFF
 
 
@@ -84,11 +84,11 @@ class Run:
         history: the phases of its accountant (noise multiplier, sampling rate, steps), or None.
     """
 
-    score: Array
-    lambda_a: Array
-    lambda_c: Array
+    score: FloatArray
+    lambda_a: FloatArray
+    lambda_c: FloatArray
     choice: float
-    details: Array
+    details: FloatArray
     claim: float | None
     history: tuple[tuple[float, float, int], ...] | None
 
@@ -152,7 +152,7 @@ def run_once(question: AuditTask, included: NDArray[np.bool_], candidate: Any, s
     )
 
 
-def _read(question: AuditTask, result: Any, canaries: int) -> tuple[Array, Array]:
+def _read(question: AuditTask, result: Any, canaries: int) -> tuple[FloatArray, FloatArray]:
     """The scores of the canaries [m] and the rest that is told, [f]."""
     if result is None:
         return np.empty(0), np.empty(0)
@@ -169,7 +169,7 @@ def _read(question: AuditTask, result: Any, canaries: int) -> tuple[Array, Array
     return score, np.concatenate([score, rest])
 
 
-def _choice(question: AuditTask, result: Any, score: Array) -> float:
+def _choice(question: AuditTask, result: Any, score: FloatArray) -> float:
     value = float(score[0]) if len(score) else -math.inf
     if question.validation is not None and readings.numbers(result) is None:
         value = float(readings.record_scores(result, question.validation, question.loss).mean())

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from audit.arrays import FloatArray
 from audit.own_training.records import TrainingSet
 
-Array = NDArray[np.float64]
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 # Opacus adds this to every norm that it clips by.
@@ -58,9 +58,9 @@ class Trace:
     """
 
     steps: int
-    lambda_a: Array
-    lambda_c: Array
-    details: Array
+    lambda_a: FloatArray
+    lambda_c: FloatArray
+    details: FloatArray
 
 
 class WhiteBox:
@@ -96,11 +96,11 @@ class WhiteBox:
         self._included = included
         self._loss = loss or cross_entropy
         self._batches = np.random.default_rng([seed, 1])
-        self._products: list[Array] = []  # [m], <z_i, p_i> / C_i^2 of every step
-        self._squares: list[Array] = []  # [m], |z_i|^2 / C_i^2
+        self._products: list[FloatArray] = []  # [m], <z_i, p_i> / C_i^2 of every step
+        self._squares: list[FloatArray] = []  # [m], |z_i|^2 / C_i^2
         self._noises: list[tuple[float, float]] = []  # sigma and tau of every step
-        self._by_tensor: list[Array] = []  # [tensors], the products of the first canary
-        self._energies: list[Array] = []  # [tensors], mean square of p_i / C_i
+        self._by_tensor: list[FloatArray] = []  # [tensors], the products of the first canary
+        self._energies: list[FloatArray] = []  # [tensors], mean square of p_i / C_i
         self._clip = self._thresholds()
         released = getattr(optimizer, "original_optimizer", optimizer)
         self._hooks = [released.register_step_pre_hook(lambda *_: self._before_step())]
@@ -244,7 +244,7 @@ class WhiteBox:
         # Adaptive clipping has set the next step's C by now.
         self._clip = self._thresholds()
 
-    def _dirac_products(self, scale: float, unit: float) -> tuple[Array, Array]:
+    def _dirac_products(self, scale: float, unit: float) -> tuple[FloatArray, FloatArray]:
         every = np.arange(len(self._included))
         found = [(float(p) * scale * c, c * c) for p, c in self._coordinates(every, "grad")]
         products, squares = np.array(found).T / unit
@@ -252,7 +252,7 @@ class WhiteBox:
 
     def _record_products(
         self, parameters: list[Tensor], released: list[Tensor]
-    ) -> tuple[Array, Array]:
+    ) -> tuple[FloatArray, FloatArray]:
         """<z, p> of every canary and tensor, [m, tensors], and |z|^2, [m]."""
         if self.model is None:
             raise ValueError(

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
+from audit.arrays import FloatArray
 from audit.numerics import TINY, bisect_intervals, format_exact, safe_log
 
-Array = NDArray[np.float64]
-Function = Callable[[Array], Array]
+Function = Callable[[FloatArray], FloatArray]
 
 GIVEN = " given no failure of chance "
 
@@ -31,13 +31,13 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 _LOG_HALF = math.log(0.5)
 
 
-def log_of_one_minus(s: ArrayLike) -> Array:
+def log_of_one_minus(s: ArrayLike) -> FloatArray:
     """log(1 - s), minus infinity at 1."""
     with np.errstate(divide="ignore"):
         return np.log1p(-np.asarray(s, dtype=np.float64))
 
 
-def counts(k: ArrayLike) -> tuple[Array, NDArray[np.bool_]]:
+def counts(k: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Replaces values that are not non-negative integers by 0; also returns which are valid."""
     k = np.asarray(k, dtype=np.float64)
     possible = (k >= 0) & (k == np.floor(k))
@@ -83,7 +83,7 @@ class ProfileTheorem:
     """
 
     source: str
-    penalty: Callable[[Array, Array], Array]
+    penalty: Callable[[FloatArray, FloatArray], FloatArray]
 
 
 @dataclass(frozen=True)
@@ -137,26 +137,26 @@ class Repetitions(ABC):
         """P[K = 0] = phi(0)."""
 
     @abstractmethod
-    def log_pmf(self, k: ArrayLike) -> Array:
+    def log_pmf(self, k: ArrayLike) -> FloatArray:
         """log P[K = k]; minus infinity where k is not a possible number of runs."""
 
     @abstractmethod
-    def log_phi_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_at(self, log_x: ArrayLike) -> FloatArray:
         """log phi(x), from log(x) <= 0."""
 
     @abstractmethod
-    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+    def one_minus_phi_at(self, log_x: ArrayLike) -> FloatArray:
         """1 - phi(x), from log(x) <= 0; accurate even where x is within 1e-300 of 1."""
 
     @abstractmethod
-    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_prime_at(self, log_x: ArrayLike) -> FloatArray:
         """log phi'(x), from log(x) <= 0."""
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
         """Draws [size] independent values of K, exactly from the distribution."""
 
-    def some_phi_at(self, log_x: ArrayLike) -> Array:
+    def some_phi_at(self, log_x: ArrayLike) -> FloatArray:
         """phi(x) - phi(0): chance of at least one run, and that all lie in an event of chance x."""
         phi = np.exp(self.log_phi_at(log_x))
         if self.probability_of_none == 0.0:
@@ -170,31 +170,31 @@ class Repetitions(ABC):
         large = np.maximum(phi - self.probability_of_none, 0.0)
         return np.where(log_x <= _LOG_HALF, terms, large)
 
-    def pmf(self, k: ArrayLike) -> Array:
+    def pmf(self, k: ArrayLike) -> FloatArray:
         """P[K = k]."""
         return np.exp(self.log_pmf(k))
 
-    def phi(self, x: ArrayLike) -> Array:
+    def phi(self, x: ArrayLike) -> FloatArray:
         """phi(x) = E[x^K], for x in [0, 1]."""
         return np.exp(self.log_phi_at(safe_log(x)))
 
-    def phi_prime(self, x: ArrayLike) -> Array:
+    def phi_prime(self, x: ArrayLike) -> FloatArray:
         """phi'(x), for x in [0, 1]."""
         return np.exp(self.log_phi_prime_at(safe_log(x)))
 
-    def phi_survival(self, s: ArrayLike) -> Array:
+    def phi_survival(self, s: ArrayLike) -> FloatArray:
         """1 - phi(1 - s): the chance that an event of probability s happens in at least one run."""
         return self.one_minus_phi_at(log_of_one_minus(s))
 
-    def phi_prime_survival(self, s: ArrayLike) -> Array:
+    def phi_prime_survival(self, s: ArrayLike) -> FloatArray:
         """phi'(1 - s)."""
         return np.exp(self.log_phi_prime_at(log_of_one_minus(s)))
 
-    def inverse(self, y: ArrayLike) -> Array:
+    def inverse(self, y: ArrayLike) -> FloatArray:
         """The x in [0, 1] with phi(x) = y; 0 where y < P[K = 0]."""
         return 1.0 - self.inverse_survival(1.0 - np.asarray(y, dtype=np.float64))
 
-    def inverse_survival(self, y: ArrayLike) -> Array:
+    def inverse_survival(self, y: ArrayLike) -> FloatArray:
         """The s in [0, 1] with 1 - phi(1 - s) = y; 1 where y > 1 - P[K = 0].
 
         Solved by bisection in log(s) and rounded up. Distributions with a closed form override it.
@@ -329,14 +329,14 @@ class GivenNoFailure(Repetitions):
     def probability_of_none(self) -> float:
         return float(self.law.probability_of_none / math.exp(self._log_chance))
 
-    def log_pmf(self, k: ArrayLike) -> Array:
+    def log_pmf(self, k: ArrayLike) -> FloatArray:
         log_kept = np.asarray(k, dtype=np.float64) * self._log_keep
         return self.law.log_pmf(k) + log_kept - self._log_chance
 
-    def log_phi_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_at(self, log_x: ArrayLike) -> FloatArray:
         return self.law.log_phi_at(np.asarray(log_x) + self._log_keep) - self._log_chance
 
-    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+    def one_minus_phi_at(self, log_x: ArrayLike) -> FloatArray:
         # phi(keep) - phi(keep x) = int phi'. The difference is accurate unless x is near 1. There,
         # phi' is nearly constant, and Gauss-Legendre quadrature is used.
         log_x = np.asarray(log_x, dtype=np.float64)
@@ -349,7 +349,7 @@ class GivenNoFailure(Repetitions):
         near = (difference < 1e-3 * beaten) & (log_x > -1.0)
         return np.clip(np.where(near, integral, difference) / math.exp(self._log_chance), 0.0, 1.0)
 
-    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_prime_at(self, log_x: ArrayLike) -> FloatArray:
         slope = self.law.log_phi_prime_at(np.asarray(log_x) + self._log_keep)
         return slope + (self._log_keep - self._log_chance)
 

@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.repetitions.base import MAX_RUNS, Array, ProfileTheorem, Repetitions, counts, format_spec
+from audit.arrays import FloatArray
+from audit.repetitions.base import MAX_RUNS, ProfileTheorem, Repetitions, counts, format_spec
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Binomial(Repetitions):
     def probability_of_none(self) -> float:
         return float(np.exp(self.log_phi_at(-np.inf)))
 
-    def log_pmf(self, k: ArrayLike) -> Array:
+    def log_pmf(self, k: ArrayLike) -> FloatArray:
         n, possible = counts(k)
         possible = possible & (n <= self.n)
         n = np.where(possible, n, 0.0)
@@ -49,18 +50,18 @@ class Binomial(Repetitions):
         log_p = log_ways + special.xlogy(n, self.p) + special.xlog1py(rest, -self.p)
         return np.where(possible, log_p, -np.inf)
 
-    def _log_base(self, log_x: ArrayLike) -> Array:
+    def _log_base(self, log_x: ArrayLike) -> FloatArray:
         """log(1 - p + p x)."""
         log_x = np.asarray(log_x, dtype=np.float64)
         return log_x if self.p == 1.0 else np.log1p(self.p * np.expm1(log_x))
 
-    def log_phi_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_at(self, log_x: ArrayLike) -> FloatArray:
         return self.n * self._log_base(log_x)
 
-    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+    def one_minus_phi_at(self, log_x: ArrayLike) -> FloatArray:
         return -np.expm1(self.n * self._log_base(log_x))
 
-    def some_phi_at(self, log_x: ArrayLike) -> Array:
+    def some_phi_at(self, log_x: ArrayLike) -> FloatArray:
         # (1-p+px)^n - (1-p)^n, relative to the first term.
         log_base = self._log_base(log_x)
         if self.p == 1.0:
@@ -68,13 +69,13 @@ class Binomial(Repetitions):
         share = np.log1p(-self.p * np.exp(np.asarray(log_x) - log_base))
         return np.exp(self.n * log_base) * -np.expm1(self.n * share)
 
-    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_prime_at(self, log_x: ArrayLike) -> FloatArray:
         log_base = self._log_base(log_x)
         # 0 log(0) = 0 by convention.
         rest = (self.n - 1.0) * log_base if self.n > 1 else np.zeros_like(log_base)
         return math.log(self.mean) + rest
 
-    def inverse_survival(self, y: ArrayLike) -> Array:
+    def inverse_survival(self, y: ArrayLike) -> FloatArray:
         possible = np.minimum(np.asarray(y, dtype=np.float64), 1.0 - self.probability_of_none)
         with np.errstate(divide="ignore"):
             return np.clip(-np.expm1(np.log1p(-possible) / self.n) / self.p, 0.0, 1.0)
@@ -98,7 +99,7 @@ class Binomial(Repetitions):
         if self.p == 1.0:
             return None
 
-        def penalty(epsilon_1: Array, delta_1: Array) -> Array:
+        def penalty(epsilon_1: FloatArray, delta_1: FloatArray) -> FloatArray:
             allowed = epsilon_1 >= np.log1p(self.p / (1.0 - self.p) * delta_1)
             growth = self.p * np.expm1(epsilon_1) + self.p * delta_1
             return np.where(allowed, (self.n - 1) * np.log1p(growth), np.inf)

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
-from audit.repetitions.base import MAX_RUNS, Array, Repetitions, format_spec, log_of_one_minus
+from audit.arrays import FloatArray
+from audit.repetitions.base import MAX_RUNS, Repetitions, format_spec, log_of_one_minus
 
 
 @dataclass(frozen=True)
@@ -36,22 +37,22 @@ class Fixed(Repetitions):
     def probability_of_none(self) -> float:
         return 0.0
 
-    def log_pmf(self, k: ArrayLike) -> Array:
+    def log_pmf(self, k: ArrayLike) -> FloatArray:
         return np.where(np.asarray(k) == self.k, 0.0, -np.inf)
 
-    def log_phi_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_at(self, log_x: ArrayLike) -> FloatArray:
         return self.k * np.asarray(log_x, dtype=np.float64)
 
-    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+    def one_minus_phi_at(self, log_x: ArrayLike) -> FloatArray:
         return -np.expm1(self.log_phi_at(log_x))
 
-    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_prime_at(self, log_x: ArrayLike) -> FloatArray:
         log_x = np.asarray(log_x, dtype=np.float64)
         if self.k == 1:
             return np.zeros_like(log_x)
         return math.log(self.k) + (self.k - 1) * log_x
 
-    def inverse_survival(self, y: ArrayLike) -> Array:
+    def inverse_survival(self, y: ArrayLike) -> FloatArray:
         return -np.expm1(log_of_one_minus(y) / self.k)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:

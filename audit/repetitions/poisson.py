@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
+from audit.arrays import FloatArray
 from audit.repetitions.base import (
-    Array,
     Function,
     ProfileTheorem,
     RenyiTheorem,
@@ -45,26 +45,26 @@ class Poisson(Repetitions):
     def probability_of_none(self) -> float:
         return math.exp(-self.mu)
 
-    def log_pmf(self, k: ArrayLike) -> Array:
+    def log_pmf(self, k: ArrayLike) -> FloatArray:
         n, possible = counts(k)
         log_p = n * math.log(self.mu) - self.mu - special.gammaln(n + 1.0)
         return np.where(possible, log_p, -np.inf)
 
-    def log_phi_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_at(self, log_x: ArrayLike) -> FloatArray:
         return np.asarray(self.mu * np.expm1(log_x))
 
-    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+    def one_minus_phi_at(self, log_x: ArrayLike) -> FloatArray:
         return np.asarray(-np.expm1(self.mu * np.expm1(log_x)))
 
-    def some_phi_at(self, log_x: ArrayLike) -> Array:
+    def some_phi_at(self, log_x: ArrayLike) -> FloatArray:
         # e^-mu expm1(mu x), in a form that does not overflow for large mu.
         x = np.exp(log_x)
         return np.asarray(np.exp(self.mu * np.expm1(log_x)) * -np.expm1(-self.mu * x))
 
-    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_prime_at(self, log_x: ArrayLike) -> FloatArray:
         return np.asarray(math.log(self.mu) + self.mu * np.expm1(log_x))
 
-    def inverse_survival(self, y: ArrayLike) -> Array:
+    def inverse_survival(self, y: ArrayLike) -> FloatArray:
         possible = np.minimum(np.asarray(y, dtype=np.float64), -math.expm1(-self.mu))
         with np.errstate(divide="ignore"):
             return np.clip(-np.log1p(-possible) / self.mu, 0.0, 1.0)
@@ -84,7 +84,7 @@ class Poisson(Repetitions):
 
     @property
     def profile_theorem(self) -> ProfileTheorem:
-        def penalty(epsilon_1: Array, delta_1: Array) -> Array:
+        def penalty(epsilon_1: FloatArray, delta_1: FloatArray) -> FloatArray:
             with np.errstate(over="ignore"):
                 return self.mu * (np.expm1(epsilon_1) + delta_1)
 

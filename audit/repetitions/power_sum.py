@@ -5,11 +5,10 @@ from functools import cached_property
 
 import numpy as np
 from numpy.polynomial import chebyshev
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from audit.arrays import FloatArray
 from audit.numerics import FLOAT_ROUNDING
-
-Array = NDArray[np.float64]
 
 # Products of a power and a coefficient per matrix product (16 MB).
 _MAX_PRODUCTS = 2_000_000
@@ -33,10 +32,10 @@ class PowerSum:
         coefficients: c_j [n], not all 0.
     """
 
-    coefficients: Array
+    coefficients: FloatArray
 
     @cached_property
-    def _kept(self) -> Array:
+    def _kept(self) -> FloatArray:
         """The coefficients, with negligible and inaccurate ones set to 0."""
         return np.where(
             self.coefficients > _MIN_SHARE * self.coefficients.max(), self.coefficients, 0.0
@@ -48,7 +47,7 @@ class PowerSum:
         return int(np.flatnonzero(self._kept)[0])
 
     @cached_property
-    def _blocks(self) -> Array:
+    def _blocks(self) -> FloatArray:
         """The coefficients from the lowest power on, [blocks, width]: power i width + j."""
         kept = np.trim_zeros(self._kept)
         width = int(np.sqrt(len(kept) - 1)) + 1
@@ -56,7 +55,7 @@ class PowerSum:
         blocks.ravel()[: len(kept)] = kept
         return blocks
 
-    def __call__(self, log_x: ArrayLike) -> Array:
+    def __call__(self, log_x: ArrayLike) -> FloatArray:
         """The logarithm at log x <= 0, of any shape."""
         log_x = np.asarray(log_x, dtype=np.float64)
         flat = log_x.ravel()
@@ -64,7 +63,7 @@ class PowerSum:
         lowest = self._first * flat if self._first else 0.0
         return (within(flat) + lowest).reshape(log_x.shape)
 
-    def _exact(self, log_x: Array) -> Array:
+    def _exact(self, log_x: FloatArray) -> FloatArray:
         """log sum_ij c_ij x^(i width) x^j, by one matrix product."""
         rows, width = self._blocks.shape
         share = max(_MAX_PRODUCTS // (rows + width), 1)
@@ -86,7 +85,7 @@ class PowerSum:
         return float(np.log(1e-5 / terms)), float(np.log(40.0 + np.log(terms) + ratio))
 
     @cached_property
-    def _table(self) -> tuple[Array, Array]:
+    def _table(self) -> tuple[FloatArray, FloatArray]:
         """Ends of the pieces [m+1], and the Chebyshev coefficients [m, nodes] of each piece."""
         points = chebyshev.chebpts1(_NODES)
         fit = np.linalg.inv(chebyshev.chebvander(points, _NODES - 1))
@@ -110,7 +109,7 @@ class PowerSum:
         order = np.argsort(np.concatenate(lefts))
         return np.append(np.concatenate(lefts)[order], high), np.concatenate(tables)[order]
 
-    def _interpolated(self, log_x: Array) -> Array:
+    def _interpolated(self, log_x: FloatArray) -> FloatArray:
         with np.errstate(divide="ignore"):
             at = np.log(-log_x)
         low, high = self._range

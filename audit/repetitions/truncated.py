@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
-from audit.repetitions.base import Array, Repetitions
+from audit.arrays import FloatArray
+from audit.repetitions.base import Repetitions
 from audit.repetitions.power_sum import PowerSum
 
 _MAX_SUPPORT = 1_000_000
@@ -47,11 +48,11 @@ class Truncated(Repetitions):
         return f"{self.law.spec}@{self.most}"
 
     @cached_property
-    def _log_weights(self) -> Array:
+    def _log_weights(self) -> FloatArray:
         return self.law.log_pmf(np.arange(self.most + 1.0))
 
     @cached_property
-    def _pmf(self) -> Array:
+    def _pmf(self) -> FloatArray:
         weights = np.exp(self._log_weights - np.max(self._log_weights))
         return weights / weights.sum()
 
@@ -71,7 +72,7 @@ class Truncated(Repetitions):
     def probability_of_none(self) -> float:
         return float(self._pmf[0])
 
-    def log_pmf(self, k: ArrayLike) -> Array:
+    def log_pmf(self, k: ArrayLike) -> FloatArray:
         possible = np.asarray(k) <= self.most
         return np.where(possible, self.law.log_pmf(k) - self.log_kept, -np.inf)
 
@@ -92,16 +93,16 @@ class Truncated(Repetitions):
         """1 - phi(x) = (1 - x) sum_j P[K > j] x^j, without cancellation."""
         return PowerSum(np.cumsum(self._pmf[::-1])[::-1][1:])
 
-    def log_phi_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_at(self, log_x: ArrayLike) -> FloatArray:
         return np.minimum(self._phi(log_x), 0.0)
 
-    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+    def one_minus_phi_at(self, log_x: ArrayLike) -> FloatArray:
         return np.clip(-np.expm1(log_x) * np.exp(self._more_than(log_x)), 0.0, 1.0)
 
-    def some_phi_at(self, log_x: ArrayLike) -> Array:
+    def some_phi_at(self, log_x: ArrayLike) -> FloatArray:
         return np.minimum(np.exp(self._some_phi(log_x)), 1.0)
 
-    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_prime_at(self, log_x: ArrayLike) -> FloatArray:
         return self._slope(log_x)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:

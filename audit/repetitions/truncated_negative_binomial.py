@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from audit import checks
+from audit.arrays import FloatArray
 from audit.numerics import ROOT_TOLERANCE, minimize_over_alpha, safe_log, safe_root
 from audit.repetitions.base import (
-    Array,
     Function,
     PowerLaw,
     ProfileTheorem,
@@ -60,7 +60,7 @@ class TruncatedNegativeBinomial(Repetitions):
     def _log_gamma(self) -> float:
         return math.log(self.gamma)
 
-    def _one_minus_power(self, log_u: ArrayLike) -> Array:
+    def _one_minus_power(self, log_u: ArrayLike) -> FloatArray:
         """(1 - u^eta) / eta for u = e^log_u, continuous at eta = 0, where it is -log u."""
         log_u = np.asarray(log_u, dtype=np.float64)
         if self._power == 0.0:
@@ -75,7 +75,7 @@ class TruncatedNegativeBinomial(Repetitions):
     def probability_of_none(self) -> float:
         return 0.0
 
-    def log_pmf(self, k: ArrayLike) -> Array:
+    def log_pmf(self, k: ArrayLike) -> FloatArray:
         n, possible = counts(k)
         possible = possible & (n >= 1)
         n = np.where(possible, n, 1.0)
@@ -86,7 +86,7 @@ class TruncatedNegativeBinomial(Repetitions):
         value = log_first + (n - 1.0) * math.log1p(-self.gamma) + log_product
         return np.where(possible, value, -np.inf)
 
-    def _log_u(self, log_x: ArrayLike) -> Array:
+    def _log_u(self, log_x: ArrayLike) -> FloatArray:
         """log(1 - (1-gamma) x) = log(gamma + (1-gamma) s), computed from the more accurate form."""
         log_x = np.asarray(log_x, dtype=np.float64)
         s = -np.expm1(log_x)
@@ -94,7 +94,7 @@ class TruncatedNegativeBinomial(Repetitions):
         by_value = np.log1p(-(1.0 - self.gamma) * np.exp(np.minimum(log_x, -0.5)))
         return np.where(log_x > -0.5, by_survival, by_value)
 
-    def log_phi_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_at(self, log_x: ArrayLike) -> FloatArray:
         # phi = (u^-eta - 1)/(gamma^-eta - 1); with |.|: (1 - u^|eta|) over (1 - gamma^|eta|),
         # times (gamma/u)^eta when eta > 0, so that nothing overflows.
         log_u = self._log_u(log_x)
@@ -102,22 +102,22 @@ class TruncatedNegativeBinomial(Repetitions):
             ratio = np.log(self._size(log_u)) - np.log(self._size(self._log_gamma))
         return np.asarray(ratio + max(self.eta, 0.0) * (self._log_gamma - log_u))
 
-    def _size(self, log_u: ArrayLike) -> Array:
+    def _size(self, log_u: ArrayLike) -> FloatArray:
         """(1 - u^|eta|) / |eta|, or -log u at eta = 0."""
         log_u = np.asarray(log_u, dtype=np.float64)
         eta = abs(self._power)
         return -log_u if eta == 0.0 else np.asarray(-np.expm1(eta * log_u) / eta)
 
-    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+    def one_minus_phi_at(self, log_x: ArrayLike) -> FloatArray:
         # 1 - phi = (1 - (gamma/u)^eta) / (1 - gamma^eta).
         log_ratio = -np.log1p((1.0 - self.gamma) / self.gamma * -np.expm1(np.asarray(log_x)))
         return self._one_minus_power(log_ratio) / self._one_minus_power(self._log_gamma)
 
-    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_prime_at(self, log_x: ArrayLike) -> FloatArray:
         log_ratio = self._log_gamma - self._log_u(log_x)
         return np.asarray(math.log(self.mean) + (self.eta + 1.0) * log_ratio)
 
-    def inverse_survival(self, y: ArrayLike) -> Array:
+    def inverse_survival(self, y: ArrayLike) -> FloatArray:
         # (gamma/u)^eta = 1 - y (1 - gamma^eta), and s = (u - gamma)/(1 - gamma).
         y = np.clip(np.asarray(y, dtype=np.float64), 0.0, 1.0)
         if self._power == 0.0:
@@ -173,7 +173,7 @@ class TruncatedNegativeBinomial(Repetitions):
 
     @property
     def profile_theorem(self) -> ProfileTheorem:
-        def penalty(epsilon_1: Array, delta_1: Array) -> Array:
+        def penalty(epsilon_1: FloatArray, delta_1: FloatArray) -> FloatArray:
             log_growth = safe_log((1.0 / self.gamma - 1.0) * delta_1)
             return (1.0 + self.eta) * np.logaddexp(epsilon_1, log_growth)
 
@@ -184,7 +184,7 @@ class TruncatedNegativeBinomial(Repetitions):
         """The penalty (1+eta) min_b [(1-1/b) D_b + log(1/gamma)/b], which holds for every order."""
 
         def penalty(renyi: Function, profile: Function) -> Function:
-            def at(order: Array) -> Array:
+            def at(order: FloatArray) -> FloatArray:
                 return renyi(order) * (1.0 - 1.0 / order) - self._log_gamma / order
 
             constant = (1.0 + self.eta) * minimize_over_alpha(at)[1]

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
+from audit.arrays import FloatArray
 from audit.numerics import safe_log
-from audit.repetitions.base import MAX_RUNS, Array, Repetitions, format_spec
+from audit.repetitions.base import MAX_RUNS, Repetitions, format_spec
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,19 @@ class TwoPoint(Repetitions):
     def probability_of_none(self) -> float:
         return 0.0
 
-    def log_pmf(self, k: ArrayLike) -> Array:
+    def log_pmf(self, k: ArrayLike) -> FloatArray:
         k = np.asarray(k)
         return safe_log(np.where(k == 1, self.s, np.where(k == self.L, 1.0 - self.s, 0.0)))
 
-    def log_phi_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_at(self, log_x: ArrayLike) -> FloatArray:
         log_x = np.asarray(log_x, dtype=np.float64)
         return np.logaddexp(math.log(self.s) + log_x, math.log1p(-self.s) + self.L * log_x)
 
-    def one_minus_phi_at(self, log_x: ArrayLike) -> Array:
+    def one_minus_phi_at(self, log_x: ArrayLike) -> FloatArray:
         log_x = np.asarray(log_x, dtype=np.float64)
         return -self.s * np.expm1(log_x) - (1.0 - self.s) * np.expm1(self.L * log_x)
 
-    def log_phi_prime_at(self, log_x: ArrayLike) -> Array:
+    def log_phi_prime_at(self, log_x: ArrayLike) -> FloatArray:
         log_many = math.log1p(-self.s) + math.log(self.L) + (self.L - 1) * np.asarray(log_x)
         return np.logaddexp(math.log(self.s), log_many)
 

@@ -7,15 +7,12 @@ within [low, high].
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit import checks
+from audit.arrays import FloatArray, IntArray
 from audit.dpsgd import RunOutcomes
 from audit.protocols import Adaptive
 from audit.tuning.samplers import EXPLORATION, MIN_RUNS, NOISE, SHARPNESS, kernel
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 SAMPLERS = ("gaussian-process", "adversarial")
 _MAX_BATCH_FLOATS = 1 << 22  # memory of one batch of linear systems
@@ -25,16 +22,16 @@ _BISECTION_STEPS = 60
 class Sampler(Protocol):
     """For each of T tunings, a density over candidates that depends on the runs so far."""
 
-    def densities(self, tuning: Integers) -> Array:
+    def densities(self, tuning: IntArray) -> FloatArray:
         """Relative densities, [R, n], of the next candidate in the given tunings, [R]."""
         ...
 
-    def add(self, tuning: Integers, candidate: Integers, outcomes: RunOutcomes) -> None:
+    def add(self, tuning: IntArray, candidate: IntArray, outcomes: RunOutcomes) -> None:
         """Adds one finished run to each of the given tunings, [R]."""
         ...
 
 
-def make_sampler(name: str, protocol: Adaptive, features: Array, tunings: int) -> Sampler:
+def make_sampler(name: str, protocol: Adaptive, features: FloatArray, tunings: int) -> Sampler:
     """A new sampler.
 
     Args:
@@ -59,7 +56,7 @@ class GaussianProcessSampler:
     score and the number of runs of each candidate are sufficient statistics.
     """
 
-    def __init__(self, protocol: Adaptive, features: Array, tunings: int) -> None:
+    def __init__(self, protocol: Adaptive, features: FloatArray, tunings: int) -> None:
         self._protocol = protocol
         self._covariance = np.asarray(kernel()(features, features))
         shape = tunings, len(features)
@@ -68,7 +65,7 @@ class GaussianProcessSampler:
         self._origin = np.full(tunings, np.nan)  # the first score; subtracted to avoid cancellation
         self._least, self._most = np.full(tunings, np.inf), np.full(tunings, -np.inf)
 
-    def add(self, tuning: Integers, candidate: Integers, outcomes: RunOutcomes) -> None:
+    def add(self, tuning: IntArray, candidate: IntArray, outcomes: RunOutcomes) -> None:
         """See `Sampler`."""
         known = outcomes.finite & np.isfinite(outcomes.scores)
         self._lost[tuning[~known], candidate[~known]] += 1.0
@@ -81,7 +78,7 @@ class GaussianProcessSampler:
         self._least[who] = np.minimum(self._least[who], scores)
         self._most[who] = np.maximum(self._most[who], scores)
 
-    def densities(self, tuning: Integers) -> Array:
+    def densities(self, tuning: IntArray) -> FloatArray:
         """See `Sampler`."""
         found = np.ones((len(tuning), len(self._covariance)))
         knows = (self._runs[tuning].sum(axis=1) >= MIN_RUNS) & (self._most > self._least)[tuning]
@@ -92,7 +89,7 @@ class GaussianProcessSampler:
             found[part] = self._model_densities(tuning[part])
         return found
 
-    def _model_densities(self, tuning: Integers) -> Array:
+    def _model_densities(self, tuning: IntArray) -> FloatArray:
         # A diverged run gets the lowest score of the other runs.
         lost, least = self._lost[tuning], self._least[tuning, None]
         runs, sums = self._runs[tuning] + lost, self._sums[tuning] + lost * least
@@ -136,16 +133,16 @@ class AdversarialSampler:
                 projected(chosen[None], protocol.low, protocol.high)[0] if half else 1.0
             )
 
-    def add(self, tuning: Integers, candidate: Integers, outcomes: RunOutcomes) -> None:
+    def add(self, tuning: IntArray, candidate: IntArray, outcomes: RunOutcomes) -> None:
         """See `Sampler`."""
         self._evidence[tuning] += np.where(outcomes.finite, outcomes.lambda_c - 0.5, 0.0)
 
-    def densities(self, tuning: Integers) -> Array:
+    def densities(self, tuning: IntArray) -> FloatArray:
         """See `Sampler`."""
         return self._densities[1 + np.sign(self._evidence[tuning]).astype(np.int64)]
 
 
-def projected(densities: Array, low: float, high: float) -> Array:
+def projected(densities: FloatArray, low: float, high: float) -> FloatArray:
     """Projects densities [R, n], row by row, onto those within [low, high] of mean 1.
 
     As `upper_bounds.published.project_density`: clip(f + t, low, high), with t by bisection.

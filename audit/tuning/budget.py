@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from audit import checks
@@ -50,6 +50,7 @@ from audit.accounting import (
 )
 from audit.accounting.combinations import kinds
 from audit.accounting.conversion import epsilon_of_order
+from audit.arrays import FloatArray
 from audit.numerics import (
     COARSE_ORDERS,
     TINY,
@@ -62,7 +63,6 @@ from audit.numerics import (
 
 __all__ = ["Budget", "BudgetExceeded", "Filter", "filter_for", "odometer"]
 
-Array = NDArray[np.float64]
 
 _ROUNDING = 1e-14
 """What sums of squares may exceed their limit by: far within the accuracy of the limit itself."""
@@ -224,7 +224,7 @@ class RenyiFilter(Filter):
         return f"privacy filter: sums of Renyi divergences, order {order} (Feldman & Zrnic 2021)"
 
 
-def _limits(order: ArrayLike, epsilon: float, delta: float) -> Array:
+def _limits(order: ArrayLike, epsilon: float, delta: float) -> FloatArray:
     """The divergences that convert to epsilon, order by order; a little less, for rounding."""
     found = epsilon - epsilon_of_order(0.0, order, delta)
     return np.asarray(found - 1e-12 * np.abs(found))
@@ -530,7 +530,7 @@ def odometer(runs: Iterable[Mechanism], delta: float = 1e-5) -> float:
         (3.136, 2.207)
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
-    spent: Array = np.zeros_like(_ORDERS)
+    spent: FloatArray = np.zeros_like(_ORDERS)
     for one, times in kinds(list(runs)):
         spent = spent + times * one.renyi(_ORDERS)
     usable = np.isfinite(spent)

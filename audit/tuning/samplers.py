@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from audit.arrays import FloatArray
 from audit.protocols import Adaptive, Grid, Protocol
 from audit.tuning.space import Space
 from audit.upper_bounds.published import project_density
 
-Array = NDArray[np.float64]
 Point = tuple[float, ...]
 
 __all__ = ["Ended", "adaptive_point", "kernel", "next_point", "relative_density"]
@@ -77,7 +76,7 @@ def adaptive_point(
 
 def relative_density(
     protocol: Adaptive, space: Space, pool: Sequence[Point], before: Sequence[Ended]
-) -> Array:
+) -> FloatArray:
     """The density, [n], over a pool, relative to the prior: within [low, high], with mean 1.
 
     It is the softmax of a Gaussian process's upper confidence bounds, projected.

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit import checks
+from audit.arrays import FloatArray
 
-Array = NDArray[np.float64]
 Candidate = dict[str, Any]
 
 __all__ = ["Candidate", "Choice", "Dimension", "Integer", "LogUniform", "Space", "Uniform"]
@@ -241,7 +240,7 @@ class Space:
         places = [[(i + 0.5) / count for i in range(count)] for count in counts]
         return list(itertools.product(*places))
 
-    def features(self, point: Sequence[float]) -> Array:
+    def features(self, point: Sequence[float]) -> FloatArray:
         """The features of a candidate for a model of the score, [features]."""
         pairs = zip(self.dimensions.values(), point, strict=True)
         return np.array([x for dimension, u in pairs for x in dimension.features(u)])

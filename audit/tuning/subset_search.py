@@ -10,13 +10,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.arrays import FloatArray
 from audit.dpsgd import RunBatch
 from audit.protocols import Subset
 from audit.tuning.random_search import best_of_runs
 from audit.tuning.winners import Run, Winners
 
-Array = NDArray[np.float64]
-LogRatio = Callable[[Winners], Array]
+LogRatio = Callable[[Winners], FloatArray]
 """The log-likelihood ratio of each tuning's choice, with over without the canary, [T]."""
 
 

@@ -32,9 +32,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit.accounting import Mechanism, Mixture, WorstOf, solve_epsilon
+from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import memoize
 from audit.protocols import Adaptive
@@ -42,8 +42,6 @@ from audit.upper_bounds.composed import AllRuns
 from audit.upper_bounds.region import RegionCurve
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.tight import tight
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,9 @@ class AdaptiveCurve(RegionCurve):
             return 0.0
         return math.log1p(-self.low) - math.log(self.high - self.low)
 
-    def worse(self, log_left: Array, log_left_with: Array) -> tuple[Array, Array]:
+    def worse(
+        self, log_left: FloatArray, log_left_with: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
         """log u(1-s) and log l(1-s') [n] of events, from log(1-s) and log(1-s')."""
         with np.errstate(divide="ignore", invalid="ignore"):
             most = np.minimum(
@@ -87,7 +87,7 @@ class AdaptiveCurve(RegionCurve):
             least = np.maximum(math.log(self.low) + log_left_with, rest)
         return np.minimum(most, 0.0), np.minimum(least, 0.0)
 
-    def _log_slopes(self, log_left: Array, log_left_with: Array) -> Array:
+    def _log_slopes(self, log_left: FloatArray, log_left_with: FloatArray) -> FloatArray:
         slopes = self.repetitions.log_phi_prime_at(np.stack(self.worse(log_left, log_left_with)))
         return np.asarray(slopes) + np.log([[self.high], [self.low]])
 

@@ -28,10 +28,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from audit import numerics
 from audit.accounting import DominatingPair, Mechanism, solve_epsilon
+from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.protocols import BestRuns
 from audit.repetitions import (
@@ -46,14 +47,12 @@ from audit.upper_bounds.composed import AllRuns, composed
 from audit.upper_bounds.region import RegionCurve, ShiftedProfiles
 from audit.upper_bounds.registry import BoundValue, bound
 
-Array = NDArray[np.float64]
-
 # More than what the logarithm of a derivative rounds to.
 _ROUNDING = 1e-12
 _LARGEST_LOG = 600.0
 
 
-def log_derivative(law: Repetitions, order: int, log_x: ArrayLike) -> Array:
+def log_derivative(law: Repetitions, order: int, log_x: ArrayLike) -> FloatArray:
     """log of the m-th derivative of phi, E[K (K-1) ... (K-m+1) x^(K-m)].
 
     Args:
@@ -88,7 +87,7 @@ def log_derivative(law: Repetitions, order: int, log_x: ArrayLike) -> Array:
     )
 
 
-def _of_power(n: int, order: int, factor: float, log_base: Array) -> Array:
+def _of_power(n: int, order: int, factor: float, log_base: FloatArray) -> FloatArray:
     """log of the derivative of base^n, where the base's own slope is `factor`."""
     if n < order:
         return np.full(np.shape(log_base), -np.inf)
@@ -113,7 +112,7 @@ class BestRunsCurve(RegionCurve):
     def _most(self) -> float:
         return float(np.exp(log_derivative(self.repetitions, self.released, 0.0)))
 
-    def _log_slopes(self, log_left: Array, log_left_with: Array) -> Array:
+    def _log_slopes(self, log_left: FloatArray, log_left_with: FloatArray) -> FloatArray:
         slopes = log_derivative(
             self.repetitions, self.released, np.stack([log_left, log_left_with])
         )

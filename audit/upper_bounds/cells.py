@@ -1,15 +1,13 @@
 """Probabilities of the tuned output in cells, with the rounding error of each."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from audit.arrays import FloatArray
 from audit.numerics import FLOAT_ROUNDING, PROFILE_ACCURACY
 from audit.repetitions import Repetitions
 
-Array = NDArray[np.float64]
 
-
-def cell_masses(log_worse: Array, repetitions: Repetitions) -> tuple[Array, Array]:
+def cell_masses(log_worse: FloatArray, repetitions: Repetitions) -> tuple[FloatArray, FloatArray]:
     """Probability that the best of K runs falls between consecutive outputs.
 
     By theorem 2 of Xiang, Wang & Wang 2024, a set of outputs with probability x of being worse
@@ -32,20 +30,20 @@ def cell_masses(log_worse: Array, repetitions: Repetitions) -> tuple[Array, Arra
     return np.maximum(masses, 0.0), rounding
 
 
-def scale(mass: Array, epsilon: float) -> Array:
+def scale(mass: FloatArray, epsilon: float) -> FloatArray:
     """e^epsilon times masses, without overflow; anything above e is as good as e."""
     with np.errstate(divide="ignore"):
         return np.exp(np.minimum(epsilon + np.log(mass), 1.0))
 
 
-def rounded(masses: Array, rounding: Array) -> tuple[Array, Array]:
+def rounded(masses: FloatArray, rounding: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Bounds (lower, upper) on masses, from what `cell_masses` gives."""
     return masses - rounding, np.where(masses > 0, masses + rounding, 0.0)
 
 
 def bounded_masses(
-    log_worse: Array, one_run: Array, repetitions: Repetitions
-) -> tuple[Array, Array]:
+    log_worse: FloatArray, one_run: FloatArray, repetitions: Repetitions
+) -> tuple[FloatArray, FloatArray]:
     """Bounds (lower, upper) on masses [n-1] of cells that are sums, which round more than tails do.
 
     phi' grows, so its values at both ends of a cell bound its mass too, without cancellation.
@@ -63,7 +61,9 @@ def bounded_masses(
 
 
 def divergence_of_cells(
-    epsilon: float, without: tuple[Array, Array], with_canary: tuple[Array, Array]
+    epsilon: float,
+    without: tuple[FloatArray, FloatArray],
+    with_canary: tuple[FloatArray, FloatArray],
 ) -> float:
     """The larger of both directions' hockey-stick divergences over cells, rounded down.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from audit import checks
 from audit.accounting import (
@@ -19,12 +19,11 @@ from audit.accounting import (
 )
 from audit.accounting.composition import compose
 from audit.accounting.pairs import gaussian_profile
+from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.published.papernot_steinke import Curve, lemma_7_curve
 from audit.upper_bounds.region import region_curve
-
-Array = NDArray[np.float64]
 
 _GRID = 1025
 # Points on the curve of events: with four times as many epsilon falls by less than 1e-6 of itself.
@@ -79,7 +78,7 @@ class TunedMechanism(Mechanism):
     def pairs(self) -> tuple[DominatingPair, ...]:
         return self._profile.pairs
 
-    def renyi(self, alpha: ArrayLike) -> Array:
+    def renyi(self, alpha: ArrayLike) -> FloatArray:
         orders = np.asarray(alpha, dtype=np.float64)
         return self._lemma_7(orders.ravel()).reshape(orders.shape)
 
@@ -156,7 +155,7 @@ class AllRuns:
         ]
 
     @cached_property
-    def _chances(self) -> tuple[int, Array]:
+    def _chances(self) -> tuple[int, FloatArray]:
         """A largest number of runs, and the probabilities [K + 1] up to it."""
         most = 1
         while most <= _MAX_RUNS:
@@ -176,7 +175,7 @@ class AllRuns:
         return beyond + sum(c * float(one.delta(epsilon)) for c, one in self.parts)
 
     @cached_property
-    def _gaussian(self) -> tuple[Array, Array] | None:
+    def _gaussian(self) -> tuple[FloatArray, FloatArray] | None:
         """Chances and mu [n] of the compositions of Gaussian runs."""
         if self.base.gaussian_mu is None:
             return None

@@ -24,20 +24,18 @@ where it may be largest are divided further.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit.accounting import (
     DeltaUnreachable,
     DominatingPair,
     Mechanism,
 )
+from audit.arrays import FloatArray, IntArray
 from audit.numerics import equidistribute
 from audit.protocols import RandomStopping, UntilAccepted
 from audit.upper_bounds.region import corner_events
 from audit.upper_bounds.registry import BoundValue, bound
 
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 _COARSE, _REFINEMENTS, _MAX_BOXES, _BATCH_OF_BOXES = 96, 20, 1 << 15, 2048
 _RELATIVE_GAP = 1e-5
 _MIN_LOG_PROBABILITY = -230.0
@@ -59,7 +57,7 @@ class Chance:
     all: tuple[float, float, float]
     acceptance: float = 0.0
 
-    def parts(self, e: Array, f: Array) -> tuple[Array, Array]:
+    def parts(self, e: FloatArray, f: FloatArray) -> tuple[FloatArray, FloatArray]:
         """N and D."""
         (n, n_e, n_f), (d, d_e, d_f) = self.sought, self.all
         return n + n_e * e + n_f * f, d + d_e * e + d_f * f
@@ -117,7 +115,7 @@ class TwoEvents:
             e, f = e[f <= e], f[f <= e]
         return upper, best
 
-    def _first_events(self) -> Array:
+    def _first_events(self) -> FloatArray:
         """Parameters [n], dense where the probability of an event, or of the rest, moves."""
         t = np.linspace(*self.pair.event_range, 4 * _COARSE)
         for _ in range(8):
@@ -130,7 +128,7 @@ class TwoEvents:
             t = np.unique(equidistribute(t, moves, _COARSE))
         return t
 
-    def _best(self, for_e: Array, for_f: Array, *, chords: bool) -> Array:
+    def _best(self, for_e: FloatArray, for_f: FloatArray, *, chords: bool) -> FloatArray:
         """The largest epsilon [n], or a bound on it, for e and f each on a straight piece.
 
         It is log(N - delta D) - log D + log D' - log N', logarithms of linear functions. Minus a
@@ -167,7 +165,7 @@ class TwoEvents:
         found = np.where(np.isnan(found), -np.inf, found).max(axis=0)
         return np.asarray(found + (-_ROUNDING if chords else _ROUNDING))
 
-    def _clipped(self, for_e: Array) -> Array:
+    def _clipped(self, for_e: FloatArray) -> FloatArray:
         """The pieces as far as e, where it is all that is sought, can be above delta D."""
         if self.chance.sought != _TARGET_EVENT:
             return for_e
@@ -179,7 +177,9 @@ class TwoEvents:
             ends = np.logaddexp(np.log1p(-share) + for_e[:, 0], np.log(share) + for_e[:, 1])
         return np.stack([for_e[:, 0], np.where(share < 1.0, ends, for_e[:, 1])], axis=1)
 
-    def _corners(self, e0: Array, e1: Array, f0: Array, f1: Array) -> tuple[Array, Array, Array]:
+    def _corners(
+        self, e0: FloatArray, e1: FloatArray, f0: FloatArray, f1: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Corners [12, n]: first those of the boxes, then where their sides cross the two lines.
 
         Returns:
@@ -203,7 +203,9 @@ class TwoEvents:
         return on_e, on_f, inside & (total >= low) & (total <= high)
 
 
-def _within(finer: Array, t: Array, e: Integers, f: Integers) -> tuple[Integers, Integers]:
+def _within(
+    finer: FloatArray, t: FloatArray, e: IntArray, f: IntArray
+) -> tuple[IntArray, IntArray]:
     """The boxes of cells of a finer grid that lie in given boxes of cells."""
     starts = [np.searchsorted(finer, t[side]) for side in (e, f)]
     ends = [np.searchsorted(finer, t[side + 1]) for side in (e, f)]

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit import numerics
 from audit.accounting import (
@@ -41,6 +40,7 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.accounting.combinations import arrangements, kinds
+from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.protocols import Grid
 from audit.upper_bounds.composed import composed
@@ -51,8 +51,6 @@ from audit.upper_bounds.region import (
     mixture,
 )
 from audit.upper_bounds.registry import BoundValue, bound
-
-Array = NDArray[np.float64]
 
 _MAX_POINTS = 1 << 16
 _MAX_COMPOSED = 1 << 20
@@ -130,7 +128,7 @@ class GridCurve:
             mixtures.append(mixture(pair, weight * a, weight * b))
         return tuple(mixtures)
 
-    def _boundary(self, pair: DominatingPair, rounded: bool) -> tuple[Array, Array]:
+    def _boundary(self, pair: DominatingPair, rounded: bool) -> tuple[FloatArray, FloatArray]:
         """The lower boundary of the hull of (log h(1-s), log h(1-s')) for one candidate.
 
         It ends where b/a is smallest: beyond, a is smaller and b/a larger, which no winner gains
@@ -142,7 +140,9 @@ class GridCurve:
         """
         floor, others = math.log(self.least), sum(self.counts) - 1
 
-        def heights(log_left: Array, log_left_with: Array) -> tuple[Array, Array]:
+        def heights(
+            log_left: FloatArray, log_left_with: FloatArray
+        ) -> tuple[FloatArray, FloatArray]:
             logs = np.maximum(self._log_h(np.stack([log_left, log_left_with])), 2.0 * floor)
             return np.exp(0.125 * others * logs), np.maximum(logs, [[floor], [2.0 * floor]])
 
@@ -174,13 +174,15 @@ class GridCurve:
             low, high = (middle, high) if x >= np.log(self.least) and y > -600.0 else (low, middle)
         return low if high < pair.event_range[1] else high
 
-    def _log_h(self, log_left: Array) -> Array:
+    def _log_h(self, log_left: FloatArray) -> FloatArray:
         """log(1 - p + p x) from log(x)."""
         with np.errstate(divide="ignore"):
             return np.asarray(np.log1p(self.inclusion * np.expm1(log_left)))
 
 
-def _sum_of_boundaries(steps: list[tuple[Array, Array]], counts: list[int]) -> tuple[Array, Array]:
+def _sum_of_boundaries(
+    steps: list[tuple[FloatArray, FloatArray]], counts: list[int]
+) -> tuple[FloatArray, FloatArray]:
     """Vertices [n] of the sum of `counts` times each boundary, from (0, 0) on."""
     dx = np.concatenate([count * x for (x, _), count in zip(steps, counts, strict=True)])
     dy = np.concatenate([count * y for (_, y), count in zip(steps, counts, strict=True)])
@@ -189,7 +191,7 @@ def _sum_of_boundaries(steps: list[tuple[Array, Array]], counts: list[int]) -> t
     return np.append(0.0, np.cumsum(dx[order])), np.append(0.0, np.cumsum(dy[order]))
 
 
-def _points(log_a: Array, log_b: Array, rounded: bool) -> tuple[Array, Array]:
+def _points(log_a: FloatArray, log_b: FloatArray, rounded: bool) -> tuple[FloatArray, FloatArray]:
     """Points (a, b) [n] on the curve; rounded, also corners below it.
 
     Between vertices b is a power of a, of exponent g >= 1: convex, above the tangents at both ends.

@@ -22,7 +22,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit.accounting import (
     DeltaUnreachable,
@@ -33,6 +32,7 @@ from audit.accounting import (
 )
 from audit.accounting.mechanism import LARGEST_SPREAD, SMALLEST_SPREAD, Mechanism
 from audit.accounting.pairs import gaussian_profile
+from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY, bisect_intervals
 from audit.protocols import Grid
@@ -41,8 +41,6 @@ from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.grid_of_gaussians import grid_tight
 from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import BoundValue, bound
-
-Array = NDArray[np.float64]
 
 # Shares of delta that runs may reveal everything with, and epsilons at which profiles are compared.
 _SHARES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4, 1e-6)
@@ -88,7 +86,7 @@ def dominating_mu(pairs: Sequence[DominatingPair], d: float) -> float:
     if not len(wanted):
         return SMALLEST_SPREAD
 
-    def misses(log_mu: Array) -> Array:
+    def misses(log_mu: FloatArray) -> FloatArray:
         mu = np.exp(log_mu)
         return np.asarray(gaussian_profile(ends, mu) * (1.0 - PROFILE_ACCURACY) < wanted)
 

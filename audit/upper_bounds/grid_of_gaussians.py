@@ -50,12 +50,11 @@ up to 1.64 times the delta of fixed:3. `grid` holds there, and where few of many
 """
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from audit.accounting import Mechanism, solve_epsilon
 from audit.accounting.pairs import GaussianPair
-from audit.arrays import IntArray
+from audit.arrays import FloatArray, IntArray
 from audit.errors import NotApplicable
 from audit.numerics import QUANTILE_ACCURACY, last_integer
 from audit.protocols import Grid
@@ -63,8 +62,6 @@ from audit.repetitions import Fixed
 from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.tight import TightCurve, tight
-
-Array = NDArray[np.float64]
 
 _SOURCE = "tight bound of as many independent draws, exact for a grid on a Gaussian base"
 _BY_CHANCE = "mean of the tight bounds of as many draws as candidates are run"
@@ -147,7 +144,7 @@ def _bins(protocol: Grid, delta: float) -> tuple[list[int], list[float], float]:
     """Numbers of candidates that are run, the largest of each bin, with chances; and of more."""
     count, chance = protocol.candidates, protocol.inclusion
 
-    def exceeded(k: IntArray) -> Array:
+    def exceeded(k: IntArray) -> FloatArray:
         left = np.maximum(count - k, 1)
         return np.where(k < count, special.betainc(np.maximum(k, -1) + 1.0, left, chance), 0.0)
 

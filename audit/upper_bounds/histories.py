@@ -41,10 +41,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit import numerics
 from audit.accounting import Mechanism, reach, solve_epsilon
+from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.protocols import Adaptive
 from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves, any_fixed
@@ -52,8 +52,7 @@ from audit.upper_bounds.composed import composed
 from audit.upper_bounds.region import ShiftedProfiles, mixture
 from audit.upper_bounds.registry import BoundValue, bound
 
-Array = NDArray[np.float64]
-Stick = tuple[Array, Array]
+Stick = tuple[FloatArray, FloatArray]
 
 # Events (s, s'), points t where Psi is known, and losses where a profile of n runs is: with twice
 # as many of each, and of ranges, epsilon falls by 1 %.
@@ -89,9 +88,9 @@ class _Part(NamedTuple):
 
     before: int
     weight: float
-    a: Array
-    follow: Array
-    least: Array
+    a: FloatArray
+    follow: FloatArray
+    least: FloatArray
 
 
 class _Block(NamedTuple):
@@ -107,8 +106,8 @@ class _Block(NamedTuple):
 
     others: int
     weight: float
-    a: Array
-    b: Array
+    a: FloatArray
+    b: FloatArray
     parts: list[_Part]
 
 
@@ -204,7 +203,7 @@ class HistoryCurve:
         b = np.append(slopes * inverse - height, most * inverse[-1] - height[-1])
         return mixture(self.adaptive.pair, a, np.maximum(b, 0.0))
 
-    def _psi(self, t: Array) -> Array:
+    def _psi(self, t: FloatArray) -> FloatArray:
         """Psi [n] at t [n], rounded up: the largest of cells between events.
 
         K in several ranges is sharp where few runs reveal little, K in one range where many follow.
@@ -212,7 +211,7 @@ class HistoryCurve:
         sums = [self._sum(t[:, None], blocks) for blocks in self._blocks]
         return np.asarray(np.maximum(np.minimum(*sums).max(axis=1), 0.0))
 
-    def _sum(self, t: Array, blocks: list[_Block]) -> Array:
+    def _sum(self, t: FloatArray, blocks: list[_Block]) -> FloatArray:
         """What K in every range adds, and K beyond, [n, m] at t [n, 1]."""
         low, high = self.adaptive.low, self.adaptive.high
         a, b = self._slopes
@@ -232,14 +231,14 @@ class HistoryCurve:
         return total
 
     @cached_property
-    def _cells(self) -> tuple[Array, Array]:
+    def _cells(self) -> tuple[FloatArray, FloatArray]:
         """log(u) at the beginning and log(l) at the end [m] of cells between events."""
         few = replace(self.adaptive, points=_EVENTS)
         log_u, log_l = few.worse(*few.pair.events(few.events))
         return np.append(0.0, log_u), np.append(log_l, -np.inf)
 
     @cached_property
-    def _slopes(self) -> tuple[Array, Array]:
+    def _slopes(self) -> tuple[FloatArray, FloatArray]:
         """phi'(u), rounded up, and phi'(l), rounded down, [m] in the cells."""
         a, b = map(np.exp, map(self.adaptive.repetitions.log_phi_prime_at, self._cells))
         return a * _UP, b / _UP
@@ -283,7 +282,7 @@ class HistoryCurve:
         return others, [one]
 
 
-def _block(chances: Array, k: range, places: list[range], cells: Array) -> _Block:
+def _block(chances: FloatArray, k: range, places: list[range], cells: FloatArray) -> _Block:
     """What K in one range adds, from chances [K + 1] and u, l [2, m] of cells."""
     u, u_with = cells
     a, b, count = np.zeros(len(u)), np.zeros(len(u)), 0.0

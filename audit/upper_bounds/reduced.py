@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from audit.accounting import (
@@ -19,6 +18,7 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.accounting.composition import COARSE_CELLS
+from audit.arrays import FloatArray
 from audit.claims import Assumption
 from audit.errors import NotApplicable
 from audit.numerics import (
@@ -28,7 +28,6 @@ from audit.repetitions import Repetitions
 from audit.upper_bounds.cells import cell_masses, divergence_of_cells, rounded, scale
 from audit.upper_bounds.registry import BoundValue, bound
 
-Array = NDArray[np.float64]
 _MONOTONE = (Assumption.MONOTONE_SCORE,)
 _EXACT_SOURCE = "hockey stick of the reduced game, integrated directly (no Renyi step)"
 # Where one side has e^-loss of the other's mass, and that is lost, a cell says nothing.
@@ -38,7 +37,7 @@ _MAX_CELLS = 1 << 18
 _LOG_ROOT_TWO_PI = 0.5 * float(np.log(2.0 * np.pi))
 
 
-def log_density(x: Array, repetitions: Repetitions) -> Array:
+def log_density(x: FloatArray, repetitions: Repetitions) -> FloatArray:
     """Log density at x [n] of the largest of K standard normal draws, log phi'(Phi(x)) pdf(x)."""
     return repetitions.log_phi_prime_at(special.log_ndtr(x)) - 0.5 * x * x - _LOG_ROOT_TWO_PI
 
@@ -61,12 +60,12 @@ class ReducedGame:
     repetitions: Repetitions
 
     @cached_property
-    def _edges(self) -> Array:
+    def _edges(self) -> FloatArray:
         step = max(min(1e-3, 0.02 / self.mu), (75.0 + self.mu) / _MAX_CELLS)
         return np.arange(-37.5, 37.5 + self.mu + step, step)[::-1]
 
     @cached_property
-    def _masses(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    def _masses(self) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
         """Masses and their rounding, of every cell between edges, without and with the canary."""
         means = (0.0, self.mu)
         laws = [
@@ -79,7 +78,7 @@ class ReducedGame:
         return laws[0], laws[1]
 
     @cached_property
-    def _ratios(self) -> tuple[Array, Array]:
+    def _ratios(self) -> tuple[FloatArray, FloatArray]:
         """Bounds on the log density ratio within every inner cell."""
         edges = self._edges
         ratio = log_density(edges, self.repetitions)
@@ -108,13 +107,15 @@ class ReducedGame:
         return divergence_of_cells(epsilon, *self._bounded)
 
     @cached_property
-    def _bounded(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    def _bounded(self) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
         """Bounds (lower, upper) on the masses, without and with the canary."""
         without, with_canary = (rounded(*law) for law in self._masses)
         return without, with_canary
 
 
-def _hockey_stick(epsilon: float, mass: Array, other: Array, low: Array, high: Array) -> float:
+def _hockey_stick(
+    epsilon: float, mass: FloatArray, other: FloatArray, low: FloatArray, high: FloatArray
+) -> float:
     inner, above = mass[1:-1], low >= epsilon
     exact = inner[above] - scale(np.maximum(other[1:-1][above], 0.0), epsilon)
     crosses = ~(high <= epsilon) & ~above
@@ -145,7 +146,7 @@ class LikelihoodOrder:
     repetitions: Repetitions
 
     @cached_property
-    def masses(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    def masses(self) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
         """Bounds on the mass of every loss from the largest on, under P and under P'."""
         log_p, log_q = self.pair.ranked()
         under_p, under_q = (cell_masses(log, self.repetitions) for log in (log_p, log_q))

@@ -26,14 +26,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit import numerics
 from audit.accounting import DominatingPair, Mechanism, solve_epsilon
+from audit.arrays import FloatArray
 from audit.repetitions import Repetitions
 from audit.upper_bounds.registry import BoundValue, bound
-
-Array = NDArray[np.float64]
 
 _SOURCE = (
     "region bound: Koskela, Redberg & Wang 2024, theorem 4.1, maximised over achievable events"
@@ -57,8 +55,8 @@ class ShiftedProfiles:
     """
 
     pair: DominatingPair
-    weights: Array
-    shifts: Array
+    weights: FloatArray
+    shifts: FloatArray
 
     def delta(self, epsilon: float) -> float:
         """The sum at epsilon."""
@@ -110,7 +108,7 @@ class RegionCurve:
         )
 
     @cached_property
-    def vertices(self) -> tuple[Array, Array]:
+    def vertices(self) -> tuple[FloatArray, FloatArray]:
         """Points (a, b) [n] of the hull: every event has a point of it with more a and less b."""
         weights, shifts = self.upper.weights, self.upper.shifts
         return np.cumsum(weights), np.cumsum(weights * np.exp(shifts))
@@ -135,15 +133,17 @@ class RegionCurve:
         """log(1-s) where a is no convex function of s; 0 if there is no such event."""
         return 0.0
 
-    def _log_slopes(self, log_left: Array, log_left_with: Array) -> Array:
+    def _log_slopes(self, log_left: FloatArray, log_left_with: FloatArray) -> FloatArray:
         """log a and log b [2, n] of events, from log(1-s) and log(1-s')."""
         return np.asarray(self.repetitions.log_phi_prime_at(np.stack([log_left, log_left_with])))
 
     @cached_property
-    def events(self) -> Array:
+    def events(self) -> FloatArray:
         """Parameters t [n] of extreme events, dense where a or b moves."""
 
-        def heights(log_left: Array, log_left_with: Array) -> tuple[Array, Array]:
+        def heights(
+            log_left: FloatArray, log_left_with: FloatArray
+        ) -> tuple[FloatArray, FloatArray]:
             logs = self._log_slopes(log_left, log_left_with)
             logs = np.maximum(logs - np.log(self._most), -700.0)
             # Events that seldom win matter less, but light terms can decide a small delta.
@@ -156,7 +156,7 @@ class RegionCurve:
         return np.union1d(t, self.pair.event_range[1] - np.array([1.0, 2.0]))  # the last pieces
 
     @cached_property
-    def _curve(self) -> tuple[Array, Array, Array, Array]:
+    def _curve(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """log(1-s) [n] of events, their distances in s [n-1], and the points (a, b) [n]."""
         log_left, log_left_with = self.pair.events(self.events)
         a, b = np.exp(self._log_slopes(log_left, log_left_with))
@@ -167,7 +167,7 @@ region_curve = numerics.memoize(8)(RegionCurve)
 """The curve of a pair and a distribution of K, cached because several bounds use it."""
 
 
-def mixture(pair: DominatingPair, a: Array, b: Array) -> ShiftedProfiles:
+def mixture(pair: DominatingPair, a: FloatArray, b: FloatArray) -> ShiftedProfiles:
     """The mixture of a curve of points (a, b) [n], by its lower hull with the origin."""
     a, b = numerics.lower_hull(a, b)
     weights = np.diff(a, prepend=0.0)
@@ -178,8 +178,10 @@ def mixture(pair: DominatingPair, a: Array, b: Array) -> ShiftedProfiles:
 
 
 def dense_events(
-    pair: DominatingPair, heights: Callable[[Array, Array], tuple[Array, Array]], points: int
-) -> Array:
+    pair: DominatingPair,
+    heights: Callable[[FloatArray, FloatArray], tuple[FloatArray, FloatArray]],
+    points: int,
+) -> FloatArray:
     """Parameters t [n] of extreme events, dense where two pairs of curves move.
 
     Args:
@@ -197,14 +199,14 @@ def dense_events(
     return t
 
 
-def distances(log_left: Array) -> Array:
+def distances(log_left: FloatArray) -> FloatArray:
     """Distances in s [n-1] of events, from log(1-s) [n], decreasing."""
     with np.errstate(invalid="ignore"):
         widths = np.exp(log_left[:-1]) * -np.expm1(np.diff(log_left))
     return np.where(np.isfinite(log_left[:-1]), widths, 0.0)
 
 
-def corners(widths: Array, b: Array) -> tuple[Array, Array]:
+def corners(widths: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Between every two points: where the neighbouring chords of b, prolonged, meet.
 
     Args:
@@ -232,7 +234,7 @@ def corners(widths: Array, b: Array) -> tuple[Array, Array]:
     return np.where(bad, 0.0, share), corner
 
 
-def corner_events(left: Array, left_with: Array) -> Array:
+def corner_events(left: FloatArray, left_with: FloatArray) -> FloatArray:
     """log(1-s) and log(1-s') [2, n-1] of corners below the curve, one between any two events.
 
     A corner is where neighbouring chords of s', a concave function of s, meet, prolonged: found
@@ -250,7 +252,7 @@ def corner_events(left: Array, left_with: Array) -> Array:
     return np.stack([log_without, np.maximum(log_with, left_with[1:])])
 
 
-def _safe_corners(widths: Array, b: Array) -> tuple[Array, Array]:
+def _safe_corners(widths: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
     """`corners`, and on a straight line, where chords do not meet, the middle less rounding."""
     share, corner = corners(widths, b)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -21,7 +21,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit.accounting import (
     DominatingPair,
@@ -31,13 +30,12 @@ from audit.accounting import (
     relations,
     solve_epsilon,
 )
+from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY
 from audit.protocols import Subset
 from audit.upper_bounds.composed import TunedMechanism
 from audit.upper_bounds.registry import BoundValue, bound
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class SubsetCurve:
         return q * only + float(with_record.sum()), float(without)
 
     @property
-    def _outputs(self) -> tuple[Array, Array, float]:
+    def _outputs(self) -> tuple[FloatArray, FloatArray, float]:
         """Losses log r1 [n] of the tuning, log P1_0-masses, and the P1-mass of infinite losses."""
         law = self.tuning.law
         with np.errstate(divide="ignore"):

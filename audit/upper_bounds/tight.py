@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
+from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY, SUM_ROUNDING, equidistribute, log_subtract, memoize
 from audit.repetitions import Repetitions
@@ -43,8 +44,7 @@ from audit.upper_bounds.cells import bounded_masses, scale
 from audit.upper_bounds.region import RegionCurve, corners, region_curve
 from audit.upper_bounds.registry import BoundValue, bound
 
-Array = NDArray[np.float64]
-Masses = tuple[tuple[Array, Array], tuple[Array, Array]]
+Masses = tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]
 
 _SOURCE = "tight bound: every order of the outputs rearranged into a folded one"
 # Number of first events, and the number that ends the refinement. Time grows with its square; with
@@ -87,7 +87,7 @@ class FoldedGame:
         1.191
     """
 
-    left: tuple[Array, Array]
+    left: tuple[FloatArray, FloatArray]
     repetitions: Repetitions
     before: NDArray[np.int64]
 
@@ -141,15 +141,15 @@ class _Envelope:
         slopes: [n, m] under P'.
     """
 
-    def __init__(self, gains: Array, weights: Array, slopes: Array) -> None:
+    def __init__(self, gains: FloatArray, weights: FloatArray, slopes: FloatArray) -> None:
         self._gains, self._weights, self._slopes = gains, weights, slopes
         self._known: dict[float, NDArray[np.intp]] = {}
 
-    def table(self, epsilon: float) -> Array:
+    def table(self, epsilon: float) -> FloatArray:
         """The contribution of the cells at every f, [n, m]."""
         return self._gains - _scaled(self._weights, epsilon) * self._slopes
 
-    def best(self, epsilon: float) -> tuple[NDArray[np.intp], Array]:
+    def best(self, epsilon: float) -> tuple[NDArray[np.intp], FloatArray]:
         """The first column [n] where a row is largest, and its value there [n]."""
         weights = _scaled(self._weights, epsilon)
         known = sorted(self._known)
@@ -194,7 +194,7 @@ class TightCurve:
 
     pair: DominatingPair
     repetitions: Repetitions
-    t: Array
+    t: FloatArray
     guess: float | None = None
 
     @classmethod
@@ -268,13 +268,13 @@ class TightCurve:
         return FoldedGame(self.left, self.repetitions, before)
 
     @cached_property
-    def left(self) -> tuple[Array, Array]:
+    def left(self) -> tuple[FloatArray, FloatArray]:
         """log(1-f) and log(1-U(f)) [n] as f grows from 0 to 1: log e and log L(e) as e falls."""
         p, q = (np.concatenate([[0.0], v, [-np.inf]]) for v in self.pair.events(self.t))
         return p, q
 
     @cached_property
-    def _slopes(self) -> tuple[Array, Array]:
+    def _slopes(self) -> tuple[FloatArray, FloatArray]:
         """phi'(1-e-f) and phi'(1-L(e)-U(f)) for every e (rows) and f (columns), [n, n].
 
         Where f is too large for e, phi'(0): they remain convex functions of each.
@@ -289,17 +289,17 @@ class TightCurve:
             sides.append(slopes)
         return sides[0], sides[1]
 
-    def _slope(self, log_x: Array) -> Array:
+    def _slope(self, log_x: FloatArray) -> FloatArray:
         return np.exp(self.repetitions.log_phi_prime_at(log_x))
 
     @cached_property
-    def _widths(self) -> tuple[Array, Array]:
+    def _widths(self) -> tuple[FloatArray, FloatArray]:
         """P- and P'-probabilities [n-1] between consecutive events."""
         p, q = (np.exp(log_subtract(v[:-1], v[1:])) for v in self.left)
         return p, q
 
     @cached_property
-    def _doubt(self) -> Array:
+    def _doubt(self) -> FloatArray:
         """Relative error [n-1] that rounding can leave in the ratio of both widths."""
         with np.errstate(divide="ignore", invalid="ignore"):
             errors = [_LOG_ROUNDING * (1.0 - v[:-1]) / -np.expm1(np.diff(v)) for v in self.left]
@@ -415,7 +415,7 @@ class TightCurve:
             )
         return found
 
-    def _refined(self, game: FoldedGame, epsilon: float, delta: float) -> Array:
+    def _refined(self, game: FoldedGame, epsilon: float, delta: float) -> FloatArray:
         """The events and new ones where the bound exceeds a game most; none if by little."""
         cells = np.arange(len(self.t) + 1)
         excess = np.zeros(len(cells))
@@ -469,13 +469,13 @@ def _blocks(rows: int) -> list[slice]:
     return [slice(first, min(first + _BLOCK_ROWS, rows)) for first in range(0, rows, _BLOCK_ROWS)]
 
 
-def _scaled(weights: Array, epsilon: float) -> Array:
+def _scaled(weights: FloatArray, epsilon: float) -> FloatArray:
     """e^epsilon times weights, as a column, without overflow."""
     with np.errstate(divide="ignore"):
         return np.exp(np.minimum(epsilon + np.log(weights), 600.0))[:, None]
 
 
-def _first_events(pair: DominatingPair, repetitions: Repetitions) -> Array:
+def _first_events(pair: DominatingPair, repetitions: Repetitions) -> FloatArray:
     """Parameters of a few events, dense where e or phi' move."""
     low, high = pair.event_range
     t = np.linspace(low, high, 8 * _FIRST_EVENTS)

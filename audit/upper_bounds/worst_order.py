@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from audit.accounting import (
     DominatingPair,
     Mechanism,
@@ -17,7 +14,6 @@ from audit.repetitions import Repetitions
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.tight import TightCurve
 
-Array = NDArray[np.float64]
 _SOURCE = "exact leakage of the best folded order found"
 _ABOUT = ("the adversary chooses the score: attained by an attack, not a bound",)
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
+from audit.arrays import BoolArray, FloatArray
 from audit.claims import Assumption, facts_of_tuning
 from audit.lower_bounds import (
     LowerBound,
@@ -17,9 +17,6 @@ from audit.lower_bounds import (
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
 from studies.coverage.mechanisms import DELTA
-
-Array = NDArray[np.float64]
-Coins = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,10 @@ class CanaryRun:
 
     name: str
     mu: float
-    sample: Callable[[np.random.Generator, Coins], Array]
+    sample: Callable[[np.random.Generator, BoolArray], FloatArray]
     disjoint: bool
 
-    def bounds(self, scores: Array, coins: Coins, confidence: float) -> list[LowerBound]:
+    def bounds(self, scores: FloatArray, coins: BoolArray, confidence: float) -> list[LowerBound]:
         """Every lower bound from one run."""
         known = {Assumption.FAIR_COINS, Assumption.GAUSSIAN_BASE, Assumption.NOT_TUNED}
         if self.disjoint:
@@ -62,12 +59,12 @@ def canary_runs() -> list[CanaryRun]:
     ]
 
 
-def _independent(mu: float) -> Callable[[np.random.Generator, Coins], Array]:
+def _independent(mu: float) -> Callable[[np.random.Generator, BoolArray], FloatArray]:
     return lambda rng, coins: rng.normal(size=len(coins)) + mu * (coins - 0.5)
 
 
-def _sharing(mu: float) -> Callable[[np.random.Generator, Coins], Array]:
-    def sample(rng: np.random.Generator, coins: Coins) -> Array:
+def _sharing(mu: float) -> Callable[[np.random.Generator, BoolArray], FloatArray]:
+    def sample(rng: np.random.Generator, coins: BoolArray) -> FloatArray:
         size = abs(rng.normal() + mu / 2.0)
         correct = rng.random(len(coins)) < special.expit(mu * size)
         return size * np.where(correct == coins, 1.0, -1.0)

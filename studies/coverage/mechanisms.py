@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit import protocols
 from audit.accounting import GaussianMechanism, calibrate_mu
+from audit.arrays import FloatArray
 from audit.attacks import (
     AcceptedTails,
     AdaptiveAttack,
@@ -33,8 +33,7 @@ from audit.protocols import (
 from audit.repetitions import Binomial, Fixed, Repetitions, parse_repetitions
 from audit.upper_bounds import reduced_exact
 
-Array = NDArray[np.float64]
-Sampler = Callable[[np.random.Generator, int], tuple[Array, Array]]
+Sampler = Callable[[np.random.Generator, int], tuple[FloatArray, FloatArray]]
 
 DELTA = 1e-5
 # `GaussianMechanism.epsilon` is accurate to this relative error.
@@ -127,7 +126,7 @@ def _normal(mu: float) -> Sampler:
 def _leaky_response(epsilon: float, delta: float) -> Sampler:
     """Randomised response that reveals the input with probability delta."""
 
-    def sample(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+    def sample(rng: np.random.Generator, n: int) -> tuple[FloatArray, FloatArray]:
         honest = math.exp(epsilon) / (1.0 + math.exp(epsilon))
         sides = []
         for value in (-1.0, 1.0):
@@ -148,7 +147,7 @@ def _winners(
     mu: float,
     rng: np.random.Generator,
     trials: int,
-) -> tuple[Array, Array]:
+) -> tuple[FloatArray, FloatArray]:
     """The statistics of the winners, without and with the record."""
     without, with_record = (
         order.best(repetitions.sample(rng, trials), mean, rng) for mean in (0.0, mu)
@@ -209,7 +208,7 @@ def _tails(spec: str, mu: float, trials: int) -> Mechanism:
     tails, threshold = attack_tails(mu, protocol, DELTA, trials)
     curve = AcceptedTailsCurve(tails.low, tails.high, tails.stop, rule=FixedThreshold(threshold))
 
-    def sample(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+    def sample(rng: np.random.Generator, n: int) -> tuple[FloatArray, FloatArray]:
         return _accepted(tails, 0.0, rng, n), _accepted(tails, mu, rng, n)
 
     return Mechanism(
@@ -223,7 +222,9 @@ def _tails(spec: str, mu: float, trials: int) -> Mechanism:
     )
 
 
-def _accepted(tails: AcceptedTails, mean: float, rng: np.random.Generator, trials: int) -> Array:
+def _accepted(
+    tails: AcceptedTails, mean: float, rng: np.random.Generator, trials: int
+) -> FloatArray:
     """Outputs of the protocol, drawn run by run."""
     released = np.full(trials, -np.inf)
     active = np.arange(trials)
@@ -252,7 +253,7 @@ def _adaptive(spec: str, mu: float) -> Mechanism:
         )
     ]
 
-    def sample(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+    def sample(rng: np.random.Generator, n: int) -> tuple[FloatArray, FloatArray]:
         sides = [-attack.play(rng, n, mean).astype(np.float64) for mean in (0.0, mu)]
         return sides[0], sides[1]
 
@@ -266,7 +267,7 @@ def _subset(spec: str, mu: float) -> Mechanism:
     assert isinstance(protocol, Subset)
     attack = SubsetAttack(mu, protocol, SplitOrder(-math.inf))
 
-    def sample(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+    def sample(rng: np.random.Generator, n: int) -> tuple[FloatArray, FloatArray]:
         return attack.play(rng, n, 0.0), attack.play(rng, n, mu)
 
     return Mechanism(spec, attack.epsilon(DELTA), sample, threshold=0.0, protocol=protocol)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from audit.accounting import GaussianMechanism
+from audit.arrays import FloatArray
 from audit.attacks import (
     AcceptedTails,
     TunedOrder,
@@ -51,7 +52,6 @@ from audit.report.text import rounded_down, rounded_up
 from audit.upper_bounds import tuning_cost, worst_order
 from studies.papers.result import COLOURS, Result, figure, style, tidy
 
-Array = NDArray[np.float64]
 Curve = AcceptedTailsCurve | WorstOrderCurve
 
 PROTOCOLS = (
@@ -94,11 +94,11 @@ class PlayedAttack:
     """
 
     epsilon: float
-    out_scores: Array
-    in_scores: Array
-    distributions: Sequence[tuple[Array, Array]] = ()
+    out_scores: FloatArray
+    in_scores: FloatArray
+    distributions: Sequence[tuple[FloatArray, FloatArray]] = ()
     curve: Curve | None = None
-    curve_scores: tuple[Array, Array] | None = None
+    curve_scores: tuple[FloatArray, FloatArray] | None = None
 
     def max_provable(self, delta: float) -> float:
         """No lower bound for any score exceeds this in over half of all audits; NaN if unknown."""
@@ -126,7 +126,7 @@ class PlayedOrder:
     game: TunedOrder
 
     @cached_property
-    def probabilities(self) -> tuple[Array, Array]:
+    def probabilities(self) -> tuple[FloatArray, FloatArray]:
         """Probabilities of each cell [n], the most preferred first, and of no run; by side."""
         none = self.game.repetitions.probability_of_none
         sides = (np.append(low + high, 2.0 * none) for low, high in self.game.masses)
@@ -134,7 +134,7 @@ class PlayedOrder:
         return p, q
 
     @cached_property
-    def log_ratio(self) -> Array:
+    def log_ratio(self) -> FloatArray:
         """Log-likelihood ratio of each outcome [n]."""
         p, q = (np.maximum(side, _MIN_PROBABILITY) for side in self.probabilities)
         return np.asarray(np.log(q / p))
@@ -280,7 +280,7 @@ def _play_tails(
     return PlayedAttack(epsilon, sides[0], sides[1], distributions, curve)
 
 
-def _tail_probabilities(tails: AcceptedTails, mu: float) -> tuple[Array, Array]:
+def _tail_probabilities(tails: AcceptedTails, mu: float) -> tuple[FloatArray, FloatArray]:
     """Probabilities of the cells [n] of x in either tail, and of no release, by side."""
     low = np.arange(tails.low, -_TAIL_END, -_CELL)[::-1]
     high = np.arange(tails.high, _TAIL_END + mu, _CELL)
@@ -299,7 +299,9 @@ def _sharpest(curves: Sequence[Curve], mu: float, trials: int) -> Curve:
     return max(curves, key=lambda curve: curve.expected(mu, trials, _ERROR))
 
 
-def _released(tails: AcceptedTails, mean: float, trials: int, rng: np.random.Generator) -> Array:
+def _released(
+    tails: AcceptedTails, mean: float, trials: int, rng: np.random.Generator
+) -> FloatArray:
     """Draws the released x [trials]; minus infinity if nothing is released."""
     below, above = special.ndtr(tails.low - mean), special.ndtr(mean - tails.high)
     total = tails.stop + (1.0 - tails.stop) * (below + above)

@@ -8,6 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from audit.accounting import DpSgd, GaussianMechanism, Mechanism, RenyiCurve
+from audit.arrays import FloatArray
 from audit.numerics import last_integer
 from audit.repetitions import Binomial, Poisson, Repetitions
 from audit.upper_bounds import UpperBound, region
@@ -30,8 +31,6 @@ from studies.papers.result import (
     plot,
     style,
 )
-
-Array = NDArray[np.float64]
 
 Family = tuple[Callable[[float], Repetitions], Bound]
 
@@ -102,7 +101,7 @@ def figure_2(
 def _by_mean(
     base: Mechanism,
     delta: float,
-    means: Sequence[float] | Array,
+    means: Sequence[float] | FloatArray,
     families: Mapping[str, Family],
 ) -> Curves:
     """Epsilon over E[K], one curve for each family of distributions with its bound."""

@@ -4,16 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize
 
 from audit.accounting import DiscreteMechanism, ZeroConcentratedDp
+from audit.arrays import FloatArray
 from audit.repetitions import Fixed, Poisson, Repetitions
 from audit.upper_bounds.published import corollary_4_curve, corollary_16, renyi, renyi_curve
 from studies.papers.distributions import tnb_with_mean
 from studies.papers.result import Curves, Result, draw
-
-Array = NDArray[np.float64]
 
 _ORDER = r"Renyi order $\lambda$"
 _DIVERGENCE = r"bound on $D_\lambda(A(x) \| A(x'))$"
@@ -175,7 +173,7 @@ def figure_6(
     return _utility(rho, delta, etas, largest_mean, points, success, label, True)
 
 
-def _three_outputs(a: float, s: float, t: float) -> tuple[Array, Array]:
+def _three_outputs(a: float, s: float, t: float) -> tuple[FloatArray, FloatArray]:
     """The example of section D.2: three outputs, of which two are S, with losses t and -s."""
     q = a * np.array([math.exp(-s), math.exp(-s), 0.0])
     q_other = a * np.array([math.exp(-s - t), 1.0, 0.0])
@@ -183,11 +181,11 @@ def _three_outputs(a: float, s: float, t: float) -> tuple[Array, Array]:
     return q, q_other
 
 
-def _divergence(q: Array, q_other: Array, order: float) -> float:
+def _divergence(q: FloatArray, q_other: FloatArray, order: float) -> float:
     return float(DiscreteMechanism(q, q_other).pairs[0].renyi(np.array([order]))[0])
 
 
-def _example(a: float, order: float, divergence: float) -> tuple[Array, Array]:
+def _example(a: float, order: float, divergence: float) -> tuple[FloatArray, FloatArray]:
     """The example whose Renyi divergences in both directions have the given value."""
     s = t = 1.0
     for _ in range(60):  # each divergence depends mostly on its own parameter

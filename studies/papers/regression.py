@@ -21,13 +21,14 @@ from matplotlib.figure import Figure
 from scipy import special
 
 from audit.accounting import DeltaUnreachable, GaussianMechanism, PrivacyProfile, calibrate_mu
+from audit.arrays import FloatArray
 from audit.numerics import safe_root
 from audit.protocols import ProposeTestRelease
 from audit.repetitions import parse_repetitions
 from audit.upper_bounds.published import liu_talwar, propose_test_release
 from audit.upper_bounds.registry import find
 from studies.papers.result import COLOURS, Result, figure, legend, plot_means, style, tidy
-from studies.papers.tunings import DELTA, Array, mean_and_error, play_random_searches
+from studies.papers.tunings import DELTA, mean_and_error, play_random_searches
 from threat_models.datasets import load
 
 _REPETITIONS = parse_repetitions("tnb:1,0.1")
@@ -65,7 +66,7 @@ class Draw:
     scale: float
     curvature: float
 
-    def delta(self, epsilon: Array) -> Array:
+    def delta(self, epsilon: FloatArray) -> FloatArray:
         """The privacy profile E max(1 - e^(epsilon - U), 0) at epsilon [n]."""
         a, c = self.scale, self.curvature
         rest = epsilon - (c + a * a) / 2.0
@@ -143,17 +144,19 @@ class Problem:
     """
 
     records: int
-    values: Array
-    vectors: Array
-    sums: Array
-    validation: tuple[Array, Array]
-    test: tuple[Array, Array]
+    values: FloatArray
+    vectors: FloatArray
+    sums: FloatArray
+    validation: tuple[FloatArray, FloatArray]
+    test: tuple[FloatArray, FloatArray]
 
-    def solution(self, penalty: Array) -> Array:
+    def solution(self, penalty: FloatArray) -> FloatArray:
         """theta [n, d] for every penalty [n]."""
         return (self.vectors.T @ self.sums / (self.values + penalty[:, None])) @ self.vectors.T
 
-    def posterior(self, penalty: Array, gamma: Array, rng: np.random.Generator) -> Array:
+    def posterior(
+        self, penalty: FloatArray, gamma: FloatArray, rng: np.random.Generator
+    ) -> FloatArray:
         """One draw [n, d] for every penalty [n] and sharpness gamma [n]."""
         spread = 1.0 / np.sqrt(gamma[:, None] * (self.values + penalty[:, None]))
         normal = rng.standard_normal(spread.shape)
@@ -167,7 +170,7 @@ def _problem(dataset: str, data_root: str, records: int, validation: int) -> Pro
     is the mean of the nine inner tiles, and constants scale both to |x| <= 1 and |y| <= 1.
     """
 
-    def split(train: bool, size: int) -> tuple[Array, Array]:
+    def split(train: bool, size: int) -> tuple[FloatArray, FloatArray]:
         images = load(dataset, train, data_root or None, size).features.astype(np.float64)
         grey = images.reshape(len(images), -1, *images.shape[-2:]).mean(1)
         rows = [part.mean(1) for part in np.array_split(grey, 5, axis=1)]
@@ -192,13 +195,13 @@ def _problem(dataset: str, data_root: str, records: int, validation: int) -> Pro
     )
 
 
-def _error(theta: Array, held_out: tuple[Array, Array]) -> Array:
+def _error(theta: FloatArray, held_out: tuple[FloatArray, FloatArray]) -> FloatArray:
     """Mean squared error [n] of models [n, d], whose answers are clipped to [-1, 1]."""
     x, y = held_out
     return np.asarray(((np.clip(theta @ x.T, -1.0, 1.0) - y) ** 2).mean(1))
 
 
-def _tested(problem: Problem, scale: float, tunings: int, rng: np.random.Generator) -> Array:
+def _tested(problem: Problem, scale: float, tunings: int, rng: np.random.Generator) -> FloatArray:
     """Errors [n] of the tunings that released a model.
 
     A run releases two noisy numbers. The first is the smallest eigenvalue, which a record changes
@@ -210,7 +213,7 @@ def _tested(problem: Problem, scale: float, tunings: int, rng: np.random.Generat
     """
     quantile = -special.ndtri(_SMALL / 2.0)
 
-    def train(penalty: Array) -> tuple[Array, Array]:
+    def train(penalty: FloatArray) -> tuple[FloatArray, FloatArray]:
         below, above = rng.normal([[-quantile], [quantile]], 1.0, (2, len(penalty)))
         least = np.maximum(problem.values[0] + below / (_EIGENVALUE_MU * scale) - 1.0, 0.0)
         h = 1.0 / (penalty + least)
@@ -232,7 +235,7 @@ def _tested(problem: Problem, scale: float, tunings: int, rng: np.random.Generat
 
 def _untuned(
     problem: Problem, epsilon: float, draws: int, rng: np.random.Generator
-) -> dict[str, Array]:
+) -> dict[str, FloatArray]:
     """Errors [n] of methods that choose the penalty without looking at the data.
 
     |theta| <= sqrt(n / penalty) for all data. The penalty is such that its bias, if |theta| is 1,

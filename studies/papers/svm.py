@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from audit.arrays import FloatArray
 from audit.lower_bounds import Scan
 from audit.repetitions import parse_repetitions
 from studies.papers.result import COLOURS, Result, figure, legend, plot_means, style, tidy
-from studies.papers.tunings import DELTA, Arm, Array, mean_and_error, play_random_searches
+from studies.papers.tunings import DELTA, Arm, mean_and_error, play_random_searches
 
 # The centres of scikit-learn's make_blobs(random_state=6), which have the signs that our text of
 # the paper has lost, and the outliers' place among the positive class.
@@ -86,7 +87,7 @@ def figure_1(
     return Result(table, _draw(table), lines=tuple(lines))
 
 
-def _data(many: int, outliers: int, rng: np.random.Generator) -> tuple[Array, Array]:
+def _data(many: int, outliers: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
     """Data sets: records [many, n, 3], the last coordinate being 1, and labels [many, n]."""
     half = _POINTS // 2
     centres = np.repeat([_NEGATIVE, _POSITIVE], half, axis=0)
@@ -99,8 +100,12 @@ def _data(many: int, outliers: int, rng: np.random.Generator) -> tuple[Array, Ar
 
 
 def _descend(
-    places: Array, labels: Array, alphas: Array, epochs: int, rng: np.random.Generator
-) -> Array:
+    places: FloatArray,
+    labels: FloatArray,
+    alphas: FloatArray,
+    epochs: int,
+    rng: np.random.Generator,
+) -> FloatArray:
     """The paper's training: models [many, alphas, 3], one record per step, shuffled each epoch."""
     many, records = labels.shape
     models, rows = np.zeros((many, len(alphas), 3)), np.arange(many)
@@ -114,20 +119,20 @@ def _descend(
     return models
 
 
-def _accuracy(models: Array, places: Array, labels: Array) -> Array:
+def _accuracy(models: FloatArray, places: FloatArray, labels: FloatArray) -> FloatArray:
     """Training accuracy [many, m] of models [many, m, 3]."""
     margins = np.einsum("amk,ank->amn", models, places)
     return np.asarray((np.sign(margins) == labels[:, None, :]).mean(-1))
 
 
-def _outlier_score(models: Array) -> Array:
+def _outlier_score(models: FloatArray) -> FloatArray:
     """How strongly models [n, 3] classify the outliers' place as negative, [n]."""
     return np.asarray(-models @ (*_OUTLIER, 1.0))
 
 
 def _open_tuning(
-    places: Array, labels: Array, epochs: int, tunings: int, rng: np.random.Generator
-) -> tuple[Array, Array, Array]:
+    places: FloatArray, labels: FloatArray, epochs: int, tunings: int, rng: np.random.Generator
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Trains every alpha once and takes the most accurate, the smallest if several are equal.
 
     Returns:
@@ -142,13 +147,13 @@ def _open_tuning(
 
 
 def _private_tuning(
-    places: Array,
-    labels: Array,
+    places: FloatArray,
+    labels: FloatArray,
     noise_multiplier: float,
     steps: int,
     tunings: int,
     rng: np.random.Generator,
-) -> tuple[Array, Array, Array]:
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Random search over alphas; each run is full-batch DP-SGD with one step per epoch.
 
     Returns:
@@ -157,7 +162,7 @@ def _private_tuning(
     x, y = places[0], labels[0]
     x_clipped = x * np.minimum(1.0, _MAX_GRAD_NORM / np.linalg.norm(x, axis=1))[:, None]
 
-    def train(alphas: Array) -> tuple[Array, Array]:
+    def train(alphas: FloatArray) -> tuple[FloatArray, FloatArray]:
         models = np.zeros((len(alphas), 3))
         for _ in range(steps):
             slack = (y * (models @ x.T) < 1.0) * y
@@ -174,7 +179,10 @@ def _private_tuning(
 
 
 def _game(
-    arm: str, epsilon: float, noise: float, sides: Sequence[tuple[Array, Array, Array]]
+    arm: str,
+    epsilon: float,
+    noise: float,
+    sides: Sequence[tuple[FloatArray, FloatArray, FloatArray]],
 ) -> dict[str, object]:
     """A row of the table: the epsilon that alpha alone, and the model, prove for the outliers."""
     (alpha, model, _), (alpha_with, model_with, accuracy) = sides

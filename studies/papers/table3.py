@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from scipy import special, stats
 
 from audit import lower_bounds, upper_bounds
 from audit.accounting import DpSgd, GaussianMechanism
+from audit.arrays import BoolArray, FloatArray
 from audit.lower_bounds import (
     FixedThreshold,
     GaussianCurve,
@@ -30,9 +30,6 @@ from audit.repetitions import Repetitions
 from audit.upper_bounds.published import renyi
 from studies.papers.kept_trials import KeptGame, load
 from studies.papers.result import COLOURS, Comparison, Result, style, tidy
-
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 _ROWS_OF_DATASET = {"FASHION": 1, "CIFAR10": 2, "SVHN": 3}
 _ETCV_ROWS_OF_DATASET = {"MNIST": 1, "SVHN": 2, "CIFAR10": 3}
@@ -64,8 +61,8 @@ class Statistic:
     """
 
     name: str
-    values: Array
-    evaluated: Mask
+    values: FloatArray
+    evaluated: BoolArray
 
 
 def row_of(game: KeptGame) -> str:
@@ -109,7 +106,7 @@ def statistics(game: KeptGame) -> Iterator[Statistic]:
     yield Statistic("final weights, learned", learned, other_half)
 
 
-def _winner_ratio(game: KeptGame, learned_on: Mask) -> Array:
+def _winner_ratio(game: KeptGame, learned_on: BoolArray) -> FloatArray:
     """Log-likelihood ratio of each winner's steps and score, [T].
 
     A winner with score g is released with density phi'(F(g)) q(y), where F is the distribution
@@ -123,7 +120,7 @@ def _winner_ratio(game: KeptGame, learned_on: Mask) -> Array:
     learned = columns["run_score"][learned_runs]
     order = np.sort(learned)
 
-    def normal_rank(scores: Array) -> Array:
+    def normal_rank(scores: FloatArray) -> FloatArray:
         rank = np.searchsorted(order, scores, "left") + np.searchsorted(order, scores, "right")
         return special.ndtri((rank + 1.0) / (2.0 * (len(order) + 1.0)))
 
@@ -137,7 +134,7 @@ def _winner_ratio(game: KeptGame, learned_on: Mask) -> Array:
     return np.asarray(log_ratio, dtype=np.float64)
 
 
-def _discriminant(game: KeptGame, names: tuple[str, ...], learned_on: Mask) -> Array:
+def _discriminant(game: KeptGame, names: tuple[str, ...], learned_on: BoolArray) -> FloatArray:
     """Linear discriminant of some columns and the chosen learning rate of each winner, [T].
 
     It is fitted by least squares to the coins of some trials.
@@ -153,7 +150,7 @@ def _discriminant(game: KeptGame, names: tuple[str, ...], learned_on: Mask) -> A
     return np.asarray(table @ weights, dtype=np.float64)
 
 
-def separation(without: Array, with_canary: Array) -> tuple[float, float]:
+def separation(without: FloatArray, with_canary: FloatArray) -> tuple[float, float]:
     """AUC of a statistic, and its standard error (Hanley & McNeil 1982).
 
     Args:
@@ -179,7 +176,9 @@ def equivalent_epsilon(auc: float, delta: float) -> float:
     return GaussianMechanism(mu).epsilon(delta) if mu > 0 else 0.0
 
 
-def _bounds(game: KeptGame, statistic: Statistic, chosen: Mask, delta: float) -> dict[str, float]:
+def _bounds(
+    game: KeptGame, statistic: Statistic, chosen: BoolArray, delta: float
+) -> dict[str, float]:
     """Lower bounds of one statistic on some of the trials."""
     config, law = game.config, game.config.runs_distribution
     confidence = config.confidence
@@ -214,7 +213,7 @@ def _all_runs(game: KeptGame) -> float:
     return PooledScan(config.runs_distribution)(*sides, config.delta, config.confidence).epsilon
 
 
-def _paper_protocol(game: KeptGame, statistic: Statistic, chosen: Mask) -> float:
+def _paper_protocol(game: KeptGame, statistic: Statistic, chosen: BoolArray) -> float:
     """The paper's eps_L, which is no bound, of one statistic on some of the trials."""
     config, values = game.config, statistic.values
     sides = values[chosen & ~game.bit], values[chosen & game.bit]
@@ -353,7 +352,7 @@ def _equal_trials(games: list[KeptGame]) -> Iterator[str]:
         )
 
 
-def _recommended(game: KeptGame, statistic: Statistic, chosen: Mask) -> float:
+def _recommended(game: KeptGame, statistic: Statistic, chosen: BoolArray) -> float:
     """The recommended eps_L of one statistic on some of the trials."""
     config, values = game.config, statistic.values
     without, with_canary = values[chosen & ~game.bit], values[chosen & game.bit]

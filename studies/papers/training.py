@@ -16,6 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from audit.accounting import DpSgd
+from audit.arrays import FloatArray
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.protocols import Protocol, RandomSearch, Subset
 from audit.repetitions import Poisson, Repetitions
@@ -24,7 +25,7 @@ from audit.upper_bounds.published import cost_ratio
 from audit.upper_bounds.registry import find
 from studies.papers.distributions import tnb_with_mean
 from studies.papers.result import COLOURS, Result, figure, legend, plot_means, style, tidy
-from studies.papers.tunings import DELTA, Arm, Array, mean_and_error
+from studies.papers.tunings import DELTA, Arm, mean_and_error
 from threat_models import Observation, ThreatModel, UserScore, build
 
 
@@ -144,7 +145,7 @@ def _data(dataset: str, data_root: str, records: int, validation: int) -> Threat
     held_out = found.validation_set
     assert held_out is not None
 
-    def accuracy(observation: Observation) -> Array:
+    def accuracy(observation: Observation) -> FloatArray:
         import torch
 
         models: Any = observation  # of the batched engine, which has logits
@@ -173,7 +174,7 @@ def _accuracies(
     steps: int,
     tunings: int,
     rng: np.random.Generator,
-) -> Array:
+) -> FloatArray:
     """Accuracies [n] of the released models, for the tunings that released one."""
     rates = tuple(float(rate) for rate in np.geomspace(1e-4, 0.3, 8))
     settings = DpSgdSettings(steps, noise_multiplier, (0.5, 2.0), rates, model="logistic")

@@ -5,16 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit import protocols
+from audit.arrays import FloatArray
 from audit.protocols import Protocol
 from audit.repetitions import Repetitions
 from audit.upper_bounds import calibrate_noise
 from audit.upper_bounds.registry import find
 
-Array = NDArray[np.float64]
-Train = Callable[[Array], tuple[Array, Array]]
+Train = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
 
 DELTA = 1e-5
 """The delta of every tuning."""
@@ -51,11 +50,11 @@ class Arm:
 
 def play_random_searches(
     repetitions: Repetitions,
-    candidates: Array,
+    candidates: FloatArray,
     train: Train,
     tunings: int,
     rng: np.random.Generator,
-) -> tuple[Array, Array, Array]:
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Plays random searches, all runs of all tunings at once.
 
     Args:
@@ -78,7 +77,7 @@ def play_random_searches(
     return chosen[best], models[best], scores[best]
 
 
-def mean_and_error(values: Array, name: str) -> dict[str, float]:
+def mean_and_error(values: FloatArray, name: str) -> dict[str, float]:
     """The mean of values [n] under this name and its standard error; NaN and 0 if too few."""
     many = len(values)
     return {

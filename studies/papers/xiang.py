@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 from scipy import optimize
 
 from audit import checks, console
@@ -40,8 +39,6 @@ from studies.papers.result import (
     style,
     tidy,
 )
-
-Array = NDArray[np.float64]
 
 _DELTA = 1e-5
 # Of log noise: far below the digits that the tables print.

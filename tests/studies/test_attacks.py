@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from audit import attacks, lower_bounds, protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism
+from audit.arrays import FloatArray
 from audit.attacks import AdaptiveAttack, SubsetAttack, TunedOrder
 from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold
 from audit.lower_bounds.max_provable_epsilon import _nearest
@@ -24,11 +24,10 @@ DELTA = 1e-5
 SLOW = pytest.mark.slow
 CASES = 3000
 
-Array = NDArray[np.float64]
 Place = tuple[int, int]  # a candidate and its output
 
 
-def channels(rng: np.random.Generator, outputs: int, inputs: int) -> Array:
+def channels(rng: np.random.Generator, outputs: int, inputs: int) -> FloatArray:
     """Random channels [CASES, inputs, outputs]; half of them nearly deterministic."""
     shape = CASES, inputs
     noisy = rng.dirichlet(np.full(outputs, 0.5), shape)
@@ -36,15 +35,15 @@ def channels(rng: np.random.Generator, outputs: int, inputs: int) -> Array:
     return np.where(rng.random(CASES)[:, None, None] < 0.5, noisy, sharp)
 
 
-def postprocessed(rng: np.random.Generator, base: DiscreteMechanism, outputs: int) -> Array:
+def postprocessed(rng: np.random.Generator, base: DiscreteMechanism, outputs: int) -> FloatArray:
     """Pairs of distributions [2, CASES, outputs]: random postprocessings of one run of a base."""
     sides = np.stack([base.p, base.q])
     return np.einsum("si,cio->sco", sides, channels(rng, outputs, len(base.p)))
 
 
 def largest_divergences(
-    places: Sequence[Place], mass: Callable[[Place, Set[Place]], Array], epsilon: float
-) -> Array:
+    places: Sequence[Place], mass: Callable[[Place, Set[Place]], FloatArray], epsilon: float
+) -> FloatArray:
     """The largest hockey-stick divergence of each case [CASES], over directions and orders.
 
     Args:
@@ -52,7 +51,7 @@ def largest_divergences(
         mass: maps a place and the set preferred to it to its probabilities [2, CASES] of winning.
         epsilon: of the divergence.
     """
-    best: dict[frozenset[Place], Array] = {frozenset(): np.zeros((2, CASES))}
+    best: dict[frozenset[Place], FloatArray] = {frozenset(): np.zeros((2, CASES))}
     for size in range(len(places)):
         for chosen in itertools.combinations(places, size):
             preferred = frozenset(chosen)
@@ -67,7 +66,7 @@ def largest_divergences(
 
 
 def check(
-    base: DiscreteMechanism, protocol: protocols.Protocol, divergences: Array, epsilon: float
+    base: DiscreteMechanism, protocol: protocols.Protocol, divergences: FloatArray, epsilon: float
 ) -> None:
     """No bound is below epsilon at the largest delta of all cases, which is not negligible."""
     delta = float(divergences.max()) * (1 - 1e-9)
@@ -96,7 +95,7 @@ def test_no_order_leaks_more_than_the_bounds_on_grids(
     outputs = [postprocessed(rng, base, 2) for _ in range(3)]
     places = [(i, y) for i in range(3) for y in range(2)]
 
-    def mass(place: Place, preferred: Set[Place]) -> Array:
+    def mass(place: Place, preferred: Set[Place]) -> FloatArray:
         i, y = place
         found = inclusion * outputs[i][:, :, y]
         for j in range(3):
@@ -118,10 +117,10 @@ def test_no_order_leaks_more_than_the_bounds_on_searches(spec: str) -> None:
     outputs = [postprocessed(rng, BASES[0], 2) for _ in range(2)]
     places = [(i, y) for i in range(2) for y in range(2)]
 
-    def one(place: Place) -> Array:
+    def one(place: Place) -> FloatArray:
         return prior[place[0]] * outputs[place[0]][:, :, place[1]]
 
-    def mass(place: Place, preferred: Set[Place]) -> Array:
+    def mass(place: Place, preferred: Set[Place]) -> FloatArray:
         better = sum((one(other) for other in preferred), np.zeros((2, CASES)))
         before, after = (np.clip(1.0 - s, 0.0, 1.0) for s in (better, better + one(place)))
         return runs.phi(before) - runs.phi(after)
@@ -139,10 +138,10 @@ def test_no_order_leaks_more_than_the_bounds_on_adaptive_searches() -> None:
     first = rng.choice([0.3, 0.7], CASES)
     second = {place: rng.choice([0.3, 0.7], CASES) for place in places}
 
-    def one(place: Place, share: Array) -> Array:
+    def one(place: Place, share: FloatArray) -> FloatArray:
         return (share if place[0] == 0 else 1.0 - share) * outputs[place[0]][:, :, place[1]]
 
-    def mass(place: Place, preferred: Set[Place]) -> Array:
+    def mass(place: Place, preferred: Set[Place]) -> FloatArray:
         worse = set(places) - set(preferred)
         found = one(place, first) * sum(one(other, second[place]) for other in worse)
         return found + sum(
@@ -346,7 +345,7 @@ def test_at_most_half_of_all_audits_prove_more_than_max_provable_epsilon() -> No
     assert 0.5 * leak < lower_bounds.max_provable_epsilon(both, both[::-1], delta, 500) < 0.9 * leak
 
 
-def in_cells(distribution: Any, shift: float) -> tuple[Array, Array]:
+def in_cells(distribution: Any, shift: float) -> tuple[FloatArray, FloatArray]:
     """Probabilities of cells of width 0.1, without and with the record, which shifts them."""
     edges = np.concatenate([[-np.inf], np.arange(-12.0, 12.0 + shift, 0.1), [np.inf]])
     return np.diff(distribution.cdf(edges)), np.diff(distribution.cdf(edges - shift))
@@ -388,14 +387,14 @@ def test_nearest_private_pair_has_the_smallest_divergence() -> None:
                 assert one.sum() == pytest.approx(1.0, abs=1e-12)
                 assert np.maximum(one - math.exp(epsilon) * other, 0.0).sum() <= delta
 
-            def divergence(x: Array, p: Array = p, q: Array = q) -> float:
+            def divergence(x: FloatArray, p: FloatArray = p, q: FloatArray = q) -> float:
                 return -float(p @ np.log(x[:4]) + q @ np.log(x[4:8]))
 
             # Slack variables make the constraints smooth.
-            def slack(x: Array, delta: float = delta) -> Array:
+            def slack(x: FloatArray, delta: float = delta) -> FloatArray:
                 return np.array([delta - x[8:12].sum(), delta - x[12:].sum()])
 
-            def above(x: Array, epsilon: float = epsilon) -> Array:
+            def above(x: FloatArray, epsilon: float = epsilon) -> FloatArray:
                 one, other, a, b = np.split(x, 4)
                 e = math.exp(epsilon)
                 return np.concatenate([a - one + e * other, b - other + e * one])

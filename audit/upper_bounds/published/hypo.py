@@ -3,10 +3,11 @@
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from audit import checks
 from audit.accounting import Mechanism, renyi_to_epsilon
+from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import SUMS_TO_ONE, minimize_over_alpha, safe_root
 from audit.protocols import Adaptive
@@ -14,8 +15,6 @@ from audit.repetitions import Repetitions, parse_repetitions
 from audit.upper_bounds.adaptive import any_fixed
 from audit.upper_bounds.published.papernot_steinke import Curve, power_law
 from audit.upper_bounds.registry import BoundValue, bound
-
-Array = NDArray[np.float64]
 
 
 def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) -> Curve:
@@ -42,12 +41,12 @@ def hypo_curve(base: Mechanism, repetitions: str | Repetitions, ratio: float) ->
     log_inverse_gamma = -math.log(law.gamma)
     shape, log_mean = 1.0 + law.eta, math.log(repetitions.mean)
 
-    def penalty(order: Array) -> Array:
+    def penalty(order: FloatArray) -> FloatArray:
         return base.renyi(order) * (1.0 - 1.0 / order) + log_inverse_gamma / order
 
     constant = shape * (minimize_over_alpha(penalty)[1] + log_ratio)
 
-    def curve(alpha: Array) -> Array:
+    def curve(alpha: FloatArray) -> FloatArray:
         rest = alpha - 1.0
         return base.renyi(alpha) + constant + (alpha * log_ratio + log_mean) / rest
 
@@ -126,7 +125,7 @@ def hypo_pure(epsilon_0: float, repetitions: str | Repetitions, ratio: float) ->
 
 def project_density(
     density: ArrayLike, low: float, high: float, prior: ArrayLike | None = None
-) -> Array:
+) -> FloatArray:
     """The nearest density within [low, high] times the prior, in the prior's L2 norm.
 
     The projection of f is clip(f + t, low, high), with t such that the mean is 1.

@@ -3,11 +3,11 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from audit import checks
 from audit.accounting import Mechanism
+from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.protocols import Subset
 from audit.repetitions import Repetitions
@@ -15,13 +15,12 @@ from audit.upper_bounds.published.papernot_steinke import Curve, lemma_7_curve
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.subset import check_add_remove
 
-Array = NDArray[np.float64]
 _LARGEST_ORDER = 512
 
 
 def subset_divergences(
-    tuned: Curve, final: Curve, sampling_rate: float, orders: Array
-) -> tuple[Array, Array]:
+    tuned: Curve, final: Curve, sampling_rate: float, orders: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """Renyi divergences of (tuned on a Poisson subset, final run on the rest), both directions.
 
     The extra record is in the subset with chance q and in the rest with 1-q, so the density ratio

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit import checks
 from audit.accounting import (
@@ -19,6 +18,7 @@ from audit.accounting import (
     renyi_to_epsilon,
     solve_epsilon,
 )
+from audit.arrays import FloatArray
 from audit.claims import Claim, Kind
 from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY, double_until, last_integer, safe_log
@@ -28,7 +28,6 @@ from audit.upper_bounds.published.papernot_steinke import power_law
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import UpperBound
 
-Array = NDArray[np.float64]
 _SOURCE = "Koskela, Redberg & Wang 2024"
 _NOISES = ("gaussian", "laplace")
 
@@ -69,7 +68,9 @@ def profile(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundVal
     return BoundValue(solve_epsilon(tuned, delta), source=theorem.source)
 
 
-def _smallest_penalty(base: Mechanism, penalty: Callable[[Array, Array], Array]) -> float:
+def _smallest_penalty(
+    base: Mechanism, penalty: Callable[[FloatArray, FloatArray], FloatArray]
+) -> float:
     """Minimises over epsilon_1 on a grid refined three times; any epsilon_1 is valid."""
     left, right = math.log(1e-12), math.log(700.0)
     values = np.empty(0)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit import checks
 from audit.accounting import (
@@ -14,6 +13,7 @@ from audit.accounting import (
     ZeroConcentratedDp,
     renyi_to_epsilon,
 )
+from audit.arrays import FloatArray
 from audit.errors import NotApplicable
 from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, QUANTILE_ACCURACY, minimize_over_alpha
 from audit.protocols import UntilAccepted
@@ -22,8 +22,7 @@ from audit.upper_bounds.region import region_curve
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.result import FAILURE_TOO_LIKELY
 
-Array = NDArray[np.float64]
-Curve = Callable[[Array], Array]
+Curve = Callable[[FloatArray], FloatArray]
 _ANY_BASE = ("any base",)
 _POINTS = 1 << 14
 
@@ -156,7 +155,7 @@ def renyi_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     log_none = _log_none(repetitions)
     log_mean = math.log(repetitions.mean)
 
-    def curve(alpha: Array) -> Array:
+    def curve(alpha: FloatArray) -> FloatArray:
         rest = alpha - 1.0
         log_sum = rest * (base.renyi(alpha) + penalty(alpha)) + log_mean
         return np.logaddexp(log_none, log_sum) / rest
@@ -174,7 +173,7 @@ def _monotone(curve: Curve) -> Curve:
     """D_alpha grows with alpha, so a bound at its best order serves every smaller order too."""
     flat_until, lowest = minimize_over_alpha(curve, refined=COARSE_ORDERS)
 
-    def monotone(alpha: Array) -> Array:
+    def monotone(alpha: FloatArray) -> FloatArray:
         values = curve(alpha)
         return np.where(alpha <= flat_until, np.minimum(lowest, values), values)
 
@@ -209,7 +208,7 @@ def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int =
         logs.append((np.log(a[kept]), log_b))
     log_none = _log_none(repetitions)
 
-    def curve(alpha: Array) -> Array:
+    def curve(alpha: FloatArray) -> FloatArray:
         rest = alpha - 1.0
         gain = np.max([_largest(rest, log_a, log_b) for log_a, log_b in logs], axis=0)
         return np.maximum(np.logaddexp(log_none, rest * base.renyi(alpha) + gain), 0.0) / rest
@@ -217,7 +216,7 @@ def lemma_7_curve(base: Mechanism, repetitions: str | Repetitions, points: int =
     return _monotone(curve)
 
 
-def _largest(rest: Array, log_a: Array, log_b: Array) -> Array:
+def _largest(rest: FloatArray, log_a: FloatArray, log_b: FloatArray) -> FloatArray:
     """Largest a (a/b)^rest [n] over the vertices; infinite if it may lie below those kept."""
     # a / b falls along the hull: the larger the power, the earlier the vertex.
     log_ratio = log_a - log_b
@@ -292,7 +291,7 @@ def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     constant = 2.0 * (1.0 + eta) * math.sqrt(rho * log_inverse_gamma) - eta * rho
     best = math.sqrt(log_mean / rho)
 
-    def curve(alpha: Array) -> Array:
+    def curve(alpha: FloatArray) -> FloatArray:
         rest = np.maximum(alpha - 1.0, best)
         return rho * rest + log_mean / rest + constant
 
@@ -399,7 +398,7 @@ def conditional_curve(base: Mechanism, acceptance: float) -> Curve:
     shares = np.linspace(0.0, 1.0, _PARTS)
     triples = [(u, v, 1.0 - u - v) for u in shares for v in shares if u + v < 1.0 - 1e-9]
 
-    def curve(alpha: Array) -> Array:
+    def curve(alpha: FloatArray) -> FloatArray:
         best = np.full(len(alpha), np.inf)
         orders = {v: np.maximum(alpha + v - 1.0, 1.0 + 1e-12) for v in shares}
         second = {
@@ -456,7 +455,7 @@ def corollary_16(base: Mechanism, acceptance: float) -> Curve:
     """
     cost = -np.log(checks.interval("acceptance", acceptance, 0.0, 1.0, closed_high=True))
 
-    def curve(alpha: Array) -> Array:
+    def curve(alpha: FloatArray) -> FloatArray:
         rest = alpha - 1.0
         second = np.maximum(alpha - 2.0, 0.0) * base.renyi(np.maximum(rest, 1.0 + 1e-12))
         return base.renyi(alpha) + (second + 2.0 * cost) / rest

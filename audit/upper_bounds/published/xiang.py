@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from audit.accounting import (
@@ -16,6 +15,7 @@ from audit.accounting import (
     mean_inclusion_mu,
 )
 from audit.accounting.conversion import best_conversion, epsilon_of_order
+from audit.arrays import FloatArray
 from audit.claims import Assumption, Kind
 from audit.errors import NotApplicable
 from audit.numerics import (
@@ -30,7 +30,6 @@ from audit.upper_bounds.cells import cell_masses
 from audit.upper_bounds.reduced import log_density
 from audit.upper_bounds.registry import BoundValue, bound
 
-Array = NDArray[np.float64]
 _MONOTONE = (Assumption.MONOTONE_SCORE,)
 _RENYI_SOURCE = "Xiang, Wang & Wang 2024, algorithm 3"
 _NEEDS_STEPS = "the base must be DP-SGD with sampling rate < 1"
@@ -70,7 +69,7 @@ class ReducedGameRenyi:
     mu: float
     repetitions: Repetitions
 
-    def renyi(self, alpha: Array, sign: float = 1.0) -> Array:
+    def renyi(self, alpha: FloatArray, sign: float = 1.0) -> FloatArray:
         """Renyi divergence of orders [n], by quadrature: what to search the best order with.
 
         Gauss and Legendre's rule on cells that are short where the density bends; what the rule of
@@ -87,12 +86,12 @@ class ReducedGameRenyi:
             log_integral = best + np.log1p(np.abs(np.expm1(other - best)))
         return self._divergence(alpha, log_integral)
 
-    def _rough_renyi(self, alpha: Array, sign: float) -> Array:
+    def _rough_renyi(self, alpha: FloatArray, sign: float) -> FloatArray:
         """The same to four digits or so, several times faster."""
         edges = self._cells(float(np.max(alpha)))
         return self._divergence(alpha, self._log_integral(alpha, sign, edges, _SHORT_RULE))
 
-    def _divergence(self, alpha: Array, log_integral: Array) -> Array:
+    def _divergence(self, alpha: FloatArray, log_integral: FloatArray) -> FloatArray:
         with np.errstate(over="ignore"):
             # No run leaves the same nothing on both sides: it adds P[K=0] to the sum.
             none = self.repetitions.probability_of_none
@@ -134,7 +133,7 @@ class ReducedGameRenyi:
         divergence = max(log_sum + SUM_ROUNDING, 0.0) / (order - 1.0)
         return float(epsilon_of_order(divergence, order, delta - beyond))
 
-    def _where_p_is(self, mean: float, negligible: float) -> tuple[Array, float]:
+    def _where_p_is(self, mean: float, negligible: float) -> tuple[FloatArray, float]:
         """Outputs [n] outside of which P has little mass on either side, and how much it has."""
         law = self.repetitions
 
@@ -153,7 +152,9 @@ class ReducedGameRenyi:
         beyond = (below(low) + above(high)) * (1.0 + PROFILE_ACCURACY)
         return np.linspace(low, high, 1 << 12), beyond
 
-    def _chords(self, order: float, edges: Array, mean: float, other: float) -> tuple[Array, Array]:
+    def _chords(
+        self, order: float, edges: FloatArray, mean: float, other: float
+    ) -> tuple[FloatArray, FloatArray]:
         """log of what every cell [n-1] adds to the integral at most, and how far log r may move."""
         law, sign = self.repetitions, 1.0 if mean == 0.0 else -1.0
         slopes = self._slope_ratios(edges)
@@ -179,7 +180,7 @@ class ReducedGameRenyi:
         lost = ~(np.isfinite(log_q) & np.isfinite(terms))
         return np.where(lost, (order - 1.0) * low + log_slope + log_p, terms), width
 
-    def _slope_ratios(self, edges: Array) -> tuple[Array, Array]:
+    def _slope_ratios(self, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Bounds on g(x) - g(x - mu), g = log phi'(Phi(x)), in every cell [n-1] between edges [n].
 
         As g grows: by its values at the ends. For small mu: by mu times the smallest and the
@@ -188,7 +189,7 @@ class ReducedGameRenyi:
         log Phi, which falls. The first is bounded by chords just outside, the second by its ends.
         """
 
-        def g(x: Array) -> tuple[Array, Array]:
+        def g(x: FloatArray) -> tuple[FloatArray, FloatArray]:
             log_x = special.log_ndtr(x)
             found = self.repetitions.log_phi_prime_at(log_x)
             # And log of the slope of log Phi, but for a constant.
@@ -210,7 +211,7 @@ class ReducedGameRenyi:
             np.minimum(at[1:] - before[:-1], most) + rounding,
         )
 
-    def _cells(self, largest_order: float) -> Array:
+    def _cells(self, largest_order: float) -> FloatArray:
         """Edges [n] of cells over which the integrand of an order is smooth.
 
         log phi'(Phi(x)) may turn within a hundredth of a standard deviation, where two numbers of
@@ -241,8 +242,8 @@ class ReducedGameRenyi:
         return x
 
     def _log_integral(
-        self, alpha: Array, sign: float, edges: Array, rule: tuple[Array, Array]
-    ) -> Array:
+        self, alpha: FloatArray, sign: float, edges: FloatArray, rule: tuple[FloatArray, FloatArray]
+    ) -> FloatArray:
         """log of the integral [n] of p^alpha q^(1-alpha)."""
         nodes, weights = rule
         half = 0.5 * np.diff(edges)
