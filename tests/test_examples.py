@@ -129,3 +129,10 @@ class _Tuner:
 class _Results(list):
     def get_best_result(self):
         return max(self, key=lambda result: result.metrics["score"])
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_one_long_record_moves_a_batch_that_is_padded_to_it():
+    contribution = runpy.run_path(str(EXAMPLES / "padded_batches.py"))["contribution"]
+    assert contribution(False) > 10  # measured: 24.0
+    assert contribution(True) <= 1 + 1e-4
