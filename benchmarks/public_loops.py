@@ -317,15 +317,17 @@ def _estimator(name: str, **settings: Any) -> Callable[[Path], Loop]:
     """An estimator of diffprivlib at epsilon 1, with the bounds on the records that it asks for."""
 
     def loop(checkout: Path) -> Loop:
-        from diffprivlib import models
+        from diffprivlib import BudgetAccountant, models
 
         def train(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
             watch.claim(1.0)
             x = np.clip(np.asarray(records.features, float), -1.0, 1.0) / np.sqrt(4)
-            model = getattr(models, name)(epsilon=1.0, random_state=seed, **settings)
+            model = getattr(models, name)(
+                epsilon=1.0, random_state=seed, accountant=BudgetAccountant(), **settings
+            )
             return model.fit(x, np.asarray(records.labels))
 
-        features, labels = _images(60, (4,), 2)
+        features, labels = _images(60, (4,), 3)
         return train, (features, labels)
 
     return loop

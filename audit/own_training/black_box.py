@@ -5,7 +5,7 @@ neighbouring data set, carries no noise: an exact leak, and no attack is needed 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ _SEEDS = 4
 # Whole numbers may agree by chance: a private choice among few values does.
 _SEEDS_FOR_WHOLE_NUMBERS = 40
 _MAX_CANARIES = 16
+# Two runs with one seed draw the same noise: only rounding may separate their ratio from n/(n-1).
+_SAME = 1e-9
 
 
 @dataclass
@@ -42,6 +44,7 @@ def black_box_findings(
     pool: Sequence[PoolRecord],
     seed: int,
     first: Trace,
+    relation: str = "add-remove",
 ) -> BlackBox:
     """Looks for released numbers that depend on a record and on no seed.
 
@@ -51,64 +54,173 @@ def black_box_findings(
         pool: canaries for the place of the last record.
         seed: of the test.
         first: a run on the records, for its errors.
+        relation: of neighbouring data sets; under "add-remove" the scale of a released number must
+            not depend on the number of records.
     """
     found = BlackBox()
     if not first.released:
         found.reason = "the function released no numbers"
         return found
-
-    def with_canary(canary: PoolRecord) -> TrainingSet:
-        features, labels = records.features.copy(), records.labels.copy()
-        features[-1], labels[-1] = canary.features, canary.label
-        return TrainingSet(features, labels)
-
     seeds = [run_seed(seed, i, 7) for i in range(_SEEDS)]
-    plain = [runs.run(records, each) for each in seeds]
-    if any(t.error for t in plain):
-        found.reason = next(t.error for t in plain if t.error) or ""
+
+    def released(data: TrainingSet) -> list[dict[str, Any]] | None:
+        traces = [runs.run(data, each) for each in seeds]
+        return None if any(t.error for t in traces) else [_flat(t) for t in traces]
+
+    base = released(records)
+    if base is None:
+        found.reason = "the function raised an error for some seeds"
         return found
     found.tested = True
-    base = [_flat(t) for t in plain]
-    constant = _constant(base)
     leaks: dict[str, float] = {}
     whole: dict[str, PoolRecord] = {}
+    # The attack compares runs with the canary and runs without any record in its place.
+    absent = released(records.without_last()) if len(records) > 1 else None
     best = -1.0
     spread = _spread(base)
     for canary in list(pool)[:_MAX_CANARIES]:
-        data = with_canary(canary)
-        traces = [runs.run(data, each) for each in seeds]
-        if any(t.error for t in traces):
+        other = released(_with_canary(records, canary))
+        if other is None:
             continue
-        other = [_flat(t) for t in traces]
-        also = _constant(other)
-        for name, fixed in constant.items():
-            if name not in also or name not in other[0]:
-                continue
-            ours, theirs = base[0][name], other[0][name]
-            if ours.shape != theirs.shape:
-                leaks[name] = math.inf
-                continue
-            if ours.dtype.kind in "SU":
-                continue
-            with np.errstate(invalid="ignore"):
-                differs = (ours != theirs) & ~(_is_nan(ours) & _is_nan(theirs)) & fixed & also[name]
-            if not differs.any():
-                continue
-            gap = np.abs(np.nan_to_num(ours[differs] - theirs[differs])).max()
-            values = np.concatenate([ours[differs].ravel(), theirs[differs].ravel()])
-            if np.all(values == np.round(values)):
-                whole.setdefault(name, canary)
-            else:
-                leaks[name] = max(leaks.get(name, 0.0), float(gap))
-        ratio = _ratio(base, other, spread)
-        if ratio > best:
-            best, found.canary = ratio, canary
+        found_leaks, found_whole = _compare(base, other)
+        for name, gap in found_leaks.items():
+            leaks[name] = max(leaks.get(name, 0.0), gap)
+        for name in found_whole:
+            whole.setdefault(name, canary)
+        shift = _shift(base if absent is None else absent, other, spread)
+        if shift > best:
+            best, found.canary = shift, canary
     for name, canary in whole.items():
-        if name not in leaks and _always_differs(runs, records, with_canary(canary), name, seed):
+        neighbour = _with_canary(records, canary)
+        if name not in leaks and _always_differs(runs, records, neighbour, name, seed):
             leaks[name] = 1.0
     if leaks:
+        # State of the process, such as a global accountant, changes between equal runs.
+        again = released(records)
+        drifting = {} if again is None else _compare(base, again)[0]
+        leaks = {name: gap for name, gap in leaks.items() if name not in drifting}
+        if drifting:
+            found.notes.append(
+                f"{explain.listed(list(drifting))} changed between equal runs in one process, and "
+                "could not be tested"
+            )
+    if leaks:
         found.findings.append(explain.constant_numbers(leaks, _SEEDS))
+    only = _only_of_its_class(records, pool)
+    if only is not None and not leaks:
+        without, with_one = (released(data) for data in only)
+        if without is not None and with_one is not None:
+            shapes, _ = _compare(without, with_one, shapes_only=True)
+            if shapes:
+                found.findings.append(explain.inferred_classes(list(shapes)))
+    scaled = _scaled_by_size(released, records, base)
+    if scaled:
+        finding = explain.scaled_by_size(scaled, len(records))
+        if relation == "add-remove":
+            found.findings.append(finding)
+        else:
+            found.notes.append(
+                f"{finding.message.split(' Under')[0]} This is allowed under {relation}, where the "
+                "number of records is public"
+            )
     return found
+
+
+def _with_canary(records: TrainingSet, canary: PoolRecord) -> TrainingSet:
+    """The records with the canary in the place of the last of them."""
+    features, labels = records.features.copy(), records.labels.copy()
+    features[-1], labels[-1] = canary.features, canary.label
+    return TrainingSet(features, labels)
+
+
+def _compare(
+    base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], shapes_only: bool = False
+) -> tuple[dict[str, float], list[str]]:
+    """Numbers that are constant over seeds and differ between two data sets.
+
+    Returns:
+        The gap of each number that leaks, infinite where its shape or its presence differs; and
+        the names of whole numbers that differ, which a private choice may do by chance.
+    """
+    leaks: dict[str, float] = {}
+    whole: list[str] = []
+    constant, also = _constant(base), _constant(other)
+    for name in {*constant, *also}:
+        if (name in constant) != (name in also):
+            if all(name in run for run in base) != all(name in run for run in other):
+                leaks[name] = math.inf
+            continue
+        ours, theirs = base[0][name], other[0][name]
+        if ours.shape != theirs.shape:
+            leaks[name] = math.inf
+            continue
+        if shapes_only or ours.dtype.kind in "SU":
+            continue
+        with np.errstate(invalid="ignore"):
+            differs = (ours != theirs) & ~(_is_nan(ours) & _is_nan(theirs))
+        differs &= constant[name] & also[name]
+        if not differs.any():
+            continue
+        values = np.concatenate([ours[differs].ravel(), theirs[differs].ravel()])
+        if np.all(values == np.round(values)):
+            whole.append(name)
+        else:
+            leaks[name] = float(np.abs(np.nan_to_num(ours[differs] - theirs[differs])).max())
+    return leaks, whole
+
+
+def _only_of_its_class(
+    records: TrainingSet, pool: Sequence[PoolRecord]
+) -> tuple[TrainingSet, TrainingSet] | None:
+    """Records without one class, and the same with one record of that class in the last place.
+
+    A function that infers the classes from its records releases other shapes for the two.
+    """
+    if records.labels.dtype.kind not in "iub" or not pool:
+        return None
+    values, counts = np.unique(records.labels, return_counts=True)
+    if not 3 <= len(values) < len(records):
+        return None
+    rarest = values[np.argmin(counts)]
+    rest = records.labels != rarest
+    if rest.sum() < 2:
+        return None
+    without = TrainingSet(records.features[rest], records.labels[rest])
+    labels = without.labels.copy()
+    labels[-1] = rarest
+    return without, TrainingSet(without.features, labels)
+
+
+def _scaled_by_size(
+    released: Callable[[TrainingSet], list[dict[str, Any]] | None],
+    records: TrainingSet,
+    base: Sequence[dict[str, Any]],
+) -> list[str]:
+    """Numbers that change by the factor n / (n - 1), or its root, for every seed.
+
+    The record that is left out is zero, so that it adds nothing to a sum.
+    """
+    n = len(records)
+    if n < 4 or records.features.dtype.kind != "f":
+        return []
+    features = records.features.copy()
+    features[-1] = 0.0
+    full = released(TrainingSet(features, records.labels))
+    less = released(TrainingSet(features[:-1], records.labels[:-1]))
+    if full is None or less is None:
+        return []
+    factors = (n / (n - 1.0)) ** np.array([1.0, -1.0, 0.5, -0.5])
+    scaled = []
+    for name, fixed in _constant(base).items():
+        ours, theirs = ([run.get(name) for run in side] for side in (full, less))
+        if any(v is None or v.dtype.kind != "f" or v.shape != fixed.shape for v in ours + theirs):
+            continue
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.array(theirs, float) / np.array(ours, float)
+        close = np.isclose(ratio[None], factors.reshape(-1, *[1] * ratio.ndim), rtol=_SAME, atol=0)
+        if (close.all(axis=1) & ~fixed).any():
+            scaled.append(name)
+    return scaled
 
 
 def _flat(trace: Trace) -> dict[str, Any]:
@@ -136,25 +248,26 @@ def _constant(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _spread(runs: Sequence[dict[str, Any]]) -> dict[str, FloatArray]:
     found = {}
     for name, value in runs[0].items():
-        if value.dtype.kind == "f" and all(r.get(name, value).shape == value.shape for r in runs):
+        if value.dtype.kind == "f" and all(
+            name in run and run[name].shape == value.shape for run in runs
+        ):
             found[name] = np.std([r[name] for r in runs], axis=0, ddof=1)
     return found
 
 
-def _ratio(
+def _shift(
     base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], spread: dict[str, FloatArray]
 ) -> float:
-    """The largest shift of a noisy number in standard deviations, by coupled runs."""
-    best = 0.0
+    """How far noisy numbers move, in standard deviations, by coupled runs."""
+    total = 0.0
     for name, scale in spread.items():
         if name not in other[0] or other[0][name].shape != base[0][name].shape:
             continue
         shift = np.mean([np.abs(b[name] - a[name]) for a, b in zip(base, other, strict=True)], 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(scale > 0, shift / scale, 0.0)
-        finite = ratio[np.isfinite(ratio)]
-        best = max(best, float(finite.max(initial=0.0)))
-    return best
+        total += float(np.square(ratio[np.isfinite(ratio)]).sum())
+    return math.sqrt(total)
 
 
 def _always_differs(

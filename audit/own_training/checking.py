@@ -135,7 +135,7 @@ def check(
         >>> bool(result), result.exit_code
         (False, 1)
         >>> print(result.words)
-        claims (1, 1e-05); an attack shows at least 3.749 with 95 % confidence (by score)
+        claims (1, 1e-05); an attack shows at least 3.607 with 95 % confidence (by score)
     """
     delta = checks.interval("delta", delta, 0.0, 1.0)
     confidence = checks.interval("confidence", confidence, 0.0, 1.0)
@@ -419,9 +419,12 @@ def _number(run: Run | None, name: str) -> float:
 
 
 def _learned(runs: Sequence[Run | None]) -> tuple[FloatArray, FloatArray] | None:
-    """A linear statistic of all that was recorded, of the games that it was not learned on."""
+    """A linear statistic of all recorded numbers, for the trials that it was not learned on.
+
+    Of a single number it learns the sign: a record may lower what a function returns.
+    """
     width = max(0 if run is None else len(run.details) for run in runs)
-    if width < 2:
+    if width == 0:
         return None
     table = np.zeros((len(runs), width))
     for row, run in zip(table, runs, strict=True):

@@ -541,6 +541,31 @@ def constant_numbers(leaks: Mapping[str, float], seeds: int) -> Finding:
     )
 
 
+def inferred_classes(names: Sequence[str]) -> Finding:
+    """Released shapes that depend on whether a class occurs."""
+    return Finding(
+        "released numbers",
+        f"The shape of {listed(names)} depends on whether one record is the only one of its class.",
+        "The classes, categories or bounds are inferred from the private records.",
+        "Pass the classes as public constants.",
+        {},
+    )
+
+
+def scaled_by_size(names: Sequence[str], n: int) -> Finding:
+    """Numbers that are divided by the number of records."""
+    return Finding(
+        "number of records",
+        f"For every seed, {listed(names)} changes by a power of {n}/{n - 1} when a record of zeros "
+        "is removed. Under add-remove neighbours the scale of its noise reveals the number of "
+        "records.",
+        "The released number, noise included, is divided by the number of records.",
+        'State the zero-out relation, under which n is public (relation="zero-out"), divide by a '
+        "public constant, or spend part of the budget on a noisy count.",
+        {"n": n},
+    )
+
+
 def depends_on_n(
     high: int, low: int, upper: Mapping[str, Any], lower: Mapping[str, Any], ratio: float | None
 ) -> Finding:

@@ -204,7 +204,9 @@ class _Test:
         )
 
     def _black_box(self, first: Trace) -> None:
-        box = black_box_findings(self.runs, self.records, self.pool, self.seed, first)
+        box = black_box_findings(
+            self.runs, self.records, self.pool, self.seed, first, self.relation
+        )
         self.findings += box.findings
         self.notes += box.notes
         self.best = box.canary
@@ -954,6 +956,11 @@ class _Test:
         """Whether normaliser, noise, rate or number of steps depend on the number of records."""
         n = len(self.records)
         if self.noise is None or n < 4 or self.varying:
+            self.untested["number of records"] = (
+                "there are fewer than four records"
+                if n < 4
+                else "the noise was not measured, or a record's own gradient is random"
+            )
             return
         measure: dict[int, _Size | None] = {}
 
@@ -963,13 +970,17 @@ class _Test:
             return measure[m]
 
         reference = measured(n)
-        if reference is None:
+        if reference is None or measured(n - 1) is None:
+            self.untested["number of records"] = "the function raised an error for fewer records"
             return
         self.tested.append("number of records")
         low = max(n // 2, 2)
         for m in (n - 1, low):
+            # One record less is always compared; half of them where time is left.
+            if m == low and m != n - 1 and not self._time_left(0.95):
+                break
             other = measured(m)
-            if other is None or not self._time_left(0.95):
+            if other is None:
                 continue
             if reference.differs(other):
                 if self.short and not reference.explained_by_size(other, n, m):

@@ -1,0 +1,87 @@
+"""Functions that are not watched: leaks that need no statistics, and functions without one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import audit
+from benchmarks.dp_recorder import VIOLATIONS
+
+FEATURES = np.linspace(-1.0, 1.0, 20)[:, None]
+LABELS = np.arange(20) % 3
+
+
+# NaN passes most clipping, that of Opacus too: records must be finite, and the test assumes it.
+NEED_AN_ATTACK = ("budget spent twice", "sum of values that are not clipped")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in NEED_AN_ATTACK else ())
+        for name in VIOLATIONS
+        if "NaN" not in name
+    ],
+)
+def test_violations_that_dp_recorder_lists_are_found(name: str) -> None:
+    # Two of the five need an attack, with error 0.05 each at the default confidence.
+    result = audit.check(VIOLATIONS[name], (FEATURES, LABELS), jobs=1)
+    assert result.exit_code == 1
+
+
+def noisy_log_of_the_count(records: Any, candidate: Any, seed: int, watch: Any) -> float:
+    """The exponential of a noisy count: its ratio on neighbours is e for every seed, and private."""
+    watch.claim(1.0)
+    return float(np.exp(len(records.labels) + np.random.default_rng(seed).laplace()))
+
+
+def noisy_mean(records: Any, candidate: Any, seed: int, watch: Any) -> float:
+    """A noisy sum divided by a noisy count."""
+    watch.claim(2.0)
+    random = np.random.default_rng(seed)
+    total = np.clip(np.asarray(records.features, float), -1, 1).sum() + random.laplace()
+    return float(total / max(len(records.labels) + random.laplace(), 1.0))
+
+
+def counts_of_public_classes(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    """A histogram over classes that are known beforehand."""
+    watch.claim(1.0)
+    counts = np.bincount(np.asarray(records.labels), minlength=3)
+    return counts + np.random.default_rng(seed).laplace(size=3)
+
+
+calls = 0
+
+
+def with_a_counter_of_calls(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    """A noisy count, and a state of the process that has nothing to do with the records."""
+    global calls
+    calls += 1
+    return {f"call {calls}": 1.5, "count": noisy_mean(records, candidate, seed, watch)}
+
+
+@pytest.mark.parametrize(
+    "train",
+    [noisy_log_of_the_count, noisy_mean, counts_of_public_classes, with_a_counter_of_calls],
+)
+def test_private_functions_are_not_accused(train: Any) -> None:
+    result = audit.check(train, (FEATURES, LABELS), jobs=1, trials=200)
+    assert result.exit_code == 0, str(result)
+
+
+def test_a_mean_is_private_where_the_number_of_records_is_public() -> None:
+    train = VIOLATIONS["the number of records taken as public"]
+    result = audit.check(train, (FEATURES, LABELS), jobs=1, trials=200, relation="zero-out")
+    assert result.exit_code == 0
+    assert "the number of records is public" in str(result)
+
+
+def test_a_record_that_lowers_a_number_is_detected() -> None:
+    def minus_the_sum(records: Any, candidate: Any, seed: int, watch: Any) -> float:
+        watch.claim(1.0)
+        return float(-records.features.sum() + np.random.default_rng(seed).normal())
+
+    result = audit.check(minus_the_sum, (FEATURES, LABELS), (np.array([30.0]), 0), trials=400)
+    assert result.exit_code == 1
+    assert result.shown_by == "learned"
