@@ -31,7 +31,7 @@ def test_violations_that_dp_recorder_lists_are_found(name: str) -> None:
 
 
 def noisy_log_of_the_count(records: Any, candidate: Any, seed: int, watch: Any) -> float:
-    """The exponential of a noisy count: its ratio on neighbours is e for every seed, and private."""
+    """The exponential of a noisy count: on neighbours its ratio is e for every seed."""
     watch.claim(1.0)
     return float(np.exp(len(records.labels) + np.random.default_rng(seed).laplace()))
 
@@ -51,14 +51,24 @@ def counts_of_public_classes(records: Any, candidate: Any, seed: int, watch: Any
     return counts + np.random.default_rng(seed).laplace(size=3)
 
 
-calls = 0
+class Model:
+    """Predicts a constant, and numbers its own calls in the name of an attribute."""
+
+    calls = 0
+
+    def __init__(self, constant: float) -> None:
+        Model.calls += 1
+        self.constant_ = constant
+        setattr(self, f"call_{Model.calls}_", 1.5)
+
+    def predict(self, features: Any) -> Any:
+        """The constant, [n]."""
+        return np.full(len(features), self.constant_)
 
 
 def with_a_counter_of_calls(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
-    """A noisy count, and a state of the process that has nothing to do with the records."""
-    global calls
-    calls += 1
-    return {f"call {calls}": 1.5, "count": noisy_mean(records, candidate, seed, watch)}
+    """A noisy mean, and a state of the process that has nothing to do with the records."""
+    return Model(noisy_mean(records, candidate, seed, watch))
 
 
 @pytest.mark.parametrize(
