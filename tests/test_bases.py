@@ -102,7 +102,7 @@ def test_a_hundred_million_steps_are_composed_in_stages():
     together = Composition((one,) * 1000)
     found = together.epsilon(1e-5)
     # The sum of so many losses is nearly normal; Renyi divergences bound it from above.
-    atoms = one.laws[0][0].atoms(math.inf)
+    atoms = one.loss_terms[0][0].atoms(math.inf)
     masses = np.exp(atoms.log_mass)
     mean = float(masses @ atoms.loss)
     deviation = math.sqrt(float(masses @ (atoms.loss - mean) ** 2))
@@ -357,7 +357,7 @@ def test_a_profile_of_points_is_the_least_private_mechanism_that_keeps_them():
     assert two.delta(EPSILONS) == pytest.approx(other.delta(EPSILONS), rel=1e-9)
     # Most outputs of little loss are alike under both, and count as outputs all the same.
     for profile in (copy, two, PrivacyProfile([0.0], [0.1])):
-        law = profile.pairs[0].law
+        law = profile.pairs[0].pmf
         assert float(np.exp(law.log_mass).sum()) + law.p_only == pytest.approx(1.0, abs=1e-9)
 
 
@@ -574,7 +574,7 @@ def test_a_schedule_of_many_phases_is_bounded_by_few():
 @pytest.mark.parametrize(
     ("accountant", "message"),
     [
-        ([Accountant((1.0, 0.1, 3))] * 2, "or PrivacyEngine, got a list of 2; runs that are tuned"),
+        ([Accountant((1.0, 0.1, 3))] * 2, "or PrivacyEngine, got a list of 2; all runs of a tuning"),
         (None, "accountant must be an Opacus accountant or PrivacyEngine, got a NoneType"),
         (Accountant((1.0, 0.1)), r"history must be of \(noise multiplier, .* got \(1.0, 0.1\)"),
         (Accountant((1.0, 0.1, 2.5)), "steps must be a whole number >= 1, got 2.5"),
@@ -604,7 +604,7 @@ def test_a_mechanism_is_its_own_text():
 def test_one_sampled_step_keeps_its_digits_where_its_loss_jumps(sigma, rate):
     # Outputs beyond x leak more than eps: P(> x) - e^eps P'(> x), x where the loss is eps.
     removed, added = DpSgd(sigma, 1, rate).pairs
-    spacing = float(np.diff(removed.law.loss).min())
+    spacing = float(np.diff(removed.pmf.loss).min())
 
     def check(pair, epsilon, exact, rounding):
         # Never below, and above by less than one cell of the grid and the transform's rounding.
@@ -626,7 +626,7 @@ def test_few_steps_are_the_sum_of_their_jumps():
     # Two steps, by quadrature over the first: the second's profile at what is left of eps.
     sigma, rate = 2.0, 0.01
     one, two = DpSgd(sigma, 1, rate).pairs[0], DpSgd(sigma, 2, rate).pairs[0]
-    atoms = DpSgd(sigma, 1, rate).laws[0][0].atoms(1e-4)
+    atoms = DpSgd(sigma, 1, rate).loss_terms[0][0].atoms(1e-4)
     for epsilon in (0.0, 0.1, 0.5, 1.0, 1.5):
         exact = float(np.exp(atoms.log_mass) @ one.profile(epsilon - atoms.loss))
         assert float(two.profile(epsilon)) == pytest.approx(exact, rel=1e-3)
@@ -637,22 +637,22 @@ def test_many_times_the_same_part_is_composed_by_its_number():
     part = accounting.LaplaceMechanism(20.0)
     same = accounting.Composition((part,) * 4)
     each = accounting.Composition(tuple(accounting.LaplaceMechanism(20.0) for _ in range(4)))
-    assert [count for _, count in same.laws] == [4]
+    assert [count for _, count in same.loss_terms] == [4]
     assert same.epsilon(1e-5) == pytest.approx(each.epsilon(1e-5), rel=1e-9)
     assert same.renyi(np.array([3.0])) == pytest.approx(each.renyi(np.array([3.0])), rel=1e-12)
     assert "4 times (Laplace" in same.description
     many = accounting.Composition((part,) * 10_000)
-    assert len(many.laws) == 1
+    assert len(many.loss_terms) == 1
 
 
 def test_equal_steps_are_one_law_and_what_is_composed_of_many_is_one_when_run_again():
     apart = accounting.Composition(tuple(DpSgd(2.0, 5, 0.1) for _ in range(3)))
-    assert [count for _, count in apart.laws] == [15]
+    assert [count for _, count in apart.loss_terms] == [15]
     assert apart.epsilon(1e-5) == pytest.approx(DpSgd(2.0, 15, 0.1).epsilon(1e-5), rel=1e-9)
     parts = tuple(DpSgd(2.0 + 0.1 * i, 20, 0.05) for i in range(6))
     once, twice = accounting.Composition(parts), accounting.Composition(parts * 2)
     again = accounting.Composition((once, once))
-    assert (len(again.laws), len(twice.laws)) == (1, 6)
+    assert (len(again.loss_terms), len(twice.loss_terms)) == (1, 6)
     assert again.epsilon(1e-5) == pytest.approx(twice.epsilon(1e-5), rel=1e-4)
 
 

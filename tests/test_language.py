@@ -1,6 +1,6 @@
 """Docs, docstrings, comments and messages contain no retired phrase of `retired_phrases.toml`.
 
-`python tests/test_language.py [PATH ...]` lists those of the whole project, or of some files.
+`python tests/test_language.py [PATH ...]` lists those of the project, or of files and folders.
 """
 
 import io
@@ -102,7 +102,9 @@ def test_notebooks_are_read() -> None:
 
 
 if __name__ == "__main__":
-    paths = [Path(name).resolve() for name in sys.argv[1:]] or project_files()
-    for path in paths:
+    named = [Path(name).resolve() for name in sys.argv[1:]] or [ROOT]
+    for path in project_files():
+        if not any(path.is_relative_to(one) for one in named):
+            continue
         for line in retired(path.relative_to(ROOT).as_posix(), path.read_text()):
             print(line)

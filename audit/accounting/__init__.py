@@ -1,4 +1,4 @@
-"""Privacy of one run of the base mechanism: Renyi, exact profile, trade-off; and calibration."""
+"""Privacy accounting of a single run: mechanisms, their costs, and calibration of the noise."""
 
 from audit import _deprecated
 from audit.accounting.calibration import (

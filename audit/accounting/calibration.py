@@ -1,4 +1,4 @@
-"""The noise that a budget for one run asks for, and the papers' single-parameter summaries mu."""
+"""Noise for a given budget of one run, and the single-parameter summaries mu of the papers."""
 
 import math
 
@@ -10,25 +10,25 @@ from audit.accounting.gaussian import GaussianMechanism
 from audit.numerics import ROOT_TOLERANCE, safe_root
 
 ACCOUNTINGS = ("rdp", "exact")
-"""How epsilon_B is counted: `rdp` as the papers do, `exact` by the Gaussian profile."""
+"""How epsilon_B is computed: `rdp` as in the papers, `exact` by the Gaussian profile."""
 
 _SMALLEST_MU, _LARGEST_MU = 1e-12, 1e3
 _SMALLEST_NOISE = 0.1
 
 
 def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float:
-    """The largest mu for which one run is (epsilon, delta)-DP.
+    """Largest mu for which one run is (epsilon, delta)-DP.
 
     Args:
         epsilon: the budget of one run, > 0.
         delta: in (0, 1).
-        accounting: `rdp` (Renyi divergences of all orders, the papers' way) or `exact`.
+        accounting: `rdp` (Renyi divergences of all orders, as in the papers) or `exact`.
 
     Returns:
-        mu, rounded down, so that the budget is kept.
+        mu, rounded down, so that the budget is not exceeded.
 
     Raises:
-        ValueError: an argument is out of its range, or no mu in (1e-12, 1000) spends the budget.
+        ValueError: an argument is out of its range, or no mu in (1e-12, 1000) uses up the budget.
 
     Example:
         >>> round(calibrate_mu(1.0, 1e-5), 4)
@@ -46,14 +46,14 @@ def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float
     low, high = math.log(_SMALLEST_MU), math.log(_LARGEST_MU)
     if spent(high) <= 0 or spent(low) > 0:
         raise ValueError(
-            f"epsilon must be a budget that some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) spends "
-            f"at delta={delta:g}, got {epsilon!r}"
+            f"epsilon must be a budget that some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) uses "
+            f"up at delta={delta:g}, got {epsilon!r}"
         )
     return math.exp(safe_root(spent, low, high, ROOT_TOLERANCE))
 
 
 def full_batch_noise_multiplier(mu: float, steps: int) -> float:
-    """The noise multiplier sigma at which `steps` full-batch iterations have this mu.
+    """Noise multiplier sigma at which `steps` full-batch iterations have this mu.
 
     Example:
         >>> round(full_batch_noise_multiplier(0.25, steps=300), 3)
@@ -66,7 +66,7 @@ def full_batch_noise_multiplier(mu: float, steps: int) -> float:
 def calibrate_noise_multiplier(
     epsilon: float, delta: float, steps: int, sampling_rate: float = 1.0, accounting: str = "rdp"
 ) -> float:
-    """The least noise multiplier at which one run of DP-SGD is (epsilon, delta)-DP.
+    """Smallest noise multiplier at which one run of DP-SGD is (epsilon, delta)-DP.
 
     Args:
         epsilon: the budget of one run, > 0.
@@ -76,16 +76,16 @@ def calibrate_noise_multiplier(
         accounting: `rdp` or `exact`, as in `calibrate_mu`.
 
     Returns:
-        sigma, rounded up by less than 1e-6 of itself, so that the budget is kept.
+        sigma, rounded up by a relative error below 1e-6, so that the budget is not exceeded.
 
     Raises:
-        ValueError: an argument is out of its range, or no noise spends the budget.
+        ValueError: an argument is out of its range, or no noise above 0.1 uses up the budget.
 
     Example:
         >>> round(calibrate_noise_multiplier(1.0, 1e-5, steps=300), 2)
         70.06
     """
-    # Sampling only hides: the noise of a full batch is enough.
+    # Sampling only reduces the cost, so the noise for full batches is an upper limit.
     enough = full_batch_noise_multiplier(calibrate_mu(epsilon, delta, accounting), steps)
     if sampling_rate == 1.0:
         return enough
@@ -100,7 +100,7 @@ def calibrate_noise_multiplier(
     while spent(low) <= 0:
         if low < math.log(_SMALLEST_NOISE):
             raise ValueError(
-                f"epsilon must be a budget that some noise above {_SMALLEST_NOISE:g} spends at "
+                f"epsilon must be a budget that some noise above {_SMALLEST_NOISE:g} uses up at "
                 f"sampling_rate={sampling_rate:g}, got {epsilon!r}"
             )
         high, low = low, low - 1.0
@@ -110,10 +110,10 @@ def calibrate_noise_multiplier(
 
 
 def mean_inclusion_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0) -> float:
-    """The mu called "O": tau sqrt(N) / sigma (Xiang, Wang & Wang 2024, eq. 19).
+    """Approximate mu of sampled DP-SGD, "O" in Xiang et al. 2024, eq. 19: tau sqrt(N) / sigma.
 
-    Exact at sampling rate 1. Below 1 it replaces the random number of times the record is sampled
-    by its mean: an approximation, not a bound.
+    At sampling rate 1 it is exact. Below 1, the mean replaces the random number of times that the
+    record is sampled, so it is an approximation and not a bound.
 
     Example:
         >>> round(mean_inclusion_mu(1.0, steps=500, sampling_rate=0.01), 4)
@@ -125,10 +125,10 @@ def mean_inclusion_mu(noise_multiplier: float, steps: int, sampling_rate: float 
 
 
 def gdp_limit_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0) -> float:
-    """The mu called "G": the central limit of Gaussian DP (Dong, Roth & Su; Xiang et al., cor. 2).
+    """Asymptotic mu of sampled DP-SGD, "G" in the paper (Dong, Roth & Su; Xiang et al., cor. 2).
 
-    sqrt(2) tau sqrt(N) sqrt(e^(1/sigma^2) Phi(1.5/sigma) + 3 Phi(-0.5/sigma) - 2): asymptotic in
-    the number of steps, not a bound.
+    mu = sqrt(2) tau sqrt(N) sqrt(e^(1/sigma^2) Phi(1.5/sigma) + 3 Phi(-0.5/sigma) - 2). It is
+    asymptotic in the number of steps and not a bound.
 
     Example:
         >>> round(gdp_limit_mu(1.0, steps=500, sampling_rate=0.01), 4)
@@ -138,7 +138,7 @@ def gdp_limit_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0
     checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
     c = sampling_rate * math.sqrt(checks.integer("steps", steps, 1))
     u = 1.0 / noise_multiplier
-    # The sum cancels to u^2/2 + O(u^3) as the noise grows; expm1 and erf keep its digits.
+    # For large noise the terms cancel to u^2/2 + O(u^3); expm1 and erf avoid the cancellation.
     half = [0.5 * special.erf(t * u * math.sqrt(0.5)) for t in (1.5, 0.5)]
     inside = math.expm1(u * u) * (0.5 + half[0]) + half[0] - 3.0 * half[1]
     return math.sqrt(2.0) * c * math.sqrt(inside)

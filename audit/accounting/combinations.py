@@ -1,4 +1,4 @@
-"""Several mechanisms: all of them one after the other, any one of them, or one drawn at random."""
+"""Combinations of mechanisms: composition, the worst of several, and a random mixture."""
 
 import itertools
 import math
@@ -27,28 +27,26 @@ from audit.accounting.pairs import (
 from audit.arrays import FloatArray
 from audit.numerics import SUMS_TO_ONE
 
-_FEW = 4  # different parts: more are added up once, not for every question
-
-
+_FEW = 4  # With more distinct parts, the Renyi curve of their sum is tabulated.
 _MAX_ARRANGEMENTS = 16
 
 Arrangement = list[tuple[int, DominatingPair, int]]
-"""Places in a list of mechanisms, the pair that stands for each there, and how often."""
+"""Triples: index of a mechanism, the pair that represents it, and the number of its runs."""
 
 
 def arrangements(several: Sequence[tuple[Mechanism, int]]) -> list[Arrangement]:
-    """Every way in which mechanisms, each repeated so often, may face one pair of data sets.
+    """All combinations of directions that repeated mechanisms can have on two data sets.
 
-    A directed mechanism has its first pair where the first data set has the record, else its last.
-    Any other one may have either, each time anew. The list holds each arrangement and its mirror
-    image. Where there would be too many, the pair of the mechanism's profile stands for both
-    directions of such a mechanism: it dominates them, and is its own mirror image.
+    A directed mechanism uses its first pair if the first data set has the record, otherwise its
+    last. Every run of any other mechanism may use either pair. The list contains each arrangement
+    and its mirror image. If there are more than 16 arrangements, the self-mirrored pair of the
+    mechanism's privacy profile replaces both directions, because it dominates them.
 
     Args:
-        several: mechanisms, each with how often it is run.
+        several: mechanisms and the number of runs of each.
 
     Returns:
-        The arrangements; the mirror image of the first is the last, and so on.
+        The arrangements. The first and the last are mirror images, and so on inwards.
     """
     free = [not one.is_directed for one, _ in several]
     fixed_turns = any(one.is_directed and not one.is_symmetric for one, _ in several)
@@ -75,9 +73,9 @@ def arrangements(several: Sequence[tuple[Mechanism, int]]) -> list[Arrangement]:
 
 
 def _ends(one: Mechanism) -> list[DominatingPair]:
-    """Both directions' pairs, in an order that does not depend on which of them comes first."""
+    """The pairs of both directions, in an order that does not depend on which is given first."""
     ends = [one.pairs[0], one.pairs[-1]]
-    found = [(_content(pair.law), pair) for pair in ends if isinstance(pair, LossPair)]
+    found = [(_content(pair.pmf), pair) for pair in ends if isinstance(pair, LossPair)]
     return ends if len(found) < 2 else [pair for _, pair in sorted(found, key=lambda end: end[0])]
 
 
@@ -93,10 +91,10 @@ def _both_directions(one: Mechanism) -> DominatingPair:
 
 
 def kinds(mechanisms: Sequence[Mechanism]) -> list[tuple[Mechanism, int]]:
-    """Equal mechanisms once, in their order, with how often each is there.
+    """Distinct mechanisms in their first order, with their counts.
 
-    One of the user's own that has no hash is its own kind. Two that are not directed and have the
-    same pairs, in either order, are of one kind.
+    Undirected mechanisms with the same two pairs, in either order, count as equal. Unhashable
+    mechanisms are compared by identity.
     """
     several = Counter(map(_key, mechanisms))
     first = dict(zip(map(_key, mechanisms), mechanisms, strict=True))
@@ -104,9 +102,9 @@ def kinds(mechanisms: Sequence[Mechanism]) -> list[tuple[Mechanism, int]]:
 
 
 def _key(one: Mechanism) -> Hashable:
-    """What equal mechanisms share."""
+    """A key that equal mechanisms share."""
     if not one.is_directed:
-        ends = [_content(pair.law) for pair in _ends(one) if isinstance(pair, LossPair)]
+        ends = [_content(pair.pmf) for pair in _ends(one) if isinstance(pair, LossPair)]
         if len(ends) == 2:
             return tuple(ends)
     try:
@@ -116,19 +114,19 @@ def _key(one: Mechanism) -> Hashable:
     return one
 
 
-def _content(law: PrivacyLossPmf) -> tuple[bytes, bytes, float, float]:
-    return law.loss.tobytes(), law.log_mass.tobytes(), law.p_only, law.q_only
+def _content(pmf: PrivacyLossPmf) -> tuple[bytes, bytes, float, float]:
+    return pmf.loss.tobytes(), pmf.log_mass.tobytes(), pmf.p_only, pmf.q_only
 
 
 @dataclass(frozen=True)
 class Composition(Mechanism):
-    """Several mechanisms on the same data, one after the other.
+    """Several mechanisms that run on the same data, one after the other.
 
-    Where it is not known which data set has the record (`Mechanism.is_directed`), every combination
-    of directions is accounted for.
+    If it is not known which data set has the record (`Mechanism.is_directed`), the cost is the
+    largest over all combinations of directions.
 
     Attributes:
-        parts: the mechanisms; each may depend on what the earlier ones released.
+        parts: the mechanisms; each may depend on the outputs of earlier ones.
 
     Example:
         >>> from audit.accounting import GaussianMechanism, LaplaceMechanism
@@ -175,17 +173,19 @@ class Composition(Mechanism):
         return not self._is_ambiguous and all(part.attained for part, _ in self._different)
 
     @property
-    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
+    def loss_terms(self) -> tuple[tuple[PrivacyLoss, int], ...]:
         mu = self.gaussian_mu
         if mu is not None:
             return ((GaussianPair(mu), 1),)
         if self._is_ambiguous:
             return ((self.pairs[0], 1),)
         return tuple(
-            (law, times * count)
+            (term, times * count)
             for part, times in self._different
-            # What was composed of many laws is one law when it is run again.
-            for law, count in (part.laws if len(part.laws) <= _FEW else ((part.pairs[0], 1),))
+            # A part that itself consists of many terms is composed once and used as one term.
+            for term, count in (
+                part.loss_terms if len(part.loss_terms) <= _FEW else ((part.pairs[0], 1),)
+            )
         )
 
     @cached_property
@@ -195,7 +195,7 @@ class Composition(Mechanism):
             return (GaussianPair(mu),)
         if self._is_ambiguous:
             return (_both_directions(self),)
-        pair = compose(self.laws)
+        pair = compose(self.loss_terms)
         return (pair,) if self.is_symmetric else (pair, pair.mirrored)
 
     @cached_property
@@ -204,7 +204,7 @@ class Composition(Mechanism):
         every = arrangements(self._different)
         found = [
             compose([(pair, count) for _, pair, count in one])
-            for one in every[: (len(every) + 1) // 2]  # the others are their mirror images
+            for one in every[: (len(every) + 1) // 2]  # the second half are mirror images
         ]
         return tuple(pair for one in found for pair in (one, one.mirrored))
 
@@ -235,7 +235,7 @@ class Composition(Mechanism):
 
 @dataclass(frozen=True)
 class WorstOf(Mechanism):
-    """One of several mechanisms, whichever: as private as the least private at every epsilon.
+    """An unknown one of several mechanisms: at each epsilon, the largest of their deltas.
 
     Attributes:
         candidates: the mechanisms.
@@ -254,7 +254,7 @@ class WorstOf(Mechanism):
 
     @cached_property
     def _least_private(self) -> Mechanism | None:
-        """The one that all others are post-processings of; None where none is known to be."""
+        """A candidate of which all others are known to be post-processings, or None."""
         distinct = self._distinct
         return next(
             (one for one in distinct if all(_dominates(one, other) for other in distinct)), None
@@ -262,7 +262,7 @@ class WorstOf(Mechanism):
 
     @property
     def _distinct(self) -> list[Mechanism]:
-        """Every candidate once; one and the same object is one."""
+        """The candidates without repetitions of the same object."""
         return list({id(one): one for one in self.candidates}.values())
 
     @property
@@ -278,8 +278,8 @@ class WorstOf(Mechanism):
         return self._least_private is None or self._least_private.is_directed
 
     @property
-    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
-        return super().laws if self._least_private is None else self._least_private.laws
+    def loss_terms(self) -> tuple[tuple[PrivacyLoss, int], ...]:
+        return super().loss_terms if self._least_private is None else self._least_private.loss_terms
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
         return np.max([one.renyi(alpha) for one in self._distinct], axis=0)
@@ -305,7 +305,7 @@ def _dominates(one: Mechanism, other: Mechanism) -> bool:
         return True
     if one.gaussian_mu is not None and other.gaussian_mu is not None:
         return one.gaussian_mu >= other.gaussian_mu
-    # Noise is added, steps are left out, and of a batch each record is left out with some chance.
+    # Post-processing can add noise, leave out steps, and thin each sampled batch.
     return (
         isinstance(one, DpSgd)
         and isinstance(other, DpSgd)
@@ -317,9 +317,9 @@ def _dominates(one: Mechanism, other: Mechanism) -> bool:
 
 
 class Candidates(WorstOf):
-    """The candidates of a grid, each with its own mechanism.
+    """Candidates of a grid that have different mechanisms.
 
-    Where only one run is looked at it may be any of them.
+    As the mechanism of a single run, it is the worst of them.
 
     Example:
         >>> from audit.accounting import PureDp
@@ -335,19 +335,20 @@ class Candidates(WorstOf):
 
 @dataclass(frozen=True)
 class Mixture(Mechanism):
-    """One of several mechanisms, drawn with known chances; which one it was is released.
+    """One of several mechanisms, drawn with known probabilities; its identity is released.
 
-    Its profile is the mean of the single ones, not the largest: the law of (which, output) is a
-    mixture with the same chances on either data set.
+    The privacy profile is the mean of the candidates' profiles, because the index of the candidate
+    has the same distribution on both data sets.
 
     Attributes:
         candidates: the mechanisms.
-        chances: of each, in (0, 1], together at most 1; with what is left nothing is run.
+        chances: probability of each, in (0, 1], with a sum of at most 1. With the remaining
+            probability, nothing runs.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> drawn = Mixture((GaussianMechanism(0.5), GaussianMechanism(1.0)), (0.9, 0.1))
-        >>> round(drawn.epsilon(1e-3), 3)  # between the two, and it is told which was run
+        >>> round(drawn.epsilon(1e-3), 3)  # between the two candidates
         2.318
     """
 
@@ -370,7 +371,7 @@ class Mixture(Mechanism):
 
     @property
     def idle(self) -> float:
-        """Chance that nothing is run."""
+        """Probability that nothing runs."""
         rest = 1.0 - math.fsum(self.chances)
         return rest if rest > 1e-12 else 0.0
 
@@ -399,7 +400,7 @@ class Mixture(Mechanism):
         return not self._is_ambiguous and all(one.attained for one in self.candidates)
 
     @property
-    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
+    def loss_terms(self) -> tuple[tuple[PrivacyLoss, int], ...]:
         if self._is_ambiguous:
             return ((self.pairs[0], 1),)
         return ((_Drawn(self._directions[0], self.chances, self.idle), 1),)
@@ -408,7 +409,7 @@ class Mixture(Mechanism):
     def pairs(self) -> tuple[DominatingPair, ...]:
         if self._is_ambiguous:
             return (_both_directions(self),)
-        pair = compose(self.laws)
+        pair = compose(self.loss_terms)
         return (pair,) if self.is_symmetric else (pair, pair.mirrored)
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
@@ -435,17 +436,17 @@ class Mixture(Mechanism):
 
 @dataclass(frozen=True)
 class _Drawn(PrivacyLoss):
-    """One of several laws, told which; its losses are theirs, side by side."""
+    """Privacy loss of a mixture whose component is known: the union of the components' losses."""
 
-    laws: tuple[PrivacyLoss, ...]
+    components: tuple[PrivacyLoss, ...]
     chances: tuple[float, ...]
     idle: float
 
     def renyi(self, alpha: FloatArray) -> FloatArray:
-        return _mean_divergence([law.renyi(alpha) for law in self.laws], self.chances, alpha)
+        return _mean_divergence([one.renyi(alpha) for one in self.components], self.chances, alpha)
 
     def atoms(self, spacing: float) -> PrivacyLossPmf:
-        each = [law.atoms(spacing) for law in self.laws]
+        each = [one.atoms(spacing) for one in self.components]
         loss = [one.loss for one in each]
         log_mass = [
             one.log_mass + math.log(chance) for one, chance in zip(each, self.chances, strict=True)
@@ -463,7 +464,7 @@ class _Drawn(PrivacyLoss):
 def _mean_divergence(
     each: list[FloatArray], chances: tuple[float, ...], alpha: FloatArray
 ) -> FloatArray:
-    """D_alpha of one of several, told which: the mean is that of the moments."""
+    """Renyi divergence of a mixture with a known component: the moments are averaged."""
     rest = np.asarray(alpha, dtype=np.float64) - 1.0
     logs = [math.log(c) + rest * one for c, one in zip(chances, each, strict=True)]
     idle = max(1.0 - math.fsum(chances), 0.0)
@@ -473,7 +474,7 @@ def _mean_divergence(
 
 
 def relations(base: Mechanism) -> frozenset[str]:
-    """The neighbouring relations that the parts of a mechanism are stated for.
+    """Neighbouring relations of the parts of a mechanism.
 
     Example:
         >>> from audit.accounting import DpSgd, GaussianMechanism
@@ -484,7 +485,7 @@ def relations(base: Mechanism) -> frozenset[str]:
 
 
 def group_size(base: Mechanism) -> int:
-    """The number of records that the parts of a mechanism protect together, 1 where none says so.
+    """Group size that the parts of a mechanism protect, 1 if none states it.
 
     Raises:
         ValueError: the parts state different numbers.
@@ -514,7 +515,7 @@ def _stated(base: Mechanism, name: str) -> frozenset[Any]:
 
 
 def directions(several: Iterable[Mechanism]) -> list[tuple[DominatingPair, ...]]:
-    """The pairs of several mechanisms, in every arrangement of their directions.
+    """Pairs of several mechanisms, for every combination of their directions.
 
     Example:
         >>> from audit.accounting import DiscreteMechanism, GaussianMechanism

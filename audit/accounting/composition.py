@@ -1,14 +1,15 @@
-"""Composition: the law of the total privacy loss of many runs, rounded to the safe side.
+"""Composition: distribution of the total privacy loss of many runs, rounded up.
 
-The loss of a composition is the sum of independent losses. Each law is first moved to a grid: a
-mass whose loss lies between two grid points is split between them so that its P- and its
-P'-probability both stay. That is a spread of the likelihood ratio, so the pair on the grid
-dominates the true one, in every f-divergence and in both directions (the "connect the dots" of
-Doroshenko et al. 2022). Sums are convolutions by Fourier transform.
+The privacy loss of a composition is a sum of independent losses. Each distribution is first moved
+to a grid: a mass between two grid points is split between them such that its probabilities under P
+and P' are both preserved. This spreads the likelihood ratio, so the pair on the grid dominates the
+original one in every f-divergence and in both directions ("connect the dots", Doroshenko et al.
+2022). The sum is computed by Fourier transforms.
 
-A transform's rounding is relative to the largest mass, while a small delta is decided by masses of
-1e-30. So the law is tilted, p(l) e^(theta l), before it is transformed, for several theta; each
-loss is read off where its Chernoff bound is smallest, and keeps its digits throughout the window.
+The rounding error of a transform is relative to the largest mass, but a small delta depends on
+masses of about 1e-30. So each distribution is tilted before the transform, p(l) e^(theta l), for
+several theta. Each loss is then read from the tilt with the smallest Chernoff bound there, which
+keeps its relative accuracy throughout the window.
 """
 
 import math
@@ -24,36 +25,36 @@ from audit.accounting.pairs import LossPair, PrivacyLoss, PrivacyLossPmf
 from audit.arrays import FloatArray
 from audit.numerics import memoize, product_of_powers
 
-_TAIL = 1e-40  # mass left outside the window, on either side: counted as a full leak
+_TAIL = 1e-40  # mass outside the window, on either side; it counts as delta
 _CELLS = 1 << 17
 COARSE_CELLS = 1 << 16
-"""Half as many: what they change is what the grid is worth."""
+"""Half as many cells; the difference shows the discretisation error."""
 _TILTS = 8
-# Standard deviations between two tilts: half as far out a mass is e^-10 of the largest.
+# Standard deviations between two tilts: halfway, a mass is e^-10 of the largest one.
 _TILT_WIDTH, _MAX_TILTS = 9.0, 256
 _FEW = 2048
-_TOGETHER = 16  # spectra that are held at once
-# More laws than so many are composed in groups of a few first, each on a small grid of its own:
-# there its window is narrow, and a transform costs a twentieth.
+_TOGETHER = 16  # spectra in memory at the same time
+# More than _MANY distributions are first composed in groups, each on a small grid of its own:
+# their windows are narrow, and a transform takes a twentieth of the time.
 _MANY, _GROUP, _GROUP_CELLS = 64, 16, 1 << 14
 _GROUP_TILTS, _GROUP_FEW = 4, 512
-# Where one grid is too fine for all runs, fewer are composed first, and so many times that next.
+# If one grid would be too fine for all runs, blocks of this many runs are composed first.
 _REPEATED = 64
 _WRAPPED = math.log(1e-8)
 _LARGEST_TRANSFORM = 1 << 21
-_MAX_CELLS = (_LARGEST_TRANSFORM >> 1) - 16  # of one law
+_MAX_CELLS = (_LARGEST_TRANSFORM >> 1) - 16  # of one distribution
 
 
 def compose(parts: Sequence[tuple[PrivacyLoss, int]], cells: int = _CELLS) -> LossPair:
-    """The pair of (P1^n1 x P2^n2 x ..., P1'^n1 x ...), dominated by the result.
+    """A pair that dominates the composition (P1^n1 x P2^n2 x ..., P1'^n1 x P2'^n2 x ...).
 
     Args:
-        parts: laws of one run and how often each is run.
+        parts: privacy losses of one run, and the number of runs of each.
         cells: grid cells across the window; the error shrinks with its square.
 
     Returns:
-        A pair on a uniform grid of losses; `mirrored` is the other direction. What is outside the
-        window (1e-40 on either side) and what the transforms round is added to its masses.
+        A pair on a uniform grid of losses; `mirrored` is the other direction. The mass outside the
+        window (1e-40 on either side) and the rounding errors of the transforms are added.
 
     Example:
         >>> from audit.accounting import LaplaceMechanism
@@ -64,7 +65,7 @@ def compose(parts: Sequence[tuple[PrivacyLoss, int]], cells: int = _CELLS) -> Lo
     return _composed(tuple((law, count) for law, count in parts), cells)
 
 
-@memoize(4)  # bounds of one base ask for the same; equal mechanisms do, too
+@memoize(4)  # several bounds of one base compose the same parts
 def _composed(parts: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPair:
     while len(parts) > _MANY:
         groups = [parts[first : first + _GROUP] for first in range(0, len(parts), _GROUP)]
@@ -77,25 +78,25 @@ def _composed(parts: tuple[tuple[PrivacyLoss, int], ...], cells: int) -> LossPai
 def _on_one_grid(
     parts: tuple[tuple[PrivacyLoss, int], ...], cells: int, most_tilts: int, few: int
 ) -> LossPair:
-    """The same on one grid, by so many tilts, its window found from so few losses of each law."""
+    """Composition on one grid; `few` is the number of losses that locate the window."""
     coarse = [(_coarse(law.atoms(math.inf), few), count) for law, count in parts]
     if all(len(atoms.loss) == 1 for atoms, _ in coarse):
         return _of_single_losses([(law.atoms(math.inf), count) for law, count in parts])
     cumulants = _Cumulants(coarse)
     low, high = cumulants.window()
     runs = sum(count for _, count in parts)
-    # Every run spreads its loss by spacing^2/6 at most; together that must stay a small part.
+    # Each run adds a variance of at most spacing^2/6. The total must stay a small fraction.
     finest = math.sqrt(0.3 * cumulants.deviation / runs)
-    # Where nearly nothing ever happens that would be too fine for what does: coarser is as safe.
+    # A rare large loss limits the number of cells. A coarser grid is equally safe.
     widest = max(float(np.ptp(atoms.loss)) for atoms, _ in coarse)
     spacing = float(max(min((high - low) / cells, finest), widest / _MAX_CELLS, 1e-18))
     laws = [(law.atoms(spacing), count) for law, count in parts]
     grids = [_Grid(*_on_grid(atoms, spacing), count) for atoms, count in laws]
-    # On the grid every run can reach a cell beyond its own loss.
+    # On the grid, each run can reach one cell beyond its own loss.
     slack = 2 + min(runs, cells // 8)
     first = max(math.floor(low / spacing) - slack, sum(one.start * one.count for one in grids))
     last = min(math.ceil(high / spacing) + slack, sum(one.end * one.count for one in grids))
-    # Twice the window, and a tilt must leave little to wrap around it.
+    # The transform has twice the window's length, and a tilt must leave little mass to wrap.
     longest = max(len(one.log_p) for one in grids)
     size = int(fft.next_fast_len(2 * max(last - first, longest) + 8, real=True))
     if size > _LARGEST_TRANSFORM:
@@ -120,23 +121,23 @@ def _on_one_grid(
 
 
 def _in_stages(parts: tuple[tuple[PrivacyLoss, int], ...]) -> tuple[tuple[PrivacyLoss, int], ...]:
-    """The same runs, most of them composed already, each stage on a coarser grid than the last.
+    """The same runs with most of them composed in blocks.
 
-    One grid for all runs must be fine enough for a single one. A composition of some of them is
-    wider, so a coarser grid resolves the next stage.
+    A grid must resolve a single run. A block of runs has a wider loss, so a coarser grid is enough
+    for the next stage.
     """
     found: list[tuple[PrivacyLoss, int]] = []
     for law, count in parts:
-        together, rest = divmod(count, _REPEATED)
-        if together:
-            found.append((compose([(law, together)]), _REPEATED))
+        blocks, rest = divmod(count, _REPEATED)
+        if blocks:
+            found.append((compose([(law, blocks)]), _REPEATED))
         if rest:
             found.append((law, rest))
     return tuple(found)
 
 
 def _of_single_losses(parts: list[tuple[PrivacyLossPmf, int]]) -> LossPair:
-    """The composition of laws with one finite loss each: their sum, exactly."""
+    """Exact composition of distributions with one finite loss each."""
     loss, log_mass = (
         math.fsum(count * float(values[0]) for values, count in sides)
         for sides in (
@@ -150,7 +151,7 @@ def _of_single_losses(parts: list[tuple[PrivacyLossPmf, int]]) -> LossPair:
 
 @dataclass(frozen=True)
 class _Grid:
-    """A law on the grid: its first index, log masses from there on, and how often it is run."""
+    """A distribution on the grid: first index, log masses, and the number of runs."""
 
     start: int
     log_p: FloatArray
@@ -172,15 +173,15 @@ def _unresolved(what: str) -> Unresolved:
 def _sum_of(
     grids: list[_Grid], spacing: float, first: int, last: int, size: int, tilts: list[float]
 ) -> tuple[FloatArray, float, float]:
-    """The law of the sum on the grid, and what P and P' have outside.
+    """Distribution of the sum on the grid, and the mass of P and P' outside.
 
     Args:
-        grids: the laws of the single runs.
-        spacing: of the grid.
+        grids: the distributions of single runs.
+        spacing: spacing of the grid.
         first: first index of the window.
         last: last index of the window.
-        size: points of the transforms; what wraps around only adds to the masses.
-        tilts: exponents theta; at every loss the one with the smallest Chernoff bound is used.
+        size: number of points of the transforms; wrapped mass is only added.
+        tilts: exponents theta; each loss uses the one with the smallest Chernoff bound.
 
     Returns:
         Log masses [last - first + 1], and Chernoff bounds on the P- and P'-mass outside.
@@ -200,13 +201,13 @@ def _sum_of(
                 top = float(tilted.max())
                 weights = np.exp(tilted - top)
                 total = float(weights.sum())
-                law = np.zeros(size)
-                law[one.index % size] = weights / total
-                spectra.append((fft.rfft(law), one.count))
+                masses = np.zeros(size)
+                masses[one.index % size] = weights / total
+                spectra.append((fft.rfft(masses), one.count))
                 log_total += one.count * (top + math.log(total))
             spectrum *= product_of_powers(spectra)
         sums = fft.irfft(spectrum, size)
-        # Rounding shows where it makes masses negative: twice the worst of it is added everywhere.
+        # Negative masses show the size of the rounding error; twice the largest is added to all.
         rounding = 2.0 * max(-float(sums.min()), 1e-19)
         chernoff = log_total - tilt * spacing * index
         here = chernoff < smallest
@@ -219,7 +220,7 @@ def _sum_of(
             below_p = min(below_p, chernoff[0])
         if tilt < -1:
             below_q = min(below_q, chernoff[0] - spacing * first)
-    # Nothing is outside where the window ends with the grid itself.
+    # No mass is outside if the window ends where the grid ends.
     if last == sum(one.end * one.count for one in grids):
         above = -math.inf
     if first == sum(one.start * one.count for one in grids):
@@ -229,7 +230,7 @@ def _sum_of(
 
 
 def _coarse(atoms: PrivacyLossPmf, few: int) -> PrivacyLossPmf:
-    """The same law on few losses: enough to find the window and the tilts."""
+    """The distribution on few losses, which is enough to find the window and the tilts."""
     width = float(np.ptp(atoms.loss))
     if len(atoms.loss) <= few or width == 0.0:
         return atoms
@@ -243,7 +244,7 @@ class _Cumulants:
     """K(theta) = log E_P[e^(theta loss)] of the composition, and its derivative, on a grid."""
 
     def __init__(self, parts: Sequence[tuple[PrivacyLossPmf, int]]) -> None:
-        # 0 is P itself, -1 is P'; further out by what the loss varies.
+        # theta = 0 is P and -1 is P'. The scale further out is the loss's standard deviation.
         variance = sum(count * _variance(atoms) for atoms, count in parts)
         self.deviation = max(math.sqrt(variance), 1e-12)
         outer = np.geomspace(1e-7, 1e7, 561) / self.deviation
@@ -264,7 +265,7 @@ class _Cumulants:
             self.ends[1] += count * float(atoms.loss.max())
 
     def window(self) -> tuple[float, float]:
-        """Losses beyond which P above, and P' below, have less than the tail (Chernoff)."""
+        """Losses beyond which P (above) and P' (below) have less mass than _TAIL, by Chernoff."""
         spent = math.log(1.0 / _TAIL)
         above, below = self.theta > 0, self.theta < -1
         high = float(np.min((self.value[above] + spent) / self.theta[above]))
@@ -274,11 +275,12 @@ class _Cumulants:
     def tilts(
         self, count: int, low: float, high: float, wrap_low: float, wrap_high: float
     ) -> list[float]:
-        """Exponents theta [count] whose mean losses cover the window, evenly by how rare these are.
+        """Exponents theta whose mean losses cover the window, evenly in z.
 
-        The Chernoff exponent I = theta K' - K of a normal loss is z^2/2, z standard deviations out.
-        More exponents than asked for where they would be further apart than masses keep digits.
-        Exponents that put more than 1e-8 where it wraps around into the window are left out.
+        The Chernoff exponent theta K' - K of a normal loss is z^2/2 at z standard deviations. There
+        are at least `count` exponents, and more if they would be too far apart for the masses
+        between them to stay accurate. Exponents that would wrap more than 1e-8 of the mass into the
+        window are left out.
         """
         rate = np.maximum(self.theta * self.slope - self.value, 0.0)
         z = np.maximum.accumulate(np.sign(self.theta) * np.sqrt(2.0 * rate))
@@ -293,10 +295,10 @@ class _Cumulants:
         return tilts
 
     def _beyond(self, loss: float, side: float) -> FloatArray:
-        """Chernoff bound on the log mass [n] beyond a loss, under every tilt theta."""
+        """Chernoff bounds [n] on the log mass beyond a loss, for each tilt theta."""
         height = self.value - self.theta * loss
         further = side * self.theta
-        # The smallest height among tilts further out than each, in order of `further`.
+        # For each tilt, the smallest height among the tilts further out.
         order = np.argsort(-further)
         smallest = np.minimum.accumulate(height[order])
         found = np.empty_like(height)
@@ -311,7 +313,7 @@ def _variance(atoms: PrivacyLossPmf) -> float:
 
 
 def _on_grid(atoms: PrivacyLossPmf, spacing: float) -> tuple[int, FloatArray]:
-    """Masses on the grid: the first index, and the log masses from there on."""
+    """First index on the grid, and the log masses from there on."""
     place = np.floor(atoms.loss / spacing)
     first = int(place.min())
     cell = (place - first).astype(np.int64)

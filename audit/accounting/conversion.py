@@ -1,4 +1,4 @@
-"""From a curve (Renyi divergence by order, delta by epsilon) to one epsilon, rounded up."""
+"""Conversion of Renyi curves and privacy profiles to an epsilon, rounded up."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from audit.numerics import (
 
 
 class Unresolved(DeltaUnreachable):
-    """The losses of a composition are too fine or too many for a grid: no epsilon is known.
+    """A composition has losses that are too fine or too many for a grid, so its cost is unknown.
 
     Example:
         >>> str(Unresolved("too many runs")), issubclass(Unresolved, ValueError)
@@ -29,11 +29,11 @@ class Unresolved(DeltaUnreachable):
 
 
 SMALLEST_DELTA = 1e-40
-"""Where a sampled profile ends: less than that is as good as its limit."""
+"""A sampled profile ends where delta is below this value."""
 
 _LARGEST_EPSILON = 1e8
 _LEFT_OVER = 1e-30
-# Epsilon is sought to a tenth of what the profile is known to.
+# A tenth of the relative accuracy of profiles.
 _TOLERANCE = 0.1 * PROFILE_ACCURACY
 
 
@@ -54,7 +54,7 @@ def renyi_to_epsilon(
         delta: in (0, 1).
         low: smallest alpha - 1 to try.
         high: largest alpha - 1 to try.
-        refined: points by which the best order is sought again and again, near the best so far.
+        refined: number of orders in each refinement of the search.
 
     Raises:
         ValueError: delta is not in (0, 1).
@@ -73,7 +73,7 @@ def best_conversion(
     high: float = 1e9,
     refined: int = 97,
 ) -> tuple[float, float]:
-    """The order of `renyi_to_epsilon`, and epsilon there, which may be negative."""
+    """Best order of `renyi_to_epsilon`, and its epsilon, which may be negative."""
     checks.interval("delta", delta, 0.0, 1.0)
     return minimize_over_alpha(
         lambda alpha: epsilon_of_order(renyi(alpha), alpha, delta), low, high, refined
@@ -81,7 +81,7 @@ def best_conversion(
 
 
 def epsilon_of_order(divergence: ArrayLike, order: ArrayLike, delta: float) -> FloatArray:
-    """Epsilons [n] at delta, from divergences [n] of orders [n] > 1 alone."""
+    """Epsilons [n] at delta, from the divergences [n] at single orders [n] > 1."""
     order = np.asarray(order, dtype=np.float64)
     of_delta = (math.log(delta) + np.log(order)) / (order - 1.0)
     return np.asarray(divergence + np.log1p(-1.0 / order) - of_delta)
@@ -95,7 +95,7 @@ def solve_epsilon(
     Args:
         profile: decreasing function of epsilon, accurate to a relative 1e-9.
         delta: in (0, 1).
-        guess: where it may lie; saves evaluations of costly profiles.
+        guess: an approximate result; saves evaluations of expensive profiles.
 
     Returns:
         An epsilon at which the profile is at most delta, within a relative 1e-9 of the smallest.
@@ -133,7 +133,7 @@ def solve_epsilon(
 
 
 def reach(profile: Callable[[float], float]) -> float:
-    """An epsilon, not much too large, beyond which the profile is 1e-40 or all but its limit.
+    """An epsilon, not much too large, at which the profile is below 1e-40 or close to its limit.
 
     Example:
         >>> import math
@@ -144,7 +144,7 @@ def reach(profile: Callable[[float], float]) -> float:
 
     def is_reached(epsilon: float) -> bool:
         value = profile(epsilon)
-        # So small a profile that no longer falls is what a grid left over, many times in a mixture.
+        # A profile below 1e-30 that no longer falls consists of discretisation residue.
         return value <= enough or (value <= _LEFT_OVER and profile(2.0 * epsilon) > 0.99 * value)
 
     low, high = double_until(is_reached, 1e-6, _LARGEST_EPSILON)

@@ -1,4 +1,4 @@
-"""Mechanisms of which only a curve is known: a privacy profile or Renyi divergences."""
+"""Mechanisms that are known only by a curve: a privacy profile or Renyi divergences."""
 
 import itertools
 import math
@@ -21,8 +21,8 @@ from audit.arrays import FloatArray
 class PrivacyProfile(Mechanism):
     """Any mechanism that is (epsilon_i, delta_i)-DP for every i.
 
-    The pair is the least private of all such mechanisms: its profile is the lower convex hull of
-    the points, as a function of e^epsilon, and beyond the last epsilon delta stays.
+    Its dominating pair has as its profile the lower convex hull of the points, as a function of
+    e^epsilon; delta is constant beyond the last epsilon.
 
     Attributes:
         epsilons: [n] >= 0, strictly increasing.
@@ -56,8 +56,8 @@ class PrivacyProfile(Mechanism):
 class RenyiCurve(Mechanism):
     """Any mechanism whose Renyi divergences are bounded at some orders, both directions.
 
-    Between two orders (alpha - 1) D_alpha is convex, and at order 1 it is 0: chords bound it. Above
-    the last order nothing is known.
+    (alpha - 1) D_alpha is convex in alpha and 0 at order 1, so chords between the given orders
+    bound it. Above the last order, the divergence counts as infinite.
 
     Attributes:
         orders: [n] > 1, strictly increasing.
@@ -94,11 +94,11 @@ class RenyiCurve(Mechanism):
 
 
 class RenyiChords:
-    """A costly Renyi curve, asked at few orders: between them, chords bound it.
+    """An upper bound on an expensive Renyi curve from few, lazily evaluated orders.
 
-    (alpha - 1) D_alpha is convex in alpha. Orders are a relative 1/192 of alpha - 1 apart: a chord
-    is a relative 7e-6 above a Gaussian's divergence, and some 1e-4 where that of sampled batches
-    bends. Each is asked once, when it is first needed.
+    (alpha - 1) D_alpha is convex in alpha, so chords bound it. Neighbouring values of alpha - 1
+    differ by a factor of e^(1/192). A chord exceeds a Gaussian's divergence by a relative 7e-6, and
+    that of sampled batches by at most about 1e-4.
 
     Args:
         renyi: maps orders [n] > 1 to divergences [n].
@@ -117,7 +117,7 @@ class RenyiChords:
 
     def __call__(self, alpha: FloatArray) -> FloatArray:
         """Divergences [...] of orders [...] > 1, rounded up."""
-        # A divergence grows with its order: that of the least order serves all below it.
+        # A divergence grows with its order, so the smallest tabulated order bounds all below it.
         rest = np.maximum(alpha - 1.0, self._LEAST)
         place = np.floor(np.log(rest) / self._SPACING).astype(np.int64)
         low, high = self._order(place) - 1.0, self._order(place + 1) - 1.0
@@ -190,10 +190,10 @@ def _checked(
 
 
 def _pair_of_renyi(renyi: Callable[[FloatArray], FloatArray]) -> LossPair:
-    """The pair of the profile that a Renyi curve gives, sampled finely: chords only add.
+    """The pair of the privacy profile that follows from a Renyi curve.
 
-    delta = min over alpha of e^((alpha-1) (D - eps)) (1 - 1/alpha)^(alpha-1) / alpha: the inverse
-    of the conversion `renyi_to_epsilon`.
+    delta = min over alpha of e^((alpha-1) (D - eps)) (1 - 1/alpha)^(alpha-1) / alpha, which inverts
+    `renyi_to_epsilon`. Chords between the sampled epsilons only increase it.
     """
     most = renyi_to_epsilon(renyi, SMALLEST_DELTA)
     epsilons = np.linspace(0.0, most, 2049)
@@ -209,11 +209,11 @@ def _pair_of_renyi(renyi: Callable[[FloatArray], FloatArray]) -> LossPair:
 def pair_of_profile(epsilons: FloatArray, deltas: FloatArray) -> LossPair:
     """The self-mirrored pair whose profile is the lower convex hull of points (e^eps, delta).
 
-    A slope of the hull is minus a tail of P'; the atoms at negative losses are the mirror image of
-    those at positive ones, and what is left of the mass has loss 0.
+    Each slope of the hull is minus a tail probability of P'. The atoms at negative losses mirror
+    those at positive losses, and the remaining mass has loss 0.
     """
-    # A point and its mirror image bound the profile at 0 too (the total variation distance).
-    # (2 delta + e^eps - 1)/(1 + e^eps), written so that a large eps overflows nothing.
+    # A point and its mirror image also bound the profile at 0 (the total variation distance) by
+    # (2 delta + e^eps - 1)/(1 + e^eps), written such that a large eps does not overflow.
     small = np.exp(-epsilons)
     at_zero = float(np.min((2.0 * deltas * small - np.expm1(-epsilons)) / (1.0 + small)))
     later = epsilons > 0
@@ -222,7 +222,7 @@ def pair_of_profile(epsilons: FloatArray, deltas: FloatArray) -> LossPair:
     hull: list[tuple[float, float]] = []
     for point in points:
         if hull and point[1] >= hull[-1][1]:
-            continue  # a larger epsilon at no smaller delta says nothing
+            continue  # the point adds no information
         while len(hull) > 1 and _log_slope(hull[-1], point) >= _log_slope(hull[-2], hull[-1]):
             hull.pop()
         hull.append(point)

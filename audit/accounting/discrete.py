@@ -1,4 +1,4 @@
-"""Mechanisms with finitely many outputs, and those that such a one dominates."""
+"""Mechanisms with finitely many outputs, or that are dominated by such a mechanism."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from audit.accounting.mechanism import Mechanism
 from audit.accounting.pairs import DiscretePair, DominatingPair, LossPair, PrivacyLossPmf
 from audit.arrays import FloatArray
 
-_LARGEST_PURE = 1.001e6  # a bound may round up a million that came
+_LARGEST_PURE = 1.001e6  # a bound may round a value of 1e6 up
 
 
 def _pure(epsilon_0: float) -> float:
@@ -21,10 +21,10 @@ def _pure(epsilon_0: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class DiscreteMechanism(Mechanism):
-    """A mechanism with finitely many outputs and one neighbouring pair of laws, both directions.
+    """A mechanism with finitely many outputs, given by its output distributions on two neighbours.
 
-    Either of the two data sets may be the one with the record, unless `directed` says which. So
-    every cost is the same when p and q are exchanged.
+    Unless `directed` is set, either data set may be the one with the record, so every cost stays
+    the same when p and q are exchanged.
 
     Attributes:
         p: probabilities [n] on one data set.
@@ -41,11 +41,11 @@ class DiscreteMechanism(Mechanism):
     q: FloatArray
     directed: bool = False
 
-    _words: ClassVar[str] = "finitely many outputs, both laws given"
+    _words: ClassVar[str] = "finitely many outputs, both distributions given"
 
     def __post_init__(self) -> None:
-        DiscretePair(self.p, self.q)  # refuses what are no probabilities
-        p, q = (np.asarray(law, dtype=np.float64) for law in (self.p, self.q))
+        DiscretePair(self.p, self.q)  # validates the probabilities
+        p, q = (np.asarray(values, dtype=np.float64) for values in (self.p, self.q))
         checks.store_validated(self, p=p, q=q)
 
     @property
@@ -121,7 +121,7 @@ class ApproximateDp(Mechanism):
 
 @dataclass(frozen=True)
 class RandomisedResponse(Mechanism):
-    """One of several options told truly with e^epsilon_0 times the chance of each other option.
+    """Reports the true option with e^epsilon_0 times the probability of each other option.
 
     Attributes:
         epsilon_0: in (0, 1e6].

@@ -1,24 +1,25 @@
-"""DP-SGD: full batches are one Gaussian; Poisson-sampled batches are composed step by step.
+"""DP-SGD. Full batches form one Gaussian mechanism; Poisson-sampled steps are composed.
 
-One step's pair, for noise standard deviation 1 and u = 1/sigma (a record moves the sum by at most u
-when it is sampled):
+The dominating pair of one step, for noise of standard deviation 1 and u = 1/sigma (a sampled record
+moves the sum by at most u):
 
 - add/remove and zero-out: (1-tau) N(0,1) + tau N(u,1) against N(0,1) (Mironov, Talwar & Zhang
   2019; Zhu, Dong & Wang 2022, theorem 11), and its reverse;
-- replace-one: (1-tau) N(0,1) + tau N(u,1) against (1-tau) N(0,1) + tau N(-u,1), its own mirror.
+- replace-one: (1-tau) N(0,1) + tau N(u,1) against (1-tau) N(0,1) + tau N(-u,1), which is its own
+  mirror image.
 
 Why the second dominates. Let g, g' be the two records' gradients, |g|, |g'| <= u. For e^eps >= 1
 the hockey stick is tau E[1 - c A - e^eps B]_+ under x ~ N(g, 1), with c >= 0, A = exp(<-g, x> + ..)
 and B = exp(<g'-g, x> + ..) both log-normal with mean 1. The function [1 - c a - e^eps b]_+ has
 non-negative second derivatives, mixed ones included, so its mean grows with every entry of the
 covariance of (log A, log B): |g|^2, |g - g'|^2 and <g, g - g'>. Each is largest at g' = -g,
-|g| = u. For e^eps < 1 exchange the two sides.
+|g| = u. For e^eps < 1, exchange the two sides.
 
-Groups: of k records of one person, a batch takes j with chance Binomial(k, tau), and they move the
-sum by at most j u. So for add/remove and zero-out the mixture of the N(j u, 1) against N(0,1)
-dominates, in both directions (Ganesh 2024, mixtures of Gaussians). Full batches are k times as far
-apart. Which pair dominates k replaced records of sampled batches is not known here, and they are
-refused.
+Groups: a batch contains j of one person's k records with probability Binomial(k, tau), and they
+move the sum by at most j u. So for add/remove and zero-out, the mixture of the N(j u, 1) against
+N(0,1) dominates in both directions (Ganesh 2024, mixtures of Gaussians). With full batches the
+distance is k times as large. For k replaced records in sampled batches we know no dominating pair,
+so this combination is refused.
 """
 
 import math
@@ -53,7 +54,7 @@ NEIGHBOURS = {
 }
 """How neighbouring data sets differ, by the name of the relation.
 
-- `add-remove`: the number of records n is private, so nothing that is released may depend on it:
+- `add-remove`: the number of records n is private, so no released value may depend on it:
   not the divisor of a noisy sum, the sampling rate or the number of steps.
 - `zero-out`: n is public. The numbers are those of `add-remove`.
 - `replace-one`: n is public. At the same noise the distance is twice as large.
@@ -61,19 +62,19 @@ NEIGHBOURS = {
 
 _LARGEST_SHIFT = 400.0
 _MAX_GROUP = 1000
-_SERIES = 2e-3  # of alpha times the loss: below it three terms of a series are exact to 1e-9
-_MAX_SAMPLED_STEPS = 10**8  # more, and the rounding of one step's law tells in their sum
+_SERIES = 2e-3  # bound on alpha * loss below which three terms of a series are exact to 1e-9
+_MAX_SAMPLED_STEPS = 10**8  # beyond, the rounding error of one step is visible in the sum
 
 
 @dataclass(frozen=True)
 class SampledStep(PrivacyLoss):
-    """One step on a Poisson-sampled batch, in the direction mixture || rest.
+    """Privacy loss of one Poisson-sampled step, in the direction mixture || N(0, 1).
 
     Attributes:
         noise_multiplier: sigma.
         sampling_rate: tau, in (0, 1).
-        replace: whether a record is replaced (else added or removed).
-        group_size: how many records are added or removed together; 1 where one is replaced.
+        replace: whether a record is replaced instead of added or removed.
+        group_size: number of records added or removed together; 1 if a record is replaced.
     """
 
     noise_multiplier: float
@@ -91,7 +92,7 @@ class SampledStep(PrivacyLoss):
 
     @cached_property
     def _log_chances(self) -> list[float]:
-        """log of the chances of j = 0 ... k records of the group in a batch."""
+        """Log probabilities of j = 0 ... k records of the group in a batch."""
         k, missed, taken = self.group_size, math.log1p(-self.sampling_rate), self.sampling_rate
         return [
             math.lgamma(k + 1)
@@ -103,7 +104,7 @@ class SampledStep(PrivacyLoss):
         ]
 
     def _log_gain(self, x: FloatArray) -> FloatArray:
-        """log of the mixture's density over that of N(0, 1)."""
+        """Log of the mixture's density divided by that of N(0, 1)."""
         logs = self._log_chances
         chances = [self.sampling_rate] if self.group_size == 1 else np.exp(logs[1:]).tolist()
         growth, total = np.zeros_like(x), np.full_like(x, logs[0])
@@ -113,20 +114,19 @@ class SampledStep(PrivacyLoss):
             growth += chance * np.expm1(np.minimum(jump, 30.0))
             total = np.logaddexp(total, logs[j] + jump)
             apart |= jump >= 30.0
-        # All parts are added up where one overflows, and where little is left of the density, so
-        # that what is missed tells.
+        # Log-sum-exp where a term would overflow, and where expm1 would lose accuracy.
         apart |= growth < -0.5
         gain = np.log1p(np.maximum(growth, -0.5))
         gain[apart] = total[apart]
         return gain
 
     def loss(self, x: FloatArray) -> FloatArray:
-        """The privacy loss at outputs x [n], increasing."""
+        """Privacy loss at outputs x [n], increasing in x."""
         gain = self._log_gain(x)
         return gain - self._log_gain(-x) if self.replace else gain
 
     def _output(self, loss: FloatArray) -> FloatArray:
-        """The output x [n] with the given loss, to a few digits: where to cut the quadrature."""
+        """Outputs x [n] with the given losses, to a few digits: cell limits of the quadrature."""
         step = 1e-3 * min(1.0, 1.0 / self._shift)
         x = np.arange(-REACH - self._shift, REACH + self._largest_shift, step)
         return np.interp(loss, self.loss(x), x)
@@ -143,12 +143,12 @@ class SampledStep(PrivacyLoss):
         return PrivacyLossPmf(self.loss(x), log_mass, beyond, beyond)
 
     def renyi(self, alpha: FloatArray) -> FloatArray:
-        """The larger of both directions' divergences of orders [n] > 1.
+        """Renyi divergence of orders [n] > 1, the larger of both directions.
 
-        By the trapezoid rule on an analytic integrand; what every other node changes is added as a
-        margin. Very large orders, where the integrand's peak is far out, get the bound by convexity
-        1 - tau + tau e^(alpha (alpha-1) u^2 / 2) on the moment (4 u^2 for a replaced record;
-        for a group the mean over j of e^(alpha (alpha-1) j^2 u^2 / 2)).
+        Computed by the trapezoid rule on an analytic integrand. The difference to the rule with
+        every other node is added as a margin. Very large orders, where the integrand peaks far out,
+        use the bound by convexity 1 - tau + tau e^(alpha (alpha-1) u^2 / 2) on the moment (4 u^2
+        for a replaced record; for a group, the mean over j of e^(alpha (alpha-1) j^2 u^2 / 2)).
         """
         alpha = np.asarray(alpha, dtype=np.float64)
         u, rest = self._shift, alpha - 1.0
@@ -164,10 +164,10 @@ class SampledStep(PrivacyLoss):
         return np.maximum(moments, 0.0) / rest
 
     def _log_moments(self, alpha: FloatArray) -> FloatArray:
-        """log of the larger of both directions' moments E_Q[(P/Q)^alpha], for orders [n].
+        """Log of the moments E_Q[(P/Q)^alpha] for orders [n], the larger of both directions.
 
-        The integrand's peak is no further out than (1 + alpha) u: orders of one size share their
-        nodes, so that few large ones do not make those of all others many.
+        The integrand peaks at most (1 + alpha) u from the centre, so orders of similar size share
+        nodes.
         """
         found = np.empty_like(alpha)
         size = np.frexp(alpha * self._largest_shift)[1]
@@ -177,9 +177,10 @@ class SampledStep(PrivacyLoss):
         return found
 
     def _log_moments_within(self, alpha: FloatArray) -> FloatArray:
-        """The same, on nodes that reach far enough for the largest of the orders.
+        """The same, on nodes that reach far enough for the largest order.
 
-        The integrand bends within sigma, but at sigma < 0.3 only where it is next to nothing.
+        The integrand varies on the scale of sigma. For sigma < 0.3 it does so only where it is
+        negligible, so a fixed step is enough.
         """
         step = 0.1
         reach = 20.0 + (1.0 + float(alpha.max())) * self._largest_shift
@@ -197,11 +198,11 @@ def _log_moment(alpha: FloatArray, log_q: FloatArray, loss: FloatArray, step: fl
     power, rest = alpha[:, None] * loss, alpha[:, None] - 1.0
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         more = np.expm1(power) - alpha[:, None] * np.expm1(loss)
-        # The same where nothing but its series keeps digits: sum over k of (alpha^k - alpha) l^k/k!
+        # Series for small losses, where the difference cancels: sum of (alpha^k - alpha) l^k / k!
         series = 1.0 + (power + loss) / 3.0 + (power * (power + loss) + loss * loss) / 12.0
         more = np.where(abs(power) < _SERIES, 0.5 * rest * power * loss * series, more)
         small = np.log(np.maximum(more, 0.0))
-    # Where r^alpha is large the rest is left out, which only adds.
+    # For large r^alpha the negative remainder is left out, which only increases the result.
     terms = log_q + np.where(power > 600.0, power, small)
     top = terms.max(axis=1, keepdims=True)
     heights = np.exp(terms - top)
@@ -212,12 +213,12 @@ def _log_moment(alpha: FloatArray, log_q: FloatArray, loss: FloatArray, step: fl
 
 @dataclass(frozen=True)
 class DpSgd(Mechanism):
-    """DP-SGD whose every iterate is released (Xiang, Wang & Wang 2024, eq. 1).
+    """DP-SGD that releases every iterate (Xiang, Wang & Wang 2024, eq. 1).
 
     Attributes:
         noise_multiplier: sigma, noise standard deviation in units of the clipping norm, > 0.
         steps: number of iterations, >= 1.
-        sampling_rate: chance of a record to be in a batch (Poisson sampling); 1 is full batch.
+        sampling_rate: probability that a record is in a batch (Poisson sampling); 1 is full batch.
         neighbours: `add-remove` (one record more or less), `zero-out` (n is public, and the
             gradients of one record are zero) or `replace-one`.
         group_size: k, the number of records of one person, which are added, removed, zeroed or
@@ -268,7 +269,7 @@ class DpSgd(Mechanism):
 
     @property
     def distance(self) -> float:
-        """How far neighbours are apart, in clipping norms: a replaced record moves the sum by 2."""
+        """Largest change of the clipped sum between neighbours, in clipping norms."""
         return self.group_size * (2.0 if self.neighbours == "replace-one" else 1.0)
 
     @property
@@ -301,17 +302,17 @@ class DpSgd(Mechanism):
         return True
 
     @property
-    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
+    def loss_terms(self) -> tuple[tuple[PrivacyLoss, int], ...]:
         if self.gaussian_mu is not None:
             return ((GaussianPair(self.gaussian_mu), 1),)
         return ((self._step, self.steps),)
 
     @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:
-        """Both directions; the first has the record that the second has not."""
+        """Dominating pairs; in the first, P is the data set with the record."""
         if self.gaussian_mu is not None:
             return (GaussianPair(self.gaussian_mu),)
-        pair = compose(self.laws)
+        pair = compose(self.loss_terms)
         return (pair,) if self.is_symmetric else (pair, pair.mirrored)
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:

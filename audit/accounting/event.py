@@ -1,4 +1,4 @@
-"""What dp-accounting describes: events, and privacy loss distributions."""
+"""Mechanisms from dp-accounting: its events and privacy loss distributions."""
 
 import math
 from collections.abc import Callable
@@ -15,29 +15,29 @@ from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.recorded import runs_of
 
-_MAX_PARTS = 10**6  # runs of what is neither Gaussian nor sampled, of one kind
+_MAX_PARTS = 10**6  # runs of one mechanism that is neither Gaussian nor sampled
 
-# (noise multiplier, sampling rate) and steps, or another mechanism and how often it is run.
+# (noise multiplier, sampling rate) and the number of steps, or a mechanism and its number of runs.
 _Parts = list[tuple[tuple[float, float] | Mechanism, int]]
 
 
 def from_event(event: Any, neighbours: str = "add-remove") -> Mechanism:
-    """The mechanism that a dp-accounting event, or its privacy loss distribution, describes.
+    """Mechanism that a dp-accounting event or privacy loss distribution describes.
 
-    Neighbours of randomised response are what that library takes for it. dp-accounting itself is
-    not imported.
+    dp-accounting itself is not imported. Randomised response has the neighbours that dp-accounting
+    assumes for it.
 
     Args:
-        event: a `DpEvent` made of Gaussian, Poisson-sampled Gaussian, Laplace, randomised response
-            and zCDP events, composed in any way; or a `PrivacyLossDistribution`, for everything
-            else, rounded pessimistically as that library does unless told otherwise.
-        neighbours: `add-remove`, as dp-accounting's accountants take them unless told otherwise,
-            `zero-out` (its REPLACE_SPECIAL) or `replace-one`; of Gaussian events, sampled or not.
+        event: a `DpEvent` that composes Gaussian, Poisson-sampled Gaussian, Laplace, randomised
+            response and zCDP events; or, for all others, a pessimistic `PrivacyLossDistribution`
+            (the library's default).
+        neighbours: the relation for Gaussian events: `add-remove` (the default of dp-accounting's
+            accountants), `zero-out` (its REPLACE_SPECIAL) or `replace-one`.
 
     Raises:
-        ValueError: an event of another kind (its privacy loss distribution may be passed instead),
-            or a tuning, `RepeatAndSelectDpEvent`: the message says what to pass to
-            `upper_bounds.tuning_cost`.
+        ValueError: an event of another kind (pass its privacy loss distribution instead), or a
+            tuning, `RepeatAndSelectDpEvent` (the message names the arguments for
+            `upper_bounds.tuning_cost`).
 
     Example:
         >>> import dp_accounting
@@ -56,12 +56,12 @@ def from_event(event: Any, neighbours: str = "add-remove") -> Mechanism:
             steps_of[part] = steps_of.get(part, 0) + times
     found = [*runs_of(steps_of, neighbours=neighbours), *others]
     if not found:
-        raise ValueError(f"event must release something, got {checks.one_line(event)}")
+        raise ValueError(f"event must contain at least one mechanism, got {checks.one_line(event)}")
     return found[0] if len(found) == 1 else Composition(tuple(found))
 
 
 def _parts(event: Any) -> _Parts:
-    """What an event runs, and how often."""
+    """The mechanisms of an event, with their numbers of runs."""
     kind = type(event).__name__
     read = _READERS.get(kind)
     if read is None:
@@ -108,7 +108,7 @@ def _composed(event: Any) -> _Parts:
 
 
 def _sampled(event: Any) -> _Parts:
-    """One sample, on which all of the event is run: Gaussians together are one."""
+    """A sampled event: several Gaussians on one sample are one Gaussian."""
     inner = _parts(event.event)
     precision = 0.0
     for part, times in inner:
@@ -125,14 +125,14 @@ def _sampled(event: Any) -> _Parts:
 
 def _tuned(event: Any) -> _Parts:
     if event.shape == math.inf:
-        law = f"poisson:{event.mean:g}"
+        runs = f"poisson:{event.mean:g}"
     else:
-        law = (
+        runs = (
             f"repetitions.TruncatedNegativeBinomial({event.shape:g}, 0.5).with_mean({event.mean:g})"
         )
     raise ValueError(
-        "event must be one run, got a tuning: pass from_event(event.event) and the law of K, "
-        f"{law}, to upper_bounds.cost"
+        "event must be one run, got a tuning: pass from_event(event.event) and the distribution "
+        f"of K, {runs}, to upper_bounds.tuning_cost"
     )
 
 
@@ -158,7 +158,7 @@ def _of_distribution(distribution: Any) -> LossDistribution:
         raise ValueError(
             f"event must be a PrivacyLossDistribution of dp-accounting 0.4 or later: {error}"
         ) from error
-    # Its "remove" direction is the data set with the record against the one without.
+    # The "remove" direction compares the data set with the record to the one without it.
     return LossDistribution(
         removed.losses, removed.probabilities, removed.infinite, added, directed=True
     )
@@ -170,11 +170,11 @@ def _direction(pmf: Any) -> LossDistribution:
     dense = pmf.to_dense_pmf()
     losses = dense._discretization * (dense._lower_loss + np.arange(len(dense._probs)))
     infinite = float(dense._infinity_mass)
-    # Transforms leave masses of some 1e-17 everywhere. What is above 1 in all is taken off below.
+    # Transforms leave masses of about 1e-17 everywhere. The lowest losses lose any excess above 1.
     above = np.minimum(np.cumsum(np.maximum(dense._probs[::-1], 0.0))[::-1], 1.0 - infinite)
     masses = above - np.append(above[1:], 0.0)
-    # Under the other data set they weigh e^-loss as much: the lowest losses are moved up, which is
-    # the safe side, until nothing is above 1 there either.
+    # On the other data set, masses are e^-loss times as large. Moving the lowest losses up, which
+    # is safe, brings their sum to at most 1 there, too.
     weights = masses * np.exp(-losses)
     rest = np.append(np.cumsum(weights[::-1])[::-1], 0.0)
     moved = rest[1:] + np.cumsum(masses) * np.exp(-losses)

@@ -13,7 +13,7 @@ class LaplaceMechanism(Mechanism):
     """Laplace noise.
 
     Attributes:
-        scale: of the noise, in units of the sensitivity, >= 0.002.
+        scale: scale of the noise in units of the sensitivity, >= 0.002.
 
     Example:
         >>> round(LaplaceMechanism(2.0).epsilon(1e-5), 4), LaplaceMechanism(2.0).pure_epsilon

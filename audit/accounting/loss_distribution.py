@@ -1,4 +1,4 @@
-"""A mechanism of which the privacy loss distribution is known, as accountants keep it."""
+"""A mechanism given by its privacy loss distribution."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,27 +12,27 @@ from audit.accounting.pairs import DominatingPair, LossPair, PrivacyLossPmf
 from audit.arrays import FloatArray
 from audit.numerics import safe_log
 
-_ROUNDING = 1e-6  # how far sums of a hundred thousand masses may be off
+_ROUNDING = 1e-6  # allowed error of a sum of 1e5 masses
 
 
 @dataclass(frozen=True, eq=False)
 class LossDistribution(Mechanism):
-    """Any mechanism that is dominated by finitely many privacy losses.
+    """Any mechanism that is dominated by a privacy loss with finitely many values.
 
-    A loss log(P/P') and its probability under P determine the probability under P', P e^-loss;
-    outputs with the probability that P' then lacks occur under P' only. So one direction determines
-    its mirror image, which bounds the other direction. A second distribution is only sharper.
+    A loss log(P/P') with P-probability p has P'-probability p e^-loss. The remaining mass of P'
+    belongs to outputs that occur only under P'. So one direction determines its mirror image, which
+    bounds the other direction. A second distribution can only tighten the result.
 
     Attributes:
         losses: [n] finite, strictly increasing.
         probabilities: [n] under P.
         infinite: P-probability of an infinite loss.
-        reverse: the other direction; None where it is the mirror image of this one. Pass the same
-            distribution where it bounds both directions.
-        directed: whether P is known to be the data set with the record; otherwise either may be.
+        reverse: the other direction; None for the mirror image of this one. Pass the same
+            distribution if it bounds both directions.
+        directed: whether P is known to be the data set with the record.
 
     Raises:
-        ValueError: losses that do not increase, or probabilities that are none under P or under P'.
+        ValueError: losses that do not increase, or masses that are no probabilities under P and P'.
 
     Example:
         >>> one = LossDistribution([-1.0, 1.0], [0.2689414, 0.7310586])
@@ -80,7 +80,7 @@ class LossDistribution(Mechanism):
         log_mass = safe_log(self.probabilities)
         kept = log_mass > -np.inf
         lacking = 1.0 - float(self._masses_of_other(self.losses, self.probabilities).sum())
-        # What masses under P lack to 1 by rounding is counted as a leak.
+        # If rounding leaves a sum below 1, the difference counts as infinite loss.
         leak = max(self.infinite, 1.0 - float(self.probabilities.sum()))
         return LossPair(PrivacyLossPmf(self.losses[kept], log_mass[kept], leak, max(lacking, 0.0)))
 

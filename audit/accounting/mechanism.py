@@ -1,4 +1,4 @@
-"""What every base mechanism answers about one run."""
+"""The interface of all base mechanisms: the privacy of a single run."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -12,8 +12,8 @@ from audit.arrays import FloatArray
 from audit.numerics import COARSE_ORDERS
 
 SMALLEST_SPREAD, LARGEST_SPREAD = 1e-12, 1e3
-"""How far apart two laws may be, in standard deviations: beyond, doubles see no difference or no
-overlap."""
+"""Allowed distances of two distributions in standard deviations. Outside, double precision shows no
+difference or no overlap."""
 
 GIVEN = "neighbours are those for which its parameters hold"
 
@@ -32,22 +32,22 @@ class Mechanism(ABC):
 
     @property
     def gaussian_mu(self) -> float | None:
-        """The mu of a Gaussian pair, where the mechanism is exactly Gaussian; else None."""
+        """The mu of an exactly Gaussian mechanism; None for all others."""
         return None
 
     @property
     def pure_epsilon(self) -> float:
-        """The smallest epsilon known at delta = 0; infinite where there is none."""
+        """Smallest known epsilon at delta = 0, or infinity."""
         return np.inf
 
     @property
     @abstractmethod
     def pairs(self) -> tuple[DominatingPair, ...]:
-        """The dominating pairs of both directions; one if it is its own mirror image."""
+        """Dominating pairs of both directions; one pair if it is its own mirror image."""
 
     @property
-    def laws(self) -> tuple[tuple[PrivacyLoss, int], ...]:
-        """The runs that make up the first pair, for composition; the second is its mirror image."""
+    def loss_terms(self) -> tuple[tuple[PrivacyLoss, int], ...]:
+        """Privacy losses, with counts, whose composition is the first pair."""
         return ((self.pairs[0], 1),)
 
     @property
@@ -57,21 +57,21 @@ class Mechanism(ABC):
 
     @property
     def is_directed(self) -> bool:
-        """Whether the first pair is known to be the data set with the record against the other.
+        """Whether P of the first pair is known to be the data set with the record.
 
-        Where different mechanisms are combined, or only some records are used, the cost depends on
-        which data set has the record. Where that is not known, the largest cost counts.
+        The cost of combined mechanisms, and of tuning on a subset, depends on which data set has
+        the record. If this is not known, the largest cost counts.
         """
         return self.is_symmetric
 
     @property
     def attained(self) -> bool:
-        """Whether some neighbours really have the first pair, so that it can be played."""
+        """Whether some neighbouring data sets attain the first pair, so that games can use it."""
         return False
 
     @property
     def description(self) -> str:
-        """The mechanism in words, and its neighbours."""
+        """The mechanism and its neighbouring relation in words."""
         return self._words.format(**vars(self)) + f"; {GIVEN}"
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
@@ -84,7 +84,7 @@ class Mechanism(ABC):
         return np.max([pair.profile(epsilon) for pair in self.pairs], axis=0)
 
     def profile_grid(self, points: int = 2049) -> FloatArray:
-        """Epsilons [n] from 0 to where the profile is negligible or no longer falls."""
+        """Epsilons [n] from 0 to where the profile is negligible or constant."""
         return np.linspace(0.0, reach(lambda epsilon: float(self.delta(epsilon))), points)
 
     def epsilon(self, delta: float) -> float:
@@ -92,5 +92,5 @@ class Mechanism(ABC):
         return solve_epsilon(lambda epsilon: float(self.delta(epsilon)), delta)
 
     def renyi_epsilon(self, delta: float) -> float:
-        """Smallest epsilon at delta by Renyi divergences, as the papers account."""
+        """Smallest epsilon at delta by Renyi divergences, as in the papers."""
         return renyi_to_epsilon(self.renyi, delta, refined=COARSE_ORDERS)

@@ -45,7 +45,7 @@ def normaliser_delta(epsilon: float, batch_size: int, parameters: int, steps: in
         batch_size: B, what the noisy sum is divided by on the larger data set, >= 2.
         parameters: number of trained parameters, >= 1.
         steps: number of steps whose noisy gradients are released, >= 1. If only the last iterate
-            is released, an observer who knows the one before it sees one step.
+            is released, an observer with the previous iterate sees one step.
 
     Returns:
         delta in [0, 1], exact up to a rounding of about 1e-12.

@@ -1,9 +1,9 @@
-"""Pairs of distributions (P, P') that stand for one direction of a mechanism.
+"""Dominating pairs of distributions (P, P'), one for each direction of a mechanism.
 
-A mechanism's privacy is that of one or two dominating pairs: every neighbouring pair of output laws
-is a postprocessing of one of them. Selection bounds need three things of a pair: its Renyi
-divergence, its hockey-stick profile, and the achievable probabilities of one event (its trade-off
-curve). Composition needs a fourth: the law of the privacy loss log(P/P') under P.
+One or two dominating pairs describe the privacy of a mechanism: its output distributions on any two
+neighbouring data sets are post-processings of one of them. Selection bounds use a pair's Renyi
+divergence, its hockey-stick profile, and the attainable probabilities of one event (its trade-off
+curve). Composition uses the distribution of the privacy loss log(P/P') under P.
 """
 
 import math
@@ -20,7 +20,7 @@ from audit.arrays import FloatArray
 from audit.numerics import SUMS_TO_ONE, log_complement
 
 REACH = 15.0
-"""Normal tails beyond this many standard deviations are below 1e-50: counted as full leaks."""
+"""Normal tails beyond this many standard deviations are below 1e-50; they count as delta."""
 
 LOG_ROOT_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _SMALL_MU = 1e-4
@@ -29,13 +29,13 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 @dataclass(frozen=True)
 class PrivacyLossPmf:
-    """A law of the privacy loss under P.
+    """Distribution of the privacy loss under P.
 
     Attributes:
         loss: finite values [n] of log(P/P').
         log_mass: log of their P-probabilities [n].
-        p_only: P-probability of outputs that P' never gives (or of what was left out).
-        q_only: P'-probability of outputs that P never gives (or of what was left out).
+        p_only: P-probability of outputs that P' never gives (or of a truncated tail).
+        q_only: P'-probability of outputs that P never gives (or of a truncated tail).
     """
 
     loss: FloatArray
@@ -45,7 +45,7 @@ class PrivacyLossPmf:
 
 
 class PrivacyLoss(ABC):
-    """What composition needs to know of a pair."""
+    """The part of a pair's interface that composition uses."""
 
     @abstractmethod
     def renyi(self, alpha: FloatArray) -> FloatArray:
@@ -53,11 +53,11 @@ class PrivacyLoss(ABC):
 
     @abstractmethod
     def atoms(self, spacing: float) -> PrivacyLossPmf:
-        """The law of the loss: exact if discrete, else the nodes of a quadrature.
+        """Distribution of the loss: exact if discrete, otherwise by quadrature.
 
         Args:
-            spacing: multiples of it are ends of the quadrature's cells, so that what is linear
-                between them in e^-loss is integrated to rounding.
+            spacing: its multiples are cell limits of the quadrature, so that functions that are
+                linear in e^-loss between them are integrated to rounding error.
         """
 
 
@@ -78,15 +78,15 @@ class DominatingPair(PrivacyLoss):
     @property
     @abstractmethod
     def event_range(self) -> tuple[float, float]:
-        """The first and last parameter t of the extreme events; s grows with t."""
+        """First and last parameter t of the extreme events; s grows with t."""
 
     @abstractmethod
     def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The extreme events: log(1 - s) and log(1 - s'), for P- and P'-probabilities s and s'.
+        """Extreme events: log(1 - s) and log(1 - s') for their probabilities s (P) and s' (P').
 
-        For given s, s' is the largest that any event reaches, 1 - T(s) with T the trade-off curve.
-        Where the curve reaches s = s' = 1 within the range, its last pieces of unit length in t are
-        straight.
+        For each s, s' = 1 - T(s) is the largest probability of any event, with T the trade-off
+        curve. If the curve reaches s = s' = 1 within the range, its last pieces of unit length in t
+        are straight.
 
         Args:
             t: parameters [n] within `event_range`; both results decrease in t.
@@ -94,7 +94,7 @@ class DominatingPair(PrivacyLoss):
 
 
 def quadrature(edges: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Gauss-Legendre nodes and log weights, six to every cell between sorted edges [n]."""
+    """Gauss-Legendre nodes and log weights, six for each cell between sorted edges [n]."""
     edges = np.unique(edges)
     middle, half = 0.5 * (edges[1:] + edges[:-1]), 0.5 * np.diff(edges)
     nodes = (middle[:, None] + half[:, None] * _NODES).ravel()
@@ -102,7 +102,7 @@ def quadrature(edges: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def multiples(low: float, high: float, spacing: float) -> FloatArray:
-    """The multiples of `spacing` strictly between two losses; none if spacing is infinite."""
+    """Multiples of `spacing` strictly between two losses; none if it is infinite."""
     if math.isinf(spacing):
         return np.empty(0)
     return spacing * np.arange(math.ceil(low / spacing), math.floor(high / spacing) + 1.0)
@@ -111,13 +111,12 @@ def multiples(low: float, high: float, spacing: float) -> FloatArray:
 def gaussian_profile(epsilon: ArrayLike, mu: ArrayLike) -> FloatArray:
     """Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2), elementwise (Balle & Wang 2018, theorem 8).
 
-    In the tail the difference is taken between Mills ratios, where nothing cancels but mu/t itself:
-    the relative error is under 1e-10 for mu >= 1e-4. Below, the difference is the integral of the
-    ratio's slope, and keeps its digits for any mu.
+    In the tail, the difference of Mills ratios avoids cancellation; its relative error is below
+    1e-10 for mu >= 1e-4. For smaller mu, the integral of the ratio's slope stays accurate.
 
     Args:
         epsilon: any shape.
-        mu: > 0, of a shape that broadcasts.
+        mu: > 0, any shape that broadcasts.
     """
     epsilon, mu = np.broadcast_arrays(
         np.asarray(epsilon, dtype=np.float64), np.asarray(mu, dtype=np.float64)
@@ -128,7 +127,7 @@ def gaussian_profile(epsilon: ArrayLike, mu: ArrayLike) -> FloatArray:
     value = np.zeros(a.shape)
     tail = a > -4.0
     inner = ~tail
-    tail &= a < 40.0  # beyond, the value is below the smallest number
+    tail &= a < 40.0  # beyond, the value underflows
     if tail.any():
         value[tail] = _far_gaussian_profile(a[tail], b[tail], mu[tail])
     if inner.any():
@@ -138,7 +137,7 @@ def gaussian_profile(epsilon: ArrayLike, mu: ArrayLike) -> FloatArray:
 
 
 def _far_gaussian_profile(a: FloatArray, b: FloatArray, mu: FloatArray) -> FloatArray:
-    """The same [n] for a = eps/mu - mu/2 > -4 and b = eps/mu + mu/2."""
+    """Profile [n] for a = eps/mu - mu/2 > -4 and b = eps/mu + mu/2."""
     root = math.sqrt(0.5)
     x, gap = a * root, mu * root
     fall = special.erfcx(x) - special.erfcx(b * root)
@@ -179,46 +178,46 @@ class GaussianPair(DominatingPair):
         return -37.5 - self.mu, 37.5
 
     def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
-        # {x < t} is likelier under P; its mirror image gives s = Phi(t), s' = Phi(t + mu).
+        # The event {x < t} mirrored: s = Phi(t) and s' = Phi(t + mu).
         return special.log_ndtr(-t), special.log_ndtr(-t - self.mu)
 
 
 @dataclass(frozen=True, eq=False)
 class LossPair(DominatingPair):
-    """A pair given by its privacy loss on finitely many outputs.
+    """A pair given by the distribution of its privacy loss, which has finitely many values.
 
     Attributes:
-        law: losses in increasing order, their P-probabilities, and what one side alone gives.
+        pmf: the distribution, with losses in increasing order.
 
     Example:
         >>> import numpy as np
-        >>> law = PrivacyLossPmf(np.array([-1.0, 1.0]), np.log([0.2689414, 0.7310586]))
-        >>> round(float(LossPair(law).profile(0.0)), 4)
+        >>> pmf = PrivacyLossPmf(np.array([-1.0, 1.0]), np.log([0.2689414, 0.7310586]))
+        >>> round(float(LossPair(pmf).profile(0.0)), 4)
         0.4621
     """
 
-    law: PrivacyLossPmf
+    pmf: PrivacyLossPmf
 
     @cached_property
     def mirrored(self) -> "LossPair":
         """The pair (P', P)."""
-        law = self.law
-        flipped = PrivacyLossPmf(-law.loss[::-1], self._log_q[::-1], law.q_only, law.p_only)
+        pmf = self.pmf
+        flipped = PrivacyLossPmf(-pmf.loss[::-1], self._log_q[::-1], pmf.q_only, pmf.p_only)
         return LossPair(flipped)
 
     def renyi(self, alpha: FloatArray) -> FloatArray:
         rest = np.asarray(alpha, dtype=np.float64)[..., None] - 1.0
-        if self.law.p_only > 0:
+        if self.pmf.p_only > 0:
             return np.full(rest.shape[:-1], np.inf)
-        log_sum = special.logsumexp(self.law.log_mass + rest * self.law.loss, axis=-1)
+        log_sum = special.logsumexp(self.pmf.log_mass + rest * self.pmf.loss, axis=-1)
         return np.maximum(log_sum, 0.0) / rest[..., 0]
 
     def atoms(self, spacing: float) -> PrivacyLossPmf:
-        return self.law
+        return self.pmf
 
     @cached_property
     def _log_q(self) -> FloatArray:
-        return self.law.log_mass - self.law.loss
+        return self.pmf.log_mass - self.pmf.loss
 
     @cached_property
     def _log_q_tail(self) -> FloatArray:
@@ -227,34 +226,34 @@ class LossPair(DominatingPair):
 
     @cached_property
     def _delta_at(self) -> FloatArray:
-        """The profile at every loss: as a function of e^eps it is linear in between.
+        """The profile at each loss; it is linear in e^eps between them.
 
-        delta(l_k) = delta(l_{k+1}) + (e^l_{k+1} - e^l_k) P'[loss >= l_{k+1}]: no cancellation.
+        delta(l_k) = delta(l_{k+1}) + (e^l_{k+1} - e^l_k) P'[loss >= l_{k+1}], without cancellation.
         """
-        loss = self.law.loss
+        loss = self.pmf.loss
         rises = -np.expm1(-np.diff(loss)) * np.exp(loss[1:] + self._log_q_tail[1:])
-        return self.law.p_only + np.append(np.cumsum(rises[::-1])[::-1], 0.0)
+        return self.pmf.p_only + np.append(np.cumsum(rises[::-1])[::-1], 0.0)
 
     def profile(self, epsilon: ArrayLike) -> FloatArray:
         epsilon = np.asarray(epsilon, dtype=np.float64)
-        loss = self.law.loss
+        loss = self.pmf.loss
         after = np.searchsorted(loss, epsilon, side="right")
         k = np.minimum(after, len(loss) - 1)
         gap = -np.expm1(np.minimum(epsilon - loss[k], 0.0))
         inner = self._delta_at[k] + gap * np.exp(loss[k] + self._log_q_tail[k])
-        return np.where(after == len(loss), self.law.p_only, np.minimum(inner, 1.0))
+        return np.where(after == len(loss), self.pmf.p_only, np.minimum(inner, 1.0))
 
     @property
     def event_range(self) -> tuple[float, float]:
-        return 0.0, len(self.law.loss) + 2.0
+        return 0.0, len(self.pmf.loss) + 2.0
 
     @cached_property
     def _vertices(self) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
-        """P- and P'-probabilities of outputs so far and of the rest, likelier under P' first."""
+        """Cumulative and remaining probabilities under P and P', from the smallest loss on."""
         sides = []
         for first, log_mass, last in (
-            (0.0, self.law.log_mass, self.law.p_only),
-            (self.law.q_only, self._log_q, 0.0),
+            (0.0, self.pmf.log_mass, self.pmf.p_only),
+            (self.pmf.q_only, self._log_q, 0.0),
         ):
             masses = np.concatenate([[first], np.exp(log_mass), [last]])
             left = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
@@ -263,16 +262,16 @@ class LossPair(DominatingPair):
         return sides[0], sides[1]
 
     def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
-        at = np.arange(len(self.law.loss) + 3.0)
+        at = np.arange(len(self.pmf.loss) + 3.0)
         p, q = (log_complement(np.interp(t, at, a), np.interp(t, at, b)) for a, b in self._vertices)
         return p, q
 
     def ranked(self) -> tuple[FloatArray, FloatArray]:
-        """The outputs from the largest loss on: how likely a run is worse.
+        """Probabilities of a worse run, if outputs with larger losses are better.
 
         Returns:
-            log P[worse] and log P'[worse] at the ends [n+3] of the outputs, from 0 to -inf. What P'
-            alone gives is the worst output.
+            log P[worse] and log P'[worse] at the limits [n+3] of the outputs, from 0 to -inf.
+            Outputs that occur only under P' are the worst.
         """
         p, q = (log_complement(left, done)[::-1] for done, left in self._vertices)
         return p, q
@@ -313,10 +312,10 @@ class DiscretePair(LossPair):
 
 @dataclass(frozen=True)
 class LaplacePair(DominatingPair):
-    """Two Laplace laws at distance 1, its own mirror image.
+    """Two Laplace distributions at distance 1; the pair is its own mirror image.
 
     Attributes:
-        scale: of both, in units of the sensitivity.
+        scale: scale of both, in units of the sensitivity.
     """
 
     scale: float
@@ -353,7 +352,7 @@ class LaplacePair(DominatingPair):
         return 0.0, 3.0
 
     def events(self, t: FloatArray) -> tuple[FloatArray, FloatArray]:
-        # First part of what lies beyond the centre of P', then down to that of P, then the rest.
+        # First the outputs beyond the centre of P', then those between the centres, then the rest.
         first, last = np.clip(t, 0.0, 1.0), np.clip(t - 2.0, 0.0, 1.0)
         y = np.clip(2.0 - t, 0.0, 1.0)
         with np.errstate(divide="ignore"):

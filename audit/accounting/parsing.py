@@ -1,4 +1,4 @@
-"""Base mechanisms from text and from files."""
+"""Reads base mechanisms from text and curves from files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ def read_curve(path: str | Path) -> tuple[FloatArray, FloatArray]:
     """Two columns of numbers from a csv file (commas or spaces; a heading is skipped).
 
     Raises:
-        ValueError: the file is missing, or a line holds no two numbers.
+        ValueError: the file is missing, or a line does not hold two numbers.
 
     Example:
         >>> from pathlib import Path

@@ -1,4 +1,4 @@
-"""The mechanism that the accountant of a training loop has recorded."""
+"""Mechanisms from the history of an Opacus accountant."""
 
 import math
 from collections.abc import Iterable
@@ -11,28 +11,28 @@ from audit.accounting.mechanism import Mechanism
 
 
 def from_opacus(accountant: Any, neighbours: str = "zero-out", most_phases: int = 40) -> Mechanism:
-    """The mechanism that an Opacus accountant has recorded: one training run.
+    """Mechanism of one training run, from the history of an Opacus accountant.
 
     Args:
-        accountant: any Opacus accountant (RDP, GDP or PRV), or the PrivacyEngine that keeps it. Its
-            `history` holds (noise multiplier, sampling rate, steps) of every phase; batches are
-            taken to be Poisson-sampled, as Opacus samples them unless it is told not to. Opacus
-            itself is not imported.
+        accountant: an Opacus accountant (RDP, GDP or PRV), or the PrivacyEngine that contains it.
+            Its `history` holds (noise multiplier, sampling rate, steps) of each phase. Batches are
+            assumed to be Poisson-sampled, which is the default of Opacus. Opacus itself is not
+            imported.
         neighbours: `zero-out`, `add-remove` or `replace-one`. Opacus divides each noisy sum by
             int(n * rate), where its rate is 1/len(loader) and n is the number of records. So its
             epsilon holds where n is public, which is `zero-out`, the default. Pass `add-remove`
             only if the divisor (`optimizer.expected_batch_size`), the sampling rate and the number
             of steps are constants that do not depend on n; the numbers are the same.
-        most_phases: where a schedule has more phases of different noise or rate, neighbouring ones
-            are accounted for as one, with the least noise and the largest rate among them: what
-            comes out is an upper bound, and takes seconds instead of minutes.
+        most_phases: if a schedule has more phases of different noise or rate, similar phases are
+            merged, with their smallest noise and largest rate. The result is an upper bound that
+            takes seconds instead of minutes.
 
     Returns:
-        One `DpSgd`, or the `Composition` of one for every noise and rate. In which order they came
-        does not matter to the privacy of the whole.
+        One `DpSgd`, or a `Composition` with one `DpSgd` for each noise and rate. The order of the
+        phases does not affect the cost.
 
     Raises:
-        ValueError: what came is no accountant of one run, or one that has recorded no step.
+        ValueError: the argument is not the accountant of one run, or it has recorded no step.
 
     Example:
         >>> class Recorded:
@@ -44,7 +44,7 @@ def from_opacus(accountant: Any, neighbours: str = "zero-out", most_phases: int 
     if history is None:
         what = f"a {type(accountant).__name__}"
         if isinstance(accountant, list | tuple):
-            what += f" of {len(accountant)}; runs that are tuned share one accounting: pass one"
+            what += f" of {len(accountant)}; all runs of a tuning share one accounting, so pass one"
         raise ValueError(f"accountant must be an Opacus accountant or PrivacyEngine, got {what}")
     if not isinstance(history, Iterable):
         raise ValueError(f"history must be a list of phases, got {checks.one_line(history)}")
@@ -71,11 +71,11 @@ Phases = dict[tuple[float, float], int]
 
 
 def runs_of(steps_of: Phases, most: int = 40, neighbours: str = "add-remove") -> list[Mechanism]:
-    """DP-SGD of at most so many phases, which together dominate those that came.
+    """At most `most` runs of DP-SGD that together dominate the given phases.
 
     Args:
         steps_of: steps by (noise multiplier, sampling rate).
-        most: where there are more phases, neighbouring ones are accounted for as one.
+        most: largest number of phases; similar phases are merged.
         neighbours: `add-remove`, `zero-out` or `replace-one`.
     """
     phases = joined(steps_of, most)
@@ -83,14 +83,13 @@ def runs_of(steps_of: Phases, most: int = 40, neighbours: str = "add-remove") ->
 
 
 def joined(steps_of: Phases, most: int) -> Phases:
-    """At most so many phases: those in one cell of a grid of log noise and log rate are one.
+    """Merges phases in the same cell of a grid of log noise and log rate.
 
-    Less noise hides less, and a record that is sampled more often is hidden less: the step with the
-    least noise and the largest rate of a cell dominates all in it.
+    A step with the smallest noise and the largest rate of a cell dominates all steps in it.
 
     Args:
         steps_of: steps by noise and rate.
-        most: at most so many remain. Cells grow by half until that is so.
+        most: largest number of phases. Cells grow by half until the number is reached.
     """
     width, found = 1e-3, steps_of
     while len(found) > most:

@@ -1,4 +1,4 @@
-"""Mechanisms as plain values, for files; and back."""
+"""Converts mechanisms to plain values for files, and back."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -44,10 +44,10 @@ _KINDS: dict[str, type[Mechanism]] = {
 
 
 def mechanism_to_dict(base: Mechanism) -> dict[str, Any]:
-    """A mechanism as numbers, texts and lists: its kind and its parameters.
+    """Kind and parameters of a mechanism as plain values.
 
     Raises:
-        ValueError: the mechanism is of a kind of the user's own.
+        ValueError: the mechanism's class is not one of `audit.accounting`.
 
     Example:
         >>> mechanism_to_dict(GaussianMechanism(0.5))
@@ -60,16 +60,16 @@ def mechanism_to_dict(base: Mechanism) -> dict[str, Any]:
     return {"mechanism": name} | {
         each.name: _value(getattr(base, each.name))
         for each in fields(written)
-        # Left out where it is 1: files of versions that know of no groups read the same.
+        # A group size of 1 is left out, as in files of versions without groups.
         if (each.name, getattr(base, each.name)) != ("group_size", 1)
     }
 
 
 def mechanism_from_dict(values: Mapping[str, Any]) -> Mechanism:
-    """The mechanism that `to_plain` wrote.
+    """Mechanism from the values that `mechanism_to_dict` returned.
 
     Raises:
-        ValueError: no such mechanism, or parameters that are not its.
+        ValueError: an unknown mechanism, or wrong parameters.
 
     Example:
         >>> mechanism_from_dict({"mechanism": "GaussianMechanism", "mu": 0.5})

@@ -190,13 +190,13 @@ def reduced_exact(base: Mechanism, repetitions: Repetitions, delta: float) -> Bo
         raise NotApplicable("the base must have known outputs")
     if float(base.delta(_LARGEST_LOSS)) > delta * PROFILE_ACCURACY:
         raise NotApplicable(f"losses beyond {_LARGEST_LOSS:g} must not decide: they underflow")
-    (pair, count), *others = base.laws
+    (pair, count), *others = base.loss_terms
     if isinstance(pair, LossPair) and count == 1 and not others:
         epsilon, error = _by_likelihood(pair, repetitions, delta), 0.0
     else:
-        fine = base.pairs[0] if isinstance(base.pairs[0], LossPair) else compose(base.laws)
+        fine = base.pairs[0] if isinstance(base.pairs[0], LossPair) else compose(base.loss_terms)
         epsilon = _by_likelihood(fine, repetitions, delta)
-        coarse = compose(base.laws, COARSE_CELLS)
+        coarse = compose(base.loss_terms, COARSE_CELLS)
         error = abs(epsilon - _by_likelihood(coarse, repetitions, delta))
     return BoundValue(epsilon + error, error=2.0 * error)
 

@@ -99,10 +99,10 @@ class SubsetCurve:
     @property
     def _outputs(self) -> tuple[FloatArray, FloatArray, float]:
         """Losses log r1 [n] of the tuning, log P1_0-masses, and the P1-mass of infinite losses."""
-        law = self.tuning.law
+        pmf = self.tuning.pmf
         with np.errstate(divide="ignore"):
-            log_mass = np.append(np.log(law.q_only), law.log_mass - law.loss)
-        return np.append(-1e6, law.loss), log_mass, law.p_only
+            log_mass = np.append(np.log(pmf.q_only), pmf.log_mass - pmf.loss)
+        return np.append(-1e6, pmf.loss), log_mass, pmf.p_only
 
 
 @bound(

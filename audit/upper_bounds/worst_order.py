@@ -37,14 +37,14 @@ def worst_order(base: Mechanism, repetitions: Repetitions, delta: float) -> Boun
     """
     if not base.attained:
         raise NotApplicable("the base must have known outputs")
-    (law, count), *others = base.laws
+    (law, count), *others = base.loss_terms
     if base.gaussian_mu is not None or (
         isinstance(law, DominatingPair) and count == 1 and not others
     ):
         found, error = _attained(base.pairs, repetitions, delta), 0.0
     else:
         found = _attained(base.pairs, repetitions, delta)
-        coarse = compose(base.laws, COARSE_CELLS)
+        coarse = compose(base.loss_terms, COARSE_CELLS)
         error = abs(found - _attained((coarse, coarse.mirrored), repetitions, delta))
     return BoundValue(max(found - error, 0.0), error=2.0 * error)
 

@@ -369,7 +369,7 @@ def test_the_sum_over_losses_is_the_double_integral():
     x = np.linspace(-10.0, 10.0, 4001)
     final_mass = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi) * (x[1] - x[0])
     final = np.exp(0.5 * x - 0.125)
-    law = tuned.law
+    law = tuned.pmf
     for on_all in (False, True):
         curve = SubsetCurve(tuned, base.pairs[0], base.pairs[0], 0.2, on_all)
         ratios = np.exp(law.loss)[:, None]

@@ -259,7 +259,7 @@ def test_an_approximate_base_is_bounded_and_no_naive_answer_is(spec):
         4.0 * repetitions.parse_repetitions(spec).mean * 1e-4,
     )
     pair = base.pairs[0]
-    yes, no = np.exp(pair.law.log_mass[::-1])
+    yes, no = np.exp(pair.pmf.log_mass[::-1])
     p, q = np.array([no, yes, leak, 0.0]), np.array([yes, no, 0.0, leak])
     claimed = upper_bounds.published.approximate(base, law, total).epsilon
     tight = upper_bounds.region(base, law, total).epsilon
