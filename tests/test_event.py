@@ -72,10 +72,10 @@ def test_a_symmetric_loss_distribution():
     ("event", "words"),
     [
         (dp_event.NonPrivateDpEvent(), "event must be one of .*, got NonPrivateDpEvent"),
-        (dp_event.NoOpDpEvent(), "event must release something"),
+        (dp_event.NoOpDpEvent(), "event must contain at least one mechanism"),
         (
             dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(1.0), 10, np.inf),
-            "the law of K, poisson:10",
+            "distribution of K, poisson:10",
         ),
         (
             dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(1.0)),
