@@ -574,7 +574,10 @@ def test_a_schedule_of_many_phases_is_bounded_by_few():
 @pytest.mark.parametrize(
     ("accountant", "message"),
     [
-        ([Accountant((1.0, 0.1, 3))] * 2, "or PrivacyEngine, got a list of 2; all runs of a tuning"),
+        (
+            [Accountant((1.0, 0.1, 3))] * 2,
+            "or PrivacyEngine, got a list of 2; all runs of a tuning",
+        ),
         (None, "accountant must be an Opacus accountant or PrivacyEngine, got a NoneType"),
         (Accountant((1.0, 0.1)), r"history must be of \(noise multiplier, .* got \(1.0, 0.1\)"),
         (Accountant((1.0, 0.1, 2.5)), "steps must be a whole number >= 1, got 2.5"),

@@ -117,7 +117,7 @@ def test_ceiling_is_what_a_game_without_errors_shows():
 
 def test_evidence_above_the_bound_is_refused(certificate):
     assert certificate.with_evidence(0.1, 0.95, 100, 100).evidence.epsilon_lower == 0.1
-    with pytest.raises(ValueError, match="epsilon_lower must be at most what is certified"):
+    with pytest.raises(ValueError, match="epsilon_lower must be at most the certified epsilon"):
         certificate.with_evidence(99.0, 0.95, 100, 100)
 
 
@@ -163,7 +163,7 @@ CHANGES = [
     (_set(["numbers", "attained"], None), "numbers.attained is None"),
     (_set(["groups", 0, "epsilon"], 0.1), r"groups\[0\].epsilon is 0.1"),
     (_set(["evidence", "ceiling"], 9.0), "evidence.ceiling is 9.0"),
-    (_set(["evidence", "epsilon_lower"], 9.0), "a game shows epsilon >= 9"),
+    (_set(["evidence", "epsilon_lower"], 9.0), "an audit shows epsilon >= 9"),
     (_set(["protocol"], "tnb:1,0.1"), "protocol_in_words is"),
     (_set(["base", "steps"], 400), "base is not training with its score"),
     (_set(["training", "steps"], 50), "base is not training with its score"),

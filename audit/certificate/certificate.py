@@ -1,4 +1,4 @@
-"""The certificate: one result object, its plain values, and its three renderings."""
+"""The certificate of a private tuning: its fields, its json format, and its renderings."""
 
 import contextlib
 import datetime
@@ -56,19 +56,19 @@ _MAX_ROWS = 100
 
 @dataclass(frozen=True)
 class Certificate:
-    """Claim of a private tuning, with its reasons.
+    """Privacy claim of a tuning, with its numbers and conditions.
 
-    The conditions, the setting and all other sentences follow from the fields, so that none of
-    them can be missing.
+    The conditions, the scope and all other sentences are computed from the fields, so none of them
+    can be missing.
 
     Attributes:
-        base: one run, its score included.
-        training: one run without its score.
-        protocol: how the best run is chosen.
-        delta: of the whole tuning.
+        base: mechanism of one run, including its score.
+        training: mechanism of one run without its score.
+        protocol: the tuning protocol.
+        delta: delta of the tuning.
         numbers: computed from base, protocol and delta.
-        score: the noise of the score; None if it reads public records only.
-        study: what the study states about itself.
+        score: noise of the score; None if the score reads public records only.
+        study: statements of the study about itself.
         made: version of this package, date, versions of Python and libraries.
         model_hash: `model_hash` of the released model; None if unknown or nothing was released.
         declaration: statements of the author.
@@ -110,7 +110,7 @@ class Certificate:
         study: StudyFacts,
         model_hash: str | None = None,
     ) -> Self:
-        """Computes the numbers, and returns the certificate as made now."""
+        """Computes the numbers and issues a certificate with the current date."""
         numbers = compute(base, protocol, delta)
         known = derived.checkable(training, protocol)
         study = replace(study, checked=tuple(name for name in known if name in study.checked))
@@ -123,12 +123,12 @@ class Certificate:
 
     @property
     def on_trust(self) -> tuple[Condition, ...]:
-        """The conditions that no one has checked."""
+        """The conditions that were not checked."""
         return tuple(one for one in self.conditions if one.ground is Ground.ON_TRUST)
 
     @property
     def setting(self) -> Setting:
-        """What the claim is about."""
+        """Scope of the claim."""
         return derived.setting(self.training, self.protocol, self.score, self.declaration.unit)
 
     @property
@@ -138,7 +138,7 @@ class Certificate:
 
     @property
     def void(self) -> tuple[str, ...]:
-        """Conditions that are broken already; a guarantee has none."""
+        """Conditions that are known to be broken."""
         return tuple(one.words for one in self.conditions if one.ground is Ground.BROKEN)
 
     @property
@@ -165,9 +165,9 @@ class Certificate:
 
     @property
     def groups(self) -> tuple[tuple[int, float | None], ...]:
-        """Numbers of records, and the epsilon of that many at `delta`; None if none follows.
+        """Group sizes with their epsilon at `delta`, or None if no epsilon follows.
 
-        If the claim is about groups already, these are groups of such groups.
+        If the claim itself is about groups, these are groups of such groups.
         """
         curve = TradeOff(self.numbers.profile)
         each = group_size(self.training)
@@ -176,13 +176,13 @@ class Certificate:
         return tuple((each * count, curve.group_epsilon(count, self.delta)) for count in times)
 
     def declare(self, **statements: Any) -> Self:
-        """The same certificate with statements of its author, which no one recomputes.
+        """Returns the certificate with additional statements of its author.
 
         Args:
-            statements: fields of `Declaration`; those given earlier stay.
+            statements: fields of `Declaration`; earlier statements are kept.
 
         Raises:
-            ValueError: a statement is not of its type.
+            ValueError: a statement has the wrong type.
 
         Example:
             >>> from audit import tuning
@@ -200,28 +200,28 @@ class Certificate:
 
     @property
     def _relation(self) -> str:
-        """The neighbouring relations that the base states, in words."""
+        """Neighbouring relations of the base mechanism, in words."""
         stated = sorted(relations(self.base))
         return f" for {' and '.join(stated)} neighbours" if stated else ""
 
     def with_evidence(
         self, epsilon_lower: float, confidence: float, games_without: int, games_with: int
     ) -> Self:
-        """The same, and what a game against the tuning has shown.
+        """Returns the certificate with the result of an audit of the tuning.
 
         Raises:
-            ValueError: the game shows more than the certificate allows.
+            ValueError: the audit shows more than the certified epsilon.
         """
         evidence = Evidence(epsilon_lower, confidence, games_without, games_with)
         if evidence.epsilon_lower > self.numbers.epsilon:
             raise ValueError(
-                "epsilon_lower must be at most what is certified, "
+                "epsilon_lower must be at most the certified epsilon, "
                 f"{self.numbers.epsilon!r}, got {epsilon_lower!r}: one of them is wrong"
             )
         return replace(self, evidence=evidence)
 
     def save(self, path: str | Path) -> None:
-        """Writes the certificate to a file in the format of its ending: .json, .txt or .html.
+        """Writes the certificate as json, text or html, according to the suffix of the path.
 
         Raises:
             ValueError: the path has another ending.
@@ -229,7 +229,7 @@ class Certificate:
         path = Path(path)
         ending = checks.one_of("path's ending", path.suffix, (".json", ".txt", ".html"))
         if ending == ".json":
-            # In ASCII, a reader of the file sees letters that look like others.
+            # ASCII makes letters visible that look like others.
             content = json.dumps(self.as_dict(), indent=2) + "\n"
         elif ending == ".txt":
             content = text.paragraph(self)
@@ -238,7 +238,7 @@ class Certificate:
         path.write_text(content, encoding="utf-8")
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it in plain values, with the hash over the rest."""
+        """All fields as plain values, with the hash over them."""
         total = self.declaration.total(self.numbers.epsilon, self.delta)
         values: dict[str, Any] = {
             "format": FORMAT,
@@ -267,22 +267,22 @@ class Certificate:
             if self.evidence is None
             else asdict(self.evidence) | {"ceiling": self.evidence.ceiling(self.delta)},
         }
-        # Tuples become lists here already, so that what is read again is the same.
+        # Tuples become lists, so that the values equal those read from a file.
         values = json.loads(json.dumps(values))
         return values | {"hash": hash_of(values)}
 
     @property
     def not_stated(self) -> tuple[str, ...]:
-        """Names of what a sign-off needs and this certificate lacks."""
+        """Names of the statements that are missing for a sign-off."""
         missing = ("model_hash",) if self.model_hash is None else ()
         return (*missing, *self.declaration.not_stated)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Reads what `as_dict` wrote; nothing is verified.
+        """Reads the values that `as_dict` returned, without verification.
 
         Raises:
-            ValueError: it is no certificate of this format.
+            ValueError: the values are not a certificate of this format.
         """
         came = values.get("format") if isinstance(values, Mapping) else None
         if isinstance(came, str) and came in _OLD:
@@ -349,7 +349,7 @@ def _protocol(value: Any) -> Protocol:
 
 
 def _texts(name: str, values: Any) -> dict[str, str]:
-    """Texts by name."""
+    """Validates a mapping from names to texts."""
     if not isinstance(values, Mapping) or len(values) > _MAX_NAMES:
         raise ValueError(f"{name} must be texts by name, got {checks.one_line(values)}")
     return {_text(name, key): _text(f"{name}.{key}", one) for key, one in values.items()}
@@ -394,7 +394,7 @@ def _made(values: Any) -> dict[str, Any]:
 
 
 def _numbers(values: Mapping[str, Any]) -> Numbers:
-    """Numbers read from plain values: every list is a tuple again."""
+    """Reads the numbers from plain values."""
 
     def number(name: str, value: Any) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -437,6 +437,6 @@ def _numbers(values: Mapping[str, Any]) -> Numbers:
 
 
 def hash_of(values: Mapping[str, Any]) -> str:
-    """SHA-256 over everything but the hash itself, in one canonical form."""
+    """SHA-256 of the canonical json of all fields except the hash."""
     rest = {name: one for name, one in values.items() if name != "hash"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""The conditions of a certificate, computed from what the study states about itself.
+"""The conditions of a certificate, computed from the study's own statements.
 
-Every sentence here belongs to the format: verification computes the sentences again and compares
-them, so that no one can remove or reword a condition. A changed sentence needs a new `FORMAT`.
+Every sentence here is part of the format: verification recomputes and compares all sentences, so a
+condition cannot be removed or reworded. A changed sentence requires a new `FORMAT`.
 """
 
 from collections.abc import Mapping
@@ -54,10 +54,10 @@ PROTOCOLS: tuple[type[Protocol], ...] = (
     UntilAccepted,
     RandomStopping,
 )
-"""The protocols whose conditions are known."""
+"""Protocols for which certificates are available."""
 
 AS_STATED = "base mechanism"
-"""The relation of a mechanism that names none: whatever its parameters hold for."""
+"""The relation of a mechanism that does not state one."""
 
 _RELATION_CONDITIONS = {
     "add-remove": "the divisor of the noisy sums, the noise, the sampling rate and the number of "
@@ -74,11 +74,11 @@ _CHECKS = {
     "constants": "every run used exactly the stated noise, sampling rate and number of steps",
     "count_of_records": "every run had as many records as the study allowed",
 }
-"""What a study can check in every run."""
+"""Conditions that a study can check in every run."""
 
 
 class Ground(Enum):
-    """Why the author takes a condition to be true.
+    """The basis on which the author states a condition.
 
     Example:
         >>> [ground.value for ground in Ground]
@@ -96,9 +96,9 @@ class Condition:
     """One condition of the claim.
 
     Attributes:
-        name: what programs call it.
+        name: identifier of the condition.
         words: the condition as a sentence.
-        ground: why the author takes it to be true.
+        ground: the basis on which the author states it.
 
     Example:
         >>> Condition("space", "the search space is public", Ground.ON_TRUST).ground.value
@@ -120,8 +120,8 @@ class Private:
     Attributes:
         noise_std: standard deviation of the noise, > 0, in units of the score.
         sensitivity: largest difference of the score between neighbouring data sets, > 0.
-        disjoint: whether no record is both trained and scored on. A run then costs the larger of
-            the two; otherwise both compose.
+        disjoint: whether no record is used for both training and scoring. A run then costs the
+            larger of the two; otherwise both compose.
 
     Example:
         >>> Private(noise_std=0.01, sensitivity=0.002).mechanism
@@ -154,7 +154,7 @@ class Private:
 
     def with_training(self, training: Mechanism) -> Mechanism:
         """The mechanism of one run: training and noisy score."""
-        # Of several records of one person, some may be scored on and others trained on.
+        # Several records of one person may be split between training and scoring.
         if self.disjoint and group_size(training) == 1:
             return WorstOf((training, self.mechanism))
         return Composition((training, self.mechanism))
@@ -162,16 +162,15 @@ class Private:
 
 @dataclass(frozen=True)
 class StudyFacts:
-    """What a study states about itself and a file cannot prove.
+    """Statements of a study about itself, which a file cannot prove.
 
     Attributes:
         prior: distribution of the candidates, by name.
-        checked: what was checked in every run that could win, of `checkable`.
-        seeded: whether the random draws follow from a seed that was given.
+        checked: names from `checkable` that were checked in every run that could win.
+        seeded: whether a given seed determines the random draws.
         key_kept: whether the key of the random draws stays on disk.
         settings: SHA-256 of the settings of the study.
-        expected_batch_size: the constant that noisy sums are divided by; None if the study names
-            none.
+        expected_batch_size: the constant divisor of the noisy sums; None if it is not stated.
 
     Example:
         >>> StudyFacts({"lr": "uniform in [0.0, 1.0]"}).seeded
@@ -188,17 +187,17 @@ class StudyFacts:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the claim is about.
+    """Scope of the claim.
 
     Attributes:
-        trust_model: who sees what.
+        trust_model: who has access to the data and to the results.
         unit: the unit of privacy.
         relation: name of the neighbouring relation, of `accounting.NEIGHBOURS`, or `base
             mechanism` if the mechanism names none.
         neighbours: the neighbouring relation in words.
-        touched: which records are read, by what.
-        released: what is published.
-        withheld: what must stay secret.
+        touched: the records that each part of the tuning reads.
+        released: the published items.
+        withheld: the items that must stay secret.
 
     Example:
         >>> import inspect
@@ -216,9 +215,9 @@ class Setting:
 
 
 def bases_of(training: Mechanism, score: Private | None) -> list[Mechanism]:
-    """The mechanisms that one run may be, given its training and its score.
+    """Possible mechanisms of one run, given its training and its score.
 
-    If training is one of several mechanisms, the score may stand inside or outside of the choice.
+    If training is one of several mechanisms, the score may be inside or outside of the choice.
     """
     if score is None:
         return [training]
@@ -264,7 +263,7 @@ def checkable(training: Mechanism, protocol: Protocol) -> tuple[str, ...]:
 def conditions(
     training: Mechanism, protocol: Protocol, score: Private | None, facts: StudyFacts
 ) -> tuple[Condition, ...]:
-    """All conditions of the claim: those on trust come last."""
+    """All conditions of the claim; those on trust come last."""
     found = [
         *_by_construction(protocol, score, facts),
         *_of_runs(training, protocol, facts),
@@ -275,7 +274,7 @@ def conditions(
 
 
 def setting(training: Mechanism, protocol: Protocol, score: Private | None, unit: str) -> Setting:
-    """What the claim is about."""
+    """Scope of the claim."""
     validation = "public records only"
     if score is not None:
         whose = "other private records" if score.disjoint else "private records, also trained on"

@@ -1,4 +1,4 @@
-"""Statements that only the author of a certificate can make; no one recomputes them."""
+"""Statements by the author of a certificate, which verification cannot recompute."""
 
 import decimal
 import math
@@ -25,7 +25,7 @@ class Spending:
     """An earlier release from the same private records.
 
     Attributes:
-        release: what was released.
+        release: description of the release.
         epsilon: its epsilon, >= 0.
         delta: its delta, in [0, 1).
 
@@ -49,20 +49,20 @@ class Spending:
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """What a reader needs before signing off, as stated by the author. Absent: not stated.
+    """Statements of the author that a reader needs before signing off; None means not stated.
 
     Attributes:
-        responsible: the person who answers for these statements.
+        responsible: the person who is responsible for these statements.
         dataset: name and version of the private data set.
         records: its number of records, or `private` if the number must stay secret.
         unit: the unit of privacy, as one entry of the data set: `one record`, `one patient`.
         records_per_person: the largest number of records that belong to one person, >= 1. The
-            certificate then states epsilon for a group of so many records.
+            certificate then states epsilon for a group of this size.
         max_grad_norm: the clipping norm, > 0.
-        normalizer: what the sum of clipped gradients is divided by, and whether it depends on the
+        normalizer: the divisor of the sum of clipped gradients, and whether it depends on the
             number of records.
-        pretraining: models that training started from, and the data they had seen.
-        preprocessing: steps that read the private data before training: scaling, selection.
+        pretraining: models from which training started, and their training data.
+        preprocessing: steps that read the private data before training, such as scaling.
         earlier_spending: earlier releases from the same records; an empty sequence means none.
 
     Example:
@@ -135,11 +135,11 @@ class Declaration:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Reads what `as_dict` wrote.
+        """Reads the values that `as_dict` returned.
 
         Raises:
-            ValueError: a statement is not of its type.
-            TypeError: there is a statement that is none of these.
+            ValueError: a statement has the wrong type.
+            TypeError: a statement is unknown.
         """
         spendings = values.get("earlier_spending")
         if spendings is not None:
@@ -147,14 +147,14 @@ class Declaration:
         return cls(**{**values, "earlier_spending": spendings})
 
     def in_words(self) -> tuple[tuple[str, str], ...]:
-        """Every statement as a title and a text; the author's own words are in quotes."""
+        """Titles and texts of all statements; quotes mark the author's own words."""
 
         def own(text: str | None) -> str:
             return NOT_STATED if text is None else checks.quoted(text)
 
         many = self.records_per_person
         count = NOT_STATED if self.records is None else str(self.records)
-        # A row each, and the numbers first: letters written from right to left would move them.
+        # One row each, with the numbers first: text written from right to left would move them.
         title = "Earlier spending on the same records"
         earlier = [(title, NOT_STATED if self.earlier_spending is None else "none")]
         if self.earlier_spending:
@@ -192,7 +192,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _sum(values: Sequence[float]) -> float:
-    """The sum of numbers as they are written, rounded up: 1e-5 and 1e-6 are 1.1e-5."""
+    """Sum of the decimal representations, rounded up: 1e-5 and 1e-6 give 1.1e-5."""
     up = decimal.Context(prec=50, rounding=decimal.ROUND_CEILING)
     total = decimal.Decimal(0)
     for value in values:

@@ -1,4 +1,4 @@
-"""What a game against the tuning has shown: beside the bound, never in its place."""
+"""Audit results in a certificate. They are shown next to the upper bound and never replace it."""
 
 import math
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ __all__ = ["Evidence"]
 
 @dataclass(frozen=True)
 class Evidence:
-    """A lower bound on epsilon that a finished game has given.
+    """A lower bound on epsilon from a finished audit of the tuning.
 
     Attributes:
-        epsilon_lower: what the game proves, >= 0.
-        confidence: in (0, 1).
+        epsilon_lower: the lower bound, >= 0.
+        confidence: confidence of the bound, in (0, 1).
         games_without: trials without the record.
-        games_with: trials with it.
+        games_with: trials with the record.
 
     Example:
         >>> Evidence(1.2, 0.95, games_without=1000, games_with=1000).epsilon_lower
@@ -40,10 +40,10 @@ class Evidence:
         )
 
     def ceiling(self, delta: float) -> float:
-        """The most that so many games could have shown at delta: had no attack ever failed.
+        """Largest epsilon at delta that an attack without errors would show.
 
-        log((1 - delta - u) / v) with Clopper and Pearson's limits u, v of no error in n games, the
-        better of both directions.
+        log((1 - delta - u) / v), where u and v are the Clopper-Pearson limits for no error in n
+        trials; the larger value of both directions.
         """
         alpha = 0.5 * (1.0 - self.confidence)
         without = float(upper_limit(0, self.games_without, alpha))

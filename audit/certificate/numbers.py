@@ -1,4 +1,4 @@
-"""Every number of a certificate, from one run, the protocol and delta alone."""
+"""Numbers of a certificate, computed from the base mechanism, the protocol and delta."""
 
 import itertools
 import math
@@ -22,23 +22,23 @@ DELTAS = (
     *(0.8, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
     *(1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-10, 1e-12, 1e-14),
 )
-"""Where the profile of the whole is tabulated, besides the delta asked for."""
+"""Deltas at which the privacy profile of the tuning is tabulated, in addition to its own."""
 
 GROUPS = (2, 3, 5, 10)
-"""Sizes of groups of records whose epsilon is stated, besides the author's own."""
+"""Group sizes whose epsilon is stated, in addition to the author's own."""
 
 FALSE_POSITIVES = (0.0, 1e-4, 1e-3, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0)
-"""Where the trade-off curve is tabulated."""
+"""Rates of false positives at which the trade-off curve is tabulated."""
 
 _SHIFT_TOLERANCE = 1e-6
 _MAX_GROUP = 100
 _MAX_EXPONENT = 300.0  # of exp, so that products stay finite
 _ON_THE_CURVE = 1e-12
-_NEAR = 1.01  # bounds that come so near to the smallest are asked at every other delta too
+_NEAR = 1.01  # bounds within this factor of the smallest are also computed at other deltas
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
-    """A number as text, never below itself.
+    """Formats a number, rounded up.
 
     Example:
         >>> rounded_up(2.40001), rounded_up(2.4), rounded_down(2.39999)
@@ -48,13 +48,13 @@ def rounded_up(value: float, digits: int = 4) -> str:
 
 
 def rounded_down(value: float, digits: int = 4) -> str:
-    """A number as text, never above itself."""
+    """Formats a number, rounded down."""
     return format_rounded(value, up=False, digits=digits)
 
 
 @dataclass(frozen=True)
 class PrivacyPoint:
-    """The whole is (epsilon, delta)-DP.
+    """One point of a privacy profile: the tuning is (epsilon, delta)-DP.
 
     Attributes:
         delta: in (0, 1).
@@ -71,24 +71,24 @@ class PrivacyPoint:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What follows from one run, the protocol and delta.
+    """All numbers that follow from the base mechanism, the protocol and delta.
 
     Attributes:
-        run_epsilon: of one run alone at delta; None if it does not reach delta.
-        epsilon: of the whole at delta.
-        bounds: the names of the bounds that are asked, the one that says so first.
-        source: its theorem.
-        assumes: what it needs to be true.
-        attained: epsilon that an attack attains on the worst score, where one is known; rounded
-            down.
-        profile: of the whole, delta falling.
-        trade_off: for every rate of false positives the least rate of false negatives that any
-            attack has, [n, 2].
-        advantage: the most that true positives can exceed false ones by: membership advantage.
-        true_positives: the most true positives at 1 % and at 0.1 % false ones.
-        mu: the least mu whose Gaussian trade-off curve lies below that of the whole, all but
-            delta of it.
-        mu_regret: how far the curve of mu lies below (Gomez et al. 2025): near 0, mu says it all.
+        run_epsilon: epsilon of a single run at delta; None if no epsilon reaches delta.
+        epsilon: epsilon of the tuning at delta.
+        bounds: names of the bounds that were computed; the first one gives `epsilon`.
+        source: theorem of the first bound.
+        assumes: assumptions of the first bound.
+        attained: epsilon that a known attack attains on the worst score, rounded down, or None.
+        profile: privacy profile of the tuning, in decreasing order of delta.
+        trade_off: [n, 2] pairs: a rate of false positives, and the smallest rate of false
+            negatives that any attack can have there.
+        advantage: membership advantage: the largest difference of the rates of true and false
+            positives.
+        true_positives: largest rates of true positives at 1 % and at 0.1 % false positives.
+        mu: smallest mu whose Gaussian trade-off curve lies at most delta above that of the tuning.
+        mu_regret: largest distance between both curves (Gomez et al. 2025). If it is near 0, mu
+            describes the tuning well.
 
     Example:
         >>> import inspect
@@ -116,15 +116,15 @@ def compute(
     """All numbers of a certificate.
 
     Args:
-        base: one run.
-        protocol: how the best run is chosen.
-        delta: of the whole, in (0, 1).
-        bounds: the names of those that are asked; if none is given, all that hold for any score
-            and come near to the smallest of them.
+        base: the base mechanism, one run.
+        protocol: the tuning protocol.
+        delta: delta of the tuning, in (0, 1).
+        bounds: names of bounds. By default, all bounds that hold for any score and are within 1 %
+            of the smallest.
 
     Raises:
         DeltaUnreachable: no bound reaches delta.
-        ValueError: there is no such bound, it does not hold for any score, or is named twice.
+        ValueError: a bound is unknown, does not hold for any score, or is named twice.
 
     Example:
         >>> from audit import protocols
@@ -146,7 +146,7 @@ def compute(
         try:
             points.append(PrivacyPoint(one, _smallest_first(base, protocol, one, names)[0][0]))
         except DeltaUnreachable:
-            continue  # less than what no epsilon removes
+            continue  # no epsilon reaches this delta
     attacks = [
         row(entry, base, protocol, delta)
         for entry in entries(type(protocol))
@@ -181,7 +181,7 @@ def compute(
 def _smallest_first(
     base: Mechanism, protocol: Protocol, delta: float, bounds: Sequence[str]
 ) -> list[tuple[float, UpperBound]]:
-    """What the whole costs by the bounds named, or by all that come near to the smallest."""
+    """Cost by each of the named bounds, or by all within 1 % of the smallest."""
     usable = [entry for entry in entries(type(protocol)) if entry.claim.any_score]
     if bounds:
         names = [entry.name for entry in usable]
@@ -189,7 +189,7 @@ def _smallest_first(
     rows = [row(entry, base, protocol, delta) for entry in usable]
     known = [(found.epsilon, found) for found in rows if found.epsilon is not None]
     if not known:
-        tuning_cost(base, protocol, delta)  # which says why there is none
+        tuning_cost(base, protocol, delta)  # raises the error that states the reason
         raise DeltaUnreachable(f"bounds must reach delta, got {', '.join(bounds)} at {delta!r}")
     known.sort(key=lambda one: one[0])
     return [one for one in known if bounds or one[0] <= _NEAR * known[0][0]]
@@ -197,16 +197,16 @@ def _smallest_first(
 
 @dataclass(frozen=True)
 class TradeOff:
-    """The trade-off curve that points of a privacy profile imply: a maximum of lines.
+    """Trade-off curve that the points of a privacy profile imply: a maximum of lines.
 
     Attributes:
-        points: (epsilon, delta) that hold.
+        points: points of the profile.
     """
 
     points: tuple[PrivacyPoint, ...]
 
     def false_negatives(self, false_positives: ArrayLike) -> FloatArray:
-        """The least rate of false negatives [n] at rates of false positives [n], rounded down."""
+        """Smallest rates of false negatives [n] at rates of false positives [n], rounded down."""
         rates = np.asarray(false_positives, dtype=np.float64)
         least = np.zeros_like(rates)
         for point in self.points:
@@ -217,12 +217,12 @@ class TradeOff:
 
     @property
     def advantage(self) -> float:
-        """The most that true positives exceed false ones: where both rates of error are equal."""
+        """Largest difference of true and false positive rates, where both errors are equal."""
         equal = max((1.0 - one.delta) / (1.0 + math.exp(one.epsilon)) for one in self.points)
         return 1.0 - 2.0 * equal
 
     def _vertices(self) -> FloatArray:
-        """Rates of false positives [n] where the curve bends."""
+        """Rates of false positives [n] at the vertices of the curve."""
         lines = []
         for point in self.points:
             kept, ratio = 1.0 - point.delta, math.exp(-point.epsilon)
@@ -236,12 +236,12 @@ class TradeOff:
         return found[(found >= 0.0) & (found <= 1.0)]
 
     def mu(self, slack: float) -> float:
-        """The least mu, rounded up, with f_mu <= f + slack everywhere.
+        """Smallest mu, rounded up, with f_mu <= f + slack everywhere.
 
-        f_mu is convex and f a broken line: it is enough that it holds where f bends.
+        f_mu is convex and f is piecewise linear, so the vertices of f decide.
 
         Args:
-            slack: no less than the least delta known, of which no point of f speaks.
+            slack: at least the smallest delta of the points.
         """
         rates = self._vertices()
         rates = rates[(rates > 0.0) & (rates < 1.0)]
@@ -251,21 +251,21 @@ class TradeOff:
         return max(float(np.max(gaps, initial=0.0)), 0.0) * (1.0 + PROFILE_ACCURACY)
 
     def group_epsilon(self, size: int, delta: float) -> float | None:
-        """Epsilon at delta of a group of that many records, rounded up; None if none follows.
+        """Epsilon at delta of a group of records, rounded up; None if no epsilon follows.
 
         With g = 1 - f, a group of k records has the trade-off curve 1 - g(g(...g(a))), k times
         (Dong, Roth and Su 2022, theorem 2.14). It implies (epsilon, delta) if that chain is at most
-        delta + e^epsilon a for every a. The chain is concave and linear between its bends, where
-        the largest (chain - delta) / a lies.
+        delta + e^epsilon a for every a. The chain is concave and piecewise linear, so the largest
+        (chain - delta) / a lies at one of its vertices.
 
         Args:
             size: k, the number of records, >= 1. Above 100, no epsilon is computed.
-            delta: of the statement.
+            delta: delta of the statement.
         """
         points = [(one.delta, one.epsilon) for one in self.points if one.epsilon < _MAX_EXPONENT]
         if size > _MAX_GROUP or not points:
             return None
-        # Lines whose minimum g is, each in a form that keeps the digits of small numbers.
+        # g is the minimum of these lines, written such that small numbers keep their accuracy.
         rise, drop = np.array(points).T
         ratio = np.exp(-drop)
         intercept = np.concatenate([rise, -np.expm1(-drop) + ratio * rise])
@@ -281,7 +281,7 @@ class TradeOff:
         with np.errstate(divide="ignore", invalid="ignore"):
             meets = (intercept[:, None] - intercept) / (slope - slope[:, None])
         places = np.concatenate([meets.ravel(), (1.0 - intercept) / slope])
-        # Every line beside those that meet there, so that the number of bends stays small.
+        # Keep only intersections on the curve, so that the number of vertices stays small.
         lines = np.concatenate(
             [np.repeat(np.arange(len(slope)), len(slope)), np.arange(len(slope))]
         )
@@ -304,7 +304,7 @@ class TradeOff:
         return math.log(largest) * (1.0 + PROFILE_ACCURACY) if largest > 1.0 else 0.0
 
     def regret(self, mu: float) -> float:
-        """The least shift k, rounded up, with f(a + k) - k <= f_mu(a) for every a."""
+        """Smallest shift k, rounded up, with f(a + k) - k <= f_mu(a) for every a."""
         rates = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 2000)])
         gaussian = special.ndtr(-special.ndtri(rates) - mu)
 

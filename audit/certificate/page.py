@@ -1,4 +1,4 @@
-"""A certificate as one html page: printable, for phones too, nothing fetched, pictures inline."""
+"""Renders a certificate as one self-contained html page, for screens, phones and paper."""
 
 import html as markup
 import io
@@ -66,7 +66,7 @@ code { font-size: .85em; overflow-wrap: anywhere; }
 
 
 def html(certificate: "Certificate") -> str:
-    """The page."""
+    """The certificate as an html page."""
     numbers, setting = certificate.numbers, certificate.setting
     key = [
         ("Unit of privacy", checks.quoted(setting.unit)),
@@ -80,35 +80,35 @@ def html(certificate: "Certificate") -> str:
     mean = certificate.protocol.mean_runs
     mechanism = [
         ("One run", certificate.base.description),
-        ("Epsilon of one run alone", f"{run} at delta = {format_exact(certificate.delta)}"),
+        ("Epsilon of a single run", f"{run} at delta = {format_exact(certificate.delta)}"),
         ("Protocol", f"{in_words(certificate.protocol)} In short: {certificate.protocol.spec}"),
-        ("Runs expected", "depends on the outputs" if mean is None else f"{mean:.4g}"),
+        ("Expected number of runs", "depends on the outputs" if mean is None else f"{mean:.4g}"),
         *((f"Prior of {name}", words) for name, words in certificate.study.prior.items()),
         (
-            "Epsilon of the whole",
+            "Epsilon of the tuning",
             f"{rounded_up(numbers.epsilon)} at delta = {format_exact(certificate.delta)}",
         ),
-        ("By", f"{numbers.bounds[0]}: {numbers.source}"),
-        ("Which needs", numbers.assumes),
+        ("Bound", f"{numbers.bounds[0]}: {numbers.source}"),
+        ("Assumptions of the bound", numbers.assumes),
     ]
     if numbers.attained is not None:
         mechanism.append(
-            ("An attack attains", f"{rounded_down(numbers.attained)}, on the worst score")
+            ("Attained by an attack", f"{rounded_down(numbers.attained)}, on the worst score")
         )
     one, tenth = (rounded_up(100.0 * share) for share in numbers.true_positives)
     attacker = [
         ("Membership advantage", f"at most {rounded_up(numbers.advantage)}"),
         (
-            "True positives at 1 % false ones",
+            "True positives at 1 % false positives",
             f"at most {one} %",
         ),
         (
-            "True positives at 0.1 % false ones",
+            "True positives at 0.1 % false positives",
             f"at most {tenth} %",
         ),
         (
             "Gaussian DP",
-            f"mu = {rounded_up(numbers.mu)}, but for {format_exact(certificate.delta)}; regret "
+            f"mu = {rounded_up(numbers.mu)}, up to {format_exact(certificate.delta)}; regret "
             f"{rounded_up(numbers.mu_regret, 2)}",
         ),
     ]
@@ -125,16 +125,16 @@ def html(certificate: "Certificate") -> str:
         _conditions(certificate, (Ground.ON_TRUST,)),
         "<h2>What the study ensured, according to its author</h2>",
         _conditions(certificate, (Ground.BROKEN, Ground.BY_CONSTRUCTION, Ground.CHECKED)),
-        "<h2>What the claim is about</h2>",
+        "<h2>Scope of the claim</h2>",
         pairs(key),
-        "<h2>What was run, and what it costs</h2>",
+        "<h2>Mechanism and cost</h2>",
         pairs(mechanism),
         "<h2>Stated by the author</h2>",
         pairs(stated),
-        "<h2>What an attacker can do</h2>",
+        "<h2>Limits for any attack</h2>",
         pairs(attacker),
         f'<div class="figures">{_figures(certificate)}</div>',
-        "<h2>Privacy profile of the whole</h2>",
+        "<h2>Privacy profile of the tuning</h2>",
         table(
             ["delta", "epsilon"],
             [[f"{format_exact(one.delta)}", rounded_up(one.epsilon, 6)] for one in numbers.profile],
@@ -144,7 +144,7 @@ def html(certificate: "Certificate") -> str:
         table(
             ["records", "epsilon"],
             [
-                [str(size), "none follows" if epsilon is None else rounded_up(epsilon)]
+                [str(size), "none" if epsilon is None else rounded_up(epsilon)]
                 for size, epsilon in certificate.groups
             ],
             numbers=(0, 1),
@@ -156,10 +156,13 @@ def html(certificate: "Certificate") -> str:
             "<h2>Audit</h2>",
             pairs(
                 [
-                    ("Epsilon shown", f"at least {rounded_down(found.epsilon_lower)}"),
+                    ("Lower bound on epsilon", f"at least {rounded_down(found.epsilon_lower)}"),
                     ("Confidence", format_exact(found.confidence)),
-                    ("Games", f"{found.games_without} without, {found.games_with} with the record"),
-                    ("Could have shown", f"at most {rounded_up(found.ceiling(certificate.delta))}"),
+                    (
+                        "Trials",
+                        f"{found.games_without} without, {found.games_with} with the record",
+                    ),
+                    ("Largest detectable epsilon", rounded_up(found.ceiling(certificate.delta))),
                 ]
             ),
         ]
@@ -172,10 +175,11 @@ def html(certificate: "Certificate") -> str:
     body += [
         "<h2>Events that make it void</h2>",
         "<ul>" + "".join(f"<li>{escape(one)}</li>" for one in certificate.void_if) + "</ul>",
-        "<h2>How it was made</h2>",
+        "<h2>Provenance</h2>",
         pairs(made),
-        f"<p>Hash <code>{plain['hash']}</code>. This page proves nothing: anybody can change it. "
-        "Ask for the json file of this hash. <code>python -m audit.verify certificate.json</code> "
+        f"<p>Hash <code>{plain['hash']}</code>. This page proves nothing, because anyone can "
+        "change it. Request the json file with this hash. "
+        "<code>python -m audit.verify certificate.json</code> "
         "recomputes every number of that file and every condition it must state, and "
         "<code>--render page.html</code> makes this page again.</p>",
     ]
@@ -188,16 +192,16 @@ def _conditions(certificate: "Certificate", grounds: Sequence[Ground]) -> str:
         for one in certificate.conditions
         if one.ground in grounds
     ]
-    return table(["condition", "why the author takes it to be true"], rows, raw=True)
+    return table(["condition", "basis"], rows, raw=True)
 
 
 def document(title: str, body: Iterable[str], kind: str = "") -> str:
-    """A page that stands alone.
+    """A self-contained html page.
 
     Args:
-        title: in the window's bar.
-        body: parts, as html.
-        kind: class of the body.
+        title: title of the page.
+        body: parts of the page, as html.
+        kind: css class of the body.
     """
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -214,13 +218,13 @@ def table(
     numbers: Sequence[int] = (),
     raw: bool = False,
 ) -> str:
-    """A table.
+    """A table as html.
 
     Args:
-        heads: of the columns.
-        rows: cells.
-        numbers: the columns of numbers, counted from 0.
-        raw: whether cells are html already.
+        heads: column headings.
+        rows: cells of each row.
+        numbers: indices of numeric columns, from 0.
+        raw: whether the cells are already html.
     """
     marks = [' class="n"' if place in numbers else "" for place in range(len(heads))]
     head = "".join(
@@ -242,7 +246,7 @@ def table(
 
 
 def svg(figure: Any) -> str:
-    """A matplotlib figure as an svg element that no file around it can clash with."""
+    """A matplotlib figure as an inline svg element."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
@@ -250,13 +254,13 @@ def svg(figure: Any) -> str:
 
 
 def _figures(certificate: "Certificate") -> str:
-    # Slow to import, and only wanted here.
+    # matplotlib is slow to import, and only this page needs it.
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     numbers = certificate.numbers
     found = []
-    # Ids of one picture must not be those of another on the same page.
+    # Different salts keep the ids of both pictures distinct.
     with mpl.rc_context({"svg.hashsalt": "profile", "font.size": 11}):
         figure = Figure(figsize=(4.6, 3.4), layout="constrained")
         axes = figure.subplots()
@@ -268,23 +272,28 @@ def _figures(certificate: "Certificate") -> str:
         axes.set_xlabel("epsilon")
         axes.set_ylabel("delta")
         axes.grid(alpha=0.3)
-        found.append((svg(figure), "The whole is (epsilon, delta)-DP at every point marked."))
+        found.append(
+            (
+                svg(figure),
+                "The tuning is (epsilon, delta)-DP at every point. Red: the certified point.",
+            )
+        )
     with mpl.rc_context({"svg.hashsalt": "trade-off", "font.size": 11}):
         figure = Figure(figsize=(4.6, 3.4), layout="constrained")
         axes = figure.subplots()
         rates = np.concatenate([np.geomspace(1e-6, 0.02, 60), np.linspace(0.02, 1.0, 120)])
         curve = TradeOff(numbers.profile)
-        axes.plot(rates, curve.false_negatives(rates), color="#0969da", label="the whole")
+        axes.plot(rates, curve.false_negatives(rates), color="#0969da", label="the tuning")
         gaussian = special.ndtr(-special.ndtri(rates) - numbers.mu)
         axes.plot(rates, gaussian, "--", color="#57606a", label=f"{numbers.mu:.3g}-GDP")
-        axes.plot([0, 1], [1, 0], ":", color="#8c959f", label="knows nothing")
-        axes.set_xlabel("false positives")
-        axes.set_ylabel("false negatives")
+        axes.plot([0, 1], [1, 0], ":", color="#8c959f", label="random guessing")
+        axes.set_xlabel("rate of false positives")
+        axes.set_ylabel("rate of false negatives")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize="small")
-        found.append((svg(figure), "No attack's errors lie below the line."))
+        found.append((svg(figure), "The errors of every attack lie on or above the solid line."))
     return "".join(
-        # For who listens it is one picture, which its caption describes.
+        # Screen readers present each figure as one picture with its caption.
         "<figure>"
         + picture.replace("<svg ", f'<svg role="img" aria-label="{escape(words)}" ', 1)
         + f"<figcaption>{escape(words)}</figcaption></figure>"
@@ -293,7 +302,7 @@ def _figures(certificate: "Certificate") -> str:
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of names and values, which phones show one below the other."""
+    """A table of names and values; on phones, values appear below their names."""
     lines = (
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
         for name, value in rows
@@ -312,5 +321,5 @@ def _class(ground: Ground) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as html; characters that a reader cannot see are escapes."""
+    """Escapes a text for html; invisible characters become visible escapes."""
     return markup.escape(checks.printable(str(text)))

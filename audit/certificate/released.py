@@ -20,10 +20,10 @@ def model_hash(model: Any) -> str | None:
     mappings and sequences of these.
 
     Args:
-        model: what `train` returned as the model of an `Outcome`.
+        model: the model of an `Outcome`.
 
     Returns:
-        64 hexadecimal digits; None for no model, or one with values of another kind.
+        64 hexadecimal digits; None without a model, or if it has values of another kind.
 
     Example:
         >>> import numpy as np
@@ -47,8 +47,8 @@ class _UnknownKind(Exception):
 
 
 def _update(digest: Any, value: Any, depth: int) -> None:
-    """Adds a value: its kind, its size and its bytes, so that no two values share their bytes."""
-    torch = sys.modules.get("torch")  # a model of torch's has imported it
+    """Adds the kind, size and bytes of a value, so that different values give different bytes."""
+    torch = sys.modules.get("torch")  # if the model is a torch model, torch is imported
     if depth > _MAX_DEPTH:
         raise _UnknownKind
     if torch is not None and isinstance(value, torch.nn.Module):
@@ -89,7 +89,9 @@ def _array_of(torch: Any, tensor: Any) -> Any:
     tensor = tensor.detach().cpu()
     if tensor.is_sparse or tensor.is_quantized:
         raise _UnknownKind
-    if tensor.dtype == torch.bfloat16:  # numpy has none: every value is a float32
+    if (
+        tensor.dtype == torch.bfloat16
+    ):  # numpy lacks bfloat16; float32 represents each value exactly
         tensor = tensor.float()
     try:
         return tensor.numpy()

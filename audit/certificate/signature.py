@@ -1,4 +1,4 @@
-"""Detached signatures by ssh keys, through `ssh-keygen -Y` of OpenSSH 8.2 or later."""
+"""Detached signatures with ssh keys, by `ssh-keygen -Y` of OpenSSH 8.2 or later."""
 
 import subprocess
 from pathlib import Path
@@ -15,7 +15,7 @@ def sign(content: bytes, key: str | Path) -> bytes:
     """Signature of a certificate by an ssh key.
 
     Args:
-        content: of the json file.
+        content: content of the json file.
         key: path of the private key, or of the public key if an agent holds the private one.
 
     Raises:
@@ -42,7 +42,7 @@ def check_signature(
     """Name of the allowed signer who signed a certificate; None if there is none.
 
     Args:
-        content: of the json file.
+        content: content of the json file.
         signature: path of the signature.
         allowed_signers: path of a list of names and public keys, as `man ssh-keygen` describes:
             lines such as `alice@example.org ssh-ed25519 AAAA...`.
@@ -79,9 +79,13 @@ def _ssh_keygen(
             command, input=content, capture_output=True, check=False, timeout=seconds
         )
     except FileNotFoundError:
-        raise ValueError("ssh-keygen must be installed for signatures: OpenSSH has it") from None
+        raise ValueError(
+            "ssh-keygen must be installed for signatures; it is part of OpenSSH"
+        ) from None
     except subprocess.TimeoutExpired:
-        raise ValueError(f"ssh-keygen must answer within {seconds:g} seconds, got none") from None
+        raise ValueError(
+            f"ssh-keygen must respond within {seconds:g} seconds, but it did not"
+        ) from None
 
 
 def _file(name: str, path: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""A certificate as a paragraph, to paste into a paper or a model card."""
+"""Renders a certificate as a paragraph for a paper or a model card."""
 
 import textwrap
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ _WIDTH = 88
 
 
 def paragraph(certificate: "Certificate") -> str:
-    """The claim, its reasons and its conditions; lines of at most 88 characters."""
+    """The claim, its numbers and its conditions, in lines of at most 88 characters."""
     numbers, setting = certificate.numbers, certificate.setting
     delta, run = certificate.delta, numbers.run_epsilon
     alone = "" if run is None else f" (epsilon {rounded_up(run)} alone)"
@@ -28,23 +28,24 @@ def paragraph(certificate: "Certificate") -> str:
         f"One run is {certificate.base.description}{alone}.",
         f"{in_words(certificate.protocol)} In the notation of this package, the protocol is "
         f"{certificate.protocol.spec}; the bound is {numbers.bounds[0]} ({numbers.source}), which "
-        f"needs: {numbers.assumes}.",
-        f"No attack with 1 % (0.1 %) false positives has more than {one} % ({tenth} %) true ones; "
+        f"assumes: {numbers.assumes}.",
+        f"No attack with 1 % (0.1 %) false positives has more than {one} % ({tenth} %) true "
+        f"positives; "
         f"membership advantage is at most {rounded_up(numbers.advantage, 3)}; "
-        f"but for {format_exact(delta)} the whole is {rounded_up(numbers.mu)}-GDP "
+        f"up to {format_exact(delta)}, the tuning is {rounded_up(numbers.mu)}-GDP "
         f"(regret {rounded_up(numbers.mu_regret, 2)}).",
         f"Groups of records, at delta {format_exact(delta)}: {groups_in_words(certificate)}.",
     ]
     if numbers.attained is not None:
         attained = rounded_down(numbers.attained)
-        sentences.append(f"On the worst score an attack attains epsilon {attained}.")
+        sentences.append(f"On the worst score, an attack attains epsilon {attained}.")
     if certificate.evidence is not None:
         found = certificate.evidence
         sentences.append(
-            f"An audit of {found.games_without} + {found.games_with} games shows epsilon >= "
-            f"{rounded_down(found.epsilon_lower)} at {format_exact(found.confidence)} confidence, "
-            f"of at most {rounded_up(found.ceiling(certificate.delta))} that so many could "
-            "have shown."
+            f"An audit of {found.games_without} + {found.games_with} trials shows epsilon >= "
+            f"{rounded_down(found.epsilon_lower)} at {format_exact(found.confidence)} confidence. "
+            "The largest epsilon that it could have shown is "
+            f"{rounded_up(found.ceiling(certificate.delta))}."
         )
     read = "; ".join(f"by {who}: {what}" for who, what in setting.touched.items())
     sentences.append(f"Records read {read}.")
@@ -75,7 +76,7 @@ def paragraph(certificate: "Certificate") -> str:
 def groups_in_words(certificate: "Certificate") -> str:
     """Epsilon of groups of records in one line."""
     return "; ".join(
-        f"{size} records, {'no epsilon follows' if epsilon is None else rounded_up(epsilon)}"
+        f"{size} records, {'no epsilon' if epsilon is None else rounded_up(epsilon)}"
         for size, epsilon in certificate.groups
     )
 
@@ -94,7 +95,7 @@ def total_in_words(certificate: "Certificate") -> str | None:
 def draws_in_words(certificate: "Certificate") -> str:
     """Source of the random draws, and the fate of their key."""
     if certificate.study.seeded:
-        return "a seed that was given"
+        return "a given seed"
     kept = certificate.study.key_kept
-    fate = "kept in the folder of the study, for its owner alone" if kept else "deleted"
+    fate = "kept in the folder of the study, readable by its owner only" if kept else "deleted"
     return f"256 bits of entropy of the operating system, expanded by SHAKE-256; the key is {fate}"

@@ -1,4 +1,4 @@
-"""Verification of a certificate: its numbers and its conditions, computed again from its inputs."""
+"""Verifies certificates by recomputing their numbers and conditions from their inputs."""
 
 import datetime
 import json
@@ -26,11 +26,11 @@ from audit.numerics import format_exact
 __all__ = ["Finding", "Verdict", "read", "schema", "verdict_of", "verify"]
 
 _MAX_BYTES = 10**7
-_MAX_INTEGER = 2**53  # larger ones are no numbers to other readers of json
+_MAX_INTEGER = 2**53  # other json readers lose larger integers
 _MAX_SHOWN = 200
 
-# Other versions of numpy and scipy may round differently. A file may state this much more than the
-# numbers computed here, but hardly less.
+# Other versions of numpy and scipy may round differently. Numbers of a file may be larger by the
+# first relative tolerance, but smaller only by the second.
 _TOLERANCE = 1e-6
 _TOLERANCE_UNSAFE = 1e-9
 _NEARLY_ZERO = 1e-12
@@ -38,7 +38,7 @@ _COMPUTED = ("numbers", "groups", "total", "evidence.ceiling")
 _FROM_NUMBERS = ("hash", "statement", "groups", "total")
 _LOWER = ("numbers.attained", "numbers.trade_off")
 
-_FIRST_DAY = datetime.date(2026, 11, 1)  # of this format
+_FIRST_DAY = datetime.date(2026, 11, 1)  # first day of this format
 _VERSION = re.compile(r"\d[\w.+!-]{0,39}", re.ASCII)
 
 
@@ -57,12 +57,12 @@ class Finding(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verification found.
+    """Result of a verification.
 
     Attributes:
-        finding: the result.
-        lines: the same in sentences, in printable ASCII; the first line begins with the result.
-        certificate: what was verified; None if it is wrong.
+        finding: correct, wrong or void.
+        lines: explanation in printable ASCII; the first line begins with the finding.
+        certificate: the verified certificate; None if it is wrong.
 
     Example:
         >>> Verdict(Finding.WRONG, ("wrong: the hash differs",)).line
@@ -100,7 +100,7 @@ def verify(path: str | Path) -> Verdict:
     """Verifies a certificate.
 
     Recomputes every number, every condition and every other sentence from the inputs in the file,
-    and compares them with the file. How the tuning was done in fact, no file can show.
+    and compares them with the file. No file can prove how the tuning was actually done.
 
     Args:
         path: of the json file.
@@ -123,10 +123,10 @@ def verify(path: str | Path) -> Verdict:
 
 
 def read(path: str | Path) -> bytes:
-    """The content of a file of at most 10 MB.
+    """Reads a file of at most 10 MB.
 
     Raises:
-        ValueError: it has more, or cannot be read.
+        ValueError: the file is larger or cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -148,7 +148,7 @@ def verdict_of(content: bytes) -> Verdict:
     """Verifies a certificate, given the content of its json file.
 
     Raises:
-        ValueError: it is no certificate.
+        ValueError: the content is not a certificate.
     """
     try:
         values = _parsed(content)
@@ -169,7 +169,7 @@ def verdict_of(content: bytes) -> Verdict:
 
 
 def _parsed(content: bytes) -> Any:
-    """Json values: no name occurs twice in an object, every number is finite."""
+    """Parses strict json: no repeated names, finite numbers only."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -214,7 +214,7 @@ def _verdict(values: Any) -> Verdict:
     possible = [mechanism_to_dict(one) for one in bases_of(certificate.training, certificate.score)]
     if mechanism_to_dict(certificate.base) not in possible:
         return _wrong("base is not training with its score")
-    # First all that takes no time: conditions, and other sentences without a computed number.
+    # The fast comparisons first: conditions and sentences without computed numbers.
     problem = _problem(values, certificate, but=_FROM_NUMBERS)
     if problem := problem or _problem_of_making(certificate.made):
         return _wrong(problem)
@@ -230,8 +230,8 @@ def _verdict(values: Any) -> Verdict:
     evidence = certificate.evidence
     if evidence is not None and evidence.epsilon_lower > numbers.epsilon:
         return _wrong(
-            f"a game shows epsilon >= {rounded_down(evidence.epsilon_lower, 6)}, "
-            "above what is certified"
+            f"an audit shows epsilon >= {rounded_down(evidence.epsilon_lower, 6)}, "
+            "more than the certified epsilon"
         )
     return Verdict(
         Finding.VOID if anew.void else Finding.CORRECT, tuple(map(_ascii, _lines(anew))), anew
@@ -291,7 +291,7 @@ def _wrong(reason: str) -> Verdict:
 def _problem(
     values: Mapping[str, Any], right: Certificate, but: tuple[str, ...] = ("hash",)
 ) -> str | None:
-    """The first field of a file, but for some, that is not what follows from its inputs."""
+    """Describes the first field that differs from its recomputed value."""
     came, expected = (
         {name: one for name, one in each.items() if name not in but}
         for each in (values, right.as_dict())
@@ -302,12 +302,12 @@ def _problem(
 
 
 def _problem_of_making(made: Mapping[str, Any]) -> str | None:
-    """What cannot be true of when and with what the certificate was made."""
+    """Describes an impossible date or version."""
     try:
         day = datetime.date.fromisoformat(made["date"])
     except ValueError:
         return f"made.date is {_shown(made['date'])}, must be a date such as 2026-11-22"
-    # A day more for clocks in other time zones.
+    # One more day, for clocks in other time zones.
     last = datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=1)
     if day.isoformat() != made["date"] or not _FIRST_DAY <= day <= last:
         return f"made.date is {_shown(made['date'])}, must be from {_FIRST_DAY} to {last}"
@@ -319,10 +319,10 @@ def _problem_of_making(made: Mapping[str, Any]) -> str | None:
 
 
 def _differences(came: Any, right: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
-    """Where the values of a file are not the right ones.
+    """Yields the fields whose values differ from the recomputed ones.
 
     Raises:
-        ValueError: a value of the file is not even of the right kind.
+        ValueError: a value has the wrong type.
     """
     kind = next((kind for kind in (Mapping, list, str) if isinstance(right, kind)), None)
     if kind is not None and not isinstance(came, kind):
@@ -352,7 +352,7 @@ def _same(came: Any, right: Any, name: str) -> bool:
         return came is right
     if not (isinstance(came, int | float) and isinstance(right, int | float)):
         return bool(came == right)
-    # Deltas are constants, or sums of numbers in the file; some of them are next to 0.
+    # Deltas are constants or sums of numbers in the file, and must be equal.
     if came == right or not name.startswith(_COMPUTED) or name.endswith(".delta"):
         return came == right
     above, below = _TOLERANCE, _TOLERANCE_UNSAFE
@@ -371,11 +371,11 @@ def _name(key: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value from a file in one line of printable ASCII."""
+    """Formats a value from a file in one line of printable ASCII."""
     text = ascii(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _ascii(text: str) -> str:
-    """A text without characters that a terminal obeys, or that look like others."""
+    """Escapes control characters and letters outside ASCII."""
     return checks.printable(text).encode("ascii", "backslashreplace").decode("ascii")

@@ -1,4 +1,4 @@
-"""Protocols in words, for readers who do not know their notation."""
+"""Describes protocols in words, for readers who do not know their notation."""
 
 from audit.numerics import format_exact
 from audit.protocols import (
@@ -69,29 +69,30 @@ def in_words(protocol: Protocol) -> str:
     return f"The tuning follows {protocol.spec}: {protocol.assumption}."
 
 
-def _runs(law: Repetitions) -> str:
-    if isinstance(law, Fixed):
-        return "exactly 1 run" if law.k == 1 else f"exactly {law.k} runs"
-    return f"a random, secret number of runs (drawn from {_law(law)}; {law.mean:.4g} on average)"
+def _runs(repetitions: Repetitions) -> str:
+    if isinstance(repetitions, Fixed):
+        return "exactly 1 run" if repetitions.k == 1 else f"exactly {repetitions.k} runs"
+    drawn = f"drawn from {_distribution(repetitions)}; {repetitions.mean:.4g} on average"
+    return f"a random, secret number of runs ({drawn})"
 
 
-def _law(law: Repetitions) -> str:
-    if isinstance(law, Truncated):
-        return f"{_law(law.law)}, given that there are at most {law.most} runs"
-    if isinstance(law, Poisson):
-        return f"the Poisson distribution with mean {format_exact(law.mu)}"
-    if isinstance(law, Binomial):
-        return f"the binomial distribution of {law.n} trials with probability {format_exact(law.p)}"
-    if isinstance(law, TwoPoint):
-        return f"two values, 1 with probability {format_exact(law.s)} and {law.L} otherwise"
-    if isinstance(law, TruncatedNegativeBinomial):
-        shape, rate = format_exact(law.eta), format_exact(law.gamma)
-        if law.eta == 1.0:
+def _distribution(k: Repetitions) -> str:
+    if isinstance(k, Truncated):
+        return f"{_distribution(k.law)}, given that there are at most {k.most} runs"
+    if isinstance(k, Poisson):
+        return f"the Poisson distribution with mean {format_exact(k.mu)}"
+    if isinstance(k, Binomial):
+        return f"the binomial distribution of {k.n} trials with probability {format_exact(k.p)}"
+    if isinstance(k, TwoPoint):
+        return f"two values, 1 with probability {format_exact(k.s)} and {k.L} otherwise"
+    if isinstance(k, TruncatedNegativeBinomial):
+        shape, rate = format_exact(k.eta), format_exact(k.gamma)
+        if k.eta == 1.0:
             return f"the geometric distribution with stopping probability {rate}"
-        if law.eta == 0.0:
+        if k.eta == 0.0:
             return f"the logarithmic distribution with parameter gamma = {rate}"
         return (
             "the negative binomial distribution without 0, with shape eta = "
             f"{shape} and parameter gamma = {rate}"
         )
-    return law.spec
+    return k.spec
