@@ -1,7 +1,10 @@
 """The controls of the differential test as a table, and a study of false accusations.
 
-python -m benchmarks.training_loops                    # the table of broken loops, default settings
-python -m benchmarks.training_loops --correct 1000     # so many seeds over all correct loops
+python -m benchmarks.training_loops                                # the table of broken loops
+python -m benchmarks.training_loops --correct 1000 --out FILE      # 1,000 checks of correct loops
+
+With `--out`, every finished check is one line of JSON in FILE. A run that was interrupted continues
+with the checks that are not in FILE yet.
 """
 
 import argparse
@@ -9,17 +12,20 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import binomtest
 
 import audit
 from audit.own_training.premises import FAMILY_ERROR, check_premises
 from audit.own_training.records import TrainingSet
 from benchmarks.training_loops.broken import BROKEN
 from benchmarks.training_loops.correct import CORRECT, Control
+
+CONFIDENCE = 0.95
 
 
 def earlier_controls() -> dict[str, Control]:
@@ -33,79 +39,125 @@ def earlier_controls() -> dict[str, Control]:
     return {name: with_data(name) for name in earlier.BROKEN}
 
 
-def find(name: str, control: Control) -> dict[str, Any]:
-    """One call at the default settings: what was found, and in how many seconds."""
-    start, used = time.perf_counter(), time.process_time()
+def find(control: Control) -> dict[str, Any]:
+    """One call at the default settings: whether the mistake was found, and how."""
     try:
         result = audit.check(control.train, control.data(), relation=control.relation, jobs=1)
-        found, how = result.exit_code == 1, ""
-        if result.premises is not None and result.premises.findings:
-            how = f"{result.premises.findings[0].premise}: {result.premises.findings[0].message}"
-        elif found:
-            how = f"attack: at least {result.epsilon:.3g} where {result.claim:.3g} is claimed"
     except ValueError as error:
-        found, how = False, f"error: {error}"
-    return {
-        "name": name,
-        "found": found,
-        "how": how,
-        "seconds": round(time.perf_counter() - start, 1),
-        "cpu seconds": round(time.process_time() - used, 1),
-        "source": control.source,
-    }
+        return {"found": False, "how": f"error: {error}"}
+    found, how = result.exit_code == 1, ""
+    if result.premises is not None and result.premises.findings:
+        how = f"{result.premises.findings[0].premise}: {result.premises.findings[0].message}"
+    elif found:
+        how = f"attack: at least {result.epsilon:.3g} where {result.claim:.3g} is claimed"
+    return {"found": found, "how": how}
 
 
-def accused(name: str, control: Control, seed: int) -> str:
-    """The first finding about a correct loop, or nothing."""
+def accuse(control: Control, seed: int) -> dict[str, Any]:
+    """The first finding about a correct loop, or an empty string."""
     records = TrainingSet.of(control.data())
-    report = check_premises(control.train, records, relation=control.relation, seed=seed).report
-    return str(report.findings[0].message) if report.findings else ""
+    try:
+        report = check_premises(control.train, records, relation=control.relation, seed=seed).report
+    except ValueError as error:
+        return {"finding": f"error: {error}"}
+    return {"finding": str(report.findings[0].message) if report.findings else ""}
+
+
+def completed(
+    identities: Sequence[dict[str, Any]],
+    run: Callable[..., dict[str, Any]],
+    out: Path | None,
+) -> Iterator[dict[str, Any]]:
+    """Yields one result per identity, in order; results that are in the file are not made again.
+
+    Args:
+        identities: what identifies each result: the arguments of `run`.
+        run: makes the rest of a result.
+        out: file with one result in each line; None keeps nothing.
+    """
+    known: list[dict[str, Any]] = []
+    if out is not None and out.exists():
+        # A process that was killed while it wrote leaves an incomplete last line.
+        lines = [line for line in out.read_text().splitlines() if line.endswith("}")]
+        out.write_text("".join(line + "\n" for line in lines))
+        known = [json.loads(line) for line in lines]
+    began, ran = time.perf_counter(), 0
+    for number, identity in enumerate(identities, 1):
+        row = next((r for r in known if identity.items() <= r.items()), None)
+        if row is None:
+            start, used = time.perf_counter(), time.process_time()
+            row = identity | run(**identity)
+            row["seconds"] = round(time.perf_counter() - start, 1)
+            row["cpu seconds"] = round(time.process_time() - used, 1)
+            ran += 1
+            if out is not None:
+                with out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+            left = (time.perf_counter() - began) / ran * (len(identities) - number) / 60
+            print(
+                f"[{number}/{len(identities)}] {', '.join(map(str, identity.values()))}: "
+                f"{row['seconds']} s; about {left:.0f} min left",
+                file=sys.stderr,
+                flush=True,
+            )
+        yield row
+
+
+def study_correct(loops: dict[str, Control], checks: int, first: int, out: Path | None) -> int:
+    """Checks correct loops with many seeds, prints the accusations, and returns their number."""
+    names = list(loops)
+    wanted = [
+        {"name": names[i % len(names)], "seed": first + i // len(names)} for i in range(checks)
+    ]
+    rows = list(completed(wanted, lambda name, seed: accuse(loops[name], seed), out))
+    wrong = [row for row in rows if row["finding"]]
+    for row in wrong:
+        print(f"{row['name']}, seed {row['seed']}: {row['finding']}")
+    limit = binomtest(len(wrong), len(rows), alternative="less").proportion_ci(CONFIDENCE).high
+    print(
+        f"{len(wrong)} of {len(rows)} checks of {len(loops)} correct loops accuse; the probability "
+        f"of an accusation is at most {limit:.2g} with {CONFIDENCE:.0%} confidence "
+        f"(Clopper-Pearson). A check is designed for at most {FAMILY_ERROR:g}."
+    )
+    return len(wrong)
+
+
+def print_table(loops: dict[str, Control], out: Path | None) -> None:
+    """Prints the table of broken loops, each found or not by one call at default settings."""
+    print("| mistake | found by | seconds (CPU) |\n|---|---|---|")
+    rows = []
+    for row in completed([{"name": n} for n in loops], lambda name: find(loops[name]), out):
+        source = loops[row["name"]].source
+        label = f"[{row['name']}]({source})" if source else row["name"]
+        how = row["how"] if row["found"] else f"**not found** {row['how']}"
+        print(f"| {label} | {how} | {row['cpu seconds']} |", flush=True)
+        rows.append(row)
+    print(f"\n{sum(row['found'] for row in rows)} of {len(rows)} found")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training_loops")
-    parser.add_argument("--correct", type=int, default=0, metavar="N", help="seeds in total")
+    parser.add_argument("--correct", type=int, default=0, metavar="N", help="number of checks")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N")
-    parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="names that hold it")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="results as JSON")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="WORD", help="loops whose name contains a WORD"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="one line of JSON per check; checks in it are kept"
+    )
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    rows: list[dict[str, Any]] = []
 
-    def keep(row: dict[str, Any]) -> None:
-        rows.append(row)
-        if options.out:
-            options.out.write_text(json.dumps(rows, indent=1))
-
-    def chosen(table: dict[str, Control]) -> list[tuple[str, Control]]:
+    def chosen(table: dict[str, Control]) -> dict[str, Control]:
         words = options.only
-        return [i for i in table.items() if not words or any(w in i[0] for w in words)]
+        return {n: c for n, c in table.items() if not words or any(w in n for w in words)}
 
     if options.correct:
         loops = chosen(CORRECT)
-        for number in range(options.correct):
-            name, control = loops[number % len(loops)]
-            seed = options.first_seed + number // len(loops)
-            keep({"name": name, "seed": seed, "finding": accused(name, control, seed)})
-        wrong = [row for row in rows if row["finding"]]
-        for row in wrong:
-            print(f"{row['name']}, seed {row['seed']}: {row['finding']}")
-        print(
-            f"{len(wrong)} of {len(rows)} checks of {len(loops)} correct loops accuse "
-            f"(family-wise error of a check: {FAMILY_ERROR:g})"
-        )
-        return int(bool(wrong))
-    print("| mistake | found by | seconds (CPU) |\n|---|---|---|")
-    for name, control in chosen({**earlier_controls(), **BROKEN}):
-        row = find(name, control)
-        keep(row)
-        label = f"[{name}]({control.source})" if control.source else name
-        how = row["how"] if row["found"] else f"**not found** {row['how']}"
-        print(f"| {label} | {how} | {row['cpu seconds']} |", flush=True)
-    hits = sum(row["found"] for row in rows)
-    print(f"\n{hits} of {len(rows)} found")
+        return int(study_correct(loops, options.correct, options.first_seed, options.out) > 0)
+    print_table(chosen({**earlier_controls(), **BROKEN}), options.out)
     return 0
 
 
