@@ -100,7 +100,7 @@ def read(folders: Sequence[str | Path]) -> list[Audit]:
     """Reads finished audits, in the order of table 2.
 
     Args:
-        folders: folders of `audit.run`. The folder of shared runs stands for all of its views,
+        folders: folders of `audit.run`. The folder of shared runs includes all of its views,
             which may also be given one by one. Files are ignored, because a shell pattern such as
             `runs/ntnv1*` also matches the preset `runs/ntnv1.toml`.
 

@@ -236,7 +236,7 @@ class Report:
     Attributes:
         config: the settings on which the results depend (`AuditConfig.identity`).
         records: number of records that were used.
-        candidates: Omega, the hyper-parameters of every candidate.
+        candidates: Omega, the hyperparameters of every candidate.
         engine: the engine that trained.
         precision: effect of rounded products; None if products are not rounded.
         recommended: the bound to report.
