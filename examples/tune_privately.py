@@ -13,12 +13,12 @@ from torch import nn
 from audit import tuning
 
 IMAGES, LABELS = (torch.tensor(part) for part in load_digits(return_X_y=True))
-PRIVATE, PUBLIC = slice(0, 1200), slice(1200, None)  # the last 597 stand for public records
+PRIVATE, PUBLIC = slice(0, 1200), slice(1200, None)  # the last 597 act as public records
 IMAGES = (IMAGES / 16.0).float()
-IMAGES -= IMAGES[PUBLIC].mean(0)  # the mean of public records alone
+IMAGES -= IMAGES[PUBLIC].mean(0)  # the mean of public records only
 
 
-def train(trial):
+def train(trial, records):
     """One run of DP-SGD with Opacus; its score is accuracy on public records."""
     warnings.simplefilter("ignore")
     torch.manual_seed(trial.seed)
@@ -32,7 +32,7 @@ def train(trial):
             momentum=trial.candidate["momentum"],
         ),
         data_loader=DPDataLoader(
-            torch.utils.data.TensorDataset(IMAGES[PRIVATE], LABELS[PRIVATE]),
+            torch.utils.data.TensorDataset(*records),
             sample_rate=trial.sampling_rate,
         ),
         noise_multiplier=trial.noise_multiplier,
@@ -40,6 +40,7 @@ def train(trial):
     )
     # Opacus has set this to int(n * rate), which would reveal the number of records n.
     optimizer.expected_batch_size = trial.expected_batch_size
+    trial.watch(optimizer, model)  # lets the study test this loop on synthetic records first
     steps = 0
     while steps < trial.steps:
         for images, labels in loader:
@@ -69,7 +70,8 @@ if __name__ == "__main__":
         scored_on="public",
     )
     print(f"noise multiplier {study.noise_multiplier:.3f}, solved before anything runs")
-    best = study.run(train, progress=sys.stderr.isatty())
+    records = IMAGES[PRIVATE], LABELS[PRIVATE]
+    best = study.run(train, records=records, progress=sys.stderr.isatty())
     print(f"best: {best.candidate}, {best.score:.1%} right on public records")
     print(study.certificate.statement)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")

@@ -136,11 +136,11 @@ def test_correct_certificate(certificate, tmp_path, capsys):
     assert verify.main([str(tmp_path / "c.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"correct: \([\d.]+, 1e-05\)-DP by region, if the 12 conditions on trust hold", lines[0]
+        r"correct: \([\d.]+, 1e-05\)-DP by region, if the 14 conditions on trust hold", lines[0]
     )
     assert lines[1] == "numbers: recomputed and correct"
-    assert "16 that this tuning requires are present; stated by the author, not" in lines[2]
-    assert sum(line.startswith("  on trust: ") for line in lines) == 12
+    assert "18 that this tuning requires are present; stated by the author, not" in lines[2]
+    assert sum(line.startswith("  on trust: ") for line in lines) == 14
     assert any(line.startswith("not stated: responsible, dataset,") for line in lines)
 
 
@@ -173,7 +173,7 @@ CHANGES = [
     (_set(["protocol_in_words"], "It trains once."), "protocol_in_words is 'It trains once.'"),
     (_set(["base", "description"], "a mechanism"), "base.description is 'a mechanism'"),
     (_set(["conditions"], []), r"conditions\[0\] is 'missing', must be .*'draws'"),
-    (lambda values: values["conditions"].pop(), r"conditions\[15\] is 'missing'"),
+    (lambda values: values["conditions"].pop(), r"conditions\[17\] is 'missing'"),
     (lambda values: values["conditions"].append(values["conditions"][0]), "must be 'absent'"),
     (_set(["conditions", 4, "ground"], "checked"), r"conditions\[4\].ground is 'checked'"),
     (_set(["conditions", 4, "words"], "all is well"), r"conditions\[4\].words is 'all is well'"),
@@ -787,7 +787,7 @@ def test_checks_of_runs_stand_in_the_certificate():
     }
     # Poisson sampling needs the loader, the divisor the optimizer; nobody can check clipping, and
     # how the constants were found.
-    unseen = ("poisson_sampling", "divisor", "mechanism", "relation add-remove")
+    unseen = ("poisson_sampling", "divisor", "clipping", "noise", "released", "relation add-remove")
     assert {seen[name] for name in unseen} == {Ground.ON_TRUST}
     assert {grounds(False)[name] for name in ("steps", "constants")} == {Ground.ON_TRUST}
 
@@ -845,8 +845,8 @@ def test_html_stands_alone(certificate, tmp_path):
         assert word in text
     # The number on the banner is that of the table below it.
     banner = re.search(r'class="claim">[^<]*if the (\d+) conditions below hold', text)
-    assert text.count('class="ground on-trust"') == int(banner[1]) == 12
-    assert "The 12 conditions</h2>" in text
+    assert text.count('class="ground on-trust"') == int(banner[1]) == 14
+    assert "The 14 conditions</h2>" in text
     assert "drawn from the geometric distribution with stopping probability 0.5" in text
 
 

@@ -113,7 +113,13 @@ class Certificate:
         """Computes the numbers and issues a certificate with the current date."""
         numbers = compute(base, protocol, delta)
         known = derived.checkable(training, protocol)
-        study = replace(study, checked=tuple(name for name in known if name in study.checked))
+        study = replace(
+            study,
+            checked=tuple(name for name in known if name in study.checked),
+            tested=tuple(n for n in derived.testable(training, score) if n in study.tested),
+        )
+        if not study.tested:
+            study = replace(study, tested_on="", tested_with="")
         return cls(base, training, protocol, delta, numbers, score, study, _made_now(), model_hash)
 
     @property
@@ -155,13 +161,22 @@ class Certificate:
         what = "the best run of this tuning"
         if isinstance(self.protocol, Subset):
             what = "the final run of this tuning, and the candidate chosen,"
-        count = len(self.on_trust)
         claim = (
             f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
-            f"{format_exact(self.delta)})-differentially private{self._relation}, if the {count} "
-            f"conditions {which} hold."
+            f"{format_exact(self.delta)})-differentially private{self._relation}, if "
+            f"{self.required(which)} hold."
         )
         return f"VOID: {'; '.join(self.void)}. Otherwise: {claim}" if self.void else claim
+
+    def required(self, which: str) -> str:
+        """The conditions that the claim depends on, in words.
+
+        Args:
+            which: where a reader finds those on trust.
+        """
+        tested = sum(one.ground is Ground.TESTED for one in self.conditions)
+        more = f" and the {tested} tested ones" if tested else ""
+        return f"the {len(self.on_trust)} conditions {which}{more}"
 
     @property
     def groups(self) -> tuple[tuple[int, float | None], ...]:
@@ -378,6 +393,9 @@ def _facts(values: Mapping[str, Any]) -> StudyFacts:
         expected_batch_size=size,
         prior=_texts("study.prior", found.prior),
         checked=tuple(_text("study.checked", one) for one in values["checked"]),
+        tested=tuple(_text("study.tested", one) for one in values["tested"]),
+        tested_on=checks.one_of("study.tested_on", found.tested_on, ("", *derived.TESTED_ON)),
+        tested_with=_text("study.tested_with", found.tested_with),
     )
 
 

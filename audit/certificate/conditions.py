@@ -41,8 +41,10 @@ __all__ = [
     "bases_of",
     "checkable",
     "conditions",
+    "how_tested",
     "relation_of",
     "setting",
+    "testable",
     "void_if",
 ]
 
@@ -76,17 +78,37 @@ _CHECKS = {
 }
 """Conditions that a study can check in every run."""
 
+_OF_DP_SGD = {
+    "clipping": "gradients are clipped record by record, to the clipping norm",
+    "noise": "noise of the stated multiplier is added to their sum, independently in every step "
+    "and in every run",
+    "released": "a run returns nothing else that it computed from private records",
+}
+_SCORE_OF_PUBLIC = "scores are computed from the output of a run and public records alone"
+
+_REPRESENTATIVE = (
+    "the training function treats the private records, and every candidate, as it treated the "
+    "records and the candidate of the test"
+)
+
+TESTED_ON = {
+    "synthetic": "synthetic records of the same shape",
+    "given": "synthetic or public records that the author chose",
+}
+"""The records of the differential test, by the value of `StudyFacts.tested_on`."""
+
 
 class Ground(Enum):
     """The basis on which the author states a condition.
 
     Example:
         >>> [ground.value for ground in Ground]
-        ['by construction', 'checked', 'on trust', 'broken']
+        ['by construction', 'checked', 'tested', 'on trust', 'broken']
     """
 
     BY_CONSTRUCTION = "by construction"
     CHECKED = "checked"
+    TESTED = "tested"
     ON_TRUST = "on trust"
     BROKEN = "broken"
 
@@ -171,6 +193,9 @@ class StudyFacts:
         key_kept: whether the key of the random draws stays on disk.
         settings: SHA-256 of the settings of the study.
         expected_batch_size: the constant divisor of the noisy sums; None if it is not stated.
+        tested: names from `testable` that the differential test of the training function supports.
+        tested_on: the records of the test, of `TESTED_ON`; empty without a test.
+        tested_with: the version of this package that tested; empty without a test.
 
     Example:
         >>> StudyFacts({"lr": "uniform in [0.0, 1.0]"}).seeded
@@ -183,6 +208,9 @@ class StudyFacts:
     key_kept: bool = False
     settings: str = ""
     expected_batch_size: float | None = None
+    tested: tuple[str, ...] = ()
+    tested_on: str = ""
+    tested_with: str = ""
 
 
 @dataclass(frozen=True)
@@ -260,6 +288,24 @@ def checkable(training: Mechanism, protocol: Protocol) -> tuple[str, ...]:
     return tuple(found)
 
 
+def testable(training: Mechanism, score: Private | None) -> tuple[str, ...]:
+    """Names of the conditions that the differential test of a training function can support."""
+    parts = _parts(training)
+    if not all(isinstance(part, DpSgd) for part in parts):
+        return ()
+    found = [*_OF_DP_SGD]
+    if any(isinstance(part, DpSgd) and part.sampling_rate < 1.0 for part in parts):
+        found.append("poisson_sampling")
+    if "add-remove" in relations(training):
+        found.append("relation add-remove")
+    return (*found, "score") if score is None else tuple(found)
+
+
+def how_tested(facts: StudyFacts) -> str:
+    """The records and the version of the differential test, in words."""
+    return f"tested on {TESTED_ON[facts.tested_on]} with version {facts.tested_with}"
+
+
 def conditions(
     training: Mechanism, protocol: Protocol, score: Private | None, facts: StudyFacts
 ) -> tuple[Condition, ...]:
@@ -267,10 +313,22 @@ def conditions(
     found = [
         *_by_construction(protocol, score, facts),
         *_of_runs(training, protocol, facts),
-        *_on_trust(training, protocol, score),
+        *_on_trust(protocol, score),
     ]
-    last = (Ground.BROKEN, Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.ON_TRUST)
-    return tuple(sorted(found, key=lambda one: last.index(one.ground)))
+    tested = set(facts.tested) & set(testable(training, score))
+    if tested:
+        how = f" ({how_tested(facts)})"
+        found = [
+            Condition(one.name, one.words + how, Ground.TESTED)
+            if one.ground is Ground.ON_TRUST and one.name in tested
+            else one
+            for one in found
+        ]
+        found.append(Condition("test", _REPRESENTATIVE, Ground.ON_TRUST))
+    order = (
+        Ground.BROKEN, Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED, Ground.ON_TRUST
+    )  # fmt: skip
+    return tuple(sorted(found, key=lambda one: order.index(one.ground)))
 
 
 def setting(training: Mechanism, protocol: Protocol, score: Private | None, unit: str) -> Setting:
@@ -401,10 +459,7 @@ def _of_runs(training: Mechanism, protocol: Protocol, facts: StudyFacts) -> list
     ]
     trusted: dict[str, str] = {}
     if all(isinstance(part, DpSgd) for part in _parts(training)):
-        trusted["mechanism"] = (
-            "gradients are clipped record by record, noise of the stated multiplier is added to "
-            "their sum, and a run returns nothing else that it computed from private records"
-        )
+        trusted |= _OF_DP_SGD
     else:
         trusted["mechanism"] = "every run is the stated base mechanism"
     for relation in sorted(relations(training)):
@@ -415,8 +470,8 @@ def _of_runs(training: Mechanism, protocol: Protocol, facts: StudyFacts) -> list
     return [*found, *(Condition(name, one, Ground.ON_TRUST) for name, one in trusted.items())]
 
 
-def _on_trust(training: Mechanism, protocol: Protocol, score: Private | None) -> list[Condition]:
-    words = "scores are computed from the output of a run and public records alone"
+def _on_trust(protocol: Protocol, score: Private | None) -> list[Condition]:
+    words = _SCORE_OF_PUBLIC
     if score is not None:
         words = (
             f"the score of two neighbouring data sets differs by at most "

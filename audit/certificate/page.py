@@ -124,7 +124,10 @@ def html(certificate: "Certificate") -> str:
         "<p>They are stated by the author. No program can verify them.</p>",
         _conditions(certificate, (Ground.ON_TRUST,)),
         "<h2>What the study ensured, according to its author</h2>",
-        _conditions(certificate, (Ground.BROKEN, Ground.BY_CONSTRUCTION, Ground.CHECKED)),
+        _conditions(
+            certificate,
+            (Ground.BROKEN, Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED),
+        ),
         "<h2>Scope of the claim</h2>",
         pairs(key),
         "<h2>Mechanism and cost</h2>",

@@ -4,7 +4,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from audit import checks
-from audit.certificate.conditions import Ground
+from audit.certificate.conditions import Ground, how_tested
 from audit.certificate.numbers import rounded_down, rounded_up
 from audit.certificate.wording import in_words
 from audit.numerics import format_exact
@@ -52,10 +52,14 @@ def paragraph(certificate: "Certificate") -> str:
     prior = (checks.quoted(f"{name}: {words}") for name, words in certificate.study.prior.items())
     sentences.append(f"Candidates: {'; '.join(prior)}.")
     sentences.append(f"Released: {'; '.join(setting.released)}.")
-    for ground in (Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.ON_TRUST):
+    for ground in (Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED, Ground.ON_TRUST):
         words = [one.words for one in certificate.conditions if one.ground is ground]
+        title = ground.value
+        if words and ground is Ground.TESTED:
+            title = how_tested(certificate.study)
+            words = [one.removesuffix(f" ({title})") for one in words]
         if words:
-            sentences.append(f"{ground.value.capitalize()}: {'; '.join(words)}.")
+            sentences.append(f"{title.capitalize()}: {'; '.join(words)}.")
     sentences.append(f"The certificate is void if {'; or '.join(certificate.void_if)}.")
     stated = [f"{title.lower()}: {words}" for title, words in certificate.declaration.in_words()]
     sentences.append(f"Stated by the author: {'; '.join(stated)}.")

@@ -18,7 +18,7 @@ import numpy as np
 from audit import checks
 from audit.accounting import DeltaUnreachable, mechanism_to_dict
 from audit.certificate.certificate import Certificate, hash_of
-from audit.certificate.conditions import Ground, bases_of, checkable
+from audit.certificate.conditions import Ground, bases_of, checkable, testable
 from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import compute, rounded_down, rounded_up
 from audit.numerics import format_exact
@@ -211,6 +211,8 @@ def _verdict(values: Any) -> Verdict:
         return _wrong(
             f"study.checked is {_shown(list(checked))}, must be of {_shown(list(allowed))}"
         )
+    if problem := _problem_of_test(certificate):
+        return _wrong(problem)
     possible = [mechanism_to_dict(one) for one in bases_of(certificate.training, certificate.score)]
     if mechanism_to_dict(certificate.base) not in possible:
         return _wrong("base is not training with its score")
@@ -241,7 +243,7 @@ def _verdict(values: Any) -> Verdict:
 def _lines(right: Certificate) -> Iterator[str]:
     claim = (
         f"({rounded_up(right.numbers.epsilon)}, {format_exact(right.delta)})-DP by "
-        f"{right.numbers.bounds[0]}, if the {len(right.on_trust)} conditions on trust hold"
+        f"{right.numbers.bounds[0]}, if {right.required('on trust')} hold"
     )
     if right.void:
         yield f"void: {'; '.join(right.void)}. Otherwise: {claim}"
@@ -256,8 +258,9 @@ def _lines(right: Certificate) -> Iterator[str]:
         f"conditions: the {len(grounds)} that this tuning requires are present; stated by the "
         f"author, not verified ({counts})"
     )
-    for one in right.on_trust:
-        yield f"  on trust: {one.words}"
+    for one in right.conditions:
+        if one.ground in (Ground.TESTED, Ground.ON_TRUST):
+            yield f"  {one.ground.value}: {one.words}"
     for title, words in right.declaration.in_words():
         if words != NOT_STATED:
             yield f"stated by the author, not verified: {title.lower()}: {words}"
@@ -298,6 +301,19 @@ def _problem(
     )
     for name, *pair in _differences(came, expected, ""):
         return "{} is {}, must be {}".format(name, *map(_shown, pair))
+    return None
+
+
+def _problem_of_test(certificate: Certificate) -> str | None:
+    """Describes impossible statements about the differential test."""
+    study = certificate.study
+    allowed = testable(certificate.training, certificate.score)
+    if study.tested != tuple(name for name in allowed if name in study.tested):
+        return f"study.tested is {_shown(list(study.tested))}, must be of {_shown(list(allowed))}"
+    if bool(study.tested) != bool(study.tested_on) or bool(study.tested) != bool(study.tested_with):
+        return "study.tested_on and study.tested_with are required with study.tested, and only then"
+    if study.tested and not _VERSION.fullmatch(study.tested_with):
+        return f"study.tested_with is {_shown(study.tested_with)}, must be a version"
     return None
 
 

@@ -9,7 +9,6 @@ from audit.tuning.budget import Budget, BudgetExceeded
 from audit.tuning.cost_of_trials import TuningCost, cost_of_trials
 from audit.tuning.outcome import Best, Outcome, Private, Trial
 from audit.tuning.random_search import best_of_runs
-from audit.tuning.rehearsal import Rehearsal
 from audit.tuning.space import Choice, Dimension, Integer, LogUniform, Space, Uniform
 from audit.tuning.study import Study
 from audit.tuning.winners import Winners
@@ -25,7 +24,6 @@ __all__ = [
     "Outcome",
     "Private",
     "ProtocolViolation",
-    "Rehearsal",
     "Space",
     "Study",
     "StudyAborted",

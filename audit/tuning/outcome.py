@@ -16,7 +16,16 @@ from audit.errors import ProtocolViolation, StudyAborted
 from audit.tuning.secret_draws import Draws
 from audit.tuning.space import Candidate
 
-__all__ = ["Best", "Outcome", "Part", "Private", "ProtocolViolation", "StudyAborted", "Trial"]
+__all__ = [
+    "Best",
+    "Outcome",
+    "Part",
+    "Private",
+    "ProtocolViolation",
+    "StudyAborted",
+    "Trial",
+    "Unwatched",
+]
 
 _N_IS_PUBLIC = "state neighbours='zero-out' (the number of records is public)"
 
@@ -106,6 +115,26 @@ class Part:
         return tuned_on if self.final is None else ~tuned_on
 
 
+class Unwatched:
+    """`Trial.watch` in a study: it does nothing.
+
+    Example:
+        >>> Unwatched().release(0.7)
+        0.7
+    """
+
+    def __init__(self) -> None:
+        self.called = False
+
+    def __call__(self, *watched: Any) -> None:
+        """Ignores its arguments; `called` shows that the function can be tested."""
+        self.called = True
+
+    def release(self, value: Any) -> Any:
+        """Returns the value."""
+        return value
+
+
 @dataclass
 class Trial:
     """Description of one run, passed to `train`.
@@ -117,6 +146,9 @@ class Trial:
         part: the records that the run may read, for `records`; None for all.
         expected_batch_size: the constant that every noisy sum must be divided by; None if the
             study names none.
+        watch: call `trial.watch(optimizer, model)` before the first step, so that
+            `Study.rehearse` can test the training loop (see `audit.own_training.Watch`). In the
+            study itself, it does nothing.
         checked: names of the checks that this run has passed.
 
     Example:
@@ -131,6 +163,7 @@ class Trial:
     seed: int
     part: Part | None = None
     expected_batch_size: float | None = None
+    watch: Any = field(default_factory=Unwatched, repr=False)
     checked: set[str] = field(default_factory=set)
     _may_read: NDArray[np.bool_] = field(
         default_factory=lambda: np.ones(0, dtype=np.bool_), repr=False

@@ -1,4 +1,4 @@
-"""A rehearsal of a study: the training function on synthetic or public records, errors shown."""
+"""A rehearsal of a study: runs on synthetic or public records that do not hide errors."""
 
 import dataclasses
 import secrets
@@ -15,9 +15,8 @@ from audit.tuning.isolation import seeded, without_gradients
 from audit.tuning.one_run import check_outcome, is_yes, seeded_alike
 from audit.tuning.outcome import Outcome, Trial
 from audit.tuning.plan import FINAL, Plan
-from audit.tuning.space import Candidate
 
-__all__ = ["Rehearsal", "RehearsalTest", "WithRecords", "synthetic"]
+__all__ = ["Rehearsal", "WithRecords", "synthetic"]
 
 _KEY_BITS = 256
 _MAX_DEPTH = 8
@@ -25,7 +24,7 @@ _MAX_DEPTH = 8
 
 @dataclass(frozen=True)
 class WithRecords:
-    """A training function of a trial alone, from one of a trial and records."""
+    """Binds the records to a training function."""
 
     train: Callable[..., Outcome]
     records: Any
@@ -36,25 +35,12 @@ class WithRecords:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The training function, the plan of the study and records, for tests of the function.
+    """A training function, the plan of the study, and records for the rehearsal.
 
     Attributes:
-        train: of a trial and records, or of a trial alone where `records` is None.
-        plan: what the study does.
+        train: a function of a trial and records, or of a trial alone if `records` is None.
+        plan: the plan of the study.
         records: synthetic or public records; None if `train` reads its own.
-
-    Example:
-        >>> from audit.accounting import GaussianMechanism
-        >>> from audit.tuning import Study
-        >>> def one_record_less(rehearsal):
-        ...     trial = rehearsal.trial()
-        ...     full, _ = rehearsal.outcome(trial)
-        ...     less, _ = rehearsal.outcome(trial, rehearsal.records[1:])
-        ...     print(full.score - less.score)
-        >>> study = Study({"lr": [0.1]}, base=GaussianMechanism(0.5), folder=None)
-        >>> train = lambda trial, records: Outcome(records.sum())
-        >>> _ = study.rehearse(train, np.ones(3), test=one_record_less)
-        1.0
     """
 
     train: Callable[..., Outcome]
@@ -62,37 +48,30 @@ class Rehearsal:
     records: Any = None
 
     def trial(self, key: int | None = None, index: int = 0) -> Trial:
-        """A trial that does not belong to the study, with a candidate drawn from the prior.
+        """A trial outside of the study, with a candidate from the prior.
 
         Args:
-            key: of its draws; the same key gives the same candidate and seed. None draws a new one.
-            index: of the run.
+            key: key of its draws; None draws a new one.
+            index: index of the run.
         """
         key = secrets.randbits(_KEY_BITS) if key is None else key
         point = self.plan.space.draw(self.plan.rng(key, 1, index))
         return self.plan.trial(key, index, point)
 
-    def outcome(
-        self, trial: Trial, records: Any = None, candidate: Candidate | None = None
-    ) -> tuple[Outcome, tuple[str, ...]]:
-        """Calls the training function once, seeded as in the study, and checks what it returns.
+    def outcome(self, trial: Trial, records: Any = None) -> tuple[Outcome, tuple[str, ...]]:
+        """Trains once, seeded as in the study, and checks the outcome.
 
         Args:
-            trial: of the run; two runs of equal trials draw the same noise.
-            records: to train on instead of the rehearsal's own, such as one record more or less.
-            candidate: hyperparameters instead of the trial's.
+            trial: the trial of the run; equal trials draw the same noise.
+            records: records that replace those of the rehearsal.
 
         Returns:
-            The outcome, and what identifies the noise of the global generators.
+            The outcome, and a description of the global generators that identifies their noise.
 
         Raises:
-            ProtocolViolation: the run was not what the study accounts for.
-            Exception: any error that the function raised.
+            ProtocolViolation: the run was not the mechanism that the study accounts for.
+            Exception: any error of the training function.
         """
-        if candidate is not None:
-            trial = dataclasses.replace(
-                trial, candidate=candidate, base=self.plan.base_of(candidate)
-            )
         records = self.records if records is None else records
         with seeded(trial.seed) as noise:
             outcome = self.train(trial) if records is None else self.train(trial, records)
@@ -104,18 +83,23 @@ class Rehearsal:
         accept: Callable[[Outcome], bool] | None = None,
         save: Callable[[Any, Path], None] | None = None,
         load: Callable[[Path], Any] | None = None,
-    ) -> list[Outcome]:
-        """Calls `train` twice, and for a final run if there is one, then the other functions.
+    ) -> tuple[list[Outcome], bool]:
+        """Calls `train` twice, and once more for a final run, then the other functions.
+
+        Returns:
+            The outcomes, and whether `train` called `trial.watch`.
 
         Raises:
-            ProtocolViolation: a run was not what the study accounts for.
-            Exception: any error that one of the functions raised.
+            ProtocolViolation: a run was not the mechanism that the study accounts for.
+            Exception: any error of one of the functions.
         """
         key = secrets.randbits(_KEY_BITS)
         indices = [0, 1] + [FINAL] * (self.trial(key, FINAL).is_final)
-        found, noises = [], set[str]()
+        found, noises, watched = [], set[str](), False
         for index in indices:
-            outcome, noise = self.outcome(self.trial(key, index))
+            trial = self.trial(key, index)
+            outcome, noise = self.outcome(trial)
+            watched |= trial.watch.called
             if alike := sorted(noises & {*noise}):
                 raise ProtocolViolation(seeded_alike(alike[0]))
             noises.update(noise)
@@ -127,18 +111,14 @@ class Rehearsal:
             with tempfile.TemporaryDirectory() as folder:
                 save(found[0].model, Path(folder) / "model")
                 load(Path(folder) / "model")
-        return found
-
-
-RehearsalTest = Callable[[Rehearsal], None]
-"""A test of the training function; it raises if it finds a mistake."""
+        return found, watched
 
 
 def synthetic(records: Any) -> Any:
-    """Random records of the same types and shapes; no value of the given ones is read.
+    """Random records of the same types and shapes. No value of the given records is read.
 
-    Floating-point numbers are normal, whole numbers and booleans 0 or 1. Lists, tuples, mappings,
-    dataclasses and torch's `TensorDataset` are made anew around them.
+    Floating-point numbers are normal; integers and booleans are 0 or 1. The structure of lists,
+    tuples, mappings, dataclasses and torch's `TensorDataset` is kept.
 
     Args:
         records: arrays, tensors, or a collection of them.

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from audit import checks, protocols
+from audit import __version__, checks, protocols
 from audit.accounting import DpSgd, Mechanism, mechanism_to_dict
 from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import PROTOCOLS
-from audit.errors import StudyAborted
+from audit.errors import PrivacyLeak, StudyAborted
 from audit.numerics import format_rounded
 from audit.protocols import Grid, Protocol, RandomSearch, RandomStopping, Subset, UntilAccepted
 from audit.repetitions import Repetitions
@@ -24,14 +24,24 @@ from audit.tuning.calibration import noise_multiplier_for
 from audit.tuning.elapsed_time import ElapsedTime
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
+from audit.tuning.loop_test import (
+    SECONDS,
+    can_test,
+    check_loop,
+    conditions_tested,
+    fingerprint,
+)
 from audit.tuning.outcome import Best, Outcome, Private, Trial
 from audit.tuning.plan import Plan
 from audit.tuning.play import Played, play
-from audit.tuning.rehearsal import Rehearsal, RehearsalTest, WithRecords, synthetic
+from audit.tuning.rehearsal import Rehearsal, WithRecords, synthetic
 from audit.tuning.space import Space
 from audit.tuning.training import BaseOf, Training
 from audit.upper_bounds import UpperBound, tuning_cost
 from audit.upper_bounds.registry import find, row
+
+if TYPE_CHECKING:
+    from audit.own_training.findings import PremiseReport
 
 __all__ = ["Study"]
 
@@ -134,6 +144,9 @@ class Study:
             raise ValueError(f"folder must be a path or None, got {folder!r}") from None
         self._played: Played | None = None
         self._rehearsed = False
+        # The tested conditions, and the function and the kind of records of the test.
+        self._tested: dict[str, Any] = {}
+        self.premises: PremiseReport | None = None
 
     def _check_training(self) -> None:
         training = self._training
@@ -259,28 +272,40 @@ class Study:
         accept: Callable[[Outcome], bool] | None = None,
         save: Callable[[Any, Path], None] | None = None,
         load: Callable[[Path], Any] | None = None,
-        test: RehearsalTest | None = None,
+        test: bool = True,
+        private: bool = False,
+        seconds: float = SECONDS,
     ) -> list[Outcome]:
-        """Trains twice on synthetic or public records, and shows every error.
+        """Trains twice on synthetic or public records, and tests the training loop.
 
-        In the study itself, a run that raises an exception loses, and the error is not shown.
+        In the study itself, a run that raises an exception loses, and the error is not shown. Here,
+        every error is shown.
+
+        If `train` takes records and calls `trial.watch(optimizer, model)`, the differential test
+        of `audit.check` examines the loop: the contribution of one record, the noise, the batches,
+        and every number in the outcome. Its result is in `premises`. If it finds no mistake, the
+        certificate states the corresponding conditions as tested.
 
         Args:
             train: as for `run`.
-            records: synthetic or public records, never private ones: nothing here is hidden. If
-                None, `train` is called with a trial alone, and must read such records itself.
+            records: synthetic or public records. If None, `train` is called with a trial alone,
+                must read such records itself, and is not tested.
             accept: as for `run`.
             save: as for `run`.
             load: as for `run`.
-            test: a further test of `train`, called with the `Rehearsal`; it raises if it fails.
+            test: whether to run the differential test.
+            private: whether the records are private. The errors and the result of the test are then
+                not private and must not be released, so the certificate does not use the result.
+            seconds: time after which the test starts no further optional runs.
 
         Returns:
-            The outcomes of the runs.
+            The outcomes of the first runs.
 
         Raises:
+            PrivacyLeak: the test found a broken premise; notes of the exception list all of them.
             ProtocolViolation: the study would abort: `train` returned something other than an
                 `Outcome`, seeded two runs alike, or a check failed.
-            Exception: any error that `train`, `accept`, `save`, `load` or `test` raised.
+            Exception: any error of `train`, `accept`, `save` or `load`.
 
         Example:
             >>> from audit.accounting import GaussianMechanism
@@ -289,13 +314,28 @@ class Study:
             >>> study.rehearse(lambda trial, records: Outcome(records.sum()), np.ones(3))[0].score
             3.0
         """
-        _functions(train=train, accept=accept, save=save, load=load, test=test)
-        rehearsal = Rehearsal(train, self._plan(), records)
-        found = rehearsal.run(accept, save, load)
-        if test is not None:
-            test(rehearsal)
+        _functions(train=train, accept=accept, save=save, load=load)
+        found, watched = Rehearsal(train, self._plan(), records).run(accept, save, load)
+        if test and watched and records is not None:
+            self._test(train, records, "private" if private else "given", seconds)
         self._rehearsed = True
         return found
+
+    def _test(self, train: Callable[..., Outcome], records: Any, kind: str, seconds: float) -> None:
+        """Runs the differential test, and keeps the conditions that it supports."""
+        self._tested = {}
+        self.premises = report = check_loop(Rehearsal(train, self._plan(), records), seconds)
+        if report.broken:
+            error = PrivacyLeak(report.summary)
+            error.add_note(str(report))
+            raise error
+        if kind != "private":
+            self._tested = {
+                "tested": list(conditions_tested(report, self.private is None)),
+                "tested_on": kind,
+                "tested_with": __version__,
+                "function": fingerprint(train),
+            }
 
     @property
     def certificate(self) -> Certificate:
@@ -318,16 +358,24 @@ class Study:
             key_kept=self.keep and self.folder is not None,
             settings=self.settings_hash,
             expected_batch_size=self.expected_batch_size,
+            tested=tuple(self._tested.get("tested", ())),
+            tested_on=self._tested.get("tested_on", ""),
+            tested_with=self._tested.get("tested_with", ""),
         )
         return Certificate.issue(
             self.base,
-            self._mechanism(self.noise_multiplier or 0.0, None),
+            self._training_alone,
             self.protocol,
             self.delta,
             self.private,
             facts,
             model_hash(self._played.best.model),
         )
+
+    @property
+    def _training_alone(self) -> Mechanism:
+        """One run without its score."""
+        return self._mechanism(self.noise_multiplier or 0.0, None)
 
     def _plan(self) -> Plan:
         base_of = BaseOf(self._training, self.noise_multiplier or 0.0)
@@ -351,7 +399,8 @@ class Study:
         `train` prints or logs is shown. After its end, the study returns the same result again.
 
         With `records`, the study first rehearses on synthetic records of the same shape, and shows
-        the errors of the rehearsal.
+        the errors of the rehearsal. If `train` calls `trial.watch`, the rehearsal includes the
+        differential test of the training loop, which takes about a minute.
 
         Args:
             train: one run, from a `Trial` to an `Outcome`, or from a `Trial` and `records`. It may
@@ -372,6 +421,7 @@ class Study:
             StudyAborted: a run was not the mechanism that the study accounts for, the winner could
                 not be reproduced, or every run raised an exception. Nothing is released.
             ValueError: the folder belongs to another study, or to one that is running.
+            PrivacyLeak: the rehearsal found a broken premise of the training loop.
             Exception: any error of the rehearsal.
         """
         jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1)
@@ -383,7 +433,7 @@ class Study:
         with self._memory.locked(), ElapsedTime(progress, self.protocol.mean_runs):
             if rehearse and not self._rehearsed and self._memory.state() is None:
                 self._rehearse_first(train, records, accept, save, load)
-            state = self._begun()
+            state = self._begun(train)
             plan, key = self._plan(), int(state["key"], 16)
             runs = state["runs"]
             try:
@@ -417,8 +467,11 @@ class Study:
         accept, save, load = others
         if records is not None:
             stand_ins = synthetic(records)
+            rehearsal = Rehearsal(train, self._plan(), stand_ins)
             try:
-                self.rehearse(train, stand_ins, accept=accept, save=save, load=load)
+                _, watched = rehearsal.run(accept, save, load)
+                if watched and can_test(self._training_alone, stand_ins):
+                    self._test(train, stand_ins, "synthetic", SECONDS)
             except Exception as error:
                 error.add_note(
                     "Raised in the rehearsal on synthetic records: no private record was read, and "
@@ -433,7 +486,7 @@ class Study:
                 "on synthetic records first, or pass rehearse=False"
             )
 
-    def _begun(self) -> dict[str, Any]:
+    def _begun(self, train: Callable[..., Outcome]) -> dict[str, Any]:
         """The draws made before the first run, now or by an earlier process."""
         state = self._memory.state()
         if state is None:
@@ -444,6 +497,7 @@ class Study:
                 "key": hex(key),
                 "runs": len(runs) if isinstance(runs, range) else runs,
                 "noise_multiplier": self.noise_multiplier,
+                "test": self._tested,
             }
             self._memory.begin(state)
         if state["settings"] != self.settings_hash:
@@ -455,6 +509,10 @@ class Study:
                 f"{state['void']} (delete {self.folder} to begin anew; the privacy cost of its "
                 "runs remains)"
             )
+        # The result of a test holds only for the function that was tested.
+        self._tested = state.get("test", {})
+        if self._tested.get("function") != fingerprint(train):
+            self._tested = {}
         return state
 
 

@@ -152,24 +152,6 @@ def test_rehearsal_includes_the_final_run():
     assert seen == [False, False, True]
 
 
-def test_a_further_test_of_the_loop_may_be_plugged_into_the_rehearsal():
-    def coupled(rehearsal):
-        trial = rehearsal.trial(key=3)
-        one, noise = rehearsal.outcome(trial)
-        same, again = rehearsal.outcome(trial)
-        less, _ = rehearsal.outcome(trial, rehearsal.records[1:])
-        assert (one, noise) == (same, again)
-        assert less.score == pytest.approx(one.score - 1.0)
-        raise ZeroDivisionError("one record changes the sum by 1")
-
-    def train(trial, records):
-        noise = np.random.normal()  # noqa: NPY002
-        return tuning.Outcome(records.sum() + noise, noise)
-
-    with pytest.raises(ZeroDivisionError, match="one record changes"):
-        study().rehearse(train, np.ones(4), test=coupled)
-
-
 def test_until_accepted_is_rehearsed_first_or_refused():
     one = study(protocol="until:0.5")
     with pytest.raises(ValueError, match=r"train must be rehearsed with until:0\.5") as caught:

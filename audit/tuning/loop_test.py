@@ -1,0 +1,198 @@
+"""The differential test of a study's training function.
+
+The test needs a function that takes its records as an argument, as `audit.check` calls it. It adds,
+removes and replaces records, so it runs on synthetic or public records. Its result decides which
+conditions of the certificate are stated as tested.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from audit.accounting import DpSgd, Mixture, WorstOf
+from audit.errors import InvalidInput
+from audit.tuning.rehearsal import Rehearsal
+
+if TYPE_CHECKING:
+    from audit.own_training.findings import PremiseReport
+
+__all__ = ["SECONDS", "can_test", "check_loop", "conditions_tested", "fingerprint"]
+
+SECONDS = 40.0
+"""Time after which the test starts no further optional runs."""
+
+# The condition of a certificate that each premise supports.
+_CONDITION_OF = {
+    "contribution": "clipping",
+    "noise": "noise",
+    "batches": "poisson_sampling",
+    "released numbers": "released",
+    "number of records": "relation add-remove",
+}
+_Rebuild = Callable[..., Any]
+
+
+def check_loop(rehearsal: Rehearsal, seconds: float = SECONDS) -> "PremiseReport":
+    """Tests whether runs of the training function are the mechanism that the study accounts for.
+
+    The runs have one candidate, drawn from the prior. The study's own accounting is the claim
+    unless the function passes an accountant to `trial.watch`, which must then agree with it.
+
+    Args:
+        rehearsal: the training function, the plan and the records.
+        seconds: time after which no further optional run is started.
+
+    Returns:
+        The result for each premise.
+
+    Raises:
+        InvalidInput: the base is not DP-SGD, or records are not a form that the test can change.
+        ProtocolViolation: a run was not the mechanism that the study accounts for.
+        Exception: any error of the training function.
+    """
+    from audit.own_training.premises import check_premises
+    from audit.own_training.records import TrainingSet
+
+    features, labels, rebuild = _labelled(rehearsal.records)
+    # A study on a random part of the records is tested without the part: with all records.
+    trial = dataclasses.replace(rehearsal.trial(), part=None)
+    base = trial.base
+    if not isinstance(base, DpSgd):
+        raise InvalidInput(f"base must be DP-SGD for the differential test, got {base.description}")
+
+    def train(records: TrainingSet, candidate: Any, seed: int, watch: Any) -> Any:
+        watch(_StudyAccountant(base))
+        one = dataclasses.replace(
+            trial,
+            seed=seed,
+            checked=set(),
+            watch=watch,
+            _accountants={},
+            _loaders={},
+            _optimizers={},
+        )
+        outcome, _ = rehearsal.outcome(one, rebuild(records))
+        if watch.accountant is not None and not isinstance(watch.accountant, _StudyAccountant):
+            one.check(watch.accountant)
+        # The study adds the noise of a private score afterwards.
+        score = {} if rehearsal.plan.private else {"score": outcome.score}
+        return {"model": outcome.model, **score}
+
+    # The rehearsal has shown the function's output already; the test calls it many times.
+    with _quiet():
+        return check_premises(
+            train, TrainingSet(features, labels), relation=base.neighbours, seconds=seconds
+        ).report
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def can_test(training: Any, records: Any) -> bool:
+    """Whether `check_loop` supports a base mechanism and a form of records."""
+    try:
+        _labelled(records)
+    except InvalidInput:
+        return False
+    parts = training.candidates if isinstance(training, WorstOf | Mixture) else (training,)
+    return all(isinstance(part, DpSgd) for part in parts)
+
+
+def fingerprint(train: Any) -> str:
+    """SHA-256 of the file that defines a function, or else of its code."""
+    function = inspect.unwrap(getattr(train, "func", train))
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    try:
+        content = Path(inspect.getsourcefile(function) or "").read_bytes()
+    except (TypeError, OSError):
+        code = getattr(function, "__code__", None)
+        content = b"" if code is None else code.co_code + repr(code.co_consts).encode()
+    return hashlib.sha256(name.encode() + b"\0" + content).hexdigest()
+
+
+def conditions_tested(report: "PremiseReport | None", public_score: bool) -> tuple[str, ...]:
+    """Names of the certificate's conditions that a test without findings supports.
+
+    Args:
+        report: the result; None if there was no test.
+        public_score: whether the score reads public records only. The test then covers it, too.
+    """
+    if report is None or report.broken or not report.watched:
+        return ()
+    found = [name for premise, name in _CONDITION_OF.items() if premise in report.tested]
+    return (*found, "score") if public_score and "released" in found else tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class _StudyAccountant:
+    """The history of a run as the study accounts for it, in the form of an Opacus accountant."""
+
+    base: DpSgd
+
+    @property
+    def history(self) -> list[tuple[float, float, int]]:
+        return [(self.base.noise_multiplier, self.base.sampling_rate, self.base.steps)]
+
+    def get_epsilon(self, delta: float) -> float:
+        return self.base.epsilon(delta)
+
+
+def _labelled(records: Any) -> tuple[Any, Any, _Rebuild]:
+    """Features, labels, and a function that puts both back into the form of the records.
+
+    Raises:
+        InvalidInput: the records have another form.
+    """
+    kind: Any = type(records)
+    again: _Rebuild
+    parts: tuple[Any, ...]
+    if kind.__name__ == "TensorDataset" and len(records.tensors) == 2:
+        parts, again = records.tensors, kind
+    elif isinstance(records, Sequence) and len(records) == 2 and not isinstance(records, str):
+        parts = tuple(records)
+        again = kind if hasattr(kind, "_fields") else lambda *pair: kind(pair)
+    elif hasattr(records, "shape"):
+        parts, again = (records,), lambda one: one
+    else:
+        raise InvalidInput(
+            "records must be an array, a pair (features, labels) or a TensorDataset of both for "
+            f"the differential test, got a {kind.__name__}"
+        )
+    sizes = [len(part) if getattr(part, "ndim", 0) else -1 for part in parts]
+    if min(sizes) < 1 or len(set(sizes)) > 1:
+        raise InvalidInput(f"records must have one label each, got parts of {sizes} records")
+    features = _numpy(parts[0])
+    shape = features.shape
+    labels = _numpy(parts[1]) if len(parts) > 1 else np.zeros(len(features), np.int64)
+
+    def rebuild(changed: Any) -> Any:
+        arrays = (changed.features.reshape(-1, *shape[1:]), changed.labels)
+        return again(*(_like(old, new) for old, new in zip(parts, arrays, strict=False)))
+
+    return features.reshape(len(features), -1) if features.ndim < 2 else features, labels, rebuild
+
+
+def _numpy(values: Any) -> Any:
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+
+
+def _like(old: Any, new: Any) -> Any:
+    """New values in the type of the old ones."""
+    if hasattr(old, "new_tensor"):
+        return old.new_tensor(new)
+    return np.asarray(new, dtype=old.dtype)

@@ -1,0 +1,205 @@
+"""The differential test of a study's training function, and its place in the certificate."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from audit import tuning, verify
+from audit.certificate.certificate import hash_of
+from audit.errors import PrivacyLeak
+from audit.tuning.loop_test import can_test, fingerprint
+
+N, STEPS = 24, 6
+RECORDS = (
+    np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32),
+    np.random.default_rng(1).integers(0, 2, N),
+)
+
+
+def make_train(clip=1.0, noise_factor=1.0, watched=True, returned=None, divide_by_n=False):
+    """A loop of full-batch DP-SGD on a linear model, with one deliberate mistake or none."""
+
+    def train(trial, records):
+        features, labels = (torch.as_tensor(np.asarray(part)) for part in records)
+        generator = torch.Generator().manual_seed(trial.seed % 2**63)
+        model = nn.Linear(3, 2)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.normal_(generator=generator)
+        optimizer = torch.optim.SGD(model.parameters(), lr=trial.candidate["lr"])
+        if watched:
+            trial.watch(optimizer, model)
+        for _ in range(trial.steps):
+            with torch.no_grad():
+                # Per-record gradients of a linear model's cross-entropy, in closed form.
+                errors = torch.softmax(model(features), 1) - nn.functional.one_hot(labels, 2)
+                each = torch.cat([errors[:, :, None] * features[:, None], errors[:, :, None]], 2)
+                norms = each.flatten(1).norm(dim=1).clamp(min=1e-12)
+                total = (each * (clip / norms).clamp(max=1.0)[:, None, None]).sum(0)
+                std = noise_factor * trial.noise_multiplier
+                total += torch.randn(total.shape, generator=generator) * std
+                total /= len(labels) if divide_by_n else 1.0
+            model.weight.grad, model.bias.grad = total[:, :3].clone(), total[:, 3].clone()
+            optimizer.step()
+        score = (
+            float(model.weight.detach().sum()) if returned is None else returned(model, features)
+        )
+        return tuning.Outcome(score=score, model=model)
+
+    return train
+
+
+def study(**settings):
+    return tuning.Study(
+        {"lr": [0.1, 0.2]}, "fixed:1", epsilon=20.0, steps=STEPS, folder=None, **settings
+    )
+
+
+def grounds(certificate):
+    return {one.name: one.ground.value for one in certificate.conditions}
+
+
+def test_conditions_of_a_correct_loop_are_stated_as_tested(tmp_path):
+    one = study(neighbours="add-remove")
+    one.run(make_train(), records=RECORDS)
+    found = grounds(one.certificate)
+    tested = {"clipping", "noise", "released", "relation add-remove", "score"}
+    assert {name for name, ground in found.items() if ground == "tested"} == tested
+    assert found["test"] == "on trust"
+    words = {c.name: c.words for c in one.certificate.conditions}
+    assert "(tested on synthetic records of the same shape with version" in words["clipping"]
+    assert f"and the {len(tested)} tested ones hold" in one.certificate.statement
+    assert one.premises is not None
+    assert not one.premises.broken
+    one.certificate.save(tmp_path / "c.json")
+    assert verify.main([str(tmp_path / "c.json")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ({"clip": 2.0}, "one record changes"),
+        ({"noise_factor": 0.5}, "noise"),
+        (
+            {"returned": lambda model, features: float(features.sum())},
+            "`score` depends on the record",
+        ),
+        ({"divide_by_n": True}, "records"),
+    ],
+    ids=["clipping", "noise", "score", "divisor"],
+)
+def test_a_broken_loop_is_refused_before_the_study_begins(mistake, words):
+    one = study(neighbours="add-remove")
+    with pytest.raises(PrivacyLeak, match=words) as caught:
+        one.run(make_train(**mistake), records=RECORDS)
+    assert any("Likely cause" in note for note in caught.value.__notes__)
+    assert one.premises.broken
+
+
+def test_a_divisor_of_n_is_allowed_where_n_is_public():
+    one = study(neighbours="zero-out")
+    one.rehearse(make_train(divide_by_n=True), RECORDS)
+    assert not one.premises.broken
+
+
+def test_conditions_stay_on_trust_without_a_test():
+    for train, how in (
+        (make_train(watched=False), {"records": RECORDS}),
+        (make_train(), {"records": RECORDS, "rehearse": False}),
+    ):
+        one = study()
+        one.run(train, **how)
+        assert "tested" not in grounds(one.certificate).values()
+    closes_over = study()
+    train = make_train()
+    closes_over.run(lambda trial: train(trial, RECORDS))
+    assert grounds(closes_over.certificate)["clipping"] == "on trust"
+    assert closes_over.certificate.study.tested_on == ""
+
+
+def test_the_verdict_on_private_records_is_not_certified():
+    one = study()
+    train = make_train()
+    one.rehearse(train, RECORDS, private=True)
+    assert not one.premises.broken
+    one.run(train, records=RECORDS)
+    assert "tested" not in grounds(one.certificate).values()
+
+
+def test_the_test_of_another_function_is_not_certified():
+    one = study()
+    one.rehearse(make_train(), RECORDS)
+
+    def other(trial, records):
+        return make_train()(trial, records)
+
+    assert fingerprint(other) != fingerprint(make_train())
+    one.run(other, records=RECORDS)
+    assert "tested" not in grounds(one.certificate).values()
+
+
+def test_a_resumed_study_keeps_the_result_of_its_test(tmp_path):
+    def begin():
+        return tuning.Study(
+            {"lr": [0.1, 0.2]},
+            "fixed:1",
+            epsilon=20.0,
+            steps=STEPS,
+            folder=tmp_path / "s",
+            keep=True,
+        )
+
+    train = make_train()
+    first = begin()
+    first.run(
+        train,
+        records=RECORDS,
+        save=torch.save,
+        load=lambda path: torch.load(path, weights_only=False),
+    )
+    again = begin()
+    again.run(
+        train,
+        records=RECORDS,
+        save=torch.save,
+        load=lambda path: torch.load(path, weights_only=False),
+    )
+    assert grounds(again.certificate) == grounds(first.certificate)
+    assert grounds(again.certificate)["noise"] == "tested"
+
+
+@pytest.fixture(scope="module")
+def certified():
+    one, train = study(), make_train()
+    one.rehearse(train, RECORDS)
+    one.run(train, records=RECORDS)
+    return one.certificate.as_dict()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tested": ["clipping", "made up"]},
+        {"tested": []},
+        {"tested_on": "private"},
+        {"tested_with": "yesterday's"},
+    ],
+)
+def test_impossible_statements_about_the_test_are_wrong(tmp_path, certified, change):
+    values = json.loads(json.dumps(certified))
+    assert values["study"]["tested_on"] == "given"
+    values["study"] |= change
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(values | {"hash": hash_of(values)}))
+    assert verify.main([str(path)]) != 0
+
+
+def test_forms_of_records():
+    training = study()._training_alone
+    data = torch.utils.data.TensorDataset(torch.zeros(3, 2), torch.zeros(3))
+    assert all(can_test(training, one) for one in (RECORDS, list(RECORDS), data, RECORDS[0]))
+    assert not can_test(training, {"features": RECORDS[0]})
+    assert not can_test(training, (RECORDS[0], RECORDS[1][:-1]))
