@@ -41,6 +41,7 @@ from audit.upper_bounds.registry import (
 from audit.upper_bounds.result import UpperBound
 from audit.upper_bounds.subset import SubsetCurve
 from audit.upper_bounds.tight import FoldedGame, TightCurve, tight
+from audit.upper_bounds.until_accepted import until_accepted, until_accepted_ex_post
 from audit.upper_bounds.worst_order import worst_order
 
 __all__ = [
@@ -86,6 +87,8 @@ __all__ = [
     "tested_tight",
     "tight",
     "tuning_cost",
+    "until_accepted",
+    "until_accepted_ex_post",
     "worst_order",
 ]
 

@@ -1,0 +1,274 @@
+r"""Exact cost of a schedule of Gaussian budgets whose first accepted model is released.
+
+Step i trains a model that is mu_i-Gaussian DP. A rule that depends on this model alone accepts it
+or discards it. The first accepted model is released together with its step, and all others are
+discarded. The setting is that of Ghazi et al. 2025 (arXiv 2508.15183); the exact cost is new.
+
+Let V_i(p, q) be the largest value of P(E) - Q(E), over acceptance rules and events E, of the steps
+from i on, if the first i - 1 steps were all rejected with weights p and q. Then
+
+    V_i(p, q) = sup_A  int_A (p f_P - q f_Q)_+  +  V_{i+1}(p P(A^c), q Q(A^c)),
+
+and the cost is delta(eps) = V_1(1, e^eps). V_{i+1} is convex and homogeneous: it is the supremum of
+a p - b q over the points (a, b) of a trade-off curve. For one such point, an output is accepted
+where this has the larger integrand. With the profile H_i(theta) = E_Q[(f_P/f_Q - theta)_+],
+
+    V_i(1, theta) = sup_(a,b)  a H_i(theta b/a) + (1-a) H_i(theta (1-b)/(1-a)).
+
+The right side is convex in (a, b), so its supremum over a curve is at most its maximum over the
+vertices of a polygon around the curve. The vertices are chords of the profile V_{i+1}(1, .) on a
+grid of theta. Every grid gives an upper bound; the grid is refined where the maximum lies. If only
+the outputs of one later step count, the second term is absent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from audit import checks
+from audit.accounting import DominatingPair, GaussianMechanism, solve_epsilon
+from audit.accounting.pairs import GaussianPair
+from audit.arrays import FloatArray
+from audit.errors import InvalidInput
+from audit.numerics import PROFILE_ACCURACY
+
+_POINTS = 200
+"""Losses on the grid of one step; three times as many change epsilon by a relative 1e-6."""
+_GRADING = 8.0
+"""A refined grid is e^8 = 3,000 times as dense near the maximum as the first grid."""
+_REFINEMENTS = 2
+"""Times that the grids are refined where the maximum lies."""
+_NEGLIGIBLE = 1e-7
+"""Share of delta that losses beyond the grid may have; they count as a full leak."""
+_SMALLEST_MU, _LARGEST_MU = 1e-4, 25.0
+"""Beyond this range e^loss, or its distance from 1, loses its digits in double precision."""
+
+
+def until_accepted(steps: Sequence[float], delta: float) -> float:
+    """Cost of training along a schedule of budgets until a model is accepted, which is released.
+
+    The schedule is fixed in advance. Each rule of acceptance depends only on the model of its own
+    step, and may use public data or randomness of its own. The released model, its step, or the
+    fact that no model was accepted is the only output. The cost is exact up to numerical error,
+    which only raises it: some rules attain it.
+
+    Args:
+        steps: mu of every step, in order; a step is dominated by N(0, 1) against N(mu, 1), as is
+            full-batch DP-SGD with mu = sqrt(iterations) / noise_multiplier.
+        delta: in (0, 1).
+
+    Returns:
+        The smallest epsilon at which the whole procedure is (epsilon, delta)-DP, rounded up.
+
+    Raises:
+        InvalidInput: steps is empty, a mu is out of range, or delta is not in (0, 1).
+
+    Example:
+        >>> round(until_accepted([0.25, 0.5, 1.0], 1e-5), 3)  # the composition costs 5.127
+        4.838
+    """
+    pairs, reach = _schedule(steps, delta)
+    return _smallest_epsilon(pairs, reach, delta, released=True)
+
+
+def until_accepted_ex_post(steps: Sequence[float], delta: float) -> tuple[float, ...]:
+    """Ex-post cost of a schedule: one epsilon for each step at which it can end.
+
+    With the results eps_1, ..., eps_k, every event E of released models (with their steps) has
+    P(E) <= sum_i e^eps_i Q(E and the schedule ends at step i) + delta on neighbouring data sets.
+    Every step gets the same share delta / k, and eps_i is exact for this share. This is no
+    (epsilon, delta)-DP guarantee for an epsilon that depends on the outcome.
+
+    Args:
+        steps: as for `until_accepted`.
+        delta: in (0, 1).
+
+    Returns:
+        The epsilon of each step, rounded up.
+
+    Raises:
+        InvalidInput: as for `until_accepted`.
+
+    Example:
+        >>> [round(one, 2) for one in until_accepted_ex_post([0.25, 0.5, 1.0], 1e-5)]
+        [0.99, 2.31, 5.12]
+    """
+    share = checks.interval("delta", delta, 0.0, 1.0) / max(len(steps), 1)
+    pairs, reach = _schedule(steps, share)
+    return tuple(
+        _smallest_epsilon(pairs[: last + 1], reach, share, released=False)
+        for last in range(len(pairs))
+    )
+
+
+def _schedule(steps: Sequence[float], delta: float) -> tuple[list[GaussianPair], float]:
+    """The pair of each step, and a loss that matters for no remaining part of the schedule."""
+    delta = checks.interval("delta", delta, 0.0, 1.0)
+    if len(steps) == 0:
+        raise InvalidInput("steps must contain at least one mu, got none")
+    budgets = [checks.interval("mu", mu, _SMALLEST_MU, _LARGEST_MU) for mu in steps]
+    together = checks.interval(
+        "sqrt(sum of mu^2)", float(np.linalg.norm(budgets)), 0.0, _LARGEST_MU
+    )
+    reach = GaussianMechanism(together).epsilon(_NEGLIGIBLE * delta / len(steps))
+    return [GaussianPair(mu) for mu in budgets], reach
+
+
+@dataclass(frozen=True)
+class _Events:
+    """Events of the remaining steps, on or outside their trade-off curve.
+
+    Attributes:
+        p: P-probabilities [n].
+        q: Q-probabilities [n].
+        p_rest: 1 - p, with all its digits.
+        q_rest: 1 - q, with all its digits.
+    """
+
+    p: FloatArray
+    q: FloatArray
+    p_rest: FloatArray
+    q_rest: FloatArray
+
+    @classmethod
+    def around(cls, losses: FloatArray, profile: FloatArray, mirrored: FloatArray) -> "_Events":
+        """A polygon around the curve of all events, from the profiles of both directions.
+
+        Args:
+            losses: [n] >= 0, increasing.
+            profile: sup P(E) - e^loss Q(E) [n].
+            mirrored: sup Q(E) - e^loss P(E) [n].
+        """
+        p, q = _chords(losses, profile)
+        q_rest, p_rest = _chords(losses, mirrored)
+        return cls(
+            np.append(p, 1.0 - p_rest),
+            np.append(q, 1.0 - q_rest),
+            np.append(1.0 - p, p_rest),
+            np.append(1.0 - q, q_rest),
+        )
+
+    @property
+    def mirrored(self) -> "_Events":
+        return _Events(self.q, self.p, self.q_rest, self.p_rest)
+
+
+def _chords(losses: FloatArray, profile: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Chords p - theta q of a convex profile of theta = e^loss; constant beyond the last loss."""
+    theta = np.exp(losses)
+    q = np.append(-np.diff(profile) / np.diff(theta), 0.0)
+    return np.minimum(profile + theta * q, 1.0), q
+
+
+def _weighted(pair: DominatingPair, loss: FloatArray, p: FloatArray, q: FloatArray) -> FloatArray:
+    """p H(e^loss q / p) [m, n], for losses [m] and weights [n]."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shift = np.where(p > 0.0, np.log(q) - np.log(p), 0.0)
+    return p * pair.profile(loss[:, None] + shift)
+
+
+def _values(
+    pair: DominatingPair, losses: FloatArray, later: _Events, *, released: bool, is_mirror: bool
+) -> FloatArray:
+    """sup P(E) - e^loss Q(E) from a step on [m, n], for losses [m] and each later event [n].
+
+    Args:
+        pair: of the step; its own mirror image.
+        losses: [m] >= 0.
+        later: events of the later steps.
+        released: whether an accepted model of this step is released; otherwise the procedure ends
+            there without an output, which counts for no event (but for its complement).
+        is_mirror: whether P and Q are exchanged.
+    """
+    side = later.mirrored if is_mirror else later
+    values = _weighted(pair, losses, side.p, side.q)
+    if released:
+        return values + _weighted(pair, losses, side.p_rest, side.q_rest)
+    if is_mirror:
+        return values + side.p_rest - np.exp(losses)[:, None] * side.q_rest
+    return values
+
+
+def _smallest_epsilon(
+    pairs: Sequence[DominatingPair], reach: float, delta: float, *, released: bool
+) -> float:
+    """The smallest epsilon at delta, rounded up, of a schedule of self-mirrored pairs.
+
+    Args:
+        pairs: one for each step.
+        reach: the largest loss on the grids.
+        delta: in (0, 1).
+        released: whether the accepted models of all steps are released, or those of the last alone.
+    """
+    # Relative errors add over the steps, because every V_i is at most proportional to V_{i+1}.
+    margin = (1.0 + PROFILE_ACCURACY) ** len(pairs)
+    grids = [np.linspace(0.0, reach, _POINTS) for _ in pairs]
+    best = np.inf
+    for refinement in range(_REFINEMENTS + 1):
+        remaining = _backward(pairs, grids, released)
+
+        def profile(epsilon: float, later: Sequence[_Events] = remaining) -> float:
+            return margin * _top(pairs, later, epsilon, released)
+
+        best = min(best, solve_epsilon(profile, delta))
+        if len(pairs) == 1:
+            break
+        if refinement < _REFINEMENTS:
+            centres = _losses_at_maximum(pairs, grids, remaining, best, released)
+            grids = [_graded(reach, centre) for centre in centres]
+    return float(best)
+
+
+def _backward(
+    pairs: Sequence[DominatingPair], grids: Sequence[FloatArray], released: bool
+) -> list[_Events]:
+    """The events of the steps after each step but the last, by backward induction."""
+    values = mirrored = pairs[-1].profile(grids[-1])
+    remaining = [_Events.around(grids[-1], values, mirrored)]
+    for pair, grid in zip(pairs[-2:0:-1], grids[-2:0:-1], strict=True):
+        values, mirrored = (
+            _values(pair, grid, remaining[0], released=released, is_mirror=mirror).max(axis=1)
+            for mirror in (False, True)
+        )
+        remaining.insert(0, _Events.around(grid, values, mirrored))
+    return remaining
+
+
+def _top(
+    pairs: Sequence[DominatingPair], remaining: Sequence[_Events], epsilon: float, released: bool
+) -> float:
+    """V_1(1, e^epsilon)."""
+    at = np.array([epsilon])
+    if len(pairs) == 1:
+        return float(pairs[0].profile(at)[0])
+    return float(_values(pairs[0], at, remaining[0], released=released, is_mirror=False).max())
+
+
+def _losses_at_maximum(
+    pairs: Sequence[DominatingPair],
+    grids: Sequence[FloatArray],
+    remaining: Sequence[_Events],
+    epsilon: float,
+    released: bool,
+) -> list[float]:
+    """The absolute loss at which the optimal rules for epsilon enter each step."""
+    losses = [epsilon]
+    is_mirror = False
+    for pair, grid, later in zip(pairs, grids[1:], remaining, strict=False):
+        at = np.array(losses[-1:])
+        vertex = int(
+            _values(pair, at, later, released=released, is_mirror=is_mirror).argmax(axis=1)[0]
+        )
+        # The vertices of the profile come first, then those of its mirror image.
+        is_mirror = vertex >= len(grid)
+        losses.append(float(grid[vertex % len(grid)]))
+    return losses
+
+
+def _graded(reach: float, centre: float) -> FloatArray:
+    """Losses from 0 to `reach` with a spacing that grows with the distance from `centre`."""
+    unit = reach * np.exp(-_GRADING)
+    ends = np.arcsinh(-centre / unit), np.arcsinh((reach - centre) / unit)
+    inner = centre + unit * np.sinh(np.linspace(ends[0], ends[1], _POINTS))
+    return np.unique(np.concatenate([[0.0], np.clip(inner[1:-1], 0.0, reach), [reach]]))
