@@ -24,17 +24,24 @@ release = version = audit.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
 ]
 exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
 suppress_warnings = ["ref.python"]  # a word of a docstring may be the name of two classes
 
 html_math_renderer = "mathml"  # browsers typeset MathML themselves, so no script is loaded
 html_theme = "furo"
-html_title = "dp-tuning-audit"
+html_title = f"dp-tuning-audit {release}"
+html_logo = "_static/logo.svg"
+html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_extra_path = ["which_protocol.csv"]
+copybutton_exclude = ".linenos, .gp, .go"  # prompts and output of examples
 html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
 

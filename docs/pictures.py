@@ -1,11 +1,14 @@
-"""Figures and table of the page "Which protocol?": `python docs/pictures.py` takes two minutes.
+"""Figures of protocols, and their data: `python docs/pictures.py` takes two minutes.
 
-Writes which_protocol-*.png next to this file and prints the table.
+Writes overview.png, which_protocol-*.png and which_protocol.csv next to this file, and prints the
+table of the page "Which protocol?".
 """
 
+import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -78,53 +81,117 @@ def points(base: Mechanism, delta: float, runs: Sequence[int]) -> list[Point]:
     return found
 
 
+# Protocols of the overview: label, title in `PROTOCOLS`, and colour of the palette.
+_OVERVIEW = (
+    ("a grid or a fixed number", "grid, every point once", 0),
+    ("Poisson number", "random, Poisson K", 1),
+    ("geometric number", "random, geometric K", 2),
+    ("logarithmic number", "random, logarithmic K", 4),
+)
+
+
+def draw_overview(found: list[Point], one_run: float, folder: Path) -> None:
+    """Draws the cost of four protocols with direct labels, for the first page."""
+    with sns.axes_style("ticks"), sns.plotting_context("notebook", font_scale=1.15):
+        figure = Figure(figsize=(8.6, 4.3), layout="constrained")
+        axes = figure.subplots()
+        colours = sns.color_palette("colorblind")
+        for label, title, colour in _OVERVIEW:
+            curve = [one for one in found if one.title == title]
+            axes.plot([p.runs for p in curve], [p.epsilon for p in curve], lw=3, c=colours[colour])
+            last = curve[-1]
+            offset = {"logarithmic number": -7, "geometric number": 5, "Poisson number": -7}
+            axes.annotate(
+                label, (last.runs, last.epsilon), (8, offset.get(label, 4)),
+                textcoords="offset points", va="center", color=colours[colour], weight="bold",
+            )  # fmt: skip
+        axes.axhline(one_run, color="grey", lw=1.5, ls=(0, (4, 3)))
+        axes.annotate(
+            "one run", (RUNS[-1], one_run), (8, -4), textcoords="offset points", va="center",
+            color="dimgrey",
+        )  # fmt: skip
+        ticks = [2, 5, 10, 20, 50, 100, 200, 500]
+        axes.set(xscale="log", xlabel="expected number of runs", ylabel="ε of the tuning")
+        axes.set(ylim=(0, 9), xlim=(2, 500))
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.xaxis.minorticks_off()
+        sns.despine(fig=figure)
+        figure.savefig(folder / "overview.png", dpi=130)
+
+
 def draw(found: list[Point], one_run: float, folder: Path) -> None:
-    """Draws cost over runs, quantile over runs, and quantile over cost, one file each."""
+    """Draws cost over runs, quantile over runs, and quantile over cost, one file each.
+
+    Each panel shows one protocol in colour and all others in grey.
+    """
     for name, x, y in (
         ("cost", "runs", "epsilon"),
         ("quantile", "runs", "quantile"),
         ("worth", "epsilon", "quantile"),
     ):
-        with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
-            figure = Figure(figsize=(8.6, 4.0), layout="constrained")
-            axes = figure.subplots()
-            _draw_lines(axes, found, x, y)
-            if x == "epsilon":
-                axes.axvline(one_run, color="grey", lw=1.2)
-            if y == "epsilon":
-                axes.axhline(one_run, color="grey", lw=1.2)
-                axes.annotate("one run", (2, one_run), (0, -13), textcoords="offset points")
-            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        with sns.axes_style("ticks"), sns.plotting_context("notebook"):
+            figure = Figure(figsize=(9.2, 6.6), layout="constrained")
+            panels = figure.subplots(3, 3, sharex=True, sharey=True).ravel()
+            palette = sns.color_palette("colorblind")
+            colours = [palette[index] for index in (0, 1, 2, 3, 4, 5, 9)]
+            for axes, title, colour in zip(panels, PROTOCOLS, colours, strict=False):
+                for other in PROTOCOLS:
+                    if other != title:
+                        _draw_line(axes, found, other, x, y, color="0.85", lw=1.2)
+                if x == "epsilon":
+                    axes.axvline(one_run, color="grey", lw=1.2, ls=(0, (4, 3)))
+                if y == "epsilon":
+                    axes.axhline(one_run, color="grey", lw=1.2, ls=(0, (4, 3)))
+                _draw_line(axes, found, title, x, y, color=colour, lw=3)
+                axes.set_title(title.replace(" with", "\nwith"), fontsize="medium")
+                _set_axes(axes, x, y)
+            for empty in panels[len(PROTOCOLS) :]:
+                empty.set_visible(False)
+            for above in panels[len(PROTOCOLS) - 3 : 6]:
+                above.tick_params(labelbottom=True)
+            figure.supxlabel(_LABELS[x])
+            figure.supylabel(_LABELS[y])
+            sns.despine(fig=figure)
             figure.savefig(folder / f"which_protocol-{name}.png", dpi=110)
 
 
 _LABELS = {
-    "runs": "expected runs",
+    "runs": "expected number of runs",
     "epsilon": "ε of the tuning, any score",
-    "quantile": "expected quantile of the best",
+    "quantile": "expected quantile of the best candidate",
 }
 
 
-def _draw_lines(axes: Axes, found: list[Point], x: str, y: str) -> None:
-    colours = sns.color_palette("colorblind", 7)
-    dashes = ("--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "-", "-")
-    for title, colour, style in zip(PROTOCOLS, colours, dashes, strict=False):
-        curve = [one for one in found if one.title == title]
-        # The axis of quantiles is logarithmic in 1 - quantile.
-        heights = [1.0 - getattr(p, y) if y == "quantile" else getattr(p, y) for p in curve]
-        line = {"color": colour, "ls": style, "lw": 2.4, "marker": "o", "ms": 4}
-        axes.plot([getattr(p, x) for p in curve], heights, label=title, **line)
-    axes.set(xscale="log", xlabel=_LABELS[x], ylabel=_LABELS[y])
-    if x == "epsilon":
-        axes.set_xticks([1, 2, 4, 8], [1, 2, 4, 8])
-        axes.xaxis.minorticks_off()
+def _draw_line(
+    axes: Axes, found: list[Point], title: str, x: str, y: str, *, color: Any, lw: float
+) -> None:
+    curve = [one for one in found if one.title == title]
+    # The axis of quantiles is logarithmic in 1 - quantile.
+    heights = [1.0 - p.quantile if y == "quantile" else p.epsilon for p in curve]
+    axes.plot([getattr(p, x) for p in curve], heights, color=color, lw=lw)
+
+
+def _set_axes(axes: Axes, x: str, y: str) -> None:
+    ticks = [1, 2, 4, 8] if x == "epsilon" else [2, 10, 50, 500]
+    axes.set(xscale="log")
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.xaxis.minorticks_off()
     if y == "quantile":
-        axes.set_yscale("log")
-        axes.invert_yaxis()
-        ticks = [0.3, 0.1, 0.03, 0.01, 0.003, 0.001]
-        axes.set_yticks(ticks, [f"{1 - tick:g}" for tick in ticks])
+        axes.set(yscale="log", ylim=(0.6, 0.001))
+        shares = [0.3, 0.1, 0.03, 0.01, 0.003]
+        axes.set_yticks(shares, [f"{1 - share:g}" for share in shares])
+        axes.yaxis.minorticks_off()
     else:
-        axes.set_ylim(0, 10)
+        axes.set_ylim(0, 9)
+
+
+def write_data(found: list[Point], path: Path) -> None:
+    """Writes the points of all figures as csv."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["protocol", "specification", "expected_runs", "epsilon", "quantile"])
+        for p in found:
+            writer.writerow([p.title, p.spec, p.runs, f"{p.epsilon:.4f}", f"{p.quantile:.5f}"])
 
 
 def table(found: list[Point]) -> str:
@@ -142,5 +209,8 @@ def table(found: list[Point]) -> str:
 
 if __name__ == "__main__":
     everything = points(BASE, DELTA, RUNS)
-    draw(everything, BASE.epsilon(DELTA), Path(__file__).parent)
+    here = Path(__file__).parent
+    draw_overview(everything, BASE.epsilon(DELTA), here)
+    draw(everything, BASE.epsilon(DELTA), here)
+    write_data(everything, here / "which_protocol.csv")
     print(table([one for one in everything if one.runs in (2, 10, 50, 500)]))
