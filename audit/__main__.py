@@ -1,8 +1,11 @@
 """The command `dp-tuning-audit`, also `python -m audit`: runs a subcommand or lists them."""
 
+import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
 
 from audit import checks, console
 
@@ -18,13 +21,38 @@ COMMANDS = {
 """Each command and its purpose."""
 
 
-def main_of(command: str) -> Callable[[Sequence[str]], int]:
-    """The `main` function of a command's module, or of its package's `__main__`."""
+def _module_of(command: str) -> ModuleType:
+    """A command's module, or its package's `__main__`."""
     module = importlib.import_module(f"audit.{command}")
-    if not hasattr(module, "main"):
-        module = importlib.import_module(f"audit.{command}.__main__")
-    found: Callable[[Sequence[str]], int] = module.main
+    return (
+        module
+        if hasattr(module, "main")
+        else importlib.import_module(f"{module.__name__}.__main__")
+    )
+
+
+def main_of(command: str) -> Callable[[Sequence[str]], int]:
+    """The `main` function of a command."""
+    found: Callable[[Sequence[str]], int] = _module_of(command).main
     return found
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the script that completes commands and options in a shell, and ends the program."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+        import shtab
+
+        shell = checks.one_of("print-completion", given[1], shtab.SUPPORTED_SHELLS)
+        program = argparse.ArgumentParser(prog=parser.prog)
+        commands = program.add_subparsers()
+        for name, purpose in COMMANDS.items():
+            module = _module_of(name)
+            # The studies of a source checkout have no options that an installation could list.
+            parents = [module.make_parser()] if hasattr(module, "make_parser") else []
+            commands.add_parser(name, parents=parents, add_help=not parents, help=purpose)
+        print(shtab.complete(program, shell))
+        parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +85,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             ]
         ),
     )
-    parser.parse_args(arguments)
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        metavar="SHELL",
+        help="print a script for shell completion (bash, zsh, fish or tcsh), and exit",
+    )
+    try:
+        parser.parse_args(arguments)
+    except ValueError as error:
+        return console.report_error(error)
     parser.print_help()
     return 0
 

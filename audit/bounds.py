@@ -55,7 +55,7 @@ _EXAMPLES = {
 }
 
 
-def _parser() -> console.Parser:
+def make_parser() -> console.Parser:
     """The options; what is not given is None or False, and `_DEFAULTS` come later."""
     parser = console.Parser(
         prog="python -m audit.bounds",
@@ -565,7 +565,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, or 2 after one clear line about what was wrong.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     affordable: list[upper_bounds.AffordableRepetitions] = []
     try:
         asked = _checked(arguments)

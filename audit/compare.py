@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from audit import console
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command.
-
-    Args:
-        argv: command-line arguments, without the program's name.
-
-    Returns:
-        The exit code: 0, or 2 after a line about invalid input.
-    """
+def make_parser() -> console.Parser:
+    """The options of the command."""
     parser = console.Parser(
         prog="python -m audit.compare",
         description="Compares finished audits in a figure with a panel for each, and in a table.",
@@ -30,7 +23,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="FOLDER",
         help="folder of the results (default: %(default)s)",
     )
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+
+    Returns:
+        The exit code: 0, or 2 after a line about invalid input.
+    """
+    arguments = make_parser().parse_args(argv)
     # Importing tables and figures takes a second, which --help need not wait for.
     from audit.report import comparison
 

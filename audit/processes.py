@@ -1,11 +1,16 @@
-"""Worker processes that end when their parent process ends."""
+"""Worker processes that end with their parent, and files that one process at a time may lock."""
 
+import contextlib
 import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
-__all__ = ["end_with_parent"]
+from audit.errors import MissingExtra
+
+__all__ = ["end_with_parent", "locked"]
 
 _POLL_SECONDS = 0.5
 
@@ -26,3 +31,32 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[None]:
+    """Locks a file against other processes, until the context or the process ends.
+
+    Args:
+        path: the lock file. It is created if it does not exist, only its owner may read it, and it
+            stays after the lock is released.
+        wait: whether to wait while another process holds the lock.
+
+    Raises:
+        TimeoutError: another process holds the lock, and `wait` is false.
+        OSError: the file cannot be written.
+        MissingExtra: the package filelock is not installed.
+    """
+    try:
+        from filelock import FileLock
+    except ImportError as error:
+        raise MissingExtra(
+            "locks of files need the extra 'game': pip install 'dp-tuning-audit[game]', or only "
+            "pip install filelock"
+        ) from error
+    lock = FileLock(path, timeout=-1 if wait else 0, mode=0o600)
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -49,7 +49,8 @@ _EXAMPLES = {
 _MAX_EPSILON = 500.0
 
 
-def _parser() -> console.Parser:
+def make_parser() -> console.Parser:
+    """The options of the command."""
     parser = console.Parser(
         prog="python -m audit.run",
         description="Audits the privacy of hyper-parameter tuning with DP-SGD.",
@@ -129,7 +130,7 @@ def parse(argv: Sequence[str] | None = None) -> list[AuditConfig]:
         InvalidInput: an unknown name, a value out of its range, or several audits that share a
             folder or cannot be compared.
     """
-    options = vars(_parser().parse_args(argv))
+    options = vars(make_parser().parse_args(argv))
     del options["json"]
     return _configs(options)
 
@@ -270,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command.main(arguments)
     try:
         with _signals_as_exceptions():
-            return _run_all(vars(_parser().parse_args(arguments)))
+            return _run_all(vars(make_parser().parse_args(arguments)))
     except (AuditError, ValueError, OSError, RuntimeError) as error:
         return console.report_error(error)
     except _Stopped as stopped:

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 if it is correct, 1 if it or its signature is wrong, 2 if it cannot be
         read, 3 if its numbers are correct but the certificate is void.
     """
-    parser = _parser()
+    parser = make_parser()
     arguments = parser.parse_args(argv)
     if arguments.schema:
         print(json.dumps(schema(), indent=2))
@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return console.report_error(error)
 
 
-def _parser() -> console.Parser:
+def make_parser() -> console.Parser:
+    """The options of the command."""
     parser = console.Parser(
         prog="python -m audit.verify",
         description="Recomputes every number of a certificate, and every condition it must state.",

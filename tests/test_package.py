@@ -163,6 +163,30 @@ def test_the_console_script_runs_the_same_commands(capsys):
     assert "did you mean 'bounds'?" in capsys.readouterr().err
 
 
+def test_completion_lists_the_options_of_every_command(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        commands.main(["--print-completion", "bash"])
+    script = capsys.readouterr().out
+    (tmp_path / "completion").write_text(
+        script
+        + "COMP_WORDS=(dp-tuning-audit bounds --targ); COMP_CWORD=2\n"
+        + "_shtab_dp_tuning_audit; echo ${COMPREPLY[@]}\n"
+    )
+    command = ["bash", str(tmp_path / "completion")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == "--target-epsilon\n"
+    assert commands.main(["--print-completion", "zhs"]) == 2
+    assert "did you mean 'zsh'?" in capsys.readouterr().err
+
+
+def test_canaries_and_threat_models_are_attributes_of_the_package():
+    import canaries
+    import threat_models
+
+    assert audit.canaries is canaries
+    assert audit.threat_models is threat_models
+
+
 def test_presets_are_found_by_name_from_any_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (config,) = run.parse(["--preset", "small-etcv"])

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 
-from audit import checks
+from audit import checks, processes
 from audit.errors import DamagedShard, InvalidInput
 from audit.game.binding import audit_digest, seal
 from audit.game.blocks import Block
@@ -34,23 +33,20 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         InvalidInput: another process has locked the folder, or it cannot be written.
     """
-    lock = FileLock(folder / _LOCK, timeout=0)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout as held:
-        raise InvalidInput(
-            f"out must be a folder that no other process uses, got {str(folder)!r}, where another "
-            "audit is running: wait until it ends, or choose another folder"
-        ) from held
-    except OSError as error:
-        raise InvalidInput(
-            f"out must be a writable folder, got {str(folder)!r}: {error}"
-        ) from error
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(processes.locked(folder / _LOCK, wait=False))
+        except TimeoutError as held:
+            raise InvalidInput(
+                f"out must be a folder that no other process uses, got {str(folder)!r}, where "
+                "another audit is running: wait until it ends, or choose another folder"
+            ) from held
+        except OSError as error:
+            raise InvalidInput(
+                f"out must be a writable folder, got {str(folder)!r}: {error}"
+            ) from error
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager

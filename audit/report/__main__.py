@@ -7,6 +7,19 @@ from audit import console
 from audit.report import page
 
 
+def make_parser() -> console.Parser:
+    """The options of the command."""
+    parser = console.Parser(
+        prog="python -m audit.report",
+        description="Writes report.html, a self-contained page, into folders of finished audits.",
+        examples={
+            "python -m audit.report runs/etcv-dirac": "then open runs/etcv-dirac/report.html"
+        },
+    )
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="folder of audit.run")
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the page of every given folder.
 
@@ -16,15 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, or 2 after a line about invalid input.
     """
-    parser = console.Parser(
-        prog="python -m audit.report",
-        description="Writes report.html, a self-contained page, into folders of finished audits.",
-        examples={
-            "python -m audit.report runs/etcv-dirac": "then open runs/etcv-dirac/report.html"
-        },
-    )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="folder of audit.run")
-    arguments = parser.parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         for folder in arguments.folders:
             print(page.write(folder))

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from audit import checks
+from audit import checks, processes
 from audit.accounting import (
     Composition,
     DpSgd,
@@ -490,17 +490,14 @@ def _with(
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
     """Keeps other processes from spending out of the same file meanwhile."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: one process at a time may spend
-        yield
-        return
-    try:
-        stream = open(file.with_name(file.name + ".lock"), "w")  # noqa: SIM115
-    except OSError as error:
-        raise ValueError(f"file must be where a file can be written, got {str(file)!r}") from error
-    with stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = file.with_name(file.name + ".lock")
+            stack.enter_context(processes.locked(lock, wait=True))
+        except OSError as error:
+            raise ValueError(
+                f"file must be where a file can be written, got {str(file)!r}"
+            ) from error
         yield
 
 

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from audit import processes
+
 __all__ = ["Journal", "Memory", "Record"]
 
 _FORMAT = 2
@@ -147,19 +149,14 @@ class Journal(Memory):
             raise ValueError(
                 f"folder must be one that can be made and written, got {str(self.folder)!r}"
             ) from error
-        with self._written():
-            lock = open(self.folder / _LOCK, "a", opener=_private)  # noqa: SIM115 (closed below)
-        with lock:
-            try:
-                import fcntl
-
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except ImportError:
-                pass  # no such locks on Windows
-            except OSError as error:
-                raise ValueError(
-                    f"folder must be that of a study not running elsewhere, got {self.folder}"
-                ) from error
+        with contextlib.ExitStack() as stack:
+            with self._written():
+                try:
+                    stack.enter_context(processes.locked(self.folder / _LOCK, wait=False))
+                except TimeoutError as error:
+                    raise ValueError(
+                        f"folder must be that of a study not running elsewhere, got {self.folder}"
+                    ) from error
             yield
 
     def state(self) -> dict[str, Any] | None:
