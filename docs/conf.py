@@ -29,7 +29,8 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
+templates_path = ["_templates"]
+exclude_patterns = ["_build", "_templates", "**/.ipynb_checkpoints"]
 suppress_warnings = ["ref.python"]  # a word of a docstring may be the name of two classes
 
 html_math_renderer = "mathml"  # browsers typeset MathML themselves, so no script is loaded
