@@ -6,6 +6,7 @@ Every game has fixed seeds. A correct training is accused with probability at mo
 import copy
 import functools
 import math
+import time
 
 import broken_trainings as trainings
 import numpy as np
@@ -407,15 +408,15 @@ def test_validation_records_choose_where_they_are_given():
     canary = np.array([0.0, 1.0, 0.0], np.float32), 0  # of another class than it looks
     options = {"repetitions": "fixed:5", "candidates": (1.0, -1.0), "games": 20, "claim": 1.0}
     honest = np.eye(3, dtype=np.float32), np.arange(3)
-    from audit.own_training.checking import _Game, _play
+    from audit.own_training.attack import Attack
     from audit.own_training.runs import AuditTask
     from audit.repetitions import Fixed
 
     for validation, best in ((None, -1.0), (TrainingSet(*honest), 1.0)):
-        question = AuditTask(
+        task = AuditTask(
             train, TrainingSet(*records), TrainingSet(canary[0][None], [0]), validation, None, 1e-5
         )
-        runs = _play(_Game(question, Fixed(5), options["candidates"], 0), 20, 1)
+        runs = Attack(task, Fixed(5), options["candidates"], 0).play_all(20, 1)
         # Five draws of two candidates miss the best with chance 1/32.
         margins = [run.score[0] for run in runs]
         of_best = np.log(np.exp(0) / (np.exp(best) + 1)).item()
@@ -433,6 +434,47 @@ def test_results_do_not_depend_on_jobs_and_the_generators_are_left_alone():
     assert torch.equal(torch.random.get_rng_state(), before)
     together = check(train, RECORDS, (np.zeros(3), 0), premises=False, jobs=2, **options)
     assert together == alone
+
+
+def test_the_number_of_trials_is_fixed_and_a_time_limit_is_reported():
+    def train(records, candidate, seed, watch):
+        watch.claim(1.0)
+        time.sleep(pause)
+        return float(np.random.default_rng(seed).normal())
+
+    pause = 0.0
+    fast = attack(train, RECORDS, (np.zeros(3), 0), seconds=100.0)
+    assert fast.games == fast.planned == 1000
+    assert "stopped" not in fast.words
+    pause = 0.02
+    slow = attack(train, RECORDS, (np.zeros(3), 0), seconds=0.5)
+    assert 2 <= slow.games < 100
+    assert slow.games % 2 == 0
+    assert f"stopped by the time limit after {slow.games} of 1000" in slow.words
+    asked = attack(train, RECORDS, (np.zeros(3), 0), seconds=0.1, trials=20)
+    assert asked.games == 20
+
+
+def test_trials_of_a_watched_loop_start_from_the_same_weights():
+    starts = []
+
+    def train(records, candidate, seed, watch):
+        model = nn.Linear(3, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        accountant = RDPAccountant()
+        watch(optimizer, model, accountant)
+        starts.append(model.weight.detach().clone())
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+        accountant.step(noise_multiplier=1.0, sample_rate=1.0)
+        return model
+
+    check(train, RECORDS, trials=10, jobs=1)
+    assert all(torch.equal(start, starts[-1]) for start in starts[-10:])
+    starts.clear()
+    check(train, RECORDS, trials=10, jobs=1, premises=False)
+    assert not torch.equal(starts[-1], starts[-2])
 
 
 def test_seeds_of_single_runs_are_distinct():
@@ -556,7 +598,7 @@ def test_one_run_of_many_canaries_finds_missing_noise_and_no_other():
         assert {"lambda_a, independent-canaries", "lambda_a, order-statistics"} <= set(found.bounds)
         assert "lambda_a, one-run" in crafted_ones.bounds
         assert not any("independent" in name for name in crafted_ones.bounds)
-        assert "so many canaries (50)" in found.words or leaks
+        assert "50 canaries can show at most" in found.words or leaks
 
 
 def test_canaries_that_do_not_interact_are_independent_trials():
@@ -603,7 +645,7 @@ def _exits(records, candidate, seed, watch):
     [
         (_exits, {}, "train must return a value, but it raised SystemExit: 3"),
         (lambda *_: 1 / 0, {}, "train must return a value, but it raised ZeroDivisionError"),
-        (lambda *_: math.nan, {}, "train must release finite numbers, got none in 6 games"),
+        (lambda *_: math.nan, {}, "train must release finite numbers, got none in 6 trials"),
         (lambda *_: 0.0, {"max_runs": 5}, "max_runs must be at least the 6 runs"),
         (lambda *_: 0.0, {"repetitions": "fixed:1000000"}, "max_runs must be at least the 6e"),
         (lambda *_: 0.0, {"jobs": 10**6}, r"jobs must be a whole number in \[1, 256\]"),
@@ -617,8 +659,8 @@ def test_a_function_that_fails_or_would_take_for_ever_is_one_line(train, setting
 def test_a_verdict_says_how_many_games_would_do():
     bound = lower_bounds.Scan()(np.zeros(10), np.zeros(10))
     few = CheckResult(9.0, 1e-5, 0.95, 0.0, "score", {"score": bound}, 1.2, 20, needed=37_326)
-    assert "so many games (20) could have shown at most 1.2," in few.words
-    assert few.words.endswith("play more, 37,326 games could show one")
+    assert "20 trials can show at most 1.2," in few.words
+    assert few.words.endswith("so no leak could have been found: 37,326 trials could show one")
     result = attack(lambda *_: [0.0], ([[0.0]], [0]), ([1.0], 0), games=20, claim=9.0)
     assert result.needed == 2 * lower_bounds.trials_needed(9.0)
     assert (

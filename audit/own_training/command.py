@@ -18,7 +18,7 @@ from typing import Any
 
 import threat_models
 from audit import checks, console
-from audit.own_training.checking import MAX_RUNS, RELATIONS, check
+from audit.own_training.checking import MAX_RUNS, RELATIONS, SECONDS, check
 from audit.own_training.one_run import check_one_run
 from audit.own_training.records import TrainingSet
 from canaries import DiracCanary, crafted
@@ -44,8 +44,8 @@ def _parser() -> console.Parser:
     add("--claim", type=float, metavar="EPSILON", help="(default: what the function claims)")
     add("--delta", type=float, default=1e-5, metavar="D", help="(default: 1e-5)")
     add = parser.add_argument_group("how much is played").add_argument
-    add("--trials", type=int, metavar="N", help="of the attack (default: by the time they take)")
-    add("--seconds", type=float, default=40.0, metavar="S", help="of the premises (default: 40)")
+    add("--trials", type=int, metavar="N", help="of the attack (default: 1,000 within --seconds)")
+    add("--seconds", type=float, default=SECONDS, metavar="S", help="time limit (default: 60)")
     add("--no-premises", action="store_true", help="attack only, as versions 1 and 2 did")
     add("--one-run", action="store_true", help="train once, with many canaries")
     add("--canaries", type=int, default=1000, metavar="N", help="with --one-run (default: 1000)")

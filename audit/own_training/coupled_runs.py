@@ -173,14 +173,13 @@ class CoupledRuns:
 
 
 class _RecordingWatch(Watch):
-    """A watch that records every released gradient and, where told, overwrites it."""
+    """A watch that records every released gradient and overwrites it in coupled runs."""
 
     def __init__(self, like: Trace | None, stop_after: int | None) -> None:
         super().__init__(None, np.zeros(0, np.bool_))
         self._like, self._stop_after = like, stop_after
         self._hook: Any = None
         self._clip: Any = None
-        self._restored: set[str] = set()
         self.recorded = Trace()
 
     def _attach(self) -> None:
@@ -192,7 +191,11 @@ class _RecordingWatch(Watch):
             self._hook = released.register_step_pre_hook(self._before_step)
             self._clip = _threshold(optimizer)
         self._describe_parameters()
-        self._restore()
+        state = self._new_state()
+        if self._like is None:
+            self.recorded.initial |= {k: v.detach().clone() for k, v in state.items()}
+        self.recorded.initial_digest += _digest(list(state.values()))
+        self._restore(None if self._like is None else self._like.initial)
 
     def release(self, value: Any) -> Any:
         number = len(self.recorded.further)
@@ -205,10 +208,6 @@ class _RecordingWatch(Watch):
         """Takes the hook away."""
         if self._hook is not None:
             self._hook.remove()
-
-    def _parameters(self) -> list[Any]:
-        groups = self._optimizer.param_groups
-        return [p for group in groups for p in group["params"] if p.requires_grad]
 
     def _describe_parameters(self) -> None:
         import torch
@@ -225,31 +224,6 @@ class _RecordingWatch(Watch):
         self.recorded.shapes = [tuple(p.shape) for p in parameters]
         kinds = [p.dtype for p in parameters if p.is_floating_point()]
         self.recorded.epsilon_of_type = max((torch.finfo(k).eps for k in kinds), default=0.0)
-
-    def _state(self) -> dict[str, Any]:
-        """Every tensor of weights and buffers that is known so far, by name."""
-        state = {f"optimizer {i}": p for i, p in enumerate(self._parameters())}
-        if self._model is not None:
-            held = {id(p) for p in state.values()}
-            both = [*self._model.named_parameters(), *self._model.named_buffers()]
-            state |= {name: value for name, value in both if id(value) not in held}
-        return state
-
-    def _restore(self) -> None:
-        """Restores the initial weights of the run that this one is coupled to."""
-        import torch
-
-        state = {k: v for k, v in self._state().items() if k not in self._restored}
-        if self._like is None:
-            copies = {k: v.detach().clone() for k, v in state.items()}
-            self.recorded.initial |= copies
-        self.recorded.initial_digest += _digest([v for v in state.values()])
-        with torch.no_grad():
-            for name, value in state.items():
-                wanted = None if self._like is None else self._like.initial.get(name)
-                if wanted is not None and wanted.shape == value.shape:
-                    value.copy_(wanted)
-        self._restored |= set(state)
 
     def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # torch hands over the arguments of step, of which the first is the optimizer itself.

@@ -10,7 +10,7 @@ error of `FAMILY_ERROR` per check.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ from audit.own_training.runs import Train, run_seed
 FAMILY_ERROR = 1e-5
 """Chance that the statistical tests accuse a correct loop, over all tests of one check."""
 
-SECONDS = 40.0
+SECONDS = 30.0
 """Time after which the test starts no further optional runs."""
 
 _SEEDS_FOR_INCLUSION = 24
@@ -73,10 +73,17 @@ _EXPLAINS = {
 
 @dataclass(frozen=True)
 class PremiseTest:
-    """The report, and the record that moves a step the most: the best canary for an attack."""
+    """Result of the differential test.
+
+    Attributes:
+        report: for the user.
+        canary: the record that contributes most, which is the best canary for an attack.
+        initial: the initial weights of a function that has an accountant; else None.
+    """
 
     report: PremiseReport
     canary: PoolRecord | None
+    initial: Mapping[str, Any] | None
 
 
 def check_premises(
@@ -182,7 +189,7 @@ class _Test:
             self.runs.count,
             time.perf_counter() - self.started,
         )
-        return PremiseTest(report, self.best)
+        return PremiseTest(report, self.best, first.initial if first.history else None)
 
     def _excuse_further_releases(self, first: Trace) -> None:
         """Accuses nobody where accounted releases could not be forced."""

@@ -1,4 +1,4 @@
-"""What an audit of a training function comes to: in words, as an exit code, as an exception."""
+"""Result of an audit of a training function: as text, as an exit code, as an exception."""
 
 import json
 from collections.abc import Mapping
@@ -19,18 +19,19 @@ class CheckResult:
         claim: the epsilon that the training function claims, the largest of all runs; None where
             it claims nothing.
         delta: of the claim and of the bounds.
-        confidence: chance, before the games, that `epsilon` does not exceed the truth.
-        epsilon: what the attack shows at least, the largest of the bounds.
+        confidence: probability that `epsilon` does not exceed the exact cost.
+        epsilon: lower bound that the attack shows, the largest of the bounds.
         shown_by: the statistic that shows it.
         bounds: for every statistic its bounds; their errors add up to 1 - confidence.
-        ceiling: the largest epsilon that so many games could have shown.
-        needed: so many games could refute the claim; None where it is not known.
-        games: how many were played, or how many canaries were in one.
-        unit: what `games` counts.
-        premises: the differential test; None where it was not made.
-        detectable: the largest noise, as a share of the claimed one, that so many games find with
-            80 % probability; None where it is not known.
-        attack_skipped: why no game was played; empty where games were.
+        ceiling: the largest epsilon that this many trials could have shown.
+        games: number of trials played, or of canaries in one run.
+        unit: what `games` counts: "trials" or "canaries".
+        planned: number of trials that would have been played without the time limit.
+        needed: number of trials that could refute the claim; None if it is unknown.
+        premises: the differential test; None if it was not made.
+        detectable: the largest noise, as a share of the claimed one, that this many trials find
+            with 80 % probability; None if it is unknown.
+        attack_skipped: why no trial was played; empty if trials were.
 
     Example:
         >>> import numpy as np
@@ -51,7 +52,8 @@ class CheckResult:
     bounds: Mapping[str, LowerBound]
     ceiling: float
     games: int
-    unit: str = "games"
+    unit: str = "trials"
+    planned: int = 0
     needed: int | None = None
     premises: PremiseReport | None = None
     detectable: float | None = None
@@ -94,16 +96,18 @@ class CheckResult:
         if self.leaks or self.claim is None:
             return f"{claims}; {found}"
         most = format_rounded(self.ceiling, up=True, digits=4)
-        ceiling = f"so many {self.unit} ({self.games}) could have shown at most {most}"
+        ceiling = f"{self.games} {self.unit} can show at most {most}"
+        if self.games < self.planned:
+            ceiling = f"stopped by the time limit after {self.games} of {self.planned}; {ceiling}"
         if self.detectable is not None:
             ceiling += (
-                f", and find noise of {self.detectable:.2f} times the claimed scale with 80 % "
-                "probability"
+                f", and find noise of {self.detectable:.2f} times the claimed scale or less with "
+                "80 % probability"
             )
         if self.ceiling <= self.claim:
-            ceiling += ", so no leak could have been found: play more"
+            ceiling += ", so no leak could have been found"
             if self.needed is not None:
-                ceiling += f", {self.needed:,} {self.unit} could show one"
+                ceiling += f": {self.needed:,} {self.unit} could show one"
         if self.epsilon == 0.0:
             return f"{claims}; nothing found; {ceiling}"
         return f"{claims}; no leak found; {found}; {ceiling}"

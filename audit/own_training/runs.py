@@ -4,7 +4,7 @@ import math
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -35,7 +35,7 @@ class Train(Protocol):
 
         Args:
             records: what to train on; the canary, where it is in, is the last of them.
-            candidate: the hyper-parameters, one of those that the audit was given, or None.
+            candidate: the hyperparameters, one of those that the audit was given, or None.
             seed: in [0, 2^32), another one in every run. Torch's, numpy's and Python's own
                 generators are seeded with it already.
             watch: to be called with the optimizer before the first step, for the white box; may be
@@ -49,16 +49,16 @@ class Train(Protocol):
 
 @dataclass(frozen=True)
 class AuditTask:
-    """What is asked of every run.
+    """The part of an audit that all of its runs share.
 
     Attributes:
         train: the training function.
         records: X.
         canaries: [m] records that may be in, or None for Dirac canaries.
-        validation: honest records that the best of several runs is chosen by; None chooses by the
-            canary.
+        validation: records by which the best of several runs is chosen; None chooses by the canary.
         loss: of a torch module on records, summed; None takes the usual one.
         delta: of the claim.
+        initial: weights and buffers by name that every watched run starts from; None leaves them.
     """
 
     train: Train
@@ -67,6 +67,7 @@ class AuditTask:
     validation: TrainingSet | None
     loss: Callable[..., Any] | None
     delta: float
+    initial: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,31 +109,31 @@ def run_seed(seed: int, trial: int, run: int = 0) -> int:
     return word
 
 
-def run_once(question: AuditTask, included: NDArray[np.bool_], candidate: Any, seed: int) -> Run:
-    """Calls the training function once and reads what it released.
+def run_once(task: AuditTask, included: NDArray[np.bool_], candidate: Any, seed: int) -> Run:
+    """Calls the training function once and reads its output.
 
     Args:
-        question: what is asked.
+        task: shared by all runs.
         included: [m] which canaries are in the data.
-        candidate: hyper-parameters.
+        candidate: hyperparameters.
         seed: of the run.
 
     Raises:
         ValueError: it raised, or returned something that cannot be read.
     """
-    records, canaries = question.records, question.canaries
+    records, canaries = task.records, task.canaries
     if canaries is not None and included.any():
         chosen = TrainingSet(canaries.features[included], canaries.labels[included])
         records = records.with_record(chosen)
-    watch = Watch(canaries, included, question.loss, seed)
+    watch = Watch(canaries, included, task.loss, seed, task.initial)
     seed_everything(seed)
     try:
-        result = call_user_code("train", question.train, records, candidate, seed, watch)
+        result = call_user_code("train", task.train, records, candidate, seed, watch)
     finally:
         watch.close()
     trace = watch.trace()
     try:
-        score, told = _read(question, result, len(included))
+        score, rest = _read(task, result, len(included))
     except Exception as error:
         if str(error).startswith("train must"):
             raise
@@ -145,34 +146,34 @@ def run_once(question: AuditTask, included: NDArray[np.bool_], candidate: Any, s
         score=score,
         lambda_a=nothing if trace is None else trace.lambda_a,
         lambda_c=nothing if trace is None else trace.lambda_c,
-        choice=_choice(question, result, score),
-        details=told if trace is None else np.concatenate([told, trace.details]),
-        claim=_claim(watch, question.delta),
+        choice=_choice(task, result, score),
+        details=rest if trace is None else np.concatenate([rest, trace.details]),
+        claim=_claim(watch, task.delta),
         history=_history(watch.accountant),
     )
 
 
-def _read(question: AuditTask, result: Any, canaries: int) -> tuple[FloatArray, FloatArray]:
-    """The scores of the canaries [m] and the rest that is told, [f]."""
+def _read(task: AuditTask, result: Any, canaries: int) -> tuple[FloatArray, FloatArray]:
+    """The scores of the canaries [m] and everything else that was returned, [f]."""
     if result is None:
         return np.empty(0), np.empty(0)
     values = readings.numbers(result)
     if values is not None:
         # Numbers of the user's own: one per canary are scores.
         return (values if len(values) == canaries else np.empty(0)), values
-    if question.canaries is None:
-        return np.empty(0), readings.details(result, question.records, question.loss)
-    score = readings.record_scores(result, question.canaries, question.loss)
+    if task.canaries is None:
+        return np.empty(0), readings.details(result, task.records, task.loss)
+    score = readings.record_scores(result, task.canaries, task.loss)
     if canaries > 1:
         return score, np.empty(0)
-    rest = readings.details(result, question.records, question.loss)
+    rest = readings.details(result, task.records, task.loss)
     return score, np.concatenate([score, rest])
 
 
-def _choice(question: AuditTask, result: Any, score: FloatArray) -> float:
+def _choice(task: AuditTask, result: Any, score: FloatArray) -> float:
     value = float(score[0]) if len(score) else -math.inf
-    if question.validation is not None and readings.numbers(result) is None:
-        value = float(readings.record_scores(result, question.validation, question.loss).mean())
+    if task.validation is not None and readings.numbers(result) is None:
+        value = float(readings.record_scores(result, task.validation, task.loss).mean())
     return -math.inf if math.isnan(value) else value
 
 
@@ -182,8 +183,8 @@ def _history(accountant: Any) -> tuple[tuple[float, float, int], ...] | None:
     return tuple((float(s), float(q), int(n)) for s, q, n in accountant.history)
 
 
-# What an accountant said of a history: it says it again for every run.
-_said: dict[tuple[Any, ...], float] = {}
+# The epsilon of a history, which is the same for every run.
+_epsilons: dict[tuple[Any, ...], float] = {}
 
 
 def _claim(watch: Any, delta: float) -> float | None:
@@ -193,12 +194,12 @@ def _claim(watch: Any, delta: float) -> float | None:
     if accountant is None:
         return None
     key = (type(accountant), _history(accountant), delta)
-    if key not in _said:
+    if key not in _epsilons:
         with warnings.catch_warnings():
             # That a longer list of Renyi orders could give a smaller epsilon: it is the claim.
             warnings.simplefilter("ignore")
-            _said[key] = float(accountant.get_epsilon(delta=delta))
-    return _said[key]
+            _epsilons[key] = float(accountant.get_epsilon(delta=delta))
+    return _epsilons[key]
 
 
 def seed_everything(seed: int) -> None:

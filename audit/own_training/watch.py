@@ -1,7 +1,7 @@
 """What a training function is handed, to let itself be watched and to state what it promises."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class Watch:
         included: [m] bool, which are in the data; m Dirac canaries take the first m coordinates.
         loss: of a torch module on records, summed; None takes the usual one.
         seed: of the batches that Dirac canaries are in.
+        initial: weights and buffers that the run starts from, by name; None leaves the function's.
 
     Example:
         >>> import numpy as np
@@ -43,7 +44,10 @@ class Watch:
         included: NDArray[np.bool_],
         loss: Callable[..., Any] | None = None,
         seed: int = 0,
+        initial: Mapping[str, Any] | None = None,
     ) -> None:
+        self._initial = initial
+        self._restored: set[str] = set()
         self._canaries, self._included = canaries, included
         self._loss, self._seed = loss, seed
         self._optimizer: Any = None
@@ -88,6 +92,32 @@ class Watch:
         if self._model is not None:
             self._white_box.model = self._model
         self._white_box.accountant = self.accountant
+        self._restore(self._initial)
+
+    def _parameters(self) -> list[Any]:
+        groups = self._optimizer.param_groups
+        return [p for group in groups for p in group["params"] if p.requires_grad]
+
+    def _new_state(self) -> dict[str, Any]:
+        """Every tensor of weights and buffers, by name, that was not restored before."""
+        state = {f"optimizer {i}": p for i, p in enumerate(self._parameters())}
+        if self._model is not None:
+            held = {id(p) for p in state.values()}
+            both = [*self._model.named_parameters(), *self._model.named_buffers()]
+            state |= {name: value for name, value in both if id(value) not in held}
+        return {name: value for name, value in state.items() if name not in self._restored}
+
+    def _restore(self, initial: Mapping[str, Any] | None) -> None:
+        """Sets weights and buffers of the same shape to their initial values."""
+        import torch
+
+        state = self._new_state()
+        with torch.no_grad():
+            for name, value in state.items():
+                wanted = None if initial is None else initial.get(name)
+                if wanted is not None and wanted.shape == value.shape:
+                    value.copy_(wanted)
+        self._restored |= set(state)
 
     def release(self, value: Any) -> Any:
         """Declares a further noisy number that the function releases and accounts for.

@@ -1,0 +1,269 @@
+"""The attack: trials with and without a record, and the statistics that compare them."""
+
+import math
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from audit import accounting, lower_bounds, upper_bounds
+from audit.arrays import FloatArray
+from audit.own_training.discriminant import discriminant
+from audit.own_training.runs import AuditTask, Run, run_once, run_seed, undisturbed_generators
+from audit.repetitions import Fixed, Repetitions
+
+Statistics = Mapping[str, tuple[FloatArray, FloatArray]]
+
+MAX_EPSILON = 500.0
+"""Larger claims are not compared with what a number of trials can show."""
+
+# One quarter of the trials is used to learn the linear statistic, which the others then judge.
+_TO_LEARN = 4
+# Fewer trials on each side are not enough to learn from.
+_MIN_TO_LEARN = 10
+_MAX_TRIALS_PER_TASK = 50
+# Time between two looks at the clock.
+_SECONDS_PER_TASK = 0.5
+# Worker processes pay off only where the trials take longer than the processes take to start.
+_SECONDS_TO_START = 10.0
+_MAX_JOBS = 64
+_SIMULATIONS = 20
+_POWER = 0.8
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The distinguishing game with a training function.
+
+    Attributes:
+        task: the function, its records and the canary.
+        repetitions: distribution of the number of runs in each trial.
+        candidates: hyperparameters that each run chooses from.
+        seed: of everything random.
+    """
+
+    task: AuditTask
+    repetitions: Repetitions
+    candidates: tuple[Any, ...]
+    seed: int
+
+    def play(self, trial: int) -> Run | None:
+        """Plays one trial; odd trials include the record. Returns None if there was no run."""
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(trial,)))
+        included = np.array([trial % 2 == 1])
+        best: Run | None = None
+        count = int(self.repetitions.sample(rng, 1)[0])
+        for run in range(count):
+            candidate = self.candidates[int(rng.integers(len(self.candidates)))]
+            found = run_once(self.task, included, candidate, run_seed(self.seed, trial, run))
+            if best is None or found.choice > best.choice:
+                best = found
+        return best
+
+    def play_some(self, trials: range) -> list[Run | None]:
+        """Plays several trials, and leaves the global random generators as they were."""
+        with undisturbed_generators(), warnings.catch_warnings():
+            # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            return [self.play(trial) for trial in trials]
+
+    def play_all(
+        self, trials: int, jobs: int | None = None, deadline: float = math.inf
+    ) -> list[Run | None]:
+        """Plays trials in order.
+
+        Args:
+            trials: number of trials.
+            jobs: number of processes; None takes one per core where that saves time.
+            deadline: `time.perf_counter()` after which no further trials start.
+
+        Returns:
+            The trials played: an even number of them, and at least two.
+        """
+        start = time.perf_counter()
+        runs = self.play_some(range(min(2, trials)))
+        each = max((time.perf_counter() - start) / 2, 1e-6)
+        if jobs is None:
+            cores = min(os.cpu_count() or 1, _MAX_JOBS)
+            expected = min(each * trials, max(deadline - time.perf_counter(), 0.0) * cores)
+            jobs = cores if expected > _SECONDS_TO_START * cores else 1
+        size = 2 * max(1, min(_MAX_TRIALS_PER_TASK, int(_SECONDS_PER_TASK / each)) // 2)
+        parts = [range(i, min(i + size, trials)) for i in range(len(runs), trials, size)]
+        if jobs == 1:
+            for part in parts:
+                if time.perf_counter() > deadline:
+                    break
+                runs += self.play_some(part)
+            return runs
+        return runs + self._play_in_processes(parts, jobs, deadline)
+
+    def _play_in_processes(
+        self, parts: Sequence[range], jobs: int, deadline: float
+    ) -> list[Run | None]:
+        from concurrent.futures.process import BrokenProcessPool
+
+        from joblib import Parallel, delayed
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+        runs: list[Run | None] = []
+        try:
+            with Parallel(n_jobs=jobs) as parallel:
+                for first in range(0, len(parts), jobs):
+                    if time.perf_counter() > deadline:
+                        break
+                    tasks = (delayed(self.play_some)(p) for p in parts[first : first + jobs])
+                    runs += [run for part in parallel(tasks) for run in part]
+        except (TerminatedWorkerError, BrokenProcessPool) as error:
+            raise ValueError(
+                f"jobs must be fewer, or train must need less memory: a worker process of {jobs} "
+                f"ended without an answer ({type(error).__name__})"
+            ) from error
+        return runs
+
+
+def detectable_noise(
+    claim: float | None, delta: float, trials: int, error: float, gaussian: bool
+) -> float | None:
+    """The largest noise, as a share of the claimed one, that trials find with 80 % probability.
+
+    It simulates a Gaussian mechanism of the claimed epsilon whose output the attack sees.
+
+    Args:
+        claim: epsilon.
+        delta: of the claim.
+        trials: number of trials.
+        error: of one bound.
+        gaussian: whether the bound may assume a Gaussian mechanism.
+
+    Returns:
+        A number below 1 in steps of 0.05, or None where no noise is found or nothing is claimed.
+
+    Example:
+        >>> 0.5 < detectable_noise(3.0, 1e-5, 1000, 0.01, True) < 1.0
+        True
+    """
+    if claim is None or not 0.0 < claim < MAX_EPSILON or trials < 20:
+        return None
+    mu = accounting.calibrate_mu(claim, delta, "exact")
+    rng = np.random.default_rng(0)
+    normal = rng.normal(size=(_SIMULATIONS, 2, trials // 2))
+    estimator: lower_bounds.Estimator = lower_bounds.Scan()
+    if gaussian:
+        estimator = lower_bounds.GaussianCurve(rule=lower_bounds.RankSum())
+
+    def is_found(share: float) -> bool:
+        shown = [
+            estimator(out, into + mu / share, delta, 1.0 - error).epsilon > claim
+            for out, into in normal
+        ]
+        return float(np.mean(shown)) >= _POWER
+
+    low, high = 1, 20  # twentieths: found at low, not at high
+    if not is_found(low / 20):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_found(middle / 20) else (low, middle)
+    return low / 20
+
+
+def check_steps(runs: Sequence[Run | None]) -> None:
+    """Refuses accounted steps that depend on the number of records, which leaks no record."""
+    sides = [{run.history for run in runs[start::2] if run is not None} for start in (0, 1)]
+    if len(sides[0]) == len(sides[1]) == 1 and sides[0] != sides[1]:
+        without, with_record = (next(iter(side)) for side in sides)
+        raise ValueError(
+            "steps and sampling rate must not depend on the number of records, got (noise, rate, "
+            f"steps) = {without} without the canary and {with_record} with it"
+        )
+
+
+def statistics_of(runs: Sequence[Run | None]) -> Statistics:
+    """The scores of trials without and with the record, for every statistic."""
+    completed = [run for run in runs if run is not None]
+    if not completed:
+        raise ValueError("repetitions must include at least one run, got none in all trials")
+    found: dict[str, FloatArray] = {}
+    for name in ("score", "lambda_a", "lambda_c"):
+        if any(len(getattr(run, name)) for run in completed):
+            found[name] = np.array([_number(run, name) for run in runs])
+    if "lambda_a" in found and np.array_equal(found["lambda_a"], found["lambda_c"]):
+        del found["lambda_c"]  # batches were not sampled
+    statistics = {name: (values[0::2], values[1::2]) for name, values in found.items()}
+    learned = _learned(runs)
+    if learned is not None:
+        statistics["learned"] = learned
+    if not statistics:
+        raise ValueError(
+            "train must return a model, an estimator or numbers, or call watch, got neither"
+        )
+    return statistics
+
+
+def _number(run: Run | None, name: str) -> float:
+    """A score of a trial; a missing score or NaN counts as minus infinity."""
+    values = np.empty(0) if run is None else getattr(run, name)
+    return float(values[0]) if len(values) and not np.isnan(values[0]) else -math.inf
+
+
+def _learned(runs: Sequence[Run | None]) -> tuple[FloatArray, FloatArray] | None:
+    """A linear statistic of all recorded numbers, for the trials that it was not learned on.
+
+    Of a single number it learns the sign: a record may lower what a function returns.
+    """
+    width = max(0 if run is None else len(run.details) for run in runs)
+    if width == 0:
+        return None
+    table = np.zeros((len(runs), width))
+    for row, run in zip(table, runs, strict=True):
+        if run is not None:
+            row[: len(run.details)] = np.nan_to_num(run.details, posinf=0.0, neginf=0.0)
+    sides = table[0::2], table[1::2]
+    ends = [len(side) // _TO_LEARN for side in sides]
+    if min(ends) < _MIN_TO_LEARN:
+        return None
+    weights = discriminant(*(side[:end] for side, end in zip(sides, ends, strict=True)))
+    if weights is None:
+        return None
+    zeros, ones = (side[end:] @ weights for side, end in zip(sides, ends, strict=True))
+    return zeros, ones
+
+
+def is_gaussian(runs: Sequence[Run | None], distribution: Repetitions) -> bool:
+    """Whether every run is, by its accountant, a Gaussian mechanism."""
+    histories = {run.history for run in runs if run is not None}
+    full = all(history and all(rate == 1.0 for _, rate, _ in history) for history in histories)
+    return full and distribution == Fixed(1)
+
+
+def claimed_epsilon(
+    runs: Sequence[Run | None], distribution: Repetitions, delta: float
+) -> float | None:
+    """The largest epsilon that a run claims; of a tuning, the cost that its accountant implies."""
+    claims = {(run.claim, run.history) for run in runs if run is not None}
+    epsilons = [_cost(claim, history, distribution, delta) for claim, history in claims]
+    return max((epsilon for epsilon in epsilons if epsilon is not None), default=None)
+
+
+def _cost(
+    claim: float | None,
+    history: tuple[tuple[float, float, int], ...] | None,
+    distribution: Repetitions,
+    delta: float,
+) -> float | None:
+    if distribution == Fixed(1) or not history:
+        return claim
+    return upper_bounds.tuning_cost(
+        accounting.from_opacus(_Recorded(history)), distribution, delta
+    ).epsilon
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """An accountant's history, as `accounting.from_opacus` reads it."""
+
+    history: tuple[tuple[float, float, int], ...]
