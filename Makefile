@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 # The tests start many processes, which share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: audit test test-slow lint types docs clean
+.PHONY: audit test test-slow test-lowest lint types docs clean
 
 audit: $(VENV)/.installed
 	$(BIN)/python -m audit.run --threat ETCV --canary dirac --out runs/etcv-dirac
@@ -20,6 +20,15 @@ test: lint types
 # Runs the tests that `make test` skips because they take long.
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow
+
+# Tests bounds with the lowest versions that the plain installation allows. They need Python 3.11 or 3.12.
+test-lowest:
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c .ci/lowest.txt \
+		numpy scipy hypothesis pytest pytest-xdist
+	build/lowest/bin/python -m pytest -p no:cacheprovider -k "not dp_accounting" tests/test_checks.py \
+		tests/test_numerics.py tests/test_orders.py tests/test_repetitions.py \
+		tests/upper_bounds/test_selection_bounds.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

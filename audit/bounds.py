@@ -90,7 +90,7 @@ def make_parser() -> console.Parser:
     how.add_argument(
         "--protocol",
         metavar="SPEC",
-        help="search (default), grid:N[,CHANCE], adaptive:LOW,HIGH, subset:RATE[,all], "
+        help="search (default), best:M, grid:N[,CHANCE], adaptive:LOW,HIGH, subset:RATE[,all], "
         "until:CHANCE, stopping:CHANCE, noisy-max:N[,ROUNDS][,monotone], ptr:E,D,FAILURE",
     )
     how.add_argument(

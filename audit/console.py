@@ -10,7 +10,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from audit import __version__, checks
+from audit import checks
+
+try:
+    from audit import __version__
+except ImportError:
+    # In an editable installation, Python may take a folder of that name for this package.
+    print(
+        "error: the current folder must not contain a folder or file named 'audit', which hides "
+        "this package: run the command from another folder, or as dp-tuning-audit",
+        file=sys.stderr,
+    )
+    raise SystemExit(2) from None
 
 OK, INVALID, INTERRUPTED = 0, 2, 130
 

@@ -85,6 +85,12 @@ def test_the_wheel_contains_every_module(wheel):
     assert wheel.name.startswith(f"dp_tuning_audit-{audit.__version__}-")
 
 
+def test_the_lowest_versions_are_those_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tested = (ROOT / ".ci" / "lowest.txt").read_text().splitlines()[1:]
+    assert [line.replace("==", ">=") for line in tested] == project["dependencies"]
+
+
 def test_the_version_is_the_same_everywhere():
     citation = (ROOT / "CITATION.cff").read_text()
     assert re.findall(r"^version: (.*)$", citation, re.MULTILINE) == [audit.__version__]
@@ -185,6 +191,21 @@ def test_canaries_and_threat_models_are_attributes_of_the_package():
 
     assert audit.canaries is canaries
     assert audit.threat_models is threat_models
+
+
+@pytest.mark.parametrize("name", ["audit/data.csv", "audit/__init__.py"])
+def test_a_folder_that_hides_the_package_is_one_line(tmp_path, name):
+    """As an editable installation does, the search continues in the package's own folder."""
+    (tmp_path / "audit").mkdir()
+    (tmp_path / name).touch()
+    script = (
+        f"import audit, runpy; audit.__path__.append({str(ROOT / 'audit')!r}); "
+        "runpy.run_module('audit.bounds', run_name='__main__')"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert re.fullmatch("error: the current folder must not contain .*\n", done.stderr)
 
 
 def test_presets_are_found_by_name_from_any_folder(tmp_path, monkeypatch, capsys):
