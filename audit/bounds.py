@@ -466,7 +466,7 @@ def _print_table(
     width = max(len(row.name) for row in rows)
     print(f"{'bound':{width}}  {'epsilon':>9}  what it needs to be true")
     for row in rows:
-        if row.epsilon is None:
+        if not row.applies:
             continue
         way = "down" if row.attained else "up"
         rounded = (
@@ -477,7 +477,7 @@ def _print_table(
         epsilon = format_rounded(row.epsilon, up=not row.attained)
         print(f"{row.name:{width}}  {epsilon:>9}  {row.claim.words_without_protocol}{rounded}")
         print(f"{'':{width}}  {'':>9}    {row.source}")
-    silent = [row for row in rows if row.epsilon is None]
+    silent = [row for row in rows if not row.applies]
     for row in silent:
         print(f"{row.name:{width}}  {'-':>9}  {row.assumes}")
 
@@ -658,7 +658,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         _print_table(report, protocol, delta, rows)
         if recommended is not None:
-            cost = format_rounded(recommended.epsilon or 0.0, up=True)
+            cost = format_rounded(recommended.epsilon, up=True)
             print(f"\ncost: {cost} by {recommended.name}, whatever the score")
         for note in notes:
             print(f"note: {note}")

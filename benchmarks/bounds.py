@@ -81,11 +81,11 @@ def ratios() -> int:
         for protocol in PROTOCOLS:
             repetitions = parse_repetitions(protocol)
             for delta in DELTAS:
-                region = upper_bounds.region(base, repetitions, delta).epsilon or math.inf
+                region = upper_bounds.region(base, repetitions, delta).epsilon
                 others = {"dp-accounting": by_dp_accounting(noise, steps, rate, repetitions, delta)}
                 for bound in ("liu-talwar", "renyi", "profile"):
                     epsilon = upper_bounds.find(bound).function(base, repetitions, delta).epsilon
-                    others[bound] = math.inf if epsilon is None else epsilon
+                    others[bound] = epsilon
                 best = min(others, key=lambda one: others[one])
                 ratio = others[best] / region
                 lost += ratio < 1.0

@@ -56,7 +56,6 @@ def share_of_delta(one: Setting) -> float:
     """The game's divergence, rounded down, at the epsilon of algorithm 3, divided by delta."""
     base = GaussianMechanism(one.mu)
     epsilon = upper_bounds.published.reduced_renyi(base, one.repetitions, one.delta).epsilon
-    assert epsilon is not None  # the bound applies to every Gaussian base
     return ReducedGame(one.mu, one.repetitions).attained_delta(epsilon) / one.delta
 
 

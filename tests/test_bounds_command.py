@@ -314,7 +314,7 @@ def test_one_row_that_fails_takes_no_other_with_it(error):
         raise error
 
     row = answered(entry.name, entry.claim, fails)
-    assert row.epsilon is None
+    assert not row.applies
     assert row.reason.startswith("its numbers fail here: ")
     assert "\n" not in row.reason
 

@@ -55,7 +55,7 @@ def upper() -> dict[str, float]:
     for name, spec, delta in SETTINGS:
         law = repetitions.parse_repetitions(spec)
         for row in upper_bounds.all_upper_bounds(BASES[name], law, delta):
-            if row.epsilon is not None:
+            if row.applies:
                 found[f"{name} {spec} {delta:g} {row.name}"] = row.epsilon
     return found
 

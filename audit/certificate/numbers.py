@@ -165,7 +165,7 @@ def compute(
         bounds=names,
         source=smallest.source,
         assumes=smallest.assumes,
-        attained=max((one.epsilon for one in attacks if one.epsilon is not None), default=None),
+        attained=max((one.epsilon for one in attacks if one.applies), default=None),
         profile=curve.points,
         trade_off=tuple(zip(FALSE_POSITIVES, least.tolist(), strict=True)),
         advantage=curve.advantage,
@@ -187,7 +187,7 @@ def _smallest_first(
         names = [entry.name for entry in usable]
         usable = [find(checks.one_of("bounds", name, names), type(protocol)) for name in bounds]
     rows = [row(entry, base, protocol, delta) for entry in usable]
-    known = [(found.epsilon, found) for found in rows if found.epsilon is not None]
+    known = [(found.epsilon, found) for found in rows if found.applies]
     if not known:
         tuning_cost(base, protocol, delta)  # raises the error that states the reason
         raise DeltaUnreachable(f"bounds must reach delta, got {', '.join(bounds)} at {delta!r}")

@@ -229,12 +229,11 @@ def _lower_value(bound: LowerBound) -> LowerValue:
 
 def _upper(bound: UpperBound, view: View) -> UpperResult:
     validity = bound.claim.validity(view.facts)
-    applies = bound.epsilon is not None
     return UpperResult(
         name=bound.name,
-        epsilon=bound.epsilon,
-        valid=validity.valid and applies,
-        label=validity.label if applies else "does not apply",
+        epsilon=bound.epsilon if bound.applies else None,
+        valid=validity.valid and bound.applies,
+        label=validity.label if bound.applies else "does not apply",
         assumes=bound.assumes,
         source=bound.source,
         error=bound.error,

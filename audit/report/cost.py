@@ -85,9 +85,9 @@ def check_writable(path: str) -> None:
 def _epsilon(base: Mechanism, protocol: Protocol, delta: float, own: bool = False) -> float:
     if isinstance(protocol, RandomSearch) and not own:
         found = row(find("region"), base, protocol, delta)
-        return float("nan") if found.epsilon is None else found.epsilon
+        return found.epsilon if found.applies else float("nan")
     try:
-        return tuning_cost(base, protocol, delta).epsilon or 0.0
+        return tuning_cost(base, protocol, delta).epsilon
     except DeltaUnreachable:
         return float("nan")
 

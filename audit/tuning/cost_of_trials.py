@@ -219,7 +219,7 @@ def cost_of_trials(
                 raise
         else:
             # If K is secret, the composition of these trials is no bound: it depends on K.
-            if found.epsilon is not None and (found.epsilon < best or law is not None):
+            if found.epsilon < best or law is not None:
                 best, bound = found.epsilon, f"{found.name}, {protocol.spec}"
     assumed = _ASSUMED[way]
     if law is not None or prior is not None:

@@ -204,7 +204,6 @@ class Study:
     @property
     def total_epsilon(self) -> float:
         """Epsilon of the whole tuning, at `delta`."""
-        assert self.cost.epsilon is not None  # cost raises where no bound applies
         return self.cost.epsilon
 
     @property
@@ -550,7 +549,7 @@ _cost = _cached(tuning_cost)
 
 @_cached
 def _by_region(base: Mechanism, protocol: Protocol, delta: float) -> bool:
-    return row(find("region"), base, protocol, delta).epsilon is not None
+    return row(find("region"), base, protocol, delta).applies
 
 
 def _supported(spec: str | Repetitions | Protocol, space: Space) -> Protocol:

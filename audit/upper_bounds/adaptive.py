@@ -154,7 +154,7 @@ def adaptive_tight(base: Mechanism, protocol: Adaptive, delta: float) -> BoundVa
     if protocol.low < 1.0 < protocol.high:
         raise NotApplicable("c or C must be 1, so that the density is the prior")
     found = tight(base, protocol.repetitions, delta)
-    if found.epsilon is None:
+    if not found.applies:
         raise NotApplicable(found.reason)
     return BoundValue(found.epsilon, found.error, attains=found.attains)
 

@@ -141,6 +141,6 @@ def grid_gaussian(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
         raise NotApplicable("no Gaussian mechanism dominates the base")
     _, mu, share = min(found)
     answer = grid_tight(GaussianMechanism(mu), protocol, (1.0 - share) * delta)
-    if answer.epsilon is None:
+    if not answer.applies:
         raise NotApplicable(answer.reason)
     return BoundValue(answer.epsilon)

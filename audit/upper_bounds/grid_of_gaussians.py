@@ -98,7 +98,7 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     if protocol.inclusion < 1.0:
         return BoundValue(by_chance(GaussianPair(_mu(worst)), protocol, delta), source=_BY_CHANCE)
     found = tight(worst, Fixed(protocol.candidates), delta)
-    if found.epsilon is None:
+    if not found.applies:
         raise NotApplicable(found.reason)
     return BoundValue(
         found.epsilon, found.error, attains=found.attains if len(several) == 1 else 0.0

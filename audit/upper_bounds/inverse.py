@@ -75,7 +75,7 @@ def excess(
         answer = (bound or tuning_cost)(base, protocol, delta)
     except DeltaUnreachable:
         return math.inf
-    if answer.epsilon is None:
+    if not answer.applies:
         raise ValueError(f"bound {answer.name!r} {answer.assumes}, got {protocol.spec}")
     return math.log(max(answer.epsilon, TINY) / target)
 
@@ -101,7 +101,7 @@ def _solve_by_smallest_bound(
             base: Mechanism, _: ProtocolLike, delta: float, entry: Entry = entry
         ) -> UpperBound:
             found = row(entry, base, protocol, delta)
-            if found.epsilon is None:
+            if not found.applies:
                 raise DeltaUnreachable(found.reason)
             return found
 
@@ -112,7 +112,7 @@ def _solve_by_smallest_bound(
 def _tight_meets(base: Mechanism, protocol: Protocol, target: float, delta: float) -> bool:
     """Whether the tight bound, as `tuning_cost` reports it, meets the target."""
     found = row(find("tight"), base, protocol, delta)
-    return found.epsilon is not None and found.epsilon <= target
+    return found.epsilon <= target
 
 
 def _bracket(

@@ -1,5 +1,6 @@
 """Report on a single run of the base mechanism, shown next to the bounds on the tuning."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,8 +61,9 @@ class BaseReport:
 
 def _row(name: str, epsilon: float | None, how: str, source: str, reason: str = "") -> UpperBound:
     claim = Claim(Kind.ONE_RUN, source, about=(f"a single run, not the tuning; by {how}",))
-    why = "" if epsilon is not None else reason or f"infinite by {how}"
-    return UpperBound(name, epsilon, claim, reason=why)
+    if epsilon is None:
+        return UpperBound(name, math.inf, claim, reason=reason or f"infinite by {how}")
+    return UpperBound(name, epsilon, claim)
 
 
 def report_mechanism(base: Mechanism, delta: float, method: str) -> BaseReport:

@@ -78,6 +78,6 @@ def _tested(
 ) -> BoundValue:
     test = protocol.test_epsilon, protocol.test_delta, protocol.failure
     found = bound_of(propose_test_release(base, *test), protocol.repetitions, delta)
-    if found.epsilon is None:
+    if not found.applies:
         raise NotApplicable(found.reason)
     return BoundValue(found.epsilon, found.error)

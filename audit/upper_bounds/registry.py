@@ -82,9 +82,9 @@ class Entry:
             argument = protocol.repetitions if isinstance(protocol, RandomSearch) else protocol
             found = self.body(base, argument, delta)
         except NotApplicable as error:
-            return UpperBound(self.name, None, self.claim, reason=str(error))
+            return UpperBound(self.name, math.inf, self.claim, reason=str(error))
         if math.isnan(found.epsilon):
-            return UpperBound(self.name, None, self.claim, reason="its numbers fail here")
+            return UpperBound(self.name, math.inf, self.claim, reason="its numbers fail here")
         claim = replace(
             self.claim,
             source=found.source or self.claim.source,
@@ -198,7 +198,7 @@ def all_upper_bounds(base: Mechanism, protocol: ProtocolLike, delta: float) -> l
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> rows = all_upper_bounds(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5)
-        >>> [row.name for row in rows if row.epsilon is not None and row.epsilon < 1.45]
+        >>> [row.name for row in rows if row.epsilon < 1.45]
         ['reduced-renyi', 'reduced-exact', 'worst-order', 'region', 'tight']
     """
     base, protocol, delta = _parse(base, protocol, delta)
@@ -207,7 +207,7 @@ def all_upper_bounds(base: Mechanism, protocol: ProtocolLike, delta: float) -> l
     return [
         found
         for entry, found in zip(bounds, rows, strict=True)
-        if found.epsilon is not None or not entry.is_special
+        if found.applies or not entry.is_special
     ]
 
 
@@ -234,7 +234,7 @@ def answered(name: str, claim: Claim, answer: Callable[[], UpperBound]) -> Upper
         reason = str(error)
     except (ArithmeticError, MemoryError, ValueError, IndexError) as error:
         reason = f"its numbers fail here: {' '.join(str(error).split()) or type(error).__name__}"
-    return UpperBound(name, None, claim, reason=reason)
+    return UpperBound(name, math.inf, claim, reason=reason)
 
 
 def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
@@ -250,8 +250,8 @@ def without_contradictions(rows: list[UpperBound]) -> list[UpperBound]:
         "which an attack attains"
     )
     return [
-        replace(one, epsilon=None, reason=reason)
-        if one.epsilon is not None and one.claim.any_score and one.epsilon < least
+        replace(one, epsilon=math.inf, reason=reason)
+        if one.claim.any_score and one.epsilon < least
         else one
         for one in rows
     ]
@@ -304,6 +304,6 @@ def smallest(rows: Sequence[UpperBound]) -> UpperBound | None:
     known = [
         (found.epsilon, place, found)
         for place, found in enumerate(rows)
-        if found.epsilon is not None and found.claim.any_score
+        if found.applies and found.claim.any_score
     ]
     return min(known)[2] if known else None

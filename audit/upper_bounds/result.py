@@ -17,7 +17,7 @@ class UpperBound:
 
     Attributes:
         name: the bound's name.
-        epsilon: the value, rounded to the safe side; None where the bound does not apply.
+        epsilon: the value, rounded to the safe side; infinite where the bound does not apply.
         claim: the assumptions of the value, and what it is under them.
         error: the exact value of the bound lies in [epsilon - error, epsilon] (for an attained
             value, in [epsilon, epsilon + error]).
@@ -33,7 +33,7 @@ class UpperBound:
     """
 
     name: str
-    epsilon: float | None
+    epsilon: float
     claim: Claim
     error: float = 0.0
     reason: str = ""
@@ -41,8 +41,8 @@ class UpperBound:
 
     @property
     def applies(self) -> bool:
-        """Whether the bound applies, that is, has a value."""
-        return self.epsilon is not None
+        """Whether the bound applies and has a value."""
+        return not self.reason
 
     @property
     def assumes(self) -> str:
@@ -68,7 +68,7 @@ class UpperBound:
         """The result as plain values, for json and tables."""
         row: dict[str, Any] = {
             "name": self.name,
-            "epsilon": self.epsilon,
+            "epsilon": self.epsilon if self.applies else None,
             "assumes": self.claim.words,
             "source": self.source,
             "error": self.error,

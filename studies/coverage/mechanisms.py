@@ -159,7 +159,6 @@ def _winners(
 def _reduced(name: str, spec: str, epsilon_base: float) -> Mechanism:
     repetitions, mu = parse_repetitions(spec), calibrate_mu(epsilon_base, DELTA)
     exact = reduced_exact(GaussianMechanism(mu), repetitions, DELTA)
-    assert exact.epsilon is not None
     return Mechanism(
         name,
         exact.epsilon - exact.error,

@@ -96,13 +96,13 @@ def _protocol(scale: float) -> ProposeTestRelease:
 def _by_liu_talwar(draw: Draw, protocol: ProposeTestRelease) -> float:
     test = protocol.test_epsilon, protocol.test_delta, protocol.failure
     found = liu_talwar(propose_test_release(draw.profile, *test), protocol.repetitions, DELTA)
-    return math.inf if found.epsilon is None else found.epsilon
+    return found.epsilon
 
 
 def _by_bound(name: str) -> Callable[[Draw, ProposeTestRelease], float]:
     def epsilon(draw: Draw, protocol: ProposeTestRelease) -> float:
         found = find(name, ProposeTestRelease).function(draw.profile, protocol, DELTA)
-        return math.inf if found.epsilon is None else found.epsilon
+        return found.epsilon
 
     return epsilon
 

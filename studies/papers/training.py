@@ -125,10 +125,10 @@ def ps_figure_7(
             # A tuning without any run guesses one of ten classes.
             found = np.append(found, np.full(tunings - len(found), 0.1))
             for bound, ours in (("renyi", False), ("region", True)):
-                epsilon = find(bound).function(base, protocol, DELTA).epsilon
+                total = find(bound).function(base, protocol, DELTA)
                 rows.append(
                     {
-                        "epsilon": math.nan if epsilon is None else epsilon,
+                        "epsilon": total.epsilon if total.applies else math.nan,
                         "arm": f"{name}, {'region' if ours else 'Renyi'} bound",
                         "ours": ours,
                         "mean": mean,

@@ -343,7 +343,7 @@ def example_1(
     compared += [
         Comparison("epsilon attained, of 3", 2.96, attained),
         Comparison("epsilon attained at delta = 1e-5", 2.92, approximate),
-        Comparison("the bound at delta = 1e-5", 3.11, bound.epsilon or math.nan),
+        Comparison("the bound at delta = 1e-5", 3.11, bound.epsilon),
     ]
     with style():
         page = figure()

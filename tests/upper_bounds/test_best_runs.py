@@ -101,10 +101,10 @@ def test_the_cost_is_the_smaller_of_both_and_what_it_does_not_cover_it_says():
     assert upper_bounds.tuning_cost(base, "best:10/fixed:11", DELTA).name == "composition"
     assert upper_bounds.tuning_cost(base, "best:2/tnb:0,0.01", DELTA).name == "best-runs"
     cut = upper_bounds.best_runs(base, "best:2/tnb:0,0.01@50", DELTA)
-    assert cut.epsilon is None
+    assert not cut.applies
     assert "closed form" in cut.reason
     huge = upper_bounds.best_runs(base, "best:100/tnb:1,1e-9", DELTA)
-    assert huge.epsilon is None
+    assert not huge.applies
     assert "must be below" in huge.reason
     with pytest.raises(ValueError, match="released must be a whole number >= 1"):
         protocols.parse_protocol("best:0/fixed:3")
