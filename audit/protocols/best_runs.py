@@ -18,7 +18,7 @@ class BestRuns(Protocol):
     If there are fewer than m runs, all of them are released.
 
     Attributes:
-        repetitions: the law of K, also as text.
+        repetitions: the distribution of K, as an object or as text.
         released: m, how many runs are released, from 1 to 100.
 
     Example:

@@ -26,7 +26,7 @@ class UntilAccepted(Protocol):
 
     name: ClassVar[str] = "until"
     assumption: ClassVar[str] = (
-        "independent runs until one is accepted, of no less than the stated chance on any data set"
+        "independent runs until one is accepted, of at least the stated chance on any data set"
     )
 
     def __post_init__(self) -> None:

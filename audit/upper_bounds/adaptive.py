@@ -3,8 +3,8 @@ r"""Adaptive choice of hyperparameters, as in DP-HyPO (Wang et al. 2023).
 After every run the density over the hyperparameters may change, but it stays within [c, C] times
 the prior. Theorems 1 and 2 of the paper pay log(C/c) wherever a density ratio enters. The bound
 here holds for any distribution of K. Let Q be one run with its candidate drawn from the prior, the
-candidate its label. The law of a run, whatever came before, lies within [c, C] times Q, so a set of
-Q-chance x has a chance in [l(x), u(x)],
+candidate its label. The distribution of a run, given the earlier runs, lies within [c, C] times Q,
+so a set of Q-probability x has a probability in [l(x), u(x)],
 
     u(x) = min(C x, 1 - c (1-x)),   l(x) = max(c x, 1 - C (1-x)).
 

@@ -52,38 +52,40 @@ _ROUNDING = 1e-12
 _LARGEST_LOG = 600.0
 
 
-def log_derivative(law: Repetitions, order: int, log_x: ArrayLike) -> FloatArray:
+def log_derivative(repetitions: Repetitions, order: int, log_x: ArrayLike) -> FloatArray:
     """log of the m-th derivative of phi, E[K (K-1) ... (K-m+1) x^(K-m)].
 
     Args:
-        law: the distribution of K, of a family with a closed form.
+        repetitions: the distribution of K, of a family with a closed form.
         order: m >= 1.
         log_x: log(x) [...], at most 0.
 
     Raises:
-        NotApplicable: a law of another family.
+        NotApplicable: a distribution of another family.
 
     Example:
         >>> round(float(np.exp(log_derivative(Fixed(5), 3, 0.0))), 6)  # 5 * 4 * 3
         60.0
     """
     log_x, more = np.asarray(log_x, dtype=np.float64), np.arange(1, order)
-    if isinstance(law, TruncatedNegativeBinomial):
+    if isinstance(repetitions, TruncatedNegativeBinomial):
         # Each derivative adds a factor (eta + i) (1 - gamma) / (1 - (1 - gamma) x).
-        log_rest = np.log(law.gamma - (1.0 - law.gamma) * np.expm1(log_x))
-        factors = float(np.log((law.eta + more) * (1.0 - law.gamma)).sum())
-        return law.log_phi_prime_at(log_x) + factors - (order - 1) * log_rest
-    if isinstance(law, Poisson):
-        return law.log_phi_prime_at(log_x) + (order - 1) * math.log(law.mean)
-    if isinstance(law, Binomial):
-        return _of_power(law.n, order, law.p, np.log1p(law.p * np.expm1(log_x)))
-    if isinstance(law, Fixed):
-        return _of_power(law.k, order, 1.0, log_x)
-    if isinstance(law, TwoPoint):
-        many = math.log1p(-law.s) + _of_power(law.L, order, 1.0, log_x)
-        return np.logaddexp(math.log(law.s), many) if order == 1 else many
+        log_rest = np.log(repetitions.gamma - (1.0 - repetitions.gamma) * np.expm1(log_x))
+        factors = float(np.log((repetitions.eta + more) * (1.0 - repetitions.gamma)).sum())
+        return repetitions.log_phi_prime_at(log_x) + factors - (order - 1) * log_rest
+    if isinstance(repetitions, Poisson):
+        return repetitions.log_phi_prime_at(log_x) + (order - 1) * math.log(repetitions.mean)
+    if isinstance(repetitions, Binomial):
+        return _of_power(
+            repetitions.n, order, repetitions.p, np.log1p(repetitions.p * np.expm1(log_x))
+        )
+    if isinstance(repetitions, Fixed):
+        return _of_power(repetitions.k, order, 1.0, log_x)
+    if isinstance(repetitions, TwoPoint):
+        many = math.log1p(-repetitions.s) + _of_power(repetitions.L, order, 1.0, log_x)
+        return np.logaddexp(math.log(repetitions.s), many) if order == 1 else many
     raise NotApplicable(
-        f"the distribution of K must have a closed form for its derivatives, got {law.spec}"
+        f"the distribution of K must have a closed form for its derivatives, got {repetitions.spec}"
     )
 
 

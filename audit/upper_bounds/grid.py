@@ -227,7 +227,7 @@ def _sides(
 ) -> list[tuple[tuple[DominatingPair, ...], tuple[int, ...]]]:
     """Pairs and counts of the candidates in every arrangement of their directions.
 
-    One mechanism that stands for all candidates has one direction in all of them.
+    One mechanism that represents all candidates has one direction in all of them.
     """
     several = kinds_of_candidates(base, protocol)
     if len(several) == 1 and not isinstance(base, Candidates):

@@ -20,7 +20,7 @@ its mean there. Where G_i is positive, every j != i has l(b_j) / M_j = theta for
 
 For Gaussian densities, as for any whose loss is log-concave, l(b) / M grows with b, and where it is
 held fixed l(a) / M grows with a: given y > a, what y is beyond a is stochastically smaller for
-larger a. So take e_1 >= e_2, thus a_1 >= a_2, theta_1 of (*) for i = 1, theta_2 for i = 2, and
+larger a. So take e_1 >= e_2, so that a_1 >= a_2, theta_1 of (*) for i = 1, theta_2 for i = 2, and
 R_j(theta) = l(a_j) / M_j. With N the product of M_j over j >= 3, (*) says that
 e^eps l(a_1) l(a_2) theta N(theta), which grows, meets R_2 at theta_1 and R_1 >= R_2 at theta_2. So
 theta_1 <= theta_2. By the envelope theorem dG_1 / de_2 - dG_2 / de_1 = D(theta_2) - D(theta_1),

@@ -11,7 +11,7 @@ density Q(y) w, with it with density Q'(y) w', where
 pi_j in [c, C] the density of y's candidate and B the event that the other k-1 runs are worse; E and
 E' are over these, drawn as the sampler does with y in the j-th place. Neither reveals more than
 n runs composed do, with n = j-1 runs before y or of all n = k-1 others: candidates are functions of
-what came before. So with H_n(t) = sup_E P(E) - t P'(E) of n runs composed, u and l the largest and
+the earlier runs. So with H_n(t) = sup_E P(E) - t P'(E) of n runs composed, u and l the largest and
 the smallest chance that one run is worse (`AdaptiveCurve`), and pi_j = c + (C-c) g, 0 <= g <= 1,
 
     P(B) - t P'(B)         <= min(u^(k-1) - t l^(k-1), H_{k-1}(t)),
@@ -67,7 +67,7 @@ _FIRST, _REST = 1.0 - 1e-6, 1e-20
 _MAX_RUNS = 1 << 13
 _NEGLIGIBLE = 1e-6
 _RANGES, _FEW_RANGES = 24, 8
-# Where H_n(1) is larger, n runs reveal so much that the amount does not matter.
+# Where H_n(1) is larger, n runs reveal most of the record, and the exact amount does not matter.
 _REVEALING = 0.75
 _ALL = 0.99
 _EVERYTHING = np.zeros(1), np.ones(1)
@@ -97,7 +97,7 @@ class _Block(NamedTuple):
     """What K in one range adds.
 
     Attributes:
-        others: the most runs beside the best.
+        others: the most runs other than the best.
         weight: sum of k P[K = k].
         a: sum of k P[K = k] u^(k-1) [m], in cells between events.
         b: sum of k P[K = k] l^(k-1) [m].
@@ -257,7 +257,7 @@ class HistoryCurve:
 
     @cached_property
     def _sticks(self) -> dict[int, Stick]:
-        """Hockey sticks of as many runs as are beside the largest K of each range, ascending."""
+        """Hockey sticks of K - 1 runs for the largest K of each range, ascending."""
         found: dict[int, Stick] = {}
         stick = None
         for one in self._ranges:

@@ -131,7 +131,7 @@ class LikelihoodOrder:
     19, approximate it by a normal one). The best of K is at most l with probability phi(P[L <= l]).
 
     Attributes:
-        pair: the base's pair, as a discretised law of the privacy loss.
+        pair: the base's pair, as a discretised distribution of the privacy loss.
         repetitions: the distribution of K.
 
     Example:

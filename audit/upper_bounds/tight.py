@@ -78,7 +78,7 @@ class FoldedGame:
         left: log(1-f) and log(1-U(f)) [n] of the events, decreasing from 0 to -inf.
         repetitions: the distribution of K.
         before: for every cell [n-1] how many from the front are preferred to it when its turn comes
-            from the back; no more than its own place, not increasing.
+            from the back; at most its own place, not increasing.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -101,7 +101,7 @@ class FoldedGame:
     def masses(self) -> Masses:
         """Bounds (lower, upper) [2m+1] on masses under P and under P', the best outputs first.
 
-        Before every cell stands what comes from the front since the last, and in the end the rest.
+        Before every cell are the cells from the front since the last one; the rest is the end.
         """
         cells, front = self.cells, self.before[self.cells]
         done = np.concatenate([[0], np.repeat(front, 2), cells[-1:]])

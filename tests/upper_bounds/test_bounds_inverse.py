@@ -62,7 +62,7 @@ def test_the_least_noise_keeps_the_budget_and_no_less_does(spec, target):
 
 
 def random_setting(rng):
-    """A law of K, a target and delta, as people choose them."""
+    """A distribution of K, a target and delta, as people choose them."""
     runs = int(np.exp(rng.uniform(np.log(2), np.log(50))))
     spec = [
         f"fixed:{runs}",

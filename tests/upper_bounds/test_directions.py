@@ -141,7 +141,7 @@ def test_a_composition_costs_what_the_worst_directions_cost(count):
             for chosen in itertools.product(*map(both_ways, pairs))
         )
         found = Composition(tuple(DiscreteMechanism(*pair) for pair in pairs))
-        # Of six the pair of the profile stands for both directions: safe, and less sharp.
+        # With six, the pair of the profile represents both directions: safe, and less sharp.
         most = 1.001 if count < 5 else 1.2
         assert worst * (1.0 - 1e-9) <= found.epsilon(DELTA) <= most * worst
         assert found.pairs[0].profile(worst * (1.0 - 1e-6)) >= DELTA * (1.0 - 1e-9)

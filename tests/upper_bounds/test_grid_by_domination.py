@@ -80,7 +80,7 @@ def test_a_pair_that_reveals_everything_with_a_chance_is_its_own():
 
 
 def cells_of(mu, d, edges):
-    """Chances of cells of N(0, 1) and N(mu, 1), and with chance d of an output that tells which."""
+    """Probabilities of cells of N(0, 1) and N(mu, 1); with chance d, the output reveals which."""
     laws = [np.diff(special.ndtr(edges - at)) * (1.0 - d) for at in (0.0, mu)]
     return np.append(laws[0], [d, 0.0]), np.append(laws[1], [0.0, d])
 

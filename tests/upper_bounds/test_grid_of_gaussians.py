@@ -77,7 +77,7 @@ def gaussian_cells(mu, n):
 
 
 def test_orders_of_three_candidates_of_two_outputs():
-    # The largest of all 720 orders of a grid, where draws of one law leak 0.1887.
+    # The largest of all 720 orders of a grid, where draws of one distribution leak 0.1887.
     p, q = np.array([0.5606, 0.4394]), np.array([0.1694, 0.8306])
     assert most_of_three(p, q, 1.0) == pytest.approx(0.3096, abs=1e-4)
 
@@ -87,7 +87,7 @@ def test_no_order_of_three_gaussian_candidates_leaks_more(mu, epsilon):
     (pair,) = GaussianMechanism(mu).pairs
     coarse, fine = (most_of_three(*gaussian_cells(mu, n), epsilon) for n in (5, 8))
     bound = TightCurve.at(pair, Fixed(3), fine).delta(epsilon)
-    # Cells tell less than the output itself, and the more of them there are the less is lost.
+    # Cells reveal less than the output itself; with more cells, less is lost.
     assert coarse < fine <= bound
     assert bound - fine < 0.5 * (bound - coarse)
     assert fine > 0.9 * bound

@@ -1,4 +1,4 @@
-"""Adaptive choice charged for what runs can tell: known truths, and samplers of small cases."""
+"""Adaptive choice charged for what runs reveal: known truths, and samplers of small cases."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ def both(base, spec, delta=DELTA):
 def largest_leak(prior, laws, chances, limits, order, event, epsilon, levels=range(4)):
     """P[the best is in the event] - e^eps P'[..] by the sampler that leaks most, two candidates.
 
-    By induction from the last run to the first: what comes is linear in the density. Places of one
+    By induction from the last run to the first: the rest is linear in the density. Places of one
     level are equally good, and of these the earlier run wins.
     """
     rank = {place: levels[at] for at, place in enumerate(order)}
@@ -212,5 +212,5 @@ def test_sampled_steps_tell_less_than_log_c():
 
 def test_what_runs_tell_does_not_depend_on_what_was_asked_before():
     first, after = ComposedRuns(GaussianMechanism(1.0)), ComposedRuns(GaussianMechanism(1.0))
-    after.hockey_stick(100)  # tells nearly all
+    after.hockey_stick(100)  # reveals nearly everything
     np.testing.assert_array_equal(after.hockey_stick(101), first.hockey_stick(101))

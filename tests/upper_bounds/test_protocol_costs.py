@@ -176,7 +176,7 @@ def test_candidates_of_a_grid_may_differ():
     assert least < bounds["grid"].epsilon < most
     same = rows(Candidates((quiet,) * 6), "grid:6")["grid"].epsilon
     assert same == pytest.approx(least, rel=1e-9)
-    # A candidate that leaks next to nothing may still be placed to tell of the other.
+    # A candidate that leaks next to nothing may still be placed so that it reveals the other.
     one = rows(Candidates((loud, GaussianMechanism(1e-6))), "grid:2")
     assert loud.epsilon(DELTA) < one["grid"].epsilon < 1.1 * loud.epsilon(DELTA)
     assert one["composition"].epsilon == pytest.approx(loud.epsilon(DELTA), rel=1e-6)
@@ -282,7 +282,7 @@ def test_a_loud_subset_is_attained_by_its_tuning_alone(law):
 
 
 def adaptive_leak(pair, first, second, epsilon):
-    """Two runs of two candidates: chances of the first run's, of the second's by what came."""
+    """Two runs of two candidates: chances of the first output, and of the second given the first."""
     places = [(i, y) for i in range(2) for y in range(2)]
 
     def gain(place, preferred):
@@ -343,7 +343,7 @@ def test_an_adaptive_choice_without_freedom_is_random_search():
 
 
 def test_tuning_on_a_subset_by_quadrature():
-    # The best of a fixed two by an increasing score, then a final run: exact laws on a fine grid.
+    # The best of two by an increasing score, then a final run: exact sums on a fine grid.
     mu, q, epsilon = 0.6, 0.25, 1.2
     x = np.linspace(-9.0, 9.6, 1861)
     step = x[1] - x[0]

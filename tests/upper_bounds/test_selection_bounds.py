@@ -47,7 +47,7 @@ def value(bound, base, spec, delta=DELTA):
 
 
 def tuned(masses, order, law):
-    """The law of the best of K outputs, the last in `order` being the best; no run apart."""
+    """The distribution of the best of K outputs, where the last in `order` is the best."""
     reached = np.append(0.0, np.cumsum(masses[list(order)]))
     with np.errstate(divide="ignore"):
         best = np.diff(np.exp(law.log_phi_at(np.minimum(np.log(reached), 0.0))))

@@ -157,7 +157,7 @@ def test_it_closes_the_gap_of_the_region_bound(spec, region, tight):
     base, law = GaussianMechanism(0.24721), repetitions.parse_repetitions(spec)
     assert upper_bounds.region(base, law, 1e-5).epsilon == pytest.approx(region, rel=1e-4)
     assert upper_bounds.tight(base, law, 1e-5).epsilon == pytest.approx(tight, rel=2e-4)
-    # The order as a score on the line, told apart by other cells.
+    # The order as a score on the line, distinguished by other cells.
     order, attained = worst_case_order(0.24721, law, 1e-5)
     assert attained == pytest.approx(tight, rel=1e-4)
     assert attained == pytest.approx(TunedOrder(0.24721, law, order, 0.01).epsilon(1e-5), rel=1e-4)

@@ -44,7 +44,7 @@ def hockey_stick(p, q, epsilon):
 
 
 def tuned(masses, order, law):
-    """Law of the best of K outputs, the order from worst to best (X theorem 2)."""
+    """Distribution of the best of K outputs, the order from worst to best (X theorem 2)."""
     at_or_below = np.cumsum(masses[list(order)])
     phi = law.phi(np.minimum(np.concatenate([[0.0], at_or_below]), 1.0))
     result = np.empty(len(masses))

@@ -75,11 +75,11 @@ def lemma_7(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundVal
 
 @bound("lemma-22", 45, "Papernot & Steinke 2022, lemma 22", about=_ANY_BASE, is_special=True)
 def lemma_22(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
-    """The generic Renyi bound for a truncated law, through the law before truncation.
+    """The generic Renyi bound for a truncated K, from that for K before truncation.
 
     Args:
         base: the base mechanism.
-        repetitions: a law conditioned on K <= most.
+        repetitions: a distribution of K conditioned on K <= most.
         delta: in (0, 1).
 
     Example:
@@ -229,7 +229,7 @@ def _largest(rest: FloatArray, log_a: FloatArray, log_b: FloatArray) -> FloatArr
 
 
 def lemma_22_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
-    """Lemma 7 of the law before truncation, and what truncation adds at most.
+    """Lemma 7 for K before truncation, and the most that truncation adds.
 
     log(1/P[K<=m]) / (alpha-1) + log(1 + T/(E[K]-T)), T = E[K; K > m].
 
@@ -249,10 +249,10 @@ def lemma_22_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
 
 
 def power_law(repetitions: str | Repetitions) -> PowerLaw:
-    """The parameters of a truncated negative binomial law.
+    """The parameters of a truncated negative binomial distribution.
 
     Raises:
-        ValueError: K has another law.
+        ValueError: K has another distribution.
     """
     repetitions = parse_repetitions(repetitions)
     law = repetitions.power_law
@@ -304,7 +304,7 @@ _SHARES = (0.01, 0.3, 0.7, 0.99)
 
 @bound("approximate", 20, "Papernot & Steinke 2022, lemma 20 (and 7)", about=("any base",))
 def approximate(base: Mechanism, repetitions: Repetitions, delta: float) -> BoundValue:
-    """Lemma 20: lemma 7 for the pure part of the base, beside the chance that some run fails.
+    """Lemma 20: lemma 7 for the pure part of the base, and the probability that some run fails.
 
     delta_0 takes a share of delta, the Renyi conversion the rest; the best of several shares.
 
