@@ -282,7 +282,7 @@ def test_a_loud_subset_is_attained_by_its_tuning_alone(law):
 
 
 def adaptive_leak(pair, first, second, epsilon):
-    """Two runs of two candidates: chances of the first output, and of the second given the first."""
+    """Two runs of two candidates: chances of the first output, and of the second given it."""
     places = [(i, y) for i in range(2) for y in range(2)]
 
     def gain(place, preferred):

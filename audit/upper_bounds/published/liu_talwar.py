@@ -1,8 +1,8 @@
 """Liu & Talwar 2019: a bound through pure DP, for a base that fails with a small probability.
 
 An (epsilon_0, delta_0)-DP pair is, but for an event of probability delta_0, a pair of pure DP. Some
-run fails with probability 1 - phi(1 - delta_0), and given that none does, K has another distribution. So
-a delta inside the base grows with E[K], whatever bound is used for the rest.
+run fails with probability 1 - phi(1 - delta_0). Given that none does, K has another distribution.
+So a delta inside the base grows with E[K], whatever bound is used for the rest.
 """
 
 from audit.accounting import DeltaUnreachable, Mechanism
