@@ -1,0 +1,70 @@
+"""Examples of the page for users of other tools run, and their numbers agree with those tools."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+import audit
+
+PAGE = Path(__file__).parents[1] / "docs" / "from_elsewhere.md"
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    for block in blocks:
+        exec(block, found)  # every block imports what it uses
+    assert len(blocks) == 6
+    return found
+
+
+def test_opacus_and_the_same_event_cost_the_same(names):
+    assert names["opacus_cost"] == pytest.approx(names["event_cost"], rel=1e-9)
+    assert names["opacus_cost"] > names["opacus_run"].epsilon(1e-5)
+
+
+def test_band_mf_agrees_with_dp_accounting(names):
+    # dp-accounting rounds up on a grid of 1e-4, so the two upper bounds differ by less than 0.01.
+    theirs = PLDAccountant().compose(names["band_mf"]).get_epsilon(1e-5)
+    assert names["band_mf_run"].epsilon(1e-5) == pytest.approx(theirs, abs=0.01)
+    assert names["band_mf_cost"] > names["band_mf_run"].epsilon(1e-5)
+
+
+def test_unsampled_training_is_a_gaussian_mechanism(names):
+    delta = 1e-5
+    for run, mu in (
+        (names["ftrl_run"], 0.25),
+        (names["bins_run"], math.sqrt(3) / 4),
+        (names["shuffled_run"], math.sqrt(15) / 1.1),
+    ):
+        exact = audit.GaussianMechanism(mu).epsilon(delta)
+        assert run.epsilon(delta) == pytest.approx(exact, rel=1e-6)
+    # 15 epochs of batches of 256 of 60,000 records at noise multiplier 1.1.
+    assert names["poisson_run"].steps == 3516
+    assert names["poisson_run"].epsilon(delta) < names["shuffled_run"].epsilon(delta)
+
+
+def test_balls_in_bins_cost_at_most_their_gaussian_mechanism(names):
+    # One epoch of two bins at noise multiplier 4. The likelihood ratio is the mean of two Gaussian
+    # ones, so its hockey-stick divergence follows from numerical integration over their sum.
+    sigma = 4.0
+    x = np.linspace(-40.0, 40.0, 1601)
+    density = np.exp(-(x**2) / (2 * sigma**2)) / np.sqrt(2 * np.pi * sigma**2)
+    ratio = np.exp((2 * x - 1) / (2 * sigma**2))
+    weights = np.outer(density, density) * (x[1] - x[0]) ** 2
+    mean = (ratio[:, None] + ratio[None, :]) / 2
+    gaussian = audit.GaussianMechanism(1 / sigma)
+    for epsilon in (0.05, 0.2, 0.4):
+        delta = float((weights * np.maximum(mean - math.exp(epsilon), 0.0)).sum())
+        assert 0.0 < delta < gaussian.delta(epsilon)
+
+
+def test_shadow_models_lower_bound(names):
+    # The scores are N(0, 1) and N(2, 1). The seed is fixed; the bound fails with probability 5 %.
+    assert 1.0 < names["shadow_epsilon"] <= audit.GaussianMechanism(2.0).epsilon(1e-5)
