@@ -29,8 +29,6 @@ from canaries import crafted
 # The rule of the readings of guesses: a short list of numbers of guesses, each paid for.
 _RULE = "bonferroni"
 _MAX_CANARIES = 100_000  # each is a record in memory
-# Of canaries that do not interact, one in so many is judged: the surest.
-_SHARE_JUDGED = 4
 
 
 def check_one_run(
@@ -118,7 +116,7 @@ def check_one_run(
     bounds = {
         f"{name}, {reading}": bound
         for name, values in statistics.items()
-        for reading, bound in _readings(values, coins, delta, 1.0 - error, alone).items()
+        for reading, bound in _readings(values, coins, delta, 1.0 - error, alone, name).items()
     }
     valid = [key for key in bounds if _counts(run, bounds[key])]
     best = max(valid, key=lambda key: bounds[key].epsilon)
@@ -137,24 +135,28 @@ def check_one_run(
 
 
 def _readings(
-    scores: FloatArray, coins: NDArray[np.bool_], delta: float, confidence: float, alone: bool
+    scores: FloatArray,
+    coins: NDArray[np.bool_],
+    delta: float,
+    confidence: float,
+    alone: bool,
+    statistic: str = "",
 ) -> dict[str, LowerBound]:
     found = lower_bounds.one_run_bounds(scores, coins, delta, confidence)
     readings = {bound.name: bound for bound in found if bound.rule == _RULE}
     if alone:
         trials = lower_bounds.independent_canaries_bound(scores, coins, delta, confidence)
-        # lambda_a and lambda_c are 0 without a canary and 1 with it, noise apart.
-        surest = lower_bounds.order_statistics_bound(
-            scores - 0.5, coins, max(len(scores) // _SHARE_JUDGED, 1), delta, confidence
-        )
-        readings |= {bound.name: bound for bound in (trials, surest)}
+        readings[trials.name] = trials
+    if alone and statistic == "lambda_a":
+        values = lower_bounds.gaussian_canaries_bound(scores, coins, delta, confidence)
+        readings[values.name] = values
     return readings
 
 
 def _counts(run: Run, bound: LowerBound) -> bool:
     """Whether a bound is about this run: curves of Gaussian mechanisms only where it is one."""
     is_gaussian = bool(run.history) and all(rate == 1.0 for _, rate, _ in run.history or ())
-    return is_gaussian or bound.name not in ("one-run-gaussian-curve", "order-statistics")
+    return is_gaussian or bound.name not in ("one-run-gaussian-curve", "gaussian-canaries")
 
 
 def _crafted(records: TrainingSet, count: int) -> TrainingSet:

@@ -10,13 +10,15 @@ from audit.arrays import BoolArray, FloatArray
 from audit.claims import Assumption, facts_of_tuning
 from audit.lower_bounds import (
     LowerBound,
+    gaussian_canaries_bound,
+    gaussian_pair_bound,
     independent_canaries_bound,
     one_run_bounds,
-    order_statistics_bound,
 )
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
 from studies.coverage.mechanisms import DELTA
+from studies.coverage.order_statistics import order_statistics_bound
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class CanaryRun:
 
     Attributes:
         name: in the tables; it also seeds the samples.
-        mu: of every canary.
+        mu: of every canary, or of the largest ones.
         sample: maps coins [m] to signed scores [m], positive for "included".
         disjoint: whether the canaries do not interact.
     """
@@ -39,11 +41,13 @@ class CanaryRun:
         """Every lower bound from one run."""
         known = {Assumption.FAIR_COINS, Assumption.GAUSSIAN_BASE, Assumption.NOT_TUNED}
         if self.disjoint:
-            known |= {Assumption.DISJOINT_CANARIES, Assumption.INDEPENDENT_TRIALS}
+            known |= {Assumption.DISJOINT_CANARIES, Assumption.GAUSSIAN_STATISTIC}
         facts = facts_of_tuning(RandomSearch(Fixed(1)), *known)
         all_guesses = order_statistics_bound(scores, coins, len(scores), DELTA, confidence)
         found = [
             *one_run_bounds(scores, coins, DELTA, confidence, len(scores) // 4, facts),
+            gaussian_canaries_bound(scores, coins, DELTA, confidence),
+            gaussian_pair_bound(scores, coins, DELTA, confidence),
             independent_canaries_bound(scores, coins, DELTA, confidence),
             order_statistics_bound(scores, coins, len(scores) // 4, DELTA, confidence),
             replace(all_guesses, rule="all"),
@@ -52,15 +56,24 @@ class CanaryRun:
 
 
 def canary_runs() -> list[CanaryRun]:
-    """Runs with canaries that do not interact, and runs whose canaries share one size."""
+    """Canaries that do not interact, of equal and of unequal size, and canaries of one size."""
     return [
         *(CanaryRun(f"canaries apart mu={mu:g}", mu, _independent(mu), True) for mu in (0.5, 1.5)),
+        CanaryRun("canaries unequal mu=1.5", 1.5, _unequal(1.5), True),
         *(CanaryRun(f"canaries alike mu={mu:g}", mu, _sharing(mu), False) for mu in (1.0, 2.0)),
     ]
 
 
 def _independent(mu: float) -> Callable[[np.random.Generator, BoolArray], FloatArray]:
     return lambda rng, coins: rng.normal(size=len(coins)) + mu * (coins - 0.5)
+
+
+def _unequal(mu: float) -> Callable[[np.random.Generator, BoolArray], FloatArray]:
+    def sample(rng: np.random.Generator, coins: BoolArray) -> FloatArray:
+        sizes = mu * (rng.random(len(coins)) < 0.5)
+        return np.asarray(rng.normal(size=len(coins)) + sizes * (coins - 0.5))
+
+    return sample
 
 
 def _sharing(mu: float) -> Callable[[np.random.Generator, BoolArray], FloatArray]:

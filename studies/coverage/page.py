@@ -44,7 +44,8 @@ def coverage_page(study: pd.DataFrame, command: str) -> str:
         "  analyses of a growing audit, with and without a plan.",
         "- The `pooled` bounds use single runs, as many as the trials have on average.",
         "- An audit with canaries is one run with a canary for every trial. The canaries in",
-        "  `canaries alike` share one size, so bounds for independent canaries are not valid.",
+        "  `canaries alike` share one size, so bounds for independent canaries are not valid. In",
+        "  `canaries unequal`, half of the canaries have no effect.",
         "- `jax_privacy` is another project.",
     ]
     for trials, part in study.groupby("trials"):

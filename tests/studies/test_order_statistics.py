@@ -1,15 +1,13 @@
-"""Bounds for independent canaries: valid if they are, and not valid if they share a size."""
+"""The order-statistics bound: valid for independent canaries, not if they share a size."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from scipy import special, stats
-from simulated_scores import bound_of
 
 from audit import accounting
-from audit.lower_bounds import independent_canaries_bound, order_statistics_bound
-from audit.lower_bounds.independent_canaries import tail_probability
+from studies.coverage.order_statistics import order_statistics_bound, tail_probability
 
 Sample = tuple[np.ndarray, np.ndarray]
 CANARIES, RUNS = 1000, 200
@@ -85,13 +83,6 @@ def test_distribution_of_correct_guesses_equals_simulation() -> None:
         stats.binom.sf(19, 30, special.ndtr(mu / 2))
     )
     assert tail_probability(30, 10, 0, mu) == 1.0
-
-
-def test_independent_canaries_are_trials() -> None:
-    scores, coins = independent(np.random.default_rng(3), 2.0)
-    found = independent_canaries_bound(scores, coins)
-    assert found.epsilon == bound_of(scores[~coins], scores[coins]).epsilon > 1.0
-    assert "canaries that do not interact" in found.assumes
 
 
 def test_invalid_input_raises_one_line() -> None:
