@@ -6,7 +6,7 @@ noise, with known degrees of freedom.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,6 +152,7 @@ def independence(
                 first = np.concatenate([unit[:, a].ravel() for a, _ in pairs])
                 second = np.concatenate([unit[:, b].ravel() for _, b in pairs])
                 yield from _correlated(first, second, share, "steps", {"lag": lag}, least)
+        yield from _most_correlated_steps(unit, steps, share, least)
     ends = np.cumsum([0, *noise.sizes])
     for index, (name, shape) in enumerate(zip(names, shapes, strict=True)):
         part = unit[:, :, ends[index] : ends[index + 1]].reshape(*unit.shape[:2], *shape)
@@ -178,6 +179,23 @@ def independence(
             yield from _correlated(
                 first, second, share, "tensors", {"first": names[i], "second": names[j]}, least
             )
+
+
+def _most_correlated_steps(
+    unit: FloatArray, steps: NDArray[np.int64], share: float, least: float
+) -> Iterator[Evidence]:
+    """Pearson's test of the two steps that correlate most, with Bonferroni's correction."""
+    rows = unit.transpose(1, 0, 2).reshape(len(steps), -1)
+    if len(steps) < 2 or rows.shape[1] * share < 22:
+        return
+    norms = np.linalg.norm(rows, axis=1)
+    products = np.abs(np.triu(rows @ rows.T, 1)) / np.maximum(np.outer(norms, norms), 1e-300)
+    one, other = np.unravel_index(np.argmax(products), products.shape)
+    pairs = len(steps) * (len(steps) - 1) / 2
+    for each in _correlated(
+        rows[one], rows[other], share, "steps", {"lag": int(steps[other] - steps[one])}, least
+    ):
+        yield replace(each, p_value=min(1.0, pairs * each.p_value))
 
 
 def _correlated(

@@ -24,6 +24,7 @@ from audit.own_training.premises import FAMILY_ERROR, check_premises
 from audit.own_training.records import TrainingSet
 from benchmarks.training_loops.broken import BROKEN
 from benchmarks.training_loops.correct import CORRECT, Control
+from benchmarks.training_loops.reported import REPORTED
 
 CONFIDENCE = 0.95
 
@@ -157,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.correct:
         loops = chosen(CORRECT)
         return int(study_correct(loops, options.correct, options.first_seed, options.out) > 0)
-    print_table(chosen({**earlier_controls(), **BROKEN}), options.out)
+    print_table(chosen({**earlier_controls(), **BROKEN, **REPORTED}), options.out)
     return 0
 
 
