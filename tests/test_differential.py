@@ -22,6 +22,7 @@ from audit.own_training.noise import estimate_noise, independence, scale_p_value
 from audit.own_training.premises import FAMILY_ERROR, check_premises
 from audit.own_training.released_numbers import differences, numbers_of
 from benchmarks.training_loops import broken, loops
+from benchmarks.training_loops.__main__ import completed
 from benchmarks.training_loops.broken import BROKEN
 from benchmarks.training_loops.correct import CORRECT
 from benchmarks.training_loops.loops import Loop
@@ -32,6 +33,23 @@ DATA = TrainingSet.of(loops.dense())
 
 def report(train, data=DATA, **options):
     return check_premises(train, data, **options).report
+
+
+def test_an_interrupted_benchmark_continues_with_the_missing_rows(tmp_path):
+    out, made = tmp_path / "rows.jsonl", []
+
+    def run(name):
+        made.append(name)
+        return {"found": name == "b"}
+
+    names = [{"name": name} for name in "abc"]
+    assert len(list(completed(names[:2], run, out))) == 2
+    with out.open("a") as file:
+        file.write('{"name": "c", "fo')  # killed while it wrote
+    rows = list(completed(names, run, out))
+    assert made == ["a", "b", "c"]
+    assert [row["found"] for row in rows] == [False, True, False]
+    assert len(out.read_text().splitlines()) == 3
 
 
 # --- what is measured ---
@@ -141,6 +159,10 @@ def test_independent_noise_passes_and_dependence_is_named():
     rows = drawn.copy()
     rows[:, :, :40] = np.repeat(rows[:, :, :8], 5, axis=2)
     assert "coordinates" in kinds(rows)
+    long = rng.normal(size=(20, 16, 60))
+    assert not kinds(long)
+    long[:, 14] = long[:, 2]  # one repetition, after 12 steps
+    assert kinds(long) == {"steps"}
 
 
 def test_every_released_number_is_compared():

@@ -55,6 +55,7 @@ _MIN_BATCHES = 200
 _SHORTFALL = 0.01
 _CONTRIBUTION_SLACK = 2e-3
 _SMALL_N = 3
+_MIN_STEPS = 4
 _MAX_PAIR_RUNS = 16
 
 
@@ -230,7 +231,7 @@ class _Test:
             self._uncoupled(first)
             return
         self.accounted = _accounted(first)
-        base = self._reference()
+        base = self._reference(first)
         self.base = base
         pool, traces = self._pool_runs(base)
         if len(traces) < 2:
@@ -276,39 +277,44 @@ class _Test:
         self.accounted = _accounted(first)
         self._books(first, first)
 
-    def _reference(self) -> Trace:
-        """A complete run, by a seed that puts the exchanged record into as many steps as any."""
-        best: tuple[int, Trace, int] | None = None
+    def _reference(self, first: Trace) -> Trace:
+        """A complete run with a seed for which the exchanged record is in many tested steps."""
+        steps = self.steps = self._number_of_steps(first)
+        self.stop_after = None if steps >= len(first.steps) else steps
+        if self.stop_after is not None:
+            self.notes.append(
+                f"only the first {steps} of {len(first.steps)} steps were tested, to save time"
+            )
+        best = -1
         for trial in range(_SEEDS_FOR_INCLUSION):
             seed = self._seed(trial)
-            base = self.runs.run(self._with(self.pool[0]), seed)
+            base = self._short_run(self.pool[0], seed)
             if base.error is not None:
-                # The first canary is not accepted by the function: the data's own are.
+                # The function does not accept the first canary, but its own records.
                 self.pool = [p for p in self.pool if p.family == "own"] or self.pool[1:]
-                base = self.runs.run(self._with(self.pool[0]), seed)
-            others = [self.pool[1 % len(self.pool)], self.pool[-1]]
+                base = self._short_run(self.pool[0], seed)
             hits = 0
-            for other in others:
-                trace = self.runs.run(self._with(other), seed, like=base)
+            for other in (self.pool[1 % len(self.pool)], self.pool[-1]):
+                trace = self._short_run(other, seed, base)
                 if trace.steps and base.steps:
                     hits = max(hits, int(_moved(base, trace).sum()))
-            if best is None or hits > best[0]:
-                best = hits, base, seed
-            if hits >= min(3, len(base.steps)) or not self._time_left(0.2):
+            if hits > best:
+                best, self.base_seed = hits, seed
+            if hits >= min(3, steps) or not self._time_left(0.2):
                 break
-        assert best is not None
-        hits, base, self.base_seed = best
-        steps = len(base.steps)
-        width = sum(base.sizes)
-        fits = max(int(_MAX_BYTES / (8.0 * max(width, 1) * (len(self.pool) + 8))), 1)
-        expected = base.seconds * _RUNS_EXPECTED
-        in_time = max(int(steps * self.seconds / max(expected, 1e-9)), 4)
-        kept = min(steps, fits, in_time)
-        self.stop_after = None if kept >= steps else kept
-        self.steps = kept
-        if self.stop_after is not None:
-            self.notes.append(f"only the first {kept} of {steps} steps were tested, to save time")
-        return base
+        return self.runs.run(self._with(self.pool[0]), self.base_seed)
+
+    def _number_of_steps(self, first: Trace) -> int:
+        """The number of steps that memory and time allow to test."""
+        steps = len(first.steps)
+        row = 8.0 * max(sum(first.sizes), 1) * (len(self.pool) + 8)
+        in_memory = max(int(_MAX_BYTES / row), 1)
+        in_time = int(steps * self.seconds / max(first.seconds * _RUNS_EXPECTED, 1e-9))
+        return min(steps, in_memory, max(in_time, _MIN_STEPS))
+
+    def _short_run(self, canary: PoolRecord, seed: int, like: Trace | None = None) -> Trace:
+        """A run that ends after the last step that is tested."""
+        return self.runs.run(self._with(canary), seed, like=like, stop_after=self.stop_after)
 
     def _with(self, canary: PoolRecord, records: TrainingSet | None = None) -> TrainingSet:
         """The records with a canary in the place of the last of them."""
