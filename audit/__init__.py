@@ -82,7 +82,7 @@ _deprecated.install()
 def __getattr__(name: str) -> Any:
     if name in _HOME_OF:
         return getattr(import_module(_HOME_OF[name]), name)
-    if name in ("canaries", "threat_models"):  # These lie beside the package.
+    if name in ("canaries", "threat_models"):  # Packages next to this one.
         return import_module(name)
     if not name.startswith("_") and find_spec(f"audit.{name}") is not None:
         return import_module(f"audit.{name}")

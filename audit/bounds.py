@@ -1,7 +1,7 @@
-"""What does this tuning cost? The accountant: `python -m audit.bounds --help`.
+"""The command that computes the cost of a tuning: `python -m audit.bounds --help`.
 
-Prints every bound on the epsilon of a way of tuning; or solves for the noise, for the number of
-runs or for the law of K that keep a budget for the whole. Needs nothing but numpy and scipy.
+It prints every bound on the epsilon of a tuning protocol, or finds the noise, the number of runs or
+the distribution of K that keep the whole tuning within a budget. It needs only numpy and scipy.
 """
 
 import argparse
@@ -26,15 +26,15 @@ from audit.upper_bounds import Bound, TunedMechanism, UpperBound, inverse
 from audit.upper_bounds.comparison import MAX_COMPARED
 from audit.upper_bounds.registry import answered
 
-_SOLVES = ("noise", "runs", "law")
+_SOLVES = ("noise", "runs", "distribution")
 _MAX_TUNINGS = 10**6
 
 
 def bound_named(name: str | None, protocol: Protocol) -> Bound | None:
-    """The bound of that name, to solve with; None stands for the default.
+    """The upper bound of that name; None for the default.
 
     Raises:
-        ValueError: there is none for the protocol, or it is no upper bound.
+        ValueError: the protocol has no upper bound of that name.
     """
     usable = {
         entry.name: entry.function
@@ -56,7 +56,7 @@ _EXAMPLES = {
 
 
 def make_parser() -> console.Parser:
-    """The options; what is not given is None or False, and `_DEFAULTS` come later."""
+    """The options of the command. A missing option is None or False; `_checked` adds defaults."""
     parser = console.Parser(
         prog="python -m audit.bounds",
         description="Bounds on the privacy cost of releasing the best of K runs.",
@@ -72,7 +72,7 @@ def make_parser() -> console.Parser:
         "--batch-size", type=int, metavar="B", help="expected; with --records, for the rate"
     )
     one.add_argument("--records", type=int, metavar="N", help="of the data set; also checks delta")
-    one.add_argument("--epochs", type=float, metavar="E", help="in place of --steps, rounded up")
+    one.add_argument("--epochs", type=float, metavar="E", help="instead of --steps, rounded up")
     one.add_argument("--mu", type=float, metavar="MU", help="Gaussian DP, such as full batches")
     one.add_argument(
         "--gaussian-epsilon",
@@ -96,20 +96,21 @@ def make_parser() -> console.Parser:
     how.add_argument(
         "--repetitions",
         metavar="SPEC",
-        help="law of K: tnb:ETA,GAMMA, geometric:GAMMA, poisson:MU, binomial:N,P, "
+        help="distribution of K: tnb:ETA,GAMMA, geometric:GAMMA, poisson:MU, binomial:N,P, "
         f"two-point:S,L, fixed:K (default {protocols.DEFAULT_REPETITIONS})",
     )
     how.add_argument("--delta", type=float, metavar="D", help="of the whole (default 1e-5)")
-    solve = parser.add_argument_group("what does a budget afford")
+    solve = parser.add_argument_group("what a budget allows")
     solve.add_argument(
         "--target-epsilon", type=float, metavar="E", help="budget of the whole tuning"
     )
     solve.add_argument(
         "--solve",
         metavar="WHAT",
-        help="noise (default; with --steps), runs (the most) or law (the best quantile)",
+        help="noise (default; with --steps), runs (the largest number) or "
+        "distribution (of K, with the best quantile)",
     )
-    done = parser.add_argument_group("the tuning you did, in place of --protocol and one run")
+    done = parser.add_argument_group("a finished tuning, instead of --protocol and one run")
     done.add_argument(
         "--trials",
         metavar="FILE",
@@ -119,22 +120,22 @@ def make_parser() -> console.Parser:
     done.add_argument(
         "--chosen",
         metavar="HOW",
-        help="grid, random or sequential (all that looks back)",
+        help="grid, random or sequential (any choice that uses earlier results)",
     )
     done.add_argument(
         "--cap",
         type=float,
         metavar="E",
-        help="sequential: the most all could spend, fixed beforehand",
+        help="sequential: the epsilon that all trials may spend, fixed in advance",
     )
-    shown = parser.add_argument_group("what is printed")
+    shown = parser.add_argument_group("output")
     shown.add_argument(
         "--compare",
         type=float,
         metavar="RUNS",
-        help="also: every protocol at so many runs on average",
+        help="also compare all protocols at this mean number of runs",
     )
-    shown.add_argument("--plot", metavar="FILE", help="epsilon over runs by protocol, yours marked")
+    shown.add_argument("--plot", metavar="FILE", help="plot epsilon over runs by protocol")
     shown.add_argument("--json", action="store_true", help="json instead of a table")
     rarely = parser.add_rare_group()
     rarely.add_argument(
@@ -153,7 +154,7 @@ def make_parser() -> console.Parser:
         "--epsilon-base",
         type=float,
         metavar="E",
-        help="nothing else is known: one run is (E, D)-DP; with --delta-base D",
+        help="if only this is known: one run is (E, D)-DP, with --delta-base D",
     )
     rarely.add_argument(
         "--delta-base", type=float, metavar="D", help="far below --delta (default: --delta)"
@@ -161,25 +162,25 @@ def make_parser() -> console.Parser:
     rarely.add_argument(
         "--bound",
         metavar="NAME",
-        help="what keeps it, a row of the table (default: region, or the smallest)",
+        help="bound to solve with, a row of the table (default: region, or the smallest)",
     )
     rarely.add_argument(
         "--prior",
         metavar="FILE",
-        help="csv as --trials, of all that could be drawn, with a column chance if not equal",
+        help="csv as for --trials, of all candidates; column chance if not equally likely",
     )
     rarely.add_argument(
         "--budgets",
         metavar="HOW",
-        help="sequential: number and budgets of trials were planned (fixed beforehand) or adaptive",
+        help="sequential: number and budgets of trials were planned (fixed in advance) or adaptive",
     )
     rarely.add_argument(
         "--accounting",
         metavar="NAME",
-        help="how eps_B is counted: rdp, as papers do (default), or exact",
+        help="accounting of eps_B: rdp, as in the papers (default), or exact",
     )
-    rarely.add_argument("--tunings", type=int, metavar="N", help="how often it is tuned")
-    rarely.add_argument("--final-run", action="store_true", help="one more run is released at last")
+    rarely.add_argument("--tunings", type=int, metavar="N", help="number of tunings")
+    rarely.add_argument("--final-run", action="store_true", help="a final run is released as well")
     return parser
 
 
@@ -203,14 +204,14 @@ _DONE = frozenset(
 )
 _SOLVED = _REPORT | {"target_epsilon", "solve", "bound"}
 _APPLY = {
-    "--trials": _DONE | {"trials", "records"},
+    "--trials": _DONE | {"trials", "records", "group_size"},
     "--optuna": _DONE | _ONE_RUN | {"optuna"},
     "--target-epsilon": _SOLVED | _SAMPLING | _PROTECTED,
     "--solve runs": _SOLVED | _ONE_RUN,
-    "--solve law": (_SOLVED | _ONE_RUN) - {"repetitions"},
+    "--solve distribution": (_SOLVED | _ONE_RUN) - {"repetitions"},
     "one run": _REPORT | _ONE_RUN | {"tunings", "final_run"},
 }
-"""Which options apply to what is asked; all others are refused."""
+"""The options that apply to each question; all others are refused."""
 _APPLY_TO_BASE = {
     "noise_multiplier": _SAMPLING | _PROTECTED,
     "mu": {"steps", "records"},
@@ -218,13 +219,13 @@ _APPLY_TO_BASE = {
     "epsilon_base": {"delta_base", "records"},
     "base": {"records"},
 }
-"""Which options of one run apply to each way of naming it."""
+"""The options of one run that apply to each way of describing it."""
 _RATE_NEEDS = {
     "add-remove": ", but add-remove neighbours need a rate that does not (or zero-out neighbours)",
     "zero-out": " (public with zero-out neighbours)",
     "replace-one": " (public with replace-one neighbours)",
 }
-"""What a rate that depends on the number of records needs, by neighbouring relation."""
+"""What a sampling rate of batch / records requires, by neighbouring relation."""
 
 
 def _options(names: Iterable[str]) -> str:
@@ -249,13 +250,13 @@ def _option(name: str) -> str:
 
 
 def _checked(arguments: argparse.Namespace) -> str:
-    """Refuses options that would be ignored, and fills in defaults.
+    """Refuses options that would be ignored, and adds defaults.
 
     Returns:
-        What is asked, a key of `_APPLY`.
+        The question, a key of `_APPLY`.
 
     Raises:
-        ValueError: an option does not apply, or one that is needed is missing.
+        ValueError: an option does not apply, or a required one is missing.
     """
     given = {
         name for name, value in vars(arguments).items() if not (value is None or value is False)
@@ -263,6 +264,8 @@ def _checked(arguments: argparse.Namespace) -> str:
     if {"trials", "optuna"} <= given:
         raise ValueError("trials and optuna must not be given together, got both")
     if "solve" in given:
+        if arguments.solve == "law":  # its name in version 2
+            arguments.solve = "distribution"
         arguments.solve = checks.one_of("solve", arguments.solve, _SOLVES)
     if "neighbours" in given:
         arguments.neighbours = checks.one_of(
@@ -272,7 +275,7 @@ def _checked(arguments: argparse.Namespace) -> str:
     if given & {"trials", "optuna"}:
         asked = "--trials" if "trials" in given else "--optuna"
     elif "target_epsilon" in given:
-        solved = arguments.solve in ("runs", "law")
+        solved = arguments.solve in ("runs", "distribution")
         asked = f"--solve {arguments.solve}" if solved else "--target-epsilon"
     elif "solve" in given:
         raise ValueError(f"target-epsilon must be given with --solve {arguments.solve}, got none")
@@ -285,11 +288,11 @@ def _checked(arguments: argparse.Namespace) -> str:
     if asked == "--target-epsilon" and ways:
         raise ValueError(
             f"{_options(ways)} must not be given with --target-epsilon, which solves for the noise "
-            "(or add --solve runs or --solve law)"
+            "(or add --solve runs or --solve distribution)"
         )
     _refuse_rest(given, _APPLY[asked], asked)
-    if asked in ("one run", "--solve runs", "--solve law") and len(ways) != 1:
-        # The first is what most people know of their runs.
+    if asked in ("one run", "--solve runs", "--solve distribution") and len(ways) != 1:
+        # Most users know the noise multiplier of their runs, so it comes first.
         raise ValueError(
             f"exactly one of --noise-multiplier (with --steps and --sampling-rate), "
             f"{_options(_BASES - {'noise_multiplier'})} or --target-epsilon must be given, got "
@@ -313,7 +316,7 @@ def _checked(arguments: argparse.Namespace) -> str:
 
 
 def _sampling(arguments: argparse.Namespace) -> tuple[float, int, list[str]]:
-    """The sampling rate and the number of steps, and what was computed, in words.
+    """The sampling rate, the number of steps, and a note of how they were computed.
 
     Raises:
         ValueError: one is missing, given twice, or out of its range.
@@ -352,7 +355,7 @@ def _sampling(arguments: argparse.Namespace) -> tuple[float, int, list[str]]:
 
 
 def _delta_note(arguments: argparse.Namespace) -> list[str]:
-    """A warning where delta allows to publish a record outright."""
+    """A warning if delta is so large that it allows the release of a record."""
     if arguments.records is None:
         return []
     records = checks.integer("records", arguments.records, 1)
@@ -368,7 +371,7 @@ def _delta_note(arguments: argparse.Namespace) -> list[str]:
 def _base_of(
     arguments: argparse.Namespace, protocol: Protocol, bound: Bound | None
 ) -> tuple[Mechanism, list[str]]:
-    """One run, and what was computed on the way."""
+    """The mechanism of one run, and notes of what was computed."""
     if arguments.target_epsilon is None or arguments.solve != "noise":
         return _one_run(arguments)
     rate, steps, notes = _sampling(arguments)
@@ -382,13 +385,13 @@ def _base_of(
         bound=bound,
         group_size=arguments.group_size,
     )
-    # As printed, so that who types it again keeps the budget.
+    # The bounds are those of the printed number, so that it keeps the budget when typed again.
     noise = float(format_rounded(noise, up=True, digits=7))
     return DpSgd(noise, steps, rate, arguments.neighbours, arguments.group_size), notes
 
 
 def _one_run(arguments: argparse.Namespace) -> tuple[Mechanism, list[str]]:
-    """One run as the options name it, and what was computed on the way."""
+    """The mechanism of one run as the options describe it, and notes of what was computed."""
     if arguments.noise_multiplier is not None:
         rate, steps, notes = _sampling(arguments)
         noise, group_size = arguments.noise_multiplier, arguments.group_size
@@ -411,22 +414,27 @@ def _one_run(arguments: argparse.Namespace) -> tuple[Mechanism, list[str]]:
     return GaussianMechanism(mu), []
 
 
-def _law_to_type(law: Repetitions) -> Repetitions:
-    """A solved law as it is printed: seven digits, and no more runs on average than it has."""
+def _rounded_distribution(distribution: Repetitions) -> Repetitions:
+    """A distribution of K rounded to seven digits, with at most the given mean number of runs."""
     long = re.compile(r"\d+\.\d{7,}(?:e-?\d+)?|\d\.\d{6,}e-?\d+")
     found: list[Repetitions] = []
-    for sides in itertools.product((True, False), repeat=len(long.findall(law.spec))):
+    for sides in itertools.product((True, False), repeat=len(long.findall(distribution.spec))):
         way = iter(sides)
-        spec = long.sub(lambda one: format_rounded(float(one.group()), next(way), 7), law.spec)  # noqa: B023
+        spec = long.sub(
+            lambda one, way=way: format_rounded(float(one.group()), next(way), 7),  # type: ignore[misc]
+            distribution.spec,
+        )
         with contextlib.suppress(ValueError):  # rounded out of its range
             found.append(repetitions.parse_repetitions(spec))
     return max(
-        (one for one in found if one.mean <= law.mean), key=lambda one: one.mean, default=law
+        (one for one in found if one.mean <= distribution.mean),
+        key=lambda one: one.mean,
+        default=distribution,
     )
 
 
 def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -> list[UpperBound]:
-    """Tuned several times, or followed by a final run: the region bound, composed."""
+    """The composed region bound of several tunings, or of a tuning and a final run."""
     times = checks.integer("tunings", arguments.tunings, 1, _MAX_TUNINGS)
     if times == 1 and not arguments.final_run:
         return []
@@ -464,7 +472,7 @@ def _print_table(
     print(f"base: {mu}{base.description}")
     print()
     width = max(len(row.name) for row in rows)
-    print(f"{'bound':{width}}  {'epsilon':>9}  what it needs to be true")
+    print(f"{'bound':{width}}  {'epsilon':>9}  assumptions")
     for row in rows:
         if not row.applies:
             continue
@@ -496,35 +504,38 @@ def _print_comparison(compared: list[upper_bounds.ComparedProtocol], runs: float
 
 
 def _ends_of_search(base: Mechanism, protocol: Protocol, solved: str | None) -> list[str]:
-    """What a reader must know where the budget affords all that was searched."""
+    """A note if the search stopped at its limit, so that the budget allows more."""
     if solved == "noise" and isinstance(base, DpSgd) and base.sampling_rate < 1.0:
         if base.noise_multiplier <= inverse.MIN_NOISE * (1.0 + 1e-6):
             return [f"the search for less noise stopped at {inverse.MIN_NOISE:g}"]
-    elif solved in ("runs", "law") and isinstance(protocol, RandomSearch):
-        law = protocol.repetitions
-        if law.mean >= inverse.most_runs(law) * (1.0 - 1e-5):
-            return [f"the search for more runs stopped at {law.mean:.4g}: the budget allows more"]
+    elif solved in ("runs", "distribution") and isinstance(protocol, RandomSearch):
+        distribution = protocol.repetitions
+        if distribution.mean >= inverse.most_runs(distribution) * (1.0 - 1e-5):
+            mean = f"{distribution.mean:.4g}"
+            return [f"the search for more runs stopped at {mean}: the budget allows more"]
     return []
 
 
-def _law_as_json(protocol: Protocol) -> dict[str, object]:
-    """The law of K and what it finds, where candidates are drawn from a prior."""
+def _distribution_as_json(protocol: Protocol) -> dict[str, object]:
+    """The distribution of K and the expected quantile of the best run, for random search."""
     if not isinstance(protocol, RandomSearch):
         return {}
-    law = protocol.repetitions
-    return {"repetitions": law.spec, "expected_quantile": law.expected_quantile()}
+    distribution = protocol.repetitions
+    return {"repetitions": distribution.spec, "expected_quantile": distribution.expected_quantile()}
 
 
 def _tuning_done(arguments: argparse.Namespace) -> int:
-    """Prints what a finished tuning cost."""
-    # Slow to import, and only wanted here.
+    """Prints the cost of a finished tuning."""
+    # Slow to import, and used only here.
     from audit.tuning.cost_of_trials import cost_of_trials, read_prior, read_trials
 
-    delta, neighbours = arguments.delta, arguments.neighbours
+    delta, neighbours, group_size = arguments.delta, arguments.neighbours, arguments.group_size
     notes = _delta_note(arguments)
     if arguments.trials is not None and arguments.chosen is None:
         raise ValueError("chosen must be given with --trials: grid, random or sequential")
-    prior = None if arguments.prior is None else read_prior(arguments.prior, neighbours)
+    prior = None
+    if arguments.prior is not None:
+        prior = read_prior(arguments.prior, neighbours, group_size)
     options: dict[str, Any] = {
         "delta": delta,
         "law": arguments.repetitions,
@@ -533,7 +544,7 @@ def _tuning_done(arguments: argparse.Namespace) -> int:
         "budgets": arguments.budgets,
     }
     if arguments.trials is not None:
-        trials = read_trials(arguments.trials, neighbours)
+        trials = read_trials(arguments.trials, neighbours, group_size)
         found = cost_of_trials(trials, arguments.chosen, **options)
     else:
         from audit.integrations.optuna import cost_of_study
@@ -557,13 +568,13 @@ def _tuning_done(arguments: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the accountant.
+    """Runs the command.
 
     Args:
         argv: command-line arguments, without the program's name.
 
     Returns:
-        The exit code: 0, or 2 after one clear line about what was wrong.
+        The exit code: 0, or 2 after a line about invalid input.
     """
     arguments = make_parser().parse_args(argv)
     affordable: list[upper_bounds.AffordableRepetitions] = []
@@ -576,7 +587,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
         solve = arguments.solve
         if arguments.plot is not None:
-            from audit.report.cost import check_writable  # slow to import, and only wanted here
+            from audit.report.cost import check_writable  # slow to import
 
             check_writable(arguments.plot)
         bound = bound_named(arguments.bound, protocol)
@@ -584,11 +595,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if solve != "noise":
             if not isinstance(protocol, RandomSearch):
                 raise ValueError(f"solve {solve} must come with protocol search, got {protocol}")
-            law = protocol.repetitions
+            distribution = protocol.repetitions
             if solve == "runs":
-                law = upper_bounds.calibrate_runs(
+                distribution = upper_bounds.calibrate_runs(
                     base,
-                    law,
+                    distribution,
                     target_epsilon=arguments.target_epsilon,
                     target_delta=delta,
                     bound=bound,
@@ -600,9 +611,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     target_delta=delta,
                     bound=bound,
                 )
-                affordable = [replace(one, law=_law_to_type(one.law)) for one in affordable]
-                law = affordable[0].law
-            protocol = RandomSearch(_law_to_type(law))
+                affordable = [
+                    replace(one, law=_rounded_distribution(one.law)) for one in affordable
+                ]
+                distribution = affordable[0].law
+            protocol = RandomSearch(_rounded_distribution(distribution))
         if arguments.compare is not None:
             checks.interval(
                 "compare", arguments.compare, *MAX_COMPARED, closed_low=True, closed_high=True
@@ -634,7 +647,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer = {
             "delta": delta,
             "protocol": protocol.spec,
-            **_law_as_json(protocol),
+            **_distribution_as_json(protocol),
             "base": asdict(report),
             "bounds": [row.as_dict() for row in rows],
             "cost": None if recommended is None else recommended.as_dict(),

@@ -205,7 +205,7 @@ def facts_of_game(
 
     The statistic sum_i p_i[0] / (C sigma sqrt N) has the distribution N(b mu, 1) in one run if
     every gradient of the canary is (C, 0, ..., 0), every step includes the canary, and the training
-    set is otherwise empty. (Gradients of other records depend on the earlier weights, and thus on
+    set is otherwise empty. (Gradients of other records depend on the earlier weights, and so on
     the canary.) The first coordinate of the weights increases with this statistic if all candidates
     weigh the steps alike: another learning rate or C changes the order between candidates, and
     momentum changes the weights of the steps. A worst-order score first subtracts what the

@@ -146,7 +146,7 @@ def note(words: str) -> None:
     only errors.
     """
     stream = sys.stderr if sys.stderr.isatty() else sys.stdout
-    with contextlib.suppress(OSError):  # The work continues if nobody reads the output.
+    with contextlib.suppress(OSError):  # The work continues if no one reads the output.
         print(words, file=stream, flush=True)
 
 

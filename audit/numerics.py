@@ -323,7 +323,7 @@ def lower_hull(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:
 
     Returns:
         The vertices after the origin, with increasing a and increasing slopes. Because of rounding
-        there may be an extra vertex, which changes the envelope by no more than rounding.
+        there may be an extra vertex, which changes the envelope by at most the rounding.
     """
     order = np.lexsort((-b, a))
     a, b = a[order], b[order]

@@ -53,7 +53,7 @@ def make_parser() -> console.Parser:
     """The options of the command."""
     parser = console.Parser(
         prog="python -m audit.run",
-        description="Audits the privacy of hyper-parameter tuning with DP-SGD.",
+        description="Audits the privacy of hyperparameter tuning with DP-SGD.",
         examples=_EXAMPLES,
     )
     parser.add_argument(

@@ -192,7 +192,7 @@ def test_target_epsilon_from_the_command_line(capsys):
         ),
         (["--mu", "1", "--accounting", "pld"], "accounting must be one of rdp, exact, got 'pld'"),
         (["--mu", "1", "--solve", "runs"], "target-epsilon must be given with --solve runs"),
-        (["--mu", "1", "--solve", "walk"], "solve must be one of noise, runs, law"),
+        (["--mu", "1", "--solve", "walk"], "solve must be one of noise, runs, distribution"),
         (["--mu", "1", "--sampling-rate", "0.1"], "--sampling-rate does not apply to --mu"),
         (["--base", "pure:-1"], "epsilon_0 must be in"),
         (["--mu", "1", "--tunings", "0"], "tunings must be a whole number in [1, 1000000]"),
@@ -401,8 +401,17 @@ def test_a_delta_above_one_over_the_number_of_records_is_a_warning(capsys):
             "--tunings does not apply to --target-epsilon",
         ),
         (
-            ["--mu", ".1", "--target-epsilon", "1", "--solve", "law", "--repetitions", "fixed:2"],
-            "--repetitions does not apply to --solve law",
+            [
+                "--mu",
+                ".1",
+                "--target-epsilon",
+                "1",
+                "--solve",
+                "distribution",
+                "--repetitions",
+                "fixed:2",
+            ],
+            "--repetitions does not apply to --solve distribution",
         ),
         (["--noise-multiplier", "1", "--batch-size", "2"], "batch-size must be given with records"),
         (

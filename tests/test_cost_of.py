@@ -492,3 +492,19 @@ def test_protocols_that_need_a_space_are_refused():
     for protocol in ("grid:3", "adaptive:0.5,2/tnb:1,0.5"):
         with pytest.raises(ValueError, match=r"candidates of grid:3|protocol must draw each"):
             integration.PrivateStudy(protocol, base=GaussianMechanism(0.5), folder=None)
+
+
+def test_trials_of_groups_cost_as_much_as_groups_of_the_same_runs(tmp_path, capsys):
+    path = tmp_path / "trials.csv"
+    path.write_text("noise_multiplier,sampling_rate,steps\n2,0.01,100\n2,0.01,100\n")
+    assert read_trials(path, group_size=3) == [DpSgd(2.0, 100, 0.01, group_size=3)] * 2
+    given = ["--trials", str(path), "--chosen", "grid", "--json"]
+    costs = []
+    for size in ("1", "3"):
+        assert bounds.main([*given, "--group-size", size]) == 0
+        costs.append(json.loads(capsys.readouterr().out)["best_only"])
+    runs = DpSgd(2.0, 100, 0.01, group_size=3)
+    assert costs[1] == tuning.cost_of_trials([runs, runs], "grid").best_only > costs[0]
+    path.write_text("mu\n0.1\n")
+    assert bounds.main([*given, "--group-size", "3"]) == 2
+    assert "group_size must be 1 for a trial with mu or rho" in capsys.readouterr().err

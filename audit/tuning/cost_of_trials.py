@@ -418,16 +418,20 @@ def all_of(runs: Iterable[Mechanism]) -> Mechanism:
 _KNOWN = ("noise_multiplier", "sampling_rate", "steps", "mu", "rho")
 
 
-def trial_of(values: Mapping[str, Any], neighbours: str = "add-remove") -> Mechanism | None:
+def trial_of(
+    values: Mapping[str, Any], neighbours: str = "add-remove", group_size: int = 1
+) -> Mechanism | None:
     """The mechanism of one trial, from its parameters; None if they name none.
 
     Args:
         values: `noise_multiplier`, `steps` and, if it is not 1, `sampling_rate`; or `mu`; or `rho`.
             Others are ignored.
         neighbours: `add-remove`, `zero-out` or `replace-one`.
+        group_size: number of records of one person, protected together.
 
     Raises:
-        ValueError: a value is out of its range, or noise comes without steps.
+        ValueError: a value is out of its range, noise comes without steps, or a group has several
+            records and the trial has no noise multiplier.
     """
     known = {name: value for name, value in values.items() if value not in (None, "")}
     if "noise_multiplier" in known:
@@ -438,6 +442,12 @@ def trial_of(values: Mapping[str, Any], neighbours: str = "add-remove") -> Mecha
             known["steps"],
             known.get("sampling_rate", 1.0),
             neighbours,
+            group_size,
+        )
+    if group_size != 1 and ("mu" in known or "rho" in known):
+        raise ValueError(
+            "group_size must be 1 for a trial with mu or rho, which hold for its own group, got "
+            f"{checks.one_line(group_size)}"
         )
     if "mu" in known:
         return GaussianMechanism(known["mu"])
@@ -446,30 +456,34 @@ def trial_of(values: Mapping[str, Any], neighbours: str = "add-remove") -> Mecha
     return None
 
 
-def read_trials(path: str | Path, neighbours: str = "add-remove") -> list[Mechanism]:
+def read_trials(
+    path: str | Path, neighbours: str = "add-remove", group_size: int = 1
+) -> list[Mechanism]:
     """Trials from a csv file with a heading and one row per trial.
 
     Args:
         path: columns as `trial_of` has them; others are ignored.
         neighbours: `add-remove`, `zero-out` or `replace-one`.
+        group_size: number of records of one person, protected together.
 
     Raises:
         ValueError: the file is missing, or a row names no mechanism.
     """
-    return [trial for trial, _ in _rows("trials", path, neighbours)]
+    return [trial for trial, _ in _rows("trials", path, neighbours, group_size)]
 
 
-def read_prior(path: str | Path, neighbours: str = "add-remove") -> Mixture:
+def read_prior(path: str | Path, neighbours: str = "add-remove", group_size: int = 1) -> Mixture:
     """The prior of random trials, from a csv file with a heading and one row per possible trial.
 
     Args:
         path: columns as `trial_of` has them, and `chance`; without it all rows are equally likely.
         neighbours: `add-remove`, `zero-out` or `replace-one`.
+        group_size: number of records of one person, protected together.
 
     Raises:
         ValueError: the file is missing, a row names no mechanism, or chances do not sum to 1.
     """
-    rows = _rows("prior", path, neighbours)
+    rows = _rows("prior", path, neighbours, group_size)
     found: dict[Mechanism, float] = {}
     for one, values in rows:
         given: Any = values.get("chance") or 1.0 / len(rows)
@@ -478,7 +492,9 @@ def read_prior(path: str | Path, neighbours: str = "add-remove") -> Mixture:
     return Mixture(tuple(found), tuple(found.values()))
 
 
-def _rows(name: str, path: str | Path, neighbours: str) -> list[tuple[Mechanism, dict[str, str]]]:
+def _rows(
+    name: str, path: str | Path, neighbours: str, group_size: int
+) -> list[tuple[Mechanism, dict[str, str]]]:
     """The mechanism of every row of a csv file, and the row. Equal rows are read once.
 
     Raises:
@@ -499,7 +515,7 @@ def _rows(name: str, path: str | Path, neighbours: str) -> list[tuple[Mechanism,
             row = tuple(fields)
             if row not in read:
                 try:
-                    read[row] = _row(row, heading, neighbours)
+                    read[row] = _row(row, heading, neighbours, group_size)
                 except ValueError as error:
                     raise _BadRow(f"{name}, line {lines.line_num}: {error}") from None
             found.append(read[row])
@@ -556,7 +572,7 @@ def _folded(column: str) -> str:
 
 
 def _row(
-    fields: tuple[str, ...], heading: list[str], neighbours: str
+    fields: tuple[str, ...], heading: list[str], neighbours: str, group_size: int
 ) -> tuple[Mechanism, dict[str, str]]:
     if len(fields) > len(heading):
         raise ValueError(
@@ -570,6 +586,6 @@ def _row(
             "row must have one of noise_multiplier, mu and rho, got "
             f"{' and '.join(told) or 'none of them'}"
         )
-    trial = trial_of(values, neighbours)
+    trial = trial_of(values, neighbours, group_size)
     assert trial is not None  # the row has one of the three
     return trial, values
