@@ -108,6 +108,15 @@ NAMES.update(
 )
 
 PARAMETERS = {
+    "audit.tuning.cost_of": {
+        "trials": "trials",
+        "chosen": "chosen",
+        "delta": "delta",
+        "law": "protocol",
+        "prior": "prior",
+        "cap": "cap",
+        "budgets": "budgets",
+    },
     "audit.upper_bounds.best_law": {
         "target": "target_epsilon",
         "base": "base",

@@ -538,7 +538,7 @@ def _tuning_done(arguments: argparse.Namespace) -> int:
         prior = read_prior(arguments.prior, neighbours, group_size)
     options: dict[str, Any] = {
         "delta": delta,
-        "law": arguments.repetitions,
+        "protocol": arguments.repetitions,
         "prior": prior,
         "cap": arguments.cap,
         "budgets": arguments.budgets,

@@ -10,4 +10,4 @@ for chosen in ("random", "grid", "sequential"):
     print("\n".join(tuning.cost_of_trials(trials, chosen, delta=1e-5).lines), end="\n\n")
 
 # The cost if the number of runs had been drawn from this distribution and kept secret:
-print("\n".join(tuning.cost_of_trials(trials, "random", delta=1e-5, law="tnb:0,0.01").lines))
+print("\n".join(tuning.cost_of_trials(trials, "random", delta=1e-5, protocol="tnb:0,0.01").lines))

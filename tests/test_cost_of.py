@@ -49,7 +49,9 @@ def test_random_trials_cost_a_fixed_number_of_runs():
 
 
 def test_random_trials_with_a_law_cost_the_law():
-    found = tuning.cost_of_trials([GaussianMechanism(0.5)], "random", law="tnb:1,0.1")
+    found = tuning.cost_of_trials([GaussianMechanism(0.5)], "random", protocol="tnb:1,0.1")
+    with pytest.raises(ValueError, match="protocol must be a random search, got grid:3"):
+        tuning.cost_of_trials([GaussianMechanism(0.5)], "random", protocol="grid:3")
     # One run came, and many might have: the composition of one is no bound.
     assert found.best_only == cost(GaussianMechanism(0.5), "tnb:1,0.1", 1e-5).epsilon
     assert found.best_only > found.all_released
@@ -286,8 +288,8 @@ def test_several_objectives_release_more_than_the_best():
     assert found.chosen == "random, several objectives"
     assert "Pareto front" in found.why
     assert integration.cost_of_study(study, chosen="random").best_only == found.best_only
-    with pytest.raises(ValueError, match="law and prior must come with"):
-        integration.cost_of_study(study, law="tnb:0,0.1")
+    with pytest.raises(ValueError, match="protocol and prior must come with"):
+        integration.cost_of_study(study, protocol="tnb:0,0.1")
 
 
 def test_budgets_that_a_sampler_chose_have_no_cost_without_a_cap():

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import audit
-from audit import _deprecated, upper_bounds
+from audit import _deprecated, tuning, upper_bounds
 from audit.accounting import GaussianMechanism
 
 
@@ -48,6 +48,12 @@ def test_old_signatures_work() -> None:
     new = upper_bounds.calibrate_noise("fixed:2", target_epsilon=2.0, target_delta=1e-5, steps=10)
     assert solve(2.0, "fixed:2", 1e-5, 10) == new
     assert solve(2.0, law="fixed:2", delta=1e-5, steps=10) == new
+    with pytest.warns(DeprecationWarning, match="is now"):
+        cost_of = tuning.cost_of
+    trials = [GaussianMechanism(0.5)]
+    assert cost_of(trials, "random", law="tnb:1,0.1") == tuning.cost_of_trials(
+        trials, "random", protocol="tnb:1,0.1"
+    )
     with pytest.warns(DeprecationWarning, match="is now"):
         solve_runs = upper_bounds.solve_runs
     with pytest.raises(ValueError, match="target-epsilon must be in"):

@@ -13,6 +13,7 @@ from audit.claims import Kind
 from audit.protocols import Protocol, RandomSearch, RandomStopping, UntilAccepted
 from audit.tuning import Best, Choice, Outcome, ProtocolViolation, Space, Study, Trial
 from audit.tuning.cost_of_trials import WAYS, TuningCost, cost_of_trials, trial_of
+from audit.upper_bounds import ProtocolLike
 
 __all__ = ["PrivateStudy", "cost_of_study", "read_study"]
 
@@ -223,7 +224,7 @@ def cost_of_study(
     *,
     chosen: str | None = None,
     delta: float = 1e-5,
-    law: str | None = None,
+    protocol: ProtocolLike | None = None,
     base: Mechanism | None = None,
     neighbours: str = "add-remove",
     prior: Mechanism | None = None,
@@ -238,7 +239,7 @@ def cost_of_study(
         name: of the study in the storage.
         chosen: one of `cost_of_trials.WAYS`; by default, a safe choice for the study.
         delta: in (0, 1).
-        law: the distribution of the number of random trials; None if the number was fixed.
+        protocol: the distribution of the number of random trials; None if the number was fixed.
         base: the mechanism of a trial, if the study does not contain it.
         neighbours: `add-remove`, `zero-out` or `replace-one`.
         prior: the distribution of one trial, as `tuning.cost_of_trials` takes it.
@@ -270,9 +271,9 @@ def cost_of_study(
     way = chosen or way
     several = len(study.directions) > 1
     if several or way == UNKNOWN:
-        if law is not None or prior is not None:
+        if protocol is not None or prior is not None:
             raise ValueError(
-                "law and prior must come with random trials and one objective, got "
+                "protocol and prior must come with random trials and one objective, got "
                 + ("several objectives" if several else "an unknown sampler: say chosen random")
             )
         if several and budgets is None and cap is None and way in ("grid", "random"):
@@ -283,7 +284,7 @@ def cost_of_study(
             reason += f"; {found.why}"
         words = f"{way}, several objectives" if several else "unknown sampler"
         return replace(found, chosen=words, why=reason)
-    return cost_of_trials(runs, way, delta, law, prior, cap, budgets)
+    return cost_of_trials(runs, way, delta, protocol, prior, cap, budgets)
 
 
 def _load(storage: str, name: str | None) -> Any:

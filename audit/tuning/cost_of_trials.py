@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from audit import checks, repetitions
+from audit import checks
 from audit.accounting import (
     Candidates,
     Composition,
@@ -27,10 +27,10 @@ from audit.accounting.combinations import kinds
 from audit.accounting.recorded import joined
 from audit.claims import Kind
 from audit.numerics import format_exact, format_rounded
-from audit.protocols import Grid, Protocol, RandomSearch
-from audit.repetitions import Fixed, Repetitions
+from audit.protocols import Grid, Protocol, RandomSearch, parse_protocol
+from audit.repetitions import Fixed
 from audit.tuning.budget import Budget, filter_for, odometer
-from audit.upper_bounds import tuning_cost
+from audit.upper_bounds import ProtocolLike, tuning_cost
 
 __all__ = ["PLANS", "WAYS", "TuningCost", "cost_of_trials", "read_prior", "read_trials", "trial_of"]
 
@@ -139,7 +139,7 @@ def cost_of_trials(
     trials: str | Path | Sequence[Mechanism],
     chosen: str,
     delta: float = 1e-5,
-    law: str | Repetitions | None = None,
+    protocol: ProtocolLike | None = None,
     prior: Mechanism | None = None,
     cap: float | Mechanism | None = None,
     budgets: str | None = None,
@@ -152,11 +152,11 @@ def cost_of_trials(
         chosen: `grid` (also: enumerated, or drawn without replacement), `random` (drawn with
             replacement), or `sequential` (TPE, CMA-ES, by hand, with pruning: all that looks back).
         delta: in (0, 1).
-        law: the law from which the number of random trials was drawn; if not given, their number
-            was fixed.
+        protocol: of random trials, the random search or the distribution of K from which their
+            number was drawn; if not given, their number was fixed.
         prior: of random trials that are not all equally private, what one draw is:
             `accounting.Mixture` all that could have been drawn, each with its chance. A draw then
-            costs the mean over them; if not given, under a law of K, the worst of those seen.
+            costs the mean over them; if not given, with a random K, the worst of those seen.
         cap: of sequential trials, the epsilon (or the mechanism, as `tuning.Budget` takes it) that
             was fixed beforehand as the most that all trials together may spend. The number of
             trials and their budgets may then depend on earlier outputs, and the cap is the cost.
@@ -187,8 +187,13 @@ def cost_of_trials(
         raise ValueError("trials must be at least one, got none")
     chosen = checks.one_of("chosen", chosen, WAYS)
     checks.interval("delta", delta, 0.0, 1.0)
-    if law is not None and chosen != "random":
-        raise ValueError(f"law must be given with chosen random only, got {law!r} with {chosen}")
+    if protocol is not None and chosen != "random":
+        raise ValueError(
+            f"protocol must be given with chosen random only, got {protocol!r} with {chosen}"
+        )
+    search = RandomSearch(Fixed(len(runs))) if protocol is None else parse_protocol(protocol)
+    if not isinstance(search, RandomSearch):
+        raise ValueError(f"protocol must be a random search, got {search.spec}")
     for name, value in {"cap": cap, "budgets": budgets}.items():
         if value is not None and chosen != "sequential":
             raise ValueError(f"{name} must be given with chosen sequential only, got {chosen}")
@@ -198,31 +203,30 @@ def cost_of_trials(
     if chosen == "sequential":
         return _looking_back(runs, delta, cap, budgets)
     everything = _composed(runs, delta)
-    best, bound, way = everything, _ALL, "law" if law is not None else chosen
+    best, bound, way = everything, _ALL, "law" if protocol is not None else chosen
     alike = _alike(dict.fromkeys(runs))
     distinct = list(dict.fromkeys(alike.values()))
     # Whatever the probability of each budget, no run is less private than the least private.
     worst = distinct[0] if len(distinct) == 1 else WorstOf(tuple(distinct))
     readings: list[tuple[Mechanism, Protocol]] = []
     if chosen == "random":
-        draws = Fixed(len(runs)) if law is None else repetitions.parse_repetitions(law)
-        readings.append((worst if prior is None else prior, RandomSearch(draws)))
-    if chosen == "grid" or (chosen == "random" and law is None and len(distinct) > 1):
+        readings.append((worst if prior is None else prior, search))
+    if chosen == "grid" or (chosen == "random" and protocol is None and len(distinct) > 1):
         # Draws that do not depend on the data are a list that was fixed beforehand.
         one = worst if len(distinct) == 1 else Candidates(tuple(alike[run] for run in runs))
         readings.append((one, Grid(len(runs))))
-    for base, protocol in readings:
+    for base, assumed_protocol in readings:
         try:
-            found = tuning_cost(base, protocol, delta)
+            found = tuning_cost(base, assumed_protocol, delta)
         except DeltaUnreachable:
-            if law is not None:
+            if protocol is not None:
                 raise
         else:
             # If K is secret, the composition of these trials is no bound: it depends on K.
-            if found.epsilon < best or law is not None:
-                best, bound = found.epsilon, f"{found.name}, {protocol.spec}"
+            if found.epsilon < best or protocol is not None:
+                best, bound = found.epsilon, f"{found.name}, {assumed_protocol.spec}"
     assumed = _ASSUMED[way]
-    if law is not None or prior is not None:
+    if protocol is not None or prior is not None:
         assumed += f"; {_OF_THE_PRIOR[prior is not None]}"
     return TuningCost(len(runs), chosen, delta, best, bound, everything, assumed, _WHY[way])
 
