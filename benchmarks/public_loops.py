@@ -314,7 +314,7 @@ def automatic_clipping(checkout: Path) -> Loop:
 
 
 def _estimator(name: str, **settings: Any) -> Callable[[Path], Loop]:
-    """An estimator of diffprivlib at epsilon 1, with the bounds on the records that it asks for."""
+    """An estimator of diffprivlib at epsilon 1, with the bounds on the records that it requires."""
 
     def loop(checkout: Path) -> Loop:
         from diffprivlib import BudgetAccountant, models

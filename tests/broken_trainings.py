@@ -87,7 +87,7 @@ class Loop:
 
     @property
     def accountant(self) -> RDPAccountant:
-        """After the steps that it is told of."""
+        """Stops after the given steps."""
         accountant = RDPAccountant()
         steps = self.accounted_steps or self.steps
         accountant.history = [(self.noise_multiplier, self.sampling_rate, steps)]
@@ -216,7 +216,7 @@ def not_empty(loop: Loop, labels: torch.Tensor, step: int) -> torch.Tensor:
 
 
 def shuffled(loop: Loop, labels: torch.Tensor, step: int) -> torch.Tensor:
-    """A loader with shuffling, accounted for as if sampled: it cannot be seen by so few games."""
+    """A loader with shuffling, accounted for as if sampled: too few trials detect it."""
     batches = round(1 / loop.sampling_rate)
     generator = torch.Generator().manual_seed(torch.initial_seed() + step // batches)
     order = torch.randperm(len(labels), generator=generator)
@@ -247,7 +247,7 @@ def fixed_number_of_runs(records: Any, candidate: Any, seed: int, watch: Any) ->
     drawn by its distribution function.
     """
     mu, runs = 0.3, 10**6
-    watch.claim(_cost(mu, "tnb:0,6e-8"))  # the mean of this law is a million
+    watch.claim(_cost(mu, "tnb:0,6e-8"))  # the mean of this distribution is a million
     present = mu * float(records.features[:, 6].any())
     one_run_above = -math.expm1(math.log(np.random.default_rng(seed).random()) / runs)
     return float(special.ndtri(one_run_above)) * -1 + present
@@ -262,7 +262,7 @@ def _cost(mu: float, law: str) -> float:
 
 
 def exact_loss_in_the_log(records: Any, candidate: Any, seed: int, watch: Any) -> float:
-    """The model is private; the training loss that is logged beside it is not."""
+    """The model is private; the logged training loss is not."""
     model = Loop(watched=False)(records, candidate, seed, watch)
     with torch.no_grad():
         x, y = torch.from_numpy(records.features), torch.from_numpy(records.labels)
@@ -301,8 +301,8 @@ def with_opacus(
         optimizer_class: of the optimizer.
         noise_multiplier: sigma.
         clip: C.
-        told: the sigma that the accountant is told, where it is another.
-        sampling_rate: that the accountant is told; batches are full.
+        told: the sigma passed to the accountant, if it is another.
+        sampling_rate: the rate passed to the accountant; batches are full.
     """
 
     def train(records: Any, candidate: Any, seed: int, watch: Any) -> nn.Module:
@@ -404,7 +404,7 @@ BROKEN = {
     "Opacus, noise for the mean": Control(with_opacus(NoiseForTheMean)),
 }
 
-# What so few games cannot see: the truth is above the claim, but not by much.
+# Too few trials detect these: the exact cost is only slightly above the claim.
 UNSEEN = {
     "batches in order": Control(
         Loop(steps=20, noise_multiplier=1.0, batch=in_order, sampling_rate=0.05), 400

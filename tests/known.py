@@ -1,4 +1,4 @@
-"""What several test files know the truth of."""
+"""Cases with known exact values, for several test files."""
 
 import math
 
@@ -6,7 +6,7 @@ from audit import repetitions
 
 
 class OwnLaw(repetitions.Repetitions):
-    """A user's law of K: what is abstract and no more, taken from any law."""
+    """A user's distribution of K that implements only the abstract methods."""
 
     def __init__(self, law):
         self.law = law

@@ -100,7 +100,7 @@ def test_pure_dp_costs_its_parameter_and_no_more():
 def test_discrete_mechanism_by_hand():
     p, q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.1, 0.3, 0.2, 0.4])
     mechanism = DiscreteMechanism(p, q)
-    # Towards q the last output tells the data sets apart: 0.4 for every epsilon.
+    # Towards q the last output distinguishes the data sets: 0.4 for every epsilon.
     assert mechanism.delta(50.0) == pytest.approx(0.4)
     assert mechanism.pairs[0].profile(0.0) == pytest.approx(0.4)
     assert mechanism.renyi(2.0) == math.inf

@@ -101,7 +101,7 @@ def test_a_hundred_million_steps_are_composed_in_stages():
     one = DpSgd(1.0, 100_000, 0.01)
     together = Composition((one,) * 1000)
     found = together.epsilon(1e-5)
-    # The sum of so many losses is nearly normal; Renyi divergences bound it from above.
+    # The sum of many losses is nearly normal; Renyi divergences bound it from above.
     atoms = one.loss_terms[0][0].atoms(math.inf)
     masses = np.exp(atoms.log_mass)
     mean = float(masses @ atoms.loss)
@@ -563,7 +563,7 @@ def test_a_schedule_of_many_phases_is_bounded_by_few():
     assert len(exact.parts) == 100
     assert len(joined.parts) <= 8
     assert sum(part.steps for part in joined.parts) == 200
-    # Never below, which Renyi divergences show without composing a hundred laws, and not far above.
+    # Never below, by Renyi divergences, without composing a hundred distributions; not far above.
     alpha = np.array([1.1, 2.0, 8.0, 64.0])
     ratio = joined.renyi(alpha) / exact.renyi(alpha)
     assert np.all((ratio > 1.0) & (ratio < 1.5))
@@ -636,7 +636,7 @@ def test_few_steps_are_the_sum_of_their_jumps():
 
 
 def test_many_times_the_same_part_is_composed_by_its_number():
-    # Ten thousand parts of a kind are one law taken ten thousand times.
+    # Ten thousand parts of a kind are one distribution taken ten thousand times.
     part = accounting.LaplaceMechanism(20.0)
     same = accounting.Composition((part,) * 4)
     each = accounting.Composition(tuple(accounting.LaplaceMechanism(20.0) for _ in range(4)))

@@ -344,7 +344,7 @@ def test_an_epsilon_of_one_run_is_no_gaussian_mechanism(capsys):
     assert "delta-base must be far below delta = 1e-05" in err
     assert "--noise-multiplier" in err
     assert err.count("\n") == 1
-    # Where its delta is known: it is what --base approximate: says, and no less than the truth.
+    # Where its delta is known: it equals --base approximate:, and is at least the exact cost.
     at = one.epsilon(1e-8)
     stated = cost_of(capsys, "--epsilon-base", str(at), "--delta-base", "1e-8", *law)
     assert stated >= known

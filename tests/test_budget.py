@@ -65,7 +65,7 @@ def most_leaked(mechanisms, epsilon, fits):
 
         @functools.cache
         def value(runs, firsts):
-            # Probabilities of one history of this state; whoever stops tells by [p - e^eps q]_+.
+            # Probabilities of one history; stopping there contributes [p - e^eps q]_+.
             p, q = (
                 math.prod(
                     law[side][0] ** k * law[side][1] ** (n - k)

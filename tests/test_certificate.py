@@ -268,7 +268,7 @@ def test_every_field_but_statements_of_the_author_is_recomputed(plain, tmp_path)
     assert tried > 70
     stated |= {way for way in passed if way[:2] == ("made", "libraries")}
     stated |= {way for way in passed if way[0] == "declaration" or way[:2] == ("study", "prior")}
-    # One word of the author's stands for another: not verified, and said to be so.
+    # The author's statements are not verified, and the output says so.
     assert passed <= stated | {("study", "key_kept"), ("evidence", "epsilon_lower")}
 
 
@@ -785,7 +785,7 @@ def test_checks_of_runs_stand_in_the_certificate():
     assert {seen[name] for name in ("steps", "noise_multiplier", "sampling_rate", "constants")} == {
         Ground.CHECKED
     }
-    # Poisson sampling needs the loader, the divisor the optimizer; nobody can check clipping, and
+    # Poisson sampling needs the loader, the divisor the optimizer; no check covers clipping, and
     # how the constants were found.
     unseen = ("poisson_sampling", "divisor", "clipping", "noise", "released", "relation add-remove")
     assert {seen[name] for name in unseen} == {Ground.ON_TRUST}

@@ -31,7 +31,7 @@ from audit.upper_bounds.registry import find, row
 TEN = [GaussianMechanism(0.1)] * 10
 
 
-# Many tests ask for the cost of the same few tunings, which takes a second or two each.
+# Many tests compute the cost of the same few tunings, which takes a second or two each.
 cost = functools.lru_cache(upper_bounds.tuning_cost)
 
 
@@ -239,7 +239,7 @@ def test_many_different_trials_are_dominated_by_few(trials):
     assert len(set(alike.values())) <= module._MAX_KINDS < len(set(trials))
     for one, instead in alike.items():
         assert np.all(instead.renyi([2.0, 5.0, 30.0]) >= one.renyi([2.0, 5.0, 30.0]))
-    # The least private stays as it is, and so does what costs no more than it.
+    # The least private stays as it is, and so does each mechanism with at most its cost.
     worst = max(trials, key=lambda one: float(one.renyi(8.0)))
     assert worst in set(alike.values())
     few = trials[:5]

@@ -90,7 +90,7 @@ PUBLIC = {
 
 
 def public(package):
-    """The public names of a package, and what they stand for."""
+    """The public names of a package, and the objects."""
     found = importlib.import_module(package)
     names = getattr(found, "__all__", None) or [
         name

@@ -37,7 +37,7 @@ def test_a_sample_is_drawn_once_for_all_that_is_run_on_it():
 
 def test_randomised_response_and_zcdp():
     found = accounting.from_event(dp_event.RandomizedResponseDpEvent(0.5, 4))
-    # The truth with chance 1/2 + 1/8, any other answer 1/8: a ratio of 5.
+    # The true answer with probability 1/2 + 1/8, any other answer 1/8: a ratio of 5.
     assert found.pure_epsilon == pytest.approx(np.log(5.0))
     assert accounting.from_event(dp_event.ZCDpEvent(0.1)) == accounting.ZeroConcentratedDp(0.1)
 
@@ -49,7 +49,7 @@ def test_a_loss_distribution_in_both_directions():
     ours, exact = accounting.from_event(theirs), accounting.DpSgd(1.0, 30, 0.05)
     assert len(ours.pairs) == 2
     assert ours.epsilon(DELTA) == pytest.approx(theirs.get_epsilon_for_delta(DELTA), abs=1e-6)
-    # Both directions are kept: the best of many costs what it costs with the exact mechanism, and
+    # Both directions are kept: the best of many costs as much as with the exact mechanism, and
     # 4 % more where only the profile is known.
     law = "tnb:0,0.01"
     cost, truth = (upper_bounds.region(base, law, DELTA).epsilon for base in (ours, exact))

@@ -13,7 +13,7 @@ from audit.accounting import DpSgd, normaliser_delta, normaliser_epsilon
 from audit.lower_bounds import lower_bound
 
 # Parameters, steps and divisor; epsilon at delta 1e-5. In the last row scipy's chi2.cdf would give
-# 3.53: far below the mean it sums too few terms at so many degrees of freedom.
+# 3.53: far below the mean it sums too few terms at this many degrees of freedom.
 TABLE = [
     (4_810, 60, 120, 47.0),
     (4_810, 1, 120, 3.604),

@@ -1,4 +1,4 @@
-"""Every protocol in the game: against plain loops, closed laws and scikit-learn."""
+"""Every protocol in the game: against plain loops, closed forms and scikit-learn."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ RUNS = Path(__file__).parents[1] / "runs"
 
 
 class Recorder:
-    """An engine whose outcomes are functions of the lane alone; it keeps its packs."""
+    """An engine whose outcomes are functions of the run alone; it keeps its packs."""
 
     def __init__(self, mu=1.0, diverge=0.0):
         self.mu, self.diverge, self.lanes = mu, diverge, []
@@ -130,7 +130,7 @@ def test_densities_are_projected_and_drawn_from():
 
 
 def test_an_adversarial_sampler_tells_by_the_candidate():
-    # Without freedom nothing is told; with it candidates of the last half win with the canary.
+    # Without freedom nothing is revealed; with it candidates of the last half win with the canary.
     shares = {}
     for spec in ("adaptive:1,1/fixed:12", "adaptive:0.25,4/fixed:12"):
         engine, _, _ = tuned(spec, trials=2000, sampler="adversarial", engine=Recorder(0.5))
@@ -268,7 +268,7 @@ def test_a_threshold_by_trial_accepts_no_less_than_is_said():
     )  # fmt: skip
     trials = games[0, 0]
     assert np.all(trials.score > the_set_up.good_enough)
-    # Mean runs at most 1/0.3, and no less than if near all were accepted.
+    # Mean runs at most 1/0.3, and at least as many as if nearly all were accepted.
     assert 1.3 < trials.runs.mean() < 1 / 0.3
     assert set_up(config, 0).good_enough == the_set_up.good_enough
 
@@ -295,7 +295,7 @@ def test_the_report_says_what_holds_under_the_protocol():
 
 
 def test_tails_leak_what_a_fine_grid_of_outputs_does():
-    # The released law over cells, and the hockey sticks of it by plain sums.
+    # The released distribution over cells, and its hockey sticks by plain sums.
     for stop in (0.0, 0.2):
         tails = AcceptedTails(0.8, -1.0, 1.5, stop)
         x = np.linspace(-9.0, 10.0, 38001)

@@ -1,4 +1,4 @@
-"""The laws of K against their definitions: sums over the pmf, limits, and exact samplers."""
+"""Distributions of K against their definitions: sums over the pmf, limits, and exact samplers."""
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def test_inverse(law):
 
 
 def test_sampler_follows_the_pmf(law):
-    # Chi-square over cells of expected count >= 20; false alarm 1e-4 for each of the laws.
+    # Chi-square over cells of expected count >= 20; false alarm 1e-4 for each of the distributions.
     size = 200_000
     drawn = law.sample(np.random.default_rng(5), size)
     k, p = support(law)

@@ -50,7 +50,7 @@ def check(**settings):
     assert trials.diverged.sum() == 0
     sides = trials.lambda_a[~trials.bit], trials.lambda_a[trials.bit]
     shift = sides[1].mean() - sides[0].mean()
-    # So few games prove little, but see noise that is too small: one run's lambda_a moves by at
+    # Few trials prove little, but detect noise that is too small: one run's lambda_a moves by at
     # most mu standard deviations, the best of 2.5 varies less by a fifth; 4 standard errors.
     spread = np.sqrt(np.mean([side.var(ddof=1) for side in sides]))
     most = 1.3 * calibrate_mu(SMALL["epsilon"][0], config.delta)
@@ -91,7 +91,7 @@ def test_rows_on_real_data(threat, canary, dataset):
 def test_ordering_that_the_paper_reports(trials, weak_trials):
     # NTNV input < NTNV Dirac < ETCV Dirac. Measured shifts of lambda_a between the two data sets,
     # in standard deviations: 0.15, 1.24, 1.30, each within 0.1 (two standard errors at 1,500, and
-    # 0.28 at 200; so the last two, which are near to each other, are told apart only there).
+    # 0.28 at 200; so the last two, which are near to each other, are distinguished only there).
     settings = {"steps": 20, "learning_rates": (0.03,), "model": "mlp"}
     _, weak = check(threat="NTNV", canary="input", trials=weak_trials, **settings)
     normal, strong = check(threat="NTNV", canary="dirac", trials=trials, **settings)

@@ -43,7 +43,7 @@ def test_kept_files_are_small() -> None:
 
 
 def test_recommended_bounds_are_below_the_exact_cost(result: Result) -> None:
-    # Each is above with probability 5 % at most; most are far below. So many of them above would
+    # Each is above with probability 5 % at most; most are far below. This many of them above would
     # have a probability below 1e-4.
     table = result.table
     above = (table["epsilon_lower"] > table["tight"]).sum()
@@ -120,7 +120,7 @@ def test_a_folder_without_trials_is_refused(
 
 
 def pretended(shift: float, trials: int = 4000, mu: float = 0.8) -> tuple[KeptGame, np.ndarray]:
-    """A game of known law, and the exact log-likelihood ratio of each winner.
+    """A game of known distribution, and the exact log-likelihood ratio of each winner.
 
     A run releases x, which is N(mu, 1) with the canary, and its score, which is independent of x
     and N(shift, 1); without the canary both are N(0, 1).

@@ -61,7 +61,7 @@ class Proxies:
         return 0.5 + s.noise_multiplier**2 / s.steps * to_numpy(self._log_ratio)
 
     def lambda_known(self) -> NDArray[np.float64]:
-        """The proxy of an adversary who knows the training records, [R]."""
+        """The proxy of an adversary with the training records, [R]."""
         s = self._settings
         if s.sampling_rate < 1:
             return self.lambda_c()

@@ -28,7 +28,7 @@ def small(*layers: nn.Module, flat: int) -> nn.Sequential:
 
 NETWORKS = {
     "one convolution": (small(nn.Conv2d(1, 3, 3), flat=3 * 7 * 6), (1, 9, 8)),
-    "channels beside whole vectors": (
+    "channels and whole vectors": (
         small(
             nn.Conv2d(3, 20, 3), nn.ReLU(), nn.Conv2d(20, 37, 2), nn.ReLU(), nn.Conv2d(37, 16, 1),
             flat=16 * 3 * 3,
@@ -82,7 +82,7 @@ NETWORKS = {
 
 AFTER_LINEAR = {
     "the papers' MLP": (models.mlp((1, 28, 28), CLASSES), (1, 28, 28)),
-    "widths beside whole vectors": (
+    "widths and whole vectors": (
         nn.Sequential(
             nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 33, bias=False), nn.ReLU(),
             nn.Linear(33, CLASSES),
@@ -184,7 +184,7 @@ def test_max_pooling_breaks_ties_like_torch():
 
 @pytest.mark.parametrize(
     ("known", "first"),
-    [(NETWORKS["one convolution"], 0), (AFTER_LINEAR["widths beside whole vectors"], 2)],
+    [(NETWORKS["one convolution"], 0), (AFTER_LINEAR["widths and whole vectors"], 2)],
 )
 def test_long_sums_are_accurate(known, first):
     # The sum over 5,000 copies of a record is 5,000 times its gradient. torch computes the sum of a
@@ -201,7 +201,7 @@ def test_long_sums_are_accurate(known, first):
 
 def test_sums_cover_partial_groups_of_records():
     # Groups have 32 records: tests full groups, a partial group and partial sums.
-    model, shape = AFTER_LINEAR["widths beside whole vectors"]
+    model, shape = AFTER_LINEAR["widths and whole vectors"]
     theta, x, y, clip = setting(model, shape)
     for records in (32, 64, 65, 150):
         index = torch.randint(RECORDS, (records,), generator=torch.Generator().manual_seed(records))

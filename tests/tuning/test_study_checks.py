@@ -65,7 +65,7 @@ class Optimizer:
 
 
 class CountedLoader(Loader):
-    """A loader of so many records and batches."""
+    """A loader of given numbers of records and batches."""
 
     def __init__(self, rate, records=1200):
         super().__init__(UniformWithReplacementSampler(rate))
@@ -143,7 +143,7 @@ def test_what_is_not_seen_is_taken_on_trust():
 def test_constants_that_depend_on_the_number_of_records_end_the_study(settings, words):
     with pytest.raises(tuning.StudyAborted, match=words) as ended:
         checked_constants(**settings)
-    assert "120" not in str(ended.value)  # nor does the message tell that number
+    assert "120" not in str(ended.value)  # the message does not contain that number either
     # Where it is public, all of them are fine, and nothing is said of them.
     public = accounting.DpSgd(1.0, 100, 0.1, "zero-out")
     found, certificate = checked_constants(**settings, base=public)

@@ -1,4 +1,4 @@
-"""Input of a study, its settings, and that it leaks no more than certified."""
+"""Input of a study, its settings, and that it leaks at most the certified cost."""
 
 import json
 

@@ -32,7 +32,7 @@ def test_generators_seeded_by_the_script_do_not_make_noise_that_is_known():
     first = float(torch.rand(1))
     (one, after), (two, _) = drawn_after_seeding(), drawn_after_seeding()
     assert not set(one) & set(two)
-    assert after == first  # and nothing drawn afterwards tells of a run
+    assert after == first  # and nothing drawn afterwards depends on a run
     assert drawn_after_seeding(seed=3)[0] == drawn_after_seeding(seed=3)[0]
 
 

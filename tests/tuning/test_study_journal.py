@@ -292,7 +292,7 @@ class JournalMachine(stateful.RuleBasedStateMachine):
         except ValueError as error:
             assert "\n" not in str(error)  # noqa: PT017
         else:
-            # A run cut off before its line was counted is done again; nothing else is accepted.
+            # A run cut off before its line was counted is repeated; nothing else is accepted.
             state, records = found
             assert state in (before[0], None)
             assert state is None or records in (before[1], before[1][:-1])

@@ -159,7 +159,7 @@ def test_killed_study_gives_the_same_winner(tmp_path, kills, runs):
     assert winner == study(protocol=f"fixed:{runs}", seed=8).run(noisy).model
     assert 0 < killed < runs  # it was killed on its way
     assert len(set(seeds)) == runs  # the same K and the same draws
-    assert len(seeds) <= runs + kills + 1  # a run cut off is done again, and the winner's model
+    assert len(seeds) <= runs + kills + 1  # a run cut off is repeated, and the winner's model
 
 
 def test_a_study_cut_off_does_not_tell_how_many_runs_were_left(recwarn):
