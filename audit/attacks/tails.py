@@ -52,7 +52,7 @@ class AcceptedTails:
         """The larger of both directions' hockey-stick divergences, rounded down."""
         found = 0.0
         for sign in (1.0, -1.0):
-            # Where the ratio of the one law to the other is e^epsilon.
+            # Where the ratio of the two densities is e^epsilon.
             log_total = math.log(self._total(self.mu)) - math.log(self._total(0.0))
             at = (sign * epsilon + log_total) / self.mu + 0.5 * self.mu
             below, below_with = (float(self.rate_below(at, mean)) for mean in (0.0, self.mu))

@@ -78,7 +78,7 @@ def _runs(repetitions: Repetitions) -> str:
 
 def _distribution(k: Repetitions) -> str:
     if isinstance(k, Truncated):
-        return f"{_distribution(k.law)}, given that there are at most {k.most} runs"
+        return f"{_distribution(k.distribution)}, given that there are at most {k.most} runs"
     if isinstance(k, Poisson):
         return f"the Poisson distribution with mean {format_exact(k.mu)}"
     if isinstance(k, Binomial):

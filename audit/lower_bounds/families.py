@@ -46,7 +46,7 @@ _PROFILE_POINTS = 24
 _STRENGTH_TOLERANCE = 1e-3
 _MU_TOLERANCE = 1e-9
 _MAX_MU = 40.0
-# Stands for mu = 0, at which `AcceptedTails` is not defined.
+# Used instead of mu = 0, at which `AcceptedTails` is not defined.
 _MIN_MU = 1e-9
 
 

@@ -1,29 +1,30 @@
-"""How much of its leakage a game of known law can prove, by whatever estimator.
+"""The largest epsilon that any estimator can prove in a game with known distributions.
 
-`ceiling` is about games that tell everything apart; this is about one game. An estimator that holds
-for any score must not reject games that are (epsilon, delta)-DP more often than its error. One of
-them may be so close to the game at hand that so many trials hardly tell the two apart: then hardly
-any audit proves more than epsilon, whatever the estimator looks at.
+`max_detectable_epsilon` assumes that every trial is recognised. This module considers one game. An
+estimator that is valid for every score must not reject a game that is (epsilon, delta)-DP more
+often than its error. If such a game is so close to the given one that the trials hardly distinguish
+the two, hardly any audit can prove more than epsilon, whichever score the estimator uses.
 
-Proof. Let P and P' be the laws of one trial, Q and Q' those of a game that is (epsilon, delta)-DP,
-and A the event that the estimator shows more than epsilon. Under n + n trials of the second game A
-has probability at most alpha. For every t >= 1 its probability under the first is then at most
+Proof. Let P and P' be the distributions of one trial, Q and Q' those of a game that is
+(epsilon, delta)-DP, and A the event that the estimator shows more than epsilon. In n + n trials of
+the second game, A has probability at most alpha. For every t >= 1, its probability in the first
+game is then at most
 
-    t alpha + E_t(P^n x P'^n || Q^n x Q'^n),  E_t the hockey stick of order t,
+    t alpha + E_t(P^n x P'^n || Q^n x Q'^n),  E_t the hockey-stick divergence of order t,
 
-by the definition of E_t. `compose` bounds E_t from above. Which Q and Q' are taken decides only how
-small the answer is. Those that minimise KL(P || Q) + KL(P' || Q') under (epsilon, delta)-DP have
-multipliers l1 and l2 for the sums of Q and Q', and a share a in [0, 1] of l2 e^-epsilon, the
-largest multiplier that the hockey stick can have. In every output
+by the definition of E_t. `compose` bounds E_t from above. Every choice of Q and Q' gives a valid
+result; a good choice gives a small one. The pair that minimises KL(P || Q) + KL(P' || Q') under
+(epsilon, delta)-DP has multipliers l1 and l2 for the sums of Q and Q', and a share a in [0, 1] of
+l2 e^-epsilon, the largest multiplier that the hockey stick can have. For every output
 
-    Q = P / l1,                          Q' = P' / l2             where neither exceeds the other,
-    Q' = (P + P') / (l1 e^epsilon + l2), Q = e^epsilon Q'         where they are tied,
-    Q = P / (l1 + a l2 e^-epsilon),      Q' = P' / (l2 (1 - a))   where Q stays above e^epsilon Q',
+    Q = P / l1,                          Q' = P' / l2             if neither exceeds the other,
+    Q' = (P + P') / (l1 e^epsilon + l2), Q = e^epsilon Q'         if they are tied,
+    Q = P / (l1 + a l2 e^-epsilon),      Q' = P' / (l2 (1 - a))   if Q is above e^epsilon Q',
 
-and the same with the roles exchanged where Q' is the larger, with a share of its own. All of it is
-homogeneous in (l1, l2), so l2/l1 makes both sums equal, and the scale makes them 1: the tie
-conditions hold afterwards too. At a = 1 every output that could exceed is tied, so every game has
-some (Q, Q').
+and the same with the roles exchanged if Q' is the larger, with its own share. These formulas are
+homogeneous in (l1, l2). So the ratio l2/l1 makes both sums equal, and a common factor makes them 1,
+which keeps the ties. At a = 1, every output that could exceed is tied, so every game has some
+(Q, Q').
 """
 
 import math
@@ -40,14 +41,14 @@ from audit.arrays import FloatArray
 from audit.lower_bounds.estimator import check_confidence
 from audit.numerics import safe_root
 
-# How near the smallest epsilon is sought, in shares of it, and where the powers of t are taken.
+# Relative accuracy of the smallest epsilon, and the orders log t of the hockey sticks.
 _STEP = 0.002
 _LOG_T = np.linspace(0.0, 12.0, 121)
 _CELLS = 1 << 13
 _LARGEST = 25.0
-# Directions give way in turns, a little more than they must, for each moves the other a little.
+# The two directions are adjusted in turn, each slightly too far, because each affects the other.
 _TURNS, _SLACK = 20, 1e-3
-# Ties are made at an epsilon smaller by so much, which rounding does not exceed.
+# Ties use an epsilon that is smaller by more than the rounding errors.
 _ROUNDING = 1e-9
 _LARGEST_LOGIT = 40.0  # of a share: 1 in double precision
 _NOTHING = 1e-16
@@ -61,23 +62,23 @@ def max_provable_epsilon(
     confidence: float = 0.95,
     chance: float = 0.5,
 ) -> float:
-    """An epsilon that at most a share `chance` of all audits of a game show to be passed.
+    """An epsilon that at most a share `chance` of all audits of a game can prove.
 
-    It speaks of every estimator that holds for any score, whatever it looks at.
+    It holds for every estimator that is valid for any score.
 
     Args:
-        without: chances [n] of what comes out of one trial without the record.
-        with_record: the same with it.
+        without: probabilities [n] of the outputs of one trial without the record.
+        with_record: the same with the record.
         delta: in (0, 1).
         trials: on each side.
         confidence: of the estimator, in (0, 1).
         chance: of audits, in (0, 1).
 
     Returns:
-        The smallest such epsilon found; that of the game, or 25, where none is.
+        The smallest such epsilon that was found; if there is none, the epsilon of the game, or 25.
 
     Raises:
-        ValueError: a parameter is out of its range, or the chances are none.
+        ValueError: a parameter is out of its range, or the probabilities are invalid.
 
     Example:
         >>> round(max_provable_epsilon([0.02, 0.98], [0.001, 0.999], 1e-5, 10_000), 1)  # of 3.0
@@ -89,7 +90,7 @@ def max_provable_epsilon(
     checks.integer("trials", trials, 1)
     check_confidence(confidence)
     checks.interval("chance", chance, 0.0, 1.0)
-    # To the central limit: two normal laws as far apart as both quantiles.
+    # Approximation by two normal distributions whose distance is the sum of both quantiles.
     apart = max(float(special.ndtri(chance) + special.ndtri(confidence)), 0.0)
 
     def missed(epsilon: float) -> float:
@@ -105,7 +106,7 @@ def max_provable_epsilon(
         found = _nearest(p, q, epsilon, delta)
         return found is None or _power(p, q, *found, trials, 1.0 - confidence) > chance
 
-    # Any epsilon that is not shown will do; near the central limit's there is a small one.
+    # Any epsilon that is not shown is valid; a small one is near the normal approximation.
     guess = safe_root(missed, largest, 0.0, 1e-4)
     high, low = _around_shown(is_shown, guess, largest)
     if high == 0.0:
@@ -136,7 +137,7 @@ def _excess(p: FloatArray, q: FloatArray, epsilon: float) -> float:
 def _nearest(
     p: FloatArray, q: FloatArray, epsilon: float, delta: float
 ) -> tuple[FloatArray, FloatArray] | None:
-    """The nearest game that is (epsilon, delta)-DP in both directions; None where none is found."""
+    """The nearest game that is (epsilon, delta)-DP in both directions; None if none is found."""
     shares = [0.0, 0.0]
     factor = math.exp(epsilon - _ROUNDING)
     if factor <= 1.0:
@@ -150,7 +151,7 @@ def _nearest(
     for _ in range(_TURNS):
         found = _given_way(p, q, factor, shares)
         now = _excess(*found, epsilon), _excess(*found[::-1], epsilon)
-        # A direction gives way where it leaks too much, and less where it needs not.
+        # The share increases if its direction leaks too much, and decreases if it leaks too little.
         wrong = [
             excess > delta or (share > _NOTHING and excess < delta * (1.0 - 2.0 * _SLACK))
             for excess, share in zip(now, shares, strict=True)
@@ -202,14 +203,14 @@ def _given_way(
 
 
 def _divergence(p: FloatArray, q: FloatArray, p0: FloatArray, q0: FloatArray) -> float:
-    """Kullback and Leibler's, of both sides together."""
+    """Kullback-Leibler divergence of both sides together."""
     return float(special.rel_entr(p, p0).sum() + special.rel_entr(q, q0).sum())
 
 
 def _power(
     p: FloatArray, q: FloatArray, p0: FloatArray, q0: FloatArray, trials: int, error: float
 ) -> float:
-    """What no test of (p0, q0) with this error can exceed at (p, q), rounded up."""
+    """Largest power at (p, q) of a test of (p0, q0) with this error, rounded up."""
     sides = [DiscreteMechanism(one, other).pairs[0] for one, other in ((p, p0), (q, q0))]
     try:
         pair = compose([(side, trials) for side in sides], _CELLS)

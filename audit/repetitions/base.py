@@ -114,10 +114,10 @@ class Repetitions(ABC):
     Example:
         >>> import numpy as np
         >>> from audit.repetitions import parse_repetitions
-        >>> law = parse_repetitions("tnb:0,0.01")
-        >>> round(law.mean, 2), round(law.expected_quantile(), 3)
+        >>> runs = parse_repetitions("tnb:0,0.01")
+        >>> round(runs.mean, 2), round(runs.expected_quantile(), 3)
         (21.5, 0.793)
-        >>> law.sample(np.random.default_rng(0), 5).tolist()
+        >>> runs.sample(np.random.default_rng(0), 5).tolist()
         [6, 56, 27, 4, 4]
     """
 
@@ -288,7 +288,7 @@ class GivenNoFailure(Repetitions):
     """A distribution of K, conditioned on no run failing.
 
     Attributes:
-        law: the distribution before conditioning.
+        distribution: the one before conditioning.
         failure: probability that one run fails, in (0, 1).
 
     Example:
@@ -297,20 +297,20 @@ class GivenNoFailure(Repetitions):
         9.0
     """
 
-    law: Repetitions
+    distribution: Repetitions
     failure: float
 
     def __post_init__(self) -> None:
         checks.interval("failure", self.failure, 0.0, 1.0)
         if not np.isfinite(self._log_chance):
             raise ValueError(
-                f"failure must leave {self.law.spec} a positive probability that no run fails, "
-                f"got {self.failure!r}"
+                f"failure must leave {self.distribution.spec} a positive probability that no run "
+                f"fails, got {self.failure!r}"
             )
 
     @property
     def spec(self) -> str:
-        return f"{self.law.spec}{GIVEN}{format_exact(self.failure)}"
+        return f"{self.distribution.spec}{GIVEN}{format_exact(self.failure)}"
 
     @cached_property
     def _log_keep(self) -> float:
@@ -319,7 +319,7 @@ class GivenNoFailure(Repetitions):
     @cached_property
     def _log_chance(self) -> float:
         """Logarithm of the probability that no run fails, log phi(1 - failure)."""
-        return float(self.law.log_phi_at(self._log_keep))
+        return float(self.distribution.log_phi_at(self._log_keep))
 
     @property
     def mean(self) -> float:
@@ -327,34 +327,34 @@ class GivenNoFailure(Repetitions):
 
     @property
     def probability_of_none(self) -> float:
-        return float(self.law.probability_of_none / math.exp(self._log_chance))
+        return float(self.distribution.probability_of_none / math.exp(self._log_chance))
 
     def log_pmf(self, k: ArrayLike) -> FloatArray:
         log_kept = np.asarray(k, dtype=np.float64) * self._log_keep
-        return self.law.log_pmf(k) + log_kept - self._log_chance
+        return self.distribution.log_pmf(k) + log_kept - self._log_chance
 
     def log_phi_at(self, log_x: ArrayLike) -> FloatArray:
-        return self.law.log_phi_at(np.asarray(log_x) + self._log_keep) - self._log_chance
+        return self.distribution.log_phi_at(np.asarray(log_x) + self._log_keep) - self._log_chance
 
     def one_minus_phi_at(self, log_x: ArrayLike) -> FloatArray:
         # phi(keep) - phi(keep x) = int phi'. The difference is accurate unless x is near 1. There,
         # phi' is nearly constant, and Gauss-Legendre quadrature is used.
         log_x = np.asarray(log_x, dtype=np.float64)
         low = log_x + self._log_keep
-        beaten = self.law.one_minus_phi_at(low)
-        difference = beaten - self.law.one_minus_phi_at(self._log_keep)
+        beaten = self.distribution.one_minus_phi_at(low)
+        difference = beaten - self.distribution.one_minus_phi_at(self._log_keep)
         half = 0.5 * -np.maximum(log_x, -1.0)
         at = self._log_keep - half[..., None] * (1.0 + _NODES)
-        integral = half * (np.exp(at + self.law.log_phi_prime_at(at)) @ _WEIGHTS)
+        integral = half * (np.exp(at + self.distribution.log_phi_prime_at(at)) @ _WEIGHTS)
         near = (difference < 1e-3 * beaten) & (log_x > -1.0)
         return np.clip(np.where(near, integral, difference) / math.exp(self._log_chance), 0.0, 1.0)
 
     def log_phi_prime_at(self, log_x: ArrayLike) -> FloatArray:
-        slope = self.law.log_phi_prime_at(np.asarray(log_x) + self._log_keep)
+        slope = self.distribution.log_phi_prime_at(np.asarray(log_x) + self._log_keep)
         return slope + (self._log_keep - self._log_chance)
 
     def given_no_failure(self, failure: float) -> Repetitions:
-        return GivenNoFailure(self.law, self.failure + (1.0 - self.failure) * failure)
+        return GivenNoFailure(self.distribution, self.failure + (1.0 - self.failure) * failure)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
         """Draws K by rejection.
@@ -364,10 +364,10 @@ class GivenNoFailure(Repetitions):
         """
         if self._log_chance < math.log(1e-4):
             raise ValueError(
-                f"failure must be smaller to sample from {self.law.spec}, got {self.spec}"
+                f"failure must be smaller to sample from {self.distribution.spec}, got {self.spec}"
             )
         kept = np.empty(0, dtype=np.int64)
         while len(kept) < size:
-            drawn = self.law.sample(rng, size)
+            drawn = self.distribution.sample(rng, size)
             kept = np.append(kept, drawn[np.log(rng.random(size)) < drawn * self._log_keep])
         return kept[:size]

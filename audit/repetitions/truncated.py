@@ -20,36 +20,39 @@ class Truncated(Repetitions):
     """A distribution conditioned on K <= most (Papernot & Steinke 2022, lemma 22).
 
     Attributes:
-        law: the distribution before conditioning.
+        distribution: the one before conditioning.
         most: the largest number of runs, at most a million.
 
     Example:
         >>> from audit.repetitions import parse_repetitions
-        >>> law = parse_repetitions("tnb:0,0.01@100")
-        >>> law.most, round(law.mean, 3)
+        >>> runs = parse_repetitions("tnb:0,0.01@100")
+        >>> runs.most, round(runs.mean, 3)
         (100, 14.299)
     """
 
-    law: Repetitions
+    distribution: Repetitions
     most: int
 
     def __post_init__(self) -> None:
         most = checks.integer("most", self.most, 1, _MAX_SUPPORT)
         checks.store_validated(self, most=most)
-        if self.law.untruncated is not self.law:
-            raise ValueError(f"law must not be truncated already, got {self.law.spec!r}")
+        if self.distribution.untruncated is not self.distribution:
+            raise ValueError(
+                f"distribution must not be truncated already, got {self.distribution.spec!r}"
+            )
         if not np.isfinite(self._log_weights).any():
             raise ValueError(
-                f"most must leave {self.law.spec} a possible number of runs, got {self.most}"
+                f"most must leave {self.distribution.spec} a possible number of runs, "
+                f"got {self.most}"
             )
 
     @property
     def spec(self) -> str:
-        return f"{self.law.spec}@{self.most}"
+        return f"{self.distribution.spec}@{self.most}"
 
     @cached_property
     def _log_weights(self) -> FloatArray:
-        return self.law.log_pmf(np.arange(self.most + 1.0))
+        return self.distribution.log_pmf(np.arange(self.most + 1.0))
 
     @cached_property
     def _pmf(self) -> FloatArray:
@@ -58,7 +61,7 @@ class Truncated(Repetitions):
 
     @property
     def untruncated(self) -> Repetitions:
-        return self.law
+        return self.distribution
 
     @cached_property
     def log_kept(self) -> float:
@@ -74,7 +77,7 @@ class Truncated(Repetitions):
 
     def log_pmf(self, k: ArrayLike) -> FloatArray:
         possible = np.asarray(k) <= self.most
-        return np.where(possible, self.law.log_pmf(k) - self.log_kept, -np.inf)
+        return np.where(possible, self.distribution.log_pmf(k) - self.log_kept, -np.inf)
 
     @cached_property
     def _phi(self) -> PowerSum:
@@ -109,11 +112,11 @@ class Truncated(Repetitions):
         return rng.choice(self.most + 1, size=size, p=self._pmf).astype(np.int64)
 
     def given_no_failure(self, failure: float) -> Repetitions:
-        return Truncated(self.law.given_no_failure(failure), self.most)
+        return Truncated(self.distribution.given_no_failure(failure), self.most)
 
     @property
     def means(self) -> tuple[float, float]:
-        return self.law.means
+        return self.distribution.means
 
     def with_mean(self, mean: float) -> Repetitions:
-        return Truncated(self.law.with_mean(mean), self.most)
+        return Truncated(self.distribution.with_mean(mean), self.most)
