@@ -1,4 +1,4 @@
-"""The command line of an audit of one's own training: `python -m audit.run --train NAME`.
+"""The command line of an audit of your own training function: `python -m audit.run --train NAME`.
 
 The audit runs in a process of its own. Whatever happens to that process, an exception, a call of
 os._exit or a kill for want of memory, ends with one line and exit code 2: it is never read as a
@@ -64,9 +64,12 @@ def _parser() -> console.Parser:
         help="dirac, input, or a dotted name (default: crafted from the records)",
     )
     add(
-        "--repetitions", default="fixed:1", metavar="SPEC", help="law of K, if the best is released"
+        "--repetitions",
+        default="fixed:1",
+        metavar="SPEC",
+        help="distribution of K, if the best is released",
     )
-    add("--candidates", metavar="NAME", help="dotted name of a list of hyper-parameters")
+    add("--candidates", metavar="NAME", help="dotted name of a list of hyperparameters")
     add = parser.add_argument_group("data sets, where there is no --records").add_argument
     add("--dataset", default="DIGITS", metavar="NAME", help="(default: DIGITS)")
     add("--data-root", metavar="FOLDER", help="in torchvision's layout")
@@ -200,7 +203,7 @@ def _loaded(options: argparse.Namespace, train: bool, size: int) -> Any:
 
 
 def _called(parameter: str, name: str) -> Any:
-    """What a name stands for: itself, or what it gives where it is a function."""
+    """The object that a dotted name refers to, or its result if it is a function."""
     given = import_by_name(parameter, name)
     return call_user_code(parameter, given) if callable(given) else given
 

@@ -21,7 +21,7 @@ class Contributions:
     Attributes:
         largest: [T], of every step; 0 where no canary was in the batch.
         by_tensor: [T, tensors], the same for every tensor of parameters alone.
-        pairs: [T, 2], the two canaries that differ most; -1 stands for an absent record.
+        pairs: [T, 2], the two canaries that differ most; -1 is an absent record.
         of_pair: [T], half the distance of the pair that differs most over all steps together.
         best_pair: that pair.
         rounding: [T], what floating-point rounding alone may show.

@@ -121,7 +121,7 @@ class CoupledRuns:
 
     Args:
         train: the function.
-        candidate: its hyper-parameters.
+        candidate: its hyperparameters.
     """
 
     def __init__(self, train: Train, candidate: Any) -> None:

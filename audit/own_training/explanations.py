@@ -161,7 +161,7 @@ def too_little_noise(case: SizeCase, step: int, kind: str) -> Finding:
         "noise" if in_thresholds is None or in_thresholds <= 1.002 else "contribution",
         message,
         f"The noise is {ratio:.3g} times too small for the contribution: it is not scaled by C, "
-        "it is smaller than the accountant was told, or a record contributes more than C (several "
+        "it is smaller than the accountant assumes, or a record contributes more than C (several "
         "copies or microbatches clipped one by one, the sum clipped instead of each gradient, "
         "batch statistics).",
         "Clip each record once to norm C, add noise of standard deviation noise_multiplier * C to "
@@ -195,7 +195,7 @@ def scale_below_threshold(case: SizeCase, share: float, tensor: str | None) -> F
         "noise",
         f"The noise in {where} has standard deviation {share * sigma:.3g} C (of the sum of "
         f"gradients); the accountant assumes {sigma:.3g} C.",
-        "add_noise scales it differently, or the accountant was told another noise multiplier.",
+        "add_noise scales it differently, or the accountant uses another noise multiplier.",
         "Let the optimizer's noise_multiplier and the accountant's be the same number.",
         {"share": share, "accounted noise multiplier": sigma, "tensor": tensor or ""},
     )
@@ -396,7 +396,7 @@ def wrong_batches(evidence: Evidence, n: int) -> Finding:
     if kind == "inclusion without the seed":
         return Finding(
             "batches",
-            "The record is in the same batches for every seed; the accountant assumes that nobody "
+            "The record is in the same batches for every seed; the accountant assumes that no one "
             "knows its batches.",
             "Batches are taken in order, or the sampler has a constant seed.",
             fix,
@@ -441,7 +441,7 @@ def books(trace: Trace, history: History) -> list[Finding]:
                         "accountant",
                         f"Step {number}: the accountant recorded noise multiplier {sigma:.4g}; the "
                         f"optimizer's is {own:.4g}.",
-                        "The optimizer's noise was changed, or the accountant was told another "
+                        "The optimizer's noise was changed, or the accountant recorded another "
                         "number.",
                         "Record the noise multiplier that the optimizer uses.",
                         {"step": number, "recorded": sigma, "optimizer": own},

@@ -59,7 +59,7 @@ def check_one_run(
         claim: as for `check`.
         delta: in (0, 1).
         confidence: of the lower bound.
-        candidate: the hyper-parameters.
+        candidate: the hyperparameters.
         loss: as for `check`.
         seed: of the coins and the run.
 

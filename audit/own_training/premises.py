@@ -106,7 +106,7 @@ def check_premises(
         train: the training function, see `audit.own_training.Train`.
         records: the data, or synthetic records of their shape.
         canary: further records for the pool.
-        candidate: hyper-parameters.
+        candidate: hyperparameters.
         claim: epsilon at delta, where the function has no accountant.
         delta: of the claim.
         relation: "add-remove" tests that nothing depends on the number of records; under
@@ -193,7 +193,7 @@ class _Test:
         return PremiseTest(report, self.best, first.initial if first.history else None)
 
     def _excuse_further_releases(self, first: Trace) -> None:
-        """Accuses nobody where accounted releases could not be forced."""
+        """Withdraws findings that may be due to accounted releases which were not declared."""
         accounted = _accounted(first)
         if accounted is None or first.further:
             return

@@ -67,7 +67,7 @@ def details(
     records: TrainingSet,
     loss: Callable[..., Any] | None,
 ) -> FloatArray:
-    """What a trained model tells of other records: the mean and the spread of their scores, [2]."""
+    """Mean and standard deviation of a trained model's scores of other records, [2]."""
     others = TrainingSet(records.features[:_OTHERS], records.labels[:_OTHERS])
     scores = record_scores(result, others, loss) if len(others) else np.zeros(1)
     return np.array([scores.mean(), scores.std()])

@@ -1,4 +1,4 @@
-"""The white box: every gradient that a training function releases, beside the canary's own.
+"""The white box: compares every released gradient with the canary's own gradient.
 
 Before every step of the optimizer it takes the canary's gradient z_i at the current weights,
 clipped as the optimizer clips, and the released gradient p_i, and accumulates the proxies of
@@ -26,9 +26,9 @@ Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 # Opacus adds this to every norm that it clips by.
 _NORM_OFFSET = 1e-6
-# Gradients of so many canaries are held at a time.
+# Number of canaries whose gradients are in memory at the same time.
 _CANARIES_AT_ONCE = 64
-# Steps that are told apart in a trace; of longer runs, so many stretches.
+# Longer runs are divided into this number of stretches of steps.
 _STRETCHES = 128
 
 
@@ -74,7 +74,7 @@ class WhiteBox:
         seed: of the batches that Dirac canaries are in.
 
     Attributes:
-        model: found at its first forward pass, or told.
+        model: found at its first forward pass, or given.
         accountant: the function's own, or None.
 
     Raises:

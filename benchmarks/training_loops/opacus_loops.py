@@ -45,7 +45,7 @@ class OpacusLoop:
         loader: makes the batches of one pass, given (dataset, rate, steps).
         inner: the optimizer inside.
         accumulate: how many batches make a step.
-        physical: at most so many records at a time, by Opacus's BatchMemoryManager.
+        physical: at most this many records at a time, by Opacus's BatchMemoryManager.
         after: called after each step with (model, optimizer, step).
         result: what is released, given (model, x, y).
     """
