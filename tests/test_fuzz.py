@@ -283,6 +283,77 @@ def test_the_accountant_answers_or_refuses(capsys):
     play()
 
 
+COLUMNS = [
+    "mu",
+    "rho",
+    "noise_multiplier",
+    "sampling_rate",
+    "steps",
+    "lr",
+    "MU",
+    "sigma",
+    "muu",
+    "",
+]
+CELLS = (
+    st.sampled_from(["", "0.5", "2", "100", "0.01", "-1", "nan", "1e400", "=cmd", "0,5"]) | WORDS
+)
+NOT_OF_TRIALS = {
+    **{"--final-run": [], "--tunings": ["3"], "--protocol": ["grid:3"], "--mu": ["1"]},
+    **{"--target-epsilon": ["1"], "--compare": ["5"], "--bound": ["region"], "--steps": ["3"]},
+    **{"--plot": ["x.png"], "--solve": ["runs"], "--base": ["pure:1"], "--accounting": ["rdp"]},
+}
+OF_TRIALS = {
+    **{"--group-size": ["2"], "--delta": ["1e-6"], "--records": ["50"], "--cap": ["3"]},
+    **{"--budgets": ["adaptive"], "--neighbours": ["zero-out"], "--repetitions": ["tnb:0,0.1"]},
+}
+
+
+@st.composite
+def csv_files(draw):
+    """A heading and rows, most of which are almost right."""
+    heading = draw(st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=4))
+    rows = draw(st.lists(st.lists(CELLS, min_size=1, max_size=4), max_size=3))
+    if draw(st.booleans()):
+        heading, rows = draw(
+            st.sampled_from(
+                [
+                    (["mu"], [["0.1"]] * 3),
+                    (["mu", "mu"], [["0.1", "2"]]),
+                    (["noise_multiplier", "steps"], [["2", "10"]] * 2),
+                ]
+            )
+        )
+    return heading, "\n".join(map(",".join, [heading, *rows])) + "\n"
+
+
+def test_trials_are_read_or_refused_and_no_option_is_ignored(capsys, tmp_path):
+    path = tmp_path / "trials.csv"
+
+    @examples(60)
+    @given(
+        csv_files(),
+        st.lists(st.sampled_from([*NOT_OF_TRIALS, *OF_TRIALS]), max_size=2, unique=True),
+        st.sampled_from(["grid", "random", "sequential", "gird"]),
+    )
+    def play(file, options, chosen):
+        heading, text = file
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        argv = ["--trials", str(path), "--chosen", chosen, "--json"]
+        for option in options:
+            argv += [option, *(NOT_OF_TRIALS | OF_TRIALS)[option]]
+        code, out = commanded(capsys, bounds.main, argv)
+        if code == 0:
+            assert not NOT_OF_TRIALS.keys() & set(options)
+            assert len({*heading}) == len(heading)
+            found = json.loads(out)
+            assert all(
+                found[name] is None or found[name] >= 0.0 for name in ("best_only", "all_released")
+            )
+
+    play()
+
+
 def test_the_accountant_at_extreme_numbers(capsys):
     @examples(3)
     @given(
