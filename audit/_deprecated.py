@@ -50,6 +50,8 @@ NAMES = {
     "audit.accounting.tuning_epsilon": "audit.integrations.opacus.tuning_epsilon",
     "audit.claims.Condition": "audit.claims.Assumption",
     "audit.claims.Verdict": "audit.claims.Validity",
+    "audit.upper_bounds.tested_region": "audit.upper_bounds.tuning_cost",
+    "audit.upper_bounds.tested_tight": "audit.upper_bounds.tuning_cost",
     "audit.upper_bounds.tightest": "audit.upper_bounds.tuning_cost",
     "audit.upper_bounds.solve_mu": "audit.upper_bounds.calibrate_mu_for_tuning",
     "audit.upper_bounds.solve_noise_multiplier": "audit.upper_bounds.calibrate_noise",

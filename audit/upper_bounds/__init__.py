@@ -7,6 +7,7 @@ in `audit.upper_bounds.published`.
 
 from audit import _deprecated
 from audit.errors import NotApplicable
+from audit.upper_bounds import propose_test_release as propose_test_release
 from audit.upper_bounds import published as published
 from audit.upper_bounds.adaptive import AdaptiveCurve
 from audit.upper_bounds.best_runs import BestRunsCurve, best_runs
@@ -26,7 +27,6 @@ from audit.upper_bounds.inverse import (
 )
 from audit.upper_bounds.noisy_max import noisy_max_composition
 from audit.upper_bounds.one_run import BaseReport, report_mechanism
-from audit.upper_bounds.propose_test_release import tested_region, tested_tight
 from audit.upper_bounds.reduced import LikelihoodOrder, ReducedGame, reduced_exact
 from audit.upper_bounds.region import RegionCurve, region
 from audit.upper_bounds.registry import (
@@ -83,8 +83,6 @@ __all__ = [
     "region",
     "report_mechanism",
     "smallest",
-    "tested_region",
-    "tested_tight",
     "tight",
     "tuning_cost",
     "until_accepted",
