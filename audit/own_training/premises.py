@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from audit.arrays import FloatArray
 from audit.own_training import explanations as explain
+from audit.own_training.accounted import accounted_of
 from audit.own_training.batches import Batches, batches_of, poisson_tests
 from audit.own_training.black_box import black_box_findings
 from audit.own_training.canary_pool import PoolRecord, ascend, canary_pool, gradient_of
 from audit.own_training.contributions import Contributions, contributions
-from audit.own_training.coupled_runs import CoupledRuns, History, Trace
+from audit.own_training.coupled_runs import CoupledRuns, Trace
 from audit.own_training.findings import Finding, PremiseReport
 from audit.own_training.noise import (
     MIN_CORRELATION,
@@ -34,6 +35,7 @@ from audit.own_training.noise import (
     scale_p_value,
     shape_of_noise,
 )
+from audit.own_training.number_of_records import SizeMeasurement
 from audit.own_training.records import TrainingSet
 from audit.own_training.released_numbers import differences
 from audit.own_training.runs import Train, run_seed
@@ -194,7 +196,7 @@ class _Test:
 
     def _excuse_further_releases(self, first: Trace) -> None:
         """Withdraws findings that may be due to accounted releases which were not declared."""
-        accounted = _accounted(first)
+        accounted = accounted_of(first)
         if accounted is None or first.further:
             return
         if not accounted.has_further_releases(len(first.steps)):
@@ -230,7 +232,7 @@ class _Test:
         if not _coupled(first, again):
             self._uncoupled(first)
             return
-        self.accounted = _accounted(first)
+        self.accounted = accounted_of(first)
         base = self._reference(first)
         self.base = base
         pool, traces = self._pool_runs(base)
@@ -274,7 +276,7 @@ class _Test:
         )
         for premise in ("contribution", "noise", "batches", "released numbers"):
             self.untested[premise] = reason
-        self.accounted = _accounted(first)
+        self.accounted = accounted_of(first)
         self._books(first, first)
 
     def _reference(self, first: Trace) -> Trace:
@@ -975,9 +977,9 @@ class _Test:
                 else "the noise was not measured, or a record's own gradient is random"
             )
             return
-        measure: dict[int, _Size | None] = {}
+        measure: dict[int, SizeMeasurement | None] = {}
 
-        def measured(m: int) -> "_Size | None":
+        def measured(m: int) -> "SizeMeasurement | None":
             if m not in measure:
                 measure[m] = self._at_size(base, m)
             return measure[m]
@@ -1025,7 +1027,7 @@ class _Test:
                         )
                 return
 
-    def _at_size(self, base: Trace, m: int) -> "_Size | None":
+    def _at_size(self, base: Trace, m: int) -> "SizeMeasurement | None":
         """What depends on the number of records, measured at m of them."""
         same = _all(self.records, self.quiet, m)
         mixed = _replaced(same, self.pair[0])
@@ -1049,7 +1051,7 @@ class _Test:
                 break
         assert complete is not None
         divisor = complete.steps[0].divisor
-        return _Size(
+        return SizeMeasurement(
             units,
             self.found.rounding,
             len(complete.steps) if complete.complete else None,
@@ -1080,96 +1082,6 @@ class _Test:
                 for other in others:
                     kept.pop(other, None)
         self.findings += kept.values()
-
-
-@dataclass(frozen=True)
-class _Size:
-    """What may depend on the number of records, at one such number."""
-
-    units: FloatArray
-    rounding: FloatArray
-    steps: int | None
-    history: History | None
-    divisor: float | None
-
-    def ratio(self, other: "_Size") -> float | None:
-        """How many times larger a record's contribution is than at the other size."""
-        steps: int = min(len(self.units), len(other.units))
-        both = np.isfinite(self.units[:steps]) & np.isfinite(other.units[:steps])
-        if not both.any():
-            return None
-        mine, theirs = self.units[:steps][both], other.units[:steps][both]
-        slack = 4 * self.rounding[:steps][both] / theirs
-        sure = slack < 0.2 * np.abs(mine / theirs - 1)
-        if not sure.any():
-            return 1.0
-        return float(np.median(mine[sure] / theirs[sure]))
-
-    def differs(self, other: "_Size") -> bool:
-        """Whether anything is different at the other size."""
-        ratio = self.ratio(other)
-        if ratio is not None and abs(ratio - 1) > 1e-4:
-            return True
-        if self.divisor is not None and self.divisor != other.divisor:
-            return True
-        if None not in (self.steps, other.steps) and self.steps != other.steps:
-            return True
-        return self._parameters() != other._parameters()
-
-    def explained_by_size(self, other: "_Size", n: int, m: int) -> bool:
-        """Whether stated parameters differ, or contributions do as 1 / n."""
-        ratio = other.ratio(self)
-        by_size = ratio is not None and abs(ratio / (n / m) - 1) < 2e-3
-        stated = self.divisor != other.divisor or self._parameters() != other._parameters()
-        return by_size or stated or self.steps != other.steps
-
-    def _parameters(self) -> Any:
-        return None if not self.history else {(s, round(q, 12)) for s, q, _ in self.history}
-
-    def numbers(self) -> dict[str, Any]:
-        """For a message."""
-        rates = sorted({q for _, q, _ in self.history}) if self.history else []
-        sigmas = sorted({s for s, _, _ in self.history}) if self.history else []
-        return {"divisor": self.divisor, "steps": self.steps, "rates": rates, "sigmas": sigmas}
-
-
-@dataclass(frozen=True)
-class Accounted:
-    """What the accountant recorded, step by step."""
-
-    history: History
-    expanded: tuple[tuple[float, float], ...]
-    seen: int
-
-    @property
-    def recorded(self) -> int:
-        """Number of steps in the accountant."""
-        return sum(steps for _, _, steps in self.history)
-
-    def sigma(self, step: int) -> float:
-        """The noise multiplier that was accounted for a step."""
-        if self.recorded == self.seen:
-            return self.expanded[min(step, len(self.expanded) - 1)][0]
-        return min(s for s, _ in self.expanded)
-
-    def rate(self, step: int) -> float:
-        """The sampling rate that was accounted for a step."""
-        if self.recorded == self.seen:
-            return self.expanded[min(step, len(self.expanded) - 1)][1]
-        return max(q for _, q in self.expanded)
-
-    def has_further_releases(self, steps: int) -> bool:
-        """Whether more was recorded than the optimizer's steps, with other parameters."""
-        return self.recorded > steps and len({(s, q) for s, q, _ in self.history}) > 1
-
-
-def _accounted(trace: Trace) -> Accounted | None:
-    if not trace.history:
-        return None
-    expanded = [
-        (sigma, rate) for sigma, rate, steps in trace.history for _ in range(min(steps, 10**6))
-    ]
-    return Accounted(trace.history, tuple(expanded), len(trace.steps)) if expanded else None
 
 
 def _coupled(first: Trace, again: Trace) -> bool:
