@@ -1,0 +1,26 @@
+"""Helpers of the tests of certificates."""
+
+import json
+
+from audit import protocols
+from audit.certificate.certificate import hash_of
+
+ONE_RUN = protocols.parse_protocol("fixed:1")
+
+
+def set_at(path, value):
+    def change(values):
+        *way, last = path
+        for key in way:
+            values = values[key]
+        values[last] = value
+
+    return change
+
+
+def forged(values, change, path):
+    """Changes a certificate and its hash, as a forger would."""
+    values = json.loads(json.dumps(values))
+    change(values)
+    path.write_text(json.dumps(values | {"hash": hash_of(values)}))
+    return [str(path)]

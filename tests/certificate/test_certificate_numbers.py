@@ -1,0 +1,100 @@
+"""Numbers of certificates against known values."""
+
+import numpy as np
+import pytest
+from certificate_helpers import ONE_RUN
+from scipy import special
+
+from audit.accounting import GaussianMechanism, PureDp
+from audit.certificate import (
+    Evidence,
+    compute,
+)
+from audit.certificate.numbers import TradeOff
+
+
+def gaussian_curve(mu, rate):
+    return special.ndtr(-special.ndtri(rate) - mu)
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
+def test_numbers_of_one_gaussian_run_are_the_known_ones(mu):
+    numbers = compute(GaussianMechanism(mu), ONE_RUN, 1e-5, ["region"])
+    assert numbers.epsilon == pytest.approx(GaussianMechanism(mu).epsilon(1e-5), rel=1e-3)
+    # A table of points lies below the curve, never above, and not by much.
+    advantage = 2 * special.ndtr(mu / 2) - 1
+    assert advantage <= numbers.advantage <= 1.15 * advantage
+    for found, rate in zip(numbers.true_positives, (0.01, 0.001), strict=True):
+        true = 1 - gaussian_curve(mu, rate)
+        assert true <= found <= 1.35 * true
+    assert mu <= numbers.mu <= 1.2 * mu
+    assert 0.0 <= numbers.mu_regret < 0.03
+    for rate, least in numbers.trade_off:
+        assert least <= gaussian_curve(mu, rate) + 1e-12
+
+
+def test_numbers_of_pure_dp_are_the_known_ones():
+    epsilon = 1.2
+    numbers = compute(PureDp(epsilon), ONE_RUN, 1e-5, ["region"])
+    # Randomised response: f(a) = max(1 - e^eps a, e^-eps (1 - a)), advantage tanh(eps / 2).
+    assert numbers.advantage == pytest.approx(np.tanh(epsilon / 2), rel=2e-2)
+    assert numbers.advantage >= np.tanh(epsilon / 2)
+    assert numbers.true_positives[0] == pytest.approx(0.01 * np.exp(epsilon), rel=0.02)
+    assert numbers.mu_regret > 0.01  # no Gaussian curve says what randomised response is
+
+
+def test_mu_is_the_least_whose_curve_lies_below():
+    slack = 1e-5
+    curve = TradeOff(compute(GaussianMechanism(1.0), ONE_RUN, slack, ["region"]).profile)
+    rates = np.concatenate([np.geomspace(1e-12, 0.01, 500), np.linspace(0.01, 1, 2000)])
+    reached = curve.false_negatives(rates) + slack
+    mu = curve.mu(slack)
+    assert (gaussian_curve(mu, rates) <= reached + 1e-12).all()
+    assert not (gaussian_curve(0.99 * mu, rates) <= reached).all()
+    regret = curve.regret(mu)
+    shifted = curve.false_negatives(np.minimum(rates + regret, 1.0)) - regret
+    assert (shifted <= gaussian_curve(mu, rates) + 1e-9).all()
+
+
+def test_ceiling_is_what_a_game_without_errors_shows():
+    # No error in n games bounds its rate by 1 - (alpha/2)^(1/n).
+    rate = 1 - 0.025 ** (1 / 1000)
+    expected = np.log((1 - 1e-5 - rate) / rate)
+    assert Evidence(0.0, 0.95, 1000, 1000).ceiling(1e-5) == pytest.approx(expected, rel=1e-6)
+    assert Evidence(0.0, 0.95, 1, 1).ceiling(1e-5) == 0.0
+
+
+def test_evidence_above_the_bound_is_refused(certificate):
+    assert certificate.with_evidence(0.1, 0.95, 100, 100).evidence.epsilon_lower == 0.1
+    with pytest.raises(ValueError, match="epsilon_lower must be at most the certified epsilon"):
+        certificate.with_evidence(99.0, 0.95, 100, 100)
+
+
+@pytest.mark.parametrize("mu", [0.2, 0.5, 1.0])
+def test_groups_of_a_gaussian_have_the_known_epsilon(mu):
+    delta = 1e-5
+    curve = TradeOff(compute(GaussianMechanism(mu), ONE_RUN, delta, ["region"]).profile)
+    assert curve.group_epsilon(1, delta) == pytest.approx(GaussianMechanism(mu).epsilon(delta))
+    for size in (2, 3):  # of k records: mu is k times as large
+        true = GaussianMechanism(size * mu).epsilon(delta)
+        assert true <= curve.group_epsilon(size, delta) <= 1.04 * true
+    assert curve.group_epsilon(100, delta) is None
+    assert curve.group_epsilon(101, delta) is None
+
+
+def test_groups_of_pure_dp_cost_their_size():
+    curve = TradeOff(compute(PureDp(0.5), ONE_RUN, 1e-5, ["region"]).profile)
+    for size in (2, 5, 10):
+        assert 0.999 * size * 0.5 <= curve.group_epsilon(size, 1e-5) <= size * 0.5 + 1e-6
+
+
+def test_group_curve_is_the_chain_of_curves():
+    # Independent of the bends: the supremum over a fine grid of rates.
+    delta = 1e-5
+    curve = TradeOff(compute(GaussianMechanism(0.5), ONE_RUN, delta, ["region"]).profile)
+    rates = np.geomspace(1e-9, 1.0, 200_000)
+    chain = rates
+    for _ in range(3):
+        chain = 1.0 - curve.false_negatives(chain)
+    found = np.log(np.max((chain - delta) / rates))
+    assert found <= curve.group_epsilon(3, delta) <= found + 1e-3

@@ -1,0 +1,243 @@
+"""Statements of the author, the hash of a model, the schema, and signatures."""
+
+import json
+import subprocess
+from dataclasses import replace
+from decimal import Decimal
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from certificate_helpers import forged, set_at
+
+from audit import accounting, verify
+from audit.accounting import GaussianMechanism
+from audit.certificate import (
+    Certificate,
+    Declaration,
+    Spending,
+    check_signature,
+    model_hash,
+    schema,
+    sign,
+)
+from audit.certificate.certificate import FORMAT
+from audit.certificate.conditions import AS_STATED
+
+
+def test_seed_makes_it_void(certificate, tmp_path, capsys):
+    void = replace(certificate, study=replace(certificate.study, seeded=True))
+    assert void.statement.startswith("VOID: a seed was given")
+    void.save(tmp_path / "c.json")
+    assert verify.main([str(tmp_path / "c.json")]) == 3
+    out = capsys.readouterr().out
+    assert out.startswith("void: a seed was given")
+    assert "numbers: recomputed and correct" in out
+    void.save(tmp_path / "c.html")
+    assert '<body class="void">' in (tmp_path / "c.html").read_text()
+    # Without its seed, the same file is void no longer only if every sentence is changed, too.
+    change = set_at(["study", "seeded"], False)
+    assert verify.main(forged(void.as_dict(), change, tmp_path / "c.json")) == 1
+
+
+def test_declared_statements(certificate, tmp_path):
+    found = certificate.declare(
+        responsible="A. Person",
+        dataset="Digits 1.0",
+        records="private",
+        records_per_person=4,
+        max_grad_norm=1.0,
+        normalizer="120, a constant",
+        pretraining="none",
+        preprocessing="none",
+        earlier_spending=[Spending("counts", 0.5, 1e-6), Spending("means", 0.25, 0.0)],
+    )
+    assert found.not_stated == ()
+    assert found.declare(records=7).declaration.dataset == "Digits 1.0"
+    assert [size for size, _ in found.groups] == [2, 3, 4, 5, 10]
+    values = found.as_dict()
+    assert values["total"]["epsilon"] == pytest.approx(found.numbers.epsilon + 0.75)
+    exact_sum = Decimal(repr(found.numbers.epsilon)) + Decimal("0.75")
+    assert Decimal(repr(values["total"]["epsilon"])) >= exact_sum
+    assert values["total"]["delta"] == 1.1e-5
+    assert Certificate.from_dict(values) == found
+    found.save(tmp_path / "c.json")
+    assert verify.main([str(tmp_path / "c.json")]) == 0
+    assert certificate.not_stated[0] == "responsible"
+    alone = certificate.declare(earlier_spending=()).as_dict()["total"]
+    assert alone == {"epsilon": certificate.numbers.epsilon, "delta": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("statements", "words"),
+    [
+        ({"dataset": ""}, "dataset must be a text of 1 to 1000 characters, got ''"),
+        ({"unit": None}, "unit must be a text"),
+        ({"records": "many"}, "records must be a whole number or 'private', got 'many'"),
+        ({"records": 0}, "records must be a whole number"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be in"),
+        ({"earlier_spending": 3}, "earlier_spending must be a sequence"),
+        ({"data_set": "x"}, "statement must be one of .* did you mean 'dataset'"),
+    ],
+)
+def test_wrong_statements_are_refused(certificate, statements, words):
+    with pytest.raises(ValueError, match=words):
+        certificate.declare(**statements)
+
+
+def test_zero_out_neighbours_have_a_public_number_of_records(certificate, monkeypatch):
+    def relations(_):
+        return frozenset({"zero-out"})
+
+    monkeypatch.setattr("audit.certificate.conditions.relations", relations)
+    found = certificate.declare(records=100)
+    assert found.setting.relation == "zero-out"
+    words = {one.name: one.words for one in found.conditions}
+    assert words["relation zero-out"] == "the number of records is public"
+    assert "relation add-remove" not in words
+    with pytest.raises(ValueError, match="records must be public with zero-out neighbours"):
+        certificate.declare(records="private")
+
+
+def test_hash_of_a_model():
+    layer = torch.nn.Linear(3, 2)
+    found = model_hash(layer)
+    assert found == model_hash(layer.state_dict())
+    arrays = {name: one.detach().numpy() for name, one in layer.named_parameters()}
+    assert found == model_hash(arrays)
+    with torch.no_grad():
+        layer.bias[0] += 1e-3
+    different = [layer, arrays["weight"], arrays["weight"].T, [1, 2], [[1], 2], ["12"], b"12"]
+    hashes = [model_hash(one) for one in [*different, 1, 1.0, True, "1", (), {}]]
+    assert found not in hashes
+    assert len(set(hashes)) == len(hashes)
+    assert None not in hashes
+    for unknown in (None, object(), {"a": object()}, np.array([object()])):
+        assert model_hash(unknown) is None
+    assert model_hash(torch.zeros(2, dtype=torch.bfloat16)) is not None
+
+
+def test_certificate_has_the_hash_of_the_released_model(certificate):
+    assert certificate.model_hash == model_hash("model")
+
+
+@pytest.mark.usefixtures("region_alone")
+def test_certificate_of_an_objective_has_the_hash_of_its_model():
+    optuna = pytest.importorskip("audit.integrations.optuna")
+    study = optuna.PrivateStudy("fixed:1", base=GaussianMechanism(0.5), folder=None)
+
+    def objective(trial):
+        trial.set_user_attr("model", {"weight": 2.0})
+        return trial.suggest_float("x", 0.0, 1.0)
+
+    best = study.optimize(objective)
+    assert study.certificate.model_hash == model_hash(best.model) == model_hash({"weight": 2.0})
+
+
+def test_schema_describes_certificates(certificate, plain):
+    validator = jsonschema.Draft202012Validator(schema())
+    validator.check_schema(schema())
+    full = certificate.declare(
+        responsible="A", records="private", earlier_spending=[Spending("x", 1.0, 0.0)]
+    )
+    for values in (plain, full.as_dict()):
+        validator.validate(values)
+    assert schema()["properties"]["format"]["const"] == FORMAT
+    relations = schema()["properties"]["setting"]["properties"]["relation"]["enum"]
+    assert relations == [*accounting.NEIGHBOURS, AS_STATED]
+    statements = schema()["properties"]["declaration"]["properties"]
+    assert set(statements) == set(Declaration().as_dict())
+    for change in (
+        set_at(["more"], 1),
+        set_at(["delta"], "1e-5"),
+        set_at(["conditions", 0, "words"], None),
+        set_at(["conditions", 0, "ground"], "proven"),
+        set_at(["numbers", "epsilon"], None),
+        lambda values: values.pop("void_if"),
+    ):
+        values = json.loads(json.dumps(plain))
+        change(values)
+        assert not validator.is_valid(values)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "certificate must be given"),
+        (["c.json", "--sign", "k", "--check-signature", "s"], "--sign must not be given with"),
+        (["c.json", "--signature", "s"], "--signature must be given with"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(capsys, options, words):
+    with pytest.raises(SystemExit, match="2"):
+        verify.main(options)
+    assert words in capsys.readouterr().err
+
+
+def test_schema_is_printed(capsys):
+    assert verify.main(["--schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == schema()
+
+
+def test_signature_of_a_certificate(certificate, tmp_path, capsys, key):
+    path, signers = tmp_path / "c.json", tmp_path / "signers"
+    certificate.save(path)
+    public = key.with_suffix(".pub").read_text()
+    signers.write_text(f"alice@example.org {public}")
+    assert verify.main([str(path), "--sign", str(key)]) == 0
+    assert (tmp_path / "c.json.sig").read_text().startswith("-----BEGIN SSH SIGNATURE-----")
+    assert verify.main([str(path), "--check-signature", str(signers)]) == 0
+    assert "signature: valid, by 'alice@example.org'" in capsys.readouterr().out
+    # A second signature would overwrite the first.
+    assert verify.main([str(path), "--sign", str(key)]) == 2
+    assert "signature must not exist yet" in capsys.readouterr().err
+    # A correct certificate, but another one.
+    certificate.declare(dataset="another").save(path)
+    assert verify.main([str(path)]) == 0
+    capsys.readouterr()
+    assert verify.main([str(path), "--check-signature", str(signers)]) == 1
+    assert capsys.readouterr().out.startswith("wrong: the signature is not that of an allowed")
+
+
+def test_signature_by_somebody_else_is_none(certificate, tmp_path, key):
+    content = json.dumps(certificate.as_dict()).encode()
+    signature, signers = tmp_path / "s", tmp_path / "signers"
+    signature.write_bytes(sign(content, key))
+    other = tmp_path / "other"
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)]
+    subprocess.run(command, check=True)
+    signers.write_text(f"mallory {other.with_suffix('.pub').read_text()}")
+    assert check_signature(content, signature, signers) is None
+    signers.write_text(f"alice {key.with_suffix('.pub').read_text()}")
+    assert check_signature(content, signature, signers) == "alice"
+    assert check_signature(content + b" ", signature, signers) is None
+    # Signatures of the same key for another purpose are none of this.
+    command = ["ssh-keygen", "-Y", "sign", "-f", str(key), "-n", "file"]
+    done = subprocess.run(command, input=content, capture_output=True, check=True)
+    signature.write_bytes(done.stdout)
+    assert check_signature(content, signature, signers) is None
+    with pytest.raises(ValueError, match="signature must be a file"):
+        check_signature(content, tmp_path / "none", signers)
+    with pytest.raises(ValueError, match="key must be an ssh key that can sign"):
+        sign(content, signers)
+
+
+def test_wrong_certificate_is_not_signed(plain, tmp_path, capsys, key):
+    path = tmp_path / "c.json"
+    command = forged(plain, set_at(["delta"], 1e-4), path)
+    assert verify.main([*command, "--sign", str(key)]) == 1
+    assert not (tmp_path / "c.json.sig").exists()
+    assert "signature: not made" in capsys.readouterr().out
+
+
+def test_page_is_rendered_from_what_was_verified(certificate, plain, tmp_path, capsys):
+    certificate.save(tmp_path / "c.json")
+    certificate.save(tmp_path / "c.txt")
+    page = tmp_path / "again.txt"
+    assert verify.main([str(tmp_path / "c.json"), "--render", str(page)]) == 0
+    assert page.read_text() == (tmp_path / "c.txt").read_text()
+    page.unlink()
+    command = forged(plain, set_at(["delta"], 1e-4), tmp_path / "c.json")
+    assert verify.main([*command, "--render", str(page)]) == 1
+    assert not page.exists()

@@ -1,0 +1,306 @@
+"""What verification finds: correct certificates, forgeries, and hostile files."""
+
+import json
+import re
+import time
+from dataclasses import replace
+
+import pytest
+from certificate_helpers import forged, set_at
+
+from audit import verify
+from audit.certificate import (
+    Certificate,
+    Numbers,
+    Spending,
+)
+from audit.certificate.verification import _differences
+
+
+def test_json_comes_back_as_it_was(certificate, tmp_path):
+    certificate = certificate.with_evidence(0.1, 0.95, 100, 200)
+    certificate.save(tmp_path / "c.json")
+    values = json.loads((tmp_path / "c.json").read_text())
+    again = Certificate.from_dict(values)
+    assert again == certificate
+    assert again.as_dict() == values
+    assert isinstance(again.numbers, Numbers)
+
+
+def test_correct_certificate(certificate, tmp_path, capsys):
+    certificate.with_evidence(0.1, 0.95, 100, 200).save(tmp_path / "c.json")
+    assert verify.main([str(tmp_path / "c.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"correct: \([\d.]+, 1e-05\)-DP by region, if the 14 conditions on trust hold", lines[0]
+    )
+    assert lines[1] == "numbers: recomputed and correct"
+    assert "18 that this tuning requires are present; stated by the author, not" in lines[2]
+    assert sum(line.startswith("  on trust: ") for line in lines) == 14
+    assert any(line.startswith("not stated: responsible, dataset,") for line in lines)
+
+
+CHANGES = [
+    (set_at(["numbers", "epsilon"], 0.5), "numbers.epsilon is 0.5"),
+    (set_at(["numbers", "advantage"], 0.01), "numbers.advantage is 0.01"),
+    (set_at(["numbers", "profile", 3, "epsilon"], 0.1), r"numbers.profile\[3\].epsilon is 0.1"),
+    (set_at(["numbers", "trade_off", 2, 1], 1.0), r"numbers.trade_off\[2\]\[1\] is 1.0"),
+    (set_at(["numbers", "mu"], 0.1), "numbers.mu is 0.1"),
+    (set_at(["numbers", "attained"], None), "numbers.attained is None"),
+    (set_at(["groups", 0, "epsilon"], 0.1), r"groups\[0\].epsilon is 0.1"),
+    (set_at(["evidence", "ceiling"], 9.0), "evidence.ceiling is 9.0"),
+    (set_at(["evidence", "epsilon_lower"], 9.0), "an audit shows epsilon >= 9"),
+    (set_at(["protocol"], "tnb:1,0.1"), "protocol_in_words is"),
+    (set_at(["base", "steps"], 400), "base is not training with its score"),
+    (set_at(["training", "steps"], 50), "base is not training with its score"),
+    (set_at(["delta"], 1e-6), "evidence.ceiling is"),
+    (set_at(["delta"], "1e-05"), r"delta is '1e-05'"),
+    (set_at(["statement"], "(0.1, 1e-5)-DP"), "statement is"),
+    (set_at(["protocol_in_words"], "It trains once."), "protocol_in_words is 'It trains once.'"),
+    (set_at(["base", "description"], "a mechanism"), "base.description is 'a mechanism'"),
+    (set_at(["conditions"], []), r"conditions\[0\] is 'missing', must be .*'draws'"),
+    (lambda values: values["conditions"].pop(), r"conditions\[17\] is 'missing'"),
+    (lambda values: values["conditions"].append(values["conditions"][0]), "must be 'absent'"),
+    (set_at(["conditions", 4, "ground"], "checked"), r"conditions\[4\].ground is 'checked'"),
+    (set_at(["conditions", 4, "words"], "all is well"), r"conditions\[4\].words is 'all is well'"),
+    (set_at(["void_if"], []), r"void_if\[0\] is 'missing'"),
+    (set_at(["setting", "released", 0], "all runs"), r"setting.released\[0\] is 'all runs'"),
+    (set_at(["setting", "unit"], "one person"), "setting.unit is 'one person'"),
+    (set_at(["setting", "relation"], "replace-one"), "setting.relation is 'replace-one'"),
+    (set_at(["study", "checked"], ["mechanism"]), r"study.checked is \['mechanism'\]"),
+    (
+        set_at(["study", "checked"], ["steps"]),
+        r"conditions\[4\].ground is 'on trust', must be 'checked'",
+    ),
+    (set_at(["not_stated"], []), r"not_stated\[0\] is 'missing'"),
+    (set_at(["total"], {"epsilon": 1.0, "delta": 0.1}), "total is"),
+    (set_at(["score"], {"noise_std": 1.0, "sensitivity": 1.0, "disjoint": True}), "base is not"),
+    (set_at(["made", "date"], "1999-01-01"), "made.date is '1999-01-01'"),
+    (set_at(["made", "date"], "2999-01-01"), "made.date is '2999-01-01'"),
+    (set_at(["made", "date"], "today"), "made.date is 'today'"),
+    (set_at(["made", "version"], "0.2\x1b[2J"), r"made.version is '0.2\\x1b\[2J'"),
+    (set_at(["more"], "\u202e"), r"more is '\\u202e', must be 'absent'"),
+    (set_at(["a\nright: (0.1, 1e-05)-DP"], 1), r"'a\\nright: .*, must be 'absent'"),
+]
+
+
+def test_hash_detects_damage(plain, tmp_path, capsys):
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(plain | {"delta": 1e-4}))
+    assert verify.main([str(path)]) == 1
+    assert capsys.readouterr().out == "wrong: the hash is not that of the other fields\n"
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES)
+def test_forged_field_is_named_although_its_hash_fits(plain, tmp_path, capsys, change, words):
+    assert verify.main(forged(plain, change, tmp_path / "c.json")) == 1
+    out = capsys.readouterr().out
+    assert re.search(f"^wrong: .*({words})", out)
+    assert out.splitlines()[0].isprintable()
+    assert out.isascii()
+
+
+def test_no_ground_can_be_made_better(plain, tmp_path, capsys):
+    def change(values):
+        for one in values["conditions"]:
+            one["ground"] = "checked"
+        values["made"]["date"] = "1999-01-01"
+        values["statement"] = values["statement"].replace("10 conditions", "0 conditions")
+
+    assert verify.main(forged(plain, change, tmp_path / "c.json")) == 1
+    assert "conditions[0].ground is 'checked', must be 'by construction'" in capsys.readouterr().out
+
+
+def test_every_field_but_statements_of_the_author_is_recomputed(plain, tmp_path):
+    # The forgery of every text and number, one by one; what passes is named here.
+    stated = {("made", "version"), ("made", "python"), ("study", "settings")}
+    path = tmp_path / "c.json"
+
+    def leaves(value, way=()):
+        if isinstance(value, dict | list):
+            for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from leaves(one, (*way, key))
+        else:
+            yield way, value
+
+    passed = set()
+    tried = 0
+    for way, value in leaves(plain):
+        if way[0] in ("numbers", "groups", "hash", "format"):
+            continue  # numbers: see above
+        tried += 1
+        other = {str: "0" * 64 if way == ("study", "settings") else "3.1"}.get(type(value), 0.37)
+        if isinstance(value, bool):
+            other = not value
+        try:
+            code = verify.main(forged(plain, set_at(way, other), path))
+        except AssertionError:
+            raise AssertionError(way) from None
+        if code == 0:
+            passed.add(way)
+    assert tried > 70
+    stated |= {way for way in passed if way[:2] == ("made", "libraries")}
+    stated |= {way for way in passed if way[0] == "declaration" or way[:2] == ("study", "prior")}
+    # The author's statements are not verified, and the output says so.
+    assert passed <= stated | {("study", "key_kept"), ("evidence", "epsilon_lower")}
+
+
+def test_every_computed_number_is_compared(certificate):
+    full = certificate.declare(earlier_spending=[Spending("counts", 0.5, 1e-9)]).as_dict()
+    compared = 0
+
+    def numbers_in(value, way=()):
+        if isinstance(value, dict | list):
+            for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from numbers_in(one, (*way, key))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield way, value
+
+    for way, value in numbers_in(full):
+        for other in (0.37, 0.9 * value, 1.1 * value, 1e-300, -value, value == 1):
+            if other is not False and (other == value or abs(other) + abs(value) < 1e-200):
+                continue
+            values = json.loads(json.dumps(full))
+            set_at(way, other)(values)
+            assert list(_differences(values, full, "")), (way, value, other)
+            compared += 1
+    assert compared > 400
+
+
+def test_a_little_less_is_wrong_and_a_little_more_is_not(plain, tmp_path, capsys):
+    # Other versions of numpy may compute a little less than a file states, never much more.
+    def times(factor):
+        def change(values):
+            values["numbers"]["profile"][0]["epsilon"] *= factor
+            values["numbers"]["epsilon"] *= factor
+
+        return forged(plain, change, tmp_path / "c.json")
+
+    assert plain["numbers"]["epsilon"] > 1.0
+    assert verify.main(times(1.0 - 1e-8)) == 1
+    assert verify.main(times(1.0 + 1e-8)) == 0
+    assert verify.main(times(1.0 + 1e-5)) == 1
+
+
+def test_forged_terminal_sequences_are_printed_as_escapes(certificate, tmp_path, capsys):
+    evil = 'x\x1b[1A\x1b[2K\nright: (0.1, 1e-05)-DP\u202e\u2028\u200b\x9b1A"'
+    found = certificate.declare(dataset=evil, responsible="P\u0430ul")
+    found = replace(found, study=replace(found.study, prior={evil: evil}))
+    for ending in ("json", "txt", "html"):
+        found.save(tmp_path / f"c.{ending}")
+        text = (tmp_path / f"c.{ending}").read_text()
+        assert all(one.isprintable() or one == "\n" for one in text)
+        assert "\nright:" not in text
+    assert "P\\u0430ul" in (tmp_path / "c.json").read_text()
+    assert verify.main([str(tmp_path / "c.json")]) == 0
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert all(line.isprintable() for line in out.splitlines())
+    assert 'responsible person: "P\\u0430ul"' in out  # not Paul
+    assert not any(line.startswith("right") for line in out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "certificate must be a readable json file"),
+        ("[]", "certificate must be of format"),
+        ('{"format": "other/1"}', "certificate must be of format .* got 'other/1'"),
+        ('{"format": "private-tuning-certificate/1"}', "got 'private-tuning-certificate/1', whose"),
+        ('{"format": "private-tuning-certificate/2"}', "certificate must have the fields"),
+        ('{"a": 1, "b": 2, "a": 1}', "a name must occur once in an object, got 'a' twice"),
+        ('{"a": NaN}', "a number must be finite, got NaN"),
+        ('{"a": -Infinity}', "a number must be finite, got -Infinity"),
+        ('{"a": 1e999}', "a number must be finite, got 1e999"),
+        ('{"a": 1%s}' % ("0" * 400), "an integer must be at most 2\\^53"),
+        ('{"a": 1%s}' % ("0" * 5000), "an integer must be at most 2\\^53"),
+        ("\ufeff{}", "certificate must be a readable json file"),
+        ('{"format": "\\u001b[2Jx\\ny"}', r"got '\\x1b\[2Jx\\ny'"),
+    ],
+)
+def test_what_is_no_certificate_is_one_line(tmp_path, capsys, text, words):
+    (tmp_path / "c.json").write_text(text, encoding="utf-8")
+    assert verify.main([str(tmp_path / "c.json")]) == 2
+    error = capsys.readouterr().err
+    assert re.search(words, error)
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("depth", [900, 5000, 50_000])
+@pytest.mark.parametrize("part", ["base", "made", "conditions"])
+def test_what_is_nested_too_deeply_is_no_certificate(plain, tmp_path, capsys, part, depth):
+    inside = '{"mechanism": "Composition", "parts": [' * depth + "1" + "]}" * depth
+    text = json.dumps({**plain, part: "@"}).replace('"@"', inside)
+    (tmp_path / "c.json").write_text(text)
+    assert verify.main([str(tmp_path / "c.json")]) in (1, 2)
+    assert capsys.readouterr().err.count("\n") <= 1
+
+
+HOSTILE = [
+    set_at(["conditions", 0, "words"], None),
+    set_at(["conditions", 0, "words"], ["a"]),
+    set_at(["conditions", 0], None),
+    set_at(["conditions"], None),
+    set_at(["void_if", 0], {}),
+    set_at(["setting"], []),
+    set_at(["statement"], 3),
+    set_at(["delta"], None),
+    set_at(["delta"], True),
+    set_at(["protocol"], "noisy-max:10"),
+    set_at(["numbers", "profile"], [{"delta": 0.1, "epsilon": 1.0 * n} for n in range(20_000)]),
+    set_at(["protocol"], ["tnb:1,0.5"]),
+    set_at(["numbers", "bounds"], ["region"] * 100_000),
+    set_at(["numbers", "bounds"], [str(n) for n in range(100_000)]),
+    set_at(["numbers", "bounds"], []),
+    set_at(["numbers"], dict.fromkeys(map(str, range(100_000)), 1.0)),
+    set_at(["study", "prior"], dict.fromkeys(map(str, range(100_000)), "")),
+    set_at(["training"], dict.fromkeys(map(str, range(100_000)), 1.0)),
+    set_at(["base", "mechanism"], "D" * 1_000_000),
+    set_at(["base", "noise_multiplier"], 1e300),
+    set_at(["base", "noise_multiplier"], []),
+    set_at(["numbers", "epsilon"], "9"),
+    set_at(["declaration"], None),
+    set_at(["declaration", "earlier_spending"], [None]),
+    set_at(["declaration", "dataset"], "x" * 100_000),
+    set_at(["made", "libraries"], {"numpy": None}),
+    set_at(["evidence"], 7),
+    set_at(["score"], {"noise_std": 0.0, "sensitivity": 1.0, "disjoint": 1}),
+    lambda values: values.pop("conditions"),
+    lambda values: values["setting"].pop("released"),
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE)
+def test_hostile_values_are_refused_soon_and_in_one_line(plain, tmp_path, capsys, change):
+    command = forged(plain, change, tmp_path / "c.json")
+    began = time.process_time()
+    assert verify.main(command) == 2
+    assert time.process_time() - began < 5.0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert len(captured.err) < 1100
+
+
+def test_large_file_is_not_read_to_its_end(tmp_path, capsys):
+    with open(tmp_path / "c.json", "wb") as file:
+        file.truncate(90_000_000)
+    assert verify.main([str(tmp_path / "c.json")]) == 2
+    assert "at most 10000000 bytes" in capsys.readouterr().err
+    assert verify.main([str(tmp_path / "none.json")]) == 2
+    assert verify.main([str(tmp_path)]) == 2
+
+
+def test_verification_has_a_time_limit(plain, tmp_path, capsys, monkeypatch):
+    command = forged(plain, lambda values: None, tmp_path / "c.json")
+
+    def forever(*_):
+        while True:
+            try:
+                time.sleep(10.0)
+            except Exception:  # no handler of errors swallows the end
+                continue
+
+    monkeypatch.setattr("audit.certificate.verification.compute", forever)
+    assert verify.main([*command, "--seconds", "0.2"]) == 2
+    assert "--seconds raises the limit" in capsys.readouterr().err
