@@ -41,7 +41,7 @@ types: $(VENV)/.installed
 
 # Builds the whole site every time. Warnings and dead links are errors. One process per notebook.
 docs: $(VENV)/.installed
-	rm -rf build/site
+	rm -rf build/site docs/reference/generated
 	$(BIN)/python -m sphinx -W --keep-going -q -E -j 4 -b html docs build/site
 	$(BIN)/python docs/check_links.py build/site
 	@echo "the site: build/site/index.html"

@@ -128,6 +128,15 @@ def _displayed_formula(translator: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def _shorten_diffs(app: Any, tree: nodes.document) -> None:
+    """Removes the names of the compared files, which are paths of this machine, from diffs."""
+    for block in tree.findall(nodes.literal_block):
+        if block.get("language") == "udiff":
+            shortened = "\n".join(block.astext().splitlines()[2:])
+            block.rawsource = shortened
+            block.children = [nodes.Text(shortened)]
+
+
 def setup(app: Any) -> None:
     """Connects the functions above to Sphinx."""
     app.add_html_math_renderer(
@@ -137,5 +146,6 @@ def setup(app: Any) -> None:
     )
     app.connect("builder-inited", _write_help_texts)
     app.connect("env-before-read-docs", _interleave)
+    app.connect("doctree-read", _shorten_diffs)
     app.connect("autodoc-process-docstring", _escape_formulas, priority=400)
     app.connect("autodoc-process-signature", _short_types)

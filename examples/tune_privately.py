@@ -59,7 +59,7 @@ def train(trial, records):
 if __name__ == "__main__":
     study = tuning.Study(
         space={"learning_rate": tuning.LogUniform(1.0, 4.0), "momentum": [0.0, 0.5]},
-        protocol="geometric:0.2",  # trains five candidates on average; their number is secret
+        protocol="geometric:0.2",  # a secret number of runs, five on average
         epsilon=3.0,
         delta=1e-5,
         steps=60,

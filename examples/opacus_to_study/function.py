@@ -1,4 +1,4 @@
-"""Opacus on the digits of scikit-learn: the training is a function of a candidate."""
+"""Trains digits with Opacus; the training is a function of a candidate."""
 
 import warnings
 

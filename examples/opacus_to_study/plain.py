@@ -1,4 +1,4 @@
-"""Opacus on the digits of scikit-learn: tries five learning rates and keeps the best model."""
+"""Trains digits with Opacus at five learning rates and keeps the best model."""
 
 import warnings
 
