@@ -10,6 +10,7 @@ from audit import checks
 from audit.accounting import Mechanism
 from audit.certificate import Certificate, model_hash
 from audit.claims import Kind
+from audit.errors import InvalidInput
 from audit.protocols import Protocol, RandomSearch, RandomStopping, UntilAccepted
 from audit.tuning import Best, Choice, Outcome, ProtocolViolation, Space, Study, Trial
 from audit.tuning.cost_of_trials import WAYS, TuningCost, cost_of_trials, trial_of
@@ -54,7 +55,7 @@ class PrivateStudy:
         settings: those of `tuning.Study`, except its space.
 
     Raises:
-        ValueError: as `tuning.Study`, or another protocol.
+        InvalidInput: as `tuning.Study`, or another protocol.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -73,7 +74,7 @@ class PrivateStudy:
         self._model: Any = None
         self._study = Study(Space({"": _Suggested()}), protocol, **settings)
         if not isinstance(self._study.protocol, RandomSearch | UntilAccepted | RandomStopping):
-            raise ValueError(
+            raise InvalidInput(
                 "protocol must draw each candidate anew (a distribution of K, until or stopping), "
                 f"got {self._study.protocol.spec}"
             )
@@ -168,7 +169,7 @@ def read_study(
         `unknown`.
 
     Raises:
-        ValueError: the mechanism of a trial is unknown.
+        InvalidInput: the mechanism of a trial is unknown.
 
     Example:
         >>> import optuna
@@ -184,7 +185,7 @@ def read_study(
     for trial in study.trials:
         one = trial_of({**trial.user_attrs, **trial.params}, neighbours) or base
         if one is None:
-            raise ValueError(
+            raise InvalidInput(
                 "trials must have noise_multiplier and steps, mu or rho in their parameters or "
                 f"user attributes, or base must be given, got trial {trial.number} without"
             )
@@ -251,7 +252,7 @@ def cost_of_study(
         The cost. A study of several objectives releases more than its best trial: all count.
 
     Raises:
-        ValueError: there is no such study, or the mechanism of a trial is unknown.
+        InvalidInput: there is no such study, or the mechanism of a trial is unknown.
 
     Example:
         >>> import optuna
@@ -272,7 +273,7 @@ def cost_of_study(
     several = len(study.directions) > 1
     if several or way == UNKNOWN:
         if protocol is not None or prior is not None:
-            raise ValueError(
+            raise InvalidInput(
                 "protocol and prior must come with random trials and one objective, got "
                 + ("several objectives" if several else "an unknown sampler: say chosen random")
             )
@@ -291,12 +292,12 @@ def _load(storage: str, name: str | None) -> Any:
     """A study with its trials, from a storage that is not changed.
 
     Raises:
-        ValueError: there is none, or it cannot be read.
+        InvalidInput: there is none, or it cannot be read.
     """
     try:
         import optuna
     except ImportError as error:
-        raise ValueError(
+        raise InvalidInput(
             "optuna must be installed to read its studies: see the extra [optuna]"
         ) from error
     where = checks.without_password(storage)
@@ -309,11 +310,11 @@ def _load(storage: str, name: str | None) -> Any:
             study.get_trials(deepcopy=False)  # read now, where what is damaged has a name
             return study
     except _NoStorage as error:
-        raise ValueError(str(error)) from None
+        raise InvalidInput(str(error)) from None
     except Exception as error:  # drivers of storages raise errors of any class
         # Errors of drivers may hold the address with its password: they are not chained.
-        raise ValueError(_what_is_wrong(error, where, name)) from None
-    raise ValueError(
+        raise InvalidInput(_what_is_wrong(error, where, name)) from None
+    raise InvalidInput(
         f"optuna must name one of the studies {', '.join(names) or '(there are none)'}, got "
         f"{name!r}"
     )

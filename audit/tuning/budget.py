@@ -51,6 +51,7 @@ from audit.accounting import (
 from audit.accounting.combinations import kinds
 from audit.accounting.conversion import epsilon_of_order
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 from audit.numerics import (
     COARSE_ORDERS,
     TINY,
@@ -90,7 +91,7 @@ class Filter(ABC):
         """The share of the cap that mechanisms spend, each used a number of times; 1 is the cap.
 
         Raises:
-            ValueError: this filter does not count a mechanism.
+            InvalidInput: this filter does not count a mechanism.
         """
 
     @property
@@ -117,7 +118,7 @@ class ListFilter(Filter):
         for kind, (amount, example) in used.items():
             if kind not in limits:
                 allowed = "; ".join(one.description for _, one in limits.values())
-                raise ValueError(
+                raise InvalidInput(
                     f"mechanism must be a part of the cap ({allowed}), got "
                     f"{example.description}{self.hint}"
                 )
@@ -276,7 +277,7 @@ class Budget:
             tuning that was killed goes on with what is left. Its cap cannot be changed.
 
     Raises:
-        ValueError: an argument is out of its range, or the file belongs to another budget.
+        InvalidInput: an argument is out of its range, or the file belongs to another budget.
 
     Example:
         >>> from audit.accounting import DpSgd
@@ -298,10 +299,10 @@ class Budget:
     ) -> None:
         self._delta = checks.interval("delta", delta, 0.0, 1.0)
         if expected is not None and not isinstance(expected, Mechanism):
-            raise ValueError(f"expected must be a mechanism, got {checks.one_line(expected)}")
+            raise InvalidInput(f"expected must be a mechanism, got {checks.one_line(expected)}")
         if isinstance(cap, Mechanism):
             if expected is not None:
-                raise ValueError("expected must not be given where the cap is a mechanism")
+                raise InvalidInput("expected must not be given where the cap is a mechanism")
             self._cap: Mechanism | None = cap
             # Sums of squares may exceed the cap by rounding; so its epsilon is rounded up.
             self._epsilon = cap.epsilon(self._delta) * (1.0 + 1e-9)
@@ -340,7 +341,7 @@ class Budget:
         """Whether `spend` would accept the mechanism.
 
         Raises:
-            ValueError: this budget does not count such a mechanism.
+            InvalidInput: this budget does not count such a mechanism.
         """
         try:
             self._after(mechanism, times)
@@ -352,7 +353,7 @@ class Budget:
         """How many more runs of one mechanism fit, at most a million million.
 
         Raises:
-            ValueError: this budget does not count such a mechanism.
+            InvalidInput: this budget does not count such a mechanism.
         """
         if not self.fits(mechanism):
             return 0
@@ -375,7 +376,7 @@ class Budget:
         Raises:
             BudgetExceeded: the cap would be exceeded. Nothing is spent; a smaller run may still
                 fit.
-            ValueError: this budget does not count such a mechanism.
+            InvalidInput: this budget does not count such a mechanism.
         """
         if self._file is None:
             self._spent = self._after(mechanism, times)
@@ -393,17 +394,17 @@ class Budget:
             BudgetExceeded: the cap would be exceeded.
         """
         if not isinstance(mechanism, Mechanism):
-            raise ValueError(f"mechanism must be a mechanism, got {checks.one_line(mechanism)}")
+            raise InvalidInput(f"mechanism must be a mechanism, got {checks.one_line(mechanism)}")
         times = checks.integer("times", times, 1, _MAX_TIMES)
         after = _with(self._spent, mechanism, times)
         stated = sorted(frozenset().union(*(relations(one) for one, _ in after)))
         if len(stated) > 1:
-            raise ValueError(
+            raise InvalidInput(
                 f"mechanism must have the neighbours of all others, got {' and '.join(stated)}"
             )
         sizes = sorted({group_size(one) for one, _ in after if relations(one)})
         if len(sizes) > 1:
-            raise ValueError(
+            raise InvalidInput(
                 "mechanism must have the group_size of all others, got "
                 f"{' and '.join(map(str, sizes))}"
             )
@@ -450,14 +451,14 @@ class Budget:
                 for one in kept["spent"]
             ]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
+            raise InvalidInput(
                 f"file must be a budget's, got {str(file)!r}, which cannot be read as one: "
                 f"{checks.one_line(error)}"
             ) from error
         mine = json.loads(json.dumps(self._settings()))
         if settings != mine:
             different = next(name for name in mine if settings[name] != mine[name])
-            raise ValueError(
+            raise InvalidInput(
                 f"{different} must be that of the budget in {str(file)!r}, "
                 f"{checks.one_line(settings[different])}, got {checks.one_line(mine[different])}: "
                 "a cap that is changed later holds nothing"
@@ -495,7 +496,7 @@ def _locked(file: Path) -> Iterator[None]:
             lock = file.with_name(file.name + ".lock")
             stack.enter_context(processes.locked(lock, wait=True))
         except OSError as error:
-            raise ValueError(
+            raise InvalidInput(
                 f"file must be where a file can be written, got {str(file)!r}"
             ) from error
         yield

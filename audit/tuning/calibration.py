@@ -5,18 +5,19 @@ from collections.abc import Callable
 
 from audit import checks
 from audit.accounting import DeltaUnreachable, DpSgd, Mechanism
+from audit.errors import InvalidInput
 from audit.numerics import safe_root
 from audit.protocols import Protocol, RandomSearch
 from audit.upper_bounds import calibrate_noise, tuning_cost
 from audit.upper_bounds.registry import find, row
 
-__all__ = ["noise_multiplier_for"]
+__all__ = ["least_noise_multiplier"]
 
 _TOLERANCE = 1e-4  # relative; the noise is rounded up by less
 _MIN_NOISE, _MAX_NOISE = 0.06, 1e6
 
 
-def noise_multiplier_for(
+def least_noise_multiplier(
     base_of: Callable[[float], Mechanism], protocol: Protocol, epsilon: float, delta: float
 ) -> float:
     """The least noise multiplier at which the whole tuning is (epsilon, delta)-DP.
@@ -34,7 +35,7 @@ def noise_multiplier_for(
         The noise multiplier, rounded up by less than 1e-4 of itself.
 
     Raises:
-        ValueError: no noise keeps the budget, for example because the score alone exceeds it.
+        InvalidInput: no noise keeps the budget, for example because the score alone exceeds it.
     """
     epsilon = checks.interval("epsilon", epsilon, 0.0, 1e4)
     delta = checks.interval("delta", delta, 0.0, 1.0)
@@ -70,7 +71,7 @@ def noise_multiplier_for(
         kept *= 8.0  # soon ends if no noise is enough
         if kept > _MAX_NOISE:
             tuning_cost(base_of(kept), protocol, delta)  # raises if no bound applies
-            raise ValueError(
+            raise InvalidInput(
                 f"epsilon must be one that some noise keeps with {protocol.spec}, got {epsilon!r}; "
                 "a private score may spend more than that alone"
             )

@@ -26,6 +26,7 @@ from audit.accounting import (
 from audit.accounting.combinations import kinds
 from audit.accounting.recorded import joined
 from audit.claims import Kind
+from audit.errors import InvalidInput
 from audit.numerics import format_exact, format_rounded
 from audit.protocols import Grid, Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Fixed
@@ -168,7 +169,7 @@ def cost_of_trials(
         The cost. Of adaptive budgets without a cap it is an odometer reading, which is no epsilon.
 
     Raises:
-        ValueError: there is no trial, an argument is none of these, a trial is none of the
+        InvalidInput: there is no trial, an argument is none of these, a trial is none of the
             prior's, or the cap does not hold all trials.
 
     Example:
@@ -184,19 +185,19 @@ def cost_of_trials(
     """
     runs = read_trials(trials) if isinstance(trials, str | Path) else list(trials)
     if not runs:
-        raise ValueError("trials must be at least one, got none")
+        raise InvalidInput("trials must be at least one, got none")
     chosen = checks.one_of("chosen", chosen, WAYS)
     checks.interval("delta", delta, 0.0, 1.0)
     if protocol is not None and chosen != "random":
-        raise ValueError(
+        raise InvalidInput(
             f"protocol must be given with chosen random only, got {protocol!r} with {chosen}"
         )
     search = RandomSearch(Fixed(len(runs))) if protocol is None else parse_protocol(protocol)
     if not isinstance(search, RandomSearch):
-        raise ValueError(f"protocol must be a random search, got {search.spec}")
+        raise InvalidInput(f"protocol must be a random search, got {search.spec}")
     for name, value in {"cap": cap, "budgets": budgets}.items():
         if value is not None and chosen != "sequential":
-            raise ValueError(f"{name} must be given with chosen sequential only, got {chosen}")
+            raise InvalidInput(f"{name} must be given with chosen sequential only, got {chosen}")
     if prior is not None:
         _check_prior(prior, dict.fromkeys(runs), chosen)
         prior = _fewer_drawn(prior)
@@ -239,7 +240,7 @@ def _looking_back(
     if budgets is not None:
         budgets = checks.one_of("budgets", budgets, PLANS)
         if cap is not None:
-            raise ValueError(f"budgets must not be given with a cap, got {budgets}")
+            raise InvalidInput(f"budgets must not be given with a cap, got {budgets}")
     if cap is not None:
         epsilon = Budget(cap, delta).epsilon
         only_gaussian = all(run.gaussian_mu is not None for run, _ in several)
@@ -249,7 +250,7 @@ def _looking_back(
         spent = several if isinstance(cap, Mechanism) else [(all_of(runs), 1)]
         share, source = kept.share(spent), kept.source
         if not share <= 1.0:
-            raise ValueError(
+            raise InvalidInput(
                 f"cap must hold all trials, got {len(runs)} that spend "
                 f"{format_rounded(share, up=True, digits=4)} times the cap: what exceeds its cap "
                 "has an odometer reading (budgets adaptive)"
@@ -364,16 +365,16 @@ def _check_prior(prior: Mechanism, runs: Iterable[Mechanism], chosen: str) -> No
     """Whether trials may have been drawn from a prior.
 
     Raises:
-        ValueError: they cannot.
+        InvalidInput: they cannot.
     """
     if chosen != "random":
-        raise ValueError(f"prior must be given with chosen random only, got chosen {chosen}")
+        raise InvalidInput(f"prior must be given with chosen random only, got chosen {chosen}")
     if isinstance(prior, Mixture) and prior.idle > 0.0:
-        raise ValueError(f"prior must have chances that sum to 1, got {1.0 - prior.idle:g}")
+        raise InvalidInput(f"prior must have chances that sum to 1, got {1.0 - prior.idle:g}")
     known = dict.fromkeys(prior.candidates if isinstance(prior, Mixture) else (prior,))
     for run in runs:
         if run not in known:
-            raise ValueError(f"prior must hold every trial, got none like {run.description}")
+            raise InvalidInput(f"prior must hold every trial, got none like {run.description}")
 
 
 _MAX_STEPS = 10**8  # that one `DpSgd` may have
@@ -434,13 +435,13 @@ def trial_of(
         group_size: number of records of one person, protected together.
 
     Raises:
-        ValueError: a value is out of its range, noise comes without steps, or a group has several
+        InvalidInput: a value is out of its range, noise comes without steps, or a group has several
             records and the trial has no noise multiplier.
     """
     known = {name: value for name, value in values.items() if value not in (None, "")}
     if "noise_multiplier" in known:
         if "steps" not in known:
-            raise ValueError("steps must be given with noise_multiplier, got none")
+            raise InvalidInput("steps must be given with noise_multiplier, got none")
         return DpSgd(
             known["noise_multiplier"],
             known["steps"],
@@ -449,7 +450,7 @@ def trial_of(
             group_size,
         )
     if group_size != 1 and ("mu" in known or "rho" in known):
-        raise ValueError(
+        raise InvalidInput(
             "group_size must be 1 for a trial with mu or rho, which hold for its own group, got "
             f"{checks.one_line(group_size)}"
         )
@@ -471,7 +472,7 @@ def read_trials(
         group_size: number of records of one person, protected together.
 
     Raises:
-        ValueError: the file is missing, or a row names no mechanism.
+        InvalidInput: the file is missing, or a row names no mechanism.
     """
     return [trial for trial, _ in _rows("trials", path, neighbours, group_size)]
 
@@ -485,7 +486,7 @@ def read_prior(path: str | Path, neighbours: str = "add-remove", group_size: int
         group_size: number of records of one person, protected together.
 
     Raises:
-        ValueError: the file is missing, a row names no mechanism, or chances do not sum to 1.
+        InvalidInput: the file is missing, a row names no mechanism, or chances do not sum to 1.
     """
     rows = _rows("prior", path, neighbours, group_size)
     found: dict[Mechanism, float] = {}
@@ -502,7 +503,7 @@ def _rows(
     """The mechanism of every row of a csv file, and the row. Equal rows are read once.
 
     Raises:
-        ValueError: the file is missing, its heading names no mechanism or names one column twice,
+        InvalidInput: the file is missing, its heading names no mechanism or names one column twice,
             or a row names no mechanism or more than one.
     """
     try:
@@ -524,11 +525,11 @@ def _rows(
                     raise _BadRow(f"{name}, line {lines.line_num}: {error}") from None
             found.append(read[row])
     except _BadRow as error:
-        raise ValueError(str(error)) from None
+        raise InvalidInput(str(error)) from None
     except (OSError, ValueError, csv.Error) as error:
-        raise ValueError(f"{name} must be a readable csv file, got {str(path)!r}") from error
+        raise InvalidInput(f"{name} must be a readable csv file, got {str(path)!r}") from error
     if not found:
-        raise ValueError(f"{name} must be at least one row below a heading, got none in {path}")
+        raise InvalidInput(f"{name} must be at least one row below a heading, got none in {path}")
     return found
 
 
@@ -579,14 +580,14 @@ def _row(
     fields: tuple[str, ...], heading: list[str], neighbours: str, group_size: int
 ) -> tuple[Mechanism, dict[str, str]]:
     if len(fields) > len(heading):
-        raise ValueError(
+        raise InvalidInput(
             f"row must have one value for each of {len(heading)} columns, got {len(fields)}: a "
             "decimal point is a point"
         )
     values = dict(zip(heading, fields, strict=False))
     told = [one for one in ("noise_multiplier", "mu", "rho") if values.get(one, "") != ""]
     if len(told) != 1:
-        raise ValueError(
+        raise InvalidInput(
             "row must have one of noise_multiplier, mu and rho, got "
             f"{' and '.join(told) or 'none of them'}"
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from audit import processes
+from audit.errors import InvalidInput
 
 __all__ = ["Journal", "Memory", "Record"]
 
@@ -132,7 +133,7 @@ class Journal(Memory):
         """Locks the folder against other processes.
 
         Raises:
-            ValueError: another process runs the study, or the folder holds something else.
+            InvalidInput: another process runs the study, or the folder holds something else.
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,13 +141,13 @@ class Journal(Memory):
             # The files of others must be neither hidden nor deleted.
             if names and not (_LOCK in names and names <= {*_NAMES}):
                 others = sorted(names - {*_NAMES}) or sorted(names)
-                raise ValueError(
+                raise InvalidInput(
                     f"folder must be empty, new, or that of a study, got {str(self.folder)!r}, "
                     f"which holds {others[0]!r}"
                 )
             self.folder.chmod(0o700)
         except OSError as error:
-            raise ValueError(
+            raise InvalidInput(
                 f"folder must be one that can be made and written, got {str(self.folder)!r}"
             ) from error
         with contextlib.ExitStack() as stack:
@@ -154,7 +155,7 @@ class Journal(Memory):
                 try:
                     stack.enter_context(processes.locked(self.folder / _LOCK, wait=False))
                 except TimeoutError as error:
-                    raise ValueError(
+                    raise InvalidInput(
                         f"folder must be that of a study not running elsewhere, got {self.folder}"
                     ) from error
             yield
@@ -163,16 +164,16 @@ class Journal(Memory):
         """The state of the study; None if it has not begun.
 
         Raises:
-            ValueError: the folder holds something else.
+            InvalidInput: the folder holds something else.
         """
         try:
             state = json.loads(self._state_path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"folder must hold a study, got {self._state_path}") from error
+            raise InvalidInput(f"folder must hold a study, got {self._state_path}") from error
         if not isinstance(state, dict) or state.get("format") != _FORMAT:
-            raise ValueError(f"folder must hold a study of format {_FORMAT}, got {self.folder}")
+            raise InvalidInput(f"folder must hold a study of format {_FORMAT}, got {self.folder}")
         checksum = state.pop("checksum", None)
         known = all(name in state and isinstance(state[name], _STATE[name]) for name in _STATE)
         if not known or checksum != _checksum("", state):
@@ -197,7 +198,7 @@ class Journal(Memory):
         """The finished runs; an incomplete last line is removed from the file.
 
         Raises:
-            ValueError: the file was edited or shortened.
+            InvalidInput: the file was edited or shortened.
         """
         self._checksum, self._lines = _checksum("", self.state() or {}), 0
         lines = self._read(self._records_path).split(b"\n")
@@ -246,7 +247,7 @@ class Journal(Memory):
         try:
             yield
         except OSError as error:
-            raise ValueError(
+            raise InvalidInput(
                 f"folder must be one that can be written, got {str(self.folder)!r} "
                 f"({error.strerror}); run the same study again, and it resumes"
             ) from error

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.errors import InvalidInput
 from audit.protocols import (
     Adaptive,
     Grid,
@@ -77,7 +78,7 @@ def tune(
         The winners in every view.
 
     Raises:
-        ValueError: the protocol cannot be simulated, or a score is NaN.
+        InvalidInput: the protocol cannot be simulated, or a score is NaN.
     """
     run, candidates = context.run, len(context.features)
     match protocol:
@@ -112,4 +113,4 @@ def tune(
             return [first_accepted(run, protocol, candidates, context.good_enough, included, rng)]
         case _:
             names = ", ".join(kind.name for kind in SIMULATED)
-            raise ValueError(f"protocol must be one of {names} in an audit, got {protocol.spec}")
+            raise InvalidInput(f"protocol must be one of {names} in an audit, got {protocol.spec}")

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from audit.errors import InvalidInput
 from audit.processes import end_with_parent
 from audit.tuning.one_run import Attempt, Task
 
@@ -21,7 +22,7 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
         jobs: number of runs at a time, in processes of joblib's active backend.
 
     Raises:
-        ValueError: the backend uses threads, which share output streams and random generators.
+        InvalidInput: the backend uses threads, which share output streams and random generators.
         RuntimeError: a worker died.
     """
     if jobs == 1:
@@ -33,7 +34,7 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
 
     backend, _ = get_active_backend()
     if getattr(backend, "supports_sharedmem", False):
-        raise ValueError(
+        raise InvalidInput(
             "joblib's active backend must run each job in a process (loky, dask or ray), got "
             f"{type(backend).__name__}"
         )

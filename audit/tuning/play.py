@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from audit.errors import StudyAborted
+from audit.errors import InvalidInput, StudyAborted
 from audit.protocols import Adaptive, RandomStopping, Subset, UntilAccepted
 from audit.tuning.journal import Memory, Record
 from audit.tuning.one_run import Accept, Attempt, Task, Train, seeded_alike
@@ -70,11 +70,11 @@ def play(
             exception, or the winner could not be reproduced.
     """
     if runs is None and accept is None:
-        raise ValueError(
+        raise InvalidInput(
             f"accept must be given with protocol {plan.protocol.spec}: a function of an outcome"
         )
     if jobs != 1 and isinstance(plan.protocol, _SEQUENTIAL):
-        raise ValueError(f"jobs must be 1 with protocol {plan.protocol.spec}, got {jobs!r}")
+        raise InvalidInput(f"jobs must be 1 with protocol {plan.protocol.spec}, got {jobs!r}")
     tuning = _Tuning(plan, key, train, accept, memory, _BestModel(memory.folder, save, load))
     if runs is None:
         tuning.run_until_accepted()

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.dpsgd import RunBatch
+from audit.errors import InvalidInput
 from audit.protocols import Adaptive, RandomStopping, UntilAccepted
 from audit.tuning.batch_samplers import Sampler
 from audit.tuning.winners import Run, Winners, empty_winners
@@ -81,7 +82,7 @@ def first_accepted(
         The winners; `runs` counts the runs up to the accepted one, or up to the stop.
 
     Raises:
-        ValueError: the protocol's acceptance is contradicted by too many rejections.
+        InvalidInput: the protocol's acceptance is contradicted by too many rejections.
     """
     size = len(included)
     if isinstance(protocol, RandomStopping):
@@ -118,7 +119,7 @@ def first_accepted(
         winners.take_proxies(who, outcomes, won)
         active = active[~found & (made < max_runs[active])]
     if isinstance(protocol, UntilAccepted) and (winners.chosen < 0).any():
-        raise ValueError(
+        raise InvalidInput(
             "acceptance must be a lower bound on the probability that a run is accepted, got "
             f"{protocol.acceptance!r}, but none of {int(winners.runs.max())} runs was accepted"
         )

@@ -11,6 +11,7 @@ import numpy as np
 
 from audit import checks
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 
 Candidate = dict[str, Any]
 
@@ -145,7 +146,7 @@ class Choice(Dimension):
     def __post_init__(self) -> None:
         checks.store_validated(self, values=tuple(self.values))
         if not self.values:
-            raise ValueError("values must be a list of at least one, got none")
+            raise InvalidInput("values must be a list of at least one, got none")
 
     def _index(self, u: float) -> int:
         return min(int(u * len(self.values)), len(self.values) - 1)
@@ -167,7 +168,7 @@ class Space:
     """Candidates as points of the unit cube, one independent coordinate per hyperparameter.
 
     Attributes:
-        dimensions: by name; an empty name stands for a list of complete candidates.
+        dimensions: by name; a list of complete candidates has an empty name.
     """
 
     dimensions: Mapping[str, Dimension]
@@ -181,7 +182,7 @@ class Space:
                 candidates, each a mapping, over which the prior is uniform.
 
         Raises:
-            ValueError: it is neither.
+            InvalidInput: it is neither.
 
         Example:
             >>> Space.parse({"lr": Uniform(0.0, 2.0), "hidden": [16, 32]}).at((0.5, 0.9))
@@ -191,13 +192,13 @@ class Space:
             return space
         if isinstance(space, Mapping):
             if not space:
-                raise ValueError("space must name at least one hyperparameter, got none")
+                raise InvalidInput("space must name at least one hyperparameter, got none")
             if "" in space:
-                raise ValueError("space must name every hyperparameter, got an empty name")
+                raise InvalidInput("space must name every hyperparameter, got an empty name")
             return cls({str(name): _dimension(str(name), given) for name, given in space.items()})
         candidates = list(space) if isinstance(space, Iterable) else []
         if not candidates or not all(isinstance(one, Mapping) for one in candidates):
-            raise ValueError(
+            raise InvalidInput(
                 "space must be a mapping from names to values, or a list of candidates, each a "
                 f"mapping, got {space!r}"
             )
@@ -229,10 +230,10 @@ class Space:
         """One point for every candidate, in order.
 
         Raises:
-            ValueError: there are infinitely many, or more than 100,000.
+            InvalidInput: there are infinitely many, or more than 100,000.
         """
         if self.size is None or self.size > _MAX_CANDIDATES:
-            raise ValueError(
+            raise InvalidInput(
                 "space must have finitely many candidates, at most "
                 f"{_MAX_CANDIDATES}, got {self.size or 'a continuous one'}"
             )
@@ -256,7 +257,7 @@ def _dimension(name: str, given: Any) -> Dimension:
         return given
     if isinstance(given, list | tuple | range) and len(given):
         return Choice(tuple(given))
-    raise ValueError(
+    raise InvalidInput(
         f"space[{name!r}] must be a list of values, Uniform, LogUniform or Integer, got {given!r}"
     )
 

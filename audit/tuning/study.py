@@ -16,11 +16,11 @@ from audit import __version__, checks, protocols
 from audit.accounting import DpSgd, Mechanism, mechanism_to_dict
 from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import PROTOCOLS
-from audit.errors import PrivacyLeak, StudyAborted
+from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
 from audit.numerics import format_rounded
 from audit.protocols import Grid, Protocol, RandomSearch, RandomStopping, Subset, UntilAccepted
 from audit.repetitions import Repetitions
-from audit.tuning.calibration import noise_multiplier_for
+from audit.tuning.calibration import least_noise_multiplier
 from audit.tuning.elapsed_time import ElapsedTime
 from audit.tuning.isolation import silent_for_good
 from audit.tuning.journal import Journal, Memory
@@ -88,7 +88,7 @@ class Study:
             returns the same result.
 
     Raises:
-        ValueError: something is out of its range, or no noise keeps the target.
+        InvalidInput: something is out of its range, or no noise keeps the target.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -125,23 +125,18 @@ class Study:
         self.private = _score_noise(scored_on)
         self.seed = None if seed is None else checks.integer("seed", seed, 0)
         self.keep = keep
-        self.expected_batch_size = expected_batch_size
-        if expected_batch_size is not None:
-            self.expected_batch_size = checks.interval(
-                "expected_batch_size", expected_batch_size, 0.0
-            )
+        self.expected_batch_size = (
+            None
+            if expected_batch_size is None
+            else checks.interval("expected_batch_size", expected_batch_size, 0.0)
+        )
         self._training = Training(steps, sampling_rate, neighbours, base)
         self._budgets = self._training.budgets(self.space)
         self._check_training()
         self.noise_multiplier = self._solved_noise()
         self.base = self._mechanism(self.noise_multiplier or 0.0, self.private)
         self._check_cost()
-        if folder == "":
-            folder = f".tuning-study-{self.settings_hash[:12]}"
-        try:
-            self._memory = Memory() if folder is None else Journal(folder)
-        except TypeError:
-            raise ValueError(f"folder must be a path or None, got {folder!r}") from None
+        self._memory = self._memory_in(folder)
         self._played: Played | None = None
         self._rehearsed = False
         # The tested conditions, and the function and the kind of records of the test.
@@ -151,7 +146,7 @@ class Study:
     def _check_training(self) -> None:
         training = self._training
         if isinstance(self.protocol, Subset) and training.neighbours == "replace-one":
-            raise ValueError(
+            raise InvalidInput(
                 f"neighbours must be add-remove or zero-out with {self.protocol.spec}, got "
                 f"{training.neighbours!r}"
             )
@@ -159,9 +154,9 @@ class Study:
             if self.epsilon is None or (
                 training.steps is None and "steps" not in self.space.dimensions
             ):
-                raise ValueError("epsilon and steps, or base, must be given, got neither")
+                raise InvalidInput("epsilon and steps, or base, must be given, got neither")
         elif replace(training, base=None) != Training(None, 1.0, _NEIGHBOURS, None):
-            raise ValueError("steps, sampling_rate and neighbours must not be given with base")
+            raise InvalidInput("steps, sampling_rate and neighbours must not be given with base")
 
     def _solved_noise(self) -> float | None:
         """The noise multiplier of every run; None if the base is not DP-SGD."""
@@ -169,7 +164,7 @@ class Study:
         if base is not None:
             return base.noise_multiplier if isinstance(base, DpSgd) else None
         assert self.epsilon is not None
-        return noise_multiplier_for(
+        return least_noise_multiplier(
             lambda noise: self._mechanism(noise, self.private),
             self.protocol,
             self.epsilon,
@@ -191,10 +186,20 @@ class Study:
             return
         if self.total_epsilon > self.epsilon:
             least = format_rounded(self.total_epsilon, up=True, digits=7)
-            raise ValueError(
+            raise InvalidInput(
                 f"epsilon must be at least {least}, the cost of this base with "
                 f"{self.protocol.spec}, got {self.epsilon!r}"
             )
+
+    def _memory_in(self, folder: str | Path | None) -> Memory:
+        if folder is None:
+            return Memory()
+        if folder == "":
+            folder = f".tuning-study-{self.settings_hash[:12]}"
+        try:
+            return Journal(folder)
+        except TypeError:
+            raise InvalidInput(f"folder must be a path or None, got {folder!r}") from None
 
     @cached_property
     def cost(self) -> UpperBound:
@@ -235,11 +240,11 @@ class Study:
         """SHA-256 of the settings.
 
         Raises:
-            ValueError: a value in the space is not the same in another process.
+            InvalidInput: a value in the space is not the same in another process.
         """
         text = json.dumps(self.settings, sort_keys=True)
         if address := re.search(r"<[^<>]* at 0x[0-9a-f]+>", text):
-            raise ValueError(
+            raise InvalidInput(
                 "space must hold values that read the same in every process, such as numbers and "
                 f"texts, got {address.group()}"
             )
@@ -341,10 +346,10 @@ class Study:
         """The certificate, which may be published with the best run.
 
         Raises:
-            ValueError: the study has not been run to its end.
+            InvalidInput: the study has not been run to its end.
         """
         if self._played is None:
-            raise ValueError("certificate needs a study that was run to its end: call run first")
+            raise InvalidInput("certificate needs a study that was run to its end: call run first")
         return self._certificate
 
     @cached_property
@@ -419,14 +424,14 @@ class Study:
         Raises:
             StudyAborted: a run was not the mechanism that the study accounts for, the winner could
                 not be reproduced, or every run raised an exception. Nothing is released.
-            ValueError: the folder belongs to another study, or to one that is running.
+            InvalidInput: the folder belongs to another study, or to one that is running.
             PrivacyLeak: the rehearsal found a broken premise of the training loop.
             Exception: any error of the rehearsal.
         """
         jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1)
         _functions(train=train, accept=accept, save=save, load=load)
         if (save is None) != (load is None):
-            raise ValueError("save and load must be given together, got one of them")
+            raise InvalidInput("save and load must be given together, got one of them")
         if self._played is not None:
             return self._played.best
         with self._memory.locked(), ElapsedTime(progress, self.protocol.mean_runs):
@@ -479,7 +484,7 @@ class Study:
                 )
                 raise
         elif accept is not None and isinstance(self.protocol, UntilAccepted | RandomStopping):
-            raise ValueError(
+            raise InvalidInput(
                 f"train must be rehearsed with {self.protocol.spec}, which may never end if every "
                 "run raises an exception: pass records=, call study.rehearse(train, accept=accept) "
                 "on synthetic records first, or pass rehearse=False"
@@ -500,9 +505,9 @@ class Study:
             }
             self._memory.begin(state)
         if state["settings"] != self.settings_hash:
-            raise ValueError(f"folder must hold a study of these settings, got {self.folder}")
+            raise InvalidInput(f"folder must hold a study of these settings, got {self.folder}")
         if self.seed is not None and state["key"] != hex(self.seed):
-            raise ValueError(f"seed must be the one that the study in {self.folder} began with")
+            raise InvalidInput(f"seed must be the one that the study in {self.folder} began with")
         if "void" in state:
             raise StudyAborted(
                 f"{state['void']} (delete {self.folder} to begin anew; the privacy cost of its "
@@ -518,7 +523,7 @@ class Study:
 def _functions(**given: Any) -> None:
     for name, one in given.items():
         if not (callable(one) or (one is None and name != "train")):
-            raise ValueError(f"{name} must be a function, got {one!r}")
+            raise InvalidInput(f"{name} must be a function, got {one!r}")
 
 
 def _nothing(trial: Trial) -> Outcome:
@@ -556,11 +561,11 @@ def _supported(spec: str | Repetitions | Protocol, space: Space) -> Protocol:
     protocol = protocols.parse_protocol(spec)
     if not isinstance(protocol, PROTOCOLS):
         names = ", ".join(kind.name for kind in PROTOCOLS)
-        raise ValueError(
+        raise InvalidInput(
             f"protocol must be one that a study can run ({names}), got {protocol.spec}"
         )
     if isinstance(protocol, Grid) and protocol.candidates != space.size:
-        raise ValueError(
+        raise InvalidInput(
             f"space must have the {protocol.candidates} candidates of {protocol.spec}, got "
             f"{space.size or 'a continuous one'}"
         )
@@ -572,7 +577,7 @@ def _score_noise(scored_on: str | Private) -> Private | None:
     if isinstance(scored_on, Private):
         return scored_on
     if scored_on != _PUBLIC:
-        raise ValueError(
+        raise InvalidInput(
             "scored_on must be 'public' or tuning.Private(noise_std=..., sensitivity=...): a "
             f"score with no noise on private records has no guarantee, got {scored_on!r}"
         )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from audit.accounting import Candidates, DpSgd, Mechanism, Mixture, WorstOf
+from audit.errors import InvalidInput
 from audit.protocols import Grid, Protocol, Subset
 from audit.tuning.outcome import Private
 from audit.tuning.space import Space
@@ -58,12 +59,12 @@ class Training:
         sampling rate never cost less, so the cost of the groups is an upper bound.
 
         Raises:
-            ValueError: a budget is not one of a list of values, or `base` is given.
+            InvalidInput: a budget is not one of a list of values, or `base` is given.
         """
         chances: dict[str, tuple[dict[str, Any], float]] = {}
         budgets = _named(space)
         if self.base is not None and any(budgets):
-            raise ValueError(f"space must not name {', '.join(_BUDGET)} if base is given")
+            raise InvalidInput(f"space must not name {', '.join(_BUDGET)} if base is given")
         for budget in budgets:
             before = chances.get(repr(budget), (budget, 0.0))[1]
             chances[repr(budget)] = budget, before + 1.0 / len(budgets)
@@ -134,5 +135,5 @@ def _named(space: Space) -> list[dict[str, Any]]:
         return [{}]
     part = Space(named)
     if part.size is None:
-        raise ValueError(f"space must name budgets as lists of values, got {part.prior}")
+        raise InvalidInput(f"space must name budgets as lists of values, got {part.prior}")
     return [part.at(point) for point in part.points()]

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.dpsgd import RunBatch, RunOutcomes
+from audit.errors import InvalidInput
 
 _PROXIES = ("lambda_a", "lambda_c", "lambda_known", "lambda_start", "lambda_end")
 Run = Callable[[RunBatch], Sequence[RunOutcomes]]
@@ -79,11 +80,11 @@ class Winners:
             index: [R], each run's index in its tuning.
 
         Raises:
-            ValueError: a score is NaN.
+            InvalidInput: a score is NaN.
         """
         scores = np.where(outcomes.finite, outcomes.scores, -np.inf)
         if np.isnan(scores).any():
-            raise ValueError("score must be a number for every run, got NaN")
+            raise InvalidInput("score must be a number for every run, got NaN")
         np.add.at(self.diverged, tuning, ~outcomes.finite)
         first = np.flatnonzero(np.diff(tuning, prepend=-1))
         highest = np.maximum.reduceat(scores, first)

@@ -26,7 +26,7 @@ def test_private_score_gets_its_noise_from_the_study():
 
 
 def test_candidates_with_budgets_cost_their_mean(monkeypatch):
-    monkeypatch.setattr(live, "noise_multiplier_for", lambda *_: 12.0)  # which takes seconds
+    monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 12.0)  # which takes seconds
     space = {"steps": [10, 40], "lr": [0.1, 1.0]}
     mixed = study(space=space, protocol="fixed:1", base=None, epsilon=9.0)
     parts = [accounting.DpSgd(12.0, steps, 1.0, "zero-out") for steps in (10, 40)]
@@ -38,7 +38,7 @@ def test_candidates_with_budgets_cost_their_mean(monkeypatch):
 
 
 def test_budgets_stand_beside_the_noise_of_a_private_score(monkeypatch):
-    monkeypatch.setattr(live, "noise_multiplier_for", lambda *_: 12.0)  # which takes seconds
+    monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 12.0)  # which takes seconds
     monkeypatch.setattr(live, "_by_region", lambda *_: True)
     private = tuning.Private(noise_std=4.0, sensitivity=1.0)
     mixed = study(
@@ -62,7 +62,7 @@ def test_budgets_of_a_grid_cost_each_its_own():
 
 
 def test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest(monkeypatch):
-    monkeypatch.setattr(live, "noise_multiplier_for", lambda *_: 12.0)  # which takes seconds
+    monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 12.0)  # which takes seconds
     monkeypatch.setattr(live, "_by_region", lambda *_: True)
     settings = {"base": None, "epsilon": 9.0, "protocol": "tnb:0,0.1"}
     many = study(space={"steps": range(1, 201)}, sampling_rate=0.1, **settings)
