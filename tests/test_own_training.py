@@ -289,8 +289,8 @@ def test_a_correct_training_is_not_accused(name):
     [(0.95, 30, 5), (0.5, 40, 27), pytest.param(0.95, 1000, 66, marks=pytest.mark.slow)],
 )
 def test_correct_trainings_are_accused_no_more_often_than_said(confidence, audits, allowed):
-    # The tightest training there is: one Gaussian of the canary's own coordinate, mu = 1. Beside
-    # its score it tells other numbers, so that a statistic is learned too. More than are
+    # The tightest training there is: one Gaussian of the canary's own coordinate, mu = 1. It
+    # also returns other numbers, so that a statistic is learned too. More than are
     # allowed have probability under 1 % if each has 1 - confidence. Few audits see an error that
     # is four times too large where half of all may err: 5 % and 20 % differ little in 30.
     mu = 1.0
@@ -340,7 +340,7 @@ def test_check_is_at_the_top_and_imports_nothing_before():
 
 @pytest.mark.parametrize("kind", ["logistic", "linear", "module", "binary", "own loss"])
 def test_whatever_is_trained_is_read(kind):
-    # Without noise the canary is told apart by what was learned of it, whatever the model.
+    # Without noise the learned statistic detects the canary, whatever the model.
     from sklearn.linear_model import LinearRegression, LogisticRegression
 
     features, labels = RECORDS
@@ -604,7 +604,7 @@ def test_one_run_of_many_canaries_finds_missing_noise_and_no_other():
 
 
 def test_canaries_that_do_not_interact_are_independent_trials():
-    # 50 coordinates of one run, mu = 2: by Kolmogorov and Smirnov their law, false alarm 1e-3.
+    # 50 coordinates of one run, mu = 2: Kolmogorov-Smirnov test, false alarm 1e-3.
     from scipy import stats
 
     from audit.own_training.runs import AuditTask, run_once

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from audit import checks, lower_bounds
+from audit.errors import InvalidInput
 from audit.own_training.attack import (
     MAX_EPSILON,
     Attack,
@@ -155,8 +156,10 @@ def check(
         claim = checks.interval("claim", claim, 0.0, closed_low=True)
     if not callable(train):
         raise ValueError(f"train must be a function, got {type(train).__name__}")
-    if len(candidates) == 0:
-        raise ValueError("candidates must name at least one, got none")
+    if not isinstance(candidates, Sequence) or isinstance(candidates, str) or not candidates:
+        raise InvalidInput(
+            f"candidates must be a sequence of at least one, got {checks.one_line(candidates)}"
+        )
     training_set = TrainingSet.of(records)
     is_dirac = isinstance(canary, DiracCanary)
     given = None if canary is None or is_dirac else one_record(canary)

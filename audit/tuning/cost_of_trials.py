@@ -538,7 +538,7 @@ class _BadRow(ValueError):
 
 
 def _check_heading(name: str, heading: list[str], path: str | Path) -> None:
-    """Whether a heading names what tells a mechanism, each once.
+    """Whether a heading names the columns that identify a mechanism, each once.
 
     Raises:
         _BadRow: it does not.
@@ -585,11 +585,11 @@ def _row(
             "decimal point is a point"
         )
     values = dict(zip(heading, fields, strict=False))
-    told = [one for one in ("noise_multiplier", "mu", "rho") if values.get(one, "") != ""]
-    if len(told) != 1:
+    identifying = [one for one in ("noise_multiplier", "mu", "rho") if values.get(one, "") != ""]
+    if len(identifying) != 1:
         raise InvalidInput(
             "row must have one of noise_multiplier, mu and rho, got "
-            f"{' and '.join(told) or 'none of them'}"
+            f"{' and '.join(identifying) or 'none of them'}"
         )
     trial = trial_of(values, neighbours, group_size)
     assert trial is not None  # the row has one of the three

@@ -261,7 +261,7 @@ def per_epoch(loop: Loop, state: Any) -> list[Any]:
 
 
 def half_rate(loop: Loop, state: Any) -> list[Any]:
-    """The accountant is told half of the rate."""
+    """The accountant records half of the rate."""
     return [(loop.noise_multiplier, loop.sampling_rate / 2, loop.steps)]
 
 
@@ -323,7 +323,7 @@ def update_statistics(state: Any) -> None:
 
 
 class HalfNoise(DPOptimizer):
-    """An `add_noise` of one's own with half of the noise."""
+    """A custom `add_noise` with half of the noise."""
 
     def add_noise(self) -> None:
         for p in self.params:
@@ -332,7 +332,7 @@ class HalfNoise(DPOptimizer):
 
 
 class NoClipping(DPOptimizer):
-    """A `clip_and_accumulate` of one's own that forgets to clip."""
+    """A custom `clip_and_accumulate` that does not clip."""
 
     def clip_and_accumulate(self) -> None:
         for p in self.params:
@@ -361,7 +361,7 @@ def private_count_of_steps(records: Any, candidate: Any, seed: int, watch: Any) 
 
 
 def scaler_without_noise(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
-    """Noisy coefficients beside an exact mean of the features."""
+    """Noisy coefficients and an exact mean of the features."""
     watch.claim(1.0)
     random = np.random.default_rng(seed)
     x = records.features.reshape(len(records), -1).astype(float)
@@ -477,7 +477,7 @@ BROKEN: dict[str, Control] = {
     "running mean of the records": Control(Loop(model=BatchNormed, before=update_statistics)),
     "Opacus, half of the noise": Control(OpacusLoop(optimizer_class=HalfNoise)),
     "Opacus, no clipping": Control(OpacusLoop(optimizer_class=NoClipping)),
-    "Opacus, accountant told more noise": Control(OpacusLoop(told=1.3)),
+    "Opacus, accountant records more noise": Control(OpacusLoop(recorded=1.3)),
     "Opacus, accountant not attached": Control(OpacusLoop(attach=False)),
     "Opacus, shuffled batches": Control(OpacusLoop(loader=shuffled, sampling_rate=0.25, steps=8)),
     "Opacus, weighted sampler": Control(
@@ -494,6 +494,6 @@ BROKEN: dict[str, Control] = {
     "a loop counter from private data (black box)": Control(
         private_count_of_steps, source=RECORDER
     ),
-    "an exact mean beside (black box)": Control(scaler_without_noise, source=RECORDER),
+    "an exact mean in addition (black box)": Control(scaler_without_noise, source=RECORDER),
     "declared sensitivity too small (black box)": Control(half_sensitivity, source=RECORDER),
 }

@@ -35,7 +35,7 @@ class Control:
 
 
 def _schedule(state: Any) -> None:
-    """The noise grows; the accountant is told."""
+    """The noise grows, and the accountant records it."""
     state.noise_multiplier = 1.0 + 0.2 * state.step
 
 
@@ -235,7 +235,7 @@ CORRECT: dict[str, Control] = {
         )
     ),
     "Opacus, accumulated batches": Control(
-        OpacusLoop(steps=4, accumulate=2, divisor=10, told_rate=0.5, loader=halves)
+        OpacusLoop(steps=4, accumulate=2, divisor=10, recorded_rate=0.5, loader=halves)
     ),
     "Opacus, BatchMemoryManager": Control(OpacusLoop(sampling_rate=0.5, steps=6, physical=4)),
     "make_private": Control(Private(), relation="zero-out"),

@@ -40,8 +40,8 @@ class OpacusLoop:
         steps, noise_multiplier, clip, sampling_rate, divisor, rate: as in `Loop`.
         optimizer_class: of the private optimizer.
         options: of the private optimizer.
-        told: the noise multiplier that the accountant is told, where it is another.
-        told_rate: likewise the rate.
+        recorded: the noise multiplier that the accountant records, if it is another.
+        recorded_rate: likewise the rate.
         loader: makes the batches of one pass, given (dataset, rate, steps).
         inner: the optimizer inside.
         accumulate: how many batches make a step.
@@ -59,8 +59,8 @@ class OpacusLoop:
     rate: float = 0.1
     optimizer_class: type[DPOptimizer] = DPOptimizer
     options: dict[str, Any] = field(default_factory=dict)
-    told: float | None = None
-    told_rate: float | None = None
+    recorded: float | None = None
+    recorded_rate: float | None = None
     inner: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
     accumulate: int = 1
     physical: int = 0
@@ -81,8 +81,8 @@ class OpacusLoop:
             **{"max_grad_norm": self.clip, **self.options},
         )
         accountant = RDPAccountant()
-        rate = self.sampling_rate if self.told_rate is None else self.told_rate
-        if self.attach and self.told is None:
+        rate = self.sampling_rate if self.recorded_rate is None else self.recorded_rate
+        if self.attach and self.recorded is None:
             optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(sample_rate=rate))
         watch(optimizer, model, accountant)
         x, y = torch.from_numpy(records.features), torch.from_numpy(records.labels)
@@ -97,8 +97,8 @@ class OpacusLoop:
                 self._train(model, optimizer, memory_safe)
         else:
             self._train(model, optimizer, loader)
-        if self.told is not None:
-            accountant.history = [(self.told, rate, self.steps)]
+        if self.recorded is not None:
+            accountant.history = [(self.recorded, rate, self.steps)]
         return model if self.result is None else self.result(model, x, y)
 
     def _train(self, model: Any, optimizer: Any, loader: Any) -> None:
