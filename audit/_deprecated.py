@@ -171,7 +171,7 @@ def renamed(package: str) -> Callable[[str], Any]:
         if old not in NAMES:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, _, new = NAMES[old].rpartition(".")
-        _warn(old, NAMES[old])
+        warn(old, NAMES[old])
         found = getattr(importlib.import_module(module), new)
         return _with_old_parameters(found, PARAMETERS[old]) if old in PARAMETERS else found
 
@@ -201,7 +201,7 @@ class OldModules(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Copies the names of the new module."""
         new = MODULES[module.__name__]
-        _warn(module.__name__, new)
+        warn(module.__name__, new)
         names = vars(importlib.import_module(new))
         vars(module).update({name: value for name, value in names.items() if name[:2] != "__"})
 
@@ -212,5 +212,6 @@ def install() -> None:
         sys.meta_path.append(OldModules())
 
 
-def _warn(old: str, new: str) -> None:
+def warn(old: str, new: str) -> None:
+    """Warns that an old name is used."""
     warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)

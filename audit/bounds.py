@@ -612,9 +612,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                     bound=bound,
                 )
                 affordable = [
-                    replace(one, law=_rounded_distribution(one.law)) for one in affordable
+                    replace(one, repetitions=_rounded_distribution(one.repetitions))
+                    for one in affordable
                 ]
-                distribution = affordable[0].law
+                distribution = affordable[0].repetitions
             protocol = RandomSearch(_rounded_distribution(distribution))
         if arguments.compare is not None:
             checks.interval(
@@ -663,7 +664,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ],
             "notes": notes,
             "affordable": [
-                {"repetitions": one.law.spec, "expected_quantile": one.expected_quantile}
+                {"repetitions": one.repetitions.spec, "expected_quantile": one.expected_quantile}
                 for one in affordable
             ],
         }
@@ -678,7 +679,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_comparison(compared, arguments.compare)
         for one in affordable:
             print(
-                f"{one.law.spec:24} expected quantile of the best run {one.expected_quantile:.5f}"
+                f"{one.repetitions.spec:24} expected quantile of the best run "
+                f"{one.expected_quantile:.5f}"
             )
     if arguments.plot is not None:
         from audit.report.cost import draw_cost

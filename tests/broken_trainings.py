@@ -292,7 +292,7 @@ def with_opacus(
     optimizer_class: type[DPOptimizer] = DPOptimizer,
     noise_multiplier: float = 4.0,
     clip: float = 0.5,
-    told: float | None = None,
+    recorded: float | None = None,
     sampling_rate: float = 1.0,
 ) -> Callable[..., nn.Module]:
     """A loop by Opacus's own parts: a small network, full batches, mu 0.5.
@@ -301,7 +301,7 @@ def with_opacus(
         optimizer_class: of the optimizer.
         noise_multiplier: sigma.
         clip: C.
-        told: the sigma passed to the accountant, if it is another.
+        recorded: the sigma passed to the accountant, if it is another.
         sampling_rate: the rate passed to the accountant; batches are full.
     """
 
@@ -314,9 +314,9 @@ def with_opacus(
             expected_batch_size=20,
         )
         accountant = RDPAccountant()
-        if told is None:
+        if recorded is None:
             optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(sample_rate=sampling_rate))
-        accountant.history = [] if told is None else [(told, 1.0, 4)]
+        accountant.history = [] if recorded is None else [(recorded, 1.0, 4)]
         watch(optimizer, model, accountant)
         x, y = torch.from_numpy(records.features), torch.from_numpy(records.labels)
         for _ in range(4):

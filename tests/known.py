@@ -5,30 +5,30 @@ import math
 from audit import repetitions
 
 
-class OwnLaw(repetitions.Repetitions):
+class OwnDistribution(repetitions.Repetitions):
     """A user's distribution of K that implements only the abstract methods."""
 
-    def __init__(self, law):
-        self.law = law
+    def __init__(self, inner):
+        self.inner = inner
 
-    spec = property(lambda self: f"my own {self.law.spec}")
-    mean = property(lambda self: self.law.mean)
-    probability_of_none = property(lambda self: self.law.probability_of_none)
+    spec = property(lambda self: f"my own {self.inner.spec}")
+    mean = property(lambda self: self.inner.mean)
+    probability_of_none = property(lambda self: self.inner.probability_of_none)
 
     def log_pmf(self, k):
-        return self.law.log_pmf(k)
+        return self.inner.log_pmf(k)
 
     def log_phi_at(self, log_x):
-        return self.law.log_phi_at(log_x)
+        return self.inner.log_phi_at(log_x)
 
     def one_minus_phi_at(self, log_x):
-        return self.law.one_minus_phi_at(log_x)
+        return self.inner.one_minus_phi_at(log_x)
 
     def log_phi_prime_at(self, log_x):
-        return self.law.log_phi_prime_at(log_x)
+        return self.inner.log_phi_prime_at(log_x)
 
     def sample(self, rng, size):
-        return self.law.sample(rng, size)
+        return self.inner.sample(rng, size)
 
 
 def assert_in_order(rows):

@@ -74,11 +74,19 @@ def project_files() -> list[Path]:
     return sorted(path for path in {file.resolve() for file in files} - own)
 
 
-@pytest.mark.parametrize("pattern", SETTINGS["checked"])
-def test_checked_files_contain_no_retired_phrase(pattern: str) -> None:
-    files = [path for path in ROOT.glob(pattern) if path.is_file() and path.suffix != ".pyc"]
+@pytest.mark.parametrize("folder", [".", *FOLDERS])
+def test_no_file_contains_a_retired_phrase(folder: str) -> None:
+    files = [
+        path
+        for path in project_files()
+        if (path.parent == ROOT if folder == "." else path.is_relative_to(ROOT / folder))
+    ]
     assert files
-    found = [line for path in files for line in retired(path.name, path.read_text())]
+    found = [
+        line
+        for path in files
+        for line in retired(path.relative_to(ROOT).as_posix(), path.read_text())
+    ]
     assert not found, "\n".join(found)
 
 

@@ -590,7 +590,7 @@ def test_a_dirac_canary_shows_the_whole_budget_and_needs_opacus():
 
 def test_one_run_of_many_canaries_finds_missing_noise_and_no_other():
     for noise_multiplier, leaks in ((0.0, True), (4.0, False)):
-        train = trainings.with_opacus(noise_multiplier=noise_multiplier, told=4.0, clip=0.01)
+        train = trainings.with_opacus(noise_multiplier=noise_multiplier, recorded=4.0, clip=0.01)
         empty = np.zeros((0, 7), np.float32), np.zeros(0, int)
         found = check_one_run(train, empty, canaries=50, dirac=True)
         assert found.leaks == leaks, str(found)
@@ -609,7 +609,7 @@ def test_canaries_that_do_not_interact_are_independent_trials():
 
     from audit.own_training.runs import AuditTask, run_once
 
-    train = trainings.with_opacus(noise_multiplier=1.0, told=1.0, clip=0.01)
+    train = trainings.with_opacus(noise_multiplier=1.0, recorded=1.0, clip=0.01)
     question = AuditTask(
         train, TrainingSet(np.zeros((0, 7), np.float32), np.zeros(0, int)), None, None, None, 1e-5
     )

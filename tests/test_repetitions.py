@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from known import OwnLaw
+from known import OwnDistribution
 from scipy import special, stats
 
 from audit import repetitions
@@ -157,7 +157,10 @@ def test_given_no_failure_is_bayes_rule_for_any_law(law, failure):
     expected /= expected.sum()
     x = np.array([0.0, 1e-3, 0.5, 0.99, 1.0])
     s = np.array([1e-15, 1e-6, 0.3])
-    for conditioned in (law.given_no_failure(failure), OwnLaw(law).given_no_failure(failure)):
+    for conditioned in (
+        law.given_no_failure(failure),
+        OwnDistribution(law).given_no_failure(failure),
+    ):
         np.testing.assert_allclose(conditioned.pmf(k), expected, rtol=1e-9, atol=1e-300)
         assert conditioned.mean == pytest.approx(float(expected @ k), rel=1e-8)
         assert conditioned.probability_of_none == pytest.approx(expected[0], rel=1e-9, abs=1e-300)
@@ -171,7 +174,7 @@ def test_given_no_failure_is_bayes_rule_for_any_law(law, failure):
 
 
 def test_given_no_failure_twice_and_its_sampler():
-    law = OwnLaw(repetitions.parse_repetitions("poisson:3"))
+    law = OwnDistribution(repetitions.parse_repetitions("poisson:3"))
     twice = law.given_no_failure(0.2).given_no_failure(0.5)
     np.testing.assert_allclose(
         twice.pmf(np.arange(9)), repetitions.Poisson(1.2).pmf(np.arange(9)), rtol=1e-12
@@ -183,7 +186,9 @@ def test_given_no_failure_twice_and_its_sampler():
     with pytest.raises(
         ValueError, match="failure must be smaller to sample from my own fixed:1000"
     ):
-        OwnLaw(repetitions.parse_repetitions("fixed:1000")).given_no_failure(0.5).sample(None, 1)
+        OwnDistribution(repetitions.parse_repetitions("fixed:1000")).given_no_failure(0.5).sample(
+            None, 1
+        )
 
 
 def test_rare_ends_of_a_two_point_law_do_not_vanish_when_no_run_fails():
@@ -194,7 +199,7 @@ def test_rare_ends_of_a_two_point_law_do_not_vanish_when_no_run_fails():
 
 
 def test_an_own_law_has_no_theorem_and_no_family():
-    law = OwnLaw(repetitions.parse_repetitions("tnb:0,0.1"))
+    law = OwnDistribution(repetitions.parse_repetitions("tnb:0,0.1"))
     assert law.power_law is law.profile_theorem is law.renyi_theorem is None
     assert law.untruncated is law
     assert law.means == (law.mean, law.mean)
@@ -318,5 +323,5 @@ def test_a_long_truncated_law_is_its_closed_form_less_the_tail():
 def test_a_law_of_ones_own_keeps_the_digits_of_some_run(spec):
     law = repetitions.parse_repetitions(spec)
     log_x = np.array([-np.inf, -300.0, -20.0, -1.0, -0.7, -0.5, -1e-3, 0.0])
-    own = OwnLaw(law).some_phi_at(log_x)
+    own = OwnDistribution(law).some_phi_at(log_x)
     np.testing.assert_allclose(own, law.some_phi_at(log_x), rtol=1e-13, atol=1e-300)

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from audit import checks
+from audit import _deprecated, checks
 from audit.accounting import DeltaUnreachable, DpSgd, GaussianMechanism, Mechanism, parse_mechanism
 from audit.numerics import TINY, bracket_near, safe_root
 from audit.protocols import Adaptive, Protocol, RandomSearch, parse_protocol
@@ -387,7 +387,7 @@ class AffordableRepetitions:
     """A distribution of K within the budget.
 
     Attributes:
-        law: the distribution of K.
+        repetitions: the distribution of K.
         expected_quantile: of the best candidate found, 1 - int phi (Papernot & Steinke, sec. 3.6).
 
     Example:
@@ -398,8 +398,14 @@ class AffordableRepetitions:
         0.677
     """
 
-    law: Repetitions
+    repetitions: Repetitions
     expected_quantile: float
+
+    @property
+    def law(self) -> Repetitions:
+        """Deprecated name of `repetitions`."""
+        _deprecated.warn("AffordableRepetitions.law", "AffordableRepetitions.repetitions")
+        return self.repetitions
 
 
 def best_repetitions(
@@ -455,7 +461,7 @@ def best_repetitions(
         )
     several = sorted(found.values(), key=lambda one: -one.expected_quantile)
     if bound is None:
-        more = _most_runs(several[0].law, base, target, delta, None)
-        if more.mean > several[0].law.mean:
+        more = _most_runs(several[0].repetitions, base, target, delta, None)
+        if more.mean > several[0].repetitions.mean:
             several[0] = AffordableRepetitions(more, more.expected_quantile())
     return several

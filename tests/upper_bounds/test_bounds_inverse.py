@@ -171,11 +171,11 @@ def test_the_best_law_has_the_highest_quantile_within_the_budget():
     found = upper_bounds.best_repetitions(base, target_epsilon=1.6, target_delta=DELTA)
     quantiles = [one.expected_quantile for one in found]
     assert quantiles == sorted(quantiles, reverse=True)
-    families = {one.law.spec.split(",")[0].split(":")[0] for one in found}
+    families = {one.repetitions.spec.split(",")[0].split(":")[0] for one in found}
     assert families == {"tnb", "poisson"}
     for one in found:
-        assert one.expected_quantile == pytest.approx(one.law.expected_quantile())
-        assert upper_bounds.tuning_cost(base, one.law, DELTA).epsilon <= 1.6
+        assert one.expected_quantile == pytest.approx(one.repetitions.expected_quantile())
+        assert upper_bounds.tuning_cost(base, one.repetitions, DELTA).epsilon <= 1.6
     with pytest.raises(ValueError, match="target-epsilon must be one that some distribution"):
         upper_bounds.best_repetitions(base, target_epsilon=0.1, target_delta=DELTA)
 

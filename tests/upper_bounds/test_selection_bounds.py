@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from known import OwnLaw, assert_in_order
+from known import OwnDistribution, assert_in_order
 from scipy import integrate, optimize, stats
 
 from audit import accounting, repetitions, upper_bounds
@@ -239,7 +239,9 @@ def test_the_law_of_k_when_no_run_failed(spec):
 @pytest.mark.parametrize("base", [GaussianMechanism(0.4), ApproximateDp(0.2, 1e-9)])
 def test_a_law_of_ones_own_has_the_bounds_of_every_law_and_no_others(spec, base):
     known = repetitions.parse_repetitions(spec)
-    own = {row.name: row for row in upper_bounds.all_upper_bounds(base, OwnLaw(known), DELTA)}
+    own = {
+        row.name: row for row in upper_bounds.all_upper_bounds(base, OwnDistribution(known), DELTA)
+    }
     for row in upper_bounds.all_upper_bounds(base, known, DELTA):
         if row.name in ("liu-talwar", "corollary-4", "renyi", "profile", "lemma-22"):
             assert row.name not in own or not own[row.name].applies
