@@ -2,16 +2,20 @@
 
 import collections
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
 
-from audit import numerics
-from audit.certificate import numbers
+from audit import accounting, numerics, tuning
+from audit.certificate import Certificate, compute, numbers
 from audit.lower_bounds import monte_carlo, pooled_scan, rank_sum
 from audit.upper_bounds import registry
 
@@ -67,3 +71,44 @@ def quick_reports(cached_bounds: None) -> Iterator[None]:
         clear_caches()
         yield
     clear_caches()
+
+
+@pytest.fixture
+def region_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificates are issued with one bound, which is fast."""
+    monkeypatch.setattr(
+        "audit.certificate.certificate.compute", lambda *given: compute(*given, ["region"])
+    )
+
+
+@pytest.fixture(scope="session")
+def certificate() -> Certificate:
+    """A certificate with one bound, which is fast to recompute."""
+    study = tuning.Study(
+        {"lr": tuning.LogUniform(0.01, 1.0), "hidden": [16, "<b>"]},
+        "tnb:1,0.5",
+        base=accounting.DpSgd(20.0, 100),
+        folder=None,
+    )
+    study.run(lambda trial: tuning.Outcome(trial.candidate["lr"], "model"))
+    found = study.certificate
+    numbers = compute(found.base, found.protocol, found.delta, ["region"])
+    assert numbers.epsilon <= 1.01 * found.numbers.epsilon
+    return replace(found, numbers=numbers)
+
+
+@pytest.fixture(scope="module")
+def plain(certificate: Certificate) -> dict[str, Any]:
+    """The certificate as plain values."""
+    return certificate.with_evidence(0.1, 0.95, 100, 200).as_dict()
+
+
+@pytest.fixture(scope="session")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ssh key."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("ssh-keygen is not installed")
+    path = tmp_path_factory.mktemp("keys") / "key"
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)]
+    subprocess.run(command, check=True)
+    return path

@@ -524,7 +524,7 @@ def test_the_crafted_canary_is_where_nobody_is():
         ({"confidence": 1.0}, "confidence must be"),
         ({"games": 1}, "games must be"),
         ({"claim": -1.0}, "claim must be"),
-        ({"candidates": ()}, "candidates must name"),
+        ({"candidates": ()}, "candidates must be a sequence"),
         ({"train": lambda *_: None}, "train must return"),
         ({"train": lambda *_: object()}, "train must return"),
         ({"train": lambda r, c, s, watch: watch(3)}, "watch must be given an optimizer"),
