@@ -189,6 +189,92 @@ static PyObject *normals(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* One parameter tensor of R runs, and the gradient left right^T of one record. */
+typedef struct {
+    uint64_t weights, left, right; /* addresses: [R, rows, columns], [R, rows], [R or 1, columns] */
+    int64_t rows, columns, is_shared; /* whether all runs share `right` */
+} parameter;
+
+#define FLOATS(address) ((float *)(uintptr_t)(address))
+
+INLINE real vector_at(const float *from) {
+    real x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
+/* p = noise + factor gradient, w += descent p; returns <p, gradient>. */
+static float descend_span(const float *noise, const float *gradient, float *w, int64_t size,
+                          float factor, float descent) {
+    real sums = {0};
+    int64_t i = 0;
+    for (; i + LANE <= size; i += LANE) {
+        const real g = vector_at(gradient + i), p = vector_at(noise + i) + g * factor;
+        const real moved = vector_at(w + i) + p * descent;
+        memcpy(w + i, &moved, sizeof moved);
+        sums += p * g;
+    }
+    float sum = 0;
+    for (int lane = 0; lane < LANE; lane++) sum += sums[lane];
+    for (; i < size; i++) {
+        const float p = noise[i] + gradient[i] * factor;
+        w[i] += p * descent;
+        sum += p * gradient[i];
+    }
+    return sum;
+}
+
+#define SPAN (64 * NUMBERS) /* numbers drawn at once, which stay in the first-level cache */
+
+/* One step of one run: every parameter is updated as soon as its noise is drawn. Returns
+ * <p, gradient>, and p's first coordinate in `first`. */
+static float descend_run(place next, int run, float scale, float factor, float descent,
+                         const parameter *parameters, int count, float *first) {
+    float numbers[SPAN];
+    int64_t at = SPAN, remaining = 0;
+    double product = 0;
+    for (int k = 0; k < count; k++) remaining += parameters[k].rows * parameters[k].columns;
+    for (int k = 0; k < count; k++) {
+        const parameter *p = parameters + k;
+        float *w = FLOATS(p->weights) + run * p->rows * p->columns;
+        const float *right = FLOATS(p->right) + (p->is_shared ? 0 : run * p->columns);
+        for (int64_t row = 0; row < p->rows; row++) {
+            const float left = FLOATS(p->left)[run * p->rows + row];
+            for (int64_t column = 0, size; column < p->columns; column += size) {
+                if (at == SPAN) {
+                    fill(&next, 1, scale, (char *)numbers, remaining < SPAN ? remaining : SPAN);
+                    next.counter[0] += SPAN / 4;
+                    at = 0;
+                }
+                size = p->columns - column < SPAN - at ? p->columns - column : SPAN - at;
+                product += (double)left * descend_span(numbers + at, right + column, w, size,
+                                                       factor * left, descent);
+                if (k + row + column == 0) *first = numbers[0] + right[0] * (factor * left);
+                w += size, at += size, remaining -= size;
+            }
+        }
+    }
+    return (float)product;
+}
+
+static PyObject *descend(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long seeds, scales, factors, descents, parameters, products, firsts;
+    unsigned int stream, step;
+    int runs, count;
+    if (!PyArg_ParseTuple(args, "KiIIKKKKiKK", &seeds, &runs, &stream, &step, &scales, &factors,
+                          &descents, &parameters, &count, &products, &firsts))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (int run = 0; run < runs; run++)
+        FLOATS(products)[run] = descend_run(
+            place_of((const uint64_t *)(uintptr_t)seeds, run, step, stream), run,
+            FLOATS(scales)[run], FLOATS(factors)[run], FLOATS(descents)[run],
+            (const parameter *)(uintptr_t)parameters, count, FLOATS(firsts) + run);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyObject *batches(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long seeds, below, out;
@@ -320,6 +406,9 @@ static PyMethodDef methods[] = {
     {"normals", normals, METH_VARARGS,
      "normals(seeds, runs, stream, step, scales, out, size): [runs, size] floats; addresses as "
      "ints."},
+    {"descend", descend, METH_VARARGS,
+     "descend(seeds, runs, stream, step, scales, factors, descents, parameters, count, products, "
+     "firsts): one step of R runs."},
     {"batches", batches, METH_VARARGS,
      "batches(seeds, runs, stream, step, below, out, size): [runs, size] bytes, 1 where 64 bits "
      "are below."},

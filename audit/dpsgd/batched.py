@@ -82,6 +82,11 @@ class BatchedEngine:
         """A function from the parameters and every run's C, [R], to the clipped canary gradient."""
         if not isinstance(canary, InputCanary):
             return lambda _, clip: DiracGradient(clip)
+        return self._record_gradient(canary)
+
+    def _record_gradient(
+        self, canary: InputCanary
+    ) -> Callable[[Parameters, Tensor], ClippedRecord]:
         x, y = self._tensors(canary.features[None], np.array([canary.label]))
         return clipped_record(self._model, x, y, self._precision)
 
@@ -208,14 +213,28 @@ class BatchedEngine:
         residual = torch.zeros(count, dtype=torch.float64, device=self._device)
         proxies = [Proxies(s, batch.candidate, self._device) for _ in canaries]
         gradients = [self._gradient(canary) for canary in canaries]
-
-        noise = self._noise(batch, theta[0])
         sampled = self._sampled_records(batch)
-        for released, (taken, canary_taken) in zip(noise, sampled, strict=True):
+        # Without training records, each weight is updated as soon as its noise is drawn.
+        is_fused = self._training is None and velocity is None and noise.can_descend(theta[0])
+        if is_fused and len(canaries) == 1 and isinstance(canaries[0], InputCanary):
+            scales = self._noise_scales(batch).astype(np.float32)
+            gradient_of = self._record_gradient(canaries[0])
+            for i, (_, canary_taken) in enumerate(sampled):
+                gradient = gradient_of(theta, clip)
+                weights = (included & canary_taken).to(theta[0].dtype)
+                product, first = noise.descend(
+                    state, gradient.outer_products, weights, descent, batch.seeds, i, scales
+                )
+                residual += first
+                proxies[0].add(product, product, gradient.squared_norm)
+            return theta, proxies, residual
+
+        drawn = self._noise(batch, theta[0])
+        for released, (taken, canary_taken) in zip(drawn, sampled, strict=True):
             # `released` starts as the noise and becomes p_i. A canary's gradient z is computed
             # before step i.
             canary_weight = (included & canary_taken).to(theta[0].dtype)[:, None]
-            canary_gradients = [gradient(theta, clip) for gradient in gradients]
+            canary_gradients = [gradient_of(theta, clip) for gradient_of in gradients]
             canary_gradients[0].add_to(released, canary_weight)
             residual += released[0][:, 0]
             known_products = [z.inner(released) for z in canary_gradients]
@@ -237,17 +256,21 @@ class BatchedEngine:
     def _noise(self, batch: RunBatch, like: Tensor) -> Iterator[Parameters]:
         """Yields, for every step, N(0, C^2 sigma^2) noise as one [R, size] per parameter."""
         s = self._settings
-        _, clip, _ = s.hyperparameters_of(batch.candidate)
         sizes = [p.numel() for p in self._initial]
         for drawn in noise.gaussian_steps(
             batch.seeds,
-            clip * s.noise_multiplier,
+            self._noise_scales(batch),
             s.steps,
             like,
             self.parameters,
             self.memory.steps_at_once(self.parameters, s.steps),
         ):
             yield list(torch.split(drawn, sizes, dim=1))
+
+    def _noise_scales(self, batch: RunBatch) -> NDArray[np.float64]:
+        """The standard deviation of every run's noise, sigma C, [R]."""
+        _, clip, _ = self._settings.hyperparameters_of(batch.candidate)
+        return clip * self._settings.noise_multiplier
 
     def _sampled_records(self, batch: RunBatch) -> Iterator[tuple[Tensor | None, Tensor]]:
         """Yields, for every step, the sampled records, [R, n] (None: all), and canaries, [R]."""

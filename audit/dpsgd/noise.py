@@ -9,7 +9,7 @@ compiler, numpy computes them at a thirtieth of the speed. A normal number has 3
 A GPU uses one torch generator per run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from audit.dpsgd import streams
 from audit.dpsgd.extensions import load_extension
+from audit.dpsgd.parameters import Parameters
+from audit.dpsgd.record_gradients import OuterProduct
 
 Words = NDArray[np.uint32]
 Floats = NDArray[np.float32]
@@ -118,6 +120,55 @@ def fill_normals(
     seeds, scales = np.ascontiguousarray(seeds), np.ascontiguousarray(scales)
     addresses = (scales.ctypes.data, numbers.data_ptr())
     _compiled.normals(seeds.ctypes.data, runs, stream, step, *addresses, size)
+
+
+def can_descend(weights: Tensor) -> bool:
+    """Whether `descend` supports such weights: it needs a compiler, float32 and a CPU."""
+    on_cpu = weights.device.type in _DEVICES
+    return _compiled is not None and on_cpu and weights.dtype == torch.float32
+
+
+def descend(
+    state: Parameters,
+    gradient: Sequence[OuterProduct],
+    factors: Tensor,
+    descent: Tensor,
+    seeds: NDArray[np.uint64],
+    step: int,
+    scales: Floats,
+) -> tuple[Tensor, Tensor]:
+    """One step of R runs on at most one record: p = noise + factor * gradient, w += descent * p.
+
+    Every weight is updated as soon as its noise is drawn, so p is never stored.
+
+    Args:
+        state: the weights w, one [R, size] per parameter, overwritten.
+        gradient: the record's clipped gradient, one product per parameter.
+        factors: [R], 1 where the record is in the batch and 0 elsewhere.
+        descent: [R], the negative learning rates.
+        seeds: [R], one per run.
+        step: index of the step.
+        scales: [R], the standard deviation of the noise.
+
+    Returns:
+        <p, gradient> and the first coordinate of p, [R] each.
+    """
+    # The extension receives addresses only, so these tensors must stay referenced.
+    factored = [(left.contiguous(), right.contiguous()) for left, right in gradient]
+    table = np.array(
+        [
+            (w.data_ptr(), left.data_ptr(), right.data_ptr(), left.shape[1], right.shape[1],
+             len(right) < len(w))
+            for w, (left, right) in zip(state, factored, strict=True)
+        ],
+        np.uint64,
+    )  # fmt: skip
+    products, firsts = torch.empty(2, len(seeds))
+    _compiled.descend(
+        seeds.ctypes.data, len(seeds), _NOISE, step, scales.ctypes.data, factors.data_ptr(),
+        descent.data_ptr(), table.ctypes.data, len(table), products.data_ptr(), firsts.data_ptr(),
+    )  # fmt: skip
+    return products, firsts
 
 
 def fill_batches(

@@ -5,9 +5,8 @@ can be computed without storing [R, m, parameters] (book-keeping: Bu et al. 2023
 private optimization on large model at small cost").
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -15,6 +14,9 @@ from torch import Tensor
 
 from audit.dpsgd.parameters import Parameters, flat, shaped
 from audit.dpsgd.products import affine
+
+# Vectors u [R, rows] and v, [R, columns] or [1, columns]; the product of a run is u v^T.
+OuterProduct = tuple[Tensor, Tensor]
 
 
 class RecordGradients(Protocol):
@@ -33,12 +35,8 @@ class RecordGradients(Protocol):
         """sum_j factors[:, j] * gradient_j for factors [R, m]; one [R, ...] per parameter."""
         ...
 
-    def inner(self, vectors: Parameters) -> Tensor:
-        """<gradient, vectors> for a single record, [R]; vectors are one [R, size] per parameter."""
-        ...
-
-    def add_to(self, vectors: Parameters, factors: Tensor) -> None:
-        """Adds factors [R, 1] * gradient of a single record to vectors [R, size], in place."""
+    def outer_products(self, factors: Tensor) -> list[OuterProduct]:
+        """The gradient of a single record times factors [R, 1], one product per parameter."""
         ...
 
 
@@ -73,21 +71,11 @@ class OuterProducts:
             weight = affine(rows.T, self.x.T).view(runs, outputs, -1)
         return [weight, delta.sum(1)] if self.has_bias else [weight]
 
-    def inner(self, vectors: Parameters) -> Tensor:
-        """delta^T V x, without forming delta x^T."""
-        matrix = vectors[0].view(len(vectors[0]), self.delta.shape[2], -1)
-        x = self.x if self.x.dim() == 3 else self.x.expand(len(matrix), 1, -1)
-        product = x @ matrix.transpose(1, 2)
-        if self.has_bias:
-            product = product + vectors[1][:, None]
-        return (product * self.delta).sum((1, 2))
-
-    def add_to(self, vectors: Parameters, factors: Tensor) -> None:
-        """Adds a rank-one product."""
-        delta = self.delta[:, 0] * factors
-        vectors[0].view(*delta.shape, -1).addcmul_(delta[:, :, None], self.x)
-        if self.has_bias:
-            vectors[1].add_(delta)
+    def outer_products(self, factors: Tensor) -> list[OuterProduct]:
+        """See `RecordGradients`."""
+        delta = self.delta[:, 0]
+        weight = (delta * factors, self.x[:, 0] if self.x.dim() == 3 else self.x)
+        return [weight, (factors, delta)] if self.has_bias else [weight]
 
 
 @dataclass
@@ -114,21 +102,9 @@ class ExplicitGradients:
             (factors[:, None] @ g.flatten(2)).view(len(g), *g.shape[2:]) for g in self.gradients
         ]
 
-    @cached_property
-    def _single(self) -> Parameters:
-        """The gradient of a single record, [R, size]."""
-        return [flat(g[:, 0]) for g in self.gradients]
-
-    def inner(self, vectors: Parameters) -> Tensor:
-        """Sum of products."""
-        return torch.stack(
-            [torch.linalg.vecdot(v, g) for v, g in zip(vectors, self._single, strict=True)]
-        ).sum(0)
-
-    def add_to(self, vectors: Parameters, factors: Tensor) -> None:
-        """Scaled addition."""
-        for v, g in zip(vectors, self._single, strict=True):
-            v.addcmul_(g, factors)
+    def outer_products(self, factors: Tensor) -> list[OuterProduct]:
+        """See `RecordGradients`."""
+        return [(factors, flat(g[:, 0])) for g in self.gradients]
 
 
 @dataclass
@@ -162,31 +138,30 @@ class ClippedRecord:
         squared_norm: squared norm of the clipped gradient, [R].
 
     Attributes:
+        outer_products: the clipped gradient, one product per parameter.
         squared_norm: see the argument.
     """
 
     def __init__(
         self, gradients: Sequence[RecordGradients], factors: Tensor, squared_norm: Tensor
     ) -> None:
-        self._gradients = gradients
-        self._factors = factors
+        self.outer_products = [pair for g in gradients for pair in g.outer_products(factors)]
         self.squared_norm = squared_norm
 
     def add_to(self, vectors: Parameters, weights: Tensor) -> None:
         """Adds weights [R, 1] times the gradient to vectors, one [R, size] per parameter."""
-        for gradients, own in self._with(vectors):
-            gradients.add_to(own, weights * self._factors)
+        for vector, (left, right) in zip(vectors, self.outer_products, strict=True):
+            matrix = vector.view(*left.shape, -1)
+            matrix.addcmul_((weights * left)[:, :, None], right[:, None])
 
     def inner(self, vectors: Parameters) -> Tensor:
         """<gradient, vectors>, [R]."""
-        parts = [gradients.inner(own) for gradients, own in self._with(vectors)]
-        return torch.stack(parts).sum(0) * self._factors[:, 0]
-
-    def _with(self, vectors: Parameters) -> Iterator[tuple[RecordGradients, Parameters]]:
-        at = 0
-        for gradients in self._gradients:
-            yield gradients, vectors[at : at + gradients.parameters]
-            at += gradients.parameters
+        parts = []
+        for vector, (left, right) in zip(vectors, self.outer_products, strict=True):
+            matrix = vector.view(*left.shape, -1)
+            product = right[:, None].expand(len(matrix), 1, -1) @ matrix.transpose(1, 2)
+            parts.append((product[:, 0] * left).sum(1))
+        return torch.stack(parts).sum(0)
 
 
 class DiracGradient:

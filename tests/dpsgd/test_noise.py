@@ -3,6 +3,7 @@
 Each statistical test has a false-alarm rate of 1e-4.
 """
 
+import functools
 import shutil
 import subprocess
 
@@ -75,6 +76,35 @@ def test_all_implementations_give_the_same_bits(extension, monkeypatch, size):
         found.append((numbers.view(torch.int32), taken))
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_fused_step_equals_its_parts(extension, monkeypatch, is_shared):
+    """The weights' bits equal those of separate operations; the product equals up to rounding."""
+    monkeypatch.setattr(noise, "_compiled", extension)
+    generator = torch.Generator().manual_seed(0)
+    runs, sizes = 3, ((7, 785), (7, 1), (1, 5000))
+    normal = functools.partial(torch.randn, generator=generator)
+    gradient = [(normal(runs, m), normal(1 if is_shared else runs, n)) for m, n in sizes]
+    state = [normal(runs, m * n) for m, n in sizes]
+    factors, descent = torch.tensor([1.0, 0.0, 1.0]), torch.tensor([-0.1, -0.2, -0.3])
+    seeds, scales = np.array([1, 2, 3], np.uint64), np.array([0.5, 1, 2], np.float32)
+    released = torch.empty(runs, sum(w.shape[1] for w in state))
+    noise.fill_normals(released, seeds, 0, 7, scales)
+    expected, products, moved = [], torch.zeros(runs, dtype=torch.float64), []
+    for w, (left, right), p in zip(
+        state, gradient, released.split([w.shape[1] for w in state], dim=1), strict=True
+    ):
+        product = (left[:, :, None] * right[:, None]).flatten(1)
+        p += (right[:, None] * (left * factors[:, None])[:, :, None]).flatten(1)
+        products += (product.double() * p.double()).sum(1)
+        moved.append(p)
+        expected.append(w + p * descent[:, None])
+    found, first = noise.descend(state, gradient, factors, descent, seeds, 7, scales)
+    for w, wanted in zip(state, expected, strict=True):
+        assert torch.equal(w, wanted)
+    assert torch.equal(first, moved[0][:, 0])
+    torch.testing.assert_close(found.double(), products, rtol=1e-5, atol=1e-3)
 
 
 def drawn(seeds: np.ndarray, stream: int = 0, step: int = 0, size: int = 1 << 12) -> np.ndarray:
