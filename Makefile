@@ -40,8 +40,11 @@ types: $(VENV)/.installed
 	$(BIN)/mypy
 
 # Builds the whole site every time. Warnings and dead links are errors. One process per notebook.
+# Formulas are typeset by MathJax where npm can install it, and otherwise as MathML.
 docs: $(VENV)/.installed
 	rm -rf build/site docs/reference/generated
+	npm install --silent --no-save --no-audit --no-fund --prefix build/npm mathjax@3.2.2 || true
+	$(BIN)/python docs/theory_pdf.py docs/theory.pdf
 	$(BIN)/python -m sphinx -W --keep-going -q -E -j 4 -b html docs build/site
 	$(BIN)/python docs/check_links.py build/site
 	@echo "the site: build/site/index.html"

@@ -33,12 +33,17 @@ templates_path = ["_templates"]
 exclude_patterns = ["_build", "_templates", "**/.ipynb_checkpoints"]
 suppress_warnings = ["ref.python"]  # a word of a docstring may be the name of two classes
 
-html_math_renderer = "mathml"  # browsers typeset MathML themselves, so no script is loaded
+# `make docs` gets MathJax where npm is installed, and the site contains it. Elsewhere, formulas are
+# MathML, which browsers typeset themselves.
+MATHJAX = Path(__file__).parents[1] / "build/npm/node_modules/mathjax/es5/tex-svg.js"
+html_math_renderer = "mathjax" if MATHJAX.exists() else "mathml"
+mathjax_path = MATHJAX.name
 html_theme = "furo"
 html_title = f"dp-tuning-audit {release}"
 html_logo = "_static/logo.svg"
 html_favicon = "_static/logo.svg"
-html_static_path = ["_static"]
+html_static_path = ["_static", *([str(MATHJAX)] if MATHJAX.exists() else [])]
+html_search_scorer = str(Path(__file__).with_name("_static") / "scorer.js")
 html_css_files = ["site.css"]
 html_copy_source = False
 html_extra_path = ["which_protocol.csv"]
@@ -128,6 +133,41 @@ def _displayed_formula(translator: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+# Terms that are also everyday words.
+_EVERYDAY = {"run", "score", "K", "study", "cost", "mu", "order", "region", "tight", "trial"}
+_EVERYDAY |= {"audit", "attained"}
+_NOT_TEXT = (nodes.reference, nodes.literal, nodes.math, nodes.image)
+
+
+def _link_terms(app: Any, tree: nodes.document, name: str) -> None:
+    """Links the first use of each term on a page to the glossary; its meaning is the hover text."""
+    if name == "glossary" or name.startswith("reference/"):
+        return
+    terms = {}
+    for item in app.env.get_doctree("glossary").findall(nodes.definition_list_item):
+        meaning = next(item.findall(nodes.definition)).astext()
+        for term in item.findall(nodes.term):
+            terms[term.astext()] = (term["ids"][0], meaning)
+    left = set(terms) - _EVERYDAY
+    page = app.builder.get_relative_uri(name, "glossary")
+    for paragraph in tree.findall(nodes.paragraph):
+        for text in list(paragraph.findall(nodes.Text)):
+            if not left or isinstance(text.parent, _NOT_TEXT):
+                continue
+            words = "|".join(sorted(map(re.escape, left), key=len, reverse=True))
+            found = re.search(rf"(?<![\w-])({words})(?![\w-])", text)
+            if found is None:
+                continue
+            anchor, meaning = terms[found[1]]
+            left.remove(found[1])
+            link = nodes.reference(
+                "", found[1], internal=True, refuri=f"{page}#{anchor}", reftitle=meaning
+            )
+            link["classes"].append("term")
+            parts = [nodes.Text(text[: found.start()]), link, nodes.Text(text[found.end() :])]
+            text.parent.replace(text, parts)
+
+
 def _shorten_diffs(app: Any, tree: nodes.document) -> None:
     """Removes the names of the compared files, which are paths of this machine, from diffs."""
     for block in tree.findall(nodes.literal_block):
@@ -147,5 +187,6 @@ def setup(app: Any) -> None:
     app.connect("builder-inited", _write_help_texts)
     app.connect("env-before-read-docs", _interleave)
     app.connect("doctree-read", _shorten_diffs)
+    app.connect("doctree-resolved", _link_terms)
     app.connect("autodoc-process-docstring", _escape_formulas, priority=400)
     app.connect("autodoc-process-signature", _short_types)

@@ -1,0 +1,45 @@
+"""Writes the page of proofs as a paper: `python docs/theory_pdf.py FILE.pdf`."""
+
+import re
+import sys
+from pathlib import Path
+
+import pypandoc
+import typst
+
+import audit
+
+DOCS = Path(__file__).parent
+# Two margins, numbered pages, and tables that fit between them.
+STYLE = r"""
+#set page(paper: "a4", margin: 2.2cm, numbering: "1")
+#set text(font: "New Computer Modern", size: 9.5pt)
+#set par(justify: true)
+#set heading(numbering: "1.1")
+#show table: set text(size: 8pt)
+#show table: set par(justify: false)
+#show figure: set block(breakable: true)
+"""
+
+
+def main(out: str) -> None:
+    """Converts `theory.md` by pandoc to Typst, and that to PDF."""
+    text = (DOCS / "theory.md").read_text().replace("# Theory\n", "", 1)
+    text = re.sub(r"It is also\s+available \[as a PDF\]\(theory.pdf\)\. ", "", text)
+    text = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\.md[^)]*\)", r"\1", text)  # pages of the site
+    text = re.sub(r"^(#+)#", r"\1", text, flags=re.MULTILINE)
+    body = pypandoc.convert_text(text, "typst", format="markdown-smart-auto_identifiers")
+    title = f"""
+#align(center)[
+  #text(size: 17pt)[The privacy cost of tuning: bounds and attacks]
+
+  dp-tuning-audit {audit.__version__}
+]
+"""
+    # pandoc writes rules for tables and terms only into complete documents.
+    rule = "#let horizontalrule = line(start: (25%,0%), end: (75%,0%))\n"
+    typst.compile((STYLE + rule + title + body).encode(), output=out, root=str(DOCS))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
