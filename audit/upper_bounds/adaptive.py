@@ -1,31 +1,10 @@
-r"""Adaptive choice of hyperparameters, as in DP-HyPO (Wang et al. 2023).
+"""Adaptive choice of hyperparameters, as in DP-HyPO (Wang et al. 2023): the simple bound.
 
-After every run the density over the hyperparameters may change, but it stays within [c, C] times
-the prior. Theorems 1 and 2 of the paper pay log(C/c) wherever a density ratio enters. The bound
-here holds for any distribution of K. Let Q be one run with its candidate drawn from the prior, the
-candidate its label. The distribution of a run, given the earlier runs, lies within [c, C] times Q,
-so a set of Q-probability x has a probability in [l(x), u(x)],
-
-    u(x) = min(C x, 1 - c (1-x)),   l(x) = max(c x, 1 - C (1-x)).
-
-The best of k runs is y, found in the i-th, with density at most C Q(y) u(1-s)^(k-1), s the
-Q-chance of what is preferred to y: integrate the runs out from the last to the first, each has all
-before it as its history. With the record it is at least c Q'(y) l(1-s')^(k-1). So
-
-    delta_A(eps) <= int max_{(s, s') in R} [C phi'(u(1-s)) Q - e^eps c phi'(l(1-s')) Q']_+ ,
-
-and the rest is the region bound's: a lower hull, a mixture of shifted profiles. c = C = 1 is it.
-
-*Ties by order of arrival* are covered. Where the earlier of two equal runs wins, the runs before
-the i-th must be worse and those after it no better: two events a and b of R, a within b, and the
-sum over i of u_b^(i-1) u_a^(k-i), with u_b = u(1-s_b) and so on. This sum is k times the mean over
-v in [0, 1] of (u_b + v (u_a - u_b))^(k-1). As u is concave and l convex, u_b + v (u_a - u_b) is at
-most u(1-s_v), and l_b + v (l_a - l_b) at least l(1-s_v'), with (s_v, s_v') = (1-v) (s_b, s_b') +
-v (s_a, s_a') in R, which is convex. So for each v the integrand is at most the maximum above.
-
-Another bound costs nothing for a base that leaks nothing: with K, all runs and all candidates
-released, the candidates are a function of what was released before. That is the composition of K
-runs, sum_k P[K=k] delta_k(eps).
+After every run the density over the hyperparameters may change within [c, C] times the prior. A set
+of probability x for one run then has a probability in [l(x), u(x)], and the region bound holds with
+C phi'(u(1-s)) and c phi'(l(1-s')) as the curve (proposition 10 of docs/theory.md), also if the
+earlier of two equal runs wins. If all K runs are released, the candidates are functions of what was
+released before, so the composition of K runs is another bound.
 """
 
 import math

@@ -1,24 +1,9 @@
-r"""The exact cost of repeating a run until its output is acceptable.
+"""The exact cost of repeating a run until its output is acceptable, or until a random stop.
 
-Let S be the accepted set, E any part of it, e = Q(E), f = Q(S - E), and e', f' the same with the
-record. The output is in E with probability e/(e+f). The difference
-
-    e/(e+f) - e^eps e'/(e'+f')
-
-grows with f' and falls with e'. So the worst case is f' = U(f), the largest P'-probability of
-events of P-probability f, and e' = L(e) = 1 - U(1-e), the smallest: two extreme events, disjoint
-since e + f <= 1. An attack can play them wherever neighbouring data sets attain the pair. So the
-cost at delta is the largest log of (e/(e+f) - delta) (L(e)+U(f))/L(e), where e + f is at least the
-acceptance probability.
-
-Suppose that the tuning stops with probability g after every rejected run. Then an output q of one
-run is the result with probability q/(g + (1-g)(e+f)), and there is no output with probability
-g(1-e-f)/(g + (1-g)(e+f)). The worst set contains E, with or without the empty output; both
-probabilities still grow with e and fall with f.
-
-The search has two parameters, (e, f). The curve of events is replaced by straight pieces, which lie
-outside it for a bound. The value is then a sum of logarithms of linear functions, and the pieces
-where it may be largest are divided further.
+The worst case is two disjoint extreme events, E and the rest of the accepted set, with
+probabilities e and f (proposition 8 of docs/theory.md). The search over (e, f) replaces the curve
+of events by straight pieces, which lie outside it for a bound. The value is then a sum of
+logarithms of linear functions, and the pieces where it may be largest are divided further.
 """
 
 from dataclasses import dataclass

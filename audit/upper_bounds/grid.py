@@ -1,27 +1,10 @@
-r"""The cost of a grid: every candidate of a list once, or each with some probability.
+"""The cost of a grid for any base: every candidate of a list runs once, or by chance.
 
-Candidate i is run with chance p, independently, so that another run is no better than x, or there
-is none, with chance h(x) = 1 - p + p x. The winner (i, y) then has density p q_i(y) prod h(1-s_j)
-over j != i, s_j and s_j' the chances without and with the record that candidate j's output is
-preferred to it. So with (s_j, s_j') among the events R_j of a pair that dominates candidate j,
-
-    delta_A(eps) <= sum_i p int max [q_i prod h(1-s_j) - e^eps q_i' prod h(1-s_j')]_+ .
-
-The region bound's proof does the rest: each term is a mixture of shifted profiles of candidate i,
-by the lower hull of the curve of products (a, b) = (prod h(1-s_j), prod h(1-s_j')). In (log a,
-log b) that curve is a sum of sets, one for every other candidate, so its lower boundary is the sum
-of the lower boundaries of their hulls: of all pieces, put together by their slopes. For m equal
-candidates it is m-1 times the hull of one. Where log h(1-s') is a convex function of log h(1-s), as
-for a Gaussian base, all s_j equal are the worst, and this is the region bound of binomial:m,p.
-
-Where s_j' = 1 is reached before s_j = 1, as by a base with a delta of its own, the hull in
-logarithms would be all there is. So the curve is cut where h(1-s_j) falls below some small chance,
-and what is below it counts as a full leak, a point (a, b) = (chance, 0).
-
-K independent draws of one distribution have no fixed roles for the candidates, so nothing that is
-proved of them speaks of a grid: with three candidates of two outputs each a grid leaks up to 1.64
-times the delta that `tight` gives for fixed:3. On a Gaussian base it does not
-(`grid_of_gaussians`).
+The region bound with a curve of products over the other candidates (proposition 3 of
+docs/theory.md). In logarithms this curve is a sum of sets, one for each other candidate, so its
+lower boundary consists of all pieces of their hulls, ordered by slope. Where s_j' = 1 is reached
+before s_j = 1, as for a base with a delta of its own, the curve is cut where h(1-s_j) falls below a
+small probability, and what is below counts as a full leak.
 """
 
 import math

@@ -1,52 +1,8 @@
-r"""The exact cost of a grid on a Gaussian base: that of as many draws of one distribution.
+"""The cost of a grid on a Gaussian base: that of as many draws of one distribution.
 
-Let all of m candidates be run, each dominated by N(0, 1) against N(mu, 1), and their outputs be
-gone through from the best on, E a set of pairs (candidate, output). What is preferred at some time
-has, of candidate i, the chances (e_i, e_i') inside E and (f_i, f_i') outside, so that
-
-    P(E) - e^eps P'(E) = sum_i int prod_{j != i} (1 - e_j - f_j) de_i
-                         - e^eps sum_i int prod_{j != i} (1 - e_j' - f_j') de_i'.
-
-As in `tight`, f_j' <= U(f_j) and e_j' >= L(e_j) may be taken for equalities. So it is at most
-int sum_i G_i(e) de_i along the path of e = (e_1, ..., e_m), which grows from (0, ..., 0), where
-
-    G_i(e) = max over f of prod (1 - e_j - f_j) - e^eps L'(e_i) prod (1 - L(e_j) - U(f_j)),
-
-both products over j != i, 0 <= f_j <= 1 - e_j. *No path gives more than the diagonal.* Say that
-candidate j is left with the outputs between a_j and b_j, and let l be the likelihood ratio and M_j
-its mean there. Where G_i is positive, every j != i has l(b_j) / M_j = theta for one theta, and
-
-    theta prod_{j != i} M_j = e^-eps / l(a_i).                                                  (*)
-
-For Gaussian densities, as for any whose loss is log-concave, l(b) / M grows with b, and where it is
-held fixed l(a) / M grows with a: given y > a, what y is beyond a is stochastically smaller for
-larger a. So take e_1 >= e_2, so that a_1 >= a_2, theta_1 of (*) for i = 1, theta_2 for i = 2, and
-R_j(theta) = l(a_j) / M_j. With N the product of M_j over j >= 3, (*) says that
-e^eps l(a_1) l(a_2) theta N(theta), which grows, meets R_2 at theta_1 and R_1 >= R_2 at theta_2. So
-theta_1 <= theta_2. By the envelope theorem dG_1 / de_2 - dG_2 / de_1 = D(theta_2) - D(theta_1),
-
-    D = A - e^eps l(a_1) l(a_2) B,   A = prod_{j >= 3} (1 - e_j - f_j),   B = A N,
-
-and D grows with theta until R_1 or R_2 is 1, which is the most they are, the low end of what is
-left being below the mean. So dG_1 / de_2 >= dG_2 / de_1 wherever e_1 >= e_2. (G_i is positive for
-all i or for none, where e^eps prod l(a_j) < 1, and continuous; beyond, nothing is gained.) Hence of
-two steps in a row, of a candidate that is ahead and of one that is behind, it is better to take the
-one behind first. Exchange after exchange any path becomes one in which the one farthest behind
-always steps next: the diagonal. There all f_j are equal, too, and m G is what `tight` integrates
-for fixed:m. An order of as many equal candidates attains it.
-
-Where candidates are left out by chance, that does not depend on the data, so it may be released
-which are run. Given that k are, the tuning is a grid of k, and the profile of a mixture whose parts
-are known is the mean of their profiles:
-
-    delta(eps) <= sum_k P(k are run) (tight bound of fixed:k)(eps).
-
-A grid of more candidates leaks no less (a score may prefer the others to those added), so numbers
-of runs are put together in bins, each at its largest number; what is beyond the last bin counts as
-a full leak.
-
-Without a Gaussian base none of this is so: with three candidates of two outputs each a grid leaks
-up to 1.64 times the delta of fixed:3. `grid` holds there, and where few of many are run.
+Proposition 4 of docs/theory.md proves that it is exact; proposition 5 covers candidates that are
+left out by chance. Neither holds for other bases: with three candidates of two outputs each, a grid
+leaks up to 1.64 times the delta of fixed:3.
 """
 
 import numpy as np

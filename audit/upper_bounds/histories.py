@@ -1,37 +1,9 @@
-r"""Upper bound for adaptive search that accounts for how much the earlier runs reveal.
+"""Upper bound for adaptive search that accounts for how much the earlier runs reveal.
 
-The simple adaptive bound assumes that the sampling density can equal C times the prior on one data
-set and c times the prior on the other, which costs log(C/c). In fact, the density is the same
-function of the earlier runs on both data sets, so it can differ only as far as the distributions of
-those runs differ. The best of k runs is y, found as the j-th, without the record with
-density Q(y) w, with it with density Q'(y) w', where
-
-    w = sum_k P[K=k] sum_{j<=k} E[pi_j 1_B],   w' = sum_k P[K=k] sum_{j<=k} E'[pi_j 1_B],
-
-pi_j in [c, C] the density of y's candidate and B the event that the other k-1 runs are worse; E and
-E' are over these, drawn as the sampler does with y in the j-th place. Neither reveals more than
-n runs composed do, with n = j-1 runs before y or of all n = k-1 others: candidates are functions of
-the earlier runs. So with H_n(t) = sup_E P(E) - t P'(E) of n runs composed, u and l the largest and
-the smallest chance that one run is worse (`AdaptiveCurve`), and pi_j = c + (C-c) g, 0 <= g <= 1,
-
-    P(B) - t P'(B)         <= min(u^(k-1) - t l^(k-1), H_{k-1}(t)),
-    E[g 1_B] - t E'[g 1_B] <= min(u^(k-1), H_{k-1}(t)),
-
-and, summed over all k that share a place j, since no density knows k, with
-phi_j(x) = sum_{k>=j} P[K=k] x^(k-j) for the runs that follow,
-
-    sum_{k>=j} P[K=k] (E[g 1_B] - t E'[g 1_B]) <= phi_j(u) H_{j-1}(t phi_j(l) / phi_j(u)).
-
-The same event (s, s') applies to the runs before and after the best. So ties must be broken
-at random or by candidate and output. Where the earlier run wins a tie, the runs before the best
-face a larger event than those after it, and only the simple adaptive bound is proved
-(`adaptive.py`): the minima above are taken for each place j, and no one event serves all places.
-
-Together they bound w - t w' by some Psi(t), maximised over the events (s, s') in R. The largest
-w - t w' there is is a maximum of lines, hence convex in t. So chords over any points where Psi is
-known bound it, and their hinges integrate to shifted profiles of the base, as in the region bound:
-delta_A(eps) <= int Q Psi(e^eps Q'/Q). With 1 in place of every H, Psi is the adaptive bound's; for
-a base that leaks nothing Psi(t) is 0 from t = 1 on.
+The sampling density is the same function of the earlier runs on both data sets, so it differs only
+as far as the distributions of those runs do (proposition 11 of docs/theory.md, with its notation:
+u, l, H_n, phi_j and Psi). The same event applies to the runs before and after the best, so ties
+must be broken at random or by candidate and output.
 """
 
 import itertools

@@ -1,24 +1,9 @@
-r"""The region bound: valid for every score and every distribution of K, and nearly attained.
+"""The region bound: valid for every score and every distribution of K, and nearly attained.
 
-For a pair (Q, Q') that dominates the base, and R the set of probabilities (s, s') of one event,
-
-    delta_A(eps) <= int max_{(s, s') in R} [Q phi'(1-s) - e^eps Q' phi'(1-s')]_+ .
-
-With r = Q/Q' the integrand is Q' h(r), h the upper envelope of the lines a r - e^eps b through the
-curve of points (a, b) = (phi'(1-s), phi'(1-s')), the origin included. An envelope of lines is a sum
-of hinges, and a hinge integrates to the base's own profile, so with the vertices (a_j, b_j) of the
-curve's lower convex hull and u_j = log((b_j - b_{j-1}) / (a_j - a_{j-1})),
-
-    delta_A(eps) <= sum_j (a_j - a_{j-1}) delta_base(eps + u_j).
-
-The hull does not depend on epsilon: it is computed once. The weights sum to E[K] and the smallest
-u_j, the slope of the tangent from the origin, is the penalty: the generic profile bound is this sum
-with every u_j replaced by (a bound on) the smallest.
-
-Proof of the first inequality: Koskela, Redberg & Wang 2024, theorem 4.1 with f(r) = [r - e^eps]_+,
-each term bounded by its maximum over R. What remains is an f-divergence of (Q, Q'), h being a
-maximum of convex functions, so it only grows when (Q, Q') is replaced by a dominating pair; phi'
-increases, so for given s the worst s' is the largest. K = 0 adds nothing for eps >= 0.
+A sum of shifted profiles of one run, sum_j (a_j - a_{j-1}) delta_base(eps + u_j), where (a_j, b_j)
+are the vertices of the lower convex hull of the origin and the curve (phi'(1-s), phi'(1-s')) over
+all events (s, s'), and u_j the logarithms of its slopes (proposition 1 of docs/theory.md). The hull
+does not depend on epsilon. The weights sum to E[K].
 """
 
 from collections.abc import Callable

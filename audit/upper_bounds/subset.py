@@ -1,20 +1,7 @@
-r"""Tuning on a random subset, training on the rest or on all (Koskela & Kulkarni 2023).
+"""Tuning on a random subset, then a final run (Koskela & Kulkarni 2023).
 
-The extra record is tuned on with chance q. With (P1, P1_0) a pair that dominates the tuning with
-and without it, (P2, P2_0) one that dominates the final run, and r1, r2 their density ratios, what
-is released has, by postprocessing (a final run may depend on the tuning), no more to it than
-
-    q P1 x P2_0 + (1-q) P1_0 x P2   where the final run takes the rest,
-    (q P1 + (1-q) P1_0) x P2        where it takes all
-
-against P1_0 x P2_0. Given r1, both hockey sticks are those of the final run at another epsilon:
-
-    rest: E[(q r1 + (1-q) r2 - e^eps)_+] = (1-q) E[(r2 - t)_+],       t = (e^eps - q r1)/(1-q),
-          E[(1 - e^eps (q r1 + (1-q) r2))_+] = e^eps (1-q) E[(t - r2)_+], t = (e^-eps - q r1)/(1-q);
-    all:  E[(w r2 - e^eps)_+] and E[(1 - e^eps w r2)_+], w = 1-q + q r1.
-
-So the cost is a sum over the losses of the tuning, whose pair is made from the profile of the
-region bound, of the exact profile of the final run. No Renyi divergence is taken anywhere.
+The cost is a mean, over the losses of the tuning, of the exact profile of the final run at another
+epsilon (proposition 12 of docs/theory.md). The tuning's pair is made from its region bound.
 """
 
 import math

@@ -1,31 +1,12 @@
-r"""The tight bound: valid for every score and distribution of K, and attained by folded orders.
+"""The tight bound: valid for every score and distribution of K, and attained by folded orders.
 
-Let s, s' be the probabilities without and with the record that one run is preferred to the output
-y. Then the best of K runs is y with density phi'(1-s) Q(y), or phi'(1-s') Q'(y). Take any order of
-the outputs, any set E of them, and go through the order from the best output on: of what is
-preferred, the outputs in E have probabilities (e, e'), the others (f, f'), and
+An integral over the probability e of the event, maximised over the probability f of the other
+preferred outputs (proposition 2 of docs/theory.md):
 
-    A(E) - e^eps A'(E) = int phi'(1-e-f) de - e^eps int phi'(1-e'-f') de'.
+    int_0^1 max_{0 <= f <= 1-e} [phi'(1-e-f) - e^eps L'(e) phi'(1-L(e)-U(f))]_+ de,
 
-As phi' grows, a larger f' makes it larger. So does a smaller e' then, for
-
-    - int phi'(1-e'-f') de' = [phi(1-e'-f')] + int phi'(1-e'-f') df',
-
-the bracket taken at the end less at the beginning. (Below 0, phi' is set to 0.) Let a pair (P, P')
-dominate (Q, Q'), U(f) be the largest P'-probability of events of P-probability f, and L(e) =
-1 - U(1-e) the smallest. Then f' <= U(f) and e' >= L(e), so
-
-    delta_A(eps) <= sup int [phi'(1-e-f) - e^eps L'(e) phi'(1-L(e)-U(f))] de
-                 <= int_0^1 max_{0 <= f <= 1-e} [phi'(1-e-f) - e^eps L'(e) phi'(1-L(e)-U(f))]_+ de,
-
-the supremum over paths on which e and f grow from 0 until e + f = 1. Where the pair is one that
-neighbours have, a path is an order that can be played: the outputs that speak most for P first in
-one row, those that speak most for P' first in another, merged. It folds the line of the likelihood
-ratio. So no score leaks more than the best folded order, for every distribution of K, and the last
-step loses nothing where the best f grows with e.
-
-Ties are broken by an independent uniform label of every run; to release it too only adds leakage.
-The region bound is the same integral with every event (s, s') in place of (e + f, L(e) + U(f)).
+where U(f) is the largest P'-probability of an event with P-probability f, L(e) = 1 - U(1-e), and
+phi' is 0 below 0.
 """
 
 import bisect
