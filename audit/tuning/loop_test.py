@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from audit.accounting import DpSgd, Mixture, WorstOf
+from audit.accounting import DpSgd
+from audit.certificate.conditions import testable
 from audit.errors import InvalidInput
 from audit.tuning.rehearsal import Rehearsal
 
@@ -109,8 +110,7 @@ def can_test(training: Any, records: Any) -> bool:
         _labelled(records)
     except InvalidInput:
         return False
-    parts = training.candidates if isinstance(training, WorstOf | Mixture) else (training,)
-    return all(isinstance(part, DpSgd) for part in parts)
+    return bool(testable(training, None))
 
 
 def fingerprint(train: Any) -> str:
