@@ -232,6 +232,14 @@ def test_a_correct_loop_is_not_accused(name):
     assert not found.inconclusive
 
 
+def test_records_that_contribute_alike_do_not_hide_the_batch_sizes():
+    """With this seed, the first quiet record and the canary have one label."""
+    control = CORRECT["label frequencies, Poisson"]
+    found = report(control.train, TrainingSet.of(control.data()), seed=2)
+    assert not found.broken, str(found)
+    assert "noise" in found.tested
+
+
 @pytest.mark.parametrize("share", [0.95, 1.0])
 def test_five_percent_of_the_noise_are_not_too_little_to_miss(share):
     def noise(state, total):

@@ -58,6 +58,8 @@ _SHORTFALL = 0.01
 _CONTRIBUTION_SLACK = 2e-3
 _SMALL_N = 3
 _MIN_STEPS = 4
+# Events of smaller probability are taken for impossible.
+_NEVER = 1e-9
 _MAX_PAIR_RUNS = 16
 
 
@@ -687,14 +689,22 @@ class _Test:
 
     # --- noise and batches ---
 
-    def _noise_and_batches(self, base: Trace) -> None:
+    def _noise_and_batches(self, base: Trace, tried: tuple[PoolRecord, ...] = ()) -> None:
+        """Collects runs on equal records, and tests their noise and batches.
+
+        Args:
+            base: the reference run.
+            tried: quiet records whose copies did not show the batch sizes.
+        """
         self.noise: Noise | None = None
         self.batches: Batches | None = None
         self.missing = self.varying = self.random_gradients = False
-        quiet = self._quiet_record(base)
+        quiet = self._quiet_record(base, tried)
         if quiet is None:
-            self.untested["noise"] = "the function does not accept equal records"
-            self.untested["batches"] = self.untested["noise"]
+            reason = "the function does not accept equal records"
+            if tried:
+                reason = "records contribute alike, so that batch sizes cannot be seen"
+            self.untested["noise"] = self.untested["batches"] = reason
             return
         n, accounted = len(self.records), self.accounted
         self.quiet = quiet
@@ -736,6 +746,8 @@ class _Test:
                 full = bool(
                     everyone and known.size and np.all(known == n) and found.unit_spread < 1e-3
                 )
+                if self._hides_batches(found):
+                    return self._noise_and_batches(base, (*tried, quiet))
             if len(a) >= _MIN_RUNS:
                 count = len(a) * self.steps
                 precise = 1 / math.sqrt(2.0 * count * sum(base.sizes)) < _RELATIVE_ERROR
@@ -761,6 +773,8 @@ class _Test:
             )
             return
         found = batches_of(gradients_a[: len(b)], np.stack(b), np.stack(one), rounding)
+        if self._hides_batches(found):
+            return self._noise_and_batches(base, (*tried, quiet))
         self.batches = found
         # Runs on equal records that differ in one are neighbours too: their differences count.
         gaps = np.linalg.norm(np.stack(one) - gradients_a[: len(one)], axis=2).max(axis=0) / 2
@@ -864,12 +878,31 @@ class _Test:
             if each.kind in ("no empty batch", "mean of batches", "inclusion rate"):
                 self._collect(each, lambda e: explain.wrong_batches(e, n))
 
-    def _quiet_record(self, base: Trace) -> PoolRecord | None:
+    def _hides_batches(self, found: Batches) -> bool:
+        """Whether sampled batches cannot all be empty, and no batch size is visible at some step.
+
+        Then the quiet record and the canary contribute alike, and the quiet record's contribution
+        to batches of different sizes would be taken for noise.
+        """
+        if found.proportional is None:
+            return False
+        unseen: NDArray[np.bool_] = np.all(found.proportional == 0, axis=0)
+        if self.accounted is None:
+            return bool(unseen.all())
+        rates = np.array([self.accounted.rate(t) for t in range(len(unseen))])
+        all_empty = np.where(rates < 1, 1 - rates, 1.0) ** (
+            found.counts.shape[0] * len(self.records)
+        )
+        return bool(np.any(unseen & (all_empty < _NEVER)))
+
+    def _quiet_record(self, base: Trace, tried: tuple[PoolRecord, ...]) -> PoolRecord | None:
         """A record of which n copies can be trained on, with a small gradient."""
         candidates = [p for p in self.pool if p.size == 0.0]
         candidates += [p for p in self.pool if p.family == "own"]
         candidates += [p for p in self.pool if math.isnan(p.size)]
         for each in candidates[:8]:
+            if any(_same(each, other) for other in tried):
+                continue
             data = _all(self.records, each, len(self.records))
             trace = self.runs.run(data, self._seed(200), like=base, stop_after=self.steps)
             if trace.error or len(trace.steps) < self.steps:
