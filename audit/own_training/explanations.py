@@ -233,6 +233,17 @@ def tensors_without_noise(names: Sequence[str]) -> Finding:
     )
 
 
+def coordinates_without_noise(names: Sequence[str], count: int) -> Finding:
+    """Coordinates that receive noise for some records and none for others."""
+    return Finding(
+        "noise",
+        f"Which of {count} coordinates of {listed(names)} receive noise depends on the records.",
+        "Noise is added only where the gradient is not zero, as in sparse updates of an embedding.",
+        "Add noise to every coordinate, also where no record of the batch has a gradient.",
+        {"coordinates": count, "tensors": ", ".join(names)},
+    )
+
+
 def steps_without_noise(steps: Sequence[int], count: int) -> Finding:
     """Some steps release no noise."""
     shown = ", ".join(map(str, steps[:8])) + (", ..." if len(steps) > 8 else "")

@@ -794,6 +794,7 @@ class _Test:
                 6.1 / math.sqrt(2 * numbers), _SHORTFALL
             )
         self._missing_noise(base, noise, gradients_a, b)
+        self._noise_by_coordinate(base, gradients_a, np.stack(b))
         varying = found.unit_spread > 2e-3 and not full and bool(found.included.any())
         if varying:
             self.findings.append(explain.divided_by_batch(found))
@@ -941,6 +942,30 @@ class _Test:
         if steps:
             self.findings.append(explain.steps_without_noise(steps, len(silent)))
         self.missing = len(self.findings) > before
+
+    def _noise_by_coordinate(self, base: Trace, one: FloatArray, other: FloatArray) -> None:
+        """Coordinates that are always zero on copies of one record and noisy on copies of another.
+
+        A selection of coordinates after the noise is allowed. It depends on the noise, or it keeps
+        large values only; then the zeros differ between runs, or no value that is kept has both
+        signs.
+
+        Args:
+            base: the reference run.
+            one: [R, T, D], released gradients of runs with other seeds on copies of one record.
+            other: the same of another record; fewer runs are enough.
+        """
+        differ = np.zeros(one.shape[2], np.bool_)
+        for t in range(one.shape[1]):
+            zeros = [runs[:, t] == 0 for runs in (one, other)]
+            fixed = all(np.all(each == each[0]) for each in zeros)
+            noisy = all(np.any(np.ptp(np.sign(runs[:, t]), axis=0) == 2) for runs in (one, other))
+            if fixed and noisy:
+                differ |= zeros[0][0] != zeros[1][0]
+        if differ.any() and not self.missing:
+            parts = zip(base.names, base.slices, strict=True)
+            names = [name for name, part in parts if differ[part].any()]
+            self.findings.append(explain.coordinates_without_noise(names, int(differ.sum())))
 
     # --- books, released numbers, number of records ---
 
