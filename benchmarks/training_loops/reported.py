@@ -212,7 +212,7 @@ REPORTED: dict[str, Control] = {
     ),
     "one key for the batch and the noise": Control(
         Loop(batch=keyed_batch, noise=keyed_noise, sampling_rate=0.3, steps=6),
-        source="https://github.com/jax-ml/jax/pull/3646",
+        source="https://github.com/jax-ml/jax/issues/2009",
     ),
     "training ends at a large loss": Control(
         Loop(model=convnet, after=stopped_by_a_large_loss, steps=6), loops.images
