@@ -56,100 +56,29 @@ NAMES = {
     "audit.upper_bounds.solve_mu": "audit.upper_bounds.calibrate_mu_for_tuning",
     "audit.upper_bounds.solve_noise_multiplier": "audit.upper_bounds.calibrate_noise",
     "audit.upper_bounds.solve_runs": "audit.upper_bounds.calibrate_runs",
+    "audit.upper_bounds.FoldedOrder": "audit.orders.FoldedOrder",
+    "audit.upper_bounds.SplitOrder": "audit.orders.SplitOrder",
 }
 """Old names and their new names."""
 
-_MOVED_FROM_UPPER_BOUNDS = {
-    "audit.attacks": (
-        "AcceptedTails",
-        "AdaptiveAttack",
-        "SubsetAttack",
-        "TunedOrder",
-        "adaptive_attack",
-        "attack_order",
-        "attack_tails",
-        "subset_attack",
-    ),
-    "audit.orders": ("FoldedOrder", "SplitOrder"),
-    "audit.upper_bounds.published": (
-        "approximate",
-        "approximate_to_delta",
-        "conditional_curve",
-        "corollary_4",
-        "corollary_4_curve",
-        "corollary_6_2",
-        "corollary_16",
-        "corollary_21",
-        "cost_ratio",
-        "hypo",
-        "hypo_curve",
-        "hypo_pure",
-        "largest_steps",
-        "lemma_7",
-        "lemma_7_curve",
-        "lemma_22",
-        "lemma_22_curve",
-        "liu_talwar",
-        "many_candidates",
-        "noisy_max_closed_form",
-        "noisy_max_renyi",
-        "profile",
-        "project_density",
-        "reduced_gdp_limit",
-        "reduced_mean_inclusion",
-        "reduced_renyi",
-        "renyi",
-        "renyi_curve",
-        "subset_divergences",
-    ),
-}
-NAMES.update(
-    (f"audit.upper_bounds.{name}", f"{home}.{name}")
-    for home, names in _MOVED_FROM_UPPER_BOUNDS.items()
-    for name in names
-)
+MOVED = {"audit.upper_bounds": ("audit.attacks", "audit.upper_bounds.published")}
+"""Packages that lost names, and the packages that have these names now."""
 
-PARAMETERS = {
-    "audit.tuning.cost_of": {
-        "trials": "trials",
-        "chosen": "chosen",
-        "delta": "delta",
-        "law": "protocol",
-        "prior": "prior",
-        "cap": "cap",
-        "budgets": "budgets",
-    },
-    "audit.upper_bounds.best_law": {
-        "target": "target_epsilon",
-        "base": "base",
-        "delta": "target_delta",
-        "bound": "bound",
-    },
-    "audit.upper_bounds.solve_mu": {
-        "target": "target_epsilon",
-        "law": "protocol",
-        "delta": "target_delta",
-        "bound": "bound",
-        "name": "name",
-    },
-    "audit.upper_bounds.solve_noise_multiplier": {
-        "target": "target_epsilon",
-        "law": "protocol",
-        "delta": "target_delta",
-        "steps": "steps",
-        "sampling_rate": "sampling_rate",
-        "neighbours": "neighbours",
-        "bound": "bound",
-    },
-    "audit.upper_bounds.solve_runs": {
-        "target": "target_epsilon",
-        "base": "base",
-        "law": "repetitions",
-        "delta": "target_delta",
-        "bound": "bound",
-    },
+_SOLVER = {"target": "target_epsilon", "law": "protocol", "delta": "target_delta"}
+PARAMETERS: dict[str, tuple[str, dict[str, str]]] = {
+    "audit.tuning.cost_of": ("trials chosen delta law prior cap budgets", {"law": "protocol"}),
+    "audit.upper_bounds.best_law": ("target base delta bound", _SOLVER),
+    "audit.upper_bounds.solve_mu": ("target law delta bound name", _SOLVER),
+    "audit.upper_bounds.solve_noise_multiplier": (
+        "target law delta steps sampling_rate neighbours bound",
+        _SOLVER,
+    ),
+    "audit.upper_bounds.solve_runs": (
+        "target base law delta bound",
+        _SOLVER | {"law": "repetitions"},
+    ),
 }
-"""Old parameters in their order, and their new names, of functions whose signature changed."""
+"""Old parameters in their order, and those with new names, of functions with a new signature."""
 
 MODULES = {
     "audit.coverage": "audit.coverage_study",
@@ -168,22 +97,32 @@ def renamed(package: str) -> Callable[[str], Any]:
 
     def find(name: str) -> Any:
         old = f"{package}.{name}"
-        if old not in NAMES:
+        address = NAMES.get(old) or _moved(package, name)
+        if address is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, _, new = NAMES[old].rpartition(".")
-        warn(old, NAMES[old])
+        module, _, new = address.rpartition(".")
+        warn(old, address)
         found = getattr(importlib.import_module(module), new)
-        return _with_old_parameters(found, PARAMETERS[old]) if old in PARAMETERS else found
+        return _with_old_parameters(found, *PARAMETERS[old]) if old in PARAMETERS else found
 
     return find
 
 
-def _with_old_parameters(function: Callable[..., Any], names: dict[str, str]) -> Callable[..., Any]:
+def _moved(package: str, name: str) -> str | None:
+    """The new address of a name that kept its name."""
+    homes = () if name.startswith("_") else MOVED.get(package, ())
+    found = (home for home in homes if name in importlib.import_module(home).__all__)
+    return next((f"{home}.{name}" for home in found), None)
+
+
+def _with_old_parameters(
+    function: Callable[..., Any], order: str, names: dict[str, str]
+) -> Callable[..., Any]:
     """The function with the old order and names of its parameters."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        old = dict(zip(names, args, strict=False)) | kwargs
+        old = dict(zip(order.split(), args, strict=False)) | kwargs
         return function(**{names.get(name, name): value for name, value in old.items()})
 
     return call

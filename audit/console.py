@@ -2,12 +2,14 @@
 
 import argparse
 import contextlib
+import importlib
 import io
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from audit import checks
@@ -63,7 +65,6 @@ class Parser(argparse.ArgumentParser):
             "--version", action="version", version=version, help="print the version and exit"
         )
         self._rare: argparse._ArgumentGroup | None = None
-        self._everything = False
 
     def add_rare_group(self) -> argparse._ArgumentGroup:
         """A group of options that only `--help-all` shows."""
@@ -72,19 +73,13 @@ class Parser(argparse.ArgumentParser):
         return self._rare
 
     def format_help(self) -> str:
-        """The help text; it omits the rare options unless everything was requested."""
+        """The help text without the rare options."""
         groups = self._action_groups
-        if not self._everything:
-            self._action_groups = [group for group in groups if group is not self._rare]
+        self._action_groups = [group for group in groups if group is not self._rare]
         try:
             return super().format_help()
         finally:
             self._action_groups = groups
-
-    def print_everything(self) -> None:
-        """Prints the help with all options."""
-        self._everything = True
-        self.print_help()
 
     def error(self, message: str) -> NoReturn:
         """Prints one error line and ends the command."""
@@ -100,7 +95,8 @@ class _HelpAll(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         assert isinstance(parser, Parser)
-        parser.print_everything()
+        parser._rare = None
+        parser.print_help()
         parser.exit()
 
 
@@ -222,6 +218,24 @@ def run(main: Callable[[Sequence[str] | None], int]) -> int:
         print("stopped", file=sys.stderr)
         return INTERRUPTED
     return code
+
+
+def study_command(study: str) -> Callable[[Sequence[str] | None], int]:
+    """The command of a folder of `studies/`; it prints an error without a source checkout."""
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        root = Path(__file__).parents[1]
+        if not (root / "studies" / study).is_dir():
+            return report_error(
+                f"studies/{study} is not part of the installed package: run this command from a "
+                "source checkout"
+            )
+        if str(root) not in sys.path:
+            sys.path.append(str(root))
+        code: int = importlib.import_module(f"studies.{study}.command").main(argv)
+        return code
+
+    return main
 
 
 def _open_closed_streams() -> None:

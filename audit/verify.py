@@ -1,5 +1,6 @@
 """`python -m audit.verify certificate.json` recomputes a certificate, and signs it on request."""
 
+import argparse
 import contextlib
 import json
 import signal
@@ -41,14 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.signature is not None and not (arguments.sign or arguments.check_signature):
         parser.error("--signature must be given with --sign or --check-signature")
     try:
-        return _verify(
-            Path(arguments.certificate),
-            seconds=checks.interval("seconds", arguments.seconds, 0.0, 1e6),
-            key=arguments.sign,
-            allowed=arguments.check_signature,
-            signature=arguments.signature,
-            page=arguments.render,
-        )
+        return _verify(arguments)
     except (ValueError, OSError) as error:
         return console.report_error(error)
 
@@ -85,18 +79,13 @@ def make_parser() -> console.Parser:
     return parser
 
 
-def _verify(
-    path: Path,
-    *,
-    seconds: float,
-    key: str | None,
-    allowed: str | None,
-    signature: str | None,
-    page: str | None,
-) -> int:
+def _verify(arguments: argparse.Namespace) -> int:
+    path, page = Path(arguments.certificate), arguments.render
+    key, allowed = arguments.sign, arguments.check_signature
+    seconds = checks.interval("seconds", arguments.seconds, 0.0, 1e6)
     if page is not None:
         checks.one_of("the ending of --render", Path(page).suffix, (".html", ".txt"))
-    own = Path(signature) if signature is not None else path.with_name(f"{path.name}.sig")
+    own = Path(arguments.signature or f"{path}.sig")
     if key is not None and own.exists():
         raise ValueError(f"signature must not exist yet, got {checks.one_line(str(own))}")
     with _limited(seconds):

@@ -156,7 +156,9 @@ def test_the_commands_are_listed(capsys):
         assert f"\n  {name} " in listed
     # The list contains every module of the package that runs as a command.
     modules = {
-        path.stem for path in (ROOT / "audit").glob("[!_]*.py") if "\ndef main(" in path.read_text()
+        path.stem
+        for path in (ROOT / "audit").glob("[!_]*.py")
+        if "console.run(main)" in path.read_text()
     }
     packages = {path.parent.name for path in (ROOT / "audit").glob("*/__main__.py")}
     assert set(commands.COMMANDS) == modules | packages
@@ -257,7 +259,7 @@ def test_reproductions_need_a_checkout(bare: Path) -> None:
     command = [str(bare), "-I", "-m", "audit.reproduce", "x-table3"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 2
-    assert re.fullmatch(r"error: .* run audit.reproduce from a source checkout.*\n", done.stderr)
+    assert re.fullmatch(r"error: .* run this command from a source checkout.*\n", done.stderr)
 
 
 def test_every_module_has_a_layer():

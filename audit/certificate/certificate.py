@@ -29,7 +29,6 @@ from audit.certificate.evidence import Evidence
 from audit.certificate.numbers import (
     GROUPS,
     Numbers,
-    PrivacyPoint,
     TradeOff,
     compute,
     rounded_up,
@@ -37,6 +36,7 @@ from audit.certificate.numbers import (
 from audit.certificate.wording import in_words
 from audit.numerics import format_exact
 from audit.protocols import Protocol, Subset
+from audit.typed_json import read_typed
 
 __all__ = ["FORMAT", "NAMESPACE", "Certificate", "hash_of"]
 
@@ -311,23 +311,18 @@ class Certificate:
             )
         try:
             base = {name: one for name, one in values["base"].items() if name != "description"}
-            score, evidence = values["score"], values["evidence"]
-            if evidence is not None:
-                evidence = Evidence(
-                    **{name: one for name, one in evidence.items() if name != "ceiling"}
-                )
             return cls(
                 base=mechanism_from_dict(base),
                 training=mechanism_from_dict(values["training"]),
                 protocol=_protocol(values["protocol"]),
                 delta=checks.interval("delta", values["delta"], 0.0, 1.0),
                 numbers=_numbers(values["numbers"]),
-                score=None if score is None else Private(**score),
+                score=read_typed(Private | None, values["score"], "score"),
                 study=_facts(values["study"]),
                 made=_made(values["made"]),
                 model_hash=_digits("model_hash", values["model_hash"]),
                 declaration=Declaration.from_dict(values["declaration"]),
-                evidence=evidence,
+                evidence=read_typed(Evidence | None, values["evidence"], "evidence"),
             )
         except (KeyError, TypeError, AttributeError, ArithmeticError, IndexError) as error:
             raise ValueError(
@@ -377,26 +372,14 @@ def _digits(name: str, value: Any) -> str | None:
 
 
 def _facts(values: Mapping[str, Any]) -> StudyFacts:
-    found = StudyFacts(**values)
-    for name in ("seeded", "key_kept"):
-        if not isinstance(values[name], bool):
-            raise ValueError(
-                f"study.{name} must be true or false, got {checks.one_line(values[name])}"
-            )
+    _texts("study.prior", values["prior"])
+    found: StudyFacts = read_typed(StudyFacts, values, "study")
     if _digits("study.settings", found.settings) is None:
         raise ValueError("study.settings must be 64 hexadecimal digits, got none")
-    size = found.expected_batch_size
-    if size is not None:
-        size = checks.interval("study.expected_batch_size", size, 0.0)
-    return replace(
-        found,
-        expected_batch_size=size,
-        prior=_texts("study.prior", found.prior),
-        checked=tuple(_text("study.checked", one) for one in values["checked"]),
-        tested=tuple(_text("study.tested", one) for one in values["tested"]),
-        tested_on=checks.one_of("study.tested_on", found.tested_on, ("", *derived.TESTED_ON)),
-        tested_with=_text("study.tested_with", found.tested_with),
-    )
+    if found.expected_batch_size is not None:
+        checks.interval("study.expected_batch_size", found.expected_batch_size, 0.0)
+    checks.one_of("study.tested_on", found.tested_on, ("", *derived.TESTED_ON))
+    return found
 
 
 def _made(values: Any) -> dict[str, Any]:
@@ -412,46 +395,16 @@ def _made(values: Any) -> dict[str, Any]:
 
 
 def _numbers(values: Mapping[str, Any]) -> Numbers:
-    """Reads the numbers from plain values."""
-
-    def number(name: str, value: Any) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f"numbers.{name} must be a number, got {checks.one_line(value)}")
-        return float(value)
-
-    def number_or_none(name: str) -> float | None:
-        return None if values[name] is None else number(name, values[name])
-
-    if set(values) != {one.name for one in fields(Numbers)}:
-        raise ValueError(f"numbers must have its fields, got {checks.one_line(list(values))}")
+    """Reads the numbers; the limit of rows comes first, because large files must fail quickly."""
     for name in ("bounds", "profile", "trade_off"):
         if len(values[name]) > _MAX_ROWS:
             raise ValueError(
                 f"numbers.{name} must have at most {_MAX_ROWS} entries, got {len(values[name])}"
             )
-    if not values["bounds"]:
+    found: Numbers = read_typed(Numbers, values, "numbers")
+    if not found.bounds:
         raise ValueError("numbers.bounds must name the bounds that were computed, got none")
-    at_1, at_01 = values["true_positives"]
-    return Numbers(
-        run_epsilon=number_or_none("run_epsilon"),
-        epsilon=number("epsilon", values["epsilon"]),
-        bounds=tuple(_text("numbers.bounds", one) for one in values["bounds"]),
-        source=_text("numbers.source", values["source"]),
-        assumes=_text("numbers.assumes", values["assumes"]),
-        attained=number_or_none("attained"),
-        profile=tuple(
-            PrivacyPoint(number("profile", one["delta"]), number("profile", one["epsilon"]))
-            for one in values["profile"]
-        ),
-        trade_off=tuple(
-            (number("trade_off", rate), number("trade_off", least))
-            for rate, least in values["trade_off"]
-        ),
-        advantage=number("advantage", values["advantage"]),
-        true_positives=(number("true_positives", at_1), number("true_positives", at_01)),
-        mu=number("mu", values["mu"]),
-        mu_regret=number("mu_regret", values["mu_regret"]),
-    )
+    return found
 
 
 def hash_of(values: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import html as markup
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from audit.certificate.text import draws_in_words, total_in_words
 from audit.certificate.wording import in_words
 from audit.numerics import format_exact
 
-__all__ = ["document", "escape", "html", "pairs", "svg", "table"]
+__all__ = ["document", "escape", "html", "pairs", "svg", "table", "words_of"]
 
 if TYPE_CHECKING:
     from audit.certificate.certificate import Certificate
@@ -171,7 +171,7 @@ def html(certificate: "Certificate") -> str:
         ]
     plain = certificate.as_dict()
     made = [
-        *((name, _words(value)) for name, value in certificate.made.items()),
+        *((name, words_of(value)) for name, value in certificate.made.items()),
         ("random draws", draws_in_words(certificate)),
         ("hash of the settings", certificate.study.settings or NOT_STATED),
     ]
@@ -313,10 +313,13 @@ def pairs(rows: Iterable[tuple[str, str]]) -> str:
     return f'<table class="key">{"".join(lines)}</table>'
 
 
-def _words(value: Any) -> str:
-    if isinstance(value, dict):
+def words_of(value: Any) -> str:
+    """A plain value as text: names and values of a mapping, values of a sequence."""
+    if isinstance(value, Mapping):
         return ", ".join(f"{name} {one}" for name, one in value.items())
-    return str(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
 
 
 def _class(ground: Ground) -> str:

@@ -1,7 +1,6 @@
 """Distributions of K parsed from text."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from audit import checks
 from audit.repetitions.base import GIVEN, GivenNoFailure, Repetitions
@@ -12,23 +11,15 @@ from audit.repetitions.truncated import Truncated
 from audit.repetitions.truncated_negative_binomial import TruncatedNegativeBinomial
 from audit.repetitions.two_point import TwoPoint
 
-
-@dataclass(frozen=True)
-class _Family:
-    """A family: how many parameters it has, and its constructor."""
-
-    numbers: int
-    make: Callable[..., Repetitions]
-
-
-_FAMILIES: dict[str, _Family] = {
-    "tnb": _Family(2, TruncatedNegativeBinomial),
-    "geometric": _Family(1, lambda gamma: TruncatedNegativeBinomial(1.0, gamma)),
-    "poisson": _Family(1, Poisson),
-    "binomial": _Family(2, Binomial),
-    "two-point": _Family(2, TwoPoint),
-    "fixed": _Family(1, Fixed),
+_FAMILIES: dict[str, tuple[int, Callable[..., Repetitions]]] = {
+    "tnb": (2, TruncatedNegativeBinomial),
+    "geometric": (1, lambda gamma: TruncatedNegativeBinomial(1.0, gamma)),
+    "poisson": (1, Poisson),
+    "binomial": (2, Binomial),
+    "two-point": (2, TwoPoint),
+    "fixed": (1, Fixed),
 }
+"""Number of parameters and constructor of each family."""
 
 FAMILIES = tuple(_FAMILIES)
 """The names of the families in texts."""
@@ -64,9 +55,9 @@ def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
             parse_repetitions(text), checks.integer("most", _numbers("@", most, 1)[0], 1)
         )
     name, _, parameters = text.partition(":")
-    family = _FAMILIES[checks.one_of("repetitions", name.strip(), FAMILIES)]
+    count, make = _FAMILIES[checks.one_of("repetitions", name.strip(), FAMILIES)]
     try:
-        law = family.make(*_numbers(name, parameters, family.numbers))
+        law = make(*_numbers(name, parameters, count))
         return Truncated(law, checks.integer("most", _numbers("@", most, 1)[0], 1)) if at else law
     except ValueError as error:
         raise ValueError(f"repetitions {whole}: {error}") from error

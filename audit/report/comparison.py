@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from audit.checks import printable
 from audit.errors import InvalidInput
 from audit.game.settings import AuditConfig
 from audit.game.store import is_started, read_settings, write_text
@@ -236,7 +237,7 @@ def to_text(audits: Sequence[Audit]) -> str:
         lines_of_rows = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
         blocks.append("\n".join([title, *lines_of_rows]))
     text = "\n\n".join([*blocks, "\n".join(_notes(audits))])
-    return "\n".join(map(_printable, text.split("\n")))
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def to_markdown(audits: Sequence[Audit]) -> str:
@@ -257,14 +258,9 @@ def _text_of(folder: Path) -> str:
     return os.fsencode(folder.as_posix()).decode("utf-8", "backslashreplace")
 
 
-def _printable(text: str) -> str:
-    """Untrusted text without characters that control a terminal."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
-
-
 def _markdown(text: str) -> str:
     """Untrusted text for Markdown and html, without links, tags and columns."""
-    return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(_printable(text), quote=False))
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(printable(text), quote=False))
 
 
 def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
@@ -273,7 +269,7 @@ def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
     def quoted(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        return f"'{_printable(value)}" if value[:1] in _FORMULA else _printable(value)
+        return f"'{printable(value)}" if value[:1] in _FORMULA else printable(value)
 
     return table.map(quoted)
 
@@ -419,7 +415,7 @@ def _by_canary(audits: Sequence[Audit]) -> list[list[Audit]]:
 def _title(threat: str, training_set: str, canary: str, score: str, folder: str = "") -> str:
     lines = [f"{threat}, X = {training_set}", f"z = {canary}, {score}", folder]
     # In a figure, a dollar sign would begin a formula.
-    return "\n".join(_printable(line).replace("$", r"\$") for line in lines if line)
+    return "\n".join(printable(line).replace("$", r"\$") for line in lines if line)
 
 
 def write(audits: Sequence[Audit], out: str | Path) -> None:

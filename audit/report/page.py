@@ -1,11 +1,10 @@
 """The html page of a finished audit: self-contained and printable, like a certificate."""
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from audit.certificate.page import document, escape, pairs, table
+from audit.certificate.page import document, escape, pairs, table, words_of
 from audit.numerics import format_exact
 from audit.report import summary
 from audit.report.results import BudgetResult, Report, row_of_table
@@ -54,23 +53,16 @@ def html(report: Report, folder: Path) -> str:
             )
     for result in report.results:
         body += _of_budget(result)
-    settings = [(name, _words(value)) for name, value in report.config.items()]
+    settings = [(name, words_of(value)) for name, value in report.config.items()]
     body += [
         "<h2>Settings</h2>",
         pairs([(name, words) for name, words in settings if words]),
         f"<p>Engine {escape(report.engine.name)}: {escape(report.engine.reason)}.</p>",
         "<h2>Provenance</h2>",
-        pairs([(name, _words(value)) for name, value in report.made.items()]),
+        pairs([(name, words_of(value)) for name, value in report.made.items()]),
     ]
-    return document(title, body, "alarm" if _alarmed(report) else "")
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {one}" for name, one in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return "" if value is None else str(value)
+    alarm = any(result.contradiction is not None for result in report.results)
+    return document(title, body, "alarm" if alarm else "")
 
 
 def _answer(report: Report, result: BudgetResult) -> str:
@@ -92,10 +84,6 @@ def _answer(report: Report, result: BudgetResult) -> str:
     if upper is not None and result.games_needed is not None:
         detectable += f"; to show the upper bound takes at least {result.games_needed:,}"
     return f"{shown}. {detectable}."
-
-
-def _alarmed(report: Report) -> bool:
-    return any(result.contradiction is not None for result in report.results)
 
 
 def _contradiction(result: BudgetResult) -> Iterator[str]:

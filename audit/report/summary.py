@@ -2,17 +2,17 @@
 
 import json
 import math
-import types
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from audit import checks
 from audit.errors import InvalidInput
 from audit.game.binding import SCHEMA
 from audit.game.settings import AuditConfig
 from audit.report.results import ALL_PROXIES, PROXIES, Report
+from audit.typed_json import read_typed
 
 
 def to_json(report: Report) -> str:
@@ -58,7 +58,7 @@ def read(path: Path) -> Report:
                 f"schema of {path.name} must be {SCHEMA}, got {values.get('schema')!r}: "
                 "run the audit's command again to rewrite it"
             )
-        found: Report = _read(Report, values, path.name)
+        found: Report = read_typed(Report, values, path.name)
         _check(found)
     except (OSError, ValueError, RecursionError, OverflowError) as error:
         raise InvalidInput(
@@ -100,55 +100,3 @@ def _check(report: Report) -> None:
                     raise InvalidInput(f"summary.json must have the bound {key} from {proxy}")
     if not all(bound.repeats for found in bounds for bound in found.values()):
         raise InvalidInput("summary.json must have every repeat of every lower bound")
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """A value of the given type from parsed json.
-
-    Raises:
-        InvalidInput: the value has another type, or is incomplete.
-    """
-    origin = get_origin(kind)
-    if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        (kind,) = (one for one in get_args(kind) if one is not types.NoneType)
-        return _read(kind, value, where)
-    if kind is Any:
-        return value
-    expected: Any = (
-        dict
-        if is_dataclass(kind)
-        else {tuple: list, float: (int, float)}.get(origin or kind, origin or kind)
-    )
-    if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
-        raise InvalidInput(
-            f"{where} must be {_WORDS.get(expected, expected)}, got {str(value)[:40]}"
-        )
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        given = {}
-        for each in fields(kind):
-            if each.name in value:
-                inside = f"{where}: {each.name}"
-                given[each.name] = _read(hints[each.name], value[each.name], inside)
-            elif each.default is MISSING and each.default_factory is MISSING:
-                raise InvalidInput(f"{where} must have {each.name}, got none")
-        make: Any = kind
-        return make(**given)
-    if origin is tuple:
-        return tuple(_read(get_args(kind)[0], item, where) for item in value)
-    if origin is dict:
-        inner = get_args(kind)[1]
-        return {name: _read(inner, item, f"{where}: {name}") for name, item in value.items()}
-    return float(value) if kind is float else value
-
-
-_WORDS: dict[Any, str] = {
-    dict: "a mapping",
-    list: "a list",
-    str: "text",
-    bool: "true or false",
-    int: "a whole number",
-    (int, float): "a number",
-}

@@ -1,0 +1,69 @@
+"""Reads dataclasses from parsed json, with one clear message if a value has another type."""
+
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from audit.errors import InvalidInput
+
+_WORDS: dict[Any, str] = {
+    dict: "a mapping",
+    list: "a list",
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    (int, float): "a number",
+}
+
+
+def read_typed(kind: Any, value: Any, where: str) -> Any:
+    """A value of the given type from parsed json. Unknown fields of a dataclass are ignored.
+
+    Args:
+        kind: a dataclass, a tuple, a mapping from texts, an optional type or a plain one.
+        value: the parsed json.
+        where: name of the value in errors.
+
+    Raises:
+        InvalidInput: the value has another type, or is incomplete.
+    """
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        (kind,) = (one for one in get_args(kind) if one is not types.NoneType)
+        return read_typed(kind, value, where)
+    if kind is Any:
+        return value
+    expected: Any = origin or kind
+    if is_dataclass(kind) or origin is Mapping:
+        expected = dict
+    else:
+        expected = {tuple: list, float: (int, float)}.get(expected, expected)
+    if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidInput(
+            f"{where} must be {_WORDS.get(expected, expected)}, got {str(value)[:40]}"
+        )
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        given = {}
+        for each in fields(kind):
+            if each.name in value:
+                inside = f"{where}: {each.name}"
+                given[each.name] = read_typed(hints[each.name], value[each.name], inside)
+            elif each.default is MISSING and each.default_factory is MISSING:
+                raise InvalidInput(f"{where} must have {each.name}, got none")
+        make: Any = kind
+        return make(**given)
+    if origin is tuple:
+        kinds = get_args(kind)
+        if kinds[-1] is ...:
+            kinds = kinds[:1] * len(value)
+        if len(kinds) != len(value):
+            raise InvalidInput(f"{where} must have {len(kinds)} values, got {len(value)}")
+        return tuple(read_typed(one, item, where) for one, item in zip(kinds, value, strict=True))
+    if expected is dict:
+        inner = get_args(kind)[1]
+        return {name: read_typed(inner, item, f"{where}: {name}") for name, item in value.items()}
+    return float(value) if kind is float else value
