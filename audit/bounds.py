@@ -577,73 +577,53 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, or 2 after a line about invalid input.
     """
     arguments = make_parser().parse_args(argv)
-    affordable: list[upper_bounds.AffordableRepetitions] = []
     try:
         asked = _checked(arguments)
-        delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
-        if asked in ("--trials", "--optuna"):
-            return _tuning_done(arguments)
-        protocol = protocols.parse_protocol(arguments.protocol, arguments.repetitions)
-        checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
-        solve = arguments.solve
-        if arguments.plot is not None:
-            from audit.report.cost import check_writable  # slow to import
-
-            check_writable(arguments.plot)
-        bound = bound_named(arguments.bound, protocol)
-        base, notes = _base_of(arguments, protocol, bound)
-        if solve != "noise":
-            if not isinstance(protocol, RandomSearch):
-                raise ValueError(f"solve {solve} must come with protocol search, got {protocol}")
-            distribution = protocol.repetitions
-            if solve == "runs":
-                distribution = upper_bounds.calibrate_runs(
-                    base,
-                    distribution,
-                    target_epsilon=arguments.target_epsilon,
-                    target_delta=delta,
-                    bound=bound,
-                )
-            else:
-                affordable = upper_bounds.best_repetitions(
-                    base,
-                    target_epsilon=arguments.target_epsilon,
-                    target_delta=delta,
-                    bound=bound,
-                )
-                affordable = [
-                    replace(one, repetitions=_rounded_distribution(one.repetitions))
-                    for one in affordable
-                ]
-                distribution = affordable[0].repetitions
-            protocol = RandomSearch(_rounded_distribution(distribution))
-        if arguments.compare is not None:
-            checks.interval(
-                "compare", arguments.compare, *MAX_COMPARED, closed_low=True, closed_high=True
-            )
-        solved = solve if arguments.target_epsilon is not None else None
-        notes += _delta_note(arguments)
-        notes += _ends_of_search(base, protocol, solved)
-        report = upper_bounds.report_mechanism(base, delta, arguments.accounting)
-        rows = [*report.bounds, *upper_bounds.all_upper_bounds(base, protocol, delta)]
-        total = _total(base, protocol, arguments)
-        recommended = upper_bounds.smallest(total or rows)
-        if recommended is None and arguments.epsilon_base is not None:
-            failing = delta if arguments.delta_base is None else arguments.delta_base
-            raise ValueError(
-                "epsilon-base says only that one run is (epsilon, delta-base)-DP, so delta-base "
-                f"must be far below delta = {format_exact(delta)}, because each run may fail, got "
-                f"{format_exact(failing)}; better give --noise-multiplier, --sampling-rate and "
-                "--steps, or --gaussian-epsilon for full batches"
-            )
-        rows += total
-        compared = (
-            []
-            if arguments.compare is None
-            else upper_bounds.compare_protocols(base, arguments.compare, delta)
-        )
+        arguments.delta = checks.interval("delta", arguments.delta, 0.0, 1.0)
+        answer = _tuning_done if asked in ("--trials", "--optuna") else _bounds_of_tuning
+        return answer(arguments)
     except ValueError as error:
         return console.report_error(error)
+
+
+def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
+    """Prints the bounds of a protocol and a base, or what a budget allows."""
+    delta = arguments.delta
+    protocol = protocols.parse_protocol(arguments.protocol, arguments.repetitions)
+    checks.one_of("accounting", arguments.accounting, accounting.ACCOUNTINGS)
+    if arguments.plot is not None:
+        from audit.report.cost import check_writable, draw_cost  # slow to import
+
+        check_writable(arguments.plot)
+    bound = bound_named(arguments.bound, protocol)
+    base, notes = _base_of(arguments, protocol, bound)
+    affordable: list[upper_bounds.AffordableRepetitions] = []
+    if arguments.solve != "noise":
+        protocol, affordable = _affordable(base, protocol, bound, arguments)
+    if arguments.compare is not None:
+        checks.interval(
+            "compare", arguments.compare, *MAX_COMPARED, closed_low=True, closed_high=True
+        )
+    solved = arguments.solve if arguments.target_epsilon is not None else None
+    notes += [*_delta_note(arguments), *_ends_of_search(base, protocol, solved)]
+    report = upper_bounds.report_mechanism(base, delta, arguments.accounting)
+    rows = [*report.bounds, *upper_bounds.all_upper_bounds(base, protocol, delta)]
+    total = _total(base, protocol, arguments)
+    recommended = upper_bounds.smallest(total or rows)
+    if recommended is None and arguments.epsilon_base is not None:
+        failing = delta if arguments.delta_base is None else arguments.delta_base
+        raise ValueError(
+            "epsilon-base says only that one run is (epsilon, delta-base)-DP, so delta-base "
+            f"must be far below delta = {format_exact(delta)}, because each run may fail, got "
+            f"{format_exact(failing)}; better give --noise-multiplier, --sampling-rate and "
+            "--steps, or --gaussian-epsilon for full batches"
+        )
+    rows += total
+    compared = (
+        []
+        if arguments.compare is None
+        else upper_bounds.compare_protocols(base, arguments.compare, delta)
+    )
     if arguments.json:
         answer = {
             "delta": delta,
@@ -683,13 +663,29 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{one.expected_quantile:.5f}"
             )
     if arguments.plot is not None:
-        from audit.report.cost import draw_cost
-
-        try:
-            draw_cost(base, protocol, delta, arguments.plot)
-        except ValueError as error:
-            return console.report_error(error)
+        draw_cost(base, protocol, delta, arguments.plot)
     return console.OK
+
+
+def _affordable(
+    base: Mechanism, protocol: Protocol, bound: Bound | None, arguments: argparse.Namespace
+) -> tuple[Protocol, list[upper_bounds.AffordableRepetitions]]:
+    """The search that keeps the budget, and all distributions of K if these were asked for."""
+    if not isinstance(protocol, RandomSearch):
+        raise ValueError(f"solve {arguments.solve} must come with protocol search, got {protocol}")
+    budget: dict[str, Any] = {
+        "target_epsilon": arguments.target_epsilon,
+        "target_delta": arguments.delta,
+        "bound": bound,
+    }
+    if arguments.solve == "runs":
+        most = upper_bounds.calibrate_runs(base, protocol.repetitions, **budget)
+        return RandomSearch(_rounded_distribution(most)), []
+    found = [
+        replace(one, repetitions=_rounded_distribution(one.repetitions))
+        for one in upper_bounds.best_repetitions(base, **budget)
+    ]
+    return RandomSearch(_rounded_distribution(found[0].repetitions)), found
 
 
 if __name__ == "__main__":
