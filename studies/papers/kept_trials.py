@@ -34,7 +34,7 @@ _PER_TRIAL = (
 _PER_RUN = ("run_score", "run_lambda_a")
 _SMALLER: dict[str, type] = {"trial": np.int32, "runs": np.int32, "candidate": np.int8}
 # Of more runs only lambda_a is kept, in single precision.
-_MAX_RUNS = 200_000
+_MAX_RUNS = 400_000
 
 
 @dataclass(frozen=True)
