@@ -65,16 +65,19 @@ MOVED = {"audit.upper_bounds": ("audit.attacks", "audit.upper_bounds.published")
 """Packages that lost names, and the packages that have these names now."""
 
 _SOLVER = {"target": "target_epsilon", "law": "protocol", "delta": "target_delta"}
-PARAMETERS: dict[str, tuple[str, dict[str, str]]] = {
-    "audit.tuning.cost_of": ("trials chosen delta law prior cap budgets", {"law": "protocol"}),
-    "audit.upper_bounds.best_law": ("target base delta bound", _SOLVER),
-    "audit.upper_bounds.solve_mu": ("target law delta bound name", _SOLVER),
+PARAMETERS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "audit.tuning.cost_of": (
+        ("trials", "chosen", "delta", "law", "prior", "cap", "budgets"),
+        {"law": "protocol"},
+    ),
+    "audit.upper_bounds.best_law": (("target", "base", "delta", "bound"), _SOLVER),
+    "audit.upper_bounds.solve_mu": (("target", "law", "delta", "bound", "name"), _SOLVER),
     "audit.upper_bounds.solve_noise_multiplier": (
-        "target law delta steps sampling_rate neighbours bound",
+        ("target", "law", "delta", "steps", "sampling_rate", "neighbours", "bound"),
         _SOLVER,
     ),
     "audit.upper_bounds.solve_runs": (
-        "target base law delta bound",
+        ("target", "base", "law", "delta", "bound"),
         _SOLVER | {"law": "repetitions"},
     ),
 }
@@ -116,13 +119,13 @@ def _moved(package: str, name: str) -> str | None:
 
 
 def _with_old_parameters(
-    function: Callable[..., Any], order: str, names: dict[str, str]
+    function: Callable[..., Any], order: tuple[str, ...], names: dict[str, str]
 ) -> Callable[..., Any]:
     """The function with the old order and names of its parameters."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        old = dict(zip(order.split(), args, strict=False)) | kwargs
+        old = dict(zip(order, args, strict=False)) | kwargs
         return function(**{names.get(name, name): value for name, value in old.items()})
 
     return call

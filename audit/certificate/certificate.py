@@ -38,8 +38,6 @@ from audit.numerics import format_exact
 from audit.protocols import Protocol, Subset
 from audit.typed_json import read_typed
 
-__all__ = ["FORMAT", "NAMESPACE", "Certificate", "hash_of"]
-
 NAMESPACE = "private-tuning-certificate"
 """Name of the format, without its version."""
 

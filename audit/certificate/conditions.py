@@ -31,23 +31,6 @@ from audit.protocols import (
     UntilAccepted,
 )
 
-__all__ = [
-    "PROTOCOLS",
-    "Condition",
-    "Ground",
-    "Private",
-    "Setting",
-    "StudyFacts",
-    "bases_of",
-    "checkable",
-    "conditions",
-    "how_tested",
-    "relation_of",
-    "setting",
-    "testable",
-    "void_if",
-]
-
 PROTOCOLS: tuple[type[Protocol], ...] = (
     RandomSearch,
     Grid,

@@ -9,8 +9,6 @@ from typing import Any, Self
 from audit import checks
 from audit.numerics import format_exact
 
-__all__ = ["PRIVATE", "Declaration", "Spending"]
-
 PRIVATE = "private"
 """Value of `Declaration.records` if the number of records must stay secret."""
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from audit import checks
 from audit.lower_bounds.rates import upper_limit
 
-__all__ = ["Evidence"]
-
 
 @dataclass(frozen=True)
 class Evidence:

@@ -17,8 +17,6 @@ from audit.certificate.text import draws_in_words, total_in_words
 from audit.certificate.wording import in_words
 from audit.numerics import format_exact
 
-__all__ = ["document", "escape", "html", "pairs", "svg", "table", "words_of"]
-
 if TYPE_CHECKING:
     from audit.certificate.certificate import Certificate
 

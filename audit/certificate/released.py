@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["model_hash"]
-
 _MAX_DEPTH = 50
 
 

@@ -6,8 +6,6 @@ from pathlib import Path
 from audit import checks
 from audit.certificate.certificate import NAMESPACE
 
-__all__ = ["check_signature", "sign"]
-
 _SECONDS = 20.0
 
 

@@ -23,8 +23,6 @@ from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import compute, rounded_down, rounded_up
 from audit.numerics import format_exact
 
-__all__ = ["Finding", "Verdict", "read", "schema", "verdict_of", "verify"]
-
 _MAX_BYTES = 10**7
 _MAX_INTEGER = 2**53  # other json readers lose larger integers
 _MAX_SHOWN = 200

@@ -20,8 +20,6 @@ from audit.repetitions import (
     TwoPoint,
 )
 
-__all__ = ["in_words"]
-
 
 def in_words(protocol: Protocol) -> str:
     """A protocol as sentences.
