@@ -10,7 +10,9 @@ from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanism import Mechanism
 
 
-def from_opacus(accountant: Any, neighbours: str = "zero-out", most_phases: int = 40) -> Mechanism:
+def from_opacus(
+    accountant: Any, neighbours: str = "zero-out", most_phases: int = 40, *, group_size: int = 1
+) -> Mechanism:
     """Mechanism of one training run, from the history of an Opacus accountant.
 
     Args:
@@ -26,6 +28,7 @@ def from_opacus(accountant: Any, neighbours: str = "zero-out", most_phases: int 
         most_phases: if a schedule has more phases of different noise or rate, similar phases are
             merged, with their smallest noise and largest rate. The result is an upper bound that
             takes seconds instead of minutes.
+        group_size: number of records of one person, protected together.
 
     Returns:
         One `DpSgd`, or a `Composition` with one `DpSgd` for each noise and rate. The order of the
@@ -63,23 +66,30 @@ def from_opacus(accountant: Any, neighbours: str = "zero-out", most_phases: int 
         steps_of[noise, rate] = before + checks.integer("steps", steps, 1)
     if not steps_of:
         raise ValueError(f"accountant must have recorded a step, got {checks.one_line(accountant)}")
-    phases = runs_of(steps_of, checks.integer("most_phases", most_phases, 1), neighbours)
+    phases = runs_of(
+        steps_of, checks.integer("most_phases", most_phases, 1), neighbours, group_size
+    )
     return phases[0] if len(phases) == 1 else Composition(tuple(phases))
 
 
 Phases = dict[tuple[float, float], int]
 
 
-def runs_of(steps_of: Phases, most: int = 40, neighbours: str = "add-remove") -> list[Mechanism]:
+def runs_of(
+    steps_of: Phases, most: int = 40, neighbours: str = "add-remove", group_size: int = 1
+) -> list[Mechanism]:
     """At most `most` runs of DP-SGD that together dominate the given phases.
 
     Args:
         steps_of: steps by (noise multiplier, sampling rate).
         most: largest number of phases; similar phases are merged.
         neighbours: `add-remove`, `zero-out` or `replace-one`.
+        group_size: number of records of one person, protected together.
     """
     phases = joined(steps_of, most)
-    return [DpSgd(noise, steps, rate, neighbours) for (noise, rate), steps in phases.items()]
+    return [
+        DpSgd(noise, steps, rate, neighbours, group_size) for (noise, rate), steps in phases.items()
+    ]
 
 
 def joined(steps_of: Phases, most: int) -> Phases:

@@ -15,6 +15,8 @@ def tuning_epsilon(
     repetitions: str | Repetitions | Protocol,
     delta: float,
     neighbours: str = "zero-out",
+    *,
+    group_size: int = 1,
 ) -> float:
     """Epsilon of training several times and releasing the best run by any score.
 
@@ -25,6 +27,7 @@ def tuning_epsilon(
         repetitions: the protocol or the distribution of K, as an object or as text.
         delta: in (0, 1).
         neighbours: `zero-out`, `add-remove` or `replace-one`; see `from_opacus`.
+        group_size: number of records of one person, protected together.
 
     Raises:
         ValueError: an argument is none of these, or delta cannot be reached.
@@ -35,4 +38,5 @@ def tuning_epsilon(
         >>> round(tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5), 3)
         2.01
     """
-    return tuning_cost(from_opacus(accountant, neighbours), repetitions, delta).epsilon
+    base = from_opacus(accountant, neighbours, group_size=group_size)
+    return tuning_cost(base, repetitions, delta).epsilon

@@ -78,6 +78,8 @@ class Study:
         expected_batch_size: a constant that every run divides its noisy sums by. It must not be
             computed from the number of records. Opacus divides by int(n * rate) unless `train` sets
             `optimizer.expected_batch_size = trial.expected_batch_size` after `make_private`.
+        group_size: k, the largest number of records of one person. The guarantee then holds for all
+            of them together; in a sampled batch, exactly for the binomial number of them in it.
         base: the mechanism of one run, if it is not DP-SGD whose noise the study computes.
         scored_on: `public`, or `Private` with the noise of the score.
         seed: replaces the entropy, to repeat a study. Anyone who knows it knows all random draws,
@@ -112,6 +114,7 @@ class Study:
         sampling_rate: float = 1.0,
         neighbours: str = _NEIGHBOURS,
         expected_batch_size: float | None = None,
+        group_size: int = 1,
         base: Mechanism | None = None,
         scored_on: str | Private = _PUBLIC,
         seed: int | None = None,
@@ -130,7 +133,9 @@ class Study:
             if expected_batch_size is None
             else checks.interval("expected_batch_size", expected_batch_size, 0.0)
         )
-        self._training = Training(steps, sampling_rate, neighbours, base)
+        self._training = Training(
+            steps, sampling_rate, neighbours, base, checks.integer("group_size", group_size, 1)
+        )
         self._budgets = self._training.budgets(self.space)
         self._check_training()
         self.noise_multiplier = self._solved_noise()
@@ -156,7 +161,9 @@ class Study:
             ):
                 raise InvalidInput("epsilon and steps, or base, must be given, got neither")
         elif replace(training, base=None) != Training(None, 1.0, _NEIGHBOURS, None):
-            raise InvalidInput("steps, sampling_rate and neighbours must not be given with base")
+            raise InvalidInput(
+                "steps, sampling_rate, neighbours and group_size must not be given with base"
+            )
 
     def _solved_noise(self) -> float | None:
         """The noise multiplier of every run; None if the base is not DP-SGD."""
@@ -223,6 +230,7 @@ class Study:
             "steps": self._training.steps,
             "sampling_rate": self._training.sampling_rate,
             "neighbours": self._training.neighbours,
+            "group_size": self._training.group_size,
             "expected_batch_size": self.expected_batch_size,
             "base": None if given is None else mechanism_to_dict(given),
             "scored_on": _PUBLIC

@@ -33,7 +33,7 @@ class BaseOf:
             return one.base
         steps = candidate.get("steps", one.steps)
         rate = candidate.get("sampling_rate", one.sampling_rate)
-        return DpSgd(self.noise_multiplier, steps, rate, one.neighbours)
+        return DpSgd(self.noise_multiplier, steps, rate, one.neighbours, one.group_size)
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,14 @@ class Training:
         sampling_rate: of its batches.
         neighbours: the neighbouring relation.
         base: one run, if it is not DP-SGD whose noise is to be found.
+        group_size: number of records of one person, protected together.
     """
 
     steps: int | None
     sampling_rate: float
     neighbours: str
     base: Mechanism | None
+    group_size: int = 1
 
     def budgets(self, space: Space) -> _Chances:
         """The different budgets of the candidates, and the probability of each.

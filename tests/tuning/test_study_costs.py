@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from scipy import stats
-from study_helpers import BASE, LEVELS, played, study
+from study_helpers import BASE, LEVELS, Recorded, played, study
 
 from audit import accounting, protocols, tuning
 from audit.tuning import study as live
@@ -84,6 +84,37 @@ def test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest(monkeyp
         assert sum(above) >= least - 1e-12
     with pytest.raises(ValueError, match="steps must be"):
         study(space={"steps": list(range(-3, 9))}, **settings)
+
+
+def test_a_group_of_records_costs_the_mixture_over_their_number_in_a_batch(monkeypatch):
+    monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 4.0)  # which takes seconds
+    settings = {"base": None, "epsilon": 50.0, "protocol": "fixed:1", "steps": 1, "group_size": 3}
+    full = study(**settings)
+    assert full.base.gaussian_mu == pytest.approx(3 / 4)
+    sampled = study(sampling_rate=0.3, **settings)
+    assert sampled.base == accounting.DpSgd(4.0, 1, 0.3, "zero-out", 3)
+    # One step: N(0, 4) against the mixture of N(j, 4), where j of the 3 records are in the batch.
+    grid = np.linspace(-60.0, 60.0, 400_001)
+    mixture = stats.binom.pmf(np.arange(4), 3, 0.3) @ stats.norm.pdf(
+        grid, np.arange(4)[:, None], 4.0
+    )
+    alone = stats.norm.pdf(grid, 0.0, 4.0)
+    for epsilon in (0.05, 0.2):
+        sides = (mixture - np.exp(epsilon) * alone, alone - np.exp(epsilon) * mixture)
+        exact = max(np.maximum(side, 0.0).sum() for side in sides) * (grid[1] - grid[0])
+        assert float(sampled.base.delta(epsilon)) == pytest.approx(exact, rel=1e-4)
+    best = full.run(lambda trial: tuning.Outcome(1.0))
+    assert best.candidate
+    assert full.certificate.setting.unit.startswith("up to 3 of")
+    with pytest.raises(ValueError, match="group_size must not be given with base"):
+        study(group_size=2)
+    with pytest.raises(ValueError, match="group_size must be a whole number"):
+        study(**settings | {"group_size": 0})
+
+
+def test_the_history_of_opacus_may_protect_groups():
+    recorded = accounting.from_opacus(Recorded((4.0, 0.3, 1)), group_size=3)
+    assert recorded == accounting.DpSgd(4.0, 1, 0.3, "zero-out", 3)
 
 
 def test_adaptive_budgets_are_drawn_and_their_composition_is_that_of_the_worst():
