@@ -91,7 +91,8 @@ def make_parser() -> console.Parser:
         "--protocol",
         metavar="SPEC",
         help="search (default), best:M, grid:N[,CHANCE], adaptive:LOW,HIGH, subset:RATE[,all], "
-        "until:CHANCE, stopping:CHANCE, noisy-max:N[,ROUNDS][,monotone], ptr:E,D,FAILURE",
+        "until:CHANCE, stopping:CHANCE, schedule:FACTOR,..., noisy-max:N[,ROUNDS][,monotone], "
+        "ptr:E,D,FAILURE",
     )
     how.add_argument(
         "--repetitions",

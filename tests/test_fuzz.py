@@ -69,7 +69,17 @@ WORDS = st.one_of(
     ),
     st.text(max_size=8),
 )
-NAMES = [*repetitions.FAMILIES, "search", "grid", "adaptive", "subset", "until", "stopping"]
+NAMES = [
+    *repetitions.FAMILIES,
+    "search",
+    "grid",
+    "adaptive",
+    "subset",
+    "until",
+    "stopping",
+    "schedule",
+    "best",
+]
 NAMES += ["noisy-max", "ptr", "gaussian", "laplace", "response", "pure", "approximate", "zcdp"]
 NAMES += ["renyi", "profile", ""]
 SPECS = st.one_of(

@@ -33,6 +33,7 @@ from audit.accounting.gaussian import GaussianMechanism
 from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
+from audit.accounting.noise import scale_noise
 from audit.accounting.normaliser import normaliser_delta, normaliser_epsilon
 from audit.accounting.pairs import DominatingPair, LossPair
 from audit.accounting.parsing import parse_mechanism, read_curve
@@ -84,6 +85,7 @@ __all__ = [
     "read_curve",
     "relations",
     "renyi_to_epsilon",
+    "scale_noise",
     "solve_epsilon",
 ]
 

@@ -35,7 +35,7 @@ from audit.certificate.numbers import (
 )
 from audit.certificate.wording import in_words
 from audit.numerics import format_exact
-from audit.protocols import Protocol, Subset
+from audit.protocols import BestRuns, Protocol, Subset
 from audit.typed_json import read_typed
 
 NAMESPACE = "private-tuning-certificate"
@@ -68,7 +68,8 @@ class Certificate:
         score: noise of the score; None if the score reads public records only.
         study: statements of the study about itself.
         made: version of this package, date, versions of Python and libraries.
-        model_hash: `model_hash` of the released model; None if unknown or nothing was released.
+        model_hash: `model_hash` of the released model, or of the list of them, best first; None if
+            unknown or nothing was released.
         declaration: statements of the author.
         evidence: result of an audit of this tuning, if there was one.
 
@@ -159,6 +160,8 @@ class Certificate:
         what = "the best run of this tuning"
         if isinstance(self.protocol, Subset):
             what = "the final run of this tuning, and the candidate chosen,"
+        if isinstance(self.protocol, BestRuns):
+            what = f"the best {self.protocol.released} runs of this tuning"
         claim = (
             f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
             f"{format_exact(self.delta)})-differentially private{self._relation}, if "

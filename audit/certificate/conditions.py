@@ -23,6 +23,8 @@ from audit.accounting import (
 from audit.numerics import format_exact
 from audit.protocols import (
     Adaptive,
+    BestRuns,
+    BudgetSchedule,
     Grid,
     Protocol,
     RandomSearch,
@@ -38,6 +40,8 @@ PROTOCOLS: tuple[type[Protocol], ...] = (
     Subset,
     UntilAccepted,
     RandomStopping,
+    BestRuns,
+    BudgetSchedule,
 )
 """Protocols for which certificates are available."""
 
@@ -339,14 +343,11 @@ def setting(training: Mechanism, protocol: Protocol, score: Private | None, unit
             "the score": validation,
             "the choice of the best run": "scores alone",
         },
-        released=(
-            "the output and the score of the final run, and its candidate, or that there was none"
-            if isinstance(protocol, Subset)
-            else "the output of the best run, its candidate and its score, or that there was none",
-            "this certificate",
-        ),
+        released=(_released(protocol), "this certificate"),
         withheld=(
-            "the number of runs, and how long they took",
+            "how long the runs took"
+            if isinstance(protocol, BudgetSchedule)
+            else f"{_number_of_runs(protocol)}, and how long they took",
             "every other run: its candidate, its score and its output",
             "the key of the random draws",
         ),
@@ -356,7 +357,10 @@ def setting(training: Mechanism, protocol: Protocol, score: Private | None, unit
 def void_if(protocol: Protocol, score: Private | None) -> tuple[str, ...]:
     """Events that make the certificate void."""
     found = [
-        "the number of runs, a losing run, its score or the key of the random draws becomes known",
+        "a rejected run, its score or the key of the random draws becomes known"
+        if isinstance(protocol, BudgetSchedule)
+        else f"{_number_of_runs(protocol)}, a losing run, its score or the key of the random draws "
+        "becomes known",
         "the study was repeated, or stopped and started anew, until its result was favourable",
         "another release from the same private records is not counted in addition to this one",
     ]
@@ -365,6 +369,30 @@ def void_if(protocol: Protocol, score: Private | None) -> tuple[str, ...]:
     if score is None:
         found.append("a score used a private record")
     return tuple(found)
+
+
+def _released(protocol: Protocol) -> str:
+    if isinstance(protocol, Subset):
+        return (
+            "the output and the score of the final run, and its candidate, or that there was none"
+        )
+    if isinstance(protocol, BudgetSchedule):
+        return (
+            "the output of the accepted run, its step, its candidate and its score, or that there "
+            "was none"
+        )
+    if isinstance(protocol, BestRuns):
+        return (
+            f"the outputs of the best {protocol.released} runs, or of all if there are fewer, "
+            "their candidates and their scores, in this order"
+        )
+    return "the output of the best run, its candidate and its score, or that there was none"
+
+
+def _number_of_runs(protocol: Protocol) -> str:
+    if isinstance(protocol, BestRuns):
+        return f"the number of runs (unless fewer than {protocol.released} are released)"
+    return "the number of runs"
 
 
 def _parts(training: Mechanism) -> tuple[Mechanism, ...]:
@@ -414,6 +442,11 @@ def _by_construction(
             "the first accepted run ends the tuning, and after each rejected run it ends without a "
             f"result with probability {format_exact(protocol.stop)}"
         )
+    if isinstance(protocol, BudgetSchedule):
+        runs = (
+            "each step has one run, with the stated multiple of the noise of the base mechanism; "
+            "the first accepted run ends the tuning, which has no result if every step is rejected"
+        )
     if isinstance(protocol, Subset):
         runs += "; then one final run trains the best candidate"
     found = {
@@ -423,6 +456,8 @@ def _by_construction(
     }
     if score is not None:
         found["score_noise"] = "the study adds the noise of the score"
+        if isinstance(protocol, BudgetSchedule):
+            found["score_noise"] += ", scaled as that of training in every step"
     return [
         Condition("draws", draws, Ground.BROKEN if facts.seeded else Ground.BY_CONSTRUCTION),
         *(Condition(name, words, Ground.BY_CONSTRUCTION) for name, words in found.items()),
@@ -475,5 +510,9 @@ def _on_trust(protocol: Protocol, score: Private | None) -> list[Condition]:
         found["acceptance"] = (
             "on any data set, a run is accepted with probability at least "
             f"{format_exact(protocol.acceptance)}"
+        )
+    if isinstance(protocol, BudgetSchedule):
+        found["acceptance"] = (
+            "whether a run is accepted depends on its output, its score and public records alone"
         )
     return [Condition(name, one, Ground.ON_TRUST) for name, one in found.items()]

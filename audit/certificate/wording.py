@@ -3,6 +3,8 @@
 from audit.numerics import format_exact
 from audit.protocols import (
     Adaptive,
+    BestRuns,
+    BudgetSchedule,
     Grid,
     Protocol,
     RandomSearch,
@@ -32,6 +34,11 @@ def in_words(protocol: Protocol) -> str:
     if isinstance(protocol, RandomSearch):
         drawn = "each with a candidate drawn anew"
         return f"The tuning trains {_runs(protocol.repetitions)}, {drawn}, and releases the best."
+    if isinstance(protocol, BestRuns):
+        return (
+            f"The tuning trains {_runs(protocol.repetitions)}, each with a candidate drawn anew, "
+            f"and releases the best {protocol.released}, or all if there are fewer."
+        )
     if isinstance(protocol, Adaptive):
         return (
             f"The tuning trains {_runs(protocol.repetitions)}. Earlier runs may change the "
@@ -63,6 +70,13 @@ def in_words(protocol: Protocol) -> str:
         return (
             "The tuning trains until a run is good enough, and releases that run. After each other "
             f"run it gives up with probability {format_exact(protocol.stop)}, and releases nothing."
+        )
+    if isinstance(protocol, BudgetSchedule):
+        factors = ", ".join(map(format_exact, protocol.noise))
+        return (
+            f"The tuning trains one run for each of {len(protocol.noise)} steps, with {factors} "
+            "times the noise of the base mechanism, until a run is good enough, and releases that "
+            "run with its step. If none is, it releases nothing."
         )
     return f"The tuning follows {protocol.spec}: {protocol.assumption}."
 

@@ -13,6 +13,7 @@ from audit.protocols.noisy_max import NoisyMax
 from audit.protocols.parsing import DEFAULT_REPETITIONS, parse_protocol
 from audit.protocols.propose_test_release import ProposeTestRelease
 from audit.protocols.random_search import RandomSearch
+from audit.protocols.schedule import BudgetSchedule
 from audit.protocols.subset import Subset
 from audit.protocols.until import RandomStopping, UntilAccepted
 
@@ -20,6 +21,7 @@ __all__ = [
     "DEFAULT_REPETITIONS",
     "Adaptive",
     "BestRuns",
+    "BudgetSchedule",
     "Grid",
     "NoisyMax",
     "ProposeTestRelease",

@@ -11,6 +11,7 @@ from audit.protocols.grid import Grid
 from audit.protocols.noisy_max import NoisyMax
 from audit.protocols.propose_test_release import ProposeTestRelease
 from audit.protocols.random_search import RandomSearch
+from audit.protocols.schedule import BudgetSchedule
 from audit.protocols.subset import Subset
 from audit.protocols.until import RandomStopping, UntilAccepted
 from audit.repetitions import Repetitions
@@ -19,7 +20,7 @@ DEFAULT_REPETITIONS = "tnb:0,0.01"
 """The default distribution of K, from the experiments of the papers."""
 
 _WITH_REPETITIONS = ("search", "adaptive", "subset", "ptr", "best")
-_PROTOCOLS = (*_WITH_REPETITIONS, "grid", "until", "stopping", "noisy-max")
+_PROTOCOLS = (*_WITH_REPETITIONS, "grid", "until", "stopping", "schedule", "noisy-max")
 
 
 def parse_protocol(
@@ -30,10 +31,10 @@ def parse_protocol(
     Args:
         spec: `search`, `grid:CANDIDATES[,INCLUSION]`, `adaptive:LOW,HIGH`,
             `subset:RATE[,rest|all]`, `until:ACCEPTANCE`, `stopping:STOP`,
-            `noisy-max:CANDIDATES[,ROUNDS][,monotone]`, `ptr:EPSILON,DELTA,FAILURE` or
-            `best:RELEASED`. A distribution of K follows after a slash, as in
-            `adaptive:0.75,1.33/tnb:0,0.01`. A distribution of K alone, as an object or as text,
-            means random search. A protocol object is returned unchanged.
+            `schedule:FACTOR,FACTOR,...`, `noisy-max:CANDIDATES[,ROUNDS][,monotone]`,
+            `ptr:EPSILON,DELTA,FAILURE` or `best:RELEASED`. A distribution of K follows after a
+            slash, as in `adaptive:0.75,1.33/tnb:0,0.01`. A distribution of K alone, as an object or
+            as text, means random search. A protocol object is returned unchanged.
         repetitions: the distribution of K if the text does not name one.
 
     Raises:
@@ -116,6 +117,10 @@ def _stopping(words: list[str], law: Repetitions) -> Protocol:
     return RandomStopping(*_numbers(words, 1, 1, "STOP"))
 
 
+def _schedule(words: list[str], law: Repetitions) -> Protocol:
+    return BudgetSchedule(tuple(_numbers(words, 1, len(words), "FACTOR,FACTOR,...")))
+
+
 def _noisy_max(words: list[str], law: Repetitions) -> Protocol:
     monotone = words[-1:] == ["monotone"]
     kept = words[:-1] if monotone else words
@@ -140,6 +145,7 @@ _READERS: dict[str, Callable[[list[str], Repetitions], Protocol]] = {
     "subset": _subset,
     "until": _until,
     "stopping": _stopping,
+    "schedule": _schedule,
     "noisy-max": _noisy_max,
     "ptr": _ptr,
     "best": _best,

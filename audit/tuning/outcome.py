@@ -82,6 +82,8 @@ class Best:
         candidate: its hyperparameters; None if no run was drawn, or every run lost.
         score: its score; None also if a final run failed.
         model: its model, as `train` returned it.
+        runners_up: the other released runs, best first, if the protocol releases several.
+        step: index of its step, from 0, if the protocol is a schedule of budgets.
 
     Example:
         >>> Best({"learning_rate": 0.1}, 0.93).score
@@ -91,6 +93,8 @@ class Best:
     candidate: Candidate | None = None
     score: float | None = None
     model: Any = None
+    runners_up: tuple["Best", ...] = ()
+    step: int | None = None
 
 
 @dataclass(frozen=True)

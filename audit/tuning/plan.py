@@ -6,8 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from audit.accounting import Mechanism
-from audit.protocols import Adaptive, Grid, Protocol, RandomSearch, RandomStopping, Subset
+from audit.accounting import Mechanism, scale_noise
+from audit.protocols import (
+    Adaptive,
+    BestRuns,
+    BudgetSchedule,
+    Grid,
+    Protocol,
+    RandomSearch,
+    RandomStopping,
+    Subset,
+)
 from audit.tuning.journal import Record
 from audit.tuning.outcome import Part, Private, Trial
 from audit.tuning.samplers import Ended, Point, next_point
@@ -52,7 +61,7 @@ class Plan:
         if isinstance(self.protocol, Grid):
             drawn = rng.random(self.protocol.candidates) < self.protocol.inclusion
             return [int(index) for index in np.flatnonzero(drawn)]
-        if isinstance(self.protocol, RandomSearch | Adaptive | Subset):
+        if isinstance(self.protocol, RandomSearch | Adaptive | Subset | BestRuns):
             return range(int(self.protocol.repetitions.sample(rng, 1)[0]))
         return None
 
@@ -70,16 +79,27 @@ class Plan:
             coins = secret_integer(256, key, _PART)
             final = self.protocol.final if index == FINAL else None
             part = Part(coins, self.protocol.sampling_rate, final)
-        return Trial(candidate, self.base_of(candidate), seed, part, self.expected_batch_size)
+        base = scale_noise(self.base_of(candidate), self._noise_factor(index))
+        return Trial(candidate, base, seed, part, self.expected_batch_size)
 
     def noise(self, key: int, index: int) -> float:
         """The noise that is added to the score of a run."""
         if self.private is None:
             return 0.0
-        return float(self.rng(key, _SCORE, index).normal(0.0, self.private.noise_std))
+        std = self.private.noise_std * self._noise_factor(index)
+        return float(self.rng(key, _SCORE, index).normal(0.0, std))
+
+    def _noise_factor(self, index: int) -> float:
+        """The noise of a run, as a multiple of that of the base mechanism."""
+        if not isinstance(self.protocol, BudgetSchedule):
+            return 1.0
+        # A rehearsal may have more runs than the schedule has steps.
+        return self.protocol.noise[min(index, len(self.protocol.noise) - 1)]
 
     def stops(self, key: int, index: int) -> bool:
         """Whether the tuning ends without a result after this rejected run."""
+        if isinstance(self.protocol, BudgetSchedule):
+            return index + 1 >= len(self.protocol.noise)
         stop = self.protocol.stop if isinstance(self.protocol, RandomStopping) else 0.0
         return bool(self.rng(key, _STOP, index).random() < stop)
 

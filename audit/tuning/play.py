@@ -6,13 +6,20 @@ same draws.
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from audit.errors import InvalidInput, StudyAborted
-from audit.protocols import Adaptive, RandomStopping, Subset, UntilAccepted
+from audit.protocols import (
+    Adaptive,
+    BestRuns,
+    BudgetSchedule,
+    RandomStopping,
+    Subset,
+    UntilAccepted,
+)
 from audit.tuning.journal import Memory, Record
 from audit.tuning.one_run import Accept, Attempt, Task, Train, seeded_alike
 from audit.tuning.outcome import Best
@@ -22,7 +29,9 @@ from audit.tuning.samplers import Ended, Point
 
 __all__ = ["Played", "play"]
 
-_SEQUENTIAL = (Adaptive, UntilAccepted, RandomStopping)
+_UNTIL = (UntilAccepted, RandomStopping, BudgetSchedule)
+"""Protocols that release the first accepted run."""
+_SEQUENTIAL = (Adaptive, *_UNTIL)
 """Protocols whose next run depends on the runs before it."""
 
 
@@ -75,22 +84,26 @@ def play(
         )
     if jobs != 1 and isinstance(plan.protocol, _SEQUENTIAL):
         raise InvalidInput(f"jobs must be 1 with protocol {plan.protocol.spec}, got {jobs!r}")
-    tuning = _Tuning(plan, key, train, accept, memory, _BestModel(memory.folder, save, load))
+    tuning = _Tuning(plan, key, train, accept, memory, _Models(memory.folder, save, load))
     if runs is None:
         tuning.run_until_accepted()
     elif isinstance(plan.protocol, Adaptive):
         tuning.run_adaptively(runs)
     else:
         tuning.run_independently(runs, jobs)
-    released = tuning.released()
-    if released is None:
+    records = tuning.released()
+    if not records:
         return Played(Best())
-    best = Best(plan.space.at(released.point), released.score, tuning.model_of(released))
-    return Played(best, tuning.checked())
+    best, *runners_up = [
+        Best(plan.space.at(record.point), record.score, tuning.model_of(record))
+        for record in records
+    ]
+    step = records[0].index if isinstance(plan.protocol, BudgetSchedule) else None
+    return Played(replace(best, runners_up=tuple(runners_up), step=step), tuning.checked())
 
 
 class _Tuning:
-    """The runs of a study so far, and the best of them."""
+    """The runs of a study so far, and the leaders: the best of them, best first."""
 
     def __init__(
         self,
@@ -99,15 +112,15 @@ class _Tuning:
         train: Train,
         accept: Accept | None,
         memory: Memory,
-        model: "_BestModel",
+        models: "_Models",
     ) -> None:
         self._plan, self._key, self._train, self._accept = plan, key, train, accept
-        self._memory, self._model = memory, model
+        self._memory, self._models = memory, models
         self._has_final = isinstance(plan.protocol, Subset)
+        self._places = plan.protocol.released if isinstance(plan.protocol, BestRuns) else 1
         self._done = {record.index: record for record in memory.records()}
         self._noises = {noise for record in self._done.values() for noise in record.noises}
-        can_win = filter(self._can_win, self._done.values())
-        self._winner = max(can_win, key=self._rank, default=None)
+        self._leaders = self._best_of(self._done.values())
 
     def run_until_accepted(self) -> None:
         """One run after the other, until one is accepted or the tuning gives up."""
@@ -138,28 +151,28 @@ class _Tuning:
         ):
             self._admit(attempt)
 
-    def released(self) -> Record | None:
-        """The run that is released, after the final run if there is one; None if no run can win.
+    def released(self) -> list[Record]:
+        """The runs that are released, best first, after the final run if there is one.
 
         Raises:
             StudyAborted: every run raised an exception.
         """
-        if self._winner is None:
+        if not self._leaders:
             # A run that raised ranks below one whose score is not finite, so this reveals no more
             # than the rank of the best run. Rejected runs are not ranked.
-            ranked = not isinstance(self._plan.protocol, UntilAccepted | RandomStopping)
+            ranked = not isinstance(self._plan.protocol, _UNTIL)
             if ranked and self._done and all(record.raised for record in self._done.values()):
                 raise StudyAborted(
                     "every run raised an exception, which is not shown because it may describe "
                     "private records; call study.rehearse(train, records) on synthetic or public "
                     "records"
                 )
-            return None
+            return []
         if not self._has_final:
-            return self._winner
+            return self._leaders
         if FINAL not in self._done:
-            self._admit(self._task(FINAL, self._winner.point)())
-        return self._done[FINAL]
+            self._admit(self._task(FINAL, self._leaders[0].point)())
+        return [self._done[FINAL]]
 
     def model_of(self, released: Record) -> Any:
         """The model of the released run, trained again if it was not saved.
@@ -169,7 +182,7 @@ class _Tuning:
         """
         if released.score is None:
             return None
-        is_kept, model = self._model.read(released.index)
+        is_kept, model = self._models.read(released.index)
         if is_kept:
             return model
         again = self._task(released.index, released.point)()
@@ -193,7 +206,7 @@ class _Tuning:
         return Task(self._train, trial, index, point, noise, self._accept)
 
     def _admit(self, attempt: Attempt) -> None:
-        """Records a run, and keeps its model if it is the best so far.
+        """Records a run, and keeps its model if it is one of the best so far.
 
         Raises:
             StudyAborted: the run was not the mechanism that the study accounts for.
@@ -204,27 +217,28 @@ class _Tuning:
         if alike := sorted(self._noises & {*record.noises}):
             raise StudyAborted(seeded_alike(alike[0]))
         self._noises.update(record.noises)
-        leads = self._can_win(record) and (
-            self._winner is None or self._rank(record) > self._rank(self._winner)
-        )
+        leaders = self._best_of([*self._leaders, record])
+        dropped = [one.index for one in self._leaders if one not in leaders]
         # If a final run follows, its model is the only one that is released, or kept.
-        is_kept = leads
+        is_kept = record in leaders
         if self._has_final:
             is_kept = record.index == FINAL and record.score is not None
         if is_kept:
-            self._model.write(record.index, attempt.model)
+            self._models.write(record.index, attempt.model)
         self._memory.add(record)
         self._done[record.index] = record
         if is_kept:
             # Only now does a process that resumes the study know of the new model.
-            self._model.replace(record.index, attempt.model, self._winner)
-        if leads:
-            self._winner = record
+            self._models.keep(record.index, attempt.model, dropped)
+        self._leaders = leaders
+
+    def _best_of(self, records: Iterable[Record]) -> list[Record]:
+        return sorted(filter(self._can_win, records), key=self._rank, reverse=True)[: self._places]
 
     def _can_win(self, record: Record) -> bool:
         if record.index == FINAL:
             return False  # its candidate is that of the winner
-        if isinstance(self._plan.protocol, UntilAccepted | RandomStopping):
+        if isinstance(self._plan.protocol, _UNTIL):
             return record.accepted
         return record.score is not None
 
@@ -236,8 +250,8 @@ def _ended(record: Record) -> Ended:
     return Ended(record.point, -math.inf if record.score is None else record.score)
 
 
-class _BestModel:
-    """The model of the best run so far, in memory and, if saved, in the folder of the study."""
+class _Models:
+    """The models of the best runs so far, in memory and, if saved, in the folder of the study."""
 
     def __init__(
         self,
@@ -246,11 +260,10 @@ class _BestModel:
         load: Callable[[Path], Any] | None,
     ) -> None:
         self._folder, self._save, self._load = folder, save, load
-        self._index: int | None = None
-        self._model: Any = None
+        self._models: dict[int, Any] = {}
 
     def write(self, index: int, model: Any) -> None:
-        """Saves a model; the saved one before remains."""
+        """Saves a model; those saved before remain."""
         if self._save is None or self._folder is None:
             return
         path = self._path(index)
@@ -260,16 +273,18 @@ class _BestModel:
         draft.chmod(0o600)
         os.replace(draft, path)
 
-    def replace(self, index: int, model: Any, before: Record | None) -> None:
-        """Keeps a model in memory, and deletes the saved one before."""
-        self._index, self._model = index, model
-        if self._save is not None and self._folder is not None and before is not None:
-            self._path(before.index).unlink(missing_ok=True)
+    def keep(self, index: int, model: Any, dropped: Iterable[int]) -> None:
+        """Keeps a model in memory, and deletes those of the dropped runs."""
+        self._models[index] = model
+        for one in dropped:
+            self._models.pop(one, None)
+            if self._save is not None and self._folder is not None:
+                self._path(one).unlink(missing_ok=True)
 
     def read(self, index: int) -> tuple[bool, Any]:
         """Whether the model of a run is kept, and the model."""
-        if index == self._index:
-            return True, self._model
+        if index in self._models:
+            return True, self._models[index]
         if self._load is None or self._folder is None or not self._path(index).exists():
             return False, None
         return True, self._load(self._path(index))

@@ -18,7 +18,16 @@ from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import PROTOCOLS
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
 from audit.numerics import format_rounded
-from audit.protocols import Grid, Protocol, RandomSearch, RandomStopping, Subset, UntilAccepted
+from audit.protocols import (
+    BestRuns,
+    BudgetSchedule,
+    Grid,
+    Protocol,
+    RandomSearch,
+    RandomStopping,
+    Subset,
+    UntilAccepted,
+)
 from audit.repetitions import Repetitions
 from audit.tuning.calibration import least_noise_multiplier
 from audit.tuning.elapsed_time import ElapsedTime
@@ -37,7 +46,7 @@ from audit.tuning.play import Played, play
 from audit.tuning.rehearsal import Rehearsal, WithRecords, synthetic
 from audit.tuning.space import Space
 from audit.tuning.training import BaseOf, Training
-from audit.upper_bounds import UpperBound, tuning_cost
+from audit.upper_bounds import UpperBound, schedule_ex_post, tuning_cost
 from audit.upper_bounds.registry import find, row
 
 if TYPE_CHECKING:
@@ -51,7 +60,7 @@ _NEIGHBOURS = "zero-out"
 
 
 class Study:
-    """Private tuning: the release of the best run is (epsilon, delta)-DP as a whole.
+    """Private tuning: the release of the best run, or runs, is (epsilon, delta)-DP as a whole.
 
     The study draws K, the candidates and all seeds from 256 bits of the operating system's entropy,
     through SHAKE-256. It does not show the number of runs, the losing runs or their scores. They
@@ -67,7 +76,8 @@ class Study:
             accounted for in eight groups, each at its largest budget.
         protocol: a distribution of K, which means random search, or another protocol that a study
             can run, as an object or as text. A `Grid` runs the candidates of a finite space.
-        epsilon: of the whole tuning, > 0. It may be omitted if `base` is given.
+        epsilon: of the whole tuning, > 0; of a schedule, the cap of all steps together. It may be
+            omitted if `base` is given.
         delta: of the whole tuning, in (0, 1).
         steps: of one run of DP-SGD.
         sampling_rate: of the batches of one run, in (0, 1]; 1 is full batch.
@@ -217,6 +227,25 @@ class Study:
     def total_epsilon(self) -> float:
         """Epsilon of the whole tuning, at `delta`."""
         return self.cost.epsilon
+
+    @property
+    def ex_post_epsilon(self) -> float:
+        """Ex-post epsilon of the accepted step, at `delta`, for a schedule of budgets.
+
+        It is one of the values of `upper_bounds.schedule_ex_post`, which were fixed before the
+        first run. It is no (epsilon, delta)-DP guarantee: `total_epsilon` is.
+
+        Raises:
+            InvalidInput: the protocol is not a schedule, the study has not been run to its end, or
+                no run was accepted.
+        """
+        if not isinstance(self.protocol, BudgetSchedule):
+            raise InvalidInput(
+                f"protocol must be a schedule for an ex-post epsilon, got {self.protocol.spec}"
+            )
+        if self._played is None or self._played.best.step is None:
+            raise InvalidInput("ex_post_epsilon needs an accepted run: call run first")
+        return schedule_ex_post(self.base, self.protocol, self.delta)[self._played.best.step]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -381,7 +410,7 @@ class Study:
             self.delta,
             self.private,
             facts,
-            model_hash(self._played.best.model),
+            _hash_of_models(self._played.best, self.protocol),
         )
 
     @property
@@ -532,6 +561,12 @@ def _functions(**given: Any) -> None:
     for name, one in given.items():
         if not (callable(one) or (one is None and name != "train")):
             raise InvalidInput(f"{name} must be a function, got {one!r}")
+
+
+def _hash_of_models(best: Best, protocol: Protocol) -> str | None:
+    if not isinstance(protocol, BestRuns) or best.candidate is None:
+        return model_hash(best.model)
+    return model_hash([one.model for one in (best, *best.runners_up)])
 
 
 def _nothing(trial: Trial) -> Outcome:

@@ -41,7 +41,12 @@ from audit.upper_bounds.registry import (
 from audit.upper_bounds.result import UpperBound
 from audit.upper_bounds.subset import SubsetCurve
 from audit.upper_bounds.tight import FoldedGame, TightCurve, tight
-from audit.upper_bounds.until_accepted import until_accepted, until_accepted_ex_post
+from audit.upper_bounds.until_accepted import (
+    first_accepted,
+    schedule_ex_post,
+    until_accepted,
+    until_accepted_ex_post,
+)
 from audit.upper_bounds.worst_order import worst_order
 
 __all__ = [
@@ -76,12 +81,14 @@ __all__ = [
     "dominating_mu",
     "entries",
     "find",
+    "first_accepted",
     "grid_gaussian",
     "grid_tight",
     "noisy_max_composition",
     "reduced_exact",
     "region",
     "report_mechanism",
+    "schedule_ex_post",
     "smallest",
     "tight",
     "tuning_cost",

@@ -27,11 +27,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from audit import checks
-from audit.accounting import DominatingPair, GaussianMechanism, solve_epsilon
+from audit.accounting import (
+    Composition,
+    DominatingPair,
+    GaussianMechanism,
+    Mechanism,
+    scale_noise,
+    solve_epsilon,
+)
 from audit.accounting.pairs import GaussianPair
 from audit.arrays import FloatArray
-from audit.errors import InvalidInput
+from audit.errors import InvalidInput, NotApplicable
 from audit.numerics import PROFILE_ACCURACY
+from audit.protocols import BudgetSchedule
+from audit.upper_bounds.registry import BoundValue, bound
 
 _POINTS = 200
 """Losses on the grid of one step; three times as many change epsilon by a relative 1e-6."""
@@ -100,6 +109,95 @@ def until_accepted_ex_post(steps: Sequence[float], delta: float) -> tuple[float,
         _smallest_epsilon(pairs[: last + 1], reach, share, released=False)
         for last in range(len(pairs))
     )
+
+
+@bound(
+    "composition",
+    50,
+    "composition of all steps, each released",
+    about=("any base",),
+    protocol=BudgetSchedule,
+    title=r"$\varepsilon_U$ composition (any score)",
+)
+def all_steps(base: Mechanism, protocol: BudgetSchedule, delta: float) -> BoundValue:
+    """The cost of releasing the runs of all steps.
+
+    Args:
+        base: one run, whose noise the schedule scales.
+        protocol: the schedule.
+        delta: in (0, 1).
+    """
+    return BoundValue(_together(_runs(base, protocol)).epsilon(delta))
+
+
+@bound(
+    "first-accepted",
+    100,
+    "exact cost of a schedule of Gaussian budgets until a run is accepted",
+    about=("a Gaussian base, such as full-batch DP-SGD",),
+    protocol=BudgetSchedule,
+    title=r"$\varepsilon_U$ first accepted (any score)",
+)
+def first_accepted(base: Mechanism, protocol: BudgetSchedule, delta: float) -> BoundValue:
+    """The cost of releasing the first accepted run and its step.
+
+    Args:
+        base: one run, Gaussian, whose noise the schedule scales.
+        protocol: the schedule.
+        delta: in (0, 1).
+
+    Example:
+        >>> schedule = BudgetSchedule((4, 2, 1))
+        >>> round(first_accepted(GaussianMechanism(1.0), schedule, 1e-5).epsilon, 3)
+        4.838
+    """
+    budgets = _gaussian_budgets(_runs(base, protocol))
+    if budgets is None:
+        raise NotApplicable("base must be Gaussian, such as full-batch DP-SGD")
+    return BoundValue(until_accepted(budgets, delta))
+
+
+def schedule_ex_post(base: Mechanism, protocol: BudgetSchedule, delta: float) -> tuple[float, ...]:
+    """Ex-post cost of a schedule: one epsilon for each step at which it can end.
+
+    The meaning of the values is that of `until_accepted_ex_post`. Each step may use the composition
+    of the runs up to it, at its share of delta, where this is smaller or the base is not Gaussian.
+
+    Args:
+        base: one run, whose noise the schedule scales.
+        protocol: the schedule.
+        delta: in (0, 1).
+
+    Raises:
+        NotApplicable: the noise of the base is not a parameter.
+
+    Example:
+        >>> found = schedule_ex_post(GaussianMechanism(1.0), BudgetSchedule((4, 2, 1)), 1e-5)
+        >>> [round(one, 2) for one in found]
+        [0.99, 2.31, 5.12]
+    """
+    delta = checks.interval("delta", delta, 0.0, 1.0)
+    runs = _runs(base, protocol)
+    share = delta / len(runs)
+    found = [_together(runs[: last + 1]).epsilon(share) for last in range(len(runs))]
+    budgets = _gaussian_budgets(runs)
+    if budgets is not None:
+        found = list(map(min, found, until_accepted_ex_post(budgets, delta)))
+    return tuple(found)
+
+
+def _runs(base: Mechanism, protocol: BudgetSchedule) -> list[Mechanism]:
+    return [scale_noise(base, factor) for factor in protocol.noise]
+
+
+def _together(runs: Sequence[Mechanism]) -> Mechanism:
+    return runs[0] if len(runs) == 1 else Composition(tuple(runs))
+
+
+def _gaussian_budgets(runs: Sequence[Mechanism]) -> list[float] | None:
+    """mu of every run; None if one of them is not Gaussian."""
+    budgets = [run.gaussian_mu for run in runs if run.gaussian_mu is not None]
+    return budgets if len(budgets) == len(runs) else None
 
 
 def _schedule(steps: Sequence[float], delta: float) -> tuple[list[GaussianPair], float]:

@@ -82,6 +82,8 @@ def test_score_of_a_run_that_is_one_of_several(kind):
         ("subset:0.1/fixed:3", r"\(0.1 of them on average\).*on all other records"),
         ("until:0.1", "A run is good enough with probability at least 0.1"),
         ("stopping:0.1", "gives up with probability 0.1"),
+        ("schedule:4,2,1", "each of 3 steps, with 4, 2, 1 times the noise"),
+        ("best:3/fixed:5", "exactly 5 runs.*releases the best 3, or all if there are fewer"),
     ],
 )
 def test_protocols_in_words(spec, words):
