@@ -163,7 +163,10 @@ def html(certificate: "Certificate") -> str:
                         "Trials",
                         f"{found.games_without} without, {found.games_with} with the record",
                     ),
-                    ("Largest detectable epsilon", rounded_up(found.ceiling(certificate.delta))),
+                    (
+                        "Shown without any error at a fixed threshold",
+                        rounded_up(found.ceiling(certificate.delta)),
+                    ),
                 ]
             ),
         ]

@@ -44,7 +44,7 @@ def paragraph(certificate: "Certificate") -> str:
         sentences.append(
             f"An audit of {found.games_without} + {found.games_with} trials shows epsilon >= "
             f"{rounded_down(found.epsilon_lower)} at {format_exact(found.confidence)} confidence. "
-            "The largest epsilon that it could have shown is "
+            "Without any error at a fixed threshold, this many trials would show "
             f"{rounded_up(found.ceiling(certificate.delta))}."
         )
     read = "; ".join(f"by {who}: {what}" for who, what in setting.touched.items())
