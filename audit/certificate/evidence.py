@@ -40,9 +40,9 @@ class Evidence:
     def ceiling(self, delta: float) -> float:
         """The epsilon at delta that an attack without errors would show at a fixed threshold.
 
-        A scan over thresholds can show slightly more or less. The value is log((1 - delta - u) / v),
-        the larger of both directions, where u and v are the Clopper-Pearson limits for no error in
-        n trials.
+        A scan over thresholds can show slightly more or less. It is log((1 - delta - u) / v), the
+        larger of both directions, where u and v are the Clopper-Pearson limits for no error in n
+        trials.
         """
         alpha = 0.5 * (1.0 - self.confidence)
         without = float(upper_limit(0, self.games_without, alpha))
