@@ -14,6 +14,8 @@ from audit.numerics import last_integer, memoize
 
 # Beyond this number of trials per side, the required number grows in proportion to e^epsilon.
 _MAX_COUNTED_TRIALS = 10**8
+# Simulating a perfect attack with more trials would need gigabytes.
+_MAX_TRIALS = 10**7
 
 
 def max_detectable_epsilon(
@@ -29,8 +31,8 @@ def max_detectable_epsilon(
     size can show a larger epsilon, however much the mechanism leaks.
 
     Args:
-        trials_without: number of trials without the record.
-        trials_with: number of trials with the record.
+        trials_without: number of trials without the record, up to 10^7.
+        trials_with: number of trials with the record, up to 10^7.
         delta: in [0, 1).
         confidence: in (0, 1).
         plan: as in `lower_bound`.
@@ -42,8 +44,8 @@ def max_detectable_epsilon(
         >>> round(max_detectable_epsilon(1000, 1000), 2)
         6.07
     """
-    n0 = checks.integer("trials_without", trials_without, 0)
-    n1 = checks.integer("trials_with", trials_with, 0)
+    n0 = checks.integer("trials_without", trials_without, 0, _MAX_TRIALS)
+    n1 = checks.integer("trials_with", trials_with, 0, _MAX_TRIALS)
     separated = Scores(np.zeros(n0), np.ones(n1))
     return Scan().bound(separated, delta, confidence, plan=plan).epsilon
 
