@@ -35,7 +35,7 @@ from audit.certificate.numbers import (
 )
 from audit.certificate.wording import in_words
 from audit.numerics import format_exact
-from audit.protocols import BestRuns, Protocol, Subset
+from audit.protocols import BestRuns, BudgetSchedule, Protocol, Subset
 from audit.typed_json import read_typed
 
 NAMESPACE = "private-tuning-certificate"
@@ -162,6 +162,8 @@ class Certificate:
             what = "the final run of this tuning, and the candidate chosen,"
         if isinstance(self.protocol, BestRuns):
             what = f"the best {self.protocol.released} runs of this tuning"
+        if isinstance(self.protocol, BudgetSchedule):
+            what = "the accepted run of this tuning, and its step,"
         claim = (
             f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
             f"{format_exact(self.delta)})-differentially private{self._relation}, if "

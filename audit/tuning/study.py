@@ -233,7 +233,8 @@ class Study:
         """Ex-post epsilon of the accepted step, at `delta`, for a schedule of budgets.
 
         It is one of the values of `upper_bounds.schedule_ex_post`, which were fixed before the
-        first run. It is no (epsilon, delta)-DP guarantee: `total_epsilon` is.
+        first run. It is no (epsilon, delta)-DP guarantee: `total_epsilon` is. An early step has a
+        smaller value than `total_epsilon`; the last one may have a larger one.
 
         Raises:
             InvalidInput: the protocol is not a schedule, the study has not been run to its end, or
