@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from scipy import special
 
-from audit import coverage_study, protocols
+from audit import console, coverage_study, protocols
 from audit.attacks import AdaptiveAttack
 from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold, WorstOrderCurve
 from audit.protocols import Adaptive
@@ -124,10 +124,10 @@ def test_committed_study_is_complete_and_no_valid_estimator_fails() -> None:
 def test_installed_package_without_the_study_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(coverage_study, "__file__", str(tmp_path / "audit" / "coverage_study.py"))
+    monkeypatch.setattr(console, "__file__", str(tmp_path / "audit" / "console.py"))
     assert coverage_study.main([]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
-        "error: the coverage study is not part of the installed package: run it from a source "
-        "checkout"
+        "error: studies/coverage is not part of the installed package: run this command from a "
+        "source checkout"
     )

@@ -31,7 +31,7 @@ from benchmarks import studies
         ({"scored_on": "validation"}, "a score with no noise on private records"),
         ({"seed": -1}, "seed must be a whole number >= 0, got -1"),
         ({"base": None}, "epsilon and steps, or base, must be given"),
-        ({"steps": 10}, "steps, sampling_rate and neighbours must not be given with base"),
+        ({"steps": 10}, "neighbours and group_size must not be given with base"),
         (
             {"epsilon": 0.1, "protocol": "grid:4"},
             "epsilon must be at least .* the cost of this base with grid:4, got 0.1",
