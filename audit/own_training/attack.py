@@ -5,7 +5,7 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from audit import accounting, lower_bounds, upper_bounds
 from audit.arrays import FloatArray
 from audit.own_training.discriminant import discriminant
+from audit.own_training.residuals import RUNS_PER_TRIAL, RUNS_TO_PREPARE, Residuals
 from audit.own_training.runs import AuditTask, Run, run_once, run_seed, undisturbed_generators
 from audit.repetitions import Fixed, Repetitions
 
@@ -32,6 +33,9 @@ _SECONDS_PER_TASK = 0.5
 _SECONDS_TO_START = 10.0
 _MAX_JOBS = 64
 _SIMULATIONS = 20
+# With fewer trials, a statistic that costs three runs shows less than another one with three times
+# the trials.
+_MIN_TRIALS_WITH_RESIDUALS = 100
 _POWER = 0.8
 
 
@@ -44,12 +48,47 @@ class Attack:
         repetitions: distribution of the number of runs in each trial.
         candidates: hyperparameters that each run chooses from.
         seed: of everything random.
+        residuals: of a single run with full batches, or None.
     """
 
     task: AuditTask
     repetitions: Repetitions
     candidates: tuple[Any, ...]
     seed: int
+    residuals: Residuals | None = None
+
+    def with_residuals(
+        self, trials: int, jobs: int | None = None, deadline: float = math.inf
+    ) -> "Attack":
+        """The same attack with the residual statistic, where it applies and there is time for it.
+
+        Args:
+            trials: number of trials.
+            jobs: number of processes, see `play_all`.
+            deadline: `time.perf_counter()` before which at least 100 trials must end.
+        """
+        task = self.task
+        applies = self.repetitions == Fixed(1) and len(self.candidates) == 1
+        if not applies or task.initial is None or task.canaries is None:
+            return self
+        processes = min(os.cpu_count() or 1, _MAX_JOBS) if jobs is None else jobs
+
+        def is_in_time(seconds: float) -> bool:
+            fewest = min(trials, _MIN_TRIALS_WITH_RESIDUALS)
+            total = seconds * (RUNS_PER_TRIAL * fewest / processes + RUNS_TO_PREPARE)
+            return time.perf_counter() + total < deadline
+
+        with undisturbed_generators():
+            residuals = Residuals.of(
+                task.train,
+                self.candidates[0],
+                task.records,
+                task.canaries,
+                task.initial,
+                self.seed,
+                is_in_time,
+            )
+        return replace(self, residuals=residuals)
 
     def play(self, trial: int) -> Run | None:
         """Plays one trial; odd trials include the record. Returns None if there was no run."""
@@ -59,7 +98,12 @@ class Attack:
         count = int(self.repetitions.sample(rng, 1)[0])
         for run in range(count):
             candidate = self.candidates[int(rng.integers(len(self.candidates)))]
-            found = run_once(self.task, included, candidate, run_seed(self.seed, trial, run))
+            recorder = None if self.residuals is None else self.residuals.recorder()
+            seed = run_seed(self.seed, trial, run)
+            found = run_once(self.task, included, candidate, seed, recorder)
+            if self.residuals is not None and recorder is not None:
+                residual = self.residuals.statistic(recorder.recorded)
+                found = replace(found, residual=np.array([residual]))
             if best is None or found.choice > best.choice:
                 best = found
         return best
@@ -188,7 +232,7 @@ def statistics_of(runs: Sequence[Run | None]) -> Statistics:
     if not completed:
         raise ValueError("repetitions must include at least one run, got none in all trials")
     found: dict[str, FloatArray] = {}
-    for name in ("score", "lambda_a", "lambda_c"):
+    for name in ("score", "lambda_a", "lambda_c", "residual"):
         if any(len(getattr(run, name)) for run in completed):
             found[name] = np.array([_number(run, name) for run in runs])
     if "lambda_a" in found and np.array_equal(found["lambda_a"], found["lambda_c"]):

@@ -75,8 +75,9 @@ def check(
     instead of the last record, half on `records` without the last. With `repetitions`, each trial
     trains K times, on candidates drawn uniformly, and keeps the run with the highest score. The
     outputs are turned into statistics: the function's score, the inner products that the watch
-    recorded (lambda_a, and lambda_c for sampled batches), and, if there are several numbers, a
-    linear statistic of all of them, learned on a quarter of the trials and judged on the others.
+    recorded (lambda_a, and lambda_c for sampled batches), for full batches the residual statistic
+    (see `audit.own_training.residuals`), and, if there are several numbers, a linear statistic of
+    all of them, learned on a quarter of the trials and judged on the others.
     Each statistic gets its share of the error, and the largest bound counts. The bounds require
     independent trials and nothing else. If the accountant describes a Gaussian mechanism (full
     batches), each statistic also tests that mechanism by a rank sum, which takes far fewer trials.
@@ -213,6 +214,7 @@ def check(
     )
     attack = Attack(task, distribution, tuple(candidates), seed)
     deadline = start + seconds if asked is None else math.inf
+    attack = attack.with_residuals(asked or DEFAULT_TRIALS, jobs, deadline)
     runs = attack.play_all(asked or DEFAULT_TRIALS, jobs, deadline)
     played = len(runs)
     if is_dirac and not any(run is not None and len(run.lambda_a) for run in runs):

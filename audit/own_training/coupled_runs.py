@@ -147,7 +147,7 @@ class CoupledRuns:
             What was released, or what the function raised.
         """
         self.count += 1
-        watch = _RecordingWatch(like, stop_after)
+        watch = RecordingWatch(like, stop_after)
         trace = watch.recorded
         start = time.perf_counter()
         with undisturbed_generators(), warnings.catch_warnings():
@@ -172,7 +172,7 @@ class CoupledRuns:
         return trace
 
 
-class _RecordingWatch(Watch):
+class RecordingWatch(Watch):
     """A watch that records every released gradient and overwrites it in coupled runs."""
 
     def __init__(self, like: Trace | None, stop_after: int | None) -> None:

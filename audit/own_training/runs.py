@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,6 +78,7 @@ class Run:
         score: [m] by what was returned; empty where nothing was.
         lambda_a: [m] by what was watched; empty where nothing was.
         lambda_c: [m] likewise.
+        residual: [1], see `audit.own_training.residuals`; empty where it is not computed.
         choice: what the best of several runs is chosen by; minus infinity where nothing was
             returned, or no number.
         details: [f], with one canary: everything recorded, for a learned statistic.
@@ -92,6 +93,7 @@ class Run:
     details: FloatArray
     claim: float | None
     history: tuple[tuple[float, float, int], ...] | None
+    residual: FloatArray = field(default_factory=lambda: np.empty(0))
 
 
 def run_seed(seed: int, trial: int, run: int = 0) -> int:
@@ -109,7 +111,13 @@ def run_seed(seed: int, trial: int, run: int = 0) -> int:
     return word
 
 
-def run_once(task: AuditTask, included: NDArray[np.bool_], candidate: Any, seed: int) -> Run:
+def run_once(
+    task: AuditTask,
+    included: NDArray[np.bool_],
+    candidate: Any,
+    seed: int,
+    recorder: Watch | None = None,
+) -> Run:
     """Calls the training function once and reads its output.
 
     Args:
@@ -117,6 +125,7 @@ def run_once(task: AuditTask, included: NDArray[np.bool_], candidate: Any, seed:
         included: [m] which canaries are in the data.
         candidate: hyperparameters.
         seed: of the run.
+        recorder: another watch that sees the run.
 
     Raises:
         ValueError: it raised, or returned something that cannot be read.
@@ -125,7 +134,7 @@ def run_once(task: AuditTask, included: NDArray[np.bool_], candidate: Any, seed:
     if canaries is not None and included.any():
         chosen = TrainingSet(canaries.features[included], canaries.labels[included])
         records = records.with_record(chosen)
-    watch = Watch(canaries, included, task.loss, seed, task.initial)
+    watch = Watch(canaries, included, task.loss, seed, task.initial, recorder)
     seed_everything(seed)
     try:
         result = call_user_code("train", task.train, records, candidate, seed, watch)

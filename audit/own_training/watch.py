@@ -29,6 +29,7 @@ class Watch:
         loss: of a torch module on records, summed; None takes the usual one.
         seed: of the batches that Dirac canaries are in.
         initial: weights and buffers that the run starts from, by name; None leaves the function's.
+        recorder: another watch that sees the same run, or None.
 
     Example:
         >>> import numpy as np
@@ -45,7 +46,9 @@ class Watch:
         loss: Callable[..., Any] | None = None,
         seed: int = 0,
         initial: Mapping[str, Any] | None = None,
+        recorder: "Watch | None" = None,
     ) -> None:
+        self._recorder = recorder
         self._initial = initial
         self._restored: set[str] = set()
         self._canaries, self._included = canaries, included
@@ -78,6 +81,8 @@ class Watch:
                     "watch must be given an optimizer, a model, a PrivacyEngine or an accountant, "
                     f"got {type(each).__name__}"
                 )
+        if self._recorder is not None:
+            self._recorder(*watched)
         if self._optimizer is not None:
             self._attach()
 
@@ -135,7 +140,7 @@ class Watch:
             >>> Watch(None, np.array([True])).release(0.7)
             0.7
         """
-        return value
+        return value if self._recorder is None else self._recorder.release(value)
 
     def claim(self, epsilon: float) -> None:
         """States the epsilon that the function promises, at the delta of the audit."""
@@ -153,8 +158,9 @@ class Watch:
 
     def close(self) -> None:
         """Takes every hook away."""
-        if self._white_box is not None:
-            self._white_box.close()
+        for each in (self._white_box, self._recorder):
+            if each is not None:
+                each.close()
 
     def trace(self) -> "Trace | None":
         """What was seen; None where no step was."""

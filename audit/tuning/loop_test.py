@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from audit.accounting import DpSgd
-from audit.certificate.conditions import testable
+from audit.certificate import conditions
 from audit.errors import InvalidInput
 from audit.tuning.rehearsal import Rehearsal
 
@@ -110,7 +110,7 @@ def can_test(training: Any, records: Any) -> bool:
         _labelled(records)
     except InvalidInput:
         return False
-    return bool(testable(training, None))
+    return bool(conditions.testable(training, None))
 
 
 def fingerprint(train: Any) -> str:
