@@ -1,7 +1,7 @@
 """The residual statistic: released gradients without what the other records contribute.
 
 The adversary of the game knows the training function and all records but the canary. From what was
-released before step t, it can thus compute the other records' contribution to step t and the
+released before step t, it can compute the other records' contribution to step t and the
 canary's. What remains of the released gradient is noise, and the canary's contribution where it is
 in. For full batches and Gaussian noise, the likelihood ratio of these residuals is the best
 statistic that there is.
