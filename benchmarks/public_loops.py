@@ -7,7 +7,7 @@ line, `watch(optimizer, model, accountant)`.
 
     git clone https://github.com/meta-pytorch/opacus
     pip install diffprivlib
-    python -m benchmarks.public_loops --opacus opacus
+    AUDIT_DATA_ROOT=... python -m benchmarks.public_loops --opacus opacus
 """
 
 import argparse
@@ -36,9 +36,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import audit
+from threat_models import datasets
 
 Records = tuple[np.ndarray, np.ndarray]
 Loop = tuple[Callable[..., Any], Records]
+SHAPES = {"MNIST": (1, 28, 28), "CIFAR10": (3, 32, 32)}
 
 
 @contextlib.contextmanager
@@ -83,6 +85,13 @@ def _images(count: int, shape: tuple[int, ...], classes: int) -> Records:
     labels = np.arange(count) % classes
     pictures = random.normal(size=(count, *shape)) + labels.reshape(-1, *[1] * len(shape)) / classes
     return pictures.astype(np.float32), labels
+
+
+def _pictures(name: str, count: int) -> Records:
+    """The first training records of a data set under AUDIT_DATA_ROOT, standardised."""
+    records = datasets.load(name, True, size=count)
+    features = np.asarray(records.features, np.float32).reshape(count, *SHAPES[name])
+    return (features - features.mean()) / features.std(), np.asarray(records.labels)
 
 
 def _sequences(count: int, longest: int, vocabulary: range, classes: int) -> Records:
@@ -142,7 +151,7 @@ def mnist(checkout: Path) -> Loop:
             example.train(options, model, torch.device("cpu"), loader, optimizer, engine, 1)
         return model
 
-    return train, _images(120, (1, 28, 28), 10)
+    return train, _pictures("MNIST", 120)
 
 
 def cifar10(checkout: Path, clip_per_layer: bool = False) -> Loop:
@@ -168,7 +177,7 @@ def cifar10(checkout: Path, clip_per_layer: bool = False) -> Loop:
             example.train(options, model, loader, optimizer, engine, 1, torch.device("cpu"))
         return model
 
-    return train, _images(80, (3, 32, 32), 10)
+    return train, _pictures("CIFAR10", 80)
 
 
 def names(checkout: Path, fixed_length: bool = False) -> Loop:

@@ -251,7 +251,8 @@ def _spread(runs: Sequence[dict[str, Any]]) -> dict[str, FloatArray]:
         if value.dtype.kind == "f" and all(
             name in run and run[name].shape == value.shape for run in runs
         ):
-            found[name] = np.std([r[name] for r in runs], axis=0, ddof=1)
+            with np.errstate(invalid="ignore"):
+                found[name] = np.std([r[name] for r in runs], axis=0, ddof=1)
     return found
 
 
@@ -263,8 +264,9 @@ def _shift(
     for name, scale in spread.items():
         if name not in other[0] or other[0][name].shape != base[0][name].shape:
             continue
-        shift = np.mean([np.abs(b[name] - a[name]) for a, b in zip(base, other, strict=True)], 0)
+        pairs = zip(base, other, strict=True)
         with np.errstate(divide="ignore", invalid="ignore"):
+            shift = np.mean([np.abs(b[name] - a[name]) for a, b in pairs], 0)
             ratio = np.where(scale > 0, shift / scale, 0.0)
         total += float(np.square(ratio[np.isfinite(ratio)]).sum())
     return math.sqrt(total)

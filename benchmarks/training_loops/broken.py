@@ -375,11 +375,12 @@ def half_sensitivity(records: Any, candidate: Any, seed: int, watch: Any) -> Any
     return float(x.sum() + 0.5 * np.random.default_rng(seed).normal())
 
 
-JAX = "https://github.com/jax-ml/jax/pull/3646"
 RECORDER = "https://arxiv.org/abs/2602.17454"
 
 BROKEN: dict[str, Control] = {
-    "one key for all tensors": Control(Loop(noise=one_key), source=JAX),
+    "one key for all tensors": Control(
+        Loop(noise=one_key), source="https://github.com/jax-ml/jax/pull/3646"
+    ),
     "small batches without noise": Control(
         Loop(model=convnet, noise=none_for_small_batches, sampling_rate=0.4, steps=6),
         loops.images,
@@ -403,7 +404,7 @@ BROKEN: dict[str, Control] = {
     "one number for each row": Control(Loop(noise=broadcast)),
     "truncated noise": Control(Loop(noise=truncated, sampling_rate=0.5, steps=6)),
     "the noise before is taken back": Control(Loop(noise=taken_back)),
-    "noise drawn once": Control(Loop(model=normalised, noise=cached), source=JAX),
+    "noise drawn once": Control(Loop(model=normalised, noise=cached)),
     "noise on used rows of the embedding": Control(
         Loop(model=Lstm, noise=used_rows, steps=3), loops.tokens
     ),
