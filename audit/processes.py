@@ -5,32 +5,51 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from audit.errors import MissingExtra
 
-__all__ = ["end_with_parent", "locked"]
+__all__ = ["end_with_parent", "locked", "loky_options"]
 
 _POLL_SECONDS = 0.5
 
 
-def end_with_parent() -> None:
-    """Makes this worker process end within a second of its parent; an initializer for joblib.
+def end_with_parent(pid: int | None = None) -> None:
+    """Makes this process end within a second of its parent.
 
-    A parent that is killed cannot stop its workers, so each worker watches its parent:
-    `joblib.Parallel(n_jobs=jobs, backend="loky", initializer=end_with_parent)`. Dask and Ray
-    watch their own workers.
+    A parent that is killed cannot stop its workers, so each worker watches its parent.
+
+    Args:
+        pid: of the parent; None in a worker that multiprocessing or joblib started.
     """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+    if pid is None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        pid = parent.pid
 
     def watch() -> None:
-        while os.getppid() == parent.pid:
+        while os.getppid() == pid:
             time.sleep(_POLL_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def loky_options(initializer: Callable[[], object] = end_with_parent) -> dict[str, Any]:
+    """Options of `joblib.Parallel` with which workers on this machine end with their parent.
+
+    Args:
+        initializer: what each worker calls first.
+
+    Returns:
+        Nothing if joblib's active backend is not loky: Dask and Ray watch their own workers.
+    """
+    from joblib.parallel import get_active_backend
+
+    is_loky = type(get_active_backend()[0]).__name__ == "LokyBackend"
+    return {"backend": "loky", "initializer": initializer} if is_loky else {}
 
 
 @contextlib.contextmanager

@@ -265,19 +265,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         the number of the signal that stopped the command (130 for Ctrl-C).
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if any(argument.split("=")[0] == "--train" for argument in arguments):
-        from audit.own_training import command
-
-        return command.main(arguments)
+    trains = any(argument.split("=")[0] == "--train" for argument in arguments)
     try:
         with _signals_as_exceptions():
+            if trains:
+                from audit.own_training import command
+
+                return command.main(arguments)
             return _run_all(vars(make_parser().parse_args(arguments)))
     except (AuditError, ValueError, OSError, RuntimeError) as error:
         return console.report_error(error)
     except _Stopped as stopped:
-        return _stopped(stopped.number)
+        return _stopped(stopped.number, resumes=not trains)
     except KeyboardInterrupt:
-        return _stopped(signal.SIGINT)
+        return _stopped(signal.SIGINT, resumes=not trains)
 
 
 def _run_all(options: dict[str, Any]) -> int:
@@ -327,8 +328,9 @@ class _Stopped(KeyboardInterrupt):
         self.number = number
 
 
-def _stopped(number: int) -> int:
-    print("stopped; run the same command again to resume", file=sys.stderr)
+def _stopped(number: int, *, resumes: bool) -> int:
+    again = "; run the same command again to resume" if resumes else ""
+    print(f"stopped{again}", file=sys.stderr)
     return 128 + number
 
 

@@ -15,6 +15,7 @@ from audit.arrays import FloatArray
 from audit.own_training.discriminant import discriminant
 from audit.own_training.residuals import RUNS_PER_TRIAL, RUNS_TO_PREPARE, Residuals
 from audit.own_training.runs import AuditTask, Run, run_once, run_seed, undisturbed_generators
+from audit.processes import loky_options
 from audit.repetitions import Fixed, Repetitions
 
 Statistics = Mapping[str, tuple[FloatArray, FloatArray]]
@@ -155,7 +156,7 @@ class Attack:
 
         runs: list[Run | None] = []
         try:
-            with Parallel(n_jobs=jobs) as parallel:
+            with Parallel(n_jobs=jobs, **loky_options()) as parallel:
                 for first in range(0, len(parts), jobs):
                     if time.perf_counter() > deadline:
                         break

@@ -21,6 +21,7 @@ from audit import checks, console
 from audit.own_training.checking import MAX_RUNS, RELATIONS, SECONDS, check
 from audit.own_training.one_run import check_one_run
 from audit.own_training.records import TrainingSet
+from audit.processes import end_with_parent
 from canaries import DiracCanary, crafted
 from threat_models.user_code import call_user_code, format_error, import_by_name
 
@@ -92,12 +93,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(arguments):  # also where --train has no name yet
         arguments = ["--help"]
     _parser().parse_args(arguments)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(part or os.getcwd() for part in sys.path),
+        # Stopping the audit stops its workers, about which joblib would warn.
+        "PYTHONWARNINGS": f"{os.environ.get('PYTHONWARNINGS', '')},ignore:resource_tracker",
+    }
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
-        path = os.pathsep.join(part or os.getcwd() for part in sys.path)
         ended = subprocess.run(
-            [sys.executable, "-m", "audit.own_training.command", str(answer), *arguments],
-            env={**os.environ, "PYTHONPATH": path},
+            [
+                sys.executable,
+                "-m",
+                "audit.own_training.command",
+                str(answer),
+                str(os.getpid()),
+                *arguments,
+            ],
+            env=environment,
             check=False,
         ).returncode
         if not answer.exists():
@@ -209,4 +222,8 @@ def _called(parameter: str, name: str) -> Any:
 
 
 if __name__ == "__main__":
-    _answer(sys.argv[1], sys.argv[2:])
+    end_with_parent(int(sys.argv[2]))
+    try:
+        _answer(sys.argv[1], sys.argv[3:])
+    except KeyboardInterrupt:  # Ctrl-C reaches both processes, and the other one reports it
+        sys.exit(128 + signal.SIGINT)

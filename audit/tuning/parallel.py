@@ -5,10 +5,9 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from audit.errors import InvalidInput
-from audit.processes import end_with_parent
+from audit.processes import end_with_parent, loky_options
 from audit.tuning.one_run import Attempt, Task
 
 __all__ = ["attempts"]
@@ -38,9 +37,7 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
             "joblib's active backend must run each job in a process (loky, dask or ray), got "
             f"{type(backend).__name__}"
         )
-    given: dict[str, Any] = {"n_jobs": jobs}
-    if type(backend).__name__ == "LokyBackend":
-        given |= {"backend": "loky", "initializer": _begin_worker}
+    given = {"n_jobs": jobs} | loky_options(_begin_worker)
     # Ray returns nothing before the last run of a call is over, so each call has few runs.
     streams = backend.supports_return_generator
     share = None if streams else 4 * joblib.effective_n_jobs(jobs)

@@ -1,0 +1,65 @@
+"""The processes of the command that audits a training function."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+LOOP = """
+import os, time
+
+def records():
+    return [[1.0], [2.0], [3.0]], [0, 1, 0]
+
+def train(records, candidate, seed, watch):
+    with open("trainings", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    time.sleep(0.05)
+    return float(seed % 7)
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_training_ends_with_the_command(tmp_path, number, jobs):
+    (tmp_path / "loop.py").write_text(LOOP)
+    options = ["--train", "loop.train", "--records", "loop.records", "--claim", "1"]
+    options += ["--no-premises", "--trials", "100000", "--seconds", "200", "--jobs", str(jobs)]
+    trainings = tmp_path / "trainings"
+
+    def processes():
+        return set(trainings.read_text().split()) if trainings.exists() else set()
+
+    command = subprocess.Popen(
+        [sys.executable, "-m", "audit.run", *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(["", *sys.path])},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        # With several jobs, the first two trainings run in the process that starts the workers.
+        while len(processes()) < (1 if jobs == 1 else 2):
+            assert command.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        if number == signal.SIGINT:  # a terminal sends it to all processes
+            os.killpg(command.pid, number)
+        else:
+            command.send_signal(number)
+        killed = number == signal.SIGKILL
+        assert command.wait(10) == (-number if killed else 128 + number)
+    finally:
+        command.kill()
+        words = command.communicate()[1]
+    assert words.splitlines() == ([] if killed else ["stopped"])
+    time.sleep(1.5)
+    count = len(trainings.read_text().split())
+    time.sleep(1)
+    assert len(trainings.read_text().split()) == count
