@@ -18,7 +18,12 @@ from audit.own_training.batches import batches_of, poisson_tests
 from audit.own_training.canary_pool import canary_pool
 from audit.own_training.contributions import contributions
 from audit.own_training.coupled_runs import CoupledRuns
-from audit.own_training.noise import estimate_noise, independence, scale_p_value
+from audit.own_training.noise import (
+    estimate_noise,
+    independence,
+    scale_p_value,
+    shape_of_noise,
+)
 from audit.own_training.premises import FAMILY_ERROR, check_premises
 from audit.own_training.released_numbers import differences, numbers_of
 from benchmarks.training_loops import broken, loops
@@ -163,6 +168,29 @@ def test_independent_noise_passes_and_dependence_is_named():
     assert not kinds(long)
     long[:, 14] = long[:, 2]  # one repetition, after 12 steps
     assert kinds(long) == {"steps"}
+
+
+@pytest.mark.parametrize("runs", [3, 8, 64])
+def test_gaussian_noise_passes_and_another_distribution_is_named(runs):
+    rng = np.random.default_rng(4)
+    counts = rng.binomial(20, 0.3, size=(runs, 4)).astype(float)
+
+    def tests(values):
+        values = values + 5.0 * counts[:, :, None]
+        noise = estimate_noise(values, counts, [slice(0, 2000)], 1e-12)
+        return {t.kind: t for t in shape_of_noise(noise)}
+
+    drawn = rng.normal(size=(runs, 4, 2000))
+    assert not any(t.matters and t.p_value < 1e-4 for t in tests(drawn).values())
+    if runs == 64:  # the residuals of three runs are mixtures, which are closer to the Gaussian
+        rounded = tests(np.round(drawn))["distance"]
+        # The largest step of the distribution function is the probability of 0, 0.383.
+        assert 0.03 < rounded.numbers["distance"] < 0.192
+        assert rounded.p_value < 1e-50
+        assert rounded.matters
+        laplace = tests(rng.laplace(size=drawn.shape))["distribution"]
+        assert laplace.numbers["kurtosis"] == pytest.approx(3.0, abs=0.3)
+        assert laplace.p_value < 1e-50
 
 
 def test_every_released_number_is_compared():

@@ -301,11 +301,15 @@ def shape_of_noise(evidence: Evidence) -> Finding:
             "Scale the noise by constants alone.",
             numbers,
         )
+    if evidence.kind == "distance":
+        shown = f"its distribution function is up to {numbers['distance']:.3g} from the Gaussian's"
+    else:
+        shown = f"its excess kurtosis is {numbers['kurtosis']:.3g} (0 for Gaussian noise)"
     return Finding(
         "noise",
-        f"The noise is not Gaussian: its excess kurtosis is {numbers['kurtosis']:.3g} (0 for "
-        "Gaussian noise).",
-        "It is drawn from another distribution (uniform, Laplace), truncated, or its scale varies.",
+        f"The noise is not Gaussian: {shown}.",
+        "It is drawn from another distribution (uniform, Laplace), rounded, truncated, or its "
+        "scale varies.",
         "Draw Gaussian noise, or use an accountant for the distribution that is drawn.",
         numbers,
     )

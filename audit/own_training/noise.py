@@ -18,6 +18,10 @@ from audit.arrays import FloatArray
 _ROUNDINGS = 16
 _MIN_KURTOSIS_NUMBERS = 4000
 _MIN_KURTOSIS = 0.2
+# Distance between distribution functions: that of noise rounded to a seventh of its scale.
+_MIN_DISTANCE = 0.03
+# Share of the variance of a run's noise that the regression must leave.
+_MIN_KEPT = 0.01
 MIN_CORRELATION = 0.05
 """Smaller correlations of the noise are not reported."""
 
@@ -31,6 +35,8 @@ class Noise:
 
     Attributes:
         residuals: [R, T, D], scaled so that all have the variance of the noise.
+        informative: [R, T], whether the regression leaves noise in a run: one whose batch alone
+            differs in size from all others is fitted exactly.
         degrees: [T], degrees of freedom per coordinate.
         squares: [T, tensors], sums of squares before that scaling.
         sizes: [tensors], numbers of coordinates.
@@ -38,6 +44,7 @@ class Noise:
     """
 
     residuals: FloatArray
+    informative: NDArray[np.bool_]
     degrees: NDArray[np.int64]
     squares: FloatArray
     sizes: NDArray[np.int64]
@@ -98,6 +105,7 @@ def estimate_noise(
     """
     runs, steps, _ = gradients.shape
     residuals = np.zeros_like(gradients)
+    informative = np.zeros((runs, steps), np.bool_)
     squares = np.zeros((steps, len(slices)))
     silent = np.zeros((steps, len(slices)), np.bool_)
     degrees = np.zeros(steps, np.int64)
@@ -109,15 +117,16 @@ def estimate_noise(
         degrees[t] = runs - basis.shape[1]
         values = gradients[:, t]
         left = values - basis @ (basis.T @ values)
-        leverage = np.clip(1.0 - np.square(basis).sum(1), 1e-3, None)
-        residuals[:, t] = left / np.sqrt(leverage)[:, None]
+        kept = 1.0 - np.square(basis).sum(1)
+        informative[:, t] = kept > _MIN_KEPT
+        residuals[:, t] = left / np.sqrt(np.maximum(kept, _MIN_KEPT))[:, None]
         for index, part in enumerate(slices):
             squares[t, index] = np.square(left[:, part]).sum()
             size = np.abs(values[:, part]).max(initial=0.0)
             spread = np.abs(left[:, part]).max(initial=0.0)
             silent[t, index] = spread <= _ROUNDINGS * epsilon_of_type * size
     sizes = np.array([part.stop - part.start for part in slices])
-    return Noise(residuals, degrees, squares, sizes, silent)
+    return Noise(residuals, informative, degrees, squares, sizes, silent)
 
 
 def independence(
@@ -223,16 +232,16 @@ def shape_of_noise(noise: Noise) -> Iterator[Evidence]:
     """Tests that speak of noise of another distribution, or of another scale in other runs."""
     scales = noise.scales_by_tensor
     for t in range(len(noise.degrees)):
-        if noise.silent[t].any():
+        if noise.silent[t].any() or noise.degrees[t] < 2:
             continue
         # The scale of each run against that of the others, by Bonferroni's correction.
         width = int(noise.sizes.sum())
-        per_run = np.square(noise.residuals[:, t]).sum(1)
+        per_run = np.square(noise.residuals[noise.informative[:, t], t]).sum(1)
         runs = len(per_run)
-        rest = (per_run.sum() - per_run) / (runs - 1)
         if runs < 3 or per_run.min() <= 0:
             continue
-        bound = stats.f(width, width * (runs - 2))
+        rest = (per_run.sum() - per_run) / (runs - 1)
+        bound = stats.f(width, width * (int(noise.degrees[t]) - 1))
         tails = np.minimum(bound.sf(per_run / rest), bound.cdf(per_run / rest))
         p_value = min(1.0, 2 * runs * float(tails.min()))
         least, most = (float(np.sqrt(v / width)) for v in (per_run.min(), per_run.max()))
@@ -240,7 +249,7 @@ def shape_of_noise(noise: Noise) -> Iterator[Evidence]:
         yield Evidence(p_value, "scale of runs", numbers, most > 1.1 * least)
     ends = np.cumsum([0, *noise.sizes])
     standardized = [
-        (noise.residuals[:, t, ends[i] : ends[i + 1]] / scales[t, i]).ravel()
+        (noise.residuals[noise.informative[:, t], t, ends[i] : ends[i + 1]] / scales[t, i]).ravel()
         for t in range(len(noise.degrees))
         for i in range(len(noise.sizes))
         if not noise.silent[t, i] and scales[t, i] > 0
@@ -250,10 +259,16 @@ def shape_of_noise(noise: Noise) -> Iterator[Evidence]:
     values = np.concatenate(standardized)
     if len(values) < _MIN_KURTOSIS_NUMBERS:
         return
+    # Residuals of few runs depend on one another, so they count as fewer numbers.
+    share = float(noise.degrees.mean()) / len(noise.residuals)
     excess = float(stats.kurtosis(values))
-    p_value = float(stats.kurtosistest(values).pvalue)
+    z = stats.kurtosistest(values).statistic * np.sqrt(share)
     matters = abs(excess) > _MIN_KURTOSIS
-    yield Evidence(p_value, "distribution", {"kurtosis": excess}, matters)
+    yield Evidence(float(2 * stats.norm.sf(abs(z))), "distribution", {"kurtosis": excess}, matters)
+    distance = float(stats.ks_1samp(values, stats.norm.cdf, method="asymp").statistic)
+    p_value = float(stats.kstwobign.sf(np.sqrt(share * len(values)) * distance))
+    matters = distance > _MIN_DISTANCE
+    yield Evidence(p_value, "distance", {"distance": distance}, matters)
 
 
 def scale_p_value(squares: float, degrees: float, required: float) -> float:

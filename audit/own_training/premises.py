@@ -65,10 +65,11 @@ _MAX_PAIR_RUNS = 16
 
 # A finding explains others, which are then left out.
 _EXPLAINS = {
-    "steps": ("coordinates", "tensors", "distribution", "scale of runs"),
-    "coordinates": ("tensors", "distribution", "scale of runs"),
-    "tensors": ("distribution", "scale of runs"),
-    "scale of runs": ("distribution",),
+    "steps": ("coordinates", "tensors", "distribution", "distance", "scale of runs"),
+    "coordinates": ("tensors", "distribution", "distance", "scale of runs"),
+    "tensors": ("distribution", "distance", "scale of runs"),
+    "scale of runs": ("distribution", "distance"),
+    "distribution": ("distance",),
     "uneven batches": ("mean of batches", "no empty batch"),
     "fixed batches": ("no empty batch", "inclusions of a run", "mean of batches"),
     "no empty batch": ("mean of batches", "inclusion rate"),

@@ -48,6 +48,13 @@ def uniform(state: Any, total: list[Any]) -> list[Any]:
     return [g + (torch.rand_like(g) - 0.5) * scale for g in total]
 
 
+def rounded(state: Any, total: list[Any]) -> list[Any]:
+    """Noise on a grid shows the exact sum between its points."""
+    return [
+        g + torch.round(torch.randn_like(g)) * state.noise_multiplier * state.clip for g in total
+    ]
+
+
 def then_clipped(state: Any, total: list[Any]) -> list[Any]:
     """Noise first, then the noisy sum is clipped."""
     noisy = loops.gaussian(state, total)
@@ -394,6 +401,7 @@ BROKEN: dict[str, Control] = {
         loops.images,
         "https://github.com/fedbiomed/fedbiomed/issues/1443",
     ),
+    "noise rounded to whole numbers": Control(Loop(noise=rounded)),
     "noise first, then clipping": Control(
         Loop(noise=then_clipped), source="https://github.com/illidanlab/dpgan/issues/4"
     ),
