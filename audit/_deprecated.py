@@ -29,7 +29,7 @@ NAMES = {
     "audit.lower_bounds.all_bounds": "audit.lower_bounds.all_lower_bounds",
     "audit.lower_bounds.doubling": "audit.lower_bounds.doubling_sizes",
     "audit.lower_bounds.ceiling": "audit.lower_bounds.max_detectable_epsilon",
-    "audit.lower_bounds.provable": "audit.lower_bounds.max_provable_epsilon",
+    "audit.lower_bounds.provable": "studies.papers.max_provable_epsilon.max_provable_epsilon",
     "audit.protocols.DEFAULT_LAW": "audit.protocols.DEFAULT_REPETITIONS",
     "audit.protocols.parse": "audit.protocols.parse_protocol",
     "audit.repetitions.MOST_RUNS": "audit.repetitions.MAX_RUNS",

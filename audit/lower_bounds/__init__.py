@@ -18,10 +18,9 @@ from audit.lower_bounds.estimators import (
     pooled_bounds,
 )
 from audit.lower_bounds.families import AcceptedTailsCurve, WorstOrderCurve, family_bound
-from audit.lower_bounds.gaussian_canaries import gaussian_canaries_bound, gaussian_pair_bound
+from audit.lower_bounds.gaussian_canaries import gaussian_canaries_bound
 from audit.lower_bounds.gaussian_curves import GaussianCurve, LiftedCurve, PooledGaussianCurve
 from audit.lower_bounds.independent_canaries import independent_canaries_bound
-from audit.lower_bounds.max_provable_epsilon import max_provable_epsilon
 from audit.lower_bounds.one_run import one_run_bounds
 from audit.lower_bounds.planning import max_detectable_epsilon, trials_needed
 from audit.lower_bounds.pooled_scan import PooledScan
@@ -60,11 +59,9 @@ __all__ = [
     "doubling_sizes",
     "family_bound",
     "gaussian_canaries_bound",
-    "gaussian_pair_bound",
     "independent_canaries_bound",
     "lower_bound",
     "max_detectable_epsilon",
-    "max_provable_epsilon",
     "one_run_bounds",
     "pooled_bounds",
     "trials_needed",

@@ -11,12 +11,12 @@ from audit.claims import Assumption, facts_of_tuning
 from audit.lower_bounds import (
     LowerBound,
     gaussian_canaries_bound,
-    gaussian_pair_bound,
     independent_canaries_bound,
     one_run_bounds,
 )
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed
+from studies.coverage.gaussian_pair import gaussian_pair_bound
 from studies.coverage.mechanisms import DELTA
 from studies.coverage.order_statistics import order_statistics_bound
 

@@ -34,7 +34,6 @@ from audit.lower_bounds import (
     FixedThreshold,
     WorstOrderCurve,
     lower_bound,
-    max_provable_epsilon,
 )
 from audit.orders import Order
 from audit.protocols import (
@@ -50,6 +49,7 @@ from audit.protocols import (
 from audit.repetitions import Binomial, Fixed, Repetitions
 from audit.report.text import rounded_down, rounded_up
 from audit.upper_bounds import tuning_cost, worst_order
+from studies.papers.max_provable_epsilon import max_provable_epsilon
 from studies.papers.result import COLOURS, Result, figure, style, tidy
 
 Curve = AcceptedTailsCurve | WorstOrderCurve

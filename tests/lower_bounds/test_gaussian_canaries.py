@@ -17,9 +17,9 @@ from audit.lower_bounds import (
     LowerBound,
     gaussian_canaries,
     gaussian_canaries_bound,
-    gaussian_pair_bound,
     independent_canaries_bound,
 )
+from studies.coverage.gaussian_pair import gaussian_pair_bound, pair_epsilon
 
 Sample = tuple[np.ndarray, np.ndarray]
 Sampler = Callable[[np.random.Generator, float, int], Sample]
@@ -108,7 +108,7 @@ def test_mu_limit_inverts_the_noncentral_t_distribution(alpha: float) -> None:
     ("gap", "log_ratio"), [(0.5, 0.0), (0.75, 0.2), (0.3, -0.4), (0.0, 0.2), (-1.0, 0.1)]
 )
 def test_epsilon_of_a_pair_equals_integration(gap: float, log_ratio: float) -> None:
-    epsilon = gaussian_canaries.pair_epsilon(gap, log_ratio, 1e-5)
+    epsilon = pair_epsilon(gap, log_ratio, 1e-5)
     x = np.linspace(-30.0, 30.0, 1_000_001)
     without, with_record = stats.norm.pdf(x), stats.norm.pdf(x, gap, math.exp(log_ratio))
     growth = math.exp(epsilon)

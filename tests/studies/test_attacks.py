@@ -14,11 +14,11 @@ from audit.accounting import DiscreteMechanism, GaussianMechanism
 from audit.arrays import FloatArray
 from audit.attacks import AdaptiveAttack, SubsetAttack, TunedOrder
 from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold
-from audit.lower_bounds.max_provable_epsilon import _nearest
 from audit.lower_bounds.rules import ErrorCounts
 from audit.orders import SplitOrder
 from studies.papers import REPRODUCTIONS
 from studies.papers.attacks import FoldedOrderCurve, PlayedOrder, play_attack
+from studies.papers.max_provable_epsilon import _nearest, max_provable_epsilon
 
 DELTA = 1e-5
 SLOW = pytest.mark.slow
@@ -322,7 +322,7 @@ def test_at_most_half_of_all_audits_prove_more_than_max_provable_epsilon() -> No
     """
     without, with_record, trials, delta = 0.05, 0.005, 2000, 1e-3
     p, q = np.array([without, 1 - without]), np.array([with_record, 1 - with_record])
-    limit = lower_bounds.max_provable_epsilon(p, q, delta, trials)
+    limit = max_provable_epsilon(p, q, delta, trials)
     exact = math.log((without - delta) / with_record)
     assert 0.7 * exact < limit < exact
     rng = np.random.default_rng(10)
@@ -337,12 +337,12 @@ def test_at_most_half_of_all_audits_prove_more_than_max_provable_epsilon() -> No
     assert np.sum(np.array(proved) > limit) <= 122
     assert np.median(proved) > 0.85 * limit
     # More trials prove more, up to the exact epsilon; equal distributions prove nothing.
-    assert limit < lower_bounds.max_provable_epsilon(p, q, delta, 100 * trials) < exact
-    assert lower_bounds.max_provable_epsilon(p, p, delta, trials) == 0.0
+    assert limit < max_provable_epsilon(p, q, delta, 100 * trials) < exact
+    assert max_provable_epsilon(p, p, delta, trials) == 0.0
     # A pair that leaks in both directions.
     both = np.array([0.1, 0.88, 0.02])
     leak = math.log(0.099 / 0.02)
-    assert 0.5 * leak < lower_bounds.max_provable_epsilon(both, both[::-1], delta, 500) < 0.9 * leak
+    assert 0.5 * leak < max_provable_epsilon(both, both[::-1], delta, 500) < 0.9 * leak
 
 
 def in_cells(distribution: Any, shift: float) -> tuple[FloatArray, FloatArray]:
@@ -359,17 +359,17 @@ def test_known_values_of_max_provable_epsilon(
     distribution: Any, shift: float, value: float
 ) -> None:
     pair = in_cells(distribution, shift)
-    assert lower_bounds.max_provable_epsilon(*pair, 1e-5, 1000) == pytest.approx(value, rel=0.006)
+    assert max_provable_epsilon(*pair, 1e-5, 1000) == pytest.approx(value, rel=0.006)
 
 
 @pytest.mark.parametrize("trials", [20, 300])
 def test_max_provable_epsilon_is_at_most_max_detectable_epsilon(trials: int) -> None:
     pair = in_cells(stats.norm, 1.5)
-    limit = lower_bounds.max_provable_epsilon(*pair, 1e-5, trials)
+    limit = max_provable_epsilon(*pair, 1e-5, trials)
     assert 0.5 < limit <= lower_bounds.max_detectable_epsilon(trials, trials)
     # Two disjoint outputs: the nearest private pair has odds e^epsilon : 1, and n + n trials are
     # ten times less likely under it if 2 n log(1 + e^-epsilon) = log(10).
-    found = lower_bounds.max_provable_epsilon([1.0, 0.0], [0.0, 1.0], 1e-5, trials)
+    found = max_provable_epsilon([1.0, 0.0], [0.0, 1.0], 1e-5, trials)
     exact = -math.log(math.expm1(math.log(10.0) / (2.0 * trials)))
     assert exact * (1.0 - 1e-3) <= found <= exact * 1.01
 
