@@ -236,11 +236,7 @@ class UserScore:
     needs_model: bool = True
 
     def __call__(self, observation: Observation) -> FloatArray:
-        """The scores of R runs, [R].
-
-        Raises:
-            ValueError: the function raises an exception or returns anything else.
-        """
+        """The scores of R runs, [R]."""
         with errors_in_one_line(f"score {self.name} must return numbers"):
             given = np.asarray(self.function(observation))
             if np.iscomplexobj(given):

@@ -11,15 +11,7 @@ _MAX_MESSAGE = 300  # characters of an error message from user code
 
 
 def import_by_name(parameter: str, dotted: str) -> Any:
-    """The object with a dotted name, package.module.name.
-
-    Args:
-        parameter: the parameter for which the user gave the name.
-        dotted: the name.
-
-    Raises:
-        ValueError: the module cannot be imported, or does not define the name.
-    """
+    """The object with a dotted name, package.module.name; errors name the parameter."""
     module, _, name = dotted.rpartition(".")
     with errors_in_one_line(
         f"{parameter} must be a name that can be imported, got {checks.one_line(dotted)}"
@@ -30,11 +22,7 @@ def import_by_name(parameter: str, dotted: str) -> Any:
 
 
 def call_user_code(parameter: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a user's function.
-
-    Raises:
-        ValueError: the function raised an exception, or exited the program.
-    """
+    """The result of a user's function."""
     with errors_in_one_line(f"{parameter} must return a value, but it raised", separator=" "):
         return function(*arguments)
 
@@ -43,13 +31,7 @@ def call_user_code(parameter: str, function: Callable[..., Any], *arguments: Any
 def errors_in_one_line(message: str, separator: str = ": ") -> Iterator[None]:
     """Context for user code that turns every exception into a ValueError of one line.
 
-    Args:
-        message: what was wrong; it precedes the exception's own message.
-        separator: text between the two messages.
-
-    Raises:
-        ValueError: the code raised an exception, or exited the program. KeyboardInterrupt is not
-            converted.
+    Its message precedes the exception's own. SystemExit is converted, KeyboardInterrupt is not.
     """
     try:
         yield

@@ -231,12 +231,8 @@ def expected_ratio(
 ) -> FloatArray:
     """e^epsilon [n] that events certify if their counts equal the expected counts.
 
-    Args:
-        likely: their probabilities [n] on one side.
-        unlikely: their probabilities [n] on the other side.
-        delta: in (0, 1).
-        trials: trials on each side.
-        alpha: error of each limit.
+    `likely` and `unlikely` are their probabilities [n] on the two sides, with as many trials on
+    each.
     """
     hits, misses = trials * likely, trials * unlikely
     # Clopper & Pearson's limits are beta quantiles; real counts interpolate them.

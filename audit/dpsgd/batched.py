@@ -30,22 +30,8 @@ class BatchedEngine:
 
     The runs' weights are [R, parameters]; `gradients` computes the clipped sums. The proxies and
     the inputs of the scores accumulate step by step. Up to rounding, a run's outcome depends only
-    on its seed, candidate and data set.
-
-    Args:
-        threat_model: data, canary and score.
-        settings: the base mechanism.
-        model: the model with its initial weights w_0, in the precision's dtype.
-        device: a torch device.
-        name: the engine's name; it differs from "batched" if `reductions` made the problem smaller.
-        precision: the number format to which operands of products are rounded.
-
-    Attributes:
-        parameters: number of trained parameters per run.
-        memory: sizes of packs and chunks.
-
-    Raises:
-        ValueError: the device is not available.
+    on its seed, candidate and data set. `model` has the initial weights w_0 in the precision's
+    dtype, and `name` differs from "batched" if `reductions` made the problem smaller.
     """
 
     def __init__(
@@ -191,16 +177,10 @@ class BatchedEngine:
     def _train(
         self, batch: RunBatch, canaries: Sequence[Canary], chunk_floats: int
     ) -> tuple[Parameters, list[Proxies], Tensor]:
-        """All steps of a pack.
+        """All steps of a pack. Only the first canary may be in a data set.
 
-        Args:
-            batch: the pack.
-            canaries: the canaries whose proxies are computed; only the first may be in a data set.
-            chunk_floats: maximum number of floats that a chunk of records may need.
-
-        Returns:
-            The final parameters; the proxies of every canary; and the sum over steps of the first
-            coordinate of p_i without the training records' contribution, [R].
+        Returns the final parameters; the proxies of every canary; and the sum over steps of the
+        first coordinate of p_i without the training records' contribution, [R].
         """
         s = self._settings
         count = len(batch)
@@ -304,15 +284,8 @@ def evaluate_runs(
 ) -> RunOutcomes:
     """The outcomes of R runs under one threat model.
 
-    Args:
-        threat_model: the threat model with the score.
-        observation: the final models.
-        proxies: the proxies of the threat model's canary.
-        final_weights: lambda_start and lambda_end of its canary, [R] each.
-        finite: [R], whether the final weights are finite.
-
-    Raises:
-        ValueError: the score does not return one number per run.
+    `proxies` and `final_weights` (lambda_start and lambda_end, [R] each) are those of its canary,
+    and `finite`, [R], says whether the final weights are finite.
     """
     lambda_a = proxies.lambda_a()
     values = np.asarray(threat_model.score(observation), dtype=np.float64)

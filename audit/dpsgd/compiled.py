@@ -51,15 +51,10 @@ class _Compiled:
     ) -> tuple[Parameters, Tensor]:
         """The sums, one [R, ...] per parameter, and the squared norm of all, [R].
 
-        Args:
-            theta: parameters of the layers, each [R, ...].
-            clip: C of every run, [R].
-            records: prepared by `Program.prepare`; with `squares`, the outputs of a Linear layer
-                before the program, [n, R, outputs], which are overwritten by their clipped
-                gradients.
-            labels: [n] classes.
-            taken: [R, n] bool, the records of each run's batch; None takes all.
-            squares: [n], |x|^2 of that layer's input, plus 1 if the layer has a bias.
+        As in `gradients.ClippedSums`, but the records are prepared by `Program.prepare`. With
+        `squares`, they are the outputs of a Linear layer before the program, [n, R, outputs], which
+        are overwritten by their clipped gradients. `squares`, [n], is |x|^2 of that layer's input,
+        plus 1 if the layer has a bias.
         """
         # The extension receives addresses only, so these tensors must stay referenced.
         given = [flat(p).contiguous() for p in theta]
@@ -95,13 +90,7 @@ class _Compiled:
 class CompiledSums:
     """Clipped sums of a network from a convolution to a Linear layer; see `gradients.ClippedSums`.
 
-    Args:
-        network: the model.
-        features: [n, c, h, w] records.
-        labels: [n] classes.
-
-    Raises:
-        NotImplementedError: the extension does not support the network.
+    A network that the extension does not support raises NotImplementedError.
     """
 
     def __init__(self, network: Network, features: Tensor, labels: Tensor) -> None:
@@ -132,15 +121,9 @@ class CompiledSums:
 class CompiledTail:
     """Clipped sums of a network of Linear layers and ReLU; all layers but the first are compiled.
 
-    torch computes two products over all runs and records: the first layer's outputs, and the sum of
-    the first layer's clipped gradients.
-
-    Args:
-        network: the model.
-        x: [n, inputs] prepared records.
-
-    Raises:
-        NotImplementedError: the network has other layers.
+    torch computes two products over all runs and prepared records x, [n, inputs]: the first layer's
+    outputs, and the sum of the first layer's clipped gradients. Other networks raise
+    NotImplementedError.
     """
 
     def __init__(self, network: Network, x: Tensor) -> None:
@@ -154,15 +137,7 @@ class CompiledTail:
     def sums(
         self, theta: Parameters, clip: Tensor, x: Tensor, labels: Tensor, rows: slice
     ) -> Parameters:
-        """The sums of R runs over a chunk of records, one [R, ...] per parameter.
-
-        Args:
-            theta: parameters, each [R, ...].
-            clip: C of every run, [R].
-            x: [m, inputs], the records of the chunk.
-            labels: [m], their classes.
-            rows: the positions of the chunk among all records.
-        """
+        """The sums of R runs over a chunk x of records, which are at `rows` among all records."""
         at = self._first.parameters
         y, _ = self._first.forward_prepared(theta[:at], x)
         delta = y.transpose(0, 1).contiguous()  # the extension's layout; overwritten

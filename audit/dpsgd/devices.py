@@ -4,11 +4,7 @@ import torch
 
 
 def check_device(name: str) -> torch.device:
-    """The torch device of that name.
-
-    Raises:
-        ValueError: the device is not available, or neither a CPU nor a CUDA device.
-    """
+    """The torch device of that name, if it is a CPU or an available CUDA device."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

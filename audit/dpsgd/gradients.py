@@ -42,12 +42,9 @@ class StackedModel(Protocol):
         ...
 
     def gradients(self, theta: Parameters, x: Tensor, labels: Tensor) -> list[RecordGradients]:
-        """Per-record gradients of the cross-entropy, in the order of the parameters.
+        """Per-record gradients of the cross-entropy, in the order of the parameters, each [R, ...].
 
-        Args:
-            theta: parameters, each [R, ...].
-            x: prepared records, [m, ...] or [R, m, ...].
-            labels: [m] or [R, m].
+        The prepared records x are [m, ...] or [R, m, ...], and the labels [m] or [R, m].
         """
         ...
 
@@ -74,13 +71,8 @@ def _has_logits_of(known: StackedModel, model: nn.Module, theta: Parameters, x: 
 class BookkeepingModel:
     """A stacked sequence of known layers; see `layers`.
 
-    Args:
-        network: the layers.
-        theta: weights of one run, each [1, ...].
-        x: a few records, [m, ...].
-
-    Raises:
-        NotImplementedError: the layers do not accept such records.
+    The weights `theta` of one run, each [1, ...], and a few records x are for a trial run, which
+    raises NotImplementedError if the layers do not accept such records.
     """
 
     def __init__(self, network: Network, theta: Parameters, x: Tensor) -> None:
@@ -142,11 +134,7 @@ class BookkeepingModel:
 
 
 class VmapModel:
-    """Any module under `torch.func.vmap`: slower than book-keeping, and needs more memory.
-
-    Raises:
-        ValueError: vmap does not support the module.
-    """
+    """Any module under `torch.func.vmap`: slower than book-keeping, and needs more memory."""
 
     def __init__(self, model: nn.Module, record_shape: tuple[int, ...]) -> None:
         self._model = model
@@ -214,28 +202,16 @@ def clipped_sums(
 def clipped_record(
     model: StackedModel, features: Tensor, label: Tensor, precision: Precision = FLOAT32
 ) -> Callable[[Parameters, Tensor], ClippedRecord]:
-    """A function from the parameters and C of R runs to the clipped gradient of one record.
-
-    Args:
-        model: the stacked model.
-        features: [1, ...], the record, such as the canary.
-        label: [1], its class.
-        precision: see `ClippedSums`.
-    """
+    """A function from the parameters and C of R runs to the clipped gradient of one record."""
     return clipped_sums(model, features, label, precision).single_record
 
 
 class ClippedSums:
     """Clipped sums over a fixed set of records, in chunks.
 
-    Args:
-        model: the stacked model.
-        features: [n, ...] records.
-        labels: [n] classes.
-        precision: the number format to which operands of products are rounded; norms are clipped to
-            slightly less than C, so that every record contributes at most C to the sum
-            (`Precision.product_error`).
-        tail: computes sums over whole chunks instead of the model; for float32 only.
+    With rounded operands (`precision`), norms are clipped to slightly less than C, so that every
+    record contributes at most C to the sum (`Precision.product_error`). `tail` computes sums over
+    whole chunks instead of the model; it is for float32 only.
     """
 
     # Above this size, reading prepared records takes as long as preparing them again.
@@ -261,16 +237,10 @@ class ClippedSums:
     def __call__(
         self, theta: Parameters, clip: Tensor, taken: Tensor | None, chunk_floats: int
     ) -> Parameters:
-        """The sums of R runs.
+        """The sums of R runs, one [R, ...] per parameter.
 
-        Args:
-            theta: parameters, each [R, ...].
-            clip: C of every run, [R].
-            taken: [R, n] bool, the records of each run's batch; None takes all.
-            chunk_floats: maximum number of floats that one chunk of [R, m] records may need.
-
-        Returns:
-            One [R, ...] per parameter.
+        `clip` is C of every run, [R]. `taken`, [R, n], is True for the records of each run's batch;
+        None takes all. A chunk of [R, m] records needs at most `chunk_floats` floats.
         """
         runs = len(theta[0])
         index, weights, size = None, None, len(self._labels)

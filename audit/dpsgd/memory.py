@@ -29,12 +29,7 @@ _GPU_NOISE = 1 << 18
 
 
 class MemoryPolicy:
-    """Sizes of packs, chunks and noise blocks for one device.
-
-    Args:
-        device: a CPU or a GPU.
-        number_bytes: bytes per trained number.
-    """
+    """Sizes of packs, chunks and noise blocks for one device, and bytes per trained number."""
 
     def __init__(self, device: torch.device, number_bytes: int) -> None:
         self._device = device
@@ -51,11 +46,9 @@ class MemoryPolicy:
     ) -> int:
         """The number of runs in a pack, limited by the cache of a CPU or the memory of a GPU.
 
-        Args:
-            parameters: number of parameters per run.
-            steps: number of steps per run.
-            sampled_records: number of records that batches are sampled from; None without sampling.
-            record_floats: floats that a record of one run needs in a chunk; None without records.
+        Parameters and steps are those of one run. `sampled_records` is the number of records that
+        batches are sampled from, or None, and `record_floats` the floats that a record of one run
+        needs in a chunk; None without records.
         """
         kind = self._device.type
         if kind == "cpu":
@@ -88,16 +81,11 @@ class MemoryPolicy:
     def run_in_packs(
         self, count: int, per_pack: int, record_floats: int, run_pack: Callable[[slice, int], None]
     ) -> None:
-        """Trains `count` runs in packs.
+        """Trains `count` runs in packs of at most `per_pack`.
 
-        If a pack does not fit in memory, the pack and its chunks are halved and tried again. The
-        next call starts with the full sizes, so that calls do not depend on each other.
-
-        Args:
-            count: the number of runs.
-            per_pack: the number of runs in a pack.
-            record_floats: the size of the smallest possible chunk.
-            run_pack: takes the positions of a pack's runs and the maximum floats of a chunk.
+        `run_pack` takes the positions of a pack's runs and the maximum floats of a chunk. If a pack
+        does not fit in memory, the pack and its chunks are halved and tried again. The next call
+        starts with the full sizes, so that calls do not depend on each other.
         """
         chunk_floats, start = self.chunk_floats(), 0
         while start < count:

@@ -27,11 +27,7 @@ def mlp(record_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def convnet(record_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The small ConvNet of Tensorflow Privacy and Opacus (Wang et al. 2023, appendix E.1).
-
-    Raises:
-        ValueError: the records are not images of at least 8x8 pixels.
-    """
+    """The small ConvNet of Tensorflow Privacy and Opacus (Wang et al. 2023, appendix E.1)."""
     if len(record_shape) != 3 or min(record_shape[1:]) < 8:
         raise ValueError(
             "model convnet must have records of [channels, height >= 8, width >= 8], "
@@ -65,23 +61,12 @@ _FACTORIES = dict(zip(MODELS, (logistic, mlp, convnet), strict=True))
 def make_model(
     name: str, seed: int, record_shape: tuple[int, ...], classes: int, dtype: torch.dtype
 ) -> nn.Module:
-    """A model with its initial weights w_0.
+    """A model with its initial weights w_0, in training mode.
 
-    Args:
-        name: one of MODELS, or the dotted name "package.module.callable" of a callable that returns
-            a `torch.nn.Module`. It receives record_shape and classes if it has parameters of these
-            names.
-        seed: seed of the initial weights; torch's global generator does not change.
-        record_shape: shape of one record.
-        classes: number of classes.
-        dtype: dtype of the parameters.
-
-    Returns:
-        The model, in training mode.
-
-    Raises:
-        ValueError: the name is unknown, the model does not fit the records or the classes, or its
-            gradients cannot be clipped per record.
+    The name is one of MODELS, or the dotted name "package.module.callable" of a callable that
+    returns a `torch.nn.Module`. It receives record_shape and classes if it has parameters of these
+    names. The seed determines the initial weights; torch's global generator does not change. A
+    ValueError says why a model does not fit, or why its gradients cannot be clipped per record.
     """
     name = checks.one_of("model", name, MODELS, dotted=True)
     factory: Any = _FACTORIES.get(name) or _user_factory(name)

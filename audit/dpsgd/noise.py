@@ -42,15 +42,8 @@ def gaussian_steps(
 ) -> Iterator[Tensor]:
     """Yields, for every step, N(0, scale^2) noise of R runs, [R, size].
 
-    The next iteration overwrites the tensor.
-
-    Args:
-        seeds: [R], one per run.
-        scales: [R], the standard deviation in each run.
-        steps: number of steps.
-        like: a tensor with the dtype and device of the noise, which is drawn in float32 on a CPU.
-        size: numbers per run and step.
-        steps_at_once: number of steps whose noise a GPU draws together.
+    The next iteration overwrites the tensor. It has the dtype and device of `like`; on a CPU it is
+    drawn in float32. A GPU draws the noise of `steps_at_once` steps together.
     """
     if like.device.type not in _DEVICES:
         yield from _by_generators(seeds, scales, steps, like, size, steps_at_once)
@@ -74,13 +67,7 @@ def poisson_steps(
 ) -> Iterator[Tensor]:
     """Yields, for every step, the Poisson-sampled records of R runs, [R, size] bool.
 
-    Args:
-        seeds: [R], one per run.
-        rate: the sampling rate, in (0, 1).
-        steps: number of steps.
-        device: a torch device.
-        size: number of records.
-        steps_at_once: number of steps whose batches a GPU draws together.
+    A GPU draws the batches of `steps_at_once` steps together.
     """
     if device.type not in _DEVICES:
         generators = streams.generators(seeds, _BATCHES, str(device))
@@ -101,15 +88,7 @@ def poisson_steps(
 def fill_normals(
     numbers: Tensor, seeds: NDArray[np.uint64], stream: int, step: int, scales: Floats
 ) -> None:
-    """Fills a tensor with normal numbers of R runs.
-
-    Args:
-        numbers: [R, size] float32, overwritten.
-        seeds: [R], one per run.
-        stream: index of the run's random stream, in [0, 2^32).
-        step: index of the step, in [0, 2^32).
-        scales: [R], the standard deviation in each run.
-    """
+    """Overwrites a float32 tensor [R, size] with normal numbers of R runs of the given scales."""
     runs, size = numbers.shape
     if _compiled is None:
         groups = -(-size // (4 * _GROUP))
@@ -139,19 +118,10 @@ def descend(
 ) -> tuple[Tensor, Tensor]:
     """One step of R runs on at most one record: p = noise + factor * gradient, w += descent * p.
 
-    Every weight is updated as soon as its noise is drawn, so p is never stored.
-
-    Args:
-        state: the weights w, one [R, size] per parameter, overwritten.
-        gradient: the record's clipped gradient, one product per parameter.
-        factors: [R], 1 where the record is in the batch and 0 elsewhere.
-        descent: [R], the negative learning rates.
-        seeds: [R], one per run.
-        step: index of the step.
-        scales: [R], the standard deviation of the noise.
-
-    Returns:
-        <p, gradient> and the first coordinate of p, [R] each.
+    Every weight is updated as soon as its noise is drawn, so p is never stored. `state` has the
+    weights w, one [R, size] per parameter. `factors` is 1 where the record is in the batch and 0
+    elsewhere, `descent` has the negative learning rates, and `scales` the noise's standard
+    deviations, [R] each. Returns <p, gradient> and the first coordinate of p, [R] each.
     """
     # The extension receives addresses only, so these tensors must stay referenced.
     factored = [(left.contiguous(), right.contiguous()) for left, right in gradient]
@@ -174,14 +144,9 @@ def descend(
 def fill_batches(
     taken: Tensor, seeds: NDArray[np.uint64], stream: int, step: int, rate: float
 ) -> None:
-    """Samples the records of R runs, each with probability `rate` (rounded to 64 bits).
+    """Overwrites [R, size] bool with the records of R runs, each with probability `rate`.
 
-    Args:
-        taken: [R, size] bool, overwritten.
-        seeds: [R], one per run.
-        stream: index of the run's random stream, in [0, 2^32).
-        step: index of the step, in [0, 2^32).
-        rate: the sampling rate, in (0, 1).
+    The rate is rounded to 64 bits.
     """
     runs, size = taken.shape
     below = int(rate * 2**64)
@@ -197,15 +162,9 @@ def fill_batches(
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int], groups: int) -> Words:
-    """Random words of Philox4x32-10.
+    """Random words of Philox4x32-10 for groups of 16 counters, from the first counter.
 
-    Args:
-        key: two words.
-        counter: four words, the first counter.
-        groups: number of groups of 16 counters.
-
-    Returns:
-        [groups, 4, 16] words, indexed by group, by word and by counter within the group.
+    They are [groups, 4, 16], indexed by group, by word and by counter within the group.
     """
     first = np.arange(groups * _GROUP, dtype=np.uint64) + np.uint64(counter[0])
     c = [first & _LOW, *(np.full_like(first, word) for word in counter[1:])]
@@ -236,15 +195,7 @@ _COSINE = (2.443315515e-5, -1.388731624e-3, 4.166664568e-2)
 
 
 def normals(words: Words, scale: np.float32) -> Floats:
-    """Normal numbers by Box & Muller, bit for bit as `_noise.c` computes them.
-
-    Args:
-        words: [groups, 4, 16].
-        scale: the standard deviation.
-
-    Returns:
-        [groups * 64].
-    """
+    """Normal numbers [groups * 64] of words [groups, 4, 16], bit for bit as by `_noise.c`."""
     radii, angles = words[:, 0::2], words[:, 1::2]
     single, whole = np.float32, np.int32
     u = ((radii >> np.uint32(1)).astype(whole).astype(single) + single(0.5)) * single(2.0**-31)

@@ -15,12 +15,10 @@ from threat_models.scores import Features
 
 @dataclass(frozen=True, eq=False)
 class ModelObservation(Observation):
-    """An observation that includes the final models.
+    """An observation that includes the final models, with parameters of shape [R, ...].
 
-    Attributes:
-        theta: the models' parameters, each [R, ...].
-        logits: a function from records [m, ...] to every run's logits, [R, m, classes].
-        records_at_once: maximum number of records per call of `logits`.
+    `logits` maps records [m, ...] to every run's logits, [R, m, classes], with at most
+    `records_at_once` records per call.
     """
 
     theta: Parameters

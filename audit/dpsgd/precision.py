@@ -81,9 +81,5 @@ PRECISIONS = {
 
 
 def check_precision(name: str) -> Precision:
-    """The precision of that name.
-
-    Raises:
-        ValueError: the name is unknown.
-    """
+    """The precision of that name."""
     return PRECISIONS[checks.one_of("precision", name, PRECISIONS)]

@@ -23,16 +23,7 @@ _MIN_ONEDNN_MULTIPLICATIONS = 1 << 21
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """X W^T + b.
-
-    Args:
-        x: [m, k], any strides.
-        weight: [n, k], any strides.
-        bias: [n].
-
-    Returns:
-        [m, n].
-    """
+    """X W^T + b, [m, n], of x [m, k], weight [n, k] and bias [n], with any strides."""
     if _use_onednn(x, x.numel() * len(weight)):
         y: Tensor = torch.ops.mkldnn._linear_pointwise(
             _dense(x), _dense(weight), bias, "none", [], ""
@@ -47,16 +38,7 @@ def _dense(matrix: Tensor) -> Tensor:
 
 
 def affines(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """One product for each of R matrices.
-
-    Args:
-        x: [R, m, k], any strides.
-        weight: [R, n, k], any strides.
-        bias: [R, n].
-
-    Returns:
-        [R, m, n].
-    """
+    """One product of `affine` for each of R matrices, [R, m, k]; weight [R, n, k], bias [R, n]."""
     if _use_onednn(x, x[0].numel() * weight.shape[1]):
         biases = [None] * len(x) if bias is None else bias.unbind()
         return torch.stack([affine(*each) for each in zip(x, weight, biases, strict=True)])
@@ -66,16 +48,7 @@ def affines(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def shared_affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """X W^T + b of R runs that share the matrix X.
-
-    Args:
-        x: [m, k], any strides.
-        weight: [R, n, k].
-        bias: [R, n].
-
-    Returns:
-        [R, m, n], m outermost in memory.
-    """
+    """X W^T + b of R runs that share the matrix X [m, k]: [R, m, n], m outermost in memory."""
     y = affine(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
     return y.view(len(x), *weight.shape[:2]).transpose(0, 1)
 
@@ -148,15 +121,10 @@ def _torch_flags(tf32: bool, deterministic: bool | None = None) -> Iterator[None
 
 
 def rounded(x: Tensor, significand_bits: int) -> Tensor:
-    """Numbers rounded to the nearest with `significand_bits` significant bits.
+    """float32 numbers rounded to the nearest with `significand_bits` significant bits.
 
-    Args:
-        x: float32, any shape and strides.
-        significand_bits: 8 gives bf16, with ties to even; otherwise ties round away from zero, as
-            in the conversion to tf32 (11 bits) on NVIDIA's processors.
-
-    Returns:
-        float32 numbers; infinities and NaN do not change.
+    8 bits give bf16, with ties to even; otherwise ties round away from zero, as in the conversion
+    to tf32 (11 bits) on NVIDIA's processors. Infinities and NaN do not change.
     """
     if significand_bits == 8:
         return x.bfloat16().float()

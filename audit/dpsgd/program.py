@@ -35,13 +35,9 @@ class FeatureMap(NamedTuple):
 class _Weights:
     """The layout of a layer's parameters among the packed ones.
 
-    Attributes:
-        shape: (outputs, channels, kernel height, kernel width); for a Linear layer after a feature
-            map, (outputs, channels, height, width) of that map.
-        channels: packed inputs per position, with padding.
-        outputs: packed outputs, with padding.
-        has_bias: whether the layer has a bias.
-        is_linear: whether the layer is a Linear layer.
+    `shape` is (outputs, channels, kernel height, kernel width); for a Linear layer after a feature
+    map, (outputs, channels, height, width) of that map. `channels` are packed inputs per position
+    and `outputs` packed outputs, both with padding.
     """
 
     shape: tuple[int, int, int, int]
@@ -63,8 +59,7 @@ class _Weights:
     def boxes(self, packed: int) -> list[list[int]]:
         """Values of the box struct in `_convolutional.c`: for the weight and the bias, if any.
 
-        Args:
-            packed: position of the first packed number.
+        `packed` is the position of the first packed number.
         """
         outputs, channels, height, width = self.shape
         area, line = height * width, self.channels * self.outputs
@@ -86,17 +81,10 @@ class _Weights:
 class Program:
     """The layer table that the extension runs; layers add themselves (`Layer.compile`).
 
-    Args:
-        record_shape: [channels, height, width].
-        classes: number of outputs of the last layer.
-        records_together: number of records that go through the layers together.
-        is_inner: whether the input is another layer's output, [outputs, 1, 1], instead of records.
-
-    Attributes:
-        layers: rows of the table so far.
-        feature_map: the packed output of the last layer so far.
-        channels: channels of the feature map, without padding.
-        is_flat: whether a Flatten layer has been added.
+    `record_shape` is [channels, height, width]. `classes` is the number of outputs of the last
+    layer, and `records_together` that of records that go through the layers together. With
+    `is_inner`, the input is another layer's output, [outputs, 1, 1]. While layers are added,
+    `feature_map` is the packed output of the last one, and `channels` its channels without padding.
     """
 
     def __init__(
@@ -159,14 +147,10 @@ class Program:
         positions: tuple[int, int],
         **fields: int,
     ) -> None:
-        """Adds a layer with weights.
+        """Adds a layer with weights of a shape as in `_Weights`, and with other fields of its row.
 
-        Args:
-            shape: see `_Weights`.
-            has_bias: whether the layer has a bias.
-            starts: for each position, the offset of its first input.
-            positions: height and width of the output.
-            **fields: other fields of the row.
+        `starts` has the offset of the first input for each of the `positions` (height and width) of
+        the output.
         """
         outputs = _round_up(shape[0])
         is_linear = bool(fields.get("is_linear"))

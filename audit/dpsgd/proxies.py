@@ -12,13 +12,7 @@ from audit.dpsgd.settings import DpSgdSettings
 
 
 class Proxies:
-    """One canary's proxies; see `RunOutcomes`.
-
-    Args:
-        settings: the base mechanism.
-        candidate: [R], every run's candidate.
-        device: the device of the inner products.
-    """
+    """One canary's proxies of runs with candidates [R]; see `RunOutcomes`."""
 
     def __init__(
         self, settings: DpSgdSettings, candidate: NDArray[np.int64], device: torch.device
@@ -32,12 +26,9 @@ class Proxies:
         self._log_ratio = torch.zeros_like(self._square)
 
     def add(self, product: Tensor, known_product: Tensor, squared_norm: Tensor) -> None:
-        """Adds one step.
+        """Adds one step, from <p_i^z, p_i> and |p_i^z|^2, [R] each.
 
-        Args:
-            product: <p_i^z, p_i>, [R].
-            known_product: the same after the training records' part of p_i is subtracted, [R].
-            squared_norm: |p_i^z|^2, [R].
+        `known_product` is the inner product without the training records' part of p_i.
         """
         s = self._settings
         self._product += product

@@ -130,16 +130,10 @@ def clip_factors(squared: Tensor, clip: Tensor) -> Tensor:
 
 
 class ClippedRecord:
-    """The clipped gradient of one record, such as the canary, in R runs.
+    """The clipped gradient of one record, such as the canary, in R runs, as outer products.
 
-    Args:
-        gradients: the unclipped gradients of one record, m = 1.
-        factors: clipping factors, [R, 1].
-        squared_norm: squared norm of the clipped gradient, [R].
-
-    Attributes:
-        outer_products: the clipped gradient, one product per parameter.
-        squared_norm: see the argument.
+    Made of the unclipped gradients (m = 1), clipping factors, [R, 1], and the squared norm of the
+    clipped gradient, [R].
     """
 
     def __init__(

@@ -83,13 +83,9 @@ class ReducedEngine:
     ) -> NDArray[np.float64]:
         """Samples of lambda_c for sampled batches, [R], given the numbers that determine lambda_a.
 
+        These are the number of steps that sampled the canary and the standardised sum of the noise.
         The steps are exchangeable, so the steps with the canary may come first. Independent normal
         numbers, shifted to a given mean, have the distribution of a run's noise given its mean.
-
-        Args:
-            batch: a batch of runs.
-            hits: [R], the number of steps that sampled the canary.
-            noise: [R], the standardised sum of a run's noise.
         """
         s = self._settings
         sigma, missed = s.noise_multiplier, math.log1p(-s.sampling_rate)
@@ -112,15 +108,10 @@ class ReducedEngine:
 
 
 def softplus_sums(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The sum over each row of log(1 + e^x) = max(x, 0) + log(1 + e^-|x|).
+    """The sum over each row of x [R, n] of log(1 + e^x) = max(x, 0) + log(1 + e^-|x|).
 
-    One logarithm of a product of up to 1,000 factors in [1, 2] replaces up to 1,000 logarithms.
-
-    Args:
-        x: [R, n], overwritten.
-
-    Returns:
-        [R].
+    One logarithm of a product of up to 1,000 factors in [1, 2] replaces up to 1,000 logarithms. x
+    is overwritten.
     """
     total: NDArray[np.float64] = np.maximum(x, 0).sum(axis=1)
     np.abs(x, out=x)

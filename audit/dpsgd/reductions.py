@@ -24,12 +24,9 @@ _MIN_NORM = 1e-30
 def collapse(threat_model: ThreatModel, settings: DpSgdSettings) -> DpSgdSettings | str:
     """Settings of one step that is equivalent to all steps, for the Dirac canary.
 
-    The gradients do not depend on the weights, so w_0 - w_N = lr sum_i p_i, one draw of
-    N(N C b e_0, N C^2 sigma^2 I). One step with clipping norm N C and noise multiplier
-    sigma / sqrt(N) has the same distribution. The score may be any function of the final model.
-
-    Returns:
-        The settings of that step, or the reason why none exists.
+    The gradients do not depend on the weights, so w_0 - w_N = lr sum_i p_i, one draw of N(N C b
+    e_0, N C^2 sigma^2 I). One step with clipping norm N C and noise multiplier sigma / sqrt(N) has
+    the same distribution. The score may be any function of the final model.
     """
     if threat_model.training_set is not None:
         return "a training set, whose gradients depend on the weights"
@@ -51,9 +48,6 @@ def project(threat_model: ThreatModel, model: "nn.Module") -> "tuple[ThreatModel
     The component of the first layer's weights orthogonal to the canary x~ = (x, 1) affects no
     output, gradient or clipping factor, and the noise is isotropic. The layer is therefore
     equivalent to one without bias that has the single input |x~|.
-
-    Returns:
-        The smaller threat model and model, or the reason why none exists.
     """
     import torch
     from torch import nn

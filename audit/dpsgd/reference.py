@@ -48,14 +48,11 @@ class TrainedModule(Observation):
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """A finished run.
+    """A finished run: the sum of <p_i^z, p_i> and the log-likelihood ratios of `RunOutcomes`.
 
-    Attributes:
-        observation: the observation of its final model.
-        product: the sum of <p_i^z, p_i> over the steps.
-        log_ratio: the log-likelihood ratio of sampled batches; see `RunOutcomes`.
-        known_log_ratio: the log-likelihood ratio of full batches, given the training records.
-        of_final_weights: <p_1^z, w_0 - w_N>, and the same with the canary's gradient at w_N.
+    `log_ratio` is that of sampled batches, and `known_log_ratio` that of full batches, given the
+    training records. `of_final_weights` has <p_1^z, w_0 - w_N>, and the same with the canary's
+    gradient at w_N.
     """
 
     observation: TrainedModule

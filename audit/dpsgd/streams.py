@@ -28,16 +28,7 @@ def _mix(z: Words) -> Words:
 
 
 def words(seeds: Words, stream: int, count: int) -> Words:
-    """Random 64-bit words by SplitMix64, as a function of (seed, stream, index).
-
-    Args:
-        seeds: [R], one seed per run.
-        stream: index of the run's random stream.
-        count: number of words per run.
-
-    Returns:
-        [R, count] words.
-    """
+    """Random 64-bit words [R, count] by SplitMix64, as a function of (seed, stream, index)."""
     counter = np.arange(1, count + 1, dtype=np.uint64) * _GAMMA
     return _mix(_keys(seeds, stream)[:, None] + counter)
 
@@ -89,14 +80,6 @@ def generators(seeds: Words, stream: int, device: str) -> "list[torch.Generator]
 
     On a CPU torch seeds its Mersenne twister with only 32 bits: among 43,000 runs, two would share
     their noise with probability 0.2. This function sets the whole state instead.
-
-    Args:
-        seeds: [R], one seed per run.
-        stream: index of the run's random stream.
-        device: a torch device.
-
-    Returns:
-        R generators.
     """
     import torch
 
@@ -111,13 +94,9 @@ def generators(seeds: Words, stream: int, device: str) -> "list[torch.Generator]
 
 
 def mersenne_state(key: Words) -> NDArray[np.uint8]:
-    """The state of a torch CPU generator whose Mersenne twister starts from `key`.
+    """The state, [5056] bytes, of a torch CPU generator that starts from a key of [624] words.
 
-    Args:
-        key: [624] words, of which the lower 32 bits are used.
-
-    Returns:
-        [5056] bytes for `torch.Generator.set_state`.
+    Of each word, the lower 32 bits are used.
     """
     state = np.zeros(1, _STATE)
     state["left"] = 1  # no word of the key is unused, so the generator twists first

@@ -38,15 +38,6 @@ def good_enough(
 
     A run is accepted with at least the probability that `UntilAccepted` states. `RandomStopping`
     states none; its stopping probability is used instead.
-
-    Args:
-        protocol: how the released run is chosen.
-        threat_model: defines the score.
-        facts: facts about the trials.
-        training: settings of the runs.
-        base: one run, as a mechanism.
-        engine: trains the runs.
-        key: seed of the runs.
     """
     probability = protocol.acceptance if isinstance(protocol, UntilAccepted) else protocol.stop
     if isinstance(threat_model.score, TwoTails):

@@ -22,11 +22,6 @@ def play_audit(
     With `stop_at`, a budget ends at the first look at which the bound to report is sufficient in
     every view. The numbers of trials at the looks are fixed in advance, and the looks share the
     error, so the bounds hold whenever an audit stops.
-
-    Args:
-        blocks: all blocks of the audit.
-        play_blocks: returns the trials of blocks.
-        evaluation: how the bound to report is computed.
     """
     if not evaluation.stop_at:
         return _by_view(blocks, play_blocks(blocks))

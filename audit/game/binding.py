@@ -45,15 +45,10 @@ _MODULES = (
 
 
 def binding(plug_ins: Sequence[str], set_ups: Sequence[SetUp]) -> dict[str, Any]:
-    """Everything besides the settings that determines the trials of an audit.
+    """Everything besides the settings that determines the trials of an audit, for config.json.
 
-    Args:
-        plug_ins: dotted names of the user's own code.
-        set_ups: the setup of every budget.
-
-    Returns:
-        Values for config.json: the digest of the code, of every plug-in's source, and of the
-        records and canaries, and the numbers that theory fixed for each budget.
+    This is the digest of the code, of every plug-in's source, and of the records and canaries, and
+    the numbers that theory fixed for each budget.
     """
     return {
         "schema": SCHEMA,
@@ -73,12 +68,7 @@ def binding(plug_ins: Sequence[str], set_ups: Sequence[SetUp]) -> dict[str, Any]
 
 
 def audit_digest(identity: dict[str, Any], bound_to: dict[str, Any]) -> str:
-    """Digest of everything that determines an audit's trials; every shard stores it.
-
-    Args:
-        identity: `AuditConfig.identity`.
-        bound_to: the result of `binding`.
-    """
+    """Digest of everything that determines an audit's trials; every shard stores it."""
     text = json.dumps([identity, bound_to], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

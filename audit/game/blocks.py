@@ -32,12 +32,8 @@ _PLAYED_IN_ROUNDS = (Adaptive, UntilAccepted, RandomStopping)
 class Block:
     """A range of trials with its own random stream, played in one go.
 
-    Attributes:
-        budget: index of eps_B.
-        repeat: index of the repeat.
-        index: index of the block within the repeat.
-        start: index of its first trial.
-        trials: number of trials.
+    `budget`, `repeat` and `index` (of the block in its repeat) identify it, and `start` is the
+    index of its first trial.
     """
 
     budget: int
@@ -53,12 +49,7 @@ class Block:
 
 
 def all_blocks(workload: Workload, engine: str) -> list[Block]:
-    """All blocks of an audit, in order. They do not depend on the number of workers.
-
-    Args:
-        workload: how much is played.
-        engine: name of the engine.
-    """
+    """All blocks of an audit, in order. They do not depend on the number of workers."""
     size = _TRIALS_OF_A_DRAW
     if engine != "reduced":
         smallest = _MIN_RUNS_OF_ONE_RECORD if workload.records == 1 else _MIN_RUNS
@@ -87,8 +78,7 @@ def _work_of_run(workload: Workload, engine: str) -> int:
 def expected_seconds(workload: Workload, engine: str) -> float:
     """Approximate time of the trials on one processor; a GPU is about a hundred times as fast.
 
-    Raises:
-        InvalidInput: the workload exceeds `max_runs`, `max_hours` or `max_budgets`.
+    A workload beyond `max_runs`, `max_hours` or `max_budgets` is refused.
     """
     runs, trials, budgets = workload.expected_runs, workload.total_trials, workload.budgets
     if runs > workload.max_runs:

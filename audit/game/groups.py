@@ -13,9 +13,7 @@ from audit.protocols import Protocol, RandomStopping, Subset, UntilAccepted
 class Evaluation:
     """How the lower bound to report is computed, and when an audit may stop early.
 
-    Attributes:
-        proxy: the statistic of the bound to report.
-        looks: numbers of trials after which the bound is computed, ascending.
+    `proxy` is the statistic of this bound. It is computed after the numbers of trials in `looks`.
     """
 
     delta: float
@@ -48,15 +46,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Workload:
-    """How much an audit plays, and the limits beyond which it is refused.
-
-    Attributes:
-        budgets: number of budgets eps_B.
-        views: number of views of the runs.
-        protocol: how the best run is chosen.
-        records: training records of one run.
-        place: where the audit runs.
-    """
+    """How much an audit plays, and the limits beyond which it is refused."""
 
     budgets: int
     repeats: int

@@ -41,18 +41,10 @@ class Trials(Winners):
 
 
 def play(config: AuditConfig, block: Block, device: str = "cpu") -> tuple[Trials, ...]:
-    """Plays the trials of one block: a coin, a tuning on X or X', its release.
+    """Plays the trials of one block in every view: a coin, a tuning on X or X', its release.
 
     The random stream of the block is `SeedSequence(seed, (budget, repeat, index))`. The result
     depends neither on other blocks nor on the process that plays it.
-
-    Args:
-        config: the audit.
-        block: the trials to play.
-        device: where the engine trains.
-
-    Returns:
-        The trials of every view of the runs.
     """
     game = set_up(config, block.budget, device)
     key = (block.budget, block.repeat, block.index)

@@ -27,14 +27,7 @@ def preset_names() -> dict[str, str]:
 
 
 def find_preset(name: str) -> Path:
-    """The file of a preset.
-
-    Args:
-        name: a path, or the name of an installed preset such as `small-etcv`.
-
-    Raises:
-        InvalidInput: there is neither a file nor a preset of that name.
-    """
+    """The file of a preset: a path, or the name of an installed one such as `small-etcv`."""
     if Path(name).exists() or Path(name).suffix or len(Path(name).parts) != 1:
         return Path(name)
     names = sorted(file.stem for file in preset_folder().glob("*.toml"))
@@ -42,17 +35,10 @@ def find_preset(name: str) -> Path:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """The settings of a preset.
+    """The settings of a preset: a TOML file with the keys of `AuditConfig`, or an installed name.
 
-    Args:
-        name: a TOML file whose keys are those of `AuditConfig`, or the name of an installed preset.
-
-    Returns:
-        The settings. The default folder of results, `out`, is next to the given file; for an
-        installed preset, it is in `runs/` of the current folder.
-
-    Raises:
-        InvalidInput: there is no such file, or it is not TOML.
+    The default folder of results, `out`, is next to the given file; for an installed preset, it is
+    in `runs/` of the current folder.
     """
     file = find_preset(name)
     try:

@@ -27,12 +27,10 @@ _FIRST_LOOK = 100
 
 
 def _setting(default: Any, meaning: str, incidental: bool = False) -> Any:
-    """A field with its description for the command line.
+    """A field with its description, with the unit, for the command line.
 
-    Args:
-        default: default value; its type, or that of a tuple's first item, is the field's type.
-        meaning: description, with the unit.
-        incidental: whether the results do not depend on the setting.
+    The type of the default, or of a tuple's first item, is the field's type. Results do not depend
+    on an incidental setting.
     """
     return field(default=default, metadata={"meaning": meaning, "incidental": incidental})
 
@@ -43,9 +41,6 @@ class AuditConfig:
 
     Each field describes itself; `python -m audit.run --help` prints the descriptions. The modules
     that play an audit take the groups `evaluation`, `workload` and `place`.
-
-    Raises:
-        InvalidInput: a value is out of its range, or settings do not fit each other.
     """
 
     threat: str = _setting("ETCV", "NTNV, NTCV or ETCV; or NTNV+NTCV on shared runs")
@@ -125,11 +120,7 @@ class AuditConfig:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "AuditConfig":
-        """Settings from names and values; `device` names a single device.
-
-        Raises:
-            InvalidInput: an unknown name, or a value out of its range.
-        """
+        """Settings from names and values; `device` names a single device."""
         values = dict(values)
         if "device" in values:
             values["devices"] = (values.pop("device"),)
@@ -193,11 +184,7 @@ class AuditConfig:
 
     @property
     def runs_distribution(self) -> Repetitions:
-        """The distribution of K; for a grid, that of its number of runs.
-
-        Raises:
-            NotApplicable: the protocol has none.
-        """
+        """The distribution of K; for a grid, that of its number of runs."""
         match self.parsed_protocol:
             case Grid(candidates, inclusion):
                 return Fixed(candidates) if inclusion == 1.0 else Binomial(candidates, inclusion)
@@ -253,11 +240,7 @@ class AuditConfig:
         )
 
     def base(self, budget: int) -> DpSgd:
-        """One run of DP-SGD with the noise that spends a budget.
-
-        Args:
-            budget: index of eps_B.
-        """
+        """One run of DP-SGD with the noise that spends the budget with this index."""
         noise_multiplier = calibrate_noise_multiplier(
             self.epsilon[budget], self.delta, self.steps, self.sampling_rate, self.accounting
         )

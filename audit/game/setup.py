@@ -38,13 +38,7 @@ _ACCEPTANCE = 1
 
 @dataclass(frozen=True)
 class View:
-    """One adversary's view of the runs.
-
-    Attributes:
-        config: the settings of this view.
-        threat_model: the adversary.
-        facts: facts about the trials, which decide which bounds are valid.
-    """
+    """One adversary's view of the runs; the facts decide which bounds are valid."""
 
     config: AuditConfig
     threat_model: ThreatModel
@@ -61,17 +55,9 @@ class View:
 class SetUp:
     """Everything that a block needs at one budget.
 
-    Attributes:
-        base: one run of DP-SGD at this budget.
-        protocol: how the best run is chosen.
-        training: settings of the runs.
-        views: the views of the runs.
-        engine: trains the runs.
-        reason: why this engine was chosen.
-        threshold: threshold on the standardised lambda_a for a worst-order score; None for other
-            scores, whose threshold follows from theory later.
-        good_enough: the score above which a run is accepted, for protocols that repeat until one
-            is.
+    `reason` says why this engine was chosen. `threshold` is that of the standardised lambda_a for a
+    worst-order score; for other scores, theory gives it later. Protocols that repeat until a run is
+    accepted accept those with a score above `good_enough`.
     """
 
     base: accounting.DpSgd
@@ -135,14 +121,6 @@ def set_up(config: AuditConfig, budget: int, device: str = "cpu") -> SetUp:
     """Fixes the noise, the order and the thresholds of one budget, and builds the engine.
 
     A process caches the most recent results.
-
-    Args:
-        config: the audit.
-        budget: index of eps_B.
-        device: where the engine trains.
-
-    Raises:
-        InvalidInput: settings that do not fit each other.
     """
     return _set_up(config, budget, device)
 
@@ -187,11 +165,7 @@ def _worst_order(config: AuditConfig, base: accounting.DpSgd) -> tuple[_Top, flo
 def _choose_engine(
     config: AuditConfig, views: Sequence[View], training: DpSgdSettings
 ) -> tuple[str, str]:
-    """Name of the engine, and the reason for it.
-
-    Raises:
-        InvalidInput: another engine than `batched` was requested for shared runs.
-    """
+    """Name of the engine, and the reason for it."""
     if len(views) > 1:
         together = f"{config.threat}, canary {config.canary}"
         if config.engine not in ("auto", "batched"):

@@ -25,14 +25,7 @@ _AUDIT, _SEAL = "audit", "seal"
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Locks a folder for one audit, until the context or the process ends.
-
-    Args:
-        folder: the audit's folder; created if it does not exist.
-
-    Raises:
-        InvalidInput: another process has locked the folder, or it cannot be written.
-    """
+    """Locks a folder for one audit, until the context or the process ends; creates the folder."""
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -53,12 +46,7 @@ def locked(folder: Path) -> Iterator[None]:
 def written_completely(path: Path, *, new: bool = False) -> Iterator[Path]:
     """A temporary file in the folder of `path`, which is renamed to `path` on success.
 
-    Args:
-        path: the file.
-        new: whether to keep a file that another process has written in the meantime.
-
-    Raises:
-        InvalidInput: the file cannot be written, for instance because the disk is full.
+    With `new`, a file that another process has written in the meantime is kept.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -91,13 +79,7 @@ def _move_if_absent(temporary: Path, path: Path) -> None:
 def write_text(path: Path, text: str, *, new: bool = False) -> None:
     """Writes a text file completely or not at all; creates its folder if needed.
 
-    Args:
-        path: the file.
-        text: its content.
-        new: whether to keep a file that another process has written in the meantime.
-
-    Raises:
-        InvalidInput: the file cannot be written.
+    With `new`, a file that another process has written in the meantime is kept.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,11 +97,7 @@ def is_started(folder: Path) -> bool:
 
 
 def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of the audit in a folder, and the digests that its trials are bound to.
-
-    Raises:
-        InvalidInput: config.json was not written by an audit.
-    """
+    """The settings of the audit in a folder, and the digests that its trials are bound to."""
     path = folder / _CONFIG
     try:
         stored = json.loads(checks.read_text(path))
@@ -138,13 +116,10 @@ def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one audit's trials.
+    """The folder of one audit's trials, which depend on `identity` and `bound_to`.
 
-    Attributes:
-        path: the folder.
-        identity: the settings on which the trials depend (`AuditConfig.identity`).
-        bound_to: everything else on which they depend (`binding.binding`).
-        views: names of the views of the runs (`AuditConfig.view_names`).
+    They are `AuditConfig.identity` and the result of `binding.binding`; `views` are
+    `AuditConfig.view_names`.
     """
 
     path: Path
@@ -158,13 +133,7 @@ class RunFolder:
         return audit_digest(self.identity, self.bound_to)
 
     def open(self) -> None:
-        """Creates the folder, or checks that it holds the same audit.
-
-        The caller must have locked the folder (`locked`).
-
-        Raises:
-            InvalidInput: the folder cannot be written, or holds another audit.
-        """
+        """Creates the folder, which must be locked, or checks that it holds the same audit."""
         try:
             (self.path / _SHARDS).mkdir(parents=True, exist_ok=True)
             if not is_started(self.path):
@@ -177,12 +146,7 @@ class RunFolder:
             ) from error
 
     def check_same(self) -> None:
-        """Checks that the folder holds this audit.
-
-        Raises:
-            InvalidInput: it holds another audit; the message names the difference.
-            OSError: its config.json cannot be read.
-        """
+        """Checks that the folder holds this audit; the error names the difference."""
         stored, stored_binding = read_settings(self.path)
         changed = [
             f"{name} {stored.get(name)!r} there and {self.identity.get(name)!r} now"
@@ -222,12 +186,7 @@ class RunFolder:
                 np.savez(file, allow_pickle=False, **arrays, **marks)
 
     def load(self, block: Block) -> tuple[Trials, ...]:
-        """Reads and verifies a block's trials.
-
-        Raises:
-            FileNotFoundError: the block was not played yet.
-            DamagedShard: a file cannot be read, belongs to another audit, or was changed.
-        """
+        """Reads and verifies a block's trials; raises FileNotFoundError or DamagedShard."""
         return tuple(_read(path, self.audit) for path in self.shards(block))
 
 

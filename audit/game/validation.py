@@ -51,11 +51,7 @@ def checked_texts(texts: Mapping[str, object]) -> None:
 
 
 def checked_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The numeric settings in their types, also if they were given as text.
-
-    Raises:
-        InvalidInput: a number is out of its range, or `stop_at` and `repeats` do not fit.
-    """
+    """The numeric settings in their types, also if they were given as text."""
     found: dict[str, Any] = {
         name: checks.integer(name, values[name], low, high)
         for name, (low, high) in _INTEGERS.items()
@@ -91,11 +87,7 @@ def _several_numbers(
 
 
 def checked_names(values: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that name something, as the project spells the names.
-
-    Raises:
-        InvalidInput: an unknown name.
-    """
+    """The settings that name something, as the project spells the names."""
     found = {name: checks.one_of(name, values[name], allowed) for name, allowed in _NAMES.items()}
     found["model"] = checks.one_of("model", values["model"], MODELS, dotted=True)
     found["threat"] = checks.one_of("threat", values["threat"], (*THREATS, SHARED_THREATS))
@@ -109,16 +101,7 @@ def checked_names(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def checked_score(score: str, pairs: Sequence[tuple[str, str]], sampling_rate: float) -> str:
-    """The score; with several views and no score given, each view has the paper's.
-
-    Args:
-        score: name of the score, or empty.
-        pairs: threat model and canary of every view.
-        sampling_rate: a worst-order score needs full batches.
-
-    Raises:
-        InvalidInput: the score does not fit a view, or the sampling rate.
-    """
+    """The score; with several views and no score given, each view has the paper's."""
     scores = [check_names(*pair, score or None) for pair in pairs]
     found = scores[0] if score or len(scores) == 1 else score
     if found == "worst-order" and sampling_rate != 1.0:
@@ -133,14 +116,8 @@ def checked_protocol(
 ) -> tuple[str, str]:
     """Protocol and distribution of K as texts; the distribution is empty if there is none.
 
-    Args:
-        protocol: the protocol, or `search`.
-        repetitions: the distribution of K, or empty.
-        views: number of views that the runs serve.
-        grid_points: number of combinations of learning rate, clipping norm and momentum.
-
-    Raises:
-        InvalidInput: a protocol that an audit cannot play, or that does not fit the other values.
+    `views` and `grid_points` are the numbers of views that the runs serve, and of combinations of
+    learning rate, clipping norm and momentum.
     """
     found = protocols.parse_protocol(protocol)
     is_search = protocol.strip().lower().startswith("search")

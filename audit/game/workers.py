@@ -41,11 +41,7 @@ PlayBlock = Callable[[Block, str], tuple[Trials, ...]]
 
 
 def check_devices(place: Place) -> None:
-    """Checks that this machine has the devices. CUDA is started only in the workers.
-
-    Raises:
-        InvalidInput: a device does not exist.
-    """
+    """Checks that this machine has the devices. CUDA is started only in the workers."""
     if place.backend != "loky" or set(place.devices) == {"cpu"}:
         return
     import torch  # takes seconds
@@ -75,22 +71,11 @@ def finished_blocks(folder: RunFolder, blocks: Sequence[Block]) -> dict[Block, t
 def play_all(
     place: Place, play_block: PlayBlock, folder: RunFolder, blocks: Sequence[Block]
 ) -> dict[Block, tuple[Trials, ...]]:
-    """Plays the missing blocks and stores every block's trials in the folder.
+    """Plays the missing blocks, stores their trials in the folder, and returns all trials.
 
     Each block is saved as soon as it is finished, so an interruption loses no finished block. If a
-    worker dies, it is replaced, its block is played again, and a message reports it.
-
-    Args:
-        place: processes of one thread each, one per device if several are named.
-        play_block: plays a block on a device.
-        folder: where the trials are stored.
-        blocks: the blocks to play.
-
-    Returns:
-        The trials of every block, in every view.
-
-    Raises:
-        WorkerDied: workers keep dying on the same blocks.
+    worker dies, it is replaced, its block is played again, and a message reports it. There is one
+    process of one thread for each job, and for each device if several are named.
     """
     played = finished_blocks(folder, blocks)
     if len(played) == len(blocks):
@@ -143,13 +128,7 @@ def _played(
 
 @contextlib.contextmanager
 def _cluster(place: Place) -> Iterator[None]:
-    """A connection to the Dask or Ray cluster, or a local one; each is an optional extra.
-
-    Raises:
-        MissingExtra: the backend is not installed.
-        InvalidInput: no cluster answers at the scheduler's address.
-        ClusterLost: the cluster stopped working.
-    """
+    """A connection to the Dask or Ray cluster, or a local one; each is an optional extra."""
     connect = _dask if place.backend == "dask" else _ray
     try:
         with connect(place):

@@ -99,13 +99,7 @@ def has_variance(without: FloatArray, with_canary: FloatArray) -> bool:
 
 
 def mu_lower_limit(without: FloatArray, with_canary: FloatArray, alpha: float) -> float:
-    """The largest mu that the t statistic refutes with error alpha, or 0.
-
-    Args:
-        without: scores of the canaries that were not included, [n0].
-        with_canary: scores of the canaries that were included, [n1].
-        alpha: error of the test.
-    """
+    """The largest mu that the t statistic of both sides refutes with error alpha, or 0."""
     if not has_variance(without, with_canary):
         return 0.0
     n0, n1 = len(without), len(with_canary)

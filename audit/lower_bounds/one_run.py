@@ -37,15 +37,9 @@ _MIN_GUESSES = 4
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
     """Probability of at least `correct` correct guesses in an (epsilon, delta)-DP run.
 
-    Steinke, Nasr & Jagielski 2023, theorem 5.2: f(v) + 2 m delta max_i (f(v - i) - f(v)) / i, with
-    f the survival function of Binomial(guesses, e^eps / (1 + e^eps)).
-
-    Args:
-        canaries: m, the number of canaries.
-        guesses: the number of guesses, fixed before guessing.
-        correct: v, the number of correct guesses.
-        epsilon: at least 0.
-        delta: in [0, 1).
+    Steinke, Nasr & Jagielski 2023, theorem 5.2, for m canaries and v correct guesses: f(v) + 2 m
+    delta max_i (f(v - i) - f(v)) / i, with f the survival function of Binomial(guesses, e^eps / (1
+    + e^eps)). The number of guesses is fixed before guessing.
     """
     if correct <= 0:
         return 1.0
@@ -64,16 +58,10 @@ def refutes_curve(
 ) -> bool:
     """Whether the correct guesses refute, with error alpha, that each canary has a trade-off curve.
 
-    Mahloujifar, Melis & Chaudhuri 2024, algorithm 3: if P[at least `correct`] were alpha, the curve
-    would imply lower limits for the probabilities of smaller numbers, from `correct` downwards. The
-    curve is refuted if these add up to more than the total.
-
-    Args:
-        canaries: the number of canaries.
-        guesses: the number of guesses.
-        correct: the number of correct guesses.
-        least: maps P'[E] to the smallest P[E] that the curve allows.
-        alpha: error of the test.
+    The curve is `least`, from P'[E] to the smallest P[E]. Mahloujifar, Melis & Chaudhuri 2024,
+    algorithm 3: if P[at least `correct`] were alpha, the curve would imply lower limits for the
+    probabilities of smaller numbers, from `correct` downwards. The curve is refuted if these add up
+    to more than the total.
     """
     right = alpha * correct / canaries
     wrong = alpha * (guesses - correct) / canaries

@@ -144,13 +144,8 @@ def _crossing_epsilons(
 ) -> FloatArray:
     """The epsilon [B] above which each simulated audit has evidence at least as strong.
 
-    Args:
-        repetitions: distribution of K.
-        n0: number of scores without the record.
-        n1: number of scores with the record.
-        delta: in [0, 1).
-        until: for each rank of zeros, the number of ranks of ones, in ascending order, whose
-            evidence is at least as strong, [m0].
+    `until`, [m0], is for each rank of zeros the number of ranks of ones, in ascending order, whose
+    evidence is at least as strong.
     """
     best_zero, beaten_zero = _simulated_order_statistics(n0, repetitions, 0)
     best_one, beaten_one = _simulated_order_statistics(n1, repetitions, 1)

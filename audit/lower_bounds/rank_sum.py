@@ -93,17 +93,9 @@ def concordant_pairs(scores: Scores) -> int:
 
 
 def mu_lower_limit(pairs: int, n0: int, n1: int, repetitions: Repetitions, alpha: float) -> float:
-    """The largest mu at which P[U >= pairs] is at most alpha.
+    """The largest mu, rounded down, at which P[U >= pairs] is at most alpha.
 
-    Args:
-        pairs: the observed U.
-        n0: number of scores without the record.
-        n1: number of scores with the record.
-        repetitions: distribution of K behind one score.
-        alpha: error of the limit.
-
-    Returns:
-        mu, rounded down; -inf if even mu = 0 is not refuted.
+    It is -inf if even mu = 0 is not refuted. K is the number of runs behind one score.
     """
     allowed = monte_carlo.max_exceedances(alpha)
     simulated = _simulated_audits(n0, n1, repetitions)

@@ -18,11 +18,7 @@ _MIN_POSITIVE_COUNT = 1e-9
 def upper_limit(count: ArrayLike, trials: int, alpha: float) -> FloatArray:
     """Clopper-Pearson upper limit of a rate, exact for one threshold, rounded up.
 
-    Args:
-        count: events [n] among the trials; expected counts may be fractions.
-        trials: number of trials; without trials the limit is 1.
-        alpha: error of this one-sided limit, in (0, 0.5].
-
+    Expected counts [n] may be fractions, and alpha is at most 0.5. Without trials the limit is 1.
     Source: Clopper & Pearson 1934; statsmodels' `proportion_confint` computes the same quantile.
     """
     count = np.asarray(count)

@@ -28,13 +28,9 @@ _SINGLE_RUN = Fixed(1)
 
 @dataclass(frozen=True, eq=False)
 class ErrorCounts:
-    """Counts of both errors at several thresholds.
+    """Counts [n] of both errors at several thresholds, and the numbers of trials of both sides.
 
-    Attributes:
-        false_positives: trials without the record above each threshold, [n].
-        false_negatives: trials with the record at or below each threshold, [n].
-        trials_without: number of trials without the record.
-        trials_with: number of trials with the record.
+    False positives are above a threshold, false negatives at or below it.
     """
 
     false_positives: FloatArray | NDArray[np.int64]
@@ -224,17 +220,8 @@ def best_expected_threshold(
 ) -> float:
     """The threshold with the largest limit at the expected counts of the best of K Gaussian draws.
 
-    Args:
-        mu: expected distance of the means in standard deviations.
-        repetitions: distribution of K.
-        trials_without: planned number of trials without the record.
-        trials_with: planned number of trials with the record.
-        statistic: maps the counts to a limit.
-        delta: in [0, 1).
-        alpha: total error.
-
-    Returns:
-        Threshold, in standard deviations from the mean without the record.
+    It is in standard deviations from the mean without the record, as is mu, the expected distance
+    of the means. Alpha is the total error.
     """
     low, high, best = -9.0, 9.0 + mu, 0.0
     for _ in range(3):

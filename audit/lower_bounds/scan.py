@@ -159,12 +159,9 @@ def _strongest_evidence(zeros: FloatArray, ones: FloatArray, delta: float) -> _E
 
 @dataclass(frozen=True, eq=False)
 class _Grid:
-    """The tested ranks, and the nominal limit of each.
+    """The tested ranks, ascending, and the nominal error (level) of each, [m].
 
-    Attributes:
-        ranks: [m], ascending.
-        shares: ranks minus the expected atoms at the start, [m].
-        levels: nominal errors [m].
+    Shares are the ranks minus the expected atoms at the start.
     """
 
     ranks: IntArray

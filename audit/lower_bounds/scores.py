@@ -10,12 +10,7 @@ from audit.arrays import FloatArray, IntArray
 
 
 def checked(name: str, scores: ArrayLike) -> FloatArray:
-    """Scores [n] as an array of floats.
-
-    Raises:
-        ValueError: the scores are not numbers, not one-dimensional, or contain NaN; the message
-            starts with `name`.
-    """
+    """Scores [n] as an array of floats. A ValueError starts with `name`."""
     try:
         if np.iscomplexobj(scores):
             raise TypeError("complex")
@@ -39,11 +34,7 @@ def checked(name: str, scores: ArrayLike) -> FloatArray:
 def checked_canaries(
     name: str, scores: ArrayLike, included: ArrayLike
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Scores [m] of the canaries of one run, and whether each was included, [m].
-
-    Raises:
-        ValueError: as in `checked`, or `included` is not one boolean per score.
-    """
+    """Scores [m] of the canaries of one run, and whether each was included, [m]."""
     values, coins = checked(name, scores), np.asarray(included)
     if coins.shape != values.shape or coins.dtype != np.bool_:
         raise ValueError(
@@ -57,12 +48,8 @@ def checked_canaries(
 class Scores:
     """Scores of the trials of an audit, in the order of the trials.
 
-    High scores indicate the record. Ties and infinities are allowed, NaN is not. Either side may
-    be empty.
-
-    Attributes:
-        out_scores: of the trials without the record, [n0].
-        in_scores: of the trials with the record, [n1].
+    High scores indicate the record. Ties and infinities are allowed, NaN is not. Either side may be
+    empty.
     """
 
     out_scores: FloatArray
@@ -70,11 +57,7 @@ class Scores:
 
     @classmethod
     def of(cls, out_scores: ArrayLike, in_scores: ArrayLike) -> "Scores":
-        """Scores from user input.
-
-        Raises:
-            ValueError: an argument is not a list of numbers, or contains NaN.
-        """
+        """Scores from user input, which must be lists of numbers without NaN."""
         return cls(checked("out_scores", out_scores), checked("in_scores", in_scores))
 
     @cached_property

@@ -58,12 +58,7 @@ def min_errors(scores: Scores) -> tuple[int, float, int, int]:
 def epsilon_lower_limit(n0: int, n1: int, delta: float, alpha: float, errors: int) -> float:
     """The largest epsilon at which P[M <= errors] is at most alpha, rounded down.
 
-    Args:
-        n0: number of scores without the record.
-        n1: number of scores with the record.
-        delta: in [0, 1).
-        alpha: error of the limit.
-        errors: the observed M.
+    n0 and n1 are the numbers of scores without and with the record.
     """
     target = float(special.ndtri(alpha))
 
@@ -121,13 +116,9 @@ def _climb_probability(
 ) -> FloatArray:
     """Probability that the walk on one side of the corner ever climbs by `climb`, rounded up.
 
-    Args:
-        n: number of scores of the kind that is correct on this side of the corner.
-        delta: probability that such a score is correct at every threshold, and so not in the walk.
-        wrong: probability that such a score lies on the other side of the corner.
-        off: number of such scores on the other side of the corner.
-        up: number of steps up: errors on this side of the corner.
-        climb: the height.
+    Of the n scores that are correct on this side of the corner, each is correct at every threshold,
+    and so not in the walk, with probability delta. It lies on the other side of the corner with
+    probability `wrong`, as `off` of them do. The walk has `up` steps up, the errors on this side.
     """
     rest = n - off
     certain = delta / (1.0 - wrong)

@@ -32,17 +32,7 @@ class Sampler(Protocol):
 
 
 def make_sampler(name: str, protocol: Adaptive, features: FloatArray, tunings: int) -> Sampler:
-    """A new sampler.
-
-    Args:
-        name: one of SAMPLERS.
-        protocol: the bounds on densities.
-        features: [n, d], the candidates' features, each in [0, 1].
-        tunings: the number of tunings, T.
-
-    Raises:
-        ValueError: the name is unknown.
-    """
+    """A new sampler for T tunings over candidates with features [n, d], each in [0, 1]."""
     name = checks.one_of("sampler", name, SAMPLERS)
     if name == "gaussian-process":
         return GaussianProcessSampler(protocol, features, tunings)

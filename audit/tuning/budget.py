@@ -88,11 +88,7 @@ class Filter(ABC):
 
     @abstractmethod
     def share(self, spent: list[tuple[Mechanism, int]]) -> float:
-        """The share of the cap that mechanisms spend, each used a number of times; 1 is the cap.
-
-        Raises:
-            InvalidInput: this filter does not count a mechanism.
-        """
+        """The share of the cap that mechanisms spend, each used a number of times; 1 is the cap."""
 
     @property
     @abstractmethod
@@ -102,11 +98,10 @@ class Filter(ABC):
 
 @dataclass(frozen=True)
 class ListFilter(Filter):
-    """Runs out of a list that was fixed beforehand: Gaussian ones by mu^2, DP-SGD by its steps.
+    """Filter for runs from a list that was fixed beforehand, of which `cap` is the composition.
 
-    Attributes:
-        cap: the composition of the list.
-        hint: what to do where a mechanism is not on it.
+    Gaussian runs count by mu^2, DP-SGD by its steps. `hint` says what to do if a mechanism is not
+    in the list.
     """
 
     cap: Mechanism
@@ -140,11 +135,7 @@ _GAUSSIAN = "mu^2"
 def _amounts(
     several: Iterable[tuple[Mechanism, int]],
 ) -> dict[Hashable, tuple[float, Mechanism]]:
-    """What is spent of everything that is counted: mu^2, steps of each DP-SGD, or runs.
-
-    Returns:
-        The amount and one of the mechanisms, by what is counted.
-    """
+    """Spent amounts by kind: mu^2, the steps of each DP-SGD, or runs; each with an example."""
     squares: list[float] = []
     found: dict[Hashable, tuple[float, Mechanism]] = {}
     for whole, times in several:
@@ -181,11 +172,9 @@ def _name(one: Mechanism) -> Hashable:
 
 @dataclass(frozen=True)
 class RenyiFilter(Filter):
-    """Any runs, by their Renyi divergences at one order that was fixed beforehand.
+    """Filter for any runs, by their Renyi divergences at one order that was fixed beforehand.
 
-    Attributes:
-        order: alpha > 1.
-        limit: the divergence whose conversion at this order is the cap.
+    The cap is the conversion of the divergence `limit` at this order.
     """
 
     order: float
@@ -193,11 +182,7 @@ class RenyiFilter(Filter):
 
     @classmethod
     def for_runs_like(cls, first: Mechanism, epsilon: float, delta: float) -> "RenyiFilter":
-        """The filter at the order that affords most runs like the first.
-
-        Raises:
-            BudgetExceeded: not even one fits.
-        """
+        """The filter at the order that affords most runs like the first."""
 
         def runs_lost(order: Any) -> Any:
             """Minus how many runs the order affords."""
@@ -235,16 +220,10 @@ def _limits(order: ArrayLike, epsilon: float, delta: float) -> FloatArray:
 def filter_for(
     cap: float | Mechanism, delta: float, first: Mechanism, only_gaussian: bool
 ) -> Filter:
-    """The filter that keeps a cap.
+    """The filter that keeps a cap: an epsilon, or the composition of a list of runs.
 
-    Args:
-        cap: epsilon, or the composition of a list of runs.
-        delta: in (0, 1).
-        first: the first run, or a typical one.
-        only_gaussian: whether nothing but Gaussian runs may come.
-
-    Raises:
-        BudgetExceeded: the cap does not hold a single run like the first.
+    `first` is the first run or a typical one, and `only_gaussian` says whether all runs are
+    Gaussian.
     """
     if isinstance(cap, Mechanism):
         return ListFilter(cap)
@@ -388,11 +367,7 @@ class Budget:
             self._spent = after
 
     def _after(self, mechanism: Mechanism, times: int) -> list[tuple[Mechanism, int]]:
-        """What is spent once a mechanism is charged.
-
-        Raises:
-            BudgetExceeded: the cap would be exceeded.
-        """
+        """The spent mechanisms after one more is charged."""
         if not isinstance(mechanism, Mechanism):
             raise InvalidInput(f"mechanism must be a mechanism, got {checks.one_line(mechanism)}")
         times = checks.integer("times", times, 1, _MAX_TIMES)

@@ -20,22 +20,10 @@ _MIN_NOISE, _MAX_NOISE = 0.06, 1e6
 def least_noise_multiplier(
     base_of: Callable[[float], Mechanism], protocol: Protocol, epsilon: float, delta: float
 ) -> float:
-    """The least noise multiplier at which the whole tuning is (epsilon, delta)-DP.
+    """The least noise multiplier, rounded up, at which the whole tuning is (epsilon, delta)-DP.
 
     Every bound that holds for any score may be used. The root of the one that is smallest near the
-    target is returned.
-
-    Args:
-        base_of: from a noise multiplier to one run; more noise must not be less private.
-        protocol: how the best run is chosen.
-        epsilon: allowed for the tuning, > 0.
-        delta: in (0, 1).
-
-    Returns:
-        The noise multiplier, rounded up by less than 1e-4 of itself.
-
-    Raises:
-        InvalidInput: no noise keeps the budget, for example because the score alone exceeds it.
+    target is returned. `base_of` maps a noise multiplier to one run.
     """
     epsilon = checks.interval("epsilon", epsilon, 0.0, 1e4)
     delta = checks.interval("delta", delta, 0.0, 1.0)

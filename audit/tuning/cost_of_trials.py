@@ -278,11 +278,7 @@ def _looking_back(
 
 
 def _composed(runs: Sequence[Mechanism], delta: float) -> float:
-    """Epsilon of all runs, by Renyi divergences if the losses are too large for a grid.
-
-    Raises:
-        DeltaUnreachable: no epsilon reaches delta.
-    """
+    """Epsilon of all runs, by Renyi divergences if the losses are too large for a grid."""
     together = all_of(runs)
     try:
         return together.epsilon(delta)
@@ -362,11 +358,7 @@ def _fewer_drawn(prior: Mechanism) -> Mechanism:
 
 
 def _check_prior(prior: Mechanism, runs: Iterable[Mechanism], chosen: str) -> None:
-    """Whether trials may have been drawn from a prior.
-
-    Raises:
-        InvalidInput: they cannot.
-    """
+    """Checks that the trials may have been drawn from a prior."""
     if chosen != "random":
         raise InvalidInput(f"prior must be given with chosen random only, got chosen {chosen}")
     if isinstance(prior, Mixture) and prior.idle > 0.0:
@@ -428,15 +420,8 @@ def trial_of(
 ) -> Mechanism | None:
     """The mechanism of one trial, from its parameters; None if they name none.
 
-    Args:
-        values: `noise_multiplier`, `steps` and, if it is not 1, `sampling_rate`; or `mu`; or `rho`.
-            Others are ignored.
-        neighbours: `add-remove`, `zero-out` or `replace-one`.
-        group_size: number of records of one person, protected together.
-
-    Raises:
-        InvalidInput: a value is out of its range, noise comes without steps, or a group has several
-            records and the trial has no noise multiplier.
+    `values` has `noise_multiplier`, `steps` and, if it is not 1, `sampling_rate`; or `mu`; or
+    `rho`. Others are ignored.
     """
     known = {name: value for name, value in values.items() if value not in (None, "")}
     if "noise_multiplier" in known:
@@ -464,29 +449,14 @@ def trial_of(
 def read_trials(
     path: str | Path, neighbours: str = "add-remove", group_size: int = 1
 ) -> list[Mechanism]:
-    """Trials from a csv file with a heading and one row per trial.
-
-    Args:
-        path: columns as `trial_of` has them; others are ignored.
-        neighbours: `add-remove`, `zero-out` or `replace-one`.
-        group_size: number of records of one person, protected together.
-
-    Raises:
-        InvalidInput: the file is missing, or a row names no mechanism.
-    """
+    """Trials from a csv file with a heading of the names of `trial_of` and one row per trial."""
     return [trial for trial, _ in _rows("trials", path, neighbours, group_size)]
 
 
 def read_prior(path: str | Path, neighbours: str = "add-remove", group_size: int = 1) -> Mixture:
     """The prior of random trials, from a csv file with a heading and one row per possible trial.
 
-    Args:
-        path: columns as `trial_of` has them, and `chance`; without it all rows are equally likely.
-        neighbours: `add-remove`, `zero-out` or `replace-one`.
-        group_size: number of records of one person, protected together.
-
-    Raises:
-        InvalidInput: the file is missing, a row names no mechanism, or chances do not sum to 1.
+    Its columns are those of `trial_of`, and `chance`. Without it, all rows are equally likely.
     """
     rows = _rows("prior", path, neighbours, group_size)
     found: dict[Mechanism, float] = {}
@@ -500,12 +470,7 @@ def read_prior(path: str | Path, neighbours: str = "add-remove", group_size: int
 def _rows(
     name: str, path: str | Path, neighbours: str, group_size: int
 ) -> list[tuple[Mechanism, dict[str, str]]]:
-    """The mechanism of every row of a csv file, and the row. Equal rows are read once.
-
-    Raises:
-        InvalidInput: the file is missing, its heading names no mechanism or names one column twice,
-            or a row names no mechanism or more than one.
-    """
+    """The mechanism of every row of a csv file, and the row. Equal rows are read once."""
     try:
         # Spreadsheets put a mark of byte order in front.
         text = io.StringIO(checks.read_text(path).removeprefix("\ufeff"))
@@ -538,11 +503,7 @@ class _BadRow(ValueError):
 
 
 def _check_heading(name: str, heading: list[str], path: str | Path) -> None:
-    """Whether a heading names the columns that identify a mechanism, each once.
-
-    Raises:
-        _BadRow: it does not.
-    """
+    """Checks that a heading names the columns that identify a mechanism, each once."""
     if not heading:
         raise _BadRow(f"{name} must be at least one row below a heading, got none in {path}")
     for column, times in Counter(heading).items():

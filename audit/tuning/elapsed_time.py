@@ -11,12 +11,7 @@ __all__ = ["ElapsedTime"]
 
 
 class ElapsedTime:
-    """Shows on stderr for how long a study has been running.
-
-    Args:
-        is_shown: whether anything is shown.
-        mean_runs: expected number of runs, if known.
-    """
+    """Shows on stderr for how long a study has been running, and how many runs are expected."""
 
     def __init__(self, is_shown: bool, mean_runs: float | None) -> None:
         self._is_shown, self._over = is_shown, threading.Event()

@@ -17,18 +17,10 @@ def best_of_grid(
     rng: np.random.Generator,
     views: int = 1,
 ) -> list[Winners]:
-    """Winners of T grid searches; ties go to the earlier candidate.
+    """Winners of T grid searches in each view; ties go to the earlier candidate.
 
-    Args:
-        run: trains a batch of runs and returns its outcomes in every view.
-        protocol: the number of candidates, and the probability that each is trained.
-        candidates: the same number, or 1 if all candidates have the same hyperparameters.
-        included: [T], whether the canary is in the data set of each tuning.
-        rng: source of the candidates that are trained and of run seeds.
-        views: number of threat models that evaluate the same runs.
-
-    Returns:
-        The winners in each view; `chosen` is the candidate's position in the grid.
+    `candidates` is 1 if all candidates have the same hyperparameters. `chosen` is the winner's
+    position in the grid. Other parameters are those of `random_search.best_of_runs`.
     """
     is_run = rng.random((len(included), protocol.candidates)) < protocol.inclusion
     every_tuning, every_place = np.nonzero(is_run)

@@ -37,17 +37,11 @@ _LEFT = {
 def seeded(seed: int) -> Iterator[Callable[[], tuple[str, ...]]]:
     """Seeds the global generators of Python, numpy and torch for one run, and restores them.
 
-    Many scripts seed them at the top with a constant, and then everyone knows the noise. The
-    previous state is restored on exit, so nothing drawn later depends on the run. (torch only if it
-    is loaded; of its generators, the one of the processor is restored.)
-
-    Args:
-        seed: in [0, 2^63).
-
-    Yields:
-        A function that identifies the noise of the run's global generators by entries
-        "generator:digest": the seeds that the run gave them, and their present states. Two runs
-        that share an entry drew the same noise.
+    Many scripts seed them at the top with a constant, and then everyone knows the noise. Of torch's
+    generators, only the one of the processor is restored, and only if torch is loaded. Yields a
+    function that identifies the noise of the run's generators by entries "generator:digest": the
+    seeds that the run gave them, and their present states. Two runs that share an entry drew the
+    same noise.
     """
     torch = sys.modules.get("torch")
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -224,10 +218,8 @@ def without_gradients(model: Any) -> Any:
     """The same model, without the gradients that training left on torch's modules and tensors.
 
     Opacus leaves the gradient of every record of the last batch on each parameter, not clipped and
-    without noise, and `pickle` and `torch.save` would write it with the module.
-
-    Args:
-        model: of a run; lists, tuples and mappings are searched.
+    without noise, and `pickle` and `torch.save` would write it with the module. Lists, tuples and
+    mappings are searched.
     """
     torch = sys.modules.get("torch")
     if torch is not None:

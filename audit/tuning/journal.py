@@ -45,15 +45,9 @@ not hold against anyone who reads it. Do not publish, log or commit it; it is de
 class Record:
     """A finished run, as kept for resuming.
 
-    Attributes:
-        index: of the run.
-        point: its candidate, as a point of the space.
-        score: its score; None if it lost.
-        model: a digest by which its model is recognised; None if there is none.
-        checked: names of the checks that it passed.
-        accepted: whether it was accepted, for protocols that run until one is.
-        raised: whether it lost because it raised an exception.
-        noises: identifies the noise of its global generators; no two runs share an entry.
+    The score is None if the run lost. `model` is a digest by which its model is recognised, and
+    `checked` names the checks that it passed. `noises` identifies the noise of its global
+    generators: no two runs share an entry.
     """
 
     index: int
@@ -107,9 +101,6 @@ class Journal(Memory):
     Every write is on disk before the study continues. An incomplete last line is dropped, and its
     run is repeated with the same seed. Each line has a checksum over all lines before it, and
     `end.json` has the number of lines, so that an edited or shortened journal is refused.
-
-    Args:
-        folder: created if it does not exist; a relative path is resolved now.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -130,11 +121,7 @@ class Journal(Memory):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the folder against other processes.
-
-        Raises:
-            InvalidInput: another process runs the study, or the folder holds something else.
-        """
+        """Locks the folder against other processes."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             names = {path.name.removesuffix(_DRAFT) for path in self.folder.iterdir()}
@@ -161,11 +148,7 @@ class Journal(Memory):
             yield
 
     def state(self) -> dict[str, Any] | None:
-        """The state of the study; None if it has not begun.
-
-        Raises:
-            InvalidInput: the folder holds something else.
-        """
+        """The state of the study; None if it has not begun."""
         try:
             state = json.loads(self._state_path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -195,11 +178,7 @@ class Journal(Memory):
         self._checksum, self._lines = _checksum("", state), 0
 
     def records(self) -> list[Record]:
-        """The finished runs; an incomplete last line is removed from the file.
-
-        Raises:
-            InvalidInput: the file was edited or shortened.
-        """
+        """The finished runs; an incomplete last line is removed from the file."""
         self._checksum, self._lines = _checksum("", self.state() or {}), 0
         lines = self._read(self._records_path).split(b"\n")
         found = []

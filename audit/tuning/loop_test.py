@@ -44,19 +44,8 @@ def check_loop(rehearsal: Rehearsal, seconds: float = SECONDS) -> "PremiseReport
     """Tests whether runs of the training function are the mechanism that the study accounts for.
 
     The runs have one candidate, drawn from the prior. The study's own accounting is the claim
-    unless the function passes an accountant to `trial.watch`, which must then agree with it.
-
-    Args:
-        rehearsal: the training function, the plan and the records.
-        seconds: time after which no further optional run is started.
-
-    Returns:
-        The result for each premise.
-
-    Raises:
-        InvalidInput: the base is not DP-SGD, or records are not a form that the test can change.
-        ProtocolViolation: a run was not the mechanism that the study accounts for.
-        Exception: any error of the training function.
+    unless the function passes an accountant to `trial.watch`, which must then agree with it. After
+    `seconds`, no further optional run is started.
     """
     from audit.own_training.premises import check_premises
     from audit.own_training.records import TrainingSet
@@ -128,9 +117,7 @@ def fingerprint(train: Any) -> str:
 def conditions_tested(report: "PremiseReport | None", public_score: bool) -> tuple[str, ...]:
     """Names of the certificate's conditions that a test without findings supports.
 
-    Args:
-        report: the result; None if there was no test.
-        public_score: whether the score reads public records only. The test then covers it, too.
+    If the score reads public records only, the test covers it, too.
     """
     if report is None or report.broken or not report.watched:
         return ()
@@ -153,11 +140,7 @@ class _StudyAccountant:
 
 
 def _labelled(records: Any) -> tuple[Any, Any, _Rebuild]:
-    """Features, labels, and a function that puts both back into the form of the records.
-
-    Raises:
-        InvalidInput: the records have another form.
-    """
+    """Features, labels, and a function that puts both back into the form of the records."""
     kind: Any = type(records)
     again: _Rebuild
     parts: tuple[Any, ...]

@@ -46,9 +46,7 @@ class GameContext:
         tuned_log_ratio: in tuning on a subset, the chosen run's log-likelihood ratio.
         log_ratio_scale: sigma^2 / N, the unit of lambda_c.
         views: number of threat models that evaluate the same runs.
-        records: number of training records.
         good_enough: the score above which a run is accepted.
-        sampler: name of the adaptive protocol's sampler.
         keep_runs: whether a random search stores the outcomes of every run.
     """
 
@@ -66,20 +64,7 @@ class GameContext:
 def tune(
     protocol: Protocol, context: GameContext, included: NDArray[np.bool_], rng: np.random.Generator
 ) -> list[Winners]:
-    """Winners of T simulated tunings.
-
-    Args:
-        protocol: an instance of a class in SIMULATED.
-        context: the training function and the adversary's choices.
-        included: [T], whether the canary is in the data set of each tuning.
-        rng: source of all random choices.
-
-    Returns:
-        The winners in every view.
-
-    Raises:
-        InvalidInput: the protocol cannot be simulated, or a score is NaN.
-    """
+    """Winners of T simulated tunings in every view; `included`, [T], says which have the canary."""
     run, candidates = context.run, len(context.features)
     match protocol:
         case RandomSearch():

@@ -28,13 +28,10 @@ _one_at_a_time = threading.RLock()
 
 @dataclass(frozen=True)
 class Attempt:
-    """Result of one run.
+    """Result of one run: its record for resuming, and its model if it can win.
 
-    Attributes:
-        record: the run, as kept for resuming.
-        model: the model, if the run can win.
-        violation: why the study must abort; empty if it need not.
-        interrupted: whether the user stopped the study during the run.
+    `violation` says why the study must abort; it is empty if it need not. `interrupted` is True if
+    the user stopped the study during the run.
     """
 
     record: Record
@@ -55,11 +52,7 @@ class Task:
     accept: Accept | None
 
     def __call__(self) -> Attempt:
-        """Trains once. A run that fails counts and loses, and its error is not shown.
-
-        Raises:
-            KeyboardInterrupt: the user stopped the study; raised anew, without a message.
-        """
+        """Trains once. A run that fails counts and loses, and its error is not shown."""
         with _one_at_a_time:
             found = self._attempted()
         if found.interrupted:
@@ -95,11 +88,7 @@ class Task:
 
 
 def check_outcome(outcome: Any, trial: Trial) -> None:
-    """Checks the outcome of a run, and again everything that was passed to `trial.check`.
-
-    Raises:
-        ProtocolViolation: the run was not the mechanism that the study accounts for.
-    """
+    """Checks the outcome of a run, and again everything that was passed to `trial.check`."""
     if not isinstance(outcome, Outcome):
         raise ProtocolViolation(
             f"train must return a tuning.Outcome, got a {type(outcome).__name__}"
@@ -126,11 +115,7 @@ def _is_accepted(accept: Accept, outcome: Outcome) -> bool:
 
 
 def is_yes(answer: Any) -> bool:
-    """The answer of `accept` as a bool.
-
-    Raises:
-        ProtocolViolation: it is not a bool. None, for example, would never end the study.
-    """
+    """The answer of `accept` as a bool. Others are refused: None would never end the study."""
     if not isinstance(answer, bool | np.bool_):
         raise ProtocolViolation(
             f"accept must return True or False for every outcome, got a {type(answer).__name__}"

@@ -101,10 +101,8 @@ class Best:
 class Part:
     """The private records that a run may read, if the tuning reads a random part of them.
 
-    Attributes:
-        seed: decides which records are in the part; the same for all runs of a study.
-        rate: probability of a record to be in the part.
-        final: None for the runs of the tuning; the final run reads the `rest` or `all`.
+    The seed is the same for all runs of a study. A record is in the part with probability `rate`.
+    `final` is None for the runs of the tuning; the final run reads the `rest` or `all`.
     """
 
     seed: int
@@ -120,12 +118,7 @@ class Part:
 
 
 class Unwatched:
-    """`Trial.watch` in a study: it does nothing.
-
-    Example:
-        >>> Unwatched().release(0.7)
-        0.7
-    """
+    """`Trial.watch` in a study: it does nothing."""
 
     def __init__(self) -> None:
         self.called = False

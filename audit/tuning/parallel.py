@@ -14,15 +14,10 @@ __all__ = ["attempts"]
 
 
 def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt]:
-    """Yields the results of several runs, in any order.
+    """Yields the results of the tasks that remain, in any order, with `jobs` runs at a time.
 
-    Args:
-        tasks: returns the runs that are still to be done.
-        jobs: number of runs at a time, in processes of joblib's active backend.
-
-    Raises:
-        InvalidInput: the backend uses threads, which share output streams and random generators.
-        RuntimeError: a worker died.
+    The runs are in processes of joblib's active backend. Threads are refused, because they share
+    output streams and random generators.
     """
     if jobs == 1:
         yield from (task() for task in tasks())

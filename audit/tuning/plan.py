@@ -36,13 +36,8 @@ FINAL = 1 << 62
 class Plan:
     """What a study does, decided before its first run.
 
-    Attributes:
-        protocol: how the best run is found.
-        space: the candidates.
-        base_of: from a candidate to the mechanism that its run must be.
-        private: the noise of the score; None if the score reads public records only.
-        expected_batch_size: the constant that noisy sums are divided by; None if the study names
-            none.
+    `base_of` maps a candidate to the mechanism that its run must be. `private` is None if the score
+    reads public records only.
     """
 
     protocol: Protocol

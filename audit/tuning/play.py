@@ -37,12 +37,7 @@ _SEQUENTIAL = (Adaptive, *_UNTIL)
 
 @dataclass(frozen=True)
 class Played:
-    """Result of a study.
-
-    Attributes:
-        best: the released run.
-        checked: the names of the checks that every run that could win has passed.
-    """
+    """The released run, and the names of the checks that every run that could win has passed."""
 
     best: Best
     checked: frozenset[str] = frozenset()
@@ -62,21 +57,9 @@ def play(
 ) -> Played:
     """Runs a study from where its memory ends to its end.
 
-    Args:
-        plan: what the study does.
-        key: secret; all draws follow from it.
-        runs: the indices of all runs; None if the outputs of the runs decide how many there are.
-        train: one run.
-        memory: the runs that are over, and where they are kept.
-        accept: whether an outcome is good enough, for protocols that run until one is.
-        jobs: number of runs at a time.
-        save: writes a model to a path. Without it, the winner of an interrupted study is trained
-            again from its own seed.
-        load: reads a model from a path.
-
-    Raises:
-        StudyAborted: a run was not the mechanism that the study accounts for, every run raised an
-            exception, or the winner could not be reproduced.
+    All draws follow from the secret key. `runs` has the indices of all runs; it is None if the
+    outputs of the runs decide how many there are. Without `save` and `load`, the winner of an
+    interrupted study is trained again from its own seed.
     """
     if runs is None and accept is None:
         raise InvalidInput(
@@ -152,11 +135,7 @@ class _Tuning:
             self._admit(attempt)
 
     def released(self) -> list[Record]:
-        """The runs that are released, best first, after the final run if there is one.
-
-        Raises:
-            StudyAborted: every run raised an exception.
-        """
+        """The runs that are released, best first, after the final run if there is one."""
         if not self._leaders:
             # A run that raised ranks below one whose score is not finite, so this reveals no more
             # than the rank of the best run. Rejected runs are not ranked.
@@ -175,11 +154,7 @@ class _Tuning:
         return [self._done[FINAL]]
 
     def model_of(self, released: Record) -> Any:
-        """The model of the released run, trained again if it was not saved.
-
-        Raises:
-            StudyAborted: training again gave another result.
-        """
+        """The model of the released run, trained again if it was not saved."""
         if released.score is None:
             return None
         is_kept, model = self._models.read(released.index)
@@ -206,11 +181,7 @@ class _Tuning:
         return Task(self._train, trial, index, point, noise, self._accept)
 
     def _admit(self, attempt: Attempt) -> None:
-        """Records a run, and keeps its model if it is one of the best so far.
-
-        Raises:
-            StudyAborted: the run was not the mechanism that the study accounts for.
-        """
+        """Records a run, and keeps its model if it is one of the best so far."""
         if attempt.violation:
             raise StudyAborted(attempt.violation)
         record = attempt.record

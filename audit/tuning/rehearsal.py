@@ -35,12 +35,9 @@ class WithRecords:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A training function, the plan of the study, and records for the rehearsal.
+    """A training function, the plan of the study, and synthetic or public records.
 
-    Attributes:
-        train: a function of a trial and records, or of a trial alone if `records` is None.
-        plan: the plan of the study.
-        records: synthetic or public records; None if `train` reads its own.
+    If `records` is None, `train` is called with a trial alone.
     """
 
     train: Callable[..., Outcome]
@@ -48,12 +45,7 @@ class Rehearsal:
     records: Any = None
 
     def trial(self, key: int | None = None, index: int = 0) -> Trial:
-        """A trial outside of the study, with a candidate from the prior.
-
-        Args:
-            key: key of its draws; None draws a new one.
-            index: index of the run.
-        """
+        """A trial outside of the study, with a candidate from the prior; None draws a new key."""
         key = secrets.randbits(_KEY_BITS) if key is None else key
         point = self.plan.space.draw(self.plan.rng(key, 1, index))
         return self.plan.trial(key, index, point)
@@ -61,16 +53,8 @@ class Rehearsal:
     def outcome(self, trial: Trial, records: Any = None) -> tuple[Outcome, tuple[str, ...]]:
         """Trains once, seeded as in the study, and checks the outcome.
 
-        Args:
-            trial: the trial of the run; equal trials draw the same noise.
-            records: records that replace those of the rehearsal.
-
-        Returns:
-            The outcome, and a description of the global generators that identifies their noise.
-
-        Raises:
-            ProtocolViolation: the run was not the mechanism that the study accounts for.
-            Exception: any error of the training function.
+        Equal trials draw the same noise. The second result identifies the noise of the global
+        generators.
         """
         records = self.records if records is None else records
         with seeded(trial.seed) as noise:
@@ -86,12 +70,7 @@ class Rehearsal:
     ) -> tuple[list[Outcome], bool]:
         """Calls `train` twice, and once more for a final run, then the other functions.
 
-        Returns:
-            The outcomes, and whether `train` called `trial.watch`.
-
-        Raises:
-            ProtocolViolation: a run was not the mechanism that the study accounts for.
-            Exception: any error of one of the functions.
+        Returns the outcomes, and whether `train` called `trial.watch`.
         """
         key = secrets.randbits(_KEY_BITS)
         indices = [0, 1] + [FINAL] * (self.trial(key, FINAL).is_final)
@@ -119,17 +98,6 @@ def synthetic(records: Any) -> Any:
 
     Floating-point numbers are normal; integers and booleans are 0 or 1. The structure of lists,
     tuples, mappings, dataclasses and torch's `TensorDataset` is kept.
-
-    Args:
-        records: arrays, tensors, or a collection of them.
-
-    Raises:
-        ValueError: records of another type.
-
-    Example:
-        >>> features, labels = synthetic((np.full((5, 2), 7.0), np.full(5, 9)))
-        >>> features.shape, bool((features == 7.0).any()), set(labels.tolist()) <= {0, 1}
-        ((5, 2), False, True)
     """
     return _synthetic(records, np.random.default_rng(), 0)
 

@@ -24,12 +24,7 @@ MIN_RUNS = 3  # with fewer runs the density is the prior
 
 @dataclass(frozen=True)
 class Ended:
-    """A finished run.
-
-    Attributes:
-        point: its candidate, as a point of the space.
-        score: its score; minus infinity if it failed.
-    """
+    """A finished run: its point of the space, and its score, minus infinity if it failed."""
 
     point: Point
     score: float
@@ -42,15 +37,7 @@ def next_point(
     index: int,
     before: Sequence[Ended],
 ) -> Point:
-    """The candidate of run `index`.
-
-    Args:
-        protocol: determines how candidates are chosen.
-        space: the space of candidates.
-        rng: this run's random source.
-        index: index of the run, from 0; in a grid, index of the candidate.
-        before: the earlier runs, which an adaptive choice uses.
-    """
+    """The candidate of run `index`, from 0; an adaptive choice uses the earlier runs."""
     if isinstance(protocol, Grid):
         return space.points()[index]
     if isinstance(protocol, Adaptive):

@@ -22,13 +22,7 @@ def _stream(key: int, *place: int) -> Any:
 
 
 def secret_integer(bits: int, key: int, *place: int) -> int:
-    """Uniform integer in [0, 2^bits), the same for the same key and place.
-
-    Args:
-        bits: a multiple of 8.
-        key: secret.
-        place: identifies the draw.
-    """
+    """Uniform integer in [0, 2^bits), the same for the same key and place; 8 divides `bits`."""
     return int.from_bytes(_stream(key, *place).digest(bits // 8), "little")
 
 
@@ -38,14 +32,6 @@ class Draws(np.random.Generator):
     `random` takes all its bits from SHAKE-256. The other methods take their first 19,968 bits from
     it, which is more than one draw of K, or of a score's noise, needs; the Mersenne twister then
     extends them.
-
-    Args:
-        key: secret, >= 0.
-        place: identifies the draw.
-
-    Example:
-        >>> Draws(7, 0, 1).random() == Draws(7, 0, 1).random() != Draws(7, 0, 2).random()
-        True
     """
 
     def __init__(self, key: int, *place: int) -> None:

@@ -26,12 +26,7 @@ def best_of_adaptive(
 ) -> Winners:
     """Winners of T adaptive searches; the density of each candidate depends on the earlier runs.
 
-    Args:
-        run: trains a batch of runs.
-        protocol: the distribution of K, and the bounds on densities.
-        sampler: a new sampler for T tunings.
-        included: [T], whether the canary is in the data set of each tuning.
-        rng: source of K, candidates and run seeds.
+    The sampler is new, and `included`, [T], says which data sets have the canary.
     """
     runs = protocol.repetitions.sample(rng, len(included))
     winners = empty_winners(runs)

@@ -32,23 +32,13 @@ def tune_on_subset(
 ) -> Winners:
     """Winners of T tunings: best of K on a subset, then a final run on the rest or on all records.
 
-    A tuning that chooses no candidate has no final run.
+    A tuning that chooses no candidate has no final run. `tuned_log_ratio` gives the chosen runs'
+    log-likelihood ratio, and `log_ratio_scale` is sigma^2 / N, the unit of lambda_c.
 
-    Args:
-        run: trains a batch of runs.
-        protocol: the distribution of K, the sampling rate q of the subset, the final run's records.
-        candidates: number of candidates.
-        records: number of training records.
-        included: [T], whether the canary is in the data set of each tuning.
-        rng: source of subsets, K, candidates and run seeds.
-        tuned_log_ratio: the chosen runs' log-likelihood ratio.
-        log_ratio_scale: sigma^2 / N, the unit of lambda_c.
-
-    Returns:
-        The winners. `runs`, `chosen`, `candidate` and `score` describe the tuning; `lambda_a`,
-        `lambda_start` and `lambda_end` the final run. `lambda_c` and `lambda_known` describe both:
-        the log-likelihood ratio of a canary that is in the subset with probability q, on the scale
-        of a single run's. All proxies are minus infinity if nothing was chosen.
+    In the result, `runs`, `chosen`, `candidate` and `score` describe the tuning; `lambda_a`,
+    `lambda_start` and `lambda_end` the final run. `lambda_c` and `lambda_known` describe both: the
+    log-likelihood ratio of a canary that is in the subset with probability q, on the scale of a
+    single run's. All proxies are minus infinity if nothing was chosen.
     """
     rate, on_all = protocol.sampling_rate, protocol.final == "all"
     tuned_on = rng.random(len(included)) < rate

@@ -38,15 +38,7 @@ class BaseOf:
 
 @dataclass(frozen=True)
 class Training:
-    """How one run trains: a given mechanism, or DP-SGD whose noise is still to be found.
-
-    Attributes:
-        steps: of one run of DP-SGD.
-        sampling_rate: of its batches.
-        neighbours: the neighbouring relation.
-        base: one run, if it is not DP-SGD whose noise is to be found.
-        group_size: number of records of one person, protected together.
-    """
+    """How one run trains: the mechanism `base`, or DP-SGD whose noise is still to be found."""
 
     steps: int | None
     sampling_rate: float
@@ -59,9 +51,6 @@ class Training:
 
         At most eight: of more, each is replaced by the largest of its group. More steps or a higher
         sampling rate never cost less, so the cost of the groups is an upper bound.
-
-        Raises:
-            InvalidInput: a budget is not one of a list of values, or `base` is given.
         """
         chances: dict[str, tuple[dict[str, Any], float]] = {}
         budgets = _named(space)
@@ -99,14 +88,7 @@ class Training:
         protocol: Protocol,
         score: Private | None = None,
     ) -> Mechanism:
-        """One run with a candidate that the protocol chooses.
-
-        Args:
-            noise_multiplier: of DP-SGD.
-            budgets: as `budgets` returns them.
-            protocol: how the candidate is chosen.
-            score: the noise of the score; None if the score reads public records only.
-        """
+        """One run with a candidate that the protocol chooses, and with the noise of its score."""
         runs = [BaseOf(self, noise_multiplier)(budget) for budget, _ in budgets]
         if score is not None:
             runs = [score.with_training(run) for run in runs]

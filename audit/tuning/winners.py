@@ -109,12 +109,7 @@ class Winners:
 
 
 def empty_winners(runs: NDArray[np.int64], kept: int = 0) -> Winners:
-    """Winners before any run, for tunings with these numbers of runs, [T].
-
-    Args:
-        runs: [T], the number of runs of each tuning.
-        kept: number of runs whose outcomes will be stored.
-    """
+    """Winners before any run, for tunings with these numbers of runs, [T]; stores `kept` runs."""
     size = len(runs)
     return Winners(
         runs=runs,

@@ -7,13 +7,9 @@ from audit import checks
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of a data set.
+    """One file of a data set: its path in the data folder, its URL, and the md5 of the download.
 
-    Attributes:
-        path: its path in the data folder.
-        url: the URL of the download.
-        checksum: md5 of the download.
-        is_archived: whether the download is a tar archive to unpack into the data folder.
+    An archived one is in a tar archive that is unpacked into the data folder.
     """
 
     path: str
@@ -108,11 +104,7 @@ FOREIGN = {
 
 
 def check_name(name: str) -> str:
-    """The name of a known data set, given in upper or lower case.
-
-    Raises:
-        ValueError: the name is unknown.
-    """
+    """The name of a known data set, given in upper or lower case."""
     return checks.one_of("dataset", name, tuple(FILES))
 
 

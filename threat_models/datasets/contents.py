@@ -16,11 +16,7 @@ MAX_BYTES = 1 << 28
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Context that adds the file's name to every error while it is read.
-
-    Raises:
-        ValueError: the code in the context raised an exception.
-    """
+    """Context that adds the file's name to every error while it is read."""
     try:
         yield
     except Exception as error:  # a damaged file can cause almost any exception
@@ -31,11 +27,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        ValueError: the file is larger than MAX_BYTES.
-    """
+    """The bytes of a file of at most MAX_BYTES."""
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise ValueError(f"it must have at most {MAX_BYTES} bytes, got {size}")
@@ -43,16 +35,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def pixels_of(values: Any, shape: tuple[int, ...]) -> Bytes:
-    """Pixels as bytes.
-
-    Args:
-        values: an array [n, ...].
-        shape: shape of one record in the file.
-
-    Raises:
-        ValueError: there are no records, records have another shape, or pixels are not whole
-            numbers in [0, 255].
-    """
+    """Pixels, whole numbers in [0, 255], of an array of images of this shape, as bytes."""
     array = _numbers("images", values)
     if array.ndim == 0 or array.shape[1:] != shape or len(array) == 0:
         raise ValueError(f"it must contain images of shape {shape}, got an array {array.shape}")
@@ -60,18 +43,7 @@ def pixels_of(values: Any, shape: tuple[int, ...]) -> Bytes:
 
 
 def labels_of(values: Any, count: int, low: int = 0, high: int = 9) -> Bytes:
-    """Labels as bytes.
-
-    Args:
-        values: an array or list [n].
-        count: number of images.
-        low: smallest allowed label.
-        high: largest allowed label.
-
-    Raises:
-        ValueError: the number of labels differs from `count`, or labels are not whole numbers in
-            [low, high].
-    """
+    """Labels, whole numbers in [low, high], of an array or list with one per image, as bytes."""
     if isinstance(values, list):
         kinds = {type(value).__name__ for value in values} - {"int", "float"}
         if kinds:  # checked first, because numpy would traverse nested lists

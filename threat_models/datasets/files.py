@@ -17,15 +17,9 @@ def folder_of(data_root: str | None) -> Path:
 
 
 def require(splits: Sequence[tuple[str, bool]], data_root: str | None = None) -> None:
-    """Downloads and checks the missing files of several splits.
+    """Downloads and checks the missing files of several splits, pairs of data set and `train`.
 
-    Args:
-        splits: pairs of a data set's name and whether the split is the training split.
-        data_root: folder of the files, see `load`.
-
-    Raises:
-        FileNotFoundError: files are missing and cannot be downloaded; the message lists those of
-            all splits.
+    A FileNotFoundError lists the missing files of all splits.
     """
     root = folder_of(data_root)
     missing: list[str] = []

@@ -70,14 +70,6 @@ def foreign_canary(name: str, index: int, data_root: str | None = None) -> Input
 
     FASHION and MNIST use each other's records, as do CIFAR10 and SVHN. DIGITS uses a patch of a
     photograph.
-
-    Args:
-        name: the training data set.
-        index: index I of the record or patch.
-        data_root: see `load`.
-
-    Returns:
-        The canary.
     """
     name = check_name(name)
     if name == "DIGITS":

@@ -67,18 +67,11 @@ class _PlainArray:
 
 
 def load(raw: bytes) -> Any:
-    """The plain data in a pickle; Python 2 strings become bytes.
+    """The plain data in a pickle of protocol 0 to 4; Python 2 strings become bytes.
 
-    Args:
-        raw: the pickle, in protocol 0 to 4.
-
-    Returns:
-        Numbers, text, bytes, and lists, tuples and dictionaries of them. Arrays are allowed as
-        values of the outermost dictionary.
-
-    Raises:
-        ValueError: the pickle contains other instructions, or is incomplete.
-        LookupError: the pickle reads a memo entry that it did not write.
+    Plain data are numbers, text, bytes, and lists, tuples and dictionaries of them. Arrays are
+    allowed as values of the outermost dictionary. Anything else raises ValueError, and a memo entry
+    that was not written LookupError.
     """
     return _Machine(raw).run()
 

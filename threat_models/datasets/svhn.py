@@ -60,11 +60,7 @@ def read_svhn(paths: list[Path]) -> tuple[Bytes, Bytes]:
 
 
 def _check_size(raw: bytes) -> None:
-    """Checks the unpacked size of a file without storing its content.
-
-    Raises:
-        ValueError: it unpacks to more than MAX_BYTES.
-    """
+    """Checks, without storing its content, that a file unpacks to at most MAX_BYTES."""
     order = ">" if raw[126:128] == b"MI" else "<"
     at, total = _HEADER, 0
     while at + 8 <= len(raw):

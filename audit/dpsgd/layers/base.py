@@ -35,11 +35,7 @@ class Layer(ABC):
         """The gradient of the input and the per-record gradients, given that of the output."""
 
     def compile(self, program: Program) -> None:
-        """Adds the layer to a compiled program.
-
-        Raises:
-            NotImplementedError: the compiled extension does not support the layer.
-        """
+        """Adds the layer to a compiled program; NotImplementedError if it has no such layer."""
         raise NotImplementedError(f"{type(self).__name__} in a compiled network")
 
 
@@ -70,13 +66,7 @@ def describes(*kinds: type[nn.Module]) -> Callable[[_Describe], _Describe]:
 
 @dataclass(frozen=True)
 class Network:
-    """A sequence of layers.
-
-    Attributes:
-        before: the layers before the first one with parameters; each is one module.
-        first: the first layer with parameters.
-        after: all later layers.
-    """
+    """The layers before the first one with parameters (one module each), that one, and the rest."""
 
     before: tuple[Layer, ...]
     first: FirstLayer
@@ -84,12 +74,7 @@ class Network:
 
 
 def parse_network(model: nn.Module) -> Network:
-    """The layers of a sequential model.
-
-    Raises:
-        NotImplementedError: the model is not a sequence of known layers, or layers share
-            parameters.
-    """
+    """The layers of a sequential model; NotImplementedError if unknown or if they share weights."""
     layers = [layer for module in sequence(model) for layer in _layers_of(module)]
     if sum(layer.parameters for layer in layers) != len(list(model.parameters())):
         raise NotImplementedError("parameters that several layers share")

@@ -18,14 +18,8 @@ class Convolution(FirstLayer):
     """A convolution as a matrix product over patches, with explicit per-record gradients.
 
     These are small compared with the activations, and cheaper than norms from the patches' Gram
-    matrices.
-
-    Attributes:
-        outputs: channels of the output.
-        kernel: height and width of the kernel.
-        stride: vertical and horizontal stride.
-        padding: zeros to the left, right, top and bottom; "same" padding may be asymmetric.
-        has_bias: whether the layer has a bias.
+    matrices. Sizes are vertical and horizontal. `padding` has the zeros to the left, right, top and
+    bottom; "same" padding may be asymmetric.
     """
 
     outputs: int
