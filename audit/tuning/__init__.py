@@ -4,10 +4,11 @@ Live, `Study` tunes: its user trains, it draws and chooses, and what it releases
 """
 
 from audit import _deprecated
+from audit.certificate.conditions import Private
 from audit.errors import ProtocolViolation, StudyAborted
 from audit.tuning.budget import Budget, BudgetExceeded
 from audit.tuning.cost_of_trials import TuningCost, cost_of_trials
-from audit.tuning.outcome import Best, Outcome, Private, Trial
+from audit.tuning.outcome import Best, Outcome, Trial
 from audit.tuning.random_search import best_of_runs
 from audit.tuning.space import Choice, Dimension, Integer, LogUniform, Space, Uniform
 from audit.tuning.study import Study

@@ -62,9 +62,6 @@ from audit.numerics import (
     safe_root,
 )
 
-__all__ = ["Budget", "BudgetExceeded", "Filter", "filter_for", "odometer"]
-
-
 _ROUNDING = 1e-14
 """What sums of squares may exceed their limit by: far within the accuracy of the limit itself."""
 

@@ -11,8 +11,6 @@ from audit.protocols import Protocol, RandomSearch
 from audit.upper_bounds import calibrate_noise, tuning_cost
 from audit.upper_bounds.registry import find, row
 
-__all__ = ["least_noise_multiplier"]
-
 _TOLERANCE = 1e-4  # relative; the noise is rounded up by less
 _MIN_NOISE, _MAX_NOISE = 0.06, 1e6
 

@@ -33,8 +33,6 @@ from audit.repetitions import Fixed
 from audit.tuning.budget import Budget, filter_for, odometer
 from audit.upper_bounds import ProtocolLike, tuning_cost
 
-__all__ = ["PLANS", "WAYS", "TuningCost", "cost_of_trials", "read_prior", "read_trials", "trial_of"]
-
 WAYS = ("grid", "random", "sequential")
 """How candidates may have been chosen; `sequential` if they depend on earlier results."""
 

@@ -7,8 +7,6 @@ import threading
 import time
 from typing import IO
 
-__all__ = ["ElapsedTime"]
-
 
 class ElapsedTime:
     """Shows on stderr for how long a study has been running, and how many runs are expected."""

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["seeded", "silence", "silent_for_good", "without_gradients"]
-
 # Seconds that threads may outlive their run before they are muted.
 _GRACE_SECONDS = 0.2
 

@@ -17,8 +17,6 @@ from typing import Any
 from audit import processes
 from audit.errors import InvalidInput
 
-__all__ = ["Journal", "Memory", "Record"]
-
 _FORMAT = 2
 _STATE: dict[str, Any] = {"settings": str, "key": str, "runs": (int, list, type(None))}
 # In the order of deletion. First the key, without which nothing is taken for a study to resume; the

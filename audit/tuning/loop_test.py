@@ -24,8 +24,6 @@ from audit.tuning.rehearsal import Rehearsal
 if TYPE_CHECKING:
     from audit.own_training.findings import PremiseReport
 
-__all__ = ["SECONDS", "can_test", "check_loop", "conditions_tested", "fingerprint"]
-
 SECONDS = 40.0
 """Time after which the test starts no further optional runs."""
 

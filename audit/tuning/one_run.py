@@ -17,8 +17,6 @@ from audit.tuning.journal import Record
 from audit.tuning.outcome import Outcome, Trial
 from audit.tuning.samplers import Point
 
-__all__ = ["Accept", "Attempt", "Task", "Train", "check_outcome", "is_yes", "seeded_alike"]
-
 Train = Callable[[Trial], Outcome]
 Accept = Callable[[Outcome], bool]
 

@@ -11,21 +11,9 @@ from numpy.typing import NDArray
 
 from audit import checks
 from audit.accounting import Composition, DpSgd, Mechanism, from_opacus
-from audit.certificate.conditions import Private
-from audit.errors import ProtocolViolation, StudyAborted
+from audit.errors import ProtocolViolation
 from audit.tuning.secret_draws import Draws
 from audit.tuning.space import Candidate
-
-__all__ = [
-    "Best",
-    "Outcome",
-    "Part",
-    "Private",
-    "ProtocolViolation",
-    "StudyAborted",
-    "Trial",
-    "Unwatched",
-]
 
 _N_IS_PUBLIC = "state neighbours='zero-out' (the number of records is public)"
 

@@ -10,8 +10,6 @@ from audit.errors import InvalidInput
 from audit.processes import end_with_parent, loky_options
 from audit.tuning.one_run import Attempt, Task
 
-__all__ = ["attempts"]
-
 
 def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt]:
     """Yields the results of the tasks that remain, in any order, with `jobs` runs at a time.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from audit.accounting import Mechanism, scale_noise
+from audit.certificate.conditions import Private
 from audit.protocols import (
     Adaptive,
     BestRuns,
@@ -18,12 +19,10 @@ from audit.protocols import (
     Subset,
 )
 from audit.tuning.journal import Record
-from audit.tuning.outcome import Part, Private, Trial
+from audit.tuning.outcome import Part, Trial
 from audit.tuning.samplers import Ended, Point, next_point
 from audit.tuning.secret_draws import Draws, secret_integer
 from audit.tuning.space import Space
-
-__all__ = ["FINAL", "Plan"]
 
 # Every draw has its own stream for every run.
 _RUNS, _CANDIDATE, _SEED, _SCORE, _STOP, _PART, _TIE = range(7)

@@ -27,8 +27,6 @@ from audit.tuning.parallel import attempts
 from audit.tuning.plan import FINAL, Plan
 from audit.tuning.samplers import Ended, Point
 
-__all__ = ["Played", "play"]
-
 _UNTIL = (UntilAccepted, RandomStopping, BudgetSchedule)
 """Protocols that release the first accepted run."""
 _SEQUENTIAL = (Adaptive, *_UNTIL)

@@ -16,8 +16,6 @@ from audit.tuning.one_run import check_outcome, is_yes, seeded_alike
 from audit.tuning.outcome import Outcome, Trial
 from audit.tuning.plan import FINAL, Plan
 
-__all__ = ["Rehearsal", "WithRecords", "synthetic"]
-
 _KEY_BITS = 256
 _MAX_DEPTH = 8
 

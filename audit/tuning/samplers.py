@@ -13,8 +13,6 @@ from audit.upper_bounds.published import project_density
 
 Point = tuple[float, ...]
 
-__all__ = ["Ended", "adaptive_point", "kernel", "next_point", "relative_density"]
-
 _POOL = 512
 EXPLORATION = 1.0  # number of standard deviations in the upper confidence bound
 SHARPNESS = 2.0  # inverse temperature of the softmax, per standard deviation of the scores

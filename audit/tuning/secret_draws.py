@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Draws", "secret_integer"]
-
 _MERSENNE_BYTES = 2496  # the state of numpy's MT19937: 624 words of 32 bits
 _MANTISSA = 11  # bits of 64 that a double in [0, 1) has no room for
 

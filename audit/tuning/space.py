@@ -15,8 +15,6 @@ from audit.errors import InvalidInput
 
 Candidate = dict[str, Any]
 
-__all__ = ["Candidate", "Choice", "Dimension", "Integer", "LogUniform", "Space", "Uniform"]
-
 _MAX_CANDIDATES = 100_000
 
 

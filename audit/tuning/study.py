@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from audit import __version__, checks, protocols
 from audit.accounting import DpSgd, Mechanism, mechanism_to_dict
 from audit.certificate import Certificate, StudyFacts, model_hash
-from audit.certificate.conditions import PROTOCOLS
+from audit.certificate.conditions import PROTOCOLS, Private
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
 from audit.numerics import format_rounded
 from audit.protocols import (
@@ -40,7 +40,7 @@ from audit.tuning.loop_test import (
     conditions_tested,
     fingerprint,
 )
-from audit.tuning.outcome import Best, Outcome, Private, Trial
+from audit.tuning.outcome import Best, Outcome, Trial
 from audit.tuning.plan import Plan
 from audit.tuning.play import Played, play
 from audit.tuning.rehearsal import Rehearsal, WithRecords, synthetic
@@ -51,8 +51,6 @@ from audit.upper_bounds.registry import find, row
 
 if TYPE_CHECKING:
     from audit.own_training.findings import PremiseReport
-
-__all__ = ["Study"]
 
 _PUBLIC = "public"
 # The safe default: most training loops compute the divisor of their noisy sums from n.

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from audit.accounting import Candidates, DpSgd, Mechanism, Mixture, WorstOf
+from audit.certificate.conditions import Private
 from audit.errors import InvalidInput
 from audit.protocols import Grid, Protocol, Subset
-from audit.tuning.outcome import Private
 from audit.tuning.space import Space
-
-__all__ = ["BaseOf", "Training"]
 
 _BUDGET = ("steps", "sampling_rate")
 """Hyperparameters that change the privacy cost of a run."""
