@@ -1,12 +1,19 @@
 """Whether divisor, noise, sampling rate or number of steps depend on the number of records."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from audit.arrays import FloatArray
-from audit.own_training.coupled_runs import History
+from audit.own_training import explanations as explain
+from audit.own_training.canary_runs import CanaryRuns
+from audit.own_training.coupled_runs import History, Trace
+from audit.own_training.equal_records import EqualRecords, copies
+from audit.own_training.experiment import Experiment, replace_last
+
+_MAX_RUNS = 16
 
 
 @dataclass(frozen=True)
@@ -58,3 +65,102 @@ class SizeMeasurement:
         rates = sorted({q for _, q, _ in self.history}) if self.history else []
         sigmas = sorted({s for s, _, _ in self.history}) if self.history else []
         return {"divisor": self.divisor, "steps": self.steps, "rates": rates, "sigmas": sigmas}
+
+
+def compare_numbers_of_records(
+    experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords | None, size_reported: bool
+) -> None:
+    """Tests whether normaliser, noise, rate or number of steps depend on the number of records.
+
+    Args:
+        experiment: collects the finding.
+        canaries: of which one is added.
+        equal: what runs on equal records showed, if they could be made.
+        size_reported: whether a finding says that the noise is too small.
+    """
+    n = len(experiment.records)
+    if n < 4:
+        experiment.untested["number of records"] = "there are fewer than four records"
+        return
+    if equal is None or equal.varying:
+        experiment.untested["number of records"] = (
+            "the noise was not measured, or a record's own gradient is random"
+        )
+        return
+
+    @cache
+    def measured(m: int) -> SizeMeasurement | None:
+        return _at_size(experiment, canaries, equal, m)
+
+    reference, less = measured(n), measured(n - 1)
+    if reference is None or less is None:
+        experiment.untested["number of records"] = "the function raised an error for fewer records"
+        return
+    experiment.tested.append("number of records")
+    high, low, other = n, n - 1, less
+    if not reference.differs(other):
+        # One record less is always compared; half of them where time is left.
+        low = max(n // 2, 2)
+        half = measured(low) if experiment.time_left(0.95) else None
+        if half is None or not reference.differs(half):
+            return
+        other = half
+    if size_reported and not reference.explained_by_size(other, n, low):
+        return  # contributions of other records change with n, too: said already
+    # The neighbouring sizes between which it changes.
+    while high - low > 1 and experiment.time_left():
+        middle = (high + low) // 2
+        between = measured(middle)
+        if between is None:
+            break
+        low, high = (middle, high) if reference.differs(between) else (low, middle)
+    upper, lower = measured(high), measured(low)
+    if upper is None or lower is None:
+        return
+    finding = explain.depends_on_n(high, low, upper.numbers(), lower.numbers(), lower.ratio(upper))
+    experiment.measured["depends on n"] = 1.0
+    if experiment.relation == "add-remove":
+        experiment.findings.append(finding)
+    else:
+        experiment.notes.append(
+            f"{finding.message.split('. Under')[0]}: allowed under {experiment.relation}, where "
+            "the number of records is public"
+        )
+
+
+def _at_size(
+    experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords, m: int
+) -> SizeMeasurement | None:
+    """What depends on the number of records, measured at m of them."""
+    same = copies(experiment.records, equal.quiet, m)
+    mixed = replace_last(same, canaries.pair[0])
+    units = np.full(experiment.steps, np.nan)
+    rounding = canaries.found.rounding
+    complete: Trace | None = None
+    for i in range(_MAX_RUNS):
+        seed = experiment.seed_of(1000 + i)
+        stop = experiment.stop_after if i == 0 else experiment.steps
+        traces = [
+            experiment.runs.run(data, seed, like=experiment.base, stop_after=stop)
+            for data in (same, mixed)
+        ]
+        if any(trace.error or not trace.steps for trace in traces):
+            return None
+        complete = complete or traces[0]
+        if equal.random_gradients:
+            break  # contributions differ between runs anyway
+        steps = min(len(traces[0].steps), len(traces[1].steps), experiment.steps)
+        gap = traces[1].gradients[:steps] - traces[0].gradients[:steps]
+        own = np.linalg.norm(gap, axis=1)
+        first_seen = np.isnan(units[:steps]) & (own > rounding[:steps])
+        units[:steps] = np.where(first_seen, own, units[:steps])
+        if np.isfinite(units).sum() >= min(3, experiment.steps):
+            break
+    assert complete is not None
+    return SizeMeasurement(
+        units,
+        rounding,
+        len(complete.steps) if complete.complete else None,
+        complete.history,
+        complete.steps[0].divisor,
+    )

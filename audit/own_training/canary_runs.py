@@ -1,0 +1,185 @@
+"""Coupled runs with each canary in the place of the last record: what one record contributes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from audit.arrays import FloatArray
+from audit.own_training import explanations as explain
+from audit.own_training.canary_pool import PoolRecord, ascend, gradient_of
+from audit.own_training.contributions import Contributions, contributions
+from audit.own_training.coupled_runs import Trace
+from audit.own_training.experiment import Experiment
+
+# Canaries that are tried however little time is left.
+_FEWEST = 12
+
+
+@dataclass(frozen=True)
+class CanaryRuns:
+    """Runs that differ in one record alone.
+
+    Attributes:
+        pool: the canaries that could be trained on.
+        traces: a run with each of them.
+        found: what they contribute.
+        pair: the two whose contributions differ most in one step; the same twice where one record
+            differs most from an absent one.
+        strongest: the best canary for an attack, which still contributes in later steps.
+    """
+
+    pool: Sequence[PoolRecord]
+    traces: Sequence[Trace]
+    found: Contributions
+    pair: tuple[PoolRecord, PoolRecord]
+    strongest: PoolRecord
+
+
+def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]:
+    """The canaries of the pool that can be trained on, and a coupled run with each of them."""
+    pool: list[PoolRecord] = []
+    traces: list[Trace] = []
+    base = experiment.base
+    refused = diverged = 0
+    for canary in experiment.pool:
+        if len(traces) >= _FEWEST and not experiment.time_left(0.45):
+            break
+        trace = experiment.coupled(experiment.with_canary(canary), experiment.base_seed)
+        failed = trace.error is not None or not trace.steps
+        if failed or not np.isfinite(trace.gradients).all():
+            refused += 1
+        elif not experiment.draws_as_reference(trace):
+            diverged += 1
+        elif len(trace.steps) < min(experiment.steps, len(base.steps)):
+            if not any(f.message.startswith("The number of steps") for f in experiment.findings):
+                experiment.findings.append(explain.steps_depend(len(base.steps), len(trace.steps)))
+        else:
+            pool.append(canary)
+            traces.append(trace)
+    if refused:
+        experiment.notes.append(
+            f"{refused} of {len(experiment.pool)} canaries raised an error or gave gradients that "
+            "are not finite; they were left out"
+        )
+    if diverged:
+        experiment.notes.append(
+            f"for {diverged} of {len(experiment.pool)} canaries the number of steps or of random "
+            "draws depends on the record; they were left out"
+        )
+    return pool, traces
+
+
+def weights_have_own_noise(experiment: Experiment) -> bool:
+    """Whether weights differ between seeds although all gradients are forced."""
+    pairs = zip(
+        experiment.coupled(experiment.records, experiment.seed_of(100)).steps,
+        experiment.coupled(experiment.records, experiment.base_seed).steps,
+        strict=False,
+    )
+    return any(a.weights != b.weights for a, b in list(pairs)[1:])
+
+
+def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> None:
+    """Reports weights that depend on the record although all gradients are forced."""
+    reference = traces[0]
+    for trace in traces[1:]:
+        pairs = enumerate(zip(trace.steps, reference.steps, strict=False))
+        moved = [t for t, (a, b) in pairs if t and a.weights != b.weights]
+        if moved:
+            experiment.findings.append(explain.weights_outside(moved[0]))
+            break
+    if any(trace.initial_digest != reference.initial_digest for trace in traces):
+        experiment.findings.append(explain.initial_weights())
+
+
+def measure(
+    experiment: Experiment,
+    pool: list[PoolRecord],
+    traces: list[Trace],
+    loss: Callable[..., Any] | None,
+) -> CanaryRuns:
+    """Contributions of the canaries, and of further ones that gradient ascent finds.
+
+    Args:
+        experiment: whose reference run was made.
+        pool: canaries.
+        traces: a run with each of them.
+        loss: for the gradient ascent; None takes the usual one.
+    """
+    base = experiment.base
+    absent = _without_last(experiment)
+
+    def found_by(traces: Sequence[Trace]) -> Contributions:
+        gradients = [trace.gradients for trace in traces]
+        return contributions(gradients, base.slices, base.epsilon_of_type, absent)
+
+    found, before = found_by(traces), len(traces)
+    for canary in _ascended(experiment, pool, loss):
+        trace = experiment.coupled(experiment.with_canary(canary), experiment.base_seed)
+        if experiment.ended_early(trace) or not experiment.draws_as_reference(trace):
+            continue
+        if np.isfinite(trace.gradients).all():
+            pool, traces = [*pool, canary], [*traces, trace]
+    if len(traces) > before:
+        found = found_by(traces)
+    one, other = (int(i) for i in found.pairs[int(np.argmax(found.largest))])
+    chosen = [pool[i] for i in (one, other) if i >= 0]
+    return CanaryRuns(pool, traces, found, (chosen[0], chosen[-1]), pool[found.best_pair[0]])
+
+
+def _without_last(experiment: Experiment) -> FloatArray | None:
+    """The released gradients without the last record, where the draws stay the same."""
+    # Sampled batches of fewer records are other batches.
+    if experiment.relation == "replace-one" or len(experiment.records) < 2 or experiment.sampled:
+        return None
+    trace = experiment.coupled(experiment.records.without_last(), experiment.base_seed)
+    if experiment.ended_early(trace) or not experiment.draws_as_reference(trace):
+        return None
+    # Where noise or gradients are scaled by the number of records, the noise does not cancel.
+    return None if _scaled_by_n(experiment) else trace.gradients
+
+
+def _scaled_by_n(experiment: Experiment) -> bool:
+    """Whether noise does not cancel between n and n - 1 records with equal draws."""
+    seeds = experiment.base_seed, experiment.seed_of(101)
+    pairs = [
+        [experiment.coupled(data, seed) for seed in seeds]
+        for data in (experiment.records, experiment.records.without_last())
+    ]
+    if any(experiment.ended_early(trace) for pair in pairs for trace in pair):
+        return True
+    spread = [pair[0].gradients - pair[1].gradients for pair in pairs]
+    size, gradient = (np.linalg.norm(g, axis=1) for g in (spread[0], pairs[0][0].gradients))
+    slack = 1e-4 * size + 32 * experiment.base.epsilon_of_type * gradient
+    return bool(np.any(np.linalg.norm(spread[0] - spread[1], axis=1) > slack))
+
+
+def _ascended(
+    experiment: Experiment, pool: Sequence[PoolRecord], loss: Callable[..., Any] | None
+) -> list[PoolRecord]:
+    """Records with a long gradient at the initial weights, and others with an opposite one."""
+    base = experiment.base
+    if base.model is None or experiment.records.features.dtype.kind != "f" or not base.parameters:
+        return []
+    import torch
+
+    from audit.own_training.white_box import cross_entropy, undisturbed
+
+    loss = loss or cross_entropy
+    with torch.no_grad():
+        for i, parameter in enumerate(base.parameters):
+            parameter.copy_(base.initial[f"optimizer {i}"])
+    starts = [p for p in pool if p.family == "own"][:2] or list(pool[:1])
+    made: list[PoolRecord] = []
+    with undisturbed(base.model):
+        for start in starts:
+            longest = ascend(base.model, loss, start, base.parameters)
+            if longest is None:
+                return made
+            made.append(longest)
+            direction = gradient_of(base.model, loss, longest, base.parameters)
+            against = ascend(base.model, loss, start, base.parameters, direction)
+            made += [against] if against is not None else []
+    return made

@@ -1,0 +1,397 @@
+"""Runs on copies of one record: the noise, the batches, and what a record's own gradient does.
+
+Where all records are equal, a released gradient is the size of the batch times one gradient, plus
+noise. So the noise and the batch sizes can be read off.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.arrays import FloatArray
+from audit.own_training import explanations as explain
+from audit.own_training.batches import Batches, batches_of, poisson_tests
+from audit.own_training.canary_pool import PoolRecord
+from audit.own_training.canary_runs import CanaryRuns
+from audit.own_training.coupled_runs import Trace
+from audit.own_training.experiment import MAX_BYTES, SHORTFALL, Experiment, replace_last
+from audit.own_training.noise import (
+    MIN_CORRELATION,
+    Noise,
+    estimate_noise,
+    independence,
+    shape_of_noise,
+)
+from audit.own_training.records import TrainingSet
+
+_MIN_RUNS, _MAX_RUNS = 8, 64
+_MIN_BATCHES = 200
+_RELATIVE_ERROR = 0.004
+_SMALL_N = 3
+_SMALL_RUNS = 16
+_MAX_PAIR_RUNS = 16
+_MAX_QUIET = 8
+# Events of smaller probability are taken for impossible.
+_NEVER = 1e-9
+
+
+@dataclass(frozen=True)
+class EqualRecords:
+    """What runs on copies of one record show.
+
+    Attributes:
+        quiet: the record.
+        noise: of the released gradients.
+        batches: that were drawn.
+        missing: whether a finding says that noise is missing.
+        varying: whether one record's contribution differs between batches.
+        random_gradients: whether a record's own gradient is random (dropout, augmentation).
+    """
+
+    quiet: PoolRecord
+    noise: Noise
+    batches: Batches
+    missing: bool
+    varying: bool
+    random_gradients: bool
+
+
+@dataclass
+class _Runs:
+    """Released gradients of runs with other seeds, [T, D] each, on three data sets.
+
+    Attributes:
+        same: n copies of a quiet record.
+        other: n copies of the canary.
+        mixed: n - 1 copies of the quiet record, and the canary.
+        full: whether every batch holds all records; None before it is known.
+    """
+
+    same: list[FloatArray]
+    other: list[FloatArray]
+    mixed: list[FloatArray]
+    full: bool | None = None
+
+    def batches(self, rounding: FloatArray) -> Batches:
+        same = np.stack(self.same[: len(self.other)])
+        return batches_of(same, np.stack(self.other), np.stack(self.mixed), rounding)
+
+
+def run_equal_records(experiment: Experiment, canaries: CanaryRuns) -> EqualRecords | None:
+    """Tests noise and batches by runs on equal records.
+
+    Args:
+        experiment: collects the findings.
+        canaries: of which the pair with the largest contributions is used.
+
+    Returns:
+        What was measured, or None where the function does not allow it.
+    """
+    tried: list[PoolRecord] = []
+    while (quiet := _quiet_record(experiment, canaries, tried)) is not None:
+        runs = _gather(experiment, canaries, quiet)
+        if runs is None:
+            return None
+        found = runs.batches(canaries.found.rounding)
+        if not _hides_batches(experiment, found):
+            return _measured(experiment, canaries, quiet, runs, found)
+        tried.append(quiet)
+    reason = "the function does not accept equal records"
+    if tried:
+        reason = "records contribute alike, so that batch sizes cannot be seen"
+    experiment.cannot_test(reason, ("noise", "batches"))
+    return None
+
+
+def copies(records: TrainingSet, canary: PoolRecord, n: int) -> TrainingSet:
+    """n copies of a record."""
+    features = np.repeat(np.asarray(canary.features)[None], n, axis=0)
+    labels = np.full(n, canary.label, dtype=records.labels.dtype)
+    return TrainingSet(features.astype(records.features.dtype), labels)
+
+
+def _quiet_record(
+    experiment: Experiment, canaries: CanaryRuns, tried: Sequence[PoolRecord]
+) -> PoolRecord | None:
+    """A record of which n copies can be trained on, with a small gradient."""
+    pool = experiment.pool
+    candidates = [p for p in pool if p.size == 0.0]
+    candidates += [p for p in pool if p.family == "own"]
+    candidates += [p for p in pool if math.isnan(p.size)]
+    for each in candidates[:_MAX_QUIET]:
+        if any(_same(each, other) for other in tried):
+            continue
+        data = copies(experiment.records, each, len(experiment.records))
+        trace = experiment.coupled(data, experiment.seed_of(200))
+        if experiment.ended_early(trace) or not np.isfinite(trace.gradients).all():
+            continue
+        if not _same(each, canaries.pair[0]):
+            return each
+    return None
+
+
+def _same(one: PoolRecord, other: PoolRecord) -> bool:
+    return bool(np.array_equal(one.features, other.features) and one.label == other.label)
+
+
+def _three_data_sets(
+    experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord, n: int
+) -> tuple[TrainingSet, TrainingSet, TrainingSet]:
+    """n copies of the quiet record, of the canary, and of the first with one of the other."""
+    same = copies(experiment.records, quiet, n)
+    canary = canaries.pair[0]
+    return same, copies(experiment.records, canary, n), replace_last(same, canary)
+
+
+def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> _Runs | None:
+    """As many runs as the tests need and the time allows; None if they cannot be made."""
+    n, base = len(experiment.records), experiment.base
+    data = _three_data_sets(experiment, canaries, quiet, n)
+    runs = _Runs([], [], [])
+    start = time.perf_counter()
+    while len(runs.same) < _MAX_RUNS:
+        count = len(runs.same)
+        seed = experiment.seed_of(1000 + count)
+        traces = [experiment.coupled(x, seed) for x in (data[:1] if runs.full else data)]
+        if any(experiment.ended_early(trace) for trace in traces):
+            if not _explained_end(experiment, traces, count):
+                return None
+            break
+        gradients = [trace.gradients[: experiment.steps] for trace in traces]
+        for kept, gradient in zip((runs.same, runs.other, runs.mixed), gradients, strict=False):
+            kept.append(gradient)
+        count += 1
+        if count == 4:
+            found = runs.batches(canaries.found.rounding)
+            if _hides_batches(experiment, found):
+                return runs
+            runs.full = _all_in_every_batch(experiment, found, n)
+        if count >= _MIN_RUNS:
+            batches = count * experiment.steps
+            numbers = batches * sum(base.sizes)
+            precise = 1 / math.sqrt(2.0 * numbers) < _RELATIVE_ERROR
+            if precise and (runs.full or batches >= _MIN_BATCHES):
+                break
+            without_noise = np.ptp(np.stack(runs.same), axis=0).max() == 0
+            if runs.full and count == _MIN_RUNS and without_noise:
+                break
+            if numbers * 24 > 2 * MAX_BYTES or not experiment.time_left(0.8):
+                break
+        elif time.perf_counter() - start > experiment.seconds:
+            break
+    reason = ""
+    if len(runs.same) < 3:
+        reason = "the runs take too long"
+    elif not np.isfinite(np.stack(runs.same)).all():
+        reason = "the released gradients are not finite where all records are equal"
+    if reason:
+        experiment.cannot_test(reason, ("noise", "batches"))
+        return None
+    return runs
+
+
+def _explained_end(experiment: Experiment, traces: Sequence[Trace], count: int) -> bool:
+    """Reports runs that ended early; whether the runs before them are enough to go on."""
+    steps = {len(trace.steps) for trace in traces if not trace.error}
+    if len(steps) > 1:  # a chain of neighbours leads from one data set to the other
+        experiment.findings.append(explain.steps_depend(max(steps), min(steps)))
+    if count < 2:
+        reason = traces[0].error or "the number of steps depends on the records"
+        experiment.cannot_test(reason, ("noise", "batches"))
+    return count >= 2
+
+
+def _all_in_every_batch(experiment: Experiment, found: Batches, n: int) -> bool:
+    known = found.counts[~np.isnan(found.counts)]
+    accounted = experiment.accounted
+    full = accounted is None or all(accounted.rate(t) >= 1 for t in range(experiment.steps))
+    return bool(full and known.size and np.all(known == n) and found.unit_spread < 1e-3)
+
+
+def _hides_batches(experiment: Experiment, found: Batches) -> bool:
+    """Whether sampled batches cannot all be empty, and no batch size is visible at some step.
+
+    Then the quiet record and the canary contribute alike, and the quiet record's contribution to
+    batches of different sizes would be taken for noise.
+    """
+    if found.proportional is None:
+        return False
+    unseen: NDArray[np.bool_] = np.all(found.proportional == 0, axis=0)
+    if experiment.accounted is None:
+        return bool(unseen.all())
+    rates = np.array([experiment.accounted.rate(t) for t in range(len(unseen))])
+    draws = found.counts.shape[0] * len(experiment.records)
+    all_empty = np.where(rates < 1, 1 - rates, 1.0) ** draws
+    return bool(np.any(unseen & (all_empty < _NEVER)))
+
+
+def _measured(
+    experiment: Experiment,
+    canaries: CanaryRuns,
+    quiet: PoolRecord,
+    runs: _Runs,
+    found: Batches,
+) -> EqualRecords:
+    """Tests noise and batches."""
+    base, accounted, n = experiment.base, experiment.accounted, len(experiment.records)
+    same, other, mixed = (np.stack(each) for each in (runs.same, runs.other, runs.mixed))
+    # Runs on equal records that differ in one are neighbours too: their differences count.
+    gaps = np.linalg.norm(mixed - same[: len(mixed)], axis=2).max(axis=0) / 2
+    more = _pair_gaps(experiment, canaries, copies(experiment.records, quiet, n), mixed)
+    steps = len(canaries.found.largest)
+    top = canaries.found.largest[: experiment.steps]
+    np.maximum(top, np.maximum(gaps, more)[:steps], out=top)
+    counts = None if runs.full else found.proportional
+    noise = estimate_noise(same, counts, base.slices, base.epsilon_of_type)
+    experiment.tested += ["noise", "batches"] if accounted is not None else ["noise"]
+    experiment.measured["runs of the noise test"] = float(len(same))
+    numbers = float((noise.degrees * noise.sizes.sum()).sum())
+    if numbers > 0:
+        # What a one-sided test at the family error finds with 80 % probability.
+        experiment.measured["detectable shortfall of the noise"] = max(
+            6.1 / math.sqrt(2 * numbers), SHORTFALL
+        )
+    missing = _missing_noise(experiment, canaries, noise, same, other)
+    if not missing:
+        _noise_by_coordinate(experiment, same, other)
+    varying = found.unit_spread > 2e-3 and not runs.full and bool(found.included.any())
+    if varying:
+        experiment.findings.append(explain.divided_by_batch(found))
+    # Dropout and augmentation make a record's own gradient random: then residuals hold more
+    # than noise, and only what this cannot explain is reported.
+    parallel = found.proportional is not None
+    random_gradients = not (found.constant and parallel) and not varying
+    least = MIN_CORRELATION
+    if random_gradients:
+        least = max(least, 1.3 * _share_of_signal(experiment, canaries, noise))
+        experiment.notes.append(
+            "the gradient of a record is itself random (dropout, augmentation): the noise was "
+            "tested less sharply"
+        )
+    if not noise.silent.all() and least < 1:
+        for each in independence(noise, base.names, base.shapes, accounted is not None, least):
+            experiment.collect(each, explain.dependent_noise)
+        if not varying and not random_gradients:
+            for each in shape_of_noise(noise):
+                experiment.collect(each, explain.shape_of_noise)
+    if accounted is not None and not varying:
+        rates = [accounted.rate(t) for t in range(experiment.steps)]
+        for each in poisson_tests(found.counts, found.included, n, rates):
+            experiment.collect(each, lambda e: explain.wrong_batches(e, n))
+        if any(rate < 1 for rate in rates):
+            _small_batches(experiment, canaries, quiet, rates)
+    return EqualRecords(quiet, noise, found, missing, varying, random_gradients)
+
+
+def _pair_gaps(
+    experiment: Experiment, canaries: CanaryRuns, same: TrainingSet, mixed: FloatArray
+) -> FloatArray:
+    """[T], half the distance of the two best canaries among equal records, by more seeds."""
+    reach = np.zeros(experiment.steps)
+    if experiment.accounted is not None and not experiment.sampled:
+        return reach
+    data = replace_last(same, canaries.pair[1])
+    for i, own in enumerate(mixed[:_MAX_PAIR_RUNS]):
+        trace = experiment.coupled(data, experiment.seed_of(1000 + i))
+        if experiment.ended_early(trace) or not experiment.time_left(0.85):
+            break
+        gap = np.linalg.norm(trace.gradients[: experiment.steps] - own, axis=1) / 2
+        reach = np.maximum(reach, np.nan_to_num(gap))
+    return reach
+
+
+def _share_of_signal(experiment: Experiment, canaries: CanaryRuns, noise: Noise) -> float:
+    """The share of the residuals' variance that accounted noise does not explain, at most."""
+    if experiment.accounted is None:
+        return 1.0
+    largest = canaries.found.largest[: experiment.steps]
+    sigma = np.array([experiment.accounted.sigma(t) for t in range(len(largest))])
+    required = np.square(sigma * largest)[:, None]
+    observed = np.square(noise.scales_by_tensor[: len(largest)])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = 1.0 - np.where(observed > 0, required / observed, 0.0)
+    return float(np.clip(share, 0.0, 1.0).max(initial=0.0))
+
+
+def _small_batches(
+    experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord, rates: list[float]
+) -> None:
+    """Empty batches: with few records nearly all batches of a Poisson sample are empty."""
+    n = min(_SMALL_N, len(experiment.records))
+    data = _three_data_sets(experiment, canaries, quiet, n)
+    runs = _Runs([], [], [])
+    for i in range(_SMALL_RUNS):
+        traces = [experiment.coupled(each, experiment.seed_of(3000 + i)) for each in data]
+        if any(experiment.ended_early(trace) for trace in traces):
+            return
+        for kept, trace in zip((runs.same, runs.other, runs.mixed), traces, strict=True):
+            kept.append(trace.gradients[: experiment.steps])
+        if not experiment.time_left(0.85):
+            break
+    if len(runs.same) < 4:
+        return
+    found = runs.batches(canaries.found.rounding)
+    for each in poisson_tests(found.counts, found.included, n, rates):
+        if each.kind in ("no empty batch", "mean of batches", "inclusion rate"):
+            experiment.collect(each, lambda e: explain.wrong_batches(e, n))
+
+
+def _missing_noise(
+    experiment: Experiment,
+    canaries: CanaryRuns,
+    noise: Noise,
+    gradients: FloatArray,
+    others: FloatArray,
+) -> bool:
+    """Reports tensors and steps whose release is the same for every seed."""
+    silent, names = noise.silent, experiment.base.names
+    reach, rounding = canaries.found.by_tensor, canaries.found.rounding
+    moved = np.asarray(reach[: experiment.steps] > rounding[: experiment.steps, None])
+    matters = np.any(moved, axis=0)
+    accounted = experiment.accounted
+    if accounted is not None and all(accounted.sigma(t) == 0 for t in range(experiment.steps)):
+        return False
+    if not (silent & matters[None, :]).any():
+        return False
+    if silent[:, matters].all():
+        agree = (gradients[0] == others[0]).all(axis=0)
+        fixed = bool(agree.any() and np.any(gradients[0][:, agree] != 0))
+        experiment.findings.append(explain.no_noise(len(gradients), fixed))
+        return True
+    everywhere = [i for i in range(len(names)) if matters[i] and silent[:, i].all()]
+    if everywhere:
+        found = explain.tensors_without_noise([names[i] for i in everywhere])
+        experiment.findings.append(found)
+    rest = [i for i in range(len(names)) if matters[i] and i not in everywhere]
+    steps = [t + 1 for t in range(len(silent)) if rest and silent[t, rest].all()]
+    if steps:
+        experiment.findings.append(explain.steps_without_noise(steps, len(silent)))
+    return bool(everywhere or steps)
+
+
+def _noise_by_coordinate(experiment: Experiment, one: FloatArray, other: FloatArray) -> None:
+    """Reports coordinates that are zero on copies of one record and noisy on copies of another.
+
+    A selection of coordinates after the noise is allowed. It depends on the noise, or it keeps
+    large values only; then the zeros differ between runs, or no value that is kept has both signs.
+
+    Args:
+        experiment: collects the finding.
+        one: [R, T, D], released gradients of runs with other seeds on copies of one record.
+        other: the same of another record; fewer runs are enough.
+    """
+    differ = np.zeros(one.shape[2], np.bool_)
+    for t in range(one.shape[1]):
+        zeros = [runs[:, t] == 0 for runs in (one, other)]
+        fixed = all(np.all(each == each[0]) for each in zeros)
+        noisy = all(np.any(np.ptp(np.sign(runs[:, t]), axis=0) == 2) for runs in (one, other))
+        if fixed and noisy:
+            differ |= zeros[0][0] != zeros[1][0]
+    if differ.any():
+        parts = zip(experiment.base.names, experiment.base.slices, strict=True)
+        names = [name for name, part in parts if differ[part].any()]
+        experiment.findings.append(explain.coordinates_without_noise(names, int(differ.sum())))

@@ -1,0 +1,215 @@
+"""Coupled runs of one watched training function, and what they have shown so far."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.own_training.accounted import Accounted, accounted_of
+from audit.own_training.canary_pool import PoolRecord, canary_pool
+from audit.own_training.coupled_runs import CoupledRuns, Trace
+from audit.own_training.findings import Finding
+from audit.own_training.noise import Evidence
+from audit.own_training.records import TrainingSet
+from audit.own_training.runs import Train, run_seed
+
+FAMILY_ERROR = 1e-5
+"""Chance that the statistical tests accuse a correct loop, over all tests of one check."""
+
+SEEDS_FOR_INCLUSION = 24
+"""Seeds that are tried until the exchanged record is in many batches."""
+
+_RUNS_EXPECTED = 160
+_MIN_STEPS = 4
+_MAX_POOL = 60
+MAX_BYTES = 5e8
+"""Of memory for gradients."""
+SHORTFALL = 0.01
+"""A shortfall of the noise that is smaller than this is not reported."""
+
+# A finding explains others, which are then left out.
+_EXPLAINS = {
+    "steps": ("coordinates", "tensors", "distribution", "distance", "scale of runs"),
+    "coordinates": ("tensors", "distribution", "distance", "scale of runs"),
+    "tensors": ("distribution", "distance", "scale of runs"),
+    "scale of runs": ("distribution", "distance"),
+    "distribution": ("distance",),
+    "uneven batches": ("mean of batches", "no empty batch"),
+    "fixed batches": ("no empty batch", "inclusions of a run", "mean of batches"),
+    "no empty batch": ("mean of batches", "inclusion rate"),
+    "inclusion without the seed": ("inclusion rate",),
+}
+
+
+class Experiment:
+    """Runs of one training function on neighbouring data sets, and the findings about it.
+
+    Attributes:
+        records: the data.
+        relation: of neighbouring data sets.
+        pool: canaries for the place of the last record.
+        findings: broken premises.
+        tested: names of the premises that were tested.
+        untested: why the others were not.
+        notes: for the user.
+        measured: numbers by name.
+        accounted: what the accountant recorded, or None.
+        base: the reference run, whose released gradients are forced in all coupled runs.
+        base_seed: its seed.
+        steps: number of steps that are tested.
+        stop_after: the same, or None if all steps are tested.
+    """
+
+    base: Trace
+    base_seed: int
+    steps: int
+    stop_after: int | None
+    accounted: Accounted | None
+
+    def __init__(
+        self,
+        train: Train,
+        records: TrainingSet,
+        canary: TrainingSet | None,
+        candidate: Any,
+        relation: str,
+        seed: int,
+        seconds: float,
+    ) -> None:
+        self.runs = CoupledRuns(train, candidate)
+        self.records, self.relation, self.seed, self.seconds = records, relation, seed, seconds
+        self.pool = canary_pool(records, canary)[:_MAX_POOL]
+        self.findings: list[Finding] = []
+        self.tested: list[str] = []
+        self.untested: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.measured: dict[str, float] = {}
+        self._evidence: list[tuple[Evidence, Callable[[Evidence], Finding]]] = []
+        self.started = time.perf_counter()
+
+    def time_left(self, share: float = 1.0) -> bool:
+        """Whether this share of the time is not used up."""
+        return time.perf_counter() - self.started < share * self.seconds
+
+    def seed_of(self, number: int) -> int:
+        """The seed of a run."""
+        return run_seed(self.seed, number, 5)
+
+    # --- runs ---
+
+    def coupled(self, records: TrainingSet, seed: int) -> Trace:
+        """A run coupled to the reference, which ends after the steps that are tested."""
+        return self.runs.run(records, seed, like=self.base, stop_after=self.steps)
+
+    def ended_early(self, trace: Trace) -> bool:
+        """Whether a run raised an error, or took fewer steps than are tested."""
+        return trace.error is not None or len(trace.steps) < self.steps
+
+    def draws_as_reference(self, trace: Trace) -> bool:
+        """Whether a run drew as many random numbers in each step as the reference."""
+        pairs = list(zip(trace.steps, self.base.steps, strict=False))
+        return all(a.generators == b.generators for a, b in pairs[: self.steps])
+
+    def with_canary(self, canary: PoolRecord) -> TrainingSet:
+        """The records with a canary in the place of the last of them."""
+        return replace_last(self.records, canary)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the accountant assumes sampled batches."""
+        return self.accounted is not None and any(q < 1 for _, q in self.accounted.expanded)
+
+    def start(self, first: Trace) -> None:
+        """Makes the reference run: complete, with the exchanged record in many tested steps.
+
+        Args:
+            first: a run on the records.
+        """
+        self.accounted = accounted_of(first)
+        self.steps = self._number_of_steps(first)
+        self.stop_after = None if self.steps >= len(first.steps) else self.steps
+        if self.stop_after is not None:
+            self.notes.append(
+                f"only the first {self.steps} of {len(first.steps)} steps were tested, to save time"
+            )
+        best = -1
+        for trial in range(SEEDS_FOR_INCLUSION):
+            seed = self.seed_of(trial)
+            base = self._short_run(self.pool[0], seed)
+            if base.error is not None:
+                # The function does not accept the first canary, but its own records.
+                self.pool = [p for p in self.pool if p.family == "own"] or self.pool[1:]
+                base = self._short_run(self.pool[0], seed)
+            hits = 0
+            for other in (self.pool[1 % len(self.pool)], self.pool[-1]):
+                trace = self._short_run(other, seed, base)
+                if trace.steps and base.steps:
+                    hits = max(hits, int(_moved(base, trace).sum()))
+            if hits > best:
+                best, self.base_seed = hits, seed
+            if hits >= min(3, self.steps) or not self.time_left(0.2):
+                break
+        self.base = self.runs.run(self.with_canary(self.pool[0]), self.base_seed)
+
+    def _short_run(self, canary: PoolRecord, seed: int, like: Trace | None = None) -> Trace:
+        return self.runs.run(self.with_canary(canary), seed, like=like, stop_after=self.stop_after)
+
+    def _number_of_steps(self, first: Trace) -> int:
+        """The number of steps that memory and time allow to test."""
+        steps = len(first.steps)
+        row = 8.0 * max(sum(first.sizes), 1) * (len(self.pool) + 8)
+        in_memory = max(int(MAX_BYTES / row), 1)
+        in_time = int(steps * self.seconds / max(first.seconds * _RUNS_EXPECTED, 1e-9))
+        return min(steps, in_memory, max(in_time, _MIN_STEPS))
+
+    # --- what they show ---
+
+    def cannot_test(
+        self,
+        reason: str,
+        premises: Sequence[str] = ("contribution", "noise", "batches", "released numbers"),
+    ) -> None:
+        """Notes why some premises are not tested."""
+        self.untested |= dict.fromkeys(premises, reason)
+
+    def collect(self, evidence: Evidence, words: Callable[[Evidence], Finding]) -> None:
+        """Keeps a statistical test, and the words for it in case it is significant."""
+        self._evidence.append((evidence, words))
+
+    def judge(self) -> None:
+        """Keeps the statistical findings that survive the correction for many tests."""
+        if not self._evidence:
+            return
+        from statsmodels.stats.multitest import multipletests
+
+        p_values = [each.p_value for each, _ in self._evidence]
+        rejected = multipletests(p_values, alpha=FAMILY_ERROR, method="holm")[0]
+        kept: dict[str, Finding] = {}
+        for index in np.argsort(p_values, kind="stable"):
+            evidence, words = self._evidence[index]
+            if rejected[index] and evidence.matters and evidence.kind not in kept:
+                kept[evidence.kind] = words(evidence)
+        for kind, others in _EXPLAINS.items():
+            if kind in kept:
+                for other in others:
+                    kept.pop(other, None)
+        self.findings += kept.values()
+
+
+def replace_last(records: TrainingSet, canary: PoolRecord) -> TrainingSet:
+    """The records with a canary in the place of the last of them."""
+    features, labels = records.features.copy(), records.labels.copy()
+    features[-1], labels[-1] = canary.features, canary.label
+    return TrainingSet(features, labels)
+
+
+def _moved(base: Trace, trace: Trace) -> NDArray[np.bool_]:
+    """At which steps two coupled runs differ by more than rounding."""
+    steps = min(len(base.steps), len(trace.steps))
+    ours, theirs = base.gradients[:steps], trace.gradients[:steps]
+    gap = np.linalg.norm(np.nan_to_num(ours - theirs), axis=1)
+    size = np.linalg.norm(np.nan_to_num(ours), axis=1)
+    moved: NDArray[np.bool_] = gap > np.maximum(8 * base.epsilon_of_type * size, 1e-12)
+    return moved
