@@ -18,10 +18,11 @@ from audit.own_training.attack import (
     is_gaussian,
     statistics_of,
 )
-from audit.own_training.premises import check_premises
+from audit.own_training.findings import PremiseReport
+from audit.own_training.premises import PremiseTest, check_premises
 from audit.own_training.records import TrainingSet, one_record
 from audit.own_training.result import CheckResult
-from audit.own_training.runs import AuditTask, Train
+from audit.own_training.runs import AuditTask, Run, Train
 from audit.repetitions import Repetitions, parse_repetitions
 from canaries import DiracCanary, crafted
 
@@ -137,22 +138,14 @@ def check(
     start = time.perf_counter()
     delta = checks.interval("delta", delta, 0.0, 1.0)
     confidence = checks.interval("confidence", confidence, 0.0, 1.0)
-    if games is not None and trials is not None:
-        raise ValueError("games must be left out where trials is given: it is the old name")
-    asked = games if trials is None else trials
-    if asked is not None:
-        asked = checks.integer("games" if trials is None else "trials", asked, 2)
+    asked = _trials(games, trials)
     if jobs is not None:
         jobs = checks.integer("jobs", jobs, 1, _MAX_JOBS)
     relation = checks.one_of("relation", relation, RELATIONS)
     seconds = checks.interval("seconds", seconds, 0.0)
     distribution = parse_repetitions(repetitions)
-    expected = (asked or DEFAULT_TRIALS) * distribution.mean
-    if expected > checks.interval("max_runs", max_runs, 0.0):
-        raise ValueError(
-            f"max_runs must be at least the {expected:.3g} runs that are expected, got "
-            f"{max_runs:g}: play fewer trials, take a smaller distribution of K, or raise it"
-        )
+    planned = asked or DEFAULT_TRIALS
+    _refuse_too_many(planned * distribution.mean, max_runs)
     if claim is not None:
         claim = checks.interval("claim", claim, 0.0, closed_low=True)
     if not callable(train):
@@ -165,6 +158,7 @@ def check(
     is_dirac = isinstance(canary, DiracCanary)
     given = None if canary is None or is_dirac else one_record(canary)
     seed = checks.integer("seed", seed, 0)
+
     tested = None
     if premises and not (is_dirac and len(training_set) == 0):
         tested = check_premises(
@@ -179,30 +173,23 @@ def check(
             seed=seed,
             seconds=_SHARE_OF_PREMISES * seconds,
         )
-        skipped = ""
-        if tested.report.broken and asked is None:
-            skipped = "no attack was made: a premise is broken"
-        elif tested.report.depends_on_n:
-            skipped = "no attack was made: it would only detect the number of records"
+        skipped = _reason_for_no_attack(tested.report, asked)
         if skipped:
             return CheckResult(
                 claim,
                 delta,
                 confidence,
-                0.0,
-                "",
-                {},
-                0.0,
-                0,
+                epsilon=0.0,
+                shown_by="",
+                bounds={},
+                ceiling=0.0,
+                games=0,
                 premises=tested.report,
                 attack_skipped=skipped,
             )
+
     if given is None and not is_dirac:
-        if tested is not None and tested.canary is not None:
-            best = tested.canary
-            given = TrainingSet(best.features[None], np.asarray(best.label)[None])
-        else:
-            given = one_record(crafted(training_set.features, training_set.labels))
+        given = _best_canary(tested, training_set)
     task = AuditTask(
         train,
         training_set.without_last(),
@@ -212,20 +199,63 @@ def check(
         delta,
         initial=None if tested is None else tested.initial,
     )
-    attack = Attack(task, distribution, tuple(candidates), seed)
     deadline = start + seconds if asked is None else math.inf
-    attack = attack.with_residuals(asked or DEFAULT_TRIALS, jobs, deadline)
-    runs = attack.play_all(asked or DEFAULT_TRIALS, jobs, deadline)
-    played = len(runs)
+    attack = Attack(task, distribution, tuple(candidates), seed)
+    runs = attack.with_residuals(planned, jobs, deadline).play_all(planned, jobs, deadline)
     if is_dirac and not any(run is not None and len(run.lambda_a) for run in runs):
         raise ValueError(
             "canary must be a record where train never calls watch with its optimizer, got a "
             "DiracCanary: its gradient could not be inserted"
         )
     check_steps(runs)
+    report = None if tested is None else tested.report
+    return _verdict(runs, distribution, claim, delta, confidence, planned, report)
+
+
+def _trials(games: int | None, trials: int | None) -> int | None:
+    """The number of trials that the caller chose, if any."""
+    if games is not None and trials is not None:
+        raise ValueError("games must be left out where trials is given: it is the old name")
+    name, value = ("games", games) if trials is None else ("trials", trials)
+    return None if value is None else checks.integer(name, value, 2)
+
+
+def _refuse_too_many(expected: float, max_runs: float) -> None:
+    if expected > checks.interval("max_runs", max_runs, 0.0):
+        raise ValueError(
+            f"max_runs must be at least the {expected:.3g} runs that are expected, got "
+            f"{max_runs:g}: play fewer trials, take a smaller distribution of K, or raise it"
+        )
+
+
+def _reason_for_no_attack(report: PremiseReport, asked: int | None) -> str:
+    if report.broken and asked is None:
+        return "no attack was made: a premise is broken"
+    if report.depends_on_n:
+        return "no attack was made: it would only detect the number of records"
+    return ""
+
+
+def _best_canary(tested: PremiseTest | None, records: TrainingSet) -> TrainingSet:
+    """The record that contributed most in the differential test, or a crafted one."""
+    if tested is None or tested.canary is None:
+        return one_record(crafted(records.features, records.labels))
+    return TrainingSet(tested.canary.features[None], np.asarray(tested.canary.label)[None])
+
+
+def _verdict(
+    runs: Sequence[Run | None],
+    distribution: Repetitions,
+    claim: float | None,
+    delta: float,
+    confidence: float,
+    planned: int,
+    premises: PremiseReport | None,
+) -> CheckResult:
+    """The largest lower bound of all statistics, each with its share of the error."""
     statistics = statistics_of(runs)
     if not any(np.isfinite(np.concatenate(pair)).any() for pair in statistics.values()):
-        raise ValueError(f"train must release finite numbers, got none in {played} trials")
+        raise ValueError(f"train must release finite numbers, got none in {len(runs)} trials")
     readings: dict[str, lower_bounds.Estimator] = {"": lower_bounds.Scan()}
     gaussian = is_gaussian(runs, distribution)
     if gaussian:
@@ -236,14 +266,18 @@ def check(
         for words, estimator in readings.items()
         for name, scores in statistics.items()
     }
-    best_name = max(bounds, key=lambda name: bounds[name].epsilon)
-    claimed = claimed_epsilon(runs, distribution, delta) if claim is None else claim
+    best = max(bounds, key=lambda name: bounds[name].epsilon)
+    if claim is None:
+        claim = claimed_epsilon(runs, distribution, delta)
+    needed = None
+    if claim is not None and claim <= MAX_EPSILON:
+        needed = 2 * lower_bounds.trials_needed(claim, delta, 1.0 - share)
     return CheckResult(
-        claim=claimed,
+        claim=claim,
         delta=delta,
         confidence=confidence,
-        epsilon=bounds[best_name].epsilon,
-        shown_by=best_name,
+        epsilon=bounds[best].epsilon,
+        shown_by=best,
         bounds=bounds,
         ceiling=max(
             # The bound of a statistic that separates all trials.
@@ -251,11 +285,9 @@ def check(
             for estimator in readings.values()
             for zeros, ones in statistics.values()
         ),
-        games=played,
-        planned=asked or DEFAULT_TRIALS,
-        needed=None
-        if claimed is None or claimed > MAX_EPSILON
-        else 2 * lower_bounds.trials_needed(claimed, delta, 1.0 - share),
-        premises=None if tested is None else tested.report,
-        detectable=detectable_noise(claimed, delta, played, share, gaussian),
+        games=len(runs),
+        planned=planned,
+        needed=needed,
+        premises=premises,
+        detectable=detectable_noise(claim, delta, len(runs), share, gaussian),
     )
