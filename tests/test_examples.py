@@ -1,6 +1,7 @@
 """The examples of the repository run."""
 
 import contextlib
+import importlib
 import os
 import re
 import runpy
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from opacus.accountants import RDPAccountant
 from opacus.optimizers import DPOptimizer
 from scipy import optimize, stats
 from torch import nn
@@ -195,6 +197,76 @@ def test_lambda_c_under_correlated_noise_is_normal(correlated):
         ]
         # Each test fails with probability 0.1 % if the statement holds; the seeds are fixed.
         assert stats.kstest(ratios, stats.norm(mean, 1.0).cdf).pvalue > 1e-3
+
+
+@pytest.fixture
+def language_model(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("language_model")
+
+
+def test_language_model_predicts_the_next_character(language_model):
+    torch.manual_seed(0)
+    model = language_model.Transformer()
+    x, y = (part[:20] for part in language_model.PUBLIC)
+    assert sum(part.numel() for part in model.parameters()) == 115_044
+    changed = x.clone()
+    changed[:, 10:] = 0  # later characters do not reach earlier predictions
+    with torch.no_grad():
+        torch.testing.assert_close(model(x)[:, :10], model(changed)[:, :10])
+        assert not torch.allclose(model(x)[:, 10:], model(changed)[:, 10:])
+        following = torch.cat([x, y[:, None]], 1)[:, 1:]
+        logs = model(x).log_softmax(2).gather(2, following[..., None])
+    found = language_model.mean_loss(model, (x, y))
+    assert found == pytest.approx(-float(logs.mean()), rel=1e-5)
+    private = {tuple(row) for row in torch.column_stack(language_model.PRIVATE).tolist()}
+    assert len(language_model.PRIVATE[1]) == language_model.RECORDS
+    assert len(private) > language_model.RECORDS / 2  # pieces of one text, some of them equal
+
+
+def test_only_the_adapters_of_the_language_model_are_trained(language_model):
+    weights = language_model.pretrained(steps=2)
+    before = language_model.adapted(weights, 4)
+    base = language_model.Transformer()
+    base.load_state_dict(weights)
+    x = language_model.PUBLIC[0][:4]
+    torch.testing.assert_close(before(x), base(x))
+    records = tuple(part[:40] for part in language_model.PRIVATE)
+    candidate = {"rank": 4, "learning_rate": 1.0}
+    after, made = language_model.fine_tuned(
+        weights, records, candidate, 0, lambda *_: None, 1.0, 0.5, 3, 20
+    )
+    old, new = before.state_dict(), after.state_dict()
+    adapters = {name for name in new if ".up." in name or ".down." in name}
+    assert len(adapters) == 4 * language_model.LAYERS
+    assert {name for name in new if not new[name].equal(old[name])} == adapters
+    assert made[0].accountant.history == [(1.0, 0.5, 3)]
+    assert made[2].expected_batch_size == 20
+
+
+def test_language_model_is_tuned_and_audited(language_model, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(secrets, "randbits", lambda bits: 7)  # K is 2
+    monkeypatch.setattr(language_model, "STEPS", 2)
+    monkeypatch.setattr(language_model, "RECORDS", 192)
+    monkeypatch.setattr(language_model, "PRIVATE", tuple(p[:192] for p in language_model.PRIVATE))
+    monkeypatch.setattr(language_model, "PUBLIC", tuple(p[:100] for p in language_model.PUBLIC))
+    language_model.main(tmp_path, steps=2, seconds=3)
+    printed = capsys.readouterr().out
+    assert "is (3, 1e-05)-differentially private for add-remove neighbours" in printed
+    assert "and the 5 tested ones hold" in printed
+    claims = [float(claim) for claim in re.findall(r"claims \((.*), 1e-05\)", printed)]
+    # Two full batches at noise multiplier 1.25 are one Gaussian mechanism. Opacus' bound is larger.
+    base = audit.GaussianMechanism(2**0.5 / 1.25)
+    cost = audit.tuning_cost(base, "geometric:0.2", 1e-5).epsilon
+    accountant = RDPAccountant()
+    accountant.history = [(1.25, 1.0, 2)]
+    assert base.epsilon(1e-5) == pytest.approx(5.05, abs=0.005)  # as the notebook says
+    assert claims == pytest.approx([accountant.get_epsilon(1e-5), cost], abs=0.01)
+    shown = re.findall(r"shows at least (\S+) with", printed)
+    assert all(float(bound) < claim for bound, claim in zip(shown, claims, strict=False))
+    assert "no broken premise found" in printed
+    assert verify.main([str(tmp_path / "certificate.json"), "--seconds", "300"]) == 0
 
 
 def test_ray_example(monkeypatch, capsys):
