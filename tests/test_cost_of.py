@@ -8,6 +8,7 @@ import math
 import re
 import sqlite3
 import sys
+import time
 
 import numpy as np
 import optuna
@@ -255,6 +256,13 @@ def test_priors_of_many_different_draws_keep_their_chances():
     assert prior.epsilon(1e-5) <= few.epsilon(1e-5) < 1.1 * prior.epsilon(1e-5)
 
 
+def test_few_sampled_trials_of_a_high_rate_are_composed():
+    # 10^8 steps of this trial would be out of range, but nobody takes them.
+    trial = DpSgd(1.0, 100, 0.2)
+    found = tuning.cost_of_trials([trial] * 2, "grid")
+    assert found.all_released == DpSgd(1.0, 200, 0.2).epsilon(1e-5)
+
+
 def test_many_rows_are_counted(tmp_path):
     # Known truths: n equal Gaussian runs are one of mu sqrt(n); n equal zCDP runs have n rho.
     path = tmp_path / "trials.csv"
@@ -263,6 +271,11 @@ def test_many_rows_are_counted(tmp_path):
     truth = GaussianMechanism(1e-4 * math.sqrt(20_000)).epsilon(1e-5)
     assert (found.trials, found.all_released) == (20_000, pytest.approx(truth, rel=1e-9))
     assert all_of([ZeroConcentratedDp(0.01)] * 7) == ZeroConcentratedDp(0.07)
+    start = time.process_time()
+    rhos = np.linspace(1e-5, 1e-4, 10_000)
+    together = all_of([ZeroConcentratedDp(rho) for rho in rhos])
+    assert together.rho == pytest.approx(float(np.sum(rhos)), rel=1e-12)
+    assert time.process_time() - start < 3.0
     mus = np.linspace(1e-4, 1e-3, 2_000)
     together = all_of([GaussianMechanism(mu) for mu in mus])
     assert together.gaussian_mu == pytest.approx(float(np.linalg.norm(mus)), rel=1e-12)

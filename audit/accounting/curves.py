@@ -164,6 +164,10 @@ class ZeroConcentratedDp(Mechanism):
     def renyi(self, alpha: ArrayLike) -> FloatArray:
         return self.rho * np.asarray(alpha, dtype=np.float64)
 
+    @property
+    def is_symmetric(self) -> bool:
+        return True  # Known without the pair, which takes long to compute for many mechanisms.
+
     @cached_property
     def pairs(self) -> tuple[DominatingPair, ...]:
         return (_pair_of_renyi(self.renyi),)

@@ -188,7 +188,8 @@ def cost_of_trials(
     checks.interval("delta", delta, 0.0, 1.0)
     if protocol is not None and chosen != "random":
         raise InvalidInput(
-            f"protocol must be given with chosen random only, got {protocol!r} with {chosen}"
+            "the distribution of K must be given with chosen random only, "
+            f"got {checks.one_line(protocol)} with chosen {chosen}"
         )
     search = RandomSearch(Fixed(len(runs))) if protocol is None else parse_protocol(protocol)
     if not isinstance(search, RandomSearch):
@@ -399,8 +400,8 @@ def all_of(runs: Iterable[Mechanism]) -> Mechanism:
     for protected, phases in steps.items():
         for (noise, rate), count in joined(phases, _MAX_PHASES).items():
             several, left = divmod(count, _MAX_STEPS)
-            parts += [DpSgd(noise, _MAX_STEPS, rate, *protected)] * several
-            parts += [DpSgd(noise, left, rate, *protected)] if left else []
+            lengths = [_MAX_STEPS] * several + ([left] if left else [])
+            parts += [DpSgd(noise, length, rate, *protected) for length in lengths]
     if mus:
         # Losses of Gaussian runs add up to that of one.
         parts.append(GaussianMechanism(math.sqrt(math.fsum(n * mu * mu for mu, n in mus.items()))))
