@@ -257,7 +257,7 @@ def test_priors_of_many_different_draws_keep_their_chances():
 
 
 def test_few_sampled_trials_of_a_high_rate_are_composed():
-    # 10^8 steps of this trial would be out of range, but nobody takes them.
+    # 10^8 steps of this trial would be out of range, but this grid never takes them.
     trial = DpSgd(1.0, 100, 0.2)
     found = tuning.cost_of_trials([trial] * 2, "grid")
     assert found.all_released == DpSgd(1.0, 200, 0.2).epsilon(1e-5)
