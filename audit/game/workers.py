@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import logging
+import os
 import socket
 import sys
 import time
@@ -163,7 +165,7 @@ def _dask(place: Place) -> Iterator[None]:
         return
     try:
         client = Client(place.scheduler, set_as_default=True, timeout=_PATIENCE)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # MemoryError, for one, where another kind of server answers
         raise _no_answer(place, error) from error
     with client:
         try:
@@ -179,6 +181,8 @@ def _dask(place: Place) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ray(place: Place) -> Iterator[None]:
+    # Ray prints a line for each failed attempt to connect; the last error says it all.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     try:
         import ray
         from ray.util.joblib import register_ray
@@ -188,7 +192,14 @@ def _ray(place: Place) -> Iterator[None]:
         ) from error
     local = {} if place.scheduler else {"num_cpus": place.workers, "include_dashboard": False}
     _check_answers(place)  # Ray itself would try forever.
-    with ray.init(address=place.scheduler or None, log_to_driver=False, **local):
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        context = ray.init(address=place.scheduler or None, **quiet, **local)
+    except (OSError, ValueError, RuntimeError) as error:
+        if not place.scheduler:
+            raise
+        raise _no_answer(place, error) from error
+    with context:
         register_ray()
         yield
 

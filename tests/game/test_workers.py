@@ -6,8 +6,10 @@ No GPU is needed: CUDA is simulated, or only named.
 import contextlib
 import importlib.util
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -84,7 +86,7 @@ def test_workers_that_keep_dying_end_the_run(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("backend", ["dask", "ray"])
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999999"])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999999", "x"])
 def test_a_missing_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend, address):
     pytest.importorskip("distributed" if backend == "dask" else "ray")
     monkeypatch.setattr(workers, "_PATIENCE", 0.2)
@@ -97,6 +99,23 @@ def test_a_missing_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend, a
         f"error: scheduler must be the address of a running {backend} cluster, got '{address}': "
     )
     assert error_line.count("\n") == 1
+
+
+def test_a_web_server_is_no_dask_cluster(tmp_path, capsys):
+    pytest.importorskip("distributed")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as connection:
+                        connection.sendall(b"HTTP/1.1 404 Not Found\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        options = ["--backend", "dask", "--scheduler", address, "--out", str(tmp_path / "audit")]
+        assert run.main([*OPTIONS, *options]) == 2
+    assert "must be the address of a running dask cluster" in capsys.readouterr().err
 
 
 def test_an_audit_waits_for_the_workers_of_a_dask_cluster(tmp_path, monkeypatch, capsys):
