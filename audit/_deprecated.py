@@ -25,6 +25,7 @@ NAMES = {
     "audit.accounting.to_plain": "audit.accounting.mechanism_to_dict",
     "audit.dpsgd.LaneOutcomes": "audit.dpsgd.RunOutcomes",
     "audit.dpsgd.Lanes": "audit.dpsgd.RunBatch",
+    "audit.lower_bounds.AcceptedTailsCurve": "studies.accepted_tails.AcceptedTailsCurve",
     "audit.lower_bounds.Looks": "audit.lower_bounds.SequentialPlan",
     "audit.lower_bounds.all_bounds": "audit.lower_bounds.all_lower_bounds",
     "audit.lower_bounds.doubling": "audit.lower_bounds.doubling_sizes",

@@ -17,7 +17,7 @@ from audit.lower_bounds.estimators import (
     lower_bound,
     pooled_bounds,
 )
-from audit.lower_bounds.families import AcceptedTailsCurve, WorstOrderCurve, family_bound
+from audit.lower_bounds.families import WorstOrderCurve, family_bound
 from audit.lower_bounds.gaussian_canaries import gaussian_canaries_bound
 from audit.lower_bounds.gaussian_curves import GaussianCurve, LiftedCurve, PooledGaussianCurve
 from audit.lower_bounds.independent_canaries import independent_canaries_bound
@@ -37,7 +37,6 @@ from audit.lower_bounds.scan import Scan
 from audit.lower_bounds.sequential_plan import SequentialPlan, doubling_sizes
 
 __all__ = [
-    "AcceptedTailsCurve",
     "ClopperPearson",
     "Estimator",
     "FixedThreshold",

@@ -8,7 +8,6 @@ import numpy as np
 from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import ThresholdEstimator
-from audit.lower_bounds.rules import TradeOffStatistic
 from audit.numerics import QUANTILE_ACCURACY
 
 
@@ -21,7 +20,7 @@ def epsilon_from_limits(fp_upper: FloatArray, fn_upper: FloatArray, delta: float
 
 
 @dataclass(frozen=True)
-class ClopperPearson(ThresholdEstimator, TradeOffStatistic):
+class ClopperPearson(ThresholdEstimator):
     """Any (epsilon, delta)-DP mechanism, by exact limits of both error rates.
 
     Example:

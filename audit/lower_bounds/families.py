@@ -12,7 +12,7 @@ needs more evidence, never less.
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from audit import repetitions as distributions
 from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.clopper_pearson import ClopperPearson
-from audit.lower_bounds.estimator import ThresholdEstimator, check_confidence, default_facts
+from audit.lower_bounds.estimator import ThresholdEstimator, default_facts
 from audit.lower_bounds.rates import upper_limit
 from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import (
@@ -31,12 +31,10 @@ from audit.lower_bounds.rules import (
     FixedThreshold,
     Split,
     ThresholdRule,
-    TradeOffStatistic,
 )
-from audit.lower_bounds.scores import Scores
 from audit.numerics import safe_root
 from audit.orders import SplitOrder
-from audit.protocols import RandomSearch, RandomStopping, UntilAccepted
+from audit.protocols import RandomSearch
 from audit.repetitions import Repetitions
 
 Profile = Callable[[float], float | FloatArray]
@@ -46,8 +44,6 @@ _PROFILE_POINTS = 24
 _STRENGTH_TOLERANCE = 1e-3
 _MU_TOLERANCE = 1e-9
 _MAX_MU = 40.0
-# Used instead of mu = 0, at which `AcceptedTails` is not defined.
-_MIN_MU = 1e-9
 
 
 def refutes(profile: Profile, fp_upper: float, fn_upper: float) -> bool:
@@ -77,8 +73,6 @@ def family_bound(
     delta: float = 1e-5,
     confidence: float = 0.95,
     threshold: float | None = None,
-    name: str = "family-curve",
-    source: str = "Nasr et al. 2023, for any family with a profile",
 ) -> LowerBound:
     """Lower bound on epsilon for a protocol of a known family with an unknown parameter.
 
@@ -90,11 +84,9 @@ def family_bound(
         epsilon: maps the parameter to the epsilon to report, at `delta` and rounded down.
         strengths: the smallest and the largest value of the parameter to consider.
         assumes: why the family contains the protocol, for the assumptions of the result.
-        delta: in (0, 1); it guides the choice of the threshold.
+        delta: in [0, 1); it guides the choice of the threshold.
         confidence: in (0, 1).
         threshold: fixed in advance; without it the even trials choose one for the odd trials.
-        name: name of the estimator in the result.
-        source: source of the family.
 
     Returns:
         The epsilon of the largest value refuted; 0 if not even the smallest is refuted.
@@ -115,15 +107,13 @@ def family_bound(
         >>> round(found.epsilon, 1)  # true value 10.1
         6.1
     """
-    checks.interval("delta", delta, 0.0, 1.0)
-    check_confidence(confidence)
     low, high = strengths
     checks.interval("strengths", low, 0.0, high)
-    scores, alpha = Scores.of(out_scores, in_scores), 1.0 - confidence
     rule: ThresholdRule = Split() if threshold is None else FixedThreshold(threshold)
-    found = rule.choose(scores, ClopperPearson(), delta, alpha)
+    found = ClopperPearson(rule=rule)(out_scores, in_scores, delta, confidence)
     assert found.false_positives is not None
     assert found.false_negatives is not None
+    alpha = 1.0 - confidence
     fp = float(upper_limit(found.false_positives, found.trials_without, alpha / 2.0))
     fn = float(upper_limit(found.false_negatives, found.trials_with, alpha / 2.0))
     value = 0.0
@@ -133,25 +123,17 @@ def family_bound(
             low, high = (middle, high) if refutes(family(middle), fp, fn) else (low, middle)
         value = max(epsilon(low), 0.0)
     claim = Claim(
-        Kind.BOUND, source, assumptions=(Assumption.INDEPENDENT_TRIALS,), about=(assumes,)
+        Kind.BOUND,
+        "Nasr et al. 2023, for any family with a profile",
+        assumptions=(Assumption.INDEPENDENT_TRIALS,),
+        about=(assumes,),
     )
-    return LowerBound(
-        name=name,
-        rule=rule.name,
-        epsilon=value,
-        confidence=confidence,
-        claim=claim,
-        verdict=claim.validity(default_facts()),
-        threshold=found.threshold,
-        false_positives=found.false_positives,
-        false_negatives=found.false_negatives,
-        trials_without=found.trials_without,
-        trials_with=found.trials_with,
-    )
+    verdict = claim.validity(default_facts())
+    return replace(found, name="family-curve", epsilon=value, claim=claim, verdict=verdict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CurveOfMu(ThresholdEstimator, TradeOffStatistic):
+class CurveOfMu(ThresholdEstimator):
     """An output whose distribution is known except for mu, at a threshold fixed in advance.
 
     The rate of false positives is then known, and the false negatives alone bound mu, because
@@ -198,7 +180,7 @@ class _CurveOfMu(ThresholdEstimator, TradeOffStatistic):
 
 
 @dataclass(frozen=True)
-class WorstOrderCurve(_CurveOfMu):
+class WorstOrderCurve(CurveOfMu):
     """The output of a tuning under a split order; the parameter is mu.
 
     The order prefers x > top, the larger the better, and below top the smaller x. The output is
@@ -247,47 +229,3 @@ class WorstOrderCurve(_CurveOfMu):
         from audit.attacks import TunedOrder
 
         return TunedOrder(mu, self.repetitions, SplitOrder(self.top)).epsilon(delta)
-
-
-@dataclass(frozen=True)
-class AcceptedTailsCurve(_CurveOfMu):
-    """The output of a protocol that repeats a run until it lies in one of two tails.
-
-    Attributes:
-        low: runs below it are accepted, in standard deviations.
-        high: runs above it are accepted.
-        stop: probability of stopping after a rejected run; an audit scores a protocol that
-            released nothing as minus infinity.
-        rule: the fixed threshold.
-
-    Example:
-        >>> from audit.lower_bounds import FixedThreshold
-        >>> AcceptedTailsCurve(-2.0, 2.0, rule=FixedThreshold(1.0)).name
-        'accepted-tails-curve'
-    """
-
-    low: float
-    high: float
-    stop: float = 0.0
-    name: ClassVar[str] = "accepted-tails-curve"
-
-    @property
-    def statistic_claim(self) -> Claim:
-        return Claim(
-            Kind.BOUND,
-            "this project",
-            protocols=(UntilAccepted, RandomStopping),
-            assumptions=(Assumption.INDEPENDENT_TRIALS, Assumption.GAUSSIAN_STATISTIC),
-            about=(f"accepted below {self.low:g} and above {self.high:g}",),
-        )
-
-    def rate_below(self, mu: float) -> float:
-        from audit.attacks import AcceptedTails
-
-        tails = AcceptedTails(max(mu, _MIN_MU), self.low, self.high, self.stop)
-        return float(tails.rate_below(self.rule.threshold, mu))
-
-    def exact_epsilon(self, mu: float, delta: float) -> float:
-        from audit.attacks import AcceptedTails
-
-        return AcceptedTails(mu, self.low, self.high, self.stop).epsilon(delta)

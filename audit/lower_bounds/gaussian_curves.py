@@ -17,7 +17,7 @@ from audit import repetitions as distributions
 from audit.arrays import FloatArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds.estimator import ThresholdEstimator
-from audit.lower_bounds.rules import TradeOffStatistic, best_of_gaussian_rates
+from audit.lower_bounds.rules import best_of_gaussian_rates
 from audit.numerics import safe_root
 from audit.protocols import RandomSearch
 from audit.repetitions import Fixed, Repetitions
@@ -32,7 +32,7 @@ _CELLS = 2000
 _MAX_EPSILON = 300.0
 
 
-class GaussianFamily(ThresholdEstimator, TradeOffStatistic):
+class GaussianFamily(ThresholdEstimator):
     """Trade-off curves of Gaussian bases; the parameter is mu."""
 
     @property

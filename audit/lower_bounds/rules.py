@@ -40,21 +40,10 @@ class ErrorCounts:
 
 
 class Statistic(ABC):
-    """A map from error counts to the lower limit of one parameter, such as epsilon or mu.
+    """A map from the counts of both errors to the lower limit of one parameter, such as mu.
 
-    Subclasses are frozen and hashable, because results are cached by statistic.
-    """
-
-    @abstractmethod
-    def lower_limit(self, counts: ErrorCounts, delta: float, alpha: float) -> FloatArray:
-        """The lower limit [n] that each threshold proves on its own with error alpha."""
-
-
-class TradeOffStatistic(Statistic):
-    """A statistic for a family of trade-off curves: it uses upper limits of both error rates.
-
-    A trade-off curve describes which pairs of error rates a mechanism with a given parameter can
-    have.
+    The parameter is that of a family of trade-off curves, which describe the pairs of error rates
+    that a mechanism can have. Subclasses are frozen and hashable, because results are cached.
     """
 
     @abstractmethod

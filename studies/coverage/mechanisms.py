@@ -19,7 +19,7 @@ from audit.attacks import (
 )
 from audit.attacks.orders import attack_order
 from audit.claims import Assumption, Facts, facts_of_tuning
-from audit.lower_bounds import AcceptedTailsCurve, Estimator, FixedThreshold
+from audit.lower_bounds import Estimator, FixedThreshold
 from audit.orders import IncreasingOrder, SplitOrder
 from audit.protocols import (
     Adaptive,
@@ -32,6 +32,7 @@ from audit.protocols import (
 )
 from audit.repetitions import Binomial, Fixed, Repetitions, parse_repetitions
 from audit.upper_bounds import reduced_exact
+from studies.accepted_tails import AcceptedTailsCurve
 
 Sampler = Callable[[np.random.Generator, int], tuple[FloatArray, FloatArray]]
 

@@ -30,7 +30,6 @@ from audit.attacks import (
 )
 from audit.attacks.orders import expected_ratio
 from audit.lower_bounds import (
-    AcceptedTailsCurve,
     FixedThreshold,
     WorstOrderCurve,
     lower_bound,
@@ -49,6 +48,7 @@ from audit.protocols import (
 from audit.repetitions import Binomial, Fixed, Repetitions
 from audit.report.text import rounded_down, rounded_up
 from audit.upper_bounds import tuning_cost, worst_order
+from studies.accepted_tails import AcceptedTailsCurve
 from studies.papers.max_provable_epsilon import max_provable_epsilon
 from studies.papers.result import COLOURS, Result, figure, style, tidy
 

@@ -13,9 +13,10 @@ from audit import attacks, lower_bounds, protocols, repetitions, upper_bounds
 from audit.accounting import DiscreteMechanism, GaussianMechanism
 from audit.arrays import FloatArray
 from audit.attacks import AdaptiveAttack, SubsetAttack, TunedOrder
-from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold
+from audit.lower_bounds import FixedThreshold
 from audit.lower_bounds.rules import ErrorCounts
 from audit.orders import SplitOrder
+from studies.accepted_tails import AcceptedTailsCurve
 from studies.papers import REPRODUCTIONS
 from studies.papers.attacks import FoldedOrderCurve, PlayedOrder, play_attack
 from studies.papers.max_provable_epsilon import _nearest, max_provable_epsilon

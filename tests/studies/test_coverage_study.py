@@ -14,8 +14,9 @@ from scipy import special
 
 from audit import console, coverage_study, protocols
 from audit.attacks import AdaptiveAttack
-from audit.lower_bounds import AcceptedTailsCurve, FixedThreshold, WorstOrderCurve
+from audit.lower_bounds import FixedThreshold, WorstOrderCurve
 from audit.protocols import Adaptive
+from studies.accepted_tails import AcceptedTailsCurve
 from studies.coverage.analysis import failures, merge_mechanisms
 from studies.coverage.mechanisms import mechanisms
 from studies.coverage.page import coverage_page
