@@ -1,31 +1,31 @@
 r"""Budgets for tunings that decide by earlier outputs how much more to spend.
 
 A composition theorem needs the number of runs and the budget of each before the first run. A
-privacy filter does not: its cap is fixed beforehand, every run is charged before it starts, and a
-run that would exceed the cap is refused. The whole then keeps the cap, whatever is looked at in
-between. Three filters, for one neighbouring pair and in either direction:
+privacy filter does not: its cap is fixed in advance, every run is charged before it starts, and a
+run that would exceed the cap is refused. All runs together then keep the cap, even if each decision
+depends on earlier outputs. There are three filters, for one neighbouring pair in either direction:
 
-- Gaussian runs: sums of mu_i^2 up to mu^2 are mu-Gaussian DP (Smith & Thakurta 2022). The losses
-  are a Brownian motion with drift, looked at when mu_1^2, mu_1^2 + mu_2^2, ... of it have passed:
-  whatever decides how far to look, all of it is N(0, 1) against N(mu, 1), post-processed.
-- Any runs: at one Renyi order alpha, fixed beforehand, sums of the divergences up to B leave that
-  of the whole at most B (Feldman & Zrnic 2021; Lecuyer 2021), and B is chosen so that its
-  conversion is the cap.
-- Runs out of a list fixed beforehand: which of them run, in which order and when to stop, may be
-  decided on the way. Run i is a post-processing of its own dominating pair and of the outputs so
-  far, so the whole is one of the product of all pairs: the composition of the list, at its exact
-  epsilon. Steps of one DP-SGD (same noise, rate and neighbours) may be split among runs at will,
-  and Gaussian runs by their mu_i^2.
+- Gaussian runs: if the sum of mu_i^2 is at most mu^2, the runs together are mu-Gaussian DP (Smith &
+  Thakurta 2022). The privacy losses are a Brownian motion with drift, observed at the times mu_1^2,
+  mu_1^2 + mu_2^2, and so on. However the times are decided, the observations are a post-processing
+  of N(0, 1) against N(mu, 1).
+- Any runs: at one Renyi order alpha that was fixed in advance, if the sum of the divergences is at
+  most B, that of all runs together is at most B (Feldman & Zrnic 2021; Lecuyer 2021). B is chosen
+  so that its conversion is the cap.
+- Runs from a list that was fixed in advance: earlier outputs may decide which of them run, in which
+  order, and when to stop. Run i is a post-processing of its own dominating pair and of the earlier
+  outputs, so all runs together are a post-processing of the product of all pairs: the cost is that
+  of the composition of the list. Steps of one DP-SGD (same noise, rate and neighbours) may be
+  divided among runs in any way, and so may the mu_i^2 of Gaussian runs.
 
-What was spent without a cap has an odometer reading at best (Rogers et al. 2016; Whitehouse et al.
-2023). By Ville's inequality, with probability 1 - delta over the outputs, the privacy loss never
-exceeds it, however long one goes on. It is not (epsilon, delta)-DP.
+Without a cap, an odometer states what was spent (Rogers et al. 2016; Whitehouse et al. 2023). By
+Ville's inequality, the privacy loss never exceeds its reading with probability 1 - delta over the
+outputs, however many runs follow. The reading is not (epsilon, delta)-DP.
 """
 
 import contextlib
 import json
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -57,10 +57,12 @@ from audit.numerics import (
     TINY,
     format_exact,
     format_rounded,
+    last_integer,
     memoize,
     minimize_over_alpha,
     safe_root,
 )
+from audit.tuning.journal import write_durably
 
 _ROUNDING = 1e-14
 """What sums of squares may exceed their limit by: far within the accuracy of the limit itself."""
@@ -331,16 +333,7 @@ class Budget:
         Raises:
             InvalidInput: this budget does not count such a mechanism.
         """
-        if not self.fits(mechanism):
-            return 0
-        kept, ahead = 1, 2
-        while ahead < _MAX_TIMES and self.fits(mechanism, ahead):
-            kept, ahead = ahead, 2 * ahead
-        ahead = min(ahead, _MAX_TIMES + 1)
-        while ahead - kept > 1:
-            middle = (kept + ahead) // 2
-            kept, ahead = (middle, ahead) if self.fits(mechanism, middle) else (kept, middle)
-        return kept
+        return int(last_integer(lambda times: self.fits(mechanism, int(times)), 0, _MAX_TIMES + 1))
 
     def spend(self, mechanism: Mechanism, times: int = 1) -> None:
         """Charges a run before it starts.
@@ -439,13 +432,7 @@ class Budget:
 
     def _write(self, file: Path, spent: list[tuple[Mechanism, int]]) -> None:
         plain = [{"mechanism": mechanism_to_dict(one), "times": times} for one, times in spent]
-        text = json.dumps({**self._settings(), "spent": plain}, indent=1)
-        beside = file.with_name(file.name + ".new")
-        with open(beside, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(beside, file)
+        write_durably(file, json.dumps({**self._settings(), "spent": plain}, indent=1))
 
 
 def _with(

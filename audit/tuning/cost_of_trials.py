@@ -5,7 +5,7 @@ import difflib
 import io
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -470,44 +470,48 @@ def _rows(
     name: str, path: str | Path, neighbours: str, group_size: int
 ) -> list[tuple[Mechanism, dict[str, str]]]:
     """The mechanism of every row of a csv file, and the row. Equal rows are read once."""
-    try:
-        # Spreadsheets put a mark of byte order in front.
-        text = io.StringIO(checks.read_text(path).removeprefix("\ufeff"))
-        lines = csv.reader(text, skipinitialspace=True)
-        heading = [column.strip() for column in next(lines, [])]
-        _check_heading(name, heading, path)
-        read: dict[tuple[str, ...], tuple[Mechanism, dict[str, str]]] = {}
-        found = []
-        for fields in lines:
-            if not fields:
-                continue
-            row = tuple(fields)
-            if row not in read:
-                try:
-                    read[row] = _row(row, heading, neighbours, group_size)
-                except ValueError as error:
-                    raise _BadRow(f"{name}, line {lines.line_num}: {error}") from None
-            found.append(read[row])
-    except _BadRow as error:
-        raise InvalidInput(str(error)) from None
-    except (OSError, ValueError, csv.Error) as error:
-        raise InvalidInput(f"{name} must be a readable csv file, got {str(path)!r}") from error
+    lines = _lines(name, path)
+    _, heading = next(lines, (0, []))
+    heading = [column.strip() for column in heading]
+    _check_heading(name, heading, path)
+    read: dict[tuple[str, ...], tuple[Mechanism, dict[str, str]]] = {}
+    found = []
+    for number, fields in lines:
+        if not fields:
+            continue
+        row = tuple(fields)
+        if row not in read:
+            try:
+                read[row] = _row(row, heading, neighbours, group_size)
+            except ValueError as error:
+                raise InvalidInput(f"{name}, line {number}: {error}") from None
+        found.append(read[row])
     if not found:
         raise InvalidInput(f"{name} must be at least one row below a heading, got none in {path}")
     return found
 
 
-class _BadRow(ValueError):
-    """The file can be read, but a row or its heading is wrong."""
+def _lines(name: str, path: str | Path) -> Iterator[tuple[int, list[str]]]:
+    """The number and the fields of every line of a csv file."""
+    try:
+        # Spreadsheets put a mark of byte order in front.
+        text = io.StringIO(checks.read_text(path).removeprefix("\ufeff"))
+        lines = csv.reader(text, skipinitialspace=True)
+        for fields in lines:
+            yield lines.line_num, fields
+    except (OSError, ValueError, csv.Error) as error:
+        raise InvalidInput(f"{name} must be a readable csv file, got {str(path)!r}") from error
 
 
 def _check_heading(name: str, heading: list[str], path: str | Path) -> None:
     """Checks that a heading names the columns that identify a mechanism, each once."""
     if not heading:
-        raise _BadRow(f"{name} must be at least one row below a heading, got none in {path}")
+        raise InvalidInput(f"{name} must be at least one row below a heading, got none in {path}")
     for column, times in Counter(heading).items():
         if times > 1 and column in (*_KNOWN, "chance"):
-            raise _BadRow(f"{name} must name column {column} once, got it {times} times in {path}")
+            raise InvalidInput(
+                f"{name} must name column {column} once, got it {times} times in {path}"
+            )
     if not {"noise_multiplier", "mu", "rho"} & set(heading):
         near = [
             f"{column!r} may be {alike[0]!r}"
@@ -515,7 +519,7 @@ def _check_heading(name: str, heading: list[str], path: str | Path) -> None:
             if (alike := difflib.get_close_matches(_folded(column), _KNOWN, n=1, cutoff=0.6))
         ]
         hint = f"; {', '.join(near)}" if near else ""
-        raise _BadRow(
+        raise InvalidInput(
             f"{name} must have columns noise_multiplier, steps and sampling_rate, or mu, or rho, "
             f"got {', '.join(map(repr, heading))} in {str(path)!r}{hint}"
         )

@@ -165,14 +165,14 @@ class Journal(Memory):
         """Writes the state with the key of all draws atomically."""
         state = {**state, "format": _FORMAT}
         with self._written():
-            _write(self.folder / "READ_ME_PRIVATE.txt", _WORDS)
-            _write(self.folder / ".gitignore", "*\n")
+            write_durably(self.folder / "READ_ME_PRIVATE.txt", _WORDS)
+            write_durably(self.folder / ".gitignore", "*\n")
             text = json.dumps({**state, "checksum": _checksum("", state)})
             if self._state_path.exists():  # an aborted study; a kill must not bring it back
-                _write(self._state_path, text)
+                write_durably(self._state_path, text)
             for path in (self._records_path, self._end_path):
                 path.unlink(missing_ok=True)
-            _write(self._state_path, text)
+            write_durably(self._state_path, text)
         self._checksum, self._lines = _checksum("", state), 0
 
     def records(self) -> list[Record]:
@@ -215,7 +215,7 @@ class Journal(Memory):
                 file.write(json.dumps({**row, "checksum": checksum}) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            _write(self._end_path, str(self._lines + 1))
+            write_durably(self._end_path, str(self._lines + 1))
         self._checksum, self._lines = checksum, self._lines + 1
 
     @contextlib.contextmanager
@@ -262,7 +262,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _write(path: Path, text: str) -> None:
+def write_durably(path: Path, text: str) -> None:
     """Writes a file atomically, and waits until it is on disk."""
     draft = path.with_name(path.name + _DRAFT)
     with open(draft, "w", encoding="utf-8", opener=_private) as file:

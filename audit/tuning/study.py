@@ -1,6 +1,5 @@
 """Private tuning: the user trains; the study draws the candidates and releases the best run."""
 
-import functools
 import hashlib
 import json
 import re
@@ -10,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from audit import __version__, checks, protocols
 from audit.accounting import DpSgd, Mechanism, mechanism_to_dict
 from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import PROTOCOLS, Private
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
-from audit.numerics import format_rounded
+from audit.numerics import format_rounded, memoize
 from audit.protocols import (
     BestRuns,
     BudgetSchedule,
@@ -572,29 +571,11 @@ def _nothing(trial: Trial) -> Outcome:
     return Outcome(0.0)
 
 
-_T = TypeVar("_T")
+# Each takes seconds, and a study that resumes needs it again.
+_cost = memoize(32)(tuning_cost)
 
 
-def _cached(
-    function: Callable[[Mechanism, Protocol, float], _T],
-) -> Callable[[Mechanism, Protocol, float], _T]:
-    """Caches a function that takes seconds and is called again when a study resumes."""
-    cached = functools.lru_cache(maxsize=32)(function)
-
-    def answer(base: Mechanism, protocol: Protocol, delta: float) -> _T:
-        try:
-            hash(base)
-        except TypeError:  # an unhashable mechanism may change
-            return function(base, protocol, delta)
-        return cached(base, protocol, delta)
-
-    return answer
-
-
-_cost = _cached(tuning_cost)
-
-
-@_cached
+@memoize(32)
 def _by_region(base: Mechanism, protocol: Protocol, delta: float) -> bool:
     return row(find("region"), base, protocol, delta).applies
 
