@@ -1,10 +1,7 @@
 """Threat models: the knowledge and the choices of the adversary in an audit."""
 
-from threat_models.base import ThreatModel
+from threat_models.base import ThreatModel, etcv, ntcv, ntnv
 from threat_models.datasets import Records
-from threat_models.etcv import etcv
-from threat_models.ntcv import ntcv
-from threat_models.ntnv import ntnv
 from threat_models.scores import (
     CanaryLoss,
     FirstCoordinate,

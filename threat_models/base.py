@@ -1,4 +1,4 @@
-"""The class `ThreatModel`."""
+"""The class `ThreatModel`, and the three threat models of table 2."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from canaries import Canary, InputCanary
 from threat_models.datasets import Records
-from threat_models.scores import Score
+from threat_models.scores import Score, ValidationLoss
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,3 +73,73 @@ class ThreatModel:
             lambda_a - g in NTNV, lambda_a + g in NTCV and ETCV.
         """
         return lambda_a + self.proxy_sign * scores
+
+
+def ntnv(training_set: Records, validation_set: Records, canary: Canary) -> ThreatModel:
+    """NTNV: normal training, normal validation (table 2, first row).
+
+    The score is minus the validation loss, which the adversary cannot choose. lambda_b is
+    lambda_a - g: a canary that harms the model lowers its score.
+
+    Args:
+        training_set: X, with X' = X plus z.
+        validation_set: the validation records.
+        canary: z.
+
+    Example:
+        >>> from canaries import DiracCanary
+        >>> from threat_models import datasets
+        >>> digits = datasets.load("DIGITS", True, None, 5)
+        >>> ntnv(digits, digits, DiracCanary()).score.name
+        'validation-loss'
+    """
+    score, shape = ValidationLoss(validation_set), training_set.features.shape[1:]
+    return ThreatModel(
+        "NTNV", training_set, validation_set, canary, score, -1, shape, training_set.classes
+    )
+
+
+def ntcv(
+    training_set: Records, validation_set: Records | None, canary: Canary, score: Score
+) -> ThreatModel:
+    """NTCV: normal training, controlled score (table 2, second row); lambda_b is lambda_a + g.
+
+    Args:
+        training_set: X, with X' = X plus z.
+        validation_set: validation records, for scores that use them.
+        canary: z.
+        score: g, which the adversary chooses.
+
+    Example:
+        >>> from canaries import DiracCanary
+        >>> from threat_models import FirstCoordinate, datasets
+        >>> digits = datasets.load("DIGITS", True, None, 5)
+        >>> ntcv(digits, digits, DiracCanary(), FirstCoordinate()).name
+        'NTCV'
+    """
+    shape = training_set.features.shape[1:]
+    return ThreatModel(
+        "NTCV", training_set, validation_set, canary, score, 1, shape, training_set.classes
+    )
+
+
+def etcv(canary: Canary, score: Score, record_shape: tuple[int, ...], classes: int) -> ThreatModel:
+    """ETCV: empty training set, controlled score (table 2, last row); lambda_b is lambda_a + g.
+
+    X is empty and X' = {z}. This is the strongest adversary, because no other gradient hides the
+    canary's.
+
+    Args:
+        canary: z.
+        score: g, which the adversary chooses.
+        record_shape: shape of one record as the model sees it.
+        classes: number of classes.
+
+    Example:
+        >>> from canaries import DiracCanary
+        >>> from threat_models import FirstCoordinate
+        >>> model = etcv(DiracCanary(), FirstCoordinate(), (1, 8, 8), classes=10)
+        >>> model.training_set is None
+        True
+    """
+    return ThreatModel("ETCV", None, None, canary, score, 1, record_shape, classes)

@@ -3,10 +3,7 @@
 from audit import checks
 from canaries import Canary, DiracCanary, InputCanary
 from threat_models import datasets
-from threat_models.base import ThreatModel
-from threat_models.etcv import etcv
-from threat_models.ntcv import ntcv
-from threat_models.ntnv import ntnv
+from threat_models.base import ThreatModel, etcv, ntcv, ntnv
 from threat_models.scores import (
     CanaryLoss,
     FirstCoordinate,

@@ -103,19 +103,10 @@ class Journal(Memory):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder: Path = Path(folder).absolute()
+        self._state_path = self.folder / "state.json"
+        self._records_path = self.folder / "runs.jsonl"
+        self._end_path = self.folder / "end.json"
         self._checksum, self._lines = "", 0
-
-    @property
-    def _state_path(self) -> Path:
-        return self.folder / "state.json"
-
-    @property
-    def _records_path(self) -> Path:
-        return self.folder / "runs.jsonl"
-
-    @property
-    def _end_path(self) -> Path:
-        return self.folder / "end.json"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
