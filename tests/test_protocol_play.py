@@ -17,9 +17,10 @@ from audit.game.setup import set_up
 from audit.report.assemble import assemble
 from audit.report.text import to_text
 from audit.tuning import batch_samplers, sequential_search
-from audit.tuning.on_run_batches import GameContext, tune
+from audit.tuning.on_run_batches import tune
 from audit.tuning.samplers import Ended, relative_density
 from audit.tuning.space import Space, Uniform
+from audit.tuning.winners import GameContext
 from audit.upper_bounds.published import project_density
 from threat_models import build
 

@@ -28,7 +28,7 @@ from audit.game.acceptance import good_enough
 from audit.game.settings import AuditConfig
 from audit.protocols import Protocol, RandomStopping, UntilAccepted
 from audit.tuning import Winners
-from audit.tuning.on_run_batches import GameContext
+from audit.tuning.winners import GameContext
 from audit.upper_bounds.reduced import log_density
 from threat_models import ThreatModel, WorstOrder
 

@@ -1,7 +1,5 @@
 """Simulation of protocols for audits: T tunings at once, on batches of runs."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,12 +13,11 @@ from audit.protocols import (
     Subset,
     UntilAccepted,
 )
-from audit.tuning.batch_samplers import make_sampler
 from audit.tuning.grid_search import best_of_grid
 from audit.tuning.random_search import best_of_runs
 from audit.tuning.sequential_search import best_of_adaptive, first_accepted
-from audit.tuning.subset_search import LogRatio, tune_on_subset
-from audit.tuning.winners import Run, Winners
+from audit.tuning.subset_search import tune_on_subset
+from audit.tuning.winners import GameContext, Winners
 
 SIMULATED: tuple[type[Protocol], ...] = (
     RandomSearch,
@@ -36,66 +33,24 @@ SHAREABLE: tuple[type[Protocol], ...] = (RandomSearch, Grid)
 """The protocols whose runs do not depend on scores, so that several views can share them."""
 
 
-@dataclass(frozen=True)
-class GameContext:
-    """The training function and the fixed choices of the adversary.
-
-    Attributes:
-        run: trains a batch of runs and returns its outcomes in every view.
-        features: [n, d], the candidates' features, each in [0, 1].
-        tuned_log_ratio: in tuning on a subset, the chosen run's log-likelihood ratio.
-        log_ratio_scale: sigma^2 / N, the unit of lambda_c.
-        views: number of threat models that evaluate the same runs.
-        good_enough: the score above which a run is accepted.
-        keep_runs: whether a random search stores the outcomes of every run.
-    """
-
-    run: Run
-    features: NDArray[np.float64]
-    tuned_log_ratio: LogRatio
-    log_ratio_scale: float
-    views: int = 1
-    records: int = 0
-    good_enough: float = -np.inf
-    sampler: str = "gaussian-process"
-    keep_runs: bool = False
-
-
 def tune(
     protocol: Protocol, context: GameContext, included: NDArray[np.bool_], rng: np.random.Generator
 ) -> list[Winners]:
     """Winners of T simulated tunings in every view; `included`, [T], says which have the canary."""
-    run, candidates = context.run, len(context.features)
     match protocol:
         case RandomSearch():
+            run, repetitions, keep = context.run, protocol.repetitions, context.keep_runs
             return best_of_runs(
-                run,
-                protocol.repetitions,
-                candidates,
-                included,
-                rng,
-                context.views,
-                keep=context.keep_runs,
+                run, repetitions, context.candidates, included, rng, context.views, keep=keep
             )
         case Grid():
-            return best_of_grid(run, protocol, candidates, included, rng, context.views)
+            return best_of_grid(context, protocol, included, rng)
         case Adaptive():
-            sampler = make_sampler(context.sampler, protocol, context.features, len(included))
-            return [best_of_adaptive(run, protocol, sampler, included, rng)]
+            return [best_of_adaptive(context, protocol, included, rng)]
         case Subset():
-            found = tune_on_subset(
-                run,
-                protocol,
-                candidates,
-                context.records,
-                included,
-                rng,
-                context.tuned_log_ratio,
-                context.log_ratio_scale,
-            )
-            return [found]
+            return [tune_on_subset(context, protocol, included, rng)]
         case UntilAccepted() | RandomStopping():
-            return [first_accepted(run, protocol, candidates, context.good_enough, included, rng)]
+            return [first_accepted(context, protocol, included, rng)]
         case _:
             names = ", ".join(kind.name for kind in SIMULATED)
             raise InvalidInput(f"protocol must be one of {names} in an audit, got {protocol.spec}")

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from audit.dpsgd import RunBatch
 from audit.errors import InvalidInput
 from audit.protocols import Adaptive, RandomStopping, UntilAccepted
-from audit.tuning.batch_samplers import Sampler
-from audit.tuning.winners import Run, Winners, empty_winners
+from audit.tuning.batch_samplers import make_sampler
+from audit.tuning.winners import GameContext, Winners, empty_winners
 
 # If a series of rejections has less than this probability, the claimed acceptance is wrong.
 _IMPLAUSIBLE = 1e-15
@@ -18,16 +18,10 @@ _MAX_AHEAD = 16
 
 
 def best_of_adaptive(
-    run: Run,
-    protocol: Adaptive,
-    sampler: Sampler,
-    included: NDArray[np.bool_],
-    rng: np.random.Generator,
+    context: GameContext, protocol: Adaptive, included: NDArray[np.bool_], rng: np.random.Generator
 ) -> Winners:
-    """Winners of T adaptive searches; the density of each candidate depends on the earlier runs.
-
-    The sampler is new, and `included`, [T], says which data sets have the canary.
-    """
+    """Winners of T adaptive searches; the density of each candidate depends on the earlier runs."""
+    sampler = make_sampler(context.sampler, protocol, context.features, len(included))
     runs = protocol.repetitions.sample(rng, len(included))
     winners = empty_winners(runs)
     for index in range(int(runs.max(initial=0))):
@@ -38,7 +32,7 @@ def best_of_adaptive(
             candidate=candidate,
             seeds=rng.integers(0, 2**64, len(tuning), dtype=np.uint64),
         )
-        (outcomes,) = run(batch)
+        (outcomes,) = context.run(batch)
         winners.compete(outcomes, batch, tuning, np.full(len(tuning), index))
         sampler.add(tuning, candidate, outcomes)
     return winners
@@ -53,31 +47,15 @@ def draw_candidates(
 
 
 def first_accepted(
-    run: Run,
+    context: GameContext,
     protocol: UntilAccepted | RandomStopping,
-    candidates: int,
-    good_enough: float,
     included: NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> Winners:
     """Winners of T tunings that release the first run above a threshold, or stop at random.
 
     The number of runs after which a tuning stops is drawn first. Each run draws one of the
-    candidates uniformly.
-
-    Args:
-        run: trains a batch of runs.
-        protocol: with or without random stopping.
-        candidates: number of candidates.
-        good_enough: a run is accepted if its score is above this.
-        included: [T], whether the canary is in the data set of each tuning.
-        rng: source of stops, candidates and run seeds.
-
-    Returns:
-        The winners; `runs` counts the runs up to the accepted one, or up to the stop.
-
-    Raises:
-        InvalidInput: the protocol's acceptance is contradicted by too many rejections.
+    candidates uniformly. `runs` counts the runs up to the accepted one, or up to the stop.
     """
     size = len(included)
     if isinstance(protocol, RandomStopping):
@@ -93,11 +71,13 @@ def first_accepted(
         index = winners.runs[tuning] + np.tile(np.arange(ahead), active.size)
         batch = RunBatch(
             included=included[tuning],
-            candidate=rng.integers(0, candidates, len(tuning)),
+            candidate=rng.integers(0, context.candidates, len(tuning)),
             seeds=rng.integers(0, 2**64, len(tuning), dtype=np.uint64),
         )
-        (outcomes,) = run(batch)
-        kept = outcomes.finite & (outcomes.scores > good_enough) & (index < max_runs[tuning])
+        (outcomes,) = context.run(batch)
+        kept = (
+            outcomes.finite & (outcomes.scores > context.good_enough) & (index < max_runs[tuning])
+        )
         places = np.arange(len(tuning)).reshape(active.size, ahead)
         is_kept = kept[places]
         found = is_kept.any(axis=1)

@@ -12,6 +12,38 @@ from audit.errors import InvalidInput
 _PROXIES = ("lambda_a", "lambda_c", "lambda_known", "lambda_start", "lambda_end")
 Run = Callable[[RunBatch], Sequence[RunOutcomes]]
 """Trains a batch of runs and returns its outcomes in every view."""
+LogRatio = Callable[["Winners"], NDArray[np.float64]]
+"""The log-likelihood ratio of each tuning's choice, with over without the canary, [T]."""
+
+
+@dataclass(frozen=True)
+class GameContext:
+    """The training function and the fixed choices of the adversary.
+
+    Attributes:
+        run: trains a batch of runs and returns its outcomes in every view.
+        features: [n, d], the candidates' features, each in [0, 1].
+        tuned_log_ratio: in tuning on a subset, the chosen run's log-likelihood ratio.
+        log_ratio_scale: sigma^2 / N, the unit of lambda_c.
+        views: number of threat models that evaluate the same runs.
+        good_enough: the score above which a run is accepted.
+        keep_runs: whether a random search stores the outcomes of every run.
+    """
+
+    run: Run
+    features: NDArray[np.float64]
+    tuned_log_ratio: LogRatio
+    log_ratio_scale: float
+    views: int = 1
+    records: int = 0
+    good_enough: float = -np.inf
+    sampler: str = "gaussian-process"
+    keep_runs: bool = False
+
+    @property
+    def candidates(self) -> int:
+        """Number of candidates."""
+        return len(self.features)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from audit.arrays import FloatArray
 from audit.dpsgd import DpSgdSettings, RunBatch, RunOutcomes, make_engine
 from audit.protocols import Protocol, RandomSearch, Subset
 from audit.repetitions import Poisson, Repetitions
-from audit.tuning.on_run_batches import GameContext, tune
+from audit.tuning.on_run_batches import tune
+from audit.tuning.winners import GameContext
 from audit.upper_bounds.published import cost_ratio
 from audit.upper_bounds.registry import find
 from studies.papers.distributions import tnb_with_mean
