@@ -24,6 +24,7 @@ class AcceptedTailsCurve(CurveOfMu):
         rule: the fixed threshold.
 
     Example:
+        >>> from audit.lower_bounds import FixedThreshold
         >>> AcceptedTailsCurve(-2.0, 2.0, rule=FixedThreshold(1.0)).name
         'accepted-tails-curve'
     """
