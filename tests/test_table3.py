@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy import special, stats
 
 from audit import repetitions
 from audit.accounting import GaussianMechanism
+from audit.dpsgd.models import mlp
 from audit.game.binding import binding
 from audit.game.blocks import all_blocks
 from audit.game.play import Trials, play
@@ -19,6 +21,8 @@ from audit.game.store import RunFolder
 from audit.run import main
 from studies.papers import REPRODUCTIONS, Result, table3
 from studies.papers.kept_trials import KeptGame, keep, load
+from studies.table3.canary_norms import norms
+from threat_models import datasets
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "table3.md"
@@ -182,3 +186,29 @@ def test_equivalent_epsilon_is_that_of_the_gaussian_mechanism() -> None:
         GaussianMechanism(0.9).epsilon(1e-5)
     )
     assert table3.equivalent_epsilon(0.4, 1e-5) == 0.0
+
+
+def test_norms_of_gradients_before_the_first_step_are_those_of_autograd() -> None:
+    records = datasets.load("DIGITS", True, None, 5)
+    canary = datasets.load("DIGITS", False, None, 1)
+    found = norms(records, canary, 0.001, seed=3, steps=1)
+    torch.manual_seed(3)
+    model = mlp(tuple(records.features.shape[1:]), 10)
+    lengths = []
+    for data in (records, canary):
+        for x, y in zip(data.features, data.labels, strict=True):
+            model.zero_grad()
+            logits = model(torch.as_tensor(x).float()[None])
+            torch.nn.functional.cross_entropy(logits, torch.tensor([int(y)])).backward()
+            squares = sum(float(p.grad.square().sum()) for p in model.parameters())
+            lengths.append(math.sqrt(squares))
+    assert found.shortest == pytest.approx(lengths[-1], rel=1e-5)
+    assert found.below == np.mean(np.array(lengths[:-1]) < 1.0)
+
+
+def test_weights_move_with_the_learning_rate_alone() -> None:
+    few = datasets.load("DIGITS", True, None, 20)
+    first, still, moved = (
+        norms(few, few, rate, 0, steps).below for rate, steps in ((0.0, 1), (0.0, 20), (0.1, 20))
+    )
+    assert first == still != moved
