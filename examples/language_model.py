@@ -147,11 +147,14 @@ def fine_tuned(weights, records, candidate, seed, watch, noise, rate, steps, bat
     torch.manual_seed(seed)
     model = adapted(weights, candidate["rank"])
     adapters = [part for part in model.parameters() if part.requires_grad]
+    # Batches have a generator of their own, so that the noise does not depend on how many records
+    # were drawn: the audit then compares runs with equal noise.
+    batches = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     engine = PrivacyEngine(accountant="rdp")
     model, optimizer, loader = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(adapters, lr=candidate["learning_rate"]),
-        data_loader=DPDataLoader(TensorDataset(*records), sample_rate=rate),
+        data_loader=DPDataLoader(TensorDataset(*records), sample_rate=rate, generator=batches),
         noise_multiplier=noise,
         max_grad_norm=1.0,
     )
