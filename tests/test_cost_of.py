@@ -447,7 +447,7 @@ def test_a_stored_study_is_read_to_the_safe_side(tmp_path, capsys):
     assert bounds.main(["--optuna", storage, "mine", "--chosen", "random", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bound"].endswith("fixed:3")
     assert bounds.main(["--optuna", storage, "other"]) == 2
-    assert "optuna must name one of the studies mine, got 'other'" in capsys.readouterr().err
+    assert "optuna must name one of the studies mine in" in capsys.readouterr().err
     assert bounds.main(["--optuna", f"sqlite:///{tmp_path}/none.db", "mine"]) == 2
     assert "got no file at" in capsys.readouterr().err
     assert not (tmp_path / "none.db").exists()

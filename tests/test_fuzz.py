@@ -26,6 +26,7 @@ from audit import (
     protocols,
     repetitions,
     run,
+    tuning,
     verify,
 )
 from audit import upper_bounds as upper
@@ -475,13 +476,38 @@ def test_damaged_folders_are_refused(audit, capsys, name):
 
 
 def test_certificates_are_right_wrong_or_none(tmp_path, capsys):
+    path = tmp_path / "certificate.json"
+    base = accounting.GaussianMechanism(0.5)
+    study = tuning.Study({"level": [1, 2]}, "tnb:0,0.5", base=base, folder=None, seed=1)
+    study.run(lambda trial: tuning.Outcome(1.0))
+    study.certificate.save(path)
+    right = json.loads(path.read_text())
+    values = VALUES | st.sampled_from([10**400, None, [], [None] * 10**4])
+    edited = st.builds(
+        lambda place, value: json.dumps(put_in(right, place, value)).encode(
+            "utf-8", "surrogatepass"
+        ),
+        st.integers(0, 10**6),
+        values,
+    )
+
     @examples(40)
-    @given(JSONS)
+    @given(JSONS | edited)
     def play(content):
-        (tmp_path / "certificate.json").write_bytes(content)
-        commanded(capsys, verify.main, [tmp_path / "certificate.json"], codes=(1, 2))
+        path.write_bytes(content)
+        # The exit code is 3 if an edit changes nothing: the seed is known.
+        commanded(capsys, verify.main, [path], codes=(1, 2, 3))
 
     play()
+
+
+@examples(10)
+@given(st.floats(0.8, 4.0), st.floats(0.001, 1.0), st.integers(1, 500), st.integers(1, 3))
+def test_correct_trials_are_never_refused(noise, rate, steps, times):
+    one = accounting.DpSgd(noise, steps, rate)
+    found = tuning.cost_of_trials([one] * times, "grid")
+    assert one.epsilon(1e-5) <= found.all_released * (1 + 1e-6)
+    assert found.best_only <= found.all_released
 
 
 def test_other_commands_refuse_what_is_none_of_theirs(capsys, tmp_path):

@@ -315,8 +315,8 @@ def _load(storage: str, name: str | None) -> Any:
         # Errors of drivers may hold the address with its password: they are not chained.
         raise InvalidInput(_what_is_wrong(error, where, name)) from None
     raise InvalidInput(
-        f"optuna must name one of the studies {', '.join(names) or '(there are none)'}, got "
-        f"{name!r}"
+        f"optuna must name one of the studies {', '.join(names) or '(there are none)'} in "
+        f"{where!r}, got {name!r}"
     )
 
 
