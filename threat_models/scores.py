@@ -103,7 +103,6 @@ class FirstCoordinate:
     needs_model: bool = False
 
     def __call__(self, observation: Observation) -> FloatArray:
-        """The scores of R runs, [R]."""
         return observation.first_displacement
 
 
@@ -137,7 +136,6 @@ class WorstOrder:
             raise ValueError(f"worst_order must be a number, got {self.top}")
 
     def __call__(self, observation: Observation) -> FloatArray:
-        """The scores of R runs, [R]."""
         return SplitOrder(self.top).rank(observation.standardised_sum)
 
 
@@ -172,7 +170,6 @@ class TwoTails:
             raise ValueError(f"worst_order must be numbers, got {self.low} and {self.high}")
 
     def __call__(self, observation: Observation) -> FloatArray:
-        """The scores of R runs, [R]."""
         x = observation.standardised_sum
         return np.asarray((x < self.low) | (x > self.high), dtype=np.float64)
 
@@ -192,7 +189,6 @@ class CanaryLoss:
     needs_model: bool = True
 
     def __call__(self, observation: Observation) -> FloatArray:
-        """The scores of R runs, [R]."""
         return -observation.loss(self.canary.features[None], np.array([self.canary.label]))
 
 
@@ -211,7 +207,6 @@ class ValidationLoss:
     needs_model: bool = True
 
     def __call__(self, observation: Observation) -> FloatArray:
-        """The scores of R runs, [R]."""
         return -observation.loss(self.records.features, self.records.labels)
 
 
@@ -236,7 +231,6 @@ class UserScore:
     needs_model: bool = True
 
     def __call__(self, observation: Observation) -> FloatArray:
-        """The scores of R runs, [R]."""
         with errors_in_one_line(f"score {self.name} must return numbers"):
             given = np.asarray(self.function(observation))
             if np.iscomplexobj(given):

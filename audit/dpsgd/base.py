@@ -41,7 +41,6 @@ class RunBatch:
     records: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
-        """The number of runs."""
         return len(self.seeds)
 
     def at(self, rows: slice | NDArray[np.bool_]) -> "RunBatch":

@@ -93,13 +93,11 @@ class BatchedEngine:
         )
 
     def run(self, batch: RunBatch) -> RunOutcomes:
-        """See `Engine.run`."""
         return self._run_packs(batch, (self._threat_model,))[0]
 
     def run_shared(
         self, batch: RunBatch, threat_models: Sequence[ThreatModel]
     ) -> list[RunOutcomes]:
-        """See `SharingEngine.run_shared`."""
         canaries = dict.fromkeys(threat_model.canary for threat_model in threat_models)
         if len(canaries) == 1:
             return self._run_packs(batch, threat_models)

@@ -112,7 +112,6 @@ class CompiledSums:
         return self._compiled.sums(theta, clip, self._records, self._labels, taken)[0]
 
     def single_record(self, theta: Parameters, clip: Tensor) -> ClippedRecord:
-        """See `gradients.ClippedSums`."""
         clipped, squared = self._compiled.sums(theta, clip, self._records, self._labels)
         gradient = ExplicitGradients([flat(g)[:, None] for g in clipped])
         return ClippedRecord([gradient], torch.ones_like(clip)[:, None], squared)

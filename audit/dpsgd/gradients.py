@@ -98,7 +98,6 @@ class BookkeepingModel:
         return self.network.first.prepare(features)
 
     def logits(self, theta: Parameters, x: Tensor) -> Tensor:
-        """See `StackedModel`."""
         return self._forward(theta, x)[0]
 
     def _forward(
@@ -160,7 +159,6 @@ class VmapModel:
         return features
 
     def logits(self, theta: Parameters, x: Tensor) -> Tensor:
-        """See `StackedModel`."""
         by_run = 0 if x.dim() > self._record_dims + 1 else None
         y: Tensor = vmap(self._apply, in_dims=(0, by_run))(theta, x)
         return y

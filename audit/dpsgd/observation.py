@@ -26,12 +26,10 @@ class ModelObservation(Observation):
     records_at_once: int
 
     def parameters(self) -> NDArray[np.float64]:
-        """See `Observation.parameters`."""
         return to_numpy(torch.cat([p.flatten(1) for p in self.theta], dim=1))
 
     @torch.no_grad()
     def loss(self, features: Features, labels: NDArray[np.int64]) -> NDArray[np.float64]:
-        """See `Observation.loss`."""
         like = self.theta[0]
         total = torch.zeros(len(like), dtype=torch.float64, device=like.device)
         for start in range(0, len(labels), self.records_at_once):

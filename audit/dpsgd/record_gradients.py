@@ -72,7 +72,6 @@ class OuterProducts:
         return [weight, delta.sum(1)] if self.has_bias else [weight]
 
     def outer_products(self, factors: Tensor) -> list[OuterProduct]:
-        """See `RecordGradients`."""
         delta = self.delta[:, 0]
         weight = (delta * factors, self.x[:, 0] if self.x.dim() == 3 else self.x)
         return [weight, (factors, delta)] if self.has_bias else [weight]
@@ -103,7 +102,6 @@ class ExplicitGradients:
         ]
 
     def outer_products(self, factors: Tensor) -> list[OuterProduct]:
-        """See `RecordGradients`."""
         return [(factors, flat(g[:, 0])) for g in self.gradients]
 
 
@@ -166,9 +164,7 @@ class DiracGradient:
         self.squared_norm = clip.square()
 
     def add_to(self, vectors: Parameters, weights: Tensor) -> None:
-        """See `ClippedRecord.add_to`."""
         vectors[0][:, 0] += self._clip * weights[:, 0]
 
     def inner(self, vectors: Parameters) -> Tensor:
-        """See `ClippedRecord.inner`."""
         return self._clip * vectors[0][:, 0]

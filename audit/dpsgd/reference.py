@@ -32,13 +32,11 @@ class TrainedModule(Observation):
     module: nn.Module
 
     def parameters(self) -> NDArray[np.float64]:
-        """See `Observation.parameters`."""
         trained = [p.detach().flatten() for p in self.module.parameters() if p.requires_grad]
         return torch.cat(trained).double().cpu().numpy()[None]
 
     @torch.no_grad()
     def loss(self, features: Features, labels: NDArray[np.int64]) -> NDArray[np.float64]:
-        """See `Observation.loss`."""
         like = next(self.module.parameters())
         x = torch.from_numpy(np.array(features)).to(like)
         y = torch.from_numpy(np.array(labels)).to(like.device)
@@ -100,7 +98,6 @@ class OpacusEngine:
         return torch.from_numpy(np.array(features)).to(self._device, self._dtype)
 
     def run(self, batch: RunBatch) -> RunOutcomes:
-        """See `Engine.run`."""
         found = RunOutcomes.empty(len(batch))
         with reproducible_products(), warnings.catch_warnings():
             # torch warns about Opacus's hooks because the input needs no gradient; harmless here.

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit import checks
+from audit.errors import InvalidInput
 
 MODELS = ("logistic", "mlp", "convnet")
 """Names of the models in `models`; this module does not import torch."""
@@ -27,6 +28,20 @@ class Candidate(NamedTuple):
     learning_rate: float
     max_grad_norm: float
     momentum: float
+
+
+def several_numbers(
+    name: str, values: object, high: float = float("inf"), *, closed_low: bool = False
+) -> tuple[float, ...]:
+    """One number or several, distinct and between 0 and `high`, as a tuple."""
+    items = tuple(values) if isinstance(values, list | tuple) else (values,)
+    if not items:
+        raise InvalidInput(f"{name} must name at least one number, got none")
+    numbers = tuple(checks.interval(name, item, 0.0, high, closed_low=closed_low) for item in items)
+    if len(set(numbers)) < len(numbers):
+        what = "budget" if name == "epsilon" else "value"
+        raise InvalidInput(f"{name} must name each {what} once, got {numbers}")
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -72,18 +87,10 @@ class DpSgdSettings:
             ),
         )
         checks.store_validated(self, model=checks.one_of("model", self.model, MODELS, dotted=True))
-        for name in ("max_grad_norm", "learning_rates", "momentum"):
-            given = getattr(self, name)
-            values = tuple(given) if isinstance(given, list | tuple) else (given,)
-            if not values:
-                raise ValueError(f"{name} must have at least one value, got none")
-            if name == "momentum":
-                values = tuple(checks.interval(name, v, 0, 1, closed_low=True) for v in values)
-            else:
-                values = tuple(checks.interval(name, v, 0) for v in values)
-            if len(set(values)) < len(values):
-                raise ValueError(f"{name} must have distinct values, got {values}")
-            checks.store_validated(self, **{name: values})
+        for name in ("max_grad_norm", "learning_rates"):
+            checks.store_validated(self, **{name: several_numbers(name, getattr(self, name))})
+        momentum = several_numbers("momentum", self.momentum, 1.0, closed_low=True)
+        checks.store_validated(self, momentum=momentum)
 
     @functools.cached_property
     def candidates(self) -> tuple[Candidate, ...]:

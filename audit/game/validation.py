@@ -6,6 +6,7 @@ from typing import Any
 from audit import checks, protocols
 from audit.accounting import ACCOUNTINGS
 from audit.dpsgd import ENGINES, MODELS, PRECISIONS
+from audit.dpsgd.settings import several_numbers
 from audit.errors import InvalidInput
 from audit.protocols import Grid, Protocol, RandomSearch
 from audit.repetitions import parse_repetitions
@@ -67,23 +68,9 @@ def checked_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
         "sampling_rate", values["sampling_rate"], 0.0, 1.0, closed_high=True
     )
     for name in ("epsilon", "learning_rates", "max_grad_norm"):
-        found[name] = _several_numbers(name, values[name])
-    found["momentum"] = _several_numbers("momentum", values["momentum"], 1.0, closed_low=True)
+        found[name] = several_numbers(name, values[name])
+    found["momentum"] = several_numbers("momentum", values["momentum"], 1.0, closed_low=True)
     return found
-
-
-def _several_numbers(
-    name: str, values: object, high: float = float("inf"), *, closed_low: bool = False
-) -> tuple[float, ...]:
-    """One number or several, distinct and in range."""
-    items = tuple(values) if isinstance(values, list | tuple) else (values,)
-    if not items:
-        raise InvalidInput(f"{name} must name at least one number, got none")
-    numbers = tuple(checks.interval(name, item, 0.0, high, closed_low=closed_low) for item in items)
-    if len(set(numbers)) < len(numbers):
-        what = "budget" if name == "epsilon" else "value"
-        raise InvalidInput(f"{name} must name each {what} once, got {numbers}")
-    return numbers
 
 
 def checked_names(values: Mapping[str, Any]) -> dict[str, str]:

@@ -56,7 +56,6 @@ class GaussianProcessSampler:
         self._least, self._most = np.full(tunings, np.inf), np.full(tunings, -np.inf)
 
     def add(self, tuning: IntArray, candidate: IntArray, outcomes: RunOutcomes) -> None:
-        """See `Sampler`."""
         known = outcomes.finite & np.isfinite(outcomes.scores)
         self._lost[tuning[~known], candidate[~known]] += 1.0
         who, which, scores = tuning[known], candidate[known], outcomes.scores[known]
@@ -69,7 +68,6 @@ class GaussianProcessSampler:
         self._most[who] = np.maximum(self._most[who], scores)
 
     def densities(self, tuning: IntArray) -> FloatArray:
-        """See `Sampler`."""
         found = np.ones((len(tuning), len(self._covariance)))
         knows = (self._runs[tuning].sum(axis=1) >= MIN_RUNS) & (self._most > self._least)[tuning]
         rows = max(1, _MAX_BATCH_FLOATS // self._covariance.size)
@@ -124,11 +122,9 @@ class AdversarialSampler:
             )
 
     def add(self, tuning: IntArray, candidate: IntArray, outcomes: RunOutcomes) -> None:
-        """See `Sampler`."""
         self._evidence[tuning] += np.where(outcomes.finite, outcomes.lambda_c - 0.5, 0.0)
 
     def densities(self, tuning: IntArray) -> FloatArray:
-        """See `Sampler`."""
         return self._densities[1 + np.sign(self._evidence[tuning]).astype(np.int64)]
 
 

@@ -195,7 +195,7 @@ def test_invalid_settings_are_rejected():
         DpSgdSettings(3, 1, 1.0, (0.1,), sampling_rate=0)
     with pytest.raises(ValueError, match="momentum"):
         DpSgdSettings(3, 1, 1.0, (0.1,), momentum=(0.5, 1.0))
-    with pytest.raises(ValueError, match="max_grad_norm must have at least one value"):
+    with pytest.raises(ValueError, match="max_grad_norm must name at least one number"):
         DpSgdSettings(3, 1, (), (0.1,))
     with pytest.raises(ValueError, match="steps"):
         DpSgdSettings(0, 1, 1.0, (0.1,))

@@ -59,7 +59,6 @@ class Records:
             )
 
     def __len__(self) -> int:
-        """The number of records."""
         return len(self.labels)
 
     def canary(self, index: int) -> InputCanary:
