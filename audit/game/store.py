@@ -28,18 +28,28 @@ def locked(folder: Path) -> Iterator[None]:
     """Locks a folder for one audit, until the context or the process ends; creates the folder."""
     with contextlib.ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(processes.locked(folder / _LOCK, wait=False))
+            with _writable(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(processes.locked(folder / _LOCK, wait=False))
         except TimeoutError as held:
             raise InvalidInput(
                 f"out must be a folder that no other process uses, got {str(folder)!r}, where "
                 "another audit is running: wait until it ends, or choose another folder"
             ) from held
-        except OSError as error:
-            raise InvalidInput(
-                f"out must be a writable folder, got {str(folder)!r}: {error}"
-            ) from error
         yield
+
+
+@contextlib.contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Turns an error of the disk into one clear line; a lock that is held is none."""
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise InvalidInput(
+            f"out must be a writable folder with free space, got {str(folder)!r}: {error}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -50,17 +60,14 @@ def written_completely(path: Path, *, new: bool = False) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        if new:
-            _move_if_absent(temporary, path)
-        else:
-            os.replace(temporary, path)
-    except OSError as error:
-        raise InvalidInput(
-            f"out must be a writable folder with free space, got {str(path.parent)!r}: {error}"
-        ) from error
+        with _writable(path.parent):
+            yield temporary
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            if new:
+                _move_if_absent(temporary, path)
+            else:
+                os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -81,12 +88,8 @@ def write_text(path: Path, text: str, *, new: bool = False) -> None:
 
     With `new`, a file that another process has written in the meantime is kept.
     """
-    try:
+    with _writable(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInput(
-            f"out must be a writable folder, got {str(path.parent)!r}: {error}"
-        ) from error
     with written_completely(path, new=new) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
@@ -134,16 +137,12 @@ class RunFolder:
 
     def open(self) -> None:
         """Creates the folder, which must be locked, or checks that it holds the same audit."""
-        try:
+        with _writable(self.path):
             (self.path / _SHARDS).mkdir(parents=True, exist_ok=True)
             if not is_started(self.path):
                 text = json.dumps(self.identity | {_BOUND_TO: self.bound_to}, indent=2)
                 write_text(self.path / _CONFIG, text + "\n", new=True)
             self.check_same()
-        except OSError as error:
-            raise InvalidInput(
-                f"out must be a writable folder, got {str(self.path)!r}: {error}"
-            ) from error
 
     def check_same(self) -> None:
         """Checks that the folder holds this audit; the error names the difference."""
