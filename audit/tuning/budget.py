@@ -236,23 +236,23 @@ def filter_for(
 class Budget:
     """A cap on the privacy cost of all runs together, which adaptive tuning cannot exceed.
 
-    For tuning by hand, with TPE, or with any other method that looks at earlier runs: charge each
-    run before it starts. The number of runs, their noise and their steps may depend on all that was
-    released so far. All runs together, released or not, are (epsilon, delta)-DP.
+    For tuning by hand, with TPE, or with any other method that depends on earlier runs: charge each
+    run before it starts. The number of runs, their noise and their steps may depend on everything
+    that was released so far. All runs together, released or not, are (epsilon, delta)-DP.
 
     The first mechanism, which is chosen before any output is seen, decides how runs are counted:
     Gaussian runs (full batches) by their mu^2, all others by Renyi divergences at the order that
     affords most runs like the first.
 
     Args:
-        cap: epsilon of the whole; or a mechanism, such as `DpSgd` with all steps that may be taken
-            or the `Composition` of all runs that may be done. Of a mechanism, parts are spent, and
-            its exact epsilon is kept: that affords more where all runs have the same noise.
+        cap: epsilon of all runs together; or a mechanism, such as `DpSgd` with the total number of
+            steps, or the `Composition` of all allowed runs. Runs then spend parts of this mechanism
+            and keep its exact epsilon, which affords more if all runs have the same noise.
         delta: in (0, 1).
-        expected: a typical run. It decides in place of the first mechanism how runs are counted:
+        expected: a typical run, which decides instead of the first mechanism how runs are counted:
             pass a sampled DP-SGD if the first run is Gaussian and later ones are not.
-        file: a json file that holds what is spent. It is written before `spend` returns, so a
-            tuning that was killed goes on with what is left. Its cap cannot be changed.
+        file: a json file with the runs so far. It is written before `spend` returns, so a tuning
+            that was killed resumes with the remaining budget. Its cap cannot be changed.
 
     Raises:
         InvalidInput: an argument is out of its range, or the file belongs to another budget.

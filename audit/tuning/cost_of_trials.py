@@ -146,29 +146,30 @@ def cost_of_trials(
     """Cost of a finished tuning, given how its candidates were chosen.
 
     Args:
-        trials: the base mechanism of every trial, failed and pruned ones too; or a csv file of
-            them, as `read_trials` reads it.
+        trials: the base mechanism of every trial, including failed and pruned ones; or a csv file
+            of them (`read_trials`).
         chosen: `grid` (also: enumerated, or drawn without replacement), `random` (drawn with
-            replacement), or `sequential` (TPE, CMA-ES, by hand, with pruning: all that looks back).
+            replacement), or `sequential` (TPE, CMA-ES, by hand, with pruning: any choice that
+            depends on earlier trials).
         delta: in (0, 1).
         protocol: of random trials, the random search or the distribution of K from which their
-            number was drawn; if not given, their number was fixed.
-        prior: of random trials that are not all equally private, what one draw is:
-            `accounting.Mixture` all that could have been drawn, each with its chance. A draw then
-            costs the mean over them; if not given, with a random K, the worst of those seen.
-        cap: of sequential trials, the epsilon (or the mechanism, as `tuning.Budget` takes it) that
-            was fixed beforehand as the most that all trials together may spend. The number of
+            number was drawn. Without it, their number was fixed.
+        prior: of random trials that are not all equally private, the mechanism of one draw: an
+            `accounting.Mixture` of all possible trials and their probabilities. A draw then costs
+            the mean over them. Without it, a random K costs the worst of the given trials.
+        cap: of sequential trials, the largest epsilon (or mechanism, see `tuning.Budget`) that all
+            trials together were allowed to spend, fixed before the first trial. The number of
             trials and their budgets may then depend on earlier outputs, and the cap is the cost.
-        budgets: of sequential trials without a cap, whether their number and the budget of each
-            were fixed beforehand, `planned`, or decided on the way, `adaptive`. If not given,
-            trials of one and the same budget are taken to be planned, and others to be adaptive.
+        budgets: of sequential trials without a cap: `planned` if their number and the budget of
+            each were fixed before the first trial, `adaptive` if they depend on earlier outputs.
+            The default is `planned` if all trials have the same budget, otherwise `adaptive`.
 
     Returns:
-        The cost. Of adaptive budgets without a cap it is an odometer reading, which is no epsilon.
+        The cost. For adaptive budgets without a cap it is an odometer reading and not an epsilon.
 
     Raises:
-        InvalidInput: there is no trial, an argument is none of these, a trial is none of the
-            prior's, or the cap does not hold all trials.
+        InvalidInput: there is no trial, an argument is out of its range, a trial is not in the
+            prior, or the trials exceed the cap.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
