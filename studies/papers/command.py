@@ -124,6 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _report(result, folder, time.perf_counter() - start)
     except (FileNotFoundError, ValueError) as error:
         return console.report_error(error)
+    except MemoryError as error:
+        return console.report_error(f"settings must need less memory: {error}")
     except OSError as error:
         return console.report_error(f"out must be a writable folder: {error}")
     return 0

@@ -20,8 +20,10 @@ _PALETTE = sns.color_palette("colorblind", 10).as_hex()
 COLOURS = (*(_PALETTE[i] for i in (0, 1, 2, 4, 3, 7, 9)), "black")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (3, 3)))
 _MARKERS = ("^", "s", "o", "D")
-# A point of a curve may take seconds.
+# A point of a curve may take seconds. Other numbers (trials, tunings, epochs) take time and memory
+# in proportion, so they are limited to a multiple of the paper's.
 _MAX_POINTS = 1_000
+_MAX_MULTIPLE = 100
 # Names of settings in the second version.
 _FORMER_SETTINGS = {"games": "trials", "laws": "distributions", "specs": "protocols"}
 
@@ -121,7 +123,7 @@ class Reproduction:
 def _check(name: str, value: object, default: object) -> None:
     """Checks that a setting is a number, a text or a list, like its default."""
     if isinstance(default, int):
-        high = _MAX_POINTS if name == "points" else None
+        high = {"points": _MAX_POINTS, "seed": None}.get(name, _MAX_MULTIPLE * default)
         checks.integer(name, value, 0 if name == "seed" else 1, high)  # type: ignore[arg-type]
     elif isinstance(default, str):
         if not isinstance(value, str):
