@@ -170,6 +170,52 @@ def test_independent_noise_passes_and_dependence_is_named():
     assert kinds(long) == {"steps"}
 
 
+def test_noise_that_comes_back_elsewhere_is_named():
+    rng = np.random.default_rng(5)
+    parts, names, shapes = [slice(0, 30), slice(30, 60)], ["a", "b"], [(30,), (30,)]
+
+    def kinds(values):
+        noise = estimate_noise(values, None, parts, 1e-12)
+        tests = independence(noise, names, shapes, True)
+        return {t.kind for t in tests if t.matters and t.p_value < 1e-7}
+
+    drawn = rng.normal(size=(30, 6, 60))
+    assert not kinds(drawn)
+    once = drawn[:, 0]
+    permuted = np.stack([once[:, rng.permutation(60)] for _ in range(6)], axis=1)
+    assert "shared noise" in kinds(permuted)
+    overlapping = drawn.copy()  # the seed of a tensor is its place plus the step
+    overlapping[:, 1:, :30] = overlapping[:, :-1, 30:]
+    assert "tensors" in kinds(overlapping)
+
+
+def test_records_that_are_drawn_in_pairs_are_named():
+    rng = np.random.default_rng(6)
+    rates = [0.3] * 8
+
+    def kinds(inside):
+        tests = poisson_tests(inside.sum(2).astype(float), inside[:, :, -1], 40, rates)
+        return {t.kind for t in tests if t.matters and t.p_value < 1e-7}
+
+    assert not kinds(rng.random((40, 8, 40)) < 0.3)
+    assert kinds(np.repeat(rng.random((40, 8, 20)) < 0.3, 2, axis=2)) == {"uneven batches"}
+    # Nearly all batches are empty: a few records less than expected prove nothing.
+    rare = rng.random((25, 8, 2)) < 0.01
+    rare[:] = False
+    found = poisson_tests(rare.sum(2).astype(float), rare[:, :, -1], 2, [0.01] * 8)
+    assert all(t.p_value > 1e-3 for t in found)
+
+
+def test_the_first_record_is_exchanged_too():
+    def with_hold_out(records, candidate, seed, watch):
+        held_out = float(np.asarray(records.features[:4], dtype=float).mean())
+        rest = TrainingSet(records.features[4:], records.labels[4:])
+        return {"model": Loop(steps=2)(rest, candidate, seed, watch), "held out": held_out}
+
+    (finding,) = [f for f in report(with_hold_out).findings if f.premise == "released numbers"]
+    assert "`held out` depends on the record" in finding.message
+
+
 @pytest.mark.parametrize("runs", [3, 8, 64])
 def test_gaussian_noise_passes_and_another_distribution_is_named(runs):
     rng = np.random.default_rng(4)
@@ -188,6 +234,9 @@ def test_gaussian_noise_passes_and_another_distribution_is_named(runs):
         assert 0.03 < rounded.numbers["distance"] < 0.192
         assert rounded.p_value < 1e-50
         assert rounded.matters
+        clamped = tests(np.clip(drawn, -3.0, 3.0))["largest"]
+        assert clamped.numbers["largest"] < 4.0
+        assert clamped.p_value < 1e-20
         laplace = tests(rng.laplace(size=drawn.shape))["distribution"]
         assert laplace.numbers["kurtosis"] == pytest.approx(3.0, abs=0.3)
         assert laplace.p_value < 1e-50

@@ -34,6 +34,7 @@ from audit.own_training import (
     readings,
 )
 from audit.own_training.discriminant import discriminant
+from audit.own_training.readings import model_and_numbers
 from audit.own_training.runs import run_seed
 from canaries import DiracCanary, InputCanary, crafted
 from threat_models import CanaryLoss, FirstCoordinate, etcv, ntcv
@@ -680,3 +681,19 @@ def test_complex_records_are_refused(part):
         ValueError, match=f"^{part} of records must be real numbers, got complex128"
     ):
         TrainingSet(**given)
+
+
+def test_a_dictionary_with_a_model_and_numbers_is_attacked():
+    module = torch.nn.Linear(2, 2)
+    model, numbers = model_and_numbers({"model": module, "losses": [1.0, 2.0], "name": "run"})
+    assert model is module
+    assert numbers.tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match="got set"):
+        model_and_numbers({"a": {1.0}})
+
+    def leaky(records, candidate, seed, watch):
+        watch.claim(0.1)
+        return {"model": torch.nn.Linear(1, 2), "exact": float(np.sum(records.features))}
+
+    found = audit.check(leaky, ([[0.0]], [0]), ([9.0], 0), premises=False, trials=100)
+    assert found.exit_code == 1

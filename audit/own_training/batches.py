@@ -16,6 +16,10 @@ from audit.arrays import FloatArray
 from audit.own_training.noise import Evidence
 
 _TOLERANCE = 2e-3
+# Variances of the batch sizes, over that of Poisson sampling, beyond which they are tested.
+_TOO_EVEN, _TOO_UNEVEN = 0.75, 1.5
+# Variance of a batch size from which the sum of squares is close to a chi-square distribution.
+_MIN_VARIANCE = 3.0
 
 
 @dataclass(frozen=True)
@@ -161,10 +165,14 @@ def _sizes(
         deviation = float((squares.sum() - variance.sum()) / spread)
         ratio = float(squares.sum() / variance.sum())
         numbers["dispersion"] = ratio
-        # Right-skewed: the upper tail is judged only where it is far out.
-        if ratio < 0.5:
-            p_low = float(stats.chi2.cdf(squares.sum() / variance.mean(), len(sizes)))
-            yield Evidence(p_low, "fixed batches", numbers)
+        if ratio < _TOO_EVEN:
+            # The lower tail of a sum of squares is lighter than that of a Gaussian.
+            yield Evidence(float(stats.norm.cdf(deviation)), "fixed batches", numbers)
+        elif ratio > _TOO_UNEVEN and variance.min() >= _MIN_VARIANCE:
+            # A chi-square distribution with the mean and the variance of the sum of squares.
+            free = 2.0 * float(variance.sum() / spread) ** 2
+            p_value = float(stats.chi2.sf(free * ratio, free))
+            yield Evidence(p_value, "uneven batches", numbers)
         elif ratio > 3 and deviation > 12:
             yield Evidence(1e-9, "uneven batches", numbers)
     # Neighbouring steps of a run.

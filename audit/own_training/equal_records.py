@@ -18,7 +18,7 @@ from audit.own_training.batches import Batches, batches_of, poisson_tests
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import Trace
-from audit.own_training.experiment import MAX_BYTES, SHORTFALL, Experiment, replace_last
+from audit.own_training.experiment import MAX_BYTES, SHORTFALL, Experiment, replace_one
 from audit.own_training.noise import (
     MIN_CORRELATION,
     Noise,
@@ -144,7 +144,7 @@ def _three_data_sets(
     """n copies of the quiet record, of the canary, and of the first with one of the other."""
     same = copies(experiment.records, quiet, n)
     canary = canaries.pair[0]
-    return same, copies(experiment.records, canary, n), replace_last(same, canary)
+    return same, copies(experiment.records, canary, n), replace_one(same, canary)
 
 
 def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> _Runs | None:
@@ -294,7 +294,7 @@ def _pair_gaps(
     reach = np.zeros(experiment.steps)
     if experiment.accounted is not None and not experiment.sampled:
         return reach
-    data = replace_last(same, canaries.pair[1])
+    data = replace_one(same, canaries.pair[1])
     for i, own in enumerate(mixed[:_MAX_PAIR_RUNS]):
         trace = experiment.coupled(data, experiment.seed_of(1000 + i))
         if experiment.ended_early(trace) or not experiment.time_left(0.85):

@@ -29,13 +29,16 @@ MAX_BYTES = 5e8
 SHORTFALL = 0.01
 """A shortfall of the noise that is smaller than this is not reported."""
 
+_SHAPE = ("scale of runs", "distribution", "distance", "largest")
 # A finding explains others, which are then left out.
 _EXPLAINS = {
-    "steps": ("coordinates", "tensors", "distribution", "distance", "scale of runs"),
-    "coordinates": ("tensors", "distribution", "distance", "scale of runs"),
-    "tensors": ("distribution", "distance", "scale of runs"),
-    "scale of runs": ("distribution", "distance"),
-    "distribution": ("distance",),
+    "steps": ("coordinates", "tensors", "shared noise", *_SHAPE),
+    "coordinates": ("tensors", "shared noise", *_SHAPE),
+    "tensors": _SHAPE,
+    "shared noise": _SHAPE,
+    "scale of runs": ("distribution", "distance", "largest"),
+    "distribution": ("distance", "largest"),
+    "distance": ("largest",),
     "uneven batches": ("mean of batches", "no empty batch"),
     "fixed batches": ("no empty batch", "inclusions of a run", "mean of batches"),
     "no empty batch": ("mean of batches", "inclusion rate"),
@@ -114,7 +117,7 @@ class Experiment:
 
     def with_canary(self, canary: PoolRecord) -> TrainingSet:
         """The records with a canary in the place of the last of them."""
-        return replace_last(self.records, canary)
+        return replace_one(self.records, canary)
 
     @property
     def sampled(self) -> bool:
@@ -198,10 +201,10 @@ class Experiment:
         self.findings += kept.values()
 
 
-def replace_last(records: TrainingSet, canary: PoolRecord) -> TrainingSet:
-    """The records with a canary in the place of the last of them."""
+def replace_one(records: TrainingSet, canary: PoolRecord, place: int = -1) -> TrainingSet:
+    """The records with a canary in the place of one of them, by default of the last."""
     features, labels = records.features.copy(), records.labels.copy()
-    features[-1], labels[-1] = canary.features, canary.label
+    features[place], labels[place] = canary.features, canary.label
     return TrainingSet(features, labels)
 
 

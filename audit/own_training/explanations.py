@@ -270,13 +270,26 @@ def dependent_noise(evidence: Evidence) -> Finding:
             "Draw new noise in every step.",
             numbers,
         )
-    if evidence.kind == "tensors":
+    if evidence.kind == "shared noise":
         return Finding(
             "noise",
-            f"The noise of `{numbers['first']}` and that of `{numbers['second']}` have correlation "
-            f"{correlation:.3g}; the accountant assumes independent noise.",
-            "The generator is seeded again for every tensor, or one draw serves several tensors.",
-            "Draw new noise for every tensor.",
+            f"The {numbers['of']} of the noise of a step and that of another step of the same run "
+            f"have correlation {correlation:.3g}; the accountant assumes independent noise.",
+            "The steps share a draw: the same numbers in another order, slices of a small pool, or "
+            "a common scale.",
+            "Draw new noise in every step.",
+            numbers,
+        )
+    if evidence.kind == "tensors":
+        lag = int(numbers["lag"])
+        when = f" {abs(lag)} step(s) {'later' if lag > 0 else 'earlier'}" if lag else ""
+        return Finding(
+            "noise",
+            f"The noise of `{numbers['first']}` and that of `{numbers['second']}`{when} have "
+            f"correlation {correlation:.3g}; the accountant assumes independent noise.",
+            "The generator is seeded again for every tensor, seeds of steps and tensors overlap, "
+            "or one draw serves several tensors.",
+            "Draw new noise for every tensor and step, from one generator.",
             numbers,
         )
     return Finding(
@@ -301,7 +314,12 @@ def shape_of_noise(evidence: Evidence) -> Finding:
             "Scale the noise by constants alone.",
             numbers,
         )
-    if evidence.kind == "distance":
+    if evidence.kind == "largest":
+        shown = (
+            f"the largest of {numbers['numbers']:,} values is {numbers['largest']:.3g} standard "
+            "deviations from the mean, which is too little"
+        )
+    elif evidence.kind == "distance":
         shown = f"its distribution function is up to {numbers['distance']:.3g} from the Gaussian's"
     else:
         shown = f"its excess kurtosis is {numbers['kurtosis']:.3g} (0 for Gaussian noise)"

@@ -5,6 +5,7 @@ number k_t of records in the batch is known exactly from coupled runs. Regressin
 noise, with known degrees of freedom.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,9 @@ MIN_CORRELATION = 0.05
 """Smaller correlations of the noise are not reported."""
 
 _MAX_LAG = 8
-_MAX_TENSOR_PAIRS = 60
+_MAX_TENSOR_PAIRS, _MAX_TENSOR_LAG = 60, 2
+# Fewer numbers with one estimated scale have lighter tails than the Gaussian.
+_MIN_GROUP = 200
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,7 @@ def independence(
                 second = np.concatenate([unit[:, b].ravel() for _, b in pairs])
                 yield from _correlated(first, second, share, "steps", {"lag": lag}, least)
         yield from _most_correlated_steps(unit, steps, share, least)
+        yield from _shared_by_steps(unit, share, least)
     ends = np.cumsum([0, *noise.sizes])
     for index, (name, shape) in enumerate(zip(names, shapes, strict=True)):
         part = unit[:, :, ends[index] : ends[index + 1]].reshape(*unit.shape[:2], *shape)
@@ -176,18 +180,47 @@ def independence(
                     {"tensor": name, "axis": axis},
                     least,
                 )
-    done = 0
-    for i in range(len(names)):
-        for j in range(i + 1, len(names)):
-            if done >= _MAX_TENSOR_PAIRS:
-                break
-            done += 1
-            width = min(noise.sizes[i], noise.sizes[j])
-            first = unit[:, :, ends[i] : ends[i] + width].ravel()
-            second = unit[:, :, ends[j] : ends[j] + width].ravel()
+    lags = range(-_MAX_TENSOR_LAG, _MAX_TENSOR_LAG + 1) if between_steps else (0,)
+    for i, j in itertools.islice(itertools.combinations(range(len(names)), 2), _MAX_TENSOR_PAIRS):
+        width = min(noise.sizes[i], noise.sizes[j])
+        for lag in lags:
+            if abs(lag) >= len(steps):
+                continue
+            earlier = slice(max(-lag, 0), len(steps) - max(lag, 0))
+            later = slice(max(lag, 0), len(steps) - max(-lag, 0))
             yield from _correlated(
-                first, second, share, "tensors", {"first": names[i], "second": names[j]}, least
+                unit[:, earlier, ends[i] : ends[i] + width].ravel(),
+                unit[:, later, ends[j] : ends[j] + width].ravel(),
+                share,
+                "tensors",
+                {"first": names[i], "second": names[j], "lag": lag},
+                least,
             )
+
+
+def _shared_by_steps(unit: FloatArray, share: float, least: float) -> Iterator[Evidence]:
+    """Tests whether the sums, or the sizes, of the noise of different steps of a run are alike.
+
+    Noise that is drawn once and permuted, or taken from a small pool, has no correlation between
+    coordinates of two steps, but its sum and its size come back.
+    """
+    runs, steps, width = unit.shape
+    if steps < 2 or runs < 2:
+        return
+    with np.errstate(divide="ignore"):
+        sizes = stats.norm.ppf(stats.chi2.cdf(np.square(unit).sum(2), width))
+    limit = stats.norm.isf(1e-300)
+    for name, values in (("sum", unit.sum(2) / np.sqrt(width)), ("size", sizes)):
+        x = np.clip(values, -limit, limit)
+        x = x - x.mean(axis=0)
+        between = steps * np.square(x.mean(axis=1)).sum()
+        within = np.square(x - x.mean(axis=1, keepdims=True)).sum()
+        free = max(share * runs, 1.0), max(share * runs * (steps - 1), 1.0)
+        ratio = (between / free[0]) / max(within / free[1], 1e-300)
+        correlation = float((ratio - 1.0) / (ratio - 1.0 + steps))
+        p_value = float(stats.f.sf(ratio, *free))
+        numbers: dict[str, float | int | str] = {"of": name, "correlation": correlation}
+        yield Evidence(p_value, "shared noise", numbers, correlation > least)
 
 
 def _most_correlated_steps(
@@ -269,6 +302,12 @@ def shape_of_noise(noise: Noise) -> Iterator[Evidence]:
     p_value = float(stats.kstwobign.sf(np.sqrt(share * len(values)) * distance))
     matters = distance > _MIN_DISTANCE
     yield Evidence(p_value, "distance", {"distance": distance}, matters)
+    groups = [group for group in standardized if len(group) >= _MIN_GROUP]
+    if groups:
+        largest = float(max(np.abs(group).max() for group in groups))
+        count = share * sum(map(len, groups))
+        p_value = float(np.exp(count * np.log1p(-2.0 * stats.norm.sf(largest))))
+        yield Evidence(p_value, "largest", {"largest": largest, "numbers": int(count)})
 
 
 def scale_p_value(squares: float, degrees: float, required: float) -> float:

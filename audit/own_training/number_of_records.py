@@ -11,7 +11,7 @@ from audit.own_training import explanations as explain
 from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import History, Trace
 from audit.own_training.equal_records import EqualRecords, copies
-from audit.own_training.experiment import Experiment, replace_last
+from audit.own_training.experiment import Experiment, replace_one
 
 _MAX_RUNS = 16
 
@@ -133,7 +133,7 @@ def _at_size(
 ) -> SizeMeasurement | None:
     """What depends on the number of records, measured at m of them."""
     same = copies(experiment.records, equal.quiet, m)
-    mixed = replace_last(same, canaries.pair[0])
+    mixed = replace_one(same, canaries.pair[0])
     units = np.full(experiment.steps, np.nan)
     rounding = canaries.found.rounding
     complete: Trace | None = None

@@ -23,7 +23,7 @@ from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import Trace
 from audit.own_training.equal_records import run_equal_records
-from audit.own_training.experiment import FAMILY_ERROR, Experiment
+from audit.own_training.experiment import FAMILY_ERROR, Experiment, replace_one
 from audit.own_training.findings import PremiseReport
 from audit.own_training.number_of_records import compare_numbers_of_records
 from audit.own_training.records import TrainingSet
@@ -226,17 +226,21 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
     if not base.complete:
         return
 
-    def complete(canary: PoolRecord) -> Trace:
-        data = experiment.with_canary(canary)
-        return experiment.runs.run(data, experiment.base_seed, like=base)
+    def complete(records: TrainingSet) -> Trace:
+        return experiment.runs.run(records, experiment.base_seed, like=base)
 
-    first = complete(experiment.pool[0])
+    reference = experiment.with_canary(experiment.pool[0])
+    first = complete(reference)
     unstable = differences(base.released, first.released)
     differing: dict[str, float] = {}
     compared = 0
     own = [record for record in canaries.pool if record.family == "own"]
-    for canary in (*canaries.pair, *own[:2]):
-        trace = complete(canary)
+    exchanged = [*canaries.pair, *own[:2]]
+    neighbours = [experiment.with_canary(canary) for canary in exchanged]
+    # A function may treat places differently: it may hold out the first records.
+    neighbours += [replace_one(reference, canary, 0) for canary in exchanged]
+    for neighbour in neighbours:
+        trace = complete(neighbour)
         if trace.error or not trace.complete:
             continue
         compared += 1

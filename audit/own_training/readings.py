@@ -5,7 +5,7 @@ probability of the true class (Carlini et al. 2022), which orders models as minu
 does not saturate; of anything else, minus the loss.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from audit.own_training.records import TrainingSet
 
 # Other records that are scored too: enough to see that the canary changed them.
 _OTHERS = 64
+_PREDICTS = ("decision_function", "predict_proba", "predict")
 
 
 def record_scores(result: Any, records: TrainingSet, loss: Callable[..., Any] | None) -> FloatArray:
@@ -29,9 +30,6 @@ def record_scores(result: Any, records: TrainingSet, loss: Callable[..., Any] | 
 
     Returns:
         [n] scores.
-
-    Raises:
-        ValueError: a result of another kind.
     """
     if _is_module(result):
         return _module_scores(result, records, loss)
@@ -42,24 +40,43 @@ def record_scores(result: Any, records: TrainingSet, loss: Callable[..., Any] | 
         with np.errstate(divide="ignore"):
             logits = np.log(np.asarray(result.predict_proba(features), dtype=np.float64))
         return _margins(logits, _index(result, labels))
-    if hasattr(result, "predict"):
-        predicted = np.asarray(result.predict(features), dtype=np.float64)
-        return -np.square(predicted.reshape(len(labels)) - labels)
-    raise ValueError(
-        "train must return a torch module, an estimator, numbers or nothing, "
-        f"got {type(result).__name__}"
-    )
+    predicted = np.asarray(result.predict(features), dtype=np.float64)
+    return -np.square(predicted.reshape(len(labels)) - labels)
 
 
-def numbers(result: Any) -> FloatArray | None:
-    """The result as finite-length numbers [f], or None where it is no such thing."""
-    if result is None or _is_module(result) or hasattr(result, "predict"):
-        return None
+def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
+    """What can be attacked in a result: a model that scores records, and numbers.
+
+    Args:
+        result: a torch module, an estimator, numbers, None, or containers of these.
+
+    Returns:
+        The first module or estimator, or None; and all numbers beside it, [f].
+
+    Raises:
+        ValueError: a result of another kind.
+
+    Example:
+        >>> model_and_numbers({"loss": [0.5, 0.25], "name": "run"})
+        (None, array([0.5 , 0.25]))
+    """
+    if result is None:
+        return None, np.empty(0)
+    if _is_module(result) or any(hasattr(result, name) for name in _PREDICTS):
+        return result, np.empty(0)
     try:
-        values = np.asarray(result, dtype=np.float64).ravel()
+        return None, np.asarray(result, dtype=np.float64).ravel()
     except (TypeError, ValueError):
-        return None
-    return values
+        pass
+    if not isinstance(result, Mapping | list | tuple):
+        raise ValueError(
+            "train must return a torch module, an estimator, numbers, a dictionary of these or "
+            f"nothing, got {type(result).__name__}"
+        )
+    values = result.values() if isinstance(result, Mapping) else result
+    parts = [model_and_numbers(each) for each in values if not isinstance(each, str | bytes)]
+    model = next((model for model, _ in parts if model is not None), None)
+    return model, np.concatenate([np.empty(0), *(numbers for _, numbers in parts)])
 
 
 def details(

@@ -77,7 +77,7 @@ def _joined(path: str, key: str) -> str:
 def _module_attributes(module: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Plain numbers that a user keeps on a module, such as a list of losses."""
     for name, part in module.named_modules():
-        if type(part).__module__.startswith(("opacus.", "torch.")):
+        if type(part).__module__.startswith("opacus."):
             continue
         for key, value in vars(part).items():
             if key.startswith("_") or key in _BOOKKEEPING:

@@ -142,7 +142,8 @@ def run_once(
         watch.close()
     trace = watch.trace()
     try:
-        score, rest = _read(task, result, len(included))
+        model, numbers = readings.model_and_numbers(result)
+        score, rest = _read(task, model, numbers, len(included))
     except Exception as error:
         if str(error).startswith("train must"):
             raise
@@ -155,34 +156,33 @@ def run_once(
         score=score,
         lambda_a=nothing if trace is None else trace.lambda_a,
         lambda_c=nothing if trace is None else trace.lambda_c,
-        choice=_choice(task, result, score),
+        choice=_choice(task, model, score),
         details=rest if trace is None else np.concatenate([rest, trace.details]),
         claim=_claim(watch, task.delta),
         history=_history(watch.accountant),
     )
 
 
-def _read(task: AuditTask, result: Any, canaries: int) -> tuple[FloatArray, FloatArray]:
+def _read(
+    task: AuditTask, model: Any, numbers: FloatArray, canaries: int
+) -> tuple[FloatArray, FloatArray]:
     """The scores of the canaries [m] and everything else that was returned, [f]."""
-    if result is None:
-        return np.empty(0), np.empty(0)
-    values = readings.numbers(result)
-    if values is not None:
+    if model is None:
         # Numbers of the user's own: one per canary are scores.
-        return (values if len(values) == canaries else np.empty(0)), values
-    if task.canaries is None:
-        return np.empty(0), readings.details(result, task.records, task.loss)
-    score = readings.record_scores(result, task.canaries, task.loss)
-    if canaries > 1:
-        return score, np.empty(0)
-    rest = readings.details(result, task.records, task.loss)
-    return score, np.concatenate([score, rest])
+        return (numbers if len(numbers) == canaries else np.empty(0)), numbers
+    score = np.empty(0)
+    if task.canaries is not None:
+        score = readings.record_scores(model, task.canaries, task.loss)
+        if canaries > 1:
+            return score, numbers
+    rest = readings.details(model, task.records, task.loss)
+    return score, np.concatenate([score, rest, numbers])
 
 
-def _choice(task: AuditTask, result: Any, score: FloatArray) -> float:
+def _choice(task: AuditTask, model: Any, score: FloatArray) -> float:
     value = float(score[0]) if len(score) else -math.inf
-    if task.validation is not None and readings.numbers(result) is None:
-        value = float(readings.record_scores(result, task.validation, task.loss).mean())
+    if task.validation is not None and model is not None:
+        value = float(readings.record_scores(model, task.validation, task.loss).mean())
     return -math.inf if math.isnan(value) else value
 
 
