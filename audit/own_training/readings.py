@@ -51,7 +51,7 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
         result: a torch module, an estimator, numbers, None, or containers of these.
 
     Returns:
-        The first module or estimator, or None; and all numbers beside it, [f].
+        The first module or estimator, or None; and all numbers with it, [f].
 
     Raises:
         ValueError: a result of another kind.
