@@ -1,14 +1,16 @@
 """The cost of a grid on a Gaussian base: that of as many draws of one distribution.
 
 Proposition 4 of docs/theory.md proves that it is exact; proposition 5 covers candidates that are
-left out by chance. Neither holds for other bases: with three candidates of two outputs each, a grid
-leaks up to 1.64 times the delta of fixed:3.
+left out by chance, and proposition 17 candidates with different noise. None holds for other bases:
+with three candidates of two outputs each, a grid leaks up to 1.64 times the delta of fixed:3.
 """
+
+import math
 
 import numpy as np
 from scipy import special
 
-from audit.accounting import Mechanism, solve_epsilon
+from audit.accounting import DeltaUnreachable, Mechanism, solve_epsilon
 from audit.accounting.pairs import GaussianPair
 from audit.arrays import FloatArray, IntArray
 from audit.errors import NotApplicable
@@ -16,10 +18,12 @@ from audit.numerics import QUANTILE_ACCURACY, last_integer
 from audit.protocols import Grid
 from audit.repetitions import Fixed
 from audit.upper_bounds.grid import kinds_of_candidates
+from audit.upper_bounds.grid_of_kinds import kinds_epsilon
 from audit.upper_bounds.registry import BoundValue, bound
 from audit.upper_bounds.tight import TightCurve, tight
 
 _SOURCE = "tight bound of as many independent draws, exact for a grid on a Gaussian base"
+_OF_KINDS = "tight bound within candidates of equal noise, region bound between them"
 _BY_CHANCE = "mean of the tight bounds of as many draws as candidates are run"
 # Share of delta for the event that more candidates are run than the bins cover.
 _RARE = 0.02
@@ -40,7 +44,8 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """The smallest epsilon of the bound at delta.
 
     Args:
-        base: one run of any candidate, or `Candidates`, one for each, which count as the worst.
+        base: one run of any candidate, or `Candidates`, one for each; if candidates are left out by
+            chance, all count as the least private one.
         protocol: the number of candidates, and the probability that each is run.
         delta: in (0, 1).
 
@@ -54,6 +59,13 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     if protocol.inclusion < 1.0:
         return BoundValue(by_chance(GaussianPair(_mu(worst)), protocol, delta), source=_BY_CHANCE)
     found = tight(worst, Fixed(protocol.candidates), delta)
+    if len(several) > 1:
+        try:
+            epsilon = kinds_epsilon([(_mu(one), count) for one, count in several], delta)
+        except DeltaUnreachable:
+            epsilon = math.inf
+        if epsilon < found.epsilon:
+            return BoundValue(epsilon, source=_OF_KINDS)
     if not found.applies:
         raise NotApplicable(found.reason)
     return BoundValue(

@@ -1,0 +1,227 @@
+"""The cost of a grid whose candidates have different Gaussian noise (proposition 17).
+
+Candidates of equal mu form a kind. The bound adds up what each kind contributes if it wins:
+
+    sum_k n_k int_0^1 G_k(e) de,
+
+    G_k(e) = max over f and s_j of (1-e-f)^(n_k-1) prod_j (1-s_j)^n_j
+        - e^eps L_k'(e) (1-L_k(e)-U_k(f))^(n_k-1) prod_j (1-U_j(s_j))^n_j.
+
+The product is over the other kinds. Within its own kind, the winner is treated as in `tight`, and
+between kinds as in the region bound.
+
+Numerical errors only raise the result. G_k decreases, so its value at the smaller end of each cell
+bounds the integral. In G_k, let X be the product under P and X' the one under P'. The smallest X'
+is a convex function of X in logarithms. So every slope sigma > 1 gives a line below it,
+log X' >= sigma log X - k(sigma), and the maximum of X - e^eps L' X^sigma e^-k(sigma) bounds G_k.
+Every sigma is safe, and the one of the true maximum is exact.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+from scipy import special
+
+from audit.accounting import solve_epsilon
+from audit.arrays import BoolArray, FloatArray
+from audit.numerics import (
+    PROFILE_ACCURACY,
+    SUM_ROUNDING,
+    bisect_intervals,
+    equidistribute,
+    log_subtract,
+    memoize,
+)
+
+# Events of the first pass, and of the integral: with ten times as many, epsilon falls by 1e-4.
+_COARSE, _FINE = 400, 8_000
+# Events of the other kinds between which k(sigma) is bounded by its chord.
+_OTHERS = 4_000
+# Standard deviations beyond which a normal tail is below 1e-300; widths of what is left, in those.
+_FAR = 37.0
+_WIDTHS = np.log([1e-6, 2.0 * _FAR])
+# Smaller mu count as this one: the slopes of their curves are 1 but for rounding.
+_SMALLEST_MU = 0.01
+# More distinct values of mu than this are rounded up to as many.
+_MAX_KINDS = 8
+# Kinds are merged where this lowers delta by more than this share.
+_WORTHWHILE = 1e-3
+
+Kind = tuple[float, int]
+"""The mu of some candidates, and how many there are."""
+
+
+@dataclass(frozen=True)
+class OtherKind:
+    """What candidates of another kind can contribute to a line below the curve of products.
+
+    Attributes:
+        mu: of each.
+        count: how many.
+    """
+
+    mu: float
+    count: int
+
+    @cached_property
+    def _table(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Slopes sigma [n], increasing, with k(sigma) and log(1-s) of one candidate."""
+        # Dense in the middle; far to the left the slope is close to 1.
+        b = np.concatenate([-np.geomspace(1e4, 6.0, 400), np.linspace(-6.0, _FAR, _OTHERS)[1:]])
+        x, x_with = special.log_ndtr(b), special.log_ndtr(b - self.mu)
+        sigma = np.exp(self.mu * (b - 0.5 * self.mu) + x - x_with)
+        # Rounding must not turn the order of slopes around.
+        kept = np.append(True, np.diff(np.maximum.accumulate(sigma)) > 1e-12) & (sigma > 1.0)
+        sigma, x, x_with = sigma[kept], x[kept], x_with[kept]
+        return sigma, sigma * x - x_with + SUM_ROUNDING * sigma * np.abs(x_with), x
+
+    def constant(self, sigma: FloatArray) -> FloatArray:
+        """k(sigma) of all candidates of the kind [n], rounded up; infinite where it is unknown.
+
+        k is a maximum of lines in sigma, hence below its chords, and it decreases.
+        """
+        slopes, constants, _ = self._table
+        return self.count * np.interp(sigma, slopes, constants, left=np.inf)
+
+    def log_ratio(self, sigma: FloatArray) -> FloatArray:
+        """About the log of X'/X of the kind [n] where its curve has the slope sigma."""
+        slopes, constants, x = self._table
+        log_x = np.interp(sigma, slopes, x)
+        return self.count * ((sigma - 1.0) * log_x - np.interp(sigma, slopes, constants))
+
+
+@dataclass(frozen=True)
+class Winners:
+    """The contribution of the candidates of one kind.
+
+    Attributes:
+        mu: of each.
+        count: how many.
+        others: the other kinds.
+    """
+
+    mu: float
+    count: int
+    others: tuple[OtherKind, ...]
+
+    def delta(self, epsilon: float) -> float:
+        """The contribution to delta at epsilon >= 0, rounded up."""
+        z = np.linspace(-_FAR, _FAR, _COARSE)
+        widths = self._widths(z, epsilon)
+        # The error of a cell is its width times the step of G.
+        heights = self._heights(z, widths, epsilon)
+        errors = np.sqrt(np.diff(special.ndtr(z)) * -np.diff(heights))
+        fine = np.unique(equidistribute(z, errors + 1e-4 * errors.sum() / _COARSE, _FINE))
+        heights = self._heights(fine, np.interp(fine, z, widths), epsilon)
+        e = special.ndtr(fine)
+        # A difference of tails keeps its digits on the side of the smaller tail.
+        cells = np.where(fine[:-1] < 0.0, np.diff(e), -np.diff(special.ndtr(-fine)))
+        ends = e[0] + float(special.ndtr(-fine[-1]) * heights[-1])
+        return self.count * (float(cells @ heights[:-1]) + ends) * (1.0 + PROFILE_ACCURACY)
+
+    def _left(self, z: FloatArray, width: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """log(1-e-f) and log(1-L-U) [n] of one candidate, and the slope there.
+
+        Args:
+            z: the ends [n] of the outputs that are preferred and in the event.
+            width: logarithms [n] of the width of the outputs that are left.
+        """
+        end = z + np.exp(width)
+        x, x_with = _log_mass(z, end), _log_mass(z - self.mu, end - self.mu)
+        with np.errstate(over="ignore"):  # an infinite slope gives no height, which counts as 1
+            return x, x_with, np.exp(self.mu * (end - 0.5 * self.mu) + x - x_with)
+
+    def _widths(self, z: FloatArray, epsilon: float) -> FloatArray:
+        """Widths [n] of what is left at the best f, where a derivative vanishes."""
+        slope_at_e = epsilon + self.mu * (z - 0.5 * self.mu)
+
+        def wide(width: FloatArray) -> BoolArray:
+            x, x_with, sigma = self._left(z, width)
+            ratio = np.log(sigma) + (self.count - 1) * (x_with - x) + slope_at_e
+            return np.asarray(ratio + sum(one.log_ratio(sigma) for one in self.others) <= 0.0)
+
+        low, high = (np.full(len(z), width) for width in _WIDTHS)
+        return bisect_intervals(wide, low, high, 40)[1]
+
+    def _heights(self, z: FloatArray, width: FloatArray, epsilon: float) -> FloatArray:
+        """G [n] at the ends z, rounded up; any widths are safe."""
+        x, x_with, sigma = self._left(z, width)
+        own = sigma * x - x_with + SUM_ROUNDING * (np.abs(x) + np.abs(x_with)) * sigma
+        constant = (self.count - 1) * own + sum(one.constant(sigma) for one in self.others)
+        price = epsilon + self.mu * (z - 0.5 * self.mu) - constant
+        with np.errstate(all="ignore"):
+            log_height = np.log1p(-1.0 / sigma) - (price + np.log(sigma)) / (sigma - 1.0)
+        heights = np.exp(np.where(sigma > 1.0 + 1e-12, np.fmin(log_height, 0.0), 0.0))
+        return np.minimum.accumulate(np.where(np.isnan(heights), 1.0, heights))
+
+
+def _log_mass(low: FloatArray, high: FloatArray) -> FloatArray:
+    """log of the normal probability [n] between two points, from the smaller tail."""
+    flip = low + high > 0.0
+    low, high = np.where(flip, -high, low), np.where(flip, -low, high)
+    return log_subtract(special.log_ndtr(high), special.log_ndtr(low))
+
+
+@memoize(16)
+def _winners(kinds: tuple[Kind, ...]) -> tuple[Winners, ...]:
+    others = [OtherKind(mu, count) for mu, count in kinds]
+    return tuple(
+        Winners(mu, count, tuple(one for j, one in enumerate(others) if j != k))
+        for k, (mu, count) in enumerate(kinds)
+    )
+
+
+def kinds_delta(kinds: Sequence[Kind], epsilon: float) -> float:
+    """The bound on delta at epsilon for candidates of several kinds, rounded up.
+
+    Args:
+        kinds: mu and number of candidates of every kind.
+        epsilon: at least 0.
+
+    Example:
+        >>> kinds_delta([(0.5, 5), (0.25, 5)], 5.0) < 1e-5
+        True
+    """
+    return min(sum(one.delta(epsilon) for one in _winners(tuple(kinds))), 1.0)
+
+
+def kinds_epsilon(kinds: Sequence[Kind], delta: float) -> float:
+    """The smallest epsilon of the bound at delta, rounded up.
+
+    Candidates may count as less private ones: neighbouring kinds are merged as long as this lowers
+    the bound.
+
+    Args:
+        kinds: mu and number of candidates of every kind.
+        delta: in (0, 1).
+
+    Raises:
+        DeltaUnreachable: no epsilon reaches delta.
+    """
+    found = _at_most(kinds, _MAX_KINDS)
+    epsilon = solve_epsilon(partial(kinds_delta, found), delta)
+    while len(found) > 1:
+        merged = [_merge(found, k) for k in range(len(found) - 1)]
+        deltas = [kinds_delta(one, epsilon) for one in merged]
+        if min(deltas) >= delta * (1.0 - _WORTHWHILE):
+            break
+        found = merged[int(np.argmin(deltas))]
+        epsilon = solve_epsilon(partial(kinds_delta, found), delta)
+    return epsilon
+
+
+def _merge(kinds: list[Kind], k: int) -> list[Kind]:
+    """The kinds, where candidates of kind k + 1 count as those of kind k."""
+    (mu, count), (_, more) = kinds[k : k + 2]
+    return [*kinds[:k], (mu, count + more), *kinds[k + 2 :]]
+
+
+def _at_most(kinds: Sequence[Kind], most: int) -> list[Kind]:
+    """At most so many kinds: the closest are merged, and a very small mu is rounded up."""
+    kinds = sorted(((max(mu, _SMALLEST_MU), count) for mu, count in kinds), reverse=True)
+    while len(kinds) > most:
+        mus = np.array([mu for mu, _ in kinds])
+        kinds = _merge(kinds, int(np.argmin((mus[:-1] - mus[1:]) * [n for _, n in kinds[1:]])))
+    return kinds
