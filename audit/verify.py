@@ -70,7 +70,9 @@ def make_parser() -> console.Parser:
     )
     parser.add_argument("--signature", metavar="SIG", help="signature file, if not FILE.sig")
     parser.add_argument(
-        "--render", metavar="PAGE", help="write the verified certificate as .html or .txt"
+        "--render",
+        metavar="PAGE",
+        help="write the verified certificate as .html, as .txt, or as .yaml for a registry",
     )
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema, and exit")
     parser.add_argument(
@@ -84,7 +86,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     key, allowed = arguments.sign, arguments.check_signature
     seconds = checks.interval("seconds", arguments.seconds, 0.0, 1e6)
     if page is not None:
-        checks.one_of("the ending of --render", Path(page).suffix, (".html", ".txt"))
+        checks.one_of("the ending of --render", Path(page).suffix, (".html", ".txt", ".yaml"))
     own = Path(arguments.signature or f"{path}.sig")
     if key is not None and own.exists():
         raise ValueError(f"signature must not exist yet, got {checks.one_line(str(own))}")

@@ -22,7 +22,7 @@ from audit.accounting import (
     relations,
 )
 from audit.certificate import conditions as derived
-from audit.certificate import page, text
+from audit.certificate import deployment, page, text
 from audit.certificate.conditions import Condition, Ground, Private, Setting, StudyFacts
 from audit.certificate.declaration import PRIVATE, Declaration
 from audit.certificate.evidence import Evidence
@@ -241,16 +241,21 @@ class Certificate:
     def save(self, path: str | Path) -> None:
         """Writes the certificate as json, text or html, according to the suffix of the path.
 
+        With the suffix `.yaml`, it writes a draft for the Differential Privacy Deployments
+        Registry. Fields that do not follow from the certificate are blank.
+
         Raises:
-            ValueError: the path has another ending.
+            ValueError: the path has another ending, or a void certificate would be registered.
         """
         path = Path(path)
-        ending = checks.one_of("path's ending", path.suffix, (".json", ".txt", ".html"))
+        ending = checks.one_of("path's ending", path.suffix, (".json", ".txt", ".html", ".yaml"))
         if ending == ".json":
             # ASCII makes letters visible that look like others.
             content = json.dumps(self.as_dict(), indent=2) + "\n"
         elif ending == ".txt":
             content = text.paragraph(self)
+        elif ending == ".yaml":
+            content = deployment.record(self)
         else:
             content = page.html(self)
         path.write_text(content, encoding="utf-8")

@@ -39,27 +39,12 @@ def paragraph(certificate: "Certificate") -> str:
     if numbers.attained is not None:
         attained = rounded_down(numbers.attained)
         sentences.append(f"On the worst score, an attack attains epsilon {attained}.")
-    if certificate.evidence is not None:
-        found = certificate.evidence
-        sentences.append(
-            f"An audit of {found.games_without} + {found.games_with} trials shows epsilon >= "
-            f"{rounded_down(found.epsilon_lower)} at {format_exact(found.confidence)} confidence. "
-            "Without any error at a fixed threshold, this many trials would show "
-            f"{rounded_up(found.ceiling(certificate.delta))}."
-        )
+    sentences += evidence_in_words(certificate)
     read = "; ".join(f"by {who}: {what}" for who, what in setting.touched.items())
     sentences.append(f"Records read {read}.")
-    prior = (checks.quoted(f"{name}: {words}") for name, words in certificate.study.prior.items())
-    sentences.append(f"Candidates: {'; '.join(prior)}.")
+    sentences.append(candidates_in_words(certificate))
     sentences.append(f"Released: {'; '.join(setting.released)}.")
-    for ground in (Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED, Ground.ON_TRUST):
-        words = [one.words for one in certificate.conditions if one.ground is ground]
-        title = ground.value
-        if words and ground is Ground.TESTED:
-            title = how_tested(certificate.study)
-            words = [one.removesuffix(f" ({title})") for one in words]
-        if words:
-            sentences.append(f"{title.capitalize()}: {'; '.join(words)}.")
+    sentences += conditions_in_words(certificate)
     sentences.append(f"The certificate is void if {'; or '.join(certificate.void_if)}.")
     stated = [f"{title.lower()}: {words}" for title, words in certificate.declaration.in_words()]
     sentences.append(f"Stated by the author: {'; '.join(stated)}.")
@@ -75,6 +60,39 @@ def paragraph(certificate: "Certificate") -> str:
     sentences.append(f"Certificate {certificate.as_dict()['hash'][:16]}.")
     text = checks.printable(" ".join(sentences))
     return textwrap.fill(text, _WIDTH, break_on_hyphens=False) + "\n"
+
+
+def evidence_in_words(certificate: "Certificate") -> list[str]:
+    """Result of an audit in two sentences; empty without an audit."""
+    found = certificate.evidence
+    if found is None:
+        return []
+    return [
+        f"An audit of {found.games_without} + {found.games_with} trials shows epsilon >= "
+        f"{rounded_down(found.epsilon_lower)} at {format_exact(found.confidence)} confidence. "
+        "Without any error at a fixed threshold, this many trials would show "
+        f"{rounded_up(found.ceiling(certificate.delta))}."
+    ]
+
+
+def candidates_in_words(certificate: "Certificate") -> str:
+    """Distribution of the candidates in one sentence."""
+    prior = (checks.quoted(f"{name}: {words}") for name, words in certificate.study.prior.items())
+    return f"Candidates: {'; '.join(prior)}."
+
+
+def conditions_in_words(certificate: "Certificate") -> list[str]:
+    """The conditions of the claim, in one sentence per ground."""
+    sentences = []
+    for ground in (Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED, Ground.ON_TRUST):
+        words = [one.words for one in certificate.conditions if one.ground is ground]
+        title = ground.value
+        if words and ground is Ground.TESTED:
+            title = how_tested(certificate.study)
+            words = [one.removesuffix(f" ({title})") for one in words]
+        if words:
+            sentences.append(f"{title.capitalize()}: {'; '.join(words)}.")
+    return sentences
 
 
 def groups_in_words(certificate: "Certificate") -> str:

@@ -71,9 +71,13 @@ class OtherKind:
         # Dense in the middle; far to the left the slope is close to 1.
         b = np.concatenate([-np.geomspace(1e4, 6.0, 400), np.linspace(-6.0, _FAR, _OTHERS)[1:]])
         x, x_with = special.log_ndtr(b), special.log_ndtr(b - self.mu)
-        sigma = np.exp(self.mu * (b - 0.5 * self.mu) + x - x_with)
+        with np.errstate(over="ignore"):  # lines of infinite slope are left out
+            sigma = np.exp(self.mu * (b - 0.5 * self.mu) + x - x_with)
         # Rounding must not turn the order of slopes around.
-        kept = np.append(True, np.diff(np.maximum.accumulate(sigma)) > 1e-12) & (sigma > 1.0)
+        with np.errstate(invalid="ignore"):
+            grows = np.append(True, np.diff(np.maximum.accumulate(sigma)) > 1e-12)
+        kept = grows & (sigma > 1.0)
+        kept &= np.isfinite(sigma)
         sigma, x, x_with = sigma[kept], x[kept], x_with[kept]
         return sigma, sigma * x - x_with + SUM_ROUNDING * sigma * np.abs(x_with), x
 
@@ -139,8 +143,9 @@ class Winners:
 
         def wide(width: FloatArray) -> BoolArray:
             x, x_with, sigma = self._left(z, width)
-            ratio = np.log(sigma) + (self.count - 1) * (x_with - x) + slope_at_e
-            return np.asarray(ratio + sum(one.log_ratio(sigma) for one in self.others) <= 0.0)
+            with np.errstate(invalid="ignore"):  # an infinite slope; any width is safe
+                ratio = np.log(sigma) + (self.count - 1) * (x_with - x) + slope_at_e
+                return np.asarray(ratio + sum(one.log_ratio(sigma) for one in self.others) <= 0.0)
 
         low, high = (np.full(len(z), width) for width in _WIDTHS)
         return bisect_intervals(wide, low, high, 40)[1]
@@ -148,10 +153,10 @@ class Winners:
     def _heights(self, z: FloatArray, width: FloatArray, epsilon: float) -> FloatArray:
         """G [n] at the ends z, rounded up; any widths are safe."""
         x, x_with, sigma = self._left(z, width)
-        own = sigma * x - x_with + SUM_ROUNDING * (np.abs(x) + np.abs(x_with)) * sigma
-        constant = (self.count - 1) * own + sum(one.constant(sigma) for one in self.others)
-        price = epsilon + self.mu * (z - 0.5 * self.mu) - constant
         with np.errstate(all="ignore"):
+            own = sigma * x - x_with + SUM_ROUNDING * (np.abs(x) + np.abs(x_with)) * sigma
+            constant = (self.count - 1) * own + sum(one.constant(sigma) for one in self.others)
+            price = epsilon + self.mu * (z - 0.5 * self.mu) - constant
             log_height = np.log1p(-1.0 / sigma) - (price + np.log(sigma)) / (sigma - 1.0)
         heights = np.exp(np.where(sigma > 1.0 + 1e-12, np.fmin(log_height, 0.0), 0.0))
         return np.minimum.accumulate(np.where(np.isnan(heights), 1.0, heights))
@@ -184,7 +189,7 @@ def kinds_delta(kinds: Sequence[Kind], epsilon: float) -> float:
         >>> kinds_delta([(0.5, 5), (0.25, 5)], 5.0) < 1e-5
         True
     """
-    return min(sum(one.delta(epsilon) for one in _winners(tuple(kinds))), 1.0)
+    return float(min(sum(one.delta(epsilon) for one in _winners(tuple(kinds))), 1.0))
 
 
 def kinds_epsilon(kinds: Sequence[Kind], delta: float) -> float:
@@ -219,7 +224,7 @@ def _merge(kinds: list[Kind], k: int) -> list[Kind]:
 
 
 def _at_most(kinds: Sequence[Kind], most: int) -> list[Kind]:
-    """At most so many kinds: the closest are merged, and a very small mu is rounded up."""
+    """At most this many kinds: the closest are merged, and a very small mu is rounded up."""
     kinds = sorted(((max(mu, _SMALLEST_MU), count) for mu, count in kinds), reverse=True)
     while len(kinds) > most:
         mus = np.array([mu for mu, _ in kinds])
