@@ -84,11 +84,14 @@ def test_trials_of_mixed_noise_cost_each_its_own_where_all_count():
 def test_trials_of_mixed_noise_cost_each_its_own():
     trials = [GaussianMechanism(0.05)] * 30 + [GaussianMechanism(0.2)] * 2
     found = tuning.cost_of_trials(trials, "grid")
-    own = find("grid", Grid).function(Candidates(tuple(trials)), "grid:32", 1e-5).epsilon
-    assert found.best_only == own
-    assert found.bound == "grid, grid:32"
+    base = Candidates(tuple(trials))
+    own, region = (
+        find(name, Grid).function(base, "grid:32", 1e-5).epsilon for name in ("grid-tight", "grid")
+    )
+    assert found.best_only == own < region
+    assert found.bound == "grid-tight, grid:32"
     quietest, loudest = (
-        find("grid", Grid).function(one, "grid:32", 1e-5).epsilon for one in trials[29:31]
+        find("grid-tight", Grid).function(one, "grid:32", 1e-5).epsilon for one in trials[29:31]
     )
     assert quietest < own < 0.95 * loudest
     assert own < found.all_released

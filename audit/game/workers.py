@@ -5,6 +5,7 @@ import functools
 import logging
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,13 @@ from audit.processes import end_with_parent
 # Seconds to wait for a cluster: afterwards a missing scheduler is an error, and missing workers are
 # reported.
 _PATIENCE = 10.0
+# Seconds in which a scheduler that accepts connections must speak the protocol of its backend. A
+# process of its own tries, because neither library gives up on a server that stays silent.
+_SECONDS_TO_CONNECT = 25.0
+_CONNECT = {
+    "dask": "from distributed import Client; Client(sys.argv[1], timeout=10).close()",
+    "ray": "import ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level=50)",
+}
 # Number of deaths in a row, without a finished block, after which an audit gives up.
 _DEATHS_WITHOUT_PROGRESS = 3
 
@@ -163,6 +171,7 @@ def _dask(place: Place) -> Iterator[None]:
         with Client(n_workers=place.workers, threads_per_worker=1, set_as_default=True):
             yield
         return
+    _check_answers(place)
     try:
         client = Client(place.scheduler, set_as_default=True, timeout=_PATIENCE)
     except Exception as error:  # MemoryError, for one, where another kind of server answers
@@ -205,7 +214,7 @@ def _ray(place: Place) -> Iterator[None]:
 
 
 def _check_answers(place: Place) -> None:
-    """Checks that a scheduler answers at its address; names such as "auto" are not checked."""
+    """Checks that a cluster answers at an address; names such as "auto" are not checked."""
     host, colon, port = place.scheduler.rpartition("://")[2].rpartition(":")
     if not colon:
         return
@@ -213,11 +222,22 @@ def _check_answers(place: Place) -> None:
     while True:
         try:
             socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
-            return
+            break
         except (OSError, ValueError, OverflowError) as error:
             if not isinstance(error, OSError) or time.monotonic() > deadline:
                 raise _no_answer(place, error) from error
         time.sleep(min(0.5, _PATIENCE))
+    command = [sys.executable, "-c", f"import sys; {_CONNECT[place.backend]}", place.scheduler]
+    try:
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=_SECONDS_TO_CONNECT
+        )
+    except subprocess.TimeoutExpired as error:
+        silent = TimeoutError(f"no answer within {_SECONDS_TO_CONNECT:g} s")
+        raise _no_answer(place, silent) from error
+    except subprocess.CalledProcessError as error:
+        words = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
+        raise _no_answer(place, RuntimeError(words[-1])) from error
 
 
 def _no_answer(place: Place, error: Exception) -> InvalidInput:

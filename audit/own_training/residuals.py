@@ -27,9 +27,12 @@ from audit.own_training.runs import Train, run_seed
 
 # Above these sizes, the gradients of a run are not kept.
 _MAX_BYTES = 2e8
+# The contribution of the canary may differ by this share between seeds.
+_TOLERANCE = 0.1
 # No trial has such a number, so the adversary's noise is not that of a trial.
 _FIRST_OWN_TRIAL = 2**32 - 64
-RUNS_TO_PREPARE = 17
+_SEEDS = 16
+RUNS_TO_PREPARE = _SEEDS + 3
 """Number of runs of the function before the trials."""
 
 RUNS_PER_TRIAL = 3
@@ -68,7 +71,7 @@ class Residuals:
         seed: int,
         is_in_time: Callable[[float], bool],
     ) -> "Residuals | None":
-        """Prepares the statistic, by 17 runs of the function.
+        """Prepares the statistic, by 19 runs of the function.
 
         Args:
             train: the training function.
@@ -81,7 +84,8 @@ class Residuals:
 
         Returns:
             None if the accountant does not describe full batches, the gradients of one run do not
-            fit into memory, or the time is too short.
+            fit into memory, the time is too short, or runs with and without the canary have
+            different noise: one generator may draw batches of n or n + 1 records and the noise.
         """
         runs = CoupledRuns(train, candidate)
         own = run_seed(seed, _FIRST_OWN_TRIAL)
@@ -94,11 +98,25 @@ class Residuals:
         if not is_in_time(first.seconds):
             return None
         mean = np.zeros_like(first.gradients)
-        for i in range(1, RUNS_TO_PREPARE):
-            other = runs.run(without, run_seed(seed, _FIRST_OWN_TRIAL + i), like=first)
+        contributions = []
+        for i in range(_SEEDS + 1):
+            other = (
+                first if i == 0 else runs.run(without, run_seed(seed, _FIRST_OWN_TRIAL + i), first)
+            )
             if other.error or len(other.steps) != len(first.steps):
                 return None
-            mean += other.gradients / (RUNS_TO_PREPARE - 1)
+            if i > 0:
+                mean += other.gradients / _SEEDS
+            if i < 2:
+                present = runs.run(
+                    without.with_record(canary), run_seed(seed, _FIRST_OWN_TRIAL + i), like=first
+                )
+                if present.error or len(present.steps) != len(first.steps):
+                    return None
+                contributions.append(present.gradients - other.gradients)
+        one, two = contributions
+        if np.linalg.norm(one - two) > _TOLERANCE * np.linalg.norm(one):
+            return None
         return Residuals(train, candidate, without, canary, initial, own, first.gradients - mean)
 
     def recorder(self) -> RecordingWatch:

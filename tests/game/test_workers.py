@@ -101,21 +101,31 @@ def test_a_missing_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend, a
     assert error_line.count("\n") == 1
 
 
-def test_a_web_server_is_no_dask_cluster(tmp_path, capsys):
-    pytest.importorskip("distributed")
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 404 Not Found\r\n\r\n", b""], ids=["web", "silent"])
+def test_another_server_is_no_cluster(tmp_path, monkeypatch, capsys, backend, answer):
+    pytest.importorskip("distributed" if backend == "dask" else "ray")
+    monkeypatch.setattr(workers, "_SECONDS_TO_CONNECT", 6.0)
+    connections = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def answer():
+        def serve():
             with contextlib.suppress(OSError):
                 while True:
-                    with server.accept()[0] as connection:
-                        connection.sendall(b"HTTP/1.1 404 Not Found\r\n\r\n")
+                    connections.append(server.accept()[0])
+                    if answer:
+                        connections[-1].sendall(answer)
+                        connections[-1].close()
 
-        threading.Thread(target=answer, daemon=True).start()
+        threading.Thread(target=serve, daemon=True).start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        options = ["--backend", "dask", "--scheduler", address, "--out", str(tmp_path / "audit")]
+        options = ["--backend", backend, "--scheduler", address, "--out", str(tmp_path / "audit")]
+        begin = time.monotonic()
         assert run.main([*OPTIONS, *options]) == 2
-    assert "must be the address of a running dask cluster" in capsys.readouterr().err
+        assert time.monotonic() - begin < 20
+    error_line = capsys.readouterr().err
+    assert error_line.startswith(f"error: scheduler must be the address of a running {backend}")
+    assert error_line.count("\n") == 1
 
 
 def test_an_audit_waits_for_the_workers_of_a_dask_cluster(tmp_path, monkeypatch, capsys):

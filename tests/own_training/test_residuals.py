@@ -121,3 +121,16 @@ def test_a_released_number_reaches_the_runs_that_are_forced() -> None:
     train(DATA, None, 123, recorder)
     residuals.statistic(recorder.recorded)
     assert seen[-1] == seen[-2] == seen[-3]
+
+
+def test_it_is_left_out_where_one_generator_draws_batches_and_noise() -> None:
+    def with_sampler(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        torch.rand(len(records))  # Poisson sampling at rate 1, by the generator of the noise
+        return pull(records, candidate, seed, watch)
+
+    def separate(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+        torch.rand(len(records), generator=torch.Generator().manual_seed(seed))
+        return pull(records, candidate, seed, watch)
+
+    assert of(with_sampler) is None
+    assert of(separate) is not None
