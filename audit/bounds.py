@@ -19,6 +19,7 @@ from typing import Any
 from audit import accounting, checks, console, protocols, repetitions, upper_bounds
 from audit.accounting import ApproximateDp, Composition, DpSgd, GaussianMechanism, Mechanism
 from audit.claims import Claim, Kind
+from audit.errors import InvalidInput
 from audit.numerics import format_exact, format_rounded
 from audit.protocols import Protocol, RandomSearch
 from audit.repetitions import Repetitions
@@ -34,7 +35,7 @@ def bound_named(name: str | None, protocol: Protocol) -> Bound | None:
     """The upper bound of that name; None for the default.
 
     Raises:
-        ValueError: the protocol has no upper bound of that name.
+        InvalidInput: the protocol has no upper bound of that name.
     """
     usable = {
         entry.name: entry.function
@@ -237,13 +238,13 @@ def _refuse_rest(given: Set[str], allowed: Set[str], to: str) -> None:
     """Refuses options that would be ignored.
 
     Raises:
-        ValueError: one of them was given.
+        InvalidInput: one of them was given.
     """
     rest = given - allowed
     if rest:
         verb = "does not apply" if len(rest) == 1 else "do not apply"
         apply = _options(allowed & _ONE_RUN if to in map(_option, _BASES) else allowed)
-        raise ValueError(f"{_options(rest)} {verb} to {to}, to which these do: {apply}")
+        raise InvalidInput(f"{_options(rest)} {verb} to {to}, to which these do: {apply}")
 
 
 def _option(name: str) -> str:
@@ -257,13 +258,13 @@ def _checked(arguments: argparse.Namespace) -> str:
         The question, a key of `_APPLY`.
 
     Raises:
-        ValueError: an option does not apply, or a required one is missing.
+        InvalidInput: an option does not apply, or a required one is missing.
     """
     given = {
         name for name, value in vars(arguments).items() if not (value is None or value is False)
     }
     if {"trials", "optuna"} <= given:
-        raise ValueError("trials and optuna must not be given together, got both")
+        raise InvalidInput("trials and optuna must not be given together, got both")
     if "solve" in given:
         if arguments.solve == "law":  # its name in version 2
             arguments.solve = "distribution"
@@ -279,28 +280,28 @@ def _checked(arguments: argparse.Namespace) -> str:
         solved = arguments.solve in ("runs", "distribution")
         asked = f"--solve {arguments.solve}" if solved else "--target-epsilon"
     elif "solve" in given:
-        raise ValueError(f"target-epsilon must be given with --solve {arguments.solve}, got none")
+        raise InvalidInput(f"target-epsilon must be given with --solve {arguments.solve}, got none")
     elif "bound" in given:
-        raise ValueError("target-epsilon must be given with --bound, got none")
+        raise InvalidInput("target-epsilon must be given with --bound, got none")
     elif given & {"chosen", "prior", "cap", "budgets"}:
         wrong = _options(given & {"chosen", "prior", "cap", "budgets"})
-        raise ValueError(f"{wrong} must be given with --trials or --optuna, got neither")
+        raise InvalidInput(f"{wrong} must be given with --trials or --optuna, got neither")
     ways = given & _BASES
     if asked == "--target-epsilon" and ways:
-        raise ValueError(
+        raise InvalidInput(
             f"{_options(ways)} must not be given with --target-epsilon, which solves for the noise "
             "(or add --solve runs or --solve distribution)"
         )
     _refuse_rest(given, _APPLY[asked], asked)
     if asked in ("one run", "--solve runs", "--solve distribution") and len(ways) != 1:
         # Most users know the noise multiplier of their runs, so it comes first.
-        raise ValueError(
+        raise InvalidInput(
             f"exactly one of --noise-multiplier (with --steps and --sampling-rate), "
             f"{_options(_BASES - {'noise_multiplier'})} or --target-epsilon must be given, got "
             f"{_options(ways) or 'none'}"
         )
     if len(ways) > 1:
-        raise ValueError(f"at most one of {_options(_BASES)} must be given, got {_options(ways)}")
+        raise InvalidInput(f"at most one of {_options(_BASES)} must be given, got {_options(ways)}")
     if ways:
         (way,) = ways
         general = {"accounting"} | ({"neighbours"} if asked == "--optuna" else set())
@@ -320,7 +321,7 @@ def _sampling(arguments: argparse.Namespace) -> tuple[float, int, list[str]]:
     """The sampling rate, the number of steps, and a note of how they were computed.
 
     Raises:
-        ValueError: one is missing, given twice, or out of its range.
+        InvalidInput: one is missing, given twice, or out of its range.
     """
     notes = []
     rate, steps, records = arguments.sampling_rate, arguments.steps, arguments.records
@@ -328,7 +329,7 @@ def _sampling(arguments: argparse.Namespace) -> tuple[float, int, list[str]]:
     exact_rate = Fraction(1)
     if size is not None:
         if rate is not None or records is None:
-            raise ValueError(
+            raise InvalidInput(
                 "batch-size must be given with records and without sampling-rate, got "
                 + ("sampling-rate too" if rate is not None else "no records")
             )
@@ -344,13 +345,13 @@ def _sampling(arguments: argparse.Namespace) -> tuple[float, int, list[str]]:
         exact_rate = Fraction(repr(rate))
     if epochs is not None:
         if steps is not None:
-            raise ValueError("steps and epochs must not be given together, got both")
+            raise InvalidInput("steps and epochs must not be given together, got both")
         epochs = checks.interval("epochs", epochs, 0.0, 1e9)
         steps = math.ceil(Fraction(repr(epochs)) / exact_rate)
         notes.append(f"{steps} steps = {epochs:g} epochs / sampling rate, rounded up")
     if steps is None:
         given = "target-epsilon" if arguments.noise_multiplier is None else "noise-multiplier"
-        raise ValueError(f"steps (or epochs) must be given with --{given}, got none")
+        raise InvalidInput(f"steps (or epochs) must be given with --{given}, got none")
     computed = [f"computed: {'; '.join(notes)}"] if notes else []
     return (1.0 if rate is None else rate), steps, computed
 
@@ -440,7 +441,7 @@ def _total(base: Mechanism, protocol: Protocol, arguments: argparse.Namespace) -
     if times == 1 and not arguments.final_run:
         return []
     if not isinstance(protocol, RandomSearch):
-        raise ValueError(
+        raise InvalidInput(
             f"tunings and final-run must come with protocol search, got {protocol.spec}"
         )
     tuned: Mechanism = TunedMechanism(base, protocol.repetitions)
@@ -533,7 +534,7 @@ def _tuning_done(arguments: argparse.Namespace) -> int:
     delta, neighbours, group_size = arguments.delta, arguments.neighbours, arguments.group_size
     notes = _delta_note(arguments)
     if arguments.trials is not None and arguments.chosen is None:
-        raise ValueError("chosen must be given with --trials: grid, random or sequential")
+        raise InvalidInput("chosen must be given with --trials: grid, random or sequential")
     prior = None
     if arguments.prior is not None:
         prior = read_prior(arguments.prior, neighbours, group_size)
@@ -613,7 +614,7 @@ def _bounds_of_tuning(arguments: argparse.Namespace) -> int:
     recommended = upper_bounds.smallest(total or rows)
     if recommended is None and arguments.epsilon_base is not None:
         failing = delta if arguments.delta_base is None else arguments.delta_base
-        raise ValueError(
+        raise InvalidInput(
             "epsilon-base says only that one run is (epsilon, delta-base)-DP, so delta-base "
             f"must be far below delta = {format_exact(delta)}, because each run may fail, got "
             f"{format_exact(failing)}; better give --noise-multiplier, --sampling-rate and "
@@ -673,7 +674,9 @@ def _affordable(
 ) -> tuple[Protocol, list[upper_bounds.AffordableRepetitions]]:
     """The search that keeps the budget, and all distributions of K if these were asked for."""
     if not isinstance(protocol, RandomSearch):
-        raise ValueError(f"solve {arguments.solve} must come with protocol search, got {protocol}")
+        raise InvalidInput(
+            f"solve {arguments.solve} must come with protocol search, got {protocol}"
+        )
     budget: dict[str, Any] = {
         "target_epsilon": arguments.target_epsilon,
         "target_delta": arguments.delta,

@@ -8,8 +8,9 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from audit.errors import InvalidInput
 
@@ -71,6 +72,24 @@ def integer(name: str, value: float, low: int, high: int | None = None) -> int:
     return number
 
 
+def items(name: str, value: object, of: str) -> list[Any]:
+    """Returns the items of a collection as a list, else raises InvalidInput.
+
+    Text, bytes and dictionaries are refused, although they can be iterated.
+
+    Args:
+        name: the parameter's name, as the user knows it.
+        value: the value that was given.
+        of: what the items are, in the plural.
+    """
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise InvalidInput(f"{name} must be a list of {of}, got {one_line(value)}")
+    try:
+        return list(value)
+    except TypeError:  # an array without a dimension
+        raise InvalidInput(f"{name} must be a list of {of}, got {one_line(value)}") from None
+
+
 def _is_bool(value: object) -> bool:
     """Whether a value is a bool of Python or of numpy, without importing numpy."""
     return type(value).__name__ in ("bool", "bool_")
@@ -111,7 +130,7 @@ def one_of(name: str, value: str, allowed: Iterable[str], *, dotted: bool = Fals
         'DIGITS'
     """
     names = list(allowed)
-    if value in names or (dotted and "." in str(value)):
+    if isinstance(value, str) and (value in names or (dotted and "." in value)):
         return value
     folded = {name.lower(): name for name in names}
     wanted = str(value).lower()

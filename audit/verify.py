@@ -13,6 +13,7 @@ from types import FrameType
 from audit import checks, console
 from audit.certificate import Finding, check_signature, schema, sign
 from audit.certificate.verification import read, verdict_of
+from audit.errors import InvalidInput
 
 WRONG, VOID = 1, 3
 SECONDS = 20.0
@@ -89,7 +90,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         checks.one_of("the ending of --render", Path(page).suffix, (".html", ".txt", ".yaml"))
     own = Path(arguments.signature or f"{path}.sig")
     if key is not None and own.exists():
-        raise ValueError(f"signature must not exist yet, got {checks.one_line(str(own))}")
+        raise InvalidInput(f"signature must not exist yet, got {checks.one_line(str(own))}")
     with _limited(seconds):
         # What is verified is what is signed, even if somebody changes the file meanwhile.
         content = read(path)
@@ -138,7 +139,7 @@ def _limited(seconds: float) -> Iterator[None]:
     try:
         yield
     except _TooLong:
-        raise ValueError(
+        raise InvalidInput(
             f"certificate must be verified within {seconds:g} seconds, and was not: --seconds "
             "raises the limit"
         ) from None

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.errors import InvalidInput
 from canaries.input_space import InputCanary
 
 # With more features, a random direction is nearly orthogonal to the records.
@@ -27,7 +28,7 @@ def crafted(features: NDArray[np.float64], labels: NDArray[np.int64]) -> InputCa
         The canary; its norm is twice that of the longest record.
 
     Raises:
-        ValueError: there are no records, or the labels are not classes.
+        InvalidInput: there are no records, or the labels are not classes.
 
     Example:
         >>> import numpy as np
@@ -37,7 +38,7 @@ def crafted(features: NDArray[np.float64], labels: NDArray[np.int64]) -> InputCa
     """
     features, labels = np.asarray(features), np.asarray(labels)
     if len(features) == 0 or labels.dtype.kind not in "biu" or labels.min() < 0:
-        raise ValueError(
+        raise InvalidInput(
             "canary must be crafted from at least one record with whole-number labels >= 0, got "
             f"{len(features)} records with labels of type {labels.dtype}"
         )

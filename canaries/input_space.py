@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit import checks
+from audit.errors import InvalidInput
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +20,7 @@ class InputCanary:
         name: its name in reports, e.g. "MNIST[0]".
 
     Raises:
-        ValueError: the features are not a nonempty array of finite real numbers, or the label is
+        InvalidInput: the features are not a nonempty array of finite real numbers, or the label is
             not a whole number >= 0.
 
     Example:
@@ -36,12 +37,12 @@ class InputCanary:
         is_array = isinstance(self.features, np.ndarray)
         if not is_array or self.features.dtype.kind not in "biuf":
             given = self.features.dtype if is_array else type(self.features).__name__
-            raise ValueError(
+            raise InvalidInput(
                 "canary features must be a numpy array of real numbers, "
                 f"got {self.name} with {given}"
             )
         if self.features.size == 0 or not np.all(np.isfinite(self.features)):
-            raise ValueError(
+            raise InvalidInput(
                 f"canary features must be finite and not empty, got {self.name} with "
                 f"shape {self.features.shape}"
             )

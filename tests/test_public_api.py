@@ -72,7 +72,7 @@ def test_old_signatures_work() -> None:
     )
     with pytest.warns(DeprecationWarning, match="is now"):
         solve_runs = upper_bounds.solve_runs
-    with pytest.raises(ValueError, match="target-epsilon must be in"):
+    with pytest.raises(ValueError, match="target_epsilon must be in"):
         solve_runs(-1.0, GaussianMechanism(0.5), "tnb:0,0.5", 1e-5)
 
 

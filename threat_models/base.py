@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.errors import InvalidInput
 from canaries import Canary, InputCanary
 from threat_models.datasets import Records
 from threat_models.scores import Score, ValidationLoss
@@ -25,7 +26,7 @@ class ThreatModel:
         classes: number of classes.
 
     Raises:
-        ValueError: the canary does not fit the records.
+        InvalidInput: the canary does not fit the records.
 
     Example:
         >>> from threat_models import build
@@ -45,18 +46,18 @@ class ThreatModel:
     def __post_init__(self) -> None:
         for records in (self.training_set, self.validation_set):
             if records is not None and records.features.shape[1:] != self.record_shape:
-                raise ValueError(
+                raise InvalidInput(
                     f"records of {records.name} must have shape {self.record_shape}, "
                     f"got {records.features.shape[1:]}"
                 )
         if isinstance(self.canary, InputCanary):
             if self.canary.features.shape != self.record_shape:
-                raise ValueError(
+                raise InvalidInput(
                     f"canary {self.canary.name} must have shape {self.record_shape} "
                     f"to fit the data set, got {self.canary.features.shape}"
                 )
             if self.canary.label >= self.classes:
-                raise ValueError(
+                raise InvalidInput(
                     f"canary label must be in [0, {self.classes - 1}], got {self.canary.label}"
                 )
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 from audit.orders import SplitOrder
 from canaries import InputCanary
 from threat_models.datasets import Records
@@ -45,9 +46,9 @@ class Observation:
         """The flat parameters of every final model, [R, d].
 
         Raises:
-            ValueError: the engine trains no model.
+            InvalidInput: the engine trains no model.
         """
-        raise ValueError(_NO_MODEL)
+        raise InvalidInput(_NO_MODEL)
 
     def loss(self, features: Features, labels: NDArray[np.int64]) -> FloatArray:
         """The sum of every final model's cross-entropy over n records.
@@ -60,9 +61,9 @@ class Observation:
             [R] sums, in nats.
 
         Raises:
-            ValueError: the engine trains no model.
+            InvalidInput: the engine trains no model.
         """
-        raise ValueError(_NO_MODEL)
+        raise InvalidInput(_NO_MODEL)
 
 
 class Score(Protocol):
@@ -119,7 +120,7 @@ class WorstOrder:
         top: the split, in standard deviations; may be infinite.
 
     Raises:
-        ValueError: `top` is NaN.
+        InvalidInput: `top` is NaN.
 
     Example:
         >>> import numpy as np
@@ -133,7 +134,7 @@ class WorstOrder:
 
     def __post_init__(self) -> None:
         if np.isnan(self.top):
-            raise ValueError(f"worst_order must be a number, got {self.top}")
+            raise InvalidInput(f"worst_order must be a number, got {self.top}")
 
     def __call__(self, observation: Observation) -> FloatArray:
         return SplitOrder(self.top).rank(observation.standardised_sum)
@@ -152,7 +153,7 @@ class TwoTails:
         high: runs above it are accepted, in standard deviations.
 
     Raises:
-        ValueError: a limit is NaN.
+        InvalidInput: a limit is NaN.
 
     Example:
         >>> import numpy as np
@@ -167,7 +168,7 @@ class TwoTails:
 
     def __post_init__(self) -> None:
         if np.isnan(self.low) or np.isnan(self.high):
-            raise ValueError(f"worst_order must be numbers, got {self.low} and {self.high}")
+            raise InvalidInput(f"worst_order must be numbers, got {self.low} and {self.high}")
 
     def __call__(self, observation: Observation) -> FloatArray:
         x = observation.standardised_sum
@@ -238,7 +239,7 @@ class UserScore:
             scores = given.astype(np.float64)
         runs = observation.first_displacement.shape
         if scores.shape != runs:
-            raise ValueError(
+            raise InvalidInput(
                 f"score {self.name} must return one number per run, got shape {scores.shape} for "
                 f"{runs[0]} runs"
             )

@@ -1,6 +1,7 @@
 """Threat models by name: the rows of the paper's table 2, and variants."""
 
 from audit import checks
+from audit.errors import InvalidInput
 from canaries import Canary, DiracCanary, InputCanary
 from threat_models import datasets
 from threat_models.base import ThreatModel, etcv, ntcv, ntnv
@@ -65,7 +66,7 @@ def build(
         The threat model.
 
     Raises:
-        ValueError: a name is unknown (the message suggests the nearest one), the canary or score
+        InvalidInput: a name is unknown (the message suggests the nearest one), the canary or score
             does not fit the threat model, or an index or size is out of range.
         FileNotFoundError: data is missing and cannot be downloaded.
 
@@ -103,7 +104,7 @@ def check_names(threat: str, canary: str, score: str | None) -> str:
         The score's name.
 
     Raises:
-        ValueError: a name is unknown, or the score does not fit the threat model and canary.
+        InvalidInput: a name is unknown, or the score does not fit the threat model and canary.
 
     Example:
         >>> check_names("ETCV", "dirac", None)
@@ -134,7 +135,7 @@ def _canary(threat: str, canary: str, dataset: str, index: int, data_root: str |
         with errors_in_one_line(f"canary {canary} must return an InputCanary"):
             own = function() if callable(function) else function
         if not isinstance(own, InputCanary):
-            raise ValueError(f"canary {canary} must return an InputCanary, got {own!r}")
+            raise InvalidInput(f"canary {canary} must return an InputCanary, got {own!r}")
         return own
     if threat == "ETCV":
         return datasets.canary(dataset, index, data_root)
@@ -151,12 +152,12 @@ def _score(
         return FirstCoordinate()
     if name == "worst-order":
         if worst_order is None:
-            raise ValueError("worst_order is required with the score worst-order, got None")
+            raise InvalidInput("worst_order is required with the score worst-order, got None")
         return TwoTails(*worst_order) if isinstance(worst_order, tuple) else WorstOrder(worst_order)
     if "." in name:
         function = import_by_name("score", name)
         if not callable(function):
-            raise ValueError(f"score must be a function, got {function!r} from {name}")
+            raise InvalidInput(f"score must be a function, got {function!r} from {name}")
         return UserScore(function, name)
     if name == "canary-loss":
         assert isinstance(canary, InputCanary)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from audit import checks
+from audit.errors import InvalidInput
 
 _MAX_MESSAGE = 300  # characters of an error message from user code
 
@@ -17,7 +18,7 @@ def import_by_name(parameter: str, dotted: str) -> Any:
         f"{parameter} must be a name that can be imported, got {checks.one_line(dotted)}"
     ):
         if not all(part.isidentifier() for part in dotted.split(".")):
-            raise ValueError("not of the form package.module.name")
+            raise InvalidInput("not of the form package.module.name")
         return getattr(importlib.import_module(module), name)
 
 
@@ -38,7 +39,7 @@ def errors_in_one_line(message: str, separator: str = ": ") -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # includes SystemExit and user-defined classes
-        raise ValueError(f"{message}{separator}{format_error(error)}") from error
+        raise InvalidInput(f"{message}{separator}{format_error(error)}") from error
 
 
 def format_error(error: BaseException) -> str:

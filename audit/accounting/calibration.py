@@ -7,6 +7,7 @@ from scipy import special
 from audit import checks
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.gaussian import GaussianMechanism
+from audit.errors import InvalidInput
 from audit.numerics import ROOT_TOLERANCE, safe_root
 
 ACCOUNTINGS = ("rdp", "exact")
@@ -28,7 +29,7 @@ def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float
         mu, rounded down, so that the budget is not exceeded.
 
     Raises:
-        ValueError: an argument is out of its range, or no mu in (1e-12, 1000) uses up the budget.
+        InvalidInput: an argument is out of its range, or no mu in (1e-12, 1000) uses up the budget.
 
     Example:
         >>> round(calibrate_mu(1.0, 1e-5), 4)
@@ -45,7 +46,7 @@ def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float
 
     low, high = math.log(_SMALLEST_MU), math.log(_LARGEST_MU)
     if spent(high) <= 0 or spent(low) > 0:
-        raise ValueError(
+        raise InvalidInput(
             f"epsilon must be a budget that some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) uses "
             f"up at delta={delta:g}, got {epsilon!r}"
         )
@@ -79,7 +80,7 @@ def calibrate_noise_multiplier(
         sigma, rounded up by a relative error below 1e-6, so that the budget is not exceeded.
 
     Raises:
-        ValueError: an argument is out of its range, or no noise above 0.1 uses up the budget.
+        InvalidInput: an argument is out of its range, or no noise above 0.1 uses up the budget.
 
     Example:
         >>> round(calibrate_noise_multiplier(1.0, 1e-5, steps=300), 2)
@@ -99,7 +100,7 @@ def calibrate_noise_multiplier(
     low = high
     while spent(low) <= 0:
         if low < math.log(_SMALLEST_NOISE):
-            raise ValueError(
+            raise InvalidInput(
                 f"epsilon must be a budget that some noise above {_SMALLEST_NOISE:g} uses up at "
                 f"sampling_rate={sampling_rate:g}, got {epsilon!r}"
             )

@@ -25,6 +25,7 @@ from audit.accounting.pairs import (
     PrivacyLossPmf,
 )
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 from audit.numerics import SUMS_TO_ONE
 
 _FEW = 4  # With more distinct parts, the Renyi curve of their sum is tabulated.
@@ -362,11 +363,13 @@ class Mixture(Mechanism):
             for chance in self.chances
         )
         if len(chances) != len(found):
-            raise ValueError(
+            raise InvalidInput(
                 f"chances must be {len(found)} probabilities, got {checks.one_line(self.chances)}"
             )
         if math.fsum(chances) > 1.0 + SUMS_TO_ONE:
-            raise ValueError(f"chances must sum to at most 1, got {checks.one_line(self.chances)}")
+            raise InvalidInput(
+                f"chances must sum to at most 1, got {checks.one_line(self.chances)}"
+            )
         checks.store_validated(self, candidates=found, chances=chances)
 
     @property
@@ -488,7 +491,7 @@ def group_size(base: Mechanism) -> int:
     """Group size that the parts of a mechanism protect, 1 if none states it.
 
     Raises:
-        ValueError: the parts state different numbers.
+        InvalidInput: the parts state different numbers.
 
     Example:
         >>> from audit.accounting import DpSgd
@@ -498,7 +501,7 @@ def group_size(base: Mechanism) -> int:
     stated = _stated(base, "group_size") or {1}
     if len(stated) > 1:
         sizes = ", ".join(map(str, sorted(stated)))
-        raise ValueError(f"group_size must be the same in all parts of a mechanism, got {sizes}")
+        raise InvalidInput(f"group_size must be the same in all parts of a mechanism, got {sizes}")
     return int(next(iter(stated)))
 
 
@@ -533,8 +536,8 @@ def directions(several: Iterable[Mechanism]) -> list[tuple[DominatingPair, ...]]
 def _mechanisms(name: str, several: Iterable[Mechanism]) -> tuple[Mechanism, ...]:
     found = tuple(several) if isinstance(several, Iterable) else (several,)
     if not found:
-        raise ValueError(f"{name} must name at least one mechanism, got none")
+        raise InvalidInput(f"{name} must name at least one mechanism, got none")
     for one in found:
         if not isinstance(one, Mechanism):
-            raise ValueError(f"{name} must be mechanisms, got {checks.one_line(one)}")
+            raise InvalidInput(f"{name} must be mechanisms, got {checks.one_line(one)}")
     return found

@@ -57,7 +57,7 @@ def renyi_to_epsilon(
         refined: number of orders in each refinement of the search.
 
     Raises:
-        ValueError: delta is not in (0, 1).
+        InvalidInput: delta is not in (0, 1).
 
     Example:
         >>> round(renyi_to_epsilon(lambda alpha: 0.125 * alpha, 1e-5), 3)
@@ -101,7 +101,7 @@ def solve_epsilon(
         An epsilon at which the profile is at most delta, within a relative 1e-9 of the smallest.
 
     Raises:
-        ValueError: delta is not in (0, 1).
+        InvalidInput: delta is not in (0, 1).
         DeltaUnreachable: the profile stays above delta for every epsilon.
 
     Example:

@@ -15,6 +15,7 @@ from audit.accounting.conversion import SMALLEST_DELTA, renyi_to_epsilon
 from audit.accounting.mechanism import GIVEN, Mechanism
 from audit.accounting.pairs import DominatingPair, LossPair, PrivacyLossPmf
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,7 @@ class PrivacyProfile(Mechanism):
     def __post_init__(self) -> None:
         epsilons, deltas = _checked("epsilons", self.epsilons, "deltas", self.deltas, 0.0)
         if np.any(deltas > 1.0):
-            raise ValueError(f"deltas must be in [0, 1], got {deltas.max():g}")
+            raise InvalidInput(f"deltas must be in [0, 1], got {deltas.max():g}")
         checks.store_validated(self, epsilons=epsilons, deltas=deltas)
 
     @cached_property
@@ -75,7 +76,7 @@ class RenyiCurve(Mechanism):
     def __post_init__(self) -> None:
         orders, divergences = _checked("orders", self.orders, "divergences", self.divergences, 1.0)
         if orders[0] <= 1.0:
-            raise ValueError(f"orders must be > 1, got {orders[0]:g}")
+            raise InvalidInput(f"orders must be > 1, got {orders[0]:g}")
         checks.store_validated(self, orders=orders, divergences=divergences)
 
     def renyi(self, alpha: ArrayLike) -> FloatArray:
@@ -180,16 +181,16 @@ def _checked(
         try:
             np.asarray(values, dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{name} must be numbers, got {checks.one_line(values)}") from error
+            raise InvalidInput(f"{name} must be numbers, got {checks.one_line(values)}") from error
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if x.ndim != 1 or x.size == 0 or np.any(np.diff(x) <= 0) or not np.all(x >= low):
-        raise ValueError(
+        raise InvalidInput(
             f"{x_name} must be increasing numbers >= {low:g}, got {checks.one_line(x)}"
         )
     if not np.isfinite(x).all():
-        raise ValueError(f"{x_name} must be finite, got {checks.one_line(x)}")
+        raise InvalidInput(f"{x_name} must be finite, got {checks.one_line(x)}")
     if y.shape != x.shape or not np.all(y >= 0):
-        raise ValueError(f"{y_name} must be {x.size} numbers >= 0, got {checks.one_line(y)}")
+        raise InvalidInput(f"{y_name} must be {x.size} numbers >= 0, got {checks.one_line(y)}")
     return x, y
 
 

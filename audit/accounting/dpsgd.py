@@ -44,6 +44,7 @@ from audit.accounting.pairs import (
     quadrature,
 )
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 
 NEIGHBOURS = {
     "add-remove": "one data set has {records} more than the other",
@@ -249,7 +250,7 @@ class DpSgd(Mechanism):
             group_size=checks.integer("group_size", self.group_size, 1, _MAX_GROUP),
         )
         if self.group_size > 1 and self.neighbours == "replace-one" and self.sampling_rate < 1.0:
-            raise ValueError(
+            raise InvalidInput(
                 "group_size must be 1 with replace-one neighbours and sampled batches, got "
                 f"{self.group_size!r}; use add-remove or zero-out neighbours"
             )

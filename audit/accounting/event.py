@@ -14,6 +14,7 @@ from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
 from audit.accounting.recorded import runs_of
+from audit.errors import InvalidInput
 
 _MAX_PARTS = 10**6  # runs of one mechanism that is neither Gaussian nor sampled
 
@@ -35,7 +36,7 @@ def from_event(event: Any, neighbours: str = "add-remove") -> Mechanism:
             accountants), `zero-out` (its REPLACE_SPECIAL) or `replace-one`.
 
     Raises:
-        ValueError: an event of another kind (pass its privacy loss distribution instead), or a
+        InvalidInput: an event of another kind (pass its privacy loss distribution instead), or a
             tuning, `RepeatAndSelectDpEvent` (the message names the arguments for
             `upper_bounds.tuning_cost`).
 
@@ -56,7 +57,9 @@ def from_event(event: Any, neighbours: str = "add-remove") -> Mechanism:
             steps_of[part] = steps_of.get(part, 0) + times
     found = [*runs_of(steps_of, neighbours=neighbours), *others]
     if not found:
-        raise ValueError(f"event must contain at least one mechanism, got {checks.one_line(event)}")
+        raise InvalidInput(
+            f"event must contain at least one mechanism, got {checks.one_line(event)}"
+        )
     return found[0] if len(found) == 1 else Composition(tuple(found))
 
 
@@ -66,7 +69,7 @@ def _parts(event: Any) -> _Parts:
     read = _READERS.get(kind)
     if read is None:
         known = ", ".join(_READERS)
-        raise ValueError(
+        raise InvalidInput(
             f"event must be one of {known}, or a PrivacyLossDistribution of it, got {kind}"
         )
     return read(event)
@@ -94,7 +97,7 @@ def _randomised_response(event: Any) -> _Parts:
 
 def _zcdp(event: Any) -> _Parts:
     if getattr(event, "xi", 0.0):
-        raise ValueError(f"event must be zCDP with xi = 0, got {checks.one_line(event)}")
+        raise InvalidInput(f"event must be zCDP with xi = 0, got {checks.one_line(event)}")
     return [(ZeroConcentratedDp(event.rho), 1)]
 
 
@@ -113,7 +116,7 @@ def _sampled(event: Any) -> _Parts:
     precision = 0.0
     for part, times in inner:
         if isinstance(part, Mechanism) or part[1] != 1.0:
-            raise ValueError(
+            raise InvalidInput(
                 "event that is sampled must be Gaussian, or a PrivacyLossDistribution of it, got "
                 f"{checks.one_line(event)}"
             )
@@ -130,7 +133,7 @@ def _tuned(event: Any) -> _Parts:
         runs = (
             f"repetitions.TruncatedNegativeBinomial({event.shape:g}, 0.5).with_mean({event.mean:g})"
         )
-    raise ValueError(
+    raise InvalidInput(
         "event must be one run, got a tuning: pass from_event(event.event) and the distribution "
         f"of K, {runs}, to upper_bounds.tuning_cost"
     )
@@ -155,7 +158,7 @@ def _of_distribution(distribution: Any) -> LossDistribution:
         removed = _direction(distribution._pmf_remove)
         added = removed if distribution._symmetric else _direction(distribution._pmf_add)
     except AttributeError as error:
-        raise ValueError(
+        raise InvalidInput(
             f"event must be a PrivacyLossDistribution of dp-accounting 0.4 or later: {error}"
         ) from error
     # The "remove" direction compares the data set with the record to the one without it.
@@ -166,7 +169,7 @@ def _of_distribution(distribution: Any) -> LossDistribution:
 
 def _direction(pmf: Any) -> LossDistribution:
     if not pmf._pessimistic_estimate:
-        raise ValueError("event must be a pessimistic estimate, got an optimistic one")
+        raise InvalidInput("event must be a pessimistic estimate, got an optimistic one")
     dense = pmf.to_dense_pmf()
     losses = dense._discretization * (dense._lower_loss + np.arange(len(dense._probs)))
     infinite = float(dense._infinity_mass)

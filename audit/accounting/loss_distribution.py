@@ -10,6 +10,7 @@ from audit import checks
 from audit.accounting.mechanism import GIVEN, Mechanism
 from audit.accounting.pairs import DominatingPair, LossPair, PrivacyLossPmf
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 from audit.numerics import safe_log
 
 _ROUNDING = 1e-6  # allowed error of a sum of 1e5 masses
@@ -32,7 +33,8 @@ class LossDistribution(Mechanism):
         directed: whether P is known to be the data set with the record.
 
     Raises:
-        ValueError: losses that do not increase, or masses that are no probabilities under P and P'.
+        InvalidInput: losses that do not increase, or masses that are no probabilities under P and
+            P'.
 
     Example:
         >>> one = LossDistribution([-1.0, 1.0], [0.2689414, 0.7310586])
@@ -55,9 +57,9 @@ class LossDistribution(Mechanism):
             _numbers("probabilities", self.probabilities),
         )
         if np.any(np.diff(losses) <= 0.0):
-            raise ValueError("losses must increase strictly, got some that do not")
+            raise InvalidInput("losses must increase strictly, got some that do not")
         if masses.shape != losses.shape or np.any(masses < 0.0):
-            raise ValueError(
+            raise InvalidInput(
                 f"probabilities must be {losses.size} numbers >= 0, got {checks.one_line(masses)}"
             )
         infinite = checks.interval(
@@ -65,7 +67,7 @@ class LossDistribution(Mechanism):
         )
         total, other = masses.sum() + infinite, self._masses_of_other(losses, masses).sum()
         if abs(total - 1.0) > _ROUNDING or other > 1.0 + _ROUNDING:
-            raise ValueError(
+            raise InvalidInput(
                 "probabilities must sum to 1, and to at most 1 under the other data set, "
                 f"got {total:.9g} and {other:.9g}"
             )
@@ -113,9 +115,9 @@ def _numbers(name: str, values: ArrayLike) -> FloatArray:
     try:
         found = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be numbers, got {checks.one_line(values)}") from error
+        raise InvalidInput(f"{name} must be numbers, got {checks.one_line(values)}") from error
     if found.ndim != 1 or found.size == 0 or not np.isfinite(found).all():
-        raise ValueError(
+        raise InvalidInput(
             f"{name} must be finite numbers in one dimension, got {checks.one_line(found)}"
         )
     return found

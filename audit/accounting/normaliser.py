@@ -23,7 +23,7 @@ from scipy import special
 
 from audit import checks
 from audit.accounting.conversion import solve_epsilon
-from audit.errors import DeltaUnreachable
+from audit.errors import DeltaUnreachable, InvalidInput
 
 # In standard deviations. Beyond 4.5, scipy's incomplete gamma functions sum at most 2,000 terms of
 # a series, which is too few for large shapes.
@@ -51,7 +51,7 @@ def normaliser_delta(epsilon: float, batch_size: int, parameters: int, steps: in
         delta in [0, 1], exact up to a rounding of about 1e-12.
 
     Raises:
-        ValueError: an argument is out of its range.
+        InvalidInput: an argument is out of its range.
 
     Example:
         >>> round(normaliser_delta(47.0, batch_size=120, parameters=4810, steps=60), 7)
@@ -74,7 +74,7 @@ def normaliser_epsilon(delta: float, batch_size: int, parameters: int, steps: in
         steps: number of steps whose noisy gradients are released, >= 1.
 
     Raises:
-        ValueError: an argument is out of its range.
+        InvalidInput: an argument is out of its range.
 
     Example:
         >>> round(normaliser_epsilon(1e-5, batch_size=1024, parameters=11_000_000), 1)
@@ -85,7 +85,7 @@ def normaliser_epsilon(delta: float, batch_size: int, parameters: int, steps: in
     try:
         return solve_epsilon(lambda epsilon: _delta(epsilon, shape, log_ratio), delta)
     except DeltaUnreachable as error:  # the profile falls to 0, but epsilon is sought to 1e8 alone
-        raise ValueError(
+        raise InvalidInput(
             "parameters * steps must give an epsilon below 1e8, got "
             f"{checks.one_line(int(2 * shape))} at batch_size {batch_size!r}"
         ) from error

@@ -17,6 +17,7 @@ from scipy import special
 
 from audit import checks
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 from audit.numerics import SUMS_TO_ONE, log_complement
 
 REACH = 15.0
@@ -289,11 +290,11 @@ class DiscretePair(LossPair):
         p, q = (np.asarray(v, dtype=np.float64) for v in (p, q))
         for name, v in (("p", p), ("q", q)):
             if v.ndim != 1 or not np.all(v >= 0) or abs(v.sum() - 1.0) > SUMS_TO_ONE:
-                raise ValueError(
+                raise InvalidInput(
                     f"{name} must be probabilities that sum to 1, got {checks.one_line(v)}"
                 )
         if p.shape != q.shape:
-            raise ValueError(f"q must have the length of p, {len(p)}, got {len(q)}")
+            raise InvalidInput(f"q must have the length of p, {len(p)}, got {len(q)}")
         both = (p > 0) & (q > 0)
         if not both.any():
             super().__init__(PrivacyLossPmf(np.zeros(1), np.full(1, -np.inf), 1.0, 1.0))

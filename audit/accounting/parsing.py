@@ -12,6 +12,7 @@ from audit.accounting.gaussian import GaussianMechanism
 from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.mechanism import Mechanism
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 
 _LONGEST = 10**7  # characters of a file with a curve
 
@@ -20,7 +21,7 @@ def read_curve(path: str | Path) -> tuple[FloatArray, FloatArray]:
     """Two columns of numbers from a csv file (commas or spaces; a heading is skipped).
 
     Raises:
-        ValueError: the file is missing, or a line does not hold two numbers.
+        InvalidInput: the file is missing, or a line does not hold two numbers.
 
     Example:
         >>> from pathlib import Path
@@ -36,7 +37,7 @@ def read_curve(path: str | Path) -> tuple[FloatArray, FloatArray]:
     try:
         lines = checks.read_text(path, _LONGEST).splitlines()
     except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"path must be a readable csv file, got {str(path)!r}") from error
+        raise InvalidInput(f"path must be a readable csv file, got {str(path)!r}") from error
     for number, line in enumerate(lines):
         fields = line.replace(",", " ").split()
         try:
@@ -44,11 +45,11 @@ def read_curve(path: str | Path) -> tuple[FloatArray, FloatArray]:
             rows.append((x, y))
         except ValueError:
             if fields and number > 0:
-                raise ValueError(
+                raise InvalidInput(
                     f"path must hold two numbers per line, got {line!r} in {str(path)!r}"
                 ) from None
     if not rows:
-        raise ValueError(f"path must hold two numbers per line, got none in {str(path)!r}")
+        raise InvalidInput(f"path must hold two numbers per line, got none in {str(path)!r}")
     x, y = np.array(rows).T
     return x, y
 
@@ -65,7 +66,7 @@ def parse_mechanism(spec: str | Mechanism) -> Mechanism:
             columns) or `profile:FILE` (epsilons and deltas).
 
     Raises:
-        ValueError: an unknown mechanism, a wrong number of parameters, or one out of its range.
+        InvalidInput: an unknown mechanism, a wrong number of parameters, or one out of its range.
 
     Example:
         >>> parse_mechanism("pure:0.5")
@@ -74,7 +75,7 @@ def parse_mechanism(spec: str | Mechanism) -> Mechanism:
     if isinstance(spec, Mechanism):
         return spec
     if not isinstance(spec, str):
-        raise ValueError(f"base must be a mechanism, or one as text, got {checks.one_line(spec)}")
+        raise InvalidInput(f"base must be a mechanism, or one as text, got {checks.one_line(spec)}")
     name, _, text = str(spec).strip().partition(":")
     name = checks.one_of("base", name, _BASES)
     if name == "renyi":
@@ -88,7 +89,7 @@ def parse_mechanism(spec: str | Mechanism) -> Mechanism:
     allowed = {"approximate": (2,), "response": (1, 2)}.get(name, (1,))
     if len(numbers) not in allowed:
         count = " or ".join(map(str, allowed))
-        raise ValueError(f"base {name!r} takes {count} numbers after the colon, got {text!r}")
+        raise InvalidInput(f"base {name!r} takes {count} numbers after the colon, got {text!r}")
     if name == "response":
         options = checks.integer("options", numbers[1], 2) if len(numbers) > 1 else 2
         return RandomisedResponse(numbers[0], options)

@@ -8,6 +8,7 @@ from audit import checks
 from audit.accounting.combinations import Composition
 from audit.accounting.dpsgd import DpSgd
 from audit.accounting.mechanism import Mechanism
+from audit.errors import InvalidInput
 
 
 def from_opacus(
@@ -35,7 +36,7 @@ def from_opacus(
         phases does not affect the cost.
 
     Raises:
-        ValueError: the argument is not the accountant of one run, or it has recorded no step.
+        InvalidInput: the argument is not the accountant of one run, or it has recorded no step.
 
     Example:
         >>> class Recorded:
@@ -48,15 +49,15 @@ def from_opacus(
         what = f"a {type(accountant).__name__}"
         if isinstance(accountant, list | tuple):
             what += f" of {len(accountant)}; all runs of a tuning share one accounting, so pass one"
-        raise ValueError(f"accountant must be an Opacus accountant or PrivacyEngine, got {what}")
+        raise InvalidInput(f"accountant must be an Opacus accountant or PrivacyEngine, got {what}")
     if not isinstance(history, Iterable):
-        raise ValueError(f"history must be a list of phases, got {checks.one_line(history)}")
+        raise InvalidInput(f"history must be a list of phases, got {checks.one_line(history)}")
     steps_of: dict[tuple[float, float], int] = {}
     for phase in history:
         try:
             noise, rate, steps = map(float, phase)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(
+            raise InvalidInput(
                 f"history must be of (noise multiplier, sampling rate, steps), "
                 f"got {checks.one_line(phase)}"
             ) from error
@@ -65,7 +66,9 @@ def from_opacus(
         before = steps_of.get((noise, rate), 0)
         steps_of[noise, rate] = before + checks.integer("steps", steps, 1)
     if not steps_of:
-        raise ValueError(f"accountant must have recorded a step, got {checks.one_line(accountant)}")
+        raise InvalidInput(
+            f"accountant must have recorded a step, got {checks.one_line(accountant)}"
+        )
     phases = runs_of(
         steps_of, checks.integer("most_phases", most_phases, 1), neighbours, group_size
     )

@@ -20,6 +20,7 @@ from audit.accounting.gaussian import GaussianMechanism
 from audit.accounting.laplace import LaplaceMechanism
 from audit.accounting.loss_distribution import LossDistribution
 from audit.accounting.mechanism import Mechanism
+from audit.errors import InvalidInput
 
 _KINDS: dict[str, type[Mechanism]] = {
     kind.__name__: kind
@@ -47,7 +48,7 @@ def mechanism_to_dict(base: Mechanism) -> dict[str, Any]:
     """Kind and parameters of a mechanism as plain values.
 
     Raises:
-        ValueError: the mechanism's class is not one of `audit.accounting`.
+        InvalidInput: the mechanism's class is not one of `audit.accounting`.
 
     Example:
         >>> mechanism_to_dict(GaussianMechanism(0.5))
@@ -56,7 +57,9 @@ def mechanism_to_dict(base: Mechanism) -> dict[str, Any]:
     written: Any = base
     name = type(base).__name__
     if _KINDS.get(name) is not type(base):
-        raise ValueError(f"base must be a mechanism of audit.accounting to be written, got {name}")
+        raise InvalidInput(
+            f"base must be a mechanism of audit.accounting to be written, got {name}"
+        )
     return {"mechanism": name} | {
         each.name: _value(getattr(base, each.name))
         for each in fields(written)
@@ -69,20 +72,20 @@ def mechanism_from_dict(values: Mapping[str, Any]) -> Mechanism:
     """Mechanism from the values that `mechanism_to_dict` returned.
 
     Raises:
-        ValueError: an unknown mechanism, or wrong parameters.
+        InvalidInput: an unknown mechanism, or wrong parameters.
 
     Example:
         >>> mechanism_from_dict({"mechanism": "GaussianMechanism", "mu": 0.5})
         GaussianMechanism(mu=0.5)
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"mechanism must be a mapping, got {checks.one_line(values)}")
+        raise InvalidInput(f"mechanism must be a mapping, got {checks.one_line(values)}")
     parameters = {str(name): _read(value) for name, value in values.items()}
     kind = _KINDS[checks.one_of("mechanism", str(parameters.pop("mechanism", "")), _KINDS)]
     try:
         return kind(**parameters)
     except TypeError as error:
-        raise ValueError(f"mechanism {kind.__name__} must have its parameters: {error}") from None
+        raise InvalidInput(f"mechanism {kind.__name__} must have its parameters: {error}") from None
 
 
 def _value(value: Any) -> Any:

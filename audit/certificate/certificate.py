@@ -34,6 +34,7 @@ from audit.certificate.numbers import (
     rounded_up,
 )
 from audit.certificate.wording import in_words
+from audit.errors import InvalidInput
 from audit.numerics import format_exact
 from audit.protocols import BestRuns, BudgetSchedule, Protocol, Subset
 from audit.typed_json import read_typed
@@ -93,7 +94,7 @@ class Certificate:
 
     def __post_init__(self) -> None:
         if self.declaration.records == PRIVATE and self.setting.relation in _N_IS_PUBLIC:
-            raise ValueError(
+            raise InvalidInput(
                 f"records must be public with {self.setting.relation} neighbours, which have the "
                 f"same number of records, got {PRIVATE!r}"
             )
@@ -200,7 +201,7 @@ class Certificate:
             statements: fields of `Declaration`; earlier statements are kept.
 
         Raises:
-            ValueError: a statement has the wrong type.
+            InvalidInput: a statement has the wrong type.
 
         Example:
             >>> from audit import tuning
@@ -228,11 +229,11 @@ class Certificate:
         """Returns the certificate with the result of an audit of the tuning.
 
         Raises:
-            ValueError: the audit shows more than the certified epsilon.
+            InvalidInput: the audit shows more than the certified epsilon.
         """
         evidence = Evidence(epsilon_lower, confidence, games_without, games_with)
         if evidence.epsilon_lower > self.numbers.epsilon:
-            raise ValueError(
+            raise InvalidInput(
                 "epsilon_lower must be at most the certified epsilon, "
                 f"{self.numbers.epsilon!r}, got {epsilon_lower!r}: one of them is wrong"
             )
@@ -245,7 +246,7 @@ class Certificate:
         Registry. Fields that do not follow from the certificate are blank.
 
         Raises:
-            ValueError: the path has another ending, or a void certificate would be registered.
+            InvalidInput: the path has another ending, or a void certificate would be registered.
         """
         path = Path(path)
         ending = checks.one_of("path's ending", path.suffix, (".json", ".txt", ".html", ".yaml"))
@@ -305,16 +306,16 @@ class Certificate:
         """Reads the values that `as_dict` returned, without verification.
 
         Raises:
-            ValueError: the values are not a certificate of this format.
+            InvalidInput: the values are not a certificate of this format.
         """
         came = values.get("format") if isinstance(values, Mapping) else None
         if isinstance(came, str) and came in _OLD:
-            raise ValueError(
+            raise InvalidInput(
                 f"certificate must be of format {FORMAT!r}, got {came!r}, whose conditions cannot "
                 "be verified: issue it again from its study"
             )
         if came != FORMAT:
-            raise ValueError(
+            raise InvalidInput(
                 f"certificate must be of format {FORMAT!r}, got {checks.one_line(came)}"
             )
         try:
@@ -333,7 +334,7 @@ class Certificate:
                 evidence=read_typed(Evidence | None, values["evidence"], "evidence"),
             )
         except (KeyError, TypeError, AttributeError, ArithmeticError, IndexError) as error:
-            raise ValueError(
+            raise InvalidInput(
                 "certificate must have the fields of its format, got "
                 f"{type(error).__name__}: {checks.one_line(str(error))}"
             ) from None
@@ -354,7 +355,7 @@ def _made_now() -> dict[str, Any]:
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise ValueError(f"{name} must be a text, got {checks.one_line(value)}")
+        raise InvalidInput(f"{name} must be a text, got {checks.one_line(value)}")
     return value
 
 
@@ -362,20 +363,22 @@ def _protocol(value: Any) -> Protocol:
     found = protocols.parse_protocol(_text("protocol", value))
     if not isinstance(found, derived.PROTOCOLS):
         names = ", ".join(kind.name for kind in derived.PROTOCOLS)
-        raise ValueError(f"protocol must be one whose conditions are known ({names}), got {found}")
+        raise InvalidInput(
+            f"protocol must be one whose conditions are known ({names}), got {found}"
+        )
     return found
 
 
 def _texts(name: str, values: Any) -> dict[str, str]:
     """Validates a mapping from names to texts."""
     if not isinstance(values, Mapping) or len(values) > _MAX_NAMES:
-        raise ValueError(f"{name} must be texts by name, got {checks.one_line(values)}")
+        raise InvalidInput(f"{name} must be texts by name, got {checks.one_line(values)}")
     return {_text(name, key): _text(f"{name}.{key}", one) for key, one in values.items()}
 
 
 def _digits(name: str, value: Any) -> str | None:
     if value is not None and not (isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)):
-        raise ValueError(f"{name} must be 64 hexadecimal digits, got {checks.one_line(value)}")
+        raise InvalidInput(f"{name} must be 64 hexadecimal digits, got {checks.one_line(value)}")
     return value
 
 
@@ -383,7 +386,7 @@ def _facts(values: Mapping[str, Any]) -> StudyFacts:
     _texts("study.prior", values["prior"])
     found: StudyFacts = read_typed(StudyFacts, values, "study")
     if _digits("study.settings", found.settings) is None:
-        raise ValueError("study.settings must be 64 hexadecimal digits, got none")
+        raise InvalidInput("study.settings must be 64 hexadecimal digits, got none")
     if found.expected_batch_size is not None:
         checks.interval("study.expected_batch_size", found.expected_batch_size, 0.0)
     checks.one_of("study.tested_on", found.tested_on, ("", *derived.TESTED_ON))
@@ -392,7 +395,7 @@ def _facts(values: Mapping[str, Any]) -> StudyFacts:
 
 def _made(values: Any) -> dict[str, Any]:
     if not isinstance(values, Mapping) or set(values) != {"version", "date", "python", "libraries"}:
-        raise ValueError(
+        raise InvalidInput(
             "made must have version, date, python and libraries, got "
             f"{checks.one_line(list(values) if isinstance(values, Mapping) else values)}"
         )
@@ -406,12 +409,12 @@ def _numbers(values: Mapping[str, Any]) -> Numbers:
     """Reads the numbers; the limit of rows comes first, because large files must fail quickly."""
     for name in ("bounds", "profile", "trade_off"):
         if len(values[name]) > _MAX_ROWS:
-            raise ValueError(
+            raise InvalidInput(
                 f"numbers.{name} must have at most {_MAX_ROWS} entries, got {len(values[name])}"
             )
     found: Numbers = read_typed(Numbers, values, "numbers")
     if not found.bounds:
-        raise ValueError("numbers.bounds must name the bounds that were computed, got none")
+        raise InvalidInput("numbers.bounds must name the bounds that were computed, got none")
     return found
 
 

@@ -20,6 +20,7 @@ from audit.accounting import (
     group_size,
     relations,
 )
+from audit.errors import InvalidInput
 from audit.numerics import format_exact
 from audit.protocols import (
     Adaptive,
@@ -145,11 +146,11 @@ class Private:
         try:
             std = checks.interval("noise_std", self.noise_std, 0.0)
         except ValueError as error:
-            raise ValueError(
+            raise InvalidInput(
                 f"{error}: a score with no noise on private records has no guarantee"
             ) from None
         if not isinstance(self.disjoint, bool):
-            raise ValueError(
+            raise InvalidInput(
                 f"disjoint must be true or false, got {checks.one_line(self.disjoint)}"
             )
         checks.store_validated(

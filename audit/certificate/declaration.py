@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from audit import checks
+from audit.errors import InvalidInput
 from audit.numerics import format_exact
 
 PRIVATE = "private"
@@ -92,7 +93,7 @@ class Declaration:
                 checks.store_validated(self, **{name: _text(name, getattr(self, name))})
         if isinstance(self.records, str):
             if self.records != PRIVATE:
-                raise ValueError(
+                raise InvalidInput(
                     f"records must be a whole number or {PRIVATE!r}, got "
                     f"{checks.one_line(self.records)}"
                 )
@@ -136,7 +137,7 @@ class Declaration:
         """Reads the values that `as_dict` returned.
 
         Raises:
-            ValueError: a statement has the wrong type.
+            InvalidInput: a statement has the wrong type.
             TypeError: a statement is unknown.
         """
         spendings = values.get("earlier_spending")
@@ -183,7 +184,7 @@ class Declaration:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip() or len(value) > _MAX_TEXT:
-        raise ValueError(
+        raise InvalidInput(
             f"{name} must be a text of 1 to {_MAX_TEXT} characters, got {checks.one_line(value)}"
         )
     return value
@@ -205,7 +206,7 @@ def _spendings(given: Any) -> tuple[Spending, ...]:
     except TypeError:
         found = (None,)
     if len(found) > _MAX_SPENDINGS or not all(isinstance(one, Spending) for one in found):
-        raise ValueError(
+        raise InvalidInput(
             f"earlier_spending must be a sequence of at most {_MAX_SPENDINGS} Spending(release, "
             f"epsilon, delta), got {checks.one_line(given)}"
         )

@@ -13,6 +13,7 @@ from audit import checks, numerics
 from audit.accounting import DeltaUnreachable, Mechanism
 from audit.arrays import FloatArray
 from audit.claims import Kind
+from audit.errors import InvalidInput
 from audit.numerics import PROFILE_ACCURACY, format_rounded
 from audit.protocols import Protocol
 from audit.upper_bounds import UpperBound, tuning_cost
@@ -124,7 +125,7 @@ def compute(
 
     Raises:
         DeltaUnreachable: no bound reaches delta.
-        ValueError: a bound is unknown, does not hold for any score, or is named twice.
+        InvalidInput: a bound is unknown, does not hold for any score, or is named twice.
 
     Example:
         >>> from audit import protocols
@@ -135,7 +136,7 @@ def compute(
         (1.993, 0.035)
     """
     if len(set(bounds)) != len(bounds):
-        raise ValueError(f"bounds must be different ones, got {checks.one_line(bounds)}")
+        raise InvalidInput(f"bounds must be different ones, got {checks.one_line(bounds)}")
     at_delta = _smallest_first(base, protocol, delta, bounds)
     names = tuple(found.name for _, found in at_delta)
     epsilon, smallest = at_delta[0]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from audit import checks
 from audit.certificate.certificate import NAMESPACE
+from audit.errors import InvalidInput
 
 _SECONDS = 20.0
 
@@ -17,7 +18,7 @@ def sign(content: bytes, key: str | Path) -> bytes:
         key: path of the private key, or of the public key if an agent holds the private one.
 
     Raises:
-        ValueError: OpenSSH is missing, or cannot sign with this key.
+        InvalidInput: OpenSSH is missing, or cannot sign with this key.
 
     Example:
         >>> try:
@@ -28,7 +29,7 @@ def sign(content: bytes, key: str | Path) -> bytes:
     """
     done = _ssh_keygen("sign", ["-f", _file("key", key)], content, seconds=None)
     if done.returncode != 0 or not done.stdout:
-        raise ValueError(
+        raise InvalidInput(
             f"key must be an ssh key that can sign, got {str(key)!r}: {_reason(done.stderr)}"
         )
     return done.stdout
@@ -46,7 +47,7 @@ def check_signature(
             lines such as `alice@example.org ssh-ed25519 AAAA...`.
 
     Raises:
-        ValueError: OpenSSH or a file is missing.
+        InvalidInput: OpenSSH or a file is missing.
 
     Example:
         >>> try:
@@ -77,18 +78,18 @@ def _ssh_keygen(
             command, input=content, capture_output=True, check=False, timeout=seconds
         )
     except FileNotFoundError:
-        raise ValueError(
+        raise InvalidInput(
             "ssh-keygen must be installed for signatures; it is part of OpenSSH"
         ) from None
     except subprocess.TimeoutExpired:
-        raise ValueError(
+        raise InvalidInput(
             f"ssh-keygen must respond within {seconds:g} seconds, but it did not"
         ) from None
 
 
 def _file(name: str, path: str | Path) -> str:
     if not Path(path).is_file():
-        raise ValueError(f"{name} must be a file, got {checks.one_line(str(path))}")
+        raise InvalidInput(f"{name} must be a file, got {checks.one_line(str(path))}")
     return str(Path(path).resolve())
 
 

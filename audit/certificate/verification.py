@@ -21,6 +21,7 @@ from audit.certificate.certificate import Certificate, hash_of
 from audit.certificate.conditions import Ground, bases_of, checkable, testable
 from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import compute, rounded_down, rounded_up
+from audit.errors import InvalidInput
 from audit.numerics import format_exact
 
 _MAX_BYTES = 10**7
@@ -104,7 +105,7 @@ def verify(path: str | Path) -> Verdict:
         path: of the json file.
 
     Raises:
-        ValueError: the file cannot be read as a certificate.
+        InvalidInput: the file cannot be read as a certificate.
 
     Example:
         >>> from pathlib import Path
@@ -124,18 +125,18 @@ def read(path: str | Path) -> bytes:
     """Reads a file of at most 10 MB.
 
     Raises:
-        ValueError: the file is larger or cannot be read.
+        InvalidInput: the file is larger or cannot be read.
     """
     try:
         with open(path, "rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(
+        raise InvalidInput(
             f"certificate must be a readable json file, got {checks.one_line(str(path))}: {reason}"
         ) from error
     if len(content) > _MAX_BYTES:
-        raise ValueError(
+        raise InvalidInput(
             f"certificate must have at most {_MAX_BYTES} bytes, got more in "
             f"{checks.one_line(str(path))}"
         )
@@ -146,7 +147,7 @@ def verdict_of(content: bytes) -> Verdict:
     """Verifies a certificate, given the content of its json file.
 
     Raises:
-        ValueError: the content is not a certificate.
+        InvalidInput: the content is not a certificate.
     """
     try:
         values = _parsed(content)
@@ -154,13 +155,13 @@ def verdict_of(content: bytes) -> Verdict:
             warnings.simplefilter("ignore")
             return _verdict(values)
     except RecursionError:
-        raise ValueError(
+        raise InvalidInput(
             "certificate must have the fields of its format, got some nested too deeply"
         ) from None
     except MemoryError:
-        raise ValueError("certificate must fit into memory to be verified") from None
+        raise InvalidInput("certificate must fit into memory to be verified") from None
     except (ArithmeticError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(
+        raise InvalidInput(
             "certificate must have inputs whose cost can be computed, got "
             f"{type(error).__name__}: {checks.one_line(str(error))}"
         ) from None
@@ -173,18 +174,18 @@ def _parsed(content: bytes) -> Any:
         found = dict(pairs)
         if len(found) < len(pairs):
             twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-            raise ValueError(f"a name must occur once in an object, got {_shown(twice)} twice")
+            raise InvalidInput(f"a name must occur once in an object, got {_shown(twice)} twice")
         return found
 
     def finite(text: str) -> float:
         number = float(text)
         if not math.isfinite(number):
-            raise ValueError(f"a number must be finite, got {text[:40]}")
+            raise InvalidInput(f"a number must be finite, got {text[:40]}")
         return number
 
     def integer(text: str) -> int:
         if len(text) > 20 or abs(int(text)) > _MAX_INTEGER:
-            raise ValueError(f"an integer must be at most 2^53, got {text[:40]}")
+            raise InvalidInput(f"an integer must be at most 2^53, got {text[:40]}")
         return int(text)
 
     try:
@@ -196,7 +197,7 @@ def _parsed(content: bytes) -> Any:
             parse_constant=finite,
         )
     except ValueError as error:
-        raise ValueError(f"certificate must be a readable json file: {error}") from None
+        raise InvalidInput(f"certificate must be a readable json file: {error}") from None
 
 
 def _verdict(values: Any) -> Verdict:
@@ -336,16 +337,16 @@ def _differences(came: Any, right: Any, name: str) -> Iterator[tuple[str, Any, A
     """Yields the fields whose values differ from the recomputed ones.
 
     Raises:
-        ValueError: a value has the wrong type.
+        InvalidInput: a value has the wrong type.
     """
     kind = next((kind for kind in (Mapping, list, str) if isinstance(right, kind)), None)
     if kind is not None and not isinstance(came, kind):
         word = {Mapping: "an object", list: "a list", str: "a text"}[kind]
-        raise ValueError(f"{name} must be {word}, got {_shown(came)}")
+        raise InvalidInput(f"{name} must be {word}, got {_shown(came)}")
     if kind is Mapping:
         for key in right:
             if key not in came:
-                raise ValueError(f"certificate must have the field {_join(name, key)}")
+                raise InvalidInput(f"certificate must have the field {_join(name, key)}")
             yield from _differences(came[key], right[key], _join(name, key))
         for key in came:
             if key not in right:

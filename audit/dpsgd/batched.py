@@ -20,6 +20,7 @@ from audit.dpsgd.products import reproducible_products
 from audit.dpsgd.proxies import Proxies
 from audit.dpsgd.record_gradients import ClippedRecord, DiracGradient
 from audit.dpsgd.settings import DpSgdSettings
+from audit.errors import InvalidInput
 from canaries import Canary, InputCanary
 from threat_models import ThreatModel
 from threat_models.scores import Features
@@ -288,7 +289,7 @@ def evaluate_runs(
     lambda_a = proxies.lambda_a()
     values = np.asarray(threat_model.score(observation), dtype=np.float64)
     if values.shape != finite.shape:
-        raise ValueError(
+        raise InvalidInput(
             f"score {threat_model.score.name} must give one number per run, "
             f"[{len(finite)}], got shape {list(values.shape)}"
         )

@@ -6,6 +6,7 @@ from audit.dpsgd.precision import check_precision
 from audit.dpsgd.reduced import ReducedEngine, why_not_reduced
 from audit.dpsgd.reductions import collapse, project
 from audit.dpsgd.settings import DpSgdSettings
+from audit.errors import InvalidInput
 from canaries import DiracCanary
 from threat_models import ThreatModel
 
@@ -36,7 +37,7 @@ def make_engine(
         The engine.
 
     Raises:
-        ValueError: the name is unknown, or the engine does not apply; the message says why.
+        InvalidInput: the name is unknown, or the engine does not apply; the message says why.
 
     Example:
         >>> import numpy as np
@@ -71,19 +72,19 @@ def make_engine(
         from audit.dpsgd.reference import OpacusEngine
 
         if formats.significand_bits is not None:
-            raise ValueError(
+            raise InvalidInput(
                 f"precision must be float32 or float64 for engine opacus, got {precision!r}"
             )
         return OpacusEngine(threat_model, settings, model, device)
     if name == "collapsed":
         one_step = collapse(threat_model, settings)
         if isinstance(one_step, str):
-            raise ValueError(f"engine collapsed does not apply, because of {one_step}")
+            raise InvalidInput(f"engine collapsed does not apply, because of {one_step}")
         settings = one_step
     if name == "projected":
         smaller = project(threat_model, model)
         if isinstance(smaller, str):
-            raise ValueError(f"engine projected does not apply, because of {smaller}")
+            raise InvalidInput(f"engine projected does not apply, because of {smaller}")
         threat_model, model = smaller
     return BatchedEngine(threat_model, settings, model, device, name, formats)
 

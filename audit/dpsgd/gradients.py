@@ -22,6 +22,7 @@ from audit.dpsgd.record_gradients import (
     clip_factors,
     squared_norms,
 )
+from audit.errors import InvalidInput
 
 # Two float32 computations of the same logits differ by less than this.
 _LOGITS_RTOL, _LOGITS_ATOL = 1e-4, 1e-5
@@ -149,7 +150,7 @@ class VmapModel:
             self.logits(theta, x)
             self.gradients(theta, x, x.new_zeros(1, dtype=torch.long))
         except RuntimeError as error:
-            raise ValueError(
+            raise InvalidInput(
                 "model must work under torch.func.vmap, which computes per-record gradients, "
                 f"got {type(model).__name__}: {str(error).splitlines()[0]}"
             ) from error

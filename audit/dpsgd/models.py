@@ -8,6 +8,7 @@ from torch import nn
 
 from audit import checks
 from audit.dpsgd.settings import MODELS
+from audit.errors import InvalidInput
 from threat_models.user_code import errors_in_one_line, import_by_name
 
 # Larger than the rounding of user models, whose kernels may depend on the batch size.
@@ -29,7 +30,7 @@ def mlp(record_shape: tuple[int, ...], classes: int) -> nn.Module:
 def convnet(record_shape: tuple[int, ...], classes: int) -> nn.Module:
     """The small ConvNet of Tensorflow Privacy and Opacus (Wang et al. 2023, appendix E.1)."""
     if len(record_shape) != 3 or min(record_shape[1:]) < 8:
-        raise ValueError(
+        raise InvalidInput(
             "model convnet must have records of [channels, height >= 8, width >= 8], "
             f"got {record_shape}"
         )
@@ -77,7 +78,9 @@ def make_model(
             fits = takes >= {"record_shape", "classes"}
             model = factory(record_shape=record_shape, classes=classes) if fits else factory()
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model {name} must return a torch.nn.Module, got {type(model).__name__}")
+        raise InvalidInput(
+            f"model {name} must return a torch.nn.Module, got {type(model).__name__}"
+        )
     _check_per_record_gradients(name, model)
     model = model.to(dtype).train()
     misfit = f"model {name} does not fit records of shape {record_shape}"
@@ -88,7 +91,7 @@ def make_model(
         alone = [model(record[None]) for record in records]
     got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if got != [2, classes]:
-        raise ValueError(
+        raise InvalidInput(
             f"model {name} must return [records, {classes}] logits, got {got} for 2 records"
         )
     apart = torch.cat(alone)
@@ -96,7 +99,7 @@ def make_model(
         apart, logits, rtol=_LOGITS_RTOL, atol=_LOGITS_ATOL, equal_nan=True
     )
     if not same:
-        raise ValueError(
+        raise InvalidInput(
             f"model {name} must compute each record's logits independently and deterministically, "
             "got different logits for 2 records together and for each alone"
         )
@@ -110,7 +113,7 @@ def _size(shape: tuple[int, ...]) -> int:
 def _user_factory(name: str) -> Any:
     factory = import_by_name("model", name)
     if not callable(factory):
-        raise ValueError(f"model must be a function or class, got {factory!r} from {name}")
+        raise InvalidInput(f"model must be a function or class, got {factory!r} from {name}")
     return factory
 
 
@@ -118,19 +121,19 @@ def _check_per_record_gradients(name: str, model: nn.Module) -> None:
     for part in model.modules():
         of_tensors = any(each._backward_hooks for each in part.parameters(recurse=False))
         if of_tensors or part._backward_hooks or part._backward_pre_hooks:
-            raise ValueError(
+            raise InvalidInput(
                 f"model {name} must not change its gradients, got a backward hook on "
                 f"{type(part).__name__}"
             )
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            raise ValueError(
+            raise InvalidInput(
                 f"model {name} must have a gradient per record, got {type(part).__name__}, which "
                 "mixes the records of a batch; use GroupNorm instead"
             )
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
-            raise ValueError(
+            raise InvalidInput(
                 f"model {name} must be deterministic, got {type(part).__name__}, "
                 "which does not use the runs' random streams"
             )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(f"model {name} must have parameters to train, got none")
+        raise InvalidInput(f"model {name} must have parameters to train, got none")

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from audit.dpsgd import streams
 from audit.dpsgd.base import RunBatch, RunOutcomes
 from audit.dpsgd.settings import DpSgdSettings
+from audit.errors import InvalidInput
 from canaries import DiracCanary
 from threat_models import Observation, ThreatModel
 
@@ -33,7 +34,7 @@ class ReducedEngine:
     def __init__(self, threat_model: ThreatModel, settings: DpSgdSettings) -> None:
         reason = why_not_reduced(threat_model, settings)
         if reason:
-            raise ValueError(f"engine reduced must have a known distribution, got {reason}")
+            raise InvalidInput(f"engine reduced must have a known distribution, got {reason}")
         self._threat_model = threat_model
         self._settings = settings
 

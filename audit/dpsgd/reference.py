@@ -20,6 +20,7 @@ from audit.dpsgd.base import RunBatch, RunOutcomes
 from audit.dpsgd.devices import check_device
 from audit.dpsgd.products import reproducible_products
 from audit.dpsgd.settings import DpSgdSettings
+from audit.errors import InvalidInput
 from canaries import DiracCanary, InputCanary
 from threat_models import Observation, ThreatModel
 from threat_models.scores import Features
@@ -114,7 +115,7 @@ class OpacusEngine:
         trained = self._train(batch)
         score = np.asarray(self._threat_model.score(trained.observation), dtype=np.float64)
         if score.shape != (1,):
-            raise ValueError(
+            raise InvalidInput(
                 f"score {self._threat_model.score.name} must give one number per run, [1], "
                 f"got shape {list(score.shape)}"
             )

@@ -65,7 +65,7 @@ class DpSgdSettings:
         model_seed: seed of the initial weights w_0, which are public and the same in every run.
 
     Raises:
-        ValueError: a setting is out of range.
+        InvalidInput: a setting is out of range.
     """
 
     steps: int

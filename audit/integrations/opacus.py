@@ -30,7 +30,7 @@ def tuning_epsilon(
         group_size: number of records of one person, protected together.
 
     Raises:
-        ValueError: an argument is none of these, or delta cannot be reached.
+        InvalidInput: an argument is none of these, or delta cannot be reached.
 
     Example:
         >>> class Recorded:

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from audit import checks
 from audit.claims import Assumption, Claim, Facts, Kind, facts_of_tuning
+from audit.errors import InvalidInput
 from audit.lower_bounds.result import Finding, LowerBound
 from audit.lower_bounds.rules import DEFAULT_RULE, Statistic, ThresholdRule
 from audit.lower_bounds.scores import Scores
@@ -28,10 +29,10 @@ def default_facts(protocol: Protocol = _NOT_TUNED) -> Facts:
 
 
 def check_confidence(confidence: float) -> None:
-    """Raises ValueError if a confidence is not in (0, 1), or too close to 1 for the arithmetic."""
+    """Refuses a confidence that is not in (0, 1), or too close to 1 for the arithmetic."""
     checks.interval("confidence", confidence, 0.0, 1.0)
     if 1.0 - confidence < _MIN_ALPHA:
-        raise ValueError(
+        raise InvalidInput(
             f"confidence must be at most 1 - {_MIN_ALPHA:g}, the limit of the arithmetic, got "
             f"{confidence!r}"
         )
@@ -102,7 +103,7 @@ class Estimator(ABC):
                 the number of planned analyses.
 
         Raises:
-            ValueError: a parameter is out of its range, or a score is NaN.
+            InvalidInput: a parameter is out of its range, or a score is NaN.
         """
         scores = Scores.of(out_scores, in_scores)
         return self.bound(scores, delta, confidence, direction, known, plan)

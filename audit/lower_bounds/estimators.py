@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from audit import checks, protocols
 from audit import repetitions as distributions
 from audit.claims import Facts
+from audit.errors import InvalidInput
 from audit.lower_bounds.clopper_pearson import ClopperPearson
 from audit.lower_bounds.estimator import DIRECTIONS, Estimator, default_facts
 from audit.lower_bounds.families import WorstOrderCurve
@@ -106,7 +107,7 @@ def lower_bound(
 
     Raises:
         TypeError: the scores were passed by position.
-        ValueError: a parameter is out of its range, or a score is NaN.
+        InvalidInput: a parameter is out of its range, or a score is NaN.
 
     Warns:
         UserWarning: the bound is 0, but the scores prove a positive epsilon in the opposite
@@ -164,7 +165,7 @@ def all_lower_bounds(
 
     Raises:
         TypeError: the scores were passed by position.
-        ValueError: a parameter is out of its range, or a score is NaN.
+        InvalidInput: a parameter is out of its range, or a score is NaN.
 
     Warns:
         UserWarning: as in `lower_bound`.
@@ -185,7 +186,7 @@ def all_lower_bounds(
         )
     direction = checks.one_of("direction", direction, DIRECTIONS)
     if split_top is not None and direction != "higher":
-        raise ValueError(f"{_SPLIT_TOP_NEEDS}, got direction={direction!r}")
+        raise InvalidInput(f"{_SPLIT_TOP_NEEDS}, got direction={direction!r}")
     scores = Scores.of(out_scores, in_scores)
     found = [
         estimator.bound(scores, delta, confidence, direction, facts, plan)
@@ -210,7 +211,7 @@ def all_estimators(
         split_top: as in `all_lower_bounds`.
 
     Raises:
-        ValueError: a parameter is out of its range, or `split_top` lacks what it requires.
+        InvalidInput: a parameter is out of its range, or `split_top` lacks what it requires.
 
     Example:
         >>> [estimator.name for estimator in all_estimators()][:2]
@@ -233,7 +234,7 @@ def all_estimators(
     if split_top is not None:
         # The lifted curve is not valid for the worst-order score. This curve replaces it.
         if not isinstance(parsed, RandomSearch) or threshold is None:
-            raise ValueError(f"{_SPLIT_TOP_NEEDS}, got {protocol!r} and threshold={threshold!r}")
+            raise InvalidInput(f"{_SPLIT_TOP_NEEDS}, got {protocol!r} and threshold={threshold!r}")
         found.append(WorstOrderCurve(repetitions, split_top, rule=FixedThreshold(threshold)))
     elif repetitions != Fixed(1):
         found += [LiftedCurve(repetitions, rule=rule) for rule in [*rules, RankSum()]]
@@ -270,7 +271,7 @@ def pooled_bounds(
         Lower bounds by "pooled" (no assumption on the base) and "pooled-gaussian-curve".
 
     Raises:
-        ValueError: a parameter is out of its range, or a score is NaN.
+        InvalidInput: a parameter is out of its range, or a score is NaN.
 
     Example:
         >>> import numpy as np

@@ -92,7 +92,7 @@ def family_bound(
         The epsilon of the largest value refuted; 0 if not even the smallest is refuted.
 
     Raises:
-        ValueError: a parameter is out of its range, or a score is NaN.
+        InvalidInput: a parameter is out of its range, or a score is NaN.
 
     Example:
         >>> import numpy as np

@@ -64,7 +64,7 @@ def gaussian_canaries_bound(
         confidence: in (0, 1).
 
     Raises:
-        ValueError: a parameter is out of its range, or a score is NaN.
+        InvalidInput: a parameter is out of its range, or a score is NaN.
 
     Example:
         >>> import numpy as np

@@ -30,7 +30,7 @@ def independent_canaries_bound(
         confidence: in (0, 1).
 
     Raises:
-        ValueError: a parameter is out of its range, or a score is NaN.
+        InvalidInput: a parameter is out of its range, or a score is NaN.
 
     Example:
         >>> coins = [True, False] * 50

@@ -23,7 +23,8 @@ _CONFIDENCE = 0.99
 @lru_cache(maxsize=256)
 def max_exceedances(alpha: float) -> int:
     """How many audits, with the observed one, may reach the evidence; 0 if alpha is too small."""
-    k = np.arange(1.0, math.floor(alpha * (SIMULATIONS + 1)) + 1.0)
+    most = min(math.floor(alpha * (SIMULATIONS + 1)), SIMULATIONS)
+    k = np.arange(1.0, most + 1.0)
     # Given the simulated audits, the error of allowing k of them is a draw of Beta(k, B + 1 - k).
     allowed = np.flatnonzero(special.betainc(k, SIMULATIONS + 1.0 - k, alpha) >= _CONFIDENCE)
     return int(allowed[-1]) + 1 if len(allowed) else 0

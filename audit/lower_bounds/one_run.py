@@ -168,7 +168,7 @@ def one_run_bounds(
         guesses chosen on the first half).
 
     Raises:
-        ValueError: a parameter is out of its range, or a score is NaN.
+        InvalidInput: a parameter is out of its range, or a score is NaN.
 
     Example:
         >>> import numpy as np

@@ -38,7 +38,7 @@ def max_detectable_epsilon(
         plan: as in `lower_bound`.
 
     Raises:
-        ValueError: a parameter is out of its range.
+        InvalidInput: a parameter is out of its range.
 
     Example:
         >>> round(max_detectable_epsilon(1000, 1000), 2)
@@ -63,14 +63,14 @@ def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95)
         confidence: in (0, 1).
 
     Raises:
-        ValueError: a parameter is out of its range.
+        InvalidInput: a parameter is out of its range.
 
     Example:
         >>> trials_needed(6.07)
         999
     """
-    checks.interval("epsilon", epsilon, 0.0, 500.0, closed_low=True)
-    checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
+    epsilon = checks.interval("epsilon", epsilon, 0.0, 500.0, closed_low=True)
+    delta = checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
     check_confidence(confidence)
     alpha = TWO_TAILS_SHARE * (1.0 - confidence)
 

@@ -37,6 +37,7 @@ from scipy import special
 
 from audit import numerics
 from audit.arrays import IntArray
+from audit.errors import InvalidInput
 from audit.lower_bounds import monte_carlo
 from audit.lower_bounds.gaussian_curves import GaussianFamily
 from audit.lower_bounds.result import Finding
@@ -76,7 +77,7 @@ class RankSum(ThresholdRule):
 
     def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Finding:
         if not isinstance(statistic, GaussianFamily):
-            raise ValueError(f"rule must have a threshold for {statistic!r}, got {self!r}")
+            raise InvalidInput(f"rule must have a threshold for {statistic!r}, got {self!r}")
         n0, n1 = len(scores.out_scores), len(scores.in_scores)
         mu = -math.inf
         if n0 > 0 and n1 > 0:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from audit.arrays import FloatArray, IntArray
+from audit.errors import InvalidInput
 
 
 def checked(name: str, scores: ArrayLike) -> FloatArray:
@@ -16,18 +17,18 @@ def checked(name: str, scores: ArrayLike) -> FloatArray:
             raise TypeError("complex")
         values = np.asarray(scores, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(
+        raise InvalidInput(
             f"{name} must be a list of numbers, got {type(scores).__name__}"
         ) from error
     except OverflowError as error:
-        raise ValueError(
+        raise InvalidInput(
             f"{name} must be numbers that a float can hold, got larger ones"
         ) from error
     if values.ndim != 1:
-        raise ValueError(f"{name} must have one dimension, got shape {values.shape}")
+        raise InvalidInput(f"{name} must have one dimension, got shape {values.shape}")
     missing = int(np.count_nonzero(np.isnan(values)))
     if missing:
-        raise ValueError(f"{name} must not be NaN, got {missing} NaN among {len(values)} scores")
+        raise InvalidInput(f"{name} must not be NaN, got {missing} NaN among {len(values)} scores")
     return values
 
 
@@ -37,7 +38,7 @@ def checked_canaries(
     """Scores [m] of the canaries of one run, and whether each was included, [m]."""
     values, coins = checked(name, scores), np.asarray(included)
     if coins.shape != values.shape or coins.dtype != np.bool_:
-        raise ValueError(
+        raise InvalidInput(
             f"included must be one true or false per score, got {coins.dtype} of shape "
             f"{coins.shape} for {values.shape}"
         )

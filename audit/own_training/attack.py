@@ -12,6 +12,7 @@ import numpy as np
 
 from audit import accounting, lower_bounds, upper_bounds
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 from audit.own_training.discriminant import discriminant
 from audit.own_training.residuals import RUNS_PER_TRIAL, RUNS_TO_PREPARE, Residuals
 from audit.own_training.runs import AuditTask, Run, run_once, run_seed, undisturbed_generators
@@ -163,7 +164,7 @@ class Attack:
                     tasks = (delayed(self.play_some)(p) for p in parts[first : first + jobs])
                     runs += [run for part in parallel(tasks) for run in part]
         except (TerminatedWorkerError, BrokenProcessPool) as error:
-            raise ValueError(
+            raise InvalidInput(
                 f"jobs must be fewer, or train must need less memory: a worker process of {jobs} "
                 f"ended without an answer ({type(error).__name__})"
             ) from error
@@ -221,7 +222,7 @@ def check_steps(runs: Sequence[Run | None]) -> None:
     sides = [{run.history for run in runs[start::2] if run is not None} for start in (0, 1)]
     if len(sides[0]) == len(sides[1]) == 1 and sides[0] != sides[1]:
         without, with_record = (next(iter(side)) for side in sides)
-        raise ValueError(
+        raise InvalidInput(
             "steps and sampling rate must not depend on the number of records, got (noise, rate, "
             f"steps) = {without} without the canary and {with_record} with it"
         )
@@ -231,7 +232,7 @@ def statistics_of(runs: Sequence[Run | None]) -> Statistics:
     """The scores of trials without and with the record, for every statistic."""
     completed = [run for run in runs if run is not None]
     if not completed:
-        raise ValueError("repetitions must include at least one run, got none in all trials")
+        raise InvalidInput("repetitions must include at least one run, got none in all trials")
     found: dict[str, FloatArray] = {}
     for name in ("score", "lambda_a", "lambda_c", "residual"):
         if any(len(getattr(run, name)) for run in completed):
@@ -243,7 +244,7 @@ def statistics_of(runs: Sequence[Run | None]) -> Statistics:
     if learned is not None:
         statistics["learned"] = learned
     if not statistics:
-        raise ValueError(
+        raise InvalidInput(
             "train must return a model, an estimator or numbers, or call watch, got neither"
         )
     return statistics

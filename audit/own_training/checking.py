@@ -122,7 +122,7 @@ def check(
         or if nothing could be tested.
 
     Raises:
-        ValueError: an argument out of its range, or a function that raises or releases nothing.
+        InvalidInput: an argument out of its range, or a function that raises or releases nothing.
 
     Example:
         >>> import numpy as np
@@ -149,7 +149,7 @@ def check(
     if claim is not None:
         claim = checks.interval("claim", claim, 0.0, closed_low=True)
     if not callable(train):
-        raise ValueError(f"train must be a function, got {type(train).__name__}")
+        raise InvalidInput(f"train must be a function, got {type(train).__name__}")
     if not isinstance(candidates, Sequence) or isinstance(candidates, str) or not candidates:
         raise InvalidInput(
             f"candidates must be a sequence of at least one, got {checks.one_line(candidates)}"
@@ -203,7 +203,7 @@ def check(
     attack = Attack(task, distribution, tuple(candidates), seed)
     runs = attack.with_residuals(planned, jobs, deadline).play_all(planned, jobs, deadline)
     if is_dirac and not any(run is not None and len(run.lambda_a) for run in runs):
-        raise ValueError(
+        raise InvalidInput(
             "canary must be a record where train never calls watch with its optimizer, got a "
             "DiracCanary: its gradient could not be inserted"
         )
@@ -215,14 +215,14 @@ def check(
 def _trials(games: int | None, trials: int | None) -> int | None:
     """The number of trials that the caller chose, if any."""
     if games is not None and trials is not None:
-        raise ValueError("games must be left out where trials is given: it is the old name")
+        raise InvalidInput("games must be left out where trials is given: it is the old name")
     name, value = ("games", games) if trials is None else ("trials", trials)
     return None if value is None else checks.integer(name, value, 2)
 
 
 def _refuse_too_many(expected: float, max_runs: float) -> None:
     if expected > checks.interval("max_runs", max_runs, 0.0):
-        raise ValueError(
+        raise InvalidInput(
             f"max_runs must be at least the {expected:.3g} runs that are expected, got "
             f"{max_runs:g}: play fewer trials, take a smaller distribution of K, or raise it"
         )
@@ -255,7 +255,7 @@ def _verdict(
     """The largest lower bound of all statistics, each with its share of the error."""
     statistics = statistics_of(runs)
     if not any(np.isfinite(np.concatenate(pair)).any() for pair in statistics.values()):
-        raise ValueError(f"train must release finite numbers, got none in {len(runs)} trials")
+        raise InvalidInput(f"train must release finite numbers, got none in {len(runs)} trials")
     readings: dict[str, lower_bounds.Estimator] = {"": lower_bounds.Scan()}
     gaussian = is_gaussian(runs, distribution)
     if gaussian:

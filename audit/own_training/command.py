@@ -18,6 +18,7 @@ from typing import Any
 
 import threat_models
 from audit import checks, console
+from audit.errors import InvalidInput
 from audit.own_training.checking import MAX_RUNS, RELATIONS, SECONDS, check
 from audit.own_training.one_run import check_one_run
 from audit.own_training.records import TrainingSet
@@ -159,7 +160,7 @@ def _audit(options: argparse.Namespace) -> Any:
     if options.candidates:
         given = _called("candidates", options.candidates)
         if not isinstance(given, Iterable):
-            raise ValueError(f"candidates must name a list, got {type(given).__name__}")
+            raise InvalidInput(f"candidates must name a list, got {type(given).__name__}")
         candidates = tuple(given)
     return check(
         train,

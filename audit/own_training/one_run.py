@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from audit import checks, lower_bounds
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 from audit.lower_bounds import LowerBound
 from audit.own_training.records import TrainingSet
 from audit.own_training.result import CheckResult
@@ -67,7 +68,7 @@ def check_one_run(
         The verdict, with a bound for every statistic and reading.
 
     Raises:
-        ValueError: an argument out of its range, or a function that releases nothing.
+        InvalidInput: an argument out of its range, or a function that releases nothing.
 
     Example:
         >>> import numpy as np
@@ -82,7 +83,7 @@ def check_one_run(
     delta = checks.interval("delta", delta, 0.0, 1.0)
     confidence = checks.interval("confidence", confidence, 0.0, 1.0)
     if not callable(train):
-        raise ValueError(f"train must be a function, got {type(train).__name__}")
+        raise InvalidInput(f"train must be a function, got {type(train).__name__}")
     training_set = TrainingSet.of(records)
     inserted: TrainingSet | None
     if isinstance(canaries, int):
@@ -92,7 +93,7 @@ def check_one_run(
         inserted = TrainingSet.of(canaries)
         count = checks.integer("canaries", len(inserted), 2)
         if dirac:
-            raise ValueError("canaries must be a number with dirac, got records")
+            raise InvalidInput("canaries must be a number with dirac, got records")
     question = AuditTask(train, training_set, inserted, None, loss, delta)
     seed = checks.integer("seed", seed, 0)
     coins = np.random.default_rng([seed, 2]).integers(0, 2, count).astype(np.bool_)
@@ -106,7 +107,7 @@ def check_one_run(
     if "lambda_a" in statistics and np.array_equal(run.lambda_a, run.lambda_c):
         del statistics["lambda_c"]  # batches were not sampled
     if not statistics:
-        raise ValueError(
+        raise InvalidInput(
             "train must return a model, an estimator or a score per canary, or call watch, "
             "got neither"
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from audit.errors import InvalidInput
 from audit.own_training import canary_runs
 from audit.own_training import explanations as explain
 from audit.own_training.accounted import accounted_of
@@ -81,7 +82,7 @@ def check_premises(
         seconds: time after which no further optional run is started.
 
     Raises:
-        ValueError: the function raises on the records themselves.
+        InvalidInput: the function raises on the records themselves.
 
     Example:
         >>> def exact_mean(records, candidate, seed, watch):
@@ -93,12 +94,12 @@ def check_premises(
     """
     if len(records) == 0:
         if canary is None:
-            raise ValueError("records must hold at least one record, got none")
+            raise InvalidInput("records must hold at least one record, got none")
         records = records.with_record(canary)
     experiment = Experiment(train, records, canary, candidate, relation, seed, seconds)
     first = experiment.runs.run(records, run_seed(seed, 0, 9))
     if first.error is not None:
-        raise ValueError(f"train must give an answer, and raised {first.error}")
+        raise InvalidInput(f"train must give an answer, and raised {first.error}")
     watched = first.watched and bool(first.steps)
     if watched:
         best = _watched(experiment, first, claim, delta, loss)

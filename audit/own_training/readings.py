@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 from audit.own_training.records import TrainingSet
 
 # Other records that are scored too: enough to see that the canary changed them.
@@ -54,7 +55,7 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
         The first module or estimator, or None; and all numbers with it, [f].
 
     Raises:
-        ValueError: a result of another kind.
+        InvalidInput: a result of another kind.
 
     Example:
         >>> model_and_numbers({"loss": [0.5, 0.25], "name": "run"})
@@ -69,7 +70,7 @@ def model_and_numbers(result: Any) -> tuple[Any, FloatArray]:
     except (TypeError, ValueError):
         pass
     if not isinstance(result, Mapping | list | tuple):
-        raise ValueError(
+        raise InvalidInput(
             "train must return a torch module, an estimator, numbers, a dictionary of these or "
             f"nothing, got {type(result).__name__}"
         )

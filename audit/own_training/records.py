@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.errors import InvalidInput
 from canaries import InputCanary
 
 
@@ -19,7 +20,7 @@ class TrainingSet:
         labels: [n] classes, or real targets.
 
     Raises:
-        ValueError: numbers of features and labels that differ, or complex numbers.
+        InvalidInput: numbers of features and labels that differ, or complex numbers.
 
     Example:
         >>> import numpy as np
@@ -35,13 +36,13 @@ class TrainingSet:
         object.__setattr__(self, "features", np.asarray(self.features))
         object.__setattr__(self, "labels", np.asarray(self.labels))
         if self.features.ndim < 2 or self.labels.shape != self.features.shape[:1]:
-            raise ValueError(
+            raise InvalidInput(
                 "records must be features [n, ...] with one label each, got features of shape "
                 f"{self.features.shape} and labels of shape {self.labels.shape}"
             )
         for name, values in (("features", self.features), ("labels", self.labels)):
             if np.iscomplexobj(values):
-                raise ValueError(
+                raise InvalidInput(
                     f"{name} of records must be real numbers, got {values.dtype}: pass real and "
                     "imaginary parts as features of their own"
                 )
@@ -51,7 +52,7 @@ class TrainingSet:
         """From a pair (features, labels), or anything with attributes of these names.
 
         Raises:
-            ValueError: something else.
+            InvalidInput: something else.
         """
         if isinstance(records, cls):
             return _real_numbers("records", records)
@@ -60,7 +61,7 @@ class TrainingSet:
         try:
             features, labels = records.features, records.labels
         except AttributeError:
-            raise ValueError(
+            raise InvalidInput(
                 f"records must be a pair (features, labels), got {type(records).__name__}"
             ) from None
         return _real_numbers("records", cls(_array("records", features), _array("records", labels)))
@@ -86,7 +87,7 @@ def _array(parameter: str, values: Any) -> NDArray[Any]:
     try:
         return np.asarray(values)
     except (ValueError, TypeError) as error:
-        raise ValueError(
+        raise InvalidInput(
             f"{parameter} must be arrays of numbers, got {type(values).__name__}: {error}"
         ) from None
 
@@ -95,13 +96,13 @@ def _real_numbers(parameter: str, records: TrainingSet) -> TrainingSet:
     """The records, if all of their numbers are real and finite."""
     for name, values in (("features", records.features), ("labels", records.labels)):
         if values.dtype.kind not in "fiub":
-            raise ValueError(
+            raise InvalidInput(
                 f"{parameter} must hold real numbers, got {name} of type {values.dtype}: encode "
                 "text and categories as whole numbers"
             )
         if values.dtype.kind == "f" and not np.all(np.isfinite(values)):
             bad = int(np.size(values) - np.isfinite(values).sum())
-            raise ValueError(
+            raise InvalidInput(
                 f"{parameter} must be finite, got {bad} {name} that are NaN or infinite"
             )
     return records
@@ -114,14 +115,14 @@ def one_record(record: Any) -> TrainingSet:
         record: an `InputCanary`, or a pair (features, label).
 
     Raises:
-        ValueError: something else.
+        InvalidInput: something else.
     """
     if isinstance(record, InputCanary):
         return TrainingSet(record.features[None], np.array([record.label]))
     if isinstance(record, Sequence) and len(record) == 2:
         features, label = (_array("canary", part) for part in record)
         return _real_numbers("canary", TrainingSet(features[None], label[None]))
-    raise ValueError(
+    raise InvalidInput(
         "canary must be an InputCanary, a DiracCanary or a pair (features, label), "
         f"got {type(record).__name__}"
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from audit.errors import PrivacyLeak
+from audit.errors import InvalidInput, PrivacyLeak
 from audit.lower_bounds import LowerBound
 from audit.numerics import format_exact, format_rounded
 from audit.own_training.findings import PremiseReport
@@ -157,12 +157,12 @@ class CheckResult:
 
         Raises:
             PrivacyLeak: a premise is broken, or an attack shows more than is claimed.
-            ValueError: nothing could be tested.
+            InvalidInput: nothing could be tested.
         """
         if self.broken:
             raise PrivacyLeak(self.words)
         if self.exit_code:
-            raise ValueError(self.words)
+            raise InvalidInput(self.words)
         return self
 
     def raise_if_leaking(self) -> "CheckResult":
@@ -170,8 +170,8 @@ class CheckResult:
 
         Raises:
             PrivacyLeak: a premise is broken, or an attack shows more than is claimed.
-            ValueError: nothing is claimed, or nothing could be tested.
+            InvalidInput: nothing is claimed, or nothing could be tested.
         """
         if self.claim is None and not self.broken:
-            raise ValueError("claim must be given where train has no accountant, got none")
+            raise InvalidInput("claim must be given where train has no accountant, got none")
         return self.raise_if_broken()

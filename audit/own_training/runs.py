@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 from audit.own_training import readings
 from audit.own_training.records import TrainingSet
 from audit.own_training.watch import Watch
@@ -128,7 +129,7 @@ def run_once(
         recorder: another watch that sees the run.
 
     Raises:
-        ValueError: it raised, or returned something that cannot be read.
+        InvalidInput: it raised, or returned something that cannot be read.
     """
     records, canaries = task.records, task.canaries
     if canaries is not None and included.any():
@@ -147,7 +148,7 @@ def run_once(
     except Exception as error:
         if str(error).startswith("train must"):
             raise
-        raise ValueError(
+        raise InvalidInput(
             "train must return a model that accepts the records, and it raised "
             f"{format_error(error)}"
         ) from error

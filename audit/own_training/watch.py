@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit import checks
+from audit.errors import InvalidInput
 from audit.own_training.records import TrainingSet
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ class Watch:
         """Looks at an optimizer, and at a model, a privacy engine or an accountant.
 
         Raises:
-            ValueError: something else, or a second optimizer.
+            InvalidInput: something else, or a second optimizer.
         """
         for each in watched:
             if hasattr(each, "param_groups"):
                 if self._optimizer is not None and each is not self._optimizer:
-                    raise ValueError("watch must be given one optimizer, got a second")
+                    raise InvalidInput("watch must be given one optimizer, got a second")
                 self._optimizer = each
             elif hasattr(each, "accountant"):
                 self._accountant = each.accountant
@@ -77,7 +78,7 @@ class Watch:
             elif hasattr(each, "parameters") and callable(each):
                 self._model = each
             else:
-                raise ValueError(
+                raise InvalidInput(
                     "watch must be given an optimizer, a model, a PrivacyEngine or an accountant, "
                     f"got {type(each).__name__}"
                 )

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 from audit.own_training.records import TrainingSet
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -78,7 +79,7 @@ class WhiteBox:
         accountant: the function's own, or None.
 
     Raises:
-        ValueError: Dirac canaries with an optimizer that is not Opacus's.
+        InvalidInput: Dirac canaries with an optimizer that is not Opacus's.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class WhiteBox:
         """Adds Dirac canaries to the sum of clipped gradients, before the noise."""
         optimizer = self._optimizer
         if not hasattr(optimizer, "add_noise"):
-            raise ValueError(
+            raise InvalidInput(
                 f"optimizer must be Opacus's for a Dirac canary, got {type(optimizer).__name__}"
             )
         add_noise = optimizer.add_noise
@@ -208,7 +209,7 @@ class WhiteBox:
                 yield values[canary - start], clip
             start += len(values)
         if len(which) and which[-1] >= start:
-            raise ValueError(f"canaries must be at most one per parameter, got {which[-1] + 1}")
+            raise InvalidInput(f"canaries must be at most one per parameter, got {which[-1] + 1}")
 
     @torch.no_grad()
     def _before_step(self) -> None:
@@ -220,7 +221,7 @@ class WhiteBox:
         released = []
         for parameter in parameters:
             if parameter.grad is None:
-                raise ValueError("optimizer must have a gradient for every parameter, got none")
+                raise InvalidInput("optimizer must have a gradient for every parameter, got none")
             released.append(parameter.grad * scale)
         clip = self._clip
         flat = math.hypot(*clip) if isinstance(clip, list) else clip
@@ -255,7 +256,7 @@ class WhiteBox:
     ) -> tuple[FloatArray, FloatArray]:
         """<z, p> of every canary and tensor, [m, tensors], and |z|^2, [m]."""
         if self.model is None:
-            raise ValueError(
+            raise InvalidInput(
                 "watch must know the model before the first step: watch(optimizer, model)"
             )
         assert self._canaries is not None

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from audit import checks
 from audit import repetitions as laws
+from audit.errors import InvalidInput
 from audit.protocols.adaptive import Adaptive
 from audit.protocols.base import Protocol
 from audit.protocols.best_runs import BestRuns
@@ -38,7 +39,7 @@ def parse_protocol(
         repetitions: the distribution of K if the text does not name one.
 
     Raises:
-        ValueError: an unknown protocol, a wrong number of parameters, one out of its range, or a
+        InvalidInput: an unknown protocol, a wrong number of parameters, one out of its range, or a
             distribution of K for a protocol without one.
 
     Example:
@@ -60,12 +61,12 @@ def parse_protocol(
         return RandomSearch(laws.parse_repetitions(text))
     name = checks.one_of("protocol", name.strip().lower(), _PROTOCOLS)
     if name not in _WITH_REPETITIONS and (slash or repetitions is not None):
-        raise ValueError(
+        raise InvalidInput(
             f"repetitions must not be given with protocol {name}, which has no random K, got "
             f"{tail or repetitions}"
         )
     if slash and repetitions is not None:
-        raise ValueError(f"repetitions must be given once, got {tail!r} and {repetitions}")
+        raise InvalidInput(f"repetitions must be given once, got {tail!r} and {repetitions}")
     law = laws.parse_repetitions(
         tail if slash else repetitions if repetitions is not None else DEFAULT_REPETITIONS
     )
@@ -73,7 +74,7 @@ def parse_protocol(
     try:
         return _READERS[name](words, law)
     except ValueError as error:
-        raise ValueError(f"protocol {' '.join(text.split())}: {error}") from error
+        raise InvalidInput(f"protocol {' '.join(text.split())}: {error}") from error
 
 
 def _numbers(words: list[str], least: int, most: int, what: str) -> list[float]:
@@ -82,7 +83,7 @@ def _numbers(words: list[str], least: int, most: int, what: str) -> list[float]:
     except ValueError:
         values = []
     if not least <= len(values) <= most or len(values) != len(words):
-        raise ValueError(
+        raise InvalidInput(
             f"parameters must be {what}, got {' '.join(','.join(words).split()) or 'none'}"
         )
     return values
@@ -105,7 +106,7 @@ def _adaptive(words: list[str], law: Repetitions) -> Protocol:
 def _subset(words: list[str], law: Repetitions) -> Protocol:
     rate = _numbers(words[:1], 1, 1, "RATE or RATE,rest|all")
     if len(words) > 2:
-        raise ValueError(f"parameters must be RATE or RATE,rest|all, got {','.join(words)}")
+        raise InvalidInput(f"parameters must be RATE or RATE,rest|all, got {','.join(words)}")
     return Subset(law, rate[0], *words[1:])
 
 

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from audit import checks
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 from audit.numerics import TINY, bisect_intervals, format_exact, safe_log
 
 Function = Callable[[FloatArray], FloatArray]
@@ -250,9 +251,9 @@ class Repetitions(ABC):
             mean: the wanted E[K] (before truncation), > 0; at least 1 where K >= 1.
 
         Raises:
-            ValueError: the family has no member with that mean.
+            InvalidInput: the family has no member with that mean.
         """
-        raise ValueError(f"repetitions must belong to a family with a free mean, got {self.spec}")
+        raise InvalidInput(f"repetitions must belong to a family with a free mean, got {self.spec}")
 
     @property
     def untruncated(self) -> "Repetitions":
@@ -303,7 +304,7 @@ class GivenNoFailure(Repetitions):
     def __post_init__(self) -> None:
         checks.interval("failure", self.failure, 0.0, 1.0)
         if not np.isfinite(self._log_chance):
-            raise ValueError(
+            raise InvalidInput(
                 f"failure must leave {self.distribution.spec} a positive probability that no run "
                 f"fails, got {self.failure!r}"
             )
@@ -360,10 +361,10 @@ class GivenNoFailure(Repetitions):
         """Draws K by rejection.
 
         Raises:
-            ValueError: less than one draw in 10,000 would be accepted.
+            InvalidInput: less than one draw in 10,000 would be accepted.
         """
         if self._log_chance < math.log(1e-4):
-            raise ValueError(
+            raise InvalidInput(
                 f"failure must be smaller to sample from {self.distribution.spec}, got {self.spec}"
             )
         kept = np.empty(0, dtype=np.int64)

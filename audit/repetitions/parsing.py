@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from audit import checks
+from audit.errors import InvalidInput
 from audit.repetitions.base import GIVEN, GivenNoFailure, Repetitions
 from audit.repetitions.binomial import Binomial
 from audit.repetitions.fixed import Fixed
@@ -34,7 +35,7 @@ def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
             case-sensitive. A distribution object is returned unchanged.
 
     Raises:
-        ValueError: an unknown family, a wrong number of parameters, or one out of its range.
+        InvalidInput: an unknown family, a wrong number of parameters, or one out of its range.
 
     Example:
         >>> round(parse_repetitions("tnb:0,0.01").mean, 6)
@@ -60,7 +61,7 @@ def parse_repetitions(spec: "str | Repetitions") -> Repetitions:
         law = make(*_numbers(name, parameters, count))
         return Truncated(law, checks.integer("most", _numbers("@", most, 1)[0], 1)) if at else law
     except ValueError as error:
-        raise ValueError(f"repetitions {whole}: {error}") from error
+        raise InvalidInput(f"repetitions {whole}: {error}") from error
 
 
 def _numbers(name: str, text: str, count: int) -> list[float]:
@@ -71,5 +72,5 @@ def _numbers(name: str, text: str, count: int) -> list[float]:
         values = []
     if len(values) != count:
         plural = "number" if count == 1 else "numbers separated by a comma"
-        raise ValueError(f"{name} takes {count} {plural}, got {text!r}")
+        raise InvalidInput(f"{name} takes {count} {plural}, got {text!r}")
     return values

@@ -9,6 +9,7 @@ from scipy import special
 
 from audit import checks
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 from audit.repetitions.base import Repetitions
 from audit.repetitions.power_sum import PowerSum
 
@@ -37,11 +38,11 @@ class Truncated(Repetitions):
         most = checks.integer("most", self.most, 1, _MAX_SUPPORT)
         checks.store_validated(self, most=most)
         if self.distribution.untruncated is not self.distribution:
-            raise ValueError(
+            raise InvalidInput(
                 f"distribution must not be truncated already, got {self.distribution.spec!r}"
             )
         if not np.isfinite(self._log_weights).any():
-            raise ValueError(
+            raise InvalidInput(
                 f"most must leave {self.distribution.spec} a possible number of runs, "
                 f"got {self.most}"
             )

@@ -10,6 +10,7 @@ from scipy import special
 
 from audit import checks
 from audit.arrays import FloatArray
+from audit.errors import InvalidInput
 from audit.numerics import ROOT_TOLERANCE, minimize_over_alpha, safe_log, safe_root
 from audit.repetitions.base import (
     Function,
@@ -164,7 +165,7 @@ class TruncatedNegativeBinomial(Repetitions):
         if excess(few) >= 0.0:
             return replace(self, gamma=math.exp(few))
         if excess(many) < 0.0:
-            raise ValueError(f"mean must be reachable with eta = {self.eta:g}, got {mean!r}")
+            raise InvalidInput(f"mean must be reachable with eta = {self.eta:g}, got {mean!r}")
         return replace(self, gamma=math.exp(safe_root(excess, few, many, ROOT_TOLERANCE)))
 
     @property

@@ -182,14 +182,20 @@ def cost_of_trials(
         >>> cost_of_trials(trials, "sequential", cap=3.0).best_only
         3.0
     """
-    runs = read_trials(trials) if isinstance(trials, str | Path) else list(trials)
+    if isinstance(trials, str | Path):
+        runs = read_trials(trials)
+    else:
+        runs = checks.items("trials", trials, "mechanisms")
+    for one in runs:
+        if not isinstance(one, Mechanism):
+            raise InvalidInput(f"trials must be mechanisms, got {checks.one_line(one)}")
     if not runs:
         raise InvalidInput("trials must be at least one, got none")
     chosen = checks.one_of("chosen", chosen, WAYS)
-    checks.interval("delta", delta, 0.0, 1.0)
+    delta = checks.interval("delta", delta, 0.0, 1.0)
     if protocol is not None and chosen != "random":
         raise InvalidInput(
-            "the distribution of K must be given with chosen random only, "
+            "protocol (the distribution of K) must be given with chosen random only, "
             f"got {checks.one_line(protocol)} with chosen {chosen}"
         )
     search = RandomSearch(Fixed(len(runs))) if protocol is None else parse_protocol(protocol)

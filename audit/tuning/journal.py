@@ -176,7 +176,7 @@ class Journal(Memory):
                 row = json.loads(line)
                 checksum = row.pop("checksum")
                 if checksum != _checksum(self._checksum, row):
-                    raise ValueError("checksum")
+                    raise InvalidInput("checksum")
                 for name in ("point", "checked", "noises"):
                     row[name] = tuple(row[name])
                 found.append(Record(**row))

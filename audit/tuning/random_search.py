@@ -41,7 +41,7 @@ def best_of_runs(
         The winners in each view.
 
     Raises:
-        ValueError: a score is NaN.
+        InvalidInput: a score is NaN.
 
     Example:
         >>> import numpy as np

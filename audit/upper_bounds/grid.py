@@ -24,7 +24,7 @@ from audit.accounting import (
 )
 from audit.accounting.combinations import arrangements, kinds
 from audit.arrays import FloatArray
-from audit.errors import NotApplicable
+from audit.errors import InvalidInput, NotApplicable
 from audit.protocols import Grid
 from audit.upper_bounds.composed import composed
 from audit.upper_bounds.region import (
@@ -198,7 +198,7 @@ def kinds_of_candidates(base: Mechanism, protocol: Grid) -> list[tuple[Mechanism
     if not isinstance(base, Candidates):
         return [(base, protocol.candidates)]
     if len(base.candidates) != protocol.candidates:
-        raise ValueError(
+        raise InvalidInput(
             f"base must have {protocol.candidates} candidates, as {protocol.spec} has, "
             f"got {len(base.candidates)}"
         )

@@ -10,6 +10,7 @@ import numpy as np
 
 from audit import _deprecated, checks
 from audit.accounting import DeltaUnreachable, DpSgd, GaussianMechanism, Mechanism, parse_mechanism
+from audit.errors import InvalidInput
 from audit.numerics import TINY, bracket_near, safe_root
 from audit.protocols import Adaptive, Protocol, RandomSearch, parse_protocol
 from audit.repetitions import (
@@ -59,7 +60,7 @@ def excess(
     the default is their smallest bound.
 
     Raises:
-        ValueError: the bound does not apply to this base and protocol.
+        InvalidInput: the bound does not apply to this base and protocol.
     """
     if bound in (None, tight) and isinstance(protocol, RandomSearch):
         repetitions = protocol.repetitions
@@ -76,7 +77,7 @@ def excess(
     except DeltaUnreachable:
         return math.inf
     if not answer.applies:
-        raise ValueError(f"bound {answer.name!r} {answer.assumes}, got {protocol.spec}")
+        raise InvalidInput(f"bound {answer.name!r} {answer.assumes}, got {protocol.spec}")
     return math.log(max(answer.epsilon, TINY) / target)
 
 
@@ -129,8 +130,11 @@ def _tolerance(bound: Bound | None, usual: float) -> float:
     return max(usual, _TIGHT_TOLERANCE) if bound is tight else usual
 
 
-def _checked_target(target_epsilon: float) -> float:
-    return checks.interval("target-epsilon", target_epsilon, 0.0, _MAX_TARGET)
+def _checked_target(target_epsilon: float, target_delta: float) -> tuple[float, float]:
+    return (
+        checks.interval("target_epsilon", target_epsilon, 0.0, _MAX_TARGET),
+        checks.interval("target_delta", target_delta, 0.0, 1.0),
+    )
 
 
 def calibrate_mu_for_tuning(
@@ -154,15 +158,18 @@ def calibrate_mu_for_tuning(
         mu, rounded down so that the bound meets the target.
 
     Raises:
-        ValueError: the bound does not apply, or no mu in (1e-4, 100) meets the target.
+        InvalidInput: the bound does not apply, or no mu in (1e-4, 100) meets the target.
 
     Example:
         >>> mu = calibrate_mu_for_tuning("tnb:0,0.1", target_epsilon=2.0, target_delta=1e-5)
         >>> round(mu, 4)
         0.4035
     """
-    protocol, target = parse_protocol(protocol), _checked_target(target_epsilon)
-    return _largest_mu(protocol, target, target_delta, bound, name)
+    protocol, (target, delta) = (
+        parse_protocol(protocol),
+        _checked_target(target_epsilon, target_delta),
+    )
+    return _largest_mu(protocol, target, delta, bound, name)
 
 
 def _largest_mu(
@@ -207,8 +214,8 @@ def _mu_by(
     if guess is not None:
         low, high = _bracket(missed, guess, low, high)
     if missed(low) > 0.0 or missed(high) <= 0.0:
-        raise ValueError(
-            f"target-epsilon must be what some mu in ({_MIN_MU:g}, {_MAX_MU:g}) gives "
+        raise InvalidInput(
+            f"target_epsilon must be what some mu in ({_MIN_MU:g}, {_MAX_MU:g}) gives "
             f"by {name or 'the bound'} at delta={delta:g} with {protocol}, "
             f"got {target!r}"
         )
@@ -242,7 +249,7 @@ def calibrate_noise(
         The noise multiplier, rounded up by less than a relative 1e-5.
 
     Raises:
-        ValueError: the bound does not apply, or the target is out of reach.
+        InvalidInput: the bound does not apply, or the target is out of reach.
 
     Example:
         >>> noise = calibrate_noise(
@@ -251,20 +258,19 @@ def calibrate_noise(
         >>> round(noise, 2)
         42.92
     """
-    protocol, target, delta = (
+    protocol, (target, delta) = (
         parse_protocol(protocol),
-        _checked_target(target_epsilon),
-        target_delta,
+        _checked_target(target_epsilon, target_delta),
     )
-
+    rate = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
     # Full batches are a Gaussian base; sampled batches need no more noise.
     distance = DpSgd(1.0, 1, 1.0, neighbours, group_size).distance
     root = distance * math.sqrt(checks.integer("steps", steps, 1))
-    if sampling_rate == 1.0:
+    if rate == 1.0:
         return root / _largest_mu(protocol, target, delta, bound)
 
     def base_at(noise: float) -> Mechanism:
-        return DpSgd(noise, steps, sampling_rate, neighbours, group_size)
+        return DpSgd(noise, steps, rate, neighbours, group_size)
 
     def misses(bound: Bound | None) -> Callable[[float], float]:
         return cache(lambda x: excess(base_at(math.exp(-x)), protocol, target, delta, bound))
@@ -272,7 +278,7 @@ def calibrate_noise(
     def by_region() -> float:
         # Sampling shrinks the noise by the sampling rate at most, but for the loss of one step.
         full_batch = root / _mu_by(None, target, protocol, delta)
-        low, high = -math.log(full_batch), -math.log(max(full_batch * sampling_rate, MIN_NOISE))
+        low, high = -math.log(full_batch), -math.log(max(full_batch * rate, MIN_NOISE))
         return math.exp(-safe_root(misses(None), low, max(low, high), _SAMPLED_TOLERANCE))
 
     if isinstance(protocol, RandomSearch):
@@ -282,7 +288,7 @@ def calibrate_noise(
         full_batch: Protocol = protocol
         if isinstance(protocol, Adaptive):
             full_batch = RandomSearch(protocol.repetitions)
-        ratio = _largest_mu(full_batch, target, delta, None) / (sampling_rate * root)
+        ratio = _largest_mu(full_batch, target, delta, None) / (rate * root)
         guess = max(1.0 / math.sqrt(math.log1p(ratio**2)), MIN_NOISE)
 
     def solve(bound: Bound) -> float:
@@ -290,8 +296,8 @@ def calibrate_noise(
         most, least = -math.log(1e3 * guess), -math.log(min(guess, MIN_NOISE))
         low, high = _bracket(missed, -math.log(guess), most, least)
         if missed(low) > 0.0:
-            raise ValueError(
-                f"target-epsilon must be what some noise multiplier gives at delta={delta:g} with "
+            raise InvalidInput(
+                f"target_epsilon must be what some noise multiplier gives at delta={delta:g} with "
                 f"{protocol}, got {target!r}"
             )
         return math.exp(-safe_root(missed, low, high, _tolerance(bound, _SAMPLED_TOLERANCE)))
@@ -325,7 +331,7 @@ def calibrate_runs(
         The distribution of K; it has `most_runs` expected runs if these meet the target.
 
     Raises:
-        ValueError: not even one expected run meets the target.
+        InvalidInput: not even one expected run meets the target.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -335,7 +341,7 @@ def calibrate_runs(
         154
     """
     base, repetitions = parse_mechanism(base), parse_repetitions(repetitions)
-    return _most_runs(repetitions, base, _checked_target(target_epsilon), target_delta, bound)
+    return _most_runs(repetitions, base, *_checked_target(target_epsilon, target_delta), bound)
 
 
 def _most_runs(
@@ -362,8 +368,8 @@ def _runs_by(
 
     low, high = math.log(least), math.log(most)
     if missed(low) > 0.0:
-        raise ValueError(
-            f"target-epsilon must allow {least:g} expected runs with {repetitions.spec}, "
+        raise InvalidInput(
+            f"target_epsilon must allow {least:g} expected runs with {repetitions.spec}, "
             f"got {target!r}"
         )
     if bound is not None:
@@ -424,7 +430,7 @@ def best_repetitions(
         bound: the bound that must meet the target; by default the one that `tuning_cost` reports.
 
     Raises:
-        ValueError: no distribution meets the target.
+        InvalidInput: no distribution meets the target.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
@@ -433,7 +439,7 @@ def best_repetitions(
         >>> found[0].expected_quantile > found[-1].expected_quantile
         True
     """
-    base, target, delta = parse_mechanism(base), _checked_target(target_epsilon), target_delta
+    base, (target, delta) = parse_mechanism(base), _checked_target(target_epsilon, target_delta)
     found: dict[float, AffordableRepetitions] = {}
 
     def quantile(eta: float) -> float:
@@ -456,8 +462,8 @@ def best_repetitions(
     for eta in np.linspace(low, high, 7).tolist():
         quantile(eta)
     if not found:
-        raise ValueError(
-            f"target-epsilon must be one that some distribution of K meets, got {target!r}"
+        raise InvalidInput(
+            f"target_epsilon must be one that some distribution of K meets, got {target!r}"
         )
     several = sorted(found.values(), key=lambda one: -one.expected_quantile)
     if bound is None:

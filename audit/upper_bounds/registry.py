@@ -15,7 +15,7 @@ import numpy as np
 from audit import checks
 from audit.accounting import DeltaUnreachable, Mechanism, parse_mechanism
 from audit.claims import Claim, Kind
-from audit.errors import NotApplicable
+from audit.errors import InvalidInput, NotApplicable
 from audit.numerics import format_rounded
 from audit.protocols import Protocol, RandomSearch, parse_protocol
 from audit.repetitions import Repetitions
@@ -139,7 +139,7 @@ def bound(
             return entry.evaluate(*_parse(base, protocol, delta))
 
         if (protocol, name) in _ENTRIES:
-            raise ValueError(f"bound names must be used once, got {name!r} again")
+            raise InvalidInput(f"bound names must be used once, got {name!r} again")
         entry = Entry(name, body, function, claim, protocol, place, is_special, title)
         _ENTRIES[protocol, name] = entry
         return function
@@ -174,7 +174,7 @@ def find(name: str, protocol: type[Protocol] = RandomSearch) -> Entry:
     """A bound by its name, in upper or lower case.
 
     Raises:
-        ValueError: the protocol has no bound of this name.
+        InvalidInput: the protocol has no bound of this name.
 
     Example:
         >>> find("TIGHT").name
@@ -193,7 +193,7 @@ def all_upper_bounds(base: Mechanism, protocol: ProtocolLike, delta: float) -> l
         delta: in (0, 1).
 
     Raises:
-        ValueError: delta is not in (0, 1).
+        InvalidInput: delta is not in (0, 1).
 
     Example:
         >>> from audit.accounting import GaussianMechanism

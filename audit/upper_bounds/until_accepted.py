@@ -103,6 +103,7 @@ def until_accepted_ex_post(steps: Sequence[float], delta: float) -> tuple[float,
         >>> [round(one, 2) for one in until_accepted_ex_post([0.25, 0.5, 1.0], 1e-5)]
         [0.99, 2.31, 5.12]
     """
+    steps = checks.items("steps", steps, "values of mu")
     share = checks.interval("delta", delta, 0.0, 1.0) / max(len(steps), 1)
     pairs, reach = _schedule(steps, share)
     return tuple(
@@ -203,13 +204,16 @@ def _gaussian_budgets(runs: Sequence[Mechanism]) -> list[float] | None:
 def _schedule(steps: Sequence[float], delta: float) -> tuple[list[GaussianPair], float]:
     """The pair of each step, and a loss that matters for no remaining part of the schedule."""
     delta = checks.interval("delta", delta, 0.0, 1.0)
-    if len(steps) == 0:
+    budgets = [
+        checks.interval("mu of steps", mu, _SMALLEST_MU, _LARGEST_MU)
+        for mu in checks.items("steps", steps, "values of mu")
+    ]
+    if not budgets:
         raise InvalidInput("steps must contain at least one mu, got none")
-    budgets = [checks.interval("mu", mu, _SMALLEST_MU, _LARGEST_MU) for mu in steps]
     together = checks.interval(
         "sqrt(sum of mu^2)", float(np.linalg.norm(budgets)), 0.0, _LARGEST_MU
     )
-    reach = GaussianMechanism(together).epsilon(_NEGLIGIBLE * delta / len(steps))
+    reach = GaussianMechanism(together).epsilon(_NEGLIGIBLE * delta / len(budgets))
     return [GaussianPair(mu) for mu in budgets], reach
 
 

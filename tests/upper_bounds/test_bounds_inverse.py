@@ -176,7 +176,7 @@ def test_the_best_law_has_the_highest_quantile_within_the_budget():
     for one in found:
         assert one.expected_quantile == pytest.approx(one.repetitions.expected_quantile())
         assert upper_bounds.tuning_cost(base, one.repetitions, DELTA).epsilon <= 1.6
-    with pytest.raises(ValueError, match="target-epsilon must be one that some distribution"):
+    with pytest.raises(ValueError, match="target_epsilon must be one that some distribution"):
         upper_bounds.best_repetitions(base, target_epsilon=0.1, target_delta=DELTA)
 
 
@@ -186,7 +186,7 @@ def test_an_unreachable_budget_is_refused():
         upper_bounds.calibrate_runs(
             GaussianMechanism(1.0), law, target_epsilon=0.1, target_delta=DELTA
         )
-    with pytest.raises(ValueError, match="target-epsilon must be in"):
+    with pytest.raises(ValueError, match="target_epsilon must be in"):
         upper_bounds.calibrate_noise(law, target_epsilon=-1.0, target_delta=DELTA, steps=10)
     with pytest.raises(ValueError, match="does not apply: K must be"):
         upper_bounds.calibrate_mu_for_tuning(

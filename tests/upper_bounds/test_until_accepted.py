@@ -120,7 +120,7 @@ def test_the_first_ex_post_cost_is_that_of_one_run_with_its_share_of_delta():
     ("steps", "delta", "message"),
     [
         ((), 1e-5, "steps must contain at least one mu"),
-        ((1.0, 0.0), 1e-5, "mu must be in"),
+        ((1.0, 0.0), 1e-5, "mu of steps must be in"),
         ((20.0, 20.0), 1e-5, "sum of mu"),
         ((1.0,), 1.0, "delta must be in"),
     ],

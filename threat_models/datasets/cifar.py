@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from audit.errors import InvalidInput
 from threat_models.datasets.contents import Bytes, labels_of, pixels_of, read_bytes, reading
 from threat_models.datasets.plain_pickle import load
 
@@ -15,12 +16,12 @@ def read_cifar(paths: list[Path]) -> tuple[Bytes, Bytes]:
         with reading(path):
             batch = load(read_bytes(path))
             if not isinstance(batch, dict):
-                raise ValueError(f"it must contain a dictionary, got {type(batch).__name__}")
+                raise InvalidInput(f"it must contain a dictionary, got {type(batch).__name__}")
             # Keys are bytes in the official files, and text in files that a tool rewrote.
             batch = {k if isinstance(k, str) else k.decode(): v for k, v in batch.items()}
             for key in ("data", "labels"):
                 if key not in batch:
-                    raise ValueError(f"it must contain {key!r}")
+                    raise InvalidInput(f"it must contain {key!r}")
             pixels.append(pixels_of(batch["data"], (3072,)))
             labels.append(labels_of(batch["labels"], len(pixels[-1])))
     return np.concatenate(pixels).reshape(-1, 3, 32, 32), np.concatenate(labels)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.errors import InvalidInput
+
 Bytes = NDArray[np.uint8]
 
 MAX_BYTES = 1 << 28
@@ -21,7 +23,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except Exception as error:  # a damaged file can cause almost any exception
         lines = str(error).splitlines() or [type(error).__name__]
-        raise ValueError(
+        raise InvalidInput(
             f"file {path} must be complete and in the official format: {lines[0]}"
         ) from error
 
@@ -30,7 +32,7 @@ def read_bytes(path: Path) -> bytes:
     """The bytes of a file of at most MAX_BYTES."""
     size = path.stat().st_size
     if size > MAX_BYTES:
-        raise ValueError(f"it must have at most {MAX_BYTES} bytes, got {size}")
+        raise InvalidInput(f"it must have at most {MAX_BYTES} bytes, got {size}")
     return path.read_bytes()
 
 
@@ -38,7 +40,7 @@ def pixels_of(values: Any, shape: tuple[int, ...]) -> Bytes:
     """Pixels, whole numbers in [0, 255], of an array of images of this shape, as bytes."""
     array = _numbers("images", values)
     if array.ndim == 0 or array.shape[1:] != shape or len(array) == 0:
-        raise ValueError(f"it must contain images of shape {shape}, got an array {array.shape}")
+        raise InvalidInput(f"it must contain images of shape {shape}, got an array {array.shape}")
     return _whole("pixels", array, 0, 255)
 
 
@@ -47,21 +49,23 @@ def labels_of(values: Any, count: int, low: int = 0, high: int = 9) -> Bytes:
     if isinstance(values, list):
         kinds = {type(value).__name__ for value in values} - {"int", "float"}
         if kinds:  # checked first, because numpy would traverse nested lists
-            raise ValueError(f"labels must be numbers, got {', '.join(sorted(kinds))}")
+            raise InvalidInput(f"labels must be numbers, got {', '.join(sorted(kinds))}")
         values = np.asarray(values)
     array = _numbers("labels", values)
     if array.ndim != 1:
-        raise ValueError(f"labels must be one number per image, got an array {array.shape}")
+        raise InvalidInput(f"labels must be one number per image, got an array {array.shape}")
     if len(array) != count:
-        raise ValueError(f"it must contain one label for each of {count} images, got {len(array)}")
+        raise InvalidInput(
+            f"it must contain one label for each of {count} images, got {len(array)}"
+        )
     return _whole("labels", array, low, high)
 
 
 def _numbers(name: str, values: Any) -> NDArray[Any]:
     if not isinstance(values, np.ndarray):  # numpy could traverse nested tuples for hours
-        raise ValueError(f"{name} must be an array of numbers, got a {type(values).__name__}")
+        raise InvalidInput(f"{name} must be an array of numbers, got a {type(values).__name__}")
     if values.dtype.kind not in "uif":
-        raise ValueError(f"{name} must be an array of numbers, got one of {values.dtype}")
+        raise InvalidInput(f"{name} must be an array of numbers, got one of {values.dtype}")
     return values
 
 
@@ -71,5 +75,5 @@ def _whole(name: str, array: NDArray[Any], low: int, high: int) -> Bytes:
         good = (array >= low) & (array <= high) & (array == np.floor(array))
         if not good.all():
             first = array[~good].flat[0]
-            raise ValueError(f"{name} must be whole numbers in [{low}, {high}], got {first}")
+            raise InvalidInput(f"{name} must be whole numbers in [{low}, {high}], got {first}")
     return np.asarray(array, dtype=np.uint8)

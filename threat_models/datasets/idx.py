@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from audit.errors import InvalidInput
 from threat_models.datasets.contents import MAX_BYTES, Bytes, labels_of, pixels_of, reading
 
 
@@ -23,16 +24,16 @@ def _read(path: Path, dimensions: int) -> Bytes:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         magic = file.read(4)
         if magic != bytes((0, 0, 8, dimensions)):
-            raise ValueError(
+            raise InvalidInput(
                 f"it must be an IDX file of bytes in {dimensions} dimensions, got magic "
                 f"{magic.hex() or 'none'}"
             )
         shape = np.frombuffer(file.read(4 * dimensions), ">u4", count=dimensions).tolist()
         size = math.prod(shape)
         if size > MAX_BYTES:
-            raise ValueError(f"it must contain at most {MAX_BYTES} bytes, got dimensions {shape}")
+            raise InvalidInput(f"it must contain at most {MAX_BYTES} bytes, got dimensions {shape}")
         data = file.read(size + 1)
     if len(data) != size:
         got = "more" if len(data) > size else str(len(data))
-        raise ValueError(f"it must contain {size} bytes, got {got}")
+        raise InvalidInput(f"it must contain {size} bytes, got {got}")
     return np.frombuffer(data, np.uint8).reshape(shape)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from audit.errors import InvalidInput
 from canaries import InputCanary
 from threat_models.datasets.bundled import digits, natural_patches
 from threat_models.datasets.catalogue import CLASSES, FOREIGN, check_name
@@ -41,13 +42,13 @@ def load(name: str, train: bool, data_root: str | None = None, size: int | None 
         The split's records.
 
     Raises:
-        ValueError: the name is unknown, the size is below 1, or a file is damaged. Files are
+        InvalidInput: the name is unknown, the size is below 1, or a file is damaged. Files are
             checked completely for every size.
         FileNotFoundError: files are missing and cannot be downloaded; the message lists them.
     """
     name = check_name(name)
     if size is not None and size < 1:
-        raise ValueError(f"size of {name} must be >= 1, got {size}")
+        raise InvalidInput(f"size of {name} must be >= 1, got {size}")
     if name == "DIGITS":
         pixels, labels = digits(train)
     else:

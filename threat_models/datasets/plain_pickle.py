@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.errors import InvalidInput
+
 # The largest official file, a batch of CIFAR10, has 40,000 instructions; rewritten files have up to
 # 100,000.
 _MAX_INSTRUCTIONS = 200_000
@@ -41,7 +43,7 @@ class _PlainDtype:
 
     def __init__(self, code: str) -> None:
         if not _PLAIN_DTYPE.fullmatch(code):
-            raise ValueError(f"refused: the pickle holds an array of {code[:40]!r}")
+            raise InvalidInput(f"refused: the pickle holds an array of {code[:40]!r}")
         self.dtype = np.dtype(code)
 
     def set_state(self, state: tuple[Any, ...]) -> None:
@@ -60,7 +62,7 @@ class _PlainArray:
         sides = [int(side) for side in shape[:_MAX_DIMENSIONS]]
         size = math.prod(sides) * plain.dtype.itemsize
         if not isinstance(raw, bytes) or len(raw) != size or min(sides, default=0) < 0:
-            raise ValueError("refused: the bytes of the pickle's array do not match its shape")
+            raise InvalidInput("refused: the bytes of the pickle's array do not match its shape")
         self.array = np.frombuffer(raw, plain.dtype).reshape(
             sides, order="F" if is_fortran else "C"
         )
@@ -89,7 +91,7 @@ class _Machine:
     def run(self) -> Any:
         for count, (instruction, argument, _) in enumerate(pickletools.genops(self.raw)):
             if count == _MAX_INSTRUCTIONS:
-                raise ValueError(f"refused: the pickle has more than {count} instructions")
+                raise InvalidInput(f"refused: the pickle has more than {count} instructions")
             self.step(instruction.name, argument)
         (result,) = self.stack
         if isinstance(result, dict):
@@ -160,10 +162,12 @@ class _Machine:
             case "BUILD":
                 state = stack.pop()
                 if not isinstance(stack[-1], _PlainDtype | _PlainArray):
-                    raise ValueError("refused: the pickle sets the state of an unsupported object")
+                    raise InvalidInput(
+                        "refused: the pickle sets the state of an unsupported object"
+                    )
                 stack[-1].set_state(state)
             case _:
-                raise ValueError(f"refused: the pickle has the instruction {name}")
+                raise InvalidInput(f"refused: the pickle has the instruction {name}")
 
     def since_mark(self) -> list[Any]:
         start = self.marks.pop()
@@ -174,7 +178,7 @@ class _Machine:
     def target(self, kind: type) -> Any:
         found = self.stack[-1]
         if type(found) is not kind:
-            raise ValueError(f"refused: the pickle fills a {type(found).__name__}")
+            raise InvalidInput(f"refused: the pickle fills a {type(found).__name__}")
         return found
 
     def set_items(self, items: list[Any]) -> None:
@@ -182,7 +186,7 @@ class _Machine:
         for key, value in zip(items[::2], items[1::2], strict=True):
             # Hashing deeply nested tuples can take exponential time.
             if not isinstance(key, str | bytes):
-                raise ValueError("refused: the pickle has a key that is not text")
+                raise InvalidInput("refused: the pickle has a key that is not text")
             target[key] = value
 
     def called(self, function: Any, arguments: tuple[Any, ...]) -> Any:
@@ -193,16 +197,16 @@ class _Machine:
         if function == _ENCODE and arguments[1] in ("latin1", b"latin1"):
             self.may_encode -= len(arguments[0])
             if self.may_encode < 0:
-                raise ValueError("refused: the pickle encodes more bytes than it contains")
+                raise InvalidInput("refused: the pickle encodes more bytes than it contains")
             return arguments[0].encode("latin1")
-        raise ValueError("refused: the pickle calls a function that plain data does not need")
+        raise InvalidInput("refused: the pickle calls a function that plain data does not need")
 
 
 def _known(module: object, name: object) -> _Name:
     for known in _KNOWN:
         if known == (module, name):
             return known
-    raise ValueError(f"refused: the pickle imports {_short(module)}.{_short(name)}")
+    raise InvalidInput(f"refused: the pickle imports {_short(module)}.{_short(name)}")
 
 
 def _short(part: object) -> str:
@@ -213,5 +217,5 @@ def _text(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode("latin1")
     if not isinstance(value, str):
-        raise ValueError(f"refused: the pickle has a {type(value).__name__} as a name")
+        raise InvalidInput(f"refused: the pickle has a {type(value).__name__} as a name")
     return value

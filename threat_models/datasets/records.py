@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.errors import InvalidInput
 from canaries import InputCanary
 
 
@@ -19,7 +20,7 @@ class Records:
         name: the name in reports.
 
     Raises:
-        ValueError: there are no records, features are not finite, labels are not classes, or the
+        InvalidInput: there are no records, features are not finite, labels are not classes, or the
             numbers of features and labels differ.
 
     Example:
@@ -35,25 +36,25 @@ class Records:
 
     def __post_init__(self) -> None:
         if len(self.features) == 0:
-            raise ValueError(f"data set {self.name} must have at least one record, got none")
+            raise InvalidInput(f"data set {self.name} must have at least one record, got none")
         if self.labels.ndim != 1 or self.labels.dtype.kind not in "iu":
-            raise ValueError(
+            raise InvalidInput(
                 f"labels of {self.name} must be whole numbers, one per record, got shape "
                 f"{self.labels.shape} of {self.labels.dtype}"
             )
         if len(self.features) != len(self.labels):
-            raise ValueError(
+            raise InvalidInput(
                 f"data set {self.name} must have one label per record, got "
                 f"{len(self.labels)} labels for {len(self.features)} records"
             )
         if np.iscomplexobj(self.features):
-            raise ValueError(
+            raise InvalidInput(
                 f"features of {self.name} must be real numbers, got {self.features.dtype}"
             )
         if not np.all(np.isfinite(self.features)):
-            raise ValueError(f"features of {self.name} must be finite, got NaN or infinity")
+            raise InvalidInput(f"features of {self.name} must be finite, got NaN or infinity")
         if self.labels.min() < 0 or self.labels.max() >= self.classes:
-            raise ValueError(
+            raise InvalidInput(
                 f"labels of {self.name} must be in [0, {self.classes - 1}], got "
                 f"{self.labels.min()} to {self.labels.max()}"
             )
@@ -65,10 +66,10 @@ class Records:
         """Record `index` as a canary, written M[I] in the paper.
 
         Raises:
-            ValueError: the index is out of range.
+            InvalidInput: the index is out of range.
         """
         if not 0 <= index < len(self):
-            raise ValueError(
+            raise InvalidInput(
                 f"canary_index must be in [0, {len(self) - 1}] for {self.name}, got {index}"
             )
         return InputCanary(self.features[index], int(self.labels[index]), f"{self.name}[{index}]")

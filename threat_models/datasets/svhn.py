@@ -5,6 +5,7 @@ import struct
 import zlib
 from pathlib import Path
 
+from audit.errors import InvalidInput
 from threat_models.datasets.contents import (
     MAX_BYTES,
     Bytes,
@@ -40,18 +41,20 @@ def read_svhn(paths: list[Path]) -> tuple[Bytes, Bytes]:
         _check_size(read_bytes(path))
         for name, shape, kind in whosmat(path):  # loading a cell array allocates its claimed size
             if name in ("X", "y") and (kind not in _NUMBERS or math.prod(shape) > MAX_BYTES):
-                raise ValueError(f"{name} must be numbers, got {kind} of shape {shape}")
+                raise InvalidInput(f"{name} must be numbers, got {kind} of shape {shape}")
         content = loadmat(path, variable_names=["X", "y"])
         for key in ("X", "y"):
             if key not in content:
-                raise ValueError(f"it must contain {key!r}")
+                raise InvalidInput(f"it must contain {key!r}")
         images = content["X"]
         if images.ndim != 4:
-            raise ValueError(f"it must contain images [32, 32, 3, n], got an array {images.shape}")
+            raise InvalidInput(
+                f"it must contain images [32, 32, 3, n], got an array {images.shape}"
+            )
         pixels = pixels_of(images.transpose(3, 2, 0, 1), (3, 32, 32))
         column = content["y"]
         if column.shape not in ((len(pixels), 1), (1, len(pixels))):
-            raise ValueError(
+            raise InvalidInput(
                 f"it must contain one label for each of {len(pixels)} images, got an array "
                 f"{column.shape}"
             )
@@ -71,5 +74,5 @@ def _check_size(raw: bytes) -> None:
                 total += len(unpack.decompress(packed, _CHUNK))
                 packed = unpack.unconsumed_tail
                 if total > MAX_BYTES:
-                    raise ValueError(f"it must unpack to at most {MAX_BYTES} bytes, got more")
+                    raise InvalidInput(f"it must unpack to at most {MAX_BYTES} bytes, got more")
         at += 8 + size

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from audit import checks
 from audit.accounting import Mechanism, renyi_to_epsilon
 from audit.arrays import FloatArray
-from audit.errors import NotApplicable
+from audit.errors import InvalidInput, NotApplicable
 from audit.numerics import SUMS_TO_ONE, minimize_over_alpha, safe_root
 from audit.protocols import Adaptive
 from audit.repetitions import Repetitions, parse_repetitions
@@ -147,13 +147,13 @@ def project_density(
     checks.interval("low", low, 0.0, 1.0, closed_low=True, closed_high=True)
     checks.interval("high", high, 1.0, closed_low=True)
     if values.ndim != 1 or not np.isfinite(values).all():
-        raise ValueError(
+        raise InvalidInput(
             f"density must be finite numbers in one row, got {checks.one_line(values)}"
         )
     weights = np.full(len(values), 1.0 / len(values)) if prior is None else np.asarray(prior)
     is_probable = weights.shape == values.shape and bool(np.all(weights >= 0))
     if not is_probable or abs(weights.sum() - 1.0) > SUMS_TO_ONE:
-        raise ValueError(
+        raise InvalidInput(
             f"prior must be {len(values)} probabilities, got {checks.one_line(weights)}"
         )
     least, most = low - float(values.max()), high - float(values.min())

@@ -14,7 +14,7 @@ from audit.accounting import (
     renyi_to_epsilon,
 )
 from audit.arrays import FloatArray
-from audit.errors import NotApplicable
+from audit.errors import InvalidInput, NotApplicable
 from audit.numerics import COARSE_ORDERS, PROFILE_ACCURACY, QUANTILE_ACCURACY, minimize_over_alpha
 from audit.protocols import UntilAccepted
 from audit.repetitions import Poisson, PowerLaw, Repetitions, parse_repetitions
@@ -136,7 +136,7 @@ def renyi_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     """Theorem 2 or 6 as a function of the order: maps orders [n] > 1 to divergences [n].
 
     Raises:
-        ValueError: K is neither truncated negative binomial nor Poisson.
+        InvalidInput: K is neither truncated negative binomial nor Poisson.
 
     Example:
         >>> import numpy as np
@@ -148,7 +148,7 @@ def renyi_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     repetitions = parse_repetitions(repetitions)
     theorem = repetitions.renyi_theorem
     if theorem is None:
-        raise ValueError(
+        raise InvalidInput(
             f"repetitions must be truncated negative binomial or Poisson, got {repetitions.spec}"
         )
     penalty = theorem.penalty(base.renyi, base.delta)
@@ -252,12 +252,14 @@ def power_law(repetitions: str | Repetitions) -> PowerLaw:
     """The parameters of a truncated negative binomial distribution.
 
     Raises:
-        ValueError: K has another distribution.
+        InvalidInput: K has another distribution.
     """
     repetitions = parse_repetitions(repetitions)
     law = repetitions.power_law
     if law is None:
-        raise ValueError(f"repetitions must be truncated negative binomial, got {repetitions.spec}")
+        raise InvalidInput(
+            f"repetitions must be truncated negative binomial, got {repetitions.spec}"
+        )
     return law
 
 
@@ -272,7 +274,7 @@ def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     """Corollary 4 as a function of the order; flat up to the order 1 + sqrt(log E[K] / rho).
 
     Raises:
-        ValueError: the base is not zero-concentrated, K is not truncated negative binomial, or
+        InvalidInput: the base is not zero-concentrated, K is not truncated negative binomial, or
             rho > log(1/gamma).
 
     Example:
@@ -286,7 +288,7 @@ def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     law = power_law(repetitions)
     rho, log_inverse_gamma = zero_concentrated(base), -math.log(law.gamma)
     if rho is None or rho > log_inverse_gamma:
-        raise ValueError(f"rho must be at most log(1/gamma) = {log_inverse_gamma:g}, got {rho!r}")
+        raise InvalidInput(f"rho must be at most log(1/gamma) = {log_inverse_gamma:g}, got {rho!r}")
     eta, log_mean = law.eta, math.log(repetitions.mean)
     constant = 2.0 * (1.0 + eta) * math.sqrt(rho * log_inverse_gamma) - eta * rho
     best = math.sqrt(log_mean / rho)
