@@ -485,6 +485,12 @@ def test_seeds_of_single_runs_are_distinct():
     assert run_seed(4, 7, 1) != run_seed(4, 7, 2)
 
 
+def test_the_same_numbers_in_every_run_reveal_nothing():
+    found = check(lambda *_: [1, 2], RECORDS, trials=80)
+    assert not found.broken
+    assert found.epsilon == 0.0
+
+
 def test_the_discriminant_finds_the_one_number_without_noise():
     random = np.random.default_rng(0)
     table = random.normal(size=(200, 30))
@@ -527,6 +533,7 @@ def test_the_crafted_canary_is_where_nobody_is():
         ({"claim": -1.0}, "claim must be"),
         ({"candidates": ()}, "candidates must be a sequence"),
         ({"train": lambda *_: None}, "train must return"),
+        ({"train": lambda *_: [1, 2], "trials": 40}, "trials must be at least 80"),
         ({"train": lambda *_: object()}, "train must return"),
         ({"train": lambda r, c, s, watch: watch(3)}, "watch must be given an optimizer"),
     ],

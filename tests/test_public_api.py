@@ -2,13 +2,15 @@
 
 import importlib
 import inspect
+import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import audit
-from audit import _deprecated, tuning, upper_bounds
+from audit import _deprecated, lower_bounds, tuning, upper_bounds
 from audit.accounting import GaussianMechanism
 
 
@@ -81,3 +83,71 @@ def test_old_modules_are_importable_and_warn(old: str) -> None:
     sys.modules.pop(old, None)
     with pytest.warns(DeprecationWarning, match="is now"):
         importlib.import_module(old)
+
+
+_HOSTILE = (None, True, -1, 10**400, math.nan, "x", b"x", [], [1, 2], {"a": 1}, 1j, np.ones(2))
+"""Values of the wrong kind. Those that are right for a parameter must give a result."""
+_SCORES = np.random.default_rng(0).normal(size=200)
+_CALLS = {
+    audit.tuning_cost: {"base": GaussianMechanism(0.5), "protocol": "grid:3", "delta": 1e-5},
+    audit.calibrate_noise: {
+        "protocol": "fixed:5",
+        "target_epsilon": 3.0,
+        "target_delta": 1e-5,
+        "steps": 10,
+        "sampling_rate": 1.0,
+        "neighbours": "zero-out",
+    },
+    audit.lower_bound: {
+        "out_scores": _SCORES,
+        "in_scores": _SCORES + 1.0,
+        "delta": 1e-5,
+        "confidence": 0.95,
+    },
+    audit.cost_of_trials: {
+        "trials": [GaussianMechanism(0.5)] * 3,
+        "chosen": "random",
+        "delta": 1e-5,
+        "protocol": None,
+        "prior": None,
+        "cap": None,
+        "budgets": None,
+    },
+    audit.Budget: {"cap": 3.0, "delta": 1e-5, "expected": None},
+    audit.DpSgd: {"noise_multiplier": 1.0, "steps": 10, "neighbours": "add-remove"},
+    audit.Study: {
+        "space": {"lr": [0.1, 1.0]},
+        "protocol": "fixed:5",
+        "delta": 1e-5,
+        "base": GaussianMechanism(0.5),
+        "scored_on": "public",
+        "folder": None,
+        "seed": 1,
+    },
+    upper_bounds.until_accepted: {"steps": [0.25, 0.5], "delta": 1e-5},
+    lower_bounds.trials_needed: {"epsilon": 1.0, "delta": 1e-5, "confidence": 0.95},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("function", _CALLS, ids=lambda function: function.__name__)
+def test_a_wrong_argument_is_named_by_one_line_of_one_kind_of_error(
+    function, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # a folder of a study may be made
+    for name in _CALLS[function]:
+        for value in _HOSTILE:
+            message = name
+            try:
+                function(**{**_CALLS[function], name: value})
+            except audit.AuditError as error:
+                message = str(error)
+            assert name in message, (name, value, message)
+            assert "\n" not in message
+
+
+def test_a_confidence_near_zero_gives_a_bound():
+    found = audit.all_lower_bounds(
+        out_scores=_SCORES, in_scores=_SCORES + 1.0, delta=1e-5, confidence=1e-300
+    )
+    assert all(bound.epsilon >= 0.0 for bound in found)

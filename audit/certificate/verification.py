@@ -114,9 +114,9 @@ def verify(path: str | Path) -> Verdict:
         ...     _ = Path(folder, "mine.json").write_text("{}")
         ...     try:
         ...         verify(Path(folder, "mine.json"))
-        ...     except ValueError as error:
+        ...     except InvalidInput as error:
         ...         print(type(error).__name__)
-        ValueError
+        InvalidInput
     """
     return verdict_of(read(path))
 

@@ -320,7 +320,7 @@ def _load(storage: str, name: str | None) -> Any:
     )
 
 
-class _NoStorage(ValueError):
+class _NoStorage(InvalidInput):
     """An address at which there is no storage."""
 
 

@@ -11,7 +11,7 @@ from audit.errors import InvalidInput
 
 
 def checked(name: str, scores: ArrayLike) -> FloatArray:
-    """Scores [n] as an array of floats. A ValueError starts with `name`."""
+    """Scores [n] as an array of floats. An error starts with `name`."""
     try:
         if np.iscomplexobj(scores):
             raise TypeError("complex")

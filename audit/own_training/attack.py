@@ -243,11 +243,20 @@ def statistics_of(runs: Sequence[Run | None]) -> Statistics:
     learned = _learned(runs)
     if learned is not None:
         statistics["learned"] = learned
-    if not statistics:
-        raise InvalidInput(
-            "train must return a model, an estimator or numbers, or call watch, got neither"
-        )
-    return statistics
+    if statistics:
+        return statistics
+    if any(len(run.details) for run in completed):
+        if len(runs) < 2 * _TO_LEARN * _MIN_TO_LEARN:
+            raise InvalidInput(
+                f"trials must be at least {2 * _TO_LEARN * _MIN_TO_LEARN} where train returns "
+                "several numbers, because a quarter of the trials learn the statistic, got "
+                f"{len(runs)}"
+            )
+        constant = np.zeros(len(runs))  # the numbers are the same in all trials
+        return {"learned": (constant[0::2], constant[1::2])}
+    raise InvalidInput(
+        "train must return a model, an estimator or numbers, or call watch, got none of these"
+    )
 
 
 def _number(run: Run | None, name: str) -> float:

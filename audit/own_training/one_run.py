@@ -109,7 +109,7 @@ def check_one_run(
     if not statistics:
         raise InvalidInput(
             "train must return a model, an estimator or a score per canary, or call watch, "
-            "got neither"
+            "got none of these"
         )
     alone = dirac and len(training_set) == 0
     readings = 4 if alone else 2

@@ -51,7 +51,7 @@ from audit.accounting import (
 from audit.accounting.combinations import kinds
 from audit.accounting.conversion import epsilon_of_order
 from audit.arrays import FloatArray
-from audit.errors import InvalidInput
+from audit.errors import AuditError, InvalidInput
 from audit.numerics import (
     COARSE_ORDERS,
     TINY,
@@ -70,7 +70,7 @@ _ROUNDING = 1e-14
 _MAX_TIMES = 10**12
 
 
-class BudgetExceeded(ValueError):
+class BudgetExceeded(AuditError, ValueError):
     """A run would exceed the cap. Nothing was spent.
 
     Example:

@@ -365,6 +365,8 @@ def _fewer_drawn(prior: Mechanism) -> Mechanism:
 
 def _check_prior(prior: Mechanism, runs: Iterable[Mechanism], chosen: str) -> None:
     """Checks that the trials may have been drawn from a prior."""
+    if not isinstance(prior, Mechanism):
+        raise InvalidInput(f"prior must be a mechanism, got {checks.one_line(prior)}")
     if chosen != "random":
         raise InvalidInput(f"prior must be given with chosen random only, got chosen {chosen}")
     if isinstance(prior, Mixture) and prior.idle > 0.0:

@@ -226,8 +226,8 @@ class Journal(Memory):
         except FileNotFoundError:
             return b""
 
-    def _edited(self, path: Path, found: str = "") -> ValueError:
-        return ValueError(
+    def _edited(self, path: Path, found: str = "") -> InvalidInput:
+        return InvalidInput(
             f"folder must hold a study as it was written: {path} was edited or damaged{found}; "
             f"restore it (deleting {self.folder} begins a new study, and the runs so far cost what "
             "they cost)"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from audit.errors import ProtocolViolation
+from audit.errors import InvalidInput, ProtocolViolation
 from audit.tuning.isolation import seeded, without_gradients
 from audit.tuning.one_run import check_outcome, is_yes, seeded_alike
 from audit.tuning.outcome import Outcome, Trial
@@ -139,8 +139,8 @@ def _numbers(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> Any
     return rng.standard_normal(shape) if kind == "f" else rng.integers(0, 2, shape)
 
 
-def _unknown(given: Any) -> ValueError:
-    return ValueError(
+def _unknown(given: Any) -> InvalidInput:
+    return InvalidInput(
         "records must be arrays, tensors, or collections of them, so that synthetic ones can be "
         f"made for the rehearsal, got a {type(given).__name__}; call study.rehearse(train, "
         "records=...) with synthetic or public records first, or pass rehearse=False"

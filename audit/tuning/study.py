@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from audit import __version__, checks, protocols
-from audit.accounting import DpSgd, Mechanism, mechanism_to_dict
+from audit.accounting import DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
 from audit.certificate import Certificate, StudyFacts, model_hash
 from audit.certificate.conditions import PROTOCOLS, Private
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
@@ -122,7 +122,7 @@ class Study:
         neighbours: str = _NEIGHBOURS,
         expected_batch_size: float | None = None,
         group_size: int = 1,
-        base: Mechanism | None = None,
+        base: str | Mechanism | None = None,
         scored_on: str | Private = _PUBLIC,
         seed: int | None = None,
         folder: str | Path | None = "",
@@ -141,7 +141,11 @@ class Study:
             else checks.interval("expected_batch_size", expected_batch_size, 0.0)
         )
         self._training = Training(
-            steps, sampling_rate, neighbours, base, checks.integer("group_size", group_size, 1)
+            steps,
+            sampling_rate,
+            neighbours,
+            None if base is None else parse_mechanism(base),
+            checks.integer("group_size", group_size, 1),
         )
         self._budgets = self._training.budgets(self.space)
         self._check_training()
@@ -208,7 +212,7 @@ class Study:
     def _memory_in(self, folder: str | Path | None) -> Memory:
         if folder is None:
             return Memory()
-        if folder == "":
+        if isinstance(folder, str) and not folder:
             folder = f".tuning-study-{self.settings_hash[:12]}"
         try:
             return Journal(folder)
@@ -599,9 +603,10 @@ def _score_noise(scored_on: str | Private) -> Private | None:
     """The noise of the score; None if it reads public records only."""
     if isinstance(scored_on, Private):
         return scored_on
-    if scored_on != _PUBLIC:
+    if not isinstance(scored_on, str) or scored_on != _PUBLIC:
         raise InvalidInput(
             "scored_on must be 'public' or tuning.Private(noise_std=..., sensitivity=...): a "
-            f"score with no noise on private records has no guarantee, got {scored_on!r}"
+            f"score with no noise on private records has no guarantee, got "
+            f"{checks.one_line(scored_on)}"
         )
     return None

@@ -72,8 +72,8 @@ def load(raw: bytes) -> Any:
     """The plain data in a pickle of protocol 0 to 4; Python 2 strings become bytes.
 
     Plain data are numbers, text, bytes, and lists, tuples and dictionaries of them. Arrays are
-    allowed as values of the outermost dictionary. Anything else raises ValueError, and a memo entry
-    that was not written LookupError.
+    allowed as values of the outermost dictionary. Anything else raises InvalidInput, and a memo
+    entry that was not written LookupError.
     """
     return _Machine(raw).run()
 
