@@ -533,7 +533,7 @@ def test_the_crafted_canary_is_where_nobody_is():
         ({"claim": -1.0}, "claim must be"),
         ({"candidates": ()}, "candidates must be a sequence"),
         ({"train": lambda *_: None}, "train must return"),
-        ({"train": lambda *_: [1, 2], "trials": 40}, "trials must be at least 80"),
+        ({"train": lambda *_: [1, 2], "games": 40}, "trials must be at least 80"),
         ({"train": lambda *_: object()}, "train must return"),
         ({"train": lambda r, c, s, watch: watch(3)}, "watch must be given an optimizer"),
     ],
