@@ -23,6 +23,7 @@ from audit.accounting import (
     GaussianMechanism,
     Mixture,
     ZeroConcentratedDp,
+    combinations,
 )
 from audit.integrations import optuna as integration
 from audit.protocols import Grid, RandomSearch
@@ -257,6 +258,20 @@ def test_priors_of_many_different_draws_keep_their_chances():
     assert len(few.candidates) <= module._MAX_KINDS
     assert sum(few.chances) == pytest.approx(1.0, abs=1e-12)
     assert prior.epsilon(1e-5) <= few.epsilon(1e-5) < 1.1 * prior.epsilon(1e-5)
+
+
+def test_trials_of_a_grid_are_composed_once(monkeypatch):
+    # Composing hundreds of different sampled trials takes most of the time, so it is done once.
+    times = []
+    compose = combinations.compose
+    monkeypatch.setattr(
+        combinations, "compose", lambda parts, *rest: times.append(parts) or compose(parts, *rest)
+    )
+    trials = [DpSgd(noise, 20, 0.02) for noise in (4.0, 5.0, 6.0)]
+    found = tuning.cost_of_trials(trials, "grid")
+    assert len(times) == 1
+    least = cost(Candidates(tuple(trials)), "grid:3", 1e-5).epsilon
+    assert found.best_only == pytest.approx(least, rel=1e-9)
 
 
 def test_few_sampled_trials_of_a_high_rate_are_composed():
