@@ -98,7 +98,9 @@ class Journal(Memory):
 
     Every write is on disk before the study continues. An incomplete last line is dropped, and its
     run is repeated with the same seed. Each line has a checksum over all lines before it, and
-    `end.json` has the number of lines, so that an edited or shortened journal is refused.
+    `end.json` has the number of lines with a checksum, so that an edited or shortened journal is
+    refused. An old copy of the whole folder cannot be recognised: it repeats the later runs with
+    their seeds.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -170,7 +172,7 @@ class Journal(Memory):
         """The finished runs; an incomplete last line is removed from the file."""
         self._checksum, self._lines = _checksum("", self.state() or {}), 0
         lines = self._read(self._records_path).split(b"\n")
-        found = []
+        found, ends = [], [""]
         for number, line in enumerate(lines[:-1], 1):
             try:
                 row = json.loads(line)
@@ -183,15 +185,13 @@ class Journal(Memory):
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise self._edited(self._records_path, f", got a damaged line {number}") from error
             self._checksum, self._lines = checksum, number
+            ends.append(_end(number, checksum))
         # The process may have died between writing a line and the count of lines.
-        end = self._read(self._end_path) or b"0"
-        try:
-            counted = int(end)
-        except ValueError:
-            raise self._edited(self._end_path) from None
-        if not counted <= self._lines <= counted + 1:
+        end = self._read(self._end_path).decode(errors="replace")
+        if end not in ends[-2:]:
             raise self._edited(
-                self._records_path, f", got {self._lines} runs where {counted} were written"
+                self._records_path,
+                f", got {self._lines} runs where {self._end_path} has {end[:8].split(' ')[0]!r}",
             )
         if lines[-1]:
             with self._written(), open(self._records_path, "r+b") as file:
@@ -206,7 +206,7 @@ class Journal(Memory):
                 file.write(json.dumps({**row, "checksum": checksum}) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            write_durably(self._end_path, str(self._lines + 1))
+            write_durably(self._end_path, _end(self._lines + 1, checksum))
         self._checksum, self._lines = checksum, self._lines + 1
 
     @contextlib.contextmanager
@@ -243,6 +243,11 @@ class Journal(Memory):
                 (self.folder / one).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
+
+
+def _end(lines: int, checksum: str) -> str:
+    """The text of `end.json`: the number of lines, and a checksum of it and of the last line."""
+    return f"{lines} {_checksum(checksum, {'lines': lines})}"
 
 
 def _checksum(before: str, row: dict[str, Any]) -> str:

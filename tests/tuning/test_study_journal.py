@@ -16,7 +16,7 @@ from study_helpers import (
 )
 
 from audit.tuning import study as live
-from audit.tuning.journal import Journal, Record
+from audit.tuning.journal import Journal, Record, _end
 
 
 def test_folder_is_private_says_so_and_goes_at_the_end(tmp_path):
@@ -99,6 +99,12 @@ def test_default_folder_is_the_same_for_the_same_settings(monkeypatch, tmp_path)
     assert one.name.startswith(".tuning-study-")
 
 
+def end_after(folder, lines):
+    """The end.json of a journal after its first lines."""
+    rows = (folder / "runs.jsonl").read_text().splitlines()
+    return _end(lines, json.loads(rows[lines - 1])["checksum"]) if lines else ""
+
+
 def test_a_line_cut_off_by_a_kill_is_dropped(tmp_path):
     journal = Journal(tmp_path)
     journal.begin({"key": "0x1", "settings": "", "runs": 2})
@@ -106,10 +112,10 @@ def test_a_line_cut_off_by_a_kill_is_dropped(tmp_path):
     journal.add(first)
     journal.add(second)
     path, end = tmp_path / "runs.jsonl", tmp_path / "end.json"
-    whole = path.read_bytes()
+    whole, before = path.read_bytes(), end_after(tmp_path, 1)
     for length in range(whole.index(b"\n") + 1, len(whole)):
         path.write_bytes(whole[:length])
-        end.write_text("1")  # written only after the line
+        end.write_text(before)  # written only after the line
         assert journal.records() == [first]
         journal.add(second)
         assert journal.records() == [first, second]
@@ -121,7 +127,14 @@ def edits(folder):
     lines = runs.read_text().splitlines(keepends=True)
     kept = json.loads(state.read_text())
     first = json.loads(lines[0])
+    end = (folder / "end.json").read_text()
+
+    def shorten_both():
+        runs.write_text("".join(lines[:-1]))
+        (folder / "end.json").write_text(end.replace(str(len(lines)), str(len(lines) - 1), 1))
+
     return {
+        "a run less in both files": shorten_both,
         "a run less": lambda: runs.write_text("".join(lines[:-1])),
         "no runs": lambda: runs.unlink(),
         "a run left out": lambda: runs.write_text("".join(lines[1:])),
@@ -145,6 +158,7 @@ def edits(folder):
 
 
 EDITS = (
+    "a run less in both files",
     "a run less", "no runs", "a run left out", "another order", "twice", "another score",
     "a score of another type", "no object", "fewer runs drawn", "runs of another type",
     "another key", "no key", "a list", "no number of lines", "no count",
@@ -238,7 +252,7 @@ class JournalMachine(stateful.RuleBasedStateMachine):
     def kill_before_the_count_is_written(self):
         _, records = self.read()
         if records:
-            (self.folder / "end.json").write_text(str(len(records) - 1))
+            (self.folder / "end.json").write_text(end_after(self.folder, len(records) - 1))
         assert self.read()[1] == records
 
     @stateful.rule(writes=st.integers(0, 12), partly=st.booleans())
