@@ -40,6 +40,8 @@ def test_tuning_examples(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
     # K is drawn at random; with this key it is 2.
     monkeypatch.setattr(secrets, "randbits", lambda bits: 7)
+    study = tuning.Study
+    monkeypatch.setattr(tuning, "Study", lambda **given: study(**{**given, "steps": 10}))
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     printed = capsys.readouterr().out
     assert "noise multiplier" in printed

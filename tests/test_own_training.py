@@ -5,6 +5,7 @@ Every game has fixed seeds. A correct training is accused with probability at mo
 
 import copy
 import functools
+import json
 import math
 import time
 
@@ -31,6 +32,7 @@ from audit.own_training import (
     Watch,
     check,
     check_one_run,
+    command,
     readings,
 )
 from audit.own_training.discriminant import discriminant
@@ -635,15 +637,23 @@ def test_the_command_says_what_was_found(capsys):
     from audit import run
 
     options = ["--train", "broken_trainings.FORGOTTEN", "--records", "broken_trainings.data"]
+    options += ["--jobs", "1"]
     assert run.main([*options, "--trials", "100"]) == 1
     assert "an attack shows at least" in capsys.readouterr().out
     options[1] = "broken_trainings.RIGHT"
     assert run.main([*options, "--trials", "100"]) == 0
     assert "no broken premise found" in capsys.readouterr().out
-    assert run.main([*options, "--trials", "100", "--threat", "XTCV"]) == 2
+    assert run.main([*options, "--threat", "XTCV"]) == 2
     assert "threat must be one of" in capsys.readouterr().err
-    assert run.main(["--train", "broken_trainings.nothing"]) == 2
-    assert "train must be a name" in capsys.readouterr().err
+
+
+def test_the_command_names_a_function_that_is_missing(tmp_path):
+    # In this process: the test above has shown that the command prints the child's answer.
+    answer = tmp_path / "answer.json"
+    command._answer(str(answer), ["--train", "broken_trainings.nothing"])
+    given = json.loads(answer.read_text())
+    assert "train must be a name" in given["error"]
+    assert given["exit_code"] == 2
 
 
 def _exits(records, candidate, seed, watch):

@@ -10,6 +10,9 @@ import audit
 from audit import errors, tuning, verify
 from audit.certificate import Spending
 
+# The bounds of a certificate are tested elsewhere.
+pytestmark = pytest.mark.usefixtures("region_alone")
+
 PAGE = Path(__file__).parents[2] / "docs" / "certificate.md"
 
 # The fields of deployments-schema.yaml at commit 3e9c812 of opendp/deployments-registry-data,

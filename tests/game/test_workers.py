@@ -105,7 +105,7 @@ def test_a_missing_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend, a
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 404 Not Found\r\n\r\n", b""], ids=["web", "silent"])
 def test_another_server_is_no_cluster(tmp_path, monkeypatch, capsys, backend, answer):
     pytest.importorskip("distributed" if backend == "dask" else "ray")
-    monkeypatch.setattr(workers, "_SECONDS_TO_CONNECT", 6.0)
+    monkeypatch.setattr(workers, "_SECONDS_TO_CONNECT", 1.5)
     connections = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 

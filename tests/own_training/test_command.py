@@ -22,8 +22,17 @@ def train(records, candidate, seed, watch):
 """
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "jobs"),
+    [
+        (signal.SIGTERM, 1),
+        (signal.SIGKILL, 2),
+        (signal.SIGINT, 1),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_training_ends_with_the_command(tmp_path, number, jobs):
     (tmp_path / "loop.py").write_text(LOOP)
     options = ["--train", "loop.train", "--records", "loop.records", "--claim", "1"]

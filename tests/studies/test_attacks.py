@@ -354,7 +354,11 @@ def in_cells(distribution: Any, shift: float) -> tuple[FloatArray, FloatArray]:
 
 @pytest.mark.parametrize(
     ("distribution", "shift", "value"),
-    [(stats.norm, 0.5, 0.862), (stats.norm, 1.5, 3.10), (stats.laplace, 1.0, 0.90)],
+    [
+        (stats.norm, 0.5, 0.862),
+        (stats.norm, 1.5, 3.10),
+        pytest.param(stats.laplace, 1.0, 0.90, marks=pytest.mark.slow),
+    ],
 )
 def test_known_values_of_max_provable_epsilon(
     distribution: Any, shift: float, value: float
@@ -363,6 +367,7 @@ def test_known_values_of_max_provable_epsilon(
     assert max_provable_epsilon(*pair, 1e-5, 1000) == pytest.approx(value, rel=0.006)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("trials", [20, 300])
 def test_max_provable_epsilon_is_at_most_max_detectable_epsilon(trials: int) -> None:
     pair = in_cells(stats.norm, 1.5)

@@ -14,6 +14,9 @@ from study_helpers import (
 
 from audit import accounting, tuning
 
+# The bounds of a certificate are tested elsewhere.
+pytestmark = pytest.mark.usefixtures("region_alone")
+
 
 @pytest.mark.parametrize(
     ("history", "loader", "words"),

@@ -12,6 +12,9 @@ from audit.certificate.certificate import hash_of
 from audit.errors import PrivacyLeak
 from audit.tuning.loop_test import can_test, fingerprint
 
+# The bounds of a certificate are tested elsewhere.
+pytestmark = pytest.mark.usefixtures("region_alone")
+
 N, STEPS = 24, 6
 RECORDS = (
     np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32),

@@ -480,7 +480,7 @@ def test_choosing_costs_no_more_than_releasing_all_runs(protocol, runs, mu):
     ("mu", "protocol"),
     [
         (1e-4, "grid:1000"),
-        (40.0, "grid:1000,0.001"),
+        pytest.param(40.0, "grid:1000,0.001", marks=pytest.mark.slow),
         (40.0, "adaptive:1e-3,1e3/poisson:3"),
         (20.0, "until:1e-3"),
         (1e-2, "stopping:1e-2"),
