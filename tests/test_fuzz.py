@@ -6,10 +6,16 @@ what was wrong, or a ValueError or TypeError of one line; and no number that is 
 contradicts another. `AUDIT_FUZZ=100` plays a hundred times as many, other ones every time.
 """
 
+import csv
 import decimal
+import itertools
 import json
 import math
 import os
+import re
+import shutil
+import tempfile
+import time
 from fractions import Fraction
 
 import numpy as np
@@ -30,6 +36,7 @@ from audit import (
     verify,
 )
 from audit import upper_bounds as upper
+from audit.game import workers
 from audit.game.settings import AuditConfig
 from audit.report import __main__ as report
 from audit.upper_bounds.registry import find, row
@@ -422,6 +429,113 @@ def audit(tmp_path_factory):
     return folder
 
 
+HOSTILE = st.builds(
+    lambda first, rest: first + rest,
+    st.sampled_from(
+        ["=", "+", "-", "@", "<script>", "|", "<img src=x onerror=", "[a](javascript:"]
+    ),
+    st.sampled_from(["cmd.calc", "HYPERLINK(1)", "alert(1)</script>", "1+1", "x)", "| a |"]),
+)
+
+
+def places_of_texts(values, path=()):
+    """The paths of all texts of nested values."""
+    if isinstance(values, str):
+        return [path]
+    if not isinstance(values, dict | list):
+        return []
+    inside = values.items() if isinstance(values, dict) else enumerate(values)
+    return [one for key, value in inside for one in places_of_texts(value, (*path, key))]
+
+
+def test_tables_of_others_hold_no_formula_and_no_markup(audit, capsys, monkeypatch, tmp_path):
+    right = (audit / "summary.json").read_text()
+    monkeypatch.chdir(tmp_path)
+    # Figures take a second and hold no text that a program would run.
+    monkeypatch.setattr("audit.report.pictures.save", lambda *given: None)
+    monkeypatch.setattr("audit.report.comparison.draw", lambda *given: None)
+    accepted = []
+
+    @examples(40)
+    @given(HOSTILE, st.none() | st.integers(0, 10**6))
+    def play(text, place):
+        name = "folder" if place is not None else text.replace("/", "")
+        values = json.loads(right)
+        if place is not None:
+            paths = places_of_texts(values)
+            *parents, last = paths[place % len(paths)]
+            inside = values
+            for key in parents:
+                inside = inside[key]
+            inside[last] = text
+        shutil.copytree(audit, name, dirs_exist_ok=True)
+        (tmp_path / name / "summary.json").write_text(json.dumps(values))
+        code, _ = commanded(capsys, compare.main, ["--out", "out", "--", name])
+        if code == 0:
+            accepted.append(name)
+            with open("out/table.csv", newline="") as file:
+                for cell in itertools.chain.from_iterable(csv.reader(file)):
+                    assert cell[:1] not in tuple("=+-@\t\r") or _is_number(cell), cell
+            page = (tmp_path / "out" / "table.md").read_text()
+            assert "<" not in page.replace("<br>", "")
+            assert not re.search(r"(?<!\\)\]\(", page)
+
+    play()
+    assert len(accepted) > 5
+
+
+def _is_number(text):
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def test_addresses_without_a_cluster_are_refused(monkeypatch):
+    monkeypatch.setattr(workers, "_PATIENCE", 0.0)
+    hosts = ["127.0.0.1:", "tcp://127.0.0.1:", "ray://[::1]:", "tls://localhost:", ":"]
+    ports = ["", "1", "0", "-1", "65536", "1e3", "nan", "1" * 400, "\x00", " 1"]
+
+    @examples(40)
+    @given(st.sampled_from(["dask", "ray"]), st.sampled_from(hosts), st.sampled_from(ports))
+    def play(backend, host, port):
+        with pytest.raises(ValueError, match="scheduler must be ") as error:
+            workers._check_answers(AuditConfig(backend=backend, scheduler=host + port).place)
+        refused_well(error.value)
+
+    play()
+
+
+@examples(1)
+@given(st.floats(0.8, 2.0), st.sampled_from([0.01, 0.1]), st.integers(4, 6), st.integers(1, 1000))
+def test_long_compositions_cost_more_than_one_run_and_less_than_the_sum(noise, rate, ten, times):
+    one = accounting.DpSgd(noise, 10**ten, rate)
+    all_of_them = tuning.cost_of_trials([one] * times, "grid").all_released
+    assert one.epsilon(1e-5) <= all_of_them * (1 + 1e-6)
+    assert all_of_them <= times * one.epsilon(1e-5 / times) * (1 + 1e-6)
+
+
+@examples(2)
+@given(
+    st.sampled_from(["mu", "rho", "noise_multiplier"]),
+    st.sampled_from([1, 40] if _TIMES == 1 else [1, 40, 300, 10_000]),
+    st.sampled_from([1, 300]),
+    st.sampled_from(["grid", "random", "sequential"]),
+)
+def test_large_files_of_trials_take_seconds(kind, distinct, times, chosen):
+    rows = np.geomspace(1e-4, 1e-3, distinct)
+    cells = [f"{1 / row},10,0.01" if kind == "noise_multiplier" else f"{row}" for row in rows]
+    heading = "noise_multiplier,steps,sampling_rate" if kind == "noise_multiplier" else kind
+    start = time.process_time()
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+        file.write("\n".join([heading, *cells * times]))
+        file.flush()
+        found = tuning.cost_of_trials(file.name, chosen)
+    assert found.trials == distinct * times
+    assert time.process_time() - start < 20.0
+
+
 JSONS = st.one_of(
     VALUES.map(json.dumps).map(lambda text: text.encode("utf-8", "surrogatepass")),
     st.binary(max_size=30),
@@ -482,7 +596,9 @@ def test_certificates_are_right_wrong_or_none(tmp_path, capsys):
     study.run(lambda trial: tuning.Outcome(1.0))
     study.certificate.save(path)
     right = json.loads(path.read_text())
-    values = VALUES | st.sampled_from([10**400, None, [], [None] * 10**4])
+    values = VALUES | st.sampled_from(
+        [10**400, None, [], [None] * 10**4, [*map(str, range(10**5))]]
+    )
     edited = st.builds(
         lambda place, value: json.dumps(put_in(right, place, value)).encode(
             "utf-8", "surrogatepass"

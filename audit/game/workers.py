@@ -38,7 +38,7 @@ from audit.processes import end_with_parent
 _PATIENCE = 10.0
 # Seconds in which a scheduler that accepts connections must speak the protocol of its backend. A
 # process of its own tries, because neither library gives up on a server that stays silent.
-_SECONDS_TO_CONNECT = 25.0
+_SECONDS_TO_CONNECT = 20.0
 _CONNECT = {
     "dask": "from distributed import Client; Client(sys.argv[1], timeout=10).close()",
     "ray": "import ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level=50)",

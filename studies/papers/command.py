@@ -116,6 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name}: {reproduction.title} ({reproduction.source})", flush=True)
             if settings:
                 print("  the settings differ from the paper's, to which printed numbers belong")
+                if (times := reproduction.work(settings)) > 1.0:
+                    print(f"  expect up to {times:.3g} times the duration of the paper's settings")
             start = time.perf_counter()
             root = {} if arguments.data_root is None else {"data_root": arguments.data_root}
             result = reproduction.run(settings | root if reproduction.reads_data else settings)

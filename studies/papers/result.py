@@ -101,6 +101,17 @@ class Reproduction:
         """Whether it trains on a data set, which must be available."""
         return "dataset" in inspect.signature(self.compute).parameters
 
+    def work(self, settings: Mapping[str, Any]) -> float:
+        """The amount of work, relative to the paper's settings, if it grows with every count."""
+        known = inspect.signature(self.compute).parameters
+        times = 1.0
+        for name, value in settings.items():
+            name = _FORMER_SETTINGS.get(name, name)
+            default = known[name].default if name in known and name != "seed" else None
+            if isinstance(default, int) and isinstance(value, int):
+                times *= value / default
+        return times
+
     def run(self, settings: Mapping[str, Any] | None = None) -> Result:
         """Computes the table or figure.
 

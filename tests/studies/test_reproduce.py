@@ -389,6 +389,13 @@ def test_settings_that_would_take_for_ever_are_refused(
     assert "tunings must be a whole number in [1, 200000], got" in capsys.readouterr().err
 
 
+def test_command_says_how_much_larger_the_settings_are() -> None:
+    assert REPRODUCTIONS["ps-fig1"].work({"seed": 9, "tunings": 2_000}) == 1.0
+    # Each of two counts is ten times the paper's; trials were called games in version 2.
+    assert REPRODUCTIONS["ps-fig1"].work({"tunings": 20_000, "epochs": 200}) == 100.0
+    assert REPRODUCTIONS["x-fig6"].work({"games": 10_000_000}) == 10.0
+
+
 def test_other_settings_are_not_compared_with_printed_numbers() -> None:
     assert not computed("x-table3", gamma=0.1).comparisons
     other = computed("x-table4", settings=[(3.0, 1.0)], distributions=[(0.5, 20)])
