@@ -20,7 +20,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from audit import (
@@ -470,7 +470,7 @@ def test_tables_of_others_hold_no_formula_and_no_markup(audit, capsys, monkeypat
             inside[last] = text
         shutil.copytree(audit, name, dirs_exist_ok=True)
         (tmp_path / name / "summary.json").write_text(json.dumps(values))
-        code, _ = commanded(capsys, compare.main, ["--out", "out", "--", name])
+        code, _ = commanded(capsys, compare.main, ["--out", "out", "--", name, audit])
         if code == 0:
             accepted.append(name)
             with open("out/table.csv", newline="") as file:
@@ -509,6 +509,7 @@ def test_addresses_without_a_cluster_are_refused(monkeypatch):
 
 @examples(1)
 @given(st.floats(0.8, 2.0), st.sampled_from([0.01, 0.1]), st.integers(4, 6), st.integers(1, 1000))
+@example(1.0, 0.01, 5, 1000)
 def test_long_compositions_cost_more_than_one_run_and_less_than_the_sum(noise, rate, ten, times):
     one = accounting.DpSgd(noise, 10**ten, rate)
     all_of_them = tuning.cost_of_trials([one] * times, "grid").all_released
