@@ -10,6 +10,7 @@ crash in that mode. A fake GPU cannot test properties of real kernels.
 """
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ class FakeCuda:
         lost: index of a copy to the GPU to omit, from 0; None omits none.
     """
 
-    def __init__(self, monkeypatch, memory=141e9):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, memory: float = 141e9) -> None:
         if _HAS_GPU:
             pytest.skip("the fake GPU needs a machine without a GPU")
         self.counts = Counter()
@@ -65,23 +66,23 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (memory / 3, memory))
 
-    def __enter__(self):
+    def __enter__(self) -> "FakeCuda":
         for mode in self._modes:
             mode.__enter__()
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any) -> None:
         for mode in reversed(self._modes):
             mode.__exit__(*error)
 
-    def has(self, tensor):
+    def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is on the GPU."""
         while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             tensor = torch._C._functorch.get_unwrapped(tensor)
         found = self._there.get(tensor.untyped_storage()._cdata)
         return found is not None and not found[0].expired()
 
-    def take(self, tensor, name=""):
+    def take(self, tensor: torch.Tensor, name: str = "") -> None:
         """Moves a tensor to the GPU."""
         storage = tensor.untyped_storage()
         self._there[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
@@ -90,7 +91,7 @@ class FakeCuda:
         self.peak = max(self.peak, self.live)
 
     @property
-    def live(self):
+    def live(self) -> int:
         """The number of bytes on the GPU."""
         self._there = {k: kept for k, kept in self._there.items() if not kept[0].expired()}
         return sum(size for _, size in self._there.values())
@@ -99,7 +100,7 @@ class FakeCuda:
 class _Generator(torch.Generator):
     """A generator with a device; the CPU generates its numbers."""
 
-    def __new__(cls, device="cpu"):
+    def __new__(cls, device: str = "cpu") -> Any:
         made = super().__new__(cls)
         made.is_there = torch.device(device).type == "cuda"
         return made
@@ -107,11 +108,13 @@ class _Generator(torch.Generator):
 
 class _Attributes(TorchFunctionMode):
     # The mode is off inside this method, so `tensor.device` is the real device.
-    def __init__(self, gpu):
+    def __init__(self, gpu: FakeCuda) -> None:
         super().__init__()
         self._gpu = gpu
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         if function == Tensor.device.__get__:
             return GPU if self._gpu.has(args[0]) else torch.device("cpu")
@@ -132,7 +135,7 @@ class _Attributes(TorchFunctionMode):
                 raise MixedDevices(f"{function.__name__}: the generator of another device")
         return function(*args, **kwargs)
 
-    def _to(self, tensor, *args, **kwargs):
+    def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         here = self._device(tensor)
         device, dtype = kwargs.get("device", here), kwargs.get("dtype", tensor.dtype)
         for arg in args:
@@ -147,20 +150,22 @@ class _Attributes(TorchFunctionMode):
             return tensor
         return _ATEN._to_copy(tensor, dtype=dtype, device=device)
 
-    def _device(self, tensor):
+    def _device(self, tensor: torch.Tensor) -> torch.device:
         return GPU if self._gpu.has(tensor) else CPU
 
 
-def _with_index(device):
+def _with_index(device: torch.device) -> torch.device:
     return GPU if torch.device(device).type == "cuda" else CPU
 
 
 class _Kernels(TorchDispatchMode):
-    def __init__(self, gpu):
+    def __init__(self, gpu: FakeCuda) -> None:
         super().__init__()
         self._gpu = gpu
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: tuple[()], args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         gpu, kwargs = self._gpu, dict(kwargs or {})
         name = function._schema.name
         tensors = [each for each in tree_iter((args, kwargs)) if isinstance(each, Tensor)]
@@ -193,7 +198,7 @@ class _Kernels(TorchDispatchMode):
         return out
 
 
-def _on_cpu(function, args, kwargs):
+def _on_cpu(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The result of a kernel; emulates products with wider outputs, which only GPUs support."""
     if function not in _WIDER:
         return function(*args, **kwargs)
@@ -201,7 +206,7 @@ def _on_cpu(function, args, kwargs):
     return x @ y
 
 
-def _has_mask(name, args):
+def _has_mask(name: str, args: Any) -> bool:
     """Whether an index is a mask, for which the CPU must wait to know the result's size."""
     if not name.startswith("aten::index"):
         return False

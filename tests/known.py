@@ -1,6 +1,7 @@
 """Cases with known exact values, for several test files."""
 
 import math
+from typing import Any
 
 from audit import repetitions
 
@@ -8,30 +9,30 @@ from audit import repetitions
 class OwnDistribution(repetitions.Repetitions):
     """A user's distribution of K that implements only the abstract methods."""
 
-    def __init__(self, inner):
+    def __init__(self, inner: Any) -> None:
         self.inner = inner
 
     spec = property(lambda self: f"my own {self.inner.spec}")
     mean = property(lambda self: self.inner.mean)
     probability_of_none = property(lambda self: self.inner.probability_of_none)
 
-    def log_pmf(self, k):
+    def log_pmf(self, k: Any) -> Any:
         return self.inner.log_pmf(k)
 
-    def log_phi_at(self, log_x):
+    def log_phi_at(self, log_x: Any) -> Any:
         return self.inner.log_phi_at(log_x)
 
-    def one_minus_phi_at(self, log_x):
+    def one_minus_phi_at(self, log_x: Any) -> Any:
         return self.inner.one_minus_phi_at(log_x)
 
-    def log_phi_prime_at(self, log_x):
+    def log_phi_prime_at(self, log_x: Any) -> Any:
         return self.inner.log_phi_prime_at(log_x)
 
-    def sample(self, rng, size):
+    def sample(self, rng: Any, size: Any) -> Any:
         return self.inner.sample(rng, size)
 
 
-def assert_in_order(rows):
+def assert_in_order(rows: Any) -> None:
     """No bound for any score is below what an attack attains, nor `tight` above `region`.
 
     Nor is one for monotone scores above that for any, a monotone score being one.

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from typing import Any
 
 import numpy as np
 
@@ -9,16 +10,18 @@ from audit import tuning
 from audit.game.workers import _play
 
 
-def noisy(trial):
+def noisy(trial: Any) -> Any:
     """A run whose score depends only on its seed."""
     return tuning.Outcome(np.random.default_rng(trial.seed).normal(), trial.seed)
 
 
-def returns_nothing(trial):
+def returns_nothing(trial: Any) -> None:
     return None
 
 
-def play_or_die(graves, deaths, play_block, devices, locks, block):
+def play_or_die(
+    graves: Any, deaths: Any, play_block: Any, devices: Any, locks: Any, block: Any
+) -> Any:
     """Plays a block, or kills this process if fewer than `deaths` have died."""
     count = len(list(graves.glob("grave-*")))
     if count < deaths:

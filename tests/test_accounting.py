@@ -1,6 +1,8 @@
 """One run: profiles against high precision, conversions, calibration, the papers' mu."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -12,7 +14,7 @@ from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, PureDp
 
 
 @pytest.mark.parametrize("mu", [1e-4, 0.01, 0.3, 2.0, 30.0])
-def test_gaussian_profile_to_1e10_of_sixty_digits(mu):
+def test_gaussian_profile_to_1e10_of_sixty_digits(mu: float) -> None:
     mpmath.mp.dps = 60
     z = np.array([-20.0, -5.0, -3.99, -1.0, 0.0, 1.0, 5.0, 15.0, 30.0])
     epsilon = mu * (z + mu / 2)
@@ -22,7 +24,7 @@ def test_gaussian_profile_to_1e10_of_sixty_digits(mu):
         assert value == pytest.approx(float(exact), rel=1e-10)
 
 
-def test_gaussian_profile_is_the_mass_of_its_best_event():
+def test_gaussian_profile_is_the_mass_of_its_best_event() -> None:
     mu, epsilon = 0.7, 0.9
     below, below_shifted = GaussianMechanism(mu).pairs[0].events(np.linspace(-9, 9, 200_001))
     s, shifted = -np.expm1(below), -np.expm1(below_shifted)
@@ -31,7 +33,7 @@ def test_gaussian_profile_is_the_mass_of_its_best_event():
     assert GaussianMechanism(mu).delta(epsilon) == pytest.approx(best, rel=1e-7)
 
 
-def test_epsilon_inverts_the_profile_and_rounds_up():
+def test_epsilon_inverts_the_profile_and_rounds_up() -> None:
     for mu in (1e-4, 0.3, 5.0, 30.0):
         for delta in (1e-30, 1e-5, 0.1):
             mechanism = GaussianMechanism(mu)
@@ -41,7 +43,7 @@ def test_epsilon_inverts_the_profile_and_rounds_up():
                 assert mechanism.delta(epsilon * (1 - 1e-6)) > delta * (1 - 1e-8)
 
 
-def test_renyi_conversion_is_the_infimum_over_orders():
+def test_renyi_conversion_is_the_infimum_over_orders() -> None:
     mu, delta = 0.5, 1e-6
     alpha = 1 + np.exp(np.linspace(-6, 6, 2_000_001))
     values = alpha * mu**2 / 2 + np.log1p(-1 / alpha)
@@ -52,25 +54,25 @@ def test_renyi_conversion_is_the_infimum_over_orders():
 
 @pytest.mark.parametrize("method", accounting.ACCOUNTINGS)
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 4.0, 200.0])
-def test_calibration_spends_the_budget(method, epsilon):
+def test_calibration_spends_the_budget(method: str, epsilon: float) -> None:
     mechanism = GaussianMechanism(accounting.calibrate_mu(epsilon, 1e-5, method))
     spent = mechanism.renyi_epsilon(1e-5) if method == "rdp" else mechanism.epsilon(1e-5)
     assert epsilon * (1 - 1e-6) <= spent <= epsilon
 
 
 @pytest.mark.parametrize("method", accounting.ACCOUNTINGS)
-def test_calibration_of_sampled_batches_spends_the_budget(method):
+def test_calibration_of_sampled_batches_spends_the_budget(method: str) -> None:
     noise = accounting.calibrate_noise_multiplier(2.0, 1e-5, 50, 0.1, method)
     mechanism = DpSgd(noise, 50, 0.1)
     spent = mechanism.renyi_epsilon(1e-5) if method == "rdp" else mechanism.epsilon(1e-5)
     assert 2.0 * (1 - 1e-5) <= spent <= 2.0
 
 
-def test_the_papers_budgets():
+def test_the_papers_budgets() -> None:
     assert accounting.calibrate_mu(1.0, 1e-5) == pytest.approx(0.24721, abs=5e-6)
 
 
-def test_dp_sgd_is_one_gaussian():
+def test_dp_sgd_is_one_gaussian() -> None:
     mechanism = DpSgd(noise_multiplier=20.0, steps=100)
     assert mechanism.gaussian_mu == 0.5
     assert accounting.full_batch_noise_multiplier(0.5, 100) == 20.0
@@ -79,7 +81,7 @@ def test_dp_sgd_is_one_gaussian():
     assert mechanism.delta(1.0) == GaussianMechanism(0.5).delta(1.0)
 
 
-def test_the_papers_mu():
+def test_the_papers_mu() -> None:
     assert accounting.mean_inclusion_mu(10.0, 400, 0.5) == pytest.approx(0.5 * 20 / 10)
     mpmath.mp.dps = 50
     for sigma in (0.5, 2.0, 1e3, 1e6):
@@ -89,7 +91,7 @@ def test_the_papers_mu():
         assert accounting.gdp_limit_mu(sigma, 100, 0.1) == pytest.approx(exact, rel=1e-9)
 
 
-def test_pure_dp_costs_its_parameter_and_no_more():
+def test_pure_dp_costs_its_parameter_and_no_more() -> None:
     mechanism = PureDp(1.3)
     assert mechanism.delta(1.3) == pytest.approx(0.0, abs=1e-15)
     assert mechanism.epsilon(1e-9) == pytest.approx(1.3, rel=1e-8)
@@ -97,7 +99,7 @@ def test_pure_dp_costs_its_parameter_and_no_more():
     assert mechanism.delta(0.0) == pytest.approx(2 * yes - 1)
 
 
-def test_discrete_mechanism_by_hand():
+def test_discrete_mechanism_by_hand() -> None:
     p, q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.1, 0.3, 0.2, 0.4])
     mechanism = DiscreteMechanism(p, q)
     # Towards q the last output distinguishes the data sets: 0.4 for every epsilon.
@@ -132,13 +134,13 @@ def test_discrete_mechanism_by_hand():
         ),
     ],
 )
-def test_bad_input_is_refused(call, message):
+def test_bad_input_is_refused(call: Callable[..., Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
 @pytest.mark.parametrize("mu", [1e-12, 1e-9, 1e-6, 0.99e-4])
-def test_profile_of_the_smallest_mu_keeps_its_digits(mu):
+def test_profile_of_the_smallest_mu_keeps_its_digits(mu: float) -> None:
     base = GaussianMechanism(mu)
     # The total variation distance is erf(mu / sqrt 8), exactly.
     assert float(base.delta(0.0)) == pytest.approx(special.erf(mu / math.sqrt(8)), rel=1e-13)
@@ -158,5 +160,5 @@ def test_profile_of_the_smallest_mu_keeps_its_digits(mu):
         assert mean == pytest.approx(middle, rel=1e-9)
 
 
-def test_a_budget_given_as_text_is_read_as_the_number():
+def test_a_budget_given_as_text_is_read_as_the_number() -> None:
     assert accounting.calibrate_mu("1", "1e-5") == accounting.calibrate_mu(1.0, 1e-5)

@@ -3,6 +3,9 @@
 import dataclasses
 import logging
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -48,7 +51,7 @@ BASES = {
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_profile_and_events_are_two_views_of_one_pair(name):
+def test_profile_and_events_are_two_views_of_one_pair(name: str) -> None:
     # The hockey stick is the largest P(E) - e^eps P'(E) over events, attained by extreme ones.
     for pair in BASES[name].pairs:
         left, right = pair.event_range
@@ -62,7 +65,7 @@ def test_profile_and_events_are_two_views_of_one_pair(name):
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_directions_mirror_each_other(name):
+def test_directions_mirror_each_other(name: str) -> None:
     # H_-eps(P || P') = 1 - e^-eps + e^-eps H_eps(P' || P).
     pairs = BASES[name].pairs
     there, back = pairs[0], pairs[-1]
@@ -74,7 +77,7 @@ def test_directions_mirror_each_other(name):
 @pytest.mark.parametrize(
     ("mu", "count"), [(0.1, 100), (1.0, 1), (3.0, 9), (1e-3, 10), (1e-4, 1), (10.0, 4)]
 )
-def test_composed_gaussians_keep_their_digits_far_into_the_tail(mu, count):
+def test_composed_gaussians_keep_their_digits_far_into_the_tail(mu: float, count: int) -> None:
     pair = compose([(GaussianPair(mu), count)])
     exact = GaussianPair(mu * math.sqrt(count))
     for z in (-3.0, 0.0, 2.0, 5.0, 8.0, 11.0):
@@ -84,7 +87,7 @@ def test_composed_gaussians_keep_their_digits_far_into_the_tail(mu, count):
             assert -1e-9 < error < 3e-4
 
 
-def test_many_different_laws_compose_in_groups_to_what_they_are():
+def test_many_different_laws_compose_in_groups_to_what_they_are() -> None:
     # 66 Gaussian pairs, every other one twice: one of mu = sqrt(sum of squares).
     mu, counts = np.geomspace(0.01, 0.1, 66), 1 + np.arange(66) % 2
     pair = compose([(GaussianPair(float(m)), int(n)) for m, n in zip(mu, counts, strict=True)])
@@ -96,7 +99,7 @@ def test_many_different_laws_compose_in_groups_to_what_they_are():
         assert excess.max() < 3e-4
 
 
-def test_a_hundred_million_steps_are_composed_in_stages():
+def test_a_hundred_million_steps_are_composed_in_stages() -> None:
     # A thousand candidates of 100,000 steps each; one grid for all steps would be too fine.
     one = DpSgd(1.0, 100_000, 0.01)
     together = Composition((one,) * 1000)
@@ -114,14 +117,14 @@ def test_a_hundred_million_steps_are_composed_in_stages():
     )
 
 
-def test_laws_of_one_loss_compose_to_their_sum():
+def test_laws_of_one_loss_compose_to_their_sum() -> None:
     coin = DiscreteMechanism([1.0, 0.0], [0.75, 0.25])
     pair = compose([(coin.pairs[0], 7)])
     # Without a loss other than log(4/3): P is all on it, P' has (3/4)^7 of it.
     assert float(pair.profile(0.0)) == pytest.approx(1.0 - 0.75**7, rel=1e-12)
 
 
-def test_composed_responses_are_binomial():
+def test_composed_responses_are_binomial() -> None:
     epsilon_0, count = 0.3, 40
     pair = Composition((RandomisedResponse(epsilon_0),) * count).pairs[0]
     truths = np.arange(count + 1)
@@ -133,7 +136,7 @@ def test_composed_responses_are_binomial():
         assert exact * (1 - 1e-9) <= float(pair.profile(epsilon)) <= exact * (1 + 2e-3) + 1e-9
 
 
-def test_composition_of_unlike_parts_agrees_with_the_gaussian_closed_form():
+def test_composition_of_unlike_parts_agrees_with_the_gaussian_closed_form() -> None:
     mechanism = Composition((GaussianMechanism(0.3), GaussianMechanism(0.4)))
     assert mechanism.gaussian_mu == pytest.approx(0.5)
     pair = compose([(GaussianPair(0.3), 1), (GaussianPair(0.1), 16)])
@@ -152,7 +155,7 @@ def test_composition_of_unlike_parts_agrees_with_the_gaussian_closed_form():
     assert full.epsilon(1e-5) == both.epsilon(1e-5)
 
 
-def test_a_laplace_pair_is_what_integration_says():
+def test_a_laplace_pair_is_what_integration_says() -> None:
     pair, scale = LaplacePair(0.8), 0.8
     first, second = stats.laplace(0.0, scale), stats.laplace(1.0, scale)
     for epsilon in (-1.0, 0.0, 0.4, 1.2):
@@ -181,7 +184,9 @@ SETTINGS = [(1.0, 0.01, 500), (0.7, 0.05, 100), (4.0, 0.1, 1000), (0.5, 0.3, 5)]
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps"), SETTINGS)
-def test_renyi_of_sampled_steps_agrees_with_opacus_and_dp_accounting(sigma, rate, steps):
+def test_renyi_of_sampled_steps_agrees_with_opacus_and_dp_accounting(
+    sigma: float, rate: float, steps: int
+) -> None:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.rdp import RdpAccountant
     from opacus.accountants.analysis import rdp
@@ -199,7 +204,9 @@ def test_renyi_of_sampled_steps_agrees_with_opacus_and_dp_accounting(sigma, rate
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(("sigma", "rate", "steps"), SETTINGS)
-def test_profile_of_sampled_steps_agrees_with_dp_accounting_in_both_directions(sigma, rate, steps):
+def test_profile_of_sampled_steps_agrees_with_dp_accounting_in_both_directions(
+    sigma: float, rate: float, steps: int
+) -> None:
     from dp_accounting.pld import privacy_loss_distribution
 
     pld = privacy_loss_distribution.from_gaussian_mechanism(
@@ -213,7 +220,7 @@ def test_profile_of_sampled_steps_agrees_with_dp_accounting_in_both_directions(s
             assert ours == pytest.approx(epsilon, rel=1e-3)
 
 
-def test_the_prv_accountant_agrees():
+def test_the_prv_accountant_agrees() -> None:
     from opacus.accountants import PRVAccountant
 
     logging.getLogger().setLevel(logging.ERROR)
@@ -224,7 +231,7 @@ def test_the_prv_accountant_agrees():
 
 
 @pytest.mark.parametrize("neighbours", accounting.NEIGHBOURS)
-def test_sampling_everything_is_the_gaussian_mechanism(neighbours):
+def test_sampling_everything_is_the_gaussian_mechanism(neighbours: str) -> None:
     almost, whole = (DpSgd(3.0, 20, rate, neighbours) for rate in (1.0 - 1e-12, 1.0))
     for delta in (1e-2, 1e-5, 1e-20):
         assert almost.epsilon(delta) == pytest.approx(whole.epsilon(delta), rel=2e-4)
@@ -233,7 +240,7 @@ def test_sampling_everything_is_the_gaussian_mechanism(neighbours):
 
 
 @pytest.mark.parametrize("missed", [1e-9, 1e-12, 1e-15])
-def test_a_record_that_is_hardly_ever_missed(missed):
+def test_a_record_that_is_hardly_ever_missed(missed: float) -> None:
     # The floor that 1 - q leaves under both densities decides here; by integration over outputs.
     sigma, alpha, rate = 0.5, 5.0, 1.0 - missed
     x, step = np.linspace(-40.0, 40.0, 16001, retstep=True)
@@ -244,11 +251,11 @@ def test_a_record_that_is_hardly_ever_missed(missed):
     assert found == pytest.approx([exact / (alpha - 1.0)], rel=1e-12)
 
 
-def test_rdp_and_profile_of_one_sampled_step_are_what_integration_says():
+def test_rdp_and_profile_of_one_sampled_step_are_what_integration_says() -> None:
     sigma, rate = 0.8, 0.1
     x = np.linspace(-20.0, 24.0, 800001)
 
-    def log_density(mean):
+    def log_density(mean: Any) -> Any:
         rest, moved = stats.norm.logpdf(x, 0, sigma), stats.norm.logpdf(x, mean, sigma)
         return np.logaddexp(math.log(1 - rate) + rest, math.log(rate) + moved)
 
@@ -274,12 +281,12 @@ def test_rdp_and_profile_of_one_sampled_step_are_what_integration_says():
 @pytest.mark.parametrize("neighbours", accounting.NEIGHBOURS)
 @pytest.mark.parametrize(("sigma", "rate"), [(0.06, 0.01), (0.1, 0.3), (0.15, 0.05), (0.2, 0.999)])
 def test_divergences_of_low_orders_at_little_noise_are_what_integration_says(
-    neighbours, sigma, rate
-):
+    neighbours: str, sigma: float, rate: float
+) -> None:
     width = 1e-3
     x = np.arange(-5.0, 6.0, sigma * width)
 
-    def log_density(mean):
+    def log_density(mean: Any) -> Any:
         rest, moved = (-0.5 * ((x - at) / sigma) ** 2 for at in (0.0, mean))
         return np.logaddexp(math.log1p(-rate) + rest, math.log(rate) + moved) - 0.5 * LOG_TWO_PI
 
@@ -294,7 +301,7 @@ def test_divergences_of_low_orders_at_little_noise_are_what_integration_says(
         assert exact * (1 - 1e-8) <= ours <= exact * (1 + 1e-6)
 
 
-def test_opposite_gradients_dominate_every_replacement():
+def test_opposite_gradients_dominate_every_replacement() -> None:
     # One step, records with gradients g and g' anywhere in the unit disc.
     sigma, rate = 0.9, 0.2
     base = DpSgd(sigma, 1, rate, "replace-one")
@@ -302,7 +309,7 @@ def test_opposite_gradients_dominate_every_replacement():
     x, y = np.meshgrid(side, side)
     cell = (side[1] - side[0]) ** 2
 
-    def density(radius, angle):
+    def density(radius: Any, angle: Any) -> Any:
         a, b = radius * math.cos(angle), radius * math.sin(angle)
         moved = stats.norm.pdf(x, a, sigma) * stats.norm.pdf(y, b, sigma)
         return (1 - rate) * stats.norm.pdf(x, 0, sigma) * stats.norm.pdf(y, 0, sigma) + rate * moved
@@ -314,7 +321,7 @@ def test_opposite_gradients_dominate_every_replacement():
             assert exact <= float(base.delta(epsilon)) * (1 + 1e-4)
 
 
-def test_replacing_a_record_costs_less_than_removing_and_adding():
+def test_replacing_a_record_costs_less_than_removing_and_adding() -> None:
     one, both = DpSgd(1.0, 100, 0.05), DpSgd(1.0, 100, 0.05, "replace-one")
     assert one.epsilon(1e-6) < both.epsilon(1e-6)
     # Group privacy: eps -> 2 eps, delta -> (1 + e^eps) delta.
@@ -326,7 +333,9 @@ def test_replacing_a_record_costs_less_than_removing_and_adding():
 
 @settings(max_examples=8)
 @given(st.floats(0.5, 20.0), st.floats(1e-4, 0.9), st.integers(1, 3000), st.floats(-70.0, -0.7))
-def test_renyi_and_profile_agree_at_any_setting(sigma, rate, steps, log_delta):
+def test_renyi_and_profile_agree_at_any_setting(
+    sigma: Any, rate: Any, steps: Any, log_delta: Any
+) -> None:
     base, delta = DpSgd(sigma, steps, rate), math.exp(log_delta)
     exact = base.epsilon(delta)
     assert 0.0 <= exact <= base.renyi_epsilon(delta) * (1 + 1e-4) + 1e-6
@@ -337,14 +346,14 @@ def test_renyi_and_profile_agree_at_any_setting(sigma, rate, steps, log_delta):
 @pytest.mark.parametrize("sigma", [0.1, 30.0])
 @pytest.mark.parametrize("rate", [1e-6, 0.9])
 @pytest.mark.parametrize("steps", [1, 100, 10**4])
-def test_extreme_sampling_is_finite(sigma, rate, steps):
+def test_extreme_sampling_is_finite(sigma: float, rate: float, steps: int) -> None:
     base = DpSgd(sigma, steps, rate)
     values = [base.epsilon(delta) for delta in (0.5, 1e-5, 1e-30)]
     assert np.isfinite(values).all()
     assert values == sorted(values)
 
 
-def test_a_profile_of_points_is_the_least_private_mechanism_that_keeps_them():
+def test_a_profile_of_points_is_the_least_private_mechanism_that_keeps_them() -> None:
     base = GaussianMechanism(1.0)
     epsilons = np.linspace(0.0, 12.0, 1201)
     copy = PrivacyProfile(epsilons, base.delta(epsilons))
@@ -361,7 +370,7 @@ def test_a_profile_of_points_is_the_least_private_mechanism_that_keeps_them():
         assert float(np.exp(law.log_mass).sum()) + law.p_only == pytest.approx(1.0, abs=1e-9)
 
 
-def test_a_renyi_curve_between_its_orders():
+def test_a_renyi_curve_between_its_orders() -> None:
     orders = np.array([1.25, 2.0, 4.0, 8.0, 32.0])
     base = RenyiCurve(orders, 0.5 * orders)
     between = np.array([1.01, 1.5, 3.0, 31.0])
@@ -376,7 +385,7 @@ def test_a_renyi_curve_between_its_orders():
     assert concentrated.epsilon(1e-5) == pytest.approx(concentrated.renyi_epsilon(1e-5), rel=1e-4)
 
 
-def test_any_of_several_is_the_worst_of_them():
+def test_any_of_several_is_the_worst_of_them() -> None:
     several = WorstOf((GaussianMechanism(0.5), PureDp(0.7)))
     for epsilon in (0.1, 0.6, 0.8):
         worst = max(float(one.delta(epsilon)) for one in several.candidates)
@@ -384,7 +393,7 @@ def test_any_of_several_is_the_worst_of_them():
         assert float(several.pairs[0].profile(epsilon)) >= worst * (1 - 1e-9)
 
 
-def test_a_base_that_leaks_with_a_small_chance_leaks_more_often_when_tuned():
+def test_a_base_that_leaks_with_a_small_chance_leaks_more_often_when_tuned() -> None:
     # One run in 10^4 gives the record away. The best of K prefers to: 1 - phi(1 - d) of the time.
     law, leak = repetitions.parse_repetitions("tnb:0,0.01"), 1e-4
     base = DiscreteMechanism(np.array([1 - leak, leak, 0.0]), np.array([1 - leak, 0.0, leak]))
@@ -399,7 +408,7 @@ def test_a_base_that_leaks_with_a_small_chance_leaks_more_often_when_tuned():
         upper_bounds.region(base, law, 1e-3)
 
 
-def test_loss_pairs_with_one_sided_outputs():
+def test_loss_pairs_with_one_sided_outputs() -> None:
     pair = LossPair(PrivacyLossPmf(np.array([0.0]), np.array([math.log(0.9)]), 0.1, 0.1))
     assert pair.profile([0.0, 5.0]) == pytest.approx([0.1, 0.1])
     assert np.isinf(pair.renyi(np.array([2.0]))).all()
@@ -407,7 +416,7 @@ def test_loss_pairs_with_one_sided_outputs():
     assert float(apart.delta(100.0)) == 1.0
 
 
-def test_ranked_outputs_end_where_their_masses_add_up():
+def test_ranked_outputs_end_where_their_masses_add_up() -> None:
     pair = DiscreteMechanism([0.5, 0.5, 0.0], [0.1, 0.5, 0.4]).pairs[0]
     worse, worse_with = np.exp(pair.ranked())
     # From the largest loss on: first what P alone gives, nothing here, and P' alone last.
@@ -415,7 +424,7 @@ def test_ranked_outputs_end_where_their_masses_add_up():
     assert worse_with == pytest.approx([1.0, 1.0, 0.9, 0.4, 0.0], abs=1e-15)
 
 
-def test_curves_are_read_from_files(tmp_path):
+def test_curves_are_read_from_files(tmp_path: Path) -> None:
     path = tmp_path / "curve.csv"
     path.write_text("epsilon,delta\n0,0.3\n1, 0.01\n\n2 1e-6\n")
     base = accounting.parse_mechanism(f"profile:{path}")
@@ -442,7 +451,7 @@ def test_curves_are_read_from_files(tmp_path):
         ("zcdp:0.1", ZeroConcentratedDp(0.1)),
     ],
 )
-def test_bases_by_name(spec, base):
+def test_bases_by_name(spec: str, base: Any) -> None:
     assert accounting.parse_mechanism(spec) == base
 
 
@@ -474,7 +483,7 @@ def test_bases_by_name(spec, base):
         (lambda: PrivacyProfile(["x"], [0.1]), "epsilons must be numbers, got"),
     ],
 )
-def test_what_is_refused(make, message):
+def test_what_is_refused(make: Callable[..., Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -482,11 +491,11 @@ def test_what_is_refused(make, message):
 class Accountant:
     """What of an Opacus accountant is read."""
 
-    def __init__(self, *history):
+    def __init__(self, *history: Any) -> None:
         self.history = list(history)
 
 
-def test_an_opacus_accountant_is_enough():
+def test_an_opacus_accountant_is_enough() -> None:
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
@@ -510,7 +519,7 @@ def test_an_opacus_accountant_is_enough():
 
 @pytest.mark.filterwarnings("ignore:GDP accounting", "ignore:Secure RNG")
 @pytest.mark.parametrize("name", ["rdp", "gdp", "prv"])
-def test_every_accountant_and_the_engine_itself(name):
+def test_every_accountant_and_the_engine_itself(name: str) -> None:
     from opacus import PrivacyEngine
 
     engine = PrivacyEngine(accountant=name)
@@ -525,7 +534,7 @@ def test_every_accountant_and_the_engine_itself(name):
     assert stated.epsilon(1e-5) == expected.epsilon(1e-5)
 
 
-def test_zero_out_has_the_numbers_of_add_remove_and_its_own_name():
+def test_zero_out_has_the_numbers_of_add_remove_and_its_own_name() -> None:
     for rate in (0.05, 1.0):
         one, other = DpSgd(2.0, 100, rate), DpSgd(2.0, 100, rate, "zero-out")
         assert one != other
@@ -548,7 +557,7 @@ def test_zero_out_has_the_numbers_of_add_remove_and_its_own_name():
     assert noise[0] == noise[1] == noise[2] / 2
 
 
-def test_phases_of_one_noise_and_rate_are_one():
+def test_phases_of_one_noise_and_rate_are_one() -> None:
     run = accounting.from_opacus(
         Accountant((1.0, 0.1, 3), (2.0, 0.1, 5), (1.0, 0.1, 4), (2.0, 0.2, 1))
     )
@@ -556,7 +565,7 @@ def test_phases_of_one_noise_and_rate_are_one():
     assert run == Composition(tuple(DpSgd(*phase, "zero-out") for phase in phases))
 
 
-def test_a_schedule_of_many_phases_is_bounded_by_few():
+def test_a_schedule_of_many_phases_is_bounded_by_few() -> None:
     schedule = Accountant(*((1.0 + 0.01 * i, 0.01 + 1e-5 * i, 2) for i in range(100)))
     exact = accounting.from_opacus(schedule, most_phases=100)
     joined = accounting.from_opacus(schedule, most_phases=8)
@@ -587,29 +596,31 @@ def test_a_schedule_of_many_phases_is_bounded_by_few():
         (Accountant((10**400, 0.1, 2)), "history must be of"),
     ],
 )
-def test_what_is_no_accountant_of_one_run(accountant, message):
+def test_what_is_no_accountant_of_one_run(
+    accountant: list[Accountant] | Accountant | None, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         accounting.from_opacus(accountant)
 
 
-def test_what_is_used_is_what_was_checked():
+def test_what_is_used_is_what_was_checked() -> None:
     # As text from a preset or a csv: the checked number is kept, not the text.
     assert accounting.GaussianMechanism("0.5") == accounting.GaussianMechanism(0.5)
     assert DpSgd("70", "300") == DpSgd(70.0, 300)
     assert float(accounting.PureDp("1").epsilon(1e-5)) == accounting.PureDp(1.0).epsilon(1e-5)
 
 
-def test_a_mechanism_is_its_own_text():
+def test_a_mechanism_is_its_own_text() -> None:
     assert accounting.parse_mechanism(DpSgd(70.0, 300)) == DpSgd(70.0, 300)
 
 
 @pytest.mark.parametrize(("sigma", "rate"), [(2.0, 0.01), (1.0, 1e-4), (0.5, 0.5), (10.0, 0.1)])
-def test_one_sampled_step_keeps_its_digits_where_its_loss_jumps(sigma, rate):
+def test_one_sampled_step_keeps_its_digits_where_its_loss_jumps(sigma: float, rate: float) -> None:
     # Outputs beyond x leak more than eps: P(> x) - e^eps P'(> x), x where the loss is eps.
     removed, added = DpSgd(sigma, 1, rate).pairs
     spacing = float(np.diff(removed.pmf.loss).min())
 
-    def check(pair, epsilon, exact, rounding):
+    def check(pair: Any, epsilon: Any, exact: Any, rounding: Any) -> None:
         # Never below, and above by less than one cell of the grid and the transform's rounding.
         assert exact <= float(pair.profile(epsilon)) * (1 + 1e-9) + rounding
         assert float(pair.profile(epsilon + spacing)) <= exact * (1 + 1e-9) + 1e-15
@@ -625,7 +636,7 @@ def test_one_sampled_step_keeps_its_digits_where_its_loss_jumps(sigma, rate):
         check(added, epsilon, exact, 1e-15 * below)
 
 
-def test_few_steps_are_the_sum_of_their_jumps():
+def test_few_steps_are_the_sum_of_their_jumps() -> None:
     # Two steps, by quadrature over the first: the second's profile at what is left of eps.
     sigma, rate = 2.0, 0.01
     one, two = DpSgd(sigma, 1, rate).pairs[0], DpSgd(sigma, 2, rate).pairs[0]
@@ -635,7 +646,7 @@ def test_few_steps_are_the_sum_of_their_jumps():
         assert float(two.profile(epsilon)) == pytest.approx(exact, rel=1e-3)
 
 
-def test_many_times_the_same_part_is_composed_by_its_number():
+def test_many_times_the_same_part_is_composed_by_its_number() -> None:
     # Ten thousand parts of a kind are one distribution taken ten thousand times.
     part = accounting.LaplaceMechanism(20.0)
     same = accounting.Composition((part,) * 4)
@@ -648,7 +659,7 @@ def test_many_times_the_same_part_is_composed_by_its_number():
     assert len(many.loss_terms) == 1
 
 
-def test_equal_steps_are_one_law_and_what_is_composed_of_many_is_one_when_run_again():
+def test_equal_steps_are_one_law_and_what_is_composed_of_many_is_one_when_run_again() -> None:
     apart = accounting.Composition(tuple(DpSgd(2.0, 5, 0.1) for _ in range(3)))
     assert [count for _, count in apart.loss_terms] == [15]
     assert apart.epsilon(1e-5) == pytest.approx(DpSgd(2.0, 15, 0.1).epsilon(1e-5), rel=1e-9)
@@ -659,7 +670,7 @@ def test_equal_steps_are_one_law_and_what_is_composed_of_many_is_one_when_run_ag
     assert again.epsilon(1e-5) == pytest.approx(twice.epsilon(1e-5), rel=1e-4)
 
 
-def test_divergences_of_many_parts_are_bounded_by_chords():
+def test_divergences_of_many_parts_are_bounded_by_chords() -> None:
     orders = 1.0 + np.geomspace(1e-5, 1e9, 400)
     parts = tuple(DpSgd(0.8 + 0.1 * i, 20, 0.05) for i in range(6))
     with np.errstate(over="ignore"):
@@ -676,7 +687,9 @@ def test_divergences_of_many_parts_are_bounded_by_chords():
 
 @pytest.mark.parametrize("rate", [1e-9, 1e-4, 0.1, 0.9])
 @pytest.mark.parametrize("sigma", [0.3, 2.0, 300.0, 1e5])
-def test_moments_of_whole_orders_are_binomial_sums_of_sixty_digits(sigma, rate):
+def test_moments_of_whole_orders_are_binomial_sums_of_sixty_digits(
+    sigma: float, rate: float
+) -> None:
     orders = [2, 5, 17, 64]
     found = SampledStep(sigma, rate).renyi(np.array(orders, dtype=np.float64))
     with mpmath.workdps(60):
@@ -693,15 +706,15 @@ def test_moments_of_whole_orders_are_binomial_sums_of_sixty_digits(sigma, rate):
             assert exact * (1 - 1e-10) <= ours <= exact * (1 + 1e-6)
 
 
-def test_the_reach_of_a_profile_ends_where_nothing_but_left_overs_is():
-    def left_over(epsilon):
+def test_the_reach_of_a_profile_ends_where_nothing_but_left_overs_is() -> None:
+    def left_over(epsilon: Any) -> Any:
         return float(np.exp(-epsilon)) + (4e-40 if epsilon < 1e6 else 3e-40)
 
     assert 50.0 < accounting.reach(left_over) < 200.0
     assert 50.0 < accounting.reach(lambda epsilon: float(np.exp(-epsilon))) < 200.0
 
 
-def test_any_of_mechanisms_of_which_one_is_the_least_private_is_that_one():
+def test_any_of_mechanisms_of_which_one_is_the_least_private_is_that_one() -> None:
     quiet, loud = DpSgd(2.0, 40, 0.05), DpSgd(1.5, 50, 0.1)
     assert WorstOf((quiet, loud)).pairs is loud.pairs
     assert WorstOf((GaussianMechanism(0.1), GaussianMechanism(0.3))).gaussian_mu == 0.3
@@ -715,7 +728,7 @@ def test_any_of_mechanisms_of_which_one_is_the_least_private_is_that_one():
     assert WorstOf((quiet, replaced)).pairs[0] is not replaced.pairs[0]
 
 
-def test_equal_mechanisms_are_looked_up_as_one():
+def test_equal_mechanisms_are_looked_up_as_one() -> None:
     for name in ("gaussian", "laplace", "response", "pure", "approximate", "zcdp"):
         one = BASES[name]
         same = dataclasses.replace(one)
@@ -724,6 +737,6 @@ def test_equal_mechanisms_are_looked_up_as_one():
     assert DpSgd(1.0, 7, 0.1).pairs[0] is DpSgd(1.0, 7, 0.1).pairs[0]
 
 
-def test_masses_that_rounding_left_below_one_have_no_negative_divergence():
+def test_masses_that_rounding_left_below_one_have_no_negative_divergence() -> None:
     law = PrivacyLossPmf(np.array([0.0]), np.log([1.0 - 1e-9]), 0.0, 0.0)
     assert LossPair(law).renyi(np.array([1.5, 8.0])).tolist() == [0.0, 0.0]

@@ -4,6 +4,8 @@ import importlib
 import json
 import math
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,13 +18,13 @@ from audit.upper_bounds.registry import answered
 NAMES = ["base", "base-renyi", *(one.name for one in upper_bounds.entries() if not one.is_special)]
 
 
-def run(capsys, *argv):
+def run(capsys: pytest.CaptureFixture[str], *argv: Any) -> Any:
     code = bounds.main(argv)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def test_json_has_every_bound_by_name(capsys):
+def test_json_has_every_bound_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(
         capsys, "--repetitions", "tnb:0,0.01", "--delta", "1e-5", "--mu", "0.24721", "--json"
     )
@@ -38,7 +40,9 @@ def test_json_has_every_bound_by_name(capsys):
     assert answer["base"]["epsilon_exact"] < answer["base"]["epsilon_rdp"]
 
 
-def test_bounds_that_do_not_apply_are_null_with_a_reason(capsys):
+def test_bounds_that_do_not_apply_are_null_with_a_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     _, out, _ = run(capsys, "--repetitions", "two-point:0.01,100", "--mu", "1", "--json")
     answer = {bound["name"]: bound for bound in json.loads(out)["bounds"]}
     for name in ("liu-talwar", "renyi", "profile"):
@@ -47,7 +51,7 @@ def test_bounds_that_do_not_apply_are_null_with_a_reason(capsys):
     assert answer["region"]["epsilon"] > answer["reduced-exact"]["epsilon"]
 
 
-def test_ways_to_name_the_base_agree(capsys):
+def test_ways_to_name_the_base_agree(capsys: pytest.CaptureFixture[str]) -> None:
     answers = []
     for base in (
         ["--gaussian-epsilon", "1", "--steps", "100"],
@@ -61,7 +65,9 @@ def test_ways_to_name_the_base_agree(capsys):
 
 
 @pytest.mark.parametrize("accounting", ["rdp", "exact"])
-def test_gaussian_epsilon_is_named_by_its_accounting(capsys, accounting):
+def test_gaussian_epsilon_is_named_by_its_accounting(
+    capsys: pytest.CaptureFixture[str], accounting: str
+) -> None:
     _, out, _ = run(capsys, "--gaussian-epsilon", "2", "--accounting", accounting, "--json")
     answer = json.loads(out)
     assert answer["base"]["accounting"] == accounting
@@ -72,7 +78,9 @@ def test_gaussian_epsilon_is_named_by_its_accounting(capsys, accounting):
     assert rows["base"] < rows["base-renyi"]
 
 
-def test_one_run_is_its_profile_and_by_renyi_what_the_papers_count(capsys):
+def test_one_run_is_its_profile_and_by_renyi_what_the_papers_count(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     # Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2) = delta; min over alpha by hand.
     _, out, _ = run(capsys, "--mu", "0.5", "--delta", "1e-6", "--json")
     rows = {bound["name"]: bound for bound in json.loads(out)["bounds"]}
@@ -82,7 +90,7 @@ def test_one_run_is_its_profile_and_by_renyi_what_the_papers_count(capsys):
         assert "a single run, not the tuning" in rows[name]["assumes"]
 
 
-def test_one_run_that_no_epsilon_describes(capsys):
+def test_one_run_that_no_epsilon_describes(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--base", "approximate:1,0.001", "--json")
     rows = {bound["name"]: bound for bound in json.loads(out)["bounds"]}
     for name in ("base", "base-renyi"):
@@ -92,7 +100,7 @@ def test_one_run_that_no_epsilon_describes(capsys):
     assert rows["base-renyi"]["reason"] == "infinite by Renyi divergences, the eps_B of the papers"
 
 
-def test_names_in_any_case(capsys):
+def test_names_in_any_case(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--accounting", "EXACT", "--solve", "Noise", "--bound", "Profile", "--json"]
     told = ["--target-epsilon", "2", "--steps", "400", "--neighbours", "Add-Remove"]
     _, upper_case, _ = run(capsys, *told, "--repetitions", "TNB:0,0.01", *asked)
@@ -101,7 +109,9 @@ def test_names_in_any_case(capsys):
     assert upper_case == plain
 
 
-def test_zero_out_neighbours_have_the_numbers_of_add_remove(capsys):
+def test_zero_out_neighbours_have_the_numbers_of_add_remove(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     asked = ["--noise-multiplier", "40", "--steps", "20", "--protocol", "grid:3", "--json"]
     reports = [
         json.loads(run(capsys, *asked, "--neighbours", relation)[1])
@@ -115,7 +125,7 @@ def test_zero_out_neighbours_have_the_numbers_of_add_remove(capsys):
     assert "neighbours must be one of add-remove, zero-out, replace-one, got 'zero'" in error
 
 
-def test_groups_of_records_on_the_command_line(capsys):
+def test_groups_of_records_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--noise-multiplier", "40", "--steps", "20", "--json"]
     report = json.loads(run(capsys, *asked, "--group-size", "3")[1])
     assert report["base"]["mu"] == pytest.approx(3 * math.sqrt(20) / 40)
@@ -125,7 +135,7 @@ def test_groups_of_records_on_the_command_line(capsys):
     assert "--group-size does not apply to --mu" in error
 
 
-def test_table_names_every_bound_and_what_it_assumes(capsys):
+def test_table_names_every_bound_and_what_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--gaussian-epsilon", "1", "--steps", "300")
     assert code == 0
     for name in NAMES:
@@ -138,7 +148,7 @@ def test_table_names_every_bound_and_what_it_assumes(capsys):
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("bound", ["region", "renyi", "profile", "liu-talwar", "reduced-exact"])
 @pytest.mark.parametrize("target", [0.05, 2.0, 30.0])
-def test_target_epsilon_is_kept_and_spent(bound, target):
+def test_target_epsilon_is_kept_and_spent(bound: str, target: float) -> None:
     law = repetitions.parse_repetitions("tnb:0,0.01")
     mu = upper_bounds.calibrate_mu_for_tuning(
         law, target_epsilon=target, target_delta=1e-5, bound=upper_bounds.find(bound).function
@@ -147,7 +157,7 @@ def test_target_epsilon_is_kept_and_spent(bound, target):
     assert target * (1 - 1e-6) <= spent <= target
 
 
-def test_target_epsilon_from_the_command_line(capsys):
+def test_target_epsilon_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--target-epsilon", "2", "--steps", "400", "--json")
     answer = json.loads(out)
     base = answer["base"]
@@ -199,7 +209,9 @@ def test_target_epsilon_from_the_command_line(capsys):
         (["--mu", "1", "--bound", "region"], "target-epsilon must be given with --bound"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_two(capsys, argv, message):
+def test_bad_input_is_one_line_and_exit_code_two(
+    capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
     code, out, err = run(capsys, *argv)
     assert code == 2
     assert out == ""
@@ -207,7 +219,7 @@ def test_bad_input_is_one_line_and_exit_code_two(capsys, argv, message):
     assert message in err
 
 
-def test_json_has_the_cost_of_any_protocol(capsys):
+def test_json_has_the_cost_of_any_protocol(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--mu", "0.24721", "--json")
     answer = json.loads(out)
     assert answer["protocol"] == "tnb:0,0.01"
@@ -225,7 +237,7 @@ def test_json_has_the_cost_of_any_protocol(capsys):
     assert "tight" not in [row["name"] for row in answer["bounds"]]
 
 
-def test_tuned_twice_the_cost_is_the_total(capsys):
+def test_tuned_twice_the_cost_is_the_total(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--mu", "0.1", "--tunings", "2", "--json")
     answer = json.loads(out)
     rows = {row["name"]: row["epsilon"] for row in answer["bounds"]}
@@ -233,7 +245,7 @@ def test_tuned_twice_the_cost_is_the_total(capsys):
     assert rows["tight"] < answer["cost"]["epsilon"] <= 2 * rows["region"] * (1 + 1e-9)
 
 
-def test_target_epsilon_under_another_protocol(capsys):
+def test_target_epsilon_under_another_protocol(capsys: pytest.CaptureFixture[str]) -> None:
     told = ["--target-epsilon", "2", "--steps", "100", "--protocol", "noisy-max:10"]
     _, out, _ = run(capsys, *told, "--json")
     answer = json.loads(out)
@@ -241,7 +253,7 @@ def test_target_epsilon_under_another_protocol(capsys):
     assert 2.0 * (1 - 1e-6) <= answer["cost"]["epsilon"] <= 2.0
 
 
-def test_the_same_number_of_runs_by_protocol(capsys):
+def test_the_same_number_of_runs_by_protocol(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "--mu", "0.24721", "--compare", "10", "--json")
     compared = {one["title"]: one for one in json.loads(out)["compared"]}
     # The values of docs/theory.md: a fixed number of runs costs more than a random one.
@@ -262,14 +274,16 @@ def test_the_same_number_of_runs_by_protocol(capsys):
         (["--plot", "/no/such/folder/x.png"], "plot must be a file"),
     ],
 )
-def test_bad_protocols_are_one_line(capsys, argv, message):
+def test_bad_protocols_are_one_line(
+    capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
     code, _, err = run(capsys, "--mu", "0.2", *argv)
     assert code == 2
     assert message in err
     assert err.count("\n") == 1
 
 
-def test_printed_bounds_are_on_their_safe_side(capsys):
+def test_printed_bounds_are_on_their_safe_side(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--mu", "0.24721", "--repetitions", "tnb:0,0.01"]
     assert bounds.main([*arguments, "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["bounds"]}
@@ -286,7 +300,9 @@ def test_printed_bounds_are_on_their_safe_side(capsys):
         assert value == pytest.approx(row["epsilon"], rel=1e-4)
 
 
-def test_the_printed_noise_keeps_the_budget_when_typed_again(capsys):
+def test_the_printed_noise_keeps_the_budget_when_typed_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     common = ["--repetitions", "tnb:0,0.01", "--steps", "100"]
     assert bounds.main([*common, "--target-epsilon", "2"]) == 0
     noise = capsys.readouterr().out.split("noise multiplier ")[1].split(",")[0]
@@ -295,7 +311,7 @@ def test_the_printed_noise_keeps_the_budget_when_typed_again(capsys):
     assert 1.9999 < rows["tight"]["epsilon"] <= 2.0
 
 
-def test_the_search_for_runs_says_where_it_stopped(capsys):
+def test_the_search_for_runs_says_where_it_stopped(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("--mu", "0.0005", "--target-epsilon", "5", "--solve", "runs", "--repetitions")
     _, out, _ = run(capsys, *argv, "binomial:50,0.5", "--json")
     notes = json.loads(out)["notes"]
@@ -307,10 +323,10 @@ def test_the_search_for_runs_says_where_it_stopped(capsys):
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OverflowError("too large"), ValueError("x\ny")])
-def test_one_row_that_fails_takes_no_other_with_it(error):
+def test_one_row_that_fails_takes_no_other_with_it(error: Any) -> None:
     entry = upper_bounds.entries()[0]
 
-    def fails():
+    def fails() -> None:
         raise error
 
     row = answered(entry.name, entry.claim, fails)
@@ -324,13 +340,13 @@ def test_one_row_that_fails_takes_no_other_with_it(error):
 RARELY_SAMPLED = ["--noise-multiplier", "0.8", "--sampling-rate", "0.001", "--steps", "1000"]
 
 
-def cost_of(capsys, *argv):
+def cost_of(capsys: pytest.CaptureFixture[str], *argv: Any) -> Any:
     code, out, err = run(capsys, *argv, "--json")
     assert (code, err) == (0, "")
     return json.loads(out)["cost"]["epsilon"]
 
 
-def test_an_epsilon_of_one_run_is_no_gaussian_mechanism(capsys):
+def test_an_epsilon_of_one_run_is_no_gaussian_mechanism(capsys: pytest.CaptureFixture[str]) -> None:
     law = ["--repetitions", "tnb:0,0.02"]
     known = cost_of(capsys, *RARELY_SAMPLED, *law)
     assert known >= 0.519  # what an attack attains
@@ -355,7 +371,9 @@ def test_an_epsilon_of_one_run_is_no_gaussian_mechanism(capsys):
     ("size", "records", "epochs", "steps"),
     [(256, 60000, 10, 2344), (100, 1000, 3, 30), (7, 10, 0.5, 1), (1, 3, 1, 3), (3, 10, 0.3, 1)],
 )
-def test_batches_and_epochs_are_a_rate_and_steps(capsys, size, records, epochs, steps):
+def test_batches_and_epochs_are_a_rate_and_steps(
+    capsys: pytest.CaptureFixture[str], size: int, records: int, epochs: float, steps: int
+) -> None:
     told = ["--batch-size", str(size), "--records", str(records), "--epochs", str(epochs)]
     code, out, _ = run(capsys, "--noise-multiplier", "2", *told, "--protocol", "grid:2", "--json")
     answer = json.loads(out)
@@ -366,7 +384,9 @@ def test_batches_and_epochs_are_a_rate_and_steps(capsys, size, records, epochs, 
     assert f"{steps} steps = {epochs:g} epochs" in answer["notes"][0]
 
 
-def test_a_rate_computed_from_the_number_of_records_names_the_relation(capsys):
+def test_a_rate_computed_from_the_number_of_records_names_the_relation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     asked = ["--noise-multiplier", "40", "--batch-size", "1", "--records", "100", "--steps", "20"]
     default = run(capsys, *asked)[1]
     assert "depends on the number of records (public with zero-out neighbours)" in default
@@ -376,7 +396,9 @@ def test_a_rate_computed_from_the_number_of_records_names_the_relation(capsys):
     assert "add-remove neighbours" in run(capsys, *asked[:2], "--steps", "20")[1]
 
 
-def test_a_delta_above_one_over_the_number_of_records_is_a_warning(capsys):
+def test_a_delta_above_one_over_the_number_of_records_is_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     base = ["--mu", "0.3", "--protocol", "noisy-max:3", "--records"]
     code, out, _ = run(capsys, *base, "100001")
     assert code == 0
@@ -426,7 +448,9 @@ def test_a_delta_above_one_over_the_number_of_records_is_a_warning(capsys):
         (["--epsilon", "3"], "unrecognized arguments: --epsilon 3"),
     ],
 )
-def test_options_that_do_not_apply_are_refused_by_name(capsys, argv, words):
+def test_options_that_do_not_apply_are_refused_by_name(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
     try:
         code = bounds.main(argv)
     except SystemExit as ended:
@@ -442,7 +466,9 @@ WITH_TRIALS = ["final-run", "tunings", "plot", "protocol", "mu", "target-epsilon
 
 
 @pytest.mark.parametrize("option", WITH_TRIALS)
-def test_trials_refuse_what_they_would_ignore(capsys, tmp_path, option):
+def test_trials_refuse_what_they_would_ignore(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
+) -> None:
     file = tmp_path / "trials.csv"
     file.write_text("mu\n0.1\n")
     values = {"final-run": [], "plot": [str(tmp_path / "x.png")], "protocol": ["grid:3"],
@@ -454,7 +480,9 @@ def test_trials_refuse_what_they_would_ignore(capsys, tmp_path, option):
     assert f"--{option} does not apply to --trials" in err
 
 
-def test_solved_laws_have_seven_digits_and_keep_the_budget(capsys):
+def test_solved_laws_have_seven_digits_and_keep_the_budget(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     argv = ["--mu", "0.3", "--target-epsilon", "2", "--solve", "runs"]
     for law in ("geometric:0.1", "tnb:0.5,0.1", "poisson:3"):
         _, out, _ = run(capsys, *argv, "--repetitions", law, "--json")
@@ -465,7 +493,7 @@ def test_solved_laws_have_seven_digits_and_keep_the_budget(capsys):
         assert 1.999 < again <= 2.0 * (1 + 1e-9)
 
 
-def test_no_message_has_seventeen_digits():
+def test_no_message_has_seventeen_digits() -> None:
     for name, value in (("x", 0.1 + 0.2), ("x", 1e17 / 3), ("x", -1.0000000000000002)):
         with pytest.raises(ValueError, match="x must be in") as caught:
             checks.interval(name, value, -1.0, 0.0)
@@ -476,13 +504,13 @@ def test_no_message_has_seventeen_digits():
 
 
 @pytest.mark.parametrize("command", ["run", "bounds", "compare", "coverage_study", "verify"])
-def test_no_option_may_be_abbreviated(command):
+def test_no_option_may_be_abbreviated(command: str) -> None:
     parsers = []
 
     class ParsedError(BaseException):
         pass
 
-    def parse_args(self, *_):
+    def parse_args(self: Any, *_: Any) -> None:
         parsers.append(self)
         raise ParsedError
 

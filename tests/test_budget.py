@@ -5,6 +5,8 @@ import itertools
 import json
 import math
 import multiprocessing
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ SAMPLED = DpSgd(2.0, 200, 0.02)
 
 @pytest.mark.parametrize("runs", [1, 3, 7, 100, 99_991])
 @pytest.mark.parametrize("epsilon", [0.1, 3.0, 20.0])
-def test_equal_gaussian_runs_fill_the_cap_exactly(runs, epsilon):
+def test_equal_gaussian_runs_fill_the_cap_exactly(runs: int, epsilon: float) -> None:
     mu = calibrate_mu(epsilon, 1e-5, "exact") / math.sqrt(runs)
     budget = tuning.Budget(epsilon, 1e-5)
     assert budget.runs_left(GaussianMechanism(mu)) == runs
@@ -41,7 +43,7 @@ def test_equal_gaussian_runs_fill_the_cap_exactly(runs, epsilon):
     assert GaussianMechanism(mu * math.sqrt(runs)).epsilon(1e-5) == pytest.approx(epsilon, rel=1e-8)
 
 
-def test_a_refusal_spends_nothing_and_a_smaller_run_may_still_fit():
+def test_a_refusal_spends_nothing_and_a_smaller_run_may_still_fit() -> None:
     budget = tuning.Budget(3.0)
     budget.spend(GaussianMechanism(0.5))
     before = budget.remaining, budget.spent
@@ -53,18 +55,18 @@ def test_a_refusal_spends_nothing_and_a_smaller_run_may_still_fit():
     assert budget.remaining < before[0]
 
 
-def most_leaked(mechanisms, epsilon, fits):
+def most_leaked(mechanisms: Any, epsilon: Any, fits: Any) -> Any:
     """delta of the worst adaptive choice among mechanisms of two outputs, until nothing fits.
 
     By exact backward induction: after each output a mechanism is picked, or one stops. The state is
     how often each was run and how often it gave its first output. In both directions.
     """
 
-    def of(direction):
+    def of(direction: Any) -> Any:
         laws = [(one.p, one.q)[::direction] for one in mechanisms]
 
         @functools.cache
-        def value(runs, firsts):
+        def value(runs: Any, firsts: Any) -> Any:
             # Probabilities of one history; stopping there contributes [p - e^eps q]_+.
             p, q = (
                 math.prod(
@@ -86,7 +88,7 @@ def most_leaked(mechanisms, epsilon, fits):
     return max(of(1), of(-1))
 
 
-def test_adaptively_chosen_runs_keep_the_cap_of_the_renyi_filter():
+def test_adaptively_chosen_runs_keep_the_cap_of_the_renyi_filter() -> None:
     weak = DiscreteMechanism((0.55, 0.45), (0.45, 0.55))
     strong = DiscreteMechanism((0.75, 0.25), (0.25, 0.75))
     epsilon, delta = 1.6, 0.05
@@ -94,7 +96,7 @@ def test_adaptively_chosen_runs_keep_the_cap_of_the_renyi_filter():
     reached = []
 
     @functools.cache
-    def fits(runs):
+    def fits(runs: Any) -> Any:
         spent = [(one, n) for one, n in zip((weak, strong), runs, strict=True) if n]
         if fit := filter_.share(spent) <= 1.0:
             reached.append(sum(runs))
@@ -107,14 +109,14 @@ def test_adaptively_chosen_runs_keep_the_cap_of_the_renyi_filter():
     wide = type(filter_)(filter_.order, thrice)
 
     @functools.cache
-    def too_many(runs):
+    def too_many(runs: Any) -> Any:
         spent = [(one, n) for one, n in zip((weak, strong), runs, strict=True) if n]
         return wide.share(spent) <= 1.0
 
     assert most_leaked((weak, strong), epsilon, too_many) > delta
 
 
-def test_a_composition_at_the_cap_holds_for_every_order_and_early_end():
+def test_a_composition_at_the_cap_holds_for_every_order_and_early_end() -> None:
     parts = (
         DiscreteMechanism((0.7, 0.3), (0.4, 0.6), directed=True),
         DiscreteMechanism((0.9, 0.1), (0.6, 0.4), directed=True),
@@ -131,7 +133,7 @@ def test_a_composition_at_the_cap_holds_for_every_order_and_early_end():
     assert not budget.fits(parts[0])
 
 
-def test_adaptive_gaussian_runs_are_told_apart_no_better_than_the_cap():
+def test_adaptive_gaussian_runs_are_told_apart_no_better_than_the_cap() -> None:
     # Simulation with a known truth: the best test of a filled mu-GDP budget has power
     # 1 - Phi(1.645 - mu) at level 5 %. Spends much after a promising look, else little.
     rng, games, cap = np.random.default_rng(7), 200_000, 1.0
@@ -152,7 +154,7 @@ def test_adaptive_gaussian_runs_are_told_apart_no_better_than_the_cap():
     assert np.mean(scores[1] > level) == pytest.approx(0.2595, abs=5 * 0.0012)
 
 
-def test_sampled_runs_are_counted_at_the_order_that_affords_most():
+def test_sampled_runs_are_counted_at_the_order_that_affords_most() -> None:
     budget = tuning.Budget(3.0, 1e-5)
     left = budget.runs_left(SAMPLED)
     # The papers' accountant, which is free to choose the order afterwards: no filter affords more.
@@ -165,7 +167,7 @@ def test_sampled_runs_are_counted_at_the_order_that_affords_most():
     assert tuning.Budget(3.0, expected=SAMPLED).fits(GaussianMechanism(0.1))
 
 
-def test_steps_of_one_sgd_may_be_split_at_will():
+def test_steps_of_one_sgd_may_be_split_at_will() -> None:
     cap = DpSgd(1.0, 1000, 0.01)
     budget = tuning.Budget(cap, 1e-5)
     assert budget.epsilon == pytest.approx(cap.epsilon(1e-5), rel=1e-8)
@@ -176,7 +178,7 @@ def test_steps_of_one_sgd_may_be_split_at_will():
         budget.spend(DpSgd(1.1, 10, 0.01))
 
 
-def test_what_a_budget_does_not_count_is_refused_in_one_line():
+def test_what_a_budget_does_not_count_is_refused_in_one_line() -> None:
     budget = tuning.Budget(3.0)
     budget.spend(GaussianMechanism(0.1))
     for wrong, words in (
@@ -211,7 +213,9 @@ def test_what_a_budget_does_not_count_is_refused_in_one_line():
         (RenyiCurve([2.0, 9.0], [0.1, 0.5]), RenyiCurve([2.0, 9.0], [0.1, 0.5])),
     ],
 )  # fmt: skip
-def test_a_file_survives_a_kill_and_its_cap_cannot_be_changed(tmp_path, cap, one):
+def test_a_file_survives_a_kill_and_its_cap_cannot_be_changed(
+    tmp_path: Path, cap: Any, one: Any
+) -> None:
     file = tmp_path / "budget.json"
     budget = tuning.Budget(cap, file=file)
     before = budget.runs_left(one)
@@ -231,7 +235,7 @@ def test_a_file_survives_a_kill_and_its_cap_cannot_be_changed(tmp_path, cap, one
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"cap": 3.0}', '{"spent": 3}', "\x00"])
-def test_a_damaged_file_is_one_line(tmp_path, text):
+def test_a_damaged_file_is_one_line(tmp_path: Path, text: str) -> None:
     file = tmp_path / "budget.json"
     file.write_text(text)
     with pytest.raises(ValueError, match="file must be a budget's") as caught:
@@ -240,13 +244,13 @@ def test_a_damaged_file_is_one_line(tmp_path, text):
     assert file.read_text() == text
 
 
-def _spend_twenty(file):
+def _spend_twenty(file: Any) -> None:
     budget = tuning.Budget(3.0, file=file)
     for _ in range(20):
         budget.spend(GaussianMechanism(0.01))
 
 
-def test_processes_share_a_file(tmp_path):
+def test_processes_share_a_file(tmp_path: Path) -> None:
     file = tmp_path / "budget.json"
     workers = [
         multiprocessing.get_context("fork").Process(target=_spend_twenty, args=(file,))
@@ -259,7 +263,7 @@ def test_processes_share_a_file(tmp_path):
     assert tuning.Budget(3.0, file=file).spent == ((GaussianMechanism(0.01), 60),)
 
 
-def test_an_odometer_is_exceeded_no_more_often_than_it_says():
+def test_an_odometer_is_exceeded_no_more_often_than_it_says() -> None:
     # Gaussian runs, stopped where the loss is largest: of 20,000 tunings a share delta = 0.05 at
     # most. The expected number is at most 1,000; five standard errors are 154.
     rng, delta, tunings = np.random.default_rng(3), 0.05, 20_000
@@ -272,7 +276,7 @@ def test_an_odometer_is_exceeded_no_more_often_than_it_says():
     assert 0 < exceeded <= 1000 + 154
 
 
-def test_an_odometer_reading_is_that_of_its_supermartingales():
+def test_an_odometer_reading_is_that_of_its_supermartingales() -> None:
     # At one order it is the sum of divergences + log(1/delta)/(alpha - 1): 25 orders cost little.
     runs = [LaplaceMechanism(20.0)] * 5 + [GaussianMechanism(0.2)]
     reading = odometer(runs, 1e-5)
@@ -284,7 +288,7 @@ def test_an_odometer_reading_is_that_of_its_supermartingales():
     assert odometer([ApproximateDp(1.0, 1e-9)]) == math.inf
 
 
-def test_a_capped_tuning_costs_its_cap_and_nothing_else_is_valid():
+def test_a_capped_tuning_costs_its_cap_and_nothing_else_is_valid() -> None:
     trials = [GaussianMechanism(0.1), GaussianMechanism(0.3), GaussianMechanism(0.2)]
     capped = tuning.cost_of_trials(trials, "sequential", cap=3.0)
     assert (capped.best_only, capped.all_released, capped.kind) == (3.0, 3.0, "valid")
@@ -315,14 +319,16 @@ def test_a_capped_tuning_costs_its_cap_and_nothing_else_is_valid():
         ([SAMPLED], {"budgets": "plan"}, "budgets must be one of planned, adaptive"),
     ],
 )
-def test_bad_caps_are_one_line(trials, options, words):
+def test_bad_caps_are_one_line(
+    trials: list[DpSgd] | list[GaussianMechanism], options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         tuning.cost_of_trials(trials, "sequential", **options)
     with pytest.raises(ValueError, match="must be given with chosen sequential only"):
         tuning.cost_of_trials(trials, "random", **options)
 
 
-def test_a_capped_tuning_of_mixed_runs_is_counted_by_its_first():
+def test_a_capped_tuning_of_mixed_runs_is_counted_by_its_first() -> None:
     found = tuning.cost_of_trials([GaussianMechanism(0.1), SAMPLED], "sequential", cap=3.0)
     assert found.best_only == 3.0
     assert "Renyi" in found.bound
@@ -335,7 +341,7 @@ def test_a_capped_tuning_of_mixed_runs_is_counted_by_its_first():
     assert found.best_only == pytest.approx(cap.epsilon(1e-5), rel=1e-8)
 
 
-def test_every_split_of_a_cap_is_accepted_and_nothing_more():
+def test_every_split_of_a_cap_is_accepted_and_nothing_more() -> None:
     cap = Composition((PureDp(0.1),) * 2 + (PureDp(0.2),))
     for order in set(itertools.permutations(cap.parts)):
         budget = tuning.Budget(cap, 1e-5)

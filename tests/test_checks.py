@@ -1,6 +1,8 @@
 """Validation of user input: names in any case, numbers in range, one-line errors."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from audit.dpsgd.precision import check_precision
 from audit.game.settings import AuditConfig
 
 
-def test_names_are_accepted_in_any_case():
+def test_names_are_accepted_in_any_case() -> None:
     assert checks.one_of("dataset", "digits", ["DIGITS", "SVHN"]) == "DIGITS"
     assert checks.one_of("dataset", "DIGITS", ["DIGITS", "SVHN"]) == "DIGITS"
     # If two names differ only by case, the exact name is chosen.
@@ -19,7 +21,7 @@ def test_names_are_accepted_in_any_case():
     assert checks.one_of("which", "A", ["A", "a"]) == "A"
 
 
-def test_settings_in_any_case_are_the_same_audit():
+def test_settings_in_any_case_are_the_same_audit() -> None:
     plain = {
         "threat": "NTCV",
         "canary": "input+dirac",
@@ -45,17 +47,17 @@ def test_settings_in_any_case_are_the_same_audit():
 
 
 @pytest.mark.parametrize("value", ["digit", "", " digits", None, 3, ["DIGITS"]])
-def test_unknown_names_are_refused(value):
+def test_unknown_names_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^dataset must be one of DIGITS, SVHN, got"):
         checks.one_of("dataset", value, ["DIGITS", "SVHN"])
 
 
-def test_the_error_suggests_the_closest_name():
+def test_the_error_suggests_the_closest_name() -> None:
     with pytest.raises(ValueError, match="got 'digit'; did you mean 'DIGITS'"):
         checks.one_of("dataset", "digit", ["DIGITS", "SVHN"])
 
 
-def test_dotted_names_need_permission():
+def test_dotted_names_need_permission() -> None:
     assert checks.one_of("score", "My.Score", ["first"], dotted=True) == "My.Score"
     with pytest.raises(ValueError, match=r"must be one of first, got 'My.Score'"):
         checks.one_of("score", "My.Score", ["first"])
@@ -63,7 +65,7 @@ def test_dotted_names_need_permission():
         checks.one_of("score", "secnd", ["first"], dotted=True)
 
 
-def test_public_functions_accept_names_in_any_case():
+def test_public_functions_accept_names_in_any_case() -> None:
     assert repetitions.parse_repetitions("TNB:0,0.01") == repetitions.parse_repetitions(
         "tnb:0,0.01"
     )
@@ -74,7 +76,7 @@ def test_public_functions_accept_names_in_any_case():
     assert check_precision("TF32").name == "tf32"
 
 
-def test_validated_values_are_stored():
+def test_validated_values_are_stored() -> None:
     @dataclass(frozen=True)
     class Settings:
         rate: float
@@ -96,12 +98,12 @@ def test_validated_values_are_stored():
         (np.int64(2**62 + 1), 2**62 + 1),
     ],
 )
-def test_integers_of_any_size_and_type(value, number):
+def test_integers_of_any_size_and_type(value: Any, number: int) -> None:
     assert checks.integer("seed", value, 0) == number
 
 
 @pytest.mark.parametrize("value", [True, False, np.True_])
-def test_booleans_are_not_numbers(value):
+def test_booleans_are_not_numbers(value: Any) -> None:
     with pytest.raises(ValueError, match=f"seed must be a whole number >= 0, got .*{bool(value)}"):
         checks.integer("seed", value, 0)
     with pytest.raises(ValueError, match=r"rate must be in \[-1, 2\], got"):
@@ -109,7 +111,7 @@ def test_booleans_are_not_numbers(value):
 
 
 @pytest.mark.parametrize("value", [2.5, "2.5", "x", None, [1], float("nan"), float("inf"), 10**400])
-def test_numbers_out_of_range_are_refused(value):
+def test_numbers_out_of_range_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="seed must be a whole number in"):
         checks.integer("seed", value, 0, 2)
     if value not in (2.5, "2.5"):
@@ -117,14 +119,14 @@ def test_numbers_out_of_range_are_refused(value):
             checks.interval("rate", value, 0.0, 3.0)
 
 
-def test_an_endless_file_is_not_read(tmp_path):
+def test_an_endless_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "long").write_text("x" * 11)
     assert checks.read_text(tmp_path / "long", 11) == "x" * 11
     with pytest.raises(ValueError, match="file must have at most 10 characters, got more in"):
         checks.read_text(tmp_path / "long", 10)
 
 
-def test_a_value_is_printed_on_one_line():
+def test_a_value_is_printed_on_one_line() -> None:
     with pytest.raises(
         ValueError, match=r"x must be in \(0, 1\), got array\(\[\[1., 1.\], \[1"
     ) as e:
@@ -133,7 +135,7 @@ def test_a_value_is_printed_on_one_line():
     assert len(checks.one_line("y" * 1000)) < 210
 
 
-def test_integers_larger_than_floats_are_refused():
+def test_integers_larger_than_floats_are_refused() -> None:
     assert checks.integer("steps", 10**300, 1) == 10**300
     for large in (10**400, "1" + "0" * 400):
         with pytest.raises(ValueError, match="steps must be a whole number >= 1 that a float can"):

@@ -9,6 +9,8 @@ import re
 import sqlite3
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -38,19 +40,19 @@ cost = functools.lru_cache(upper_bounds.tuning_cost)
 
 
 @pytest.fixture(autouse=True)
-def _quiet(monkeypatch):
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     monkeypatch.setattr(sys.modules["audit.tuning.cost_of_trials"], "tuning_cost", cost)
 
 
-def test_random_trials_cost_a_fixed_number_of_runs():
+def test_random_trials_cost_a_fixed_number_of_runs() -> None:
     found = tuning.cost_of_trials(TEN, "random")
     assert found.best_only == cost(TEN[0], "fixed:10", 1e-5).epsilon
     assert found.all_released == pytest.approx(GaussianMechanism(np.sqrt(0.1)).epsilon(1e-5))
     assert found.best_only < found.all_released
 
 
-def test_random_trials_with_a_law_cost_the_law():
+def test_random_trials_with_a_law_cost_the_law() -> None:
     found = tuning.cost_of_trials([GaussianMechanism(0.5)], "random", protocol="tnb:1,0.1")
     with pytest.raises(ValueError, match="protocol must be a random search, got grid:3"):
         tuning.cost_of_trials([GaussianMechanism(0.5)], "random", protocol="grid:3")
@@ -60,7 +62,7 @@ def test_random_trials_with_a_law_cost_the_law():
     assert "no trial of the prior is less private" in found.assumed
 
 
-def test_sequential_trials_cost_all_of_them_and_the_reason_is_told():
+def test_sequential_trials_cost_all_of_them_and_the_reason_is_told() -> None:
     found = tuning.cost_of_trials(TEN, "sequential")
     assert found.best_only == found.all_released
     assert "composition" in found.bound
@@ -68,13 +70,13 @@ def test_sequential_trials_cost_all_of_them_and_the_reason_is_told():
     assert found.why.count("\n") == 0
 
 
-def test_a_grid_costs_no_less_than_as_many_draws_and_no_more_than_all():
+def test_a_grid_costs_no_less_than_as_many_draws_and_no_more_than_all() -> None:
     found = tuning.cost_of_trials(TEN, "grid")
     draws = tuning.cost_of_trials(TEN, "random")
     assert draws.best_only <= found.best_only <= found.all_released
 
 
-def test_trials_of_mixed_noise_cost_each_its_own_where_all_count():
+def test_trials_of_mixed_noise_cost_each_its_own_where_all_count() -> None:
     trials = [GaussianMechanism(0.1), GaussianMechanism(0.2), GaussianMechanism(0.2)]
     found = tuning.cost_of_trials(trials, "random")
     assert found.all_released == pytest.approx(GaussianMechanism(0.3).epsilon(1e-5), rel=1e-6)
@@ -82,7 +84,7 @@ def test_trials_of_mixed_noise_cost_each_its_own_where_all_count():
     assert found.best_only <= min(worst, found.all_released)
 
 
-def test_trials_of_mixed_noise_cost_each_its_own():
+def test_trials_of_mixed_noise_cost_each_its_own() -> None:
     trials = [GaussianMechanism(0.05)] * 30 + [GaussianMechanism(0.2)] * 2
     found = tuning.cost_of_trials(trials, "grid")
     base = Candidates(tuple(trials))
@@ -98,7 +100,7 @@ def test_trials_of_mixed_noise_cost_each_its_own():
     assert own < found.all_released
 
 
-def most_leaked(prior, law, epsilon):
+def most_leaked(prior: Any, law: Any, epsilon: Any) -> Any:
     """delta of the best of K draws, the largest of all orders of (candidate, output)."""
     laws = [
         np.concatenate(
@@ -119,7 +121,9 @@ def most_leaked(prior, law, epsilon):
     return most
 
 
-def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(monkeypatch):
+def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # The bound that is smallest here, alone: the others take time.
     tight = find("tight", RandomSearch)
     monkeypatch.setattr(
@@ -148,13 +152,15 @@ def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(monkeypa
         ("random", Mixture((TEN[0],), (0.5,)), "prior must have chances that sum to 1, got 0.5"),
     ],
 )
-def test_bad_priors_are_one_line(chosen, prior, words):
+def test_bad_priors_are_one_line(
+    chosen: str, prior: Mixture | GaussianMechanism, words: str
+) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         tuning.cost_of_trials(TEN, chosen, prior=prior)
     assert "\n" not in str(caught.value)
 
 
-def test_bounds_command_reads_a_prior(tmp_path, capsys):
+def test_bounds_command_reads_a_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trials, prior = tmp_path / "trials.csv", tmp_path / "prior.csv"
     trials.write_text("mu\n0.1\n0.2\n")
     prior.write_text("mu, chance\n0.1, 0.75\n0.2, 0.25\n")
@@ -170,13 +176,13 @@ def test_bounds_command_reads_a_prior(tmp_path, capsys):
     assert "chance must be in (0, 1], got" in capsys.readouterr().err
 
 
-def test_equal_trials_are_counted():
+def test_equal_trials_are_counted() -> None:
     assert all_of([DpSgd(1.0, 10, 0.1)] * 3) == DpSgd(1.0, 30, 0.1)
     mixed = all_of([DpSgd(1.0, 10, 0.1), DpSgd(2.0, 10, 0.1), DpSgd(1.0, 5, 0.1)])
     assert mixed == Composition((DpSgd(1.0, 15, 0.1), DpSgd(2.0, 10, 0.1)))
 
 
-def test_csv_is_read_by_its_heading(tmp_path):
+def test_csv_is_read_by_its_heading(tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
     path.write_text("lr, noise_multiplier, steps, sampling_rate\n0.1, 1.5, 100, 0.01\n1, 2, 50, \n")
     assert read_trials(path) == [DpSgd(1.5, 100, 0.01), DpSgd(2.0, 50)]
@@ -203,7 +209,9 @@ def test_csv_is_read_by_its_heading(tmp_path):
         (None, "trials must be a readable csv file"),
     ],
 )
-def test_bad_files_are_one_line(tmp_path, capsys, text, words):
+def test_bad_files_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, words: str
+) -> None:
     path = tmp_path / "trials.csv"
     if text is not None:
         path.write_text(text)
@@ -213,7 +221,9 @@ def test_bad_files_are_one_line(tmp_path, capsys, text, words):
     assert error.count("\n") == 1
 
 
-def test_bounds_command_prints_the_cost_of_a_file(tmp_path, capsys):
+def test_bounds_command_prints_the_cost_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "trials.csv"
     path.write_text("mu\n" + "0.1\n" * 10)
     assert bounds.main(["--trials", str(path), "--chosen", "random", "--json"]) == 0
@@ -238,7 +248,7 @@ def test_bounds_command_prints_the_cost_of_a_file(tmp_path, capsys):
     ],
     ids=["gaussian", "noise", "steps", "zcdp"],
 )
-def test_many_different_trials_are_dominated_by_few(trials):
+def test_many_different_trials_are_dominated_by_few(trials: Any) -> None:
     module = sys.modules["audit.tuning.cost_of_trials"]
     alike = module._alike(trials)
     assert len(set(alike.values())) <= module._MAX_KINDS < len(set(trials))
@@ -251,7 +261,7 @@ def test_many_different_trials_are_dominated_by_few(trials):
     assert module._alike(few) == {one: one for one in few}
 
 
-def test_priors_of_many_different_draws_keep_their_chances():
+def test_priors_of_many_different_draws_keep_their_chances() -> None:
     module = sys.modules["audit.tuning.cost_of_trials"]
     prior = Mixture(tuple(GaussianMechanism(mu) for mu in np.linspace(0.1, 0.2, 50)), (0.02,) * 50)
     few = module._fewer_drawn(prior)
@@ -260,7 +270,7 @@ def test_priors_of_many_different_draws_keep_their_chances():
     assert prior.epsilon(1e-5) <= few.epsilon(1e-5) < 1.1 * prior.epsilon(1e-5)
 
 
-def test_trials_of_a_grid_are_composed_once(monkeypatch):
+def test_trials_of_a_grid_are_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # Composing hundreds of different sampled trials takes most of the time, so it is done once.
     times = []
     compose = combinations.compose
@@ -274,14 +284,14 @@ def test_trials_of_a_grid_are_composed_once(monkeypatch):
     assert found.best_only == pytest.approx(least, rel=1e-9)
 
 
-def test_few_sampled_trials_of_a_high_rate_are_composed():
+def test_few_sampled_trials_of_a_high_rate_are_composed() -> None:
     # 10^8 steps of this trial would be out of range, but this grid never takes them.
     trial = DpSgd(1.0, 100, 0.2)
     found = tuning.cost_of_trials([trial] * 2, "grid")
     assert found.all_released == DpSgd(1.0, 200, 0.2).epsilon(1e-5)
 
 
-def test_many_rows_are_counted(tmp_path):
+def test_many_rows_are_counted(tmp_path: Path) -> None:
     # Known truths: n equal Gaussian runs are one of mu sqrt(n); n equal zCDP runs have n rho.
     path = tmp_path / "trials.csv"
     path.write_text("mu\n" + "1e-4\n" * 20_000)
@@ -311,7 +321,7 @@ def test_many_rows_are_counted(tmp_path):
 # Optuna.
 
 
-def test_several_objectives_release_more_than_the_best():
+def test_several_objectives_release_more_than_the_best() -> None:
     study = optuna.create_study(directions=["minimize"] * 2, sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(lambda trial: (objective(trial), 1.0), n_trials=3)
     found = integration.cost_of_study(study)
@@ -323,7 +333,7 @@ def test_several_objectives_release_more_than_the_best():
         integration.cost_of_study(study, protocol="tnb:0,0.1")
 
 
-def test_budgets_that_a_sampler_chose_have_no_cost_without_a_cap():
+def test_budgets_that_a_sampler_chose_have_no_cost_without_a_cap() -> None:
     study = optuna.create_study(sampler=SAMPLERS.TPESampler(seed=0, n_startup_trials=2))
     study.optimize(lambda trial: trial.suggest_float("mu", 0.1, 0.2), n_trials=4)
     found = integration.cost_of_study(study)
@@ -331,14 +341,14 @@ def test_budgets_that_a_sampler_chose_have_no_cost_without_a_cap():
     assert integration.cost_of_study(study, cap=4.0).best_only == 4.0
 
 
-def stored(folder):
+def stored(folder: Any) -> Any:
     storage = f"sqlite:///{folder}/study.db"
     study = optuna.create_study(storage=storage, study_name="mine")
     study.optimize(objective, n_trials=2)
     return storage, folder / "study.db"
 
 
-def refused_line(capsys, storage, name="mine"):
+def refused_line(capsys: pytest.CaptureFixture[str], storage: Any, name: Any = "mine") -> Any:
     assert bounds.main(["--optuna", storage, name]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
@@ -346,7 +356,9 @@ def refused_line(capsys, storage, name="mine"):
     return captured.err
 
 
-def test_a_storage_is_read_and_never_written(tmp_path, capsys):
+def test_a_storage_is_read_and_never_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     storage, file = stored(tmp_path)
     before = file.read_bytes()
     file.chmod(0o444)
@@ -365,7 +377,9 @@ def test_a_storage_is_read_and_never_written(tmp_path, capsys):
     assert "which holds no studies" in refused_line(capsys, f"sqlite:///{foreign}")
 
 
-def test_locked_and_damaged_storages_have_their_own_line(tmp_path, capsys, monkeypatch):
+def test_locked_and_damaged_storages_have_their_own_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(integration, "_SECONDS_LOCKED", 0.1)
     storage, file = stored(tmp_path)
     with contextlib.closing(sqlite3.connect(file)) as database:
@@ -399,7 +413,7 @@ def test_locked_and_damaged_storages_have_their_own_line(tmp_path, capsys, monke
         "://me:secret@",
     ],
 )
-def test_no_password_is_echoed(storage, capsys):
+def test_no_password_is_echoed(storage: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "secret" not in refused_line(capsys, storage)
     with pytest.raises(ValueError, match="optuna must be") as caught:
         integration.cost_of_study(storage, "mine")
@@ -410,7 +424,7 @@ def test_no_password_is_echoed(storage, capsys):
     assert "secret" not in capsys.readouterr().err
 
 
-def objective(trial):
+def objective(trial: Any) -> Any:
     trial.set_user_attr("mu", 0.1)
     return trial.suggest_int("x", 1, 4)
 
@@ -425,14 +439,14 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("sampler", "way"), WAYS, ids=lambda one: type(one).__name__)
-def test_the_way_is_read_off_the_sampler(sampler, way):
+def test_the_way_is_read_off_the_sampler(sampler: Any, way: str) -> None:
     study = optuna.create_study(sampler=sampler)
     study.optimize(objective, n_trials=4)
     assert integration.read_study(study) == ([GaussianMechanism(0.1)] * 4, way)
 
 
-def test_pruned_trials_make_it_sequential():
-    def pruned(trial):
+def test_pruned_trials_make_it_sequential() -> None:
+    def pruned(trial: Any) -> None:
         objective(trial)
         raise optuna.TrialPruned
 
@@ -443,7 +457,7 @@ def test_pruned_trials_make_it_sequential():
     assert (len(runs), way) == (3, "sequential")
 
 
-def test_trials_put_in_by_hand_make_it_sequential():
+def test_trials_put_in_by_hand_make_it_sequential() -> None:
     study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(objective, n_trials=1)
     study.enqueue_trial({"x": 4})
@@ -451,7 +465,9 @@ def test_trials_put_in_by_hand_make_it_sequential():
     assert integration.read_study(study)[1] == "sequential"
 
 
-def test_a_stored_study_is_read_to_the_safe_side(tmp_path, capsys):
+def test_a_stored_study_is_read_to_the_safe_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     study = optuna.create_study(
         storage=storage, study_name="mine", sampler=SAMPLERS.RandomSampler(seed=0)
@@ -471,7 +487,7 @@ def test_a_stored_study_is_read_to_the_safe_side(tmp_path, capsys):
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_study_that_does_not_tell_its_noise_is_refused_or_told():
+def test_a_study_that_does_not_tell_its_noise_is_refused_or_told() -> None:
     study = optuna.create_study(sampler=SAMPLERS.RandomSampler(seed=0))
     study.optimize(lambda trial: trial.suggest_float("lr", 0.1, 1.0), n_trials=2)
     with pytest.raises(ValueError, match="trials must have noise_multiplier and steps"):
@@ -480,10 +496,10 @@ def test_a_study_that_does_not_tell_its_noise_is_refused_or_told():
     assert (found.trials, found.chosen) == (2, "random")
 
 
-def test_an_objective_runs_unchanged_under_a_private_protocol():
+def test_an_objective_runs_unchanged_under_a_private_protocol() -> None:
     numbers, pruned = [], []
 
-    def unchanged(trial):
+    def unchanged(trial: Any) -> Any:
         rate = trial.suggest_float("rate", 0.1, 1.0, log=True)
         width = trial.suggest_categorical("width", [16, 32])
         numbers.append((trial.number, len(trial.study.trials)))
@@ -507,10 +523,10 @@ def test_an_objective_runs_unchanged_under_a_private_protocol():
     assert len(set(seen)) == 3
 
 
-def test_an_objective_is_told_its_noise():
+def test_an_objective_is_told_its_noise() -> None:
     told = {}
 
-    def objective(trial):
+    def objective(trial: Any) -> Any:
         told.update(trial.user_attrs)
         return trial.suggest_float("rate", 0.1, 1.0)
 
@@ -521,13 +537,15 @@ def test_an_objective_is_told_its_noise():
     assert study.noise_multiplier == 1.5
 
 
-def test_protocols_that_need_a_space_are_refused():
+def test_protocols_that_need_a_space_are_refused() -> None:
     for protocol in ("grid:3", "adaptive:0.5,2/tnb:1,0.5"):
         with pytest.raises(ValueError, match=r"candidates of grid:3|protocol must draw each"):
             integration.PrivateStudy(protocol, base=GaussianMechanism(0.5), folder=None)
 
 
-def test_trials_of_groups_cost_as_much_as_groups_of_the_same_runs(tmp_path, capsys):
+def test_trials_of_groups_cost_as_much_as_groups_of_the_same_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "trials.csv"
     path.write_text("noise_multiplier,sampling_rate,steps\n2,0.01,100\n2,0.01,100\n")
     assert read_trials(path, group_size=3) == [DpSgd(2.0, 100, 0.01, group_size=3)] * 2

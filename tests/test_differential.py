@@ -6,6 +6,8 @@ Its statistical tests accuse a correct loop with probability at most 1e-5; seeds
 import json
 import math
 import os
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,14 +38,14 @@ torch.set_num_threads(1)
 DATA = TrainingSet.of(loops.dense())
 
 
-def report(train, data=DATA, **options):
+def report(train: Any, data: Any = DATA, **options: Any) -> Any:
     return check_premises(train, data, **options).report
 
 
-def test_an_interrupted_benchmark_continues_with_the_missing_rows(tmp_path):
+def test_an_interrupted_benchmark_continues_with_the_missing_rows(tmp_path: Path) -> None:
     out, made = tmp_path / "rows.jsonl", []
 
-    def run(name):
+    def run(name: Any) -> Any:
         made.append(name)
         return {"found": name == "b"}
 
@@ -60,7 +62,7 @@ def test_an_interrupted_benchmark_continues_with_the_missing_rows(tmp_path):
 # --- what is measured ---
 
 
-def test_coupled_runs_differ_by_the_clipped_gradients_alone():
+def test_coupled_runs_differ_by_the_clipped_gradients_alone() -> None:
     # By hand: (clip(g(z)) - clip(g(z'))) / 10, whatever the noise; and nothing at the end.
     runs = CoupledRuns(Loop(steps=3, noise_multiplier=50.0), None)
     base = runs.run(DATA, 7)
@@ -87,7 +89,7 @@ def test_coupled_runs_differ_by_the_clipped_gradients_alone():
     assert not differences(base.released, other.released)
 
 
-def test_contributions_are_the_largest_half_distances_and_full_distances_from_absence():
+def test_contributions_are_the_largest_half_distances_and_full_distances_from_absence() -> None:
     pool = [np.array([[0.0, 0.0]]), np.array([[3.0, 4.0]]), np.array([[1.0, 0.0]])]
     found = contributions(pool, [slice(0, 1), slice(1, 2)], 0.0)
     assert found.largest[0] == pytest.approx(2.5)
@@ -96,7 +98,7 @@ def test_contributions_are_the_largest_half_distances_and_full_distances_from_ab
     assert with_absent.largest[0] == pytest.approx(5.0)
 
 
-def test_batch_sizes_are_exact_whatever_the_divisor():
+def test_batch_sizes_are_exact_whatever_the_divisor() -> None:
     rng = np.random.default_rng(0)
     runs, steps, n, rate = 12, 5, 30, 0.3
     inside = rng.random((runs, steps, n)) < rate
@@ -113,7 +115,7 @@ def test_batch_sizes_are_exact_whatever_the_divisor():
     assert found.unit_spread < 1e-6
 
 
-def test_the_scale_of_noise_is_unbiased_where_batches_are_regressed_out():
+def test_the_scale_of_noise_is_unbiased_where_batches_are_regressed_out() -> None:
     # Chi-square with the stated degrees of freedom, by Kolmogorov and Smirnov (false alarm 1e-3).
     rng = np.random.default_rng(1)
     values = []
@@ -125,11 +127,11 @@ def test_the_scale_of_noise_is_unbiased_where_batches_are_regressed_out():
     assert stats.kstest(values, "uniform").pvalue > 1e-3
 
 
-def test_poisson_samples_pass_and_every_other_sampling_is_named():
+def test_poisson_samples_pass_and_every_other_sampling_is_named() -> None:
     rng = np.random.default_rng(2)
     runs, steps, n, rate = 40, 6, 24, 0.3
 
-    def kinds(inside):
+    def kinds(inside: Any) -> Any:
         tests = poisson_tests(inside.sum(2).astype(float), inside[:, :, -1], n, [rate] * steps)
         return {t.kind for t in tests if t.matters and t.p_value < 1e-7}
 
@@ -146,12 +148,12 @@ def test_poisson_samples_pass_and_every_other_sampling_is_named():
     assert "inclusion rate" in kinds(always)
 
 
-def test_independent_noise_passes_and_dependence_is_named():
+def test_independent_noise_passes_and_dependence_is_named() -> None:
     rng = np.random.default_rng(3)
     drawn = rng.normal(size=(20, 4, 60))
     parts, names, shapes = [slice(0, 40), slice(40, 60)], ["a", "b"], [(8, 5), (20,)]
 
-    def kinds(values):
+    def kinds(values: Any) -> Any:
         noise = estimate_noise(values, None, parts, 1e-12)
         tests = independence(noise, names, shapes, True)
         return {t.kind for t in tests if t.matters and t.p_value < 1e-7}
@@ -170,11 +172,11 @@ def test_independent_noise_passes_and_dependence_is_named():
     assert kinds(long) == {"steps"}
 
 
-def test_noise_that_comes_back_elsewhere_is_named():
+def test_noise_that_comes_back_elsewhere_is_named() -> None:
     rng = np.random.default_rng(5)
     parts, names, shapes = [slice(0, 30), slice(30, 60)], ["a", "b"], [(30,), (30,)]
 
-    def kinds(values):
+    def kinds(values: Any) -> Any:
         noise = estimate_noise(values, None, parts, 1e-12)
         tests = independence(noise, names, shapes, True)
         return {t.kind for t in tests if t.matters and t.p_value < 1e-7}
@@ -189,11 +191,11 @@ def test_noise_that_comes_back_elsewhere_is_named():
     assert "tensors" in kinds(overlapping)
 
 
-def test_records_that_are_drawn_in_pairs_are_named():
+def test_records_that_are_drawn_in_pairs_are_named() -> None:
     rng = np.random.default_rng(6)
     rates = [0.3] * 8
 
-    def kinds(inside):
+    def kinds(inside: Any) -> Any:
         tests = poisson_tests(inside.sum(2).astype(float), inside[:, :, -1], 40, rates)
         return {t.kind for t in tests if t.matters and t.p_value < 1e-7}
 
@@ -206,8 +208,8 @@ def test_records_that_are_drawn_in_pairs_are_named():
     assert all(t.p_value > 1e-3 for t in found)
 
 
-def test_the_first_record_is_exchanged_too():
-    def with_hold_out(records, candidate, seed, watch):
+def test_the_first_record_is_exchanged_too() -> None:
+    def with_hold_out(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         held_out = float(np.asarray(records.features[:4], dtype=float).mean())
         rest = TrainingSet(records.features[4:], records.labels[4:])
         return {"model": Loop(steps=2)(rest, candidate, seed, watch), "held out": held_out}
@@ -217,11 +219,11 @@ def test_the_first_record_is_exchanged_too():
 
 
 @pytest.mark.parametrize("runs", [3, 8, 64])
-def test_gaussian_noise_passes_and_another_distribution_is_named(runs):
+def test_gaussian_noise_passes_and_another_distribution_is_named(runs: int) -> None:
     rng = np.random.default_rng(4)
     counts = rng.binomial(20, 0.3, size=(runs, 4)).astype(float)
 
-    def tests(values):
+    def tests(values: Any) -> Any:
         values = values + 5.0 * counts[:, :, None]
         noise = estimate_noise(values, counts, [slice(0, 2000)], 1e-12)
         return {t.kind: t for t in shape_of_noise(noise)}
@@ -242,9 +244,9 @@ def test_gaussian_noise_passes_and_another_distribution_is_named(runs):
         assert laplace.p_value < 1e-50
 
 
-def test_every_released_number_is_compared():
+def test_every_released_number_is_compared() -> None:
     class Holder:
-        def __init__(self, value):
+        def __init__(self, value: Any) -> None:
             self.coef_, self.log = np.array([1.0, value]), [{"loss": value}]
 
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
@@ -256,7 +258,7 @@ def test_every_released_number_is_compared():
     assert differences({"x": 1.0}, {}) == {"x": math.inf}
 
 
-def test_the_pool_has_all_sizes_signs_and_labels_and_tokens_stay_tokens():
+def test_the_pool_has_all_sizes_signs_and_labels_and_tokens_stay_tokens() -> None:
     pool = canary_pool(DATA, None)
     sizes = {record.size for record in pool}
     assert {1.0, 30.0, 1000.0} <= sizes
@@ -272,7 +274,7 @@ def test_the_pool_has_all_sizes_signs_and_labels_and_tokens_stay_tokens():
 
 @pytest.mark.thin(20)
 @pytest.mark.parametrize("name", [name for name in BROKEN if "black box" not in name])
-def test_a_broken_loop_is_found_at_the_default_settings(name):
+def test_a_broken_loop_is_found_at_the_default_settings(name: str) -> None:
     control = BROKEN[name]
     found = report(control.train, TrainingSet.of(control.data()), relation=control.relation)
     assert found.broken, str(found)
@@ -291,7 +293,7 @@ def test_a_broken_loop_is_found_at_the_default_settings(name):
         ),
     ],
 )
-def test_a_finding_names_the_premise_and_the_numbers(name, premise, words):
+def test_a_finding_names_the_premise_and_the_numbers(name: str, premise: str, words: str) -> None:
     control = BROKEN[name]
     found = report(control.train, TrainingSet.of(control.data()))
     first = found.findings[0]
@@ -305,14 +307,14 @@ def test_a_finding_names_the_premise_and_the_numbers(name, premise, words):
 
 @pytest.mark.thin(12)
 @pytest.mark.parametrize("name", CORRECT)
-def test_a_correct_loop_is_not_accused(name):
+def test_a_correct_loop_is_not_accused(name: str) -> None:
     control = CORRECT[name]
     found = report(control.train, TrainingSet.of(control.data()), relation=control.relation)
     assert not found.broken, str(found)
     assert not found.inconclusive
 
 
-def test_records_that_contribute_alike_do_not_hide_the_batch_sizes():
+def test_records_that_contribute_alike_do_not_hide_the_batch_sizes() -> None:
     """With this seed, the first quiet record and the canary have one label."""
     control = CORRECT["label frequencies, Poisson"]
     found = report(control.train, TrainingSet.of(control.data()), seed=2)
@@ -321,8 +323,8 @@ def test_records_that_contribute_alike_do_not_hide_the_batch_sizes():
 
 
 @pytest.mark.parametrize("share", [0.95, 1.0])
-def test_five_percent_of_the_noise_are_not_too_little_to_miss(share):
-    def noise(state, total):
+def test_five_percent_of_the_noise_are_not_too_little_to_miss(share: float) -> None:
+    def noise(state: Any, total: Any) -> Any:
         return [g + share * state.clip * torch.randn_like(g) for g in total]
 
     found = report(Loop(noise=noise))
@@ -332,16 +334,18 @@ def test_five_percent_of_the_noise_are_not_too_little_to_miss(share):
 
 
 @pytest.mark.parametrize("sampled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_claim_without_an_accountant_is_compared_with_what_noise_and_steps_imply(sampled):
+def test_a_claim_without_an_accountant_is_compared_with_what_noise_and_steps_imply(
+    sampled: bool,
+) -> None:
     class Claims:
-        def __init__(self, watch, epsilon):
+        def __init__(self, watch: Any, epsilon: Any) -> None:
             self.watch, self.epsilon = watch, epsilon
 
-        def __call__(self, optimizer, model, accountant):
+        def __call__(self, optimizer: Any, model: Any, accountant: Any) -> None:
             self.watch(optimizer, model)
             self.watch.claim(self.epsilon)
 
-    def claiming(loop, epsilon):
+    def claiming(loop: Any, epsilon: Any) -> Any:
         return lambda records, c, seed, watch: loop(records, c, seed, Claims(watch, epsilon))
 
     loop = Loop(sampling_rate=0.4, steps=6) if sampled else Loop()
@@ -354,8 +358,8 @@ def test_a_claim_without_an_accountant_is_compared_with_what_noise_and_steps_imp
 # --- what cannot be tested ---
 
 
-def test_randomness_that_no_seed_controls_is_not_testable():
-    def noise(state, total):
+def test_randomness_that_no_seed_controls_is_not_testable() -> None:
+    def noise(state: Any, total: Any) -> Any:
         random = np.random.default_rng(int.from_bytes(os.urandom(8)))
         return [g + torch.from_numpy(random.normal(0, 0.5, g.shape).astype("f")) for g in total]
 
@@ -367,8 +371,8 @@ def test_randomness_that_no_seed_controls_is_not_testable():
         found.raise_if_broken()
 
 
-def test_noise_on_the_weights_instead_of_gradients_is_not_accused():
-    def after(state):
+def test_noise_on_the_weights_instead_of_gradients_is_not_accused() -> None:
+    def after(state: Any) -> None:
         with torch.no_grad():
             for p in state.parameters:
                 p.add_(0.05 * torch.randn_like(p))
@@ -379,17 +383,17 @@ def test_noise_on_the_weights_instead_of_gradients_is_not_accused():
     assert "p.grad is not what is released" in found.untested["contribution"]
 
 
-def test_further_accounted_releases_must_be_declared_to_be_tested():
+def test_further_accounted_releases_must_be_declared_to_be_tested() -> None:
     control = CORRECT["threshold by a noisy quantile"]
 
     class Silent:
-        def __init__(self, watch):
+        def __init__(self, watch: Any) -> None:
             self.watch = watch
 
-        def __call__(self, *watched):
+        def __call__(self, *watched: Any) -> None:
             self.watch(*watched)
 
-        def release(self, value):
+        def release(self, value: Any) -> Any:
             return value
 
     hidden = report(lambda r, c, s, watch: control.train(r, c, s, Silent(watch)))
@@ -401,7 +405,7 @@ def test_further_accounted_releases_must_be_declared_to_be_tested():
 # --- the verdict ---
 
 
-def test_a_broken_premise_ends_the_check_and_raises():
+def test_a_broken_premise_ends_the_check_and_raises() -> None:
     found = audit.check(Loop(total=broken.raw_momentum), loops.dense())
     assert found.exit_code == 1
     assert found.games == 0
@@ -415,7 +419,7 @@ def test_a_broken_premise_ends_the_check_and_raises():
     assert read["premises"]["findings"][0]["numbers"]["step"] == 2
 
 
-def test_a_correct_loop_is_attacked_and_the_verdict_states_the_power():
+def test_a_correct_loop_is_attacked_and_the_verdict_states_the_power() -> None:
     found = audit.check(Loop(), loops.dense(), trials=40, jobs=1)
     assert found.exit_code == 0
     assert found.raise_if_broken() is found
@@ -424,7 +428,7 @@ def test_a_correct_loop_is_attacked_and_the_verdict_states_the_power():
     assert "claims (11.2, 1e-05)" in str(found) or "claims (" in found.words
 
 
-def test_detectable_noise_is_found_as_often_as_stated():
+def test_detectable_noise_is_found_as_often_as_stated() -> None:
     from audit import lower_bounds
     from audit.own_training.checking import detectable_noise
 
@@ -449,24 +453,26 @@ def test_detectable_noise_is_found_as_often_as_stated():
         (([[1.0]], ["a"]), "records must hold real numbers, got labels"),
     ],
 )
-def test_records_that_are_no_numbers_are_one_line(records, words):
+def test_records_that_are_no_numbers_are_one_line(records: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words) as raised:
         audit.check(lambda *_: 0.0, records, claim=1.0)
     assert "\n" not in str(raised.value)
 
 
-def _leaves(records, candidate, seed, watch):
+def _leaves(records: Any, candidate: Any, seed: Any, watch: Any) -> None:
     os._exit(1)
 
 
-def _dies(records, candidate, seed, watch):
+def _dies(records: Any, candidate: Any, seed: Any, watch: Any) -> None:
     os.kill(os.getpid(), 9)
 
 
 @pytest.mark.parametrize(
     ("name", "words"), [("_leaves", "ended (exit code 1)"), ("_dies", "signal SIGKILL")]
 )
-def test_a_process_that_dies_is_never_a_leak(name, words, capfd):
+def test_a_process_that_dies_is_never_a_leak(
+    name: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     from audit import run
 
     options = ["--train", f"test_differential.{name}", "--records", "broken_trainings.data"]
@@ -476,7 +482,7 @@ def test_a_process_that_dies_is_never_a_leak(name, words, capfd):
     assert "Traceback" not in written.err + written.out
 
 
-def test_help_needs_no_function(capsys):
+def test_help_needs_no_function(capsys: pytest.CaptureFixture[str]) -> None:
     from audit import run
 
     with pytest.raises(SystemExit) as ended:
@@ -485,12 +491,12 @@ def test_help_needs_no_function(capsys):
     assert "--relation" in capsys.readouterr().out
 
 
-def test_a_dirac_canary_without_a_watch_is_refused():
+def test_a_dirac_canary_without_a_watch_is_refused() -> None:
     from canaries import DiracCanary
 
     with pytest.raises(ValueError, match="never calls watch with its optimizer"):
         audit.check(lambda r, c, s, w: float(s), loops.dense(), DiracCanary(), trials=4, claim=1.0)
 
 
-def test_the_error_over_all_tests_is_small():
+def test_the_error_over_all_tests_is_small() -> None:
     assert FAMILY_ERROR <= 1e-4

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 
-def module(name):
+def module(name: Any) -> Any:
     specification = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     found = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(found)
@@ -34,17 +35,17 @@ def module(name):
         ('<img src="gone.png">', ["one.html: no file for gone.png"]),
     ],
 )
-def test_dead_links_are_found(link, wrong, tmp_path):
+def test_dead_links_are_found(link: str, wrong: list[str], tmp_path: Path) -> None:
     (tmp_path / "one.html").write_text(f'<p id="top">{link}')
     (tmp_path / "two.html").write_text('<p id="here"><a href="one.html">')
     assert module("check_links").problems(tmp_path) == wrong
 
 
-def test_a_folder_without_pages_is_no_site(tmp_path):
+def test_a_folder_without_pages_is_no_site(tmp_path: Path) -> None:
     assert module("check_links").problems(tmp_path) == [f"{tmp_path}: no pages"]
 
 
-def test_pictures_of_protocols(tmp_path):
+def test_pictures_of_protocols(tmp_path: Path) -> None:
     pictures = module("pictures")
     base = accounting.GaussianMechanism(0.25)
     pictures.PROTOCOLS = {
@@ -64,7 +65,7 @@ def test_pictures_of_protocols(tmp_path):
     assert pictures.table(found).count("\n") == 1 + len(pictures.PROTOCOLS)
 
 
-def test_code_in_pages_is_python():
+def test_code_in_pages_is_python() -> None:
     pages = [*DOCS.glob("*.md"), ROOT / "README.md"]
     blocks = [
         (page.name, block)
@@ -89,7 +90,7 @@ PUBLIC = {
 }
 
 
-def public(package):
+def public(package: Any) -> Any:
     """The public names of a package, and the objects."""
     found = importlib.import_module(package)
     names = getattr(found, "__all__", None) or [
@@ -101,7 +102,7 @@ def public(package):
 
 
 @pytest.mark.parametrize("package", PUBLIC)
-def test_every_public_name_has_an_example_that_runs(package):
+def test_every_public_name_has_an_example_that_runs(package: str) -> None:
     without = []
     for name, value in public(package).items():
         if inspect.isclass(value) or inspect.isfunction(value):
@@ -113,7 +114,7 @@ def test_every_public_name_has_an_example_that_runs(package):
 
 
 @pytest.mark.parametrize("package", PUBLIC)
-def test_every_public_name_is_in_the_reference(package):
+def test_every_public_name_is_in_the_reference(package: str) -> None:
     text = (DOCS / "reference" / f"{PUBLIC[package]}.md").read_text()
     tables = re.findall(r":nosignatures:\n\n((?:   [\w.]+\n)+)", text)
     listed = [name for table in tables for name in table.split()]
@@ -122,7 +123,7 @@ def test_every_public_name_is_in_the_reference(package):
     assert set(public(package)) <= set(listed)
 
 
-def test_every_page_is_in_the_menu():
+def test_every_page_is_in_the_menu() -> None:
     index = (DOCS / "index.md").read_text()
     pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
     assert pages <= set(index.split())

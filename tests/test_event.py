@@ -1,5 +1,7 @@
 """What dp-accounting describes is read as the same mechanism."""
 
+from typing import Any
+
 import dp_accounting
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from audit import accounting, upper_bounds
 DELTA = 1e-5
 
 
-def test_a_composed_event_is_accounted_for_as_by_their_accountant():
+def test_a_composed_event_is_accounted_for_as_by_their_accountant() -> None:
     sampled = dp_event.PoissonSampledDpEvent(0.02, dp_event.GaussianDpEvent(1.2))
     event = dp_event.ComposedDpEvent(
         [
@@ -29,20 +31,20 @@ def test_a_composed_event_is_accounted_for_as_by_their_accountant():
     assert ours.epsilon(DELTA) <= theirs.get_epsilon(DELTA) + 1e-9
 
 
-def test_a_sample_is_drawn_once_for_all_that_is_run_on_it():
+def test_a_sample_is_drawn_once_for_all_that_is_run_on_it() -> None:
     inner = dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(2.0), 4)
     found = accounting.from_event(dp_event.PoissonSampledDpEvent(0.1, inner))
     assert found == accounting.DpSgd(1.0, 1, 0.1)
 
 
-def test_randomised_response_and_zcdp():
+def test_randomised_response_and_zcdp() -> None:
     found = accounting.from_event(dp_event.RandomizedResponseDpEvent(0.5, 4))
     # The true answer with probability 1/2 + 1/8, any other answer 1/8: a ratio of 5.
     assert found.pure_epsilon == pytest.approx(np.log(5.0))
     assert accounting.from_event(dp_event.ZCDpEvent(0.1)) == accounting.ZeroConcentratedDp(0.1)
 
 
-def test_a_loss_distribution_in_both_directions():
+def test_a_loss_distribution_in_both_directions() -> None:
     theirs = distributions.from_gaussian_mechanism(
         1.0, sampling_prob=0.05, value_discretization_interval=2e-3
     ).self_compose(30)
@@ -60,7 +62,7 @@ def test_a_loss_distribution_in_both_directions():
     assert twice == pytest.approx(accounting.DpSgd(1.0, 60, 0.05).epsilon(DELTA), rel=5e-3)
 
 
-def test_a_symmetric_loss_distribution():
+def test_a_symmetric_loss_distribution() -> None:
     found = accounting.from_event(distributions.from_laplace_mechanism(2.0))
     assert len(found.pairs) == 1
     assert found.epsilon(DELTA) == pytest.approx(
@@ -92,12 +94,12 @@ def test_a_symmetric_loss_distribution():
         (3, "got int"),
     ],
 )
-def test_what_is_no_run_is_refused(event, words):
+def test_what_is_no_run_is_refused(event: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         accounting.from_event(event)
 
 
-def test_probabilities_that_are_none_are_refused():
+def test_probabilities_that_are_none_are_refused() -> None:
     with pytest.raises(ValueError, match="must sum to 1"):
         accounting.LossDistribution([0.0, 1.0], [0.5, 0.4])
     # 0.9 e^1 is more than 1 under the other data set.

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from audit.accounting import DpSgd
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def test_what_did_it_cost(capsys):
+def test_what_did_it_cost(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "what_did_it_cost.py"), run_name="__main__")
     assert capsys.readouterr().out.count("only the best is released") == 4
 
@@ -35,7 +36,9 @@ def test_what_did_it_cost(capsys):
 @pytest.mark.parametrize(
     "name", ["tune_privately.py", pytest.param("tune_with_optuna.py", marks=pytest.mark.slow)]
 )
-def test_tuning_examples(name, tmp_path, capsys, monkeypatch):
+def test_tuning_examples(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
     # K is drawn at random; with this key it is 2.
@@ -57,7 +60,9 @@ def test_tuning_examples(name, tmp_path, capsys, monkeypatch):
         assert not left
 
 
-def test_steps_from_a_plain_script_to_a_study(tmp_path, capsys, monkeypatch):
+def test_steps_from_a_plain_script_to_a_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(secrets, "randbits", lambda bits: 7)  # K is 2
     printed = []
@@ -72,12 +77,14 @@ def test_steps_from_a_plain_script_to_a_study(tmp_path, capsys, monkeypatch):
     assert "is (3, 1e-05)-differentially private for zero-out neighbours" in printed[3]
 
 
-def test_nothing_in_the_first_example_depends_on_the_number_of_records(monkeypatch):
+def test_nothing_in_the_first_example_depends_on_the_number_of_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     example = runpy.run_path(str(EXAMPLES / "tune_privately.py"))
     train, digits = example["train"], (example["IMAGES"], example["LABELS"])
     seen = []
 
-    def before(optimizer, closure=None, step=DPOptimizer.pre_step):
+    def before(optimizer: Any, closure: Any = None, step: Any = DPOptimizer.pre_step) -> Any:
         seen[-1].append((optimizer.expected_batch_size, optimizer.noise_multiplier))
         return step(optimizer, closure)
 
@@ -92,7 +99,7 @@ def test_nothing_in_the_first_example_depends_on_the_number_of_records(monkeypat
     assert seen == [[(240.0, 3.0)] * 2] * 2
 
 
-def test_examples_of_extensions_pass_their_tests():
+def test_examples_of_extensions_pass_their_tests() -> None:
     # A separate process, because examples register bounds that other tests must not see.
     files = sorted((EXAMPLES / "extending").glob("my_*.py"))
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
@@ -103,18 +110,23 @@ def test_examples_of_extensions_pass_their_tests():
 
 
 @pytest.mark.slow
-def test_hydra_configures_one_study(tmp_path):
+def test_hydra_configures_one_study(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "tune_with_hydra.py"), "steps=5", "protocol=fixed:2"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "is (1.921, 1e-05)-differentially private" in done.stdout  # of the 2 allowed
 
 
 @pytest.fixture(scope="module")
-def correlated():
+def correlated() -> Any:
     return runpy.run_path(str(EXAMPLES / "tune_with_correlated_noise.py"))
 
 
-def test_tuning_with_correlated_noise(correlated, tmp_path, capsys, monkeypatch):
+def test_tuning_with_correlated_noise(
+    correlated: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(secrets, "randbits", lambda bits: 7)  # K is 2
     correlated["main"](tmp_path, trials=100, repeats=2)
@@ -138,21 +150,21 @@ def test_tuning_with_correlated_noise(correlated, tmp_path, capsys, monkeypatch)
     assert verify.main([str(tmp_path / "certificate.json")]) == 0
 
 
-def _best_of_geometric(mu, stop, delta):
+def _best_of_geometric(mu: Any, stop: Any, delta: Any) -> Any:
     """Epsilon of the largest of K draws of N(0, 1) against N(mu, 1), integrated on a grid."""
     x = np.linspace(-12.0, 12.0 + mu, 200_001)
     below = stats.norm.cdf(x), stats.norm.cdf(x - mu)
     # The largest of K is at most x with probability stop F / (1 - (1 - stop) F).
     p, q = (np.diff(stop * f / (1.0 - (1.0 - stop) * f)) for f in below)
 
-    def excess(epsilon):
+    def excess(epsilon: Any) -> Any:
         one_way = np.maximum(p - np.exp(epsilon) * q, 0.0).sum()
         return max(one_way, np.maximum(q - np.exp(epsilon) * p, 0.0).sum()) - delta
 
     return optimize.brentq(excess, 0.0, 10.0)
 
 
-def test_no_record_moves_correlated_noise_by_more_than_its_sensitivity(correlated):
+def test_no_record_moves_correlated_noise_by_more_than_its_sensitivity(correlated: Any) -> None:
     strategy, bands = correlated["strategy"](), correlated["BANDS"]
     stated = correlated["sensitivity"](strategy)
     rng = np.random.default_rng(0)
@@ -170,7 +182,7 @@ def test_no_record_moves_correlated_noise_by_more_than_its_sensitivity(correlate
     assert np.linalg.norm(sums @ np.linalg.inv(strategy)) < 0.7 * np.linalg.norm(sums)
 
 
-def test_gradients_under_correlated_noise_are_clipped(correlated):
+def test_gradients_under_correlated_noise_are_clipped(correlated: Any) -> None:
     x, y = torch.tensor(correlated["IMAGES"][:50]), torch.tensor(correlated["LABELS"][:50]).long()
     assert not correlated["IMAGES"][:, 0].any()  # nothing but the canary reaches its weight
     generator = torch.Generator().manual_seed(0)
@@ -187,7 +199,7 @@ def test_gradients_under_correlated_noise_are_clipped(correlated):
     assert found == pytest.approx(total.numpy(), abs=1e-9)
 
 
-def test_lambda_c_under_correlated_noise_is_normal(correlated):
+def test_lambda_c_under_correlated_noise_is_normal(correlated: Any) -> None:
     matrix, noise = correlated["strategy"](), 3.0
     mu = correlated["sensitivity"](matrix) / noise
     for canary, mean in ((False, 0.0), (True, mu)):
@@ -202,12 +214,12 @@ def test_lambda_c_under_correlated_noise_is_normal(correlated):
 
 
 @pytest.fixture
-def language_model(monkeypatch):
+def language_model(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     return importlib.import_module("language_model")
 
 
-def test_language_model_predicts_the_next_character(language_model):
+def test_language_model_predicts_the_next_character(language_model: Any) -> None:
     torch.manual_seed(0)
     model = language_model.Transformer()
     x, y = (part[:20] for part in language_model.PUBLIC)
@@ -226,7 +238,7 @@ def test_language_model_predicts_the_next_character(language_model):
     assert len(private) > language_model.RECORDS / 2  # pieces of one text, some of them equal
 
 
-def test_only_the_adapters_of_the_language_model_are_trained(language_model):
+def test_only_the_adapters_of_the_language_model_are_trained(language_model: Any) -> None:
     weights = language_model.pretrained(steps=2)
     before = language_model.adapted(weights, 4)
     base = language_model.Transformer()
@@ -246,7 +258,12 @@ def test_only_the_adapters_of_the_language_model_are_trained(language_model):
     assert made[2].expected_batch_size == 20
 
 
-def test_language_model_is_tuned_and_audited(language_model, tmp_path, capsys, monkeypatch):
+def test_language_model_is_tuned_and_audited(
+    language_model: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(secrets, "randbits", lambda bits: 7)  # K is 2
     monkeypatch.setattr(language_model, "STEPS", 2)
@@ -271,7 +288,7 @@ def test_language_model_is_tuned_and_audited(language_model, tmp_path, capsys, m
     assert verify.main([str(tmp_path / "certificate.json"), "--seconds", "300"]) == 0
 
 
-def test_ray_example(monkeypatch, capsys):
+def test_ray_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     tune = types.ModuleType(
         "ray.tune"
     )  # stands in for Ray: runs a list and finds the best by a metric
@@ -288,7 +305,7 @@ def test_ray_example(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_ray_leaves_no_trace_of_losing_runs(tmp_path):
+def test_ray_leaves_no_trace_of_losing_runs(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="ray[tune]")
     command = [sys.executable, str(EXAMPLES / "tune_with_ray.py")]
     own = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "RAY_AUTH_MODE": "disabled"}
@@ -300,26 +317,26 @@ def test_ray_leaves_no_trace_of_losing_runs(tmp_path):
 
 
 class _Tuner:
-    def __init__(self, trainable, param_space, tune_config, run_config):
+    def __init__(self, trainable: Any, param_space: Any, tune_config: Any, run_config: Any) -> None:
         assert vars(tune_config) == {"metric": "score", "mode": "max"}
         assert run_config.verbose == 0  # losing runs are not printed
         assert Path(run_config.storage_path).is_relative_to(tempfile.gettempdir())
         self.trainable, self.listed = trainable, param_space["candidate"]
 
-    def fit(self):
+    def fit(self) -> Any:
         return _Results(
             types.SimpleNamespace(config={"candidate": c}, metrics=self.trainable({"candidate": c}))
             for c in self.listed
         )
 
 
-class _Results(list):
-    def get_best_result(self):
+class _Results(list[Any]):
+    def get_best_result(self) -> Any:
         return max(self, key=lambda result: result.metrics["score"])
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
-def test_one_long_record_moves_a_batch_that_is_padded_to_it():
+def test_one_long_record_moves_a_batch_that_is_padded_to_it() -> None:
     contribution = runpy.run_path(str(EXAMPLES / "padded_batches.py"))["contribution"]
     assert contribution(False) > 10  # measured: 24.0
     assert contribution(True) <= 1 + 1e-4

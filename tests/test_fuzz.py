@@ -16,7 +16,10 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +47,7 @@ from audit.upper_bounds.registry import find, row
 _TIMES = int(os.environ.get("AUDIT_FUZZ", "1"))
 
 
-def examples(number):
+def examples(number: Any) -> Any:
     return settings(
         max_examples=number * _TIMES,
         derandomize=_TIMES == 1,
@@ -115,7 +118,7 @@ THINGS = st.one_of(
 )
 
 
-def refused_well(error):
+def refused_well(error: Any) -> None:
     """A refusal is one line that says something."""
     assert isinstance(error, ValueError | TypeError), repr(error)
     said = str(error)
@@ -123,7 +126,7 @@ def refused_well(error):
     assert len(said.splitlines()) == 1, said
 
 
-def asked(function, *arguments):
+def asked(function: Any, *arguments: Any) -> Any:
     """What a function answers, None where it refuses well."""
     try:
         with np.errstate(all="ignore"):
@@ -133,7 +136,7 @@ def asked(function, *arguments):
         return None
 
 
-def commanded(capsys, main, argv, codes=(0, 2)):
+def commanded(capsys: pytest.CaptureFixture[str], main: Any, argv: Any, codes: Any = (0, 2)) -> Any:
     """The exit code and output of a command, which says at most one line about what was wrong."""
     capsys.readouterr()
     try:
@@ -153,10 +156,10 @@ def commanded(capsys, main, argv, codes=(0, 2)):
 @pytest.mark.parametrize(
     "read", [repetitions.parse_repetitions, protocols.parse_protocol, accounting.parse_mechanism]
 )
-def test_text_is_read_or_refused(read):
+def test_text_is_read_or_refused(read: Callable[..., Any]) -> None:
     @examples(150)
     @given(SPECS | THINGS)
-    def play(text):
+    def play(text: Any) -> None:
         found = asked(read, text)
         if found is not None and read is not accounting.parse_mechanism:
             assert read(found.spec) == found
@@ -166,7 +169,9 @@ def test_text_is_read_or_refused(read):
 
 @examples(150)
 @given(THINGS, THINGS, THINGS, st.booleans(), st.booleans())
-def test_checks_give_a_number_or_refuse(value, low, high, closed_low, closed_high):
+def test_checks_give_a_number_or_refuse(
+    value: Any, low: Any, high: Any, closed_low: Any, closed_high: Any
+) -> None:
     found = asked(checks.integer, "x", value, 0, 10)
     assert found is None or (type(found) is int and 0 <= found <= 10)
     found = asked(checks.interval, "x", value, 0.0, 1.0)
@@ -174,7 +179,7 @@ def test_checks_give_a_number_or_refuse(value, low, high, closed_low, closed_hig
     assert asked(checks.one_of, "x", value, ["a", "b"]) in (None, "a", "b")
 
 
-def check_rows(rows):
+def check_rows(rows: Any) -> None:
     """No number is NaN or negative, and no bound for any score is below what is attained."""
     known = {one.name: one.epsilon for one in rows if one.applies}
     assert all(epsilon >= 0.0 for epsilon in known.values()), known
@@ -201,7 +206,7 @@ QUICK = (
 
 @examples(15)
 @given(BASES, SPECS | LAWS, NUMBERS | st.floats(1e-12, 0.1), st.sampled_from(QUICK))
-def test_a_bound_is_a_number_or_a_reason(base, law, delta, bound):
+def test_a_bound_is_a_number_or_a_reason(base: Any, law: Any, delta: Any, bound: Any) -> None:
     mechanism = asked(accounting.parse_mechanism, base)
     if mechanism is not None:
         found = asked(bound, mechanism, law, delta)
@@ -210,7 +215,7 @@ def test_a_bound_is_a_number_or_a_reason(base, law, delta, bound):
 
 @examples(25)
 @given(THINGS, THINGS | LAWS, THINGS)
-def test_a_bound_takes_what_it_can_and_refuses_the_rest(base, law, delta):
+def test_a_bound_takes_what_it_can_and_refuses_the_rest(base: Any, law: Any, delta: Any) -> None:
     if asked(accounting.parse_mechanism, base) is not None:
         return
     for function in (upper.region, upper.tuning_cost, upper.all_upper_bounds, upper.TunedMechanism):
@@ -222,7 +227,7 @@ def test_a_bound_takes_what_it_can_and_refuses_the_rest(base, law, delta):
 
 @examples(100)
 @given(THINGS, THINGS, THINGS)
-def test_the_accounts_of_one_run_are_numbers_or_refused(one, two, three):
+def test_the_accounts_of_one_run_are_numbers_or_refused(one: Any, two: Any, three: Any) -> None:
     makers = (
         lambda: accounting.GaussianMechanism(one),
         lambda: accounting.LaplaceMechanism(one),
@@ -264,7 +269,9 @@ SCORES = st.one_of(
 @examples(60)
 @given(SCORES, SCORES, st.just(1e-5) | NUMBERS, st.just(0.95) | NUMBERS)
 @pytest.mark.filterwarnings("ignore:the bound is 0")
-def test_a_lower_bound_is_a_number_or_refused(out_scores, in_scores, delta, confidence):
+def test_a_lower_bound_is_a_number_or_refused(
+    out_scores: Any, in_scores: Any, delta: Any, confidence: Any
+) -> None:
     given = {"out_scores": out_scores, "in_scores": in_scores}
     given |= {"delta": delta, "confidence": confidence}
     found = asked(lambda: lower_bounds.lower_bound(**given))
@@ -283,17 +290,17 @@ OPTIONS += ["--chosen", "--compare", "--plot", "--nope"]
 
 
 @st.composite
-def lines_of(draw, options, start=()):
+def lines_of(draw: Any, options: Any, start: Any = ()) -> Any:
     argv = list(start)
     for option in draw(st.lists(st.sampled_from(options), max_size=4)):
         argv += [option, draw(WORDS | SPECS | LAWS)]
     return argv
 
 
-def test_the_accountant_answers_or_refuses(capsys):
+def test_the_accountant_answers_or_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     @examples(60)
     @given(lines_of(OPTIONS) | lines_of(OPTIONS, ("--mu", "0.5", "--json")))
-    def play(argv):
+    def play(argv: Any) -> None:
         code, out = commanded(capsys, bounds.main, argv)
         if code == 0 and "--json" in argv:
             assert all((one["epsilon"] or 0.0) >= 0.0 for one in json.loads(out)["bounds"])
@@ -328,7 +335,7 @@ OF_TRIALS = {
 
 
 @st.composite
-def csv_files(draw):
+def csv_files(draw: Any) -> Any:
     """A heading and rows, most of which are almost right."""
     heading = draw(st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=4))
     rows = draw(st.lists(st.lists(CELLS, min_size=1, max_size=4), max_size=3))
@@ -345,7 +352,9 @@ def csv_files(draw):
     return heading, "\n".join(map(",".join, [heading, *rows])) + "\n"
 
 
-def test_trials_are_read_or_refused_and_no_option_is_ignored(capsys, tmp_path):
+def test_trials_are_read_or_refused_and_no_option_is_ignored(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "trials.csv"
 
     @examples(60)
@@ -354,7 +363,7 @@ def test_trials_are_read_or_refused_and_no_option_is_ignored(capsys, tmp_path):
         st.lists(st.sampled_from([*NOT_OF_TRIALS, *OF_TRIALS]), max_size=2, unique=True),
         st.sampled_from(["grid", "random", "sequential", "gird"]),
     )
-    def play(file, options, chosen):
+    def play(file: Any, options: Any, chosen: Any) -> None:
         heading, text = file
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
         argv = ["--trials", str(path), "--chosen", chosen, "--json"]
@@ -372,7 +381,7 @@ def test_trials_are_read_or_refused_and_no_option_is_ignored(capsys, tmp_path):
     play()
 
 
-def test_the_accountant_at_extreme_numbers(capsys):
+def test_the_accountant_at_extreme_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     @examples(3)
     @given(
         st.floats(-12.0, 3.0),
@@ -380,7 +389,7 @@ def test_the_accountant_at_extreme_numbers(capsys):
         st.sampled_from(["tnb:0,{}", "geometric:{}", "two-point:{},1000", "binomial:50,{}"]),
         st.floats(-299.0, -0.001),
     )
-    def play(mu, delta, law, parameter):
+    def play(mu: Any, delta: Any, law: Any, parameter: Any) -> None:
         base = accounting.GaussianMechanism(10.0**mu)
         found = (base, law.format(repr(10.0**parameter)), 10.0**delta)
         if _TIMES > 1:
@@ -404,14 +413,14 @@ VALUES = st.recursive(
 
 @examples(300)
 @given(st.dictionaries(FIELDS | WORDS, VALUES, max_size=4))
-def test_settings_are_right_or_refused(values):
+def test_settings_are_right_or_refused(values: Any) -> None:
     asked(AuditConfig.from_mapping, values)
 
 
-def test_presets_are_read_or_refused(tmp_path, capsys):
+def test_presets_are_read_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     @examples(60)
     @given(st.binary(max_size=40) | st.builds(lambda a, b: f"{a} = {b}", FIELDS, WORDS))
-    def play(content):
+    def play(content: Any) -> None:
         if isinstance(content, str):
             content = content.encode("utf-8", "surrogatepass")
         (tmp_path / "preset.toml").write_bytes(content)
@@ -421,7 +430,7 @@ def test_presets_are_read_or_refused(tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def audit(tmp_path_factory):
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A finished audit, small."""
     folder = tmp_path_factory.mktemp("audit") / "one"
     argv = ["--threat", "ETCV", "--canary", "dirac", "--trials", "20", "--repeats", "1"]
@@ -438,7 +447,7 @@ HOSTILE = st.builds(
 )
 
 
-def places_of_texts(values, path=()):
+def places_of_texts(values: Any, path: Any = ()) -> Any:
     """The paths of all texts of nested values."""
     if isinstance(values, str):
         return [path]
@@ -448,7 +457,9 @@ def places_of_texts(values, path=()):
     return [one for key, value in inside for one in places_of_texts(value, (*path, key))]
 
 
-def test_tables_of_others_hold_no_formula_and_no_markup(audit, capsys, monkeypatch, tmp_path):
+def test_tables_of_others_hold_no_formula_and_no_markup(
+    audit: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     right = (audit / "summary.json").read_text()
     monkeypatch.chdir(tmp_path)
     # Figures take a second and hold no text that a program would run.
@@ -458,7 +469,7 @@ def test_tables_of_others_hold_no_formula_and_no_markup(audit, capsys, monkeypat
 
     @examples(40)
     @given(HOSTILE, st.none() | st.integers(0, 10**6))
-    def play(text, place):
+    def play(text: Any, place: Any) -> None:
         name = "folder" if place is not None else text.replace("/", "")
         values = json.loads(right)
         if place is not None:
@@ -484,7 +495,7 @@ def test_tables_of_others_hold_no_formula_and_no_markup(audit, capsys, monkeypat
     assert len(accepted) > 5
 
 
-def _is_number(text):
+def _is_number(text: Any) -> Any:
     try:
         float(text)
     except ValueError:
@@ -492,14 +503,14 @@ def _is_number(text):
     return True
 
 
-def test_addresses_without_a_cluster_are_refused(monkeypatch):
+def test_addresses_without_a_cluster_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_PATIENCE", 0.0)
     hosts = ["127.0.0.1:", "tcp://127.0.0.1:", "ray://[::1]:", "tls://localhost:", ":"]
     ports = ["", "1", "0", "-1", "65536", "1e3", "nan", "1" * 400, "\x00", " 1"]
 
     @examples(40)
     @given(st.sampled_from(["dask", "ray"]), st.sampled_from(hosts), st.sampled_from(ports))
-    def play(backend, host, port):
+    def play(backend: Any, host: Any, port: Any) -> None:
         with pytest.raises(ValueError, match="scheduler must be ") as error:
             workers._check_answers(AuditConfig(backend=backend, scheduler=host + port).place)
         refused_well(error.value)
@@ -510,7 +521,9 @@ def test_addresses_without_a_cluster_are_refused(monkeypatch):
 @examples(1)
 @given(st.floats(0.8, 2.0), st.sampled_from([0.01, 0.1]), st.integers(4, 6), st.integers(1, 1000))
 @example(1.0, 0.01, 5, 1000)
-def test_long_compositions_cost_more_than_one_run_and_less_than_the_sum(noise, rate, ten, times):
+def test_long_compositions_cost_more_than_one_run_and_less_than_the_sum(
+    noise: Any, rate: Any, ten: Any, times: Any
+) -> None:
     one = accounting.DpSgd(noise, 10**ten, rate)
     all_of_them = tuning.cost_of_trials([one] * times, "grid").all_released
     assert one.epsilon(1e-5) <= all_of_them * (1 + 1e-6)
@@ -524,7 +537,9 @@ def test_long_compositions_cost_more_than_one_run_and_less_than_the_sum(noise, r
     st.sampled_from([1, 300]),
     st.sampled_from(["grid", "random", "sequential"]),
 )
-def test_large_files_of_trials_take_seconds(kind, distinct, times, chosen):
+def test_large_files_of_trials_take_seconds(
+    kind: Any, distinct: Any, times: Any, chosen: Any
+) -> None:
     rows = np.geomspace(1e-4, 1e-3, distinct)
     cells = [f"{1 / row},10,0.01" if kind == "noise_multiplier" else f"{row}" for row in rows]
     heading = "noise_multiplier,steps,sampling_rate" if kind == "noise_multiplier" else kind
@@ -544,11 +559,11 @@ JSONS = st.one_of(
 )
 
 
-def put_in(values, place, value):
+def put_in(values: Any, place: Any, value: Any) -> Any:
     """A copy of nested values with one of them replaced, the place'th on the way through."""
     paths = []
 
-    def walk(inside, path):
+    def walk(inside: Any, path: Any) -> None:
         paths.append(path)
         if isinstance(inside, dict | list):
             for key in inside if isinstance(inside, dict) else range(len(inside)):
@@ -567,7 +582,9 @@ def put_in(values, place, value):
 
 
 @pytest.mark.parametrize("name", ["config.json", "summary.json"])
-def test_damaged_folders_are_refused(audit, capsys, name):
+def test_damaged_folders_are_refused(
+    audit: Any, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     right = (audit / name).read_bytes()
     whole = st.builds(
         lambda place, value: json.dumps(put_in(json.loads(right), place, value)).encode(
@@ -579,7 +596,7 @@ def test_damaged_folders_are_refused(audit, capsys, name):
 
     @examples(6)
     @given(JSONS | whole)
-    def play(content):
+    def play(content: Any) -> None:
         (audit / name).write_bytes(content)
         commanded(capsys, report.main, [audit])
         commanded(capsys, compare.main, [audit, "--out", audit.parent / "compared"])
@@ -590,7 +607,9 @@ def test_damaged_folders_are_refused(audit, capsys, name):
         (audit / name).write_bytes(right)
 
 
-def test_certificates_are_right_wrong_or_none(tmp_path, capsys):
+def test_certificates_are_right_wrong_or_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "certificate.json"
     base = accounting.GaussianMechanism(0.5)
     study = tuning.Study({"level": [1, 2]}, "tnb:0,0.5", base=base, folder=None, seed=1)
@@ -610,7 +629,7 @@ def test_certificates_are_right_wrong_or_none(tmp_path, capsys):
 
     @examples(40)
     @given(JSONS | edited)
-    def play(content):
+    def play(content: Any) -> None:
         path.write_bytes(content)
         # The exit code is 3 if an edit changes nothing: the seed is known.
         commanded(capsys, verify.main, [path], codes=(1, 2, 3))
@@ -620,17 +639,19 @@ def test_certificates_are_right_wrong_or_none(tmp_path, capsys):
 
 @examples(10)
 @given(st.floats(0.8, 4.0), st.floats(0.001, 1.0), st.integers(1, 500), st.integers(1, 3))
-def test_correct_trials_are_never_refused(noise, rate, steps, times):
+def test_correct_trials_are_never_refused(noise: Any, rate: Any, steps: Any, times: Any) -> None:
     one = accounting.DpSgd(noise, steps, rate)
     found = tuning.cost_of_trials([one] * times, "grid")
     assert one.epsilon(1e-5) <= found.all_released * (1 + 1e-6)
     assert found.best_only <= found.all_released
 
 
-def test_other_commands_refuse_what_is_none_of_theirs(capsys, tmp_path):
+def test_other_commands_refuse_what_is_none_of_theirs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     @examples(40)
     @given(st.lists(WORDS, min_size=1, max_size=3))
-    def play(words):
+    def play(words: Any) -> None:
         for main in (verify.main, report.main):
             commanded(capsys, main, words, codes=(1, 2))
 

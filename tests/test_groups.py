@@ -1,6 +1,8 @@
 """The cost for k records of one person."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +14,14 @@ from audit.accounting import Composition, DpSgd, GaussianMechanism
 
 
 @pytest.mark.parametrize(("relation", "distance"), [("add-remove", 3), ("replace-one", 6)])
-def test_full_batches_are_k_times_as_far_apart(relation, distance):
+def test_full_batches_are_k_times_as_far_apart(relation: str, distance: int) -> None:
     group = DpSgd(20.0, 100, 1.0, relation, group_size=3)
     assert group.gaussian_mu == pytest.approx(distance * 10 / 20)
     assert group.epsilon(1e-5) == GaussianMechanism(distance * 10 / 20).epsilon(1e-5)
     assert "groups of 3 records, " + relation in group.description
 
 
-def log_densities(sigma, rate, size, x):
+def log_densities(sigma: Any, rate: Any, size: Any, x: Any) -> Any:
     """Of one step, with the group and without it."""
     with_group = np.full_like(x, -np.inf)
     for j in range(size + 1):
@@ -29,7 +31,7 @@ def log_densities(sigma, rate, size, x):
 
 
 @pytest.mark.parametrize(("sigma", "rate", "size"), [(0.8, 0.1, 2), (2.0, 0.3, 5), (4.0, 0.02, 10)])
-def test_one_sampled_step_is_what_integration_says(sigma, rate, size):
+def test_one_sampled_step_is_what_integration_says(sigma: float, rate: float, size: int) -> None:
     # The integrand of order 6 peaks up to 6 times as far out as the largest shift.
     x, step = np.linspace(-12 * sigma, 12 * sigma + 6 * size, 100_001, retstep=True)
     pair = log_densities(sigma, rate, size, x)
@@ -48,7 +50,7 @@ def test_one_sampled_step_is_what_integration_says(sigma, rate, size):
         assert base.renyi(np.array([alpha]))[0] == pytest.approx(exact, rel=1e-6)
 
 
-def test_many_steps_agree_with_another_library():
+def test_many_steps_agree_with_another_library() -> None:
     sigma, rate, size, steps = 1.5, 0.05, 4, 40
     j = np.arange(size + 1)
     theirs = distributions.from_mixture_gaussian_mechanism(
@@ -65,8 +67,8 @@ def test_many_steps_agree_with_another_library():
         assert ours.epsilon(delta) <= ours.renyi_epsilon(delta)
 
 
-def test_a_group_costs_more_than_its_parts_and_no_more_than_all_of_it_in_every_batch():
-    def epsilon(size, rate=0.05):
+def test_a_group_costs_more_than_its_parts_and_no_more_than_all_of_it_in_every_batch() -> None:
+    def epsilon(size: Any, rate: Any = 0.05) -> Any:
         return DpSgd(3.0, 50, rate, "zero-out", size).epsilon(1e-5)
 
     costs = [epsilon(size) for size in (1, 2, 4)]
@@ -80,7 +82,7 @@ def test_a_group_costs_more_than_its_parts_and_no_more_than_all_of_it_in_every_b
     assert 2 * one < three
 
 
-def test_gradients_of_a_group_that_do_not_point_one_way_reveal_less():
+def test_gradients_of_a_group_that_do_not_point_one_way_reveal_less() -> None:
     # Two records with gradients of length 1 at an angle; each is in the batch by its own coin.
     sigma, rate = 0.9, 0.3
     side = np.linspace(-7.0, 8.0, 501)
@@ -104,7 +106,7 @@ def test_gradients_of_a_group_that_do_not_point_one_way_reveal_less():
                 assert delta <= float(base.delta(epsilon)) + 1e-6
 
 
-def test_noise_is_solved_for_a_group():
+def test_noise_is_solved_for_a_group() -> None:
     target = {"target_epsilon": 3.0, "target_delta": 1e-5, "steps": 50}
     found = upper_bounds.calibrate_noise("fixed:4", **target, group_size=5)
     assert found == pytest.approx(5 * upper_bounds.calibrate_noise("fixed:4", **target), rel=1e-5)
@@ -114,7 +116,7 @@ def test_noise_is_solved_for_a_group():
     assert 2.999 < cost <= 3.0
 
 
-def test_groups_in_files_and_certificates():
+def test_groups_in_files_and_certificates() -> None:
     base = DpSgd(30.0, 20, 1.0, "zero-out", 3)
     assert accounting.mechanism_from_dict(accounting.mechanism_to_dict(base)) == base
     assert "group_size" not in accounting.mechanism_to_dict(DpSgd(30.0, 20))
@@ -142,6 +144,6 @@ def test_groups_in_files_and_certificates():
         ),
     ],
 )
-def test_what_is_not_known_of_groups_is_refused(make, words):
+def test_what_is_not_known_of_groups_is_refused(make: Callable[..., Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()

@@ -1,6 +1,7 @@
 """A normaliser that depends on the number of records: its exact cost, and that attacks show it."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,14 +28,14 @@ TABLE = [
 ]
 
 
-def integrated(epsilon, batch_size, count):
+def integrated(epsilon: Any, batch_size: Any, count: Any) -> Any:
     """The hockey-stick divergences of both directions, by the trapezoid rule on densities."""
     shape, log_ratio = count / 2, 2 * math.log(batch_size / (batch_size - 1))
     # On the scale of log S, where densities are smooth and r only moves them.
     spread = 1 / math.sqrt(shape)
     u = np.linspace(-60 * spread, 60 * spread + log_ratio, 400_001)
 
-    def log_density(x):
+    def log_density(x: Any) -> Any:
         return -shape * (np.expm1(x) - x)
 
     p, q = log_density(u), log_density(u - log_ratio)
@@ -47,7 +48,9 @@ def integrated(epsilon, batch_size, count):
 
 
 @pytest.mark.parametrize(("parameters", "steps", "batch_size", "epsilon"), TABLE)
-def test_known_costs_of_normalisers(parameters, steps, batch_size, epsilon):
+def test_known_costs_of_normalisers(
+    parameters: int, steps: int, batch_size: int, epsilon: float
+) -> None:
     found = normaliser_epsilon(1e-5, batch_size, parameters, steps)
     assert found == pytest.approx(epsilon, rel=2e-4)
     # Safe: at the epsilon returned, delta is at most the one asked for, and just so.
@@ -58,7 +61,7 @@ def test_known_costs_of_normalisers(parameters, steps, batch_size, epsilon):
 
 @pytest.mark.parametrize("count", [30, 701, 50_000, 10**8])
 @pytest.mark.parametrize("distance", [0.1, 1.0, 6.0])
-def test_delta_is_the_integral_of_the_densities(count, distance):
+def test_delta_is_the_integral_of_the_densities(count: int, distance: float) -> None:
     batch_size = max(2, round(math.sqrt(2 * count) / distance))
     for epsilon in (0.0, 0.3, 2.0, 15.0):
         found = normaliser_delta(epsilon, batch_size, count)
@@ -66,14 +69,14 @@ def test_delta_is_the_integral_of_the_densities(count, distance):
         assert found == pytest.approx(expected, rel=1e-6, abs=1e-13)
 
 
-def test_one_value_is_two_normal_tails():
+def test_one_value_is_two_normal_tails() -> None:
     # N = 1: the released value is normal with standard deviation 1 or B / (B - 1) = 2.
     at = math.sqrt(2 * math.log(2) / (1 - 1 / 4))
     expected = 2 * (special.ndtr(-at / 2) - special.ndtr(-at))
     assert normaliser_delta(0.0, 2, 1) == pytest.approx(expected, rel=1e-12)
 
 
-def test_every_valid_input_has_a_delta():
+def test_every_valid_input_has_a_delta() -> None:
     rng = np.random.default_rng(1)
     largest = 10**15
     settings = [(0.0, 2, 1), (1e300, 2, 5), (0.0, largest, largest), (1e8, 2, largest)]
@@ -86,7 +89,7 @@ def test_every_valid_input_has_a_delta():
     assert math.copysign(1.0, normaliser_delta(1e300, 2, 5)) == 1.0
 
 
-def test_delta_falls_with_epsilon_and_the_divisor_and_grows_with_values():
+def test_delta_falls_with_epsilon_and_the_divisor_and_grows_with_values() -> None:
     by_epsilon = [normaliser_delta(e, 120, 4810, 60) for e in np.linspace(0.0, 80.0, 200)]
     assert (np.diff(by_epsilon) <= 0.0).all()
     by_size = [normaliser_delta(1.0, size, 10_000) for size in range(2, 400)]
@@ -107,17 +110,17 @@ def test_delta_falls_with_epsilon_and_the_divisor_and_grows_with_values():
         ((1e-5, 2, 10**15), r"parameters \* steps must give an epsilon below 1e8"),
     ],
 )
-def test_what_has_no_epsilon_is_named(arguments, words):
+def test_what_has_no_epsilon_is_named(arguments: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         normaliser_epsilon(*arguments)
 
 
-def test_negative_epsilons_are_refused():
+def test_negative_epsilons_are_refused() -> None:
     with pytest.raises(ValueError, match="epsilon must be in"):
         normaliser_delta(-1.0, 120, 10)
 
 
-def released(records, divisor, seed):
+def released(records: Any, divisor: Any, seed: Any) -> Any:
     """Sum of squares of what Opacus's optimizer releases where all gradients are zero."""
     torch.manual_seed(seed)
     model = torch.nn.Linear(64, 10)
@@ -145,7 +148,7 @@ def released(records, divisor, seed):
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG")
-def test_opacus_tells_the_number_of_records_unless_its_divisor_is_set():
+def test_opacus_tells_the_number_of_records_unless_its_divisor_is_set() -> None:
     # A positive control: int(40 * 0.1) is 4, and int(39 * 0.1) is 3.
     more, fewer = ([released(n, None, 100 * n + i) for i in range(20)] for n in (40, 39))
     claimed = DpSgd(2.0, 5, 0.1).epsilon(1e-5)

@@ -1,6 +1,7 @@
 """Safe roots, hulls and rounded numbers, against brute force and on random functions."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from audit import numerics
     backwards=st.booleans(),
     kind=st.sampled_from(["smooth", "steps", "infinite", "truth"]),
 )
-def test_safe_root_is_before_the_root_and_close_to_it(root, power, scale, backwards, kind):
+def test_safe_root_is_before_the_root_and_close_to_it(
+    root: Any, power: Any, scale: Any, backwards: Any, kind: Any
+) -> None:
     sign = -1.0 if backwards else 1.0
 
     def excess(x: float) -> float | bool:
@@ -36,12 +39,12 @@ def test_safe_root_is_before_the_root_and_close_to_it(root, power, scale, backwa
     assert excess(found + sign * 1.1e-9) > 0.0 or abs(root - found) <= 1.2e-9
 
 
-def test_smooth_roots_take_few_evaluations():
+def test_smooth_roots_take_few_evaluations() -> None:
     # 37 for halving from 100 to 1e-9; brentq takes about ten.
     for function in (math.expm1, lambda x: x**3 + x, lambda x: math.log1p(x / 51.0) - 0.01):
         evaluated = []
 
-        def excess(x, function=function, evaluated=evaluated):
+        def excess(x: Any, function: Any = function, evaluated: Any = evaluated) -> Any:
             evaluated.append(x)
             return function(x)
 
@@ -50,17 +53,17 @@ def test_smooth_roots_take_few_evaluations():
         assert len(evaluated) <= 24
 
 
-def test_safe_root_returns_an_end_before_the_root():
+def test_safe_root_returns_an_end_before_the_root() -> None:
     assert numerics.safe_root(lambda x: -1.0, 0.0, 7.0, 1e-9) == 7.0
     assert numerics.safe_root(lambda x: False, 7.0, 0.0, 1e-9) == 0.0
 
 
 @given(st.integers(0, 10**9), st.integers(1, 10**9))
-def test_last_integer(root, more):
+def test_last_integer(root: Any, more: Any) -> None:
     assert int(numerics.last_integer(lambda n: n <= root, -1, root + more)) == root
 
 
-def test_bisect_intervals():
+def test_bisect_intervals() -> None:
     roots = np.array([0.1, 0.5, 0.9])
     before, beyond = numerics.bisect_intervals(lambda x: x <= roots, np.zeros(3), 1.0, 64)
     assert np.all((before <= roots) & (roots < beyond) & (beyond - before < 1e-15))
@@ -69,10 +72,10 @@ def test_bisect_intervals():
 
 
 @given(root=st.floats(-9.0, 9.0), guess=st.floats(-10.0, 10.0), backwards=st.booleans())
-def test_bracket_near_encloses_the_root(root, guess, backwards):
+def test_bracket_near_encloses_the_root(root: Any, guess: Any, backwards: Any) -> None:
     sign = -1.0 if backwards else 1.0
 
-    def excess(x):
+    def excess(x: Any) -> Any:
         return sign * (x - root)
 
     before, beyond = numerics.bracket_near(excess, guess, 1e-3, -10.0 * sign, 10.0 * sign)
@@ -82,14 +85,16 @@ def test_bracket_near_encloses_the_root(root, guess, backwards):
     assert numerics.bracket_near(lambda x: 1.0, guess, 1e-3, -10.0, 10.0) == (-10.0, -10.0)
 
 
-def test_double_until():
+def test_double_until() -> None:
     assert numerics.double_until(lambda x: x > 5.0, 1.0, 1e9) == (4.0, 8.0)
     assert numerics.double_until(lambda x: x > 0.5, 1.0, 1e9) == (0.0, 1.0)
     assert numerics.double_until(lambda x: False, 1.0, 100.0) == (64.0, math.inf)
 
 
 @given(st.floats(1e-300, 1e300), st.booleans(), st.integers(1, 9), st.booleans())
-def test_format_rounded_rounds_to_the_given_side(value, up, digits, negative):
+def test_format_rounded_rounds_to_the_given_side(
+    value: Any, up: Any, digits: Any, negative: Any
+) -> None:
     value = -value if negative else value
     text = float(numerics.format_rounded(value, up, digits))
     assert text >= value if up else text <= value
@@ -98,7 +103,7 @@ def test_format_rounded_rounds_to_the_given_side(value, up, digits, negative):
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_the_hull_is_below_all_points_and_touches_them(seed):
+def test_the_hull_is_below_all_points_and_touches_them(seed: Any) -> None:
     rng = np.random.default_rng(seed)
     a, b = rng.random(60), rng.random(60) ** 3
     x, y = numerics.lower_hull(a, b)
@@ -109,7 +114,7 @@ def test_the_hull_is_below_all_points_and_touches_them(seed):
     assert set(zip(x, y, strict=True)) <= set(zip(a, b, strict=True))
 
 
-def test_logarithms_of_differences():
+def test_logarithms_of_differences() -> None:
     x, y = np.log([1.0, 1e-300, 1.0, 5.0]), np.log([0.25, 0.5e-300, 1.0 - 2.0**-50, 5.0])
     expected = [math.log(0.75), math.log(0.5e-300), -50 * math.log(2.0), -math.inf]
     np.testing.assert_allclose(numerics.log_subtract(x, y), expected, rtol=1e-2)
@@ -120,14 +125,14 @@ def test_logarithms_of_differences():
     )
 
 
-def test_minimize_over_alpha_finds_the_closed_form():
+def test_minimize_over_alpha_finds_the_closed_form() -> None:
     alpha, value = numerics.minimize_over_alpha(lambda a: 0.02 * a + 3.0 / (a - 1.0))
     assert alpha - 1.0 == pytest.approx(math.sqrt(150.0), rel=1e-3)
     assert value == pytest.approx(0.02 + 2.0 * math.sqrt(0.06), rel=1e-9)
 
 
 @given(st.floats(1e-320, 1e300), st.integers(1, 6), st.booleans())
-def test_format_places_rounds_to_the_given_side(value, places, up):
+def test_format_places_rounds_to_the_given_side(value: Any, places: Any, up: Any) -> None:
     text = float(numerics.format_places(value, up, places))
     assert text >= value if up else text <= value
     assert text > 0.0  # a positive bound is never rounded to 0

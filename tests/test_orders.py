@@ -1,5 +1,7 @@
 """Orders of one statistic: what is preferred, how likely, and the winner of K, by brute force."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -15,17 +17,17 @@ ORDERS = [
 ]
 
 
-def winners(order, x):
+def winners(order: Any, x: Any) -> Any:
     """The best of every row, the smaller x of equal scores."""
     scores = order.rank(x)
     best = scores == scores.max(axis=1, keepdims=True)
     return np.where(best, x, np.inf).min(axis=1)
 
 
-def test_what_is_preferred():
+def test_what_is_preferred() -> None:
     x = np.array([-3.0, -1.0, 0.0, 1.0, 3.0])
 
-    def best_to_worst(order):
+    def best_to_worst(order: Any) -> Any:
         return x[np.lexsort((x, -order.rank(x)))].tolist()
 
     assert (
@@ -38,7 +40,9 @@ def test_what_is_preferred():
 
 @pytest.mark.parametrize("order", ORDERS[:4], ids=str)
 @pytest.mark.parametrize("mean", [0.0, 1.3])
-def test_drawn_winners_are_the_best_of_k_draws(order, mean):
+def test_drawn_winners_are_the_best_of_k_draws(
+    order: IncreasingOrder | SplitOrder, mean: float
+) -> None:
     # Two samples of 40,000 by Kolmogorov and Smirnov: false alarm 1e-6 each, the seed is fixed.
     rng, k, size = np.random.default_rng(8), 5, 40_000
     played = winners(order, rng.normal(mean, 1.0, (size, k)))
@@ -47,7 +51,7 @@ def test_drawn_winners_are_the_best_of_k_draws(order, mean):
 
 
 @pytest.mark.parametrize("top", [-np.inf, -0.7, 0.4, np.inf])
-def test_chances_of_being_preferred(top):
+def test_chances_of_being_preferred(top: float) -> None:
     # Every count within five standard deviations of 200,000 draws.
     rng, size, order = np.random.default_rng(9), 200_000, SplitOrder(top)
     draws = rng.normal(0.8, 1.0, size)
@@ -62,7 +66,7 @@ def test_chances_of_being_preferred(top):
             assert abs(seen.mean() - chance) <= spread
 
 
-def test_no_run_has_no_statistic():
+def test_no_run_has_no_statistic() -> None:
     drawn = IncreasingOrder().best(np.array([0, 3]), 0.0, np.random.default_rng(1))
     assert drawn[0] == -np.inf
     assert np.isfinite(drawn[1])

@@ -8,6 +8,9 @@ import functools
 import json
 import math
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import broken_trainings as trainings
 import numpy as np
@@ -49,7 +52,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 STEPS, NOISE, CLIP, RATE = 5, 1.3, 0.7, 0.05
 
 
-def by_opacus(batches, seed, model, watch, optimizer_class=DPOptimizer, **options):
+def by_opacus(
+    batches: Any,
+    seed: Any,
+    model: Any,
+    watch: Any,
+    optimizer_class: Any = DPOptimizer,
+    **options: Any,
+) -> Any:
     """The engine `opacus`, written by a user: the same batches and the same noise."""
     model = GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
     optimizer = optimizer_class(
@@ -75,7 +85,7 @@ def by_opacus(batches, seed, model, watch, optimizer_class=DPOptimizer, **option
     return model
 
 
-def threats():
+def threats() -> Any:
     training_set, canary = records(9), records(1, seed=9).canary(0)
     return {
         "NTCV input": (training_set, canary, ntcv(training_set, None, canary, CanaryLoss(canary))),
@@ -91,7 +101,9 @@ def threats():
 @pytest.mark.parametrize("included", [False, True])
 @pytest.mark.parametrize("sampling_rate", [1.0, 0.4])
 @pytest.mark.parametrize("name", threats())
-def test_watched_opacus_has_the_proxies_of_the_opacus_engine(name, sampling_rate, included):
+def test_watched_opacus_has_the_proxies_of_the_opacus_engine(
+    name: str, sampling_rate: float, included: bool
+) -> None:
     training_set, canary, threat = threats()[name]
     if name == "NTCV dirac" and sampling_rate < 1:
         pytest.skip("the watch draws the batches of a Dirac canary itself")
@@ -134,7 +146,7 @@ def test_watched_opacus_has_the_proxies_of_the_opacus_engine(name, sampling_rate
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def train_twice(watched, make):
+def train_twice(watched: Any, make: Any) -> Any:
     """The same steps with a watch and without; the watch, and the weights of both."""
     training_set, canary = records(8), records(1, seed=9).canary(0)
     x, y = torch.from_numpy(training_set.features), torch.from_numpy(training_set.labels)
@@ -154,10 +166,10 @@ def train_twice(watched, make):
     return watch.trace()
 
 
-def private(clipping="flat", grad_sample_mode="hooks", **options):
+def private(clipping: Any = "flat", grad_sample_mode: Any = "hooks", **options: Any) -> Any:
     """A maker of one training step by `PrivacyEngine`, with dropout in the model."""
 
-    def make():
+    def make() -> Any:
         model = nn.Sequential(
             nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 10)
         )
@@ -178,7 +190,7 @@ def private(clipping="flat", grad_sample_mode="hooks", **options):
         model, optimizer = made[0], made[1]
         criterion = made[2] if grad_sample_mode == "ghost" else criterion
 
-        def step(x, y):
+        def step(x: Any, y: Any) -> None:
             optimizer.zero_grad()
             criterion(model(x), y).backward()
             optimizer.step()
@@ -207,7 +219,7 @@ def private(clipping="flat", grad_sample_mode="hooks", **options):
     ],
     ids=["hooks", "ghost", "functorch", "per layer", "adaptive"],
 )
-def test_a_watch_leaves_the_training_as_it_is(options):
+def test_a_watch_leaves_the_training_as_it_is(options: dict[str, Any]) -> None:
     trace = train_twice(True, private(**options))
     assert trace.steps == 3
     assert np.isfinite(trace.lambda_a).all()
@@ -216,7 +228,7 @@ def test_a_watch_leaves_the_training_as_it_is(options):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_the_proxy_is_the_mean_product_whatever_the_clipping(mode):
+def test_the_proxy_is_the_mean_product_whatever_the_clipping(mode: str) -> None:
     # In one step by hand: z clipped as the optimizer does it, p as it is released.
     for clipping in ("flat", "per_layer") if mode == "hooks" else ("flat",):
         training_set, canary = records(8), records(1, seed=9).canary(0)
@@ -249,7 +261,7 @@ def test_the_proxy_is_the_mean_product_whatever_the_clipping(mode):
 # --- controls ---
 
 
-def checked(control, **options):
+def checked(control: Any, **options: Any) -> Any:
     return attack(
         control.train,
         trainings.data(control.size, control.rare),
@@ -268,7 +280,7 @@ ALONE = ("noise on weights only", "the exact loss in the log", "clipped by value
         for name in trainings.BROKEN
     ],
 )
-def test_a_broken_training_is_caught(name):
+def test_a_broken_training_is_caught(name: str) -> None:
     found = checked(trainings.BROKEN[name])
     assert found.leaks, str(found)
     assert not found
@@ -279,7 +291,7 @@ def test_a_broken_training_is_caught(name):
 
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("name", trainings.CORRECT)
-def test_a_correct_training_is_not_accused(name):
+def test_a_correct_training_is_not_accused(name: str) -> None:
     found = checked(trainings.CORRECT[name])
     assert not found.leaks, str(found)
     assert found.exit_code == 0
@@ -291,7 +303,9 @@ def test_a_correct_training_is_not_accused(name):
     ("confidence", "audits", "allowed"),
     [(0.95, 30, 5), (0.5, 40, 27), pytest.param(0.95, 1000, 66, marks=pytest.mark.slow)],
 )
-def test_correct_trainings_are_accused_no_more_often_than_said(confidence, audits, allowed):
+def test_correct_trainings_are_accused_no_more_often_than_said(
+    confidence: float, audits: int, allowed: int
+) -> None:
     # The tightest training there is: one Gaussian of the canary's own coordinate, mu = 1. It
     # also returns other numbers, so that a statistic is learned too. More than are
     # allowed have probability under 1 % if each has 1 - confidence. Few audits see an error that
@@ -299,7 +313,7 @@ def test_correct_trainings_are_accused_no_more_often_than_said(confidence, audit
     mu = 1.0
     exact = accounting.GaussianMechanism(mu).epsilon(1e-5)
 
-    def gaussian(records, candidate, seed, watch):
+    def gaussian(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         watch(accountant)
         noise = np.random.default_rng(seed).normal(size=3)
         return noise + mu * len(records) * np.array([0.6, 0.8, 0.0])
@@ -323,7 +337,7 @@ def test_correct_trainings_are_accused_no_more_often_than_said(confidence, audit
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("name", trainings.UNSEEN)
-def test_what_the_page_says_cannot_be_seen_is_not(name):
+def test_what_the_page_says_cannot_be_seen_is_not(name: str) -> None:
     found = checked(trainings.UNSEEN[name], games=100)
     assert not found.leaks, "the page says otherwise"
 
@@ -334,7 +348,7 @@ def test_what_the_page_says_cannot_be_seen_is_not(name):
 RECORDS = np.eye(4, dtype=np.float32).repeat(3, 0)[:, :3], np.arange(12) % 3
 
 
-def test_check_is_at_the_top_and_imports_nothing_before():
+def test_check_is_at_the_top_and_imports_nothing_before() -> None:
     assert audit.check is check
     assert audit.check_one_run is check_one_run
     with pytest.raises(AttributeError, match="no attribute 'chekc'"):
@@ -342,14 +356,14 @@ def test_check_is_at_the_top_and_imports_nothing_before():
 
 
 @pytest.mark.parametrize("kind", ["logistic", "linear", "module", "binary", "own loss"])
-def test_whatever_is_trained_is_read(kind):
+def test_whatever_is_trained_is_read(kind: str) -> None:
     # Without noise the learned statistic detects the canary, whatever the model.
     from sklearn.linear_model import LinearRegression, LogisticRegression
 
     features, labels = RECORDS
     labels = {"linear": labels.astype(float), "binary": labels % 2}.get(kind, labels)
 
-    def train(records, candidate, seed, watch):
+    def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         if kind in ("logistic", "linear"):
             model = LogisticRegression() if kind == "logistic" else LinearRegression()
             return model.fit(records.features, records.labels)
@@ -365,7 +379,7 @@ def test_whatever_is_trained_is_read(kind):
         torch.optim.SGD(model.parameters(), lr=0.5).step()
         return model
 
-    def loss(model, x, y):
+    def loss(model: Any, x: Any, y: Any) -> Any:
         return functional.cross_entropy(model(x), y, reduction="sum")
 
     options = {"loss": loss} if kind == "own loss" else {}
@@ -375,15 +389,15 @@ def test_whatever_is_trained_is_read(kind):
     assert found.leaks
 
 
-def gaussian(mu, seed, records):
+def gaussian(mu: Any, seed: Any, records: Any) -> Any:
     return np.random.default_rng(seed).normal() + mu * len(records)
 
 
-def test_the_best_of_k_is_audited_and_its_cost_is_claimed():
+def test_the_best_of_k_is_audited_and_its_cost_is_claimed() -> None:
     accountant = RDPAccountant()
     accountant.history = [(1.0, 1.0, 1)]
 
-    def train(records, candidate, seed, watch):
+    def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         watch(accountant)
         tried.add(candidate)
         return gaussian(candidate, seed, records)
@@ -399,8 +413,8 @@ def test_the_best_of_k_is_audited_and_its_cost_is_claimed():
     assert list(found.bounds) == ["score", "learned"]  # a tuned output is no Gaussian
 
 
-def test_validation_records_choose_where_they_are_given():
-    def train(records, candidate, seed, watch):
+def test_validation_records_choose_where_they_are_given() -> None:
+    def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         model = nn.Linear(3, 3)
         with torch.no_grad():
             model.weight.copy_(candidate * torch.eye(3))
@@ -426,8 +440,8 @@ def test_validation_records_choose_where_they_are_given():
         assert np.isclose(margins, of_best).mean() > 0.7
 
 
-def test_results_do_not_depend_on_jobs_and_the_generators_are_left_alone():
-    def train(records, candidate, seed, watch):
+def test_results_do_not_depend_on_jobs_and_the_generators_are_left_alone() -> None:
+    def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         return float(torch.randn(1)) + np.random.rand() + len(records)  # noqa: NPY002
 
     torch.manual_seed(3)
@@ -439,8 +453,8 @@ def test_results_do_not_depend_on_jobs_and_the_generators_are_left_alone():
     assert together == alone
 
 
-def test_the_number_of_trials_is_fixed_and_a_time_limit_is_reported():
-    def train(records, candidate, seed, watch):
+def test_the_number_of_trials_is_fixed_and_a_time_limit_is_reported() -> None:
+    def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         watch.claim(1.0)
         time.sleep(pause)
         return float(np.random.default_rng(seed).normal())
@@ -458,10 +472,10 @@ def test_the_number_of_trials_is_fixed_and_a_time_limit_is_reported():
     assert asked.games == 20
 
 
-def test_trials_of_a_watched_loop_start_from_the_same_weights():
+def test_trials_of_a_watched_loop_start_from_the_same_weights() -> None:
     starts = []
 
-    def train(records, candidate, seed, watch):
+    def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         model = nn.Linear(3, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         accountant = RDPAccountant()
@@ -480,20 +494,20 @@ def test_trials_of_a_watched_loop_start_from_the_same_weights():
     assert not torch.equal(starts[-1], starts[-2])
 
 
-def test_seeds_of_single_runs_are_distinct():
+def test_seeds_of_single_runs_are_distinct() -> None:
     seeds = {run_seed(4, trial) for trial in range(100_000)}
     assert len(seeds) == 100_000
     assert all(0 <= seed < 2**32 for seed in seeds)
     assert run_seed(4, 7, 1) != run_seed(4, 7, 2)
 
 
-def test_the_same_numbers_in_every_run_reveal_nothing():
+def test_the_same_numbers_in_every_run_reveal_nothing() -> None:
     found = check(lambda *_: [1, 2], RECORDS, trials=80)
     assert not found.broken
     assert found.epsilon == 0.0
 
 
-def test_the_discriminant_finds_the_one_number_without_noise():
+def test_the_discriminant_finds_the_one_number_without_noise() -> None:
     random = np.random.default_rng(0)
     table = random.normal(size=(200, 30))
     table[:, 7] = np.arange(200) % 2 * 1e-6  # tiny, but exact
@@ -506,7 +520,7 @@ def test_the_discriminant_finds_the_one_number_without_noise():
     assert discriminant(np.ones((5, 3)), np.ones((5, 3))) is None
 
 
-def test_the_crafted_canary_is_where_nobody_is():
+def test_the_crafted_canary_is_where_nobody_is() -> None:
     features, labels = trainings.data(20)
     canary = crafted(features, labels)
     assert np.flatnonzero(canary.features).tolist() == [6]
@@ -540,7 +554,7 @@ def test_the_crafted_canary_is_where_nobody_is():
         ({"train": lambda r, c, s, watch: watch(3)}, "watch must be given an optimizer"),
     ],
 )
-def test_what_is_wrong_is_one_line(change, error):
+def test_what_is_wrong_is_one_line(change: dict[str, Any], error: str) -> None:
     arguments = {"train": lambda *_: 1.0, "records": RECORDS, "canary": (np.zeros(3), 0), **change}
     arguments = {"games": 4, **arguments}
     with pytest.raises(ValueError, match=error) as raised:
@@ -548,8 +562,8 @@ def test_what_is_wrong_is_one_line(change, error):
     assert "\n" not in str(raised.value)
 
 
-def test_steps_that_count_the_records_are_refused():
-    def train(records, candidate, seed, watch):
+def test_steps_that_count_the_records_are_refused() -> None:
+    def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         accountant = RDPAccountant()
         accountant.history = [(1.0, 1.0 / len(records), 2 * len(records))]
         watch(accountant)
@@ -559,7 +573,7 @@ def test_steps_that_count_the_records_are_refused():
         attack(train, RECORDS, (np.zeros(3), 0), games=4)
 
 
-def test_nothing_claimed_is_said_and_raises():
+def test_nothing_claimed_is_said_and_raises() -> None:
     found = attack(lambda r, c, s, w: float(s), RECORDS, (np.zeros(3), 0), games=10)
     assert found.claim is None
     assert found.words.startswith("claims nothing; an attack shows at least 0 with")
@@ -568,15 +582,15 @@ def test_nothing_claimed_is_said_and_raises():
         found.raise_if_leaking()
 
 
-def test_the_largest_of_all_claims_counts():
-    def train(records, candidate, seed, watch):
+def test_the_largest_of_all_claims_counts() -> None:
+    def train(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         watch.claim(1.0 + seed % 2)
         return 0.0
 
     assert attack(train, RECORDS, (np.zeros(3), 0), games=10).claim == 2.0
 
 
-def test_batches_that_are_sampled_are_judged_by_lambda_c_too():
+def test_batches_that_are_sampled_are_judged_by_lambda_c_too() -> None:
     for rate in (0.5, 1.0):
         control = trainings.Control(trainings.with_opacus(sampling_rate=rate), games=4)
         bounds = set(checked(control).bounds)
@@ -584,7 +598,7 @@ def test_batches_that_are_sampled_are_judged_by_lambda_c_too():
         assert ("lambda_c" in bounds) == (rate < 1.0)
 
 
-def test_a_dirac_canary_shows_the_whole_budget_and_needs_opacus():
+def test_a_dirac_canary_shows_the_whole_budget_and_needs_opacus() -> None:
     # mu = 2: lambda_a is N(b, 1 / 2^2), as the reduced game says; 300 games show at least 1.
     train = trainings.with_opacus(noise_multiplier=1.0, clip=0.01)
     control = trainings.Control(train, 300, size=1)
@@ -598,7 +612,7 @@ def test_a_dirac_canary_shows_the_whole_budget_and_needs_opacus():
 # --- one run ---
 
 
-def test_one_run_of_many_canaries_finds_missing_noise_and_no_other():
+def test_one_run_of_many_canaries_finds_missing_noise_and_no_other() -> None:
     for noise_multiplier, leaks in ((0.0, True), (4.0, False)):
         train = trainings.with_opacus(noise_multiplier=noise_multiplier, recorded=4.0, clip=0.01)
         empty = np.zeros((0, 7), np.float32), np.zeros(0, int)
@@ -613,7 +627,7 @@ def test_one_run_of_many_canaries_finds_missing_noise_and_no_other():
         assert "50 canaries can show at most" in found.words or leaks
 
 
-def test_canaries_that_do_not_interact_are_independent_trials():
+def test_canaries_that_do_not_interact_are_independent_trials() -> None:
     # 50 coordinates of one run, mu = 2: Kolmogorov-Smirnov test, false alarm 1e-3.
     from scipy import stats
 
@@ -633,7 +647,7 @@ def test_canaries_that_do_not_interact_are_independent_trials():
 # --- the command ---
 
 
-def test_the_command_says_what_was_found(capsys):
+def test_the_command_says_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
     from audit import run
 
     options = ["--train", "broken_trainings.FORGOTTEN", "--records", "broken_trainings.data"]
@@ -647,7 +661,7 @@ def test_the_command_says_what_was_found(capsys):
     assert "threat must be one of" in capsys.readouterr().err
 
 
-def test_the_command_names_a_function_that_is_missing(tmp_path):
+def test_the_command_names_a_function_that_is_missing(tmp_path: Path) -> None:
     # In this process: the test above has shown that the command prints the child's answer.
     answer = tmp_path / "answer.json"
     command._answer(str(answer), ["--train", "broken_trainings.nothing"])
@@ -656,7 +670,7 @@ def test_the_command_names_a_function_that_is_missing(tmp_path):
     assert given["exit_code"] == 2
 
 
-def _exits(records, candidate, seed, watch):
+def _exits(records: Any, candidate: Any, seed: Any, watch: Any) -> None:
     raise SystemExit(3)
 
 
@@ -671,12 +685,14 @@ def _exits(records, candidate, seed, watch):
         (lambda *_: 0.0, {"jobs": 10**6}, r"jobs must be a whole number in \[1, 256\]"),
     ],
 )
-def test_a_function_that_fails_or_would_take_for_ever_is_one_line(train, settings, words):
+def test_a_function_that_fails_or_would_take_for_ever_is_one_line(
+    train: Callable[..., Any], settings: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         attack(train, ([[0.0]], [0]), ([9.0], 0), games=6, **settings)
 
 
-def test_a_verdict_says_how_many_games_would_do():
+def test_a_verdict_says_how_many_games_would_do() -> None:
     bound = lower_bounds.Scan()(np.zeros(10), np.zeros(10))
     few = CheckResult(9.0, 1e-5, 0.95, 0.0, "score", {"score": bound}, 1.2, 20, needed=37_326)
     assert "20 trials can show at most 1.2," in few.words
@@ -691,7 +707,7 @@ def test_a_verdict_says_how_many_games_would_do():
 
 
 @pytest.mark.parametrize("part", ["features", "labels"])
-def test_complex_records_are_refused(part):
+def test_complex_records_are_refused(part: str) -> None:
     given = {"features": np.zeros((3, 2)), "labels": np.zeros(3)}
     given[part] = given[part] + 1j
     with pytest.raises(
@@ -700,7 +716,7 @@ def test_complex_records_are_refused(part):
         TrainingSet(**given)
 
 
-def test_a_dictionary_with_a_model_and_numbers_is_attacked():
+def test_a_dictionary_with_a_model_and_numbers_is_attacked() -> None:
     module = torch.nn.Linear(2, 2)
     model, numbers = model_and_numbers({"model": module, "losses": [1.0, 2.0], "name": "run"})
     assert model is module
@@ -708,7 +724,7 @@ def test_a_dictionary_with_a_model_and_numbers_is_attacked():
     with pytest.raises(ValueError, match="got set"):
         model_and_numbers({"a": {1.0}})
 
-    def leaky(records, candidate, seed, watch):
+    def leaky(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         watch.claim(0.1)
         return {"model": torch.nn.Linear(1, 2), "exact": float(np.sum(records.features))}
 

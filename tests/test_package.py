@@ -13,6 +13,7 @@ import venv
 import zipfile
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,12 +26,12 @@ HEAVY = ("joblib", "matplotlib", "opacus", "pandas", "seaborn", "sklearn", "stat
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     patterns = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "*.so")
 
-    def ignored(folder, names):
+    def ignored(folder: Any, names: Any) -> Any:
         results = [name for name in names if Path(folder, name).is_dir()]
         return patterns(folder, names) | set(results if Path(folder).name == "runs" else [])
 
@@ -48,7 +49,7 @@ def wheel(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory, wheel):
+def bare(tmp_path_factory: pytest.TempPathFactory, wheel: Any) -> Any:
     """The interpreter of an environment with only numpy, scipy and the wheel."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, symlinks=True)
@@ -62,12 +63,12 @@ def bare(tmp_path_factory, wheel):
     return folder / "bin" / "python"
 
 
-def python(bare, *arguments):
+def python(bare: Any, *arguments: Any) -> Any:
     command = [str(bare), "-I", *arguments]  # -I ignores this folder and PYTHONPATH
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_the_wheel_contains_every_module(wheel):
+def test_the_wheel_contains_every_module(wheel: Any) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
     packages = ("audit", "canaries", "threat_models")
     modules = {
@@ -85,26 +86,26 @@ def test_the_wheel_contains_every_module(wheel):
     assert wheel.name.startswith(f"dp_tuning_audit-{audit.__version__}-")
 
 
-def test_the_lowest_versions_are_those_of_the_project():
+def test_the_lowest_versions_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     tested = (ROOT / ".ci" / "lowest.txt").read_text().splitlines()[1:]
     assert [line.replace("==", ">=") for line in tested] == project["dependencies"]
 
 
-def test_the_version_is_the_same_everywhere():
+def test_the_version_is_the_same_everywhere() -> None:
     citation = (ROOT / "CITATION.cff").read_text()
     assert re.findall(r"^version: (.*)$", citation, re.MULTILINE) == [audit.__version__]
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert f"[{audit.__version__}]" in changelog or f"To be {audit.__version__}." in changelog
 
 
-def test_the_accountant_needs_only_numpy_and_scipy(bare):
+def test_the_accountant_needs_only_numpy_and_scipy(bare: Any) -> None:
     out = python(bare, "-m", "audit.bounds", "--mu", "0.24721", "--delta", "1e-5", "--json")
     rows = {row["name"]: row["epsilon"] for row in json.loads(out)["bounds"]}
     assert rows["tight"] == pytest.approx(1.4488, abs=1e-4)
 
 
-def test_the_library_needs_only_numpy_and_scipy(bare):
+def test_the_library_needs_only_numpy_and_scipy(bare: Any) -> None:
     script = """
 import importlib
 import importlib.util
@@ -122,7 +123,7 @@ print(opacus.tuning_epsilon(Recorded(), "tnb:0,0.01", 1e-5))
     assert cost == pytest.approx(2.01, abs=2e-3)
 
 
-def test_the_library_imports_no_heavy_package():
+def test_the_library_imports_no_heavy_package() -> None:
     # Even if everything is installed, slow imports happen only where they are used.
     script = (
         "import sys; from audit import repetitions, accounting, upper_bounds, lower_bounds; "
@@ -136,7 +137,7 @@ def test_the_library_imports_no_heavy_package():
     assert done.stdout.split() == []
 
 
-def test_checks_import_only_the_standard_library():
+def test_checks_import_only_the_standard_library() -> None:
     # Every package imports the checks, so another import here could be circular.
     script = (
         "import sys; before = set(sys.modules); import audit.checks; "
@@ -149,7 +150,7 @@ def test_checks_import_only_the_standard_library():
     assert set(done.stdout.split()) == expected
 
 
-def test_the_commands_are_listed(capsys):
+def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main([]) == 0
     listed = capsys.readouterr().out
     for name in commands.COMMANDS:
@@ -164,14 +165,16 @@ def test_the_commands_are_listed(capsys):
     assert set(commands.COMMANDS) == modules | packages
 
 
-def test_the_console_script_runs_the_same_commands(capsys):
+def test_the_console_script_runs_the_same_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["bounds", "--mu", "0.1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cost"]["epsilon"] > 0.0
     assert commands.main(["bound"]) == 2
     assert "did you mean 'bounds'?" in capsys.readouterr().err
 
 
-def test_completion_lists_the_options_of_every_command(capsys, tmp_path):
+def test_completion_lists_the_options_of_every_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     with pytest.raises(SystemExit):
         commands.main(["--print-completion", "bash"])
     script = capsys.readouterr().out
@@ -187,7 +190,7 @@ def test_completion_lists_the_options_of_every_command(capsys, tmp_path):
     assert "did you mean 'zsh'?" in capsys.readouterr().err
 
 
-def test_canaries_and_threat_models_are_attributes_of_the_package():
+def test_canaries_and_threat_models_are_attributes_of_the_package() -> None:
     import canaries
     import threat_models
 
@@ -196,7 +199,7 @@ def test_canaries_and_threat_models_are_attributes_of_the_package():
 
 
 @pytest.mark.parametrize("name", ["audit/data.csv", "audit/__init__.py"])
-def test_a_folder_that_hides_the_package_is_one_line(tmp_path, name):
+def test_a_folder_that_hides_the_package_is_one_line(tmp_path: Path, name: str) -> None:
     """As an editable installation does, the search continues in the package's own folder."""
     (tmp_path / "audit").mkdir()
     (tmp_path / name).touch()
@@ -210,7 +213,9 @@ def test_a_folder_that_hides_the_package_is_one_line(tmp_path, name):
     assert re.fullmatch("error: the current folder must not contain .*\n", done.stderr)
 
 
-def test_presets_are_found_by_name_from_any_folder(tmp_path, monkeypatch, capsys):
+def test_presets_are_found_by_name_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     (config,) = run.parse(["--preset", "small-etcv"])
     assert Path(config.out) == Path("runs/small-etcv")
@@ -224,7 +229,7 @@ def test_presets_are_found_by_name_from_any_folder(tmp_path, monkeypatch, capsys
     assert not any(line.startswith("reproduce-") for line in listed)
 
 
-def test_every_command_prints_the_version(capsys):
+def test_every_command_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     expected = f"dp-tuning-audit {audit.__version__}\n"
     command = [sys.executable, "-m", "audit", "--version"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
@@ -236,7 +241,9 @@ def test_every_command_prints_the_version(capsys):
 
 
 @pytest.mark.parametrize("command", [*commands.COMMANDS, "run --train x.y"])
-def test_help_fits_a_screen_and_shows_examples(command, capsys, monkeypatch):
+def test_help_fits_a_screen_and_shows_examples(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(console.WIDTH))
     name, *options = command.split()
     with pytest.raises(SystemExit):
@@ -248,7 +255,7 @@ def test_help_fits_a_screen_and_shows_examples(command, capsys, monkeypatch):
     assert "examples:" in lines
 
 
-def test_a_missing_extra_is_one_line(bare):
+def test_a_missing_extra_is_one_line(bare: Any) -> None:
     command = [str(bare), "-I", "-m", "audit.bounds", "--mu", "1", "--plot", "x.png"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 2
@@ -262,7 +269,7 @@ def test_reproductions_need_a_checkout(bare: Path) -> None:
     assert re.fullmatch(r"error: .* run this command from a source checkout.*\n", done.stderr)
 
 
-def test_every_module_has_a_layer():
+def test_every_module_has_a_layer() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (floors,) = (c for c in project["tool"]["importlinter"]["contracts"] if c["name"] == "floors")
     named = {module.strip() for layer in floors["layers"] for module in layer.split(":")}

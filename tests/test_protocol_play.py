@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,22 +33,30 @@ RUNS = Path(__file__).parents[1] / "runs"
 class Recorder:
     """An engine whose outcomes are functions of the run alone; it keeps its packs."""
 
-    def __init__(self, mu=1.0, diverge=0.0):
+    def __init__(self, mu: Any = 1.0, diverge: Any = 0.0) -> None:
         self.mu, self.diverge, self.lanes = mu, diverge, []
 
-    def outcomes(self, lanes):
+    def outcomes(self, lanes: Any) -> Any:
         uniform = np.clip(lanes.seeds.astype(np.float64) / 2.0**64, 1e-15, 1 - 1e-15)
         x = special.ndtri(uniform) + self.mu * lanes.included
         score = x + 0.1 * lanes.candidate
         finite = (lanes.seeds % np.uint64(1000)) >= 1000 * self.diverge
         return RunOutcomes(*[x] * 5, scores=score, finite=finite)
 
-    def __call__(self, lanes):
+    def __call__(self, lanes: Any) -> Any:
         self.lanes.append(lanes)
         return [self.outcomes(lanes)]
 
 
-def tuned(spec, trials=400, candidates=4, seed=0, included=None, engine=None, **bench):
+def tuned(
+    spec: Any,
+    trials: Any = 400,
+    candidates: Any = 4,
+    seed: Any = 0,
+    included: Any = None,
+    engine: Any = None,
+    **bench: Any,
+) -> Any:
     rng = np.random.default_rng(seed)
     engine = engine or Recorder()
     if included is None:
@@ -60,7 +69,7 @@ def tuned(spec, trials=400, candidates=4, seed=0, included=None, engine=None, **
 
 
 @pytest.mark.parametrize(("spec", "candidates"), [("grid:4", 4), ("grid:5,0.3", 5), ("grid:3", 1)])
-def test_a_grid_is_a_plain_loop_over_its_candidates(spec, candidates):
+def test_a_grid_is_a_plain_loop_over_its_candidates(spec: str, candidates: int) -> None:
     engine, included, winners = tuned(spec, candidates=candidates, engine=Recorder(diverge=0.2))
     protocol = protocols.parse_protocol(spec)
     (lanes,) = engine.lanes
@@ -91,7 +100,7 @@ def test_a_grid_is_a_plain_loop_over_its_candidates(spec, candidates):
         assert abs(share - 0.3) < 4 * np.sqrt(0.21 / 2000)
 
 
-def test_the_gaussian_process_is_scikit_learns():
+def test_the_gaussian_process_is_scikit_learns() -> None:
     rng = np.random.default_rng(3)
     protocol = protocols.parse_protocol("adaptive:0.3,3")
     values = rng.random((5, 2))
@@ -116,7 +125,7 @@ def test_the_gaussian_process_is_scikit_learns():
     assert found[0].max() > 1.2  # it did learn
 
 
-def test_densities_are_projected_and_drawn_from():
+def test_densities_are_projected_and_drawn_from() -> None:
     rng = np.random.default_rng(5)
     densities = rng.exponential(size=(40, 7))
     densities /= densities.mean(axis=1, keepdims=True)
@@ -130,7 +139,7 @@ def test_densities_are_projected_and_drawn_from():
     assert stats.chisquare(np.bincount(drawn, minlength=7), expected).pvalue > 1e-4
 
 
-def test_an_adversarial_sampler_tells_by_the_candidate():
+def test_an_adversarial_sampler_tells_by_the_candidate() -> None:
     # Without freedom nothing is revealed; with it candidates of the last half win with the canary.
     shares = {}
     for spec in ("adaptive:1,1/fixed:12", "adaptive:0.25,4/fixed:12"):
@@ -145,7 +154,7 @@ def test_an_adversarial_sampler_tells_by_the_candidate():
     assert shares["adaptive:0.25,4/fixed:12"] > 0.15
 
 
-def test_adaptive_without_freedom_is_random_search():
+def test_adaptive_without_freedom_is_random_search() -> None:
     for sampler in batch_samplers.SAMPLERS:
         _, included, winners = tuned(
             "adaptive:1,1/tnb:1,0.2", trials=1500, candidates=1, sampler=sampler
@@ -155,7 +164,7 @@ def test_adaptive_without_freedom_is_random_search():
         assert stats.kstest(uniform, "uniform").pvalue > 1e-3  # false alarm 2e-3 in all
 
 
-def test_an_accepted_run_is_a_draw_of_the_accepted_set():
+def test_an_accepted_run_is_a_draw_of_the_accepted_set() -> None:
     good = special.ndtri(0.9)
     included = np.arange(3000) % 2 == 1
     _, _, until = tuned("until:0.1", included=included, candidates=1, good_enough=good)
@@ -180,7 +189,7 @@ def test_an_accepted_run_is_a_draw_of_the_accepted_set():
 
 
 @pytest.mark.parametrize("final", ["rest", "all"])
-def test_the_canary_is_tuned_on_or_trained_on(final):
+def test_the_canary_is_tuned_on_or_trained_on(final: str) -> None:
     protocol = f"subset:0.3,{final}/fixed:3"
     engine, included, winners = tuned(protocol, trials=500, records=11)
     tuning, last = engine.lanes
@@ -208,7 +217,7 @@ def test_the_canary_is_tuned_on_or_trained_on(final):
 
 
 @pytest.mark.parametrize("engine", ["batched", "opacus"])
-def test_records_of_a_lane_are_all_that_it_trains_on(engine):
+def test_records_of_a_lane_are_all_that_it_trains_on(engine: str) -> None:
     threat_model = build("NTNV", "input", train_size=12, validation_size=8)
     settings = DpSgdSettings(3, 1e-9, (1.0,), (0.1,), model="logistic")
     members = np.arange(12) % 3 != 1
@@ -242,7 +251,7 @@ PRESETS = (
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_are_played(preset):
+def test_presets_are_played(preset: str) -> None:
     settings = read_preset(str(RUNS / f"{preset}.toml"))
     lists = {name: tuple(v) for name, v in settings.items() if isinstance(v, list)}
     small = {"trials": 30, "repeats": 1, "epsilon": (4.0,), "steps": 5}
@@ -262,7 +271,7 @@ def test_presets_are_played(preset):
     assert np.array_equal(others[0, 0].lambda_a, trials.lambda_a)
 
 
-def test_a_threshold_by_trial_accepts_no_less_than_is_said():
+def test_a_threshold_by_trial_accepts_no_less_than_is_said() -> None:
     config, (the_set_up,), games = play_trials(
         threat="NTNV", canary="input", protocol="until:0.3", train_size=15, validation_size=10,
         trials=150, repeats=1, epsilon=(4.0,), steps=2, model="logistic", learning_rates=(0.05,),
@@ -274,7 +283,7 @@ def test_a_threshold_by_trial_accepts_no_less_than_is_said():
     assert set_up(config, 0).good_enough == the_set_up.good_enough
 
 
-def test_the_report_says_what_holds_under_the_protocol():
+def test_the_report_says_what_holds_under_the_protocol() -> None:
     config, set_ups, games = play_trials(
         protocol="stopping:0.5", score="worst-order", trials=2000, repeats=1, epsilon=(4.0,)
     )
@@ -295,7 +304,7 @@ def test_the_report_says_what_holds_under_the_protocol():
     assert 0.98 * two_events.epsilon < attained <= two_events.epsilon
 
 
-def test_tails_leak_what_a_fine_grid_of_outputs_does():
+def test_tails_leak_what_a_fine_grid_of_outputs_does() -> None:
     # The released distribution over cells, and its hockey sticks by plain sums.
     for stop in (0.0, 0.2):
         tails = AcceptedTails(0.8, -1.0, 1.5, stop)
@@ -333,13 +342,15 @@ def test_tails_leak_what_a_fine_grid_of_outputs_does():
         ({"protocol": "until:0.1", "threat": "NTNV+NTCV"}, "protocol must be search or grid if"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_in_one_line(settings, message):
+def test_settings_that_do_not_fit_are_refused_in_one_line(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message) as refused:
         AuditConfig(**settings)
     assert "\n" not in str(refused.value)
 
 
-def test_a_protocol_is_one_thing_however_it_is_written():
+def test_a_protocol_is_one_thing_however_it_is_written() -> None:
     same = [
         AuditConfig(protocol="adaptive:0.5,2", repetitions="fixed:4"),
         AuditConfig(protocol="adaptive:0.5,2/fixed:4"),

@@ -1,5 +1,7 @@
 """Protocols as descriptions: their texts, their limits."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,12 +39,12 @@ any_protocol = st.one_of(
 
 
 @given(any_protocol)
-def test_text_and_protocol_are_the_same(protocol):
+def test_text_and_protocol_are_the_same(protocol: Any) -> None:
     assert protocols.parse_protocol(protocol.spec) == protocol
     assert protocols.parse_protocol(protocol) is protocol
 
 
-def test_a_law_of_k_alone_is_random_search():
+def test_a_law_of_k_alone_is_random_search() -> None:
     law = repetitions.parse_repetitions("geometric:0.1")
     assert (
         protocols.parse_protocol(law)
@@ -52,7 +54,7 @@ def test_a_law_of_k_alone_is_random_search():
     assert protocols.parse_protocol("search", "geometric:0.1") == RandomSearch("geometric:0.1")
 
 
-def test_expected_runs():
+def test_expected_runs() -> None:
     assert protocols.parse_protocol("grid:100,0.25").mean_runs == 25.0
     assert protocols.parse_protocol("adaptive:0.5,2", "fixed:7").mean_runs == 7.0
     assert protocols.parse_protocol("until:0.1").mean_runs is None
@@ -81,7 +83,7 @@ def test_expected_runs():
         ("ptr:1,0.1", None, "EPSILON,DELTA,FAILURE"),
     ],
 )
-def test_bad_protocols_are_one_line(spec, law, message):
+def test_bad_protocols_are_one_line(spec: str, law: str | None, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         protocols.parse_protocol(spec, law)
     assert "\n" not in str(caught.value)

@@ -5,6 +5,8 @@ import inspect
 import math
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,8 +134,8 @@ _CALLS = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("function", _CALLS, ids=lambda function: function.__name__)
 def test_a_wrong_argument_is_named_by_one_line_of_one_kind_of_error(
-    function, tmp_path, monkeypatch
-):
+    function: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # a folder of a study may be made
     for name in _CALLS[function]:
         for value in _HOSTILE:
@@ -146,7 +148,7 @@ def test_a_wrong_argument_is_named_by_one_line_of_one_kind_of_error(
             assert "\n" not in message
 
 
-def test_a_confidence_near_zero_gives_a_bound():
+def test_a_confidence_near_zero_gives_a_bound() -> None:
     found = audit.all_lower_bounds(
         out_scores=_SCORES, in_scores=_SCORES + 1.0, delta=1e-5, confidence=1e-300
     )

@@ -1,5 +1,7 @@
 """Distributions of K against their definitions: sums over the pmf, limits, and exact samplers."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -30,23 +32,23 @@ SPECS = [
 
 
 @pytest.fixture(params=SPECS)
-def law(request):
+def law(request: pytest.FixtureRequest) -> Any:
     return repetitions.parse_repetitions(request.param)
 
 
-def support(law):
+def support(law: Any) -> Any:
     k = np.arange(8000.0)
     return k, law.pmf(k)
 
 
-def test_pmf_sums_to_one_and_to_the_mean(law):
+def test_pmf_sums_to_one_and_to_the_mean(law: str) -> None:
     k, p = support(law)
     assert p.sum() == pytest.approx(1.0, abs=1e-9)
     assert (p * k).sum() == pytest.approx(law.mean, rel=1e-8)
     assert p[0] == pytest.approx(law.probability_of_none, abs=1e-15)
 
 
-def test_generating_functions_are_sums_over_the_pmf(law):
+def test_generating_functions_are_sums_over_the_pmf(law: str) -> None:
     k, p = support(law)
     x = np.array([1e-3, 0.1, 0.5, 0.9, 0.99])
     phi = (p[:, None] * x ** k[:, None]).sum(0)
@@ -60,7 +62,7 @@ def test_generating_functions_are_sums_over_the_pmf(law):
     )
 
 
-def test_survival_form_keeps_its_digits_where_the_event_is_rare(law):
+def test_survival_form_keeps_its_digits_where_the_event_is_rare(law: str) -> None:
     # 1 - phi(1-s) = E[K] s - phi''(1) s^2/2 + ...: the first term to 1e-9 at s = 1e-14 / E[K].
     s = 1e-14 / law.mean
     assert law.phi_survival(s) == pytest.approx(law.mean * s, rel=1e-9)
@@ -68,14 +70,14 @@ def test_survival_form_keeps_its_digits_where_the_event_is_rare(law):
     assert law.phi_prime_survival(0.0) == pytest.approx(law.mean, rel=1e-12)
 
 
-def test_ends(law):
+def test_ends(law: str) -> None:
     assert law.phi(1.0) == pytest.approx(1.0, abs=1e-15)
     assert law.phi(0.0) == pytest.approx(law.probability_of_none, rel=1e-12, abs=1e-300)
     assert law.phi_survival(0.0) == 0.0
     assert law.phi_survival(1.0) == pytest.approx(1.0 - law.probability_of_none)
 
 
-def test_inverse(law):
+def test_inverse(law: str) -> None:
     s = np.array([1e-15, 1e-8, 1e-3, 0.2, 0.7, 1.0])
     np.testing.assert_allclose(law.inverse_survival(law.phi_survival(s)), s, rtol=1e-6)
     assert law.inverse_survival(0.0) == 0.0
@@ -83,7 +85,7 @@ def test_inverse(law):
     np.testing.assert_allclose(law.phi(law.inverse(y)), np.maximum(y, law.phi(0.0)), rtol=1e-9)
 
 
-def test_sampler_follows_the_pmf(law):
+def test_sampler_follows_the_pmf(law: str) -> None:
     # Chi-square over cells of expected count >= 20; false alarm 1e-4 for each of the distributions.
     size = 200_000
     drawn = law.sample(np.random.default_rng(5), size)
@@ -99,14 +101,14 @@ def test_sampler_follows_the_pmf(law):
     assert statistic <= stats.chi2.ppf(1 - 1e-4, max(len(expected) - 1, 1))
 
 
-def test_expected_quantile_of_the_best_run(law):
+def test_expected_quantile_of_the_best_run(law: str) -> None:
     # Gauss-Legendre over the whole polynomial, an independent quadrature.
     nodes, weights = special.roots_legendre(2000)
     integral = float(np.sum(weights * law.phi((nodes + 1) / 2)) / 2)
     assert law.expected_quantile() == pytest.approx(1 - integral, abs=2e-7)
 
 
-def test_spec_is_read_back(law):
+def test_spec_is_read_back(law: str) -> None:
     assert repetitions.parse_repetitions(law.spec) == law
     assert repetitions.parse_repetitions(law) is law
     assert str(law) == law.spec
@@ -126,7 +128,7 @@ plain_laws = st.one_of(
 
 @example(repetitions.TruncatedNegativeBinomial(2.225073858507e-311, 0.9999999999999999))
 @given(plain_laws)
-def test_every_spec_is_read_back_as_the_very_same_law(law):
+def test_every_spec_is_read_back_as_the_very_same_law(law: Any) -> None:
     assert repetitions.parse_repetitions(law.spec) == law
     assert repetitions.parse_repetitions(law.spec.upper()) == law
     more = [
@@ -143,7 +145,7 @@ def test_every_spec_is_read_back_as_the_very_same_law(law):
         assert repetitions.parse_repetitions(one.spec) == one
 
 
-def test_numbers_given_as_text_or_by_numpy_are_kept_as_numbers():
+def test_numbers_given_as_text_or_by_numpy_are_kept_as_numbers() -> None:
     law = repetitions.Binomial(np.float64(10.0), np.float64(0.1))
     assert law.spec == "binomial:10,0.1"
     assert isinstance(law.n, int)
@@ -151,7 +153,7 @@ def test_numbers_given_as_text_or_by_numpy_are_kept_as_numbers():
 
 
 @pytest.mark.parametrize("failure", [1e-9, 0.01, 0.3])
-def test_given_no_failure_is_bayes_rule_for_any_law(law, failure):
+def test_given_no_failure_is_bayes_rule_for_any_law(law: str, failure: float) -> None:
     k, p = support(law)
     expected = p * (1.0 - failure) ** k
     expected /= expected.sum()
@@ -173,7 +175,7 @@ def test_given_no_failure_is_bayes_rule_for_any_law(law, failure):
         np.testing.assert_allclose(conditioned.phi_prime(x[1:]), slope, rtol=1e-8)
 
 
-def test_given_no_failure_twice_and_its_sampler():
+def test_given_no_failure_twice_and_its_sampler() -> None:
     law = OwnDistribution(repetitions.parse_repetitions("poisson:3"))
     twice = law.given_no_failure(0.2).given_no_failure(0.5)
     np.testing.assert_allclose(
@@ -191,14 +193,14 @@ def test_given_no_failure_twice_and_its_sampler():
         )
 
 
-def test_rare_ends_of_a_two_point_law_do_not_vanish_when_no_run_fails():
+def test_rare_ends_of_a_two_point_law_do_not_vanish_when_no_run_fails() -> None:
     # P[K = 10^9] falls to about e^-100, below the rounding of the other chance.
     given_none = repetitions.TwoPoint(0.5, 10**9).given_no_failure(1e-7)
     assert given_none.phi_prime(1.0) == pytest.approx(1.0 + 1e9 * np.exp(-100.0), rel=1e-9)
     assert given_none.pmf(10**9) == pytest.approx(np.exp(-100.0), rel=1e-4)
 
 
-def test_an_own_law_has_no_theorem_and_no_family():
+def test_an_own_law_has_no_theorem_and_no_family() -> None:
     law = OwnDistribution(repetitions.parse_repetitions("tnb:0,0.1"))
     assert law.power_law is law.profile_theorem is law.renyi_theorem is None
     assert law.untruncated is law
@@ -209,7 +211,7 @@ def test_an_own_law_has_no_theorem_and_no_family():
         law.with_mean(7.0)
 
 
-def test_logarithmic_law_is_the_limit_of_small_eta():
+def test_logarithmic_law_is_the_limit_of_small_eta() -> None:
     x = np.linspace(0.01, 0.999, 7)
     limit = repetitions.parse_repetitions("tnb:0,0.01")
     for eta in (1e-9, -1e-9):
@@ -219,7 +221,7 @@ def test_logarithmic_law_is_the_limit_of_small_eta():
         np.testing.assert_allclose(near.inverse_survival(x), limit.inverse_survival(x), rtol=1e-5)
 
 
-def test_geometric_is_tnb_one_and_truncation_conditions():
+def test_geometric_is_tnb_one_and_truncation_conditions() -> None:
     assert repetitions.parse_repetitions("geometric:0.2") == repetitions.parse_repetitions(
         "tnb:1,0.2"
     )
@@ -232,7 +234,7 @@ def test_geometric_is_tnb_one_and_truncation_conditions():
     assert cut.pmf(5) == 0.0
 
 
-def test_chance_to_include_one_of_m_candidates():
+def test_chance_to_include_one_of_m_candidates() -> None:
     law = repetitions.parse_repetitions("fixed:3")
     assert law.chance_to_include(4) == pytest.approx(1 - (3 / 4) ** 3)
 
@@ -251,7 +253,7 @@ def test_chance_to_include_one_of_m_candidates():
         "tnb:0,0.001@20000",
     ],
 )
-def test_extreme_laws_overflow_nothing(spec):
+def test_extreme_laws_overflow_nothing(spec: str) -> None:
     law = repetitions.parse_repetitions(spec)
     log_x = np.array([-np.inf, -700.0, -1.0, -1e-12, -1e-300, 0.0])
     for values in (law.log_phi_at(log_x), law.one_minus_phi_at(log_x), law.log_phi_prime_at(log_x)):
@@ -278,7 +280,7 @@ def test_extreme_laws_overflow_nothing(spec):
         ("", r"repetitions must be one of tnb"),
     ],
 )
-def test_bad_specs_are_refused_in_one_line(spec, message):
+def test_bad_specs_are_refused_in_one_line(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as refusal:
         repetitions.parse_repetitions(spec)
     assert "\n" not in str(refusal.value)
@@ -295,7 +297,7 @@ def test_bad_specs_are_refused_in_one_line(spec, message):
         "fixed:77@100000",
     ],
 )
-def test_many_values_of_a_long_truncated_law_are_those_of_its_sums(spec):
+def test_many_values_of_a_long_truncated_law_are_those_of_its_sums(spec: str) -> None:
     # A table is interpolated; the sums themselves are its truth, and 60 values are cheap.
     law = repetitions.parse_repetitions(spec)
     log_x = -np.exp(np.random.default_rng(0).uniform(-45.0, 7.0, 3000))
@@ -306,7 +308,7 @@ def test_many_values_of_a_long_truncated_law_are_those_of_its_sums(spec):
         np.testing.assert_allclose(many, few, rtol=1e-13, atol=1e-13)
 
 
-def test_a_long_truncated_law_is_its_closed_form_less_the_tail():
+def test_a_long_truncated_law_is_its_closed_form_less_the_tail() -> None:
     # P[K > 10^5] = e^-100.0...: nothing is left of the tail.
     cut, law = (
         repetitions.parse_repetitions("tnb:1,0.001@100000"),
@@ -320,7 +322,7 @@ def test_a_long_truncated_law_is_its_closed_form_less_the_tail():
 
 
 @pytest.mark.parametrize("spec", ["poisson:8@5", "poisson:0.3", "binomial:30,0.5"])
-def test_a_law_of_ones_own_keeps_the_digits_of_some_run(spec):
+def test_a_law_of_ones_own_keeps_the_digits_of_some_run(spec: str) -> None:
     law = repetitions.parse_repetitions(spec)
     log_x = np.array([-np.inf, -300.0, -20.0, -1.0, -0.7, -0.5, -1e-3, 0.0])
     own = OwnDistribution(law).some_phi_at(log_x)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,12 +31,12 @@ REAL = {  # data set of X and of the input canary, table 2
 }
 
 
-def data_root():
+def data_root() -> Any:
     beside = Path(__file__).parents[2] / "shared" / "data"
     return os.environ.get("AUDIT_DATA_ROOT") or (str(beside) if beside.is_dir() else "")
 
 
-def check(**settings):
+def check(**settings: Any) -> Any:
     config, stages, games = play_trials(**SMALL | settings)
     (result,) = assemble(config, stages, games).results
     upper = {name: bound.epsilon for name, bound in result.upper_bounds.items() if bound.valid}
@@ -61,7 +62,7 @@ def check(**settings):
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("threat", list(REAL))
 @pytest.mark.parametrize("canary", ["input", "dirac"])
-def test_rows_on_digits(threat, canary):
+def test_rows_on_digits(threat: str, canary: str) -> None:
     check(threat=threat, canary=canary, trials=200, steps=10, learning_rates=(0.01, 0.03))
 
 
@@ -69,7 +70,7 @@ def test_rows_on_digits(threat, canary):
 @pytest.mark.parametrize("threat", list(REAL))
 @pytest.mark.parametrize("dataset", ["FASHION", "MNIST", "CIFAR10", "SVHN"])
 @pytest.mark.parametrize("canary", ["input", "dirac"])
-def test_rows_on_real_data(threat, canary, dataset):
+def test_rows_on_real_data(threat: str, canary: str, dataset: str) -> None:
     if dataset not in REAL[threat] or (threat == "ETCV" and canary == "dirac"):
         pytest.skip("not a row of table 2")
     root = data_root()
@@ -88,7 +89,7 @@ def test_rows_on_real_data(threat, canary, dataset):
 @pytest.mark.parametrize(
     ("trials", "weak_trials"), [(200, 200), pytest.param(1500, 500, marks=pytest.mark.slow)]
 )
-def test_ordering_that_the_paper_reports(trials, weak_trials):
+def test_ordering_that_the_paper_reports(trials: int, weak_trials: int) -> None:
     # NTNV input < NTNV Dirac < ETCV Dirac. Measured shifts of lambda_a between the two data sets,
     # in standard deviations: 0.15, 1.24, 1.30, each within 0.1 (two standard errors at 1,500, and
     # 0.28 at 200; so the last two, which are near to each other, are distinguished only there).

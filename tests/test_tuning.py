@@ -1,8 +1,10 @@
 """Algorithm 2, the best of K runs, against a plain loop and its distribution in closed form."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 from scipy import special, stats
 
 from audit import repetitions
@@ -15,10 +17,10 @@ class Recorder:
 
     name = "recorder"
 
-    def __init__(self, levels=None, diverge=False):
+    def __init__(self, levels: Any = None, diverge: Any = False) -> None:
         self.levels, self.diverge, self.batches = levels, diverge, []
 
-    def run(self, batch):
+    def run(self, batch: Any) -> Any:
         self.batches.append(batch)
         uniform = batch.seeds.astype(np.float64) / 2.0**64
         x = special.ndtri(np.clip(uniform, 1e-15, 1 - 1e-15)) + batch.included
@@ -27,7 +29,7 @@ class Recorder:
         return RunOutcomes(x, 2 * x, *[x] * 3, scores=scores, finite=finite)
 
 
-def play(engine, spec, trials=300, seed=0, candidates=3):
+def play(engine: Any, spec: Any, trials: Any = 300, seed: Any = 0, candidates: Any = 3) -> Any:
     rng = np.random.default_rng(seed)
     included = rng.random(trials) < 0.5
     law = repetitions.parse_repetitions(spec)
@@ -35,10 +37,10 @@ def play(engine, spec, trials=300, seed=0, candidates=3):
     return included, winners
 
 
-def test_stored_runs_are_ordered_by_tuning():
+def test_stored_runs_are_ordered_by_tuning() -> None:
     engine, law = Recorder(diverge=True), repetitions.parse_repetitions("poisson:3")
 
-    def winners_of(keep):
+    def winners_of(keep: Any) -> Any:
         rng = np.random.default_rng(4)
         included = np.arange(200) % 2 == 1
         run = lambda batch: [engine.run(batch)]  # noqa: E731
@@ -60,7 +62,7 @@ def test_stored_runs_are_ordered_by_tuning():
             assert kept.run_lambda_c[of_tuning][kept.chosen[t]] == kept.lambda_c[t]
 
 
-def check_against_a_loop(engine, winners):
+def check_against_a_loop(engine: Any, winners: Any) -> None:
     scores, lambdas, candidates, finite = [], [], [], []
     for batch in engine.batches:
         outcomes = engine.__class__(engine.levels, engine.diverge).run(batch)
@@ -89,7 +91,7 @@ def check_against_a_loop(engine, winners):
         start += runs
 
 
-def test_best_run_matches_a_plain_loop(monkeypatch):
+def test_best_run_matches_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     # Batches of 97 runs split many tunings; rounding to levels makes ties, which the first run
     # wins.
     monkeypatch.setattr(random_search, "_MAX_BATCH", 97)
@@ -100,7 +102,7 @@ def test_best_run_matches_a_plain_loop(monkeypatch):
             check_against_a_loop(engine, winners)
 
 
-def test_tuning_without_runs_releases_nothing():
+def test_tuning_without_runs_releases_nothing() -> None:
     _, winners = play(Recorder(), "poisson:0.2")
     none = winners.runs == 0
     assert none.any()
@@ -109,7 +111,7 @@ def test_tuning_without_runs_releases_nothing():
     assert np.all(np.isneginf(winners.lambda_a[none]))
 
 
-def test_distribution_of_the_best_score():
+def test_distribution_of_the_best_score() -> None:
     # P[best <= t] = phi(P[score <= t]). Kolmogorov-Smirnov tests, each with false-alarm rate 1e-3.
     for spec in ("tnb:0,0.01", "tnb:1,0.1", "fixed:7"):
         law = repetitions.parse_repetitions(spec)
@@ -118,7 +120,7 @@ def test_distribution_of_the_best_score():
         assert stats.kstest(uniform, "uniform").pvalue > 1e-3
 
 
-def test_candidates_are_drawn_uniformly():
+def test_candidates_are_drawn_uniformly() -> None:
     # Chi-square test with 2 degrees of freedom and false-alarm rate 1e-3.
     engine = Recorder()
     play(engine, "fixed:20", trials=1500)
@@ -126,16 +128,16 @@ def test_candidates_are_drawn_uniformly():
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_zero_tunings():
+def test_zero_tunings() -> None:
     _, winners = play(Recorder(), "fixed:3", trials=0)
     assert len(winners.runs) == 0
 
 
-def test_several_scores_evaluate_the_same_runs():
+def test_several_scores_evaluate_the_same_runs() -> None:
     law, included = repetitions.parse_repetitions("fixed:5"), np.zeros(50, bool)
     engine = Recorder()
 
-    def run(batch):
+    def run(batch: Any) -> Any:
         up = engine.run(batch)
         return up, replace(up, scores=-up.scores)
 

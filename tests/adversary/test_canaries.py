@@ -1,24 +1,26 @@
 """Canaries and their validation."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from canaries import DiracCanary, InputCanary
 
 
-def test_dirac_canaries_are_equal():
+def test_dirac_canaries_are_equal() -> None:
     assert DiracCanary() == DiracCanary()
     assert DiracCanary().name == "dirac"
 
 
-def test_input_canary_stores_its_record():
+def test_input_canary_stores_its_record() -> None:
     pixels = np.ones((1, 2, 2), np.float32)
     canary = InputCanary(pixels, 3, "TOY[0]")
     assert canary.features is pixels
     assert (canary.label, canary.name) == (3, "TOY[0]")
 
 
-def test_input_canaries_compare_features_and_labels():
+def test_input_canaries_compare_features_and_labels() -> None:
     pixels = np.ones((1, 2, 2), np.float32)
     canary = InputCanary(pixels, 3, "one")
     same = InputCanary(pixels.copy(), 3, "two")
@@ -28,12 +30,12 @@ def test_input_canaries_compare_features_and_labels():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_input_canary_rejects_nonfinite_features(value):
+def test_input_canary_rejects_nonfinite_features(value: float) -> None:
     with pytest.raises(ValueError, match=r"canary features must be finite .* \(1, 2, 2\)"):
         InputCanary(np.full((1, 2, 2), value, np.float32), 0)
 
 
-def test_input_canary_rejects_empty_features_and_negative_labels():
+def test_input_canary_rejects_empty_features_and_negative_labels() -> None:
     with pytest.raises(ValueError, match="not empty"):
         InputCanary(np.zeros((0,), np.float32), 0)
     with pytest.raises(ValueError, match="canary label must be a whole number >= 0, got -1"):
@@ -41,16 +43,16 @@ def test_input_canary_rejects_empty_features_and_negative_labels():
 
 
 @pytest.mark.parametrize("label", [3.7, np.nan, "three"])
-def test_input_canary_rejects_labels_that_are_not_whole_numbers(label):
+def test_input_canary_rejects_labels_that_are_not_whole_numbers(label: float | str) -> None:
     with pytest.raises(ValueError, match="canary label must be a whole number >= 0, got"):
         InputCanary(np.zeros((1,), np.float32), label)
 
 
-def test_input_canary_converts_numpy_labels_to_int():
+def test_input_canary_converts_numpy_labels_to_int() -> None:
     assert type(InputCanary(np.zeros((1,), np.float32), np.int64(3)).label) is int
 
 
 @pytest.mark.parametrize("features", [[[1.0]], np.ones(1, complex), np.array(["a"]), None])
-def test_input_canary_rejects_features_that_are_not_real_arrays(features):
+def test_input_canary_rejects_features_that_are_not_real_arrays(features: Any) -> None:
     with pytest.raises(ValueError, match="canary features must be a numpy array of real numbers"):
         InputCanary(features, 0)

@@ -7,7 +7,9 @@ import os
 import pickle
 import struct
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import scipy.io
 from real_data import DATA_ROOT
 
 import threat_models
+from audit.arrays import FloatArray, IntArray
 from threat_models import Records, datasets
 from threat_models.datasets import plain_pickle
 
@@ -24,7 +27,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disables downloads, as on a machine without a network."""
     import pooch
 
-    def refuse(*args, **kwargs):
+    def refuse(*args: str, **kwargs: Any) -> None:
         raise OSError("no network")
 
     monkeypatch.setattr(pooch, "retrieve", refuse)
@@ -38,16 +41,16 @@ def write_idx(path: Path, array: np.ndarray, compressed: bool = True) -> None:
     path.write_bytes(gzip.compress(content) if compressed else content)
 
 
-def test_failed_download_reports_its_error(tmp_path, monkeypatch):
+def test_failed_download_reports_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pooch
 
     said = []
 
     class Keep(logging.Handler):
-        def emit(self, record):
+        def emit(self, record: Any) -> None:
             said.append(record.getMessage())
 
-    def retrieve(*args, progressbar, **kwargs):
+    def retrieve(*args: str, progressbar: bool, **kwargs: Any) -> None:
         pooch.get_logger().info("Downloading data")
         said.extend(["a bar"] if progressbar else [])
         raise OSError("no network")
@@ -62,7 +65,14 @@ def test_failed_download_reports_its_error(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("compressed", [True, False])
 @pytest.mark.parametrize(("name", "folder"), [("MNIST", "MNIST"), ("FASHION", "FashionMNIST")])
-def test_idx(tmp_path, offline, monkeypatch, name, folder, compressed):
+def test_idx(
+    tmp_path: Path,
+    offline: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    folder: str,
+    compressed: bool,
+) -> None:
     pixels = np.arange(3 * 28 * 28).reshape(3, 28, 28) % 256
     suffix = ".gz" if compressed else ""
     raw = tmp_path / folder / "raw"
@@ -78,7 +88,7 @@ def test_idx(tmp_path, offline, monkeypatch, name, folder, compressed):
         datasets.load(name, train=False)
 
 
-def test_damaged_idx_files_are_rejected(tmp_path, offline):
+def test_damaged_idx_files_are_rejected(tmp_path: Path, offline: Any) -> None:
     raw = tmp_path / "MNIST" / "raw"
     write_idx(raw / "train-images-idx3-ubyte.gz", np.zeros((2, 28, 28)))
     write_idx(raw / "train-labels-idx1-ubyte.gz", np.zeros(2))
@@ -102,7 +112,9 @@ def test_damaged_idx_files_are_rejected(tmp_path, offline):
     ],
     ids=["cut", "flipped", "foreign", "header"],
 )
-def test_damaged_archives_are_rejected(tmp_path, offline, damage):
+def test_damaged_archives_are_rejected(
+    tmp_path: Path, offline: Any, damage: Callable[..., Any]
+) -> None:
     raw = tmp_path / "MNIST" / "raw"
     write_idx(raw / "train-images-idx3-ubyte.gz", np.arange(2 * 784).reshape(2, 28, 28))
     write_idx(raw / "train-labels-idx1-ubyte.gz", np.zeros(2))
@@ -122,7 +134,7 @@ def write_cifar(path: Path, pixels: np.ndarray, labels: list[int], old_names: bo
 
 
 @pytest.mark.parametrize("old_names", [True, False])
-def test_cifar(tmp_path, offline, old_names):
+def test_cifar(tmp_path: Path, offline: Any, old_names: bool) -> None:
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     pixels = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
@@ -141,7 +153,7 @@ def test_cifar(tmp_path, offline, old_names):
 class Shell:
     """An object whose pickle would run code."""
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
         return (os.system, ("exit 1",))
 
 
@@ -149,7 +161,7 @@ class Shell:
     "content",
     [Shell(), collections.OrderedDict(a=1), np.float64(1), {"data": [Shell()]}, eval, {1, 2}],
 )
-def test_hostile_pickles_are_rejected(content):
+def test_hostile_pickles_are_rejected(content: Any) -> None:
     for protocol in range(6):
         with pytest.raises(ValueError, match="refused: the pickle"):
             plain_pickle.load(pickle.dumps(content, protocol=protocol))
@@ -160,7 +172,7 @@ def test_hostile_pickles_are_rejected(content):
     [pickle.dumps(Shell()), pickle.dumps([1]), pickle.dumps({"data": 1}), b"", b"hello"],
     ids=["hostile", "list", "key", "empty", "text"],
 )
-def test_damaged_cifar_files_are_rejected(tmp_path, offline, content):
+def test_damaged_cifar_files_are_rejected(tmp_path: Path, offline: Any, content: bytes) -> None:
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     (folder / "test_batch").write_bytes(content)
@@ -168,7 +180,7 @@ def test_damaged_cifar_files_are_rejected(tmp_path, offline, content):
         datasets.load("CIFAR10", False, str(tmp_path))
 
 
-def test_damaged_svhn_files_are_rejected(tmp_path, offline):
+def test_damaged_svhn_files_are_rejected(tmp_path: Path, offline: Any) -> None:
     path = tmp_path / "test_32x32.mat"
     path.write_bytes(b"no mat" * 100)
     with pytest.raises(ValueError, match=r"^file \S*test_32x32\.mat must be complete"):
@@ -178,7 +190,7 @@ def test_damaged_svhn_files_are_rejected(tmp_path, offline):
         datasets.load("SVHN", False, str(tmp_path))
 
 
-def test_svhn(tmp_path, offline):
+def test_svhn(tmp_path: Path, offline: Any) -> None:
     pixels = np.random.default_rng(0).integers(256, size=(32, 32, 3, 4), dtype=np.uint8)
     scipy.io.savemat(tmp_path / "train_32x32.mat", {"X": pixels, "y": [[1], [10], [9], [2]]})
     records = datasets.load("SVHN", True, str(tmp_path))
@@ -187,12 +199,14 @@ def test_svhn(tmp_path, offline):
     assert records.labels.tolist() == [1, 0, 9, 2]
 
 
-def test_downloads_are_stored_at_the_expected_path(tmp_path, monkeypatch):
+def test_downloads_are_stored_at_the_expected_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import pooch
 
     asked = []
 
-    def retrieve(url, known_hash, path, fname, progressbar):
+    def retrieve(url: str, known_hash: str, path: Path, fname: str, progressbar: bool) -> str:
         asked.append((url, known_hash, progressbar))
         array = np.zeros((1, 28, 28)) if "images" in fname else np.zeros(1)
         write_idx(Path(path) / fname, array)
@@ -206,7 +220,7 @@ def test_downloads_are_stored_at_the_expected_path(tmp_path, monkeypatch):
     assert not any(a[2] for a in asked)  # progress bars are shown only in terminals
 
 
-def test_an_archive_is_unpacked(tmp_path, monkeypatch):
+def test_an_archive_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tarfile
 
     import pooch
@@ -215,7 +229,7 @@ def test_an_archive_is_unpacked(tmp_path, monkeypatch):
     source.mkdir()
     write_cifar(source / "test_batch", np.zeros((1, 3072), np.uint8), [3], False)
 
-    def retrieve(url, known_hash, path, fname, progressbar):
+    def retrieve(url: str, known_hash: str, path: Path, fname: str, progressbar: bool) -> str:
         Path(path).mkdir(exist_ok=True)
         with tarfile.open(Path(path) / fname, "w:gz") as tar:
             tar.add(source / "test_batch", "cifar-10-batches-py/test_batch")
@@ -225,7 +239,7 @@ def test_an_archive_is_unpacked(tmp_path, monkeypatch):
     assert datasets.load("CIFAR10", False, str(tmp_path / "root")).labels.tolist() == [3]
 
 
-def test_digits_split_and_size(caplog):
+def test_digits_split_and_size(caplog: Any) -> None:
     train, validation = (datasets.load("DIGITS", train=part) for part in (True, False))
     assert (len(train), len(validation)) == (1437, 360)
     assert 0 <= train.features.min() < train.features.max() == 1
@@ -236,7 +250,7 @@ def test_digits_split_and_size(caplog):
     assert "DIGITS has 1437 records, not 5000" in caplog.text
 
 
-def test_foreign_canary_of_digits_is_a_photograph_patch():
+def test_foreign_canary_of_digits_is_a_photograph_patch() -> None:
     first, second = (datasets.foreign_canary("DIGITS", i) for i in (0, 1))
     assert first.features.shape == (1, 8, 8)
     assert (first.label, second.label) == (0, 1)
@@ -254,13 +268,15 @@ def test_foreign_canary_of_digits_is_a_photograph_patch():
         (np.zeros((1, 2)), [-1], "labels of TOY"),
     ],
 )
-def test_invalid_records_are_rejected(features, labels, message):
+def test_invalid_records_are_rejected(
+    features: FloatArray, labels: list[int], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Records(features.astype(np.float32), np.array(labels, np.int64), 3, "TOY")
 
 
 @pytest.mark.parametrize("name", ["MNIST", "FASHION", "CIFAR10", "SVHN"])
-def test_real_files(name):
+def test_real_files(name: str) -> None:
     if not all((DATA_ROOT / file.path).exists() for file in datasets.FILES[name]):
         pytest.skip(f"no files of {name} under AUDIT_DATA_ROOT")
     for train in (True, False):
@@ -294,7 +310,15 @@ def write_mnist(root: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
     ],
 )
 @pytest.mark.parametrize("size", [None, 3])
-def test_idx_files_are_checked_completely(tmp_path, offline, pixels, labels, file, message, size):
+def test_idx_files_are_checked_completely(
+    tmp_path: Path,
+    offline: Any,
+    pixels: Any,
+    labels: FloatArray | IntArray,
+    file: str,
+    message: str,
+    size: int | None,
+) -> None:
     # Errors anywhere in a file are reported, even if only its first records are used.
     write_mnist(tmp_path, np.zeros(pixels), labels)
     with pytest.raises(
@@ -328,7 +352,9 @@ PIXELS = np.arange(4 * 3072, dtype=np.uint8).reshape(4, 3072)
         ([[0] * 3072] * 4, [1, 2, 3, 4], "images must be an array of numbers, got a list"),
     ],
 )
-def test_cifar_batches_are_checked_completely(tmp_path, offline, data, labels, message):
+def test_cifar_batches_are_checked_completely(
+    tmp_path: Path, offline: Any, data: Any, labels: Any, message: str
+) -> None:
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     for i in (1, 2, 4, 5):
@@ -341,7 +367,9 @@ def test_cifar_batches_are_checked_completely(tmp_path, offline, data, labels, m
 
 @pytest.mark.parametrize("protocol", range(5))
 @pytest.mark.parametrize("dtype", ["u1", "<i8", ">i4", "<f4"])
-def test_pixels_may_have_any_numeric_type(tmp_path, offline, protocol, dtype):
+def test_pixels_may_have_any_numeric_type(
+    tmp_path: Path, offline: Any, protocol: int, dtype: str
+) -> None:
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     data = np.asfortranarray(PIXELS.astype(dtype))
@@ -383,7 +411,7 @@ NESTED = b"(K\x01K\x02tq\x00" + b"h\x00h\x00\x86q\x00" * 60
         pytest.param(b"(" + b"}" * 300_000 + b"t.", id="dictionaries"),
     ],
 )
-def test_pickles_that_exhaust_memory_or_time_are_rejected(raw):
+def test_pickles_that_exhaust_memory_or_time_are_rejected(raw: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises((ValueError, LookupError, TypeError)):
@@ -410,7 +438,9 @@ def test_pickles_that_exhaust_memory_or_time_are_rejected(raw):
         ({"y": np.ones((4, 1))}, "it must contain 'X'"),
     ],
 )
-def test_svhn_files_are_checked_completely(tmp_path, offline, content, message):
+def test_svhn_files_are_checked_completely(
+    tmp_path: Path, offline: Any, content: dict[str, Any], message: str
+) -> None:
     scipy.io.savemat(tmp_path / "train_32x32.mat", content)
     with pytest.raises(
         ValueError, match=rf"^file \S*train_32x32\.mat must be complete .*{message}"
@@ -418,7 +448,9 @@ def test_svhn_files_are_checked_completely(tmp_path, offline, content, message):
         datasets.load("SVHN", True, str(tmp_path), size=1)
 
 
-def test_archives_that_unpack_to_gigabytes_are_rejected(tmp_path, offline, monkeypatch):
+def test_archives_that_unpack_to_gigabytes_are_rejected(
+    tmp_path: Path, offline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from threat_models.datasets import idx, svhn
 
     monkeypatch.setattr(idx, "MAX_BYTES", 1 << 16)
@@ -436,7 +468,7 @@ def test_archives_that_unpack_to_gigabytes_are_rejected(tmp_path, offline, monke
 
 
 @pytest.mark.parametrize("threat", ["NTNV", "NTCV"])
-def test_all_missing_files_are_reported_at_once(tmp_path, offline, threat):
+def test_all_missing_files_are_reported_at_once(tmp_path: Path, offline: Any, threat: str) -> None:
     # CIFAR10's input canary is a record of SVHN; the error comes before any file is read.
     with pytest.raises(FileNotFoundError, match="CIFAR10 and SVHN") as raised:
         threat_models.build(threat, "input", dataset="cifar10", data_root=str(tmp_path))
@@ -445,7 +477,7 @@ def test_all_missing_files_are_reported_at_once(tmp_path, offline, threat):
     assert "test_32x32.mat" not in str(raised.value)
 
 
-def test_files_of_unneeded_data_sets_are_not_required(tmp_path, offline):
+def test_files_of_unneeded_data_sets_are_not_required(tmp_path: Path, offline: Any) -> None:
     with pytest.raises(FileNotFoundError, match=r"data of CIFAR10 must be in") as raised:
         threat_models.build("NTNV", "dirac", dataset="CIFAR10", data_root=str(tmp_path))
     assert "32x32" not in str(raised.value)
@@ -454,7 +486,7 @@ def test_files_of_unneeded_data_sets_are_not_required(tmp_path, offline):
     assert "test_batch" not in str(raised.value)
 
 
-def test_complex_features_are_refused():
+def test_complex_features_are_refused() -> None:
     features = np.ones((2, 1, 2, 2), np.complex64)
     with pytest.raises(ValueError, match="features of mine must be real numbers, got complex64"):
         Records(features, np.array([0, 1]), 2, "mine")

@@ -1,11 +1,15 @@
 """The threat models of the paper's table 2, scores, and user-defined parts."""
 
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import threat_models
+from audit.arrays import FloatArray, IntArray
 from canaries import DiracCanary, InputCanary
 from threat_models import Observation, Records, WorstOrder
 
@@ -21,7 +25,7 @@ from threat_models import Observation, Records, WorstOrder
         ("ETCV", "dirac", "first-coordinate", 1, False),
     ],
 )
-def test_the_rows_of_table_2(threat, canary, score, sign, trains):
+def test_the_rows_of_table_2(threat: str, canary: str, score: str, sign: int, trains: bool) -> None:
     model = threat_models.build(threat, canary, dataset="DIGITS", train_size=100)
     assert model.name == threat
     assert model.score.name == score
@@ -37,7 +41,7 @@ def test_the_rows_of_table_2(threat, canary, score, sign, trains):
     np.testing.assert_array_equal(model.lambda_b(lambda_a, g), lambda_a + sign * g)
 
 
-def test_etcv_takes_its_canary_from_the_data_set():
+def test_etcv_takes_its_canary_from_the_data_set() -> None:
     first = threat_models.build("ETCV", "input").canary
     third = threat_models.build("ETCV", "input", canary_index=2).canary
     digits = threat_models.datasets.load("DIGITS", train=True)
@@ -47,7 +51,7 @@ def test_etcv_takes_its_canary_from_the_data_set():
     assert first.name == "DIGITS[0]"
 
 
-def test_etcv_with_dirac_canary_reads_no_files():
+def test_etcv_with_dirac_canary_reads_no_files() -> None:
     model = threat_models.build("ETCV", "dirac", dataset="CIFAR10", data_root="/nowhere")
     assert model.record_shape == (3, 32, 32)
 
@@ -69,12 +73,12 @@ def test_etcv_with_dirac_canary_reads_no_files():
         (("NTNV", "dirac", None, None, None, 0, 0), "size of DIGITS must be >= 1, got 0"),
     ],
 )
-def test_invalid_arguments_are_rejected(arguments, message):
+def test_invalid_arguments_are_rejected(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         threat_models.build(*arguments)
 
 
-def test_a_canary_must_fit_the_data_set():
+def test_a_canary_must_fit_the_data_set() -> None:
     digits = threat_models.datasets.load("DIGITS", train=True)
     wide = InputCanary(np.zeros((1, 28, 28), np.float32), 0, "WIDE")
     with pytest.raises(ValueError, match=r"WIDE must have shape \(1, 8, 8\).* got \(1, 28, 28\)"):
@@ -89,14 +93,14 @@ def test_a_canary_must_fit_the_data_set():
 
 def observation(x: list[float]) -> Observation:
     class LossIsDisplacement(Observation):
-        def loss(self, features, labels):
+        def loss(self, features: NDArray[Any], labels: IntArray) -> FloatArray:
             return len(labels) * self.first_displacement
 
     x = np.asarray(x, float)
     return LossIsDisplacement(x, 2 * x)
 
 
-def test_scores_use_the_documented_values():
+def test_scores_use_the_documented_values() -> None:
     seen = observation([1.0, -3.0])
     digits = threat_models.datasets.load("DIGITS", train=False)
     np.testing.assert_array_equal(threat_models.FirstCoordinate()(seen), [1, -3])
@@ -110,10 +114,10 @@ def test_scores_use_the_documented_values():
         Observation(np.ones(1), np.ones(1)).loss(digits.features, digits.labels)
 
 
-def test_worst_order_ranks_large_values_first_then_small_ones():
+def test_worst_order_ranks_large_values_first_then_small_ones() -> None:
     x = np.array([-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0])
 
-    def best_to_worst(top):
+    def best_to_worst(top: float) -> list[float]:
         scores = WorstOrder(top)(Observation(x, x))
         return x[np.argsort(-scores)].tolist()
 
@@ -124,7 +128,7 @@ def test_worst_order_ranks_large_values_first_then_small_ones():
     assert near[1] > near[0]
 
 
-def test_worst_order_as_a_score():
+def test_worst_order_as_a_score() -> None:
     score = WorstOrder(1.0)
     with pytest.raises(ValueError, match="worst_order must be a number, got nan"):
         WorstOrder(float("nan"))
@@ -160,7 +164,9 @@ number = 5
 """
 
 
-def test_user_defined_score_and_canary_by_dotted_name(tmp_path, monkeypatch):
+def test_user_defined_score_and_canary_by_dotted_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_audit_parts.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     built = threat_models.build("ETCV", "own_audit_parts.canary", "own_audit_parts.score")
@@ -179,7 +185,7 @@ def test_user_defined_score_and_canary_by_dotted_name(tmp_path, monkeypatch):
         threat_models.build("NTNV", "dirac", "own_audit_parts.score")
 
 
-def test_errors_of_user_code_are_one_line(tmp_path, monkeypatch):
+def test_errors_of_user_code_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_audit_parts.py").write_text(OWN)
     (tmp_path / "own_audit_leaves.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
@@ -208,7 +214,7 @@ def test_errors_of_user_code_are_one_line(tmp_path, monkeypatch):
             threat_models.build("ETCV", "dirac", name)
 
 
-def test_names_ignore_case():
+def test_names_ignore_case() -> None:
     built = threat_models.build("etcv", "Input", "CANARY-Loss", "digits")
     assert (built.name, built.score.name) == ("ETCV", "canary-loss")
     assert built.canary.name == "DIGITS[0]"

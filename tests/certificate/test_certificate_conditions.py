@@ -3,6 +3,8 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -12,6 +14,7 @@ from html_page import Page
 
 from audit import accounting, protocols, tuning, verify
 from audit.accounting import GaussianMechanism, PureDp
+from audit.accounting.combinations import Candidates, WorstOf
 from audit.certificate import (
     Certificate,
     Ground,
@@ -20,6 +23,7 @@ from audit.certificate import (
 )
 from audit.certificate.conditions import PROTOCOLS, Private, bases_of, conditions
 from audit.certificate.wording import in_words
+from audit.tuning.outcome import Outcome, Trial
 
 SCORE = Private(1.0, 0.2, disjoint=False)
 
@@ -33,7 +37,9 @@ SCORE = Private(1.0, 0.2, disjoint=False)
         pytest.param({"lr": [1], "steps": [5, 10]}, False, marks=pytest.mark.slow),
     ],
 )
-def test_noisy_scores_are_part_of_the_base(tmp_path, disjoint, space):
+def test_noisy_scores_are_part_of_the_base(
+    tmp_path: Path, disjoint: bool, space: dict[str, list[int]]
+) -> None:
     steps = None if "steps" in space else 5
     study = tuning.Study(
         space,
@@ -55,7 +61,7 @@ def test_noisy_scores_are_part_of_the_base(tmp_path, disjoint, space):
 
 
 @pytest.mark.parametrize("kind", [accounting.WorstOf, accounting.Candidates])
-def test_score_of_a_run_that_is_one_of_several(kind):
+def test_score_of_a_run_that_is_one_of_several(kind: type[Candidates] | type[WorstOf]) -> None:
     one, other, noise = GaussianMechanism(0.1), GaussianMechanism(0.3), GaussianMechanism(0.2)
     both = [accounting.Composition((each, noise)) for each in (one, other)]
     several = kind((one, other))
@@ -86,23 +92,23 @@ def test_score_of_a_run_that_is_one_of_several(kind):
         ("best:3/fixed:5", "exactly 5 runs.*releases the best 3, or all if there are fewer"),
     ],
 )
-def test_protocols_in_words(spec, words):
+def test_protocols_in_words(spec: str, words: str) -> None:
     assert isinstance(protocols.parse_protocol(spec), PROTOCOLS)
     assert re.search(words, in_words(protocols.parse_protocol(spec)))
 
 
-def test_there_is_none_before_the_study_is_over():
+def test_there_is_none_before_the_study_is_over() -> None:
     study = tuning.Study({"lr": [1, 2]}, "tnb:1,0.5", base=GaussianMechanism(0.5), folder=None)
     with pytest.raises(ValueError, match="certificate needs a study that was run to its end"):
         study.certificate  # noqa: B018
 
 
-def test_checks_of_runs_stand_in_the_certificate():
+def test_checks_of_runs_stand_in_the_certificate() -> None:
     class Recorded:
         history = ((1.0, 0.1, 10),)
 
-    def grounds(check):
-        def train(trial):
+    def grounds(check: bool) -> dict[str, Ground]:
+        def train(trial: Trial) -> Outcome:
             if check:
                 trial.check(Recorded())
             return tuning.Outcome(1.0)
@@ -125,7 +131,7 @@ def test_checks_of_runs_stand_in_the_certificate():
     assert {grounds(False)[name] for name in ("steps", "constants")} == {Ground.ON_TRUST}
 
 
-def test_add_remove_conditions_name_the_constant_divisor():
+def test_add_remove_conditions_name_the_constant_divisor() -> None:
     base = accounting.DpSgd(1.0, 10, 0.1)
     facts = StudyFacts({}, ("divisor",), expected_batch_size=240.0)
     found = {one.name: one for one in conditions(base, ONE_RUN, None, facts)}
@@ -138,7 +144,7 @@ def test_add_remove_conditions_name_the_constant_divisor():
 
 
 @pytest.mark.usefixtures("region_alone")
-def test_certificate_of_a_group_of_records():
+def test_certificate_of_a_group_of_records() -> None:
     one, three = accounting.DpSgd(20.0, 100), accounting.DpSgd(20.0, 100, group_size=3)
     facts = StudyFacts({}, settings="0" * 64)
     single, group = (
@@ -156,14 +162,14 @@ def test_certificate_of_a_group_of_records():
     assert dict(group.groups)[6] >= GaussianMechanism(3.0).epsilon(1e-5)
 
 
-def test_score_and_training_compose_for_a_group_of_records():
+def test_score_and_training_compose_for_a_group_of_records() -> None:
     score = Private(noise_std=1.0, sensitivity=0.5, disjoint=True)
     run = accounting.DpSgd(20.0, 100, group_size=3)
     assert isinstance(score.with_training(run), accounting.Composition)
     assert isinstance(score.with_training(replace(run, group_size=1)), accounting.WorstOf)
 
 
-def test_html_stands_alone(certificate, tmp_path):
+def test_html_stands_alone(certificate: Certificate, tmp_path: Path) -> None:
     certificate.save(tmp_path / "c.html")
     text = (tmp_path / "c.html").read_text()
     page = Page()
@@ -183,7 +189,7 @@ def test_html_stands_alone(certificate, tmp_path):
     assert "drawn from the geometric distribution with stopping probability 0.5" in text
 
 
-def test_text_is_a_paragraph(certificate, tmp_path):
+def test_text_is_a_paragraph(certificate: Certificate, tmp_path: Path) -> None:
     certificate.save(tmp_path / "c.txt")
     text = (tmp_path / "c.txt").read_text()
     assert text.startswith(certificate.statement[:60])
@@ -209,12 +215,12 @@ def test_text_is_a_paragraph(certificate, tmp_path):
         accounting.ApproximateDp(1.0, 1e-6),
     ],
 )
-def test_mechanisms_come_back_from_plain_values(base):
+def test_mechanisms_come_back_from_plain_values(base: Any) -> None:
     plain = json.loads(json.dumps(accounting.mechanism_to_dict(base)))
     assert accounting.mechanism_from_dict(plain) == base
 
 
-def test_curves_come_back_from_plain_values():
+def test_curves_come_back_from_plain_values() -> None:
     curve = accounting.RenyiCurve(np.array([2.0, 4.0]), np.array([0.1, 0.3]))
     again = accounting.mechanism_from_dict(
         json.loads(json.dumps(accounting.mechanism_to_dict(curve)))
@@ -226,7 +232,7 @@ def test_curves_come_back_from_plain_values():
         accounting.mechanism_from_dict({"mechanism": "PureDp", "mu": 1.0})
 
 
-def test_one_of_several_drawn_is_their_mean():
+def test_one_of_several_drawn_is_their_mean() -> None:
     parts = (GaussianMechanism(0.2), GaussianMechanism(1.0))
     mixed = accounting.Mixture(parts, (0.75, 0.25))
     epsilons = np.linspace(0, 4, 9)

@@ -6,19 +6,21 @@ from certificate_helpers import ONE_RUN
 from scipy import special
 
 from audit.accounting import GaussianMechanism, PureDp
+from audit.arrays import FloatArray
 from audit.certificate import (
     Evidence,
     compute,
 )
+from audit.certificate.certificate import Certificate
 from audit.certificate.numbers import TradeOff
 
 
-def gaussian_curve(mu, rate):
+def gaussian_curve(mu: float, rate: FloatArray | float) -> FloatArray | float:
     return special.ndtr(-special.ndtri(rate) - mu)
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
-def test_numbers_of_one_gaussian_run_are_the_known_ones(mu):
+def test_numbers_of_one_gaussian_run_are_the_known_ones(mu: float) -> None:
     numbers = compute(GaussianMechanism(mu), ONE_RUN, 1e-5, ["region"])
     assert numbers.epsilon == pytest.approx(GaussianMechanism(mu).epsilon(1e-5), rel=1e-3)
     # A table of points lies below the curve, never above, and not by much.
@@ -33,7 +35,7 @@ def test_numbers_of_one_gaussian_run_are_the_known_ones(mu):
         assert least <= gaussian_curve(mu, rate) + 1e-12
 
 
-def test_numbers_of_pure_dp_are_the_known_ones():
+def test_numbers_of_pure_dp_are_the_known_ones() -> None:
     epsilon = 1.2
     numbers = compute(PureDp(epsilon), ONE_RUN, 1e-5, ["region"])
     # Randomised response: f(a) = max(1 - e^eps a, e^-eps (1 - a)), advantage tanh(eps / 2).
@@ -43,7 +45,7 @@ def test_numbers_of_pure_dp_are_the_known_ones():
     assert numbers.mu_regret > 0.01  # no Gaussian curve says what randomised response is
 
 
-def test_mu_is_the_least_whose_curve_lies_below():
+def test_mu_is_the_least_whose_curve_lies_below() -> None:
     slack = 1e-5
     curve = TradeOff(compute(GaussianMechanism(1.0), ONE_RUN, slack, ["region"]).profile)
     rates = np.concatenate([np.geomspace(1e-12, 0.01, 500), np.linspace(0.01, 1, 2000)])
@@ -56,7 +58,7 @@ def test_mu_is_the_least_whose_curve_lies_below():
     assert (shifted <= gaussian_curve(mu, rates) + 1e-9).all()
 
 
-def test_ceiling_is_what_a_game_without_errors_shows():
+def test_ceiling_is_what_a_game_without_errors_shows() -> None:
     # No error in n games bounds its rate by 1 - (alpha/2)^(1/n).
     rate = 1 - 0.025 ** (1 / 1000)
     expected = np.log((1 - 1e-5 - rate) / rate)
@@ -64,14 +66,14 @@ def test_ceiling_is_what_a_game_without_errors_shows():
     assert Evidence(0.0, 0.95, 1, 1).ceiling(1e-5) == 0.0
 
 
-def test_evidence_above_the_bound_is_refused(certificate):
+def test_evidence_above_the_bound_is_refused(certificate: Certificate) -> None:
     assert certificate.with_evidence(0.1, 0.95, 100, 100).evidence.epsilon_lower == 0.1
     with pytest.raises(ValueError, match="epsilon_lower must be at most the certified epsilon"):
         certificate.with_evidence(99.0, 0.95, 100, 100)
 
 
 @pytest.mark.parametrize("mu", [0.2, 0.5, 1.0])
-def test_groups_of_a_gaussian_have_the_known_epsilon(mu):
+def test_groups_of_a_gaussian_have_the_known_epsilon(mu: float) -> None:
     delta = 1e-5
     curve = TradeOff(compute(GaussianMechanism(mu), ONE_RUN, delta, ["region"]).profile)
     assert curve.group_epsilon(1, delta) == pytest.approx(GaussianMechanism(mu).epsilon(delta))
@@ -82,13 +84,13 @@ def test_groups_of_a_gaussian_have_the_known_epsilon(mu):
     assert curve.group_epsilon(101, delta) is None
 
 
-def test_groups_of_pure_dp_cost_their_size():
+def test_groups_of_pure_dp_cost_their_size() -> None:
     curve = TradeOff(compute(PureDp(0.5), ONE_RUN, 1e-5, ["region"]).profile)
     for size in (2, 5, 10):
         assert 0.999 * size * 0.5 <= curve.group_epsilon(size, 1e-5) <= size * 0.5 + 1e-6
 
 
-def test_group_curve_is_the_chain_of_curves():
+def test_group_curve_is_the_chain_of_curves() -> None:
     # Independent of the bends: the supremum over a fine grid of rates.
     delta = 1e-5
     curve = TradeOff(compute(GaussianMechanism(0.5), ONE_RUN, delta, ["region"]).profile)

@@ -4,6 +4,8 @@ import json
 import subprocess
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -13,6 +15,7 @@ from certificate_helpers import forged, set_at
 
 from audit import accounting, verify
 from audit.accounting import GaussianMechanism
+from audit.accounting.dpsgd import DpSgd
 from audit.certificate import (
     Certificate,
     Declaration,
@@ -26,7 +29,9 @@ from audit.certificate.certificate import FORMAT
 from audit.certificate.conditions import AS_STATED
 
 
-def test_seed_makes_it_void(certificate, tmp_path, capsys):
+def test_seed_makes_it_void(
+    certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     void = replace(certificate, study=replace(certificate.study, seeded=True))
     assert void.statement.startswith("VOID: a seed was given")
     void.save(tmp_path / "c.json")
@@ -41,7 +46,7 @@ def test_seed_makes_it_void(certificate, tmp_path, capsys):
     assert verify.main(forged(void.as_dict(), change, tmp_path / "c.json")) == 1
 
 
-def test_declared_statements(certificate, tmp_path):
+def test_declared_statements(certificate: Certificate, tmp_path: Path) -> None:
     found = certificate.declare(
         responsible="A. Person",
         dataset="Digits 1.0",
@@ -81,13 +86,17 @@ def test_declared_statements(certificate, tmp_path):
         ({"data_set": "x"}, "statement must be one of .* did you mean 'dataset'"),
     ],
 )
-def test_wrong_statements_are_refused(certificate, statements, words):
+def test_wrong_statements_are_refused(
+    certificate: Certificate, statements: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         certificate.declare(**statements)
 
 
-def test_zero_out_neighbours_have_a_public_number_of_records(certificate, monkeypatch):
-    def relations(_):
+def test_zero_out_neighbours_have_a_public_number_of_records(
+    certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def relations(_: DpSgd) -> frozenset[str]:
         return frozenset({"zero-out"})
 
     monkeypatch.setattr("audit.certificate.conditions.relations", relations)
@@ -100,7 +109,7 @@ def test_zero_out_neighbours_have_a_public_number_of_records(certificate, monkey
         certificate.declare(records="private")
 
 
-def test_hash_of_a_model():
+def test_hash_of_a_model() -> None:
     layer = torch.nn.Linear(3, 2)
     found = model_hash(layer)
     assert found == model_hash(layer.state_dict())
@@ -118,16 +127,16 @@ def test_hash_of_a_model():
     assert model_hash(torch.zeros(2, dtype=torch.bfloat16)) is not None
 
 
-def test_certificate_has_the_hash_of_the_released_model(certificate):
+def test_certificate_has_the_hash_of_the_released_model(certificate: Certificate) -> None:
     assert certificate.model_hash == model_hash("model")
 
 
 @pytest.mark.usefixtures("region_alone")
-def test_certificate_of_an_objective_has_the_hash_of_its_model():
+def test_certificate_of_an_objective_has_the_hash_of_its_model() -> None:
     optuna = pytest.importorskip("audit.integrations.optuna")
     study = optuna.PrivateStudy("fixed:1", base=GaussianMechanism(0.5), folder=None)
 
-    def objective(trial):
+    def objective(trial: Any) -> float:
         trial.set_user_attr("model", {"weight": 2.0})
         return trial.suggest_float("x", 0.0, 1.0)
 
@@ -135,7 +144,7 @@ def test_certificate_of_an_objective_has_the_hash_of_its_model():
     assert study.certificate.model_hash == model_hash(best.model) == model_hash({"weight": 2.0})
 
 
-def test_schema_describes_certificates(certificate, plain):
+def test_schema_describes_certificates(certificate: Certificate, plain: dict[str, Any]) -> None:
     validator = jsonschema.Draft202012Validator(schema())
     validator.check_schema(schema())
     full = certificate.declare(
@@ -169,18 +178,22 @@ def test_schema_describes_certificates(certificate, plain):
         (["c.json", "--signature", "s"], "--signature must be given with"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(capsys, options, words):
+def test_options_that_do_not_fit_are_refused(
+    capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         verify.main(options)
     assert words in capsys.readouterr().err
 
 
-def test_schema_is_printed(capsys):
+def test_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert verify.main(["--schema"]) == 0
     assert json.loads(capsys.readouterr().out) == schema()
 
 
-def test_signature_of_a_certificate(certificate, tmp_path, capsys, key):
+def test_signature_of_a_certificate(
+    certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: Path
+) -> None:
     path, signers = tmp_path / "c.json", tmp_path / "signers"
     certificate.save(path)
     public = key.with_suffix(".pub").read_text()
@@ -200,7 +213,9 @@ def test_signature_of_a_certificate(certificate, tmp_path, capsys, key):
     assert capsys.readouterr().out.startswith("wrong: the signature is not that of an allowed")
 
 
-def test_signature_by_somebody_else_is_none(certificate, tmp_path, key):
+def test_signature_by_somebody_else_is_none(
+    certificate: Certificate, tmp_path: Path, key: Path
+) -> None:
     content = json.dumps(certificate.as_dict()).encode()
     signature, signers = tmp_path / "s", tmp_path / "signers"
     signature.write_bytes(sign(content, key))
@@ -223,7 +238,9 @@ def test_signature_by_somebody_else_is_none(certificate, tmp_path, key):
         sign(content, signers)
 
 
-def test_wrong_certificate_is_not_signed(plain, tmp_path, capsys, key):
+def test_wrong_certificate_is_not_signed(
+    plain: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], key: Path
+) -> None:
     path = tmp_path / "c.json"
     command = forged(plain, set_at(["delta"], 1e-4), path)
     assert verify.main([*command, "--sign", str(key)]) == 1
@@ -231,7 +248,12 @@ def test_wrong_certificate_is_not_signed(plain, tmp_path, capsys, key):
     assert "signature: not made" in capsys.readouterr().out
 
 
-def test_page_is_rendered_from_what_was_verified(certificate, plain, tmp_path, capsys):
+def test_page_is_rendered_from_what_was_verified(
+    certificate: Certificate,
+    plain: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     certificate.save(tmp_path / "c.json")
     certificate.save(tmp_path / "c.txt")
     page = tmp_path / "again.txt"

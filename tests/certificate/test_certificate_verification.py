@@ -3,7 +3,10 @@
 import json
 import re
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from certificate_helpers import forged, set_at
@@ -17,7 +20,7 @@ from audit.certificate import (
 from audit.certificate.verification import _differences
 
 
-def test_json_comes_back_as_it_was(certificate, tmp_path):
+def test_json_comes_back_as_it_was(certificate: Certificate, tmp_path: Path) -> None:
     certificate = certificate.with_evidence(0.1, 0.95, 100, 200)
     certificate.save(tmp_path / "c.json")
     values = json.loads((tmp_path / "c.json").read_text())
@@ -27,7 +30,9 @@ def test_json_comes_back_as_it_was(certificate, tmp_path):
     assert isinstance(again.numbers, Numbers)
 
 
-def test_correct_certificate(certificate, tmp_path, capsys):
+def test_correct_certificate(
+    certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     certificate.with_evidence(0.1, 0.95, 100, 200).save(tmp_path / "c.json")
     assert verify.main([str(tmp_path / "c.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -84,7 +89,9 @@ CHANGES = [
 ]
 
 
-def test_hash_detects_damage(plain, tmp_path, capsys):
+def test_hash_detects_damage(
+    plain: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "c.json"
     path.write_text(json.dumps(plain | {"delta": 1e-4}))
     assert verify.main([str(path)]) == 1
@@ -92,7 +99,13 @@ def test_hash_detects_damage(plain, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("change", "words"), CHANGES)
-def test_forged_field_is_named_although_its_hash_fits(plain, tmp_path, capsys, change, words):
+def test_forged_field_is_named_although_its_hash_fits(
+    plain: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[..., Any],
+    words: str,
+) -> None:
     assert verify.main(forged(plain, change, tmp_path / "c.json")) == 1
     out = capsys.readouterr().out
     assert re.search(f"^wrong: .*({words})", out)
@@ -100,8 +113,10 @@ def test_forged_field_is_named_although_its_hash_fits(plain, tmp_path, capsys, c
     assert out.isascii()
 
 
-def test_no_ground_can_be_made_better(plain, tmp_path, capsys):
-    def change(values):
+def test_no_ground_can_be_made_better(
+    plain: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(values: dict[str, Any]) -> None:
         for one in values["conditions"]:
             one["ground"] = "checked"
         values["made"]["date"] = "1999-01-01"
@@ -111,12 +126,14 @@ def test_no_ground_can_be_made_better(plain, tmp_path, capsys):
     assert "conditions[0].ground is 'checked', must be 'by construction'" in capsys.readouterr().out
 
 
-def test_every_field_but_statements_of_the_author_is_recomputed(plain, tmp_path):
+def test_every_field_but_statements_of_the_author_is_recomputed(
+    plain: dict[str, Any], tmp_path: Path
+) -> None:
     # The forgery of every text and number, one by one; what passes is named here.
     stated = {("made", "version"), ("made", "python"), ("study", "settings")}
     path = tmp_path / "c.json"
 
-    def leaves(value, way=()):
+    def leaves(value: Any, way: Any = ()) -> Iterator[Any]:
         if isinstance(value, dict | list):
             for key, one in value.items() if isinstance(value, dict) else enumerate(value):
                 yield from leaves(one, (*way, key))
@@ -145,11 +162,11 @@ def test_every_field_but_statements_of_the_author_is_recomputed(plain, tmp_path)
     assert passed <= stated | {("study", "key_kept"), ("evidence", "epsilon_lower")}
 
 
-def test_every_computed_number_is_compared(certificate):
+def test_every_computed_number_is_compared(certificate: Certificate) -> None:
     full = certificate.declare(earlier_spending=[Spending("counts", 0.5, 1e-9)]).as_dict()
     compared = 0
 
-    def numbers_in(value, way=()):
+    def numbers_in(value: Any, way: Any = ()) -> Iterator[Any]:
         if isinstance(value, dict | list):
             for key, one in value.items() if isinstance(value, dict) else enumerate(value):
                 yield from numbers_in(one, (*way, key))
@@ -167,10 +184,12 @@ def test_every_computed_number_is_compared(certificate):
     assert compared > 400
 
 
-def test_a_little_less_is_wrong_and_a_little_more_is_not(plain, tmp_path, capsys):
+def test_a_little_less_is_wrong_and_a_little_more_is_not(
+    plain: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     # Other versions of numpy may compute a little less than a file states, never much more.
-    def times(factor):
-        def change(values):
+    def times(factor: float) -> list[str]:
+        def change(values: dict[str, Any]) -> None:
             values["numbers"]["profile"][0]["epsilon"] *= factor
             values["numbers"]["epsilon"] *= factor
 
@@ -182,7 +201,9 @@ def test_a_little_less_is_wrong_and_a_little_more_is_not(plain, tmp_path, capsys
     assert verify.main(times(1.0 + 1e-5)) == 1
 
 
-def test_forged_terminal_sequences_are_printed_as_escapes(certificate, tmp_path, capsys):
+def test_forged_terminal_sequences_are_printed_as_escapes(
+    certificate: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     evil = 'x\x1b[1A\x1b[2K\nright: (0.1, 1e-05)-DP\u202e\u2028\u200b\x9b1A"'
     found = certificate.declare(dataset=evil, responsible="P\u0430ul")
     found = replace(found, study=replace(found.study, prior={evil: evil}))
@@ -218,7 +239,9 @@ def test_forged_terminal_sequences_are_printed_as_escapes(certificate, tmp_path,
         ('{"format": "\\u001b[2Jx\\ny"}', r"got '\\x1b\[2Jx\\ny'"),
     ],
 )
-def test_what_is_no_certificate_is_one_line(tmp_path, capsys, text, words):
+def test_what_is_no_certificate_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
     (tmp_path / "c.json").write_text(text, encoding="utf-8")
     assert verify.main([str(tmp_path / "c.json")]) == 2
     error = capsys.readouterr().err
@@ -228,7 +251,9 @@ def test_what_is_no_certificate_is_one_line(tmp_path, capsys, text, words):
 
 @pytest.mark.parametrize("depth", [900, 5000, 50_000])
 @pytest.mark.parametrize("part", ["base", "made", "conditions"])
-def test_what_is_nested_too_deeply_is_no_certificate(plain, tmp_path, capsys, part, depth):
+def test_what_is_nested_too_deeply_is_no_certificate(
+    plain: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str, depth: int
+) -> None:
     inside = '{"mechanism": "Composition", "parts": [' * depth + "1" + "]}" * depth
     text = json.dumps({**plain, part: "@"}).replace('"@"', inside)
     (tmp_path / "c.json").write_text(text)
@@ -271,7 +296,12 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("change", HOSTILE)
-def test_hostile_values_are_refused_soon_and_in_one_line(plain, tmp_path, capsys, change):
+def test_hostile_values_are_refused_soon_and_in_one_line(
+    plain: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[..., Any],
+) -> None:
     command = forged(plain, change, tmp_path / "c.json")
     began = time.process_time()
     assert verify.main(command) == 2
@@ -282,7 +312,9 @@ def test_hostile_values_are_refused_soon_and_in_one_line(plain, tmp_path, capsys
     assert len(captured.err) < 1100
 
 
-def test_large_file_is_not_read_to_its_end(tmp_path, capsys):
+def test_large_file_is_not_read_to_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with open(tmp_path / "c.json", "wb") as file:
         file.truncate(90_000_000)
     assert verify.main([str(tmp_path / "c.json")]) == 2
@@ -291,10 +323,15 @@ def test_large_file_is_not_read_to_its_end(tmp_path, capsys):
     assert verify.main([str(tmp_path)]) == 2
 
 
-def test_verification_has_a_time_limit(plain, tmp_path, capsys, monkeypatch):
+def test_verification_has_a_time_limit(
+    plain: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     command = forged(plain, lambda values: None, tmp_path / "c.json")
 
-    def forever(*_):
+    def forever(*_: Any) -> None:
         while True:
             try:
                 time.sleep(10.0)

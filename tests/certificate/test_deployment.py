@@ -1,7 +1,9 @@
 """A certificate becomes a draft of the Differential Privacy Deployments Registry."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -9,6 +11,7 @@ import yaml
 import audit
 from audit import errors, tuning, verify
 from audit.certificate import Spending
+from audit.certificate.certificate import Certificate
 
 # The bounds of a certificate are tested elsewhere.
 pytestmark = pytest.mark.usefixtures("region_alone")
@@ -68,7 +71,7 @@ ALWAYS_BLANK = {
 }  # fmt: skip
 
 
-def study_of_page(**options):
+def study_of_page(**options: Any) -> Certificate:
     study = audit.Study(
         {"learning_rate": tuning.LogUniform(1e-3, 1.0)},
         "tnb:0,0.02",
@@ -83,12 +86,12 @@ def study_of_page(**options):
 
 
 @pytest.fixture(scope="module")
-def certificate():
+def certificate() -> Certificate:
     return study_of_page()
 
 
 @pytest.fixture(scope="module")
-def declared(certificate):
+def declared(certificate: Certificate) -> Certificate:
     return certificate.declare(
         responsible='A. "Person"\n# not: a comment',
         dataset="Admissions 2025: version 3",
@@ -101,13 +104,13 @@ def declared(certificate):
     )
 
 
-def read(certificate, folder):
+def read(certificate: Certificate, folder: Path) -> tuple[str, dict[str, Any]]:
     certificate.save(folder / "deployment.yaml")
     text = (folder / "deployment.yaml").read_text()
     return text, dict(flat(yaml.safe_load(text)))
 
 
-def flat(values, way=""):
+def flat(values: dict[str, Any], way: str = "") -> Iterator[Any]:
     for name, value in values.items():
         if isinstance(value, dict):
             yield from flat(value, f"{way}{name}.")
@@ -115,11 +118,13 @@ def flat(values, way=""):
             yield way + name, value
 
 
-def blank_names(fields):
+def blank_names(fields: dict[str, Any]) -> set[str]:
     return {name.rpartition(".")[2] for name, value in fields.items() if value in ("", [""])}
 
 
-def test_every_field_of_the_registry_is_there_with_its_type(certificate, declared, tmp_path):
+def test_every_field_of_the_registry_is_there_with_its_type(
+    certificate: Certificate, declared: Certificate, tmp_path: Path
+) -> None:
     for one in (certificate, declared):
         text, fields = read(one, tmp_path)
         assert list(fields) == list(FIELDS)
@@ -132,7 +137,9 @@ def test_every_field_of_the_registry_is_there_with_its_type(certificate, declare
         assert marked == blank_names(fields)
 
 
-def test_statements_fill_the_fields_that_need_them(certificate, declared, tmp_path):
+def test_statements_fill_the_fields_that_need_them(
+    certificate: Certificate, declared: Certificate, tmp_path: Path
+) -> None:
     _, fields = read(certificate, tmp_path)
     needs = {"description", "data_domain", "release_type_details", "registry_authors"}
     assert blank_names(fields) == ALWAYS_BLANK | needs
@@ -145,7 +152,7 @@ def test_statements_fill_the_fields_that_need_them(certificate, declared, tmp_pa
     assert "log-uniform in [0.001, 1.0]" in tuned
 
 
-def test_the_numbers_are_those_of_the_certificate(declared, tmp_path):
+def test_the_numbers_are_those_of_the_certificate(declared: Certificate, tmp_path: Path) -> None:
     _, fields = read(declared, tmp_path)
     epsilon = fields["deployment.privacy_loss.privacy_parameters.epsilon"]
     exact = declared.numbers.epsilon
@@ -159,7 +166,9 @@ def test_the_numbers_are_those_of_the_certificate(declared, tmp_path):
     assert "shows epsilon >= 0.5" in fields["deployment.implementation.justification"]
 
 
-def test_the_number_of_records_is_public_only_where_neighbours_say_so(certificate, tmp_path):
+def test_the_number_of_records_is_public_only_where_neighbours_say_so(
+    certificate: Certificate, tmp_path: Path
+) -> None:
     name = "deployment.dp_variant.unprotected_quantities"
     assert read(certificate, tmp_path)[1][name] == "The number of records."
     private = audit.DpSgd(0.9, steps=9, sampling_rate=0.01, neighbours="add-remove")
@@ -170,21 +179,23 @@ def test_the_number_of_records_is_public_only_where_neighbours_say_so(certificat
     assert fields["deployment.basic.data_product_type"] == ""  # the release may be anything
 
 
-def test_a_void_certificate_is_not_registered(tmp_path):
+def test_a_void_certificate_is_not_registered(tmp_path: Path) -> None:
     void = study_of_page(seed=1)
     with pytest.raises(errors.InvalidInput, match=r"must not be void .* a seed was given"):
         void.save(tmp_path / "deployment.yaml")
     assert not list(tmp_path.iterdir())
 
 
-def test_verify_writes_the_record_of_a_correct_certificate(declared, tmp_path, capsys):
+def test_verify_writes_the_record_of_a_correct_certificate(
+    declared: Certificate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     declared.save(tmp_path / "certificate.json")
     record = tmp_path / "record.yaml"
     assert verify.main([str(tmp_path / "certificate.json"), "--render", str(record)]) == 0
     assert record.read_text() == read(declared, tmp_path)[0]
 
 
-def test_the_record_on_the_page_is_current(certificate, tmp_path):
+def test_the_record_on_the_page_is_current(certificate: Certificate, tmp_path: Path) -> None:
     (shown,) = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.M | re.S)
     text, _ = read(certificate.declare(dataset="Admissions 2025, version 3"), tmp_path)
     lines = shown.replace("...", "").splitlines()

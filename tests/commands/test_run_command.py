@@ -11,6 +11,7 @@ import time
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ import pytest
 
 from audit import console, run
 from audit.game import store, workers
+from audit.game.blocks import Block
 from audit.game.play import Trials
 from audit.game.settings import AuditConfig
 from audit.report import summary
@@ -28,14 +30,14 @@ ROOT = Path(__file__).parents[2]
 QUICK = ["--trials", "300", "--repeats", "2", "--epsilon", "1", "4"]
 
 
-def audit(capsys, *argv):
+def audit(capsys: pytest.CaptureFixture[str], *argv: Any) -> tuple[int, str, str]:
     code = run.main([str(arg) for arg in argv])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, quick_reports):
+def finished(tmp_path_factory: pytest.TempPathFactory, quick_reports: Any) -> Path:
     """A finished audit, for copies."""
     out = tmp_path_factory.mktemp("finished")
     assert run.main([*QUICK, "--out", str(out)]) == 0
@@ -43,11 +45,13 @@ def finished(tmp_path_factory, quick_reports):
 
 
 @pytest.fixture
-def own_copy(finished, tmp_path):
+def own_copy(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "audit"))
 
 
-def test_the_folder_contains_all_results(tmp_path, capsys):
+def test_the_folder_contains_all_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "audit"
     code, text, _ = audit(capsys, *QUICK, "--threat", "ETCV", "--canary", "dirac", "--out", out)
     assert code == 0
@@ -87,7 +91,9 @@ def test_the_folder_contains_all_results(tmp_path, capsys):
     assert best["min"] > 0
 
 
-def test_a_killed_audit_resumes_to_the_same_bytes(tmp_path, capsys):
+def test_a_killed_audit_resumes_to_the_same_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     # The batched engine in small blocks: an audit of a few seconds, killed after some blocks.
     options = ["--engine", "batched", "--steps", "40", "--trials", "700", "--repeats", "1"]
     options += ["--epsilon", "4", "--model", "logistic"]
@@ -114,7 +120,9 @@ def test_a_killed_audit_resumes_to_the_same_bytes(tmp_path, capsys):
     assert replace(reports[0], made={}) == replace(reports[1], made={})
 
 
-def test_shared_runs_have_a_report_for_each_threat_model(tmp_path, capsys):
+def test_shared_runs_have_a_report_for_each_threat_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "audit"
     options = ["--threat", "NTNV+NTCV", "--trials", "20", "--repeats", "1", "--epsilon", "4"]
     options += ["--steps", "2", "--train-size", "30", "--validation-size", "20", "--out", out]
@@ -130,7 +138,9 @@ def test_shared_runs_have_a_report_for_each_threat_model(tmp_path, capsys):
     assert (out / "ntcv" / "results.csv").read_bytes() == before
 
 
-def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(tmp_path, capsys):
+def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--threat", "NTCV", "--canary", "input+dirac", "--repetitions", "fixed:40"]
     options += ["--trials", "80", "--repeats", "1", "--epsilon", "4", "--steps", "2"]
     options += ["--train-size", "20", "--validation-size", "20", "--model", "logistic"]
@@ -153,7 +163,9 @@ def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(tmp_path, caps
     assert [path.read_bytes() for path in old_files] == before
 
 
-def test_damaged_shards_are_reported_and_played_again(own_copy, capsys):
+def test_damaged_shards_are_reported_and_played_again(
+    own_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = own_copy
     before = (out / "results.csv").read_bytes()
     first, second, third, fourth = sorted((out / "shards").iterdir())
@@ -180,8 +192,8 @@ def test_damaged_shards_are_reported_and_played_again(own_copy, capsys):
 
 
 def test_foreign_swapped_and_edited_shards_are_reported_and_played_again(
-    own_copy, tmp_path, capsys
-):
+    own_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, other = own_copy, tmp_path / "other"
     audit(capsys, *QUICK, "--seed", 1, "--out", other)
     before = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
@@ -208,7 +220,9 @@ def score(observation):
 """
 
 
-def test_a_changed_plug_in_in_an_old_folder_is_refused(tmp_path, capsys, monkeypatch):
+def test_a_changed_plug_in_in_an_old_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     source = tmp_path / "changing_plug_in.py"
     source.write_text(PLUG_IN.format(sign=""))
@@ -225,14 +239,18 @@ def test_a_changed_plug_in_in_an_old_folder_is_refused(tmp_path, capsys, monkeyp
 @pytest.mark.parametrize(
     "content", ["[]", "3", "null", '"text"', "{}", '{"bound_to": 3}', "[" * 100_000, "\xff"]
 )
-def test_an_invalid_config_is_one_line(tmp_path, capsys, content):
+def test_an_invalid_config_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
     (tmp_path / "config.json").write_text(content)
     code, _, err = audit(capsys, *QUICK, "--out", tmp_path)
     assert (code, err.count("\n")) == (2, 1)
     assert "config.json" in err or "other settings" in err
 
 
-def test_a_finished_audit_is_read_only_once(own_copy, capsys, monkeypatch):
+def test_a_finished_audit_is_read_only_once(
+    own_copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = own_copy
     read = []
     of_store = store._read
@@ -247,7 +265,9 @@ def test_a_finished_audit_is_read_only_once(own_copy, capsys, monkeypatch):
     assert (out / "results.csv").read_bytes() == before
 
 
-def test_other_settings_in_the_same_folder_are_refused(own_copy, capsys):
+def test_other_settings_in_the_same_folder_are_refused(
+    own_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = own_copy
     before = (out / "results.csv").read_bytes()
     code, _, err = audit(capsys, *QUICK, "--out", out, "--seed", 1)
@@ -258,7 +278,9 @@ def test_other_settings_in_the_same_folder_are_refused(own_copy, capsys):
     assert audit(capsys, *QUICK, "--out", out, "--jobs", 2)[0] == 0
 
 
-def test_a_second_audit_in_a_folder_that_is_in_use_is_refused(tmp_path, capsys):
+def test_a_second_audit_in_a_folder_that_is_in_use_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "audit"
     with store.locked(out):
         code, _, err = audit(capsys, *QUICK, "--out", out)
@@ -268,7 +290,9 @@ def test_a_second_audit_in_a_folder_that_is_in_use_is_refused(tmp_path, capsys):
     assert audit(capsys, *QUICK, "--out", out)[0] == 0
 
 
-def test_results_of_another_audit_are_not_overwritten_without_locks(tmp_path, capsys, monkeypatch):
+def test_results_of_another_audit_are_not_overwritten_without_locks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Without locks, another process can start its audit in the folder just before this one, or
     # while the trials are played.
     out = tmp_path / "audit"
@@ -277,7 +301,7 @@ def test_results_of_another_audit_are_not_overwritten_without_locks(tmp_path, ca
     assert audit(capsys, *QUICK, "--out", tmp_path / "other", "--seed", 1)[0] == 0
     other = (tmp_path / "other" / "config.json").read_text()
 
-    def begun_just_now(folder):
+    def begun_just_now(folder: Path) -> bool:
         found = begun(folder)
         (out / "config.json").write_text(other)
         return found
@@ -290,7 +314,7 @@ def test_results_of_another_audit_are_not_overwritten_without_locks(tmp_path, ca
     monkeypatch.setattr(store, "is_started", begun)
     (out / "config.json").unlink()
 
-    def play_all(*arguments):
+    def play_all(*arguments: Any) -> dict[Block, tuple[Trials]]:
         played = of_workers(*arguments)
         (out / "config.json").write_text(other)
         return played
@@ -304,7 +328,7 @@ def test_results_of_another_audit_are_not_overwritten_without_locks(tmp_path, ca
 
 
 @pytest.mark.slow
-def test_two_simultaneous_audits_are_never_mixed(tmp_path):
+def test_two_simultaneous_audits_are_never_mixed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "audit.run", *QUICK, "--out", str(tmp_path)]
     pair = [
         subprocess.Popen(
@@ -366,7 +390,9 @@ def test_two_simultaneous_audits_are_never_mixed(tmp_path):
         (["--model", "resnet"], "model"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_two(tmp_path, capsys, argv, message):
+def test_bad_input_is_one_line_and_exit_code_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
     if "--model" in argv:
         argv = [*argv, "--engine", "batched"]
     out = tmp_path / "audit"
@@ -378,7 +404,7 @@ def test_bad_input_is_one_line_and_exit_code_two(tmp_path, capsys, argv, message
     assert not (out / "results.csv").exists()
 
 
-def test_unwritable_folder_is_refused(tmp_path, capsys):
+def test_unwritable_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     code, _, err = audit(capsys, *QUICK, "--out", tmp_path / "file" / "below")
     assert code == 2
@@ -391,7 +417,7 @@ def test_unwritable_folder_is_refused(tmp_path, capsys):
     assert "not json" in err
 
 
-def test_views_that_differ_only_in_case_have_separate_folders():
+def test_views_that_differ_only_in_case_have_separate_folders() -> None:
     views = AuditConfig(canary="own.dark+own.Dark", out="here").views
     assert [view.out for view in views] == ["here/etcv-own.dark", "here/etcv-own.Dark"]
 
@@ -416,14 +442,16 @@ def test_views_that_differ_only_in_case_have_separate_folders():
         ("trials = [20]", r"trials must be a whole number in \[2, 1000000000000\], got \(20,\)"),
     ],
 )
-def test_preset_settings_of_the_wrong_type_are_refused(tmp_path, line, message):
+def test_preset_settings_of_the_wrong_type_are_refused(
+    tmp_path: Path, line: str, message: str
+) -> None:
     preset = tmp_path / "mine.toml"
     preset.write_text(line + "\n")
     with pytest.raises(ValueError, match=message):
         run.parse(["--preset", str(preset)])
 
 
-def test_numbers_in_a_preset_may_be_text(tmp_path):
+def test_numbers_in_a_preset_may_be_text(tmp_path: Path) -> None:
     preset = tmp_path / "mine.toml"
     lines = ['delta = "1e-6"', 'trials = "1e3"', 'epsilon = ["2"]', 'sampling_rate = "0.5"']
     lines += ['learning_rates = "0.1"', 'max_grad_norm = ["2"]', 'confidence = "0.9"']
@@ -434,7 +462,9 @@ def test_numbers_in_a_preset_may_be_text(tmp_path):
     assert (config.max_grad_norm, config.confidence) == ((2.0,), 0.9)
 
 
-def test_every_option_has_a_description_and_a_default(capsys, monkeypatch):
+def test_every_option_has_a_description_and_a_default(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(console.WIDTH))
     with pytest.raises(SystemExit):
         run.main(["--help-all"])
@@ -447,7 +477,7 @@ def test_every_option_has_a_description_and_a_default(capsys, monkeypatch):
         assert "(default: " in rest
 
 
-def test_options_that_argparse_refuses_are_one_line(capsys):
+def test_options_that_argparse_refuses_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run.main(["--nonsense"])
     assert ended.value.code == 2
@@ -457,7 +487,7 @@ def test_options_that_argparse_refuses_are_one_line(capsys):
 @pytest.mark.parametrize(
     ("redirection", "code"), [(">&-", 0), ("> /dev/full", 2), ("2>&- >&-", 0), ("| head -1", 0)]
 )
-def test_output_may_be_closed_full_or_unread(redirection, code):
+def test_output_may_be_closed_full_or_unread(redirection: str, code: int) -> None:
     script = "import sys; from audit import console; "
     script += "sys.exit(console.run(lambda argv: print(*range(10**5)) or 0))"
     command = f"{sys.executable} -c '{script}' {redirection}"
@@ -473,7 +503,7 @@ def test_output_may_be_closed_full_or_unread(redirection, code):
 
 
 @pytest.mark.parametrize("words", ["'x' * 10", "'x' * 10**5"])
-def test_an_error_is_one_line_even_if_the_output_is_full(words):
+def test_an_error_is_one_line_even_if_the_output_is_full(words: str) -> None:
     script = "import sys; from audit import console; sys.exit(console.run(lambda argv: "
     script += f"console.note({words}) or console.report_error('x must be 1, got 2')))"
     with open("/dev/full", "w") as full:
@@ -488,7 +518,7 @@ def test_an_error_is_one_line_even_if_the_output_is_full(words):
     assert (done.returncode, done.stderr) == (2, "error: x must be 1, got 2\n")
 
 
-def test_text_that_is_not_unicode_is_printed():
+def test_text_that_is_not_unicode_is_printed() -> None:
     script = "import sys; from audit import console; "
     script += "sys.exit(console.run(lambda argv: print('runs/\\udcff\\u00e9') or 0))"
     done = subprocess.run(
@@ -502,7 +532,7 @@ def test_text_that_is_not_unicode_is_printed():
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_closed_pipe_is_no_error(unbuffered):
+def test_a_closed_pipe_is_no_error(unbuffered: str) -> None:
     script = "import sys; from audit import bounds, console; sys.exit(console.run("
     script += "lambda argv: bounds.main(['--mu', '1e9', '--help'])))"
     done = subprocess.run(
@@ -516,7 +546,7 @@ def test_a_closed_pipe_is_no_error(unbuffered):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_preset_settings_are_converted(tmp_path):
+def test_preset_settings_are_converted(tmp_path: Path) -> None:
     preset = tmp_path / "mine.toml"
     preset.write_text('devices = "cpu"\nseed = 1e3\nsteps = 2.0\n')
     (config,) = run.parse(["--preset", str(preset)])
@@ -524,8 +554,10 @@ def test_preset_settings_are_converted(tmp_path):
     assert (type(config.seed), config.seed, type(config.steps)) == (int, 1000, int)
 
 
-def test_a_stopped_audit_explains_how_to_resume(tmp_path, capsys, monkeypatch):
-    def stop(*arguments):
+def test_a_stopped_audit_explains_how_to_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(workers, "play_all", stop)
@@ -535,8 +567,10 @@ def test_a_stopped_audit_explains_how_to_resume(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signals_stop_an_audit(tmp_path, capsys, monkeypatch, number):
-    def stop(*arguments):
+def test_signals_stop_an_audit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: Any
+) -> None:
+    def stop(*arguments: Any) -> None:
         os.kill(os.getpid(), number)
         time.sleep(10)
 
@@ -553,13 +587,15 @@ def test_signals_stop_an_audit(tmp_path, capsys, monkeypatch, number):
         signal.signal(number, before)
 
 
-def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, capsys, monkeypatch):
+def test_a_full_disk_is_one_line_and_loses_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = [*QUICK, "--threat", "NTNV", "--train-size", 20, "--validation-size", 10]
     options += ["--steps", 1, "--repetitions", "fixed:4", "--out", tmp_path]
     options += ["--epsilon", 1, "--repeats", 3]
     complete, saved = np.savez, []
 
-    def savez(file, **arrays):
+    def savez(file: Any, **arrays: Any) -> None:
         if len(saved) == 2:
             raise OSError(28, "No space left on device")
         saved.append(file.name)
@@ -577,7 +613,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, capsys, monkeypatch
     assert audit(capsys, *options)[0] == 0
 
 
-def test_options_override_the_preset(tmp_path):
+def test_options_override_the_preset(tmp_path: Path) -> None:
     preset = tmp_path / "mine.toml"
     preset.write_text('threat = "ETCV"\nepsilon = [2.0]\ntrials = 77\n')
     (config,) = run.parse(["--preset", str(preset), "--trials", "88"])
@@ -590,7 +626,9 @@ def test_options_override_the_preset(tmp_path):
         run.parse(["--preset", str(preset)])
 
 
-def test_several_presets_are_audited_and_compared(tmp_path, capsys):
+def test_several_presets_are_audited_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, threat in (("weak", "NTNV"), ("strong", "ETCV")):
         (tmp_path / f"{name}.toml").write_text(f'threat = "{threat}"\nsteps = 2\n')
     command = ["--preset", tmp_path / "weak.toml", tmp_path / "strong.toml", *QUICK]
@@ -609,7 +647,9 @@ def test_several_presets_are_audited_and_compared(tmp_path, capsys):
     assert (tmp_path / "below" / "weak" / "config.json").exists()
 
 
-def test_incomparable_presets_are_refused_before_any_trial(tmp_path, capsys):
+def test_incomparable_presets_are_refused_before_any_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     one, other = tmp_path / "one.toml", tmp_path / "other.toml"
     one.write_text("delta = 1e-5\n")
     other.write_text("delta = 1e-6\n")
@@ -631,13 +671,13 @@ AUDITS = [
 
 
 @pytest.mark.parametrize("path", AUDITS, ids=lambda path: path.stem)
-def test_presets_are_valid(path):
+def test_presets_are_valid(path: Path) -> None:
     (config,) = run.parse(["--preset", str(path)])
     assert config.out == str(path.with_suffix(""))
     assert config.delta == 1e-5
 
 
-def test_config_round_trips_through_json():
+def test_config_round_trips_through_json() -> None:
     config = AuditConfig(epsilon=(1.5,), learning_rates=(0.1, 0.2), trials=10)
     values = config.identity
     assert AuditConfig.from_mapping(values) == config
@@ -649,7 +689,9 @@ def test_config_round_trips_through_json():
     assert several.identity["max_grad_norm"] == [0.5, 1.0]
 
 
-def test_candidates_are_the_grid_of_the_hyperparameters(tmp_path, capsys):
+def test_candidates_are_the_grid_of_the_hyperparameters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--learning-rates", "0.01", "0.1", "--max-grad-norm", "0.5", "2"]
     code, text, _ = audit(capsys, *QUICK, *options, "--momentum", "0.9", "--out", tmp_path)
     assert code == 0
@@ -661,8 +703,8 @@ def test_candidates_are_the_grid_of_the_hyperparameters(tmp_path, capsys):
         assert set(shard["candidate"]) == {0, 1, 2, 3}
 
 
-def test_an_interrupted_write_leaves_no_file(tmp_path):
-    def stop_halfway():
+def test_an_interrupted_write_leaves_no_file(tmp_path: Path) -> None:
+    def stop_halfway() -> None:
         with store.written_completely(tmp_path / "name") as temporary:
             temporary.write_text("half")
             raise RuntimeError

@@ -4,6 +4,7 @@ Each statistical test has a false-alarm rate of 1e-4.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def final_weights(
     """The final parameters of every run, seen through a score."""
     seen = []
 
-    def look(observation):
+    def look(observation: Any) -> Any:
         seen.append(observation.parameters())
         return np.zeros(len(observation.first_displacement))
 
@@ -40,7 +41,7 @@ def final_weights(
 
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_without_noise_and_clipping_it_equals_torch_sgd(model, momentum):
+def test_without_noise_and_clipping_it_equals_torch_sgd(model: str, momentum: float) -> None:
     data, canary = records(12), records(1, seed=9).canary(0)
     settings = DpSgdSettings(6, SILENT, 1e6, (0.02, 0.1), momentum=momentum, model=model)
     pack = RunBatch(
@@ -72,7 +73,7 @@ def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
 
 
 @pytest.mark.parametrize("name", ["batched", "opacus", "projected", "collapsed", "reduced"])
-def test_each_run_uses_the_hyperparameters_of_its_candidate(name):
+def test_each_run_uses_the_hyperparameters_of_its_candidate(name: str) -> None:
     # Each run equals that of an engine with only this candidate.
     canary = records(1, seed=3).canary(0)
     first, loss = threat_models.FirstCoordinate(), threat_models.CanaryLoss(canary)
@@ -98,7 +99,7 @@ def test_each_run_uses_the_hyperparameters_of_its_candidate(name):
     assert len(np.unique(whole.scores)) == 2 * count
 
 
-def test_standardised_sum_is_standard_for_every_clipping_norm():
+def test_standardised_sum_is_standard_for_every_clipping_norm() -> None:
     # Its distribution is N(sqrt(N) / sigma, 1) for every C and momentum.
     score = UserScore(lambda seen: seen.standardised_sum)
     threat = ntcv(records(3), None, DiracCanary(), score)
@@ -110,7 +111,7 @@ def test_standardised_sum_is_standard_for_every_clipping_norm():
         assert st.kstest(own, st.norm(1, 1).cdf).pvalue > ALARM
 
 
-def test_noise_is_independent_with_the_right_variance():
+def test_noise_is_independent_with_the_right_variance() -> None:
     # After one step on an empty training set, (w_0 - w_N) / lr is the noise.
     settings = DpSgdSettings(1, 1.7, 0.3, (0.25,), model="logistic")
     threat = etcv(DiracCanary(), UserScore(len), (1, 8, 8), 10)
@@ -127,7 +128,7 @@ def test_noise_is_independent_with_the_right_variance():
     assert_uncorrelated(z)  # of any two runs, and any two coordinates
 
 
-def test_noise_of_different_steps_is_independent():
+def test_noise_of_different_steps_is_independent() -> None:
     threat = etcv(DiracCanary(), UserScore(len), (1, 8, 8), 10)
     settings = DpSgdSettings(60, 2.0, 0.3, (1.0,), model="logistic")
     engine = make_engine("batched", threat, settings)
@@ -150,7 +151,9 @@ def test_noise_of_different_steps_is_independent():
         {"max_grad_norm": (0.3, 0.7), "momentum": (0.0, 0.9), "learning_rates": (0.1,)},
     ],
 )
-def test_dirac_canary_matches_the_distribution_of_the_reduced_engine(included, changes):
+def test_dirac_canary_matches_the_distribution_of_the_reduced_engine(
+    included: bool, changes: dict[str, Any]
+) -> None:
     settings = DpSgdSettings(10, 2.0, 0.7, (0.1, 0.3), model="logistic")
     settings = replace(settings, **changes)
     threat = threat_models.build("ETCV", "dirac")
@@ -167,7 +170,7 @@ def test_dirac_canary_matches_the_distribution_of_the_reduced_engine(included, c
         np.testing.assert_allclose(full.scores, rates * 7.0 * full.lambda_a, atol=1e-5)
 
 
-def test_worst_order_matches_the_distribution_of_the_reduced_engine():
+def test_worst_order_matches_the_distribution_of_the_reduced_engine() -> None:
     threat = threat_models.build("ETCV", "dirac", "worst-order", worst_order=1.2)
     settings = DpSgdSettings(10, 2.0, 0.7, (0.1,), model="logistic")
     full = make_engine("batched", threat, settings).run(run_batch(4000, True, 1))
@@ -177,7 +180,7 @@ def test_worst_order_matches_the_distribution_of_the_reduced_engine():
 
 @pytest.mark.parametrize("threat", ["ETCV", "NTCV"])
 @pytest.mark.parametrize("changes", [{}, {"sampling_rate": 0.5, "momentum": 0.5}])
-def test_outcome_does_not_depend_on_the_pack(threat, changes):
+def test_outcome_does_not_depend_on_the_pack(threat: str, changes: dict[str, Any]) -> None:
     settings = DpSgdSettings(5, 1.0, 1.0, (0.1, 0.2), model="convnet")
     settings = replace(settings, **changes)
     canary = records(1, seed=3).canary(0)
@@ -197,7 +200,7 @@ def test_outcome_does_not_depend_on_the_pack(threat, changes):
     assert len(engine.run(pack.at(slice(0))).scores) == 0
 
 
-def test_float32_agrees_with_float64():
+def test_float32_agrees_with_float64() -> None:
     canary = records(1, seed=3).canary(0)
     model = ntcv(records(12), None, canary, threat_models.CanaryLoss(canary))
     settings = DpSgdSettings(20, SILENT, 0.5, (0.02,), model="mlp")
@@ -208,11 +211,11 @@ def test_float32_agrees_with_float64():
     np.testing.assert_allclose(single.scores, double.scores, rtol=1e-5)
 
 
-def test_first_displacement_equals_the_scaled_proxy():
+def test_first_displacement_equals_the_scaled_proxy() -> None:
     # In NTNV with the Dirac canary, (w_0 - w_N)[0] = lr N C lambda_a up to rounding.
     seen = []
 
-    def look(observation):
+    def look(observation: Any) -> Any:
         seen.append(observation.first_displacement)
         return observation.loss(data.features, data.labels)
 
@@ -224,7 +227,7 @@ def test_first_displacement_equals_the_scaled_proxy():
 
 
 @pytest.mark.parametrize("clip", [0.5, 20.0])
-def test_lambda_c_is_the_likelihood_ratio_of_sampled_batches(clip):
+def test_lambda_c_is_the_likelihood_ratio_of_sampled_batches(clip: float) -> None:
     # A log-likelihood ratio L satisfies E[exp(L) | without] = E[exp(-L) | with] = 1, whether or not
     # the canary is clipped (its norm is about 6). The means of 4,000 are within 4 standard errors.
     canary = records(1, seed=3).canary(0)
@@ -239,11 +242,11 @@ def test_lambda_c_is_the_likelihood_ratio_of_sampled_batches(clip):
         assert ratio.std() > 0.1
 
 
-def test_standardised_sum_excludes_training_gradients():
+def test_standardised_sum_excludes_training_gradients() -> None:
     # With a training set, the standardised sum still has the distribution N(b sqrt(N) / sigma, 1).
     seen = []
 
-    def look(observation):
+    def look(observation: Any) -> Any:
         seen.append(observation.standardised_sum)
         return observation.standardised_sum
 
@@ -253,7 +256,7 @@ def test_standardised_sum_excludes_training_gradients():
     assert st.kstest(np.concatenate(seen), st.norm(1, 1).cdf).pvalue > ALARM
 
 
-def test_poisson_batches_sample_records_independently():
+def test_poisson_batches_sample_records_independently() -> None:
     # Without noise and clipping, a step is lr times the sum over the batch. This reveals which of
     # the 6 records and the canary were sampled.
     data, canary = records(6), records(1, seed=3).canary(0)
@@ -281,7 +284,7 @@ def test_poisson_batches_sample_records_independently():
     assert st.chisquare(sizes, 4000 * st.binom.pmf(range(8), 7, 0.3)).pvalue > ALARM
 
 
-def test_diverged_run_is_marked_and_does_not_affect_others():
+def test_diverged_run_is_marked_and_does_not_affect_others() -> None:
     canary = records(1, seed=3).canary(0)
     threat = etcv(canary, threat_models.CanaryLoss(canary), (1, 8, 8), 10)
     settings = DpSgdSettings(3, 1.0, 1.0, (1e38, 0.1), model="mlp")
@@ -294,7 +297,7 @@ def test_diverged_run_is_marked_and_does_not_affect_others():
     np.testing.assert_allclose(out.scores[::2], calm.run(pack).scores[::2], rtol=1e-4)
 
 
-def test_out_of_memory_halves_packs(monkeypatch):
+def test_out_of_memory_halves_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     threat = threat_models.build("ETCV", "dirac")
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,), model="logistic")
     engine = make_engine("batched", threat, settings)
@@ -303,7 +306,7 @@ def test_out_of_memory_halves_packs(monkeypatch):
     sizes = []
     run_pack = type(engine)._run_pack
 
-    def scarce(self, part, *rest):
+    def scarce(self: Any, part: Any, *rest: Any) -> Any:
         sizes.append(len(part))
         if len(part) > 5:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
@@ -314,7 +317,7 @@ def test_out_of_memory_halves_packs(monkeypatch):
     assert sizes == [21, 10, 5, 5, 5, 5, 1]
     np.testing.assert_allclose(out.lambda_a, expected.lambda_a)
 
-    def broken(self, *rest):
+    def broken(self: Any, *rest: Any) -> None:
         raise RuntimeError("another matter")
 
     monkeypatch.setattr(type(engine), "_run_pack", broken)
@@ -322,14 +325,14 @@ def test_out_of_memory_halves_packs(monkeypatch):
         engine.run(pack)
 
 
-def test_out_of_memory_with_one_run_halves_chunks(monkeypatch):
+def test_out_of_memory_with_one_run_halves_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     threat = ntcv(records(12), None, DiracCanary(), UserScore(lambda o: o.first_displacement))
     settings = DpSgdSettings(2, 1.0, 1.0, (0.1,), model="mlp")
     engine = make_engine("batched", threat, settings)
     run_pack = type(engine)._run_pack
     chunks = []
 
-    def scarce(self, part, views, chunk_floats):
+    def scarce(self: Any, part: Any, views: Any, chunk_floats: Any) -> Any:
         chunks.append(chunk_floats)
         if chunk_floats > 1_000_000:
             raise MemoryError
@@ -340,7 +343,7 @@ def test_out_of_memory_with_one_run_halves_chunks(monkeypatch):
     assert chunks == [8_000_000, 4_000_000, 2_000_000, 1_000_000]
 
 
-def test_mersenne_state_matches_torch_and_numpy():
+def test_mersenne_state_matches_torch_and_numpy() -> None:
     key = np.random.RandomState(77).get_state()[1].astype(np.uint64)
     ours = torch.Generator()
     ours.set_state(torch.from_numpy(streams.mersenne_state(key)))
@@ -348,7 +351,7 @@ def test_mersenne_state_matches_torch_and_numpy():
     assert torch.equal(torch.randn(999, generator=ours), torch.randn(999, generator=theirs))
 
 
-def test_seeds_with_equal_lower_bits_give_different_noise():
+def test_seeds_with_equal_lower_bits_give_different_noise() -> None:
     seeds = np.array([5, 5 + 2**32, 5], dtype=np.uint64)
     a, b, c = (torch.randn(8, generator=g) for g in streams.generators(seeds, 0, "cpu"))
     assert torch.equal(a, c)
@@ -356,11 +359,11 @@ def test_seeds_with_equal_lower_bits_give_different_noise():
     assert not torch.equal(a, torch.randn(8, generator=streams.generators(seeds, 1, "cpu")[0]))
 
 
-def test_losses_of_the_final_models():
+def test_losses_of_the_final_models() -> None:
     data = records(50)
     seen = []
 
-    def look(observation):
+    def look(observation: Any) -> Any:
         seen.append((observation.parameters(), observation.loss(data.features, data.labels)))
         return seen[-1][1]
 
@@ -375,7 +378,7 @@ def test_losses_of_the_final_models():
         assert value == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_shared_runs_match_separate_runs_for_several_scores():
+def test_shared_runs_match_separate_runs_for_several_scores() -> None:
     data, canary = records(12), records(1, seed=3).canary(0)
     honest = ntnv(data, data, canary)
     threats = (honest, ntcv(data, data, canary, threat_models.CanaryLoss(canary)))
@@ -389,7 +392,7 @@ def test_shared_runs_match_separate_runs_for_several_scores():
 
 
 @pytest.mark.parametrize("changes", [{}, {"momentum": 0.5, "sampling_rate": 0.5}])
-def test_runs_without_a_canary_are_shared_by_all_canaries(changes):
+def test_runs_without_a_canary_are_shared_by_all_canaries(changes: dict[str, Any]) -> None:
     data, canary = records(12), records(1, seed=3).canary(0)
     same, other = replace(canary, name="again"), records(1, seed=5).canary(0)
     threats = (
@@ -412,7 +415,7 @@ def test_runs_without_a_canary_are_shared_by_all_canaries(changes):
     assert len({out.lambda_a.tobytes() for out in shared}) == 3
 
 
-def test_invalid_arguments_are_rejected():
+def test_invalid_arguments_are_rejected() -> None:
     threat = threat_models.build("ETCV", "dirac")
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,))
     with pytest.raises(ValueError, match="device must be cpu or an available CUDA device"):

@@ -1,5 +1,7 @@
 """The compiled sums against torch operations in float64, which have their own tests."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ RUNS, RECORDS, CLASSES = 3, 11, 5
 
 
 @pytest.fixture(params=["AVX2", "AVX512"], autouse=True)
-def extension(request, monkeypatch):
+def extension(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     narrower = ["AVX2", "AVX512"].index(request.param)
     if torch.backends.cpu.get_cpu_capability() not in ["AVX2", "AVX512"][narrower:]:
         pytest.skip(f"a processor without {request.param}")
@@ -95,10 +97,10 @@ AFTER_LINEAR = {
 }  # fmt: skip
 
 
-def setting(model, shape):
+def setting(model: Any, shape: Any) -> Any:
     generator = torch.Generator().manual_seed(0)
 
-    def normal(*size):
+    def normal(*size: Any) -> Any:
         return torch.randn(*size, generator=generator)
 
     scales = [p[0].numel() ** -0.5 if p.dim() > 1 else 0.1 for p in model.parameters()]
@@ -116,7 +118,7 @@ def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
         assert error.max() < 1e-4
 
 
-def exact(model, theta, x, y, clip, taken):
+def exact(model: Any, theta: Any, x: Any, y: Any, clip: Any, taken: Any) -> Any:
     twin = stacked(model.double(), tuple(x.shape[1:]))
     sums = ClippedSums(twin, x.double(), y)
     model.float()
@@ -126,7 +128,7 @@ def exact(model, theta, x, y, clip, taken):
 # torch warns that it copies the input if padding is asymmetric.
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", NETWORKS)
-def test_sums_match_the_exact_loop(name):
+def test_sums_match_the_exact_loop(name: str) -> None:
     model, shape = NETWORKS[name]
     theta, x, y, clip = setting(model, shape)
     sums = clipped_sums(stacked(model, shape), x, y)
@@ -140,7 +142,7 @@ def test_sums_match_the_exact_loop(name):
 
 
 @pytest.mark.parametrize("name", AFTER_LINEAR)
-def test_sums_after_a_linear_layer_match_the_exact_loop(name):
+def test_sums_after_a_linear_layer_match_the_exact_loop(name: str) -> None:
     model, shape = AFTER_LINEAR[name]
     theta, x, y, clip = setting(model, shape)
     stack = stacked(model, shape)
@@ -157,7 +159,7 @@ def test_sums_after_a_linear_layer_match_the_exact_loop(name):
 
 
 @pytest.mark.parametrize("name", ["one convolution", "the papers' ConvNet on digits"])
-def test_single_record_matches_torch(name, monkeypatch):
+def test_single_record_matches_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, shape = NETWORKS[name]
     theta, x, y, clip = setting(model, shape)
     found = []
@@ -172,7 +174,7 @@ def test_single_record_matches_torch(name, monkeypatch):
     torch.testing.assert_close(found[0][-1], 2 * found[0][-2])
 
 
-def test_max_pooling_breaks_ties_like_torch():
+def test_max_pooling_breaks_ties_like_torch() -> None:
     # With integer inputs, equal outputs come from different patches with different gradients.
     shape = (1, 8, 8)
     model = small(nn.Conv2d(1, 3, 2), nn.MaxPool2d(3, 2), flat=3 * 3 * 3)
@@ -186,7 +188,7 @@ def test_max_pooling_breaks_ties_like_torch():
     ("known", "first"),
     [(NETWORKS["one convolution"], 0), (AFTER_LINEAR["widths and whole vectors"], 2)],
 )
-def test_long_sums_are_accurate(known, first):
+def test_long_sums_are_accurate(known: tuple[nn.Module, tuple[int, int, int]], first: int) -> None:
     # The sum over 5,000 copies of a record is 5,000 times its gradient. torch computes the sum of a
     # first Linear layer's weights.
     model, shape = known
@@ -199,7 +201,7 @@ def test_long_sums_are_accurate(known, first):
         torch.testing.assert_close(sum_, 5000 * one, rtol=2e-6, atol=1e-4)
 
 
-def test_sums_cover_partial_groups_of_records():
+def test_sums_cover_partial_groups_of_records() -> None:
     # Groups have 32 records: tests full groups, a partial group and partial sums.
     model, shape = AFTER_LINEAR["widths and whole vectors"]
     theta, x, y, clip = setting(model, shape)
@@ -211,7 +213,7 @@ def test_sums_cover_partial_groups_of_records():
 
 @pytest.mark.parametrize("classes", [1, 16, 37])
 @pytest.mark.parametrize("shift", [-300.0, 0.0, 300.0])
-def test_many_classes_and_large_logits(classes, shift):
+def test_many_classes_and_large_logits(classes: int, shift: float) -> None:
     # Logits differ by up to 120: the smallest softmax values underflow in float32.
     model, shape = nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, classes)), (9,)
     theta, x, y, clip = setting(model, shape)
@@ -225,7 +227,7 @@ def test_many_classes_and_large_logits(classes, shift):
 @pytest.mark.parametrize(
     "known", [NETWORKS["the papers' ConvNet"], AFTER_LINEAR["the papers' MLP"]]
 )
-def test_each_contribution_is_at_most_c(known):
+def test_each_contribution_is_at_most_c(known: tuple[nn.Module, tuple[int, int, int]]) -> None:
     model, shape = known
     theta, x, y, _ = setting(model, shape)
     clip = torch.tensor([1e-3, 1e-2, 0.1])
@@ -241,7 +243,9 @@ def test_each_contribution_is_at_most_c(known):
 @pytest.mark.parametrize(
     "known", [NETWORKS["the papers' ConvNet on digits"], AFTER_LINEAR["the papers' MLP"]]
 )
-def test_diverged_run_stays_nonfinite_and_does_not_affect_others(known, value):
+def test_diverged_run_stays_nonfinite_and_does_not_affect_others(
+    known: tuple[nn.Module, tuple[int, int, int]], value: float
+) -> None:
     model, shape = known
     theta, x, y, clip = setting(model, shape)
     sums = clipped_sums(stacked(model, shape), x, y)
@@ -266,7 +270,7 @@ def test_diverged_run_stays_nonfinite_and_does_not_affect_others(known, value):
         (nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, CLASSES)),
     ],
 )  # fmt: skip
-def test_unsupported_networks_use_torch(layers):
+def test_unsupported_networks_use_torch(layers: Any) -> None:
     model = nn.Sequential(*layers)
     x, y = torch.rand(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)
     sums = clipped_sums(stacked(model, (1, 8, 8)), x, y)
@@ -274,7 +278,7 @@ def test_unsupported_networks_use_torch(layers):
     assert sums._tail is None
 
 
-def test_torch_matches_without_the_extension(monkeypatch):
+def test_torch_matches_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     model, shape = NETWORKS["the papers' ConvNet"]
     theta, x, y, clip = setting(model, shape)
     fast = clipped_sums(stacked(model, shape), x, y)(theta, clip, None, 10**6)

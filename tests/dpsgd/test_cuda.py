@@ -6,6 +6,7 @@ has a false-alarm rate of 1e-4.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,18 +37,18 @@ def normed() -> nn.Module:
 class Residual(nn.Module):
     """A module that only vmap supports."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(64, 16), nn.Linear(16, 10)
         self.norm = nn.GroupNorm(2, 16)
         self.register_buffer("shift", torch.ones(16))
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         x = self.norm(self.first(x.flatten(1)))
         return self.last(x + torch.tanh(x) * self.shift)
 
 
-def look(observation):
+def look(observation: Any) -> Any:
     return observation.parameters()[:, 3] + observation.standardised_sum
 
 
@@ -65,14 +66,21 @@ THREATS = {
 SETTINGS = DpSgdSettings(4, 1.0, 0.7, (0.1, 0.3), model="mlp")
 
 
-def play(threats, settings, device="cpu", name="batched", precision="float64", count=7):
+def play(
+    threats: Any,
+    settings: Any,
+    device: Any = "cpu",
+    name: Any = "batched",
+    precision: Any = "float64",
+    count: Any = 7,
+) -> Any:
     engine = make_engine(name, threats[0], settings, device, precision)
     pack = run_batch(count, True, candidates=len(settings.candidates))
     pack = replace(pack, included=np.arange(count) % 3 == 0)
     return engine.run_shared(pack, threats) if len(threats) > 1 else [engine.run(pack)]
 
 
-def assert_same(found, expected, **tolerance):
+def assert_same(found: Any, expected: Any, **tolerance: Any) -> None:
     tolerance = tolerance or {"rtol": 1e-9}
     for ours, theirs in zip(found, expected, strict=True):
         for name, values in vars(ours).items():
@@ -95,7 +103,9 @@ def as_seeded_there(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("threat", THREATS)
 @pytest.mark.parametrize("changes", [{}, {"sampling_rate": 0.4, "momentum": (0, 0.5)}])
 @pytest.mark.parametrize("model", ["logistic", "convnet", "normed", "Residual"])
-def test_gpu_matches_cpu(monkeypatch, model, threat, changes):
+def test_gpu_matches_cpu(
+    monkeypatch: pytest.MonkeyPatch, model: str, threat: str, changes: dict[str, Any]
+) -> None:
     dotted = f"{__name__}.{model}" if model in ("normed", "Residual") else model
     settings = replace(SETTINGS, model=dotted, max_grad_norm=(0.3, 0.7), **changes)
     with FakeCuda(monkeypatch):
@@ -106,7 +116,7 @@ def test_gpu_matches_cpu(monkeypatch, model, threat, changes):
 
 @pytest.mark.usefixtures("as_seeded_there")
 @pytest.mark.parametrize("name", ["projected", "collapsed"])
-def test_reductions_on_gpu_match_cpu(monkeypatch, name):
+def test_reductions_on_gpu_match_cpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     threat = etcv(CANARY if name == "projected" else DiracCanary(), CanaryLoss(CANARY), SHAPE, 10)
     with FakeCuda(monkeypatch):
         found = play([threat], SETTINGS, "cuda", name)
@@ -116,7 +126,7 @@ def test_reductions_on_gpu_match_cpu(monkeypatch, name):
 @pytest.mark.usefixtures("as_seeded_there")
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
-def test_bf16_products_match_rounding_on_cpu(monkeypatch, model):
+def test_bf16_products_match_rounding_on_cpu(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     settings = replace(SETTINGS, model=model)
     with FakeCuda(monkeypatch):
         found = play(THREATS["NT"], settings, "cuda", precision="bf16")
@@ -126,7 +136,9 @@ def test_bf16_products_match_rounding_on_cpu(monkeypatch, model):
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("precision", ["float32", "float64", "tf32"])
-def test_every_tensor_left_on_the_cpu_is_detected(monkeypatch, precision):
+def test_every_tensor_left_on_the_cpu_is_detected(
+    monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
     # Omits each copy to the GPU once.
     settings = replace(SETTINGS, steps=2, sampling_rate=0.5, momentum=0.5)
     with FakeCuda(monkeypatch) as gpu:
@@ -140,7 +152,13 @@ def test_every_tensor_left_on_the_cpu_is_detected(monkeypatch, precision):
                 play(THREATS["NT"], settings, "cuda", precision=precision)
 
 
-def per_step(monkeypatch, threats, settings, runs_together, records_together=10**6):
+def per_step(
+    monkeypatch: pytest.MonkeyPatch,
+    threats: Any,
+    settings: Any,
+    runs_together: Any,
+    records_together: Any = 10**6,
+) -> Any:
     """The numbers of kernel launches, copies and waits in one step."""
     found = []
     for steps in (2, 4):
@@ -160,7 +178,9 @@ def per_step(monkeypatch, threats, settings, runs_together, records_together=10*
 
 @pytest.mark.parametrize("threat", THREATS)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
-def test_a_step_never_waits_and_launches_do_not_grow_with_runs(monkeypatch, model, threat):
+def test_a_step_never_waits_and_launches_do_not_grow_with_runs(
+    monkeypatch: pytest.MonkeyPatch, model: str, threat: str
+) -> None:
     settings = replace(SETTINGS, model=model, momentum=0.5)
     threats = THREATS[threat][:1]
     few, many = (per_step(monkeypatch, threats, settings, count) for count in (2, 11))
@@ -170,17 +190,17 @@ def test_a_step_never_waits_and_launches_do_not_grow_with_runs(monkeypatch, mode
     assert few["launches"] < (130 if model == "mlp" else 240)
 
 
-def test_sampled_batches_need_one_synchronisation_per_step(monkeypatch):
+def test_sampled_batches_need_one_synchronisation_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     found = per_step(monkeypatch, THREATS["NT"][:1], replace(SETTINGS, sampling_rate=0.5), 3)
     assert (found["waits"], found["copies"]) == (1, 0)
 
 
-def test_each_additional_chunk_adds_only_its_own_launches(monkeypatch):
+def test_each_additional_chunk_adds_only_its_own_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     one, three = (per_step(monkeypatch, THREATS["NT"][:1], SETTINGS, 3, n) for n in (12, 4))
     assert three["launches"] - one["launches"] <= 2 * 40
 
 
-def test_one_launch_draws_the_noise_of_many_steps(monkeypatch):
+def test_one_launch_draws_the_noise_of_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     # One launch per run and block of steps. With 5 us per launch, one per step would take an hour
     # per row of table 2.
     settings = replace(SETTINGS, steps=300, model="mlp")
@@ -196,7 +216,7 @@ def images(count: int, size: int) -> Records:
     return Records(x, random.integers(10, size=count), 10, "NOISE")
 
 
-def large(training, size=28):
+def large(training: Any, size: Any = 28) -> Any:
     data = images(20, size)
     canary = data.canary(0)
     if training:
@@ -219,7 +239,13 @@ def large(training, size=28):
         (0.001, "convnet", True, (1, 0)),
     ],
 )
-def test_pack_size_for_gpu_memory(monkeypatch, gigabytes, model, training, expected):
+def test_pack_size_for_gpu_memory(
+    monkeypatch: pytest.MonkeyPatch,
+    gigabytes: float,
+    model: str,
+    training: bool,
+    expected: tuple[int, int],
+) -> None:
     settings = DpSgdSettings(300, 1.0, 1.0, (0.1,), model=model)
     with FakeCuda(monkeypatch, gigabytes * 1e9):
         engine = make_engine("batched", large(training), settings, "cuda")
@@ -230,7 +256,7 @@ def test_pack_size_for_gpu_memory(monkeypatch, gigabytes, model, training, expec
         assert engine.runs_per_pack() == expected[0]
 
 
-def test_random_numbers_do_not_depend_on_gpu_memory(monkeypatch):
+def test_random_numbers_do_not_depend_on_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # Outcomes do not depend on it either, up to rounding.
     settings = replace(SETTINGS, steps=12, sampling_rate=0.5, momentum=0.5)
     found = []
@@ -244,7 +270,7 @@ def test_random_numbers_do_not_depend_on_gpu_memory(monkeypatch):
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
-def test_packs_fit_in_gpu_memory(monkeypatch, model):
+def test_packs_fit_in_gpu_memory(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     settings = DpSgdSettings(40, 1.0, 1.0, (0.1,), model=model, momentum=0.5)
     with FakeCuda(monkeypatch, 3e7) as gpu:
         engine = make_engine("batched", large(True), settings, "cuda")
@@ -252,7 +278,7 @@ def test_packs_fit_in_gpu_memory(monkeypatch, model):
         assert gpu.peak < 1.5e7
 
 
-def test_out_of_memory_halves_packs_and_chunks(monkeypatch):
+def test_out_of_memory_halves_packs_and_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(SETTINGS, model="convnet", steps=2)
     freed = []
     with FakeCuda(monkeypatch) as gpu:
@@ -275,11 +301,11 @@ def test_out_of_memory_halves_packs_and_chunks(monkeypatch):
             engine.run(pack)
 
 
-def test_other_out_of_memory_errors_are_recognised(monkeypatch):
+def test_other_out_of_memory_errors_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine("batched", THREATS["NT"][0], SETTINGS)
     run_pack, sizes = BatchedEngine._run_pack, []
 
-    def scarce(self, pack, *rest):
+    def scarce(self: Any, pack: Any, *rest: Any) -> Any:
         sizes.append(len(pack))
         if len(pack) > 2:
             raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
@@ -297,7 +323,9 @@ class TestGpu:
     @pytest.mark.parametrize("changes", [{}, {"momentum": (0, 0.5), "max_grad_norm": (0.3, 5)}])
     @pytest.mark.parametrize("threat", THREATS)
     @pytest.mark.parametrize("model", ["logistic", "mlp", "convnet", "normed", "Residual"])
-    def test_without_noise_it_matches_the_cpu(self, model, threat, changes):
+    def test_without_noise_it_matches_the_cpu(
+        self, model: str, threat: str, changes: dict[str, Any]
+    ) -> None:
         dotted = f"{__name__}.{model}" if model in ("normed", "Residual") else model
         settings = replace(SETTINGS, model=dotted, noise_multiplier=SILENT, **changes)
         # Divided by so small a noise, the standardised sum is only rounding error.
@@ -312,7 +340,7 @@ class TestGpu:
 
     @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
     @pytest.mark.parametrize("model", ["mlp", "convnet"])
-    def test_precisions(self, model, precision):
+    def test_precisions(self, model: str, precision: str) -> None:
         settings = replace(SETTINGS, model=model, noise_multiplier=SILENT)
         found, exact = (
             play(THREATS["NT"], settings, "cuda", precision=each)[0].lambda_a
@@ -322,7 +350,7 @@ class TestGpu:
         assert np.abs(found - exact).max() < errors[precision] * np.abs(exact).max()
 
     @pytest.mark.parametrize("steps", [1, 60])
-    def test_noise_is_independent_with_the_right_variance(self, steps):
+    def test_noise_is_independent_with_the_right_variance(self, steps: int) -> None:
         engine = make_engine(
             "batched", THREATS["ETCV"][1], replace(SETTINGS, steps=steps, model="logistic"), "cuda"
         )
@@ -338,7 +366,9 @@ class TestGpu:
         assert_uncorrelated(z)
 
     @pytest.mark.parametrize("changes", [{}, {"sampling_rate": 0.4}, {"momentum": 0.5}])
-    def test_dirac_canary_matches_the_distribution_of_the_reduced_engine(self, changes):
+    def test_dirac_canary_matches_the_distribution_of_the_reduced_engine(
+        self, changes: dict[str, Any]
+    ) -> None:
         settings = replace(SETTINGS, steps=10, noise_multiplier=2.0, **changes)
         threat = etcv(DiracCanary(), FirstCoordinate(), SHAPE, 10)
         full = make_engine("batched", threat, settings, "cuda").run(run_batch(4000, True, 1, 2))
@@ -347,14 +377,14 @@ class TestGpu:
         assert st.ks_2samp(full.lambda_c, reduced.lambda_c).pvalue > ALARM
         assert st.ks_2samp(full.scores, reduced.scores).pvalue > ALARM
 
-    def test_outcome_does_not_depend_on_the_pack(self):
+    def test_outcome_does_not_depend_on_the_pack(self) -> None:
         settings = replace(SETTINGS, model="convnet", sampling_rate=0.5)
         engine = make_engine("batched", THREATS["NT"][0], settings, "cuda", "float64")
         pack = run_batch(9, True, candidates=2)
         few = engine.run(pack.at(slice(4, 7)))
         np.testing.assert_allclose(few.lambda_a, engine.run(pack).lambda_a[4:7], rtol=1e-9)
 
-    def test_training_recovers_from_out_of_memory(self):
+    def test_training_recovers_from_out_of_memory(self) -> None:
         engine = make_engine("batched", large(True), replace(SETTINGS, model="convnet"), "cuda")
         pack = run_batch(512, True, candidates=2)
         expected = engine.run(pack)

@@ -4,6 +4,7 @@ Each statistical test has a false-alarm rate of 1e-4.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def threats() -> dict[str, threat_models.ThreatModel]:
 
 @pytest.mark.parametrize("threat", threats())
 @pytest.mark.parametrize("changes", [{}, {"momentum": 0.5, "sampling_rate": 0.5}])
-def test_opacus_matches_batched_without_noise(threat, changes):
+def test_opacus_matches_batched_without_noise(threat: str, changes: dict[str, Any]) -> None:
     # Most records are clipped; Opacus adds 1e-6 to every norm.
     settings = DpSgdSettings(6, SILENT, 0.7, (0.05, 0.2), model="convnet")
     settings = replace(settings, **changes)
@@ -55,7 +56,7 @@ def test_opacus_matches_batched_without_noise(threat, changes):
     assert theirs.finite.all()
 
 
-def test_lambda_known_is_the_log_likelihood_ratio_of_the_released_steps():
+def test_lambda_known_is_the_log_likelihood_ratio_of_the_released_steps() -> None:
     # With training records as well as without them, the Dirac canary's released coordinate minus
     # the known part is N(b, sigma^2 / N) on average over the steps, in units of C.
     settings = DpSgdSettings(5, 2.0, 0.7, (0.05,), model="logistic")
@@ -78,7 +79,7 @@ def test_lambda_known_is_the_log_likelihood_ratio_of_the_released_steps():
 
 
 @pytest.mark.parametrize("threat", ["NTCV input", "NTCV dirac", "ETCV dirac"])
-def test_opacus_and_batched_have_equal_standardised_sums(threat):
+def test_opacus_and_batched_have_equal_standardised_sums(threat: str) -> None:
     settings = DpSgdSettings(4, SILENT, 0.7, (0.05,), model="mlp")
     unit = 0.7 * SILENT * 2  # the unit of the standardised sum
     score = UserScore(lambda seen: unit * seen.standardised_sum)
@@ -96,7 +97,7 @@ def test_opacus_and_batched_have_equal_standardised_sums(threat):
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("threat", ["NTCV dirac", "ETCV input", "ETCV dirac"])
-def test_opacus_matches_the_distribution_of_batched(threat):
+def test_opacus_matches_the_distribution_of_batched(threat: str) -> None:
     settings = DpSgdSettings(3, 1.0, 0.7, (0.3,), model="logistic")
     ours = make_engine("batched", threats()[threat], settings).run(run_batch(4000, True, 1))
     theirs = make_engine("opacus", threats()[threat], settings).run(run_batch(300, True, 2))
@@ -106,7 +107,7 @@ def test_opacus_matches_the_distribution_of_batched(threat):
 
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 @pytest.mark.parametrize("changes", [{}, {"momentum": 0.8}, {"sampling_rate": 0.5}])
-def test_projected_matches_batched_without_noise(model, changes):
+def test_projected_matches_batched_without_noise(model: str, changes: dict[str, Any]) -> None:
     settings = DpSgdSettings(8, SILENT, 0.7, (0.05, 0.2), model=model)
     settings = replace(settings, **changes)
     pack = run_batch(6, True, candidates=2)
@@ -121,7 +122,9 @@ def test_projected_matches_batched_without_noise(model, changes):
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("included", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"model": "logistic"}, {"momentum": 0.8}])
-def test_projected_matches_the_distribution_of_batched(included, changes):
+def test_projected_matches_the_distribution_of_batched(
+    included: bool, changes: dict[str, Any]
+) -> None:
     settings = replace(DpSgdSettings(10, 1.0, 0.7, (0.2,), model="mlp"), **changes)
     threat = threat_models.build("ETCV", "input")
     full = make_engine("batched", threat, settings).run(run_batch(4000, included, 1))
@@ -134,7 +137,7 @@ def test_projected_matches_the_distribution_of_batched(included, changes):
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("included", [False, True])
-def test_collapsed_matches_the_distribution_of_batched(included):
+def test_collapsed_matches_the_distribution_of_batched(included: bool) -> None:
     data = records(30)
     settings = DpSgdSettings(10, 1.0, (0.2, 0.3), (0.2, 0.4), model="mlp")
     of = {
@@ -143,11 +146,11 @@ def test_collapsed_matches_the_distribution_of_batched(included):
         "sum": lambda seen: seen.standardised_sum,
     }
 
-    def played(engine, number, seed):
+    def played(engine: Any, number: Any, seed: Any) -> Any:
         """All scores of the same runs, and lambda_a; each call scores one pack."""
         packs = []
 
-        def score(seen):
+        def score(seen: Any) -> Any:
             packs.append({name: np.asarray(one(seen)) for name, one in of.items()})
             return packs[-1]["loss"]
 
@@ -162,7 +165,7 @@ def test_collapsed_matches_the_distribution_of_batched(included):
         assert st.ks_2samp(full[name], small[name]).pvalue > ALARM, name
 
 
-def test_auto_selects_the_smallest_exact_problem():
+def test_auto_selects_the_smallest_exact_problem() -> None:
     settings = DpSgdSettings(5, 1.0, 1.0, (0.1,), model="mlp")
     made = threats()
     last = replace(made["ETCV dirac"], score=UserScore(lambda seen: seen.parameters()[:, -1]))
@@ -187,7 +190,7 @@ def test_auto_selects_the_smallest_exact_problem():
         make_engine(got, threat, chosen)
 
 
-def test_inapplicable_reductions_give_the_reason():
+def test_inapplicable_reductions_give_the_reason() -> None:
     settings = DpSgdSettings(5, 1.0, 1.0, (0.1,), model="mlp")
     made = threats()
     for name, threat, reason in [
@@ -207,7 +210,7 @@ def test_inapplicable_reductions_give_the_reason():
         make_engine("projected", other, settings)
 
 
-def test_projected_rejects_shared_weights():
+def test_projected_rejects_shared_weights() -> None:
     square = nn.Linear(64, 64)
     tied = nn.Sequential(nn.Flatten(), square, nn.Tanh(), square, nn.Linear(64, 10))
     assert "several layers share" in project(threats()["ETCV input"], tied)
@@ -215,7 +218,7 @@ def test_projected_rejects_shared_weights():
 
 @pytest.mark.parametrize("threat", ["NTNV", "NTCV"])
 @pytest.mark.parametrize("canary", ["dirac", "input"])
-def test_real_training_on_digits(threat, canary):
+def test_real_training_on_digits(threat: str, canary: str) -> None:
     model = threat_models.build(threat, canary, train_size=300)
     settings = DpSgdSettings(20, 0.5, 1.0, (0.02,), model="mlp")
     out = make_engine("batched", model, settings).run(run_batch(6, True))
@@ -228,7 +231,7 @@ def test_real_training_on_digits(threat, canary):
 
 
 @pytest.mark.parametrize("dataset", ["FASHION", "CIFAR10"])
-def test_real_files(dataset):
+def test_real_files(dataset: str) -> None:
     other = "MNIST" if dataset == "FASHION" else dataset
     if not all(
         (DATA_ROOT / f.path).exists() for name in (dataset, other) for f in datasets.FILES[name]

@@ -1,5 +1,7 @@
 """Clipped sums of every implementation against a naive loop over records in float64."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -21,7 +23,7 @@ class Residual(nn.Module):
         self.last = nn.Linear(36, CLASSES)
         self.register_buffer("shift", torch.ones(36))
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         x = x.flatten(1)
         return self.last(x + torch.tanh(self.first(x)) * self.shift)
 
@@ -29,7 +31,7 @@ class Residual(nn.Module):
 class Doubled(nn.Sequential):
     """A subclass with another forward than its base class."""
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return 2 * super().forward(x)
 
 
@@ -96,14 +98,14 @@ OTHERS = {
 }
 
 
-def make(factory, dtype=torch.float64):
+def make(factory: Any, dtype: Any = torch.float64) -> Any:
     torch.manual_seed(3)
     model = factory().to(dtype)
     model(torch.zeros(2, 1, 6, 6, dtype=dtype))  # initialises lazy layers
     return model
 
 
-def problem(model, shape=(1, 6, 6), dtype=torch.float64):
+def problem(model: Any, shape: Any = (1, 6, 6), dtype: Any = torch.float64) -> Any:
     """Records, and runs with different weights; gradient norms are above and below C."""
     generator = torch.Generator().manual_seed(4)
     x = torch.rand(RECORDS, *shape, generator=generator, dtype=dtype)
@@ -115,7 +117,7 @@ def problem(model, shape=(1, 6, 6), dtype=torch.float64):
     return x, y, theta
 
 
-def naive(model, x, y, theta, clip, taken=None):
+def naive(model: Any, x: Any, y: Any, theta: Any, clip: Any, taken: Any = None) -> Any:
     """Contributions [R, n, d], one record at a time, and gradient norms before clipping.
 
     `clip` is C of every run.
@@ -144,7 +146,7 @@ def flat(sums: list[torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", [*SEQUENCES, *OTHERS])
-def test_sums_match_the_naive_loop(name):
+def test_sums_match_the_naive_loop(name: str) -> None:
     model = make((SEQUENCES | OTHERS)[name])
     x, y, theta = problem(model)
     stack = stacked(model, (1, 6, 6))
@@ -163,7 +165,7 @@ def test_sums_match_the_naive_loop(name):
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8)])
-def test_convnet_sums_match_the_naive_loop(shape):
+def test_convnet_sums_match_the_naive_loop(shape: tuple[int, int, int]) -> None:
     model = make_model("convnet", 0, shape, CLASSES, torch.float64)
     x, y, theta = problem(model, shape)
     theta = [0.2 * t for t in theta]
@@ -177,7 +179,7 @@ def test_convnet_sums_match_the_naive_loop(shape):
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv", "norms", "residual"])
-def test_each_contribution_is_at_most_c_in_float32(name):
+def test_each_contribution_is_at_most_c_in_float32(name: str) -> None:
     model = make((SEQUENCES | OTHERS)[name], torch.float32)
     x, y, theta = problem(model, dtype=torch.float32)
     clip = 1e-3
@@ -188,7 +190,7 @@ def test_each_contribution_is_at_most_c_in_float32(name):
         assert (norms >= clip * (1 - 1e-6)).all()  # all gradients are far above C
 
 
-def test_preparing_records_per_chunk_gives_equal_sums(monkeypatch):
+def test_preparing_records_per_chunk_gives_equal_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(SEQUENCES["conv"])
     x, y, theta = problem(model)
     taken = torch.tensor([[True, False] * 3 + [True]] * RUNS)
@@ -206,7 +208,7 @@ def test_preparing_records_per_chunk_gives_equal_sums(monkeypatch):
         )
 
 
-def test_an_empty_batch_sums_to_zero():
+def test_an_empty_batch_sums_to_zero() -> None:
     model = make(SEQUENCES["mlp"])
     x, y, theta = problem(model)
     none = torch.zeros(RUNS, RECORDS, dtype=torch.bool)
@@ -215,7 +217,7 @@ def test_an_empty_batch_sums_to_zero():
     assert torch.equal(got, torch.zeros_like(got))
 
 
-def test_diverged_run_does_not_affect_others():
+def test_diverged_run_does_not_affect_others() -> None:
     model = make(SEQUENCES["conv"])
     x, y, theta = problem(model)
     sums, clip = ClippedSums(stacked(model, (1, 6, 6)), x, y), x.new_full((RUNS,), 0.5)
@@ -229,10 +231,10 @@ def test_diverged_run_does_not_affect_others():
 class TestModels:
     """Requirements on models."""
 
-    def make(self, name, shape=(1, 8, 8), classes=10):
+    def make(self, name: Any, shape: Any = (1, 8, 8), classes: Any = 10) -> Any:
         return make_model(name, 0, shape, classes, torch.float32)
 
-    def test_initial_weights_depend_only_on_the_seed(self):
+    def test_initial_weights_depend_only_on_the_seed(self) -> None:
         torch.manual_seed(1)
         before = torch.random.get_rng_state()
         one = self.make("mlp")
@@ -242,12 +244,12 @@ class TestModels:
             torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True)
         )
 
-    def test_a_dotted_name(self):
+    def test_a_dotted_name(self) -> None:
         model = self.make(f"{__name__}.user_model", (1, 6, 6), CLASSES)
         assert isinstance(model, Residual)
         assert sum(p.numel() for p in self.make("audit.dpsgd.models.logistic").parameters()) == 650
 
-    def test_errors(self):
+    def test_errors(self) -> None:
         with pytest.raises(ValueError, match="did you mean 'convnet'"):
             self.make("convnt")
         with pytest.raises(ValueError, match=r"no\.such\.thing"):
@@ -268,11 +270,11 @@ class TestModels:
             self.make(f"{__name__}.two_headed_model")
 
     @pytest.mark.parametrize("name", ["centring_model", "forgetful_model"])
-    def test_models_that_mix_records_are_rejected(self, name):
+    def test_models_that_mix_records_are_rejected(self, name: str) -> None:
         with pytest.raises(ValueError, match="logits independently and deterministically"):
             self.make(f"{__name__}.{name}")
 
-    def test_models_that_vmap_does_not_support_are_rejected(self):
+    def test_models_that_vmap_does_not_support_are_rejected(self) -> None:
         with pytest.raises(ValueError, match=r"work under torch\.func\.vmap, .* got Of: "):
             stacked(self.make(f"{__name__}.branching_model"), (1, 8, 8))
         with pytest.raises(ValueError, match=r"work under torch\.func\.vmap, .* got Recurrent: "):
@@ -300,11 +302,11 @@ def backward_hooked_model(record_shape: tuple[int, ...], classes: int) -> nn.Mod
 class Of(nn.Module):
     """A linear layer with functions applied to its input and output."""
 
-    def __init__(self, before=lambda x: x, after=lambda y: y):
+    def __init__(self, before: Any = lambda x: x, after: Any = lambda y: y) -> None:
         super().__init__()
         self.before, self.linear, self.after = before, nn.Linear(64, 10), after
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return self.after(self.linear(self.before(x.flatten(1))))
 
 
@@ -327,9 +329,9 @@ def branching_model() -> nn.Module:
 class Recurrent(nn.Module):
     """A recurrent network on rows of pixels."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(8, 10, batch_first=True)
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return self.lstm(x[:, 0])[0][:, -1]

@@ -6,6 +6,7 @@ Each statistical test has a false-alarm rate of 1e-4.
 import functools
 import shutil
 import subprocess
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ WIDTHS = ("DEFAULT", "AVX2", "AVX512")
 
 
 @pytest.fixture(params=WIDTHS)
-def extension(request):
+def extension(request: pytest.FixtureRequest) -> Any:
     narrower = WIDTHS.index(request.param)
     if torch.backends.cpu.get_cpu_capability() not in WIDTHS[narrower:] and narrower:
         pytest.skip(f"a processor without {request.param}")
@@ -45,12 +46,19 @@ def extension(request):
 
 
 @pytest.mark.parametrize(("key", "counter", "words"), KNOWN)
-def test_known_answers(key, counter, words):
+def test_known_answers(
+    key: tuple[int, int], counter: tuple[int, int, int, int], words: tuple[int, int, int, int]
+) -> None:
     assert tuple(noise.philox(key, counter, 1)[0, :, 0]) == words
 
 
 @pytest.mark.parametrize(("key", "counter", "words"), KNOWN)
-def test_known_answers_compiled(extension, key, counter, words):
+def test_known_answers_compiled(
+    extension: str,
+    key: tuple[int, int],
+    counter: tuple[int, int, int, int],
+    words: tuple[int, int, int, int],
+) -> None:
     found = np.empty(64, np.uint32)
     extension.words(key, counter, found.ctypes.data, 64)
     assert tuple(found[::16]) == words
@@ -64,7 +72,9 @@ def test_known_answers_compiled(extension, key, counter, words):
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 362, 4321])
-def test_all_implementations_give_the_same_bits(extension, monkeypatch, size):
+def test_all_implementations_give_the_same_bits(
+    extension: str, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     seeds = np.array([0, 1, 2**32, 2**64 - 1], dtype=np.uint64)
     scales = np.array([1.0, 0.3, 1e-30, 1e30], dtype=np.float32)
     found = []
@@ -79,7 +89,9 @@ def test_all_implementations_give_the_same_bits(extension, monkeypatch, size):
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_fused_step_equals_its_parts(extension, monkeypatch, is_shared):
+def test_fused_step_equals_its_parts(
+    extension: str, monkeypatch: pytest.MonkeyPatch, is_shared: bool
+) -> None:
     """The weights' bits equal those of separate operations; the product equals up to rounding."""
     monkeypatch.setattr(noise, "_compiled", extension)
     generator = torch.Generator().manual_seed(0)
@@ -114,7 +126,7 @@ def drawn(seeds: np.ndarray, stream: int = 0, step: int = 0, size: int = 1 << 12
     return numbers.double().numpy()
 
 
-def test_numbers_follow_box_and_muller():
+def test_numbers_follow_box_and_muller() -> None:
     words = noise.philox((5, 6), (0, 0, 0, 0), 1000).astype(np.float64)
     radius = np.sqrt(-2 * np.log((np.floor(words[:, 0::2] / 2) + 0.5) * 2.0**-31))
     angle = 2 * np.pi * words[:, 1::2] * 2.0**-32
@@ -124,7 +136,7 @@ def test_numbers_follow_box_and_muller():
     assert np.abs(found - expected).max() < 2e-6
 
 
-def test_extreme_words_give_finite_numbers():
+def test_extreme_words_give_finite_numbers() -> None:
     ends = np.array([0, 1, 2**31, ALL - 1, ALL], dtype=np.uint32)
     words = np.zeros((len(ends) ** 2, 4, 16), np.uint32)
     words[:, 0::2] = np.repeat(ends, len(ends))[:, None, None]
@@ -135,7 +147,7 @@ def test_extreme_words_give_finite_numbers():
 
 
 @pytest.mark.parametrize("count", [1 << 24, pytest.param(10**9, marks=pytest.mark.slow)])
-def test_moments(count):
+def test_moments(count: int) -> None:
     # The first eight moments are within their standard errors. Truncation at 6.66 changes the
     # eighth by 1e-4; its standard error for 10^9 numbers is 0.04.
     runs, size = 16, 1 << 13
@@ -161,7 +173,7 @@ BATTERY = (0, 2, 3, 8, 9, 10, 11, 12, 13, 15, 16, 100, 101, 206, 207, 208, 209)
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("dieharder") is None, reason="needs dieharder (apt, brew)")
 @pytest.mark.parametrize("number", BATTERY)
-def test_dieharder(number):
+def test_dieharder(number: int) -> None:
     # The words of many runs and steps: consecutive seeds, 1,024 words of each at a time.
     command = ["dieharder", "-d", str(number), "-g", "200", "-D", "test_name", "-D", "pvalues"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as battery:
@@ -180,7 +192,7 @@ def test_dieharder(number):
     assert min(found) > ALARM / len(BATTERY) / len(found)
 
 
-def test_distribution_including_tails():
+def test_distribution_including_tails() -> None:
     z = np.concatenate([drawn(np.arange(16), step=step, size=1 << 16).ravel() for step in range(4)])
     assert st.kstest(z, "norm", method="asymp").pvalue > ALARM
     below = ndtri(np.concatenate([[1e-6, 1e-5, 1e-4, 1e-3], np.linspace(0.01, 0.49, 49)]))
@@ -190,7 +202,7 @@ def test_distribution_including_tails():
     assert st.chisquare(counts, masses * len(z)).pvalue > ALARM
 
 
-def test_the_two_numbers_of_a_pair_are_independent():
+def test_the_two_numbers_of_a_pair_are_independent() -> None:
     # Radius, angle and sum of squares, in which an error of Box & Muller would show.
     z = drawn(np.arange(64), size=1 << 14).reshape(-1, 4, 16)
     x, y = z[:, 0::2].ravel(), z[:, 1::2].ravel()
@@ -201,7 +213,7 @@ def test_the_two_numbers_of_a_pair_are_independent():
         assert abs(np.corrcoef(one, two)[0, 1]) < limit
 
 
-def test_runs_steps_and_streams_are_independent():
+def test_runs_steps_and_streams_are_independent() -> None:
     # Consecutive seeds, steps and streams, and seeds that differ in one bit, are the hardest cases.
     bits = [1 << i for i in range(64)]
     for rows in (
@@ -216,7 +228,7 @@ def test_runs_steps_and_streams_are_independent():
         )  # absolute values, mapped to uniform numbers
 
 
-def test_numbers_of_a_run_are_uncorrelated_at_every_lag():
+def test_numbers_of_a_run_are_uncorrelated_at_every_lag() -> None:
     z = drawn([3], size=1 << 20)[0]
     spectrum = np.fft.rfft(z, 2 * len(z))
     correlations = np.fft.irfft(np.abs(spectrum) ** 2)[1 : 1 << 16] / len(z)
@@ -224,7 +236,7 @@ def test_numbers_of_a_run_are_uncorrelated_at_every_lag():
     assert np.abs(correlations).max() < 1.05 * limit / np.sqrt(len(z))
 
 
-def test_batches_sample_records_independently():
+def test_batches_sample_records_independently() -> None:
     taken = torch.empty(500, 300, dtype=torch.bool)
     counts = []
     for step in range(4):
@@ -237,7 +249,7 @@ def test_batches_sample_records_independently():
     assert len(set(counts)) > 1
 
 
-def test_every_precision_has_the_same_noise():
+def test_every_precision_has_the_same_noise() -> None:
     threat = threat_models.build("ETCV", "dirac")
     settings = DpSgdSettings(5, 1.0, (0.3, 0.7), (0.1,), model="logistic")
     pack = run_batch(5, True, candidates=2)

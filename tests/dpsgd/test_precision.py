@@ -1,6 +1,9 @@
 """Rounded operands of products: the rounding, the clipping margin, and the reported sensitivity."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +37,7 @@ def reference(x: np.ndarray, bits: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_rounding_is_exact_to_the_bit(name):
+def test_rounding_is_exact_to_the_bit(name: str) -> None:
     bits = ROUNDED[name].significand_bits
     patterns = np.random.default_rng(0).integers(2**32, size=200_000, dtype=np.uint32)
     # Midpoints between two numbers, and the neighbours of midpoints.
@@ -52,7 +55,7 @@ def test_rounding_is_exact_to_the_bit(name):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_rounding_preserves_infinities_nan_and_strides(name):
+def test_rounding_preserves_infinities_nan_and_strides(name: str) -> None:
     bits = ROUNDED[name].significand_bits
     payloads = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], dtype=np.uint32)
     odd = torch.from_numpy(payloads.view(np.float32))
@@ -66,7 +69,7 @@ def test_rounding_preserves_infinities_nan_and_strides(name):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_operands_of_every_product_are_rounded(name, monkeypatch):
+def test_operands_of_every_product_are_rounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # mm, addmm, bmm, baddbmm, mv, dot, oneDNN and convolutions, also inside vmap and grad.
     monkeypatch.setattr(products, "_is_onednn_faster", lambda: True)
     precision = ROUNDED[name]
@@ -75,11 +78,11 @@ def test_operands_of_every_product_are_rounded(name, monkeypatch):
     image, kernel = torch.randn(3, 2, 6, 6), torch.randn(4, 2, 3, 3)
     big, wide, back = torch.randn(300, 200), torch.randn(100, 200), torch.randn(3, 4, 4, 4)
 
-    def loss(weight, row):
+    def loss(weight: Any, row: Any) -> Any:
         hidden = nn.functional.conv2d(row[None], weight).flatten()
         return hidden @ hidden
 
-    def results(r):
+    def results(r: Any) -> Iterator[Any]:
         yield r(x) @ r(y)
         yield r(x)[0] @ r(y)[0]
         yield torch.baddbmm(z, r(x), r(y))
@@ -92,7 +95,7 @@ def test_operands_of_every_product_are_rounded(name, monkeypatch):
         yield nn.grad.conv2d_weight(r(image), kernel.shape, r(back))
         yield torch.einsum("abc,acd->abd", r(x), r(y))
 
-    def inside(r):
+    def inside(r: Any) -> Iterator[None]:
         with products.rounded_operands(precision, torch.device("cpu")):
             yield from results(r)
 
@@ -109,7 +112,9 @@ def test_operands_of_every_product_are_rounded(name, monkeypatch):
 
 
 @pytest.mark.parametrize("is_onednn", [True, False])
-def test_both_libraries_support_any_strides(is_onednn, monkeypatch):
+def test_both_libraries_support_any_strides(
+    is_onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(products, "_is_onednn_faster", lambda: is_onednn)
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, 300, 200), torch.randn(2, 100, 200), torch.randn(2, 100)
@@ -129,7 +134,7 @@ def test_both_libraries_support_any_strides(is_onednn, monkeypatch):
                 torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
 
 
-def problem(model_name, shape, bits):
+def problem(model_name: Any, shape: Any, bits: Any) -> Any:
     """Records of many magnitudes, some just above midpoints; all gradients are far above C."""
     torch.manual_seed(1)
     model = Residual() if model_name == "vmap" else make_model(model_name, 0, shape, 2, torch.float)
@@ -147,7 +152,9 @@ def problem(model_name, shape, bits):
     return stacked(model, shape), x, torch.zeros(len(x), dtype=torch.int64), theta, clip
 
 
-def longest_part(stack, x, y, theta, clip, precision, taken=None):
+def longest_part(
+    stack: Any, x: Any, y: Any, theta: Any, clip: Any, precision: Any, taken: Any = None
+) -> Any:
     """The norm of every record's contribution divided by C, for every run, [n, R]."""
     norms = []
     for j in range(len(y)):
@@ -163,7 +170,7 @@ MODELS = {"logistic": (1, 6, 6), "mlp": (1, 6, 6), "convnet": (1, 8, 8), "vmap":
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ROUNDED)
-def test_each_contribution_is_at_most_c(name, model):
+def test_each_contribution_is_at_most_c(name: str, model: str) -> None:
     precision, shape = ROUNDED[name], MODELS[model]
     stack, x, y, theta, clip = problem(model, shape, precision.significand_bits)
     assert isinstance(stack, VmapModel if model == "vmap" else BookkeepingModel)
@@ -179,7 +186,7 @@ def test_each_contribution_is_at_most_c(name, model):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_the_clipping_margin_is_necessary(name):
+def test_the_clipping_margin_is_necessary(name: str) -> None:
     # Both operands of f d x^T are just above midpoints: the contribution is C up to 2 u^2.
     precision = ROUNDED[name]
     u = 2.0**-precision.significand_bits
@@ -199,7 +206,7 @@ def test_the_clipping_margin_is_necessary(name):
 
 @pytest.mark.parametrize(("name", "error"), [("tf32", 1e-2), ("bf16", 3e-2)])
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
-def test_error_of_a_sum(name, error, model):
+def test_error_of_a_sum(name: str, error: float, model: str) -> None:
     # The expected errors are from one draw; they double if the sign of a ReLU's input changes.
     shape = (1, 28, 28)
     generator = torch.Generator().manual_seed(0)
@@ -211,7 +218,7 @@ def test_error_of_a_sum(name, error, model):
         for p in network.parameters()
     ]
 
-    def flat(precision, dtype):
+    def flat(precision: Any, dtype: Any) -> Any:
         sums = ClippedSums(stacked(network.to(dtype), shape), x.to(dtype), y, precision)
         clip = torch.full((2,), 1 + precision.product_error, dtype=dtype)
         found = sums([t.to(dtype) for t in theta], clip, None, 10**7)
@@ -223,7 +230,7 @@ def test_error_of_a_sum(name, error, model):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_canary_gradient_is_clipped_and_matches_its_contribution(name):
+def test_canary_gradient_is_clipped_and_matches_its_contribution(name: str) -> None:
     precision = ROUNDED[name]
     for model in ("mlp", "convnet", "vmap"):
         stack, x, y, theta, clip = problem(model, MODELS[model], precision.significand_bits)
@@ -243,7 +250,7 @@ def test_canary_gradient_is_clipped_and_matches_its_contribution(name):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_lambda_a_uses_the_gradient_that_enters_the_sum(name):
+def test_lambda_a_uses_the_gradient_that_enters_the_sum(name: str) -> None:
     # After one step on an empty set without noise, lambda_a = |z|^2 / C^2, |z| = C / (1 + delta).
     canary = records(1, seed=3).canary(0)
     threat = etcv(canary, threat_models.CanaryLoss(canary), (1, 8, 8), 10)
@@ -260,7 +267,9 @@ def test_lambda_a_uses_the_gradient_that_enters_the_sum(name):
 @pytest.mark.parametrize(
     ("model", "tf32", "bf16"), [("logistic", 1e-3, 1e-2), ("convnet", 0.1, 0.1)]
 )
-def test_rounded_runs_stay_close_to_float32_and_do_not_change_it(model, tf32, bf16, monkeypatch):
+def test_rounded_runs_stay_close_to_float32_and_do_not_change_it(
+    model: str, tf32: float, bf16: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, canary = records(12), records(1, seed=3).canary(0)
     threat = ntcv(data, None, canary, threat_models.CanaryLoss(canary))
     settings = DpSgdSettings(10, 1.0, 0.5, (0.02,), model=model)
@@ -281,7 +290,7 @@ def test_rounded_runs_stay_close_to_float32_and_do_not_change_it(model, tf32, bf
         np.testing.assert_array_equal(again.scores, runs[name].scores)
 
 
-def test_rounded_precisions_do_not_use_compiled_sums():
+def test_rounded_precisions_do_not_use_compiled_sums() -> None:
     model = make_model("convnet", 0, (1, 8, 8), 10, torch.float32)
     stack = stacked(model, (1, 8, 8))
     x, y = torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64)
@@ -289,7 +298,9 @@ def test_rounded_precisions_do_not_use_compiled_sums():
         assert isinstance(gradients.clipped_sums(stack, x, y, precision), ClippedSums)
 
 
-def test_tf32_on_a_gpu_uses_the_hardware_only_inside_the_context(monkeypatch):
+def test_tf32_on_a_gpu_uses_the_hardware_only_inside_the_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     x, y, bias = torch.randn(2, 3), torch.randn(3, 4), torch.randn(4)
     with products.reproducible_products():
@@ -306,7 +317,7 @@ def test_tf32_on_a_gpu_uses_the_hardware_only_inside_the_context(monkeypatch):
         with products.rounded_operands(PRECISIONS["float32"], torch.device("cuda")):
             assert not any(flag.allow_tf32 for flag in flags)
 
-    def bf16_products(x, y, out_dtype):
+    def bf16_products(x: Any, y: Any, out_dtype: Any) -> Any:
         assert x.dtype == y.dtype == torch.bfloat16
         return (x.double() @ y.double()).to(out_dtype)
 
@@ -325,13 +336,13 @@ def test_tf32_on_a_gpu_uses_the_hardware_only_inside_the_context(monkeypatch):
         torch.testing.assert_close(each, expected)
 
 
-def test_flags_of_torch_are_restored():
+def test_flags_of_torch_are_restored() -> None:
     # Also on a machine without a GPU, because the flags are process-wide.
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [flag.allow_tf32 for flag in flags] + [torch.backends.cudnn.deterministic]
     seen = []
 
-    def look(observation):
+    def look(observation: Any) -> Any:
         seen.append([flag.allow_tf32 for flag in flags] + [torch.backends.cudnn.deterministic])
         return observation.first_displacement
 
@@ -353,7 +364,9 @@ def test_flags_of_torch_are_restored():
     assert seen == [[False, False, True]] * 4
 
 
-def test_an_audit_in_bf16_reports_its_sensitivity(tmp_path, capsys):
+def test_an_audit_in_bf16_reports_its_sensitivity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--threat", "NTCV", "--canary", "input", "--trials", "200", "--repeats", "1"]
     options += ["--epsilon", "4", "--steps", "4", "--train-size", "20", "--model", "logistic"]
     options += ["--repetitions", "geometric:0.5", "--precision", "bf16"]
@@ -377,7 +390,9 @@ def test_an_audit_in_bf16_reports_its_sensitivity(tmp_path, capsys):
     assert json.loads((tmp_path / "reduced" / "summary.json").read_text())["precision"] is None
 
 
-def test_invalid_precisions_are_rejected(tmp_path, capsys):
+def test_invalid_precisions_are_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for options, message in (
         (["--precision", "bf61"], "must be one of float32, float64, tf32, bf16, got 'bf61'"),
         (["--precision", "tf32", "--engine", "opacus"], "must be float32 or float64 for engine"),
@@ -386,7 +401,7 @@ def test_invalid_precisions_are_rejected(tmp_path, capsys):
         assert f"error: precision {message}" in capsys.readouterr().err
 
 
-def test_products_of_noncontiguous_operands():
+def test_products_of_noncontiguous_operands() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(512, 130), torch.randn(512, 130)
     pairs = [

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,12 @@ import threat_models
 from audit.dpsgd import DpSgdSettings, RunBatch, choose_engine, make_engine, reduced, streams
 
 
-def dirac(score: str = "first-coordinate", worst_order=None):
+def dirac(score: str = "first-coordinate", worst_order: Any = None) -> Any:
     return threat_models.build("ETCV", "dirac", score, worst_order=worst_order)
 
 
 @pytest.mark.parametrize("included", [False, True])
-def test_distribution_of_the_proxy_and_the_score(included):
+def test_distribution_of_the_proxy_and_the_score(included: bool) -> None:
     settings = DpSgdSettings(30, 4.0, 0.5, (0.1, 0.7))
     pack = run_batch(200_000, included, seed=1, candidates=2)
     out = make_engine("reduced", dirac(), settings).run(pack)
@@ -29,7 +30,7 @@ def test_distribution_of_the_proxy_and_the_score(included):
     assert out.finite.all()
 
 
-def test_worst_order_ranks_the_standardised_sum():
+def test_worst_order_ranks_the_standardised_sum() -> None:
     settings = DpSgdSettings(30, 4.0, 0.5, (0.1,))
     pack = run_batch(10_000, True)
     plain = make_engine("reduced", dirac(), settings).run(pack)
@@ -39,19 +40,19 @@ def test_worst_order_ranks_the_standardised_sum():
     np.testing.assert_allclose(ordered.scores, expected, rtol=1e-12)
 
 
-def test_sampling_gives_a_binomial_mixture():
+def test_sampling_gives_a_binomial_mixture() -> None:
     settings = DpSgdSettings(8, 0.4, 1.0, (0.1,), sampling_rate=0.3)
     out = make_engine("reduced", dirac(), settings).run(run_batch(100_000, True))
     hits = np.arange(9)
     weights = st.binom.pmf(hits, 8, 0.3)
 
-    def cdf(x):
+    def cdf(x: Any) -> Any:
         return (weights * st.norm.cdf(x[:, None] * 8, hits, 0.4 * np.sqrt(8))).sum(1)
 
     assert st.kstest(out.lambda_a, cdf).pvalue > ALARM
 
 
-def test_lambda_c_is_the_most_powerful_statistic_of_one_run():
+def test_lambda_c_is_the_most_powerful_statistic_of_one_run() -> None:
     # E[exp(L)] = 1 without the canary. No statistic has more power at any error rate (Neyman and
     # Pearson); the mean loses power because it hides a few large steps. Tolerance: 4 standard
     # deviations.
@@ -78,7 +79,7 @@ def test_lambda_c_is_the_most_powerful_statistic_of_one_run():
 
 
 @pytest.mark.parametrize("tau", [1e-9, 0.01, 0.5, 1 - 1e-9])
-def test_lambda_c_matches_the_sum_over_steps(tau):
+def test_lambda_c_matches_the_sum_over_steps(tau: float) -> None:
     # Compares with sum_i log(1 - tau + tau exp((2 x_i - 1) / (2 sigma^2))) over the drawn steps,
     # which are more than one product can hold.
     steps, sigma = 2500, 0.2
@@ -97,13 +98,13 @@ def test_lambda_c_matches_the_sum_over_steps(tau):
     )
 
 
-def test_softplus_sums_of_extreme_values():
+def test_softplus_sums_of_extreme_values() -> None:
     ends = np.array([[0.0] * 2000, [1e3] * 2000, [-1e3] * 2000, [1e300] + [-1e300] * 1999])
     expected = [2000 * np.log(2), 2e6, 0.0, 1e300]
     np.testing.assert_allclose(reduced.softplus_sums(ends), expected, rtol=1e-15)
 
 
-def test_compiled_and_numpy_normals_agree(monkeypatch):
+def test_compiled_and_numpy_normals_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = np.array([0, 1, 2**32, 2**64 - 1], dtype=np.uint64)
     if streams._compiled is None:
         pytest.skip("no compiler when this was installed")
@@ -115,7 +116,7 @@ def test_compiled_and_numpy_normals_agree(monkeypatch):
         np.testing.assert_allclose(rows[:, 0], streams.normals(seeds, 3), rtol=2e-15)
 
 
-def test_compiled_normals_are_accurate_in_the_tails():
+def test_compiled_normals_are_accurate_in_the_tails() -> None:
     # The inverse of the mixing bijection gives words for every magnitude of the tail.
     if streams._compiled is None:
         pytest.skip("no compiler when this was installed")
@@ -136,7 +137,7 @@ def unmixed(z: int) -> int:
     return z
 
 
-def test_momentum_matches_a_simulation_of_steps():
+def test_momentum_matches_a_simulation_of_steps() -> None:
     settings = DpSgdSettings(6, 2.0, 1.5, (0.1,), momentum=0.8)
     out = make_engine("reduced", dirac(), settings).run(run_batch(100_000, True))
     released = 1.5 + 3.0 * np.random.default_rng(5).standard_normal((100_000, 6))
@@ -152,7 +153,7 @@ def test_momentum_matches_a_simulation_of_steps():
         assert st.ks_2samp(mixed, proxy + weight * moved).pvalue > ALARM
 
 
-def test_outcome_depends_only_on_the_seed():
+def test_outcome_depends_only_on_the_seed() -> None:
     engine = make_engine("reduced", dirac(), DpSgdSettings(10, 1.0, 1.0, (0.1,)))
     pack = run_batch(1000, True)
     whole = engine.run(pack)
@@ -161,7 +162,7 @@ def test_outcome_depends_only_on_the_seed():
     assert len(np.unique(whole.lambda_a)) == 1000
 
 
-def test_normals_of_consecutive_seeds_are_independent_down_to_the_tails():
+def test_normals_of_consecutive_seeds_are_independent_down_to_the_tails() -> None:
     z = streams.normals(np.arange(4_000_000, dtype=np.uint64), 0)
     assert st.kstest(z, "norm").pvalue > ALARM
     # The count beyond 4.5 is Poisson with mean 27.2; the serial correlation is N(0, 1/n).
@@ -172,7 +173,7 @@ def test_normals_of_consecutive_seeds_are_independent_down_to_the_tails():
     assert abs(np.mean(z * other)) < st.norm.isf(ALARM / 2) / 2000
 
 
-def test_inapplicable_settings_are_rejected_with_the_reason():
+def test_inapplicable_settings_are_rejected_with_the_reason() -> None:
     settings = DpSgdSettings(3, 1.0, 1.0, (0.1,))
     digits = threat_models.build("ETCV", "input")
     assert choose_engine(dirac(), settings)[0] == "reduced"
@@ -184,7 +185,7 @@ def test_inapplicable_settings_are_rejected_with_the_reason():
         make_engine("reducd", digits, settings)
 
 
-def test_invalid_settings_are_rejected():
+def test_invalid_settings_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"noise_multiplier must be in \(0, inf\), got -1"):
         DpSgdSettings(3, -1, 1.0, (0.1,))
     with pytest.raises(ValueError, match=r"max_grad_norm must be in \(0, inf\), got nan"):
@@ -201,7 +202,7 @@ def test_invalid_settings_are_rejected():
         DpSgdSettings(0, 1, 1.0, (0.1,))
 
 
-def test_the_reduced_engine_does_not_import_torch():
+def test_the_reduced_engine_does_not_import_torch() -> None:
     code = (
         "import sys, numpy as np, threat_models\n"
         "from audit.dpsgd import *\n"

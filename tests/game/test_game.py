@@ -2,33 +2,39 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import special, stats
 from small_audits import play_trials
 
 from audit import lower_bounds, upper_bounds
 from audit.claims import Assumption, facts_of_tuning
+from audit.dpsgd.base import RunBatch
 from audit.dpsgd.batched import BatchedEngine
+from audit.dpsgd.proxies import Proxies
 from audit.game import play as game
 from audit.game import workers
 from audit.game.audit_loop import play_audit
 from audit.game.binding import binding
 from audit.game.blocks import all_blocks, expected_seconds
+from audit.game.play import Trials
 from audit.game.settings import AuditConfig
-from audit.game.setup import set_up
+from audit.game.setup import SetUp, set_up
 from audit.game.store import RunFolder
 from audit.report import assemble as assembling
 from audit.report.assemble import assemble
-from audit.report.results import PAPER_PROTOCOL, PROXIES
+from audit.report.results import PAPER_PROTOCOL, PROXIES, Report
 from audit.report.tables import to_table
 from audit.report.text import to_text
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
 
-def test_blocks_cover_every_trial_once():
+def test_blocks_cover_every_trial_once() -> None:
     config = AuditConfig(trials=50, repeats=2, epsilon=(1.0, 3.0))
     blocks = all_blocks(config.workload, "batched")
     assert len({block.name for block in blocks}) == len(blocks)
@@ -39,7 +45,7 @@ def test_blocks_cover_every_trial_once():
             np.testing.assert_array_equal(covered, np.arange(50))
 
 
-def test_bounds_from_all_runs_are_larger_than_bounds_from_winners():
+def test_bounds_from_all_runs_are_larger_than_bounds_from_winners() -> None:
     config, (the_set_up,), all_trials = play_trials(
         epsilon=(4.0,), trials=600, repeats=1, repetitions="tnb:0,0.05", seed=1
     )
@@ -70,14 +76,14 @@ def test_bounds_from_all_runs_are_larger_than_bounds_from_winners():
 @pytest.mark.parametrize(
     "settings", [{"repetitions": "fixed:1"}, {"protocol": "grid:2"}, {"trials": 10**7}]
 )
-def test_runs_are_not_stored_if_they_are_useless_or_too_many(settings):
+def test_runs_are_not_stored_if_they_are_useless_or_too_many(settings: dict[str, Any]) -> None:
     if "protocol" in settings:
         settings = settings | {"learning_rates": (0.1, 0.2)}
     assert not AuditConfig(**settings).stores_runs
     assert AuditConfig().stores_runs
 
 
-def test_the_released_statistic_has_the_distribution_of_the_best_of_k():
+def test_the_released_statistic_has_the_distribution_of_the_best_of_k() -> None:
     # Best of K of N(b mu, 1): phi(Phi(x - b mu)) is uniform. KS, false alarm 1e-3 per coin.
     config, (the_set_up,), all_trials = play_trials(epsilon=(4.0,), trials=4000, repeats=1)
     trials = all_trials[0, 0]
@@ -103,7 +109,7 @@ def test_the_released_statistic_has_the_distribution_of_the_best_of_k():
         {"learning_rates": (0.01, 0.02), "max_grad_norm": (0.5, 2.0), "momentum": (0.0, 0.9)},
     ],
 )
-def test_engines_play_the_same_game(score, omega):
+def test_engines_play_the_same_game(score: str, omega: dict[str, Any]) -> None:
     # Two-sample KS for 2 proxies x 2 coins at 1e-3 each: false alarm under 0.4 % per case.
     settings = {"epsilon": (4.0,), "repeats": 1, "repetitions": "tnb:0,0.1", "score": score}
     settings |= {"trials": 500, "steps": 20, "model": "logistic"} | omega
@@ -118,7 +124,7 @@ def test_engines_play_the_same_game(score, omega):
             assert stats.ks_2samp(a, b).pvalue > 1e-3, (bit, proxy)
 
 
-def test_a_real_canary_shifts_the_statistic():
+def test_a_real_canary_shifts_the_statistic() -> None:
     # ETCV row 1 on digits: the canary shifts lambda_a; Mann-Whitney finds it at 1e-6.
     settings = {"canary": "input", "epsilon": (8.0,), "trials": 200, "repeats": 1, "steps": 20}
     _, (the_set_up,), all_trials = play_trials(repetitions="tnb:0,0.2", **settings)
@@ -129,7 +135,7 @@ def test_a_real_canary_shifts_the_statistic():
     assert [view.threat_model.name for view in the_set_up.views] == ["ETCV"]
 
 
-def test_a_block_does_not_depend_on_other_blocks():
+def test_a_block_does_not_depend_on_other_blocks() -> None:
     config = AuditConfig(trials=40_000, repeats=2, epsilon=(1.0,))
     blocks = all_blocks(config.workload, "reduced")
     (alone,) = game.play(config, blocks[-1])
@@ -141,7 +147,7 @@ def test_a_block_does_not_depend_on_other_blocks():
     assert not np.array_equal(other.score[:100], alone.score[:100])
 
 
-def test_valid_lower_bounds_are_below_the_exact_cost():
+def test_valid_lower_bounds_are_below_the_exact_cost() -> None:
     # Every lower bound errs once in a thousand: of some dozens here none by chance.
     config, set_ups, all_trials = play_trials(
         trials=400, repeats=2, epsilon=(1.0, 4.0), confidence=0.999
@@ -169,13 +175,17 @@ def test_valid_lower_bounds_are_below_the_exact_cost():
 
 
 @pytest.fixture(scope="module")
-def repeated(quick_reports):
+def repeated(
+    quick_reports: Any,
+) -> tuple[tuple[AuditConfig, list[SetUp], dict[tuple[int, int], Trials]], Report]:
     """Three repeats at eps_B = 4: the audit and its report."""
     audit = play_trials(trials=800, repeats=3, epsilon=(4.0,))
     return audit, assemble(*audit)
 
 
-def test_the_bound_to_report_uses_the_trials_of_all_repeats(repeated):
+def test_the_bound_to_report_uses_the_trials_of_all_repeats(
+    repeated: tuple[tuple[AuditConfig, list[SetUp], dict[tuple[int, int], Trials]], Report],
+) -> None:
     (config, _, all_trials), report = repeated
     a = np.concatenate([all_trials[0, repeat].lambda_a for repeat in range(3)])
     bit = np.concatenate([all_trials[0, repeat].bit for repeat in range(3)])
@@ -209,7 +219,9 @@ def test_the_bound_to_report_uses_the_trials_of_all_repeats(repeated):
         ({"sampling_rate": 0.5, "steps": 5}, False, False),
     ],
 )
-def test_bounds_for_one_score_are_valid_only_for_that_score(settings, monotone, gaussian):
+def test_bounds_for_one_score_are_valid_only_for_that_score(
+    settings: dict[str, Any], monotone: bool, gaussian: bool
+) -> None:
     config, set_ups, all_trials = play_trials(
         **{"trials": 60, "repeats": 1, "epsilon": (4.0,)} | settings
     )
@@ -234,7 +246,7 @@ def test_bounds_for_one_score_are_valid_only_for_that_score(settings, monotone, 
         assert not result.upper_bounds[name].valid
 
 
-def test_the_worst_order_gives_larger_lower_bounds_than_the_increasing_score():
+def test_the_worst_order_gives_larger_lower_bounds_than_the_increasing_score() -> None:
     # The default bound at 6,000 trials and eps_B = 4, far apart.
     values = {}
     for score in ("first-coordinate", "worst-order"):
@@ -257,7 +269,11 @@ def test_the_worst_order_gives_larger_lower_bounds_than_the_increasing_score():
     assert values["worst-order"] > values["first-coordinate"] + 0.3
 
 
-def contradicted(repeated, monkeypatch, factor):
+def contradicted(
+    repeated: tuple[tuple[AuditConfig, list[SetUp], dict[tuple[int, int], Trials]], Report],
+    monkeypatch: pytest.MonkeyPatch,
+    factor: float,
+) -> tuple[Report, float]:
     """A report whose upper bound is replaced by a multiple of the reported lower bound."""
     (config, set_ups, all_trials), honest = repeated
     wrong = factor * honest.reported(0).epsilon
@@ -267,7 +283,10 @@ def contradicted(repeated, monkeypatch, factor):
     return assemble(config, set_ups, all_trials), wrong
 
 
-def test_a_contradiction_is_announced(repeated, monkeypatch):
+def test_a_contradiction_is_announced(
+    repeated: tuple[tuple[AuditConfig, list[SetUp], dict[tuple[int, int], Trials]], Report],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert "CONTRADICTION" not in to_text(repeated[1])
     report, wrong = contradicted(repeated, monkeypatch, 0.5)
     (result,) = report.results
@@ -293,14 +312,17 @@ def test_a_contradiction_is_announced(repeated, monkeypatch):
     assert "CONTRADICTION" not in to_text(replace(report, results=[alone]))
 
 
-def test_a_contradiction_that_may_be_chance_is_not_announced(repeated, monkeypatch):
+def test_a_contradiction_that_may_be_chance_is_not_announced(
+    repeated: tuple[tuple[AuditConfig, list[SetUp], dict[tuple[int, int], Trials]], Report],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     report, _ = contradicted(repeated, monkeypatch, 0.999)
     scans = [each for each in report.results[0].contradictions if each.key == "scan:scan"]
     assert scans
     assert not any(each.beyond_chance for each in scans)
 
 
-def test_an_audit_whose_runs_all_diverge_is_refused():
+def test_an_audit_whose_runs_all_diverge_is_refused() -> None:
     settings = {"learning_rates": (1e300,), "engine": "batched", "steps": 3, "trials": 12}
     config, set_ups, all_trials = play_trials(epsilon=(2.0,), repeats=1, **settings)
     with pytest.raises(
@@ -309,7 +331,7 @@ def test_an_audit_whose_runs_all_diverge_is_refused():
         assemble(config, set_ups, all_trials)
 
 
-def test_reports_state_the_number_of_records_used():
+def test_reports_state_the_number_of_records_used() -> None:
     settings = {"threat": "NTCV", "train_size": 5000, "validation_size": 20, "model": "logistic"}
     config, set_ups, all_trials = play_trials(
         trials=4, repeats=1, epsilon=(4.0,), steps=1, **settings
@@ -320,7 +342,7 @@ def test_reports_state_the_number_of_records_used():
 
 
 @pytest.mark.parametrize("canary", ["input", "dirac"])
-def test_shared_runs_give_each_threat_model_its_own_trials(canary):
+def test_shared_runs_give_each_threat_model_its_own_trials(canary: str) -> None:
     settings = {"canary": canary, "trials": 12, "repeats": 1, "epsilon": (4.0,), "steps": 3}
     settings |= {"repetitions": "fixed:3", "train_size": 40, "validation_size": 20}
     for view, threat in enumerate(("NTNV", "NTCV")):
@@ -332,14 +354,16 @@ def test_shared_runs_give_each_threat_model_its_own_trials(canary):
             np.testing.assert_array_equal(a, b, err_msg=name)
 
 
-def test_runs_without_a_canary_are_shared_by_all_canaries(monkeypatch):
+def test_runs_without_a_canary_are_shared_by_all_canaries(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each view equals the audit of that view alone, up to rounding.
     settings = {"trials": 12, "repeats": 1, "epsilon": (4.0,), "steps": 3, "precision": "float64"}
     settings |= {"repetitions": "fixed:3", "train_size": 40, "validation_size": 20, "seed": 4}
     trained = []
     train = BatchedEngine._train
 
-    def counted(self, lanes, *rest):
+    def counted(
+        self: BatchedEngine, lanes: RunBatch, *rest: Any
+    ) -> tuple[list[torch.Tensor], list[Proxies], torch.Tensor]:
         trained.append(len(lanes))
         return train(self, lanes, *rest)
 
@@ -362,7 +386,7 @@ def test_runs_without_a_canary_are_shared_by_all_canaries(monkeypatch):
     assert names == {"NTNV-input", "NTNV-dirac", "NTCV-input", "NTCV-dirac"}
 
 
-def test_sampled_batches_have_valid_bounds():
+def test_sampled_batches_have_valid_bounds() -> None:
     # tau = 0.1: valid eps_L are below every valid eps_U; "O" and "G" are not valid.
     config, (the_set_up,), all_trials = play_trials(
         sampling_rate=0.1, steps=200, epsilon=(4.0,), trials=5_000, repeats=1
@@ -390,8 +414,8 @@ def test_sampled_batches_have_valid_bounds():
     assert set(table["label"]) >= {"approximation", "attained", "valid"}
 
 
-def test_a_block_is_a_few_seconds_of_work():
-    def runs(**settings):
+def test_a_block_is_a_few_seconds_of_work() -> None:
+    def runs(**settings: Any) -> int:
         config = AuditConfig(repetitions="fixed:4", trials=10_000, **settings)
         parts = all_blocks(config.workload, "batched")
         assert [part.start for part in parts[1:]] == [
@@ -410,7 +434,7 @@ def test_a_block_is_a_few_seconds_of_work():
     assert runs(**ntnv, steps=300, devices=("cuda",)) == 1024
 
 
-def test_blocks_are_enough_for_sixteen_workers():
+def test_blocks_are_enough_for_sixteen_workers() -> None:
     # 120 trials on 1,000 records.
     config = AuditConfig(
         threat="NTNV", trials=120, repeats=1, epsilon=(1.0,), train_size=1000, steps=100
@@ -420,7 +444,7 @@ def test_blocks_are_enough_for_sixteen_workers():
     assert max(block.trials for block in blocks) <= 3
 
 
-def test_an_audit_of_too_many_runs_is_refused_before_it_starts():
+def test_an_audit_of_too_many_runs_is_refused_before_it_starts() -> None:
     few = AuditConfig(trials=1000, repeats=1, epsilon=(1.0,), repetitions="fixed:10")
     assert expected_seconds(few.workload, "reduced") < 0.1
     many = AuditConfig(trials=1000, repeats=1, epsilon=(1.0,), repetitions="fixed:10000000")
@@ -438,7 +462,7 @@ def test_an_audit_of_too_many_runs_is_refused_before_it_starts():
     assert expected_seconds(replace(all_trials, max_runs=1e11).workload, "reduced") > 0.0
 
 
-def test_an_audit_of_too_many_budgets_or_hours_is_refused_before_it_starts():
+def test_an_audit_of_too_many_budgets_or_hours_is_refused_before_it_starts() -> None:
     many = AuditConfig(epsilon=tuple(range(1, 301)))
     with pytest.raises(ValueError, match="max_budgets must be at least the 300 of epsilon, got 50"):
         expected_seconds(many.workload, "reduced")
@@ -453,7 +477,9 @@ def test_an_audit_of_too_many_budgets_or_hours_is_refused_before_it_starts():
 STOPPING = {"trials": 6000, "repeats": 1, "epsilon": (2.0, 8.0), "repetitions": "tnb:1,0.1"}
 
 
-def stopped(tmp_path, jobs=1, **settings):
+def stopped(
+    tmp_path: Path, jobs: int = 1, **settings: float
+) -> tuple[AuditConfig, list[SetUp], dict[tuple[int, int], Trials]]:
     config = AuditConfig(**STOPPING, jobs=jobs, out=str(tmp_path), **settings)
     set_ups = [set_up(config, budget) for budget in range(2)]
     folder = RunFolder(tmp_path, config.identity, binding(config.plug_ins, set_ups))
@@ -464,7 +490,7 @@ def stopped(tmp_path, jobs=1, **settings):
     return config, set_ups, all_trials
 
 
-def test_an_audit_stops_when_the_bound_is_sufficient(tmp_path):
+def test_an_audit_stops_when_the_bound_is_sufficient(tmp_path: Path) -> None:
     config, set_ups, all_trials = stopped(tmp_path / "stopped", stop_at=2.0)
     assert config.evaluation.looks == (187, 375, 750, 1500, 3000, 6000)
     counts = [len(all_trials[budget, 0].trial) for budget in range(2)]
@@ -482,12 +508,12 @@ def test_an_audit_stops_when_the_bound_is_sufficient(tmp_path):
     assert report.reported(1).epsilon == pytest.approx(paid.epsilon, rel=1e-9)
 
 
-def test_repeats_and_stopping_exclude_each_other():
+def test_repeats_and_stopping_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="repeats must be 1 with stop_at, got 3"):
         AuditConfig(stop_at=2.0)
 
 
-def test_the_bound_to_report_is_the_recommended_one():
+def test_the_bound_to_report_is_the_recommended_one() -> None:
     config, set_ups, all_trials = play_trials(trials=40, repeats=1, epsilon=(4.0,))
     recommended = assemble(config, set_ups, all_trials).recommended
     assert (

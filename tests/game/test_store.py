@@ -1,20 +1,22 @@
 """Trials on disk: complete, verified, and bound to their audit."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from audit.errors import DamagedShard
 from audit.game.binding import audit_digest, binding
-from audit.game.blocks import all_blocks
+from audit.game.blocks import Block, all_blocks
 from audit.game.play import Trials, play
 from audit.game.settings import AuditConfig
 from audit.game.setup import _set_up, set_up
 from audit.game.store import RunFolder
 
 
-def opened(out, **settings):
+def opened(out: Path, **settings: Any) -> tuple[AuditConfig, RunFolder, Block]:
     config = AuditConfig(trials=300, repeats=1, epsilon=(1.0,), out=str(out), **settings)
     bound_to = binding(config.plug_ins, [set_up(config, 0)])
     folder = RunFolder(config.place.out, config.identity, bound_to)
@@ -24,13 +26,13 @@ def opened(out, **settings):
 
 
 @pytest.fixture
-def played(tmp_path):
+def played(tmp_path: Path) -> tuple[RunFolder, Block]:
     config, folder, block = opened(tmp_path)
     folder.save(block, play(config, block))
     return folder, block
 
 
-def test_saved_trials_are_loaded(played):
+def test_saved_trials_are_loaded(played: tuple[RunFolder, Block]) -> None:
     folder, block = played
     (path,) = folder.shards(block)
     before = path.read_bytes()
@@ -53,7 +55,9 @@ def test_saved_trials_are_loaded(played):
         ({"bit": None}, "bit is not a file in the archive"),
     ],
 )
-def test_a_changed_shard_is_damaged(played, changes, words):
+def test_a_changed_shard_is_damaged(
+    played: tuple[RunFolder, Block], changes: dict[str, Any], words: str
+) -> None:
     folder, block = played
     (path,) = folder.shards(block)
     with np.load(path) as shard:
@@ -63,7 +67,7 @@ def test_a_changed_shard_is_damaged(played, changes, words):
         folder.load(block)
 
 
-def test_a_compressed_shard_is_not_unpacked(played):
+def test_a_compressed_shard_is_not_unpacked(played: tuple[RunFolder, Block]) -> None:
     folder, block = played
     (path,) = folder.shards(block)
     np.savez_compressed(path, trial=np.zeros(10**7))
@@ -81,7 +85,7 @@ def test_a_compressed_shard_is_not_unpacked(played):
         ("plug_ins", "another plug-in"),
     ],
 )
-def test_a_folder_with_another_binding_is_refused(tmp_path, name, words):
+def test_a_folder_with_another_binding_is_refused(tmp_path: Path, name: str, words: str) -> None:
     _, folder, _ = opened(tmp_path)
     path = tmp_path / "config.json"
     there = json.loads(path.read_text())
@@ -91,7 +95,7 @@ def test_a_folder_with_another_binding_is_refused(tmp_path, name, words):
         folder.open()
 
 
-def test_different_audits_have_different_digests():
+def test_different_audits_have_different_digests() -> None:
     settings = [
         {"seed": 1},
         {"threat": "NTNV", "canary": "input", "train_size": 20},
@@ -110,7 +114,7 @@ def test_different_audits_have_different_digests():
     assert audit_digest(config.identity, binding(config.plug_ins, [set_up(config, 0)])) in found
 
 
-def test_the_digest_depends_on_the_content_of_the_data(monkeypatch):
+def test_the_digest_depends_on_the_content_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     config = AuditConfig(epsilon=(1.0,), threat="NTCV", train_size=20, validation_size=10)
     game = set_up(config, 0)
     before = binding(config.plug_ins, [game])
@@ -121,7 +125,7 @@ def test_the_digest_depends_on_the_content_of_the_data(monkeypatch):
     assert {**before, "data": 0} == {**after, "data": 0}
 
 
-def test_joined_trials_keep_their_order(played):
+def test_joined_trials_keep_their_order(played: tuple[RunFolder, Block]) -> None:
     folder, block = played
     (trials,) = folder.load(block)
     joined = Trials.joined(trials, trials)

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import light_runs
 import pytest
@@ -21,6 +23,7 @@ from fake_cuda import FakeCuda
 
 from audit import run
 from audit.game import setup, workers
+from audit.game.groups import Place
 from audit.game.settings import AuditConfig
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
@@ -29,13 +32,13 @@ ROOT = Path(__file__).parents[2]
 OPTIONS = ["--trials", "200", "--repeats", "2", "--epsilon", "4"]
 
 
-def audit(out, *options):
+def audit(out: Any, *options: Any) -> Any:
     command = [sys.executable, "-m", "audit.run", *OPTIONS, *options, "--out", str(out)]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory):
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("alone") / "audit"
     assert audit(out).returncode == 0
     return (out / "results.csv").read_bytes()
@@ -62,13 +65,15 @@ def expected(tmp_path_factory):
     ],
     ids=["jobs", "devices", "dask", "ray"],
 )
-def test_any_workers_give_the_same_bytes(tmp_path, expected, options):
+def test_any_workers_give_the_same_bytes(tmp_path: Path, expected: Any, options: Any) -> None:
     done = audit(tmp_path / "audit", *options)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "audit" / "results.csv").read_bytes() == expected
 
 
-def test_dead_workers_are_replaced_and_reported(tmp_path, monkeypatch, capsys):
+def test_dead_workers_are_replaced_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run.main([*OPTIONS, "--out", str(tmp_path / "alone")]) == 0
     monkeypatch.setattr(workers, "_play", partial(light_runs.play_or_die, tmp_path, 1))
     capsys.readouterr()
@@ -79,7 +84,9 @@ def test_dead_workers_are_replaced_and_reported(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_workers_that_keep_dying_end_the_run(tmp_path, monkeypatch, capsys):
+def test_workers_that_keep_dying_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(workers, "_play", partial(light_runs.play_or_die, tmp_path, 10_000))
     assert run.main([*OPTIONS, "--jobs", "2", "--out", str(tmp_path / "audit")]) == 2
     assert "workers died 3 times without finishing a block" in capsys.readouterr().err
@@ -87,7 +94,13 @@ def test_workers_that_keep_dying_end_the_run(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("backend", ["dask", "ray"])
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999999", "x"])
-def test_a_missing_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend, address):
+def test_a_missing_cluster_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    backend: str,
+    address: str,
+) -> None:
     pytest.importorskip("distributed" if backend == "dask" else "ray")
     monkeypatch.setattr(workers, "_PATIENCE", 0.2)
     begin = time.monotonic()
@@ -103,13 +116,19 @@ def test_a_missing_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend, a
 
 @pytest.mark.parametrize("backend", ["dask", "ray"])
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 404 Not Found\r\n\r\n", b""], ids=["web", "silent"])
-def test_another_server_is_no_cluster(tmp_path, monkeypatch, capsys, backend, answer):
+def test_another_server_is_no_cluster(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    backend: str,
+    answer: bytes,
+) -> None:
     pytest.importorskip("distributed" if backend == "dask" else "ray")
     monkeypatch.setattr(workers, "_SECONDS_TO_CONNECT", 1.5)
     connections = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def serve():
+        def serve() -> None:
             with contextlib.suppress(OSError):
                 while True:
                     connections.append(server.accept()[0])
@@ -128,7 +147,9 @@ def test_another_server_is_no_cluster(tmp_path, monkeypatch, capsys, backend, an
     assert error_line.count("\n") == 1
 
 
-def test_an_audit_waits_for_the_workers_of_a_dask_cluster(tmp_path, monkeypatch, capsys):
+def test_an_audit_waits_for_the_workers_of_a_dask_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     distributed = pytest.importorskip("distributed")
     monkeypatch.setattr(workers, "_PATIENCE", 0.2)
     note, waited = workers.console.note, []
@@ -136,7 +157,7 @@ def test_an_audit_waits_for_the_workers_of_a_dask_cluster(tmp_path, monkeypatch,
         n_workers=0, threads_per_worker=1, processes=False, dashboard_address=None
     ) as cluster:
 
-        def arrive(words):
+        def arrive(words: str) -> None:
             note(words)
             if "no workers" in words:
                 waited.append(words)
@@ -151,7 +172,12 @@ def test_an_audit_waits_for_the_workers_of_a_dask_cluster(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("backend", ["dask", "ray"])
-def test_a_lost_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend):
+def test_a_lost_cluster_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    backend: str,
+) -> None:
     library = pytest.importorskip("distributed" if backend == "dask" else "ray")
     lost = (
         library.client.FutureCancelledError("key", "lost dependencies")
@@ -160,10 +186,10 @@ def test_a_lost_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend):
     )
 
     @contextlib.contextmanager
-    def connected(place):
+    def connected(place: Place) -> Iterator[None]:
         yield
 
-    def die(*arguments, **named):
+    def die(*arguments: str, **named: int) -> None:
         raise lost
 
     monkeypatch.setattr(workers, f"_{backend}", connected)
@@ -176,7 +202,7 @@ def test_a_lost_cluster_is_one_line(tmp_path, monkeypatch, capsys, backend):
     assert error_line.count("\n") == 1
 
 
-def children(pid):
+def children(pid: int) -> list[int]:
     """Processes whose parent is `pid`, by /proc."""
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
@@ -189,7 +215,7 @@ def children(pid):
     return found
 
 
-def ended(pid):
+def ended(pid: int) -> bool:
     """Whether a process is gone; a zombie is."""
     try:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
@@ -200,7 +226,7 @@ def ended(pid):
 @pytest.mark.thin(2)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_workers_end_with_their_parent(tmp_path, number):
+def test_workers_end_with_their_parent(tmp_path: Path, number: Any) -> None:
     options = ["--repetitions", "fixed:20", "--trials", "1000000", "--jobs", "2"]
     command = [sys.executable, "-m", "audit.run", *options, "--out", str(tmp_path / "audit")]
     process = subprocess.Popen(
@@ -229,7 +255,9 @@ SMALL = ["--engine", "batched", "--model", "logistic", "--steps", "2", "--trials
 SMALL += ["--repeats", "1", "--epsilon", "4"]
 
 
-def test_only_playing_needs_the_gpu(tmp_path, monkeypatch, capsys):
+def test_only_playing_needs_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = [*SMALL, "--devices", "cuda", "--out", str(tmp_path / "audit")]
     with FakeCuda(monkeypatch) as gpu:
         assert run.main(options) == 0
@@ -239,7 +267,7 @@ def test_only_playing_needs_the_gpu(tmp_path, monkeypatch, capsys):
     # The second audit does not print the line on the detectable epsilon.
     _, expected = capsys.readouterr().out.split("\n", 1)
 
-    def started():
+    def started() -> None:
         raise AssertionError("CUDA was started")
 
     monkeypatch.setattr(torch.cuda, "_lazy_init", started)
@@ -248,7 +276,12 @@ def test_only_playing_needs_the_gpu(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("devices", [["cuda"], ["cuda:0", "cuda:1"], ["gpu"]])
-def test_a_missing_device_is_one_line(tmp_path, monkeypatch, capsys, devices):
+def test_a_missing_device_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    devices: list[str],
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     out = tmp_path / "audit"
     assert run.main([*SMALL, "--devices", *devices, "--out", str(out)]) == 2
@@ -257,7 +290,7 @@ def test_a_missing_device_is_one_line(tmp_path, monkeypatch, capsys, devices):
     assert not out.exists()  # the folder is not created
 
 
-def test_the_second_of_two_gpus_may_be_missing(monkeypatch):
+def test_the_second_of_two_gpus_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     workers.check_devices(AuditConfig(devices=("cuda:0",)).place)
     with pytest.raises(ValueError, match="machine's: cpu, cuda, cuda:0, got 'cuda:1'"):
@@ -265,12 +298,12 @@ def test_the_second_of_two_gpus_may_be_missing(monkeypatch):
     workers.check_devices(AuditConfig(devices=("cuda:0", "cuda:1"), backend="dask").place)
 
 
-def test_one_process_per_gpu():
+def test_one_process_per_gpu() -> None:
     with pytest.raises(ValueError, match="jobs must be at most one per GPU, got 3 for cuda:0"):
         AuditConfig(devices=("cuda:0", "cuda:1"), jobs=3)
 
 
-def test_each_worker_has_its_own_device(tmp_path, monkeypatch):
+def test_each_worker_has_its_own_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = ("cuda:0", "cuda:1")
     claim = workers._claimed_device.__wrapped__  # without the cache of a process
     with contextlib.ExitStack() as held:
@@ -290,7 +323,7 @@ def test_each_worker_has_its_own_device(tmp_path, monkeypatch):
     assert played == ["cuda:1"]
 
 
-def test_workers_release_their_devices_after_the_blocks(tmp_path):
+def test_workers_release_their_devices_after_the_blocks(tmp_path: Path) -> None:
     # Otherwise their memory on the GPUs would not be free for the next audit.
     out = str(tmp_path / "audit")
     assert run.main([*OPTIONS, "--devices", "cpu", "cpu", "--out", out]) == 0

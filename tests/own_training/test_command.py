@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,13 +35,13 @@ def train(records, candidate, seed, watch):
         pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
     ],
 )
-def test_training_ends_with_the_command(tmp_path, number, jobs):
+def test_training_ends_with_the_command(tmp_path: Path, number: Any, jobs: int) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     options = ["--train", "loop.train", "--records", "loop.records", "--claim", "1"]
     options += ["--no-premises", "--trials", "100000", "--seconds", "200", "--jobs", str(jobs)]
     trainings = tmp_path / "trainings"
 
-    def processes():
+    def processes() -> Any:
         return set(trainings.read_text().split()) if trainings.exists() else set()
 
     command = subprocess.Popen(

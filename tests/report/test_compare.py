@@ -5,7 +5,10 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -25,7 +28,7 @@ SMALL += ["--train-size", "30", "--validation-size", "20"]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, quick_reports):
+def finished(tmp_path_factory: pytest.TempPathFactory, quick_reports: Any) -> Path:
     """Folders of NTNV and NTCV on one set of runs, and of ETCV."""
     root = tmp_path_factory.mktemp("finished")
     for name, *options in (
@@ -36,13 +39,13 @@ def finished(tmp_path_factory, quick_reports):
     return root
 
 
-def command(capsys, *argv):
+def command(capsys: pytest.CaptureFixture[str], *argv: Any) -> tuple[int, str, str]:
     code = compare_command.main([str(arg) for arg in argv])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def changed(finished, tmp_path, **settings):
+def changed(finished: Path, tmp_path: Path, **settings: Any) -> Path:
     """A copy of the ETCV audit with other settings in its summary."""
     folder = tmp_path / "-".join(["copy", *settings])
     shutil.copytree(finished / "etcv", folder)
@@ -52,7 +55,9 @@ def changed(finished, tmp_path, **settings):
     return folder
 
 
-def test_the_table_has_the_numbers_of_the_results(finished, tmp_path, capsys):
+def test_the_table_has_the_numbers_of_the_results(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, text, _ = command(capsys, finished / "etcv", finished / "nt", "--out", tmp_path)
     assert code == 0
     table = pd.read_csv(tmp_path / "table.csv")
@@ -84,7 +89,7 @@ def test_the_table_has_the_numbers_of_the_results(finished, tmp_path, capsys):
         assert " ".join(cells) in [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_shared_runs_stand_for_their_views_and_are_correlated(finished):
+def test_shared_runs_stand_for_their_views_and_are_correlated(finished: Path) -> None:
     together = compare.read([finished / "nt"])
     one_by_one = compare.read([finished / "nt" / "ntcv", finished / "nt" / "ntnv"])
     assert together == one_by_one
@@ -100,7 +105,7 @@ def test_shared_runs_stand_for_their_views_and_are_correlated(finished):
     assert "Correlated" not in compare.to_text(compare.read([finished / "etcv"]))
 
 
-def test_each_audit_has_a_panel(finished):
+def test_each_audit_has_a_panel(finished: Path) -> None:
     figure = compare.draw(compare.read([finished / "etcv", finished / "nt"]))
     panels = [axes for axes in figure.axes if axes.axison]
     assert [axes.get_title() for axes in panels] == [
@@ -131,7 +136,9 @@ def test_each_audit_has_a_panel(finished):
         ({"NTNV": (0, 4), "NTCV": (0, 2)}, [3, 1, 2]),
     ],
 )
-def test_rows_of_panels_follow_the_paper(finished, rows, expected):
+def test_rows_of_panels_follow_the_paper(
+    finished: Path, rows: dict[str, tuple[int, int]], expected: list[int]
+) -> None:
     (audit,) = compare.read([finished / "etcv"])
     audits = [
         compare.Audit(
@@ -152,12 +159,12 @@ def test_rows_of_panels_follow_the_paper(finished, rows, expected):
         assert all(len({audit.config["canary"] for audit in row}) == 1 for row in grid)
 
 
-def row_of_settings(threat, canary, dataset):
+def row_of_settings(threat: str, canary: str, dataset: str) -> dict[str, str]:
     score = check_names(threat, canary, None)
     return {"threat": threat, "canary": canary, "dataset": dataset, "score": score}
 
 
-def test_audits_are_in_the_order_of_table_2(finished, tmp_path):
+def test_audits_are_in_the_order_of_table_2(finished: Path, tmp_path: Path) -> None:
     rows = [
         *(
             ("NTNV", canary, x)
@@ -174,7 +181,7 @@ def test_audits_are_in_the_order_of_table_2(finished, tmp_path):
     assert [(found["threat"], found["canary"], found["dataset"]) for found in read] == rows
 
 
-def test_equal_rows_are_distinguished_by_their_folders(finished, tmp_path):
+def test_equal_rows_are_distinguished_by_their_folders(finished: Path, tmp_path: Path) -> None:
     copy = changed(finished, tmp_path, trials=70)
     audits = compare.read([finished / "etcv", copy])
     titles = [axes.get_title() for axes in compare.draw(audits).axes if axes.axison]
@@ -192,7 +199,13 @@ def test_equal_rows_are_distinguished_by_their_folders(finished, tmp_path):
         ("sampling_rate", 0.5),
     ],
 )
-def test_incomparable_audits_are_refused(finished, tmp_path, capsys, setting, value):
+def test_incomparable_audits_are_refused(
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    setting: str,
+    value: float | str,
+) -> None:
     copy = changed(finished, tmp_path, **{setting: value})
     out = tmp_path / "out"
     code, text, err = command(capsys, finished / "etcv", copy, "--out", out)
@@ -204,7 +217,7 @@ def test_incomparable_audits_are_refused(finished, tmp_path, capsys, setting, va
 
 
 @pytest.fixture(scope="module")
-def other_ways(tmp_path_factory, quick_reports):
+def other_ways(tmp_path_factory: pytest.TempPathFactory, quick_reports: Any) -> Path:
     """Folders of small audits of a grid and of repeating until acceptance."""
     root = tmp_path_factory.mktemp("ways")
     for name, *options in (
@@ -216,7 +229,9 @@ def other_ways(tmp_path_factory, quick_reports):
     return root
 
 
-def test_each_protocol_has_its_own_table_and_cost(finished, other_ways, tmp_path, capsys):
+def test_each_protocol_has_its_own_table_and_cost(
+    finished: Path, other_ways: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folders = finished / "etcv", other_ways / "grid", other_ways / "until"
     code, text, _ = command(capsys, *folders, "--out", tmp_path)
     assert code == 0
@@ -244,8 +259,10 @@ def test_each_protocol_has_its_own_table_and_cost(finished, other_ways, tmp_path
     assert "the smallest valid one at each budget" in text
 
 
-def test_audits_with_sampled_batches_must_agree_on_the_steps(finished, tmp_path):
-    def steps(folder, number, rate):
+def test_audits_with_sampled_batches_must_agree_on_the_steps(
+    finished: Path, tmp_path: Path
+) -> None:
+    def steps(folder: str, number: int, rate: float) -> Path:
         return changed(finished, tmp_path / folder, steps=number, sampling_rate=rate)
 
     assert len(compare.read([steps("a", 7, 1.0), steps("b", 8, 1.0)])) == 2
@@ -263,7 +280,13 @@ def test_audits_with_sampled_batches_must_agree_on_the_steps(finished, tmp_path)
     ],
 )
 @pytest.mark.parametrize("main", [compare_command.main, report_command.main])
-def test_a_summary_with_other_proxies_is_one_line(finished, tmp_path, capsys, change, main):
+def test_a_summary_with_other_proxies_is_one_line(
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[..., Any],
+    main: Callable[..., Any],
+) -> None:
     folder = changed(finished, tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     change(summary["results"][-1])
@@ -278,7 +301,9 @@ def test_a_summary_with_other_proxies_is_one_line(finished, tmp_path, capsys, ch
     "score",
     ["=cmd.calc", "<script>alert(1)</script>.x", '=HYPERLINK("http://x.y")', "a|b.c", "$\\frac.c"],
 )
-def test_untrusted_text_is_escaped(finished, tmp_path, capsys, score):
+def test_untrusted_text_is_escaped(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], score: str
+) -> None:
     folder = changed(finished, tmp_path, score=f"{score}\x1b[31m\n")
     summary = json.loads((folder / "summary.json").read_text())
     for result in summary["results"]:
@@ -299,7 +324,9 @@ def test_untrusted_text_is_escaped(finished, tmp_path, capsys, score):
     assert len(re.findall(r"(?<!\\)\|", head)) == 6
 
 
-def test_folder_names_may_be_invalid_utf_8(finished, tmp_path, capsys):
+def test_folder_names_may_be_invalid_utf_8(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     shutil.copytree(finished / "etcv", folder)
     code, text, err = command(capsys, folder, finished / "etcv", "--out", tmp_path / "out")
@@ -310,7 +337,9 @@ def test_folder_names_may_be_invalid_utf_8(finished, tmp_path, capsys):
     assert code == 2
 
 
-def test_folders_without_a_finished_audit_are_refused(finished, tmp_path, capsys):
+def test_folders_without_a_finished_audit_are_refused(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     begun = tmp_path / "begun"
     shutil.copytree(finished / "nt", begun)
     (begun / "ntcv" / "summary.json").unlink()

@@ -1,7 +1,10 @@
 """The report of an audit: announced contradictions, figures and text."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from audit.accounting import GaussianMechanism
 from audit.lower_bounds import ClopperPearson, FixedThreshold
 from audit.lower_bounds.scores import Scores
 from audit.report import contradictions, pictures, summary
-from audit.report.results import LowerResult, LowerValue, UpperResult
+from audit.report.results import LowerResult, LowerValue, Report, UpperResult
 from audit.report.text import WIDTH, to_text
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
@@ -26,42 +29,44 @@ QUICK = ["--trials", "300", "--repeats", "3"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, quick_reports):
+def folder(tmp_path_factory: pytest.TempPathFactory, quick_reports: Any) -> Path:
     out = tmp_path_factory.mktemp("audit")
     assert run.main([*QUICK, "--epsilon", "1", "2", "4", "--out", str(out)]) == 0
     return out
 
 
 @pytest.fixture(scope="module")
-def report(folder):
+def report(folder: Path) -> Report:
     return summary.read(folder / "summary.json")
 
 
-def lower_result(epsilon):
+def lower_result(epsilon: float) -> LowerResult:
     value = LowerValue(epsilon, None, "higher", None, None, 100, 100)
     return LowerResult("name", "rule", True, "valid", "", "", 0.95, value, (value,))
 
 
-def upper_result(epsilon):
+def upper_result(epsilon: float) -> dict[str, UpperResult]:
     return {"exact": UpperResult("exact", epsilon, True, "valid", "any score", "", 0.0)}
 
 
-def exact_bounds(rng):
+def exact_bounds(rng: np.random.Generator) -> tuple[float, Callable[..., Any]]:
     """Nine lower bounds of 1.0, each wrong in exactly 1 - confidence of audits."""
     noise = rng.normal(size=9)
 
-    def bounds(confidence):
+    def bounds(confidence: float) -> dict[str, float]:
         values = 1.0 + noise - stats.norm.ppf(confidence)
         return {f"{number}": float(value) for number, value in enumerate(values)}
 
     return 1.0, bounds
 
 
-def bounds_of_trials(rng, mu=1.0, delta=0.2, trials=400):
+def bounds_of_trials(
+    rng: np.random.Generator, mu: float = 1.0, delta: float = 0.2, trials: int = 400
+) -> tuple[float, Callable[..., Any]]:
     """Lower bounds at three thresholds near the best one, from trials of a Gaussian mechanism."""
     scores = Scores.of(rng.normal(size=trials), rng.normal(mu, size=trials))
 
-    def bounds(confidence):
+    def bounds(confidence: float) -> dict[str, float]:
         return {
             f"{threshold}": ClopperPearson(rule=FixedThreshold(threshold))
             .bound(scores, delta, confidence)
@@ -72,7 +77,9 @@ def bounds_of_trials(rng, mu=1.0, delta=0.2, trials=400):
     return GaussianMechanism(mu).epsilon(delta), bounds
 
 
-def simulated_audit(make, rng, alpha, budgets):
+def simulated_audit(
+    make: Callable[..., Any], rng: np.random.Generator, alpha: float, budgets: int
+) -> tuple[bool, bool]:
     """Whether an audit announces a contradiction, and whether a bound exceeds the exact cost."""
     announced = above = 0
     for _ in range(budgets):
@@ -97,8 +104,8 @@ def simulated_audit(make, rng, alpha, budgets):
     [(exact_bounds, 3000, 0.05, 3), (bounds_of_trials, 100, 0.2, 16)],
 )
 def test_correct_mechanisms_are_contradicted_at_most_at_the_stated_rate(
-    make, audits, alpha, budgets
-):
+    make: Callable[..., Any], audits: int, alpha: float, budgets: int
+) -> None:
     rng = np.random.default_rng(5)
     found = [simulated_audit(make, rng, alpha, budgets) for _ in range(audits)]
     announced, above = np.sum(found, axis=0)
@@ -110,11 +117,11 @@ def test_correct_mechanisms_are_contradicted_at_most_at_the_stated_rate(
         assert stats.binomtest(int(announced), audits, 0.0488).pvalue > FALSE_ALARM
 
 
-def test_a_wrong_upper_bound_is_contradicted():
+def test_a_wrong_upper_bound_is_contradicted() -> None:
     lower = {"lambda_a": {"key": lower_result(2.0), "other": lower_result(1.2)}}
     confidences = []
 
-    def recompute(proxy, confidence):
+    def recompute(proxy: str, confidence: float) -> dict[str, float]:
         confidences.append(confidence)
         return {"key": 1.5, "other": 0.9}
 
@@ -127,14 +134,16 @@ def test_a_wrong_upper_bound_is_contradicted():
 
 
 @pytest.fixture
-def figures(monkeypatch):
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The figures, collected instead of written."""
     figures = []
     monkeypatch.setattr(pictures, "save", lambda figure, path: figures.append(figure))
     return figures
 
 
-def test_every_error_bar_contains_its_mean(report, figures, tmp_path):
+def test_every_error_bar_contains_its_mean(
+    report: Report, figures: list[Any], tmp_path: Path
+) -> None:
     pictures.draw(report, tmp_path / "figure.png")
     (axes,) = figures[0].axes
     bars = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
@@ -162,7 +171,9 @@ def test_every_error_bar_contains_its_mean(report, figures, tmp_path):
     assert "95 % each, not jointly" in caption
 
 
-def test_labels_are_next_to_the_last_group_and_do_not_overlap(report, figures, tmp_path):
+def test_labels_are_next_to_the_last_group_and_do_not_overlap(
+    report: Report, figures: list[Any], tmp_path: Path
+) -> None:
     pictures.draw(report, tmp_path / "figure.png")
     figure: Figure = figures[0]
     (axes,) = figure.axes
@@ -191,11 +202,11 @@ def test_labels_are_next_to_the_last_group_and_do_not_overlap(report, figures, t
         ([], []),
     ],
 )
-def test_labels_are_spread_around_their_values(values, expected):
+def test_labels_are_spread_around_their_values(values: list[float], expected: list[float]) -> None:
     assert list(pictures._spread(values, 1.0, 10.0)) == pytest.approx(expected)
 
 
-def test_text_starts_with_the_answer_and_fits_the_terminal(report):
+def test_text_starts_with_the_answer_and_fits_the_terminal(report: Report) -> None:
     text = to_text(report)
     lines = text.splitlines()
     assert max(map(len, lines)) <= WIDTH
@@ -230,7 +241,7 @@ def test_text_starts_with_the_answer_and_fits_the_terminal(report):
     assert "reduced-exact" not in anyone
 
 
-def test_every_condition_has_one_footnote(report):
+def test_every_condition_has_one_footnote(report: Report) -> None:
     text = to_text(report)
     table, notes = text.split("Conditions:\n")
     explained = [line.split()[0] for line in notes.split("\n\n")[0].splitlines()]
@@ -245,7 +256,7 @@ def test_every_condition_has_one_footnote(report):
     assert "independent runs" not in table
 
 
-def test_many_budgets_need_several_tables(report):
+def test_many_budgets_need_several_tables(report: Report) -> None:
     many = replace(report, results=report.results * 5)
     text = to_text(many)
     assert max(map(len, text.splitlines())) <= WIDTH
@@ -254,7 +265,7 @@ def test_many_budgets_need_several_tables(report):
     assert sum(map(len, tight)) == 15
 
 
-def test_a_bound_above_the_upper_bound_by_chance_is_explained(report):
+def test_a_bound_above_the_upper_bound_by_chance_is_explained(report: Report) -> None:
     # The reported bound is above the upper bound, but not if all compared bounds share the error.
     upper = replace(report.results[0].upper_bounds["tight"], epsilon=0.01)
     first = replace(report.results[0], upper_bounds={"tight": upper}, contradictions=())
@@ -269,7 +280,7 @@ def test_a_bound_above_the_upper_bound_by_chance_is_explained(report):
     )
 
 
-def test_json_contains_everything(folder, capsys):
+def test_json_contains_everything(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert run.main([*QUICK, "--epsilon", "1", "2", "4", "--out", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

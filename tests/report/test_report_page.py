@@ -2,7 +2,9 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from html_page import Page
 
 from audit import lower_bounds, run
@@ -12,7 +14,9 @@ from audit.report import summary
 from audit.report.results import BudgetResult, Contradiction
 
 
-def test_the_page_is_self_contained_and_begins_with_the_answer(tmp_path, capsys):
+def test_the_page_is_self_contained_and_begins_with_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = str(tmp_path / "audit")
     options = ["--threat", "ETCV", "--canary", "dirac", "--trials", "60", "--epsilon", "2"]
     assert run.main([*options, "--repeats", "1", "--repetitions", "fixed:2", "--out", out]) == 0
@@ -40,7 +44,7 @@ def test_the_page_is_self_contained_and_begins_with_the_answer(tmp_path, capsys)
     assert lower_bounds.max_detectable_epsilon(needed // 2 - 1, needed // 2 - 1) < upper.epsilon
 
 
-def test_a_contradiction_is_stated_and_escaped():
+def test_a_contradiction_is_stated_and_escaped() -> None:
     result = BudgetResult(
         1.0, None, "score", None, 1, 0, {}, {},
         tuple(Contradiction("a<b", "lambda_a", lower, "tight", 1.5, lower < 3.0, 40)
@@ -53,7 +57,9 @@ def test_a_contradiction_is_stated_and_escaped():
     assert not list(page_of_report._contradiction(chance))
 
 
-def test_a_folder_without_an_audit_is_one_line(tmp_path, capsys):
+def test_a_folder_without_an_audit_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main([str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "folders must hold finished audits" in error

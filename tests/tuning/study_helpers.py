@@ -1,5 +1,9 @@
 """Small studies, and stand-ins for the objects of Opacus."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 from light_runs import noisy
 
 from audit import accounting, protocols, tuning
@@ -14,49 +18,49 @@ BASE = accounting.GaussianMechanism(0.5)
 LEVELS = {"level": [1, 2, 3, 4]}
 
 
-def study(**settings):
+def study(**settings: Any) -> Any:
     settings = {"space": LEVELS, "protocol": "fixed:6", "base": BASE, "folder": None} | settings
     return tuning.Study(**settings)
 
 
-def plan_of(protocol, space=LEVELS, base=BASE):
+def plan_of(protocol: Any, space: Any = LEVELS, base: Any = BASE) -> Any:
     return Plan(protocols.parse_protocol(protocol), Space.parse(space), lambda candidate: base)
 
 
-def played(plan, key, train=noisy, **settings):
+def played(plan: Any, key: Any, train: Any = noisy, **settings: Any) -> Any:
     return play(plan, key, plan.runs(key), train, Memory(), **settings).best
 
 
 class Recorded:
     """What `from_opacus` reads of an accountant."""
 
-    def __init__(self, *history):
+    def __init__(self, *history: Any) -> None:
         self.history = history
 
 
 class Loader:
     """What `Trial.check` reads of a data loader."""
 
-    def __init__(self, batch_sampler):
+    def __init__(self, batch_sampler: Any) -> None:
         self.batch_sampler = batch_sampler
 
 
 class UniformWithReplacementSampler:
     """Named as Opacus' sampler is."""
 
-    def __init__(self, sample_rate):
+    def __init__(self, sample_rate: Any) -> None:
         self.sample_rate = sample_rate
 
 
 DP_SGD = accounting.DpSgd(1.0, 100, 0.1)
 
 
-def interrupted(tmp_path, train_until, **settings):
+def interrupted(tmp_path: Path, train_until: Any, **settings: Any) -> Iterator[Any]:
     """Every process goes on where the one before was stopped, and ends a few runs later."""
     for _ in range(100):
         calls = []
 
-        def train(trial, calls=calls):
+        def train(trial: Any, calls: Any = calls) -> Any:
             if len(calls) == train_until:
                 raise KeyboardInterrupt
             calls.append(trial)
@@ -70,6 +74,6 @@ def interrupted(tmp_path, train_until, **settings):
             yield None, calls
 
 
-def subset_run(trial):
+def subset_run(trial: Any) -> Any:
     trial.records(20)
     return noisy(trial)

@@ -1,5 +1,8 @@
 """Studies that release the best m of K runs."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from light_runs import noisy
@@ -9,12 +12,12 @@ from audit import protocols, tuning
 from audit.certificate import Certificate, model_hash
 
 
-def released(best):
+def released(best: Any) -> Any:
     return [best, *best.runners_up]
 
 
 @pytest.mark.parametrize("count", [1, 3, 6])
-def test_the_best_runs_are_released_in_order(count):
+def test_the_best_runs_are_released_in_order(count: int) -> None:
     plan = plan_of(f"best:{count}/fixed:6")
     scores = [noisy(plan.trial(5, i, plan.point(5, i))).score for i in range(6)]
     found = released(played(plan, 5))
@@ -23,16 +26,16 @@ def test_the_best_runs_are_released_in_order(count):
     assert [one.model for one in found] == seeds
 
 
-def test_the_best_of_one_is_random_search():
+def test_the_best_of_one_is_random_search() -> None:
     for key in range(20):
         one = played(plan_of("best:1/tnb:1,0.3"), key)
         assert one == played(plan_of("tnb:1,0.3"), key)
 
 
-def test_fewer_runs_than_places_release_all_and_lost_runs_release_nothing():
+def test_fewer_runs_than_places_release_all_and_lost_runs_release_nothing() -> None:
     assert len(released(played(plan_of("best:4/fixed:2"), 3))) == 2
 
-    def train(trial, calls=[]):  # noqa: B006 (counts the calls)
+    def train(trial: Any, calls: Any = []) -> Any:  # noqa: B006 (counts the calls)
         calls.append(trial)
         if len(calls) % 2:
             raise RuntimeError("lost")
@@ -42,7 +45,7 @@ def test_fewer_runs_than_places_release_all_and_lost_runs_release_nothing():
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_interrupted_study_releases_the_same_runs(tmp_path, saved):
+def test_interrupted_study_releases_the_same_runs(tmp_path: Path, saved: bool) -> None:
     settings = {"protocol": "best:3/fixed:7", "seed": 4}
     through = study(**settings).run(noisy)
     files = {}
@@ -53,7 +56,7 @@ def test_interrupted_study_releases_the_same_runs(tmp_path, saved):
         }
         calls = []
 
-        def train(trial):
+        def train(trial: Any) -> Any:
             if len(calls) == 5:
                 raise KeyboardInterrupt
             calls.append(trial.seed)
@@ -69,12 +72,12 @@ def test_interrupted_study_releases_the_same_runs(tmp_path, saved):
     assert released(again) == released(through)
 
 
-def test_workers_find_the_same_runs():
+def test_workers_find_the_same_runs() -> None:
     settings = {"protocol": "best:3/fixed:7", "seed": 4}
     assert study(**settings).run(noisy, jobs=2) == study(**settings).run(noisy)
 
 
-def test_certificate_of_the_best_runs():
+def test_certificate_of_the_best_runs() -> None:
     one = study(protocol="best:2/tnb:1,0.2", seed=3)
     best = one.run(noisy)
     certificate = one.certificate
@@ -88,14 +91,14 @@ def test_certificate_of_the_best_runs():
     assert Certificate.from_dict(certificate.as_dict()).as_dict() == certificate.as_dict()
 
 
-def tuning_bounds(spec):
+def tuning_bounds(spec: Any) -> Any:
     from audit.upper_bounds.registry import all_upper_bounds
 
     rows = all_upper_bounds(BASE, protocols.parse_protocol(spec), 1e-5)
     return [one.epsilon for one in rows if one.claim.any_score]
 
 
-def test_a_study_of_the_best_runs_costs_more_than_of_the_best_one():
+def test_a_study_of_the_best_runs_costs_more_than_of_the_best_one() -> None:
     costs = [study(protocol=f"best:{m}/tnb:1,0.2").total_epsilon for m in (1, 2, 3)]
     assert costs == sorted(costs)
     assert costs[0] < costs[1] < costs[2]

@@ -1,6 +1,7 @@
 """The checks of each run, and what ends a study."""
 
 import contextlib
+from typing import Any
 
 import pytest
 from light_runs import noisy
@@ -35,8 +36,10 @@ pytestmark = pytest.mark.usefixtures("region_alone")
         ([], None, "accountant must have recorded a step"),
     ],
 )
-def test_a_run_that_is_not_what_is_accounted_for_ends_the_study(history, loader, words):
-    def train(trial):
+def test_a_run_that_is_not_what_is_accounted_for_ends_the_study(
+    history: list[tuple[float, float, int]], loader: Any | None, words: str
+) -> None:
+    def train(trial: Any) -> Any:
         trial.check(Recorded(*history), loader)
         return noisy(trial)
 
@@ -44,8 +47,8 @@ def test_a_run_that_is_not_what_is_accounted_for_ends_the_study(history, loader,
         study(base=DP_SGD).run(train)
 
 
-def test_a_run_that_is_less_than_what_is_accounted_for_is_admitted():
-    def train(trial):
+def test_a_run_that_is_less_than_what_is_accounted_for_is_admitted() -> None:
+    def train(trial: Any) -> Any:
         loader = Loader(UniformWithReplacementSampler(trial.sampling_rate))
         trial.check(Recorded((2.0, 0.05, 10)), loader)
         trial.check(Recorded((trial.noise_multiplier, trial.sampling_rate, 90)), loader)
@@ -62,7 +65,7 @@ def test_a_run_that_is_less_than_what_is_accounted_for_is_admitted():
 class Optimizer:
     """What `Trial.check` reads of Opacus's optimizer."""
 
-    def __init__(self, expected_batch_size, loss_reduction="mean"):
+    def __init__(self, expected_batch_size: Any, loss_reduction: Any = "mean") -> None:
         self.expected_batch_size = expected_batch_size
         self.loss_reduction = loss_reduction
 
@@ -70,18 +73,20 @@ class Optimizer:
 class CountedLoader(Loader):
     """A loader of given numbers of records and batches."""
 
-    def __init__(self, rate, records=1200):
+    def __init__(self, rate: Any, records: Any = 1200) -> None:
         super().__init__(UniformWithReplacementSampler(rate))
         self.dataset, self.batches = range(records), int(1 / rate)
 
-    def __len__(self):
+    def __len__(self) -> Any:
         return self.batches
 
 
-def checked_constants(history=(1.0, 0.1, 100), rate=0.1, optimizer=None, **settings):
+def checked_constants(
+    history: Any = (1.0, 0.1, 100), rate: Any = 0.1, optimizer: Any = None, **settings: Any
+) -> Any:
     """What a study of DP-SGD sees of a run, in which nothing is trained."""
 
-    def train(trial):
+    def train(trial: Any) -> Any:
         trial.check(Recorded(history), CountedLoader(rate), optimizer)
         return noisy(trial)
 
@@ -91,7 +96,7 @@ def checked_constants(history=(1.0, 0.1, 100), rate=0.1, optimizer=None, **setti
     return one._played.checked & {"divisor", "constants"}, one.certificate
 
 
-def test_constants_of_the_study_are_checked_where_the_number_of_records_is_private():
+def test_constants_of_the_study_are_checked_where_the_number_of_records_is_private() -> None:
     found, certificate = checked_constants(optimizer=Optimizer(120), expected_batch_size=120)
     assert found == {"divisor", "constants"}
     grounds = {one.name: one.ground.value for one in certificate.conditions}
@@ -107,7 +112,7 @@ def test_constants_of_the_study_are_checked_where_the_number_of_records_is_priva
     assert "divisor" in checked_constants(optimizer=halves, expected_batch_size=120)[0]
 
 
-def test_what_is_not_seen_is_taken_on_trust():
+def test_what_is_not_seen_is_taken_on_trust() -> None:
     found, certificate = checked_constants(expected_batch_size=120)
     assert found == {"constants"}
     (divided,) = [one for one in certificate.conditions if one.name == "divisor"]
@@ -143,7 +148,9 @@ def test_what_is_not_seen_is_taken_on_trust():
         ),
     ],
 )
-def test_constants_that_depend_on_the_number_of_records_end_the_study(settings, words):
+def test_constants_that_depend_on_the_number_of_records_end_the_study(
+    settings: dict[str, Any], words: str
+) -> None:
     with pytest.raises(tuning.StudyAborted, match=words) as ended:
         checked_constants(**settings)
     assert "120" not in str(ended.value)  # the message does not contain that number either
@@ -160,7 +167,7 @@ def test_constants_that_depend_on_the_number_of_records_end_the_study(settings, 
     assert "differentially private for zero-out neighbours, if the" in certificate.statement
 
 
-def test_a_study_that_is_told_nothing_takes_the_number_of_records_as_public():
+def test_a_study_that_is_told_nothing_takes_the_number_of_records_as_public() -> None:
     assert study(base=None, epsilon=2.0, steps=5).base.neighbours == "zero-out"
     told = study(base=None, epsilon=2.0, steps=5, neighbours="add-remove", protocol="fixed:1")
     assert told.base.neighbours == "add-remove"
@@ -168,7 +175,7 @@ def test_a_study_that_is_told_nothing_takes_the_number_of_records_as_public():
         study(expected_batch_size=0)
 
 
-def test_another_run_s_optimizer_is_refused():
+def test_another_run_s_optimizer_is_refused() -> None:
     counted = Recorded((1.0, 0.1, 100))
     optimizer = Optimizer(120)
     optimizer.step_hook = lambda optim: counted.history
@@ -181,12 +188,12 @@ def test_another_run_s_optimizer_is_refused():
 class BatchSplittingSampler:
     """Named as the one of Opacus' BatchMemoryManager is."""
 
-    def __init__(self, sampler):
+    def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
 
 
-def test_large_batches_may_be_split():
-    def train(trial):
+def test_large_batches_may_be_split() -> None:
+    def train(trial: Any) -> Any:
         split = Loader(BatchSplittingSampler(UniformWithReplacementSampler(0.1)))
         trial.check(Recorded((1.0, 0.1, 100)), split)
         return noisy(trial)
@@ -196,8 +203,8 @@ def test_large_batches_may_be_split():
     assert "poisson_sampling" in checked._played.checked
 
 
-def test_steps_after_the_check_count():
-    def train(trial):
+def test_steps_after_the_check_count() -> None:
+    def train(trial: Any) -> Any:
         accountant = Recorded((1.0, 0.1, 60))
         trial.check(accountant)
         accountant.history += ((1.0, 0.1, 60),)
@@ -207,8 +214,8 @@ def test_steps_after_the_check_count():
         study(base=DP_SGD).run(train)
 
 
-def test_a_check_that_is_caught_ends_the_study_all_the_same():
-    def train(trial):
+def test_a_check_that_is_caught_ends_the_study_all_the_same() -> None:
+    def train(trial: Any) -> Any:
         with contextlib.suppress(ValueError):
             trial.check(Recorded((0.5, 0.1, 100)))
         return noisy(trial)
@@ -217,8 +224,8 @@ def test_a_check_that_is_caught_ends_the_study_all_the_same():
         study(base=DP_SGD).run(train)
 
 
-def test_two_accountants_of_one_run_add_up():
-    def train(trial):
+def test_two_accountants_of_one_run_add_up() -> None:
+    def train(trial: Any) -> Any:
         for _ in range(2):
             trial.check(Recorded((1.0, 0.1, 60)))
         return noisy(trial)

@@ -14,7 +14,7 @@ from audit.tuning.space import Space
 from audit.upper_bounds.registry import find
 
 
-def test_private_score_gets_its_noise_from_the_study():
+def test_private_score_gets_its_noise_from_the_study() -> None:
     private = tuning.Private(noise_std=3.0, sensitivity=1.0)
     plan = Plan(protocols.parse_protocol("fixed:1"), Space.parse(LEVELS), lambda _: BASE, private)
     scores = [played(plan, key, lambda trial: tuning.Outcome(7.0)).score for key in range(300)]
@@ -25,7 +25,7 @@ def test_private_score_gets_its_noise_from_the_study():
     assert shared.gaussian_mu == pytest.approx(np.hypot(0.5, 1.0))
 
 
-def test_candidates_with_budgets_cost_their_mean(monkeypatch):
+def test_candidates_with_budgets_cost_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 12.0)  # which takes seconds
     space = {"steps": [10, 40], "lr": [0.1, 1.0]}
     mixed = study(space=space, protocol="fixed:1", base=None, epsilon=9.0)
@@ -37,7 +37,7 @@ def test_candidates_with_budgets_cost_their_mean(monkeypatch):
     assert {mixed.rehearsal().steps for _ in range(30)} == {10, 40}
 
 
-def test_budgets_stand_beside_the_noise_of_a_private_score(monkeypatch):
+def test_budgets_stand_beside_the_noise_of_a_private_score(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 12.0)  # which takes seconds
     monkeypatch.setattr(live, "_by_region", lambda *_: True)
     private = tuning.Private(noise_std=4.0, sensitivity=1.0)
@@ -49,7 +49,7 @@ def test_budgets_stand_beside_the_noise_of_a_private_score(monkeypatch):
     assert mixed.base == accounting.Mixture(tuple(each), (0.5, 0.5))
 
 
-def test_budgets_of_a_grid_cost_each_its_own():
+def test_budgets_of_a_grid_cost_each_its_own() -> None:
     space = {"steps": [1, 400], "lr": [0.1, 1.0]}
     grid = study(space=space, protocol="grid:4", base=None, epsilon=2.0)
     each = [
@@ -61,7 +61,9 @@ def test_budgets_of_a_grid_cost_each_its_own():
     assert grid.cost.epsilon <= 2.0 < 0.8 * worst.epsilon
 
 
-def test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest(monkeypatch):
+def test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 12.0)  # which takes seconds
     monkeypatch.setattr(live, "_by_region", lambda *_: True)
     settings = {"base": None, "epsilon": 9.0, "protocol": "tnb:0,0.1"}
@@ -86,7 +88,9 @@ def test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest(monkeyp
         study(space={"steps": list(range(-3, 9))}, **settings)
 
 
-def test_a_group_of_records_costs_the_mixture_over_their_number_in_a_batch(monkeypatch):
+def test_a_group_of_records_costs_the_mixture_over_their_number_in_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(live, "least_noise_multiplier", lambda *_: 4.0)  # which takes seconds
     settings = {"base": None, "epsilon": 50.0, "protocol": "fixed:1", "steps": 1, "group_size": 3}
     full = study(**settings)
@@ -112,12 +116,12 @@ def test_a_group_of_records_costs_the_mixture_over_their_number_in_a_batch(monke
         study(**settings | {"group_size": 0})
 
 
-def test_the_history_of_opacus_may_protect_groups():
+def test_the_history_of_opacus_may_protect_groups() -> None:
     recorded = accounting.from_opacus(Recorded((4.0, 0.3, 1)), group_size=3)
     assert recorded == accounting.DpSgd(4.0, 1, 0.3, "zero-out", 3)
 
 
-def test_adaptive_budgets_are_drawn_and_their_composition_is_that_of_the_worst():
+def test_adaptive_budgets_are_drawn_and_their_composition_is_that_of_the_worst() -> None:
     quiet, loud = accounting.DpSgd(50.0, 1), accounting.DpSgd(1.0, 1)
     drawn = accounting.Mixture((quiet, loud), (0.5, 0.5))
     # With densities up to twice the prior every run may be the loud one.

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from audit.tuning.secret_draws import Draws, secret_integer
 from audit.tuning.space import Space
 
 
-def test_number_of_runs_follows_the_law_of_k():
+def test_number_of_runs_follows_the_law_of_k() -> None:
     plan = plan_of("tnb:0,0.1")
     drawn = [len(plan.runs(key)) for key in range(2000)]
     law = repetitions.parse_repetitions("tnb:0,0.1")
@@ -43,7 +44,7 @@ def test_number_of_runs_follows_the_law_of_k():
     assert stats.chisquare(counts, 2000 * np.array(chances)).pvalue > 1e-4
 
 
-def test_candidates_are_drawn_with_replacement_from_the_prior():
+def test_candidates_are_drawn_with_replacement_from_the_prior() -> None:
     plan = plan_of("fixed:5", {"lr": tuning.LogUniform(0.01, 1.0), "width": [1, 2, 3]})
     candidates = [
         plan.space.at(plan.point(key, index, ())) for key in range(300) for index in range(5)
@@ -55,7 +56,7 @@ def test_candidates_are_drawn_with_replacement_from_the_prior():
     assert all(twice)  # five of three values: only with replacement
 
 
-def test_grid_runs_every_candidate_once_or_with_its_chance():
+def test_grid_runs_every_candidate_once_or_with_its_chance() -> None:
     plan = plan_of("grid:4")
     assert [plan.space.at(plan.point(7, i, ()))["level"] for i in plan.runs(7)] == [1, 2, 3, 4]
     half = plan_of("grid:4,0.5")
@@ -65,7 +66,7 @@ def test_grid_runs_every_candidate_once_or_with_its_chance():
     assert (np.abs(counts - 500) < 5 * np.sqrt(250)).all()
 
 
-def test_draws_are_independent_streams_of_shake_256():
+def test_draws_are_independent_streams_of_shake_256() -> None:
     # Known answer, computed apart from the code: SHAKE-256 of "study:7:1:2".
     expected = hashlib.shake_256(b"study:7:1:2").digest(8)
     assert secret_integer(64, 7, 1, 2) == int.from_bytes(expected, "little")
@@ -85,7 +86,7 @@ def test_draws_are_independent_streams_of_shake_256():
     assert stats.chisquare(counts, expected_counts).pvalue > 1e-4
 
 
-def test_a_worker_is_not_told_the_key_of_the_study():
+def test_a_worker_is_not_told_the_key_of_the_study() -> None:
     seen = []
     one = study(protocol="fixed:1", seed=2**200 + 12345)
     with pytest.MonkeyPatch.context() as patch:
@@ -96,12 +97,12 @@ def test_a_worker_is_not_told_the_key_of_the_study():
     assert (2**200 + 12345).to_bytes(26, "little") not in pickle.dumps(seen[0])
 
 
-def test_a_billion_runs_are_not_listed():
+def test_a_billion_runs_are_not_listed() -> None:
     plan = plan_of("fixed:1e9")
     assert len(plan.runs(1)) == 10**9
     calls = []
 
-    def train(trial):
+    def train(trial: Any) -> Any:
         calls.append(trial)
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -113,12 +114,12 @@ def test_a_billion_runs_are_not_listed():
     assert time.process_time() - began < 1.0
 
 
-def test_entropy_is_the_systems_unless_there_is_a_seed():
+def test_entropy_is_the_systems_unless_there_is_a_seed() -> None:
     assert len({study().run(noisy).model for _ in range(3)}) == 3
     assert len({study(seed=3).run(noisy).model for _ in range(3)}) == 1
 
 
-def test_best_run_wins_and_the_first_of_equals():
+def test_best_run_wins_and_the_first_of_equals() -> None:
     plan = plan_of("fixed:20")
     best = played(plan, 5)
     trials = [plan.trial(5, index, plan.point(5, index, ())) for index in range(20)]
@@ -127,7 +128,7 @@ def test_best_run_wins_and_the_first_of_equals():
     assert constant.model == trials[0].seed
 
 
-def test_adaptive_density_stays_within_its_limits_whatever_came_before():
+def test_adaptive_density_stays_within_its_limits_whatever_came_before() -> None:
     space = Space.parse({"level": list(range(8))})
     protocol = protocols.Adaptive("fixed:3", 0.6, 1.5)
     before = [samplers.Ended(space.points()[i % 8], float(i % 8 == 5)) for i in range(24)]
@@ -148,8 +149,8 @@ def test_adaptive_density_stays_within_its_limits_whatever_came_before():
     assert share < 0.1875 + 5 * np.sqrt(0.19 * 0.81 / 150)
 
 
-def test_adaptive_study_finds_what_is_good():
-    def train(trial):
+def test_adaptive_study_finds_what_is_good() -> None:
+    def train(trial: Any) -> Any:
         return tuning.Outcome(-abs(trial.candidate["x"] - 0.3))
 
     best = study(
@@ -158,7 +159,7 @@ def test_adaptive_study_finds_what_is_good():
     assert abs(best.candidate["x"] - 0.3) < 0.3
 
 
-def test_an_adaptive_study_breaks_ties_at_random():
+def test_an_adaptive_study_breaks_ties_at_random() -> None:
     plan = plan_of("adaptive:0.5,2/fixed:4")
     first = 0
     for key in range(60):
@@ -170,7 +171,7 @@ def test_an_adaptive_study_breaks_ties_at_random():
 
 
 @pytest.mark.parametrize(("protocol", "chance"), [("until:0.1", 1.0), ("stopping:0.25", 0.5)])
-def test_until_accepted_and_random_stopping(protocol, chance):
+def test_until_accepted_and_random_stopping(protocol: str, chance: float) -> None:
     plan = plan_of(protocol)
     # A run is accepted with chance 1/4: stopping first with chance (3/16) / (1/4 + 3/16) = 3/7.
     expected = 1.0 if protocol.startswith("until") else (1 / 4) / (1 / 4 + 3 / 16)
@@ -185,11 +186,11 @@ def test_until_accepted_and_random_stopping(protocol, chance):
 
 
 @pytest.mark.parametrize("final", ["rest", "all"])
-def test_subset_is_tuned_on_and_the_rest_trained_on(final):
+def test_subset_is_tuned_on_and_the_rest_trained_on(final: str) -> None:
     plan = plan_of(f"subset:0.3,{final}/fixed:4")
     seen = []
 
-    def train(trial):
+    def train(trial: Any) -> Any:
         seen.append((trial.is_final, trial.candidate, trial.records(1000)))
         return noisy(trial)
 
@@ -210,13 +211,13 @@ def test_subset_is_tuned_on_and_the_rest_trained_on(final):
     assert (seen[-2][2] != tuned_on).any()  # a study of its own has a subset of its own
 
 
-def test_subset_that_is_not_asked_for_ends_the_study():
+def test_subset_that_is_not_asked_for_ends_the_study() -> None:
     with pytest.raises(tuning.StudyAborted, match=r"train must call trial.records\(count\)"):
         study(protocol="subset:0.5/fixed:2").run(noisy)
 
 
-def test_data_of_another_size_than_the_subset_ends_the_study():
-    def train(trial):
+def test_data_of_another_size_than_the_subset_ends_the_study() -> None:
+    def train(trial: Any) -> Any:
         mask = trial.records(100)
         loader = Loader(UniformWithReplacementSampler(trial.sampling_rate))
         loader.dataset = np.flatnonzero(mask) if honest else np.arange(100)
@@ -235,8 +236,8 @@ def test_data_of_another_size_than_the_subset_ends_the_study():
     assert "count_of_records" in checked._played.checked
 
 
-def test_final_run_that_fails_releases_the_candidate_alone():
-    def train(trial):
+def test_final_run_that_fails_releases_the_candidate_alone() -> None:
+    def train(trial: Any) -> Any:
         trial.records(10)
         if trial.is_final:
             raise RuntimeError
@@ -247,10 +248,12 @@ def test_final_run_that_fails_releases_the_candidate_alone():
     assert best.score is best.model is None
 
 
-def test_runs_that_raise_or_diverge_count_and_lose_in_silence(capfd, caplog):
+def test_runs_that_raise_or_diverge_count_and_lose_in_silence(
+    capfd: pytest.CaptureFixture[str], caplog: Any
+) -> None:
     calls = []
 
-    def train(trial):
+    def train(trial: Any) -> Any:
         calls.append(trial)
         print("a loser's secret")
         os.write(1, b"a secret past Python's streams")
@@ -273,14 +276,14 @@ def test_runs_that_raise_or_diverge_count_and_lose_in_silence(capfd, caplog):
     assert "secret" not in caplog.text
 
 
-def test_nothing_is_released_where_all_lose_or_none_is_drawn():
+def test_nothing_is_released_where_all_lose_or_none_is_drawn() -> None:
     with pytest.warns(UserWarning, match="no candidate was chosen"):
         assert study().run(lambda trial: tuning.Outcome(float("nan"))) == tuning.Best()
     with pytest.warns(UserWarning, match="no candidate was chosen"):
         assert study(protocol="poisson:1e-9").run(noisy) == tuning.Best()
 
 
-def test_what_is_not_an_outcome_ends_the_study_and_is_named():
+def test_what_is_not_an_outcome_ends_the_study_and_is_named() -> None:
     voided = study()
     with pytest.raises(
         tuning.StudyAborted, match=r"train must return a tuning.Outcome, got a float"
@@ -292,6 +295,6 @@ def test_what_is_not_an_outcome_ends_the_study_and_is_named():
         study().run(lambda trial: tuning.Outcome("high"))
 
 
-def test_progress_shows_the_time_alone(capsys):
+def test_progress_shows_the_time_alone(capsys: pytest.CaptureFixture[str]) -> None:
     study().run(noisy, progress=True)
     assert not any(character.isdigit() for character in capsys.readouterr().err)

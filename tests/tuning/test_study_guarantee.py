@@ -1,6 +1,8 @@
 """Input of a study, its settings, and that it leaks at most the certified cost."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from light_runs import noisy
@@ -47,13 +49,13 @@ from benchmarks import studies
         ),
     ],
 )
-def test_bad_input_is_one_line(settings, words):
+def test_bad_input_is_one_line(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         study(**settings)
     assert "\n" not in str(caught.value)
 
 
-def test_bad_arguments_of_run_are_one_line():
+def test_bad_arguments_of_run_are_one_line() -> None:
     with pytest.raises(ValueError, match=r"accept must be given with protocol until:0.5"):
         study(protocol="until:0.5").run(noisy, rehearse=False)
     with pytest.raises(ValueError, match="jobs must be 1 with protocol adaptive"):
@@ -75,7 +77,7 @@ ONE_OF_EACH = {
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("attack", list(ONE_OF_EACH.values()), ids=lambda one: one.protocol)
-def test_winners_leak_no_more_than_is_certified(attack):
+def test_winners_leak_no_more_than_is_certified(attack: Any) -> None:
     learns = attack.protocol.startswith("adaptive")  # a Gaussian process a run: slow
     leaked = attack.leaked(40 if learns else 200)
     assert leaked <= attack.cost
@@ -85,7 +87,7 @@ def test_winners_leak_no_more_than_is_certified(attack):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", studies.honest(5_000), ids=lambda one: one.protocol)
-def test_winners_of_ten_thousand_studies_leak_no_more_than_is_certified(attack):
+def test_winners_of_ten_thousand_studies_leak_no_more_than_is_certified(attack: Any) -> None:
     assert 0.0 < attack.leaked(5_000) <= attack.cost
 
 
@@ -97,11 +99,11 @@ BROKEN = sorted(
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize(("attack", "number"), BROKEN)
-def test_studies_that_do_not_do_what_they_claim_are_refuted(attack, number):
+def test_studies_that_do_not_do_what_they_claim_are_refuted(attack: Any, number: int) -> None:
     assert attack.leaked(number) > attack.cost
 
 
-def test_a_mechanism_of_ones_own_need_not_be_hashable():
+def test_a_mechanism_of_ones_own_need_not_be_hashable() -> None:
     class Own(accounting.Mechanism):
         pairs = BASE.pairs
         __hash__ = None
@@ -111,12 +113,12 @@ def test_a_mechanism_of_ones_own_need_not_be_hashable():
     assert float(shared.base.delta(1.0)) == float(BASE.delta(1.0))
 
 
-def test_settings_are_plain_values():
+def test_settings_are_plain_values() -> None:
     text = json.dumps(study(scored_on=tuning.Private(1.0, 1.0)).settings)
     assert "noise_std" in text
 
 
-def test_a_damaged_journal_is_named(tmp_path):
+def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
 
     journal = Journal(tmp_path)
     (tmp_path / journal._records_path.name).write_text('{"point": 3}\n')

@@ -4,6 +4,8 @@ import random
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +19,12 @@ from study_helpers import (
 from audit import tuning
 
 
-def test_generators_seeded_by_the_script_do_not_make_noise_that_is_known():
-    def train(trial):
+def test_generators_seeded_by_the_script_do_not_make_noise_that_is_known() -> None:
+    def train(trial: Any) -> Any:
         drawn = random.random(), np.random.rand(), float(torch.rand(1))  # noqa: NPY002
         return tuning.Outcome(-drawn[2], drawn)
 
-    def drawn_after_seeding(**settings):
+    def drawn_after_seeding(**settings: Any) -> Any:
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002
         torch.manual_seed(0)
@@ -36,7 +38,7 @@ def test_generators_seeded_by_the_script_do_not_make_noise_that_is_known():
     assert drawn_after_seeding(seed=3)[0] == drawn_after_seeding(seed=3)[0]
 
 
-def test_devices_are_seeded_where_there_are_any(monkeypatch):
+def test_devices_are_seeded_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded = []
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch, "manual_seed", seeded.append)
@@ -48,8 +50,8 @@ def test_devices_are_seeded_where_there_are_any(monkeypatch):
     assert seeded == [trial.seed for trial in trials]
 
 
-def test_runs_that_seed_torch_alike_end_the_study():
-    def train(trial):
+def test_runs_that_seed_torch_alike_end_the_study() -> None:
+    def train(trial: Any) -> Any:
         torch.manual_seed(constant or trial.seed % 2**32)
         return noisy(trial)
 
@@ -60,8 +62,8 @@ def test_runs_that_seed_torch_alike_end_the_study():
     assert study().run(train).candidate is not None
 
 
-def test_released_modules_hold_no_gradient_of_a_single_record():
-    def train(trial):
+def test_released_modules_hold_no_gradient_of_a_single_record() -> None:
+    def train(trial: Any) -> Any:
         module = torch.nn.Linear(4, 2)
         engine = PrivacyEngine()
         wrapped, optimizer, _ = engine.make_private(
@@ -101,8 +103,10 @@ def test_released_modules_hold_no_gradient_of_a_single_record():
         ("torch", lambda: torch.manual_seed(0)),
     ],
 )
-def test_runs_that_seed_a_global_generator_alike_end_the_study(name, seed):
-    def train(trial):
+def test_runs_that_seed_a_global_generator_alike_end_the_study(
+    name: str, seed: Callable[..., Any]
+) -> None:
+    def train(trial: Any) -> Any:
         seed()
         return noisy(trial)
 
@@ -110,8 +114,8 @@ def test_runs_that_seed_a_global_generator_alike_end_the_study(name, seed):
         study().run(train)
 
 
-def test_alike_seeds_are_seen_whatever_was_drawn_afterwards():
-    def train(trial):
+def test_alike_seeds_are_seen_whatever_was_drawn_afterwards() -> None:
+    def train(trial: Any) -> Any:
         np.random.seed(0)  # noqa: NPY002
         np.random.rand(trial.seed % 1000)  # noqa: NPY002
         return noisy(trial)
@@ -120,10 +124,10 @@ def test_alike_seeds_are_seen_whatever_was_drawn_afterwards():
         study().run(train)
 
 
-def test_a_captured_seed_function_is_seen_by_the_state_that_it_leaves():
+def test_a_captured_seed_function_is_seen_by_the_state_that_it_leaves() -> None:
     captured = random.seed
 
-    def train(trial):
+    def train(trial: Any) -> Any:
         captured(0)
         return noisy(trial)
 
@@ -131,8 +135,8 @@ def test_a_captured_seed_function_is_seen_by_the_state_that_it_leaves():
         study().run(train)
 
 
-def test_generators_seeded_from_the_trial_are_fine_and_put_back():
-    def train(trial):
+def test_generators_seeded_from_the_trial_are_fine_and_put_back() -> None:
+    def train(trial: Any) -> Any:
         random.seed(trial.seed)
         np.random.seed(trial.seed % 2**32)  # noqa: NPY002
         torch.manual_seed(trial.seed)
@@ -180,7 +184,7 @@ logging.getLogger("main").error("an error of the script")
 """
 
 
-def test_threads_that_outlive_their_run_are_not_heard():
+def test_threads_that_outlive_their_run_are_not_heard() -> None:
     done = subprocess.run(
         [sys.executable, "-c", THREADS], capture_output=True, text=True, check=True, timeout=60
     )
@@ -188,7 +192,7 @@ def test_threads_that_outlive_their_run_are_not_heard():
     assert done.stderr == ""
 
 
-def test_streams_are_as_before_where_no_thread_is_left():
+def test_streams_are_as_before_where_no_thread_is_left() -> None:
     before = sys.stdout, sys.stderr
     study().run(noisy)
     assert (sys.stdout, sys.stderr) == before

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings, stateful
@@ -19,11 +20,11 @@ from audit.tuning import study as live
 from audit.tuning.journal import Journal, Record, _end
 
 
-def test_folder_is_private_says_so_and_goes_at_the_end(tmp_path):
+def test_folder_is_private_says_so_and_goes_at_the_end(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     seen = {}
 
-    def train(trial):
+    def train(trial: Any) -> Any:
         for path in folder.iterdir():
             seen[path.name] = path.stat().st_mode & 0o777
         seen["folder"] = folder.stat().st_mode & 0o777
@@ -42,7 +43,7 @@ def test_folder_is_private_says_so_and_goes_at_the_end(tmp_path):
     assert not folder.exists()
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("mine")
     tmp_path.chmod(0o755)
     with pytest.raises(ValueError, match="folder must be empty, new, or that of a study, got"):
@@ -54,7 +55,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("left", range(7))
-def test_a_folder_half_begun_or_half_deleted_is_taken_up(tmp_path, left):
+def test_a_folder_half_begun_or_half_deleted_is_taken_up(tmp_path: Path, left: int) -> None:
     folder = tmp_path / "study"
     study(folder=folder, keep=True).run(noisy)
     (folder / "models").mkdir()
@@ -67,14 +68,16 @@ def test_a_folder_half_begun_or_half_deleted_is_taken_up(tmp_path, left):
     assert folder.exists() == (left > 5)
 
 
-def test_finished_study_is_kept_where_asked_and_answers_the_same(tmp_path):
+def test_finished_study_is_kept_where_asked_and_answers_the_same(tmp_path: Path) -> None:
     first = study(folder=tmp_path / "kept", keep=True).run(noisy)
     again = study(folder=tmp_path / "kept", keep=True).run(noisy)
     assert (again.model, again.score) == (first.model, first.score)
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_certificate_says_what_became_of_the_key(tmp_path, monkeypatch, keep):
+def test_certificate_says_what_became_of_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
     monkeypatch.setattr(
         live.Certificate, "issue", lambda *given: given[5].key_kept
     )  # which takes seconds
@@ -83,7 +86,7 @@ def test_certificate_says_what_became_of_the_key(tmp_path, monkeypatch, keep):
     assert one.certificate is keep is (tmp_path / "s" / "state.json").exists()
 
 
-def test_folder_of_other_settings_is_refused(tmp_path):
+def test_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     study(folder=tmp_path, keep=True).run(noisy)
     with pytest.raises(ValueError, match="folder must hold a study of these settings"):
         study(folder=tmp_path, delta=1e-6).run(noisy)
@@ -91,7 +94,9 @@ def test_folder_of_other_settings_is_refused(tmp_path):
         study(folder=tmp_path, seed=4).run(noisy)
 
 
-def test_default_folder_is_the_same_for_the_same_settings(monkeypatch, tmp_path):
+def test_default_folder_is_the_same_for_the_same_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     one, same, other = (study(folder="", delta=delta).folder for delta in (1e-5, 1e-5, 1e-6))
     assert one == same != other
@@ -99,13 +104,13 @@ def test_default_folder_is_the_same_for_the_same_settings(monkeypatch, tmp_path)
     assert one.name.startswith(".tuning-study-")
 
 
-def end_after(folder, lines):
+def end_after(folder: Any, lines: Any) -> Any:
     """The end.json of a journal after its first lines."""
     rows = (folder / "runs.jsonl").read_text().splitlines()
     return _end(lines, json.loads(rows[lines - 1])["checksum"]) if lines else ""
 
 
-def test_a_line_cut_off_by_a_kill_is_dropped(tmp_path):
+def test_a_line_cut_off_by_a_kill_is_dropped(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.begin({"key": "0x1", "settings": "", "runs": 2})
     first, second = (Record(i, (0.5,), float(i), "digest", ("steps",)) for i in range(2))
@@ -121,7 +126,7 @@ def test_a_line_cut_off_by_a_kill_is_dropped(tmp_path):
         assert journal.records() == [first, second]
 
 
-def edits(folder):
+def edits(folder: Any) -> Any:
     """Ways to edit a journal by hand, by name."""
     runs, state = folder / "runs.jsonl", folder / "state.json"
     lines = runs.read_text().splitlines(keepends=True)
@@ -129,7 +134,7 @@ def edits(folder):
     first = json.loads(lines[0])
     end = (folder / "end.json").read_text()
 
-    def shorten_both():
+    def shorten_both() -> None:
         runs.write_text("".join(lines[:-1]))
         (folder / "end.json").write_text(end.replace(str(len(lines)), str(len(lines) - 1), 1))
 
@@ -166,7 +171,7 @@ EDITS = (
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_a_journal_edited_by_hand_is_refused_in_one_line(tmp_path, edit):
+def test_a_journal_edited_by_hand_is_refused_in_one_line(tmp_path: Path, edit: str) -> None:
     settings = {"folder": tmp_path / "s", "keep": True, "protocol": "fixed:4"}
     study(**settings).run(noisy)
     assert set(edits(tmp_path / "s")) == set(EDITS)
@@ -176,18 +181,20 @@ def test_a_journal_edited_by_hand_is_refused_in_one_line(tmp_path, edit):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_part_of_a_study_is_named(tmp_path):
+def test_a_file_that_is_no_part_of_a_study_is_named(tmp_path: Path) -> None:
     study(folder=tmp_path / "s", keep=True).run(noisy)
     (tmp_path / "s" / ".DS_Store").write_bytes(b"\0")
     with pytest.raises(ValueError, match=r"which holds '\.DS_Store'"):
         study(folder=tmp_path / "s", keep=True).run(noisy)
 
 
-def test_a_run_that_changes_the_working_directory_does_not_move_the_study(tmp_path, monkeypatch):
+def test_a_run_that_changes_the_working_directory_does_not_move_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
 
-    def train(trial):
+    def train(trial: Any) -> Any:
         os.chdir(tmp_path / "elsewhere")
         return noisy(trial)
 
@@ -204,7 +211,7 @@ class JournalMachine(stateful.RuleBasedStateMachine):
 
     SETTINGS = {"protocol": "fixed:8", "seed": 4}  # noqa: RUF012
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.root = tempfile.TemporaryDirectory()
         self.folder = Path(self.root.name) / "s"
@@ -213,10 +220,10 @@ class JournalMachine(stateful.RuleBasedStateMachine):
             lambda trial: self.through.append(trial) or noisy(trial)
         )
 
-    def run(self, until=99, before=lambda: None):
+    def run(self, until: Any = 99, before: Any = lambda: None) -> Any:
         calls = []
 
-        def train(trial):
+        def train(trial: Any) -> Any:
             if len(calls) == until:
                 raise KeyboardInterrupt
             calls.append(trial)
@@ -226,21 +233,21 @@ class JournalMachine(stateful.RuleBasedStateMachine):
 
         return study(folder=self.folder, keep=True, **self.SETTINGS).run(train)
 
-    def read(self):
+    def read(self) -> Any:
         journal = Journal(self.folder)
         return journal.state(), journal.records()
 
-    def began(self):
+    def began(self) -> Any:
         return (self.folder / "state.json").exists()
 
     @stateful.rule(until=st.integers(0, 3))
-    def stop(self, until):
+    def stop(self, until: Any) -> None:
         with contextlib.suppress(KeyboardInterrupt):
             assert self.run(until) == self.best
 
     @stateful.precondition(began)
     @stateful.rule(share=st.floats(0.0, 0.99))
-    def kill_while_a_line_is_written(self, share):
+    def kill_while_a_line_is_written(self, share: Any) -> None:
         _, records = self.read()
         with open(self.folder / "runs.jsonl", "a") as file:
             line = json.dumps({"index": 8, "point": [0.5], "score": 0.1, "checksum": 64 * "0"})
@@ -249,17 +256,17 @@ class JournalMachine(stateful.RuleBasedStateMachine):
 
     @stateful.precondition(began)
     @stateful.rule()
-    def kill_before_the_count_is_written(self):
+    def kill_before_the_count_is_written(self) -> None:
         _, records = self.read()
         if records:
             (self.folder / "end.json").write_text(end_after(self.folder, len(records) - 1))
         assert self.read()[1] == records
 
     @stateful.rule(writes=st.integers(0, 12), partly=st.booleans())
-    def run_out_of_disk(self, writes, partly):
+    def run_out_of_disk(self, writes: Any, partly: Any) -> None:
         left = [writes]
 
-        def fsync(descriptor):
+        def fsync(descriptor: Any) -> None:
             left[0] -= 1
             if left[0] < 0:
                 if partly and os.fstat(descriptor).st_size > 5:
@@ -281,7 +288,7 @@ class JournalMachine(stateful.RuleBasedStateMachine):
         place=st.floats(0.0, 0.999),
         kind=st.sampled_from(["digit", "cut", "line", "gone"]),
     )
-    def edit(self, name, place, kind):
+    def edit(self, name: Any, place: Any, kind: Any) -> None:
         path = self.folder / name
         if not path.exists():
             return
@@ -313,14 +320,14 @@ class JournalMachine(stateful.RuleBasedStateMachine):
         path.write_bytes(whole)
 
     @stateful.rule()
-    def run_twice_at_once(self):
-        def second():
+    def run_twice_at_once(self) -> None:
+        def second() -> None:
             with pytest.raises(ValueError, match="not running elsewhere"):
                 self.run()
 
         assert self.run(before=second) == self.best
 
-    def teardown(self):
+    def teardown(self) -> None:
         assert self.run() == self.best
         self.root.cleanup()
 

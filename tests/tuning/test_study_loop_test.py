@@ -1,6 +1,8 @@
 """The differential test of a study's training function, and its place in the certificate."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +24,16 @@ RECORDS = (
 )
 
 
-def make_train(clip=1.0, noise_factor=1.0, watched=True, returned=None, divide_by_n=False):
+def make_train(
+    clip: Any = 1.0,
+    noise_factor: Any = 1.0,
+    watched: Any = True,
+    returned: Any = None,
+    divide_by_n: Any = False,
+) -> Any:
     """A loop of full-batch DP-SGD on a linear model, with one deliberate mistake or none."""
 
-    def train(trial, records):
+    def train(trial: Any, records: Any) -> Any:
         features, labels = (torch.as_tensor(np.asarray(part)) for part in records)
         generator = torch.Generator().manual_seed(trial.seed % 2**63)
         model = nn.Linear(3, 2)
@@ -55,17 +63,17 @@ def make_train(clip=1.0, noise_factor=1.0, watched=True, returned=None, divide_b
     return train
 
 
-def study(**settings):
+def study(**settings: Any) -> Any:
     return tuning.Study(
         {"lr": [0.1, 0.2]}, "fixed:1", epsilon=20.0, steps=STEPS, folder=None, **settings
     )
 
 
-def grounds(certificate):
+def grounds(certificate: Any) -> Any:
     return {one.name: one.ground.value for one in certificate.conditions}
 
 
-def test_conditions_of_a_correct_loop_are_stated_as_tested(tmp_path):
+def test_conditions_of_a_correct_loop_are_stated_as_tested(tmp_path: Path) -> None:
     one = study(neighbours="add-remove")
     one.run(make_train(), records=RECORDS)
     found = grounds(one.certificate)
@@ -94,7 +102,9 @@ def test_conditions_of_a_correct_loop_are_stated_as_tested(tmp_path):
     ],
     ids=["clipping", "noise", "score", "divisor"],
 )
-def test_a_broken_loop_is_refused_before_the_study_begins(mistake, words):
+def test_a_broken_loop_is_refused_before_the_study_begins(
+    mistake: dict[str, Any], words: str
+) -> None:
     one = study(neighbours="add-remove")
     with pytest.raises(PrivacyLeak, match=words) as caught:
         one.run(make_train(**mistake), records=RECORDS)
@@ -102,13 +112,13 @@ def test_a_broken_loop_is_refused_before_the_study_begins(mistake, words):
     assert one.premises.broken
 
 
-def test_a_divisor_of_n_is_allowed_where_n_is_public():
+def test_a_divisor_of_n_is_allowed_where_n_is_public() -> None:
     one = study(neighbours="zero-out")
     one.rehearse(make_train(divide_by_n=True), RECORDS)
     assert not one.premises.broken
 
 
-def test_conditions_stay_on_trust_without_a_test():
+def test_conditions_stay_on_trust_without_a_test() -> None:
     for train, how in (
         (make_train(watched=False), {"records": RECORDS}),
         (make_train(), {"records": RECORDS, "rehearse": False}),
@@ -123,7 +133,7 @@ def test_conditions_stay_on_trust_without_a_test():
     assert closes_over.certificate.study.tested_on == ""
 
 
-def test_the_verdict_on_private_records_is_not_certified():
+def test_the_verdict_on_private_records_is_not_certified() -> None:
     one = study()
     train = make_train()
     one.rehearse(train, RECORDS, private=True)
@@ -132,11 +142,11 @@ def test_the_verdict_on_private_records_is_not_certified():
     assert "tested" not in grounds(one.certificate).values()
 
 
-def test_the_test_of_another_function_is_not_certified():
+def test_the_test_of_another_function_is_not_certified() -> None:
     one = study()
     one.rehearse(make_train(), RECORDS)
 
-    def other(trial, records):
+    def other(trial: Any, records: Any) -> Any:
         return make_train()(trial, records)
 
     assert fingerprint(other) != fingerprint(make_train())
@@ -144,8 +154,8 @@ def test_the_test_of_another_function_is_not_certified():
     assert "tested" not in grounds(one.certificate).values()
 
 
-def test_a_resumed_study_keeps_the_result_of_its_test(tmp_path):
-    def begin():
+def test_a_resumed_study_keeps_the_result_of_its_test(tmp_path: Path) -> None:
+    def begin() -> Any:
         return tuning.Study(
             {"lr": [0.1, 0.2]},
             "fixed:1",
@@ -175,7 +185,7 @@ def test_a_resumed_study_keeps_the_result_of_its_test(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def certified():
+def certified() -> Any:
     one, train = study(), make_train()
     one.rehearse(train, RECORDS)
     one.run(train, records=RECORDS)
@@ -191,7 +201,9 @@ def certified():
         {"tested_with": "yesterday's"},
     ],
 )
-def test_impossible_statements_about_the_test_are_wrong(tmp_path, certified, change):
+def test_impossible_statements_about_the_test_are_wrong(
+    tmp_path: Path, certified: Any, change: dict[str, Any]
+) -> None:
     values = json.loads(json.dumps(certified))
     assert values["study"]["tested_on"] == "given"
     values["study"] |= change
@@ -200,7 +212,7 @@ def test_impossible_statements_about_the_test_are_wrong(tmp_path, certified, cha
     assert verify.main([str(path)]) != 0
 
 
-def test_forms_of_records():
+def test_forms_of_records() -> None:
     training = study()._training_alone
     data = torch.utils.data.TensorDataset(torch.zeros(3, 2), torch.zeros(3))
     assert all(can_test(training, one) for one in (RECORDS, list(RECORDS), data, RECORDS[0]))

@@ -1,6 +1,8 @@
 """Errors of the user's functions, and rehearsals."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +22,8 @@ class Stop(BaseException):
     """What no `except Exception` catches."""
 
 
-def test_any_exception_of_a_run_counts_and_its_message_is_not_shown():
-    def train(trial):
+def test_any_exception_of_a_run_counts_and_its_message_is_not_shown() -> None:
+    def train(trial: Any) -> Any:
         calls.append(trial)
         if len(calls) < 3:
             raise Stop("a private record")
@@ -32,8 +34,8 @@ def test_any_exception_of_a_run_counts_and_its_message_is_not_shown():
     assert len(calls) == 4
 
 
-def test_an_interrupt_stops_the_study_without_a_message_and_it_resumes(tmp_path):
-    def train(trial):
+def test_an_interrupt_stops_the_study_without_a_message_and_it_resumes(tmp_path: Path) -> None:
+    def train(trial: Any) -> Any:
         if not stopped:
             stopped.append(trial)
             raise KeyboardInterrupt("a private record")
@@ -47,7 +49,7 @@ def test_an_interrupt_stops_the_study_without_a_message_and_it_resumes(tmp_path)
     assert study(folder=tmp_path / "s").run(train).candidate is not None
 
 
-def test_a_study_whose_runs_all_raise_is_aborted_and_has_no_certificate(tmp_path):
+def test_a_study_whose_runs_all_raise_is_aborted_and_has_no_certificate(tmp_path: Path) -> None:
     voided = study(folder=tmp_path / "s")
     for _ in range(2):
         with pytest.raises(
@@ -59,7 +61,7 @@ def test_a_study_whose_runs_all_raise_is_aborted_and_has_no_certificate(tmp_path
     # One that only diverged ranks higher, and is what is reported: no candidate was chosen.
     calls = []
 
-    def train(trial):
+    def train(trial: Any) -> Any:
         calls.append(trial)
         return tuning.Outcome(float("nan")) if len(calls) == 3 else 1 / 0
 
@@ -77,12 +79,14 @@ def test_a_study_whose_runs_all_raise_is_aborted_and_has_no_certificate(tmp_path
         ),
     ],
 )
-def test_an_accept_that_raises_or_says_nothing_ends_the_study(accept, words):
+def test_an_accept_that_raises_or_says_nothing_ends_the_study(
+    accept: Callable[..., Any], words: str
+) -> None:
     with pytest.raises(tuning.StudyAborted, match=words):
         study(protocol="until:0.5").run(noisy, accept=accept, rehearse=False)
 
 
-def by_mean(trial, records):
+def by_mean(trial: Any, records: Any) -> Any:
     features, labels = records
     return tuning.Outcome(float(features.mean()), (features.shape, labels.dtype, trial.seed))
 
@@ -90,10 +94,10 @@ def by_mean(trial, records):
 PRIVATE = (np.full((30, 2), 1e6), np.full(30, 7))
 
 
-def test_records_are_rehearsed_on_synthetic_ones_and_then_given_to_train():
+def test_records_are_rehearsed_on_synthetic_ones_and_then_given_to_train() -> None:
     seen = []
 
-    def train(trial, records):
+    def train(trial: Any, records: Any) -> Any:
         seen.append(records)
         return by_mean(trial, records)
 
@@ -108,8 +112,8 @@ def test_records_are_rehearsed_on_synthetic_ones_and_then_given_to_train():
         assert set(labels.tolist()) == {0, 1}
 
 
-def test_a_typo_is_shown_by_the_rehearsal_before_anything_is_drawn(tmp_path):
-    def train(trial, records):
+def test_a_typo_is_shown_by_the_rehearsal_before_anything_is_drawn(tmp_path: Path) -> None:
+    def train(trial: Any, records: Any) -> Any:
         return tuning.Outcome(records.maen())
 
     one = study(folder=tmp_path / "s")
@@ -139,12 +143,14 @@ def test_a_typo_is_shown_by_the_rehearsal_before_anything_is_drawn(tmp_path):
         ),
     ],
 )
-def test_rehearsal_shows_what_would_end_or_spoil_the_study(train, settings, words):
+def test_rehearsal_shows_what_would_end_or_spoil_the_study(
+    train: Callable[..., Any], settings: dict[str, Any], words: str
+) -> None:
     with pytest.raises((ValueError, AttributeError, OSError), match=words):
         study().rehearse(train, np.ones(3), **settings)
 
 
-def test_rehearsal_includes_the_final_run():
+def test_rehearsal_includes_the_final_run() -> None:
     seen = []
     study(protocol="subset:0.5/fixed:2").rehearse(
         lambda trial, records: seen.append(trial.is_final) or subset_run(trial), np.ones(3)
@@ -152,7 +158,7 @@ def test_rehearsal_includes_the_final_run():
     assert seen == [False, False, True]
 
 
-def test_until_accepted_is_rehearsed_first_or_refused():
+def test_until_accepted_is_rehearsed_first_or_refused() -> None:
     one = study(protocol="until:0.5")
     with pytest.raises(ValueError, match=r"train must be rehearsed with until:0\.5") as caught:
         one.run(noisy, accept=lambda outcome: True)
@@ -161,7 +167,7 @@ def test_until_accepted_is_rehearsed_first_or_refused():
     assert one.run(noisy, accept=lambda outcome: True).candidate is not None
 
 
-def test_synthetic_records_have_the_shape_of_the_given_ones_and_nothing_else():
+def test_synthetic_records_have_the_shape_of_the_given_ones_and_nothing_else() -> None:
     given = {
         "x": torch.full((4, 3), 5.0, dtype=torch.float64),
         "y": [np.full(4, 9, dtype=np.int16), None, 3.5],
@@ -180,7 +186,7 @@ def test_synthetic_records_have_the_shape_of_the_given_ones_and_nothing_else():
             synthetic(unknown)
 
 
-def test_an_objective_with_two_values_ends_the_study():
+def test_an_objective_with_two_values_ends_the_study() -> None:
     from audit.integrations.optuna import PrivateStudy
 
     made = PrivateStudy("fixed:2", base=BASE, folder=None)

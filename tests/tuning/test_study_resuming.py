@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from study_helpers import interrupted, study, subset_run
 from audit import tuning
 
 
-def test_interrupted_study_goes_on_with_the_same_draws(tmp_path):
+def test_interrupted_study_goes_on_with_the_same_draws(tmp_path: Path) -> None:
     settings = {"protocol": "fixed:7", "seed": 11}
     through = []
     best = study(**settings).run(lambda trial: through.append(trial) or noisy(trial))
@@ -27,7 +28,7 @@ def test_interrupted_study_goes_on_with_the_same_draws(tmp_path):
     assert set(seeds[7:]) <= {best.model}  # but the winner's, if it was another process's
 
 
-def test_adaptive_study_goes_on_with_the_same_draws(tmp_path):
+def test_adaptive_study_goes_on_with_the_same_draws(tmp_path: Path) -> None:
     settings = {
         "space": {"x": tuning.Uniform(0, 1)}, "protocol": "adaptive:0.5,2/tnb:1,0.1", "seed": 1,
     }  # fmt: skip
@@ -41,7 +42,9 @@ def test_adaptive_study_goes_on_with_the_same_draws(tmp_path):
 
 
 @pytest.mark.parametrize("until", [2, 5])
-def test_interrupted_subset_study_goes_on_with_the_same_final_run(tmp_path, until):
+def test_interrupted_subset_study_goes_on_with_the_same_final_run(
+    tmp_path: Path, until: int
+) -> None:
     settings = {"protocol": "subset:0.4/fixed:4", "seed": 2}
     through = []
     best = study(**settings).run(lambda trial: through.append(trial) or subset_run(trial))
@@ -52,11 +55,11 @@ def test_interrupted_subset_study_goes_on_with_the_same_final_run(tmp_path, unti
     assert [trial.is_final for trial in done] == [False] * 4 + [True]
 
 
-def test_final_model_is_trained_again_or_loaded_where_only_it_was_missing(tmp_path):
+def test_final_model_is_trained_again_or_loaded_where_only_it_was_missing(tmp_path: Path) -> None:
     settings = {"protocol": "subset:0.4/fixed:4", "seed": 2, "folder": tmp_path, "keep": True}
     calls = []
 
-    def train(trial):
+    def train(trial: Any) -> Any:
         calls.append(trial)
         return subset_run(trial)
 
@@ -65,8 +68,10 @@ def test_final_model_is_trained_again_or_loaded_where_only_it_was_missing(tmp_pa
     assert [trial.is_final for trial in calls] == [False] * 4 + [True, True]
 
 
-def test_winner_that_does_not_come_out_the_same_is_not_released(tmp_path):
-    def fresh(trial):  # pays no heed to its seed: the second training would be one run more
+def test_winner_that_does_not_come_out_the_same_is_not_released(tmp_path: Path) -> None:
+    def fresh(
+        trial: Any,
+    ) -> Any:  # pays no heed to its seed: the second training would be one run more
         return tuning.Outcome(trial.candidate["level"], os.urandom(8))
 
     with pytest.raises(
@@ -75,15 +80,15 @@ def test_winner_that_does_not_come_out_the_same_is_not_released(tmp_path):
         list(interrupted(tmp_path, 3, protocol="fixed:9", seed=1, train=fresh))
 
 
-def test_saved_model_is_not_trained_again(tmp_path):
-    def save(model, path):
+def test_saved_model_is_not_trained_again(tmp_path: Path) -> None:
+    def save(model: Any, path: Any) -> None:
         path.write_bytes(model)
 
     best = None
     for _ in range(9):
         calls = []
 
-        def train(trial, calls=calls):
+        def train(trial: Any, calls: Any = calls) -> Any:
             if calls:
                 raise KeyboardInterrupt
             calls.append(trial)
@@ -101,8 +106,8 @@ def test_saved_model_is_not_trained_again(tmp_path):
     assert len(best.model) == 8
 
 
-def test_two_processes_do_not_share_a_study(tmp_path):
-    def train(trial):
+def test_two_processes_do_not_share_a_study(tmp_path: Path) -> None:
+    def train(trial: Any) -> None:
         study(folder=tmp_path, seed=1).run(noisy)  # refused, so this run loses
         raise AssertionError
 
@@ -127,12 +132,12 @@ print(study.run(train).model, flush=True)
 """
 
 
-def kill_and_restart(tmp_path, kills, rng, runs):
+def kill_and_restart(tmp_path: Path, kills: Any, rng: Any, runs: Any) -> Any:
     """Kills a study at random moments, then lets it end: what it released, and all that it ran."""
     code, seeds = KILLED.replace("fixed:40", f"fixed:{runs}"), tmp_path / "seeds"
     command = [sys.executable, "-c", code, str(tmp_path / "s"), str(seeds)]
 
-    def ran():
+    def ran() -> Any:
         return len(seeds.read_text().split()) if seeds.exists() else 0
 
     for _ in range(kills):
@@ -154,7 +159,7 @@ def kill_and_restart(tmp_path, kills, rng, runs):
 @pytest.mark.parametrize(
     ("kills", "runs"), [(3, 40), pytest.param(50, 700, marks=pytest.mark.slow)]
 )
-def test_killed_study_gives_the_same_winner(tmp_path, kills, runs):
+def test_killed_study_gives_the_same_winner(tmp_path: Path, kills: int, runs: int) -> None:
     winner, seeds, killed = kill_and_restart(tmp_path, kills, np.random.default_rng(0), runs)
     assert winner == study(protocol=f"fixed:{runs}", seed=8).run(noisy).model
     assert 0 < killed < runs  # it was killed on its way
@@ -162,7 +167,7 @@ def test_killed_study_gives_the_same_winner(tmp_path, kills, runs):
     assert len(seeds) <= runs + kills + 1  # a run cut off is repeated, and the winner's model
 
 
-def test_a_study_cut_off_does_not_tell_how_many_runs_were_left(recwarn):
+def test_a_study_cut_off_does_not_tell_how_many_runs_were_left(recwarn: Any) -> None:
     with pytest.raises(tuning.StudyAborted, match=r"must return a tuning\.Outcome"):
         study(seed=5, protocol="tnb:1,0.05").run(returns_nothing, jobs=2)
     gc.collect()

@@ -1,6 +1,8 @@
 """Studies that increase the budget along a schedule until a run is accepted."""
 
 import contextlib
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from scipy import stats
 from study_helpers import study
 
 from audit import accounting, tuning
+from audit.accounting.dpsgd import DpSgd
+from audit.accounting.gaussian import GaussianMechanism
 from audit.certificate import Certificate
 from audit.upper_bounds import schedule_ex_post, until_accepted_ex_post
 
@@ -17,21 +21,21 @@ SAMPLED = accounting.DpSgd(4.0, 100, 0.1)
 DELTA = 1e-5
 
 
-def schedule(spec, base=ONE, **settings):
+def schedule(spec: Any, base: Any = ONE, **settings: Any) -> Any:
     return study(protocol=f"schedule:{spec}", base=base, **settings)
 
 
-def accept_step(step):
+def accept_step(step: Any) -> Any:
     """Accepts the run of one step, which is known by its noise."""
     return lambda trial: tuning.Outcome(float(np.isclose(trial.base.mu, step)), trial.seed)
 
 
-def good(outcome):
+def good(outcome: Any) -> Any:
     return outcome.score > 0.5
 
 
 @pytest.mark.parametrize("base", [ONE, SAMPLED])
-def test_one_step_costs_one_run(base):
+def test_one_step_costs_one_run(base: DpSgd | GaussianMechanism) -> None:
     one = schedule("1", base)
     assert one.total_epsilon == pytest.approx(base.epsilon(DELTA), rel=1e-6)
     assert schedule_ex_post(base, one.protocol, DELTA) == pytest.approx(
@@ -41,7 +45,7 @@ def test_one_step_costs_one_run(base):
     assert schedule("2").total_epsilon == pytest.approx(half.epsilon(DELTA), rel=1e-6)
 
 
-def test_steps_that_reveal_nothing_cost_nothing():
+def test_steps_that_reveal_nothing_cost_nothing() -> None:
     # A step with 5,000 times the noise is as one that cannot be accepted.
     alone = ONE.epsilon(DELTA)
     assert alone <= schedule("5000,5000,1").total_epsilon <= alone + 2e-3
@@ -52,7 +56,9 @@ def test_steps_that_reveal_nothing_cost_nothing():
 
 @pytest.mark.parametrize("base", [ONE, SAMPLED])
 @pytest.mark.parametrize("spec", ["4,2,1", "2,2", "1,3"])
-def test_no_schedule_costs_more_than_its_composition_or_less_than_its_largest_step(base, spec):
+def test_no_schedule_costs_more_than_its_composition_or_less_than_its_largest_step(
+    base: DpSgd | GaussianMechanism, spec: str
+) -> None:
     one = schedule(spec, base)
     steps = [accounting.scale_noise(base, factor) for factor in one.protocol.noise]
     together = accounting.Composition(tuple(steps)).epsilon(DELTA)
@@ -70,7 +76,7 @@ def test_no_schedule_costs_more_than_its_composition_or_less_than_its_largest_st
 
 
 @pytest.mark.parametrize("step", [0, 1, 2])
-def test_the_first_accepted_step_is_released_with_its_ex_post_cost(step):
+def test_the_first_accepted_step_is_released_with_its_ex_post_cost(step: int) -> None:
     mu = (0.25, 0.5, 1.0)[step]
     seen = []
     one = schedule("4,2,1")
@@ -81,7 +87,7 @@ def test_the_first_accepted_step_is_released_with_its_ex_post_cost(step):
     assert one.total_epsilon == pytest.approx(4.83823, abs=1e-4)
 
 
-def test_nothing_is_released_if_no_step_is_accepted():
+def test_nothing_is_released_if_no_step_is_accepted() -> None:
     seen = []
     one = schedule("4,2,1")
     with pytest.warns(UserWarning, match="no candidate was chosen"):
@@ -96,7 +102,7 @@ def test_nothing_is_released_if_no_step_is_accepted():
         study().ex_post_epsilon  # noqa: B018
 
 
-def test_a_private_test_has_the_noise_of_its_step():
+def test_a_private_test_has_the_noise_of_its_step() -> None:
     private = tuning.Private(noise_std=3.0, sensitivity=1.0)
     one = schedule("4,1", scored_on=private)
     plan = one._plan()
@@ -110,7 +116,7 @@ def test_a_private_test_has_the_noise_of_its_step():
 
 
 @pytest.mark.parametrize("until", [1, 2])
-def test_interrupted_schedule_goes_on_with_the_same_draws(tmp_path, until):
+def test_interrupted_schedule_goes_on_with_the_same_draws(tmp_path: Path, until: int) -> None:
     settings = {"protocol": "schedule:4,3,2,1", "base": ONE, "seed": 9}
     through = []
     train = accept_step(1.0)
@@ -121,7 +127,7 @@ def test_interrupted_schedule_goes_on_with_the_same_draws(tmp_path, until):
     while found is None:
         calls = []
 
-        def killed(trial, calls=calls):
+        def killed(trial: Any, calls: Any = calls) -> Any:
             if len(calls) == until:
                 raise KeyboardInterrupt
             calls.append(trial.seed)
@@ -136,17 +142,17 @@ def test_interrupted_schedule_goes_on_with_the_same_draws(tmp_path, until):
     assert set(done[4:]) <= {through[-1]}  # the winner may be trained again
 
 
-def test_the_noise_of_the_schedule_keeps_the_cap():
+def test_the_noise_of_the_schedule_keeps_the_cap() -> None:
     one = schedule("3,1", None, epsilon=2.0, steps=50)
     assert 1.99 < one.total_epsilon <= 2.0
     assert one.rehearsal().noise_multiplier == pytest.approx(3.0 * one.noise_multiplier)
 
 
-def test_less_noise_than_that_of_the_step_aborts():
+def test_less_noise_than_that_of_the_step_aborts() -> None:
     class Recorded:
         history = ((4.0, 0.1, 100),)
 
-    def train(trial):
+    def train(trial: Any) -> Any:
         trial.check(Recorded())
         return tuning.Outcome(0.0)
 
@@ -154,7 +160,7 @@ def test_less_noise_than_that_of_the_step_aborts():
         schedule("2,1", SAMPLED).run(train, accept=good)
 
 
-def test_certificate_of_a_schedule():
+def test_certificate_of_a_schedule() -> None:
     one = schedule("4,2,1", scored_on=tuning.Private(1.0, 0.1))
     one.run(accept_step(1.0), accept=lambda outcome: True)
     certificate = one.certificate
@@ -167,7 +173,7 @@ def test_certificate_of_a_schedule():
     assert Certificate.from_dict(certificate.as_dict()).as_dict() == certificate.as_dict()
 
 
-def test_a_schedule_needs_accept_and_one_job():
+def test_a_schedule_needs_accept_and_one_job() -> None:
     with pytest.raises(ValueError, match="accept must be given with protocol schedule"):
         schedule("2,1").run(noisy)
     with pytest.raises(ValueError, match="jobs must be 1"):

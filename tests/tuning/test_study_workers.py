@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -37,7 +39,7 @@ study.run(train, jobs=2)
 @pytest.mark.parametrize(
     "end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_workers_end_with_the_process_of_the_study(tmp_path, end):
+def test_workers_end_with_the_process_of_the_study(tmp_path: Path, end: Any) -> None:
     seen = tmp_path / "seen"
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(seen)], stderr=subprocess.DEVNULL, text=True
@@ -49,7 +51,7 @@ def test_workers_end_with_the_process_of_the_study(tmp_path, end):
     parent.send_signal(end)
     parent.wait()
 
-    def alive(process):
+    def alive(process: Any) -> Any:
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
         return False
@@ -62,7 +64,7 @@ def test_workers_end_with_the_process_of_the_study(tmp_path, end):
     assert len(seen.read_text().split()) == runs
 
 
-def test_threads_are_refused_as_workers():
+def test_threads_are_refused_as_workers() -> None:
     import joblib
 
     with (
@@ -74,11 +76,11 @@ def test_threads_are_refused_as_workers():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_study_runs_on_the_workers_of_a_dask_cluster(tmp_path):
+def test_a_study_runs_on_the_workers_of_a_dask_cluster(tmp_path: Path) -> None:
     import joblib
     from distributed import Client
 
-    def train(trial):
+    def train(trial: Any) -> Any:
         return tuning.Outcome(np.random.default_rng(trial.seed).normal(), os.getpid())
 
     alone = study(seed=5).run(train)
@@ -90,10 +92,12 @@ def test_a_study_runs_on_the_workers_of_a_dask_cluster(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_stops_the_study_which_resumes_with_the_same_draws(tmp_path):
+def test_a_worker_that_dies_stops_the_study_which_resumes_with_the_same_draws(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "graves").mkdir()
 
-    def train(trial):
+    def train(trial: Any) -> Any:
         if not list((tmp_path / "graves").iterdir()):
             (tmp_path / "graves" / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -106,5 +110,5 @@ def test_a_worker_that_dies_stops_the_study_which_resumes_with_the_same_draws(tm
     assert study(**settings).run(noisy, jobs=2) == study(seed=5).run(noisy)
 
 
-def test_jobs_change_nothing():
+def test_jobs_change_nothing() -> None:
     assert study(seed=5).run(noisy, jobs=2) == study(seed=5).run(noisy)

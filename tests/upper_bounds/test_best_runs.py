@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ DELTA = 1e-5
         (1.0, "tnb:1,0.05", (7.026, 11.21, 15.20, 23.01, 42.23)),
     ],
 )
-def test_known_values(mu, law, values):
+def test_known_values(mu: float, law: str, values: tuple[float, ...]) -> None:
     for m, value in zip((1, 2, 3, 5, 10), values, strict=True):
         found = upper_bounds.best_runs(GaussianMechanism(mu), f"best:{m}/{law}", DELTA)
         assert found.epsilon == pytest.approx(value, rel=5e-4)
@@ -33,7 +34,7 @@ def test_known_values(mu, law, values):
     "law", ["tnb:0,0.1", "tnb:2.5,0.2", "poisson:3", "binomial:6,0.4", "fixed:5", "two-point:0.3,7"]
 )
 @pytest.mark.parametrize("order", [1, 2, 4])
-def test_derivatives_are_sums_over_k(law, order):
+def test_derivatives_are_sums_over_k(law: str, order: int) -> None:
     law, k = repetitions.parse_repetitions(law), np.arange(400)
     falling = np.prod([k - i for i in range(order)], axis=0).astype(float)
     for x in (0.0, 0.3, 0.9, 1.0):
@@ -43,7 +44,7 @@ def test_derivatives_are_sums_over_k(law, order):
         assert found == pytest.approx(terms.sum(), rel=1e-9)
 
 
-def released(law, order, chances, m):
+def released(law: Any, order: Any, chances: Any, m: Any) -> Any:
     """Chances of what is released, the best m outputs in their order, by going over all runs."""
     rank = {y: at for at, y in enumerate(order)}
     found = {}
@@ -55,7 +56,7 @@ def released(law, order, chances, m):
 
 
 @pytest.mark.parametrize("spec", ["fixed:3", "binomial:4,0.6", "two-point:0.3,4"])
-def test_no_order_of_small_cases_leaks_more(spec):
+def test_no_order_of_small_cases_leaks_more(spec: str) -> None:
     rng, law = np.random.default_rng(5), repetitions.parse_repetitions(spec)
     chances = law.pmf(np.arange(5))
     largest = 0.0
@@ -81,7 +82,7 @@ def test_no_order_of_small_cases_leaks_more(spec):
 @pytest.mark.parametrize(
     "base", [GaussianMechanism(0.4), LaplaceMechanism(5.0), DpSgd(1.0, 20, 0.1)]
 )
-def test_one_run_is_the_region_bound_and_all_runs_are_their_composition(base):
+def test_one_run_is_the_region_bound_and_all_runs_are_their_composition(base: Any) -> None:
     for law in ("tnb:0,0.1", "poisson:4"):
         one = upper_bounds.best_runs(base, f"best:1/{law}", DELTA).epsilon
         assert one == pytest.approx(upper_bounds.region(base, law, DELTA).epsilon, rel=1e-9)
@@ -96,7 +97,7 @@ def test_one_run_is_the_region_bound_and_all_runs_are_their_composition(base):
     assert rows["best-runs"] == pytest.approx(composed, rel=2e-4)
 
 
-def test_the_cost_is_the_smaller_of_both_and_what_it_does_not_cover_it_says():
+def test_the_cost_is_the_smaller_of_both_and_what_it_does_not_cover_it_says() -> None:
     base = GaussianMechanism(0.24721)
     assert upper_bounds.tuning_cost(base, "best:10/fixed:11", DELTA).name == "composition"
     assert upper_bounds.tuning_cost(base, "best:2/tnb:0,0.01", DELTA).name == "best-runs"

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +16,13 @@ from audit.report.cost import draw_cost
 DELTA = 1e-5
 
 
-def run(capsys, *argv):
+def run(capsys: pytest.CaptureFixture[str], *argv: Any) -> Any:
     code = bounds.main(list(argv))
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def answer(capsys, *argv):
+def answer(capsys: pytest.CaptureFixture[str], *argv: Any) -> Any:
     code, out, err = run(capsys, *argv, "--json")
     assert code == 0, err
     found = json.loads(out)
@@ -40,7 +42,7 @@ def answer(capsys, *argv):
         ("two-point:0.5,3", 10.5),
     ],
 )
-def test_a_family_takes_any_mean(spec, mean):
+def test_a_family_takes_any_mean(spec: str, mean: float) -> None:
     law = repetitions.parse_repetitions(spec)
     assert law.with_mean(mean).mean == pytest.approx(mean, rel=1e-6)
     cut = repetitions.Truncated(law, 40).with_mean(mean)
@@ -52,7 +54,7 @@ def test_a_family_takes_any_mean(spec, mean):
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "poisson:10", "fixed:4"])
 @pytest.mark.parametrize("target", [0.3, 8.0])
-def test_the_least_noise_keeps_the_budget_and_no_less_does(spec, target):
+def test_the_least_noise_keeps_the_budget_and_no_less_does(spec: str, target: float) -> None:
     law = repetitions.parse_repetitions(spec)
     mu = upper_bounds.calibrate_mu_for_tuning(law, target_epsilon=target, target_delta=DELTA)
     spent = upper_bounds.tuning_cost(GaussianMechanism(mu), law, DELTA).epsilon
@@ -61,7 +63,7 @@ def test_the_least_noise_keeps_the_budget_and_no_less_does(spec, target):
     assert noise == pytest.approx(10.0 / mu, rel=1e-9)
 
 
-def random_setting(rng):
+def random_setting(rng: Any) -> Any:
     """A distribution of K, a target and delta, as people choose them."""
     runs = int(np.exp(rng.uniform(np.log(2), np.log(50))))
     spec = [
@@ -78,7 +80,7 @@ def random_setting(rng):
 @pytest.mark.parametrize(
     "part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 10))]
 )
-def test_the_inverse_spends_what_the_cost_reports(part):
+def test_the_inverse_spends_what_the_cost_reports(part: int) -> None:
     # 60 random settings in all, six in each part.
     rng = np.random.default_rng([23, part])
     settings = [("fixed:7", 1.0, 0.005)] if part == 0 else []
@@ -98,7 +100,7 @@ def test_the_inverse_spends_what_the_cost_reports(part):
         pytest.param("subset:0.3,all/fixed:4", marks=pytest.mark.slow),
     ],
 )
-def test_the_largest_mu_of_a_protocol_is_that_of_its_smallest_bound(spec):
+def test_the_largest_mu_of_a_protocol_is_that_of_its_smallest_bound(spec: str) -> None:
     mu = upper_bounds.calibrate_mu_for_tuning(spec, target_epsilon=0.5, target_delta=DELTA)
     spent, more = (
         upper_bounds.tuning_cost(GaussianMechanism(one), spec, DELTA).epsilon
@@ -109,7 +111,7 @@ def test_the_largest_mu_of_a_protocol_is_that_of_its_smallest_bound(spec):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["adaptive:0.75,1.33/tnb:0,0.1", "grid:10"])
-def test_the_least_noise_of_a_protocol_on_sampled_batches(spec):
+def test_the_least_noise_of_a_protocol_on_sampled_batches(spec: str) -> None:
     noise = upper_bounds.calibrate_noise(
         spec, target_epsilon=2.0, target_delta=DELTA, steps=100, sampling_rate=0.05
     )
@@ -122,7 +124,7 @@ def test_the_least_noise_of_a_protocol_on_sampled_batches(spec):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
-def test_the_least_noise_of_sampled_batches(neighbours):
+def test_the_least_noise_of_sampled_batches(neighbours: str) -> None:
     law = repetitions.parse_repetitions("tnb:0,0.05")
     noise = upper_bounds.calibrate_noise(
         law,
@@ -133,7 +135,7 @@ def test_the_least_noise_of_sampled_batches(neighbours):
         neighbours=neighbours,
     )
 
-    def spent(sigma):
+    def spent(sigma: Any) -> Any:
         return upper_bounds.tuning_cost(DpSgd(sigma, 200, 0.02, neighbours), law, DELTA).epsilon
 
     assert spent(noise) <= 3.0 < spent(noise * (1 - 1e-4))
@@ -144,7 +146,9 @@ def test_the_least_noise_of_sampled_batches(neighbours):
     "spec", ["tnb:0,0.5", "tnb:-0.5,0.5", "poisson:1", "fixed:1", "two-point:0.5,3"]
 )
 @pytest.mark.parametrize("base", [GaussianMechanism(0.3), LaplaceMechanism(5.0)])
-def test_the_most_runs_keep_the_budget(spec, base):
+def test_the_most_runs_keep_the_budget(
+    spec: str, base: GaussianMechanism | LaplaceMechanism
+) -> None:
     law = upper_bounds.calibrate_runs(base, spec, target_epsilon=1.6, target_delta=DELTA)
     assert upper_bounds.tuning_cost(base, law, DELTA).epsilon <= 1.6
     more = law.with_mean(law.mean * 1.01 + (2.0 if law.spec[0] in "ft" else 0.0))
@@ -152,7 +156,7 @@ def test_the_most_runs_keep_the_budget(spec, base):
         assert upper_bounds.tuning_cost(base, more, DELTA).epsilon > 1.6
 
 
-def test_more_runs_by_the_region_bound_than_by_renyi():
+def test_more_runs_by_the_region_bound_than_by_renyi() -> None:
     by_renyi = upper_bounds.calibrate_runs(
         GaussianMechanism(0.3),
         "tnb:0,0.5",
@@ -166,7 +170,7 @@ def test_more_runs_by_the_region_bound_than_by_renyi():
     assert by_renyi.mean < by_region.mean
 
 
-def test_the_best_law_has_the_highest_quantile_within_the_budget():
+def test_the_best_law_has_the_highest_quantile_within_the_budget() -> None:
     base = GaussianMechanism(0.3)
     found = upper_bounds.best_repetitions(base, target_epsilon=1.6, target_delta=DELTA)
     quantiles = [one.expected_quantile for one in found]
@@ -180,7 +184,7 @@ def test_the_best_law_has_the_highest_quantile_within_the_budget():
         upper_bounds.best_repetitions(base, target_epsilon=0.1, target_delta=DELTA)
 
 
-def test_an_unreachable_budget_is_refused():
+def test_an_unreachable_budget_is_refused() -> None:
     law = repetitions.parse_repetitions("tnb:0,0.01")
     with pytest.raises(ValueError, match="must allow 1 expected runs"):
         upper_bounds.calibrate_runs(
@@ -195,7 +199,7 @@ def test_an_unreachable_budget_is_refused():
 
 
 @pytest.mark.slow
-def test_the_command_accounts_for_sampled_batches(capsys):
+def test_the_command_accounts_for_sampled_batches(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--noise-multiplier", "1", "--steps", "500", "--sampling-rate", "0.01"]
     found, rows = answer(capsys, *argv, "--tunings", "2", "--final-run")
     base = DpSgd(1.0, 500, 0.01)
@@ -211,7 +215,7 @@ def test_the_command_accounts_for_sampled_batches(capsys):
     assert replaced.epsilon > rows["region"]
 
 
-def test_the_command_solves_for_runs_and_for_the_law(capsys):
+def test_the_command_solves_for_runs_and_for_the_law(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--mu", "0.3", "--target-epsilon", "2"]
     found, rows = answer(capsys, *argv, "--solve", "runs", "--repetitions", "tnb:0,0.5")
     assert 1.99 < rows["tight"] <= 2.0
@@ -219,7 +223,7 @@ def test_the_command_solves_for_runs_and_for_the_law(capsys):
 
 
 @pytest.mark.slow
-def test_the_command_solves_for_the_law(capsys):
+def test_the_command_solves_for_the_law(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--mu", "0.3", "--target-epsilon", "2"]
     found, _ = answer(capsys, *argv, "--solve", "runs", "--repetitions", "tnb:0,0.5")
     best, rows = answer(capsys, *argv, "--solve", "law")
@@ -228,7 +232,7 @@ def test_the_command_solves_for_the_law(capsys):
     assert best["affordable"][0]["repetitions"] == best["repetitions"]
 
 
-def test_the_command_takes_other_bases(capsys, tmp_path):
+def test_the_command_takes_other_bases(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "profile.csv"
     path.write_text("0,0.2\n1,1e-4\n2,1e-9\n")
     for spec in ("laplace:5", f"profile:{path}"):
@@ -239,7 +243,7 @@ def test_the_command_takes_other_bases(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_solves_for_sampled_noise(capsys):
+def test_the_command_solves_for_sampled_noise(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--target-epsilon", "2", "--steps", "100", "--sampling-rate", "0.05"]
     found, rows = answer(capsys, *argv)
     assert 1.999 < rows["tight"] <= 2.0
@@ -247,14 +251,16 @@ def test_the_command_solves_for_sampled_noise(capsys):
 
 
 @pytest.mark.slow
-def test_the_command_draws(capsys, tmp_path, monkeypatch):
+def test_the_command_draws(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "cost.png"
     monkeypatch.setattr(draw_cost, "__defaults__", (2,))  # points
     assert run(capsys, "--mu", "0.3", "--plot", str(path))[0] == 0
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_command_needs_neither_torch_nor_other_accountants():
+def test_the_command_needs_neither_torch_nor_other_accountants() -> None:
     script = (
         "import sys; from audit import bounds; bounds.main(['--mu', '1']); "
         "heavy = {'torch', 'opacus', 'dp_accounting', 'matplotlib', 'pandas', 'statsmodels'} "

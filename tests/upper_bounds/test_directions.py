@@ -2,9 +2,12 @@
 
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+from test_protocol_costs import leak_of_grid, random_law
 
 from audit import protocols, upper_bounds
 from audit.accounting import (
@@ -19,14 +22,13 @@ from audit.accounting import (
     mechanism_from_dict,
     mechanism_to_dict,
 )
-from tests.upper_bounds.test_protocol_costs import leak_of_grid, random_law
 
 DELTA = 0.01
 LOUD = [0.999, 0.001], [0.9, 0.1]
 OTHER = [0.7, 0.3], [0.55, 0.45]
 
 
-def epsilon_of(profile, delta):
+def epsilon_of(profile: Any, delta: Any) -> Any:
     """The least epsilon >= 0 at which a falling profile is at most delta, by halving."""
     low, high = 0.0, 40.0
     for _ in range(80):
@@ -35,23 +37,23 @@ def epsilon_of(profile, delta):
     return high
 
 
-def profile_of(p, q):
+def profile_of(p: Any, q: Any) -> Any:
     return lambda epsilon: float(np.maximum(p - math.exp(epsilon) * q, 0.0).sum())
 
 
-def product(laws):
+def product(laws: Any) -> Any:
     found = np.ones(1)
     for law in laws:
         found = np.outer(found, law).ravel()
     return found
 
 
-def both_ways(laws):
+def both_ways(laws: Any) -> Any:
     return [laws, laws[::-1]]
 
 
 @pytest.mark.parametrize(("p", "q"), both_ways(LOUD))
-def test_known_values_of_a_mechanism_of_unknown_direction(p, q):
+def test_known_values_of_a_mechanism_of_unknown_direction(p: list[float], q: list[float]) -> None:
     base = DiscreteMechanism(p, q)
     assert upper_bounds.tuning_cost(base, "subset:0.1/fixed:1", DELTA).epsilon == pytest.approx(
         4.3833, abs=1e-4
@@ -64,7 +66,7 @@ def test_known_values_of_a_mechanism_of_unknown_direction(p, q):
     assert alone.epsilon(DELTA) == pytest.approx(4.4998, abs=1e-4)
 
 
-def test_a_stated_direction_costs_what_it_costs():
+def test_a_stated_direction_costs_what_it_costs() -> None:
     (p, q), protocol = LOUD, "subset:0.1/fixed:1"
     found = [
         upper_bounds.tuning_cost(DiscreteMechanism(*laws, directed=True), protocol, DELTA).epsilon
@@ -95,7 +97,7 @@ def test_a_stated_direction_costs_what_it_costs():
         "ptr:0.1,0.001,0.001/fixed:2",
     ],
 )
-def test_every_cost_is_invariant_under_exchanging_both_data_sets(protocol):
+def test_every_cost_is_invariant_under_exchanging_both_data_sets(protocol: str) -> None:
     several = [DiscreteMechanism(*laws) for laws in both_ways(LOUD)]
     rows = [
         {row.name: row.epsilon for row in upper_bounds.all_upper_bounds(one, protocol, 0.02)}
@@ -122,7 +124,9 @@ def test_every_cost_is_invariant_under_exchanging_both_data_sets(protocol):
         lambda one, two: (Composition((Mixture((one,), (0.5,)), two)), "subset:0.2/fixed:1"),
     ],
 )
-def test_every_cost_of_several_is_invariant_under_exchanging_any_of_them(combine):
+def test_every_cost_of_several_is_invariant_under_exchanging_any_of_them(
+    combine: Callable[..., Any],
+) -> None:
     found = []
     for first in both_ways(LOUD):
         base, protocol = combine(DiscreteMechanism(*first), DiscreteMechanism(*OTHER))
@@ -132,7 +136,7 @@ def test_every_cost_of_several_is_invariant_under_exchanging_any_of_them(combine
 
 
 @pytest.mark.parametrize("count", [2, 3, 6])
-def test_a_composition_costs_what_the_worst_directions_cost(count):
+def test_a_composition_costs_what_the_worst_directions_cost(count: int) -> None:
     rng = np.random.default_rng(3)
     for _ in range(3):
         pairs = [(random_law(rng, 2), random_law(rng, 2)) for _ in range(count)]
@@ -147,7 +151,7 @@ def test_a_composition_costs_what_the_worst_directions_cost(count):
         assert found.pairs[0].profile(worst * (1.0 - 1e-6)) >= DELTA * (1.0 - 1e-9)
 
 
-def test_a_draw_of_several_costs_what_the_worst_directions_cost():
+def test_a_draw_of_several_costs_what_the_worst_directions_cost() -> None:
     chances = 0.5, 0.3
     worst = max(
         epsilon_of(
@@ -164,7 +168,7 @@ def test_a_draw_of_several_costs_what_the_worst_directions_cost():
     assert base.pairs[0].profile(worst) >= DELTA * (1.0 - 1e-9)
 
 
-def test_no_order_of_a_grid_leaks_more_in_any_directions():
+def test_no_order_of_a_grid_leaks_more_in_any_directions() -> None:
     rng = np.random.default_rng(8)
     for _ in range(4):
         pairs = [(random_law(rng, 2), random_law(rng, 2)) for _ in range(3)]
@@ -180,7 +184,7 @@ def test_no_order_of_a_grid_leaks_more_in_any_directions():
                 assert row.epsilon >= epsilon * (1.0 - 1e-6), row.name
 
 
-def test_symmetric_and_directed_mechanisms_are_combined_once():
+def test_symmetric_and_directed_mechanisms_are_combined_once() -> None:
     gaussian, sampled = GaussianMechanism(0.5), DpSgd(1.0, 10, 0.1)
     assert len(Composition((gaussian, sampled, sampled)).pairs) == 2
     assert Composition((gaussian, sampled)).is_directed

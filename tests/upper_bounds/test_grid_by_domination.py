@@ -1,10 +1,12 @@
 """Grids on bases that a Gaussian mechanism dominates up to a small probability."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import special
+from test_protocol_costs import leak_of_grid
 
 from audit import upper_bounds
 from audit.accounting import (
@@ -17,7 +19,6 @@ from audit.accounting import (
 )
 from audit.accounting.pairs import gaussian_profile
 from audit.upper_bounds import dominating_mu, grid_gaussian
-from tests.upper_bounds.test_protocol_costs import leak_of_grid
 
 DELTA = 1e-5
 
@@ -35,7 +36,7 @@ DELTA = 1e-5
         pytest.param(1.0, 0.01, 3000, 100, 27.34, marks=pytest.mark.slow),
     ],
 )
-def test_known_values(noise, rate, steps, candidates, value):
+def test_known_values(noise: float, rate: float, steps: int, candidates: int, value: float) -> None:
     base, grid = DpSgd(noise, steps, rate), f"grid:{candidates}"
     found = grid_gaussian(base, grid, DELTA)
     assert found.epsilon == pytest.approx(value, rel=4e-3)
@@ -54,11 +55,11 @@ def test_known_values(noise, rate, steps, candidates, value):
         PureDp(0.7),
     ],
 )
-def test_the_gaussian_dominates_and_hardly_a_smaller_one_does(base, d):
+def test_the_gaussian_dominates_and_hardly_a_smaller_one_does(base: Any, d: float) -> None:
     mu = dominating_mu(base.pairs, d)
     epsilons = np.concatenate([np.linspace(0.0, 2.0, 5001), np.linspace(2.0, 60.0, 5001)])
 
-    def is_kept(mu):
+    def is_kept(mu: Any) -> Any:
         right = (1.0 - d) * gaussian_profile(epsilons, mu) + d
         return bool(np.all(base.delta(epsilons) <= right))
 
@@ -66,7 +67,7 @@ def test_the_gaussian_dominates_and_hardly_a_smaller_one_does(base, d):
     assert not is_kept(mu * 0.995)
 
 
-def test_a_pair_that_reveals_everything_with_a_chance_is_its_own():
+def test_a_pair_that_reveals_everything_with_a_chance_is_its_own() -> None:
     # (epsilon, delta)-DP with epsilon near 0: only the full leak is left.
     base = ApproximateDp(1e-9, 1e-8)
     assert dominating_mu(base.pairs, 1.01e-8) < 2e-9
@@ -79,14 +80,14 @@ def test_a_pair_that_reveals_everything_with_a_chance_is_its_own():
         dominating_mu(ApproximateDp(0.5, 1e-6).pairs, 1e-7)
 
 
-def cells_of(mu, d, edges):
+def cells_of(mu: Any, d: Any, edges: Any) -> Any:
     """Probabilities of cells of N(0, 1) and N(mu, 1); with chance d, the output reveals which."""
     laws = [np.diff(special.ndtr(edges - at)) * (1.0 - d) for at in (0.0, mu)]
     return np.append(laws[0], [d, 0.0]), np.append(laws[1], [0.0, d])
 
 
 @pytest.mark.parametrize("candidates", [2, 3])
-def test_no_order_of_candidates_that_may_reveal_everything_leaks_more(candidates):
+def test_no_order_of_candidates_that_may_reveal_everything_leaks_more(candidates: int) -> None:
     mu, d, epsilon = 0.9, 1e-2, 0.8
     edges = (
         np.array([-np.inf, 0.45, np.inf])
@@ -103,7 +104,7 @@ def test_no_order_of_candidates_that_may_reveal_everything_leaks_more(candidates
     assert math.isfinite(found.epsilon)
 
 
-def test_it_leaves_gaussian_bases_to_the_sharper_bound():
+def test_it_leaves_gaussian_bases_to_the_sharper_bound() -> None:
     found = grid_gaussian(GaussianMechanism(0.3), "grid:5", DELTA)
     assert not found.applies
     assert "grid-tight is sharper" in found.reason
@@ -112,7 +113,7 @@ def test_it_leaves_gaussian_bases_to_the_sharper_bound():
     assert grid_gaussian(mixed, "grid:2", DELTA).epsilon == pytest.approx(alone, rel=1e-9)
 
 
-def test_candidates_left_out_by_chance_cost_less():
+def test_candidates_left_out_by_chance_cost_less() -> None:
     base = DpSgd(4.0, 500, 0.2)
     half, every = (grid_gaussian(base, f"grid:{spec}", DELTA).epsilon for spec in ("20,0.5", "20"))
     assert half < every

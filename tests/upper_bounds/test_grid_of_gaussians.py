@@ -1,6 +1,7 @@
 """What a grid costs on a Gaussian base, against every order that goes from both ends."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from audit.upper_bounds.tight import TightCurve
 DELTA = 1e-5
 
 
-def most_of_three(candidates, epsilon, inclusion=1.0):
+def most_of_three(candidates: Any, epsilon: Any, inclusion: Any = 1.0) -> Any:
     """The largest delta of three candidates, of the orders that go through each from both ends.
 
     From the end that speaks most against the record each cell is won with, from the other lost
@@ -77,12 +78,12 @@ def most_of_three(candidates, epsilon, inclusion=1.0):
     return float(most[-1, -1, -1])
 
 
-def gaussian_cells(mu, n):
+def gaussian_cells(mu: Any, n: Any) -> Any:
     edges = np.concatenate([[-np.inf], np.linspace(-2.3, 2.3 + mu, n - 1), [np.inf]])
     return np.diff(stats.norm.cdf(edges)), np.diff(stats.norm.cdf(edges - mu))
 
 
-def leak_of_greedy_order(kinds, epsilon, cells=1000):
+def leak_of_greedy_order(kinds: Any, epsilon: Any, cells: Any = 1000) -> Any:
     """Leakage of one order of the cells of all candidates of several kinds.
 
     The next cell comes from the kind whose lowest cell speaks most against the record, compared
@@ -94,13 +95,13 @@ def leak_of_greedy_order(kinds, epsilon, cells=1000):
         for mu, _ in kinds
     ]
 
-    def masses(k, low, high):
+    def masses(k: Any, low: Any, high: Any) -> Any:
         (mu, _), flip = kinds[k], edges[k][low] > 0.0
         at = [-edges[k][high], -edges[k][low]] if flip else [edges[k][low], edges[k][high]]
         shift = -mu if flip else mu
         return np.diff(stats.norm.cdf(at))[0], np.diff(stats.norm.cdf(np.subtract(at, shift)))[0]
 
-    def difference():
+    def difference() -> Any:
         return math.prod(p**n for (p, _), (_, n) in zip(left, kinds, strict=True)) - math.exp(
             epsilon
         ) * math.prod(q**n for (_, q), (_, n) in zip(left, kinds, strict=True))
@@ -128,14 +129,14 @@ def leak_of_greedy_order(kinds, epsilon, cells=1000):
     return gained
 
 
-def test_orders_of_three_candidates_of_two_outputs():
+def test_orders_of_three_candidates_of_two_outputs() -> None:
     # The largest of all 720 orders of a grid, where draws of one distribution leak 0.1887.
     p, q = np.array([0.5606, 0.4394]), np.array([0.1694, 0.8306])
     assert most_of_three([(p, q)] * 3, 1.0) == pytest.approx(0.3096, abs=1e-4)
 
 
 @pytest.mark.parametrize(("mu", "epsilon"), [(0.3, 0.2), (1.0, 1.0), (1.5, 0.3), (2.0, 4.0)])
-def test_no_order_of_three_gaussian_candidates_leaks_more(mu, epsilon):
+def test_no_order_of_three_gaussian_candidates_leaks_more(mu: float, epsilon: float) -> None:
     (pair,) = GaussianMechanism(mu).pairs
     coarse, fine = (most_of_three([gaussian_cells(mu, n)] * 3, epsilon) for n in (5, 8))
     bound = TightCurve.at(pair, Fixed(3), fine).delta(epsilon)
@@ -146,7 +147,9 @@ def test_no_order_of_three_gaussian_candidates_leaks_more(mu, epsilon):
 
 
 @pytest.mark.parametrize(("mu", "epsilon"), [(1.0, 1.0), (0.3, 0.2)])
-def test_no_order_leaks_more_where_candidates_are_left_out_by_chance(mu, epsilon):
+def test_no_order_leaks_more_where_candidates_are_left_out_by_chance(
+    mu: float, epsilon: float
+) -> None:
     cells, inclusion = [gaussian_cells(mu, 6)] * 3, 0.6
     leak = most_of_three(cells, epsilon, inclusion)
     assert leak < most_of_three(cells, epsilon)
@@ -154,7 +157,7 @@ def test_no_order_leaks_more_where_candidates_are_left_out_by_chance(mu, epsilon
     assert grid_tight(GaussianMechanism(mu), spec, leak).epsilon > epsilon
 
 
-def test_few_candidates_left_out_by_chance_cost_the_mean_over_how_many_are_run():
+def test_few_candidates_left_out_by_chance_cost_the_mean_over_how_many_are_run() -> None:
     (pair,) = GaussianMechanism(0.8).pairs
     found = by_chance(pair, Grid(4, 0.6), DELTA)
     mean = sum(
@@ -166,7 +169,7 @@ def test_few_candidates_left_out_by_chance_cost_the_mean_over_how_many_are_run()
 
 @pytest.mark.parametrize(("count", "chance"), [(4, 0.6), (1000, 0.02), (200, 0.5), (10**6, 1e-3)])
 @pytest.mark.parametrize("delta", [1e-2, 1e-6])
-def test_bins_hold_all_chances_of_how_many_are_run(count, chance, delta):
+def test_bins_hold_all_chances_of_how_many_are_run(count: int, chance: float, delta: float) -> None:
     runs, chances, beyond = _bins(Grid(count, chance), delta)
     law = stats.binom(count, chance)
     assert sum(chances) + law.pmf(0) + beyond == pytest.approx(1.0, abs=1e-12)
@@ -178,7 +181,7 @@ def test_bins_hold_all_chances_of_how_many_are_run(count, chance, delta):
         before = most
 
 
-def test_where_many_of_many_are_run_it_is_below_the_grid_bound():
+def test_where_many_of_many_are_run_it_is_below_the_grid_bound() -> None:
     base = GaussianMechanism(0.25)
     found = {
         row.name: row.epsilon for row in upper_bounds.all_upper_bounds(base, "grid:200,0.5", DELTA)
@@ -192,7 +195,7 @@ def test_where_many_of_many_are_run_it_is_below_the_grid_bound():
 
 
 @pytest.mark.parametrize("mu", [0.01, 0.5, 3.0])
-def test_two_candidates_are_their_composition_and_one_is_one(mu):
+def test_two_candidates_are_their_composition_and_one_is_one(mu: float) -> None:
     base = GaussianMechanism(mu)
     composed = GaussianMechanism(math.sqrt(2.0) * mu).epsilon(DELTA)
     found = grid_tight(base, "grid:2", DELTA)
@@ -201,7 +204,7 @@ def test_two_candidates_are_their_composition_and_one_is_one(mu):
     assert grid_tight(base, "grid:1", DELTA).epsilon == pytest.approx(base.epsilon(DELTA), rel=1e-8)
 
 
-def test_it_is_what_draws_of_one_law_cost_and_the_smallest_for_any_score():
+def test_it_is_what_draws_of_one_law_cost_and_the_smallest_for_any_score() -> None:
     for base in (GaussianMechanism(0.25), DpSgd(70.0, 300)):
         found = grid_tight(base, "grid:12", DELTA)
         assert found.epsilon == upper_bounds.tight(base, "fixed:12", DELTA).epsilon
@@ -219,7 +222,9 @@ def test_it_is_what_draws_of_one_law_cost_and_the_smallest_for_any_score():
         (((0.5, 2), (0.4, 2), (0.3, 2), (0.2, 2), (0.1, 2)), 4.0, 0.3),
     ],
 )
-def test_an_order_of_candidates_of_different_noise_comes_near(kinds, epsilon, least):
+def test_an_order_of_candidates_of_different_noise_comes_near(
+    kinds: Any, epsilon: float, least: float
+) -> None:
     bound = kinds_delta(kinds, epsilon)
     assert least * bound < leak_of_greedy_order(kinds, epsilon) <= bound
 
@@ -228,7 +233,9 @@ def test_an_order_of_candidates_of_different_noise_comes_near(kinds, epsilon, le
     "kinds", [((1.0, 1), (0.5, 2)), ((0.6, 2), (0.3, 1)), ((2.0, 1), (1.0, 1), (0.5, 1))]
 )
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 3.0])
-def test_no_order_of_three_candidates_of_different_noise_leaks_more(kinds, epsilon):
+def test_no_order_of_three_candidates_of_different_noise_leaks_more(
+    kinds: Any, epsilon: float
+) -> None:
     mus = [mu for mu, count in kinds for _ in range(count)]
     leak = most_of_three([gaussian_cells(mu, 8) for mu in mus], epsilon)
     assert leak <= kinds_delta(kinds, epsilon)
@@ -241,19 +248,21 @@ def test_no_order_of_three_candidates_of_different_noise_leaks_more(kinds, epsil
 
 @pytest.mark.parametrize("kinds", [[(0.5, 1), (0.5, 1)], [(1.0, 1), (0.2, 1)]])
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
-def test_two_candidates_leak_at_most_their_composition(kinds, epsilon):
+def test_two_candidates_leak_at_most_their_composition(
+    kinds: list[tuple[float, int]], epsilon: float
+) -> None:
     # The largest leakage of two candidates is their composition: the order may release both.
     composed = GaussianMechanism(math.hypot(*(mu for mu, _ in kinds))).delta(epsilon)
     assert composed <= kinds_delta(kinds, epsilon)
 
 
 @pytest.mark.parametrize(("mu", "count"), [(0.24721, 10), (1.0, 3), (0.1, 100)])
-def test_one_kind_is_the_tight_bound_of_as_many_draws(mu, count):
+def test_one_kind_is_the_tight_bound_of_as_many_draws(mu: float, count: int) -> None:
     epsilon = upper_bounds.tight(GaussianMechanism(mu), f"fixed:{count}", DELTA).epsilon
     assert kinds_delta([(mu, count)], epsilon) == pytest.approx(DELTA, rel=5e-3)
 
 
-def test_candidates_of_different_noise_cost_less_than_as_many_of_the_least_private():
+def test_candidates_of_different_noise_cost_less_than_as_many_of_the_least_private() -> None:
     quiet, loud = GaussianMechanism(0.25), GaussianMechanism(0.5)
     base = Candidates((loud,) * 5 + (quiet,) * 5)
     rows = {row.name: row.epsilon for row in upper_bounds.all_upper_bounds(base, "grid:10", DELTA)}
@@ -265,7 +274,7 @@ def test_candidates_of_different_noise_cost_less_than_as_many_of_the_least_priva
     assert "candidates of equal noise" in grid_tight(base, "grid:10", DELTA).source
 
 
-def test_merged_kinds_count_as_the_least_private():
+def test_merged_kinds_count_as_the_least_private() -> None:
     kinds = [(0.25, 20), (0.2499, 20), (0.05, 1)]
     found = kinds_epsilon(kinds, DELTA)
     assert found < solve_epsilon(lambda epsilon: kinds_delta(kinds, epsilon), DELTA) * 0.999
@@ -274,14 +283,14 @@ def test_merged_kinds_count_as_the_least_private():
 
 
 @pytest.mark.parametrize("mus", [(0.5, 1e-9), (1e-6, 1e-7), (8.0, 2.0), (30.0, 0.1)])
-def test_extreme_kinds_never_cost_more_than_the_least_private(mus):
+def test_extreme_kinds_never_cost_more_than_the_least_private(mus: tuple[float, float]) -> None:
     base = Candidates(tuple(map(GaussianMechanism, mus)))
     found = grid_tight(base, "grid:2", DELTA)
     worst = grid_tight(GaussianMechanism(max(mus)), "grid:2", DELTA)
     assert GaussianMechanism(max(mus)).epsilon(DELTA) <= found.epsilon <= worst.epsilon
 
 
-def test_candidates_left_out_by_chance_count_as_the_least_private():
+def test_candidates_left_out_by_chance_count_as_the_least_private() -> None:
     quiet, loud = GaussianMechanism(0.2), GaussianMechanism(0.6)
     found = grid_tight(Candidates((quiet, loud, quiet)), "grid:3,0.5", DELTA)
     assert found.epsilon == grid_tight(loud, "grid:3,0.5", DELTA).epsilon
@@ -298,7 +307,7 @@ def test_candidates_left_out_by_chance_count_as_the_least_private():
         (GaussianMechanism(0.1), "fixed:4", "a fixed list of candidates"),
     ],
 )
-def test_it_says_where_it_says_nothing(base, protocol, words):
+def test_it_says_where_it_says_nothing(base: Any, protocol: str, words: str) -> None:
     found = grid_tight(base, protocol, DELTA)
     assert not found.applies
     assert words in found.reason
@@ -306,7 +315,7 @@ def test_it_says_where_it_says_nothing(base, protocol, words):
 
 @pytest.mark.parametrize("mu", [1e-4, 30.0])
 @pytest.mark.parametrize("candidates", [3, 10**6])
-def test_extremes_are_finite_and_below_the_grid_bound(mu, candidates):
+def test_extremes_are_finite_and_below_the_grid_bound(mu: float, candidates: int) -> None:
     base, protocol = GaussianMechanism(mu), f"grid:{candidates}"
     loose = find("grid", Grid).function(base, protocol, 1e-8).epsilon
     assert 0.0 < grid_tight(base, protocol, 1e-8).epsilon <= loose * (1.0 + 1e-6)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +20,22 @@ DELTA = 1e-5
 PLACES = [(i, y) for i in range(2) for y in range(2)]
 
 
-def both(base, spec, delta=DELTA):
+def both(base: Any, spec: Any, delta: Any = DELTA) -> Any:
     """Epsilon by the bound, and by the adaptive bound."""
     protocol = protocols.parse_protocol(spec)
     return tuple(one(base, protocol, delta).epsilon for one in (adaptive_histories, adaptive))
 
 
-def largest_leak(prior, laws, chances, limits, order, event, epsilon, levels=range(4)):
+def largest_leak(
+    prior: Any,
+    laws: Any,
+    chances: Any,
+    limits: Any,
+    order: Any,
+    event: Any,
+    epsilon: Any,
+    levels: Any = range(4),
+) -> Any:
     """P[the best is in the event] - e^eps P'[..] by the sampler that leaks most, two candidates.
 
     By induction from the last run to the first: the rest is linear in the density. Places of one
@@ -39,7 +49,7 @@ def largest_leak(prior, laws, chances, limits, order, event, epsilon, levels=ran
         min(high, (1.0 - prior[1] * low) / prior[0]),
     ]
 
-    def value(runs, best, p, q):
+    def value(runs: Any, best: Any, p: Any, q: Any) -> Any:
         here = chances[runs] * (p - math.exp(epsilon) * q) if best in event else 0.0
         if runs == len(chances) - 1:
             return here
@@ -53,7 +63,7 @@ def largest_leak(prior, laws, chances, limits, order, event, epsilon, levels=ran
     return value(0, None, 1.0, 1.0)
 
 
-def test_ties_broken_by_arrival_stay_below_the_simple_adaptive_bound():
+def test_ties_broken_by_arrival_stay_below_the_simple_adaptive_bound() -> None:
     rng, law = np.random.default_rng(12), repetitions.parse_repetitions("fixed:3")
     chances = law.pmf(np.arange(4)).tolist()
     share = 0.0
@@ -79,7 +89,7 @@ def test_ties_broken_by_arrival_stay_below_the_simple_adaptive_bound():
 
 
 @pytest.mark.parametrize("spec", ["fixed:3", "binomial:3,0.5"])
-def test_no_sampler_of_small_cases_leaks_more(spec):
+def test_no_sampler_of_small_cases_leaks_more(spec: str) -> None:
     rng, law = np.random.default_rng(11), repetitions.parse_repetitions(spec)
     chances = law.pmf(np.arange(4)).tolist()
     largest = 0.0
@@ -105,7 +115,7 @@ def test_no_sampler_of_small_cases_leaks_more(spec):
     assert largest > 0.1
 
 
-def test_two_runs_by_a_second_computation():
+def test_two_runs_by_a_second_computation() -> None:
     # K = 2: every term of Psi written out, and integrated over the outputs themselves.
     mu, low, high, epsilon = 0.5, 0.6, 1.5, 1.5
     (pair,) = GaussianMechanism(mu).pairs
@@ -115,7 +125,7 @@ def test_two_runs_by_a_second_computation():
     u = np.minimum(high * (1 - s), 1 - low * s)
     least = np.maximum(low * (1 - s_with), 1 - high * s_with)
 
-    def psi(t):
+    def psi(t: Any) -> Any:
         one = norm.cdf(mu / 2 - np.log(t) / mu) - t * norm.cdf(-mu / 2 - np.log(t) / mu)
         alone = u - t * least
         second = np.minimum(u, one)
@@ -134,7 +144,7 @@ def test_two_runs_by_a_second_computation():
     assert exact * (1 - 1e-4) <= curve.delta(epsilon) <= 1.05 * exact
 
 
-def test_a_base_that_leaks_nothing_costs_nothing():
+def test_a_base_that_leaks_nothing_costs_nothing() -> None:
     found, plain = both(GaussianMechanism(1e-4), "adaptive:0.5,2/tnb:0,0.01")
     assert found < 0.01 < 2.0 < plain
     found, plain = both(PureDp(1e-4), "adaptive:0.5,2/fixed:5", 1e-9)
@@ -150,7 +160,7 @@ def test_a_base_that_leaks_nothing_costs_nothing():
         (1.0, "adaptive:0.5,2/tnb:0,0.01"),
     ],
 )
-def test_between_draws_of_one_law_and_the_adaptive_bound(mu, spec):
+def test_between_draws_of_one_law_and_the_adaptive_bound(mu: float, spec: str) -> None:
     base, protocol = GaussianMechanism(mu), protocols.parse_protocol(spec)
     found, plain = both(base, spec)
     worst = upper_bounds.worst_order(base, protocol.repetitions, DELTA).epsilon
@@ -158,7 +168,7 @@ def test_between_draws_of_one_law_and_the_adaptive_bound(mu, spec):
     assert found < 0.84 * hypo(base, protocol, DELTA).epsilon
 
 
-def test_above_an_attack():
+def test_above_an_attack() -> None:
     spec = "adaptive:0.5,2/tnb:0,0.01"
     attack = AdaptiveAttack(
         0.24721,
@@ -173,7 +183,7 @@ def test_above_an_attack():
     assert found == pytest.approx(3.143, abs=2e-3)
 
 
-def test_without_freedom_it_is_random_search():
+def test_without_freedom_it_is_random_search() -> None:
     base, law = GaussianMechanism(0.5), repetitions.parse_repetitions("tnb:0,0.05")
     tight = upper_bounds.tight(base, law, DELTA).epsilon
     for limits in ((1.0, 1.0), (0.5, 1.0), (1.0 - 1e-9, 1.0 + 1e-9)):
@@ -183,7 +193,9 @@ def test_without_freedom_it_is_random_search():
 
 
 @pytest.mark.parametrize("limits", [(1.0, 1.0), (0.5, 1.0), (1.0, 2.0)])
-def test_a_density_that_cannot_move_costs_what_random_search_costs(limits):
+def test_a_density_that_cannot_move_costs_what_random_search_costs(
+    limits: tuple[float, float],
+) -> None:
     base, law = GaussianMechanism(0.24721), repetitions.parse_repetitions("fixed:10")
     found = upper_bounds.tuning_cost(base, protocols.Adaptive(law, *limits), DELTA)
     assert found.epsilon == upper_bounds.tuning_cost(base, law, DELTA).epsilon
@@ -197,20 +209,20 @@ def test_a_density_that_cannot_move_costs_what_random_search_costs(limits):
 @pytest.mark.parametrize(
     "spec", ["1e-300,1e6/poisson:0.01", "0.5,2/fixed:100000", "0.999,1.001/tnb:1,1e-9"]
 )
-def test_extremes_are_never_above_the_adaptive_bound(mu, spec):
+def test_extremes_are_never_above_the_adaptive_bound(mu: float, spec: str) -> None:
     (plain,) = adaptive_curves(GaussianMechanism(mu), protocols.parse_protocol(f"adaptive:{spec}"))
     curve = HistoryCurve(plain, ComposedRuns(GaussianMechanism(mu)))
     for epsilon in (0.0, 1.0, 100.0, 1e4):
         assert 0.0 <= curve.delta(epsilon) <= plain.delta(epsilon) <= 1.0
 
 
-def test_sampled_steps_tell_less_than_log_c():
+def test_sampled_steps_tell_less_than_log_c() -> None:
     base = DpSgd(noise_multiplier=4.0, steps=20, sampling_rate=0.01)
     found, plain = both(base, "adaptive:0.75,1.33/geometric:0.5")
     assert base.epsilon(DELTA) < found < 0.6 * plain
 
 
-def test_what_runs_tell_does_not_depend_on_what_was_asked_before():
+def test_what_runs_tell_does_not_depend_on_what_was_asked_before() -> None:
     first, after = ComposedRuns(GaussianMechanism(1.0)), ComposedRuns(GaussianMechanism(1.0))
     after.hockey_stick(100)  # reveals nearly everything
     np.testing.assert_array_equal(after.hockey_stick(101), first.hockey_stick(101))

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,15 +32,15 @@ DELTA = 1e-5
 CASES = 40  # random small bases of a brute force
 
 
-def rows(base, protocol, delta=DELTA):
+def rows(base: Any, protocol: Any, delta: Any = DELTA) -> Any:
     return {row.name: row for row in upper_bounds.all_upper_bounds(base, protocol, delta)}
 
 
-def hockey_stick(p, q, epsilon):
+def hockey_stick(p: Any, q: Any, epsilon: Any) -> Any:
     return float(np.sum(np.maximum(p - math.exp(epsilon) * q, 0.0)))
 
 
-def random_law(rng, size):
+def random_law(rng: Any, size: Any) -> Any:
     return rng.dirichlet(np.full(size, 0.7)) * 0.98 + 0.02 / size
 
 
@@ -70,7 +71,7 @@ def random_law(rng, size):
         (0.24721, 1e-5, "stopping:0.01", {"two-events": 1.526}),
     ],
 )
-def test_known_values(mu, delta, protocol, values):
+def test_known_values(mu: float, delta: float, protocol: str, values: dict[str, float]) -> None:
     found = rows(GaussianMechanism(mu), protocol, delta)
     for name, value in values.items():
         assert found[name].epsilon == pytest.approx(value, rel=2e-3), name
@@ -83,7 +84,7 @@ def test_known_values(mu, delta, protocol, values):
         assert 0.0 <= row.error <= most * max(row.epsilon, 1.0), row.name
 
 
-def chance_to_win(laws, place, preferred, inclusion):
+def chance_to_win(laws: Any, place: Any, preferred: Any, inclusion: Any) -> Any:
     """That the best run is (candidate, output), given the set of places preferred to it."""
     i, y = place
     rest = [
@@ -92,7 +93,7 @@ def chance_to_win(laws, place, preferred, inclusion):
     return inclusion * laws[i][y] * math.prod(rest[j] for j in range(len(laws)) if j != i)
 
 
-def largest_leak(places, gain):
+def largest_leak(places: Any, gain: Any) -> Any:
     """The largest sum of positive gains over all orders, found set by set.
 
     What a place gains depends on the set that is preferred to it, not on the order of that set.
@@ -108,18 +109,18 @@ def largest_leak(places, gain):
     return best[frozenset(places)]
 
 
-def leak_of_grid(laws, laws_with, epsilon, inclusion=1.0):
+def leak_of_grid(laws: Any, laws_with: Any, epsilon: Any, inclusion: Any = 1.0) -> Any:
     """The largest delta of any order of (candidate, output)."""
     places = [(i, y) for i, law in enumerate(laws) for y in range(len(law))]
 
-    def gain(place, preferred):
+    def gain(place: Any, preferred: Any) -> Any:
         p, q = (chance_to_win(side, place, preferred, inclusion) for side in (laws, laws_with))
         return p - math.exp(epsilon) * q
 
     return largest_leak(places, gain)
 
 
-def test_a_grid_leaks_more_than_draws_of_one_law():
+def test_a_grid_leaks_more_than_draws_of_one_law() -> None:
     laws, laws_with = [np.array([0.5606, 0.4394])] * 3, [np.array([0.1694, 0.8306])] * 3
     order = [(0, 1), (2, 0), (1, 0), (1, 1), (0, 0), (2, 1)]
     leak = sum(
@@ -144,7 +145,7 @@ def test_a_grid_leaks_more_than_draws_of_one_law():
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("inclusion", [1.0, 0.4])
-def test_no_order_of_a_small_grid_leaks_more_than_any_bound(inclusion):
+def test_no_order_of_a_small_grid_leaks_more_than_any_bound(inclusion: float) -> None:
     rng = np.random.default_rng(6)
     for case in range(CASES // 8):
         sizes = [(2, 2, 2), (3, 2), (2, 3), (4, 2)][case % 4]
@@ -165,7 +166,7 @@ def test_no_order_of_a_small_grid_leaks_more_than_any_bound(inclusion):
             assert row.epsilon >= epsilon * (1.0 - 1e-6), (row.name, case)
 
 
-def test_candidates_of_a_grid_may_differ():
+def test_candidates_of_a_grid_may_differ() -> None:
     quiet, loud = GaussianMechanism(0.2), GaussianMechanism(0.6)
     mixed = Candidates((quiet,) * 4 + (loud,) * 2)
     bounds = rows(mixed, "grid:6")
@@ -184,7 +185,7 @@ def test_candidates_of_a_grid_may_differ():
         tuning_cost(mixed, "grid:5", DELTA)
 
 
-def test_a_grid_reduces_to_what_it_must():
+def test_a_grid_reduces_to_what_it_must() -> None:
     base = GaussianMechanism(0.8)
     for bound in rows(base, "grid:1").values():
         assert bound.epsilon == pytest.approx(base.epsilon(DELTA), rel=1e-8)
@@ -198,7 +199,7 @@ def test_a_grid_reduces_to_what_it_must():
         assert rows(base, grid)["grid"].epsilon == pytest.approx(region, rel=1e-5)
 
 
-def test_one_of_several_leaks_their_mean():
+def test_one_of_several_leaks_their_mean() -> None:
     parts = GaussianMechanism(0.3), GaussianMechanism(1.0)
     mixed = Mixture(parts, (0.25, 0.5))
     epsilons = np.array([-0.5, 0.0, 0.5, 2.0])
@@ -217,7 +218,7 @@ def test_one_of_several_leaks_their_mean():
         Mixture(parts, (0.9, 0.9))
 
 
-def subsets(values):
+def subsets(values: Any) -> Any:
     return itertools.chain.from_iterable(
         itertools.combinations(values, size) for size in range(1, len(values) + 1)
     )
@@ -225,7 +226,7 @@ def subsets(values):
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("stop", [None, 0.3])
-def test_no_accepted_set_leaks_more_than_two_events(stop):
+def test_no_accepted_set_leaks_more_than_two_events(stop: float | None) -> None:
     rng = np.random.default_rng(15)
     for _ in range(CASES // 8):
         p, q = random_law(rng, 4), random_law(rng, 4)
@@ -249,7 +250,7 @@ def test_no_accepted_set_leaks_more_than_two_events(stop):
             assert tuning_cost(base, protocol, leak * (1 - 1e-9)).epsilon >= epsilon * (1 - 1e-6)
 
 
-def test_corners_of_a_box_between_two_lines():
+def test_corners_of_a_box_between_two_lines() -> None:
     # e in [0.2, 0.6] and f in [0.3, 0.8] where 0.7 <= e + f <= 1: a polygon of five corners.
     (pair,) = GaussianMechanism(1.0).pairs
     events = TwoEvents(pair, Chance((0.0, 1.0, 0.0), (0.0, 1.0, 1.0), 0.7), 1e-5)
@@ -259,7 +260,7 @@ def test_corners_of_a_box_between_two_lines():
     assert found == {(0.4, 0.3), (0.6, 0.3), (0.6, 0.4), (0.2, 0.8), (0.2, 0.5)}
 
 
-def test_rerunning_reduces_to_one_run():
+def test_rerunning_reduces_to_one_run() -> None:
     base = GaussianMechanism(0.7)
     assert tuning_cost(base, "until:1", DELTA).epsilon == pytest.approx(
         base.epsilon(DELTA), rel=2e-5
@@ -271,7 +272,7 @@ def test_rerunning_reduces_to_one_run():
 
 
 @pytest.mark.parametrize("law", ["tnb:0,0.01", "tnb:1,0.1"])
-def test_a_loud_subset_is_attained_by_its_tuning_alone(law):
+def test_a_loud_subset_is_attained_by_its_tuning_alone(law: str) -> None:
     # Who sees the tuned run sees random search amplified by the rate.
     base, rate = GaussianMechanism(1.0), 0.3
     worst = upper_bounds.worst_order(base, law, DELTA / rate).epsilon
@@ -281,11 +282,11 @@ def test_a_loud_subset_is_attained_by_its_tuning_alone(law):
     assert attained > 0.76 * found["koskela-kulkarni"].epsilon
 
 
-def adaptive_leak(pair, first, second, epsilon):
+def adaptive_leak(pair: Any, first: Any, second: Any, epsilon: Any) -> Any:
     """Two runs of two candidates: chances of the first output, and of the second given it."""
     places = [(i, y) for i in range(2) for y in range(2)]
 
-    def gain(place, preferred):
+    def gain(place: Any, preferred: Any) -> Any:
         worse = set(places) - preferred  # the place itself too
         sides = []
         for laws in pair:
@@ -304,7 +305,7 @@ def adaptive_leak(pair, first, second, epsilon):
     return largest_leak(places, gain)
 
 
-def test_no_adaptive_choice_of_two_runs_leaks_more():
+def test_no_adaptive_choice_of_two_runs_leaks_more() -> None:
     rng = np.random.default_rng(62)
     for _ in range(CASES // 10):
         # Both candidates have one pair; the prior is uniform, densities are 0.6 or 1.4.
@@ -325,7 +326,7 @@ def test_no_adaptive_choice_of_two_runs_leaks_more():
                     assert row.epsilon >= epsilon * (1 - 1e-6), name
 
 
-def test_an_adaptive_choice_without_freedom_is_random_search():
+def test_an_adaptive_choice_without_freedom_is_random_search() -> None:
     base = GaussianMechanism(0.5)
     law = repetitions.parse_repetitions("tnb:0,0.05")
     region = upper_bounds.region(base, law, DELTA).epsilon
@@ -342,7 +343,7 @@ def test_an_adaptive_choice_without_freedom_is_random_search():
     assert pure["adaptive"].epsilon <= pure["hypo-pure"].epsilon * (1 + 1e-9)
 
 
-def test_tuning_on_a_subset_by_quadrature():
+def test_tuning_on_a_subset_by_quadrature() -> None:
     # The best of two by an increasing score, then a final run: exact sums on a fine grid.
     mu, q, epsilon = 0.6, 0.25, 1.2
     x = np.linspace(-9.0, 9.6, 1861)
@@ -363,7 +364,7 @@ def test_tuning_on_a_subset_by_quadrature():
         assert epsilon * (1 - 1e-3) <= found <= 1.35 * epsilon
 
 
-def test_the_sum_over_losses_is_the_double_integral():
+def test_the_sum_over_losses_is_the_double_integral() -> None:
     base = GaussianMechanism(0.5)
     tuned = upper_bounds.TunedMechanism(base, repetitions.parse_repetitions("tnb:1,0.2")).pairs[0]
     x = np.linspace(-10.0, 10.0, 4001)
@@ -383,7 +384,7 @@ def test_the_sum_over_losses_is_the_double_integral():
     assert SubsetCurve(tuned, base.pairs[0], base.pairs[0], 0.2) == replace(curve, on_all=False)
 
 
-def test_a_subset_reduces_to_what_it_must():
+def test_a_subset_reduces_to_what_it_must() -> None:
     base, law = GaussianMechanism(0.6), repetitions.parse_repetitions("tnb:1,0.2")
     one, tuned = base.epsilon(DELTA), upper_bounds.TunedMechanism(base, law)
     for final in ("rest", "all"):
@@ -402,7 +403,7 @@ SAMPLED = DpSgd(noise_multiplier=1.0, steps=20, sampling_rate=0.02)
 @pytest.mark.parametrize(
     "protocol", ["grid:5", "grid:5,0.5", "adaptive:0.8,1.2/fixed:2", "until:0.2", "stopping:0.2"]
 )
-def test_sampled_bases(protocol):
+def test_sampled_bases(protocol: str) -> None:
     found = tuning_cost(SAMPLED, protocol, DELTA)
     runs = Composition((SAMPLED,) * 5).epsilon(DELTA)
     assert SAMPLED.epsilon(DELTA) * 0.8 < found.epsilon
@@ -421,8 +422,8 @@ SPECS = ("grid:{n}", "grid:{n},0.4", "adaptive:0.8,1.3/poisson:{n}", "until:{a}"
     st.floats(0.01, 0.9),
     st.floats(1e-9, 1e-3),
 )
-def test_costs_grow_with_what_is_done(spec, mu, n, a, delta):
-    def at(mu, n, a, delta):
+def test_costs_grow_with_what_is_done(spec: Any, mu: Any, n: Any, a: Any, delta: Any) -> None:
+    def at(mu: Any, n: Any, a: Any, delta: Any) -> Any:
         return tuning_cost(GaussianMechanism(mu), spec.format(n=n, a=a), delta).epsilon
 
     here = at(mu, n, a, delta)
@@ -452,7 +453,7 @@ def test_costs_grow_with_what_is_done(spec, mu, n, a, delta):
         ("ptr:0.1,1e-7,1e-7/tnb:1,0.1", "ptr:0.1,1e-7,1e-7/tnb:1,0.05"),
     ],
 )
-def test_costs_grow_in_every_argument(less, more):
+def test_costs_grow_in_every_argument(less: str, more: str) -> None:
     base = GaussianMechanism(0.3)
     assert tuning_cost(base, less, DELTA).epsilon < tuning_cost(base, more, DELTA).epsilon
 
@@ -470,7 +471,9 @@ def test_costs_grow_in_every_argument(less, more):
     ],
 )
 @pytest.mark.parametrize("mu", [0.1, 2.0])
-def test_choosing_costs_no_more_than_releasing_all_runs(protocol, runs, mu):
+def test_choosing_costs_no_more_than_releasing_all_runs(
+    protocol: str, runs: int, mu: float
+) -> None:
     all_runs = GaussianMechanism(mu * math.sqrt(runs)).epsilon(DELTA)
     found = tuning_cost(GaussianMechanism(mu), protocol, DELTA).epsilon
     assert found <= all_runs * (1.0 + 1e-6)
@@ -489,11 +492,11 @@ def test_choosing_costs_no_more_than_releasing_all_runs(protocol, runs, mu):
         (10.0, "ptr:1e-3,0,0/tnb:0,1e-3"),
     ],
 )
-def test_extreme_parameters_are_finite(mu, protocol):
+def test_extreme_parameters_are_finite(mu: float, protocol: str) -> None:
     assert 0.0 <= tuning_cost(GaussianMechanism(mu), protocol, 1e-9).epsilon < 1e5
 
 
-def test_a_grid_that_hardly_ever_runs_costs_nothing_and_no_memory():
+def test_a_grid_that_hardly_ever_runs_costs_nothing_and_no_memory() -> None:
     base, inclusions = GaussianMechanism(0.5), (1e-300, 1e-12, 1e-6, 1e-5, 1e-3)
     costs = [tuning_cost(base, f"grid:10,{inclusion}", DELTA).epsilon for inclusion in inclusions]
     assert costs[:3] == [0.0, 0.0, 0.0]
@@ -509,7 +512,7 @@ def test_a_grid_that_hardly_ever_runs_costs_nothing_and_no_memory():
     assert rare is None or rare >= 0.0
 
 
-def test_a_base_with_its_own_delta_is_refused_in_one_line():
+def test_a_base_with_its_own_delta_is_refused_in_one_line() -> None:
     base = ApproximateDp(0.3, 1e-3)
     for spec in ("grid:10", "until:0.1"):
         with pytest.raises(DeltaUnreachable, match="delta must be"):
@@ -525,15 +528,15 @@ class OwnMechanism(Mechanism):
     mu: float
 
     @property
-    def pairs(self):
+    def pairs(self) -> Any:
         return GaussianMechanism(self.mu).pairs
 
     @property
-    def description(self):
+    def description(self) -> Any:
         return "own"
 
 
-def test_a_grid_takes_mechanisms_without_a_hash():
+def test_a_grid_takes_mechanisms_without_a_hash() -> None:
     own, like = OwnMechanism(0.5), GaussianMechanism(0.5)
     with pytest.raises(TypeError):
         hash(own)
@@ -544,19 +547,19 @@ def test_a_grid_takes_mechanisms_without_a_hash():
     assert alone == pytest.approx(like.epsilon(DELTA), rel=1e-6)
 
 
-def test_grid_curve_from_below():
+def test_grid_curve_from_below() -> None:
     curve = GridCurve(GaussianMechanism(0.5).pairs, (10,), 0.7, 1e-12)
     for epsilon in (0.5, 3.0):
         assert curve.attained_delta(epsilon) <= curve.delta(epsilon)
         assert curve.attained_delta(epsilon) == pytest.approx(curve.delta(epsilon), rel=1e-4)
 
 
-def test_what_a_grid_gives_up_as_a_full_leak_is_its_share_of_delta():
+def test_what_a_grid_gives_up_as_a_full_leak_is_its_share_of_delta() -> None:
     curve = GridCurve(GaussianMechanism(0.5).pairs, (10,), 0.2, 1e-12)
     assert 10 * 0.2 * curve.least == pytest.approx(1e-12, abs=0.0)  # two of the candidates are run
 
 
-def test_noisy_max():
+def test_noisy_max() -> None:
     base = GaussianMechanism(0.25)
     many = rows(base, "noisy-max:100000", 1e-6)
     assert many["noisy-max"].epsilon == pytest.approx(
@@ -572,7 +575,7 @@ def test_noisy_max():
     assert not rows(PureDp(1.0), "noisy-max:5")["noisy-max"].applies
 
 
-def test_tests_before_release():
+def test_tests_before_release() -> None:
     base = GaussianMechanism(0.3)
     plain = tuning_cost(base, "tnb:1,0.1", 1e-3).epsilon
     free = tuning_cost(base, "ptr:0,0,0/tnb:1,0.1", 1e-3).epsilon

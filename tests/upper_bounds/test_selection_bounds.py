@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,13 +41,13 @@ LAWS = ["tnb:0,0.05", "tnb:1,0.1", "tnb:-0.5,0.2", "poisson:8", "binomial:20,0.4
 ANY = [*LAWS, "two-point:0.3,9", "tnb:1,0.05@12", "poisson:8@5"]
 
 
-def value(bound, base, spec, delta=DELTA):
+def value(bound: Any, base: Any, spec: Any, delta: Any = DELTA) -> Any:
     return (
         upper_bounds.find(bound).function(base, repetitions.parse_repetitions(spec), delta).epsilon
     )
 
 
-def tuned(masses, order, law):
+def tuned(masses: Any, order: Any, law: Any) -> Any:
     """The distribution of the best of K outputs, where the last in `order` is the best."""
     reached = np.append(0.0, np.cumsum(masses[list(order)]))
     with np.errstate(divide="ignore"):
@@ -54,11 +55,11 @@ def tuned(masses, order, law):
     return np.append(np.maximum(best, 0.0), law.probability_of_none)
 
 
-def hockey_stick(p, q, epsilon):
+def hockey_stick(p: Any, q: Any, epsilon: Any) -> Any:
     return float(np.sum(np.maximum(p - math.exp(epsilon) * q, 0.0)))
 
 
-def random_pair(seed, outputs=4):
+def random_pair(seed: Any, outputs: Any = 4) -> Any:
     rng = np.random.default_rng(seed)
     return rng.dirichlet(np.ones(outputs)), rng.dirichlet(np.ones(outputs))
 
@@ -66,7 +67,7 @@ def random_pair(seed, outputs=4):
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("spec", ANY)
 @pytest.mark.parametrize("seed", range(3))
-def test_no_order_of_a_small_base_leaks_more_than_the_bounds_say(spec, seed):
+def test_no_order_of_a_small_base_leaks_more_than_the_bounds_say(spec: str, seed: int) -> None:
     p, q = random_pair(seed)
     base, law = DiscreteMechanism(p, q), repetitions.parse_repetitions(spec)
     curves = [RegionCurve(pair, law) for pair in base.pairs]
@@ -86,7 +87,7 @@ def test_no_order_of_a_small_base_leaks_more_than_the_bounds_say(spec, seed):
 @pytest.mark.thin(8)
 @pytest.mark.parametrize("spec", ANY)
 @pytest.mark.parametrize("delta", [pytest.param(1e-3, marks=pytest.mark.slow), 0.1])
-def test_every_bound_holds_for_every_order_of_a_small_base(spec, delta):
+def test_every_bound_holds_for_every_order_of_a_small_base(spec: str, delta: float) -> None:
     for seed in range(3):
         p, q = random_pair(seed, 3)
         if seed == 2:  # and outputs that give the record away
@@ -104,7 +105,7 @@ def test_every_bound_holds_for_every_order_of_a_small_base(spec, delta):
 
 
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8", "fixed:4", "tnb:1,0.05@12"])
-def test_the_likelihood_order_is_played_exactly(spec):
+def test_the_likelihood_order_is_played_exactly(spec: str) -> None:
     p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1])
     base, law = DiscreteMechanism(p, q), repetitions.parse_repetitions(spec)
     there, back = tuned(p, range(4), law), tuned(q, range(4), law)
@@ -124,7 +125,9 @@ def test_the_likelihood_order_is_played_exactly(spec):
         (DpSgd(1.0, 500, 0.01), 1, 4.194),
     ],
 )
-def test_renyi_is_at_least_as_tight_as_dp_accounting(base, eta, published):
+def test_renyi_is_at_least_as_tight_as_dp_accounting(
+    base: DpSgd | GaussianMechanism, eta: int, published: float
+) -> None:
     import dp_accounting
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
     from dp_accounting.rdp import RdpAccountant
@@ -147,7 +150,7 @@ def test_renyi_is_at_least_as_tight_as_dp_accounting(base, eta, published):
 
 @settings(max_examples=3)
 @given(st.floats(0.01, 4.0), st.sampled_from(ANY), st.sampled_from([1e-2, 1e-5, 1e-9]))
-def test_the_hierarchy_holds_for_gaussian_bases(mu, spec, delta):
+def test_the_hierarchy_holds_for_gaussian_bases(mu: Any, spec: Any, delta: Any) -> None:
     base, law = GaussianMechanism(mu), repetitions.parse_repetitions(spec)
     rows = {row.name: row for row in upper_bounds.all_upper_bounds(base, law, delta)}
     region = rows["region"].epsilon
@@ -168,7 +171,7 @@ def test_the_hierarchy_holds_for_gaussian_bases(mu, spec, delta):
 @pytest.mark.thin(8)
 @pytest.mark.parametrize("base", [DpSgd(1.0, 200, 0.02), DpSgd(2.0, 50, 0.1, "replace-one")])
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "tnb:1,0.05", "poisson:20", "fixed:5"])
-def test_the_hierarchy_holds_for_sampled_bases(base, spec):
+def test_the_hierarchy_holds_for_sampled_bases(base: DpSgd, spec: str) -> None:
     law = repetitions.parse_repetitions(spec)
     rows = {row.name: row for row in upper_bounds.all_upper_bounds(base, law, DELTA)}
     region = rows["region"].epsilon
@@ -185,13 +188,13 @@ def test_the_hierarchy_holds_for_sampled_bases(base, spec):
 
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "tnb:2,0.1", "poisson:20"])
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
-def test_lemma_7_is_behind_theorems_2_and_6(spec, mu):
+def test_lemma_7_is_behind_theorems_2_and_6(spec: str, mu: float) -> None:
     base, law = GaussianMechanism(mu), repetitions.parse_repetitions(spec)
     orders = np.array([1.1, 2.0, 5.0, 30.0])
     assert np.all(lemma_7_curve(base, law)(orders) <= renyi_curve(base, law)(orders) * (1 + 1e-5))
 
 
-def test_corollary_4_is_theorem_2_in_closed_form():
+def test_corollary_4_is_theorem_2_in_closed_form() -> None:
     law = repetitions.parse_repetitions("tnb:0.5,0.01")
     orders = np.array([1.5, 3.0, 10.0, 100.0])
     for base in (ZeroConcentratedDp(0.1), GaussianMechanism(math.sqrt(0.2))):
@@ -201,7 +204,7 @@ def test_corollary_4_is_theorem_2_in_closed_form():
         upper_bounds.published.corollary_4_curve(ZeroConcentratedDp(9.0), law)
 
 
-def test_corollary_4_needs_a_law_of_enough_runs():
+def test_corollary_4_needs_a_law_of_enough_runs() -> None:
     # log(1/gamma) >= rho: at gamma = 0.5 up to rho = 0.69.
     law = repetitions.parse_repetitions("tnb:1,0.5")
     for rho, applies in ((0.69, True), (0.70, False)):
@@ -210,7 +213,7 @@ def test_corollary_4_needs_a_law_of_enough_runs():
         assert applies or "log(1/gamma) must be at least rho" in found.assumes
 
 
-def test_lemma_22_approaches_the_law_before_truncation():
+def test_lemma_22_approaches_the_law_before_truncation() -> None:
     base, before = GaussianMechanism(0.5), repetitions.parse_repetitions("tnb:1,0.1")
     limit = upper_bounds.published.lemma_7(base, before, DELTA).epsilon
     values = []
@@ -226,7 +229,7 @@ def test_lemma_22_approaches_the_law_before_truncation():
 
 
 @pytest.mark.parametrize("spec", [*ANY, "fixed:3"])
-def test_the_law_of_k_when_no_run_failed(spec):
+def test_the_law_of_k_when_no_run_failed(spec: str) -> None:
     law, failure = repetitions.parse_repetitions(spec), 0.07
     k = np.arange(200)
     weights = law.pmf(k) * (1 - failure) ** k
@@ -237,7 +240,9 @@ def test_the_law_of_k_when_no_run_failed(spec):
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8@5"])
 @pytest.mark.parametrize("base", [GaussianMechanism(0.4), ApproximateDp(0.2, 1e-9)])
-def test_a_law_of_ones_own_has_the_bounds_of_every_law_and_no_others(spec, base):
+def test_a_law_of_ones_own_has_the_bounds_of_every_law_and_no_others(
+    spec: str, base: ApproximateDp | GaussianMechanism
+) -> None:
     known = repetitions.parse_repetitions(spec)
     own = {
         row.name: row for row in upper_bounds.all_upper_bounds(base, OwnDistribution(known), DELTA)
@@ -254,7 +259,7 @@ def test_a_law_of_ones_own_has_the_bounds_of_every_law_and_no_others(spec, base)
 
 
 @pytest.mark.parametrize("spec", ["tnb:0,0.05", "poisson:8", "fixed:4"])
-def test_an_approximate_base_is_bounded_and_no_naive_answer_is(spec):
+def test_an_approximate_base_is_bounded_and_no_naive_answer_is(spec: str) -> None:
     law, leak, epsilon_0 = repetitions.parse_repetitions(spec), 1e-4, 0.2
     base, total = (
         ApproximateDp(epsilon_0, leak),
@@ -278,7 +283,7 @@ def test_an_approximate_base_is_bounded_and_no_naive_answer_is(spec):
     ) == pytest.approx(failure, rel=1e-3)
 
 
-def test_example_1_of_xiang_wang_and_wang():
+def test_example_1_of_xiang_wang_and_wang() -> None:
     e, b, d = math.e, 1e-3, 1e2
     base = DiscreteMechanism(
         np.array([1 - b * e - d * b, b * e, d * b]), np.array([1 - b - d * b * e, b, d * b * e])
@@ -295,7 +300,7 @@ def test_example_1_of_xiang_wang_and_wang():
 
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(4))
-def test_conditional_sampling_against_every_set(seed):
+def test_conditional_sampling_against_every_set(seed: int) -> None:
     p, q = random_pair(seed, 4)
     base, orders = DiscreteMechanism(p, q), np.array([1.5, 2.0, 3.0, 10.0])
     for size in (1, 2, 3):
@@ -309,13 +314,13 @@ def test_conditional_sampling_against_every_set(seed):
             assert np.all(bound <= corollary_16(base, chance)(orders) + 1e-12)
 
 
-def test_conditional_sampling_of_pure_dp_costs_twice():
+def test_conditional_sampling_of_pure_dp_costs_twice() -> None:
     claimed = proposition_15(PureDp(0.3), "until:1e-4", 1e-9).epsilon
     assert 0.3 < claimed <= 0.6 * (1 + 1e-5)
     assert not proposition_15(ApproximateDp(0.3, 0.1), "until:0.5", 0.2).applies
 
 
-def repeated_response(epsilon_0, k):
+def repeated_response(epsilon_0: Any, k: Any) -> Any:
     """Randomised response run k times, "yes" preferred: the best is "no" only if all runs are."""
     logs = -np.logaddexp(0.0, np.array([-epsilon_0, epsilon_0]))
     p, q = (np.array([np.exp(k * log), -np.expm1(k * log)]) for log in logs)
@@ -323,7 +328,7 @@ def repeated_response(epsilon_0, k):
 
 
 @pytest.mark.parametrize("k", [1, 3, 20])
-def test_a_fixed_number_of_runs_costs_k_times(k):
+def test_a_fixed_number_of_runs_costs_k_times(k: int) -> None:
     epsilon_0 = 0.4
     mechanism = repeated_response(epsilon_0, k)
     orders = np.array([1.5, 3.0, 20.0])
@@ -336,12 +341,12 @@ def test_a_fixed_number_of_runs_costs_k_times(k):
     assert mechanism.epsilon(1e-6) <= bound * (1.0 + 2e-10)
 
 
-def test_noisy_max_against_its_exact_law():
+def test_noisy_max_against_its_exact_law() -> None:
     # Three queries at (0, 0, 0), or (1, -1, -1) apart: P[first wins] by quadrature.
     sigma = 1.5
 
-    def wins(means):
-        def chance(i):
+    def wins(means: Any) -> Any:
+        def chance(i: Any) -> Any:
             others = [m for j, m in enumerate(means) if j != i]
             return integrate.quad(
                 lambda x: (
@@ -370,7 +375,7 @@ def test_noisy_max_against_its_exact_law():
     assert laplace <= 0.5 * (1 + 1e-9)
 
 
-def test_candidates_of_different_cost():
+def test_candidates_of_different_cost() -> None:
     law = repetitions.parse_repetitions("tnb:1,0.1")
     several = [DpSgd(2.0, 100, 0.01), DpSgd(3.0, 250, 0.01)]
     alone = [upper_bounds.published.profile(one, law, 1e-6).epsilon for one in several]
@@ -389,7 +394,7 @@ def test_candidates_of_different_cost():
     assert upper_bounds.published.largest_steps(0.5, 0.5, [(0.1, 1e-6)]) == 0
 
 
-def test_propose_test_release_shifts_the_profile():
+def test_propose_test_release_shifts_the_profile() -> None:
     released = GaussianMechanism(0.5)
     tested = upper_bounds.published.propose_test_release(released, 0.2, 1e-7, 2e-7)
     for epsilon in (0.3, 1.0, 2.0):
@@ -399,7 +404,7 @@ def test_propose_test_release_shifts_the_profile():
     assert value("region", tested, law.spec, 1e-4) > value("region", released, law.spec, 1e-4)
 
 
-def test_adaptive_sampling_costs_the_density_ratio():
+def test_adaptive_sampling_costs_the_density_ratio() -> None:
     base, law = GaussianMechanism(1.0), repetitions.parse_repetitions("tnb:1,0.1")
     plain = hypo(base, Adaptive(law, 1.0, 1.0), DELTA).epsilon
     assert plain == pytest.approx(upper_bounds.published.renyi(base, law, DELTA).epsilon, rel=1e-9)
@@ -415,7 +420,7 @@ def test_adaptive_sampling_costs_the_density_ratio():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_projected_densities_are_the_nearest(seed):
+def test_projected_densities_are_the_nearest(seed: int) -> None:
     rng = np.random.default_rng(seed)
     density, prior = 3.0 * rng.random(6), rng.dirichlet(np.ones(6))
     ours = upper_bounds.published.project_density(density, 0.6, 1.5, prior)
@@ -435,7 +440,7 @@ def test_projected_densities_are_the_nearest(seed):
         upper_bounds.published.project_density([math.nan], 0.5, 2.0)
 
 
-def test_tuning_on_a_subset_against_an_exact_mixture():
+def test_tuning_on_a_subset_against_an_exact_mixture() -> None:
     # The subset's run and the final run are randomised responses: everything is a finite sum.
     rate, orders = 0.3, np.array([2.0, 3.0, 5.0])
     tune, final = random_pair(1, 3), random_pair(2, 3)
@@ -450,7 +455,7 @@ def test_tuning_on_a_subset_against_an_exact_mixture():
         assert np.all(np.log(moments) / (orders - 1) <= bound + 1e-12)
 
 
-def test_tuning_on_a_subset_at_its_ends():
+def test_tuning_on_a_subset_at_its_ends() -> None:
     base, spec = GaussianMechanism(0.3), "tnb:0,0.01"
     law = repetitions.parse_repetitions(spec)
     costs = [
@@ -465,7 +470,7 @@ def test_tuning_on_a_subset_at_its_ends():
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("base", [GaussianMechanism(0.4), DpSgd(1.0, 100, 0.02), PureDp(0.3)])
-def test_tuning_as_a_mechanism(base):
+def test_tuning_as_a_mechanism(base: Any) -> None:
     law = repetitions.parse_repetitions("tnb:0,0.05")
     once = TunedMechanism(base, law)
     region = upper_bounds.region(base, law, DELTA).epsilon
@@ -479,7 +484,7 @@ def test_tuning_as_a_mechanism(base):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_tuning_twice_covers_an_exact_game(seed):
+def test_tuning_twice_covers_an_exact_game(seed: int) -> None:
     p, q = random_pair(seed, 3)
     law = repetitions.parse_repetitions("tnb:0,0.2")
     both = Composition((TunedMechanism(DiscreteMechanism(p, q), law),) * 2)
@@ -493,7 +498,7 @@ def test_tuning_twice_covers_an_exact_game(seed):
 
 
 @pytest.mark.parametrize("mu", [0.2, 1.0])
-def test_laws_in_their_limits(mu):
+def test_laws_in_their_limits(mu: float) -> None:
     base = GaussianMechanism(mu)
     poisson = value("region", base, "poisson:10")
     assert value("region", base, "binomial:1000000,1e-5") == pytest.approx(poisson, rel=1e-3)
@@ -506,7 +511,7 @@ def test_laws_in_their_limits(mu):
 
 
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "poisson:20"])
-def test_sampling_everything_is_the_gaussian_bound(spec):
+def test_sampling_everything_is_the_gaussian_bound(spec: str) -> None:
     almost, whole = DpSgd(3.0, 20, 1.0 - 1e-12), GaussianMechanism(math.sqrt(20) / 3.0)
     for name in ("region", "profile", "renyi", "lemma-7", "reduced-exact", "liu-talwar"):
         expected = value(name, whole, spec)
@@ -521,7 +526,7 @@ def test_sampling_everything_is_the_gaussian_bound(spec):
     st.sampled_from(["tnb:0,0.5", "tnb:1,0.5", "tnb:-0.5,0.5", "poisson:1"]),
     st.floats(2.0, 1e5),
 )
-def test_more_of_anything_costs_more(mu, factor, family, mean):
+def test_more_of_anything_costs_more(mu: Any, factor: Any, family: Any, mean: Any) -> None:
     law = repetitions.parse_repetitions(family).with_mean(mean)
     more = law.with_mean(mean * factor)
     base = upper_bounds.region(GaussianMechanism(mu), law, DELTA).epsilon
@@ -546,12 +551,12 @@ def test_more_of_anything_costs_more(mu, factor, family, mean):
         (PureDp(0.1), "tnb:0,1e-9", 1e-5),
     ],
 )
-def test_extremes_of_other_bases(base, spec, delta):
+def test_extremes_of_other_bases(base: PureDp | DpSgd, spec: str, delta: float) -> None:
     law = repetitions.parse_repetitions(spec)
     assert_in_order(upper_bounds.all_upper_bounds(base, law, delta))
 
 
-def test_what_is_refused():
+def test_what_is_refused() -> None:
     base, law = GaussianMechanism(1.0), repetitions.parse_repetitions("tnb:0,0.1")
     with pytest.raises(ValueError, match="ratio must be in"):
         hypo_curve(base, law, 0.5)
@@ -566,7 +571,7 @@ def test_what_is_refused():
     assert issubclass(accounting.DeltaUnreachable, ValueError)
 
 
-def test_the_tightest_bound_is_the_tight_one():
+def test_the_tightest_bound_is_the_tight_one() -> None:
     law = repetitions.parse_repetitions("tnb:0,0.05")
     assert upper_bounds.tuning_cost(GaussianMechanism(0.5), law, DELTA).name == "tight"
     # Where delta is large, setting the chance of a failure apart beats the region bound only.

@@ -1,6 +1,7 @@
 """The tight bound: against every order of small bases, the games that attain it, and limits."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +15,17 @@ from audit.upper_bounds.tight import _Envelope
 LAWS = ["fixed:2", "fixed:5", "poisson:3", "binomial:6,0.5", "tnb:0,0.05", "two-point:0.3,9"]
 
 
-def random_pair(seed, outputs):
+def random_pair(seed: Any, outputs: Any) -> Any:
     rng = np.random.default_rng(seed)
     return rng.dirichlet(np.ones(outputs)), rng.dirichlet(np.ones(outputs))
 
 
-def phi(x, law):
+def phi(x: Any, law: Any) -> Any:
     with np.errstate(divide="ignore"):
         return np.exp(law.log_phi_at(np.minimum(np.log(x), 0.0)))
 
 
-def worst_of_all_orders(p, q, law, epsilon):
+def worst_of_all_orders(p: Any, q: Any, law: Any, epsilon: Any) -> Any:
     """The largest hockey-stick divergence over all orders of n outputs, by 2^n subproblems.
 
     What an output adds depends on the set preferred to it, not on the order of that set.
@@ -49,7 +50,9 @@ def worst_of_all_orders(p, q, law, epsilon):
 @pytest.mark.parametrize("spec", LAWS)
 @pytest.mark.parametrize(("outputs", "parts"), [(3, 4), (11, 1)])
 @pytest.mark.parametrize("seed", range(2))
-def test_no_order_leaks_more_and_one_leaks_as_much(spec, outputs, parts, seed):
+def test_no_order_leaks_more_and_one_leaks_as_much(
+    spec: str, outputs: int, parts: int, seed: int
+) -> None:
     # A score may be randomised: every output is split into equal parts, ranked on their own.
     law = repetitions.parse_repetitions(spec)
     p, q = random_pair(seed, outputs)
@@ -69,7 +72,7 @@ def test_no_order_leaks_more_and_one_leaks_as_much(spec, outputs, parts, seed):
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("spec", LAWS)
-def test_outputs_that_one_side_never_gives(spec):
+def test_outputs_that_one_side_never_gives(spec: str) -> None:
     law, rng = repetitions.parse_repetitions(spec), np.random.default_rng(1)
     for seed in range(4):
         p, q = random_pair(seed, 7)
@@ -86,7 +89,7 @@ def test_outputs_that_one_side_never_gives(spec):
 
 @pytest.mark.parametrize("points", [3, 40])
 @pytest.mark.parametrize("spec", [*LAWS, "tnb:1,0.1@12"])
-def test_the_bound_is_safe_however_few_the_events(spec, points):
+def test_the_bound_is_safe_however_few_the_events(spec: str, points: int) -> None:
     law, (pair,) = repetitions.parse_repetitions(spec), GaussianMechanism(0.7).pairs
     coarse = TightCurve(pair, law, np.linspace(-6.0, 6.0, points))
     fine = TightCurve.at(pair, law, 1e-3)
@@ -96,7 +99,7 @@ def test_the_bound_is_safe_however_few_the_events(spec, points):
         assert game.delta(epsilon) <= fine.delta(epsilon)
 
 
-def test_one_run_is_covered_by_a_single_event():
+def test_one_run_is_covered_by_a_single_event() -> None:
     # One cell before it and one behind: neither has two neighbours whose chords could meet.
     p, q = np.array([0.05, 0.35, 0.6]), np.array([0.5, 0.4, 0.1])
     for pair in DiscreteMechanism(p, q).pairs:
@@ -107,7 +110,7 @@ def test_one_run_is_covered_by_a_single_event():
 
 
 @pytest.mark.parametrize("spec", ["fixed:4", "poisson:3", "tnb:0,0.05"])
-def test_folded_games_are_played_exactly(spec):
+def test_folded_games_are_played_exactly(spec: str) -> None:
     law, epsilon = repetitions.parse_repetitions(spec), 0.3
     p, q = np.array([0.1, 0.15, 0.2, 0.25, 0.3]), np.array([0.3, 0.25, 0.2, 0.15, 0.1])
     left = [np.append(np.cumsum(v[::-1])[::-1], 0.0) for v in (p, q)]
@@ -139,7 +142,7 @@ def test_folded_games_are_played_exactly(spec):
 )
 @pytest.mark.parametrize("spec", ["fixed:3", "poisson:20", "tnb:0,0.01"])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5])
-def test_it_is_attained(base, spec, delta):
+def test_it_is_attained(base: Any, spec: str, delta: float) -> None:
     law = repetitions.parse_repetitions(spec)
     tight = upper_bounds.tight(base, law, delta)
     assert tight.epsilon <= upper_bounds.region(base, law, delta).epsilon * (1 + 1e-9)
@@ -153,7 +156,7 @@ def test_it_is_attained(base, spec, delta):
     ("spec", "region", "tight"),
     [("fixed:10", 3.0096, 2.7273), ("fixed:3", 1.7186, 1.6306), ("poisson:20", 2.5734, 2.5511)],
 )
-def test_it_closes_the_gap_of_the_region_bound(spec, region, tight):
+def test_it_closes_the_gap_of_the_region_bound(spec: str, region: float, tight: float) -> None:
     base, law = GaussianMechanism(0.24721), repetitions.parse_repetitions(spec)
     assert upper_bounds.region(base, law, 1e-5).epsilon == pytest.approx(region, rel=1e-4)
     assert upper_bounds.tight(base, law, 1e-5).epsilon == pytest.approx(tight, rel=2e-4)
@@ -163,7 +166,7 @@ def test_it_closes_the_gap_of_the_region_bound(spec, region, tight):
     assert attained == pytest.approx(TunedOrder(0.24721, law, order, 0.01).epsilon(1e-5), rel=1e-4)
 
 
-def test_one_run_costs_one_run():
+def test_one_run_costs_one_run() -> None:
     base, law = GaussianMechanism(0.8), repetitions.parse_repetitions("fixed:1")
     assert upper_bounds.tight(base, law, 1e-6).epsilon == pytest.approx(
         base.epsilon(1e-6), rel=1e-6
@@ -176,7 +179,7 @@ def test_one_run_costs_one_run():
     "spec",
     ["tnb:0,0.01", pytest.param("fixed:1000", marks=pytest.mark.slow), "poisson:0.01"],
 )
-def test_extreme_bases_keep_their_order(mu, spec):
+def test_extreme_bases_keep_their_order(mu: float, spec: str) -> None:
     base, law = GaussianMechanism(mu), repetitions.parse_repetitions(spec)
     for delta in (1e-15, 0.3):
         attained, tight, region = (
@@ -187,7 +190,7 @@ def test_extreme_bases_keep_their_order(mu, spec):
 
 
 @pytest.mark.parametrize("spec", ["tnb:0,1e-170", "tnb:0,1e-200", "tnb:0,1e-299"])
-def test_ever_so_many_runs_leak_no_less_than_an_attack_attains(spec):
+def test_ever_so_many_runs_leak_no_less_than_an_attack_attains(spec: str) -> None:
     # E[K] is up to 10^296: products of slopes of phi overflow, and once did in the hull.
     base, law = GaussianMechanism(1.0), repetitions.parse_repetitions(spec)
     attained = upper_bounds.worst_order(base, law, 1e-5).epsilon
@@ -197,7 +200,7 @@ def test_ever_so_many_runs_leak_no_less_than_an_attack_attains(spec):
         )
 
 
-def test_a_bound_below_what_an_attack_attains_is_not_believed():
+def test_a_bound_below_what_an_attack_attains_is_not_believed() -> None:
     base, law = GaussianMechanism(1.0), "tnb:0,0.01"
     rows = [upper_bounds.region(base, law, 1e-5), upper_bounds.worst_order(base, law, 1e-5)]
     assert registry.without_contradictions(rows) == rows
@@ -212,7 +215,7 @@ def test_a_bound_below_what_an_attack_attains_is_not_believed():
     assert registry.without_contradictions([monotone, attack]) == [monotone, attack]
 
 
-def test_the_best_column_of_every_row_is_found_in_whatever_order_epsilons_are_asked():
+def test_the_best_column_of_every_row_is_found_in_whatever_order_epsilons_are_asked() -> None:
     rng = np.random.default_rng(17)
     gains, slopes, weights = rng.random((60, 40)), rng.random((60, 40)), rng.random(60)
     rows = _Envelope(gains, weights, slopes)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from audit.upper_bounds.until_accepted import _smallest_epsilon
 DELTA = 1e-5
 
 
-def brute_force(steps, epsilon, *, only_last):
+def brute_force(steps: Any, epsilon: Any, *, only_last: Any) -> Any:
     """The largest P(E) - e^epsilon Q(E) over all sets of accepted outputs and all events E."""
     outputs = len(steps[0][0])
     sets = [np.array(one, dtype=bool) for one in itertools.product((0, 1), repeat=outputs)]
@@ -38,7 +39,9 @@ def brute_force(steps, epsilon, *, only_last):
 @pytest.mark.parametrize("only_last", [False, True])
 @pytest.mark.parametrize("epsilon", [0.3, 1.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_rule_of_small_cases_costs_more_and_some_rule_costs_as_much(seed, epsilon, only_last):
+def test_no_rule_of_small_cases_costs_more_and_some_rule_costs_as_much(
+    seed: int, epsilon: float, only_last: bool
+) -> None:
     rng = np.random.default_rng(seed)
     laws = [np.sort(rng.dirichlet(np.full(4, 3.0))) for _ in range(3)]
     steps = [(law, law[::-1]) for law in laws]  # a pair and its mirror image are equally private
@@ -55,14 +58,14 @@ def test_no_rule_of_small_cases_costs_more_and_some_rule_costs_as_much(seed, eps
     ("steps", "value"),
     [((0.25, 0.5, 1.0), 4.83823), ((0.5, 0.5), 2.79932), ((0.1,) * 20, 1.16301)],
 )
-def test_known_values(steps, value):
+def test_known_values(steps: Any, value: float) -> None:
     assert until_accepted(steps, DELTA) == pytest.approx(value, abs=2e-5)
 
 
-def test_an_interval_of_rejected_outputs_attains_the_cost_of_two_steps():
+def test_an_interval_of_rejected_outputs_attains_the_cost_of_two_steps() -> None:
     mu, epsilon = 0.5, until_accepted((0.5, 0.5), DELTA)
 
-    def leaked(eps):
+    def leaked(eps: Any) -> Any:
         # Rejects low < y < high; an accepted y counts if its likelihood ratio exceeds e^eps.
         low, high = np.linspace(2.5, 3.3, 161)[:, None], np.linspace(5.0, 6.5, 301)
         counts = np.maximum(np.stack(np.broadcast_arrays(low, high)), eps / mu + mu / 2.0)
@@ -75,12 +78,12 @@ def test_an_interval_of_rejected_outputs_attains_the_cost_of_two_steps():
     assert leaked(epsilon * (1.0 - 1e-5)) > DELTA
 
 
-def test_half_lines_attain_the_ex_post_cost():
+def test_half_lines_attain_the_ex_post_cost() -> None:
     steps, share = (0.25, 0.5, 1.0), DELTA / 3
     epsilon = until_accepted_ex_post(steps, DELTA)[-1]
     first, second = np.linspace(-0.5, 0.3, 81)[:, None], np.linspace(1.3, 2.0, 71)
 
-    def leaked(eps):
+    def leaked(eps: Any) -> Any:
         log_p = log_ndtr(0.25 - first) + log_ndtr(0.5 - second)
         log_q = log_ndtr(-first) + log_ndtr(-second)
         return (np.exp(log_p) * gaussian_profile(eps + log_q - log_p, 1.0)).max()
@@ -90,13 +93,13 @@ def test_half_lines_attain_the_ex_post_cost():
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.3, 5.0])
-def test_one_step_costs_one_run(mu):
+def test_one_step_costs_one_run(mu: float) -> None:
     one = GaussianMechanism(mu).epsilon(DELTA)
     assert until_accepted([mu], DELTA) == pytest.approx(one, rel=1e-7)
     assert until_accepted_ex_post([mu], DELTA) == pytest.approx((one,), rel=1e-7)
 
 
-def test_a_negligible_step_adds_almost_nothing():
+def test_a_negligible_step_adds_almost_nothing() -> None:
     one = GaussianMechanism(1.0).epsilon(DELTA)
     for steps in ((1.0, 1e-3), (1e-3, 1.0)):
         assert one <= until_accepted(steps, DELTA) <= one + 2e-3
@@ -104,13 +107,15 @@ def test_a_negligible_step_adds_almost_nothing():
 
 @pytest.mark.parametrize("steps", [(2.0, 0.1, 1.0), (0.3, 0.3, 0.3, 0.3), (4.0, 2.0), (0.1, 0.2)])
 @pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
-def test_the_cost_lies_between_the_largest_step_and_the_composition(steps, delta):
+def test_the_cost_lies_between_the_largest_step_and_the_composition(
+    steps: Any, delta: float
+) -> None:
     together = Composition([GaussianMechanism(mu) for mu in steps]).epsilon(delta)
     most = max(GaussianMechanism(mu).epsilon(delta) for mu in steps)
     assert most < until_accepted(steps, delta) < together
 
 
-def test_the_first_ex_post_cost_is_that_of_one_run_with_its_share_of_delta():
+def test_the_first_ex_post_cost_is_that_of_one_run_with_its_share_of_delta() -> None:
     costs = until_accepted_ex_post((0.25, 0.5, 1.0), DELTA)
     assert costs[0] == pytest.approx(GaussianMechanism(0.25).epsilon(DELTA / 3), rel=1e-7)
     assert costs[-1] > GaussianMechanism(1.0).epsilon(DELTA / 3)
@@ -125,7 +130,7 @@ def test_the_first_ex_post_cost_is_that_of_one_run_with_its_share_of_delta():
         ((1.0,), 1.0, "delta must be in"),
     ],
 )
-def test_bad_input_is_refused(steps, delta, message):
+def test_bad_input_is_refused(steps: Any, delta: float, message: str) -> None:
     for function in (until_accepted, until_accepted_ex_post):
         with pytest.raises(InvalidInput, match=message):
             function(steps, delta)

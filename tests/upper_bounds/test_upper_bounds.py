@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,16 +35,16 @@ LAWS = [
 ]
 
 
-def by_name(base, spec, delta):
+def by_name(base: Any, spec: Any, delta: Any) -> Any:
     law = repetitions.parse_repetitions(spec)
     return {bound.name: bound for bound in upper_bounds.all_upper_bounds(base, law, delta)}
 
 
-def hockey_stick(p, q, epsilon):
+def hockey_stick(p: Any, q: Any, epsilon: Any) -> Any:
     return float(np.sum(np.maximum(p - math.exp(epsilon) * q, 0.0)))
 
 
-def tuned(masses, order, law):
+def tuned(masses: Any, order: Any, law: Any) -> Any:
     """Distribution of the best of K outputs, the order from worst to best (X theorem 2)."""
     at_or_below = np.cumsum(masses[list(order)])
     phi = law.phi(np.minimum(np.concatenate([[0.0], at_or_below]), 1.0))
@@ -52,7 +53,7 @@ def tuned(masses, order, law):
     return result
 
 
-def test_known_values():
+def test_known_values() -> None:
     bounds = by_name(GaussianMechanism(0.24721), "tnb:0,0.01", 1e-5)
     expected = {
         "renyi": 1.889,
@@ -75,7 +76,7 @@ def test_known_values():
         (1.0, "tnb:1,0.01", {"renyi": 10.741, "profile": 9.79, "region": 8.36}),
     ],
 )
-def test_published_values(mu, spec, values):
+def test_published_values(mu: float, spec: str, values: dict[str, float]) -> None:
     # `renyi` is what dp-accounting's RepeatAndSelectDpEvent gives for sigma = 1.
     bounds = by_name(GaussianMechanism(mu), spec, 1e-5)
     for name, value in values.items():
@@ -86,7 +87,7 @@ def test_published_values(mu, spec, values):
 @pytest.mark.parametrize("mu", [pytest.param(0.02, marks=pytest.mark.slow), 0.24721, 1.0, 4.0])
 @pytest.mark.parametrize("spec", LAWS)
 @pytest.mark.parametrize("delta", [pytest.param(1e-12, marks=pytest.mark.slow), 1e-5, 1e-2])
-def test_hierarchy(mu, spec, delta):
+def test_hierarchy(mu: float, spec: str, delta: float) -> None:
     bounds = by_name(GaussianMechanism(mu), spec, delta)
     exact, worst, region = (bounds[n] for n in ("reduced-exact", "worst-order", "region"))
     # The cells of worst-order are coarser than those of reduced-exact, by under 1e-4.
@@ -100,7 +101,7 @@ def test_hierarchy(mu, spec, delta):
     assert 0 <= exact.error <= 1e-3 * max(exact.epsilon, 1e-3)
 
 
-def test_one_run_costs_one_run():
+def test_one_run_costs_one_run() -> None:
     base = GaussianMechanism(0.8)
     bounds = by_name(base, "fixed:1", 1e-6)
     for name in ("reduced-exact", "worst-order", "region"):
@@ -108,15 +109,15 @@ def test_one_run_costs_one_run():
     assert bounds["reduced-renyi"].epsilon == pytest.approx(base.renyi_epsilon(1e-6), rel=1e-6)
 
 
-def test_fixed_k_of_the_largest_is_the_extreme_value_law():
+def test_fixed_k_of_the_largest_is_the_extreme_value_law() -> None:
     # P[max of k <= x] = Phi(x)^k; hockey stick by adaptive quadrature, a second computation.
     k, mu, epsilon = 5, 0.6, 0.7
     game = ReducedGame(mu, repetitions.parse_repetitions(f"fixed:{k}"))
 
-    def density(x):
+    def density(x: Any) -> Any:
         return k * special.ndtr(x) ** (k - 1) * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
-    def positive(x, sign):
+    def positive(x: Any, sign: Any) -> Any:
         p, q = density(x), density(x - mu)
         p, q = (p, q) if sign > 0 else (q, p)
         return max(p - math.exp(epsilon) * q, 0.0)
@@ -130,11 +131,11 @@ def test_fixed_k_of_the_largest_is_the_extreme_value_law():
     assert game.delta(epsilon) >= exact * (1 - 1e-9)
 
 
-def test_reduced_renyi_by_quadrature():
+def test_reduced_renyi_by_quadrature() -> None:
     mu, law, alpha = 0.5, repetitions.parse_repetitions("tnb:0,0.02"), 6.0
     game = ReducedGameRenyi(mu, law)
 
-    def density(x):
+    def density(x: Any) -> Any:
         value = float(law.phi_prime_survival(special.ndtr(-x)))
         return value * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
@@ -156,7 +157,7 @@ def test_reduced_renyi_by_quadrature():
     [SplitOrder(0.8), FoldedOrder(0.5, (-3.0, -1.0, 0.4), (2.5, 1.4, 0.6))],
     ids=["split", "folded"],
 )
-def test_masses_of_an_order_by_simulation(order):
+def test_masses_of_an_order_by_simulation(order: FoldedOrder | SplitOrder) -> None:
     # 150,000 tunings, 7 bins: each count within 5 standard deviations (false alarm 1e-5 in all).
     mu, law, size = 0.9, repetitions.parse_repetitions("poisson:4"), 150_000
     rng = np.random.default_rng(3)
@@ -182,7 +183,7 @@ def test_masses_of_an_order_by_simulation(order):
         assert lower.sum() == pytest.approx(1 - law.probability_of_none, abs=1e-8)
 
 
-def test_a_folded_order_leaks_more_than_any_split_order():
+def test_a_folded_order_leaks_more_than_any_split_order() -> None:
     # So split orders are not optimal; a score as continuous as |x - c| leaks more than both.
     law = repetitions.parse_repetitions("tnb:1,0.01")
     _, split = worst_case_split_order(1.0, law, 1e-5)
@@ -200,13 +201,13 @@ def test_a_folded_order_leaks_more_than_any_split_order():
 @pytest.mark.thin(5)
 @pytest.mark.parametrize("spec", ["tnb:0,0.01", "tnb:1,0.01", "poisson:20", "binomial:30,0.5"])
 @pytest.mark.parametrize("mu", [0.24721, 1.0, 5.0])
-def test_region_bound_is_nearly_attained(spec, mu):
+def test_region_bound_is_nearly_attained(spec: str, mu: float) -> None:
     bounds = by_name(GaussianMechanism(mu), spec, 1e-5)
     gap = bounds["region"].epsilon / bounds["worst-order"].epsilon - 1
     assert 0 <= gap < (5e-4 if spec.startswith("tnb") else 1.3e-2)
 
 
-def test_best_split_order_beats_the_increasing_score():
+def test_best_split_order_beats_the_increasing_score() -> None:
     law = repetitions.parse_repetitions("tnb:1,0.01")
     order, epsilon = worst_case_split_order(1.0, law, 1e-5)
     increasing = TunedOrder(1.0, law, SplitOrder(-np.inf)).epsilon(1e-5)
@@ -218,21 +219,21 @@ def test_best_split_order_beats_the_increasing_score():
 
 
 @pytest.mark.parametrize("scale", [0.1, 1e-20])
-def test_a_corner_is_where_the_chords_of_its_neighbours_meet(scale):
+def test_a_corner_is_where_the_chords_of_its_neighbours_meet(scale: float) -> None:
     # s' = 4 s up to the corner at s = 5/3, then 5 + s; events however small keep their digits.
     s, with_record = scale * np.array([[0.0, 1.0, 3.0, 4.0], [0.0, 4.0, 8.0, 9.0]])
     corners = -np.expm1(corner_events(np.log1p(-s), np.log1p(-with_record)))
     assert corners[:, 1] / scale == pytest.approx([5 / 3, 20 / 3], rel=1e-12)
 
 
-def test_attack_order_prefers_events_that_can_be_seen():
+def test_attack_order_prefers_events_that_can_be_seen() -> None:
     law, mu = repetitions.parse_repetitions("tnb:0,0.01"), accounting.calibrate_mu(4.0, 1e-5)
     _, few = attack_order(mu, law, 1e-5, 300)
     _, many = attack_order(mu, law, 1e-5, 1_000_000)
     assert many < few < 0
 
 
-def test_region_of_pure_dp_tends_to_two_plus_eta():
+def test_region_of_pure_dp_tends_to_two_plus_eta() -> None:
     # Discrete dominating pair: (2 + eta) eps as gamma -> 0 (PS corollary 3), from below.
     for eta, spec in ((0.0, "tnb:0,1e-12"), (1.0, "tnb:1,1e-12"), (0.5, "tnb:0.5,1e-12")):
         bound = upper_bounds.region(PureDp(1.0), repetitions.parse_repetitions(spec), 1e-9)
@@ -245,7 +246,7 @@ def test_region_of_pure_dp_tends_to_two_plus_eta():
     assert bounds["reduced-exact"].assumes.startswith("does not apply")
 
 
-def test_example_1_of_xiang_et_al_nearly_attains_three_epsilon():
+def test_example_1_of_xiang_et_al_nearly_attains_three_epsilon() -> None:
     b, d, e = 1e-3, 1e2, math.e
     p = np.array([1 - b * e - d * b, b * e, d * b])
     q = np.array([1 - b - d * b * e, b, d * b * e])
@@ -261,7 +262,7 @@ def test_example_1_of_xiang_et_al_nearly_attains_three_epsilon():
 
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(40))
-def test_no_order_of_a_discrete_base_exceeds_the_region_bound(seed):
+def test_no_order_of_a_discrete_base_exceeds_the_region_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     size = int(rng.integers(2, 6))
     concentration = float(rng.choice([0.2, 1.0, 5.0]))
@@ -286,7 +287,7 @@ def test_no_order_of_a_discrete_base_exceeds_the_region_bound(seed):
     assert tightest <= 1e-4
 
 
-def test_region_bound_grows_with_everything():
+def test_region_bound_grows_with_everything() -> None:
     law = repetitions.parse_repetitions("tnb:0,0.01")
     by_mu = [upper_bounds.region(GaussianMechanism(m), law, 1e-5).epsilon for m in (0.1, 0.2, 0.4)]
     assert by_mu == sorted(by_mu)
@@ -311,11 +312,11 @@ def test_region_bound_grows_with_everything():
         pytest.param("two-point:1e-6,1000000", marks=pytest.mark.slow),
     ],
 )
-def test_extreme_settings_are_finite_and_in_order(mu, delta, spec):
+def test_extreme_settings_are_finite_and_in_order(mu: float, delta: float, spec: str) -> None:
     assert_in_order(by_name(GaussianMechanism(mu), spec, delta).values())
 
 
-def test_bounds_that_do_not_apply_say_why():
+def test_bounds_that_do_not_apply_say_why() -> None:
     bounds = by_name(GaussianMechanism(0.5), "two-point:0.1,10", 1e-5)
     for name in ("liu-talwar", "renyi", "profile"):
         assert not bounds[name].applies
@@ -324,7 +325,7 @@ def test_bounds_that_do_not_apply_say_why():
         by_name(GaussianMechanism(0.5), "fixed:2", 1.5)
 
 
-def exact_renyi(mu, law, order, sign):
+def exact_renyi(mu: Any, law: Any, order: Any, sign: Any) -> Any:
     """Of the reduced game, by the trapezoid rule on a grid that resolves the sharpest bend."""
     low, high, cells = -45.0 - order * mu, 45.0 + (order + 1.0) * mu, 1_500_000
     x = np.linspace(low, high, cells + 1)
@@ -337,7 +338,7 @@ def exact_renyi(mu, law, order, sign):
 
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(4))
-def test_the_renyi_divergence_of_the_reduced_game_is_never_low(seed):
+def test_the_renyi_divergence_of_the_reduced_game_is_never_low(seed: int) -> None:
     # Sharp bends, where one run and many weigh the same, are what a coarse grid passes over.
     rng = np.random.default_rng(seed)
     many, few = int(np.exp(rng.uniform(1.0, 14.0))), float(np.exp(rng.uniform(-9.0, -0.1)))
@@ -362,7 +363,7 @@ def test_the_renyi_divergence_of_the_reduced_game_is_never_low(seed):
 
 
 @pytest.mark.parametrize(("mean", "other"), [(0.0, 1.0), (1.0, 0.0)])
-def test_cells_of_which_rounding_leaves_no_mass_still_count(mean, other):
+def test_cells_of_which_rounding_leaves_no_mass_still_count(mean: float, other: float) -> None:
     # One run, cells where p > q: the integral of p^4 q^-3, all but constant over so short cells.
     order, width = 4.0, 2e-15
     edges = (-3.0 if mean < other else 4.0) + width * np.arange(9.0)
@@ -373,13 +374,13 @@ def test_cells_of_which_rounding_leaves_no_mass_still_count(mean, other):
     assert np.all(found >= exact - 1e-9)
 
 
-def test_algorithm_3_is_never_below_what_the_reduced_game_leaks():
+def test_algorithm_3_is_never_below_what_the_reduced_game_leaks() -> None:
     # A slice of python -m benchmarks.reduced_renyi, whose 2,000 settings docs/theory.md reports.
     shares = [share_of_delta(one) for one in settings(10, seed=5)]
     assert 0.1 < max(shares) <= 1.0
 
 
-def test_a_two_point_law_that_a_coarse_grid_puts_too_low():
+def test_a_two_point_law_that_a_coarse_grid_puts_too_low() -> None:
     base, law = (
         GaussianMechanism(0.2196194),
         repetitions.parse_repetitions("two-point:0.00075,39584"),
@@ -389,14 +390,14 @@ def test_a_two_point_law_that_a_coarse_grid_puts_too_low():
     assert exact.epsilon - exact.error <= found == pytest.approx(8.41987, abs=1e-5)
 
 
-def test_an_enormous_mu_takes_no_enormous_memory():
+def test_an_enormous_mu_takes_no_enormous_memory() -> None:
     # It once took 24 GB; cells are counted, not bytes.
     mu, law = 1000.0, repetitions.parse_repetitions("tnb:0,0.01")
     assert len(ReducedGame(mu, law)._edges) <= 2**18 + 2
     assert len(ReducedGameRenyi(mu, law)._cells(1.0 + 0.2)) < 20_000
 
 
-def test_a_law_is_taken_as_text_at_every_door():
+def test_a_law_is_taken_as_text_at_every_door() -> None:
     text, law = "tnb:1,0.1", repetitions.parse_repetitions("tnb:1,0.1")
     base, alpha = GaussianMechanism(0.5), np.array([2.0, 8.0])
     doors = [
@@ -417,7 +418,7 @@ def test_a_law_is_taken_as_text_at_every_door():
         assert door(text) == door(law)
 
 
-def test_at_little_noise_what_is_lost_to_rounding_is_no_number():
+def test_at_little_noise_what_is_lost_to_rounding_is_no_number() -> None:
     # One run costs 3,541 alone; the masses that decide underflow, and mu "G" is 1e+21.
     base, law = accounting.DpSgd(0.1, 100, 0.5), repetitions.parse_repetitions("tnb:0,0.01")
     assert "they underflow" in upper_bounds.reduced_exact(base, law, 1e-5).reason
