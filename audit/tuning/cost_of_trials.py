@@ -34,7 +34,7 @@ from audit.tuning.budget import Budget, filter_for, odometer
 from audit.upper_bounds import (
     ProtocolLike,
     UpperBound,
-    grid_gaussian,
+    grid_log_concave,
     grid_tight,
     smallest,
     tuning_cost,
@@ -49,7 +49,7 @@ PLANS = ("planned", "adaptive")
 
 _ALL = "composition of all"
 # Without the bound by composition, which takes long for many different trials and is known already.
-_OF_GRIDS = grid, grid_tight, grid_gaussian
+_OF_GRIDS = grid, grid_tight, grid_log_concave
 _ASSUMED = {
     "grid": "the list of trials was fixed beforehand, each was run once and to its end, and none "
     "depended on another's outcome",

@@ -15,8 +15,8 @@ from audit.upper_bounds.comparison import ComparedProtocol, compare_protocols
 from audit.upper_bounds.composed import AllRuns, TunedMechanism
 from audit.upper_bounds.conditional import TwoEvents
 from audit.upper_bounds.grid import GridCurve
-from audit.upper_bounds.grid_by_domination import dominating_mu, grid_gaussian
 from audit.upper_bounds.grid_of_gaussians import grid_tight
+from audit.upper_bounds.grid_of_log_concave_losses import grid_log_concave, log_concave_pair
 from audit.upper_bounds.histories import ComposedRuns, HistoryCurve
 from audit.upper_bounds.inverse import (
     AffordableRepetitions,
@@ -78,12 +78,12 @@ __all__ = [
     "calibrate_noise",
     "calibrate_runs",
     "compare_protocols",
-    "dominating_mu",
     "entries",
     "find",
     "first_accepted",
-    "grid_gaussian",
+    "grid_log_concave",
     "grid_tight",
+    "log_concave_pair",
     "noisy_max_composition",
     "reduced_exact",
     "region",

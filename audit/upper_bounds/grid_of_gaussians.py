@@ -10,7 +10,7 @@ import math
 import numpy as np
 from scipy import special
 
-from audit.accounting import DeltaUnreachable, Mechanism, solve_epsilon
+from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
 from audit.accounting.pairs import GaussianPair
 from audit.arrays import FloatArray, IntArray
 from audit.errors import NotApplicable
@@ -73,7 +73,7 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     )
 
 
-def by_chance(pair: GaussianPair, protocol: Grid, delta: float) -> float:
+def by_chance(pair: DominatingPair, protocol: Grid, delta: float) -> float:
     """Smallest epsilon where candidates are left out by chance.
 
     Args:

@@ -164,7 +164,7 @@ def entries(protocol: type[Protocol] = RandomSearch) -> list[Entry]:
     Example:
         >>> from audit.protocols import Grid
         >>> [entry.name for entry in entries(Grid)]
-        ['composition', 'grid', 'grid-gaussian', 'grid-tight']
+        ['composition', 'grid', 'grid-log-concave', 'grid-tight']
     """
     found = [entry for entry in _ENTRIES.values() if entry.protocol is protocol]
     return sorted(found, key=lambda entry: (entry.is_special, entry.place))

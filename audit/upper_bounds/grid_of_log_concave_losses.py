@@ -1,0 +1,304 @@
+"""The cost of a grid on a base whose privacy loss almost has a log-concave density.
+
+Proposition 6 of docs/theory.md: if, apart from outputs that reveal the data set, the privacy loss
+of one run has a log-concave density, a grid of m costs what `tight` says of fixed:m. The loss of
+composed sampled batches is log-concave except in far tails, and known on a lattice. So each
+direction is replaced by a pair that dominates it and meets the condition:
+
+1. The right tail, of a small probability, is moved to an infinite loss.
+2. The masses of the rest, in bins, give a density at the middles of the bins. The least concave
+   majorant of its logarithm is interpolated linearly. Left tails that are not concave are cut off.
+3. The density is cut or scaled to the right total, and shifted to the right until the loss is
+   stochastically at least as large as before. This only raises the privacy profile, because the
+   profile is E[(1 - e^(epsilon - loss))_+], and it lowers P', whose lost mass gets the loss -inf.
+4. Each piece is spread over its ends such that its mass under P and P' is preserved.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from audit.accounting import (
+    DeltaUnreachable,
+    LossPair,
+    Mechanism,
+    compose,
+    solve_epsilon,
+)
+from audit.accounting.pairs import DominatingPair, GaussianPair, PrivacyLossPmf
+from audit.arrays import FloatArray
+from audit.errors import NotApplicable
+from audit.protocols import Grid
+from audit.repetitions import Binomial, Fixed
+from audit.upper_bounds.grid import kinds_of_candidates
+from audit.upper_bounds.grid_of_gaussians import by_chance
+from audit.upper_bounds.region import region_curve
+from audit.upper_bounds.registry import BoundValue, bound
+from audit.upper_bounds.tight import TightCurve
+
+# Shares of delta that runs may reveal the data set with, and left tails that may be cut off.
+_SHARES = (0.5, 0.1, 0.02, 1e-3, 1e-5, 1e-8)
+_LEFT_TAILS = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
+_REGION_POINTS = 1 << 11
+# Bins per standard deviation of the loss, and the fewest points of the lattice in a bin.
+_BINS, _POINTS_OF_BIN = 400, 8
+# Beyond, a bin does not resolve the density.
+_WIDEST_BIN = 0.1
+_SMALLEST_MASS = 1e-290
+# Where more of P' than this is lost, the density is not smooth; mu of the smoothing, in standard
+# deviations of the loss.
+_JAGGED, _SMOOTHING = 0.1, 0.12
+# Of the shift, and absolute: far above the rounding of a quantile.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class _Density:
+    """A density that is exponential between points: log-concave if the slopes decrease.
+
+    Attributes:
+        at: the points [n], increasing.
+        log: the logarithm [n] of the density there.
+    """
+
+    at: FloatArray
+    log: FloatArray
+
+    @property
+    def widths(self) -> FloatArray:
+        """Widths [n-1] of the pieces."""
+        return np.diff(self.at)
+
+    @property
+    def masses(self) -> FloatArray:
+        """Masses [n-1] of the pieces."""
+        return np.exp(self.log[:-1]) * self.widths * _mean_exp(np.diff(self.log))
+
+    def cut_to(self, total: float) -> "_Density":
+        """The right part of this total mass, at most that of all."""
+        above = np.append(np.cumsum(self.masses[::-1])[::-1], 0.0)
+        j = int(np.flatnonzero(above >= total)[-1])
+        slope = (self.log[j + 1] - self.log[j]) / (self.at[j + 1] - self.at[j])
+        back = float(_distance(np.array([total - above[j + 1]]), self.log[j + 1], -slope)[0])
+        return _Density(
+            np.append(self.at[j + 1] - back, self.at[j + 1 :]),
+            np.append(self.log[j + 1] - slope * back, self.log[j + 1 :]),
+        )
+
+    def where_below(self, masses: FloatArray) -> FloatArray:
+        """The points [m] to the left of which these masses [m] lie."""
+        below = np.append(0.0, np.cumsum(self.masses))
+        j = np.clip(np.searchsorted(below, masses, side="right") - 1, 0, len(below) - 2)
+        slopes = (np.diff(self.log) / self.widths)[j]
+        into = _distance(masses - below[j], self.log[j], slopes)
+        return self.at[j] + np.clip(into, 0.0, self.widths[j])
+
+    @property
+    def mirrored(self) -> "_Density":
+        """The density of the opposite number."""
+        return _Density(-self.at[::-1], self.log[::-1])
+
+
+def _mean_exp(s: FloatArray) -> FloatArray:
+    """(e^s - 1) / s [n]: the mean of e^x for x from 0 to s."""
+    small = np.abs(s) < 1e-5
+    safe = np.where(small, 1.0, s)
+    return np.where(small, 1.0 + s / 2.0 + s * s / 6.0, np.expm1(safe) / safe)
+
+
+def _distance(mass: FloatArray, log: FloatArray, slope: FloatArray) -> FloatArray:
+    """How far a mass [n] reaches from a point with this log density and slope."""
+    flat = mass * np.exp(-log)
+    bend = slope * flat
+    small = np.abs(bend) < 1e-8
+    safe = np.where(small, 1.0, slope)
+    # A slope that loses more mass than there is has no such distance: the caller clips it.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        exact = np.log1p(np.where(small, 0.0, bend)) / safe
+    return np.nan_to_num(np.where(small, flat * (1.0 - bend / 2.0), exact), nan=np.inf)
+
+
+def log_concave_pair(pair: DominatingPair, spent: float, left_tail: float = 0.0) -> LossPair:
+    """A pair that dominates another, and whose finite losses have a log-concave density.
+
+    Args:
+        pair: the pair, preferably with losses on a fine lattice.
+        spent: the largest probability of finite losses that become infinite.
+        left_tail: the largest probability of losses that are cut off on the left.
+
+    Raises:
+        NotApplicable: the lattice is too coarse to see a density.
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> pair = DpSgd(4.0, 500, 0.2).pairs[0]
+        >>> found = log_concave_pair(pair, 1e-9)
+        >>> 0.0 < float(found.profile(4.0)) / float(pair.profile(4.0)) - 1.0 < 1e-3
+        True
+    """
+    return _connected(*_dominating(_on_lattice(pair), spent, left_tail))
+
+
+def _dominating(pmf: PrivacyLossPmf, spent: float, left_tail: float) -> tuple[_Density, float]:
+    """The density of finite losses, and the probability of an infinite loss."""
+    loss, mass = pmf.loss, np.exp(pmf.log_mass)
+    spacing = float(loss[-1] - loss[0]) / (len(loss) - 1)
+    deviation = _deviation(pmf)
+    points = max(int(deviation / _BINS / spacing), _POINTS_OF_BIN)
+    if points * spacing > _WIDEST_BIN * deviation:
+        raise NotApplicable("its losses are too coarse to have a density")
+    at_least = np.append(np.cumsum(mass[::-1])[::-1], 0.0) + pmf.p_only
+    below = np.append(0.0, np.cumsum(mass))
+    starts = np.arange(0, len(loss), points)
+    ends = np.append(starts[1:], len(loss))
+    in_bins = np.add.reduceat(mass, starts)
+    last = int(np.argmax(at_least[ends] <= max(spent, pmf.p_only)))
+    kept = (in_bins > _SMALLEST_MASS) & (below[starts] >= left_tail)
+    kept[last + 1 :] = False
+    if kept.sum() < 3:
+        raise NotApplicable("its losses are too few to have a density")
+    beyond = float(at_least[ends[last]])
+    density = _majorant(
+        0.5 * (loss[starts] + loss[ends - 1])[kept],
+        np.log(in_bins[kept] / ((ends - starts)[kept] * spacing)),
+        float(loss[starts[kept][0]]),
+        float(loss[ends[kept][-1] - 1]) + 0.5 * spacing,
+    )
+    total = float(density.masses.sum())
+    if total >= 1.0 - beyond:
+        density = density.cut_to(1.0 - beyond)
+    else:
+        density = _Density(density.at, density.log + np.log((1.0 - beyond) / total))
+    # Quantiles of both from the nearer end, so that tails keep their digits.
+    left = at_least[:-1] >= 0.5
+    right = ~left & (at_least[:-1] > beyond)
+    behind = loss[left] - density.where_below(below[:-1][left])
+    ahead = loss[right] + density.mirrored.where_below(at_least[:-1][right] - beyond)
+    shift = max(float(behind.max(initial=0.0)), float(ahead.max(initial=0.0)))
+    return _Density(density.at + shift * (1.0 + _ROUNDING) + _ROUNDING, density.log), beyond
+
+
+def _composed(*pairs: DominatingPair) -> PrivacyLossPmf:
+    try:
+        return compose([(pair, 1) for pair in pairs]).pmf
+    except DeltaUnreachable as error:
+        raise NotApplicable(str(error)) from error
+
+
+def _deviation(pmf: PrivacyLossPmf) -> float:
+    """Standard deviation of the finite losses."""
+    mass = np.exp(pmf.log_mass)
+    mean = float(mass @ pmf.loss / mass.sum())
+    return float(np.sqrt(mass @ np.square(pmf.loss - mean) / mass.sum()))
+
+
+def _on_lattice(pair: DominatingPair) -> PrivacyLossPmf:
+    if isinstance(pair, LossPair) and len(pair.pmf.loss) > 2:
+        steps = np.diff(pair.pmf.loss)
+        if np.ptp(steps) < 1e-6 * steps[0]:
+            return pair.pmf
+    return _composed(pair)
+
+
+def _majorant(at: FloatArray, log: FloatArray, first: float, last: float) -> _Density:
+    """The least concave function above the points [n], from `first` to `last`."""
+    hull: list[int] = []
+    x, y = at.tolist(), log.tolist()
+    for k in range(len(x)):
+        while len(hull) > 1:
+            i, j = hull[-2:]
+            if (y[j] - y[i]) * (x[k] - x[i]) > (y[k] - y[i]) * (x[j] - x[i]):
+                break
+            hull.pop()
+        hull.append(k)
+    at, log = at[hull], log[hull]
+    slopes = np.diff(log) / np.diff(at)
+    return _Density(
+        np.concatenate([[first], at, [last]]),
+        np.concatenate(
+            [[log[0] - slopes[0] * (at[0] - first)], log, [log[-1] + slopes[-1] * (last - at[-1])]]
+        ),
+    )
+
+
+def _connected(density: _Density, beyond: float) -> LossPair:
+    """The density with every piece moved to its ends, such that P and P' of it are preserved."""
+    masses, widths = density.masses, density.widths
+    # P' of a piece, times e to the loss at its start.
+    with_record = np.exp(density.log[:-1]) * widths * _mean_exp(np.diff(density.log) - widths)
+    to_end = np.clip((masses - with_record) / -np.expm1(-widths), 0.0, masses)
+    mass = np.append(masses - to_end, 0.0) + np.append(0.0, to_end)
+    kept = mass > 0.0
+    loss, log_mass = density.at[kept], np.log(mass[kept])
+    lost = max(1.0 - float(np.exp(log_mass - loss).sum()), 0.0)
+    return LossPair(PrivacyLossPmf(loss, log_mass, beyond, lost))
+
+
+@bound(
+    "grid-log-concave",
+    105,
+    "tight bound of as many draws of a dominating pair with a log-concave loss",
+    about=("any base",),
+    protocol=Grid,
+    is_special=True,
+    title=r"$\varepsilon_U$ grid, log-concave loss (any score)",
+)
+def grid_log_concave(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
+    """The smallest epsilon of the bound at delta, over both directions.
+
+    Args:
+        base: one run of any candidate, or `Candidates`, one for each, of which all count as the
+            least private one.
+        protocol: the number of candidates, and the probability that each is run.
+        delta: in (0, 1).
+
+    Example:
+        >>> from audit.accounting import DpSgd
+        >>> round(grid_log_concave(DpSgd(4.0, 500, 0.2), Grid(20), 1e-5).epsilon, 1)
+        24.5
+    """
+    kinds_of_candidates(base, protocol)
+    if base.gaussian_mu is not None:
+        raise NotApplicable("the base is Gaussian: grid-tight is simpler")
+    if not base.is_directed and not base.is_symmetric:
+        raise NotApplicable("it must be known which pair is with the record")
+    return BoundValue(max(_epsilon(pair, protocol, delta) for pair in base.pairs))
+
+
+def _epsilon(pair: DominatingPair, protocol: Grid, delta: float) -> float:
+    """The bound for one direction, with the tails that cost least by the region bound."""
+    runs, pmf = protocol.mean_runs, _on_lattice(pair)
+    pair = LossPair(pmf)
+    tail, lost = _left_tail(pair, delta / runs)
+    if lost > _JAGGED:
+        # A small Gaussian mechanism beside every run smooths the density.
+        pair = LossPair(_composed(pair, GaussianPair(_SMOOTHING * _deviation(pmf))))
+        tail, _ = _left_tail(pair, delta / runs)
+    law = (
+        Fixed(protocol.candidates)
+        if protocol.inclusion == 1.0
+        else Binomial(protocol.candidates, protocol.inclusion)
+    )
+    best: tuple[float, LossPair] | None = None
+    for share in _SHARES:
+        one = log_concave_pair(pair, share * delta / runs, tail)
+        try:
+            epsilon = solve_epsilon(region_curve(one, law, _REGION_POINTS).delta, delta)
+        except DeltaUnreachable:
+            continue
+        if best is None or epsilon < best[0]:
+            best = epsilon, one
+    if best is None:
+        raise NotApplicable("the base reveals the data set with a larger probability")
+    if protocol.inclusion < 1.0:
+        return by_chance(best[1], protocol, delta)
+    return TightCurve.at(best[1], law, delta).epsilon(delta)
+
+
+def _left_tail(pair: LossPair, share: float) -> tuple[float, float]:
+    """The left tail whose cut loses least of P', and that loss."""
+    losses = [
+        (log_concave_pair(pair, _SHARES[-1] * share, tail).pmf.q_only, tail) for tail in _LEFT_TAILS
+    ]
+    lost, tail = min(losses)
+    return tail, lost

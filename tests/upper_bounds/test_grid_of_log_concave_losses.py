@@ -1,0 +1,145 @@
+"""Grids on bases whose privacy loss almost has a log-concave density."""
+
+import numpy as np
+import pytest
+
+from audit import upper_bounds
+from audit.accounting import (
+    Candidates,
+    Composition,
+    DiscreteMechanism,
+    DpSgd,
+    GaussianMechanism,
+    LaplaceMechanism,
+    PureDp,
+)
+from audit.accounting.pairs import DiscretePair
+from audit.repetitions import Fixed
+from audit.upper_bounds import grid_log_concave, log_concave_pair, tight
+from audit.upper_bounds.grid_of_log_concave_losses import _dominating, _on_lattice
+from audit.upper_bounds.tight import TightCurve
+from tests.upper_bounds.test_grid_of_gaussians import most_of_three
+from tests.upper_bounds.test_protocol_costs import leak_of_grid
+
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps", "candidates", "value"),
+    [
+        (4.0, 0.2, 500, 5, 12.49),
+        (4.0, 0.2, 500, 20, 24.51),
+        (4.0, 0.2, 500, 100, 50.10),
+        pytest.param(2.0, 0.05, 2000, 20, 26.20, marks=pytest.mark.slow),
+        (2.0, 0.05, 2000, 100, 54.19),
+        pytest.param(1.1, 0.01, 2000, 100, 14.63, marks=pytest.mark.slow),
+        (1.1, 0.01, 2000, 20, 8.31),
+        pytest.param(1.0, 0.01, 3000, 100, 24.03, marks=pytest.mark.slow),
+    ],
+)
+def test_a_grid_costs_what_as_many_draws_cost(noise, rate, steps, candidates, value):
+    base, grid = DpSgd(noise, steps, rate), f"grid:{candidates}"
+    found = grid_log_concave(base, grid, DELTA).epsilon
+    assert found == pytest.approx(value, abs=0.006)
+    draws = tight(base, f"fixed:{candidates}", DELTA).epsilon
+    assert draws <= found <= 1.001 * draws
+    assert upper_bounds.tuning_cost(base, grid, DELTA).epsilon == found
+
+
+@pytest.mark.parametrize("left_tail", [0.0, 1e-7])
+@pytest.mark.parametrize("spent", [1e-3, 1e-9])
+@pytest.mark.parametrize(
+    "base",
+    [
+        DpSgd(4.0, 500, 0.2),
+        DpSgd(1.0, 100, 0.01),
+        DpSgd(2.0, 50, 0.1, "replace-one"),
+        DpSgd(0.8, 1000, 0.001),  # the body of its loss is not log-concave
+        Composition((LaplaceMechanism(20.0),) * 50),
+        PureDp(3.0),
+        GaussianMechanism(0.5),
+    ],
+    ids=lambda base: base.description[:40],
+)
+def test_the_pair_dominates_and_is_log_concave(base, spent, left_tail):
+    epsilons = np.linspace(-8.0, 8.0, 4001)
+    for pair in base.pairs:
+        density, beyond = _dominating(_on_lattice(pair), spent, left_tail)
+        slopes = np.diff(density.log) / density.widths
+        assert np.all(np.diff(slopes) <= 1e-9 * (1.0 + np.abs(slopes[1:])))
+        assert density.masses.sum() + beyond == pytest.approx(1.0, abs=1e-11)
+        found = log_concave_pair(pair, spent, left_tail)
+        for one in (found, found.mirrored):
+            assert np.exp(one.pmf.log_mass).sum() + one.pmf.p_only == pytest.approx(1.0, abs=1e-9)
+        assert np.all(found.profile(epsilons) >= pair.profile(epsilons) * (1.0 - 1e-9))
+
+
+def outputs_of(log_density, reveals):
+    """P and P' [n] of outputs with this log density of the loss; two more reveal the data set."""
+    loss = np.linspace(-3.0, 3.0, 4001)
+    p = np.exp(log_density(loss))
+    p *= (1.0 - reveals) / p.sum()
+    # Any constant may be added to the loss: it changes the rate at which P' falls.
+    shift = np.log((p * np.exp(-loss)).sum()) - np.log1p(-2.0 * reveals)
+    q = p * np.exp(-loss - shift)
+    return np.concatenate([[reveals], p[::-1], [0.0]]), np.concatenate(
+        [[0.0], q[::-1], [2.0 * reveals]]
+    )
+
+
+def in_cells(p, q, n):
+    """P and P' of n cells of about the same probability, those with the largest losses first."""
+    place = np.minimum((n * (np.cumsum(p) - 0.5 * p)).astype(int), n - 1)
+    return np.bincount(place, p, n), np.bincount(place, q, n)
+
+
+LOG_CONCAVE = {
+    "skewed to the right": lambda x: -x - np.exp(-x),
+    "skewed to the left": lambda x: x - np.exp(x),
+    "Laplace": lambda x: -2.0 * np.abs(x),
+    "uniform": lambda x: 0.0 * x,
+    "exponential": lambda x: -1.5 * x,
+}
+
+
+@pytest.mark.parametrize("reveals", [0.0, 1e-2])
+@pytest.mark.parametrize("shape", LOG_CONCAVE)
+def test_no_order_leaks_more_where_the_loss_is_log_concave(shape, reveals):
+    p, q = outputs_of(LOG_CONCAVE[shape], reveals)
+    curve = TightCurve.at(DiscretePair(p, q), Fixed(3), 0.1)
+    for epsilon in (0.5, 1.5):
+        attained = most_of_three([in_cells(p, q, 9)] * 3, epsilon)
+        assert 0.5 * curve.delta(epsilon) <= attained <= curve.delta(epsilon)
+
+
+def test_a_loss_with_two_modes_leaks_more_than_draws_and_the_bound_covers_it():
+    p, q = [0.5606, 0.4394], [0.1694, 0.8306]
+    attained = leak_of_grid([p] * 3, [q] * 3, 1.0)
+    assert attained > 1.6 * TightCurve.at(DiscretePair(p, q), Fixed(3), 0.1).delta(1.0)
+    pair = log_concave_pair(DiscretePair(p, q), 1e-9)
+    assert TightCurve.at(pair, Fixed(3), 0.1).delta(1.0) >= attained
+
+
+def test_bases_without_a_density_are_left_to_other_bounds():
+    for base, reason in (
+        (GaussianMechanism(0.3), "grid-tight is simpler"),
+        (DiscreteMechanism([0.5, 0.3, 0.2], [0.3, 0.3, 0.4]), "with the record"),
+        (PureDp(600.0), "a grid resolves"),
+    ):
+        found = grid_log_concave(base, "grid:5", DELTA)
+        assert not found.applies
+        assert reason in found.reason
+
+
+def test_candidates_with_more_noise_cost_no_more():
+    alone = grid_log_concave(DpSgd(4.0, 500, 0.2), "grid:2", DELTA).epsilon
+    mixed = Candidates((DpSgd(4.0, 500, 0.2), DpSgd(5.0, 400, 0.2)))
+    assert grid_log_concave(mixed, "grid:2", DELTA).epsilon == pytest.approx(alone, rel=1e-9)
+
+
+def test_candidates_left_out_by_chance_cost_less():
+    base = DpSgd(4.0, 500, 0.2)
+    half, every = (
+        grid_log_concave(base, f"grid:{spec}", DELTA).epsilon for spec in ("20,0.5", "20")
+    )
+    assert half < every
