@@ -40,7 +40,7 @@ from audit.upper_bounds.tight import TightCurve
 _SHARES = (0.5, 0.1, 0.02, 1e-3, 1e-5, 1e-8)
 _LEFT_TAILS = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
 _REGION_POINTS = 1 << 11
-# Bins per standard deviation of the loss, and the fewest points of the lattice in a bin.
+# Bins per standard deviation of the loss, and the smallest number of lattice points in a bin.
 _BINS, _POINTS_OF_BIN = 400, 8
 # Beyond, a bin does not resolve the density.
 _WIDEST_BIN = 0.1
@@ -271,7 +271,7 @@ def _epsilon(pair: DominatingPair, protocol: Grid, delta: float) -> float:
     pair = LossPair(pmf)
     tail, lost = _left_tail(pair, delta / runs)
     if lost > _JAGGED:
-        # A small Gaussian mechanism beside every run smooths the density.
+        # A small Gaussian mechanism, added to every run, smooths the density.
         pair = LossPair(_composed(pair, GaussianPair(_SMOOTHING * _deviation(pmf))))
         tail, _ = _left_tail(pair, delta / runs)
     law = (
