@@ -41,7 +41,7 @@ _SHARES = (0.5, 0.1, 0.02, 1e-3, 1e-5, 1e-8)
 _LEFT_TAILS = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
 _REGION_POINTS = 1 << 11
 # Bins per standard deviation of the loss, and the smallest number of lattice points in a bin.
-_BINS, _POINTS_OF_BIN = 400, 8
+_BINS, _POINTS_OF_BIN = 150, 8
 # Beyond, a bin does not resolve the density.
 _WIDEST_BIN = 0.1
 _SMALLEST_MASS = 1e-290

@@ -1,7 +1,11 @@
 """Grids on bases whose privacy loss almost has a log-concave density."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from test_grid_of_gaussians import most_of_three
+from test_protocol_costs import leak_of_grid
 
 from audit import upper_bounds
 from audit.accounting import (
@@ -11,15 +15,15 @@ from audit.accounting import (
     DpSgd,
     GaussianMechanism,
     LaplaceMechanism,
+    Mechanism,
     PureDp,
 )
 from audit.accounting.pairs import DiscretePair
+from audit.arrays import FloatArray
 from audit.repetitions import Fixed
 from audit.upper_bounds import grid_log_concave, log_concave_pair, tight
 from audit.upper_bounds.grid_of_log_concave_losses import _dominating, _on_lattice
 from audit.upper_bounds.tight import TightCurve
-from tests.upper_bounds.test_grid_of_gaussians import most_of_three
-from tests.upper_bounds.test_protocol_costs import leak_of_grid
 
 DELTA = 1e-5
 
@@ -37,7 +41,9 @@ DELTA = 1e-5
         pytest.param(1.0, 0.01, 3000, 100, 24.03, marks=pytest.mark.slow),
     ],
 )
-def test_a_grid_costs_what_as_many_draws_cost(noise, rate, steps, candidates, value):
+def test_a_grid_costs_what_as_many_draws_cost(
+    noise: float, rate: float, steps: int, candidates: int, value: float
+) -> None:
     base, grid = DpSgd(noise, steps, rate), f"grid:{candidates}"
     found = grid_log_concave(base, grid, DELTA).epsilon
     assert found == pytest.approx(value, abs=0.006)
@@ -61,7 +67,9 @@ def test_a_grid_costs_what_as_many_draws_cost(noise, rate, steps, candidates, va
     ],
     ids=lambda base: base.description[:40],
 )
-def test_the_pair_dominates_and_is_log_concave(base, spent, left_tail):
+def test_the_pair_dominates_and_is_log_concave(
+    base: Mechanism, spent: float, left_tail: float
+) -> None:
     epsilons = np.linspace(-8.0, 8.0, 4001)
     for pair in base.pairs:
         density, beyond = _dominating(_on_lattice(pair), spent, left_tail)
@@ -74,7 +82,9 @@ def test_the_pair_dominates_and_is_log_concave(base, spent, left_tail):
         assert np.all(found.profile(epsilons) >= pair.profile(epsilons) * (1.0 - 1e-9))
 
 
-def outputs_of(log_density, reveals):
+def outputs_of(
+    log_density: Callable[[FloatArray], FloatArray], reveals: float
+) -> tuple[FloatArray, FloatArray]:
     """P and P' [n] of outputs with this log density of the loss; two more reveal the data set."""
     loss = np.linspace(-3.0, 3.0, 4001)
     p = np.exp(log_density(loss))
@@ -87,13 +97,13 @@ def outputs_of(log_density, reveals):
     )
 
 
-def in_cells(p, q, n):
+def in_cells(p: FloatArray, q: FloatArray, n: int) -> tuple[FloatArray, FloatArray]:
     """P and P' of n cells of about the same probability, those with the largest losses first."""
     place = np.minimum((n * (np.cumsum(p) - 0.5 * p)).astype(int), n - 1)
     return np.bincount(place, p, n), np.bincount(place, q, n)
 
 
-LOG_CONCAVE = {
+LOG_CONCAVE: dict[str, Callable[[FloatArray], FloatArray]] = {
     "skewed to the right": lambda x: -x - np.exp(-x),
     "skewed to the left": lambda x: x - np.exp(x),
     "Laplace": lambda x: -2.0 * np.abs(x),
@@ -104,7 +114,7 @@ LOG_CONCAVE = {
 
 @pytest.mark.parametrize("reveals", [0.0, 1e-2])
 @pytest.mark.parametrize("shape", LOG_CONCAVE)
-def test_no_order_leaks_more_where_the_loss_is_log_concave(shape, reveals):
+def test_no_order_leaks_more_where_the_loss_is_log_concave(shape: str, reveals: float) -> None:
     p, q = outputs_of(LOG_CONCAVE[shape], reveals)
     curve = TightCurve.at(DiscretePair(p, q), Fixed(3), 0.1)
     for epsilon in (0.5, 1.5):
@@ -112,7 +122,7 @@ def test_no_order_leaks_more_where_the_loss_is_log_concave(shape, reveals):
         assert 0.5 * curve.delta(epsilon) <= attained <= curve.delta(epsilon)
 
 
-def test_a_loss_with_two_modes_leaks_more_than_draws_and_the_bound_covers_it():
+def test_a_loss_with_two_modes_leaks_more_than_draws_and_the_bound_covers_it() -> None:
     p, q = [0.5606, 0.4394], [0.1694, 0.8306]
     attained = leak_of_grid([p] * 3, [q] * 3, 1.0)
     assert attained > 1.6 * TightCurve.at(DiscretePair(p, q), Fixed(3), 0.1).delta(1.0)
@@ -120,7 +130,7 @@ def test_a_loss_with_two_modes_leaks_more_than_draws_and_the_bound_covers_it():
     assert TightCurve.at(pair, Fixed(3), 0.1).delta(1.0) >= attained
 
 
-def test_bases_without_a_density_are_left_to_other_bounds():
+def test_bases_without_a_density_are_left_to_other_bounds() -> None:
     for base, reason in (
         (GaussianMechanism(0.3), "grid-tight is simpler"),
         (DiscreteMechanism([0.5, 0.3, 0.2], [0.3, 0.3, 0.4]), "with the record"),
@@ -131,13 +141,13 @@ def test_bases_without_a_density_are_left_to_other_bounds():
         assert reason in found.reason
 
 
-def test_candidates_with_more_noise_cost_no_more():
+def test_candidates_with_more_noise_cost_no_more() -> None:
     alone = grid_log_concave(DpSgd(4.0, 500, 0.2), "grid:2", DELTA).epsilon
     mixed = Candidates((DpSgd(4.0, 500, 0.2), DpSgd(5.0, 400, 0.2)))
     assert grid_log_concave(mixed, "grid:2", DELTA).epsilon == pytest.approx(alone, rel=1e-9)
 
 
-def test_candidates_left_out_by_chance_cost_less():
+def test_candidates_left_out_by_chance_cost_less() -> None:
     base = DpSgd(4.0, 500, 0.2)
     half, every = (
         grid_log_concave(base, f"grid:{spec}", DELTA).epsilon for spec in ("20,0.5", "20")
