@@ -2,7 +2,8 @@
 
 The engine trains many runs at once on a data set that is empty but for the canary. The table shows
 the share of the processor time that each part takes, from one run without a profiler: only the
-compiled functions and products are timed. Drawing the same normal numbers alone is timed afterwards.
+compiled functions and products are timed. Drawing the same normal numbers alone is timed
+afterwards.
 """
 
 import time
