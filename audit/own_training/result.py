@@ -39,7 +39,7 @@ class CheckResult:
         >>> def fair(records, candidate, seed, watch):
         ...     watch.claim(5.0)
         ...     return records.features.sum() + np.random.default_rng(seed).normal()
-        >>> result: CheckResult = check(fair, ([[0.0]], [0]), ([1.0], 0), games=100)
+        >>> result: CheckResult = check(fair, ([[0.0]], [0]), ([1.0], 0), trials=100)
         >>> result.leaks, result.exit_code, result.games
         (False, 0, 100)
     """
