@@ -31,7 +31,7 @@ _MIN_TO_LEARN = 10
 _MAX_TRIALS_PER_TASK = 50
 # Time between two looks at the clock.
 _SECONDS_PER_TASK = 0.5
-# Worker processes pay off only where the trials take longer than the processes take to start.
+# Until worker processes play their first trial.
 _SECONDS_TO_START = 10.0
 _MAX_JOBS = 64
 _SIMULATIONS = 20
@@ -124,7 +124,7 @@ class Attack:
 
         Args:
             trials: number of trials.
-            jobs: number of processes; None takes one per core where that saves time.
+            jobs: number of processes; None takes one per idle core if that saves time.
             deadline: `time.perf_counter()` after which no further trials start.
 
         Returns:
@@ -134,9 +134,7 @@ class Attack:
         runs = self.play_some(range(min(2, trials)))
         each = max((time.perf_counter() - start) / 2, 1e-6)
         if jobs is None:
-            cores = min(os.cpu_count() or 1, _MAX_JOBS)
-            expected = min(each * trials, max(deadline - time.perf_counter(), 0.0) * cores)
-            jobs = cores if expected > _SECONDS_TO_START * cores else 1
+            jobs = _jobs_that_pay(each * (trials - len(runs)), deadline - time.perf_counter())
         size = 2 * max(1, min(_MAX_TRIALS_PER_TASK, int(_SECONDS_PER_TASK / each)) // 2)
         parts = [range(i, min(i + size, trials)) for i in range(len(runs), trials, size)]
         if jobs == 1:
@@ -302,6 +300,16 @@ def claimed_epsilon(
     claims = {(run.claim, run.history) for run in runs if run is not None}
     epsilons = [_cost(claim, history, distribution, delta) for claim, history in claims]
     return max((epsilon for epsilon in epsilons if epsilon is not None), default=None)
+
+
+def _jobs_that_pay(work: float, left: float) -> int:
+    """Number of processes that do most of the work (in seconds) in the seconds left."""
+    cores, load = os.cpu_count() or 1, os.getloadavg()[0] if hasattr(os, "getloadavg") else 1.0
+    # This process is part of the load. Other processes slow workers down.
+    jobs = max(int(min(cores - max(load - 1.0, 0.0), _MAX_JOBS)), 1)
+    done_by_workers = min((left - _SECONDS_TO_START) * jobs, work)
+    faster = _SECONDS_TO_START + work / jobs < work
+    return jobs if faster and done_by_workers >= min(left, work) else 1
 
 
 def _cost(

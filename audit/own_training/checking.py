@@ -113,7 +113,7 @@ def check(
             attack no trials after all of it, unless `trials` is given. The verdict reports what
             was left out.
         seed: of everything random.
-        jobs: number of worker processes; None takes one per core where that saves time.
+        jobs: number of worker processes; None takes one per idle core if that saves time.
         max_runs: limit on the expected number of calls of the function; a larger number is refused
             before the first call.
 

@@ -1,14 +1,16 @@
 """The residual statistic against the closed form of its distribution."""
 
 import math
+import os
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from opacus.accountants import RDPAccountant
 
 from audit import check
-from audit.own_training.attack import Attack
+from audit.own_training.attack import Attack, _jobs_that_pay
 from audit.own_training.records import TrainingSet
 from audit.own_training.residuals import Residuals
 from audit.own_training.runs import AuditTask
@@ -134,3 +136,22 @@ def test_it_is_left_out_where_one_generator_draws_batches_and_noise() -> None:
 
     assert of(with_sampler) is None
     assert of(separate) is not None
+
+
+@pytest.mark.parametrize(
+    ("load", "work", "left", "jobs"),
+    [
+        (1.0, 1000.0, math.inf, 2),
+        (1.0, 1000.0, 60.0, 2),  # 100 s of work by two workers, 60 s by one process
+        (1.0, 1000.0, 15.0, 1),  # 10 s by workers that take 10 s to start, 15 s by one process
+        (1.0, 15.0, math.inf, 1),  # 10 + 15 / 2 s by workers
+        (6.0, 1000.0, math.inf, 1),  # no core is idle
+        (1.0, 1000.0, -1.0, 1),
+    ],
+)
+def test_workers_start_only_where_they_save_time(
+    monkeypatch: pytest.MonkeyPatch, load: float, work: float, left: float, jobs: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    assert _jobs_that_pay(work, left) == jobs
