@@ -1,0 +1,66 @@
+"""Which values report noisy max leaks most about: `python -m studies.noisy_max`.
+
+All m values may move by 1. An event of k winners leaks most where its values move down and all
+others up, a relative change of 2. The largest leak that we found has equal values inside the event
+and equal values outside; a search over all values of up to six candidates found no larger one.
+"""
+
+import numpy as np
+from scipy import optimize, special
+
+from audit.accounting import solve_epsilon
+from audit.arrays import FloatArray
+
+_GRID = np.linspace(-16.0, 16.0, 4001)
+_GAPS = np.linspace(-9.0, 9.0, 73)
+
+
+def chance_of_event(inside: FloatArray, outside: FloatArray) -> float:
+    """Probability that the largest of noisy values is one of those in the event.
+
+    Args:
+        inside: values [k] in the event, in standard deviations of the Gaussian noise, in [-9, 9].
+        outside: the other values [m - k].
+    """
+    log_below = special.log_ndtr(_GRID - inside[:, None])
+    log_density = -0.5 * np.square(_GRID - inside[:, None]) - 0.5 * np.log(2.0 * np.pi)
+    others = log_below.sum(axis=0) - log_below
+    others += special.log_ndtr(_GRID - outside[:, None]).sum(axis=0)
+    return float(np.exp(log_density + others).sum() * (_GRID[1] - _GRID[0]))
+
+
+def equal_values(gap: float, k: int, outside: int) -> float:
+    """`chance_of_event` of k values at `gap` and the others at 0."""
+    log = -0.5 * np.square(_GRID - gap) - 0.5 * np.log(2.0 * np.pi)
+    log += (k - 1) * special.log_ndtr(_GRID - gap) + outside * special.log_ndtr(_GRID)
+    return float(k * np.exp(log).sum() * (_GRID[1] - _GRID[0]))
+
+
+def leak(epsilon: float, k: int, outside: int, sigma: float) -> float:
+    """The largest delta of an event of k equal values against the others, all equal."""
+
+    def lost(gap: float) -> float:
+        moved = equal_values(gap - 2.0 / sigma, k, outside)
+        return float(np.exp(epsilon)) * moved - equal_values(gap, k, outside)
+
+    at = int(np.argmin([lost(gap) for gap in _GAPS]))
+    ends = _GAPS[max(at - 1, 0)], _GAPS[min(at + 1, len(_GAPS) - 1)]
+    found = optimize.minimize_scalar(lost, bounds=ends, method="bounded")
+    return max(-float(found.fun), 0.0)
+
+
+def attained(candidates: int, sigma: float, delta: float) -> tuple[float, int]:
+    """The largest epsilon at delta that an event attains, and the number of its values."""
+    sizes = {max(1, round(share * candidates)) for share in np.linspace(0.1, 0.9, 9)}
+    found = [
+        (solve_epsilon(lambda e, k=k: leak(e, k, candidates - k, sigma), delta), k)
+        for k in sorted(sizes | {1})
+        if k < candidates
+    ]
+    return max(found)
+
+
+if __name__ == "__main__":
+    print("sigma = 4, delta = 1e-6: candidates, epsilon attained, values in the event")
+    for count in (2, 3, 10, 100, 1000, 10**5):
+        print(count, *attained(count, 4.0, 1e-6))
