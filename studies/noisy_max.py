@@ -52,12 +52,11 @@ def leak(epsilon: float, k: int, outside: int, sigma: float) -> float:
 def attained(candidates: int, sigma: float, delta: float) -> tuple[float, int]:
     """The largest epsilon at delta that an event attains, and the number of its values."""
     sizes = {max(1, round(share * candidates)) for share in np.linspace(0.1, 0.9, 9)}
-    found = [
-        (solve_epsilon(lambda e, k=k: leak(e, k, candidates - k, sigma), delta), k)
-        for k in sorted(sizes | {1})
-        if k < candidates
-    ]
-    return max(found)
+
+    def epsilon_of(k: int) -> float:
+        return solve_epsilon(lambda epsilon: leak(epsilon, k, candidates - k, sigma), delta)
+
+    return max((epsilon_of(k), k) for k in sizes | {1} if k < candidates)
 
 
 if __name__ == "__main__":
