@@ -196,6 +196,9 @@ class Journal(Memory):
         if lines[-1]:
             with self._written(), open(self._records_path, "r+b") as file:
                 file.truncate(sum(len(line) + 1 for line in lines[:-1]))
+        if end != ends[-1]:  # a second death at this place must not leave two lines uncounted
+            with self._written():
+                write_durably(self._end_path, ends[-1])
         return found
 
     def add(self, record: Record) -> None:

@@ -126,6 +126,19 @@ def test_a_line_cut_off_by_a_kill_is_dropped(tmp_path: Path) -> None:
         assert journal.records() == [first, second]
 
 
+def test_two_deaths_before_the_count_lose_nothing(tmp_path: Any) -> None:
+    journal = Journal(tmp_path)
+    journal.begin({"key": "0x1", "settings": "", "runs": 3})
+    records = [Record(i, (0.5,), float(i), "digest", ("steps",)) for i in range(3)]
+    end = tmp_path / "end.json"
+    for done in range(3):
+        before = end.read_text() if end.exists() else ""
+        journal.add(records[done])
+        end.write_text(before)
+        journal = Journal(tmp_path)
+        assert journal.records() == records[: done + 1]
+
+
 def edits(folder: Any) -> Any:
     """Ways to edit a journal by hand, by name."""
     runs, state = folder / "runs.jsonl", folder / "state.json"
