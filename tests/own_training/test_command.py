@@ -44,15 +44,16 @@ def test_training_ends_with_the_command(tmp_path: Path, number: Any, jobs: int) 
     def processes() -> Any:
         return set(trainings.read_text().split()) if trainings.exists() else set()
 
-    command = subprocess.Popen(
-        [sys.executable, "-m", "audit.run", *options],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(["", *sys.path])},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        text=True,
-    )
+    errors = tmp_path / "errors"  # a pipe would be open until the last training ends
+    with open(errors, "w") as file:
+        command = subprocess.Popen(
+            [sys.executable, "-m", "audit.run", *options],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(["", *sys.path])},
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            start_new_session=True,
+        )
     try:
         deadline = time.monotonic() + 120
         # With several jobs, the first two trainings run in the process that starts the workers.
@@ -68,9 +69,12 @@ def test_training_ends_with_the_command(tmp_path: Path, number: Any, jobs: int) 
         assert command.wait(10) == (-number if killed else 128 + number)
     finally:
         command.kill()
-        words = command.communicate()[1]
-    assert words.splitlines() == ([] if killed else ["stopped"])
+        command.wait()
     time.sleep(1.5)
+    assert errors.read_text().splitlines() == ([] if killed else ["stopped"])
     count = len(trainings.read_text().split())
     time.sleep(1)
-    assert len(trainings.read_text().split()) == count
+    still_training = len(trainings.read_text().split()) != count
+    if still_training:
+        os.killpg(command.pid, signal.SIGKILL)
+    assert not still_training
