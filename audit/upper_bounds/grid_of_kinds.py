@@ -117,7 +117,9 @@ class Winners:
         # The error of a cell is its width times the step of G.
         heights = self._heights(z, widths, epsilon)
         errors = np.sqrt(np.diff(special.ndtr(z)) * -np.diff(heights))
-        fine = np.unique(equidistribute(z, errors + 1e-4 * errors.sum() / _COARSE, _FINE))
+        fine = z  # where all heights underflow or are 1, no finer cells are needed
+        if errors.any():
+            fine = np.unique(equidistribute(z, errors + 1e-4 * errors.sum() / _COARSE, _FINE))
         heights = self._heights(fine, np.interp(fine, z, widths), epsilon)
         e = special.ndtr(fine)
         # A difference of tails keeps its digits on the side of the smaller tail.

@@ -290,6 +290,15 @@ def test_extreme_kinds_never_cost_more_than_the_least_private(mus: tuple[float, 
     assert GaussianMechanism(max(mus)).epsilon(DELTA) <= found.epsilon <= worst.epsilon
 
 
+def test_kinds_of_small_mu_are_told_apart() -> None:
+    # At epsilon 1 every height underflows; the bound is then not 1.
+    assert kinds_delta([(0.02, 1), (0.01, 2)], 1.0) < 1e-100
+    base = Candidates((GaussianMechanism(0.02), GaussianMechanism(0.01), GaussianMechanism(0.01)))
+    composed = GaussianMechanism(math.hypot(0.02, 0.01, 0.01)).epsilon(DELTA)
+    worst = grid_tight(GaussianMechanism(0.02), "grid:3", DELTA)
+    assert composed <= grid_tight(base, "grid:3", DELTA).epsilon < 0.8 * worst.epsilon
+
+
 def test_candidates_left_out_by_chance_count_as_the_least_private() -> None:
     quiet, loud = GaussianMechanism(0.2), GaussianMechanism(0.6)
     found = grid_tight(Candidates((quiet, loud, quiet)), "grid:3,0.5", DELTA)
