@@ -16,11 +16,12 @@ from scipy import stats
 
 import audit
 from audit.own_training import PrivacyLeak, TrainingSet
-from audit.own_training.batches import batches_of, poisson_tests
+from audit.own_training.batches import batches_of, dependence_on_size, poisson_tests
 from audit.own_training.canary_pool import canary_pool
 from audit.own_training.contributions import contributions
 from audit.own_training.coupled_runs import CoupledRuns
 from audit.own_training.noise import (
+    batches_in_noise,
     estimate_noise,
     independence,
     scale_p_value,
@@ -143,6 +144,8 @@ def test_poisson_samples_pass_and_every_other_sampling_is_named() -> None:
     assert "mean of batches" in kinds(rng.random((runs, steps, n)) < 2 * rate)
     blocks = np.repeat(rng.random((runs, steps, 1)) < rate, n, axis=2)
     assert "uneven batches" in kinds(blocks)
+    cut = poisson & (np.cumsum(poisson, axis=2) <= 9)  # the mean is 7.2
+    assert "limited batches" in kinds(cut)
     always = poisson.copy()
     always[:, :, -1] = True
     assert "inclusion rate" in kinds(always)
@@ -191,6 +194,71 @@ def test_noise_that_comes_back_elsewhere_is_named() -> None:
     assert "tensors" in kinds(overlapping)
 
 
+@pytest.mark.parametrize("magnitude", [False, True])
+def test_noise_that_depends_on_the_batch_is_named(magnitude: bool) -> None:
+    rng = np.random.default_rng(7)
+    part = slice(0, 40)
+    for same_key in (True, False):
+        drawn = rng.normal(size=(40, 6, 40))
+        own = drawn[:, :, 5] if same_key else rng.normal(size=(40, 6))
+        inside = np.abs(own) < 0.5 if magnitude else own < -0.5
+        noise = estimate_noise(drawn, None, [part], 1e-12)
+        tests = list(batches_in_noise(noise, (inside, inside[:20])))
+        assert len(tests) == 4
+        assert any(t.matters and t.p_value < 1e-9 for t in tests) is same_key
+        assert same_key or min(t.p_value for t in tests) > 1e-3
+
+
+def test_a_contribution_that_depends_on_the_size_of_its_batch_is_named() -> None:
+    rng = np.random.default_rng(8)
+    inside = rng.random((60, 5, 30)) < 0.3
+    k = np.maximum(inside.sum(2), 1)
+    last = inside[:, :, -1, None]
+
+    def p_values(single: Any) -> list[float]:
+        whole = k[:, :, None] * single
+        found = batches_of(0 * whole, whole, last * single, np.zeros(5))
+        return [t.p_value for t in dependence_on_size(whole, last * single, found) if t.matters]
+
+    directions = rng.normal(size=(60, 5, 9))  # of the same random augmentation in all records
+    directions /= np.linalg.norm(directions, axis=2, keepdims=True)
+    (p_value,) = p_values(directions / k[:, :, None])
+    assert p_value < 1e-9
+    assert min(p_values(directions * rng.uniform(1, 2, size=(60, 5, 1))), default=1.0) > 1e-3
+    # Each record has an augmentation of its own: the sum is not parallel to one contribution.
+    whole = directions + rng.normal(size=directions.shape)
+    found = batches_of(0 * whole, whole, last * directions, np.zeros(5))
+    assert list(dependence_on_size(whole, last * directions, found)) == []
+
+
+def test_a_record_that_overflows_is_named_and_an_error_is_noted() -> None:
+    def overflowing(records: Any, *others: Any) -> Any:
+        large = np.abs(records.features).max() > 100
+        features = np.where(large & (records.features != 0), np.nan, records.features)
+        return Loop()(TrainingSet(features, records.labels), *others)
+
+    finding = next(f for f in report(overflowing).findings if f.premise == "contribution")
+    assert "make a released gradient infinite or not a number" in finding.message
+
+    def refusing(records: Any, *others: Any) -> Any:
+        if np.abs(records.features).max() > 100:
+            raise ValueError("features must be at most 100")
+        return Loop()(records, *others)
+
+    found = report(refusing)
+    assert not found.findings
+    assert any("raised an error" in note and "at most 100" in note for note in found.notes)
+
+
+def test_released_numbers_are_compared_on_wholly_different_records() -> None:
+    def rounded(records: Any, *others: Any) -> Any:
+        mean = round(float((records.labels == 1).mean()), 1)
+        return {"model": Loop(steps=2)(records, *others), "share": mean}
+
+    findings = report(rounded).findings
+    assert ["`share` depends" in f.message for f in findings] == [True]
+
+
 def test_records_that_are_drawn_in_pairs_are_named() -> None:
     rng = np.random.default_rng(6)
     rates = [0.3] * 8
@@ -236,9 +304,9 @@ def test_gaussian_noise_passes_and_another_distribution_is_named(runs: int) -> N
         assert 0.03 < rounded.numbers["distance"] < 0.192
         assert rounded.p_value < 1e-50
         assert rounded.matters
-        clamped = tests(np.clip(drawn, -3.0, 3.0))["largest"]
-        assert clamped.numbers["largest"] < 4.0
-        assert clamped.p_value < 1e-20
+        clamped = tests(np.clip(drawn, -3.0, 3.0))["tails"]
+        assert clamped.numbers["seen"] < 0.2 * clamped.numbers["expected"]
+        assert clamped.p_value < 1e-50
         laplace = tests(rng.laplace(size=drawn.shape))["distribution"]
         assert laplace.numbers["kurtosis"] == pytest.approx(3.0, abs=0.3)
         assert laplace.p_value < 1e-50

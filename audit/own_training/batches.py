@@ -64,8 +64,7 @@ def batches_of(
     """
     whole, single = all_b - all_a, one_b - all_a
     runs, steps, _ = whole.shape
-    lengths = np.linalg.norm(single, axis=2)
-    included = lengths > np.maximum(rounding, 1e-12)[None, :]
+    included, lengths = included_of(single, rounding)
     units = np.where(included, lengths, np.nan)
     proportional = np.zeros((runs, steps))
     counts = np.full((runs, steps), np.nan)
@@ -96,6 +95,56 @@ def batches_of(
     whole_numbers = np.abs(counts - np.round(counts)) <= 0.05 + 0.01 * np.abs(counts)
     counts = np.where(whole_numbers & parallel, np.round(counts), np.nan)
     return Batches(proportional if parallel else None, counts, included, units, spread, constant)
+
+
+def included_of(single: FloatArray, rounding: FloatArray) -> tuple[NDArray[np.bool_], FloatArray]:
+    """Whether an exchanged record was in each batch, and the lengths of what it changes, [R, T].
+
+    Args:
+        single: [R, T, D], differences of runs that differ in this record alone.
+        rounding: [T], lengths that rounding alone may show.
+    """
+    lengths = np.linalg.norm(single, axis=2)
+    return lengths > np.maximum(rounding, 1e-12)[None, :], lengths
+
+
+def dependence_on_size(whole: FloatArray, single: FloatArray, found: Batches) -> Iterator[Evidence]:
+    """Tests whether what one record contributes depends on the size of its batch.
+
+    Where all records of a batch contribute alike, the difference of runs that differ in all records
+    is k times that of runs that differ in one, with k records in the batch.
+
+    Args:
+        whole: [R, T, D], differences of runs that differ in every record.
+        single: [R, T, D], of runs that differ in one.
+        found: the batches.
+    """
+    ranks: list[tuple[FloatArray, FloatArray]] = []
+    for t in range(whole.shape[1]):
+        inside = found.included[:, t]
+        lengths = found.units[inside, t]
+        if len(lengths) < 4:
+            continue
+        own, every = single[inside, t], whole[inside, t]
+        sizes = np.sum(own * every, axis=1) / lengths**2
+        off = np.linalg.norm(every - sizes[:, None] * own, axis=1)
+        alike = off <= 1e-2 * lengths * np.maximum(np.abs(sizes), 1.0)
+        if not np.all(alike & (np.abs(sizes - np.round(sizes)) < 0.1)):
+            return  # each record has a random gradient of its own
+        ranks.append((stats.rankdata(np.round(sizes)), stats.rankdata(lengths)))
+    total = free = 0.0
+    for pair in ranks:
+        x, y = (values - values.mean() for values in pair)
+        norm = float(np.linalg.norm(x) * np.linalg.norm(y))
+        if norm > 0:
+            # The variance of a correlation of ranks under permutations is 1 / (m - 1).
+            total += float(x @ y) / norm * (len(x) - 1)
+            free += len(x) - 1
+    if free:
+        correlation = total / free
+        p_value = float(2 * stats.norm.sf(abs(total) / np.sqrt(free)))
+        numbers: dict[str, float | int | str] = {"correlation": correlation}
+        yield Evidence(p_value, "size of the batch", numbers, abs(correlation) > 0.3)
 
 
 def poisson_tests(
@@ -175,6 +224,9 @@ def _sizes(
             yield Evidence(p_value, "uneven batches", numbers)
         elif ratio > 3 and deviation > 12:
             yield Evidence(1e-9, "uneven batches", numbers)
+    # The chance that no batch is larger than the largest one.
+    limited = float(np.sum(stats.binom.logcdf(sizes.max(), n, chances)))
+    yield Evidence(float(np.exp(limited)), "limited batches", numbers)
     # Neighbouring steps of a run.
     both = known[:, 1:] & known[:, :-1]
     if both.sum() >= 20 and same_rate:

@@ -42,14 +42,16 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
     pool: list[PoolRecord] = []
     traces: list[Trace] = []
     base = experiment.base
-    refused = diverged = 0
+    raised, diverged = [], 0
+    overflowing: list[PoolRecord] = []
     for canary in experiment.pool:
         if len(traces) >= _FEWEST and not experiment.time_left(0.45):
             break
         trace = experiment.coupled(experiment.with_canary(canary), experiment.base_seed)
-        failed = trace.error is not None or not trace.steps
-        if failed or not np.isfinite(trace.gradients).all():
-            refused += 1
+        if trace.error is not None or not trace.steps:
+            raised.append(trace.error or "an end before the first step")
+        elif not np.isfinite(trace.gradients).all():
+            overflowing.append(canary)
         elif not experiment.draws_as_reference(trace):
             diverged += 1
         elif len(trace.steps) < min(experiment.steps, len(base.steps)):
@@ -58,10 +60,16 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
         else:
             pool.append(canary)
             traces.append(trace)
-    if refused:
+    if raised:
         experiment.notes.append(
-            f"{refused} of {len(experiment.pool)} canaries raised an error or gave gradients that "
-            "are not finite; they were left out"
+            f"{len(raised)} of {len(experiment.pool)} canaries were left out, because the function "
+            f"raised an error for them, such as {raised[0]}; an observer who sees the error learns "
+            "about the record"
+        )
+    if overflowing and traces:
+        smallest = min(overflowing, key=lambda each: each.size)
+        experiment.findings.append(
+            explain.not_finite(len(overflowing), len(experiment.pool), smallest)
         )
     if diverged:
         experiment.notes.append(

@@ -7,14 +7,20 @@ noise. So the noise and the batch sizes can be read off.
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from audit.arrays import FloatArray
 from audit.own_training import explanations as explain
-from audit.own_training.batches import Batches, batches_of, poisson_tests
+from audit.own_training.batches import (
+    Batches,
+    batches_of,
+    dependence_on_size,
+    included_of,
+    poisson_tests,
+)
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import Trace
@@ -22,6 +28,7 @@ from audit.own_training.experiment import MAX_BYTES, SHORTFALL, Experiment, repl
 from audit.own_training.noise import (
     MIN_CORRELATION,
     Noise,
+    batches_in_noise,
     estimate_noise,
     independence,
     shape_of_noise,
@@ -67,13 +74,15 @@ class _Runs:
     Attributes:
         same: n copies of a quiet record.
         other: n copies of the canary.
-        mixed: n - 1 copies of the quiet record, and the canary.
+        mixed: n - 1 copies of the quiet record, and the canary in the last place.
+        first: the same with the canary in the first place.
         full: whether every batch holds all records; None before it is known.
     """
 
     same: list[FloatArray]
     other: list[FloatArray]
     mixed: list[FloatArray]
+    first: list[FloatArray] = field(default_factory=list)
     full: bool | None = None
 
     def batches(self, rounding: FloatArray) -> Batches:
@@ -140,7 +149,7 @@ def _same(one: PoolRecord, other: PoolRecord) -> bool:
 
 def _three_data_sets(
     experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord, n: int
-) -> tuple[TrainingSet, TrainingSet, TrainingSet]:
+) -> tuple[TrainingSet, ...]:
     """n copies of the quiet record, of the canary, and of the first with one of the other."""
     same = copies(experiment.records, quiet, n)
     canary = canaries.pair[0]
@@ -151,6 +160,7 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
     """As many runs as the tests need and the time allows; None if they cannot be made."""
     n, base = len(experiment.records), experiment.base
     data = _three_data_sets(experiment, canaries, quiet, n)
+    data = (*data, replace_one(data[0], canaries.pair[0], 0))
     runs = _Runs([], [], [])
     start = time.perf_counter()
     while len(runs.same) < _MAX_RUNS:
@@ -162,7 +172,8 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
                 return None
             break
         gradients = [trace.gradients[: experiment.steps] for trace in traces]
-        for kept, gradient in zip((runs.same, runs.other, runs.mixed), gradients, strict=False):
+        lists = (runs.same, runs.other, runs.mixed, runs.first)
+        for kept, gradient in zip(lists, gradients, strict=False):
             kept.append(gradient)
         count += 1
         if count == 4:
@@ -283,7 +294,16 @@ def _measured(
         for each in poisson_tests(found.counts, found.included, n, rates):
             experiment.collect(each, lambda e: explain.wrong_batches(e, n))
         if any(rate < 1 for rate in rates):
+            first = np.stack(runs.first)
+            at_first = included_of(first - same[: len(first)], canaries.found.rounding)[0]
+            for each in batches_in_noise(noise, (found.included, at_first)):
+                experiment.collect(each, explain.dependent_noise)
             _small_batches(experiment, canaries, quiet, rates)
+    if random_gradients and not runs.full:
+        for each in dependence_on_size(
+            other - same[: len(other)], mixed - same[: len(mixed)], found
+        ):
+            experiment.collect(each, explain.depends_on_batch)
     return EqualRecords(quiet, noise, found, missing, varying, random_gradients)
 
 

@@ -29,18 +29,23 @@ MAX_BYTES = 5e8
 SHORTFALL = 0.01
 """A shortfall of the noise that is smaller than this is not reported."""
 
-_SHAPE = ("scale of runs", "distribution", "distance", "largest")
+_SHAPE = ("scale of runs", "distribution", "distance", "tails")
 # A finding explains others, which are then left out.
 _EXPLAINS = {
     "steps": ("coordinates", "tensors", "shared noise", *_SHAPE),
     "coordinates": ("tensors", "shared noise", *_SHAPE),
     "tensors": _SHAPE,
     "shared noise": _SHAPE,
-    "scale of runs": ("distribution", "distance", "largest"),
-    "distribution": ("distance", "largest"),
-    "distance": ("largest",),
+    "scale of runs": ("distribution", "distance", "tails"),
+    "distribution": ("distance", "tails"),
+    "distance": ("tails",),
     "uneven batches": ("mean of batches", "no empty batch"),
-    "fixed batches": ("no empty batch", "inclusions of a run", "mean of batches"),
+    "fixed batches": (
+        "no empty batch",
+        "inclusions of a run",
+        "mean of batches",
+        "limited batches",
+    ),
     "no empty batch": ("mean of batches", "inclusion rate"),
     "inclusion without the seed": ("inclusion rate",),
 }
@@ -124,14 +129,15 @@ class Experiment:
         """Whether the accountant assumes sampled batches."""
         return self.accounted is not None and any(q < 1 for _, q in self.accounted.expanded)
 
-    def start(self, first: Trace) -> None:
+    def start(self, first: Trace, seconds: float) -> None:
         """Makes the reference run: complete, with the exchanged record in many tested steps.
 
         Args:
             first: a run on the records.
+            seconds: that a run takes.
         """
         self.accounted = accounted_of(first)
-        self.steps = self._number_of_steps(first)
+        self.steps = self._number_of_steps(first, seconds)
         self.stop_after = None if self.steps >= len(first.steps) else self.steps
         if self.stop_after is not None:
             self.notes.append(
@@ -141,9 +147,10 @@ class Experiment:
         for trial in range(SEEDS_FOR_INCLUSION):
             seed = self.seed_of(trial)
             base = self._short_run(self.pool[0], seed)
-            if base.error is not None:
-                # The function does not accept the first canary, but its own records.
-                self.pool = [p for p in self.pool if p.family == "own"] or self.pool[1:]
+            if base.error or not base.steps or not np.isfinite(base.gradients).all():
+                # The function may not accept the first canary, and gradients that are not finite
+                # must not be forced on other runs. It accepts its own records.
+                self.pool.sort(key=lambda each: each.family != "own")
                 base = self._short_run(self.pool[0], seed)
             hits = 0
             for other in (self.pool[1 % len(self.pool)], self.pool[-1]):
@@ -159,12 +166,12 @@ class Experiment:
     def _short_run(self, canary: PoolRecord, seed: int, like: Trace | None = None) -> Trace:
         return self.runs.run(self.with_canary(canary), seed, like=like, stop_after=self.stop_after)
 
-    def _number_of_steps(self, first: Trace) -> int:
+    def _number_of_steps(self, first: Trace, seconds: float) -> int:
         """The number of steps that memory and time allow to test."""
         steps = len(first.steps)
         row = 8.0 * max(sum(first.sizes), 1) * (len(self.pool) + 8)
         in_memory = max(int(MAX_BYTES / row), 1)
-        in_time = int(steps * self.seconds / max(first.seconds * _RUNS_EXPECTED, 1e-9))
+        in_time = int(steps * self.seconds / max(seconds * _RUNS_EXPECTED, 1e-9))
         return min(steps, in_memory, max(in_time, _MIN_STEPS))
 
     # --- what they show ---

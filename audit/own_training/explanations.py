@@ -29,6 +29,25 @@ def listed(names: Iterable[str]) -> str:
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
+def not_finite(count: int, of: int, smallest: PoolRecord) -> Finding:
+    """A record makes a released gradient infinite or not a number."""
+    size = (
+        ""
+        if math.isnan(smallest.size)
+        else f" (the smallest {smallest.size:g} times as large as a typical record)"
+    )
+    return Finding(
+        "contribution",
+        f"{count} of {of} records that were exchanged{size} make a released gradient infinite or "
+        "not a number, and the others do not: whoever sees it knows that the record is there.",
+        "The gradient of a record overflows: clipping multiplies an infinite gradient by 0, which "
+        "is not a number.",
+        "Set gradients that are not finite to zero, record by record, before the sum "
+        "(torch.nan_to_num), or limit the features to a public range first.",
+        {"records": count, "of": of, "size": smallest.size},
+    )
+
+
 # --- size of the noise against the contribution ---
 
 
@@ -270,6 +289,15 @@ def dependent_noise(evidence: Evidence) -> Finding:
             "Draw new noise in every step.",
             numbers,
         )
+    if evidence.kind == "batch":
+        return Finding(
+            "noise",
+            f"A coordinate of the noise and whether a record is in the batch have correlation "
+            f"{correlation:.3g}: the noise reveals the batch.",
+            "The batch and the noise are drawn with the same key or seed.",
+            "Split the key, or draw both one after the other from one generator.",
+            numbers,
+        )
     if evidence.kind == "shared noise":
         return Finding(
             "noise",
@@ -314,10 +342,11 @@ def shape_of_noise(evidence: Evidence) -> Finding:
             "Scale the noise by constants alone.",
             numbers,
         )
-    if evidence.kind == "largest":
+    if evidence.kind == "tails":
         shown = (
-            f"the largest of {numbers['numbers']:,} values is {numbers['largest']:.3g} standard "
-            "deviations from the mean, which is too little"
+            f"{numbers['seen']} of {numbers['numbers']:,} values are more than "
+            f"{numbers['limit']:g} standard deviations from the mean, where "
+            f"{numbers['expected']:.3g} are expected"
         )
     elif evidence.kind == "distance":
         shown = f"its distribution function is up to {numbers['distance']:.3g} from the Gaussian's"
@@ -351,6 +380,21 @@ def divided_by_batch(found: Batches) -> Finding:
     )
 
 
+def depends_on_batch(evidence: Evidence) -> Finding:
+    """One record's contribution depends on the size of its batch."""
+    return Finding(
+        "contribution",
+        "The contribution of one record depends on how many records are in its batch (rank "
+        f"correlation {evidence.numbers['correlation']:.3g}); the accountant assumes that it does "
+        "not.",
+        "The gradient of each record is divided by, or multiplied by, the size of the batch before "
+        "it is clipped: the loss and the wrapper disagree about loss_reduction (a mean loss, and "
+        'loss_reduction="sum", or the other way round).',
+        "Use the same reduction in the loss and in Opacus, and divide the noisy sum by a constant.",
+        evidence.numbers,
+    )
+
+
 def wrong_batches(evidence: Evidence, n: int) -> Finding:
     """Batches that were not drawn as accounted."""
     numbers = evidence.numbers
@@ -377,6 +421,15 @@ def wrong_batches(evidence: Evidence, n: int) -> Finding:
             f"{numbers['batches']} batches) vary less than those of Poisson sampling at the "
             f"accounted rate {numbers['rate']:.3g} would.",
             "Batches of a fixed size, shuffled or in order, are accounted for as Poisson sampled.",
+            fix,
+            numbers,
+        )
+    if kind == "limited batches":
+        return Finding(
+            "batches",
+            f"None of {numbers['batches']} batches holds more than {numbers['most']:.4g} records; "
+            f"Poisson sampling of n = {n} records at rate {numbers['rate']:.3g} draws larger ones.",
+            "Batches are cut at a largest size, or they hold a fixed number of records.",
             fix,
             numbers,
         )

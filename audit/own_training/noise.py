@@ -28,8 +28,8 @@ MIN_CORRELATION = 0.05
 
 _MAX_LAG = 8
 _MAX_TENSOR_PAIRS, _MAX_TENSOR_LAG = 60, 2
-# Fewer numbers with one estimated scale have lighter tails than the Gaussian.
-_MIN_GROUP = 200
+# Values beyond these numbers of standard deviations are counted.
+_LIMITS = (1.5, 2.0, 2.5, 2.8, 3.1, 3.4, 3.7, 4.0, 4.4)
 
 
 @dataclass(frozen=True)
@@ -261,6 +261,38 @@ def _correlated(
     yield Evidence(p_value, kind, {**numbers, "correlation": correlation}, matters)
 
 
+def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> Iterator[Evidence]:
+    """Tests whether a coordinate of the noise depends on whether a record is in the batch.
+
+    Both the noise and its absolute value are compared with the inclusion, which random numbers of
+    one key determine in different ways.
+
+    Args:
+        noise: the residuals.
+        inclusions: [R, T], of one record each; R may be smaller than the number of residuals.
+    """
+    scales = np.where(noise.scales > 0, noise.scales, 1.0)
+    unit = noise.residuals / scales[None, :, None]
+    # The normal score of the absolute value of a Gaussian number is Gaussian.
+    sizes = stats.norm.ppf(np.clip(stats.chi2.cdf(np.square(unit), 1), 1e-12, 1 - 1e-12))
+    share = float(np.mean(noise.degrees)) / len(unit)
+    tests = 2 * len(inclusions) * unit.shape[2]
+    for included in inclusions:
+        x = included - included.mean(axis=0)
+        for values in (unit[: len(x)], sizes[: len(x)]):
+            centered = values - values.mean(axis=0)
+            norms = np.linalg.norm(x) * np.linalg.norm(centered, axis=(0, 1))
+            products = np.abs(np.tensordot(x, centered, 2))
+            correlation = float(np.max(products / np.where(norms > 0, norms, np.inf), initial=0.0))
+            degrees = share * x.size - 2
+            if degrees < 20 or correlation == 0.0:
+                continue
+            capped = min(correlation, 1 - 1e-12)
+            p_value = 2 * stats.t.sf(capped * np.sqrt(degrees / (1 - capped**2)), degrees)
+            numbers: dict[str, float | int | str] = {"correlation": correlation}
+            yield Evidence(min(1.0, tests * float(p_value)), "batch", numbers, correlation > 0.3)
+
+
 def shape_of_noise(noise: Noise) -> Iterator[Evidence]:
     """Tests that speak of noise of another distribution, or of another scale in other runs."""
     scales = noise.scales_by_tensor
@@ -302,12 +334,37 @@ def shape_of_noise(noise: Noise) -> Iterator[Evidence]:
     p_value = float(stats.kstwobign.sf(np.sqrt(share * len(values)) * distance))
     matters = distance > _MIN_DISTANCE
     yield Evidence(p_value, "distance", {"distance": distance}, matters)
-    groups = [group for group in standardized if len(group) >= _MIN_GROUP]
-    if groups:
-        largest = float(max(np.abs(group).max() for group in groups))
-        count = share * sum(map(len, groups))
-        p_value = float(np.exp(count * np.log1p(-2.0 * stats.norm.sf(largest))))
-        yield Evidence(p_value, "largest", {"largest": largest, "numbers": int(count)})
+    yield from _tails([share * len(group) for group in standardized], standardized)
+
+
+def _tails(degrees: Sequence[float], groups: Sequence[FloatArray]) -> Iterator[Evidence]:
+    """Tests whether large values are too rare, as those of truncated noise are.
+
+    The squares of a group with an estimated scale, over its degrees of freedom, have a beta
+    distribution, so the expected number of large values is exact.
+
+    Args:
+        degrees: of freedom of each group.
+        groups: values of one scale each, in units of its estimate.
+    """
+    every = np.sort(np.abs(np.concatenate(groups)))
+    best: tuple[float, float, int, float] | None = None
+    for limit in _LIMITS:
+        chances = [stats.beta.sf(min(limit**2 / m, 1.0), 0.5, (m - 1) / 2) for m in degrees]
+        expected = float(np.dot(chances, [len(group) for group in groups]))
+        seen = len(every) - int(np.searchsorted(every, limit, side="right"))
+        p_value = float(stats.binom.cdf(seen, len(every), expected / len(every)))
+        if best is None or p_value < best[0]:
+            best = p_value, limit, seen, expected
+    if best is not None:
+        p_value, limit, seen, expected = best
+        numbers: dict[str, float | int | str] = {
+            "limit": limit,
+            "seen": seen,
+            "expected": expected,
+            "numbers": len(every),
+        }
+        yield Evidence(min(1.0, len(_LIMITS) * p_value), "tails", numbers, seen < expected / 2)
 
 
 def scale_p_value(squares: float, degrees: float, required: float) -> float:

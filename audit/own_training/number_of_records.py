@@ -154,7 +154,7 @@ def _at_size(
         own = np.linalg.norm(gap, axis=1)
         first_seen = np.isnan(units[:steps]) & (own > rounding[:steps])
         units[:steps] = np.where(first_seen, own, units[:steps])
-        if np.isfinite(units).sum() >= min(3, experiment.steps):
+        if np.isfinite(units).sum() >= min(3, experiment.steps) or not experiment.time_left():
             break
     assert complete is not None
     return SizeMeasurement(

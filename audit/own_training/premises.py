@@ -23,7 +23,7 @@ from audit.own_training.black_box import black_box_findings
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import Trace
-from audit.own_training.equal_records import run_equal_records
+from audit.own_training.equal_records import copies, run_equal_records
 from audit.own_training.experiment import FAMILY_ERROR, Experiment, replace_one
 from audit.own_training.findings import PremiseReport
 from audit.own_training.number_of_records import compare_numbers_of_records
@@ -167,7 +167,8 @@ def _watched(
         )
         _compare_accountant(experiment, first, claim)
         return None
-    experiment.start(first)
+    # The first run may include imports and warm-up.
+    experiment.start(first, min(first.seconds, again.seconds))
     pool, traces = canary_runs.run_canaries(experiment)
     if len(traces) < 2:
         experiment.cannot_test(
@@ -240,6 +241,9 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
     neighbours = [experiment.with_canary(canary) for canary in exchanged]
     # A function may treat places differently: it may hold out the first records.
     neighbours += [replace_one(reference, canary, 0) for canary in exchanged]
+    # A chain of neighbours leads to any other data set: what differs there differs in the chain.
+    others = TrainingSet(reference.features[::-1].copy(), np.roll(reference.labels, 1))
+    neighbours[2:2] = [others, copies(reference, canaries.pair[0], len(reference))]
     for neighbour in neighbours:
         trace = complete(neighbour)
         if trace.error or not trace.complete:
