@@ -20,6 +20,7 @@ from audit.own_training.batches import batches_of, dependence_on_size, poisson_t
 from audit.own_training.canary_pool import canary_pool
 from audit.own_training.contributions import contributions
 from audit.own_training.coupled_runs import CoupledRuns
+from audit.own_training.experiment import Experiment
 from audit.own_training.noise import (
     batches_in_noise,
     estimate_noise,
@@ -274,6 +275,23 @@ def test_records_that_are_drawn_in_pairs_are_named() -> None:
     rare[:] = False
     found = poisson_tests(rare.sum(2).astype(float), rare[:, :, -1], 2, [0.01] * 8)
     assert all(t.p_value > 1e-3 for t in found)
+
+
+def test_steps_after_those_that_time_allows_are_tested_by_fewer_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Experiment, "_number_of_steps", lambda *_: 6)
+
+    def silent_at_the_end(state: Any, total: list[Any]) -> list[Any]:
+        return total if state.step == 59 else loops.gaussian(state, total)
+
+    found = report(Loop(steps=60, noise=silent_at_the_end))
+    (finding,) = found.findings
+    assert "(steps 60)" in finding.message
+    assert any("steps 7 to 60 were tested by fewer runs" in note for note in found.notes)
+    correct = report(Loop(steps=60, sampling_rate=0.3))
+    assert not correct.findings
+    assert any("steps 7 to 60 were tested by fewer runs" in note for note in correct.notes)
 
 
 def test_the_first_record_is_exchanged_too() -> None:

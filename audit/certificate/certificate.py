@@ -119,7 +119,7 @@ class Certificate:
             tested=tuple(n for n in derived.testable(training, score) if n in study.tested),
         )
         if not study.tested:
-            study = replace(study, tested_on="", tested_with="")
+            study = replace(study, tested_on="", tested_with="", tested_steps=0)
         return cls(base, training, protocol, delta, numbers, score, study, _made_now(), model_hash)
 
     @property

@@ -184,6 +184,7 @@ class StudyFacts:
         tested: names from `testable` that the differential test of the training function supports.
         tested_on: the records of the test, of `TESTED_ON`; empty without a test.
         tested_with: the version of this package that tested; empty without a test.
+        tested_steps: number of steps of a run that were tested; 0 where it is not stated.
 
     Example:
         >>> StudyFacts({"lr": "uniform in [0.0, 1.0]"}).seeded
@@ -199,6 +200,7 @@ class StudyFacts:
     tested: tuple[str, ...] = ()
     tested_on: str = ""
     tested_with: str = ""
+    tested_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -290,8 +292,9 @@ def testable(training: Mechanism, score: Private | None) -> tuple[str, ...]:
 
 
 def how_tested(facts: StudyFacts) -> str:
-    """The records and the version of the differential test, in words."""
-    return f"tested on {TESTED_ON[facts.tested_on]} with version {facts.tested_with}"
+    """The records, the version and the steps of the differential test, in words."""
+    steps = f" in {facts.tested_steps} steps of a run" if facts.tested_steps else ""
+    return f"tested on {TESTED_ON[facts.tested_on]} with version {facts.tested_with}{steps}"
 
 
 def conditions(

@@ -311,6 +311,8 @@ def _problem_of_test(certificate: Certificate) -> str | None:
         return f"study.tested is {_shown(list(study.tested))}, must be of {_shown(list(allowed))}"
     if bool(study.tested) != bool(study.tested_on) or bool(study.tested) != bool(study.tested_with):
         return "study.tested_on and study.tested_with are required with study.tested, and only then"
+    if study.tested_steps < 0 or (study.tested_steps and not study.tested):
+        return f"study.tested_steps is {study.tested_steps}, must be 0 without study.tested"
     if study.tested and not _VERSION.fullmatch(study.tested_with):
         return f"study.tested_with is {_shown(study.tested_with)}, must be a version"
     return None

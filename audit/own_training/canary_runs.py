@@ -132,6 +132,20 @@ def measure(
             pool, traces = [*pool, canary], [*traces, trace]
     if len(traces) > before:
         found = found_by(traces)
+    return _chosen(pool, traces, found)
+
+
+def measure_again(experiment: Experiment) -> CanaryRuns | None:
+    """Contributions of the pool alone, or None if fewer than two of its records can be used."""
+    pool, traces = run_canaries(experiment)
+    if len(traces) < 2:
+        return None
+    base = experiment.base
+    gradients = [trace.gradients for trace in traces]
+    return _chosen(pool, traces, contributions(gradients, base.slices, base.epsilon_of_type))
+
+
+def _chosen(pool: list[PoolRecord], traces: list[Trace], found: Contributions) -> CanaryRuns:
     one, other = (int(i) for i in found.pairs[int(np.argmax(found.largest))])
     chosen = [pool[i] for i in (one, other) if i >= 0]
     return CanaryRuns(pool, traces, found, (chosen[0], chosen[-1]), pool[found.best_pair[0]])

@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,10 @@ class Trace:
         """The coordinates of every tensor."""
         ends = np.cumsum([0, *self.sizes])
         return [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
+
+    def from_step(self, first: int) -> "Trace":
+        """The same run without the steps before one."""
+        return self if first == 0 else replace(self, steps=self.steps[first:])
 
 
 class CoupledRuns:

@@ -35,7 +35,7 @@ from audit.own_training.noise import (
 )
 from audit.own_training.records import TrainingSet
 
-_MIN_RUNS, _MAX_RUNS = 8, 64
+_MIN_RUNS, _MIN_BRIEF_RUNS, _MAX_RUNS = 8, 4, 64
 _MIN_BATCHES = 200
 _RELATIVE_ERROR = 0.004
 _SMALL_N = 3
@@ -162,6 +162,7 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
     data = _three_data_sets(experiment, canaries, quiet, n)
     data = (*data, replace_one(data[0], canaries.pair[0], 0))
     runs = _Runs([], [], [])
+    least = _MIN_BRIEF_RUNS if experiment.brief else _MIN_RUNS
     start = time.perf_counter()
     while len(runs.same) < _MAX_RUNS:
         count = len(runs.same)
@@ -181,14 +182,14 @@ def _gather(experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord) -> 
             if _hides_batches(experiment, found):
                 return runs
             runs.full = _all_in_every_batch(experiment, found, n)
-        if count >= _MIN_RUNS:
+        if count >= least:
             batches = count * experiment.steps
             numbers = batches * sum(base.sizes)
             precise = 1 / math.sqrt(2.0 * numbers) < _RELATIVE_ERROR
             if precise and (runs.full or batches >= _MIN_BATCHES):
                 break
             without_noise = np.ptp(np.stack(runs.same), axis=0).max() == 0
-            if runs.full and count == _MIN_RUNS and without_noise:
+            if runs.full and count == least and without_noise:
                 break
             if numbers * 24 > 2 * MAX_BYTES or not experiment.time_left(0.8):
                 break
@@ -287,7 +288,7 @@ def _measured(
         for each in independence(noise, base.names, base.shapes, accounted is not None, least):
             experiment.collect(each, explain.dependent_noise)
         if not varying and not random_gradients:
-            for each in shape_of_noise(noise):
+            for each in shape_of_noise(noise, experiment.first_step):
                 experiment.collect(each, explain.shape_of_noise)
     if accounted is not None and not varying:
         rates = [accounted.rate(t) for t in range(experiment.steps)]
@@ -298,7 +299,8 @@ def _measured(
             at_first = included_of(first - same[: len(first)], canaries.found.rounding)[0]
             for each in batches_in_noise(noise, (found.included, at_first)):
                 experiment.collect(each, explain.dependent_noise)
-            _small_batches(experiment, canaries, quiet, rates)
+            if not experiment.brief:
+                _small_batches(experiment, canaries, quiet, rates)
     if random_gradients and not runs.full:
         for each in dependence_on_size(
             other - same[: len(other)], mixed - same[: len(mixed)], found
@@ -312,7 +314,7 @@ def _pair_gaps(
 ) -> FloatArray:
     """[T], half the distance of the two best canaries among equal records, by more seeds."""
     reach = np.zeros(experiment.steps)
-    if experiment.accounted is not None and not experiment.sampled:
+    if experiment.brief or (experiment.accounted is not None and not experiment.sampled):
         return reach
     data = replace_one(same, canaries.pair[1])
     for i, own in enumerate(mixed[:_MAX_PAIR_RUNS]):
@@ -387,7 +389,8 @@ def _missing_noise(
         found = explain.tensors_without_noise([names[i] for i in everywhere])
         experiment.findings.append(found)
     rest = [i for i in range(len(names)) if matters[i] and i not in everywhere]
-    steps = [t + 1 for t in range(len(silent)) if rest and silent[t, rest].all()]
+    first = experiment.first_step + 1
+    steps = [t + first for t in range(len(silent)) if rest and silent[t, rest].all()]
     if steps:
         experiment.findings.append(explain.steps_without_noise(steps, len(silent)))
     return bool(everywhere or steps)

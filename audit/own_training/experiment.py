@@ -1,7 +1,9 @@
 """Coupled runs of one watched training function, and what they have shown so far."""
 
+import copy
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,9 @@ SEEDS_FOR_INCLUSION = 24
 """Seeds that are tried until the exchanged record is in many batches."""
 
 _RUNS_EXPECTED = 160
+# Where not all steps can be tested with all runs, this share of the time goes to the later ones.
+_SHARE_OF_LATER_STEPS = 0.4
+_MIN_LATER_RUNS = 20
 _MIN_STEPS = 4
 _MAX_POOL = 60
 MAX_BYTES = 5e8
@@ -64,15 +69,19 @@ class Experiment:
         notes: for the user.
         measured: numbers by name.
         accounted: what the accountant recorded, or None.
-        base: the reference run, whose released gradients are forced in all coupled runs.
+        forced: the reference run, whose released gradients are forced in all coupled runs.
+        base: the same run from the first tested step.
         base_seed: its seed.
         steps: number of steps that are tested.
-        stop_after: the same, or None if all steps are tested.
+        stop_after: number of steps after which runs end; None if they complete.
+        first_step: the first tested step, from 0.
+        brief: whether to make fewer runs.
     """
 
+    forced: Trace
     base: Trace
     base_seed: int
-    steps: int
+    steps: int = 0
     stop_after: int | None
     accounted: Accounted | None
 
@@ -94,6 +103,7 @@ class Experiment:
         self.untested: dict[str, str] = {}
         self.notes: list[str] = []
         self.measured: dict[str, float] = {}
+        self.first_step, self.brief = 0, False
         self._evidence: list[tuple[Evidence, Callable[[Evidence], Finding]]] = []
         self.started = time.perf_counter()
 
@@ -108,8 +118,10 @@ class Experiment:
     # --- runs ---
 
     def coupled(self, records: TrainingSet, seed: int) -> Trace:
-        """A run coupled to the reference, which ends after the steps that are tested."""
-        return self.runs.run(records, seed, like=self.base, stop_after=self.steps)
+        """The tested steps of a run that is coupled to the reference."""
+        stop = self.first_step + self.steps
+        trace = self.runs.run(records, seed, like=self.forced, stop_after=stop)
+        return trace.from_step(self.first_step)
 
     def ended_early(self, trace: Trace) -> bool:
         """Whether a run raised an error, or took fewer steps than are tested."""
@@ -140,9 +152,7 @@ class Experiment:
         self.steps = self._number_of_steps(first, seconds)
         self.stop_after = None if self.steps >= len(first.steps) else self.steps
         if self.stop_after is not None:
-            self.notes.append(
-                f"only the first {self.steps} of {len(first.steps)} steps were tested, to save time"
-            )
+            self.seconds *= 1 - _SHARE_OF_LATER_STEPS
         best = -1
         for trial in range(SEEDS_FOR_INCLUSION):
             seed = self.seed_of(trial)
@@ -162,6 +172,32 @@ class Experiment:
             if hits >= min(3, self.steps) or not self.time_left(0.2):
                 break
         self.base = self.runs.run(self.with_canary(self.pool[0]), self.base_seed)
+        self.forced = self.base
+
+    def later(self, canaries: Sequence[PoolRecord]) -> "Experiment | None":
+        """The same experiment on as many of the last steps as memory allows, with fewer runs.
+
+        Args:
+            canaries: records for the place of the last record.
+
+        Returns:
+            The experiment, which collects what it finds here; None if complete runs take too long.
+        """
+        total = len(self.base.steps)
+        seconds = self.seconds * _SHARE_OF_LATER_STEPS / (1 - _SHARE_OF_LATER_STEPS)
+        if not self.base.complete or self.base.seconds * _MIN_LATER_RUNS > 2 * seconds:
+            return None
+        row = 8.0 * max(sum(self.base.sizes), 1) * _MIN_LATER_RUNS
+        later = copy.copy(self)
+        later.steps = min(total, max(int(MAX_BYTES / row), 1))
+        later.first_step, later.stop_after, later.brief = total - later.steps, total, True
+        later.base = self.forced.from_step(later.first_step)
+        if self.accounted is not None:
+            expanded = self.accounted.expanded[later.first_step :] or self.accounted.expanded[-1:]
+            later.accounted = replace(self.accounted, expanded=expanded)
+        later.pool, later.measured = list(canaries), {}
+        later.started, later.seconds = time.perf_counter(), seconds
+        return later
 
     def _short_run(self, canary: PoolRecord, seed: int, like: Trace | None = None) -> Trace:
         return self.runs.run(self.with_canary(canary), seed, like=like, stop_after=self.stop_after)

@@ -39,7 +39,7 @@ def not_finite(count: int, of: int, smallest: PoolRecord) -> Finding:
     return Finding(
         "contribution",
         f"{count} of {of} records that were exchanged{size} make a released gradient infinite or "
-        "not a number, and the others do not: whoever sees it knows that the record is there.",
+        "not a number, and the others do not: this reveals that the record is there.",
         "The gradient of a record overflows: clipping multiplies an infinite gradient by 0, which "
         "is not a number.",
         "Set gradients that are not finite to zero, record by record, before the sum "
@@ -65,6 +65,7 @@ class SizeCase:
     n: int
     pool: Sequence[PoolRecord]
     rates: Sequence[float]
+    first_step: int = 0
 
     @property
     def grows(self) -> bool:
@@ -91,10 +92,10 @@ def too_little_noise(case: SizeCase, step: int, kind: str) -> Finding:
     """One record adds more to a step than the noise allows for."""
     reach, scale = float(case.reach[step]), float(case.noise.scales[step])
     sigma, base = float(case.sigma[step]), case.base
-    state = base.steps[step]
+    state, name_of_step = base.steps[step], f"Step {case.first_step + step + 1}"
     effective = scale / reach
     numbers: dict[str, float | int | str] = {
-        "step": step + 1,
+        "step": case.first_step + step + 1,
         "contribution": reach,
         "noise": scale,
         "effective noise multiplier": effective,
@@ -109,7 +110,7 @@ def too_little_noise(case: SizeCase, step: int, kind: str) -> Finding:
     first_usable = int(np.argmax(case.usable))
     ratio = sigma / effective
     batch = case.n * float(case.rates[step])
-    where = f"Step {step + 1}" if kind != "all steps" else f"All steps together, e.g. {step + 1}"
+    where = name_of_step if kind != "all steps" else f"All steps together, e.g. s{name_of_step[1:]}"
     if kind not in ("step", "all steps"):
         own = float(case.by_tensor[step].max())
         numbers["tensor"] = kind
@@ -117,7 +118,7 @@ def too_little_noise(case: SizeCase, step: int, kind: str) -> Finding:
         own = float(case.by_tensor[step, index])
         sd = float(case.noise.scales_by_tensor[step, index])
         message = (
-            f"Step {step + 1}: one record changes the gradient of `{kind}` by {own:.3g} and its "
+            f"{name_of_step}: one record changes the gradient of `{kind}` by {own:.3g} and its "
             f"noise has standard deviation {sd:.3g}: an effective noise multiplier of "
             f"{sd / own if own else math.inf:.3g}, where the accountant assumes {sigma:.3g}."
         )
@@ -189,20 +190,19 @@ def too_little_noise(case: SizeCase, step: int, kind: str) -> Finding:
     )
 
 
-def unequal_noise(
-    step: int, effective: float, sigma: float, names: Sequence[str], noise: Noise
-) -> Finding:
+def unequal_noise(case: SizeCase, step: int, effective: float) -> Finding:
     """Tensors with noise of different scales, too small for a record's contribution."""
-    scales = noise.scales_by_tensor[step]
+    scales, names = case.noise.scales_by_tensor[step], case.base.names
+    number, sigma = case.first_step + step + 1, float(case.sigma[step])
     low, high = int(np.argmin(scales)), int(np.argmax(scales))
     return Finding(
         "noise",
-        f"Step {step + 1}: the noise of `{names[low]}` has standard deviation {scales[low]:.3g}, "
+        f"Step {number}: the noise of `{names[low]}` has standard deviation {scales[low]:.3g}, "
         f"that of `{names[high]}` {scales[high]:.3g}; for the contribution of one record this is "
         f"an effective noise multiplier of {effective:.3g}; the accountant assumes {sigma:.3g}.",
         "Some tensors get less noise than their share of the threshold allows.",
         "Add noise of the same standard deviation, noise_multiplier * C, to all tensors.",
-        {"step": step + 1, "effective noise multiplier": effective},
+        {"step": number, "effective noise multiplier": effective},
     )
 
 

@@ -55,6 +55,7 @@ class PremiseReport:
         watched: whether the function called `watch` with an optimizer that took steps.
         runs: how often the training function was called.
         seconds: that the test took.
+        steps: number of steps of a run that were tested.
 
     Example:
         >>> PremiseReport((), ("noise",), {}, (), {}, True, 12, 0.5).broken
@@ -69,6 +70,7 @@ class PremiseReport:
     watched: bool
     runs: int
     seconds: float
+    steps: int = 0
 
     @property
     def broken(self) -> bool:
@@ -105,6 +107,7 @@ class PremiseReport:
             "measured": dict(self.measured),
             "watched": self.watched,
             "runs": self.runs,
+            "steps": self.steps,
             "seconds": round(self.seconds, 3),
         }
 

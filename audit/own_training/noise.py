@@ -293,8 +293,13 @@ def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> I
             yield Evidence(min(1.0, tests * float(p_value)), "batch", numbers, correlation > 0.3)
 
 
-def shape_of_noise(noise: Noise) -> Iterator[Evidence]:
-    """Tests that speak of noise of another distribution, or of another scale in other runs."""
+def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[Evidence]:
+    """Tests that speak of noise of another distribution, or of another scale in other runs.
+
+    Args:
+        noise: the residuals.
+        first_step: number of the steps before.
+    """
     scales = noise.scales_by_tensor
     for t in range(len(noise.degrees)):
         if noise.silent[t].any() or noise.degrees[t] < 2:
@@ -310,7 +315,8 @@ def shape_of_noise(noise: Noise) -> Iterator[Evidence]:
         tails = np.minimum(bound.sf(per_run / rest), bound.cdf(per_run / rest))
         p_value = min(1.0, 2 * runs * float(tails.min()))
         least, most = (float(np.sqrt(v / width)) for v in (per_run.min(), per_run.max()))
-        numbers: dict[str, float | int | str] = {"step": t + 1, "least": least, "most": most}
+        number = first_step + t + 1
+        numbers: dict[str, float | int | str] = {"step": number, "least": least, "most": most}
         yield Evidence(p_value, "scale of runs", numbers, most > 1.1 * least)
     ends = np.cumsum([0, *noise.sizes])
     standardized = [

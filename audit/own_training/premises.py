@@ -116,6 +116,7 @@ def check_premises(
         watched,
         experiment.runs.count,
         time.perf_counter() - experiment.started,
+        experiment.steps if "contribution" in experiment.tested else 0,
     )
     return PremiseTest(report, best, first.initial if first.history else None)
 
@@ -191,7 +192,30 @@ def _watched(
     short = compare_size(experiment, canaries, equal, claim, delta)
     _compare_released(experiment, canaries)
     compare_numbers_of_records(experiment, canaries, equal, short)
+    if experiment.stop_after is not None:
+        _compare_later_steps(experiment, canaries, delta)
     return canaries.strongest
+
+
+def _compare_later_steps(experiment: Experiment, canaries: CanaryRuns, delta: float) -> None:
+    """Tests contribution, noise and batches of the steps that were left out, by fewer runs."""
+    total, steps = len(experiment.base.steps), experiment.steps
+    later = None
+    if not experiment.findings:
+        chosen = (*canaries.pair, canaries.strongest, *canaries.pool[:2])
+        later = experiment.later(list({id(each): each for each in chosen}.values()))
+    again = None if later is None else canary_runs.measure_again(later)
+    if later is None or again is None:
+        experiment.notes.append(
+            f"only the first {steps} of {total} steps were tested, to save time"
+        )
+        return
+    compare_size(later, again, run_equal_records(later, again), None, delta)
+    first = max(later.first_step, steps) + 1
+    experiment.steps += total - first + 1
+    experiment.notes.append(f"steps {first} to {total} were tested by fewer runs, to save time")
+    if first > steps + 1:
+        experiment.notes.append(f"steps {steps + 1} to {first - 1} were not tested, to save time")
 
 
 def _coupled(first: Trace, again: Trace) -> bool:

@@ -82,12 +82,10 @@ def compare_size(
         if np.any(ratios < sigma * (1 - SHORTFALL)):
             # The scales are their upper confidence limits: beyond doubt.
             at = int(np.argmin(ratios / sigma))
-            effective, assumed = float(ratios[at]), float(sigma[at])
+            case = _size_case(experiment, canaries, equal, accounted, usable)
             experiment.collect(
-                Evidence(1e-9, "size", {"step": at + 1}),
-                lambda e: explain.unequal_noise(
-                    at, effective, assumed, experiment.base.names, noise
-                ),
+                Evidence(1e-9, "size", {}),
+                lambda e: explain.unequal_noise(case, at, float(ratios[at])),
             )
         return False
     experiment.measured["effective noise multiplier"] = float(np.median(ratios[usable]))
@@ -99,7 +97,7 @@ def compare_size(
         sure = [each for each in tests if each[0] < FAMILY_ERROR / 1000]
         p_value, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
         p_value = min(1.0, p_value * (steps + 1 + len(noise.sizes)))
-        evidence = Evidence(p_value, "size", {"step": at + 1, "kind": kind})
+        evidence = Evidence(p_value, "size", {"kind": kind})
         experiment.collect(evidence, lambda e: explain.too_little_noise(case, at, kind))
         if p_value < FAMILY_ERROR:
             return True
@@ -126,6 +124,7 @@ def _size_case(
         n=len(experiment.records),
         pool=canaries.pool,
         rates=[accounted.rate(t) for t in range(steps)],
+        first_step=experiment.first_step,
     )
 
 

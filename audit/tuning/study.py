@@ -377,6 +377,7 @@ class Study:
                 "tested": list(conditions_tested(report, self.private is None)),
                 "tested_on": kind,
                 "tested_with": __version__,
+                "tested_steps": report.steps,
                 "function": fingerprint(train),
             }
 
@@ -404,6 +405,7 @@ class Study:
             tested=tuple(self._tested.get("tested", ())),
             tested_on=self._tested.get("tested_on", ""),
             tested_with=self._tested.get("tested_with", ""),
+            tested_steps=self._tested.get("tested_steps", 0),
         )
         return Certificate.issue(
             self.base,

@@ -199,6 +199,7 @@ def certified() -> Any:
         {"tested": []},
         {"tested_on": "private"},
         {"tested_with": "yesterday's"},
+        {"tested_steps": -1},
     ],
 )
 def test_impossible_statements_about_the_test_are_wrong(
@@ -206,6 +207,7 @@ def test_impossible_statements_about_the_test_are_wrong(
 ) -> None:
     values = json.loads(json.dumps(certified))
     assert values["study"]["tested_on"] == "given"
+    assert values["study"]["tested_steps"] == STEPS
     values["study"] |= change
     path = tmp_path / "c.json"
     path.write_text(json.dumps(values | {"hash": hash_of(values)}))
