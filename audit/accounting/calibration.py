@@ -48,7 +48,7 @@ def calibrate_mu(epsilon: float, delta: float, accounting: str = "rdp") -> float
     if spent(high) <= 0 or spent(low) > 0:
         raise InvalidInput(
             f"epsilon must be a budget that some mu in ({_SMALLEST_MU:g}, {_LARGEST_MU:g}) uses "
-            f"up at delta={delta:g}, got {epsilon!r}"
+            f"up at delta={delta:g}, got {checks.one_line(epsilon)}"
         )
     return math.exp(safe_root(spent, low, high, ROOT_TOLERANCE))
 
@@ -102,7 +102,7 @@ def calibrate_noise_multiplier(
         if low < math.log(_SMALLEST_NOISE):
             raise InvalidInput(
                 f"epsilon must be a budget that some noise above {_SMALLEST_NOISE:g} uses up at "
-                f"sampling_rate={sampling_rate:g}, got {epsilon!r}"
+                f"sampling_rate={sampling_rate:g}, got {checks.one_line(epsilon)}"
             )
         high, low = low, low - 1.0
     if low == high:

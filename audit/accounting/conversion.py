@@ -127,7 +127,8 @@ def solve_epsilon(
         unreachable = math.isinf(high)
     if unreachable:
         raise DeltaUnreachable(
-            f"delta must be above {profile(low):.3g}, which no epsilon removes, got {delta!r}"
+            f"delta must be above {profile(low):.3g}, which no epsilon removes, got "
+            f"{checks.one_line(delta)}"
         )
     return safe_root(missed, high, low, _TOLERANCE, _TOLERANCE)
 

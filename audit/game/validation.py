@@ -93,7 +93,8 @@ def checked_score(score: str, pairs: Sequence[tuple[str, str]], sampling_rate: f
     found = scores[0] if score or len(scores) == 1 else score
     if found == "worst-order" and sampling_rate != 1.0:
         raise InvalidInput(
-            f"sampling_rate must be 1 for the score worst-order, got {sampling_rate!r}"
+            "sampling_rate must be 1 for the score worst-order, got "
+            f"{checks.one_line(sampling_rate)}"
         )
     return found
 

@@ -306,7 +306,7 @@ class GivenNoFailure(Repetitions):
         if not np.isfinite(self._log_chance):
             raise InvalidInput(
                 f"failure must leave {self.distribution.spec} a positive probability that no run "
-                f"fails, got {self.failure!r}"
+                f"fails, got {checks.one_line(self.failure)}"
             )
 
     @property

@@ -165,7 +165,9 @@ class TruncatedNegativeBinomial(Repetitions):
         if excess(few) >= 0.0:
             return replace(self, gamma=math.exp(few))
         if excess(many) < 0.0:
-            raise InvalidInput(f"mean must be reachable with eta = {self.eta:g}, got {mean!r}")
+            raise InvalidInput(
+                f"mean must be reachable with eta = {self.eta:g}, got {checks.one_line(mean)}"
+            )
         return replace(self, gamma=math.exp(safe_root(excess, few, many, ROOT_TOLERANCE)))
 
     @property

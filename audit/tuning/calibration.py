@@ -44,29 +44,45 @@ def least_noise_multiplier(
     def excess(noise: float) -> float:
         try:
             base = base_of(noise)
-            if not names:
-                names.append(tuning_cost(base, protocol, delta).name)
-            found = row(find(names[0], type(protocol)), base, protocol, delta).epsilon
+            if names:
+                found = row(find(names[0], type(protocol)), base, protocol, delta).epsilon
+            else:
+                best = tuning_cost(base, protocol, delta)
+                names.append(best.name)
+                found = best.epsilon
         except (DeltaUnreachable, ValueError):
             return math.inf  # too little noise for the accounting
         return math.inf if found is None else math.log(max(found, 1e-300) / epsilon)
 
+    def is_exceeded_by_one_run(noise: float) -> bool:
+        try:
+            return base_of(noise).epsilon(delta) > epsilon
+        except (DeltaUnreachable, ValueError):
+            return True
+
     kept = 1.0
+    while kept < _MAX_NOISE and is_exceeded_by_one_run(kept):  # faster than the bounds
+        kept *= 8.0
     while excess(kept) > 0.0:
-        names[:] = quick
         kept *= 8.0  # soon ends if no noise is enough
+        if excess(kept) > 0.0:  # perhaps another bound is smaller here
+            names[:] = quick
         if kept > _MAX_NOISE:
             tuning_cost(base_of(kept), protocol, delta)  # raises if no bound applies
             raise InvalidInput(
-                f"epsilon must be one that some noise keeps with {protocol.spec}, got {epsilon!r}; "
-                "a private score may spend more than that alone"
+                f"epsilon must be one that some noise keeps with {protocol.spec}, got "
+                f"{checks.one_line(epsilon)}; a private score may spend more than that alone"
             )
-    missed = kept
-    while excess(missed) <= 0.0:
-        kept, missed = missed, 0.5 * missed
-        if missed < _MIN_NOISE:
-            return kept
-    names[:] = quick or [tuning_cost(base_of(kept), protocol, delta).name]
+    missed = 0.5 * kept
+    while True:
+        while excess(missed) <= 0.0:
+            kept, missed = missed, 0.5 * missed
+            if missed < _MIN_NOISE:
+                return kept
+        best = quick or [tuning_cost(base_of(kept), protocol, delta).name]
+        if names == best:
+            break
+        names[:] = best
     minus_log = safe_root(
         lambda x: excess(math.exp(-x)), -math.log(kept), -math.log(missed), _TOLERANCE
     )

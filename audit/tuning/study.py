@@ -206,7 +206,7 @@ class Study:
             least = format_rounded(self.total_epsilon, up=True, digits=7)
             raise InvalidInput(
                 f"epsilon must be at least {least}, the cost of this base with "
-                f"{self.protocol.spec}, got {self.epsilon!r}"
+                f"{self.protocol.spec}, got {checks.one_line(self.epsilon)}"
             )
 
     def _memory_in(self, folder: str | Path | None) -> Memory:

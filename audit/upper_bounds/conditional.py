@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from audit import checks
 from audit.accounting import (
     DeltaUnreachable,
     DominatingPair,
@@ -253,6 +254,7 @@ def _largest(base: Mechanism, chances: tuple[Chance, ...], delta: float) -> Boun
     upper = min(upper, 2.0 * base.pure_epsilon)
     if upper > 1e8:
         raise DeltaUnreachable(
-            f"delta must exceed the probability that two events reveal the data, got {delta!r}"
+            "delta must exceed the probability that two events reveal the data, got "
+            f"{checks.one_line(delta)}"
         )
     return BoundValue(upper, error=max(upper - attained, 0.0))

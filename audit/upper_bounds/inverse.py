@@ -217,7 +217,7 @@ def _mu_by(
         raise InvalidInput(
             f"target_epsilon must be what some mu in ({_MIN_MU:g}, {_MAX_MU:g}) gives "
             f"by {name or 'the bound'} at delta={delta:g} with {protocol}, "
-            f"got {target!r}"
+            f"got {checks.one_line(target)}"
         )
     return math.exp(safe_root(missed, low, high, _tolerance(bound, _MU_TOLERANCE)))
 
@@ -298,7 +298,7 @@ def calibrate_noise(
         if missed(low) > 0.0:
             raise InvalidInput(
                 f"target_epsilon must be what some noise multiplier gives at delta={delta:g} with "
-                f"{protocol}, got {target!r}"
+                f"{protocol}, got {checks.one_line(target)}"
             )
         return math.exp(-safe_root(missed, low, high, _tolerance(bound, _SAMPLED_TOLERANCE)))
 
@@ -370,7 +370,7 @@ def _runs_by(
     if missed(low) > 0.0:
         raise InvalidInput(
             f"target_epsilon must allow {least:g} expected runs with {repetitions.spec}, "
-            f"got {target!r}"
+            f"got {checks.one_line(target)}"
         )
     if bound is not None:
         try:
@@ -463,7 +463,8 @@ def best_repetitions(
         quantile(eta)
     if not found:
         raise InvalidInput(
-            f"target_epsilon must be one that some distribution of K meets, got {target!r}"
+            "target_epsilon must be one that some distribution of K meets, got "
+            f"{checks.one_line(target)}"
         )
     several = sorted(found.values(), key=lambda one: -one.expected_quantile)
     if bound is None:

@@ -284,8 +284,8 @@ def tuning_cost(base: Mechanism, protocol: ProtocolLike, delta: float) -> UpperB
     if found is None:
         reasons = "; ".join(f"{one.name}: {one.reason}" for one in rows[:1])
         raise DeltaUnreachable(
-            f"delta must be one that some bound for {protocol.spec} reaches, got {delta!r} "
-            f"({reasons})"
+            f"delta must be one that some bound for {protocol.spec} reaches, got "
+            f"{checks.one_line(delta)} ({reasons})"
         )
     return found
 

@@ -288,7 +288,9 @@ def corollary_4_curve(base: Mechanism, repetitions: str | Repetitions) -> Curve:
     law = power_law(repetitions)
     rho, log_inverse_gamma = zero_concentrated(base), -math.log(law.gamma)
     if rho is None or rho > log_inverse_gamma:
-        raise InvalidInput(f"rho must be at most log(1/gamma) = {log_inverse_gamma:g}, got {rho!r}")
+        raise InvalidInput(
+            f"rho must be at most log(1/gamma) = {log_inverse_gamma:g}, got {checks.one_line(rho)}"
+        )
     eta, log_mean = law.eta, math.log(repetitions.mean)
     constant = 2.0 * (1.0 + eta) * math.sqrt(rho * log_inverse_gamma) - eta * rho
     best = math.sqrt(log_mean / rho)
