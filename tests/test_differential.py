@@ -294,6 +294,25 @@ def test_steps_after_those_that_time_allows_are_tested_by_fewer_runs(
     assert any("steps 7 to 60 were tested by fewer runs" in note for note in correct.notes)
 
 
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("features standardised by private records", "changes what other records contribute"),
+        ("threshold by the median norm", "changes what other records contribute"),
+        ("centered by the batch", "changes what other records contribute"),
+        ("momentum of raw gradients", "momentum"),
+        ("each tensor clipped to C", "each tensor (layer) is clipped to C separately"),
+        ("two copies of each record", "several copies"),
+        ("learning rate by raw gradients", "The learning rate"),
+        ("divided by the batch drawn", "divided by the size of the batch"),
+    ],
+)
+def test_the_likely_cause_is_the_true_one(name: str, cause: str) -> None:
+    control = BROKEN[name]
+    found = report(control.train, TrainingSet.of(control.data()), relation=control.relation)
+    assert cause in found.findings[0].cause
+
+
 def test_the_first_record_is_exchanged_too() -> None:
     def with_hold_out(records: Any, candidate: Any, seed: Any, watch: Any) -> Any:
         held_out = float(np.asarray(records.features[:4], dtype=float).mean())

@@ -11,7 +11,8 @@ from audit.own_training import explanations as explain
 from audit.own_training.canary_pool import PoolRecord, ascend, gradient_of
 from audit.own_training.contributions import Contributions, contributions
 from audit.own_training.coupled_runs import Trace
-from audit.own_training.experiment import Experiment
+from audit.own_training.experiment import Experiment, replace_one
+from audit.own_training.records import TrainingSet
 
 # Canaries that are tried however little time is left.
 _FEWEST = 12
@@ -79,6 +80,42 @@ def run_canaries(experiment: Experiment) -> tuple[list[PoolRecord], list[Trace]]
     return pool, traces
 
 
+def changes_other_records(
+    experiment: Experiment, canaries: CanaryRuns, others: TrainingSet
+) -> bool:
+    """Whether an exchanged record changes what the other records contribute.
+
+    If it does not, exchanging it has the same effect among any other records.
+
+    Args:
+        experiment: whose reference run was made.
+        canaries: of which two are exchanged.
+        others: as many records as the experiment's, with other values.
+    """
+    pool, steps, seed = canaries.pool, experiment.steps, experiment.base_seed
+    reference = next(i for i, each in enumerate(pool) if each is canaries.pair[0])
+    one = experiment.coupled(replace_one(others, pool[reference]), seed)
+    # Records that differ in size, in label and in direction.
+    for wanted in (
+        lambda each: each is canaries.pair[1],
+        lambda each: each.family == "own",
+        lambda each: each.label != canaries.pair[0].label,
+    ):
+        other = next((i for i, each in enumerate(pool) if wanted(each) and i != reference), None)
+        if other is None:
+            continue
+        two = experiment.coupled(replace_one(others, pool[other]), seed)
+        if experiment.ended_early(one) or experiment.ended_early(two):
+            continue
+        own = [canaries.traces[i].gradients[:steps] for i in (reference, other)]
+        here, there = own[0] - own[1], one.gradients[:steps] - two.gradients[:steps]
+        sizes = np.maximum(np.linalg.norm(here, axis=1), np.linalg.norm(there, axis=1))
+        rounding = 8 * canaries.found.rounding[:steps]
+        if np.any(np.linalg.norm(here - there, axis=1) > 0.02 * sizes + rounding):
+            return True
+    return False
+
+
 def weights_have_own_noise(experiment: Experiment) -> bool:
     """Whether weights differ between seeds although all gradients are forced."""
     pairs = zip(
@@ -92,12 +129,18 @@ def weights_have_own_noise(experiment: Experiment) -> bool:
 def compare_weights(experiment: Experiment, traces: Sequence[Trace]) -> None:
     """Reports weights that depend on the record although all gradients are forced."""
     reference = traces[0]
+    moved: dict[int, Trace] = {}
     for trace in traces[1:]:
         pairs = enumerate(zip(trace.steps, reference.steps, strict=False))
-        moved = [t for t, (a, b) in pairs if t and a.weights != b.weights]
-        if moved:
-            experiment.findings.append(explain.weights_outside(moved[0]))
-            break
+        first = next((t for t, (a, b) in pairs if t and a.weights != b.weights), 0)
+        if first:
+            moved.setdefault(first, trace)
+    if moved:
+        step = experiment.comparable = min(moved)
+        before, same = moved[step].steps[step - 1], reference.steps[step - 1]
+        settings = before.settings != same.settings
+        within = before.weights_after != same.weights_after
+        experiment.findings.append(explain.weights_outside(step, settings, within))
     if any(trace.initial_digest != reference.initial_digest for trace in traces):
         experiment.findings.append(explain.initial_weights())
 

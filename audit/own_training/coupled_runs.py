@@ -46,6 +46,8 @@ class Step:
         divisor: what an Opacus optimizer divides the noisy sum by, or None where it is unknown.
         generators: a digest of the states of all known random generators after the noise.
         weights: a digest of all parameters before the step.
+        settings: the optimizer's learning rate and its other numbers, as text.
+        weights_after: a digest of all parameters after the step; empty of the last one.
     """
 
     gradient: Vector
@@ -54,6 +56,8 @@ class Step:
     divisor: float | None
     generators: bytes
     weights: bytes
+    settings: str
+    weights_after: bytes = b""
 
 
 @dataclass
@@ -182,17 +186,20 @@ class RecordingWatch(Watch):
     def __init__(self, like: Trace | None, stop_after: int | None) -> None:
         super().__init__(None, np.zeros(0, np.bool_))
         self._like, self._stop_after = like, stop_after
-        self._hook: Any = None
+        self._hooks: list[Any] = []
         self._clip: Any = None
         self.recorded = Trace()
 
     def _attach(self) -> None:
         optimizer = self._optimizer
-        if self._hook is None:
+        if not self._hooks:
             released = getattr(optimizer, "original_optimizer", optimizer)
             self.recorded.watched = True
             self.recorded.opacus = _scales_as_opacus(optimizer)
-            self._hook = released.register_step_pre_hook(self._before_step)
+            self._hooks = [
+                released.register_step_pre_hook(self._before_step),
+                released.register_step_post_hook(self._after_step),
+            ]
             self._clip = _threshold(optimizer)
         self._describe_parameters()
         state = self._new_state()
@@ -209,9 +216,9 @@ class RecordingWatch(Watch):
         return _copied(value)
 
     def close(self) -> None:
-        """Takes the hook away."""
-        if self._hook is not None:
-            self._hook.remove()
+        """Takes the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _describe_parameters(self) -> None:
         import torch
@@ -246,6 +253,16 @@ class RecordingWatch(Watch):
             return args, {**kwargs, "closure": recorded_closure}
         return (args[0], recorded_closure, *args[2:]), kwargs
 
+    def _after_step(self, *_: Any) -> None:
+        steps = self.recorded.steps
+        if steps:
+            steps[-1] = replace(steps[-1], weights_after=_digest(self._weights()))
+
+    def _weights(self) -> list[Any]:
+        """All parameters, also those that another optimizer updates."""
+        every = [*self._parameters(), *(() if self._model is None else self._model.parameters())]
+        return list({id(each): each for each in every}.values())
+
     def _record_and_force(self) -> None:
         import torch
 
@@ -269,7 +286,8 @@ class RecordingWatch(Watch):
                     None if noise is None else float(noise),
                     _divisor(optimizer),
                     _generator_digest(optimizer),
-                    _digest(parameters),
+                    _digest(self._weights()),
+                    _settings(optimizer),
                 )
             )
             if self._like is not None and number < len(self._like.steps):
@@ -318,6 +336,11 @@ def _copied(value: Any) -> Any:
     if hasattr(value, "clone"):
         return value.detach().clone()
     return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _settings(optimizer: Any) -> str:
+    groups = optimizer.param_groups
+    return repr([{k: v for k, v in group.items() if k != "params"} for group in groups])
 
 
 def _flat_gradient(parameter: Any) -> Any:

@@ -6,8 +6,9 @@ noise. So the noise and the batch sizes can be read off.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from audit.own_training.batches import (
     poisson_tests,
 )
 from audit.own_training.canary_pool import PoolRecord
-from audit.own_training.canary_runs import CanaryRuns
+from audit.own_training.canary_runs import CanaryRuns, changes_other_records
 from audit.own_training.coupled_runs import Trace
 from audit.own_training.experiment import MAX_BYTES, SHORTFALL, Experiment, replace_one
 from audit.own_training.noise import (
@@ -35,7 +36,7 @@ from audit.own_training.noise import (
 )
 from audit.own_training.records import TrainingSet
 
-_MIN_RUNS, _MIN_BRIEF_RUNS, _MAX_RUNS = 8, 4, 64
+_MIN_RUNS, _MIN_BRIEF_RUNS, _MAX_RUNS = 8, 4, 128
 _MIN_BATCHES = 200
 _RELATIVE_ERROR = 0.004
 _SMALL_N = 3
@@ -57,6 +58,7 @@ class EqualRecords:
         missing: whether a finding says that noise is missing.
         varying: whether one record's contribution differs between batches.
         random_gradients: whether a record's own gradient is random (dropout, augmentation).
+        others_change: whether an exchanged record changes what other records contribute.
     """
 
     quiet: PoolRecord
@@ -65,6 +67,7 @@ class EqualRecords:
     missing: bool
     varying: bool
     random_gradients: bool
+    others_change: Callable[[], bool]
 
 
 @dataclass
@@ -251,9 +254,15 @@ def _measured(
     """Tests noise and batches."""
     base, accounted, n = experiment.base, experiment.accounted, len(experiment.records)
     same, other, mixed = (np.stack(each) for each in (runs.same, runs.other, runs.mixed))
+    quiet_records = copies(experiment.records, quiet, n)
+
+    @cache
+    def others_change() -> bool:
+        return changes_other_records(experiment, canaries, quiet_records)
+
     # Runs on equal records that differ in one are neighbours too: their differences count.
     gaps = np.linalg.norm(mixed - same[: len(mixed)], axis=2).max(axis=0) / 2
-    more = _pair_gaps(experiment, canaries, copies(experiment.records, quiet, n), mixed)
+    more = _pair_gaps(experiment, canaries, quiet_records, mixed)
     steps = len(canaries.found.largest)
     top = canaries.found.largest[: experiment.steps]
     np.maximum(top, np.maximum(gaps, more)[:steps], out=top)
@@ -272,7 +281,7 @@ def _measured(
         _noise_by_coordinate(experiment, same, other)
     varying = found.unit_spread > 2e-3 and not runs.full and bool(found.included.any())
     if varying:
-        experiment.findings.append(explain.divided_by_batch(found))
+        experiment.findings.append(explain.divided_by_batch(found, others_change()))
     # Dropout and augmentation make a record's own gradient random: then residuals hold more
     # than noise, and only what this cannot explain is reported.
     parallel = found.proportional is not None
@@ -293,20 +302,20 @@ def _measured(
     if accounted is not None and not varying:
         rates = [accounted.rate(t) for t in range(experiment.steps)]
         for each in poisson_tests(found.counts, found.included, n, rates):
-            experiment.collect(each, lambda e: explain.wrong_batches(e, n))
+            experiment.collect(each, lambda e: explain.wrong_batches(e, n, others_change()))
         if any(rate < 1 for rate in rates):
             first = np.stack(runs.first)
             at_first = included_of(first - same[: len(first)], canaries.found.rounding)[0]
             for each in batches_in_noise(noise, (found.included, at_first)):
                 experiment.collect(each, explain.dependent_noise)
             if not experiment.brief:
-                _small_batches(experiment, canaries, quiet, rates)
+                _small_batches(experiment, canaries, quiet, rates, others_change)
     if random_gradients and not runs.full:
         for each in dependence_on_size(
             other - same[: len(other)], mixed - same[: len(mixed)], found
         ):
             experiment.collect(each, explain.depends_on_batch)
-    return EqualRecords(quiet, noise, found, missing, varying, random_gradients)
+    return EqualRecords(quiet, noise, found, missing, varying, random_gradients, others_change)
 
 
 def _pair_gaps(
@@ -340,7 +349,11 @@ def _share_of_signal(experiment: Experiment, canaries: CanaryRuns, noise: Noise)
 
 
 def _small_batches(
-    experiment: Experiment, canaries: CanaryRuns, quiet: PoolRecord, rates: list[float]
+    experiment: Experiment,
+    canaries: CanaryRuns,
+    quiet: PoolRecord,
+    rates: list[float],
+    others_change: Callable[[], bool],
 ) -> None:
     """Empty batches: with few records nearly all batches of a Poisson sample are empty."""
     n = min(_SMALL_N, len(experiment.records))
@@ -359,7 +372,7 @@ def _small_batches(
     found = runs.batches(canaries.found.rounding)
     for each in poisson_tests(found.counts, found.included, n, rates):
         if each.kind in ("no empty batch", "mean of batches", "inclusion rate"):
-            experiment.collect(each, lambda e: explain.wrong_batches(e, n))
+            experiment.collect(each, lambda e: explain.wrong_batches(e, n, others_change()))
 
 
 def _missing_noise(

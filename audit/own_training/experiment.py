@@ -76,6 +76,7 @@ class Experiment:
         stop_after: number of steps after which runs end; None if they complete.
         first_step: the first tested step, from 0.
         brief: whether to make fewer runs.
+        comparable: number of steps before which the weights depend on gradients alone, or None.
     """
 
     forced: Trace
@@ -104,6 +105,7 @@ class Experiment:
         self.notes: list[str] = []
         self.measured: dict[str, float] = {}
         self.first_step, self.brief = 0, False
+        self.comparable: int | None = None
         self._evidence: list[tuple[Evidence, Callable[[Evidence], Finding]]] = []
         self.started = time.perf_counter()
 

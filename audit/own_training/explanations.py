@@ -1,8 +1,8 @@
 """The findings in words: what was seen, why it probably is so, and what to do."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from audit.own_training.findings import Finding
 from audit.own_training.noise import Evidence, Noise
 
 _MAX_NAMES = 4
+_OTHERS_CHANGE = "The record changes what other records contribute"
 # A contribution that grows by this factor between sizes 30 and 1,000 is not clipped.
 _GROWTH = 3.0
 
@@ -65,7 +66,9 @@ class SizeCase:
     n: int
     pool: Sequence[PoolRecord]
     rates: Sequence[float]
-    first_step: int = 0
+    first_step: int
+    others_change: Callable[[], bool]
+    varying: bool
 
     @property
     def grows(self) -> bool:
@@ -134,15 +137,24 @@ def too_little_noise(case: SizeCase, step: int, kind: str) -> Finding:
             f"standard deviation {scale:.3g}: an effective noise multiplier of {effective:.3g}, "
             f"where the accountant assumes {sigma:.3g}."
         )
+    if case.others_change():
+        return Finding(
+            "contribution",
+            message,
+            f"{_OTHERS_CHANGE}: a statistic over records (a mean, a count, a quantile, a norm) "
+            "enters their gradients, thresholds or weights, their selection depends on it, records "
+            "are mixed, or the sum is clipped instead of each gradient.",
+            "Compute no statistic over records without noise, and clip the gradient of every "
+            "single record to norm C before summing.",
+            numbers,
+        )
     if case.grows:
         return Finding(
             "contribution",
             message,
-            "The contribution grows with the size of the record: the gradient of each record is "
-            "not clipped, or other numbers computed from the record (a mean, a norm, a batch "
-            "statistic) enter the gradients of the other records.",
-            "Clip the gradient of every single record to norm C before summing; compute no "
-            "statistic over records without noise.",
+            "The contribution grows with the size of the record: its gradient is not clipped, or "
+            "only a part of it is.",
+            "Clip the gradient of every single record to norm C before summing.",
             numbers,
         )
     if len(tensors) > 1 and reach > 1.2 * float(case.by_tensor[step].max()):
@@ -155,7 +167,8 @@ def too_little_noise(case: SizeCase, step: int, kind: str) -> Finding:
             "of the squared thresholds.",
             numbers,
         )
-    if step > first_usable and reach > 1.3 * case.reach[first_usable] and ratio > 1.2:
+    grown = step > first_usable and not case.varying
+    if grown and reach > 1.3 * case.reach[first_usable] and ratio > 1.2:
         return Finding(
             "contribution",
             message,
@@ -182,8 +195,7 @@ def too_little_noise(case: SizeCase, step: int, kind: str) -> Finding:
         message,
         f"The noise is {ratio:.3g} times too small for the contribution: it is not scaled by C, "
         "it is smaller than the accountant assumes, or a record contributes more than C (several "
-        "copies or microbatches clipped one by one, the sum clipped instead of each gradient, "
-        "batch statistics).",
+        "copies or microbatches clipped one by one, a part of the gradient that is not clipped).",
         "Clip each record once to norm C, add noise of standard deviation noise_multiplier * C to "
         "the sum, and record that noise_multiplier.",
         numbers,
@@ -365,16 +377,21 @@ def shape_of_noise(evidence: Evidence) -> Finding:
 # --- batches ---
 
 
-def divided_by_batch(found: Batches) -> Finding:
+def divided_by_batch(found: Batches, others_change: bool) -> Finding:
     """One record's contribution differs between batches."""
     spread = 1 + found.unit_spread
+    cause = (
+        f"{_OTHERS_CHANGE}, or which of them are drawn (weights by label, loss or norm)."
+        if others_change
+        else "The noisy sum, or each gradient before it is clipped (loss_reduction), is divided by "
+        "the size of the batch that was drawn, or a record is in a batch several times."
+    )
     return Finding(
         "contribution",
         f"The contribution of one record differs by a factor of {spread:.3g} between runs of the "
         "same step with equal earlier outputs; the accountant assumes that only noise and "
         "the choice of the batch are random.",
-        "The noisy sum is divided by the size of the batch that was drawn, a record is in a batch "
-        "several times, its label changes which others are drawn, or they enter its gradient.",
+        cause,
         "Divide by a constant, the expected batch size, and draw every record at most once.",
         {"factor": spread},
     )
@@ -395,8 +412,19 @@ def depends_on_batch(evidence: Evidence) -> Finding:
     )
 
 
-def wrong_batches(evidence: Evidence, n: int) -> Finding:
+def wrong_batches(evidence: Evidence, n: int, others_change: bool = False) -> Finding:
     """Batches that were not drawn as accounted."""
+    found = _wrong_batches(evidence, n)
+    if not others_change:
+        return found
+    cause = (
+        f"{_OTHERS_CHANGE}: which records are drawn probably depends on their values (a selection "
+        f"by loss, norm or label, or a replay). Otherwise: {found.cause}"
+    )
+    return replace(found, cause=cause)
+
+
+def _wrong_batches(evidence: Evidence, n: int) -> Finding:
     numbers = evidence.numbers
     fix = (
         "Draw every record independently with the accounted rate (Poisson sampling, "
@@ -420,7 +448,8 @@ def wrong_batches(evidence: Evidence, n: int) -> Finding:
             f"The batch sizes ({numbers['least']:.4g} to {numbers['most']:.4g} in "
             f"{numbers['batches']} batches) vary less than those of Poisson sampling at the "
             f"accounted rate {numbers['rate']:.3g} would.",
-            "Batches of a fixed size, shuffled or in order, are accounted for as Poisson sampled.",
+            "Batches of a fixed or a largest size (shuffled, in order, or cut) are accounted for "
+            "as Poisson sampled.",
             fix,
             numbers,
         )
@@ -551,15 +580,35 @@ def claim_too_small(
     )
 
 
-def weights_outside(step: int) -> Finding:
-    """The weights depend on the record although all gradients were forced."""
+def weights_outside(step: int, settings: bool, within: bool) -> Finding:
+    """The weights depend on the record although all gradients were forced.
+
+    Args:
+        step: before which they do, from 0.
+        settings: whether the optimizer's settings depend on the record, too.
+        within: whether the weights differ right after the optimizer's step.
+    """
+    if settings:
+        cause = (
+            "The learning rate, or another setting of the optimizer, depends on the records: a "
+            "schedule reads a loss or a norm that has no noise."
+        )
+    elif within:
+        cause = (
+            "The optimizer's step uses more than p.grad: its own state (second moments, a "
+            "preconditioner), or gradients without noise."
+        )
+    else:
+        cause = (
+            "Something other than the optimizer's step changes the weights: a second, non-private "
+            "update, a projection or a normalisation that looks at the data."
+        )
     return Finding(
         "released numbers",
         f"The weights before step {step + 1} depend on the record although every released gradient "
-        "was the same.",
-        "Something other than the optimizer's step changes the weights: a second, non-private "
-        "update, a projection or a normalisation that looks at the data.",
-        "Change the weights by noisy gradients only.",
+        "was the same. Contributions to later steps are not compared.",
+        cause,
+        "Change the weights, the optimizer's state and its settings by released numbers only.",
         {"step": step + 1},
     )
 
@@ -581,7 +630,8 @@ def steps_depend(one: int, other: int) -> Finding:
         "released numbers",
         f"The number of steps depends on the record: {one} with one record in its place, {other} "
         "with another, although every released gradient was the same.",
-        "Training stops by a criterion on the records, such as the training loss.",
+        "Training stops, or a step is skipped, by a criterion on the records: the training loss, "
+        "or an overflow of scaled gradients.",
         "Fix the number of steps beforehand, or decide by released numbers only.",
         {"one": one, "other": other},
     )

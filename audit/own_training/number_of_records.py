@@ -54,8 +54,12 @@ class SizeMeasurement:
         """Whether stated parameters differ, or contributions do as 1 / n."""
         ratio = other.ratio(self)
         by_size = ratio is not None and abs(ratio / (n / m) - 1) < 2e-3
+        return by_size or self.states_otherwise(other)
+
+    def states_otherwise(self, other: "SizeMeasurement") -> bool:
+        """Whether divisor, accountant or steps differ."""
         stated = self.divisor != other.divisor or self._parameters() != other._parameters()
-        return by_size or stated or self.steps != other.steps
+        return stated or self.steps != other.steps
 
     def _parameters(self) -> Any:
         return None if not self.history else {(s, round(q, 12)) for s, q, _ in self.history}
@@ -105,7 +109,10 @@ def compare_numbers_of_records(
         if half is None or not reference.differs(half):
             return
         other = half
-    if size_reported and not reference.explained_by_size(other, n, low):
+    if size_reported and not (
+        reference.explained_by_size(other, n, low)
+        and (reference.states_otherwise(other) or not equal.others_change())
+    ):
         return  # contributions of other records change with n, too: said already
     # The neighbouring sizes between which it changes.
     while high - low > 1 and experiment.time_left():
@@ -150,6 +157,8 @@ def _at_size(
         if equal.random_gradients:
             break  # contributions differ between runs anyway
         steps = min(len(traces[0].steps), len(traces[1].steps), experiment.steps)
+        if experiment.comparable is not None:
+            steps = min(steps, experiment.comparable)
         gap = traces[1].gradients[:steps] - traces[0].gradients[:steps]
         own = np.linalg.norm(gap, axis=1)
         first_seen = np.isnan(units[:steps]) & (own > rounding[:steps])

@@ -64,6 +64,8 @@ def compare_size(
     noise = equal.noise
     scales = noise.scales[:steps]
     usable = seen & (scales > 0) & ~noise.silent[:steps].all(axis=1)
+    if experiment.comparable is not None:
+        usable[experiment.comparable :] = False
     if not usable.any():
         return False
     unequal = _by_unequal_noise(experiment, canaries, equal, steps)
@@ -125,6 +127,8 @@ def _size_case(
         pool=canaries.pool,
         rates=[accounted.rate(t) for t in range(steps)],
         first_step=experiment.first_step,
+        others_change=equal.others_change,
+        varying=equal.varying,
     )
 
 
@@ -166,7 +170,7 @@ def _shortfalls(
     for index, name in enumerate(case.base.names):
         own = case.by_tensor[:, index]
         seen = case.reach > found.rounding[:steps]
-        use = seen & (own > found.rounding[:steps]) & ~noise.silent[:steps, index]
+        use = usable & seen & (own > found.rounding[:steps]) & ~noise.silent[:steps, index]
         parts.append((name, sigma * own, squares[:, index], use, int(noise.sizes[index])))
     for name, needed, squared, use, size in parts:
         if use.any():

@@ -48,6 +48,7 @@ class OpacusLoop:
         physical: at most this many records at a time, by Opacus's BatchMemoryManager.
         after: called after each step with (model, optimizer, step).
         result: what is released, given (model, x, y).
+        declared: the reduction of the loss that the model's wrapper assumes; the loss is a mean.
     """
 
     model: Callable[[], nn.Module] = mlp
@@ -69,10 +70,11 @@ class OpacusLoop:
     after: Callable[..., None] | None = None
     result: Callable[..., Any] | None = None
     loader: Callable[..., Any] | None = None
+    declared: str = "mean"
 
     def __call__(self, records: Any, candidate: Any, seed: int, watch: Any) -> Any:
         """Trains, as `audit.check` calls it."""
-        model = GradSampleModule(self.model())
+        model = GradSampleModule(self.model(), loss_reduction=self.declared)
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = self.optimizer_class(
             self.inner(parameters, lr=self.rate),

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from audit.own_training.records import TrainingSet
 from benchmarks.training_loops import loops
 from benchmarks.training_loops.correct import Control
 from benchmarks.training_loops.loops import CLASSES, VOCABULARY, Loop, Lstm, convnet, normalised
+from benchmarks.training_loops.opacus_loops import OpacusLoop
 
 
 def raw_mean_remains(state: Any, total: list[Any]) -> list[Any]:
@@ -174,6 +176,55 @@ def largest_feature(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
     return x / x.abs().max().clamp(min=1e-12), y
 
 
+def cut_at_nine(state: Any, n: int) -> Any:
+    """Poisson batches of more than nine records are cut."""
+    return loops.poisson(state, n)[:9]
+
+
+def clamped(state: Any, total: list[Any]) -> list[Any]:
+    """Noise is limited to three standard deviations."""
+    scale = state.noise_multiplier * state.clip
+    return [g + scale * torch.randn_like(g).clamp(-3, 3) for g in total]
+
+
+def silent_at_the_end(state: Any, total: list[Any]) -> list[Any]:
+    """The last step has no noise."""
+    return total if state.step == state.steps - 1 else loops.gaussian(state, total)
+
+
+class Exponential(nn.Module):
+    """Overflows for large features."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.exp(x)
+
+
+def held_out(records: Any, candidate: Any, seed: int, watch: Any) -> Any:
+    """The weights with the smallest loss on the first six private records are released."""
+    x, y = (torch.from_numpy(part[:6]) for part in (records.features, records.labels))
+    best: dict[str, Any] = {"loss": float("inf")}
+
+    def keep(state: Any) -> None:
+        with torch.no_grad():
+            loss = float(functional.cross_entropy(state.model(x), y))
+        if loss < best["loss"]:
+            best.update(
+                loss=loss, state={k: v.clone() for k, v in state.model.state_dict().items()}
+            )
+
+    rest = TrainingSet(records.features[6:], records.labels[6:])
+    model = Loop(after=keep, steps=6, rate=0.5)(rest, candidate, seed, watch)
+    model.load_state_dict(best["state"])
+    return model
+
+
+def rounded_accuracy(state: Any, x: Any, y: Any) -> Any:
+    """The accuracy on the private records, to one decimal place."""
+    with torch.no_grad():
+        right = (state.model(x).argmax(1) == y).float().mean()
+    return {"model": state.model, "accuracy": round(float(right), 1)}
+
+
 REPORTED: dict[str, Control] = {
     "the raw mean remains in p.grad": Control(
         Loop(noise=raw_mean_remains),
@@ -228,5 +279,16 @@ REPORTED: dict[str, Control] = {
         Loop(model=Lstm, total=micro_batches(1.0), sampling_rate=0.5, steps=6),
         loops.tokens,
         "https://github.com/tensorflow/privacy/issues/81",
+    ),
+    "batches cut at a largest size": Control(Loop(batch=cut_at_nine, sampling_rate=0.3, steps=8)),
+    "noise clamped at three standard deviations": Control(Loop(noise=clamped)),
+    "the last of 120 steps without noise": Control(Loop(noise=silent_at_the_end, steps=120)),
+    "a gradient that overflows": Control(
+        Loop(model=lambda: nn.Sequential(nn.Linear(8, 6), Exponential(), nn.Linear(6, CLASSES)))
+    ),
+    "the best checkpoint by held-out private records": Control(held_out),
+    "a rounded training accuracy": Control(Loop(result=rounded_accuracy)),
+    "Opacus, mean loss with loss_reduction=sum, Poisson": Control(
+        OpacusLoop(declared="sum", sampling_rate=0.3, steps=8)
     ),
 }
