@@ -4,6 +4,8 @@ Hypothesis makes command lines, presets, damaged folders and arguments of the Py
 asked of every one of them: an exit code of 0, 1 or 2 with no traceback and at most one line about
 what was wrong, or a ValueError or TypeError of one line; and no number that is NaN, or that
 contradicts another. `AUDIT_FUZZ=100` plays a hundred times as many, other ones every time.
+
+`CAUSES` lists the defects that such inputs once found, each with a test that fails if it returns.
 """
 
 import csv
@@ -358,6 +360,7 @@ def test_trials_are_read_or_refused_and_no_option_is_ignored(
     path = tmp_path / "trials.csv"
 
     @examples(60)
+    @example((["mu", "mu"], "mu,mu\n0.1,2\n"), [], "grid")
     @given(
         csv_files(),
         st.lists(st.sampled_from([*NOT_OF_TRIALS, *OF_TRIALS]), max_size=2, unique=True),
@@ -530,6 +533,15 @@ def test_long_compositions_cost_more_than_one_run_and_less_than_the_sum(
     assert all_of_them <= times * one.epsilon(1e-5 / times) * (1 + 1e-6)
 
 
+def test_the_longest_compositions_are_composed_exactly() -> None:
+    # 10^8 steps need several stages; without them, only Renyi divergences (9005.8) are left.
+    one = accounting.DpSgd(1.0, 100_000, 0.01)
+    found = upper.tuning_cost(one, "grid:1000", 1e-5).epsilon
+    assert found == pytest.approx(8966.22, abs=0.01)
+    by_orders = accounting.DpSgd(1.0, 10**8, 0.01).renyi_epsilon(1e-5)
+    assert one.epsilon(1e-5) < found < 0.996 * by_orders
+
+
 @examples(2)
 @given(
     st.sampled_from(["mu", "rho", "noise_multiplier"]),
@@ -656,3 +668,70 @@ def test_other_commands_refuse_what_is_none_of_theirs(
             commanded(capsys, main, words, codes=(1, 2))
 
     play()
+
+
+CAUSES = {
+    "two audits at once in one folder": "commands/test_run_command.py::"
+    "test_a_second_audit_in_a_folder_that_is_in_use_is_refused",
+    "a folder that another audit takes without locks": "commands/test_run_command.py::"
+    "test_results_of_another_audit_are_not_overwritten_without_locks",
+    "ignored options of trials": "test_fuzz.py::"
+    "test_trials_are_read_or_refused_and_no_option_is_ignored",
+    "other ignored options": "test_bounds_command.py::"
+    "test_options_that_do_not_apply_are_refused_by_name",
+    "two columns of one name": "test_fuzz.py::"
+    "test_trials_are_read_or_refused_and_no_option_is_ignored",
+    "headings without their names": "test_cost_of.py::test_bad_files_are_one_line",
+    "true read as 1, a scheduler without a backend": "commands/test_run_command.py::"
+    "test_preset_settings_of_the_wrong_type_are_refused",
+    "complex records": "test_own_training.py::test_complex_records_are_refused",
+    "workers of an audit that outlive it": "game/test_workers.py::"
+    "test_workers_end_with_their_parent",
+    "workers of a trained function": "own_training/test_command.py::"
+    "test_training_ends_with_the_command",
+    "workers of a study": "tuning/test_study_workers.py::"
+    "test_workers_end_with_the_process_of_the_study",
+    "clusters that do not answer": "game/test_workers.py::test_a_missing_cluster_is_one_line",
+    "other servers in place of a cluster": "game/test_workers.py::"
+    "test_another_server_is_no_cluster",
+    "clusters lost": "game/test_workers.py::test_a_lost_cluster_is_one_line",
+    "clusters without workers": "game/test_workers.py::"
+    "test_an_audit_waits_for_the_workers_of_a_dask_cluster",
+    "many different trials": "test_cost_of.py::test_many_different_trials_are_dominated_by_few",
+    "many rows of trials": "test_cost_of.py::test_many_rows_are_counted",
+    "many budgets": "tuning/test_study_costs.py::"
+    "test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest",
+    "a list of all runs": "tuning/test_study_draws.py::test_a_billion_runs_are_not_listed",
+    "reproductions without end": "studies/test_reproduce.py::test_number_of_points_is_limited",
+    "folders found unwritable after the work": "studies/test_reproduce.py::"
+    "test_command_reports_bad_input_in_one_line",
+    "long compositions": "test_fuzz.py::test_the_longest_compositions_are_composed_exactly",
+    "hostile certificates": "certificate/test_certificate_verification.py::"
+    "test_hostile_values_are_refused_soon_and_in_one_line",
+    "large certificates": "certificate/test_certificate_verification.py::"
+    "test_large_file_is_not_read_to_its_end",
+    "summaries without a proxy": "report/test_compare.py::"
+    "test_a_summary_with_other_proxies_is_one_line",
+    "studies of coverage with one trial": "studies/test_coverage_study.py::"
+    "test_command_writes_its_tables",
+    "edited journals": "tuning/test_study_journal.py::"
+    "test_a_journal_edited_by_hand_is_refused_in_one_line",
+    "files of others in a study": "tuning/test_study_journal.py::"
+    "test_a_file_that_is_no_part_of_a_study_is_named",
+    "changed working directories": "tuning/test_study_journal.py::"
+    "test_a_run_that_changes_the_working_directory_does_not_move_the_study",
+    "names that are not UTF-8": "report/test_compare.py::test_folder_names_may_be_invalid_utf_8",
+    "records that are NaN": "test_differential.py::test_records_that_are_no_numbers_are_one_line",
+    "locked and damaged storages": "test_cost_of.py::"
+    "test_locked_and_damaged_storages_have_their_own_line",
+    "numbers of 17 digits": "test_bounds_command.py::test_no_message_has_seventeen_digits",
+    "formulas and markup in tables": "test_fuzz.py::"
+    "test_tables_of_others_hold_no_formula_and_no_markup",
+    "full disks": "commands/test_run_command.py::test_a_full_disk_is_one_line_and_loses_nothing",
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_each_known_cause_has_a_test(cause: str) -> None:
+    file, name = CAUSES[cause].split("::")
+    assert f"def {name}(" in (Path(__file__).parent / file).read_text()

@@ -548,6 +548,7 @@ def test_the_crafted_canary_is_where_nobody_is() -> None:
         ({"games": 1}, "games must be"),
         ({"claim": -1.0}, "claim must be"),
         ({"candidates": ()}, "candidates must be a sequence"),
+        ({"candidates": None}, "candidates must be a sequence"),
         ({"train": lambda *_: None}, "train must return"),
         ({"train": lambda *_: [1, 2], "games": 40}, "trials must be at least 80"),
         ({"train": lambda *_: object()}, "train must return"),

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
@@ -155,8 +156,12 @@ def _cluster(place: Place) -> Iterator[None]:
 
 
 def _is_of_cluster(error: Exception) -> bool:
-    """Whether an error comes from Dask or Ray, and not from a block."""
-    return any(kind.__module__.startswith(("distributed", "ray.")) for kind in type(error).__mro__)
+    """Whether an error comes from Dask or Ray, by its class or by the code that raised it."""
+    places = [kind.__module__ for kind in type(error).__mro__]
+    # A Ray cluster without nodes raises a KeyError.
+    for frame, _ in list(traceback.walk_tb(error.__traceback__))[-1:]:
+        places.append(str(frame.f_globals.get("__name__")))
+    return any(place.startswith(("distributed", "ray.")) for place in places)
 
 
 @contextlib.contextmanager

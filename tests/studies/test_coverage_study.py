@@ -106,7 +106,13 @@ def test_command_writes_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "| scan |" in page
     assert coverage_study.main(["--mechanisms", "Laplacian", "--out", str(tmp_path)]) == 2
     assert "did you mean 'Laplace'?" in capsys.readouterr().err
-    for wrong in (["--trials", "0"], ["--seed", "-1"], ["--audits", "0"], ["--games", "0"]):
+    for wrong in (
+        ["--trials", "0"],
+        ["--trials", "1"],
+        ["--seed", "-1"],
+        ["--audits", "0"],
+        ["--games", "0"],
+    ):
         assert coverage_study.main([*wrong, "--out", str(tmp_path)]) == 2
 
 
