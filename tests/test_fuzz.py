@@ -722,6 +722,7 @@ CAUSES = {
     "test_a_run_that_changes_the_working_directory_does_not_move_the_study",
     "names that are not UTF-8": "report/test_compare.py::test_folder_names_may_be_invalid_utf_8",
     "records that are NaN": "test_differential.py::test_records_that_are_no_numbers_are_one_line",
+    "no candidates, constant numbers": "test_own_training.py::test_what_is_wrong_is_one_line",
     "locked and damaged storages": "test_cost_of.py::"
     "test_locked_and_damaged_storages_have_their_own_line",
     "numbers of 17 digits": "test_bounds_command.py::test_no_message_has_seventeen_digits",
