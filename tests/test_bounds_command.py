@@ -272,6 +272,7 @@ def test_the_same_number_of_runs_by_protocol(capsys: pytest.CaptureFixture[str])
         (["--protocol", "until:0.5", "--final-run"], "must come with protocol search"),
         (["--compare", "1"], "compare must be in [2, 1e+06], got 1.0"),
         (["--plot", "/no/such/folder/x.png"], "plot must be a file"),
+        (["--plot", "/proc/x.png"], "plot must be a file in a"),
     ],
 )
 def test_bad_protocols_are_one_line(

@@ -40,7 +40,7 @@ from audit.own_training import (
 )
 from audit.own_training.discriminant import discriminant
 from audit.own_training.readings import model_and_numbers
-from audit.own_training.runs import run_seed
+from audit.own_training.runs import AuditTask, run_once, run_seed
 from canaries import DiracCanary, InputCanary, crafted
 from threat_models import CanaryLoss, FirstCoordinate, etcv, ntcv
 
@@ -632,8 +632,6 @@ def test_canaries_that_do_not_interact_are_independent_trials() -> None:
     # 50 coordinates of one run, mu = 2: Kolmogorov-Smirnov test, false alarm 1e-3.
     from scipy import stats
 
-    from audit.own_training.runs import AuditTask, run_once
-
     train = trainings.with_opacus(noise_multiplier=1.0, recorded=1.0, clip=0.01)
     question = AuditTask(
         train, TrainingSet(np.zeros((0, 7), np.float32), np.zeros(0, int)), None, None, None, 1e-5
@@ -715,6 +713,16 @@ def test_complex_records_are_refused(part: str) -> None:
         ValueError, match=f"^{part} of records must be real numbers, got complex128"
     ):
         TrainingSet(**given)
+
+
+def test_of_many_released_numbers_a_part_is_kept() -> None:
+    # 1,000 trials of 300,000 numbers would need several GB.
+    numbers = np.arange(300_000.0)
+    records, canary = (TrainingSet(np.ones((1, 1)), np.zeros(1)) for _ in range(2))
+    task = AuditTask(lambda *_: numbers, records, canary, None, None, 1e-5)
+    found = run_once(task, np.array([False]), None, 0).details
+    assert len(found) == 50_000
+    assert np.array_equal(found, numbers[::6])
 
 
 def test_a_dictionary_with_a_model_and_numbers_is_attacked() -> None:

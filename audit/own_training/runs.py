@@ -20,6 +20,8 @@ from audit.own_training.watch import Watch
 from threat_models.user_code import call_user_code, format_error
 
 _MASK = 0xFFFFFFFF
+_MAX_NUMBERS = 50_000
+"""Numbers of a run that a learned statistic uses: 1,000 trials of them take about 1 GB."""
 
 
 class Train(Protocol):
@@ -82,7 +84,8 @@ class Run:
         residual: [1], see `audit.own_training.residuals`; empty where it is not computed.
         choice: what the best of several runs is chosen by; minus infinity where nothing was
             returned, or no number.
-        details: [f], with one canary: everything recorded, for a learned statistic.
+        details: [f], with one canary: everything recorded, for a learned statistic; of more than
+            50,000 released numbers, evenly spaced ones.
         claim: the epsilon that the function promises, or None.
         history: the phases of its accountant (noise multiplier, sampling rate, steps), or None.
     """
@@ -170,14 +173,19 @@ def _read(
     """The scores of the canaries [m] and everything else that was returned, [f]."""
     if model is None:
         # Numbers of the user's own: one per canary are scores.
-        return (numbers if len(numbers) == canaries else np.empty(0)), numbers
+        return (numbers if len(numbers) == canaries else np.empty(0)), _evenly_spaced(numbers)
     score = np.empty(0)
     if task.canaries is not None:
         score = readings.record_scores(model, task.canaries, task.loss)
         if canaries > 1:
             return score, numbers
     rest = readings.details(model, task.records, task.loss)
-    return score, np.concatenate([score, rest, numbers])
+    return score, np.concatenate([score, rest, _evenly_spaced(numbers)])
+
+
+def _evenly_spaced(numbers: FloatArray) -> FloatArray:
+    """At most 50,000 of the numbers."""
+    return numbers[:: max(math.ceil(len(numbers) / _MAX_NUMBERS), 1)].copy()
 
 
 def _choice(task: AuditTask, model: Any, score: FloatArray) -> float:

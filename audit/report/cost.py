@@ -1,5 +1,6 @@
 """The figure of `audit.bounds --plot`: the cost of each protocol by the number of runs."""
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,13 @@ def check_writable(path: str) -> None:
             "plot must be a file in an existing folder with one of the extensions "
             f"{', '.join('.' + name for name in formats)}, got {path!r}"
         )
+    try:
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise InvalidInput(
+            f"plot must be a file in a folder that can be written, got {path!r}: {error}"
+        ) from error
 
 
 def _epsilon(base: Mechanism, protocol: Protocol, delta: float, own: bool = False) -> float:
