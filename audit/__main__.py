@@ -14,6 +14,7 @@ COMMANDS = {
     "run": "lower bounds: attack a tuning, or your own training loop",
     "report": "write a finished audit as one self-contained html page",
     "compare": "compare finished audits in one figure and one table",
+    "app": "a calculator of the cost of a tuning, in the browser",
     "reproduce": "compute the tables and figures of the five papers",
     "verify": "check a certificate: numbers and conditions are recomputed",
     "coverage_study": "test the lower bounds on mechanisms with a known epsilon",

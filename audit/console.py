@@ -131,7 +131,13 @@ def report_error(error: object) -> int:
 
 
 # The extras that install modules; all other modules belong to the extra `game`.
-_EXTRAS = {"distributed": "dask", "optuna": "optuna", "ray": "ray", "shtab": "completion"}
+_EXTRAS = {
+    "distributed": "dask",
+    "optuna": "optuna",
+    "panel": "app",
+    "ray": "ray",
+    "shtab": "completion",
+}
 _SECONDS_BETWEEN_NOTES = 15.0
 
 

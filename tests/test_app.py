@@ -1,0 +1,148 @@
+"""Tests of the calculator: its numbers, and the page in a real browser."""
+
+import itertools
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import audit
+from audit import app
+from audit.bounds import main as bounds
+from audit.errors import InvalidInput
+from audit.numerics import format_rounded
+
+RUN = audit.DpSgd(noise_multiplier=70.0, steps=300)
+
+
+@pytest.mark.parametrize("title", app.PROTOCOLS)
+def test_the_lines_reproduce_the_cost(title: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = app.compute(RUN, title, 10, 1e-5)
+    *lines, last = answer.python.splitlines()
+    names: dict[str, Any] = {}
+    exec("\n".join(lines), names)
+    assert eval(last, names) == answer.epsilon
+    program, command, *options = answer.command.split()
+    assert (program, command) == ("dp-tuning-audit", "bounds")
+    assert bounds(options) == 0
+    shown = f"cost: {format_rounded(answer.epsilon, up=True)} by"
+    assert shown in capsys.readouterr().out
+    assert f"({format_rounded(answer.epsilon, up=True, digits=4)}, 1e-05)" in answer.sentence
+    assert answer.one_run == RUN.epsilon(1e-5) < answer.epsilon
+
+
+def test_protocols_have_the_expected_number_of_runs() -> None:
+    for (make, _, _), runs in itertools.product(app.PROTOCOLS.values(), app.RUNS):
+        mean = audit.protocols.parse_protocol(make(runs)).mean_runs
+        assert mean is None or mean == pytest.approx(runs, rel=0.02)
+
+
+def test_quantiles_are_those_of_the_best_of_independent_draws() -> None:
+    for title in ("random search, fixed K", "grid, every point once"):
+        assert app.compute(RUN, title, 20, 1e-5).quantile == pytest.approx(20 / 21)
+    assert app.compute(RUN, "repeat until one is accepted", 20, 1e-5).quantile == 1 - 0.05 / 2
+
+
+def test_an_unknown_protocol_and_a_wrong_port_are_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(InvalidInput, match="protocol must be one of"):
+        app.compute(RUN, "guess", 20, 1e-5)
+    assert app.main(["--port", "70000"]) == 2
+    assert capsys.readouterr().err.startswith("error: port must be")
+
+
+@pytest.fixture
+def page() -> Iterator[Any]:
+    """The calculator, opened in chromium."""
+    pytest.importorskip("panel")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs chromium and chromedriver")
+    command = [sys.executable, "-m", "audit.app", "--no-browser"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1],
+        stderr=subprocess.STDOUT,
+    ) as server:  # fmt: skip
+        try:
+            assert server.stdout is not None
+            address = next(line for line in server.stdout if "http" in line).split()[-1]
+            assert address.startswith("http://127.0.0.1:")
+            options = webdriver.ChromeOptions()
+            options.binary_location = chromium
+            for option in ("--headless=new", "--no-sandbox", "--disable-gpu"):
+                options.add_argument(option)
+            options.set_capability("goog:loggingPrefs", {"performance": "ALL"})
+            with webdriver.Chrome(
+                options=options, service=webdriver.ChromeService(driver)
+            ) as chrome:
+                phone = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+                chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+                chrome.get(address)
+                yield chrome
+        finally:
+            server.terminate()
+
+
+# Widgets live in shadow roots, which selectors of the document do not see.
+FIND = """
+const found = [];
+function search(root) {
+  for (const one of root.querySelectorAll('*')) {
+    if (one.matches(arguments_[0])) found.push(one);
+    if (one.shadowRoot) search(one.shadowRoot);
+  }
+}
+const arguments_ = arguments;
+search(document);
+"""
+
+
+def shown(page: Any, name: str) -> str | None:
+    text: str | None = page.execute_script(
+        FIND + "return found[0]?.textContent ?? null", f"#{name}"
+    )
+    return text
+
+
+def wait_for(page: Any, name: str, expected: str) -> float:
+    """Seconds until an element has a text."""
+    start = time.perf_counter()
+    while shown(page, name) != expected:
+        assert time.perf_counter() - start < 30.0, shown(page, name)
+        time.sleep(0.02)
+    return time.perf_counter() - start
+
+
+def test_the_page_shows_the_cost_in_a_browser(page: Any) -> None:
+    def rounded(run: audit.DpSgd, protocol: str) -> str:
+        return format_rounded(audit.tuning_cost(run, protocol, delta=1e-5).epsilon, up=True)
+
+    wait_for(page, "cost", rounded(RUN, "grid:20"))
+    # A new noise multiplier, then another protocol by the slider.
+    inputs = page.execute_script(FIND + "return found", "input[type=text]")
+    replace_all = "\ue009a\ue009"  # control and a, then control is released
+    inputs[0].send_keys(replace_all, "100\n")
+    run = audit.DpSgd(noise_multiplier=100.0, steps=300)
+    wait_for(page, "cost", rounded(run, "grid:20"))
+    assert shown(page, "run") == format_rounded(run.epsilon(1e-5), up=True)
+    assert shown(page, "quantile") == f"{20 / 21:.3f}"
+    protocol, runs = page.execute_script(FIND + "return found", ".noUi-handle")
+    protocol.send_keys("\ue012")  # the left arrow: random search with a fixed K
+    wait_for(page, "cost", rounded(run, "fixed:20"))
+    runs.send_keys("\ue014")  # the right arrow: 30 runs
+    wait_for(page, "cost", rounded(run, "fixed:30"))
+    assert "--repetitions fixed:30" in (shown(page, "command") or "")
+    inputs[0].send_keys(replace_all, "\ue017\n")  # an empty field
+    wait_for(page, "error", "Error: noise_multiplier must be in (0, inf), got None")
+    # Nothing is wider than a phone, and nothing was fetched from another machine.
+    assert page.execute_script("return document.documentElement.scrollWidth") == 390
+    log = "".join(entry["message"] for entry in page.get_log("performance"))
+    assert '"url":"http://127.0.0.1:' in log
+    assert '"url":"https://' not in log
