@@ -41,7 +41,6 @@ NAMES = {
     "audit.tuning.cost_of": "audit.tuning.cost_of_trials",
     "audit.upper_bounds.Affordable": "audit.upper_bounds.AffordableRepetitions",
     "audit.upper_bounds.Compared": "audit.upper_bounds.ComparedProtocol",
-    "audit.upper_bounds.Told": "audit.upper_bounds.ComposedRuns",
     "audit.upper_bounds.all_bounds": "audit.upper_bounds.all_upper_bounds",
     "audit.upper_bounds.best_law": "audit.upper_bounds.best_repetitions",
     "audit.upper_bounds.best_order": "audit.attacks.worst_case_order",

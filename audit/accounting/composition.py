@@ -91,7 +91,7 @@ def _on_one_grid(
     widest = max(float(np.ptp(atoms.loss)) for atoms, _ in coarse)
     spacing = float(max(min((high - low) / cells, finest), widest / _MAX_CELLS, 1e-18))
     laws = [(law.atoms(spacing), count) for law, count in parts]
-    grids = [_Grid(*_on_grid(atoms, spacing), count) for atoms, count in laws]
+    grids = [_Grid(*on_lattice(atoms, spacing), count) for atoms, count in laws]
     # On the grid, each run can reach one cell beyond its own loss.
     slack = 2 + min(runs, cells // 8)
     first = max(math.floor(low / spacing) - slack, sum(one.start * one.count for one in grids))
@@ -235,7 +235,7 @@ def _coarse(atoms: PrivacyLossPmf, few: int) -> PrivacyLossPmf:
     width = float(np.ptp(atoms.loss))
     if len(atoms.loss) <= few or width == 0.0:
         return atoms
-    first, log_mass = _on_grid(atoms, width / few)
+    first, log_mass = on_lattice(atoms, width / few)
     loss = np.asarray(width / few * (first + np.arange(len(log_mass))), dtype=np.float64)
     kept = np.isfinite(log_mass)
     return PrivacyLossPmf(loss[kept], log_mass[kept], atoms.p_only, atoms.q_only)
@@ -313,7 +313,7 @@ def _variance(atoms: PrivacyLossPmf) -> float:
     return float(mass @ (atoms.loss - mean) ** 2 / mass.sum())
 
 
-def _on_grid(atoms: PrivacyLossPmf, spacing: float) -> tuple[int, FloatArray]:
+def on_lattice(atoms: PrivacyLossPmf, spacing: float) -> tuple[int, FloatArray]:
     """First index on the grid, and the log masses from there on."""
     place = np.floor(atoms.loss / spacing)
     first = int(place.min())

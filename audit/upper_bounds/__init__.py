@@ -17,7 +17,7 @@ from audit.upper_bounds.conditional import TwoEvents
 from audit.upper_bounds.grid import GridCurve
 from audit.upper_bounds.grid_of_gaussians import grid_tight
 from audit.upper_bounds.grid_of_log_concave_losses import grid_log_concave, log_concave_pair
-from audit.upper_bounds.histories import ComposedRuns, HistoryCurve
+from audit.upper_bounds.histories import HistoryCurve
 from audit.upper_bounds.inverse import (
     AffordableRepetitions,
     best_repetitions,
@@ -57,7 +57,6 @@ __all__ = [
     "BestRunsCurve",
     "Bound",
     "ComparedProtocol",
-    "ComposedRuns",
     "FoldedGame",
     "GridCurve",
     "HistoryCurve",

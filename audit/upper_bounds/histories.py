@@ -1,130 +1,118 @@
 """Upper bound for adaptive search that accounts for how much the earlier runs reveal.
 
 The sampling density is the same function of the earlier runs on both data sets, so it differs only
-as far as the distributions of those runs do (proposition 11 of docs/theory.md, with its notation:
-u, l, H_n, phi_j and Psi). The same event applies to the runs before and after the best, so ties
-must be broken at random or by candidate and output.
+as far as those runs do. The most that all following runs can add is a function of the likelihood
+ratio of the earlier ones. It is computed from the last run to the first (proposition 11 of
+docs/theory.md, with its notation). The same event applies to the runs before and after the best, so
+ties must be broken at random or by candidate and output.
 """
 
 import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
 
 from audit import numerics
-from audit.accounting import Mechanism, reach, solve_epsilon
+from audit.accounting import DominatingPair, Mechanism, solve_epsilon
+from audit.accounting.composition import on_lattice
 from audit.arrays import FloatArray
-from audit.errors import NotApplicable
 from audit.protocols import Adaptive
 from audit.upper_bounds.adaptive import AdaptiveCurve, adaptive_curves, any_fixed
-from audit.upper_bounds.composed import composed
 from audit.upper_bounds.region import ShiftedProfiles, mixture
 from audit.upper_bounds.registry import BoundValue, bound
 
-Stick = tuple[FloatArray, FloatArray]
-
-# Events (s, s'), points t where Psi is known, and losses where a profile of n runs is: with twice
-# as many of each, and of ranges, epsilon falls by 1 %.
-_EVENTS, _POINTS, _LOSSES = 384, 96, 513
-_LOG_T = np.concatenate([[0.0], np.linspace(0.25, 8.0, 32), np.geomspace(8.5, 600.0, 32)])
-_LOG_T = np.union1d(-_LOG_T, _LOG_T)
-# Shares of Psi(0): where the chords begin, not to lose their digits, and what is not resolved.
-_FIRST, _REST = 1.0 - 1e-6, 1e-20
-# The largest number of runs that is considered, and the share of E[K] that may be left out; beyond,
-# the simple adaptive bound applies. Numbers of runs form ranges, and the largest of a range stands
-# for all of them.
-_MAX_RUNS = 1 << 13
-_NEGLIGIBLE = 1e-6
-_RANGES, _FEW_RANGES = 24, 8
-# Where H_n(1) is larger, n runs reveal most of the record, and the exact amount does not matter.
-_REVEALING = 0.75
-_ALL = 0.99
-_EVERYTHING = np.zeros(1), np.ones(1)
-# Above the rounding of sums over `_MAX_RUNS` runs.
-_UP = 1.0 + 1e-11
-
-
-class _Part(NamedTuple):
-    """What K in one range adds where the best is the j-th, for a range of j.
-
-    Attributes:
-        before: the most runs before the best.
-        weight: sum of P[K = k].
-        a: sum of P[K = k] u^(k-1) [m], in cells between events.
-        follow: sum of phi_j(u) [m].
-        least: smallest phi_j(l) / phi_j(u) [m].
-    """
-
-    before: int
-    weight: float
-    a: FloatArray
-    follow: FloatArray
-    least: FloatArray
-
-
-class _Block(NamedTuple):
-    """What K in one range adds.
-
-    Attributes:
-        others: the most runs other than the best.
-        weight: sum of k P[K = k].
-        a: sum of k P[K = k] u^(k-1) [m], in cells between events.
-        b: sum of k P[K = k] l^(k-1) [m].
-        parts: by the place of the best.
-    """
-
-    others: int
-    weight: float
-    a: FloatArray
-    b: FloatArray
-    parts: list[_Part]
+# Events (s, s') and points of the lattice per standard deviation of the loss, the first that need
+# at most `_BUDGET` values (cell, point, run); beyond `_MOST_VALUES`, fewer runs are considered.
+_RESOLUTIONS = ((96, 8), (96, 4), (96, 3), (64, 3), (64, 2), (48, 2), (32, 2), (24, 1))
+_BUDGET, _MOST_VALUES = 4e7, 1.2e8
+# The lattice of log t reaches this far below 0 and beyond epsilon; its largest number of points.
+_BEYOND, _MOST_POINTS = 5.0, 2048
+# Beyond this epsilon only the simple bound is computed.
+_LARGEST_EPSILON = 200.0
+# Masses of a run's loss below this are moved to its ends.
+_SMALLEST = 1e-18
+# The share of E[K] in later runs that may be left out, and the largest number of runs considered.
+_NEGLIGIBLE, _MAX_RUNS = 1e-6, 1 << 13
+# Expected number of winners among later runs, below which these count by the simple bound.
+_NOTHING = 1e-14
+# Share of Psi(0) where the chords begin, not to lose their digits.
+_FIRST = 1.0 - 1e-6
+# Rounding of a transform relative to the largest value: 3e-16, measured, with a safety factor.
+_TRANSFORM = 3e-15
 
 
 @dataclass(frozen=True)
-class ComposedRuns:
-    """What n runs together reveal of the record: the hockey-stick divergence of their composition.
+class _Cells:
+    """Cells between extreme events, for winners of every rank.
 
     Attributes:
-        run: one run, with any fixed candidate.
-
-    Example:
-        >>> import numpy as np
-        >>> from audit.accounting import GaussianMechanism
-        >>> t, heights = ComposedRuns(GaussianMechanism(0.5)).hockey_stick(4)
-        >>> round(float(np.interp(1.0, t, heights)), 3)  # total variation of mu = 1
-        0.383
+        most: largest chance [m] that a run is worse, decreasing.
+        least_with: smallest chance [m] of this with the record.
+        least: smallest chance [m] of this without it.
     """
 
-    run: Mechanism
+    most: FloatArray
+    least_with: FloatArray
+    least: FloatArray
 
-    def hockey_stick(self, runs: int) -> Stick:
-        """Points (t, H_n(t)) from t = 0 on: chords are above what is convex."""
-        if runs not in self._known:
-            self._known[runs] = _hockey_stick(self.run, runs)
-        return self._known[runs]
+    @staticmethod
+    def of(adaptive: AdaptiveCurve, events: int) -> "_Cells":
+        """The cells between about this many events."""
+        log_left, log_left_with = adaptive.pair.events(replace(adaptive, points=events).events)
+        most, least = adaptive.worse(log_left, log_left)
+        _, least_with = adaptive.worse(log_left, log_left_with)
+        ends = np.append(0.0, most), np.append(least_with, -np.inf), np.append(least, -np.inf)
+        return _Cells(*(np.exp(end) for end in ends))
 
-    @cached_property
-    def _known(self) -> dict[int, Stick]:
-        return {}
+    def horizon(self, chances: FloatArray) -> FloatArray:
+        """Numbers of runs [m], from P[K = k] [n], beyond which all but nothing is left."""
+        k = np.arange(len(chances))
+        left = chances * k * self.most[:, None] ** np.maximum(k - 1, 0)
+        return np.asarray((np.cumsum(left[:, ::-1], axis=1) > _NOTHING).sum(axis=1))
 
 
-def _hockey_stick(run: Mechanism, runs: int) -> Stick:
-    if runs == 0:
-        return np.array([0.0, 1.0]), np.array([1.0, 0.0])
-    try:
-        together = composed(run, runs)
-        last = reach(lambda epsilon: float(together.delta(epsilon)))
-        losses = np.linspace(0.0, min(last, _LOG_T[-1]), _LOSSES)
-        delta = np.minimum(together.delta(losses) * (1.0 + numerics.PROFILE_ACCURACY), 1.0)
-    except NotApplicable:  # this many runs reveal everything
-        return _EVERYTHING
-    # For 1/t < 1 by the other direction: P(E) - P'(E)/t = 1 - 1/t + (P'(not E) - t P(not E)) / t.
-    t = np.exp(losses)
-    small = (1.0 - 1.0 / t + delta / t)[:0:-1]
-    return np.concatenate([[0.0], 1.0 / t[:0:-1], t]), np.concatenate([[1.0], small, delta])
+@dataclass(frozen=True)
+class _Run:
+    """One run on a lattice of likelihood ratios r = dP'/dP.
+
+    Attributes:
+        first: the smallest log r, in units of the spacing.
+        masses: P-probabilities [k] from there on.
+        never: P-probability of r = 0.
+    """
+
+    first: int
+    masses: FloatArray
+    never: float
+
+    @staticmethod
+    def of(pair: DominatingPair, spacing: float) -> "_Run":
+        """The run on the lattice, which dominates it, without far tails."""
+        atoms = pair.atoms(spacing)
+        start, log_mass = on_lattice(atoms, spacing)
+        masses = np.exp(log_mass)[::-1]
+        below, above = np.cumsum(masses), np.cumsum(masses[::-1])[::-1]
+        # Fewer outputs under P' than under P: a smaller r is the less private one.
+        i = int(np.searchsorted(below, _SMALLEST))
+        j = max(int(np.searchsorted(-above, -_SMALLEST)), i + 1)
+        kept = masses[i:j].copy()
+        kept[-1] += masses[j:].sum()
+        first = -(start + len(masses) - 1) + i
+        return _Run(first, kept, float(atoms.p_only + masses[:i].sum()))
+
+    @property
+    def last(self) -> int:
+        """The largest log r, in units of the spacing."""
+        return self.first + len(self.masses) - 1
+
+    def least(self, mass: FloatArray) -> FloatArray:
+        """Masses [n, k] of the outputs with the smallest r, of this probability [n] in all."""
+        before = self.never + np.append(0.0, np.cumsum(self.masses)[:-1])
+        return np.clip(mass[:, None] - before, 0.0, self.masses)
 
 
 @dataclass(frozen=True)
@@ -133,37 +121,35 @@ class HistoryCurve:
 
     Attributes:
         adaptive: the simple adaptive bound of the same direction; this one is never larger.
-        composed_runs: what n runs reveal of the record.
+        run: this direction of one run with any fixed candidate.
+        reach: the largest epsilon of interest; the bound holds for others, too.
 
     Example:
         >>> from audit.accounting import GaussianMechanism
         >>> from audit.repetitions import parse_repetitions
-        >>> base = GaussianMechanism(0.25)
-        >>> plain = AdaptiveCurve(base.pairs[0], parse_repetitions("tnb:0,0.1"), low=0.5, high=2.0)
-        >>> HistoryCurve(plain, ComposedRuns(base)).delta(2.5) < 0.1 * plain.delta(2.5)
+        >>> (pair,) = GaussianMechanism(0.25).pairs
+        >>> plain = AdaptiveCurve(pair, parse_repetitions("tnb:0,0.1"), low=0.5, high=2.0)
+        >>> HistoryCurve(plain, pair, reach=4.0).delta(2.5) < 0.1 * plain.delta(2.5)
         True
     """
 
     adaptive: AdaptiveCurve
-    composed_runs: ComposedRuns
+    run: DominatingPair
+    reach: float
 
     def delta(self, epsilon: float) -> float:
         """The bound on delta at epsilon >= 0, rounded up."""
-        mine = self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY)
-        return min(mine, self.adaptive.delta(epsilon))
+        simple = self.adaptive.delta(epsilon)
+        if self.reach > _LARGEST_EPSILON:
+            return simple
+        return min(self.upper.delta(epsilon) * (1.0 + numerics.PROFILE_ACCURACY), simple)
 
     @cached_property
     def upper(self) -> ShiftedProfiles:
         """Shifted profiles of the base: the hinges of chords over points (t, Psi(t))."""
-        most = self.adaptive.high * self.adaptive.repetitions.mean * _UP  # Psi(0)
-        psi = self._psi(np.exp(_LOG_T))
-        share = psi / most
-        falls = np.diff(np.stack([share, np.log(np.maximum(share, _REST)) / -math.log(_REST)]))
-        dense = numerics.equidistribute(_LOG_T, np.abs(falls).sum(axis=0), _POINTS)
-        new = np.setdiff1d(dense, _LOG_T)
-        log_t, psi = np.append(_LOG_T, new), np.append(psi, self._psi(np.exp(new)))
-        order = np.argsort(log_t)
-        t, psi = np.exp(log_t[order]), psi[order]
+        most = self.adaptive.high * self.adaptive.repetitions.mean  # Psi(0)
+        most *= 1.0 + numerics.SUM_ROUNDING
+        t, psi = self._plan[1], np.clip(self._psi, 0.0, most)
         keep = psi < _FIRST * most
         keep[-1] = True
         t, psi = t[keep], psi[keep]
@@ -175,106 +161,124 @@ class HistoryCurve:
         b = np.append(slopes * inverse - height, most * inverse[-1] - height[-1])
         return mixture(self.adaptive.pair, a, np.maximum(b, 0.0))
 
-    def _psi(self, t: FloatArray) -> FloatArray:
-        """Psi [n] at t [n], rounded up: the largest of cells between events.
-
-        K in several ranges is sharp where few runs reveal little, K in one range where many follow.
-        """
-        sums = [self._sum(t[:, None], blocks) for blocks in self._blocks]
-        return np.asarray(np.maximum(np.minimum(*sums).max(axis=1), 0.0))
-
-    def _sum(self, t: FloatArray, blocks: list[_Block]) -> FloatArray:
-        """What K in every range adds, and K beyond, [n, m] at t [n, 1]."""
-        low, high = self.adaptive.low, self.adaptive.high
-        a, b = self._slopes
-        total = np.zeros((len(t), len(a)))
-        for block in blocks:
-            revealed = np.interp(t, *self._sticks[block.others])
-            total += low * np.minimum(block.a - t * block.b, block.weight * revealed)
-            for part in block.parts:
-                learnt = np.interp(t * part.least, *self._sticks[part.before])
-                learnt *= part.follow
-                np.minimum(learnt, np.minimum(part.a, part.weight * revealed), out=learnt)
-                learnt *= high - low
-                total += learnt
-            # What was rounded to the safe side is taken away rounded to the other one.
-            a, b = a - block.a / _UP**2, b - block.b * _UP**2
-        total += high * np.maximum(a, 0.0) - low * t * np.maximum(b, 0.0)
-        return total
-
     @cached_property
-    def _cells(self) -> tuple[FloatArray, FloatArray]:
-        """log(u) at the beginning and log(l) at the end [m] of cells between events."""
-        few = replace(self.adaptive, points=_EVENTS)
-        log_u, log_l = few.worse(*few.pair.events(few.events))
-        return np.append(0.0, log_u), np.append(log_l, -np.inf)
-
-    @cached_property
-    def _slopes(self) -> tuple[FloatArray, FloatArray]:
-        """phi'(u), rounded up, and phi'(l), rounded down, [m] in the cells."""
-        a, b = map(np.exp, map(self.adaptive.repetitions.log_phi_prime_at, self._cells))
-        return a * _UP, b / _UP
-
-    @cached_property
-    def _ranges(self) -> list[range]:
-        """Ranges of numbers of runs, from 1 on."""
+    def _plan(self) -> tuple[_Cells, FloatArray, NDArray[np.int64]]:
+        """The cells [m], the lattice of t, and the number of runs considered for each cell."""
         k = np.arange(_MAX_RUNS + 1)
         law = self.adaptive.repetitions
-        enough = np.searchsorted(np.cumsum(k * law.pmf(k)), (1.0 - _NEGLIGIBLE) * law.mean)
-        most = min(max(int(enough), 1), _MAX_RUNS)
-        # Gaussian runs compose in closed form.
-        ranges = _RANGES if self.composed_runs.run.gaussian_mu is not None else _FEW_RANGES
-        edges = np.unique(np.geomspace(1.0, most + 1.0, ranges).round().astype(np.int64))
-        return [range(first, end) for first, end in itertools.pairwise(edges.tolist())]
+        expected = np.cumsum(k * law.pmf(k))
+        most = min(max(int(np.searchsorted(expected, (1 - _NEGLIGIBLE) * law.mean)), 1), _MAX_RUNS)
+        for events, per_deviation in _RESOLUTIONS:
+            cells, t = _Cells.of(self.adaptive, events), self._lattice(per_deviation)
+            runs = cells.horizon(law.pmf(k[: most + 1]))
+            if runs.sum() * len(t) <= _BUDGET:
+                break
+        while np.minimum(runs, most).sum() * len(t) > _MOST_VALUES:
+            most //= 2
+        if expected[most] < 0.5 * law.mean:
+            most = 1  # nothing to gain
+        return cells, t, np.minimum(runs, most)
+
+    def _lattice(self, per_deviation: float) -> FloatArray:
+        atoms = self.run.atoms(np.inf)
+        mass = np.exp(atoms.log_mass)
+        mean = mass @ atoms.loss / max(mass.sum(), 1e-300)
+        deviation = np.sqrt(mass @ np.square(atoms.loss - mean) / max(mass.sum(), 1e-300))
+        reach = min(self.reach, _LARGEST_EPSILON) + 2.0 * _BEYOND
+        spacing = max(float(deviation) / per_deviation, reach / _MOST_POINTS)
+        below = math.ceil(_BEYOND / spacing)
+        return np.asarray(np.exp(spacing * (np.arange(math.ceil(reach / spacing) + 1) - below)))
 
     @cached_property
-    def _sticks(self) -> dict[int, Stick]:
-        """Hockey sticks of K - 1 runs for the largest K of each range, ascending."""
-        found: dict[int, Stick] = {}
-        stick = None
-        for one in self._ranges:
-            # More runs reveal no less: once nearly everything is revealed, nothing is composed.
-            nearly_all = stick is not None and float(np.interp(1.0, *stick)) > _ALL
-            stick = _EVERYTHING if nearly_all else self.composed_runs.hockey_stick(one.stop - 2)
-            found[one.stop - 2] = stick
-        return found
+    def _psi(self) -> FloatArray:
+        """Psi [n] at the points t, rounded up: the largest of the cells between events."""
+        low, high = self.adaptive.low, self.adaptive.high
+        cells, t, runs = self._plan
+        u, u_with = cells.most, cells.least_with
+        most = int(runs.max())
+        chances = self.adaptive.repetitions.pmf(np.arange(most + 1))
+        worse = _Worse(self.run, t, cells)
+        # The most that can still be added once the winner has run [0] and before [1], over 1 + t,
+        # and lines a - b t above both.
+        value = np.zeros((2, len(u), len(t)))
+        a, b, error = np.zeros((3, 2, len(u)))
+        for n in range(most, -1, -1):  # after n runs
+            m = int(np.count_nonzero(runs >= n))
+            after = value[0, :m].copy()
+            value[:, :m] = worse(value[:, :m], a[:, :m], b[:, :m])
+            value[0, :m] += chances[n] * (1.0 - t) / (1.0 + t)
+            value[1, :m] += np.maximum(high * after, low * after)
+            first = a[0, :m], b[0, :m]
+            a[:, :m] = u[:m] * a[:, :m] + np.stack([np.full(m, chances[n]), high * first[0]])
+            b[:, :m] = u_with[:m] * b[:, :m] + np.stack([np.full(m, chances[n]), low * first[1]])
+            lines = (a[:, :m, None] - b[:, :m, None] * t) / (1.0 + t)
+            np.minimum(value[:, :m], lines, out=value[:, :m])
+            # A transform never increases an earlier error: its masses sum to at most 1.
+            error[1, :m] += high * error[0, :m]
+            error[:, :m] += _TRANSFORM * a[:, :m]
+        # More runs count by the simple bound, and what is rounded down here is rounded up there.
+        up = 1.0 + numerics.SUM_ROUNDING + 4.0 * np.finfo(float).eps * most
+        with np.errstate(divide="ignore"):
+            worse_than_best = np.log([u, u_with])
+        slopes = np.exp(self.adaptive.repetitions.log_phi_prime_at(worse_than_best))
+        rest = np.maximum(high * slopes[0] * up - a[1] / up, 0.0)
+        rest_with = np.maximum(low * slopes[1] / up - b[1] * up, 0.0)
+        rounding = error[1] + (up - 1.0) * a[1]
+        psi = value[1] * (1.0 + t) + rounding[:, None] * (1.0 + t)
+        psi += rest[:, None] - rest_with[:, None] * t
+        return np.asarray(np.maximum(psi.max(axis=0), 0.0))
 
-    @cached_property
-    def _blocks(self) -> tuple[list[_Block], list[_Block]]:
-        """K in several ranges, and in one."""
-        ranges, cells = self._ranges, np.exp(self._cells)
-        sticks = self._sticks.values()
-        several = sum(float(np.interp(1.0, *stick)) < _REVEALING for stick in sticks)
-        every = range(1, ranges[-1].stop)
-        rest = range(ranges[several].start, every.stop) if several < len(ranges) else range(0)
-        chances = self.adaptive.repetitions.pmf(np.arange(every.stop))
-        one, *others = [
-            _block(chances, k, ranges, cells) for k in (every, *ranges[:several], rest) if k
-        ]
-        return others, [one]
 
+class _Worse:
+    """One more run that is worse than the winner, for several winners and the best density.
 
-def _block(chances: FloatArray, k: range, places: list[range], cells: FloatArray) -> _Block:
-    """What K in one range adds, from chances [K + 1] and u, l [2, m] of cells."""
-    u, u_with = cells
-    a, b, count = np.zeros(len(u)), np.zeros(len(u)), 0.0
-    chance, follow, follow_with = 0.0, np.zeros(len(u)), np.zeros(len(u))
-    parts = []
-    for place in reversed([one for one in places if one.start < k.stop]):
-        part_count, part_a, part_follow = 0.0, np.zeros(len(u)), np.zeros(len(u))
-        least = np.full(len(u), np.inf)
-        for j in reversed(place):
-            new = float(chances[j]) if j in k else 0.0
-            chance, follow, follow_with = chance + new, new + u * follow, new + u_with * follow_with
-            with np.errstate(divide="ignore", invalid="ignore"):
-                least = np.fmin(least, follow_with / follow)  # 0 / 0 says nothing
-            part_count, part_follow = part_count + chance, part_follow + follow
-            part_a += follow * u ** (j - 1.0)
-            b += j * new * u_with ** (j - 1.0)
-        a, count = a + part_a, count + part_count
-        safe = part_count * _UP, part_a * _UP, part_follow * _UP, least / _UP
-        parts.append(_Part(place.stop - 2, *safe))
-    return _Block(k.stop - 2, count * _UP, a * _UP, b / _UP, parts)
+    A value V(t), convex and decreasing, becomes the largest integral of V(t r) dP over an event
+    whose probability is between two limits: the smallest r come first, up to the larger limit
+    where V is positive and up to the smaller one where it is not.
+
+    Args:
+        pair: of the run.
+        t: the points [n].
+        cells: of the winner [m].
+    """
+
+    def __init__(self, pair: DominatingPair, t: FloatArray, cells: _Cells) -> None:
+        ratio = t[1] / t[0]
+        run = _Run.of(pair, np.log(ratio))
+        below, above = max(-run.first, 0), max(run.last, 0)
+        self._lower = t[0] * ratio ** np.arange(-below, 0)
+        self._upper = t[-1] * ratio ** np.arange(1, above + 1)
+        self._t = t
+        self._size = int(fft.next_fast_len(len(t) + 2 * len(run.masses), real=True))
+        small, large = run.least(cells.least), run.least(cells.most)
+        ratios = ratio ** np.arange(run.first, run.last + 1)
+        # Of the masses under P and P' [2, m, k], up to the smaller limit and between the limits.
+        self._small, self._between = (
+            np.conj(fft.rfft(np.stack([one, one * ratios]), self._size))
+            for one in (small, large - small)
+        )
+        self._never = np.minimum(run.never, cells.most)
+
+    def __call__(self, value: FloatArray, a: FloatArray, b: FloatArray) -> FloatArray:
+        """The new values [2, m, n], over 1 + t, from values over 1 + t and lines a - b t [2, m]."""
+        (_, m, n), t = value.shape, self._t
+        below, above = len(self._lower), len(self._upper)
+        padded = np.zeros((2, m, self._size))
+        # What is convex is below its chord from t = 0, and what decreases is below its last value.
+        chord = (value[..., :1] * (1.0 + t[0]) - a[..., None]) * (self._lower / t[0])
+        padded[..., :below] = (a[..., None] + chord) / (1.0 + self._lower)
+        padded[..., below : below + n] = value
+        last = value[..., -1:] * (1.0 + t[-1])
+        line = np.minimum(last, a[..., None] - b[..., None] * self._upper)
+        padded[..., below + n : below + n + above] = line / (1.0 + self._upper)
+        whole = fft.rfft(padded)
+        positive = fft.rfft(np.maximum(padded, 0.0, out=padded), overwrite_x=True)
+        found = (self._never[:m] * a)[..., None] / (1.0 + t)
+        for side, weight in enumerate((1.0 / (1.0 + t), t / (1.0 + t))):
+            spectrum = whole * self._small[side, :m]
+            spectrum += positive * self._between[side, :m]
+            found += fft.irfft(spectrum, self._size, overwrite_x=True)[..., :n] * weight
+        return np.asarray(found)
 
 
 @bound(
@@ -298,13 +302,17 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Bou
         >>> from audit.protocols import Adaptive
         >>> protocol = Adaptive("tnb:0,0.01", low=0.5, high=2.0)
         >>> round(adaptive_histories(GaussianMechanism(0.24721), protocol, 1e-5).epsilon, 2)
-        3.14
+        2.43
     """
     return BoundValue(_epsilon(base, protocol, delta))
 
 
 @numerics.memoize(4)  # calibration evaluates the end of its search twice
 def _epsilon(base: Mechanism, protocol: Adaptive, delta: float) -> float:
-    composed_runs = ComposedRuns(any_fixed(base))
-    curves = [HistoryCurve(plain, composed_runs) for plain in adaptive_curves(base, protocol)]
-    return max(solve_epsilon(curve.delta, delta) for curve in curves)
+    found = 0.0
+    for plain, run in zip(
+        adaptive_curves(base, protocol), itertools.cycle(any_fixed(base).pairs), strict=False
+    ):
+        reach = solve_epsilon(plain.delta, delta)
+        found = max(found, solve_epsilon(HistoryCurve(plain, run, reach).delta, delta))
+    return found

@@ -9,10 +9,18 @@ import pytest
 from scipy.stats import norm
 
 from audit import protocols, repetitions, upper_bounds
-from audit.accounting import DiscreteMechanism, DpSgd, GaussianMechanism, PureDp, WorstOf
+from audit.accounting import (
+    DiscreteMechanism,
+    DpSgd,
+    GaussianMechanism,
+    PureDp,
+    WorstOf,
+    solve_epsilon,
+)
+from audit.arrays import FloatArray
 from audit.attacks import AdaptiveAttack
-from audit.upper_bounds import AdaptiveCurve, ComposedRuns, HistoryCurve
-from audit.upper_bounds.adaptive import adaptive, adaptive_curves
+from audit.upper_bounds import AdaptiveCurve, HistoryCurve
+from audit.upper_bounds.adaptive import adaptive, adaptive_curves, any_fixed
 from audit.upper_bounds.histories import adaptive_histories
 from audit.upper_bounds.published import hypo
 
@@ -104,8 +112,10 @@ def test_no_sampler_of_small_cases_leaks_more(spec: str) -> None:
         several += [DiscreteMechanism(p[::-1], q[::-1])] if flip else []
         base = WorstOf(tuple(several))
         plain = adaptive_curves(base, protocols.Adaptive(law, *limits))
-        told = ComposedRuns(base)
-        bound = max(HistoryCurve(one, told).delta(epsilon) for one in plain)
+        bound = max(
+            HistoryCurve(one, run, reach=epsilon).delta(epsilon)
+            for one, run in zip(plain, itertools.cycle(any_fixed(base).pairs), strict=False)
+        )
         for _ in range(6):
             order = [PLACES[at] for at in rng.permutation(4)]
             event = {place for place in PLACES if rng.random() < 0.5}
@@ -116,39 +126,47 @@ def test_no_sampler_of_small_cases_leaks_more(spec: str) -> None:
 
 
 def test_two_runs_by_a_second_computation() -> None:
-    # K = 2: every term of Psi written out, and integrated over the outputs themselves.
+    # K = 2: the induction written out, and integrated over the outputs themselves.
     mu, low, high, epsilon = 0.5, 0.6, 1.5, 1.5
     (pair,) = GaussianMechanism(mu).pairs
-    s = np.concatenate([[0.0], np.geomspace(1e-12, 1.0, 4000)])
-
+    x = np.arange(9.0, -9.0, -0.005)  # outputs under N(mu, 1); the largest say most against P'
+    ratios, weights = np.exp(mu**2 / 2 - mu * x), norm.pdf(x - mu) * 0.005
+    done = norm.cdf(mu - x + 0.0025)
+    few = np.geomspace(1e-9, 0.5, 400)
+    s = np.sort(np.concatenate([[0.0], few, 1.0 - few]))
+    most = np.minimum(high * (1 - s), 1 - low * s)
+    least = np.maximum(low * (1 - s), 1 - high * s)
     s_with = norm.cdf(norm.ppf(s) + mu)
-    u = np.minimum(high * (1 - s), 1 - low * s)
-    least = np.maximum(low * (1 - s_with), 1 - high * s_with)
+    least_with = np.maximum(low * (1 - s_with), 1 - high * s_with)
 
-    def psi(t: Any) -> Any:
-        one = norm.cdf(mu / 2 - np.log(t) / mu) - t * norm.cdf(-mu / 2 - np.log(t) / mu)
-        alone = u - t * least
-        second = np.minimum(u, one)
-        apart = 2 * low * np.minimum(alone, one)
-        apart += (high - low) * (np.minimum(np.maximum(alone, 0.0), one) + second)
-        together = 2 * low * alone + (high - low) * (np.maximum(alone, 0.0) + second)
-        return max(np.minimum(apart, together).max(), 0.0)
+    def worse(gain: FloatArray, line: FloatArray) -> FloatArray:
+        # One more run that is worse, from what each of its outputs adds.
+        whole, positive = np.cumsum(gain), np.cumsum(np.maximum(gain, 0.0))
+        found = np.interp(least, done, whole) + np.interp(most, done, positive)
+        return np.asarray(np.minimum(found - np.interp(least, done, positive), line))
 
-    x = np.linspace(-9.0, 9.0, 1501)  # outputs under N(mu, 1), the ratio e^(mu x - mu^2/2)
-    heights = [psi(math.exp(epsilon - mu * y + mu**2 / 2)) for y in x]
-    exact = float(np.trapezoid(norm.pdf(x - mu) * heights, x))
+    def psi(t: float) -> float:
+        # The winner first, then the other run; or the other first, then the winner.
+        gain = (1.0 - t * ratios) * weights
+        after = worse(gain, most - t * least_with)
+        line = high * most - low * t * least_with
+        before = worse(np.maximum(high * gain, low * gain), line)
+        first = np.maximum(high * after, low * after)
+        return max(float(np.minimum(first + before, 2.0 * line).max()), 0.0)
+
+    heights = [psi(math.exp(epsilon) * ratio) for ratio in ratios[::8]]
+    exact = 8.0 * float(weights[::8] @ heights)
     curve = HistoryCurve(
-        AdaptiveCurve(pair, repetitions.Fixed(2), low=low, high=high),
-        ComposedRuns(GaussianMechanism(mu)),
+        AdaptiveCurve(pair, repetitions.Fixed(2), low=low, high=high), pair, reach=epsilon
     )
-    assert exact * (1 - 1e-4) <= curve.delta(epsilon) <= 1.05 * exact
+    assert exact * (1 - 1e-3) <= curve.delta(epsilon) <= 1.01 * exact
 
 
 def test_a_base_that_leaks_nothing_costs_nothing() -> None:
     found, plain = both(GaussianMechanism(1e-4), "adaptive:0.5,2/tnb:0,0.01")
     assert found < 0.01 < 2.0 < plain
     found, plain = both(PureDp(1e-4), "adaptive:0.5,2/fixed:5", 1e-9)
-    assert found < 0.02 < 2.0 < plain
+    assert found < 0.03 < 2.0 < plain
 
 
 @pytest.mark.parametrize(
@@ -179,8 +197,8 @@ def test_above_an_attack() -> None:
         0.677,
     )
     found, plain = both(GaussianMechanism(0.24721), spec)
-    assert 1.9 < attack.epsilon(DELTA) < found < 0.78 * plain
-    assert found == pytest.approx(3.143, abs=2e-3)
+    assert 1.9 < attack.epsilon(DELTA) < found < 0.61 * plain
+    assert found == pytest.approx(2.434, abs=2e-3)
 
 
 def test_without_freedom_it_is_random_search() -> None:
@@ -211,7 +229,8 @@ def test_a_density_that_cannot_move_costs_what_random_search_costs(
 )
 def test_extremes_are_never_above_the_adaptive_bound(mu: float, spec: str) -> None:
     (plain,) = adaptive_curves(GaussianMechanism(mu), protocols.parse_protocol(f"adaptive:{spec}"))
-    curve = HistoryCurve(plain, ComposedRuns(GaussianMechanism(mu)))
+    base = GaussianMechanism(mu)
+    curve = HistoryCurve(plain, base.pairs[0], reach=solve_epsilon(plain.delta, DELTA))
     for epsilon in (0.0, 1.0, 100.0, 1e4):
         assert 0.0 <= curve.delta(epsilon) <= plain.delta(epsilon) <= 1.0
 
@@ -220,9 +239,3 @@ def test_sampled_steps_tell_less_than_log_c() -> None:
     base = DpSgd(noise_multiplier=4.0, steps=20, sampling_rate=0.01)
     found, plain = both(base, "adaptive:0.75,1.33/geometric:0.5")
     assert base.epsilon(DELTA) < found < 0.6 * plain
-
-
-def test_what_runs_tell_does_not_depend_on_what_was_asked_before() -> None:
-    first, after = ComposedRuns(GaussianMechanism(1.0)), ComposedRuns(GaussianMechanism(1.0))
-    after.hockey_stick(100)  # reveals nearly everything
-    np.testing.assert_array_equal(after.hockey_stick(101), first.hockey_stick(101))
