@@ -1,8 +1,9 @@
 """The cost of a grid on a Gaussian base: that of as many draws of one distribution.
 
-Proposition 4 of docs/theory.md proves that it is exact; proposition 5 covers candidates that are
-left out by chance, and proposition 17 candidates with different noise. None holds for other bases:
-with three candidates of two outputs each, a grid leaks up to 1.64 times the delta of fixed:3.
+Proposition 4 of docs/theory.md proves that it is exact; propositions 5 and 18 cover candidates
+that are left out by chance, and proposition 17 candidates with different noise. None holds for
+other bases: with three candidates of two outputs each, a grid leaks up to 1.64 times the delta of
+fixed:3.
 """
 
 import math
@@ -16,7 +17,7 @@ from audit.arrays import FloatArray, IntArray
 from audit.errors import NotApplicable
 from audit.numerics import QUANTILE_ACCURACY, last_integer
 from audit.protocols import Grid
-from audit.repetitions import Fixed
+from audit.repetitions import Binomial, Fixed
 from audit.upper_bounds.grid import kinds_of_candidates
 from audit.upper_bounds.grid_of_kinds import kinds_epsilon
 from audit.upper_bounds.registry import BoundValue, bound
@@ -24,6 +25,7 @@ from audit.upper_bounds.tight import TightCurve, tight
 
 _SOURCE = "tight bound of as many independent draws, exact for a grid on a Gaussian base"
 _OF_KINDS = "tight bound within candidates of equal noise, region bound between them"
+_OF_TWO = "tight bound of binomial:2,p, exact for two candidates on a Gaussian base"
 _BY_CHANCE = "mean of the tight bounds of as many draws as candidates are run"
 # Share of delta for the event that more candidates are run than the bins cover.
 _RARE = 0.02
@@ -56,6 +58,9 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     """
     several = kinds_of_candidates(base, protocol)
     worst = max((one for one, _ in several), key=_mu)
+    if protocol.inclusion < 1.0 and protocol.candidates == 2:
+        two = tight(worst, Binomial(2, protocol.inclusion), delta)
+        return BoundValue(two.epsilon, two.error, source=_OF_TWO, attains=two.attains)
     if protocol.inclusion < 1.0:
         return BoundValue(by_chance(GaussianPair(_mu(worst)), protocol, delta), source=_BY_CHANCE)
     found = tight(worst, Fixed(protocol.candidates), delta)

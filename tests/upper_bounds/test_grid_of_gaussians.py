@@ -17,7 +17,7 @@ from audit.accounting import (
     solve_epsilon,
 )
 from audit.protocols import Grid
-from audit.repetitions import Fixed
+from audit.repetitions import Binomial, Fixed
 from audit.upper_bounds import grid_tight
 from audit.upper_bounds.grid_of_gaussians import _bins, by_chance
 from audit.upper_bounds.grid_of_kinds import kinds_delta, kinds_epsilon
@@ -155,6 +155,28 @@ def test_no_order_leaks_more_where_candidates_are_left_out_by_chance(
     assert leak < most_of_three(cells, epsilon)
     spec = f"grid:3,{inclusion}"
     assert grid_tight(GaussianMechanism(mu), spec, leak).epsilon > epsilon
+
+
+@pytest.mark.parametrize(
+    ("mu", "inclusion", "epsilon"), [(1.0, 0.6, 1.0), (0.5, 0.95, 0.1), (2.0, 0.5, 3.0)]
+)
+def test_two_candidates_left_out_by_chance_cost_the_tight_bound_of_binomial_draws(
+    mu: float, inclusion: float, epsilon: float
+) -> None:
+    base, law = GaussianMechanism(mu), Binomial(2, inclusion)
+    (pair,) = base.pairs
+    none = [np.zeros(8)] * 2  # a third candidate that only takes a factor: it never wins
+
+    def leak(n: int) -> float:
+        cells = [np.pad(side, (0, 8 - n)) for side in gaussian_cells(mu, n)]
+        return most_of_three([cells, cells, none], epsilon, inclusion) / (1.0 - inclusion)
+
+    coarse, fine = leak(5), leak(8)
+    bound = TightCurve.at(pair, law, fine).delta(epsilon)
+    assert coarse < fine <= bound
+    assert bound - fine < 0.5 * (bound - coarse)
+    found = grid_tight(base, Grid(2, inclusion), DELTA)
+    assert found.epsilon == upper_bounds.tight(base, law, DELTA).epsilon
 
 
 def test_few_candidates_left_out_by_chance_cost_the_mean_over_how_many_are_run() -> None:
