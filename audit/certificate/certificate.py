@@ -1,60 +1,38 @@
-"""The certificate of a private tuning: its fields, its json format, and its renderings."""
+"""The certificate of a private tuning: issued, completed by its author, saved and read."""
 
 import contextlib
 import datetime
-import hashlib
 import json
-import math
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
 from audit import __version__, checks, protocols
-from audit.accounting import (
-    Mechanism,
-    group_size,
-    mechanism_from_dict,
-    mechanism_to_dict,
-    relations,
-)
+from audit.accounting import Mechanism, mechanism_from_dict
 from audit.certificate import conditions as derived
 from audit.certificate import deployment, page, text
-from audit.certificate.conditions import Condition, Ground, Private, Setting, StudyFacts
-from audit.certificate.declaration import PRIVATE, Declaration
+from audit.certificate.conditions import Private, StudyFacts
+from audit.certificate.contents import FORMAT, NAMESPACE, CertificateContents
+from audit.certificate.declaration import Declaration
 from audit.certificate.evidence import Evidence
-from audit.certificate.numbers import (
-    GROUPS,
-    Numbers,
-    TradeOff,
-    compute,
-    rounded_up,
-)
-from audit.certificate.wording import in_words
+from audit.certificate.numbers import Numbers, compute
 from audit.errors import InvalidInput
-from audit.numerics import format_exact
-from audit.protocols import BestRuns, BudgetSchedule, Protocol, Subset
+from audit.protocols import Protocol
 from audit.typed_json import read_typed
-
-NAMESPACE = "private-tuning-certificate"
-"""Name of the format, without its version."""
-
-FORMAT = f"{NAMESPACE}/2"
-"""Name and version of the json; docs/certificate.md describes its fields."""
 
 _OLD = (f"{NAMESPACE}/1",)
 _LIBRARIES = ("numpy", "scipy", "opacus", "torch")
-_N_IS_PUBLIC = ("zero-out", "replace-one")
 _MAX_TEXT = 1_000_000  # a prior lists all candidates of a grid
 _MAX_NAMES = 10_000
 _MAX_ROWS = 100
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(CertificateContents):
     """Privacy claim of a tuning, with its numbers and conditions.
 
     The conditions, the scope and all other sentences are computed from the fields, so none of them
@@ -80,25 +58,6 @@ class Certificate:
         ['base', 'training', 'protocol', 'delta']
     """
 
-    base: Mechanism
-    training: Mechanism
-    protocol: Protocol
-    delta: float
-    numbers: Numbers
-    score: Private | None
-    study: StudyFacts
-    made: Mapping[str, Any] = field(default_factory=dict)
-    model_hash: str | None = None
-    declaration: Declaration = field(default_factory=Declaration)
-    evidence: Evidence | None = None
-
-    def __post_init__(self) -> None:
-        if self.declaration.records == PRIVATE and self.setting.relation in _N_IS_PUBLIC:
-            raise InvalidInput(
-                f"records must be public with {self.setting.relation} neighbours, which have the "
-                f"same number of records, got {PRIVATE!r}"
-            )
-
     @classmethod
     def issue(
         cls,
@@ -122,78 +81,6 @@ class Certificate:
             study = replace(study, tested_on="", tested_with="", tested_steps=0)
         return cls(base, training, protocol, delta, numbers, score, study, _made_now(), model_hash)
 
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """All conditions of the claim."""
-        return derived.conditions(self.training, self.protocol, self.score, self.study)
-
-    @property
-    def on_trust(self) -> tuple[Condition, ...]:
-        """The conditions that were not checked."""
-        return tuple(one for one in self.conditions if one.ground is Ground.ON_TRUST)
-
-    @property
-    def setting(self) -> Setting:
-        """Scope of the claim."""
-        return derived.setting(self.training, self.protocol, self.score, self.declaration.unit)
-
-    @property
-    def void_if(self) -> tuple[str, ...]:
-        """Events that make the certificate void."""
-        return derived.void_if(self.protocol, self.score)
-
-    @property
-    def void(self) -> tuple[str, ...]:
-        """Conditions that are known to be broken."""
-        return tuple(one.words for one in self.conditions if one.ground is Ground.BROKEN)
-
-    @property
-    def statement(self) -> str:
-        """The claim in one line."""
-        return self.claim("on trust")
-
-    def claim(self, which: str) -> str:
-        """The claim in one line.
-
-        Args:
-            which: where a reader finds the conditions: `on trust`, `below`.
-        """
-        what = "the best run of this tuning"
-        if isinstance(self.protocol, Subset):
-            what = "the final run of this tuning, and the candidate chosen,"
-        if isinstance(self.protocol, BestRuns):
-            what = f"the best {self.protocol.released} runs of this tuning"
-        if isinstance(self.protocol, BudgetSchedule):
-            what = "the accepted run of this tuning, and its step,"
-        claim = (
-            f"Releasing {what} is ({rounded_up(self.numbers.epsilon)}, "
-            f"{format_exact(self.delta)})-differentially private{self._relation}, if "
-            f"{self.required(which)} hold."
-        )
-        return f"VOID: {'; '.join(self.void)}. Otherwise: {claim}" if self.void else claim
-
-    def required(self, which: str) -> str:
-        """The conditions that the claim depends on, in words.
-
-        Args:
-            which: where a reader finds those on trust.
-        """
-        tested = sum(one.ground is Ground.TESTED for one in self.conditions)
-        more = f" and the {tested} tested ones" if tested else ""
-        return f"the {len(self.on_trust)} conditions {which}{more}"
-
-    @property
-    def groups(self) -> tuple[tuple[int, float | None], ...]:
-        """Group sizes with their epsilon at `delta`, or None if no epsilon follows.
-
-        If the claim itself is about groups, these are groups of such groups.
-        """
-        curve = TradeOff(self.numbers.profile)
-        each = group_size(self.training)
-        own = math.ceil((self.declaration.records_per_person or 1) / each)
-        times = sorted({*GROUPS, own} - {1})
-        return tuple((each * count, curve.group_epsilon(count, self.delta)) for count in times)
-
     def declare(self, **statements: Any) -> Self:
         """Returns the certificate with additional statements of its author.
 
@@ -216,12 +103,6 @@ class Certificate:
         for name in statements:
             checks.one_of("statement", name, names)
         return replace(self, declaration=replace(self.declaration, **statements))
-
-    @property
-    def _relation(self) -> str:
-        """Neighbouring relations of the base mechanism, in words."""
-        stated = sorted(relations(self.base))
-        return f" for {' and '.join(stated)} neighbours" if stated else ""
 
     def with_evidence(
         self, epsilon_lower: float, confidence: float, games_without: int, games_with: int
@@ -260,46 +141,6 @@ class Certificate:
         else:
             content = page.html(self)
         path.write_text(content, encoding="utf-8")
-
-    def as_dict(self) -> dict[str, Any]:
-        """All fields as plain values, with the hash over them."""
-        total = self.declaration.total(self.numbers.epsilon, self.delta)
-        values: dict[str, Any] = {
-            "format": FORMAT,
-            "statement": self.statement,
-            "base": mechanism_to_dict(self.base) | {"description": self.base.description},
-            "training": mechanism_to_dict(self.training),
-            "score": None if self.score is None else asdict(self.score),
-            "protocol": self.protocol.spec,
-            "protocol_in_words": in_words(self.protocol),
-            "delta": self.delta,
-            "numbers": asdict(self.numbers),
-            "groups": [{"records": size, "epsilon": epsilon} for size, epsilon in self.groups],
-            "setting": asdict(self.setting),
-            "study": asdict(self.study),
-            "conditions": [
-                {"name": one.name, "words": one.words, "ground": one.ground.value}
-                for one in self.conditions
-            ],
-            "void_if": self.void_if,
-            "model_hash": self.model_hash,
-            "declaration": self.declaration.as_dict(),
-            "not_stated": self.not_stated,
-            "total": None if total is None else {"epsilon": total[0], "delta": total[1]},
-            "made": dict(self.made),
-            "evidence": None
-            if self.evidence is None
-            else asdict(self.evidence) | {"ceiling": self.evidence.ceiling(self.delta)},
-        }
-        # Tuples become lists, so that the values equal those read from a file.
-        values = json.loads(json.dumps(values))
-        return values | {"hash": hash_of(values)}
-
-    @property
-    def not_stated(self) -> tuple[str, ...]:
-        """Names of the statements that are missing for a sign-off."""
-        missing = ("model_hash",) if self.model_hash is None else ()
-        return (*missing, *self.declaration.not_stated)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -416,9 +257,3 @@ def _numbers(values: Mapping[str, Any]) -> Numbers:
     if not found.bounds:
         raise InvalidInput("numbers.bounds must name the bounds that were computed, got none")
     return found
-
-
-def hash_of(values: Mapping[str, Any]) -> str:
-    """SHA-256 of the canonical json of all fields except the hash."""
-    rest = {name: one for name, one in values.items() if name != "hash"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

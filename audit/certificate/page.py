@@ -4,21 +4,19 @@ import html as markup
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy import special
 
 from audit import checks
 from audit.certificate.conditions import Ground
+from audit.certificate.contents import CertificateContents
 from audit.certificate.declaration import NOT_STATED
 from audit.certificate.numbers import TradeOff, rounded_down, rounded_up
 from audit.certificate.text import draws_in_words, total_in_words
 from audit.certificate.wording import in_words
 from audit.numerics import format_exact
-
-if TYPE_CHECKING:
-    from audit.certificate.certificate import Certificate
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -63,7 +61,7 @@ code { font-size: .85em; overflow-wrap: anywhere; }
 """
 
 
-def html(certificate: "Certificate") -> str:
+def html(certificate: CertificateContents) -> str:
     """The certificate as an html page."""
     numbers, setting = certificate.numbers, certificate.setting
     key = [
@@ -190,7 +188,7 @@ def html(certificate: "Certificate") -> str:
     return document("Certificate of a private tuning", body, "void" if certificate.void else "")
 
 
-def _conditions(certificate: "Certificate", grounds: Sequence[Ground]) -> str:
+def _conditions(certificate: CertificateContents, grounds: Sequence[Ground]) -> str:
     rows = [
         [escape(one.words), f'<span class="ground {_class(one.ground)}">{one.ground.value}</span>']
         for one in certificate.conditions
@@ -257,7 +255,7 @@ def svg(figure: Any) -> str:
     return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
-def _figures(certificate: "Certificate") -> str:
+def _figures(certificate: CertificateContents) -> str:
     # matplotlib is slow to import, and only this page needs it.
     import matplotlib as mpl
     from matplotlib.figure import Figure

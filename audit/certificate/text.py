@@ -1,21 +1,18 @@
 """Renders a certificate as a paragraph for a paper or a model card."""
 
 import textwrap
-from typing import TYPE_CHECKING
 
 from audit import checks
 from audit.certificate.conditions import Ground, how_tested
+from audit.certificate.contents import CertificateContents
 from audit.certificate.numbers import rounded_down, rounded_up
 from audit.certificate.wording import in_words
 from audit.numerics import format_exact
 
-if TYPE_CHECKING:
-    from audit.certificate.certificate import Certificate
-
 _WIDTH = 88
 
 
-def paragraph(certificate: "Certificate") -> str:
+def paragraph(certificate: CertificateContents) -> str:
     """The claim, its numbers and its conditions, in lines of at most 88 characters."""
     numbers, setting = certificate.numbers, certificate.setting
     delta, run = certificate.delta, numbers.run_epsilon
@@ -62,7 +59,7 @@ def paragraph(certificate: "Certificate") -> str:
     return textwrap.fill(text, _WIDTH, break_on_hyphens=False) + "\n"
 
 
-def evidence_in_words(certificate: "Certificate") -> list[str]:
+def evidence_in_words(certificate: CertificateContents) -> list[str]:
     """Result of an audit in two sentences; empty without an audit."""
     found = certificate.evidence
     if found is None:
@@ -75,13 +72,13 @@ def evidence_in_words(certificate: "Certificate") -> list[str]:
     ]
 
 
-def candidates_in_words(certificate: "Certificate") -> str:
+def candidates_in_words(certificate: CertificateContents) -> str:
     """Distribution of the candidates in one sentence."""
     prior = (checks.quoted(f"{name}: {words}") for name, words in certificate.study.prior.items())
     return f"Candidates: {'; '.join(prior)}."
 
 
-def conditions_in_words(certificate: "Certificate") -> list[str]:
+def conditions_in_words(certificate: CertificateContents) -> list[str]:
     """The conditions of the claim, in one sentence per ground."""
     sentences = []
     for ground in (Ground.BY_CONSTRUCTION, Ground.CHECKED, Ground.TESTED, Ground.ON_TRUST):
@@ -95,7 +92,7 @@ def conditions_in_words(certificate: "Certificate") -> list[str]:
     return sentences
 
 
-def groups_in_words(certificate: "Certificate") -> str:
+def groups_in_words(certificate: CertificateContents) -> str:
     """Epsilon of groups of records in one line."""
     return "; ".join(
         f"{size} records, {'no epsilon' if epsilon is None else rounded_up(epsilon)}"
@@ -103,7 +100,7 @@ def groups_in_words(certificate: "Certificate") -> str:
     )
 
 
-def total_in_words(certificate: "Certificate") -> str | None:
+def total_in_words(certificate: CertificateContents) -> str | None:
     """Cost of this and all earlier releases; None if the author does not state these."""
     total = certificate.declaration.total(certificate.numbers.epsilon, certificate.delta)
     if total is None:
@@ -114,7 +111,7 @@ def total_in_words(certificate: "Certificate") -> str | None:
     )
 
 
-def draws_in_words(certificate: "Certificate") -> str:
+def draws_in_words(certificate: CertificateContents) -> str:
     """Source of the random draws, and the fate of their key."""
     if certificate.study.seeded:
         return "a given seed"
