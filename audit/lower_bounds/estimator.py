@@ -4,12 +4,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from audit import checks
 from audit.claims import Assumption, Claim, Facts, Kind, facts_of_tuning
 from audit.errors import InvalidInput
-from audit.lower_bounds.result import Finding, LowerBound
+from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.rules import DEFAULT_RULE, Statistic, ThresholdRule
 from audit.lower_bounds.scores import Scores
 from audit.lower_bounds.sequential_plan import SequentialPlan, as_plan
@@ -66,8 +67,32 @@ class Estimator(ABC):
         """The assumptions of the bound."""
 
     @abstractmethod
-    def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
-        """The lower limit of epsilon with error alpha, if high scores indicate the record."""
+    def find(self, scores: Scores, delta: float, alpha: float) -> LowerBound:
+        """The lower bound with error alpha, if high scores indicate the record."""
+
+    def result(
+        self,
+        epsilon: float,
+        scores: Scores,
+        alpha: float,
+        threshold: float | None = None,
+        errors: tuple[int, int] | None = None,
+    ) -> LowerBound:
+        """A lower bound with error alpha, with the numbers of false positives and negatives."""
+        fp, fn = (None, None) if errors is None else errors
+        return LowerBound(
+            name=self.name,
+            rule=self.rule_name,
+            epsilon=epsilon,
+            confidence=1.0 - alpha,
+            claim=self.claim,
+            verdict=self.claim.validity(default_facts()),
+            threshold=threshold,
+            false_positives=fp,
+            false_negatives=fn,
+            trials_without=len(scores.out_scores),
+            trials_with=len(scores.in_scores),
+        )
 
     @property
     def key(self) -> str:
@@ -123,30 +148,17 @@ class Estimator(ABC):
         direction = checks.one_of("direction", direction, DIRECTIONS)
         ways = [way for way in ("higher", "lower") if direction in (way, "both")]
         alpha = (1.0 - float(confidence)) * as_plan(plan).share / len(ways)
-        found: list[tuple[Finding, str]] = []
+        found = []
         for way in ways:
             if way == "higher":
-                found.append((self.find(scores, float(delta), alpha), way))
+                found.append(self.find(scores, float(delta), alpha))
             else:
                 mirrored = self.mirrored.find(scores.mirrored, float(delta), alpha)
-                if mirrored.threshold is not None:
-                    mirrored = replace(mirrored, threshold=-mirrored.threshold)
-                found.append((mirrored, way))
-        best, way = max(found, key=lambda pair: pair[0].limit)
-        return LowerBound(
-            name=self.name,
-            rule=self.rule_name,
-            epsilon=best.limit,
-            confidence=float(confidence),
-            claim=self.claim,
-            verdict=self.claim.validity(default_facts() if known is None else known),
-            threshold=best.threshold,
-            direction=way,
-            false_positives=best.false_positives,
-            false_negatives=best.false_negatives,
-            trials_without=best.trials_without,
-            trials_with=best.trials_with,
-        )
+                threshold = None if mirrored.threshold is None else -mirrored.threshold
+                found.append(replace(mirrored, threshold=threshold, direction=way))
+        best = max(found, key=lambda bound: bound.epsilon)
+        verdict = best.verdict if known is None else best.claim.validity(known)
+        return replace(best, confidence=float(confidence), verdict=verdict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +196,10 @@ class ThresholdEstimator(Estimator, Statistic):
     def mirrored(self) -> "Estimator":
         return replace(self, rule=self.rule.mirrored)
 
-    def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
-        found = self.rule.choose(scores, self, delta, alpha)
-        return replace(found, limit=self.epsilon_at(found.limit, delta))
+    def find(self, scores: Scores, delta: float, alpha: float) -> LowerBound:
+        limit, threshold, counted = self.rule.choose(scores, self, delta, alpha)
+        errors = None
+        if threshold is not None:
+            at = np.array([threshold])
+            errors = int(counted.false_positives(at)[0]), int(counted.false_negatives(at)[0])
+        return self.result(self.epsilon_at(limit, delta), counted, alpha, threshold, errors)

@@ -39,7 +39,7 @@ from audit.arrays import FloatArray, IntArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import monte_carlo
 from audit.lower_bounds.estimator import Estimator
-from audit.lower_bounds.result import Finding
+from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.scores import Scores
 from audit.numerics import QUANTILE_ACCURACY
 from audit.protocols import RandomSearch
@@ -91,19 +91,19 @@ class PooledScan(Estimator):
             about=("all ranks of a grid, by their joint distribution, from simulated audits",),
         )
 
-    def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
-        """The lower limit of the epsilon of the tuning, with error alpha."""
+    def find(self, scores: Scores, delta: float, alpha: float) -> LowerBound:
+        """The lower bound on the epsilon of the tuning, with error alpha."""
         zeros, ones = scores.sorted_out, scores.sorted_in
         n0, n1 = len(zeros), len(ones)
         if n0 == 0 or n1 == 0:
-            return Finding(0.0, None, 0, 0, n0, n1)
+            return self.result(0.0, scores, alpha, errors=(0, 0))
         ranks, next_ones = _ranks(n0), _ranks(n1)
         counts = np.searchsorted(ones, zeros[ranks - 1], side="right")
         # After the last one there is no next one, and so no evidence.
         at = np.searchsorted(next_ones, counts + 1)
         seen = at < len(next_ones)
         if not seen.any():
-            return Finding(0.0, None, 0, 0, n0, n1)
+            return self.result(0.0, scores, alpha, errors=(0, 0))
         allowed = monte_carlo.max_exceedances(alpha)
         level = _NOMINAL_ERROR * alpha if allowed else 0.5 * alpha / len(ranks)
         evidence = _evidence(self.repetitions, n0, n1, delta, level)
@@ -117,7 +117,8 @@ class PooledScan(Estimator):
             epsilon = float(np.partition(crossed, allowed - 1)[allowed - 1])
         epsilon = max(epsilon * (1.0 - QUANTILE_ACCURACY), 0.0)
         rank = int(ranks[best])
-        return Finding(epsilon, float(zeros[rank - 1]), n0 - rank, int(counts[best]), n0, n1)
+        errors = n0 - rank, int(counts[best])
+        return self.result(epsilon, scores, alpha, float(zeros[rank - 1]), errors)
 
 
 def _evidence(repetitions: Repetitions, n0: int, n1: int, delta: float, level: float) -> FloatArray:

@@ -40,8 +40,7 @@ from audit.arrays import IntArray
 from audit.errors import InvalidInput
 from audit.lower_bounds import monte_carlo
 from audit.lower_bounds.gaussian_curves import GaussianFamily
-from audit.lower_bounds.result import Finding
-from audit.lower_bounds.rules import Statistic, ThresholdRule
+from audit.lower_bounds.rules import Limit, Statistic, ThresholdRule
 from audit.lower_bounds.scores import Scores
 from audit.repetitions import Repetitions
 
@@ -75,7 +74,7 @@ class RankSum(ThresholdRule):
     name: ClassVar[str] = "rank-sum"
     words: ClassVar[str] = "number of concordant pairs, by simulated audits"
 
-    def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Finding:
+    def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
         if not isinstance(statistic, GaussianFamily):
             raise InvalidInput(f"rule must have a threshold for {statistic!r}, got {self!r}")
         n0, n1 = len(scores.out_scores), len(scores.in_scores)
@@ -84,7 +83,7 @@ class RankSum(ThresholdRule):
             mu = mu_lower_limit(
                 concordant_pairs(scores), n0, n1, statistic.score_repetitions, alpha
             )
-        return Finding(mu, None, None, None, n0, n1)
+        return mu, None, scores
 
 
 def concordant_pairs(scores: Scores) -> int:

@@ -1,30 +1,9 @@
-"""The results of an estimator: a finding at one threshold, and the lower bound that users see."""
+"""The result of an estimator: a lower bound, with its assumptions and the counts behind it."""
 
 from dataclasses import dataclass, fields
 from typing import Any
 
 from audit.claims import Claim, Validity
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The lower limit of one parameter, with the threshold and the counts behind it.
-
-    Attributes:
-        limit: the lower limit: of epsilon for an estimator, of its own parameter for a statistic.
-        threshold: on the scale of the scores; None if no single threshold is behind the limit.
-        false_positives: counted at the threshold; None if nothing was counted.
-        false_negatives: counted at the threshold; None if nothing was counted.
-        trials_without: number of trials without the record that were counted.
-        trials_with: number of trials with the record that were counted.
-    """
-
-    limit: float
-    threshold: float | None
-    false_positives: int | None
-    false_negatives: int | None
-    trials_without: int
-    trials_with: int
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,14 @@ from audit import checks
 from audit import repetitions as distributions
 from audit.arrays import FloatArray
 from audit.lower_bounds.rates import upper_limit
-from audit.lower_bounds.result import Finding
 from audit.lower_bounds.scores import Scores
 from audit.repetitions import Fixed, Repetitions
 
 _GRID_SIZE = 200
 _SINGLE_RUN = Fixed(1)
+
+Limit = tuple[float, float | None, Scores]
+"""A limit of a parameter, the threshold behind it (if there is one), and the scores it is from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +85,8 @@ class ThresholdRule(ABC):
         return self
 
     @abstractmethod
-    def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Finding:
-        """The chosen threshold, and the limit that is proved there with error alpha."""
+    def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
+        """The limit that is proved with error alpha, and the threshold and the scores behind it."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class FixedThreshold(ThresholdRule):
     def mirrored(self) -> "FixedThreshold":
         return FixedThreshold(-self.threshold)
 
-    def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Finding:
+    def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
         return _at_threshold(scores, self.threshold, statistic, delta, alpha)
 
 
@@ -145,7 +147,7 @@ class ThresholdFromTheory(ThresholdRule):
         parsed = distributions.parse_repetitions(self.repetitions)
         object.__setattr__(self, "repetitions", parsed)
 
-    def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Finding:
+    def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
         n0, n1 = len(scores.out_scores), len(scores.in_scores)
         best = best_expected_threshold(self.mu, self.repetitions, n0, n1, statistic, delta, alpha)
         return _at_threshold(scores, best, statistic, delta, alpha)
@@ -166,11 +168,11 @@ class Split(ThresholdRule):
     name: ClassVar[str] = "split"
     words: ClassVar[str] = "threshold from the even trials, judged by the odd ones"
 
-    def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Finding:
+    def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
         even, odd = scores.even_and_odd
-        best = _best_on_grid(even, statistic, delta, alpha)
-        assert best.threshold is not None
-        return _at_threshold(odd, best.threshold, statistic, delta, alpha)
+        _, threshold, _ = _best_on_grid(even, statistic, delta, alpha)
+        assert threshold is not None
+        return _at_threshold(odd, threshold, statistic, delta, alpha)
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ class MaximumOverGrid(ThresholdRule):
     words: ClassVar[str] = "best of a grid on the same trials, not paid for"
     corrected: ClassVar[bool] = False
 
-    def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Finding:
+    def choose(self, scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
         return _best_on_grid(scores, statistic, delta, alpha)
 
 
@@ -248,29 +250,21 @@ def _count_errors(scores: Scores, thresholds: FloatArray) -> ErrorCounts:
 
 def _at_threshold(
     scores: Scores, threshold: float, statistic: Statistic, delta: float, alpha: float
-) -> Finding:
+) -> Limit:
     """The limit at one threshold that was chosen without these scores."""
     return _best_of(np.array([threshold]), scores, statistic, delta, alpha)
 
 
-def _best_on_grid(scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Finding:
+def _best_on_grid(scores: Scores, statistic: Statistic, delta: float, alpha: float) -> Limit:
     return _best_of(_grid(scores), scores, statistic, delta, alpha)
 
 
 def _best_of(
     thresholds: FloatArray, scores: Scores, statistic: Statistic, delta: float, alpha: float
-) -> Finding:
-    counts = _count_errors(scores, thresholds)
-    limits = statistic.lower_limit(counts, delta, alpha)
+) -> Limit:
+    limits = statistic.lower_limit(_count_errors(scores, thresholds), delta, alpha)
     best = int(np.argmax(limits))
-    return Finding(
-        float(limits[best]),
-        float(thresholds[best]),
-        int(counts.false_positives[best]),
-        int(counts.false_negatives[best]),
-        counts.trials_without,
-        counts.trials_with,
-    )
+    return float(limits[best]), float(thresholds[best]), scores
 
 
 def _grid(scores: Scores) -> FloatArray:

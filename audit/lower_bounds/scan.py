@@ -43,7 +43,7 @@ from audit.arrays import FloatArray, IntArray
 from audit.claims import Assumption, Claim, Kind
 from audit.lower_bounds import two_tails
 from audit.lower_bounds.estimator import Estimator
-from audit.lower_bounds.result import Finding
+from audit.lower_bounds.result import LowerBound
 from audit.lower_bounds.scores import Scores
 from audit.numerics import last_integer
 
@@ -105,20 +105,25 @@ class Scan(Estimator):
             about=("all ranks of a grid, and both tails together, by their joint distributions",),
         )
 
-    def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
-        """The larger of the limits by the scan and by both tails together."""
+    def find(self, scores: Scores, delta: float, alpha: float) -> LowerBound:
+        """The larger of the bounds by the scan and by both tails together."""
         n0, n1 = len(scores.out_scores), len(scores.in_scores)
         if n0 == 0 or n1 == 0:
-            return Finding(0.0, None, 0, 0, n0, n1)
+            return self.result(0.0, scores, alpha, errors=(0, 0))
         two_tails_alpha = TWO_TAILS_SHARE * alpha
-        found = _scan_each_tail(scores, delta, alpha - two_tails_alpha)
         errors, threshold, fp, fn = two_tails.min_errors(scores)
         epsilon = two_tails.epsilon_lower_limit(n0, n1, delta, two_tails_alpha, errors)
-        return Finding(epsilon, threshold, fp, fn, n0, n1) if epsilon > found.limit else found
+        by_scan = _scan_each_tail(scores, delta, alpha - two_tails_alpha)
+        if epsilon <= by_scan[0]:
+            epsilon, threshold, fp, fn = by_scan
+        return self.result(epsilon, scores, alpha, threshold, (fp, fn))
 
 
-def _scan_each_tail(scores: Scores, delta: float, alpha: float) -> Finding:
-    """The larger of the limits of epsilon by each tail, with error alpha / 2 each."""
+def _scan_each_tail(scores: Scores, delta: float, alpha: float) -> tuple[float, float, int, int]:
+    """The larger of the limits of epsilon by each tail, with error alpha / 2 each.
+
+    Also returns the threshold behind it, and the numbers of false positives and negatives there.
+    """
     without, with_record = scores.sorted_out, scores.sorted_in
     n0, n1 = len(without), len(with_record)
     low = _strongest_evidence(without, with_record, delta)
@@ -135,8 +140,8 @@ def _scan_each_tail(scores: Scores, delta: float, alpha: float) -> Finding:
     if by_high > by_low:
         # Scores equal to this one indicate the record too: the threshold is just below it.
         threshold = float(np.nextafter(with_record[n1 - high.rank], -np.inf))
-        return Finding(by_high, threshold, high.ones, n1 - high.rank, n0, n1)
-    return Finding(by_low, float(without[low.rank - 1]), n0 - low.rank, low.ones, n0, n1)
+        return by_high, threshold, high.ones, n1 - high.rank
+    return by_low, float(without[low.rank - 1]), n0 - low.rank, low.ones
 
 
 @dataclass(frozen=True, order=True)

@@ -1,11 +1,11 @@
 """Estimators of the study besides those of the package: sequential analyses, and jax_privacy."""
 
+from dataclasses import replace
 from types import ModuleType
 from typing import ClassVar
 
 from audit.claims import Assumption, Claim, Kind
-from audit.lower_bounds import Estimator, Scan, SequentialPlan, doubling_sizes
-from audit.lower_bounds.result import Finding
+from audit.lower_bounds import Estimator, LowerBound, Scan, SequentialPlan, doubling_sizes
 from audit.lower_bounds.scores import Scores
 
 # The first analysis of a growing audit uses this share of its trials: one in _FIRST_ANALYSIS.
@@ -34,7 +34,7 @@ class LargestOverAnalyses(Estimator):
     def claim(self) -> Claim:
         return Scan().claim
 
-    def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
+    def find(self, scores: Scores, delta: float, alpha: float) -> LowerBound:
         trials = len(scores.out_scores)
         sizes = doubling_sizes(trials, max(trials // _FIRST_ANALYSIS, 1))
         found = []
@@ -42,7 +42,7 @@ class LargestOverAnalyses(Estimator):
             plan = SequentialPlan(len(sizes) if self.planned else None, number)
             first = Scores(scores.out_scores[:size], scores.in_scores[:size])
             found.append(Scan().find(first, delta, plan.share * alpha))
-        return max(found, key=lambda finding: finding.limit)
+        return replace(max(found, key=lambda bound: bound.epsilon), rule=self.rule_name)
 
 
 class JaxPrivacy(Estimator):
@@ -66,15 +66,14 @@ class JaxPrivacy(Estimator):
     def claim(self) -> Claim:
         return Claim(Kind.BOUND, "jax_privacy", assumptions=(Assumption.INDEPENDENT_TRIALS,))
 
-    def find(self, scores: Scores, delta: float, alpha: float) -> Finding:
+    def find(self, scores: Scores, delta: float, alpha: float) -> LowerBound:
         auditor = self.auditing.CanaryScoreAuditor(scores.in_scores, scores.out_scores)
         bonferroni = self.rule == "bonferroni"
         strategy = self.auditing.Bonferroni() if bonferroni else self.auditing.Split(seed=0)
         epsilon = auditor.epsilon_clopper_pearson(
             alpha, delta, one_sided=False, threshold_strategy=strategy
         )
-        sizes = len(scores.out_scores), len(scores.in_scores)
-        return Finding(float(epsilon), None, None, None, *sizes)
+        return self.result(float(epsilon), scores, alpha)
 
 
 def jax_privacy_estimators() -> list[Estimator]:

@@ -86,7 +86,7 @@ def test_lifted_curve_is_valid_for_winners_and_gaussian_curve_is_not() -> None:
     for _ in range(audits):
         scores = Scores.of(best_of(TNB, rng, trials), mu + best_of(TNB, rng, trials))
         for name, curve in curves.items():
-            values[name].append(curve.find(scores, DELTA, alpha).limit)
+            values[name].append(curve.find(scores, DELTA, alpha).epsilon)
     violations = {name: np.sum(np.array(v) > true_epsilon_low) for name, v in values.items()}
     assert violations["lifted"] <= max_violations(
         audits
@@ -100,5 +100,5 @@ def test_lifted_curve_is_valid_for_winners_and_gaussian_curve_is_not() -> None:
     above = 0
     for _ in range(many):
         scores = Scores.of(best_of(TNB, rng, large), mu + best_of(TNB, rng, large))
-        above += gaussian.find(scores, DELTA, alpha).limit > exact.epsilon
+        above += gaussian.find(scores, DELTA, alpha).epsilon > exact.epsilon
     assert above >= 9

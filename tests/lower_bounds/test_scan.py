@@ -33,7 +33,7 @@ def test_scan_has_its_nominal_error_in_the_least_favourable_case(
     above = 0
     for _ in range(audits):
         scores = Scores.of(*least_favourable(epsilon, delta, rng, n0, n1))
-        above += scan.Scan().find(scores, delta, alpha).limit > epsilon
+        above += scan.Scan().find(scores, delta, alpha).epsilon > epsilon
     assert above <= max_violations(audits, alpha)
     # Counts are integers, so not all of the error is spent, but at least 40 % of it.
     assert above >= 0.4 * alpha * audits
