@@ -27,7 +27,7 @@ test-lowest:
 	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c .ci/lowest.txt \
 		numpy scipy hypothesis pytest pytest-xdist
 	build/lowest/bin/python -m pytest -p no:cacheprovider -k "not dp_accounting" tests/test_checks.py \
-		tests/test_numerics.py tests/test_orders.py tests/test_repetitions.py \
+		tests/test_numerics.py tests/test_orders.py tests/repetitions/test_repetitions.py \
 		tests/upper_bounds/test_selection_bounds.py
 
 lint: $(VENV)/.installed

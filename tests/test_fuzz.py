@@ -677,14 +677,14 @@ CAUSES = {
     "test_results_of_another_audit_are_not_overwritten_without_locks",
     "ignored options of trials": "test_fuzz.py::"
     "test_trials_are_read_or_refused_and_no_option_is_ignored",
-    "other ignored options": "test_bounds_command.py::"
+    "other ignored options": "commands/test_bounds_command.py::"
     "test_options_that_do_not_apply_are_refused_by_name",
     "two columns of one name": "test_fuzz.py::"
     "test_trials_are_read_or_refused_and_no_option_is_ignored",
-    "headings without their names": "test_cost_of.py::test_bad_files_are_one_line",
+    "headings without their names": "tuning/test_cost_of.py::test_bad_files_are_one_line",
     "true read as 1, a scheduler without a backend": "commands/test_run_command.py::"
     "test_preset_settings_of_the_wrong_type_are_refused",
-    "complex records": "test_own_training.py::test_complex_records_are_refused",
+    "complex records": "own_training/test_own_training.py::test_complex_records_are_refused",
     "workers of an audit that outlive it": "game/test_workers.py::"
     "test_workers_end_with_their_parent",
     "workers of a trained function": "own_training/test_command.py::"
@@ -697,8 +697,9 @@ CAUSES = {
     "clusters lost": "game/test_workers.py::test_a_lost_cluster_is_one_line",
     "clusters without workers": "game/test_workers.py::"
     "test_an_audit_waits_for_the_workers_of_a_dask_cluster",
-    "many different trials": "test_cost_of.py::test_many_different_trials_are_dominated_by_few",
-    "many rows of trials": "test_cost_of.py::test_many_rows_are_counted",
+    "many different trials": "tuning/test_cost_of.py::"
+    "test_many_different_trials_are_dominated_by_few",
+    "many rows of trials": "tuning/test_cost_of.py::test_many_rows_are_counted",
     "many budgets": "tuning/test_study_costs.py::"
     "test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest",
     "a list of all runs": "tuning/test_study_draws.py::test_a_billion_runs_are_not_listed",
@@ -721,11 +722,13 @@ CAUSES = {
     "changed working directories": "tuning/test_study_journal.py::"
     "test_a_run_that_changes_the_working_directory_does_not_move_the_study",
     "names that are not UTF-8": "report/test_compare.py::test_folder_names_may_be_invalid_utf_8",
-    "records that are NaN": "test_differential.py::test_records_that_are_no_numbers_are_one_line",
-    "no candidates, constant numbers": "test_own_training.py::test_what_is_wrong_is_one_line",
-    "locked and damaged storages": "test_cost_of.py::"
+    "records that are NaN": "own_training/test_differential.py::"
+    "test_records_that_are_no_numbers_are_one_line",
+    "no candidates, constant numbers": "own_training/test_own_training.py::"
+    "test_what_is_wrong_is_one_line",
+    "locked and damaged storages": "tuning/test_cost_of.py::"
     "test_locked_and_damaged_storages_have_their_own_line",
-    "numbers of 17 digits": "test_bounds_command.py::test_no_message_has_seventeen_digits",
+    "numbers of 17 digits": "commands/test_bounds_command.py::test_no_message_has_seventeen_digits",
     "formulas and markup in tables": "test_fuzz.py::"
     "test_tables_of_others_hold_no_formula_and_no_markup",
     "full disks": "commands/test_run_command.py::test_a_full_disk_is_one_line_and_loses_nothing",

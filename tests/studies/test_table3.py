@@ -24,7 +24,7 @@ from studies.papers.kept_trials import KeptGame, keep, load
 from studies.table3.canary_norms import norms
 from threat_models import datasets
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "table3.md"
 
 

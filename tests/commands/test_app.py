@@ -67,7 +67,7 @@ def page() -> Iterator[Any]:
         pytest.skip("needs chromium and chromedriver")
     command = [sys.executable, "-m", "audit.app", "--no-browser"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1],
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
         stderr=subprocess.STDOUT,
     ) as server:  # fmt: skip
         try:

@@ -45,7 +45,7 @@ from canaries import DiracCanary, InputCanary, crafted
 from threat_models import CanaryLoss, FirstCoordinate, etcv, ntcv
 
 torch.set_num_threads(1)
-# The game alone: tests/test_differential.py has the test of the premises, which comes before it.
+# The game alone: test_differential.py has the test of the premises, which comes before it.
 attack = functools.partial(check, premises=False, jobs=1)
 # Without a gradient by the input, torch warns of what Opacus's hooks see: harmless.
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")

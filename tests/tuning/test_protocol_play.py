@@ -27,7 +27,7 @@ from threat_models import build
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
-RUNS = Path(__file__).parents[1] / "runs"
+RUNS = Path(__file__).parents[2] / "runs"
 
 
 class Recorder:

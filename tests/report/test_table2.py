@@ -1,11 +1,10 @@
 """The rows of the paper's table 2 at reduced size: eps_L below eps_U, and the paper's ordering."""
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from real_data import DATA_ROOT
 from small_audits import play_trials
 
 from audit.accounting import calibrate_mu
@@ -29,11 +28,6 @@ REAL = {  # data set of X and of the input canary, table 2
     "NTCV": {"FASHION": "MNIST", "CIFAR10": "SVHN", "SVHN": "CIFAR10"},
     "ETCV": {"MNIST": "MNIST", "SVHN": "SVHN", "CIFAR10": "CIFAR10"},
 }
-
-
-def data_root() -> Any:
-    beside = Path(__file__).parents[2] / "shared" / "data"
-    return os.environ.get("AUDIT_DATA_ROOT") or (str(beside) if beside.is_dir() else "")
 
 
 def check(**settings: Any) -> Any:
@@ -73,7 +67,7 @@ def test_rows_on_digits(threat: str, canary: str) -> None:
 def test_rows_on_real_data(threat: str, canary: str, dataset: str) -> None:
     if dataset not in REAL[threat] or (threat == "ETCV" and canary == "dirac"):
         pytest.skip("not a row of table 2")
-    root = data_root()
+    root = str(DATA_ROOT) if DATA_ROOT.is_dir() else ""
     needed = {dataset} | ({REAL[threat][dataset]} if canary == "input" else set())
     try:
         for name in needed if root else ():
