@@ -302,6 +302,10 @@ def _error(
         atoms = min(atoms + step, n0)
 
 
+_Crossings = list[tuple[int, int, FloatArray]]
+"""Ranks at which paths cross, with the first number of ones there, and the probabilities."""
+
+
 def _crossing(
     n0: int, n1: int, atoms: int, log_ceiling: float, ranks: IntArray, boundary: IntArray
 ) -> float:
@@ -315,9 +319,30 @@ def _crossing(
     if ranks[0] <= atoms:
         return 1.0
     log_odds = math.log((n0 - atoms) / n1) - log_ceiling  # of a zero, with independent labels
+    zeros, ones, masses = _stretches(_crossings(atoms, log_odds, ranks, boundary))
+    if not masses:
+        return 0.0
+    log_weight = _log_weight(
+        n0, n1, atoms, log_ceiling, log_odds, np.concatenate(zeros), np.concatenate(ones)
+    )
+    total, at = 0.0, 0
+    for kept, nodes in zip(masses, ones, strict=True):
+        log_weights = log_weight[at : at + len(nodes)]
+        at += len(nodes)
+        if len(kept) > _MAX_DIRECT:
+            powers = np.polynomial.chebyshev.chebvander(
+                np.linspace(-1.0, 1.0, len(kept)), len(_NODES) - 1
+            )
+            log_weights = powers @ (_FIT @ log_weights)
+        total += float(kept @ np.exp(log_weights))
+    return min(total, 1.0)
+
+
+def _crossings(atoms: int, log_odds: float, ranks: IntArray, boundary: IntArray) -> _Crossings:
+    """Where paths of independent labels first cross the boundary."""
     last = int(boundary[-1])
     states, start = np.ones(1), 0  # P[`start`, `start` + 1, ... ones, and no crossing so far]
-    crossed: list[tuple[int, int, FloatArray]] = []  # rank, first number of ones, probabilities
+    crossed: _Crossings = []
     arrived = atoms
     kernels: dict[int, tuple[FloatArray, int]] = {}  # many ranks are equally far apart
     for rank, limit in zip(ranks.tolist(), boundary.tolist(), strict=True):
@@ -342,41 +367,33 @@ def _crossing(
             states, start = states[out:], start + out
             if len(states) == 0:
                 break
-    if not crossed:
-        return 0.0
-    # Negligible probabilities are dropped. The log of the weight is smooth, nearly a parabola, in
-    # the number of ones, so long arrays of it are interpolated.
-    floor = 1e-9 * sum(c.sum() for _, _, c in crossed) / sum(len(c) for _, _, c in crossed)
-    stretches: list[FloatArray] = []
+    return crossed
+
+
+def _stretches(
+    crossed: _Crossings,
+) -> tuple[list[FloatArray], list[FloatArray], list[FloatArray]]:
+    """Ranks and numbers of ones at which weights are computed, and the probabilities to weight.
+
+    Negligible probabilities are dropped. The log of the weight is smooth, nearly a parabola, in the
+    number of ones, so it is interpolated over a long array.
+    """
     zeros: list[FloatArray] = []
     ones: list[FloatArray] = []
-    for rank, first, masses in crossed:
-        matter = np.flatnonzero(masses > floor)
+    masses: list[FloatArray] = []
+    floor = 1e-9 * sum(c.sum() for _, _, c in crossed) / max(sum(len(c) for _, _, c in crossed), 1)
+    for rank, first, probabilities in crossed:
+        matter = np.flatnonzero(probabilities > floor)
         if len(matter) == 0:
             continue
-        kept = masses[matter[0] : matter[-1] + 1]
+        kept = probabilities[matter[0] : matter[-1] + 1]
         span = np.arange(len(kept), dtype=np.float64)
         if len(kept) > _MAX_DIRECT:
             span = (len(kept) - 1) * 0.5 * (1.0 + _NODES)
-        stretches.append(kept)
-        ones.append(first + matter[0] + span)
         zeros.append(np.full(len(span), float(rank)))
-    if not stretches:
-        return 0.0
-    log_weight = _log_weight(
-        n0, n1, atoms, log_ceiling, log_odds, np.concatenate(zeros), np.concatenate(ones)
-    )
-    total, at = 0.0, 0
-    for kept, span in zip(stretches, ones, strict=True):
-        log_weights = log_weight[at : at + len(span)]
-        at += len(span)
-        if len(kept) > _MAX_DIRECT:
-            powers = np.polynomial.chebyshev.chebvander(
-                np.linspace(-1.0, 1.0, len(kept)), len(_NODES) - 1
-            )
-            log_weights = powers @ (_FIT @ log_weights)
-        total += float(kept @ np.exp(log_weights))
-    return min(total, 1.0)
+        ones.append(first + matter[0] + span)
+        masses.append(kept)
+    return zeros, ones, masses
 
 
 def _negative_binomial(zeros: int, log_odds: float, last: int) -> tuple[FloatArray, int]:

@@ -26,6 +26,10 @@ _MAX_CANARIES = 16
 # Two runs with one seed draw the same noise: only rounding may separate their ratio from n/(n-1).
 _SAME = 1e-9
 
+_Released = Sequence[dict[str, Any]]
+_Runs = Callable[[TrainingSet], _Released | None]
+"""Runs the function with every seed on a data set, and returns the released numbers by name."""
+
 
 @dataclass
 class BlackBox:
@@ -63,7 +67,7 @@ def black_box_findings(
         return found
     seeds = [run_seed(seed, i, 7) for i in range(_SEEDS)]
 
-    def released(data: TrainingSet) -> list[dict[str, Any]] | None:
+    def released(data: TrainingSet) -> _Released | None:
         traces = [runs.run(data, each) for each in seeds]
         return None if any(t.error for t in traces) else [_flat(t) for t in traces]
 
@@ -72,24 +76,7 @@ def black_box_findings(
         found.reason = "the function raised an error for some seeds"
         return found
     found.tested = True
-    leaks: dict[str, float] = {}
-    whole: dict[str, PoolRecord] = {}
-    # The attack compares runs with the canary and runs without any record in its place.
-    absent = released(records.without_last()) if len(records) > 1 else None
-    best = -1.0
-    spread = _spread(base)
-    for canary in list(pool)[:_MAX_CANARIES]:
-        other = released(_with_canary(records, canary))
-        if other is None:
-            continue
-        found_leaks, found_whole = _compare(base, other)
-        for name, gap in found_leaks.items():
-            leaks[name] = max(leaks.get(name, 0.0), gap)
-        for name in found_whole:
-            whole.setdefault(name, canary)
-        shift = _shift(base if absent is None else absent, other, spread)
-        if shift > best:
-            best, found.canary = shift, canary
+    leaks, whole, found.canary = _try_canaries(released, records, base, pool)
     for name, canary in whole.items():
         neighbour = _with_canary(records, canary)
         if name not in leaks and _always_differs(runs, records, neighbour, name, seed):
@@ -106,13 +93,8 @@ def black_box_findings(
             )
     if leaks:
         found.findings.append(explain.constant_numbers(leaks, _SEEDS))
-    only = _only_of_its_class(records, pool)
-    if only is not None and not leaks:
-        without, with_one = (released(data) for data in only)
-        if without is not None and with_one is not None:
-            shapes, _ = _compare(without, with_one, shapes_only=True)
-            if shapes:
-                found.findings.append(explain.inferred_classes(list(shapes)))
+    elif shapes := _inferred_shapes(released, records, pool):
+        found.findings.append(explain.inferred_classes(shapes))
     scaled = _scaled_by_size(released, records, base)
     if scaled:
         finding = explain.scaled_by_size(scaled, len(records))
@@ -126,6 +108,49 @@ def black_box_findings(
     return found
 
 
+def _try_canaries(
+    released: _Runs, records: TrainingSet, base: _Released, pool: Sequence[PoolRecord]
+) -> tuple[dict[str, float], dict[str, PoolRecord], PoolRecord | None]:
+    """Compares runs with each canary to runs on the records.
+
+    Returns:
+        The largest gap of each number that leaks; whole numbers that differ, with the first canary
+        that changes them; and the canary that moves noisy numbers most.
+    """
+    leaks: dict[str, float] = {}
+    whole: dict[str, PoolRecord] = {}
+    # The attack compares runs with the canary and runs without any record in its place.
+    absent = released(records.without_last()) if len(records) > 1 else None
+    best, chosen = -1.0, None
+    spread = _spread(base)
+    for canary in list(pool)[:_MAX_CANARIES]:
+        other = released(_with_canary(records, canary))
+        if other is None:
+            continue
+        found_leaks, found_whole = _compare(base, other)
+        for name, gap in found_leaks.items():
+            leaks[name] = max(leaks.get(name, 0.0), gap)
+        for name in found_whole:
+            whole.setdefault(name, canary)
+        shift = _shift(base if absent is None else absent, other, spread)
+        if shift > best:
+            best, chosen = shift, canary
+    return leaks, whole, chosen
+
+
+def _inferred_shapes(
+    released: _Runs, records: TrainingSet, pool: Sequence[PoolRecord]
+) -> list[str]:
+    """Numbers whose shape changes with the only record of a class."""
+    only = _only_of_its_class(records, pool)
+    if only is None:
+        return []
+    without, with_one = (released(data) for data in only)
+    if without is None or with_one is None:
+        return []
+    return list(_compare(without, with_one, shapes_only=True)[0])
+
+
 def _with_canary(records: TrainingSet, canary: PoolRecord) -> TrainingSet:
     """The records with the canary in the place of the last of them."""
     features, labels = records.features.copy(), records.labels.copy()
@@ -134,7 +159,7 @@ def _with_canary(records: TrainingSet, canary: PoolRecord) -> TrainingSet:
 
 
 def _compare(
-    base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], shapes_only: bool = False
+    base: _Released, other: _Released, shapes_only: bool = False
 ) -> tuple[dict[str, float], list[str]]:
     """Numbers that are constant over seeds and differ between two data sets.
 
@@ -191,11 +216,7 @@ def _only_of_its_class(
     return without, TrainingSet(without.features, labels)
 
 
-def _scaled_by_size(
-    released: Callable[[TrainingSet], list[dict[str, Any]] | None],
-    records: TrainingSet,
-    base: Sequence[dict[str, Any]],
-) -> list[str]:
+def _scaled_by_size(released: _Runs, records: TrainingSet, base: _Released) -> list[str]:
     """Numbers that change by the factor n / (n - 1), or its root, for every seed.
 
     The record that is left out is zero, so that it adds nothing to a sum.
@@ -231,7 +252,7 @@ def _is_nan(values: Any) -> Any:
     return np.isnan(values) if values.dtype.kind in "fc" else np.zeros(values.shape, np.bool_)
 
 
-def _constant(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _constant(runs: _Released) -> dict[str, Any]:
     """Where the numbers of all runs are equal, by name."""
     found = {}
     for name, value in runs[0].items():
@@ -245,7 +266,7 @@ def _constant(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _spread(runs: Sequence[dict[str, Any]]) -> dict[str, FloatArray]:
+def _spread(runs: _Released) -> dict[str, FloatArray]:
     found = {}
     for name, value in runs[0].items():
         if value.dtype.kind == "f" and all(
@@ -256,9 +277,7 @@ def _spread(runs: Sequence[dict[str, Any]]) -> dict[str, FloatArray]:
     return found
 
 
-def _shift(
-    base: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], spread: dict[str, FloatArray]
-) -> float:
+def _shift(base: _Released, other: _Released, spread: dict[str, FloatArray]) -> float:
     """How far noisy numbers move, in standard deviations, by coupled runs."""
     total = 0.0
     for name, scale in spread.items():

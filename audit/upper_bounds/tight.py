@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.accounting import DeltaUnreachable, DominatingPair, Mechanism, solve_epsilon
-from audit.arrays import FloatArray
+from audit.arrays import FloatArray, IntArray
 from audit.errors import NotApplicable
 from audit.numerics import PROFILE_ACCURACY, SUM_ROUNDING, equidistribute, log_subtract, memoize
 from audit.repetitions import Repetitions
@@ -316,56 +316,16 @@ class TightCurve:
         Columns are the events f, then what lies between any two, then all from `_LIMIT_CELLS` cells
         before f = 1 - e on.
         """
-        (p, _), (a, b), (widths, widths_with) = self.left, self._slopes, self._widths
-        # Cell i is between the events i + 1, of smaller e, and i.
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            chord = widths_with / widths
-            chord_before = np.append(chord[1:] * (1.0 - self._doubt[1:]), 0.0)
-            # A slope of 0 is safe where no slope exists, as before a step of L alone.
-            usable = (chord_before > 0.0) & (chord_before < np.inf)
-            chord_before = np.where(usable, chord_before, 0.0)
-            chord_after = np.append(np.inf, chord[:-1] * (1.0 + self._doubt[:-1]))
-            rise = chord_after - chord * (1.0 - self._doubt)
-            near = rise / (chord_after - chord_before)
-            near = np.where((near >= 0.0) & (near < 1.0), near, 1.0)
-            near_with = np.nan_to_num(np.clip(near * chord_before / chord, 0.0, 1.0), nan=0.0)
-            growth = widths_with / np.append(np.inf, widths_with[:-1])
-            growth *= 1.0 - self._doubt - np.append(0.0, self._doubt[:-1])
-        # Steps from a small cell to a large one would magnify rounding.
-        growth = np.where((growth > 0.0) & (growth < 8.0), growth, 0.0)
-        smooth = widths < 1e3 * np.minimum(
-            np.append(widths[1:], np.inf), np.append(0.0, widths[:-1])
-        )
+        widths, widths_with = self._widths
+        near, near_with, chord_before, growth = self._chords
+        last, most, least = self._limits(chord_before)
         to, to_with = near * widths, near_with * widths_with
         on, on_with = (1.0 - near) * widths, (1.0 - near_with) * widths_with
-
-        # Up to f = 1 - e: 1-L(e)-U(f) >= L'(e) (1-e-f), and log phi' is convex in log x, so that
-        # the gain, where positive, falls with f.
         cells = np.arange(len(widths))
-        last = np.maximum(cells - _LIMIT_CELLS, 0)
-        rest = log_subtract(p[last], p[cells + 1])
-        most = self._slope(rest) * (1.0 + SUM_ROUNDING)
-        with np.errstate(divide="ignore"):
-            least = self._slope(rest + np.log(chord_before)) * (1.0 - SUM_ROUNDING)
-
         found = []
         for rows in _blocks(len(cells)):
-            f = slice(0, rows.stop)
-            a_far, a_here = (a[cells[rows] + i, f] * (1.0 + SUM_ROUNDING) for i in (1, 0))
-            b_here = b[rows, f] * (1.0 - SUM_ROUNDING)
-            after = b[np.maximum(cells[rows] - 1, 0), f] * (1.0 + SUM_ROUNDING)
-            grown = growth[rows, None]
-            b_points = b_here + grown * (b_here - after)
-            share, b_end = corners(widths[: rows.stop - 1], b_here)
-            b_start = b_end + grown * (b_end - after[:, :-1] - np.diff(after) * share)
-            box = (share == 0.0) | ~smooth[: rows.stop - 1] | (b_start < b_points[:, 1:])
-            share = np.where(box, 0.0, share)
-            b_start = np.where(box, b_points[:, 1:], b_start)
-            b_end = np.where(box, b_here[:, 1:], b_end)
-            a_start, a_end = (v[:, :-1] + np.diff(v) * share for v in (a_far, a_here))
-
             ends = last[rows, None]
-            inner = (cells[f] <= ends) & (ends > 0)
+            inner = (cells[: rows.stop] <= ends) & (ends > 0)
             kept = max(rows.stop - _LIMIT_CELLS, 1)  # further columns are inner nowhere
             a_start, a_end, b_start, b_end = (
                 np.hstack(
@@ -375,11 +335,8 @@ class TightCurve:
                         beyond[rows, None],
                     ]
                 )
-                for at, between, beyond in (
-                    (a_far, a_start, most),
-                    (a_here, a_end, most),
-                    (b_points, b_start, least),
-                    (b_here, b_end, least),
+                for (at, between), beyond in zip(
+                    self._cell_slopes(rows, growth), (most, most, least, least), strict=True
                 )
             )
             a_corner = a_start + (a_end - a_start) * near[rows, None]
@@ -395,6 +352,68 @@ class TightCurve:
                 )
             )
         return found
+
+    @cached_property
+    def _chords(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """The chords of L, each [n-1]; cell i is between the events i + 1, of smaller e, and i.
+
+        Returns:
+            Shares of the cell, in e and in L, before the corner; the slope of the next chord; and
+            how far b is prolonged, relative to its change over the previous cell.
+        """
+        widths, widths_with = self._widths
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            chord = widths_with / widths
+            chord_before = np.append(chord[1:] * (1.0 - self._doubt[1:]), 0.0)
+            # A slope of 0 is safe where no slope exists, as before a step of L alone.
+            usable = (chord_before > 0.0) & (chord_before < np.inf)
+            chord_before = np.where(usable, chord_before, 0.0)
+            chord_after = np.append(np.inf, chord[:-1] * (1.0 + self._doubt[:-1]))
+            rise = chord_after - chord * (1.0 - self._doubt)
+            near = rise / (chord_after - chord_before)
+            near = np.where((near >= 0.0) & (near < 1.0), near, 1.0)
+            near_with = np.nan_to_num(np.clip(near * chord_before / chord, 0.0, 1.0), nan=0.0)
+            growth = widths_with / np.append(np.inf, widths_with[:-1])
+            growth *= 1.0 - self._doubt - np.append(0.0, self._doubt[:-1])
+        # Steps from a small cell to a large one would magnify rounding.
+        growth = np.where((growth > 0.0) & (growth < 8.0), growth, 0.0)
+        return near, near_with, chord_before, growth
+
+    def _limits(self, chord_before: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Per cell, the last f of its own columns, and both slopes from there to f = 1 - e.
+
+        1-L(e)-U(f) >= L'(e) (1-e-f), and log phi' is convex in log x, so that the gain, where
+        positive, falls with f.
+        """
+        p, _ = self.left
+        cells = np.arange(len(chord_before))
+        last = np.maximum(cells - _LIMIT_CELLS, 0)
+        rest = log_subtract(p[last], p[cells + 1])
+        most = self._slope(rest) * (1.0 + SUM_ROUNDING)
+        with np.errstate(divide="ignore"):
+            least = self._slope(rest + np.log(chord_before)) * (1.0 - SUM_ROUNDING)
+        return last, most, least
+
+    def _cell_slopes(self, rows: slice, growth: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
+        """Slopes at the events f and between them: of P at both ends of a cell, then of P'."""
+        (a, b), (widths, _) = self._slopes, self._widths
+        smooth = widths < 1e3 * np.minimum(
+            np.append(widths[1:], np.inf), np.append(0.0, widths[:-1])
+        )
+        cells, f = np.arange(len(widths))[rows], slice(0, rows.stop)
+        a_far, a_here = (a[cells + i, f] * (1.0 + SUM_ROUNDING) for i in (1, 0))
+        b_here = b[rows, f] * (1.0 - SUM_ROUNDING)
+        after = b[np.maximum(cells - 1, 0), f] * (1.0 + SUM_ROUNDING)
+        grown = growth[rows, None]
+        b_points = b_here + grown * (b_here - after)
+        share, b_end = corners(widths[: rows.stop - 1], b_here)
+        b_start = b_end + grown * (b_end - after[:, :-1] - np.diff(after) * share)
+        box = (share == 0.0) | ~smooth[: rows.stop - 1] | (b_start < b_points[:, 1:])
+        share = np.where(box, 0.0, share)
+        b_start = np.where(box, b_points[:, 1:], b_start)
+        b_end = np.where(box, b_here[:, 1:], b_end)
+        a_start, a_end = (v[:, :-1] + np.diff(v) * share for v in (a_far, a_here))
+        return [(a_far, a_start), (a_here, a_end), (b_points, b_start), (b_here, b_end)]
 
     def _refined(self, game: FoldedGame, epsilon: float, delta: float) -> FloatArray:
         """The events and new ones where the bound exceeds a game most; none if by little."""
