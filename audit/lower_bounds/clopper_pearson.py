@@ -31,13 +31,11 @@ class ClopperPearson(ThresholdEstimator):
 
     name: ClassVar[str] = "clopper-pearson"
 
-    @property
-    def statistic_claim(self) -> Claim:
-        return Claim(
-            Kind.BOUND,
-            "Clopper & Pearson 1934; Xiang, Wang & Wang 2024, eq. 4",
-            assumptions=(Assumption.INDEPENDENT_TRIALS,),
-        )
+    statistic_claim: ClassVar[Claim] = Claim(
+        Kind.BOUND,
+        "Clopper & Pearson 1934; Xiang, Wang & Wang 2024, eq. 4",
+        assumptions=(Assumption.INDEPENDENT_TRIALS,),
+    )
 
     def from_limits(self, fp_upper: FloatArray, fn_upper: FloatArray, delta: float) -> FloatArray:
         return epsilon_from_limits(fp_upper, fn_upper, delta)

@@ -207,18 +207,16 @@ class WorstOrderCurve(CurveOfMu):
         object.__setattr__(self, "repetitions", parsed)
         object.__setattr__(self, "top", checks.interval("top", self.top))
 
-    @property
-    def statistic_claim(self) -> Claim:
-        return Claim(
-            Kind.BOUND,
-            "this project",
-            protocols=(RandomSearch,),
-            assumptions=(
-                Assumption.INDEPENDENT_TRIALS,
-                Assumption.GAUSSIAN_STATISTIC,
-                Assumption.SPLIT_SCORE,
-            ),
-        )
+    statistic_claim: ClassVar[Claim] = Claim(
+        Kind.BOUND,
+        "this project",
+        protocols=(RandomSearch,),
+        assumptions=(
+            Assumption.INDEPENDENT_TRIALS,
+            Assumption.GAUSSIAN_STATISTIC,
+            Assumption.SPLIT_SCORE,
+        ),
+    )
 
     def rate_below(self, mu: float) -> float:
         above, below = SplitOrder(self.top).tails(min(self.rule.threshold, self.top), mu)

@@ -6,7 +6,6 @@ were not tuned, the winners of a tuning, or all runs of a tuning.
 """
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,14 +35,14 @@ class GaussianFamily(ThresholdEstimator):
     """Trade-off curves of Gaussian bases; the parameter is mu."""
 
     @property
-    @abstractmethod
     def score_repetitions(self) -> Repetitions:
         """The distribution of K behind one score."""
+        return Fixed(1)
 
     @property
-    @abstractmethod
     def protocol_repetitions(self) -> Repetitions:
         """The distribution of K of the protocol that the bound describes."""
+        return Fixed(1)
 
     def from_limits(self, fp_upper: FloatArray, fn_upper: FloatArray, delta: float) -> FloatArray:
         return gaussian_mu(fp_upper, fn_upper, self.score_repetitions)
@@ -70,29 +69,34 @@ class GaussianCurve(GaussianFamily):
 
     name: ClassVar[str] = "gaussian-curve"
 
-    @property
-    def score_repetitions(self) -> Repetitions:
-        return Fixed(1)
-
-    @property
-    def protocol_repetitions(self) -> Repetitions:
-        return Fixed(1)
-
-    @property
-    def statistic_claim(self) -> Claim:
-        return Claim(
-            Kind.BOUND,
-            "Nasr et al. 2023",
-            assumptions=(
-                Assumption.INDEPENDENT_TRIALS,
-                Assumption.NOT_TUNED,
-                Assumption.GAUSSIAN_BASE,
-            ),
-        )
+    statistic_claim: ClassVar[Claim] = Claim(
+        Kind.BOUND,
+        "Nasr et al. 2023",
+        assumptions=(
+            Assumption.INDEPENDENT_TRIALS,
+            Assumption.NOT_TUNED,
+            Assumption.GAUSSIAN_BASE,
+        ),
+    )
 
 
 @dataclass(frozen=True)
-class LiftedCurve(GaussianFamily):
+class _BestOfRunsCurve(GaussianFamily):
+    """The best of K runs of a Gaussian base."""
+
+    repetitions: Repetitions
+
+    def __post_init__(self) -> None:
+        parsed = distributions.parse_repetitions(self.repetitions)
+        object.__setattr__(self, "repetitions", parsed)
+
+    @property
+    def protocol_repetitions(self) -> Repetitions:
+        return self.repetitions
+
+
+@dataclass(frozen=True)
+class LiftedCurve(_BestOfRunsCurve):
     """The best of K runs of a Gaussian base by an increasing score, from the winners' scores.
 
     Attributes:
@@ -107,37 +111,26 @@ class LiftedCurve(GaussianFamily):
         6.98
     """
 
-    repetitions: Repetitions
     name: ClassVar[str] = "lifted-curve"
-
-    def __post_init__(self) -> None:
-        parsed = distributions.parse_repetitions(self.repetitions)
-        object.__setattr__(self, "repetitions", parsed)
 
     @property
     def score_repetitions(self) -> Repetitions:
         return self.repetitions
 
-    @property
-    def protocol_repetitions(self) -> Repetitions:
-        return self.repetitions
-
-    @property
-    def statistic_claim(self) -> Claim:
-        return Claim(
-            Kind.BOUND,
-            "this project; the family is that of Xiang, Wang & Wang 2024, algorithm 3",
-            protocols=(RandomSearch,),
-            assumptions=(
-                Assumption.INDEPENDENT_TRIALS,
-                Assumption.GAUSSIAN_STATISTIC,
-                Assumption.MONOTONE_SCORE,
-            ),
-        )
+    statistic_claim: ClassVar[Claim] = Claim(
+        Kind.BOUND,
+        "this project; the family is that of Xiang, Wang & Wang 2024, algorithm 3",
+        protocols=(RandomSearch,),
+        assumptions=(
+            Assumption.INDEPENDENT_TRIALS,
+            Assumption.GAUSSIAN_STATISTIC,
+            Assumption.MONOTONE_SCORE,
+        ),
+    )
 
 
 @dataclass(frozen=True)
-class PooledGaussianCurve(GaussianFamily):
+class PooledGaussianCurve(_BestOfRunsCurve):
     """The best of K runs of a Gaussian base by an increasing score, from the scores of all runs.
 
     Attributes:
@@ -153,34 +146,19 @@ class PooledGaussianCurve(GaussianFamily):
         True
     """
 
-    repetitions: Repetitions
     name: ClassVar[str] = "pooled-gaussian-curve"
 
-    def __post_init__(self) -> None:
-        parsed = distributions.parse_repetitions(self.repetitions)
-        object.__setattr__(self, "repetitions", parsed)
-
-    @property
-    def score_repetitions(self) -> Repetitions:
-        return Fixed(1)
-
-    @property
-    def protocol_repetitions(self) -> Repetitions:
-        return self.repetitions
-
-    @property
-    def statistic_claim(self) -> Claim:
-        return Claim(
-            Kind.BOUND,
-            "this project; the curve is that of Nasr et al. 2023",
-            protocols=(RandomSearch,),
-            assumptions=(
-                Assumption.INDEPENDENT_TRIALS,
-                Assumption.RELEASED_SCORE,
-                Assumption.GAUSSIAN_STATISTIC,
-                Assumption.MONOTONE_SCORE,
-            ),
-        )
+    statistic_claim: ClassVar[Claim] = Claim(
+        Kind.BOUND,
+        "this project; the curve is that of Nasr et al. 2023",
+        protocols=(RandomSearch,),
+        assumptions=(
+            Assumption.INDEPENDENT_TRIALS,
+            Assumption.RELEASED_SCORE,
+            Assumption.GAUSSIAN_STATISTIC,
+            Assumption.MONOTONE_SCORE,
+        ),
+    )
 
 
 def gaussian_mu(fp_upper: FloatArray, fn_upper: FloatArray, repetitions: Repetitions) -> FloatArray:

@@ -77,19 +77,15 @@ class PooledScan(Estimator):
         parsed = distributions.parse_repetitions(self.repetitions)
         object.__setattr__(self, "repetitions", parsed)
 
-    @property
-    def rule_name(self) -> str:
-        return "scan"
+    rule_name: ClassVar[str] = "scan"
 
-    @property
-    def claim(self) -> Claim:
-        return Claim(
-            Kind.BOUND,
-            "this project",
-            protocols=(RandomSearch,),
-            assumptions=(Assumption.INDEPENDENT_TRIALS, Assumption.RELEASED_SCORE),
-            about=("all ranks of a grid, by their joint distribution, from simulated audits",),
-        )
+    claim: ClassVar[Claim] = Claim(
+        Kind.BOUND,
+        "this project",
+        protocols=(RandomSearch,),
+        assumptions=(Assumption.INDEPENDENT_TRIALS, Assumption.RELEASED_SCORE),
+        about=("all ranks of a grid, by their joint distribution, from simulated audits",),
+    )
 
     def find(self, scores: Scores, delta: float, alpha: float) -> LowerBound:
         """The lower bound on the epsilon of the tuning, with error alpha."""

@@ -92,18 +92,14 @@ class Scan(Estimator):
 
     name: ClassVar[str] = "scan"
 
-    @property
-    def rule_name(self) -> str:
-        return "scan"
+    rule_name: ClassVar[str] = "scan"
 
-    @property
-    def claim(self) -> Claim:
-        return Claim(
-            Kind.BOUND,
-            "this project; recursion after Noe 1972",
-            assumptions=(Assumption.INDEPENDENT_TRIALS,),
-            about=("all ranks of a grid, and both tails together, by their joint distributions",),
-        )
+    claim: ClassVar[Claim] = Claim(
+        Kind.BOUND,
+        "this project; recursion after Noe 1972",
+        assumptions=(Assumption.INDEPENDENT_TRIALS,),
+        about=("all ranks of a grid, and both tails together, by their joint distributions",),
+    )
 
     def find(self, scores: Scores, delta: float, alpha: float) -> LowerBound:
         """The larger of the bounds by the scan and by both tails together."""
