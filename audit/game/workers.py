@@ -208,7 +208,7 @@ def _ray(place: Place) -> Iterator[None]:
     _check_answers(place)  # Ray itself would try forever.
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        context = ray.init(address=place.scheduler or None, **quiet, **local)
+        context = ray.init(place.scheduler or "local", **quiet, **local)
     except (OSError, ValueError, RuntimeError) as error:
         if not place.scheduler:
             raise

@@ -21,7 +21,6 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
         yield from (task() for task in tasks())
         return
     import joblib
-    from joblib.externals.loky.process_executor import TerminatedWorkerError
     from joblib.parallel import get_active_backend
 
     backend, _ = get_active_backend()
@@ -37,12 +36,12 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
     while next(tasks(), None) is not None:
         calls = (joblib.delayed(_attempt)(task) for task in itertools.islice(tasks(), share))
         workers = joblib.Parallel(**given, return_as="generator_unordered" if streams else "list")
-        results = workers(calls)
         died = False
         try:
+            results = workers(calls)
             for one in results:  # noqa: UP028 (closed below, where it may warn)
                 yield one
-        except TerminatedWorkerError:  # its message would reveal how many runs were left
+        except _deaths():  # their messages would reveal how many runs were left
             died = True
         finally:
             # When it is closed early, joblib's warning would reveal how many runs were left.
@@ -55,6 +54,20 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
                 "a worker died, as it does when memory runs out; run the same study again, with "
                 "fewer jobs if need be, and it resumes with the same draws"
             )
+
+
+def _deaths() -> tuple[type[BaseException], ...]:
+    """The exceptions of the loaded backends for a worker that died."""
+    names = {
+        "joblib.externals.loky.process_executor": "TerminatedWorkerError",
+        "distributed.scheduler": "KilledWorker",
+        "ray.exceptions": "RayActorError",
+    }
+    return tuple(
+        getattr(sys.modules[module], name)
+        for module, name in names.items()
+        if module in sys.modules
+    )
 
 
 def _begin_worker() -> None:

@@ -92,9 +92,13 @@ def test_a_study_runs_on_the_workers_of_a_dask_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["loky", "ray"])
 def test_a_worker_that_dies_stops_the_study_which_resumes_with_the_same_draws(
-    tmp_path: Path,
+    backend: str, tmp_path: Path
 ) -> None:
+    import joblib
+
     (tmp_path / "graves").mkdir()
 
     def train(trial: Any) -> Any:
@@ -104,8 +108,19 @@ def test_a_worker_that_dies_stops_the_study_which_resumes_with_the_same_draws(
         return noisy(trial)
 
     settings = {"seed": 5, "folder": tmp_path / "s"}
-    with pytest.raises(RuntimeError, match=r"a worker died.*it resumes") as caught:
-        study(**settings).run(train, jobs=2)
+    with contextlib.ExitStack() as stack:
+        if backend == "ray":
+            import ray
+            from ray.util.joblib import register_ray
+
+            paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            quiet = {"log_to_driver": False, "include_dashboard": False}
+            ray.init("local", num_cpus=2, runtime_env={"env_vars": paths}, **quiet)
+            stack.callback(ray.shutdown)
+            register_ray()
+        stack.enter_context(joblib.parallel_config(backend))
+        with pytest.raises(RuntimeError, match=r"a worker died.*it resumes") as caught:
+            study(**settings).run(train, jobs=2)
     assert "\n" not in str(caught.value)
     assert study(**settings).run(noisy, jobs=2) == study(seed=5).run(noisy)
 
