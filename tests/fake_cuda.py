@@ -54,12 +54,12 @@ class FakeCuda:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, memory: float = 141e9) -> None:
         if _HAS_GPU:
             pytest.skip("the fake GPU needs a machine without a GPU")
-        self.counts = Counter()
-        self.kernels = Counter()
+        self.counts: Counter[str] = Counter()
+        self.kernels: Counter[str] = Counter()
         self.peak = 0
         self.limit = float("inf")
         self.lost = None
-        self._there = {}
+        self._there: dict[Any, Any] = {}
         self._modes = (_Attributes(self), _Kernels(self))
         monkeypatch.setattr(torch, "Generator", _Generator)
         monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)

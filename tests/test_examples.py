@@ -82,7 +82,7 @@ def test_nothing_in_the_first_example_depends_on_the_number_of_records(
 ) -> None:
     example = runpy.run_path(str(EXAMPLES / "tune_privately.py"))
     train, digits = example["train"], (example["IMAGES"], example["LABELS"])
-    seen = []
+    seen: list[Any] = []
 
     def before(optimizer: Any, closure: Any = None, step: Any = DPOptimizer.pre_step) -> Any:
         seen[-1].append((optimizer.expected_batch_size, optimizer.noise_multiplier))
@@ -131,7 +131,7 @@ def test_tuning_with_correlated_noise(
     monkeypatch.setattr(secrets, "randbits", lambda bits: 7)  # K is 2
     correlated["main"](tmp_path, trials=100, repeats=2)
     printed = capsys.readouterr().out
-    mu = float(re.search(r"sensitivity 2.00, noise 3.638: one run is (.*)-GDP", printed)[1])
+    mu = float(re.search(r"sensitivity 2.00, noise 3.638: one run is (.*)-GDP", printed)[1])  # type: ignore[index]
     one = audit.GaussianMechanism(mu)
     cost = audit.tuning_cost(one, "geometric:0.2", 1e-5).epsilon
     assert cost == pytest.approx(3.0, abs=0.01)

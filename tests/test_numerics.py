@@ -42,7 +42,7 @@ def test_safe_root_is_before_the_root_and_close_to_it(
 def test_smooth_roots_take_few_evaluations() -> None:
     # 37 for halving from 100 to 1e-9; brentq takes about ten.
     for function in (math.expm1, lambda x: x**3 + x, lambda x: math.log1p(x / 51.0) - 0.01):
-        evaluated = []
+        evaluated: list[Any] = []
 
         def excess(x: Any, function: Any = function, evaluated: Any = evaluated) -> Any:
             evaluated.append(x)

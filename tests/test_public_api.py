@@ -87,7 +87,20 @@ def test_old_modules_are_importable_and_warn(old: str) -> None:
         importlib.import_module(old)
 
 
-_HOSTILE = (None, True, -1, 10**400, math.nan, "x", b"x", [], [1, 2], {"a": 1}, 1j, np.ones(2))
+_HOSTILE: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    10**400,
+    math.nan,
+    "x",
+    b"x",
+    [],
+    [1, 2],
+    {"a": 1},
+    1j,
+    np.ones(2),
+)
 """Values of the wrong kind. Those that are right for a parameter must give a result."""
 _SCORES = np.random.default_rng(0).normal(size=200)
 _CALLS = {
@@ -141,7 +154,7 @@ def test_a_wrong_argument_is_named_by_one_line_of_one_kind_of_error(
         for value in _HOSTILE:
             message = name
             try:
-                function(**{**_CALLS[function], name: value})
+                function(**{**_CALLS[function], name: value})  # type: ignore[dict-item]
             except audit.AuditError as error:
                 message = str(error)
             assert name in message, (name, value, message)

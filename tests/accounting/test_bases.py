@@ -731,7 +731,7 @@ def test_any_of_mechanisms_of_which_one_is_the_least_private_is_that_one() -> No
 def test_equal_mechanisms_are_looked_up_as_one() -> None:
     for name in ("gaussian", "laplace", "response", "pure", "approximate", "zcdp"):
         one = BASES[name]
-        same = dataclasses.replace(one)
+        same = dataclasses.replace(one)  # type: ignore[type-var]
         assert one == same
         assert hash(one) == hash(same)
     assert DpSgd(1.0, 7, 0.1).pairs[0] is DpSgd(1.0, 7, 0.1).pairs[0]

@@ -109,7 +109,7 @@ def test_scores_use_the_documented_values() -> None:
     user = threat_models.UserScore(lambda seen: -seen.standardised_sum, "mine")
     np.testing.assert_array_equal(user(seen), [-2, 6])
     with pytest.raises(ValueError, match="score mine must return numbers: TypeError: complex"):
-        threat_models.UserScore(lambda seen: 1j * seen.standardised_sum, "mine")(seen)
+        threat_models.UserScore(lambda seen: 1j * seen.standardised_sum, "mine")(seen)  # type: ignore[return-value]
     with pytest.raises(ValueError, match="which this engine does not train"):
         Observation(np.ones(1), np.ones(1)).loss(digits.features, digits.labels)
 

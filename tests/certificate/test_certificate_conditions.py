@@ -184,7 +184,7 @@ def test_html_stands_alone(certificate: Certificate, tmp_path: Path) -> None:
         assert word in text
     # The number on the banner is that of the table below it.
     banner = re.search(r'class="claim">[^<]*if the (\d+) conditions below hold', text)
-    assert text.count('class="ground on-trust"') == int(banner[1]) == 14
+    assert text.count('class="ground on-trust"') == int(banner[1]) == 14  # type: ignore[index]
     assert "The 14 conditions</h2>" in text
     assert "drawn from the geometric distribution with stopping probability 0.5" in text
 

@@ -125,7 +125,7 @@ def test_shared_runs_have_a_report_for_each_threat_model(
 ) -> None:
     out = tmp_path / "audit"
     options = ["--threat", "NTNV+NTCV", "--trials", "20", "--repeats", "1", "--epsilon", "4"]
-    options += ["--steps", "2", "--train-size", "30", "--validation-size", "20", "--out", out]
+    options += ["--steps", "2", "--train-size", "30", "--validation-size", "20", "--out", str(out)]
     code, text, _ = audit(capsys, *options)
     assert code == 0
     assert "share runs: results are correlated" in text
@@ -144,7 +144,7 @@ def test_shared_runs_of_several_canaries_resume_to_the_same_bytes(
     options = ["--threat", "NTCV", "--canary", "input+dirac", "--repetitions", "fixed:40"]
     options += ["--trials", "80", "--repeats", "1", "--epsilon", "4", "--steps", "2"]
     options += ["--train-size", "20", "--validation-size", "20", "--model", "logistic"]
-    options += ["--out", tmp_path]
+    options += ["--out", str(tmp_path)]
     code, text, _ = audit(capsys, *options)
     assert code == 0
     assert "NTCV, canary input+dirac, share runs: results are correlated" in text
@@ -227,7 +227,7 @@ def test_a_changed_plug_in_in_an_old_folder_is_refused(
     source = tmp_path / "changing_plug_in.py"
     source.write_text(PLUG_IN.format(sign=""))
     options = ["--score", "changing_plug_in.score", "--engine", "batched", "--steps", "2"]
-    options += ["--trials", "10", "--repeats", "1", "--epsilon", "1", "--out", tmp_path / "audit"]
+    options += ["--trials", "10", "--repeats", "1", "--epsilon", "1", "--out", f"{tmp_path}/audit"]
     assert audit(capsys, *options)[0] == 0
     assert audit(capsys, *options)[0] == 0
     source.write_text(PLUG_IN.format(sign="-"))
@@ -317,7 +317,7 @@ def test_results_of_another_audit_are_not_overwritten_without_locks(
     def play_all(*arguments: Any) -> dict[Block, tuple[Trials]]:
         played = of_workers(*arguments)
         (out / "config.json").write_text(other)
-        return played
+        return played  # type: ignore[return-value]
 
     of_workers = workers.play_all
     monkeypatch.setattr(workers, "play_all", play_all)
@@ -593,7 +593,8 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     options = [*QUICK, "--threat", "NTNV", "--train-size", 20, "--validation-size", 10]
     options += ["--steps", 1, "--repetitions", "fixed:4", "--out", tmp_path]
     options += ["--epsilon", 1, "--repeats", 3]
-    complete, saved = np.savez, []
+    complete = np.savez
+    saved: list[Any] = []
 
     def savez(file: Any, **arrays: Any) -> None:
         if len(saved) == 2:

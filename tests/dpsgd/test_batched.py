@@ -164,7 +164,7 @@ def test_dirac_canary_matches_the_distribution_of_the_reduced_engine(
     assert st.ks_2samp(full.scores, reduced.scores).pvalue > ALARM
     assert st.ks_2samp(full.lambda_c, reduced.lambda_c).pvalue > ALARM
     mixed = [out.lambda_c - out.lambda_a + out.scores for out in (full, reduced)]
-    assert st.ks_2samp(*mixed).pvalue > ALARM
+    assert st.ks_2samp(*mixed).pvalue > ALARM  # type: ignore[call-overload]
     if not changes.get("momentum"):
         rates = np.array(settings.learning_rates)[run_batch(4000, included, 1, 2).candidate]
         np.testing.assert_allclose(full.scores, rates * 7.0 * full.lambda_a, atol=1e-5)
@@ -344,7 +344,7 @@ def test_out_of_memory_with_one_run_halves_chunks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_mersenne_state_matches_torch_and_numpy() -> None:
-    key = np.random.RandomState(77).get_state()[1].astype(np.uint64)
+    key = np.random.RandomState(77).get_state()[1].astype(np.uint64)  # type: ignore[index]
     ours = torch.Generator()
     ours.set_state(torch.from_numpy(streams.mersenne_state(key)))
     theirs = torch.Generator().manual_seed(77)

@@ -182,7 +182,7 @@ def test_dieharder(number: int) -> None:
             while True:
                 for run, row in enumerate(words):
                     noise._compiled.words((run, 0), (0, step, 0, 0), row.ctypes.data, len(row))
-                battery.stdin.write(words)
+                battery.stdin.write(words)  # type: ignore[call-overload]
                 step += 1
         except BrokenPipeError:
             pass

@@ -330,7 +330,7 @@ def test_each_worker_has_its_own_device(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(workers, "_claimed_device", lambda devices, locks: (devices[1], None))
     played = []
-    workers._play(lambda block, device: played.append(device), devices, str(tmp_path), None)
+    workers._play(lambda block, device: played.append(device), devices, str(tmp_path), None)  # type: ignore[return-value]
     assert played == ["cuda:1"]
 
 

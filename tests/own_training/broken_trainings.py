@@ -283,7 +283,7 @@ class NoiseForTheMean(DPOptimizer):
     """The noise is divided by the batch size, and so is the sum of it and the gradients."""
 
     def add_noise(self) -> None:
-        kept, self.noise_multiplier = self.noise_multiplier, self.noise_multiplier / 20
+        kept, self.noise_multiplier = self.noise_multiplier, self.noise_multiplier / 20  # type: ignore[has-type]
         super().add_noise()
         self.noise_multiplier = kept
 

@@ -402,7 +402,7 @@ def test_the_best_of_k_is_audited_and_its_cost_is_claimed() -> None:
         tried.add(candidate)
         return gaussian(candidate, seed, records)
 
-    tried = set()
+    tried: set[Any] = set()
     empty = np.zeros((0, 1)), np.zeros(0, int)
     options = {"repetitions": "tnb:0,0.3", "candidates": (0.9, 1.0), "games": 200}
     found = attack(train, empty, (np.zeros(1), 0), **options)

@@ -249,7 +249,7 @@ def test_each_protocol_has_its_own_table_and_cost(
             report = compare.read([other_ways / tuning.split(":")[0]])[0].report
             (result,) = (one for one in report.results if one.epsilon_base == base)
             known = [one.epsilon for one in result.upper_bounds.values() if one.valid]
-            assert epsilon == pytest.approx(min(known), rel=1e-8)
+            assert epsilon == pytest.approx(min(known), rel=1e-8)  # type: ignore[type-var]
     # The paper has no bound for other protocols.
     paper = table[table["claim"] != "valid"].groupby("tuning")["epsilon_upper"]
     assert paper.count()[ways].astype(bool).tolist() == [True, False, False]

@@ -33,7 +33,7 @@ def test_the_page_is_self_contained_and_begins_with_the_answer(
     assert page.open == []
     assert page.fetched == []
     assert text.index("<h1>") < text.index("The attack shows that the tuning leaks at least")
-    stated = float(re.search(r"60 trials can show at most epsilon ([\d.]+)", text)[1])
+    stated = float(re.search(r"60 trials can show at most epsilon ([\d.]+)", text)[1])  # type: ignore[index]
     report = summary.read(tmp_path / "audit" / "summary.json")
     found = report.results[0].lower_bounds["lambda_a"]["scan:scan"].pooled
     detectable = lower_bounds.max_detectable_epsilon(found.trials_without, found.trials_with)

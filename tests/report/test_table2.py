@@ -48,7 +48,7 @@ def check(**settings: Any) -> Any:
     # Few trials prove little, but detect noise that is too small: one run's lambda_a moves by at
     # most mu standard deviations, the best of 2.5 varies less by a fifth; 4 standard errors.
     spread = np.sqrt(np.mean([side.var(ddof=1) for side in sides]))
-    most = 1.3 * calibrate_mu(SMALL["epsilon"][0], config.delta)
+    most = 1.3 * calibrate_mu(SMALL["epsilon"][0], config.delta)  # type: ignore[index]
     assert shift / spread <= most + 4.0 * np.sqrt((4.0 + most**2 / 2.0) / len(trials.bit))
     return best, shift / trials.lambda_a.std()
 

@@ -406,7 +406,7 @@ def test_nearest_private_pair_has_the_smallest_divergence() -> None:
                 return np.concatenate([a - one + e * other, b - other + e * one])
 
             start = np.concatenate([*found, np.full(8, delta / 5.0)])
-            best = optimize.minimize(
+            best = optimize.minimize(  # type: ignore[call-overload]
                 divergence,
                 start,
                 method="SLSQP",

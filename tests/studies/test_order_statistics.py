@@ -34,7 +34,8 @@ def violations(
     true_epsilon = accounting.GaussianMechanism(mu).epsilon(1e-5)
     rng = np.random.default_rng(0)
     bounds = [order_statistics_bound(*sample(rng, mu), guesses).epsilon for _ in range(RUNS)]
-    return np.mean([bound > true_epsilon for bound in bounds]), np.mean(bounds) / true_epsilon
+    above = float(np.mean([bound > true_epsilon for bound in bounds]))
+    return above, float(np.mean(bounds)) / true_epsilon
 
 
 @pytest.mark.thin(2)

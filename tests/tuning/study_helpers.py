@@ -58,7 +58,7 @@ DP_SGD = accounting.DpSgd(1.0, 100, 0.1)
 def interrupted(tmp_path: Path, train_until: Any, **settings: Any) -> Iterator[Any]:
     """Every process goes on where the one before was stopped, and ends a few runs later."""
     for _ in range(100):
-        calls = []
+        calls: list[Any] = []
 
         def train(trial: Any, calls: Any = calls) -> Any:
             if len(calls) == train_until:

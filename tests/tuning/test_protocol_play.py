@@ -34,7 +34,8 @@ class Recorder:
     """An engine whose outcomes are functions of the run alone; it keeps its packs."""
 
     def __init__(self, mu: Any = 1.0, diverge: Any = 0.0) -> None:
-        self.mu, self.diverge, self.lanes = mu, diverge, []
+        self.mu, self.diverge = mu, diverge
+        self.lanes: list[Any] = []
 
     def outcomes(self, lanes: Any) -> Any:
         uniform = np.clip(lanes.seeds.astype(np.float64) / 2.0**64, 1e-15, 1 - 1e-15)
@@ -106,7 +107,7 @@ def test_the_gaussian_process_is_scikit_learns() -> None:
     values = rng.random((5, 2))
     space = Space.parse({"a": Uniform(0.0, 1.0), "b": Uniform(0.0, 1.0)})
     sampler = batch_samplers.GaussianProcessSampler(protocol, values, 3)
-    before = [[], [], []]
+    before: list[list[Any]] = [[], [], []]
     rounds = ([0, 1, 2], [0, 1], [0, 1, 2], [0, 1, 2], [0, 2], [0, 1], [0], [0])
     for number, tunings in enumerate(rounds):
         tuning = np.array(tunings)
@@ -225,7 +226,7 @@ def test_records_of_a_lane_are_all_that_it_trains_on(engine: str) -> None:
     lanes = RunBatch(np.array([True, False]), np.zeros(2, np.int64), seeds, np.stack([members] * 2))
     found = make_engine(engine, threat_model, settings, precision="float64").run(lanes)
     records = threat_model.training_set
-    fewer = replace(records, features=records.features[members], labels=records.labels[members])
+    fewer = replace(records, features=records.features[members], labels=records.labels[members])  # type: ignore[type-var]
     smaller = replace(threat_model, training_set=fewer)
     alone = make_engine(engine, smaller, settings, precision="float64").run(
         replace(lanes, records=None)

@@ -54,7 +54,7 @@ def test_interrupted_study_releases_the_same_runs(tmp_path: Path, saved: bool) -
             "save": lambda model, path: path.write_text(str(model)),
             "load": lambda path: int(path.read_text()),
         }
-        calls = []
+        calls: list[Any] = []
 
         def train(trial: Any) -> Any:
             if len(calls) == 5:

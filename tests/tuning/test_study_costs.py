@@ -78,7 +78,7 @@ def test_many_budgets_are_accounted_for_in_eight_groups_at_their_largest(
     mixed = study(space=space, **settings)
     chances = dict(zip(mixed.base.candidates, mixed.base.chances, strict=True))
     assert sum(chances.values()) == pytest.approx(1.0)
-    for steps, rate in itertools.product(space["steps"], space["sampling_rate"]):
+    for steps, rate in itertools.product(space["steps"], space["sampling_rate"]):  # type: ignore[call-overload]
         above = [
             c for one, c in chances.items() if one.steps >= steps and one.sampling_rate >= rate
         ]

@@ -39,7 +39,7 @@ def test_generators_seeded_by_the_script_do_not_make_noise_that_is_known() -> No
 
 
 def test_devices_are_seeded_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeded = []
+    seeded: list[Any] = []
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch, "manual_seed", seeded.append)
     trials = []
@@ -80,7 +80,8 @@ def test_released_modules_hold_no_gradient_of_a_single_record() -> None:
         left.append([set(vars(one)) for one in (*module.parameters(), module)])
         return tuning.Outcome(1.0, {"module": wrapped, "inside": [module, optimizer]})
 
-    records, left = torch.utils.data.TensorDataset(torch.rand(8, 4)), []
+    records = torch.utils.data.TensorDataset(torch.rand(8, 4))
+    left: list[Any] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         best = study(protocol="fixed:1").run(train)

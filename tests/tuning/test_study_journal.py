@@ -228,13 +228,13 @@ class JournalMachine(stateful.RuleBasedStateMachine):
         super().__init__()
         self.root = tempfile.TemporaryDirectory()
         self.folder = Path(self.root.name) / "s"
-        self.through = []
+        self.through: list[Any] = []
         self.best = study(**self.SETTINGS).run(
             lambda trial: self.through.append(trial) or noisy(trial)
         )
 
     def run(self, until: Any = 99, before: Any = lambda: None) -> Any:
-        calls = []
+        calls: list[Any] = []
 
         def train(trial: Any) -> Any:
             if len(calls) == until:

@@ -29,7 +29,7 @@ def test_any_exception_of_a_run_counts_and_its_message_is_not_shown() -> None:
             raise Stop("a private record")
         return noisy(trial)
 
-    calls = []
+    calls: list[Any] = []
     assert study(protocol="fixed:4").run(train).candidate is not None
     assert len(calls) == 4
 
@@ -41,7 +41,7 @@ def test_an_interrupt_stops_the_study_without_a_message_and_it_resumes(tmp_path:
             raise KeyboardInterrupt("a private record")
         return noisy(trial)
 
-    stopped = []
+    stopped: list[Any] = []
     with pytest.raises(KeyboardInterrupt) as caught:
         study(folder=tmp_path / "s").run(train)
     assert caught.value.args == ()
@@ -191,10 +191,10 @@ def test_an_objective_with_two_values_ends_the_study() -> None:
 
     made = PrivateStudy("fixed:2", base=BASE, folder=None)
     with pytest.raises(tuning.StudyAborted, match="objective must return one number, got a tuple"):
-        made.optimize(lambda trial: (1.0, 2.0))
+        made.optimize(lambda trial: (1.0, 2.0))  # type: ignore[return-value]
     seen = []
     made = PrivateStudy("fixed:2", base=BASE, folder=None)
     with pytest.raises(tuning.ProtocolViolation, match="objective must return one number"):
-        made.optimize(lambda trial, x: seen.append(x) or (1.0, 2.0), records=PRIVATE[0])
+        made.optimize(lambda trial, x: seen.append(x) or (1.0, 2.0), records=PRIVATE[0])  # type: ignore[return-value]
     assert np.abs(seen[0]).max() < 10.0  # before a private record is used
     assert len(seen) == 1

@@ -86,7 +86,7 @@ def test_saved_model_is_not_trained_again(tmp_path: Path) -> None:
 
     best = None
     for _ in range(9):
-        calls = []
+        calls: list[Any] = []
 
         def train(trial: Any, calls: Any = calls) -> Any:
             if calls:

@@ -125,7 +125,7 @@ def test_interrupted_schedule_goes_on_with_the_same_draws(tmp_path: Path, until:
     )
     done, found = [], None
     while found is None:
-        calls = []
+        calls: list[Any] = []
 
         def killed(trial: Any, calls: Any = calls) -> Any:
             if len(calls) == until:

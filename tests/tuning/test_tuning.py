@@ -18,7 +18,8 @@ class Recorder:
     name = "recorder"
 
     def __init__(self, levels: Any = None, diverge: Any = False) -> None:
-        self.levels, self.diverge, self.batches = levels, diverge, []
+        self.levels, self.diverge = levels, diverge
+        self.batches: list[Any] = []
 
     def run(self, batch: Any) -> Any:
         self.batches.append(batch)

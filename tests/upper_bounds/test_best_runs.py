@@ -47,7 +47,7 @@ def test_derivatives_are_sums_over_k(law: str, order: int) -> None:
 def released(law: Any, order: Any, chances: Any, m: Any) -> Any:
     """Chances of what is released, the best m outputs in their order, by going over all runs."""
     rank = {y: at for at, y in enumerate(order)}
-    found = {}
+    found: dict[Any, Any] = {}
     for k, chance in enumerate(chances):
         for runs in itertools.product(range(len(law)), repeat=k):
             best = tuple(sorted(runs, key=rank.__getitem__)[:m])
@@ -94,7 +94,7 @@ def test_one_run_is_the_region_bound_and_all_runs_are_their_composition(base: An
         row.name: row.epsilon
         for row in upper_bounds.all_upper_bounds(base, "best:5/fixed:3", DELTA)
     }
-    assert rows["best-runs"] == pytest.approx(composed, rel=2e-4)
+    assert rows["best-runs"] == pytest.approx(composed, rel=2e-4)  # type: ignore[call-overload]
 
 
 def test_the_cost_is_the_smaller_of_both_and_what_it_does_not_cover_it_says() -> None:

@@ -100,7 +100,7 @@ def outputs_of(
 def in_cells(p: FloatArray, q: FloatArray, n: int) -> tuple[FloatArray, FloatArray]:
     """P and P' of n cells of about the same probability, those with the largest losses first."""
     place = np.minimum((n * (np.cumsum(p) - 0.5 * p)).astype(int), n - 1)
-    return np.bincount(place, p, n), np.bincount(place, q, n)
+    return np.bincount(place, p, n), np.bincount(place, q, n)  # type: ignore[return-value]
 
 
 LOG_CONCAVE: dict[str, Callable[[FloatArray], FloatArray]] = {

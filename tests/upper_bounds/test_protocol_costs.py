@@ -98,7 +98,7 @@ def largest_leak(places: Any, gain: Any) -> Any:
 
     What a place gains depends on the set that is preferred to it, not on the order of that set.
     """
-    best = {frozenset(): 0.0}
+    best: dict[frozenset[Any], float] = {frozenset(): 0.0}
     for size in range(len(places)):
         for chosen in itertools.combinations(places, size):
             preferred = frozenset(chosen)

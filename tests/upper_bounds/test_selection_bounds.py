@@ -426,7 +426,7 @@ def test_projected_densities_are_the_nearest(seed: int) -> None:
     ours = upper_bounds.published.project_density(density, 0.6, 1.5, prior)
     assert prior @ ours == pytest.approx(1.0, abs=1e-12)
     assert np.all((ours >= 0.6) & (ours <= 1.5))
-    solved = optimize.minimize(
+    solved = optimize.minimize(  # type: ignore[call-overload]
         lambda h: prior @ (h - density) ** 2,
         np.ones(6),
         jac=lambda h: 2 * prior * (h - density),
