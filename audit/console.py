@@ -187,6 +187,14 @@ def progress(
     yield update
 
 
+def with_bar(items: Sequence[int], unit: str) -> Iterator[int]:
+    """The items, with a progress bar if they take long."""
+    with progress(len(items), unit=unit, delay=3.0) as update:
+        for item in items:
+            yield item
+            update(1)
+
+
 def run(main: Callable[[Sequence[str] | None], int]) -> int:
     """Runs a command as a program; its output may be closed, full or no longer read.
 

@@ -25,12 +25,8 @@ from audit.game.presets import preset_names, read_preset
 from audit.game.settings import AuditConfig
 
 if TYPE_CHECKING:
-    from audit.game.audit_loop import TrialsOfViews
-    from audit.game.setup import SetUp
-    from audit.game.store import RunFolder
     from audit.report.results import Report
 
-_LONG_SECONDS = 60.0
 _GROUPS = {
     "what is attacked": ("threat", "canary", "score", "dataset", "model"),
     "one run": ("epsilon", "delta", "steps", "sampling_rate"),
@@ -45,8 +41,6 @@ _EXAMPLES = {
     "python -m audit.run --preset etcv4": "a row of the paper's table 2",
     "python -m audit.run --train package.function": "your own training (add --help)",
 }
-# No number of trials can show a larger epsilon.
-_MAX_EPSILON = 500.0
 
 
 def make_parser() -> console.Parser:
@@ -175,10 +169,13 @@ def run(config: AuditConfig) -> "list[Report]":
     # Importing torch takes seconds, which --help need not wait for.
     from audit.game import audit_loop, binding, blocks, play, setup, store, workers
 
-    workload, place = config.workload, config.place
+    workload, place, evaluation = config.workload, config.place, config.evaluation
     first = setup.set_up(config, 0)
     seconds = blocks.expected_seconds(workload, first.engine.name)
-    set_ups = [setup.set_up(config, budget) for budget in _with_bar(range(workload.budgets))]
+    set_ups = [
+        setup.set_up(config, budget)
+        for budget in console.with_bar(range(workload.budgets), "budget")
+    ]
     all_blocks = blocks.all_blocks(workload, first.engine.name)
     bound_to = binding.binding(config.plug_ins, set_ups)
     folder = store.RunFolder(place.out, config.identity, bound_to, config.view_names)
@@ -188,70 +185,14 @@ def run(config: AuditConfig) -> "list[Report]":
     with store.locked(folder.path):
         folder.open()
         if not is_finished:
-            _announce(config, seconds)
+            for line in blocks.outlook(workload, evaluation, max(config.epsilon), seconds):
+                console.note(line)
         play_blocks = partial(workers.play_all, place, partial(play.play, config), folder)
-        trials = audit_loop.play_audit(all_blocks, play_blocks, config.evaluation)
-        return _write_reports(config, set_ups, folder, trials)
+        trials = audit_loop.play_audit(all_blocks, play_blocks, evaluation)
+        # Importing tables and figures takes another second, so it waits for the trials.
+        from audit.report.write import write_reports
 
-
-def _write_reports(
-    config: AuditConfig, set_ups: "Sequence[SetUp]", folder: "RunFolder", trials: "TrialsOfViews"
-) -> "list[Report]":
-    """Computes and writes the report of every view."""
-    # Importing tables and figures takes another second, so it waits until the trials are played.
-    from audit.game import store
-    from audit.report import pictures, provenance, summary, tables
-    from audit.report.assemble import assemble
-
-    made = provenance.made()
-    reports = []
-    for view, (of_view, of_trials) in enumerate(zip(config.views, trials, strict=True)):
-        report = assemble(of_view, set_ups, of_trials, view, made, _with_bar)
-        folder.check_same()  # The folder may have changed if its file system has no locks.
-        results = Path(of_view.out)
-        store.write_text(results / "results.csv", tables.to_csv(tables.to_table(report)))
-        store.write_text(results / "summary.json", summary.to_json(report))
-        pictures.draw(report, results / "figure.png")
-        pictures.draw_scores(report, of_trials, results / "scores.png")
-        reports.append(report)
-    return reports
-
-
-def _announce(config: AuditConfig, seconds: float) -> None:
-    """Prints what the trials can show at best, and the expected time of a long audit."""
-    from audit import lower_bounds
-    from audit.game import blocks
-    from audit.numerics import format_places
-
-    workload, place, evaluation = config.workload, config.place, config.evaluation
-    trials = config.trials * config.repeats
-    looks, largest = len(evaluation.looks), max(config.epsilon)
-    detectable = lower_bounds.max_detectable_epsilon(
-        trials // 2, trials // 2, config.delta, config.confidence, plan=looks
-    )
-    words = (
-        f"{trials:,} trials per budget can show an eps_L of at most "
-        f"{format_places(detectable, up=True, places=2)}"
-    )
-    if detectable < largest <= _MAX_EPSILON:
-        error = (1.0 - config.confidence) / looks
-        needed = lower_bounds.trials_needed(largest, config.delta, 1.0 - error)
-        words += f"; to show eps_B = {largest:g} takes at least {2 * needed:,}"
-    console.note(words)
-    seconds = seconds / place.workers + blocks.expected_seconds_of_bounds(workload)
-    if place.device_kind == "cpu" and seconds > _LONG_SECONDS:
-        console.note(
-            f"about {workload.expected_runs:,.0f} runs and the bounds of {workload.budgets} "
-            f"budgets, roughly {seconds / 3600:.2g} hours with jobs {place.workers}"
-        )
-
-
-def _with_bar(budgets: Sequence[int]) -> Iterator[int]:
-    """The budgets, with a progress bar if they take long."""
-    with console.progress(len(budgets), unit="budget", delay=3.0) as update:
-        for budget in budgets:
-            yield budget
-            update(1)
+        return write_reports(config.views, set_ups, folder, trials)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

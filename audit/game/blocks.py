@@ -1,10 +1,13 @@
 """Blocks of trials: how an audit is divided, and how long it takes."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from audit import lower_bounds
 from audit.errors import InvalidInput
-from audit.game.groups import Workload
+from audit.game.groups import Evaluation, Workload
+from audit.numerics import format_places
 from audit.protocols import Adaptive, RandomStopping, UntilAccepted
 
 # The reduced engine plays a block with one draw.
@@ -21,6 +24,9 @@ _WORK_PER_SECOND, _DRAWS_PER_SECOND = 5e5, 1e7
 _RUNS_OF_A_STORED_TRIAL = 100
 # Time of all bounds of one budget and view; the reference games of rank sums take most of it.
 _SECONDS_OF_BOUNDS = 15.0
+# No number of trials can show a larger epsilon.
+_MAX_EPSILON = 500.0
+_LONG_SECONDS = 60.0
 # Smaller batches of runs are slower, and larger ones would make a block too long.
 _MIN_RUNS, _MIN_RUNS_OF_ONE_RECORD, _MIN_RUNS_OF_A_GPU = 1 << 3, 1 << 7, 1 << 10
 _MAX_RUNS = 1 << 11
@@ -114,3 +120,36 @@ def expected_seconds(workload: Workload, engine: str) -> float:
 def expected_seconds_of_bounds(workload: Workload) -> float:
     """Approximate time of the bounds after the trials, in one process."""
     return workload.budgets * workload.views * _SECONDS_OF_BOUNDS
+
+
+def outlook(
+    workload: Workload, evaluation: Evaluation, budget: float, seconds: float
+) -> Iterator[str]:
+    """What the trials can show at best, and the expected time of a long audit.
+
+    Args:
+        workload: how much is played.
+        evaluation: how the bound to report is computed.
+        budget: the largest budget eps_B.
+        seconds: expected time of the trials on one processor.
+    """
+    trials, looks = workload.trials * workload.repeats, len(evaluation.looks)
+    delta, confidence = evaluation.delta, evaluation.confidence
+    detectable = lower_bounds.max_detectable_epsilon(
+        trials // 2, trials // 2, delta, confidence, plan=looks
+    )
+    words = (
+        f"{trials:,} trials per budget can show an eps_L of at most "
+        f"{format_places(detectable, up=True, places=2)}"
+    )
+    if detectable < budget <= _MAX_EPSILON:
+        needed = lower_bounds.trials_needed(budget, delta, 1.0 - (1.0 - confidence) / looks)
+        words += f"; to show eps_B = {budget:g} takes at least {2 * needed:,}"
+    yield words
+    place = workload.place
+    seconds = seconds / place.workers + expected_seconds_of_bounds(workload)
+    if place.device_kind == "cpu" and seconds > _LONG_SECONDS:
+        yield (
+            f"about {workload.expected_runs:,.0f} runs and the bounds of {workload.budgets} "
+            f"budgets, roughly {seconds / 3600:.2g} hours with jobs {place.workers}"
+        )
