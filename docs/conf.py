@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -49,7 +50,11 @@ html_copy_source = False
 html_extra_path = ["which_protocol.csv"]
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and output of examples
 html_show_copyright = False
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
+PROJECT = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"]
+if "urls" in PROJECT:  # set before a release, see CONTRIBUTING.md
+    html_theme_options["source_repository"] = PROJECT["urls"]["Repository"]
+    html_theme_options |= {"source_branch": "main", "source_directory": "docs/"}
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3

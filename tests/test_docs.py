@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,23 @@ def test_every_page_is_in_the_menu() -> None:
     index = (DOCS / "index.md").read_text()
     pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
     assert pages <= set(index.split())
+
+
+def test_the_readme_of_a_release_has_absolute_links() -> None:
+    tools = module("set_repository")
+    readme = (ROOT / "README.md").read_text()
+    text = tools.absolute_links(readme, "https://example.org/a/b", "v1")
+    assert "](https://example.org/a/b/blob/v1/docs/glossary.md)" in text
+    assert "](https://example.org/a/b/raw/v1/docs/etcv-dirac.png)" in text
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) == len(re.findall(r"\]\(([^)]+)\)", readme))
+    assert all(link.startswith("https://") for link in links)
+
+
+def test_the_project_of_a_release_links_to_the_repository() -> None:
+    tools = module("set_repository")
+    project = (ROOT / "pyproject.toml").read_text()
+    found = tools.project_urls(project, "https://example.org/a/b")
+    assert tomllib.loads(found)["project"]["urls"]["Repository"] == "https://example.org/a/b"
+    with pytest.raises(SystemExit, match="must not have"):
+        tools.project_urls(found, "https://example.org/a/b")
