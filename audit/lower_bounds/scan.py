@@ -141,7 +141,7 @@ def _scan_each_tail(scores: Scores, delta: float, alpha: float) -> tuple[float, 
 
 
 @dataclass(frozen=True, order=True)
-class _Evidence:
+class _TestedRank:
     """The largest evidence over the grid, and the counts behind it."""
 
     limit: float
@@ -149,17 +149,17 @@ class _Evidence:
     ones: int
 
 
-def _strongest_evidence(zeros: FloatArray, ones: FloatArray, delta: float) -> _Evidence:
+def _strongest_evidence(zeros: FloatArray, ones: FloatArray, delta: float) -> _TestedRank:
     n0, n1 = len(zeros), len(ones)
     grid = _grid(n0, delta)
     counts = np.searchsorted(ones, zeros[grid.ranks - 1], side="right")
     limits = grid.limits(counts, n0, n1)
     best = int(np.argmax(limits))
-    return _Evidence(float(limits[best]), int(grid.ranks[best]), int(counts[best]))
+    return _TestedRank(float(limits[best]), int(grid.ranks[best]), int(counts[best]))
 
 
 @dataclass(frozen=True, eq=False)
-class _Grid:
+class _RankGrid:
     """The tested ranks, ascending, and the nominal error (level) of each, [m].
 
     Shares are the ranks minus the expected atoms at the start.
@@ -185,7 +185,7 @@ class _Grid:
 
 
 @lru_cache(maxsize=64)
-def _grid(n0: int, delta: float) -> _Grid:
+def _grid(n0: int, delta: float) -> _RankGrid:
     steps = [float(n0)]
     while steps[-1] > 1.0:
         share = min(max(0.5 * steps[-1] ** -0.5, _MIN_STEP), _MAX_STEP)
@@ -199,12 +199,12 @@ def _grid(n0: int, delta: float) -> _Grid:
     shares = np.maximum(ranks - atoms, 1e-3)
     levels = _NOMINAL_ERROR * (ranks / n0) ** _NOMINAL_POWER
     levels = np.where(ranks > n0 / 2.0, _UPPER_HALF_FACTOR, 1.0) * levels
-    return _Grid(ranks.astype(np.int64), shares, levels)
+    return _RankGrid(ranks.astype(np.int64), shares, levels)
 
 
 @lru_cache(maxsize=4096)
 def _invert(
-    n0: int, n1: int, delta: float, alpha: float, evidence: _Evidence, beyond: float = 0.0
+    n0: int, n1: int, delta: float, alpha: float, evidence: _TestedRank, beyond: float = 0.0
 ) -> float:
     """The largest epsilon at which evidence this large has probability at most alpha.
 

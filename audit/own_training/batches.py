@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from audit.arrays import FloatArray
-from audit.own_training.noise import Evidence
+from audit.own_training.noise import TestResult
 
 _TOLERANCE = 2e-3
 # Variances of the batch sizes, over that of Poisson sampling, beyond which they are tested.
@@ -108,7 +108,9 @@ def included_of(single: FloatArray, rounding: FloatArray) -> tuple[NDArray[np.bo
     return lengths > np.maximum(rounding, 1e-12)[None, :], lengths
 
 
-def dependence_on_size(whole: FloatArray, single: FloatArray, found: Batches) -> Iterator[Evidence]:
+def dependence_on_size(
+    whole: FloatArray, single: FloatArray, found: Batches
+) -> Iterator[TestResult]:
     """Tests whether what one record contributes depends on the size of its batch.
 
     Where all records of a batch contribute alike, the difference of runs that differ in all records
@@ -144,12 +146,12 @@ def dependence_on_size(whole: FloatArray, single: FloatArray, found: Batches) ->
         correlation = total / free
         p_value = float(2 * stats.norm.sf(abs(total) / np.sqrt(free)))
         numbers: dict[str, float | int | str] = {"correlation": correlation}
-        yield Evidence(p_value, "size of the batch", numbers, abs(correlation) > 0.3)
+        yield TestResult(p_value, "size of the batch", numbers, abs(correlation) > 0.3)
 
 
 def poisson_tests(
     counts: FloatArray, included: NDArray[np.bool_], n: int, rates: Sequence[float]
-) -> Iterator[Evidence]:
+) -> Iterator[TestResult]:
     """Tests of batch sizes and inclusions against Poisson sampling at the accounted rates.
 
     Args:
@@ -169,7 +171,7 @@ def poisson_tests(
 
 def _sizes(
     counts: FloatArray, known: NDArray[np.bool_], n: int, rate: FloatArray
-) -> Iterator[Evidence]:
+) -> Iterator[TestResult]:
     sizes, chances = counts[known], rate[known]
     mean, expected = float(sizes.mean()), float(n * chances.mean())
     numbers: dict[str, float | int | str] = {
@@ -189,7 +191,7 @@ def _sizes(
     else:
         deviation = (sizes - n * chances).sum() / np.sqrt(variance.sum())
         p_value = float(stats.norm.sf(deviation))
-    yield Evidence(p_value, "mean of batches", numbers, mean > 1.02 * expected)
+    yield TestResult(p_value, "mean of batches", numbers, mean > 1.02 * expected)
     # The chance that all batches of a step have one size, for each of the steps.
     log_p = log_all = 0.0
     all_fixed = True
@@ -204,7 +206,7 @@ def _sizes(
     if all_fixed and log_all < 0:
         log_p = log_all
         same = np.ptp(sizes) == 0
-        yield Evidence(
+        yield TestResult(
             float(np.exp(log_p)), "fixed batches" if same else "batches without the seed", numbers
         )
     elif len(sizes) >= 20 and same_rate:
@@ -216,17 +218,17 @@ def _sizes(
         numbers["dispersion"] = ratio
         if ratio < _TOO_EVEN:
             # The lower tail of a sum of squares is lighter than that of a Gaussian.
-            yield Evidence(float(stats.norm.cdf(deviation)), "fixed batches", numbers)
+            yield TestResult(float(stats.norm.cdf(deviation)), "fixed batches", numbers)
         elif ratio > _TOO_UNEVEN and variance.min() >= _MIN_VARIANCE:
             # A chi-square distribution with the mean and the variance of the sum of squares.
             free = 2.0 * float(variance.sum() / spread) ** 2
             p_value = float(stats.chi2.sf(free * ratio, free))
-            yield Evidence(p_value, "uneven batches", numbers)
+            yield TestResult(p_value, "uneven batches", numbers)
         elif ratio > 3 and deviation > 12:
-            yield Evidence(1e-9, "uneven batches", numbers)
+            yield TestResult(1e-9, "uneven batches", numbers)
     # The chance that no batch is larger than the largest one.
     limited = float(np.sum(stats.binom.logcdf(sizes.max(), n, chances)))
-    yield Evidence(float(np.exp(limited)), "limited batches", numbers)
+    yield TestResult(float(np.exp(limited)), "limited batches", numbers)
     # Neighbouring steps of a run.
     both = known[:, 1:] & known[:, :-1]
     if both.sum() >= 20 and same_rate:
@@ -236,7 +238,7 @@ def _sizes(
         if norm > 0:
             correlation = float(first @ second / norm)
             size = np.arctanh(min(abs(correlation), 1 - 1e-12)) * np.sqrt(both.sum() - 3)
-            yield Evidence(
+            yield TestResult(
                 float(2 * stats.norm.sf(size)),
                 "repeated batches",
                 {**numbers, "correlation": correlation},
@@ -244,14 +246,14 @@ def _sizes(
             )
     empty = (1 - chances) ** n
     if not np.any(sizes == 0):
-        yield Evidence(
+        yield TestResult(
             float(np.exp(np.log1p(-np.minimum(empty, 1 - 1e-15)).sum())), "no empty batch", numbers
         )
 
 
 def _inclusions(
     included: NDArray[np.bool_], sampled: NDArray[np.bool_], rate: FloatArray
-) -> Iterator[Evidence]:
+) -> Iterator[TestResult]:
     hits, tries = int(included[sampled].sum()), int(sampled.sum())
     chance = float(rate[sampled].mean())
     numbers: dict[str, float | int | str] = {
@@ -260,17 +262,17 @@ def _inclusions(
         "rate": chance,
         "share": hits / max(tries, 1),
     }
-    yield Evidence(float(stats.binom.sf(hits - 1, tries, chance)), "inclusion rate", numbers)
+    yield TestResult(float(stats.binom.sf(hits - 1, tries, chance)), "inclusion rate", numbers)
     runs, steps = included.shape
     if hits and runs > 1 and sampled.all():
         if np.all(included == included[:1]):
             log_p = sum((runs - 1) * np.log(max(q, 1 - q)) for q in rate[0])
-            yield Evidence(float(np.exp(log_p)), "inclusion without the seed", numbers)
+            yield TestResult(float(np.exp(log_p)), "inclusion without the seed", numbers)
         else:
             per_run = included.sum(1)
             if np.ptp(per_run) == 0 and np.ptp(rate) < 1e-12:
                 top = stats.binom.pmf(int((steps + 1) * chance), steps, chance)
-                yield Evidence(
+                yield TestResult(
                     float(top ** (runs - 1)),
                     "inclusions of a run",
                     {**numbers, "per run": int(per_run[0]), "steps": steps, "runs": runs},

@@ -13,7 +13,7 @@ from audit.own_training.accounted import Accounted, accounted_of
 from audit.own_training.canary_pool import PoolRecord, canary_pool
 from audit.own_training.coupled_runs import CoupledRuns, Trace
 from audit.own_training.findings import Finding
-from audit.own_training.noise import Evidence
+from audit.own_training.noise import TestResult
 from audit.own_training.records import TrainingSet
 from audit.own_training.runs import Train, run_seed
 
@@ -106,7 +106,7 @@ class Experiment:
         self.measured: dict[str, float] = {}
         self.first_step, self.brief = 0, False
         self.comparable: int | None = None
-        self._evidence: list[tuple[Evidence, Callable[[Evidence], Finding]]] = []
+        self._evidence: list[tuple[TestResult, Callable[[TestResult], Finding]]] = []
         self.started = time.perf_counter()
 
     def time_left(self, share: float = 1.0) -> bool:
@@ -222,7 +222,7 @@ class Experiment:
         """Notes why some premises are not tested."""
         self.untested |= dict.fromkeys(premises, reason)
 
-    def collect(self, evidence: Evidence, words: Callable[[Evidence], Finding]) -> None:
+    def collect(self, evidence: TestResult, words: Callable[[TestResult], Finding]) -> None:
         """Keeps a statistical test, and the words for it in case it is significant."""
         self._evidence.append((evidence, words))
 

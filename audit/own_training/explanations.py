@@ -14,7 +14,7 @@ from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.contributions import Contributions
 from audit.own_training.coupled_runs import History, Trace
 from audit.own_training.findings import Finding
-from audit.own_training.noise import Evidence, Noise
+from audit.own_training.noise import Noise, TestResult
 
 _MAX_NAMES = 4
 _OTHERS_CHANGE = "The record changes what other records contribute"
@@ -287,7 +287,7 @@ def steps_without_noise(steps: Sequence[int], count: int) -> Finding:
     )
 
 
-def dependent_noise(evidence: Evidence) -> Finding:
+def dependent_noise(evidence: TestResult) -> Finding:
     """Noise that is not independent."""
     numbers = evidence.numbers
     correlation = float(numbers["correlation"])
@@ -342,7 +342,7 @@ def dependent_noise(evidence: Evidence) -> Finding:
     )
 
 
-def shape_of_noise(evidence: Evidence) -> Finding:
+def shape_of_noise(evidence: TestResult) -> Finding:
     """Noise of another distribution, or of a scale that differs between runs."""
     numbers = evidence.numbers
     if evidence.kind == "scale of runs":
@@ -397,7 +397,7 @@ def divided_by_batch(found: Batches, others_change: bool) -> Finding:
     )
 
 
-def depends_on_batch(evidence: Evidence) -> Finding:
+def depends_on_batch(evidence: TestResult) -> Finding:
     """One record's contribution depends on the size of its batch."""
     return Finding(
         "contribution",
@@ -412,7 +412,7 @@ def depends_on_batch(evidence: Evidence) -> Finding:
     )
 
 
-def wrong_batches(evidence: Evidence, n: int, others_change: bool = False) -> Finding:
+def wrong_batches(evidence: TestResult, n: int, others_change: bool = False) -> Finding:
     """Batches that were not drawn as accounted."""
     found = _wrong_batches(evidence, n)
     if not others_change:
@@ -424,7 +424,7 @@ def wrong_batches(evidence: Evidence, n: int, others_change: bool = False) -> Fi
     return replace(found, cause=cause)
 
 
-def _wrong_batches(evidence: Evidence, n: int) -> Finding:
+def _wrong_batches(evidence: TestResult, n: int) -> Finding:
     numbers = evidence.numbers
     fix = (
         "Draw every record independently with the accounted rate (Poisson sampling, "

@@ -69,8 +69,8 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """A test of the noise or of the batches that speaks against its hypothesis.
+class TestResult:
+    """Result of a test of the noise or of the batches, which may refute its hypothesis.
 
     Attributes:
         p_value: of the test.
@@ -138,7 +138,7 @@ def independence(
     shapes: Sequence[tuple[int, ...]],
     between_steps: bool,
     least: float = MIN_CORRELATION,
-) -> Iterator[Evidence]:
+) -> Iterator[TestResult]:
     """Tests that speak of noise that is not new in every run, step, tensor and coordinate.
 
     Args:
@@ -198,7 +198,7 @@ def independence(
             )
 
 
-def _shared_by_steps(unit: FloatArray, share: float, least: float) -> Iterator[Evidence]:
+def _shared_by_steps(unit: FloatArray, share: float, least: float) -> Iterator[TestResult]:
     """Tests whether the sums, or the sizes, of the noise of different steps of a run are alike.
 
     Noise that is drawn once and permuted, or taken from a small pool, has no correlation between
@@ -220,12 +220,12 @@ def _shared_by_steps(unit: FloatArray, share: float, least: float) -> Iterator[E
         correlation = float((ratio - 1.0) / (ratio - 1.0 + steps))
         p_value = float(stats.f.sf(ratio, *free))
         numbers: dict[str, float | int | str] = {"of": name, "correlation": correlation}
-        yield Evidence(p_value, "shared noise", numbers, correlation > least)
+        yield TestResult(p_value, "shared noise", numbers, correlation > least)
 
 
 def _most_correlated_steps(
     unit: FloatArray, steps: NDArray[np.int64], share: float, least: float
-) -> Iterator[Evidence]:
+) -> Iterator[TestResult]:
     """Pearson's test of the two steps that correlate most, with Bonferroni's correction."""
     rows = unit.transpose(1, 0, 2).reshape(len(steps), -1)
     if len(steps) < 2 or rows.shape[1] * share < 22:
@@ -247,7 +247,7 @@ def _correlated(
     kind: str,
     numbers: dict[str, float | int | str],
     least: float,
-) -> Iterator[Evidence]:
+) -> Iterator[TestResult]:
     """The test of Pearson's correlation, where it is not tiny."""
     norm = np.linalg.norm(first) * np.linalg.norm(second)
     degrees = len(first) * share - 2
@@ -258,10 +258,10 @@ def _correlated(
     statistic = capped * np.sqrt(degrees / (1 - capped**2))
     p_value = float(2 * stats.t.sf(statistic, degrees))
     matters = abs(correlation) > least
-    yield Evidence(p_value, kind, {**numbers, "correlation": correlation}, matters)
+    yield TestResult(p_value, kind, {**numbers, "correlation": correlation}, matters)
 
 
-def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> Iterator[Evidence]:
+def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> Iterator[TestResult]:
     """Tests whether a coordinate of the noise depends on whether a record is in the batch.
 
     Both the noise and its absolute value are compared with the inclusion, which random numbers of
@@ -290,10 +290,10 @@ def batches_in_noise(noise: Noise, inclusions: Sequence[NDArray[np.bool_]]) -> I
             capped = min(correlation, 1 - 1e-12)
             p_value = 2 * stats.t.sf(capped * np.sqrt(degrees / (1 - capped**2)), degrees)
             numbers: dict[str, float | int | str] = {"correlation": correlation}
-            yield Evidence(min(1.0, tests * float(p_value)), "batch", numbers, correlation > 0.3)
+            yield TestResult(min(1.0, tests * float(p_value)), "batch", numbers, correlation > 0.3)
 
 
-def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[Evidence]:
+def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[TestResult]:
     """Tests that speak of noise of another distribution, or of another scale in other runs.
 
     Args:
@@ -317,7 +317,7 @@ def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[Evidence]:
         least, most = (float(np.sqrt(v / width)) for v in (per_run.min(), per_run.max()))
         number = first_step + t + 1
         numbers: dict[str, float | int | str] = {"step": number, "least": least, "most": most}
-        yield Evidence(p_value, "scale of runs", numbers, most > 1.1 * least)
+        yield TestResult(p_value, "scale of runs", numbers, most > 1.1 * least)
     ends = np.cumsum([0, *noise.sizes])
     standardized = [
         (noise.residuals[noise.informative[:, t], t, ends[i] : ends[i + 1]] / scales[t, i]).ravel()
@@ -335,15 +335,17 @@ def shape_of_noise(noise: Noise, first_step: int = 0) -> Iterator[Evidence]:
     excess = float(stats.kurtosis(values))
     z = stats.kurtosistest(values).statistic * np.sqrt(share)
     matters = abs(excess) > _MIN_KURTOSIS
-    yield Evidence(float(2 * stats.norm.sf(abs(z))), "distribution", {"kurtosis": excess}, matters)
+    yield TestResult(
+        float(2 * stats.norm.sf(abs(z))), "distribution", {"kurtosis": excess}, matters
+    )
     distance = float(stats.ks_1samp(values, stats.norm.cdf, method="asymp").statistic)
     p_value = float(stats.kstwobign.sf(np.sqrt(share * len(values)) * distance))
     matters = distance > _MIN_DISTANCE
-    yield Evidence(p_value, "distance", {"distance": distance}, matters)
+    yield TestResult(p_value, "distance", {"distance": distance}, matters)
     yield from _tails([share * len(group) for group in standardized], standardized)
 
 
-def _tails(degrees: Sequence[float], groups: Sequence[FloatArray]) -> Iterator[Evidence]:
+def _tails(degrees: Sequence[float], groups: Sequence[FloatArray]) -> Iterator[TestResult]:
     """Tests whether large values are too rare, as those of truncated noise are.
 
     The squares of a group with an estimated scale, over its degrees of freedom, have a beta
@@ -370,7 +372,7 @@ def _tails(degrees: Sequence[float], groups: Sequence[FloatArray]) -> Iterator[E
             "expected": expected,
             "numbers": len(every),
         }
-        yield Evidence(min(1.0, len(_LIMITS) * p_value), "tails", numbers, seen < expected / 2)
+        yield TestResult(min(1.0, len(_LIMITS) * p_value), "tails", numbers, seen < expected / 2)
 
 
 def scale_p_value(squares: float, degrees: float, required: float) -> float:

@@ -20,7 +20,7 @@ from audit.own_training.experiment import (
     Experiment,
 )
 from audit.own_training.findings import Finding
-from audit.own_training.noise import Evidence, scale_p_value
+from audit.own_training.noise import TestResult, scale_p_value
 
 # Standard errors by which the measured scale of a tensor's noise is raised.
 _STANDARD_ERRORS = 6.0
@@ -86,7 +86,7 @@ def compare_size(
             at = int(np.argmin(ratios / sigma))
             case = _size_case(experiment, canaries, equal, accounted, usable)
             experiment.collect(
-                Evidence(1e-9, "size", {}),
+                TestResult(1e-9, "size", {}),
                 lambda e: explain.unequal_noise(case, at, float(ratios[at])),
             )
         return False
@@ -99,7 +99,7 @@ def compare_size(
         sure = [each for each in tests if each[0] < FAMILY_ERROR / 1000]
         p_value, at, kind = min(sure, key=lambda e: (rank.get(e[2], 2), e)) if sure else min(tests)
         p_value = min(1.0, p_value * (steps + 1 + len(noise.sizes)))
-        evidence = Evidence(p_value, "size", {"kind": kind})
+        evidence = TestResult(p_value, "size", {"kind": kind})
         experiment.collect(evidence, lambda e: explain.too_little_noise(case, at, kind))
         if p_value < FAMILY_ERROR:
             return True
@@ -201,11 +201,11 @@ def _against_threshold(experiment: Experiment, case: explain.SizeCase) -> None:
         share = math.sqrt(total / count) if count else 1.0
         if share < 1 - SHORTFALL:
             p_value = min(1.0, len(parts) * scale_p_value(total, count, 1.0))
-            evidence = Evidence(p_value, "scale", {"share": share, "tensor": name})
+            evidence = TestResult(p_value, "scale", {"share": share, "tensor": name})
             experiment.collect(evidence, lambda e: _below_threshold(case, e))
 
 
-def _below_threshold(case: explain.SizeCase, evidence: Evidence) -> Finding:
+def _below_threshold(case: explain.SizeCase, evidence: TestResult) -> Finding:
     tensor = str(evidence.numbers["tensor"]) or None
     return explain.scale_below_threshold(case, float(evidence.numbers["share"]), tensor)
 
