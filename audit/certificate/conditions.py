@@ -216,6 +216,11 @@ class Setting:
         touched: the records that each part of the tuning reads.
         released: the published items.
         withheld: the items that must stay secret.
+
+    Example:
+        >>> import inspect
+        >>> list(inspect.signature(Setting).parameters)[:3]
+        ['trust_model', 'unit', 'relation']
     """
 
     trust_model: str

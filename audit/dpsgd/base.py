@@ -126,7 +126,12 @@ class Engine(Protocol):
 
 @runtime_checkable
 class SharingEngine(Engine, Protocol):
-    """An engine that can evaluate the same runs under several threat models."""
+    """An engine that can evaluate the same runs under several threat models.
+
+    Example:
+        >>> [name for name in ("run", "run_shared") if hasattr(SharingEngine, name)]
+        ['run', 'run_shared']
+    """
 
     def run_shared(
         self, batch: RunBatch, threat_models: Sequence[ThreatModel]
