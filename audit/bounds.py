@@ -91,9 +91,9 @@ def make_parser() -> console.Parser:
     how.add_argument(
         "--protocol",
         metavar="SPEC",
-        help="search (default), best:M, grid:N[,CHANCE], adaptive:LOW,HIGH, subset:RATE[,all], "
-        "until:CHANCE, stopping:CHANCE, schedule:FACTOR,..., noisy-max:N[,ROUNDS][,monotone], "
-        "ptr:E,D,FAILURE",
+        help="search (default), best:M, pareto:M, grid:N[,CHANCE], adaptive:LOW,HIGH, "
+        "subset:RATE[,all], until:CHANCE, stopping:CHANCE, schedule:FACTOR,..., "
+        "noisy-max:N[,ROUNDS][,monotone], ptr:E,D,FAILURE",
     )
     how.add_argument(
         "--repetitions",

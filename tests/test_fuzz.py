@@ -92,6 +92,7 @@ NAMES = [
     "stopping",
     "schedule",
     "best",
+    "pareto",
 ]
 NAMES += ["noisy-max", "ptr", "gaussian", "laplace", "response", "pure", "approximate", "zcdp"]
 NAMES += ["renyi", "profile", ""]

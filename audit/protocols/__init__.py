@@ -7,7 +7,7 @@ A protocol contains no data, score or noise. `audit.upper_bounds` computes its c
 from audit import _deprecated
 from audit.protocols.adaptive import Adaptive
 from audit.protocols.base import Protocol
-from audit.protocols.best_runs import BestRuns
+from audit.protocols.best_runs import BestRuns, ParetoFront
 from audit.protocols.grid import Grid
 from audit.protocols.noisy_max import NoisyMax
 from audit.protocols.parsing import DEFAULT_REPETITIONS, parse_protocol
@@ -24,6 +24,7 @@ __all__ = [
     "BudgetSchedule",
     "Grid",
     "NoisyMax",
+    "ParetoFront",
     "ProposeTestRelease",
     "Protocol",
     "RandomSearch",

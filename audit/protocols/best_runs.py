@@ -1,4 +1,4 @@
-"""Random search that releases several of its best runs."""
+"""Random search that releases several of its best runs, by one score or by two."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -42,6 +42,46 @@ class BestRuns(Protocol):
     @property
     def spec(self) -> str:
         return f"best:{self.released}/{self.repetitions.spec}"
+
+    @property
+    def mean_runs(self) -> float:
+        return self.repetitions.mean
+
+
+@dataclass(frozen=True)
+class ParetoFront(Protocol):
+    """K independent runs, each candidate drawn anew; those that none exceeds in both scores.
+
+    A run is on the front if no other run is at least as good in both scores and better in one.
+    If more than m runs are on the front, the m of them with the best first scores are released;
+    runs of equal first scores are ordered by the second.
+
+    Attributes:
+        repetitions: the distribution of K, as an object or as text.
+        most: m, the largest number of runs that are released, from 1 to 100.
+
+    Example:
+        >>> ParetoFront("tnb:0,0.1", most=3).spec
+        'pareto:3/tnb:0,0.1'
+    """
+
+    repetitions: Repetitions
+    most: int
+
+    name: ClassVar[str] = "pareto"
+    assumption: ClassVar[str] = (
+        "K independent runs, each candidate drawn anew, of which those on the Pareto front are "
+        "released, at most m"
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "repetitions", laws.parse_repetitions(self.repetitions))
+        most = checks.integer("most", self.most, 1, _MAX_RELEASED)
+        object.__setattr__(self, "most", most)
+
+    @property
+    def spec(self) -> str:
+        return f"pareto:{self.most}/{self.repetitions.spec}"
 
     @property
     def mean_runs(self) -> float:

@@ -7,7 +7,7 @@ from audit import repetitions as laws
 from audit.errors import InvalidInput
 from audit.protocols.adaptive import Adaptive
 from audit.protocols.base import Protocol
-from audit.protocols.best_runs import BestRuns
+from audit.protocols.best_runs import BestRuns, ParetoFront
 from audit.protocols.grid import Grid
 from audit.protocols.noisy_max import NoisyMax
 from audit.protocols.propose_test_release import ProposeTestRelease
@@ -20,7 +20,7 @@ from audit.repetitions import Repetitions
 DEFAULT_REPETITIONS = "tnb:0,0.01"
 """The default distribution of K, from the experiments of the papers."""
 
-_WITH_REPETITIONS = ("search", "adaptive", "subset", "ptr", "best")
+_WITH_REPETITIONS = ("search", "adaptive", "subset", "ptr", "best", "pareto")
 _PROTOCOLS = (*_WITH_REPETITIONS, "grid", "until", "stopping", "schedule", "noisy-max")
 
 
@@ -33,9 +33,9 @@ def parse_protocol(
         spec: `search`, `grid:CANDIDATES[,INCLUSION]`, `adaptive:LOW,HIGH`,
             `subset:RATE[,rest|all]`, `until:ACCEPTANCE`, `stopping:STOP`,
             `schedule:FACTOR,FACTOR,...`, `noisy-max:CANDIDATES[,ROUNDS][,monotone]`,
-            `ptr:EPSILON,DELTA,FAILURE` or `best:RELEASED`. A distribution of K follows after a
-            slash, as in `adaptive:0.75,1.33/tnb:0,0.01`. A distribution of K alone, as an object or
-            as text, means random search. A protocol object is returned unchanged.
+            `ptr:EPSILON,DELTA,FAILURE`, `best:RELEASED` or `pareto:MOST`. A distribution of K
+            follows after a slash, as in `adaptive:0.75,1.33/tnb:0,0.01`. A distribution of K alone,
+            as an object or as text, means random search. A protocol object is returned unchanged.
         repetitions: the distribution of K if the text does not name one.
 
     Raises:
@@ -139,6 +139,11 @@ def _best(words: list[str], law: Repetitions) -> Protocol:
     return BestRuns(law, checks.integer("released", released, 1))
 
 
+def _pareto(words: list[str], law: Repetitions) -> Protocol:
+    (most,) = _numbers(words, 1, 1, "MOST")
+    return ParetoFront(law, checks.integer("most", most, 1))
+
+
 _READERS: dict[str, Callable[[list[str], Repetitions], Protocol]] = {
     "search": _search,
     "grid": _grid,
@@ -150,4 +155,5 @@ _READERS: dict[str, Callable[[list[str], Repetitions], Protocol]] = {
     "noisy-max": _noisy_max,
     "ptr": _ptr,
     "best": _best,
+    "pareto": _pareto,
 }

@@ -10,7 +10,7 @@ from audit.errors import NotApplicable
 from audit.upper_bounds import propose_test_release as propose_test_release
 from audit.upper_bounds import published as published
 from audit.upper_bounds.adaptive import AdaptiveCurve
-from audit.upper_bounds.best_runs import BestRunsCurve, best_runs
+from audit.upper_bounds.best_runs import BestRunsCurve, best_runs, pareto_front
 from audit.upper_bounds.comparison import ComparedProtocol, compare_protocols
 from audit.upper_bounds.composed import AllRuns, TunedMechanism
 from audit.upper_bounds.conditional import TwoEvents
@@ -84,6 +84,7 @@ __all__ = [
     "grid_tight",
     "log_concave_pair",
     "noisy_max_composition",
+    "pareto_front",
     "reduced_exact",
     "region",
     "report_mechanism",

@@ -79,6 +79,57 @@ def test_no_order_of_small_cases_leaks_more(spec: str) -> None:
     assert largest > 0.6
 
 
+def front(law: Any, scores: Any, chances: Any, most: int) -> Any:
+    """Chances of the runs on the Pareto front, the first of them in the order of their scores."""
+    found: dict[Any, float] = {}
+    for k, chance in enumerate(chances):
+        for runs in itertools.product(range(len(law)), repeat=k):
+            kept = [
+                y for y in runs if not any(z != y and all(scores[z] >= scores[y]) for z in runs)
+            ]
+            kept = tuple(sorted(kept, key=lambda y: tuple(-scores[y]))[:most])
+            found[kept] = found.get(kept, 0.0) + chance * math.prod(law[y] for y in runs)
+    return found
+
+
+@pytest.mark.parametrize("spec", ["fixed:3", "binomial:4,0.6"])
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_no_scores_of_small_cases_leak_more_on_a_pareto_front(spec: str, most: int) -> None:
+    rng, law = np.random.default_rng(7 * most), repetitions.parse_repetitions(spec)
+    chances = law.pmf(np.arange(5))
+    largest, several = 0.0, 0
+    for _ in range(30):
+        p, q = rng.dirichlet(np.full(3, 0.8), 2) * 0.98 + 0.02 / 3
+        epsilon = float(rng.uniform(0.1, 1.0))
+        scores = rng.permutation(9)[:3]
+        scores = np.stack([scores // 3, scores % 3], axis=1)  # distinct pairs of three values
+        one, other = (front(side, scores, chances, most) for side in (p, q))
+        several += any(len(set(key)) > 1 for key in one)
+        leak = max(
+            sum(max(a[key] - math.exp(epsilon) * b[key], 0.0) for key in a)
+            for a, b in ((one, other), (other, one))
+        )
+        if leak < 1e-6:
+            continue
+        base, protocol = DiscreteMechanism(p, q), f"pareto:{most}/{spec}"
+        for row in upper_bounds.all_upper_bounds(base, protocol, leak * (1.0 - 1e-9)):
+            assert row.epsilon >= epsilon * (1.0 - 1e-6), row.name
+            largest = max(largest, epsilon / row.epsilon)
+    assert largest > 0.5
+    assert several > 5 or most == 1
+
+
+def test_a_front_of_one_run_is_random_search_and_larger_fronts_cost_more() -> None:
+    base = GaussianMechanism(0.24721)
+    costs = [upper_bounds.pareto_front(base, f"pareto:{m}/tnb:0,0.01", DELTA) for m in (1, 2, 3)]
+    region = upper_bounds.region(base, "tnb:0,0.01", DELTA)
+    assert costs[0].epsilon == pytest.approx(region.epsilon, rel=1e-9)
+    for m, found in enumerate(costs, start=1):
+        best = upper_bounds.best_runs(base, f"best:{m}/tnb:0,0.01", DELTA).epsilon
+        assert best * (1.0 - 1e-9) <= found.epsilon < 1.02 * best
+        assert found.error < 1e-4
+
+
 @pytest.mark.parametrize(
     "base", [GaussianMechanism(0.4), LaplaceMechanism(5.0), DpSgd(1.0, 20, 0.1)]
 )
