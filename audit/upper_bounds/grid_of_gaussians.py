@@ -60,6 +60,8 @@ def grid_tight(base: Mechanism, protocol: Grid, delta: float) -> BoundValue:
     worst = max((one for one, _ in several), key=_mu)
     if protocol.inclusion < 1.0 and protocol.candidates == 2:
         two = tight(worst, Binomial(2, protocol.inclusion), delta)
+        if not two.applies:
+            raise NotApplicable(two.reason)
         return BoundValue(two.epsilon, two.error, source=_OF_TWO, attains=two.attains)
     if protocol.inclusion < 1.0:
         return BoundValue(by_chance(GaussianPair(_mu(worst)), protocol, delta), source=_BY_CHANCE)

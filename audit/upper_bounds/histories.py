@@ -7,17 +7,18 @@ docs/theory.md, with its notation). The same event applies to the runs before an
 ties must be broken at random or by candidate and output.
 """
 
-import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
 from audit import numerics
-from audit.accounting import DominatingPair, Mechanism, solve_epsilon
+from audit.accounting import DominatingPair, Mechanism, Mixture, solve_epsilon
 from audit.accounting.composition import on_lattice
 from audit.arrays import FloatArray
 from audit.protocols import Adaptive
@@ -90,19 +91,26 @@ class _Run:
     never: float
 
     @staticmethod
-    def of(pair: DominatingPair, spacing: float) -> "_Run":
-        """The run on the lattice, which dominates it, without far tails."""
+    def of(pair: DominatingPair, spacing: float, reach: int) -> "_Run":
+        """The run on the lattice, which dominates it, from -reach at least to reach at most.
+
+        The lattice includes 0. A smaller r is the less private one, so far ones are moved down, the
+        smallest to 0.
+        """
         atoms = pair.atoms(spacing)
+        if not len(atoms.loss):
+            return _Run(0, np.zeros(1), 1.0)
         start, log_mass = on_lattice(atoms, spacing)
         masses = np.exp(log_mass)[::-1]
+        places = np.arange(len(masses)) - (start + len(masses) - 1)
         below, above = np.cumsum(masses), np.cumsum(masses[::-1])[::-1]
-        # Fewer outputs under P' than under P: a smaller r is the less private one.
-        i = int(np.searchsorted(below, _SMALLEST))
-        j = max(int(np.searchsorted(-above, -_SMALLEST)), i + 1)
-        kept = masses[i:j].copy()
-        kept[-1] += masses[j:].sum()
-        first = -(start + len(masses) - 1) + i
-        return _Run(first, kept, float(atoms.p_only + masses[:i].sum()))
+        kept = (below >= _SMALLEST) & (places >= -reach)
+        most = min(places[above >= _SMALLEST].max(initial=-reach), reach)
+        moved = np.minimum(places[kept], most)
+        first = int(moved.min(initial=0))
+        on_places = np.zeros(max(int(moved.max(initial=0)), 0) - first + 1)
+        np.add.at(on_places, moved - first, masses[kept])
+        return _Run(first, on_places, float(atoms.p_only + masses[~kept].sum()))
 
     @property
     def last(self) -> int:
@@ -244,8 +252,8 @@ class _Worse:
 
     def __init__(self, pair: DominatingPair, t: FloatArray, cells: _Cells) -> None:
         ratio = t[1] / t[0]
-        run = _Run.of(pair, np.log(ratio))
-        below, above = max(-run.first, 0), max(run.last, 0)
+        run = _Run.of(pair, np.log(ratio), len(t))
+        below, above = -run.first, run.last
         self._lower = t[0] * ratio ** np.arange(-below, 0)
         self._upper = t[-1] * ratio ** np.arange(1, above + 1)
         self._t = t
@@ -310,9 +318,16 @@ def adaptive_histories(base: Mechanism, protocol: Adaptive, delta: float) -> Bou
 @numerics.memoize(4)  # calibration evaluates the end of its search twice
 def _epsilon(base: Mechanism, protocol: Adaptive, delta: float) -> float:
     found = 0.0
-    for plain, run in zip(
-        adaptive_curves(base, protocol), itertools.cycle(any_fixed(base).pairs), strict=False
-    ):
+    for plain, run in _directions(base, protocol):
         reach = solve_epsilon(plain.delta, delta)
         found = max(found, solve_epsilon(HistoryCurve(plain, run, reach).delta, delta))
     return found
+
+
+def _directions(
+    base: Mechanism, protocol: Adaptive
+) -> Iterable[tuple[AdaptiveCurve, DominatingPair]]:
+    """The best run, from the prior, and the others, with any candidate, in each direction."""
+    curves, runs = adaptive_curves(base, protocol), any_fixed(base).pairs
+    # The pairs of a mixture and of its worst candidate need not belong to the same directions.
+    return product(curves, runs) if isinstance(base, Mixture) else zip(curves, runs, strict=True)

@@ -13,6 +13,7 @@ from audit.accounting import (
     DiscreteMechanism,
     DpSgd,
     GaussianMechanism,
+    Mixture,
     PureDp,
     WorstOf,
     solve_epsilon,
@@ -114,7 +115,7 @@ def test_no_sampler_of_small_cases_leaks_more(spec: str) -> None:
         plain = adaptive_curves(base, protocols.Adaptive(law, *limits))
         bound = max(
             HistoryCurve(one, run, reach=epsilon).delta(epsilon)
-            for one, run in zip(plain, itertools.cycle(any_fixed(base).pairs), strict=False)
+            for one, run in zip(plain, any_fixed(base).pairs, strict=True)
         )
         for _ in range(6):
             order = [PLACES[at] for at in rng.permutation(4)]
@@ -123,6 +124,36 @@ def test_no_sampler_of_small_cases_leaks_more(spec: str) -> None:
             assert leak <= bound * (1 + 1e-9)
             largest = max(largest, leak)
     assert largest > 0.1
+
+
+def test_a_mixture_of_equal_candidates_costs_at_least_one_candidate() -> None:
+    # A mixture has one pair for both directions, and its worst candidate has two.
+    for p, q in (([0.99, 0.01], [0.5, 0.5]), ([0.5, 0.5], [0.99, 0.01])):
+        alone = DiscreteMechanism(p, q)
+        drawn = Mixture((alone, alone), (0.5, 0.5))
+        found, plain = both(drawn, "adaptive:0.5,2/fixed:3", 1e-2)
+        assert both(alone, "adaptive:0.5,2/fixed:3", 1e-2)[0] <= found <= plain
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        ([0.5, 0.5], [1.0, 0.0]),
+        ([1.0, 0.0], [0.5, 0.5]),
+        ([1.0, 0.0], [0.0, 1.0]),
+        ([1e-30, 1.0], [1.0, 1e-30]),
+        ([1.0 - 1e-12, 1e-12], [0.5, 0.5]),
+    ],
+)
+def test_outputs_of_one_data_set_only(p: list[float], q: list[float]) -> None:
+    base = DiscreteMechanism(p, q)
+    for plain in adaptive_curves(base, protocols.parse_protocol("adaptive:0.5,2/fixed:3")):
+        curve = HistoryCurve(plain, plain.pair, reach=5.0)
+        for epsilon in (0.0, 1.0, 5.0):
+            # Three runs with the densities of the prior, all released.
+            kept = 1.0 - (1.0 - plain.pair.profile(np.inf)) ** 3
+            one_run = plain.pair.profile(epsilon)
+            assert max(one_run, kept) * (1 - 1e-9) <= curve.delta(epsilon) <= plain.delta(epsilon)
 
 
 def test_two_runs_by_a_second_computation() -> None:
