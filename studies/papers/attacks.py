@@ -179,7 +179,7 @@ class FoldedOrderCurve(WorstOrderCurve):
         (_, (masses, _)), (_, right) = game.masses, game.edges
         return float(masses[right <= self.rule.threshold].sum())
 
-    def attained(self, mu: float, delta: float) -> float:
+    def exact_epsilon(self, mu: float, delta: float) -> float:
         return TunedOrder(mu, self.repetitions, self.order).epsilon(delta)
 
 

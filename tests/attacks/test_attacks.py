@@ -312,7 +312,7 @@ def test_played_order_has_its_stated_probabilities_and_its_curve_covers() -> Non
     assert 0.9 * epsilon < proved < 1.02 * epsilon
     rates = [curve.rate_below(value) for value in (0.0, 0.5, 1.0, 2.0)]
     assert rates == sorted(rates, reverse=True)
-    assert curve.attained(mu, 1e-2) == pytest.approx(epsilon, rel=1e-3)
+    assert curve.exact_epsilon(mu, 1e-2) == pytest.approx(epsilon, rel=1e-3)
     assert 1.0 < search.expected_ratio(1e-2, trials) < math.exp(epsilon)
 
 
