@@ -97,7 +97,7 @@ class OtherKind:
 
 
 @dataclass(frozen=True)
-class Winners:
+class WinnersOfKind:
     """The contribution of the candidates of one kind.
 
     Attributes:
@@ -172,10 +172,10 @@ def _log_mass(low: FloatArray, high: FloatArray) -> FloatArray:
 
 
 @memoize(16)
-def _winners(kinds: tuple[Kind, ...]) -> tuple[Winners, ...]:
+def _winners(kinds: tuple[Kind, ...]) -> tuple[WinnersOfKind, ...]:
     others = [OtherKind(mu, count) for mu, count in kinds]
     return tuple(
-        Winners(mu, count, tuple(one for j, one in enumerate(others) if j != k))
+        WinnersOfKind(mu, count, tuple(one for j, one in enumerate(others) if j != k))
         for k, (mu, count) in enumerate(kinds)
     )
 
