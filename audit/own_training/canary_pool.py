@@ -5,8 +5,9 @@ and records of the data themselves. Where the features are whole numbers (tokens
 holds constant and random sequences of the values that occur.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ _ASCENT_STEPS = 30
 # A step of the ascent is this fraction of the record's own norm.
 _ASCENT_RATE = 0.2
 _WEIGHT_OF_LENGTH = 0.1
+_DESCENT_STEPS = 60
+_MAX_PAIRED_LABELS = 3
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def canary_pool(records: TrainingSet, given: TrainingSet | None) -> list[PoolRec
     return pool
 
 
-def _labels(records: TrainingSet) -> list[Any]:
+def labels_to_try(records: TrainingSet) -> list[Any]:
     """Labels to try; of real targets also values far outside of the data's."""
     labels = records.labels
     if labels.dtype.kind == "f" and not _are_classes(labels):
@@ -92,7 +95,7 @@ def typical_norm(records: TrainingSet) -> float:
 def _dense(records: TrainingSet) -> list[PoolRecord]:
     shape, kind = records.features.shape[1:], records.features.dtype
     norm = typical_norm(records)
-    labels = _labels(records)
+    labels = labels_to_try(records)
     random = np.random.default_rng(0)
     directions = list(_directions(records, random))
     found: list[PoolRecord] = []
@@ -151,7 +154,7 @@ def _item(value: Any) -> Any:
 def _tokens(records: TrainingSet) -> list[PoolRecord]:
     shape, kind = records.features.shape[1:], records.features.dtype
     low, high = int(records.features.min()), int(records.features.max())
-    labels = _labels(records)
+    labels = labels_to_try(records)
     random = np.random.default_rng(0)
     constants = list(dict.fromkeys([high, low, (low + high) // 2, min(low + 1, high)]))
     found = []
@@ -171,17 +174,22 @@ def _tokens(records: TrainingSet) -> list[PoolRecord]:
     return found + _own(records, labels)
 
 
+def _as_tensors(record: PoolRecord, like: Any) -> tuple[Any, Any]:
+    """A batch of one record, of the type and on the device of a parameter."""
+    import torch
+
+    x = torch.as_tensor(np.asarray(record.features)[None], dtype=like.dtype, device=like.device)
+    y = torch.as_tensor(np.asarray(record.label)[None], device=like.device)
+    return x, y.to(like.dtype) if y.is_floating_point() else y
+
+
 def gradient_of(
     model: Any, loss: Callable[..., Any], record: PoolRecord, parameters: list[Any]
 ) -> Any:
     """A record's gradient by all parameters that have one, [D]."""
     import torch
 
-    like = parameters[0]
-    x = torch.as_tensor(np.asarray(record.features)[None], dtype=like.dtype, device=like.device)
-    y = torch.as_tensor(np.asarray(record.label)[None], device=like.device)
-    if y.is_floating_point():
-        y = y.to(like.dtype)
+    x, y = _as_tensors(record, parameters[0])
     trained = [p for p in parameters if p.requires_grad]
     parts = torch.autograd.grad(loss(model, x, y), trained, allow_unused=True)
     return torch.cat([g.reshape(-1) for g in parts if g is not None]).detach()
@@ -209,11 +217,7 @@ def ascend(
     import torch
 
     parameters = [p for p in parameters if p.requires_grad]
-    like = parameters[0]
-    x = torch.as_tensor(np.asarray(start.features)[None], dtype=like.dtype, device=like.device)
-    y = torch.as_tensor(np.asarray(start.label)[None], device=like.device)
-    if y.is_floating_point():
-        y = y.to(like.dtype)
+    x, y = _as_tensors(start, parameters[0])
     best, best_value = None, -float("inf")
     try:
         for _ in range(_ASCENT_STEPS):
@@ -239,3 +243,55 @@ def ascend(
         return None
     features = best.astype(np.asarray(start.features).dtype)
     return PoolRecord(features, start.label, float("nan"), "ascent")
+
+
+def opposite_pair(
+    model: Any, loss: Callable[..., Any], start: PoolRecord, parameter: Any, labels: Sequence[Any]
+) -> list[PoolRecord]:
+    """Equal features with two labels, whose gradients point against each other.
+
+    Where the sum of both losses is least, both labels have a probability of nearly 1/2, and their
+    gradients by the outputs, and so by all weights, are nearly opposite: their clipped gradients
+    then differ by nearly 2C.
+
+    Args:
+        model: a torch module without per-sample hooks.
+        loss: `loss(model, features, labels)`, summed.
+        start: the record to start from; its features are real numbers.
+        parameter: any of the model's.
+        labels: of which two are chosen.
+
+    Returns:
+        Two records, or none where the model has no derivative by the features.
+    """
+    import torch
+
+    typed = type(start.label)
+    records = [PoolRecord(start.features, typed(each), float("nan"), "pair") for each in labels]
+    found: list[tuple[float, Any, tuple[int, int]]] = []
+    try:
+        batches = [_as_tensors(each, parameter) for each in records]
+        losses = [float(loss(model, *batch).detach()) for batch in batches]
+        likely = [int(i) for i in np.argsort(losses, kind="stable")[:_MAX_PAIRED_LABELS]]
+        for pair in itertools.combinations(likely, 2):
+            x = batches[0][0].clone().requires_grad_(True)
+
+            def both(x: Any = x, pair: tuple[int, int] = pair) -> Any:
+                value = sum(loss(model, x, batches[i][1]) for i in pair)
+                (x.grad,) = torch.autograd.grad(value, x)
+                return value
+
+            descent: Any = torch.optim.LBFGS(
+                [x], max_iter=_DESCENT_STEPS, line_search_fn="strong_wolfe"
+            )
+            descent.step(both)
+            reached = float(both().detach())
+            if np.isfinite(reached) and bool(torch.isfinite(x).all()):
+                found.append((reached, x, pair))
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+        return []
+    if not found:
+        return []
+    _, x, pair = min(found, key=lambda each: each[0])
+    features = x.detach().cpu().numpy()[0].astype(np.asarray(start.features).dtype)
+    return [replace(records[i], features=features) for i in pair]

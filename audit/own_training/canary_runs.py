@@ -5,10 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from audit.arrays import FloatArray
 from audit.own_training import explanations as explain
-from audit.own_training.canary_pool import PoolRecord, ascend, gradient_of
+from audit.own_training.canary_pool import (
+    PoolRecord,
+    ascend,
+    gradient_of,
+    labels_to_try,
+    opposite_pair,
+)
 from audit.own_training.contributions import Contributions, contributions
 from audit.own_training.coupled_runs import Trace
 from audit.own_training.experiment import Experiment, replace_one
@@ -16,6 +23,8 @@ from audit.own_training.records import TrainingSet
 
 # Canaries that are tried however little time is left.
 _FEWEST = 12
+# Steps for whose weights a pair with opposite gradients is sought.
+_MAX_PAIRS = 4
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,8 @@ def measure(
         return contributions(gradients, base.slices, base.epsilon_of_type, absent)
 
     found, before = found_by(traces), len(traces)
-    for canary in _ascended(experiment, pool, loss):
+    seen = np.flatnonzero(found.largest > found.rounding)
+    for canary in _ascended(experiment, pool, loss, seen):
         trace = experiment.coupled(experiment.with_canary(canary), experiment.base_seed)
         if experiment.ended_early(trace) or not experiment.draws_as_reference(trace):
             continue
@@ -222,29 +232,45 @@ def _scaled_by_n(experiment: Experiment) -> bool:
 
 
 def _ascended(
-    experiment: Experiment, pool: Sequence[PoolRecord], loss: Callable[..., Any] | None
+    experiment: Experiment,
+    pool: Sequence[PoolRecord],
+    loss: Callable[..., Any] | None,
+    seen: NDArray[np.int64],
 ) -> list[PoolRecord]:
-    """Records with a long gradient at the initial weights, and others with an opposite one."""
-    base = experiment.base
-    if base.model is None or experiment.records.features.dtype.kind != "f" or not base.parameters:
-        return []
-    import torch
+    """Records with long gradients, and with opposite ones, at the weights of some steps.
 
+    Args:
+        experiment: whose reference run was made.
+        pool: records to start from.
+        loss: of the model; None takes the usual one.
+        seen: steps whose batch holds the exchanged record.
+    """
+    if experiment.records.features.dtype.kind != "f" or not len(seen):
+        return []
     from audit.own_training.white_box import cross_entropy, undisturbed
 
     loss = loss or cross_entropy
-    with torch.no_grad():
-        for i, parameter in enumerate(base.parameters):
-            parameter.copy_(base.initial[f"optimizer {i}"])
     starts = [p for p in pool if p.family == "own"][:2] or list(pool[:1])
+    labels = labels_to_try(experiment.records)
     made: list[PoolRecord] = []
-    with undisturbed(base.model):
-        for start in starts:
-            longest = ascend(base.model, loss, start, base.parameters)
-            if longest is None:
-                return made
-            made.append(longest)
-            direction = gradient_of(base.model, loss, longest, base.parameters)
-            against = ascend(base.model, loss, start, base.parameters, direction)
-            made += [against] if against is not None else []
+    for rank, t in enumerate(np.unique(np.linspace(0, len(seen) - 1, _MAX_PAIRS).round())):
+        # A run that ends in a step leaves the weights before its update.
+        trace = experiment.runs.run(
+            experiment.with_canary(experiment.pool[0]), experiment.base_seed, None, seen[int(t)] + 1
+        )
+        model, parameters = trace.model, [p for p in trace.parameters if p.requires_grad]
+        if model is None or not parameters:
+            break
+        with undisturbed(model):
+            for start in starts if rank == 0 else ():
+                longest = ascend(model, loss, start, parameters)
+                if longest is None:
+                    break
+                made.append(longest)
+                direction = gradient_of(model, loss, longest, parameters)
+                against = ascend(model, loss, start, parameters, direction)
+                made += [against] if against is not None else []
+            made += opposite_pair(model, loss, starts[0], parameters[0], labels)
+        if not experiment.time_left(0.3):
+            break
     return made

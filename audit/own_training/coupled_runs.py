@@ -8,13 +8,16 @@ equal randomness and frozen outputs is that of Re:cord-play (Cebere et al., PETS
 on the optimizer replaces the instrumentation by hand.
 """
 
+import contextlib
 import hashlib
 import itertools
 import random
+import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,12 +30,39 @@ from audit.own_training.runs import Train, seed_everything, undisturbed_generato
 from audit.own_training.watch import Watch
 from threat_models.user_code import format_error
 
+# A run may take this many seconds, and this many times as long as a complete one.
+_LIMIT, _LONGEST = 5.0, 30.0
+
 Vector = NDArray[Any]
 History = tuple[tuple[float, float, int], ...]
 
 
 class _EnoughSteps(BaseException):
     """Ends a run of which no later step is needed; no `except Exception` catches it."""
+
+
+class _TooLong(BaseException):
+    """Ends a run that takes far longer than the first one."""
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raises `_TooLong` after this time, where the main thread may set an alarm."""
+    alarm = getattr(signal, "setitimer", None)
+    if alarm is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise _TooLong(f"no answer within {seconds:.0f} s, far longer than the first run took")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    alarm(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        alarm(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @dataclass(frozen=True)
@@ -135,6 +165,7 @@ class CoupledRuns:
     def __init__(self, train: Train, candidate: Any) -> None:
         self._train, self._candidate = train, candidate
         self.count = 0
+        self._limit = 1e6
 
     def run(
         self,
@@ -162,11 +193,14 @@ class CoupledRuns:
             warnings.simplefilter("ignore")  # of the function; an audit calls it many times
             seed_everything(seed)
             try:
-                result = self._train(records, self._candidate, seed, watch)
+                with _at_most(self._limit):
+                    result = self._train(records, self._candidate, seed, watch)
                 trace.released = watch.released(result)
                 trace.complete = True
             except _EnoughSteps:
                 pass
+            except _TooLong as error:
+                trace.error = str(error)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # of any class, SystemExit too
@@ -177,6 +211,8 @@ class CoupledRuns:
         if like is None:
             watch.keep_model()
         trace.seconds = time.perf_counter() - start
+        if trace.complete:
+            self._limit = min(self._limit, _LIMIT + _LONGEST * trace.seconds)
         return trace
 
 

@@ -37,8 +37,9 @@ SHORTFALL = 0.01
 _SHAPE = ("scale of runs", "distribution", "distance", "tails")
 # A finding explains others, which are then left out.
 _EXPLAINS = {
-    "steps": ("coordinates", "tensors", "shared noise", *_SHAPE),
-    "coordinates": ("tensors", "shared noise", *_SHAPE),
+    "steps": ("coordinates", "repeated", "tensors", "shared noise", *_SHAPE),
+    "coordinates": ("repeated", "tensors", "shared noise", *_SHAPE),
+    "repeated": ("tensors", "shared noise", *_SHAPE),
     "tensors": _SHAPE,
     "shared noise": _SHAPE,
     "scale of runs": ("distribution", "distance", "tails"),
@@ -131,8 +132,7 @@ class Experiment:
 
     def draws_as_reference(self, trace: Trace) -> bool:
         """Whether a run drew as many random numbers in each step as the reference."""
-        pairs = list(zip(trace.steps, self.base.steps, strict=False))
-        return all(a.generators == b.generators for a, b in pairs[: self.steps])
+        return _draw_alike(trace, self.base, self.steps)
 
     def with_canary(self, canary: PoolRecord) -> TrainingSet:
         """The records with a canary in the place of the last of them."""
@@ -159,9 +159,10 @@ class Experiment:
         for trial in range(SEEDS_FOR_INCLUSION):
             seed = self.seed_of(trial)
             base = self._short_run(self.pool[0], seed)
-            if base.error or not base.steps or not np.isfinite(base.gradients).all():
-                # The function may not accept the first canary, and gradients that are not finite
-                # must not be forced on other runs. It accepts its own records.
+            own = next((each for each in self.pool if each.family == "own"), self.pool[0])
+            if not _is_reference(base, self._short_run(own, seed)):
+                # The function may not accept the first canary or leave it out, and gradients that
+                # are not finite must not be forced on other runs. It accepts its own records.
                 self.pool.sort(key=lambda each: each.family != "own")
                 base = self._short_run(self.pool[0], seed)
             hits = 0
@@ -197,7 +198,7 @@ class Experiment:
         if self.accounted is not None:
             expanded = self.accounted.expanded[later.first_step :] or self.accounted.expanded[-1:]
             later.accounted = replace(self.accounted, expanded=expanded)
-        later.pool, later.measured = list(canaries), {}
+        later.pool, later.measured, later.untested = list(canaries), {}, {}
         later.started, later.seconds = time.perf_counter(), seconds
         return later
 
@@ -251,6 +252,19 @@ def replace_one(records: TrainingSet, canary: PoolRecord, place: int = -1) -> Tr
     features, labels = records.features.copy(), records.labels.copy()
     features[place], labels[place] = canary.features, canary.label
     return TrainingSet(features, labels)
+
+
+def _draw_alike(one: Trace, other: Trace, steps: int | None = None) -> bool:
+    """Whether two runs drew as many random numbers in each of their first steps."""
+    pairs = list(zip(one.steps, other.steps, strict=False))
+    return all(a.generators == b.generators for a, b in pairs[:steps])
+
+
+def _is_reference(base: Trace, own: Trace) -> bool:
+    """Whether gradients may be forced on other runs: finite, and with the draws of own records."""
+    if base.error or not base.steps or not np.isfinite(base.gradients).all():
+        return False
+    return own.error is not None or _draw_alike(base, own)
 
 
 def _moved(base: Trace, trace: Trace) -> NDArray[np.bool_]:

@@ -320,6 +320,16 @@ def dependent_noise(evidence: TestResult) -> Finding:
             "Draw new noise in every step.",
             numbers,
         )
+    if evidence.kind == "repeated":
+        return Finding(
+            "noise",
+            f"In `{numbers['tensor']}`, the noise of a number and that of the number "
+            f"{numbers['lag']} places later have correlation {correlation:.3g}; the accountant "
+            "assumes independent noise.",
+            "The same draw fills several places, or every row.",
+            "Draw new noise for every number.",
+            numbers,
+        )
     if evidence.kind == "tensors":
         lag = int(numbers["lag"])
         when = f" {abs(lag)} step(s) {'later' if lag > 0 else 'earlier'}" if lag else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import fft, stats
 
 from audit.arrays import FloatArray
 
@@ -180,6 +180,8 @@ def independence(
                     {"tensor": name, "axis": axis},
                     least,
                 )
+        flat = part.reshape(*unit.shape[:2], -1)
+        yield from _repeated(flat, share, name, least)
     lags = range(-_MAX_TENSOR_LAG, _MAX_TENSOR_LAG + 1) if between_steps else (0,)
     for i, j in itertools.islice(itertools.combinations(range(len(names)), 2), _MAX_TENSOR_PAIRS):
         width = min(noise.sizes[i], noise.sizes[j])
@@ -196,6 +198,35 @@ def independence(
                 {"first": names[i], "second": names[j], "lag": lag},
                 least,
             )
+
+
+def _repeated(unit: FloatArray, share: float, name: str, least: float) -> Iterator[TestResult]:
+    """Tests whether the noise of a tensor repeats itself, at the distance that correlates most."""
+    runs, steps, width = unit.shape
+    if width < 3:
+        return
+    length = fft.next_fast_len(2 * width, real=True)
+    power = np.zeros(length // 2 + 1)
+    for t in range(steps):
+        power += np.square(np.abs(fft.rfft(unit[:, t], length, axis=1))).sum(0)
+    products = fft.irfft(power, length)[:width]
+    pairs = runs * steps * np.arange(width, 0, -1.0)
+    degrees = share * pairs - 2
+    lags = np.flatnonzero(degrees[1:] >= 20) + 1
+    if products[0] <= 0 or not len(lags):
+        return
+    correlations = np.abs(products[lags] / pairs[lags]) / (products[0] / pairs[0])
+    capped = np.minimum(correlations, 1 - 1e-12)
+    statistics = capped * np.sqrt(degrees[lags] / (1 - capped**2))
+    best = int(np.argmax(statistics))
+    p_value = min(1.0, 2 * len(lags) * float(stats.t.sf(statistics[best], degrees[lags[best]])))
+    correlation = float(correlations[best])
+    numbers: dict[str, float | int | str] = {
+        "tensor": name,
+        "lag": int(lags[best]),
+        "correlation": correlation,
+    }
+    yield TestResult(p_value, "repeated", numbers, correlation > least)
 
 
 def _shared_by_steps(unit: FloatArray, share: float, least: float) -> Iterator[TestResult]:

@@ -23,7 +23,7 @@ from audit.own_training.black_box import black_box_findings
 from audit.own_training.canary_pool import PoolRecord
 from audit.own_training.canary_runs import CanaryRuns
 from audit.own_training.coupled_runs import Trace
-from audit.own_training.equal_records import copies, run_equal_records
+from audit.own_training.equal_records import EqualRecords, copies, run_equal_records
 from audit.own_training.experiment import FAMILY_ERROR, Experiment, replace_one
 from audit.own_training.findings import PremiseReport
 from audit.own_training.number_of_records import compare_numbers_of_records
@@ -193,16 +193,19 @@ def _watched(
     _compare_released(experiment, canaries)
     compare_numbers_of_records(experiment, canaries, equal, short)
     if experiment.stop_after is not None:
-        _compare_later_steps(experiment, canaries, delta)
+        _compare_later_steps(experiment, canaries, equal, delta)
     return canaries.strongest
 
 
-def _compare_later_steps(experiment: Experiment, canaries: CanaryRuns, delta: float) -> None:
+def _compare_later_steps(
+    experiment: Experiment, canaries: CanaryRuns, equal: EqualRecords | None, delta: float
+) -> None:
     """Tests contribution, noise and batches of the steps that were left out, by fewer runs."""
     total, steps = len(experiment.base.steps), experiment.steps
     later = None
     if not experiment.findings:
-        chosen = (*canaries.pair, canaries.strongest, *canaries.pool[:2])
+        quiet = () if equal is None else (equal.quiet,)
+        chosen = (*canaries.pair, canaries.strongest, *quiet, *canaries.pool[:2])
         later = experiment.later(list({id(each): each for each in chosen}.values()))
     again = None if later is None else canary_runs.measure_again(later)
     if later is None or again is None:
@@ -212,6 +215,9 @@ def _compare_later_steps(experiment: Experiment, canaries: CanaryRuns, delta: fl
         return
     compare_size(later, again, run_equal_records(later, again), None, delta)
     first = max(later.first_step, steps) + 1
+    if "noise" in later.untested and "noise" in experiment.tested:
+        reason = later.untested["noise"]
+        experiment.notes.append(f"noise and batches from step {first} on were not tested: {reason}")
     experiment.steps += total - first + 1
     experiment.notes.append(f"steps {first} to {total} were tested by fewer runs, to save time")
     if first > steps + 1:
@@ -268,10 +274,14 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
     # A chain of neighbours leads to any other data set: what differs there differs in the chain.
     others = TrainingSet(reference.features[::-1].copy(), np.roll(reference.labels, 1))
     neighbours[2:2] = [others, copies(reference, canaries.pair[0], len(reference))]
+    if experiment.relation == "add-remove" and len(reference) > 1:
+        neighbours.insert(1, reference.without_last())
     for neighbour in neighbours:
         trace = complete(neighbour)
         if trace.error or not trace.complete:
             continue
+        if len(neighbour) < len(reference) and len(trace.steps) != len(first.steps):
+            continue  # `compare_numbers_of_records` reports what depends on the number of records.
         compared += 1
         if len(trace.steps) != len(first.steps):
             experiment.findings.append(explain.steps_depend(len(first.steps), len(trace.steps)))
@@ -279,7 +289,7 @@ def _compare_released(experiment: Experiment, canaries: CanaryRuns) -> None:
         for name, gap in differences(first.released, trace.released).items():
             if name not in unstable:
                 differing[name] = max(differing.get(name, 0.0), gap)
-        if compared >= 2 and not experiment.time_left():
+        if compared >= 3 and not experiment.time_left():
             break
     if not compared:
         return

@@ -31,7 +31,7 @@ CONFIDENCE = 0.95
 
 def earlier_controls() -> dict[str, Control]:
     """The controls of the versions before, on dense features, at default settings too."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "own_training"))
     import broken_trainings as earlier
 
     def with_data(name: str) -> Control:

@@ -87,6 +87,32 @@ def truncated(state: Any, total: list[Any]) -> list[Any]:
     return [g + scale * torch.randn_like(g).clamp(-1, 1) for g in total]
 
 
+def cut_at_three(state: Any, total: list[Any]) -> list[Any]:
+    """Noise is cut off at three standard deviations."""
+    scale = state.noise_multiplier * state.clip
+    return [g + scale * torch.randn_like(g).clamp(-3, 3) for g in total]
+
+
+def in_halves(state: Any, total: list[Any]) -> list[Any]:
+    """Half of the numbers are drawn, and used twice."""
+    scale, released = state.noise_multiplier * state.clip, []
+    for g in total:
+        half = torch.randn((g.numel() + 1) // 2)
+        released.append(g + scale * torch.cat([half, half])[: g.numel()].view(g.shape))
+    return released
+
+
+def five_percent_less(state: Any, total: list[Any]) -> list[Any]:
+    """Noise is 5 % smaller than accounted."""
+    scale = 0.95 * state.noise_multiplier * state.clip
+    return [g + scale * torch.randn_like(g) for g in total]
+
+
+def none_at_the_end(state: Any, total: list[Any]) -> list[Any]:
+    """The last of all steps is released without noise."""
+    return total if state.step == state.steps - 1 else loops.gaussian(state, total)
+
+
 def taken_back(state: Any, total: list[Any]) -> list[Any]:
     """The noise of the step before is subtracted."""
     noise = [torch.randn_like(g) * state.noise_multiplier * state.clip for g in total]
@@ -411,6 +437,16 @@ BROKEN: dict[str, Control] = {
     ),
     "one number for each row": Control(Loop(noise=broadcast)),
     "truncated noise": Control(Loop(noise=truncated, sampling_rate=0.5, steps=6)),
+    "noise cut off at three deviations": Control(
+        Loop(noise=cut_at_three, sampling_rate=0.3, steps=8)
+    ),
+    "half of the noise used twice": Control(Loop(noise=in_halves, sampling_rate=0.3, steps=8)),
+    "five percent less noise": Control(
+        Loop(noise=five_percent_less, sampling_rate=0.3, steps=8, noise_multiplier=1.2)
+    ),
+    "the last of 120 steps without noise": Control(
+        Loop(noise=none_at_the_end, sampling_rate=0.3, steps=120)
+    ),
     "the noise before is taken back": Control(Loop(noise=taken_back)),
     "noise drawn once": Control(Loop(model=normalised, noise=cached)),
     "noise on used rows of the embedding": Control(
@@ -475,6 +511,9 @@ BROKEN: dict[str, Control] = {
         "https://github.com/meta-pytorch/opacus/issues/813",
     ),
     "the training loss is returned": Control(Loop(result=with_accuracy)),
+    "the number of records is returned": Control(
+        Loop(result=lambda state, x, y: (state.model, len(y)), sampling_rate=0.3, steps=8)
+    ),
     "early stop by the training loss": Control(
         Loop(after=stops_early, steps=12, noise_multiplier=0.5)
     ),

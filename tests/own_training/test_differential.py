@@ -17,7 +17,7 @@ from scipy import stats
 import audit
 from audit.own_training import PrivacyLeak, TrainingSet
 from audit.own_training.batches import batches_of, dependence_on_size, poisson_tests
-from audit.own_training.canary_pool import canary_pool
+from audit.own_training.canary_pool import canary_pool, gradient_of, opposite_pair
 from audit.own_training.contributions import contributions
 from audit.own_training.coupled_runs import CoupledRuns
 from audit.own_training.experiment import Experiment
@@ -30,6 +30,7 @@ from audit.own_training.noise import (
 )
 from audit.own_training.premises import FAMILY_ERROR, check_premises
 from audit.own_training.released_numbers import differences, numbers_of
+from audit.own_training.white_box import cross_entropy
 from benchmarks.training_loops import broken, loops
 from benchmarks.training_loops.__main__ import completed
 from benchmarks.training_loops.broken import BROKEN
@@ -372,6 +373,32 @@ def test_the_pool_has_all_sizes_signs_and_labels_and_tokens_stay_tokens() -> Non
     for record in canary_pool(TrainingSet.of(loops.tokens()), None):
         assert record.features.dtype == features.dtype
         assert features.min() <= record.features.min() <= record.features.max() <= features.max()
+
+
+def test_a_pair_of_labels_on_one_boundary_differs_by_twice_the_threshold() -> None:
+    """Gradients of two labels with probability 1/2 are opposite: their distance is nearly 2C."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
+    start = next(each for each in canary_pool(DATA, None) if each.family == "own")
+    before, parameters = start.features.copy(), list(model.parameters())
+    one, other = opposite_pair(model, cross_entropy, start, parameters[0], [0, 1, 2])
+    assert np.array_equal(start.features, before)
+    assert one.label != other.label
+    gradients = [gradient_of(model, cross_entropy, each, parameters) for each in (one, other)]
+    cosine = torch.nn.functional.cosine_similarity(*gradients, dim=0)
+    assert cosine < -0.98
+    found = report(Loop(sampling_rate=0.3, steps=8, noise_multiplier=1.2))
+    assert found.measured["effective noise multiplier"] == pytest.approx(1.2, rel=0.02)
+
+
+def test_a_run_that_never_ends_on_other_records_is_stopped() -> None:
+    def at_least_four(state: Any, n: int) -> Any:
+        while len(taken := loops.poisson(state, n)) < 4:
+            pass
+        return taken
+
+    found = report(Loop(batch=at_least_four, sampling_rate=0.4, steps=6))
+    assert any("with 3 records the function gave no answer within" in n for n in found.notes)
 
 
 # --- what is found ---
