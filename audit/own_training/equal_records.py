@@ -37,7 +37,7 @@ from audit.own_training.noise import (
 from audit.own_training.records import TrainingSet
 
 _MIN_RUNS, _MIN_BRIEF_RUNS, _MAX_RUNS = 8, 4, 128
-_MIN_BATCHES = 200
+_MIN_BATCHES = 400
 _RELATIVE_ERROR = 0.0028
 _SMALL_N = 3
 _SMALL_RUNS = 16
