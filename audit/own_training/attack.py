@@ -28,6 +28,8 @@ MAX_EPSILON = 500.0
 _TO_LEARN = 4
 # Fewer trials on each side are not enough to learn from.
 _MIN_TO_LEARN = 10
+# The statistics of a trial that are one number each.
+_SCORES = ("score", "lambda_a", "lambda_c", "residual")
 _MAX_TRIALS_PER_TASK = 50
 # Time between two looks at the clock.
 _SECONDS_PER_TASK = 0.5
@@ -226,13 +228,21 @@ def check_steps(runs: Sequence[Run | None]) -> None:
         )
 
 
+def fewest_trials(runs: Sequence[Run | None]) -> int:
+    """The number of trials below which no statistic exists: several numbers must be learned."""
+    completed = [run for run in runs if run is not None]
+    scored = any(len(getattr(run, name)) for run in completed for name in _SCORES)
+    learned = not scored and any(len(run.details) for run in completed)
+    return 2 * _TO_LEARN * _MIN_TO_LEARN if learned else 2
+
+
 def statistics_of(runs: Sequence[Run | None]) -> Statistics:
     """The scores of trials without and with the record, for every statistic."""
     completed = [run for run in runs if run is not None]
     if not completed:
         raise InvalidInput("repetitions must include at least one run, got none in all trials")
     found: dict[str, FloatArray] = {}
-    for name in ("score", "lambda_a", "lambda_c", "residual"):
+    for name in _SCORES:
         if any(len(getattr(run, name)) for run in completed):
             found[name] = np.array([_number(run, name) for run in runs])
     if "lambda_a" in found and np.array_equal(found["lambda_a"], found["lambda_c"]):
@@ -244,10 +254,10 @@ def statistics_of(runs: Sequence[Run | None]) -> Statistics:
     if statistics:
         return statistics
     if any(len(run.details) for run in completed):
-        if len(runs) < 2 * _TO_LEARN * _MIN_TO_LEARN:
+        if len(runs) < fewest_trials(runs):
             raise InvalidInput(
-                f"trials must be at least {2 * _TO_LEARN * _MIN_TO_LEARN} where train returns "
-                "several numbers, because a quarter of the trials learn the statistic, got "
+                f"trials must be at least {fewest_trials(runs)} where train returns several "
+                "numbers, because a quarter of the trials learn the statistic, got "
                 f"{len(runs)}"
             )
         constant = np.zeros(len(runs))  # the numbers are the same in all trials

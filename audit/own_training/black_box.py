@@ -49,6 +49,7 @@ def black_box_findings(
     seed: int,
     first: Trace,
     relation: str = "add-remove",
+    time_left: Callable[[float], bool] = lambda share: True,
 ) -> BlackBox:
     """Looks for released numbers that depend on a record and on no seed.
 
@@ -60,6 +61,7 @@ def black_box_findings(
         first: a run on the records, for its errors.
         relation: of neighbouring data sets; under "add-remove" the scale of a released number must
             not depend on the number of records.
+        time_left: whether a share of the time is not used up; without it no optional run starts.
     """
     found = BlackBox()
     if not first.released:
@@ -76,10 +78,18 @@ def black_box_findings(
         found.reason = "the function raised an error for some seeds"
         return found
     found.tested = True
-    leaks, whole, found.canary = _try_canaries(released, records, base, pool)
+    pool = list(pool)[:_MAX_CANARIES]
+    leaks, whole, found.canary, tried = _try_canaries(released, records, base, pool, time_left)
+    if tried < len(pool):
+        found.notes.append(f"{tried} of {len(pool)} canaries were tried, to save time")
     for name, canary in whole.items():
+        if name in leaks:
+            continue
         neighbour = _with_canary(records, canary)
-        if name not in leaks and _always_differs(runs, records, neighbour, name, seed):
+        differs = _always_differs(runs, records, neighbour, name, seed, time_left)
+        if differs is None:
+            found.notes.append(f"whether {name} is constant was not tested, to save time")
+        elif differs:
             leaks[name] = 1.0
     if leaks:
         # State of the process, such as a global accountant, changes between equal runs.
@@ -93,10 +103,11 @@ def black_box_findings(
             )
     if leaks:
         found.findings.append(explain.constant_numbers(leaks, _SEEDS))
-    elif shapes := _inferred_shapes(released, records, pool):
+    elif time_left(0.9) and (shapes := _inferred_shapes(released, records, pool)):
         found.findings.append(explain.inferred_classes(shapes))
-    scaled = _scaled_by_size(released, records, base)
-    if scaled:
+    if not time_left(1.0):
+        found.notes.append("fewer classes and fewer records were not tested, to save time")
+    elif scaled := _scaled_by_size(released, records, base):
         finding = explain.scaled_by_size(scaled, len(records))
         if relation == "add-remove":
             found.findings.append(finding)
@@ -109,13 +120,17 @@ def black_box_findings(
 
 
 def _try_canaries(
-    released: _Runs, records: TrainingSet, base: _Released, pool: Sequence[PoolRecord]
-) -> tuple[dict[str, float], dict[str, PoolRecord], PoolRecord | None]:
+    released: _Runs,
+    records: TrainingSet,
+    base: _Released,
+    pool: Sequence[PoolRecord],
+    time_left: Callable[[float], bool],
+) -> tuple[dict[str, float], dict[str, PoolRecord], PoolRecord | None, int]:
     """Compares runs with each canary to runs on the records.
 
     Returns:
         The largest gap of each number that leaks; whole numbers that differ, with the first canary
-        that changes them; and the canary that moves noisy numbers most.
+        that changes them; the canary that moves noisy numbers most; and how many were tried.
     """
     leaks: dict[str, float] = {}
     whole: dict[str, PoolRecord] = {}
@@ -123,7 +138,11 @@ def _try_canaries(
     absent = released(records.without_last()) if len(records) > 1 else None
     best, chosen = -1.0, None
     spread = _spread(base)
-    for canary in list(pool)[:_MAX_CANARIES]:
+    tried = 0
+    for canary in pool:
+        if tried and not time_left(0.6):
+            break
+        tried += 1
         other = released(_with_canary(records, canary))
         if other is None:
             continue
@@ -135,7 +154,7 @@ def _try_canaries(
         shift = _shift(base if absent is None else absent, other, spread)
         if shift > best:
             best, chosen = shift, canary
-    return leaks, whole, chosen
+    return leaks, whole, chosen, tried
 
 
 def _inferred_shapes(
@@ -292,11 +311,18 @@ def _shift(base: _Released, other: _Released, spread: dict[str, FloatArray]) -> 
 
 
 def _always_differs(
-    runs: CoupledRuns, records: TrainingSet, neighbour: TrainingSet, name: str, seed: int
-) -> bool:
-    """Whether whole numbers stay apart in many more runs with other seeds."""
+    runs: CoupledRuns,
+    records: TrainingSet,
+    neighbour: TrainingSet,
+    name: str,
+    seed: int,
+    time_left: Callable[[float], bool],
+) -> bool | None:
+    """Whether whole numbers stay apart in many more runs; None where time does not suffice."""
     values: list[list[bytes]] = [[], []]
     for i in range(_SEEDS_FOR_WHOLE_NUMBERS):
+        if not time_left(0.9):
+            return None
         for side, data in enumerate((records, neighbour)):
             trace = runs.run(data, run_seed(seed, i, 8))
             if trace.error or name not in trace.released:

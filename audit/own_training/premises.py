@@ -134,6 +134,7 @@ def _black_box(experiment: Experiment, first: Trace) -> PoolRecord | None:
         experiment.seed,
         first,
         experiment.relation,
+        experiment.time_left,
     )
     experiment.findings += box.findings
     experiment.notes += box.notes

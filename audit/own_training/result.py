@@ -117,7 +117,10 @@ class CheckResult:
         """1 for a broken premise or a proven leak, 2 where nothing could be tested, else 0."""
         if self.broken:
             return 1
-        return 2 if self.premises is not None and self.premises.inconclusive else 0
+        if self.premises is None or not self.premises.watched:
+            # Without an attack, only exact constants were looked for.
+            return 2 if self.attack_skipped else 0
+        return 2 if self.premises.inconclusive else 0
 
     def __bool__(self) -> bool:
         """Whether it was tested and nothing was found, for `assert audit.check(...)`."""
