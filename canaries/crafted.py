@@ -56,5 +56,7 @@ def crafted(features: NDArray[np.float64], labels: NDArray[np.int64]) -> InputCa
     # An eigenvector's sign is arbitrary; this makes it reproducible.
     direction *= np.sign(direction[np.argmax(np.abs(direction))])
     kind = features.dtype if features.dtype.kind == "f" else np.float64
-    values = (length * direction).reshape(features.shape[1:]).astype(kind)
+    largest = float(np.finfo(kind).max)
+    values = np.clip(length * direction, -largest, largest)
+    values = values.reshape(features.shape[1:]).astype(kind)
     return InputCanary(values, int(np.argmin(np.bincount(labels))), "crafted")

@@ -95,13 +95,14 @@ def typical_norm(records: TrainingSet) -> float:
 def _dense(records: TrainingSet) -> list[PoolRecord]:
     shape, kind = records.features.shape[1:], records.features.dtype
     norm = typical_norm(records)
+    largest = float(np.finfo(kind).max) if kind.kind == "f" else np.inf
     labels = labels_to_try(records)
     random = np.random.default_rng(0)
     directions = list(_directions(records, random))
     found: list[PoolRecord] = []
 
     def add(name: str, direction: NDArray[Any], size: float, label: Any) -> None:
-        values = (direction * (size * norm)).reshape(shape).astype(kind)
+        values = np.clip(direction * (size * norm), -largest, largest).reshape(shape).astype(kind)
         found.append(PoolRecord(values, label, abs(size), f"{name} {np.sign(size):+.0f} {label}"))
 
     # Every label with both signs of the first direction, then fewer labels of the others.

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from audit.errors import InvalidInput
 from canaries import InputCanary
 
+# Squares of larger features or labels overflow, and so do those of canaries 1,000 times as long.
+_LARGEST = 1e100
+
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
@@ -104,6 +107,12 @@ def _real_numbers(parameter: str, records: TrainingSet) -> TrainingSet:
             bad = int(np.size(values) - np.isfinite(values).sum())
             raise InvalidInput(
                 f"{parameter} must be finite, got {bad} {name} that are NaN or infinite"
+            )
+        largest = max(abs(float(v)) for v in (values.max(initial=0), values.min(initial=0)))
+        if largest > _LARGEST:
+            raise InvalidInput(
+                f"{parameter} must be at most {_LARGEST:g} in size, so that norms do not overflow, "
+                f"got {name} of size {largest:.3g}"
             )
     return records
 

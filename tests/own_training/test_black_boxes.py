@@ -125,3 +125,17 @@ def test_a_constant_is_found_where_only_one_canary_is_in_time() -> None:
     features = np.random.default_rng(0).normal(size=(20, 2))
     result = audit.check(slow_mean, (features, np.arange(20) % 2), claim=1.0, seconds=1.0, jobs=1)
     assert result.exit_code == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_features_at_the_end_of_their_range_are_answered_or_refused() -> None:
+    def noisy_sum(records: Any, candidate: Any, seed: int, watch: Any) -> float:
+        return float(
+            np.clip(records.features, -1, 1).sum() + np.random.default_rng(seed).normal(scale=9.0)
+        )
+
+    for kind, size in ((np.float16, 6e4), (np.float32, 3e38), (np.float64, 1e99)):
+        features = np.full((20, 2), size, kind)
+        assert audit.check(noisy_sum, (features, LABELS), claim=5.0, trials=20, jobs=1)
+    with pytest.raises(audit.AuditError, match=r"at most 1e\+100 .* features of size 1.7e\+308"):
+        audit.check(noisy_sum, (np.full((20, 2), -1.7e308), LABELS), claim=5.0)
