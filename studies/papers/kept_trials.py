@@ -32,9 +32,12 @@ _PER_TRIAL = (
     "lambda_end",
 )
 _PER_RUN = ("run_score", "run_lambda_a")
-_SMALLER: dict[str, type] = {"trial": np.int32, "runs": np.int32, "candidate": np.int8}
-# Of more runs only lambda_a is kept, in single precision.
-_MAX_RUNS = 400_000
+_SMALLER: dict[str, type] = {
+    "trial": np.int32,
+    "runs": np.int32,
+    "candidate": np.int8,
+    "run_lambda_a": np.float32,
+}
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class KeptGame:
         planned: number of trials that the preset plans at this budget.
         repeat: [T] repeat of each trial.
         columns: the columns of `audit.game.play.Trials`, of trials [T] and of runs [R].
+            Of the runs, only the columns that a bound uses are kept.
     """
 
     name: str
@@ -129,26 +133,37 @@ def _keep_view(
     out: Path,
 ) -> Path:
     parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
+    used = (*_PER_TRIAL, *_used_per_run(_view(settings, view)))
     for (budget, repeat), count in sorted(counts.items()):
         for number in range(count):
             with np.load(blocks[view, budget, repeat][number], allow_pickle=False) as shard:
-                for column in (*_PER_TRIAL, *_PER_RUN):
+                for column in used:
                     if column in shard:
                         parts[column].append(shard[column])
                 trials = len(shard["bit"])
             parts["budget"].append(np.full(trials, budget, np.int8))
             parts["repeat"].append(np.full(trials, repeat, np.int8))
-    columns = {column: np.concatenate(arrays) for column, arrays in parts.items()}
-    if columns["runs"].sum() > _MAX_RUNS:
-        del columns["run_score"]
-        columns["run_lambda_a"] = columns["run_lambda_a"].astype(np.float32)
-    for column, smaller in _SMALLER.items():
-        columns[column] = columns[column].astype(smaller)
+    columns = {
+        column: np.concatenate(arrays).astype(_SMALLER.get(column, arrays[0].dtype))
+        for column, arrays in parts.items()
+    }
     described = {"view": view, "settings": settings, "fixed": bound_to["fixed"]}
     path = out / f"{name}{'-' if view else ''}{view}.npz"
     text = np.array(json.dumps(described))
     np.savez_compressed(path, allow_pickle=False, described=text, **columns)
     return path
+
+
+def _used_per_run(config: AuditConfig) -> tuple[str, ...]:
+    """The columns of runs that a statistic or a bound of `table3` uses."""
+    if config.threat != "ETCV" or config.canary != "dirac":
+        return ("run_score",)
+    return () if config.score == "worst-order" else ("run_lambda_a",)
+
+
+def _view(settings: dict[str, Any], view: str) -> AuditConfig:
+    whole = AuditConfig.from_mapping(dict(settings))
+    return dict(zip(whole.view_names, whole.views, strict=True))[view]
 
 
 def load(path: Path) -> Iterator[KeptGame]:
@@ -160,9 +175,8 @@ def load(path: Path) -> Iterator[KeptGame]:
     with np.load(path, allow_pickle=False) as file:
         described = json.loads(str(file["described"]))
         columns = {column: file[column] for column in file.files if column != "described"}
-    settings = dict(described["settings"])
-    whole = AuditConfig.from_mapping(settings)
-    config = dict(zip(whole.view_names, whole.views, strict=True))[described["view"]]
+    whole = AuditConfig.from_mapping(dict(described["settings"]))
+    config = _view(described["settings"], described["view"])
     of_run = np.repeat(columns["budget"], columns["runs"])
     for budget in np.unique(columns["budget"]):
         fixed = described["fixed"][budget]
