@@ -161,7 +161,7 @@ class Certificate(CertificateContents):
             )
         try:
             base = {name: one for name, one in values["base"].items() if name != "description"}
-            return cls(
+            found = cls(
                 base=mechanism_from_dict(base),
                 training=mechanism_from_dict(values["training"]),
                 protocol=_protocol(values["protocol"]),
@@ -174,6 +174,8 @@ class Certificate(CertificateContents):
                 declaration=Declaration.from_dict(values["declaration"]),
                 evidence=read_typed(Evidence | None, values["evidence"], "evidence"),
             )
+            derived.check_score(found.protocol, found.score)
+            return found
         except (KeyError, TypeError, AttributeError, ArithmeticError, IndexError) as error:
             raise InvalidInput(
                 "certificate must have the fields of its format, got "

@@ -232,6 +232,22 @@ class Setting:
     withheld: tuple[str, ...]
 
 
+def check_score(protocol: Protocol, score: Private | None) -> None:
+    """Refuses a score that reads its own records in every run while the runs read a subset.
+
+    The bound of a subset assumes that every record is read by the runs of the tuning or by the
+    final run. A record that is scored but never trained on is read by all runs.
+
+    Raises:
+        InvalidInput: the protocol tunes on a subset, and the score reads records of its own.
+    """
+    if isinstance(protocol, Subset) and score is not None and score.disjoint:
+        raise InvalidInput(
+            f"scored_on must be public, or private with disjoint=False, with {protocol.spec}: a "
+            "record that is scored and not trained on is read by every run, which no bound covers"
+        )
+
+
 def bases_of(training: Mechanism, score: Private | None) -> list[Mechanism]:
     """Possible mechanisms of one run, given its training and its score.
 

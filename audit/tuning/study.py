@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from audit import __version__, checks, protocols
 from audit.accounting import DpSgd, Mechanism, mechanism_to_dict, parse_mechanism
 from audit.certificate import Certificate, StudyFacts, model_hash
-from audit.certificate.conditions import PROTOCOLS, Private
+from audit.certificate.conditions import PROTOCOLS, Private, check_score
 from audit.errors import InvalidInput, PrivacyLeak, StudyAborted
 from audit.numerics import format_rounded, memoize
 from audit.protocols import (
@@ -161,6 +161,7 @@ class Study:
 
     def _check_training(self) -> None:
         training = self._training
+        check_score(self.protocol, self.private)
         if isinstance(self.protocol, Subset) and training.neighbours == "replace-one":
             raise InvalidInput(
                 f"neighbours must be add-remove or zero-out with {self.protocol.spec}, got "

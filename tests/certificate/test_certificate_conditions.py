@@ -60,6 +60,20 @@ def test_noisy_scores_are_part_of_the_base(
     assert verify.main(forged(found.as_dict(), set_at(["score"], None), tmp_path / "c.json")) == 1
 
 
+def test_certificate_of_a_subset_has_no_score_of_other_records() -> None:
+    honest = tuning.Study(
+        {"lr": [1]},
+        "fixed:1",
+        base=GaussianMechanism(0.1),
+        scored_on=tuning.Private(1.0, 0.2),
+        folder=None,
+    )
+    honest.run(lambda trial: tuning.Outcome(1.0))
+    values = honest.certificate.as_dict() | {"protocol": "subset:0.1/fixed:1"}
+    with pytest.raises(ValueError, match="is read by every run"):
+        Certificate.from_dict(values)
+
+
 @pytest.mark.parametrize("kind", [accounting.WorstOf, accounting.Candidates])
 def test_score_of_a_run_that_is_one_of_several(kind: type[Candidates] | type[WorstOf]) -> None:
     one, other, noise = GaussianMechanism(0.1), GaussianMechanism(0.3), GaussianMechanism(0.2)

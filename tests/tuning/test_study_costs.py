@@ -8,9 +8,11 @@ from scipy import stats
 from study_helpers import BASE, LEVELS, Recorded, played, study
 
 from audit import accounting, protocols, tuning
+from audit.errors import InvalidInput
 from audit.tuning import study as live
 from audit.tuning.plan import Plan
 from audit.tuning.space import Space
+from audit.upper_bounds import tuning_cost
 from audit.upper_bounds.registry import find
 
 
@@ -23,6 +25,26 @@ def test_private_score_gets_its_noise_from_the_study() -> None:
     assert alone == accounting.WorstOf((BASE, accounting.GaussianMechanism(1.0)))
     shared = study(protocol="fixed:1", scored_on=tuning.Private(1.0, 1.0, disjoint=False)).base
     assert shared.gaussian_mu == pytest.approx(np.hypot(0.5, 1.0))
+
+
+def test_subset_refuses_a_score_that_reads_its_own_records_in_every_run() -> None:
+    spec, training, score = "subset:0.01/tnb:1,0.1", 0.01, 1.0
+    # The scored record raises the scores of one of two candidates by 1 and lowers those of the
+    # other, in every run. The candidate and the score of the final run reveal it.
+    x = np.linspace(-9.0, 10.0, 20_001)
+    both = 0.5 * stats.norm.cdf(x - 1.0) + 0.5 * stats.norm.cdf(x + 1.0)
+    wins = float(np.trapezoid(0.1 / (1.0 - 0.9 * both) ** 2 * 0.5 * stats.norm.pdf(x - 1.0), x))
+    candidate = accounting.DiscreteMechanism([wins, 1.0 - wins], [0.5, 0.5], directed=True)
+    final_score = accounting.GaussianMechanism(score)
+    attained = accounting.Composition((candidate, final_score)).epsilon(1e-5)
+    assert attained == pytest.approx(5.613, abs=1e-3)
+    # The bound of a subset does not cover this score, whose records it would subsample.
+    base = accounting.WorstOf((accounting.GaussianMechanism(training), final_score))
+    assert tuning_cost(base, spec, 1e-5).epsilon < 4.4
+    with pytest.raises(InvalidInput, match="is read by every run, which no bound covers"):
+        study(protocol=spec, scored_on=tuning.Private(1.0, 1.0))
+    shared = tuning.Private(1.0, 1.0, disjoint=False)
+    assert study(protocol=spec, scored_on=shared).base.gaussian_mu == np.hypot(0.5, 1.0)
 
 
 def test_candidates_with_budgets_cost_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
