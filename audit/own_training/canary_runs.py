@@ -101,7 +101,8 @@ def changes_other_records(
         canaries: of which two are exchanged.
         others: as many records as the experiment's, with other values.
     """
-    pool, steps, seed = canaries.pool, experiment.steps, experiment.base_seed
+    # Later steps of the experiment may have been tested since these canaries ran.
+    pool, steps, seed = canaries.pool, len(canaries.found.largest), experiment.base_seed
     reference = next(i for i, each in enumerate(pool) if each is canaries.pair[0])
     one = experiment.coupled(replace_one(others, pool[reference]), seed)
     # Records that differ in size, in label and in direction.

@@ -142,6 +142,10 @@ def each_gradient(state: State, x: Tensor, y: Tensor) -> list[Tensor]:
     trained = {k: p for k, p in state.model.named_parameters() if p.requires_grad}
     if not len(y):
         return [torch.zeros(0, *p.shape) for p in trained.values()]
+    layers = list(state.model) if isinstance(state.model, nn.Sequential) else [None]
+    known = all(isinstance(layer, nn.Linear | nn.Tanh | nn.ReLU) for layer in layers)
+    if known and len(trained) == len(list(state.model.parameters())):
+        return _linear_gradients(layers, x, y)
 
     def loss(parameters: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
         out = torch.func.functional_call(state.model, parameters, (one_x[None],))
@@ -152,6 +156,21 @@ def each_gradient(state: State, x: Tensor, y: Tensor) -> list[Tensor]:
         detached, x, y
     )
     return [grads[k] for k in trained]
+
+
+def _linear_gradients(layers: list[nn.Module], x: Tensor, y: Tensor) -> list[Tensor]:
+    """The same of linear layers with biases, by outer products, much faster than by vmap."""
+    inputs, outputs = [], []
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            inputs.append(x)
+        x = layer(x)
+        if isinstance(layer, nn.Linear):
+            outputs.append(x)
+    loss = functional.cross_entropy(x, y, reduction="sum")
+    back = torch.autograd.grad(loss, outputs)
+    pairs = zip(back, inputs, strict=True)
+    return [each for g, a in pairs for each in (g[:, :, None] * a.detach()[:, None], g)]
 
 
 def norms(each: list[Tensor]) -> Tensor:

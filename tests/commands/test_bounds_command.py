@@ -388,13 +388,14 @@ def test_batches_and_epochs_are_a_rate_and_steps(
 def test_a_rate_computed_from_the_number_of_records_names_the_relation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = ["--noise-multiplier", "40", "--batch-size", "1", "--records", "100", "--steps", "20"]
+    asked = ["--protocol", "noisy-max:3", "--noise-multiplier", "40", "--steps", "20"]
+    alone, asked = asked, [*asked, "--batch-size", "1", "--records", "100"]
     default = run(capsys, *asked)[1]
     assert "depends on the number of records (public with zero-out neighbours)" in default
     assert run(capsys, *asked, "--neighbours", "zero-out")[1] == default
     stated = run(capsys, *asked, "--neighbours", "add-remove")[1]
     assert "but add-remove neighbours need a rate that does not" in stated
-    assert "add-remove neighbours" in run(capsys, *asked[:2], "--steps", "20")[1]
+    assert "add-remove neighbours" in run(capsys, *alone)[1]
 
 
 def test_a_delta_above_one_over_the_number_of_records_is_a_warning(

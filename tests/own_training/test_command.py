@@ -35,7 +35,9 @@ def train(records, candidate, seed, watch):
         pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
     ],
 )
-def test_training_ends_with_the_command(tmp_path: Path, number: Any, jobs: int) -> None:
+def test_training_ends_with_the_command(
+    tmp_path: Path, request: pytest.FixtureRequest, number: Any, jobs: int
+) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     options = ["--train", "loop.train", "--records", "loop.records", "--claim", "1"]
     options += ["--no-premises", "--trials", "100000", "--seconds", "200", "--jobs", str(jobs)]
@@ -44,6 +46,10 @@ def test_training_ends_with_the_command(tmp_path: Path, number: Any, jobs: int) 
     def processes() -> Any:
         return set(trainings.read_text().split()) if trainings.exists() else set()
 
+    # A script may start the tests in the background, where SIGINT is ignored, also by the command.
+    # Whatever handles it in this process, a new program starts with the default.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     errors = tmp_path / "errors"  # a pipe would be open until the last training ends
     with open(errors, "w") as file:
         command = subprocess.Popen(

@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 
 import audit
-from audit.own_training import PrivacyLeak, TrainingSet
+from audit.own_training import PrivacyLeak, TrainingSet, coupled_runs
 from audit.own_training.batches import batches_of, dependence_on_size, poisson_tests
 from audit.own_training.canary_pool import canary_pool, gradient_of, opposite_pair
 from audit.own_training.contributions import contributions
@@ -284,15 +284,24 @@ def test_steps_after_those_that_time_allows_are_tested_by_fewer_runs(
     monkeypatch.setattr(Experiment, "_number_of_steps", lambda *_: 6)
 
     def silent_at_the_end(state: Any, total: list[Any]) -> list[Any]:
-        return total if state.step == 59 else loops.gaussian(state, total)
+        return total if state.step == 15 else loops.gaussian(state, total)
 
-    found = report(Loop(steps=60, noise=silent_at_the_end))
+    found = report(Loop(steps=16, noise=silent_at_the_end))
     (finding,) = found.findings
-    assert "(steps 60)" in finding.message
-    assert any("steps 7 to 60 were tested by fewer runs" in note for note in found.notes)
-    correct = report(Loop(steps=60, sampling_rate=0.3))
+    assert "(steps 16)" in finding.message
+    assert any("steps 7 to 16 were tested by fewer runs" in note for note in found.notes)
+    correct = report(Loop(steps=16, sampling_rate=0.3))
     assert not correct.findings
-    assert any("steps 7 to 60 were tested by fewer runs" in note for note in correct.notes)
+    assert any("steps 7 to 16 were tested by fewer runs" in note for note in correct.notes)
+
+
+def test_a_finding_of_the_first_steps_is_explained_after_the_later_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Experiment, "_number_of_steps", lambda *_: 4)
+    found = report(Loop(history=broken.half_rate, steps=8, sampling_rate=0.4))
+    assert any("steps 5 to 8 were tested by fewer runs" in note for note in found.notes)
+    assert found.findings[0].premise == "batches"
 
 
 @pytest.mark.parametrize(
@@ -391,7 +400,9 @@ def test_a_pair_of_labels_on_one_boundary_differs_by_twice_the_threshold() -> No
     assert found.measured["effective noise multiplier"] == pytest.approx(1.2, rel=0.02)
 
 
-def test_a_run_that_never_ends_on_other_records_is_stopped() -> None:
+def test_a_run_that_never_ends_on_other_records_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coupled_runs, "_LIMIT", 0.5)
+
     def at_least_four(state: Any, n: int) -> Any:
         while len(taken := loops.poisson(state, n)) < 4:
             pass

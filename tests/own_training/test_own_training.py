@@ -646,27 +646,36 @@ def test_canaries_that_do_not_interact_are_independent_trials() -> None:
 # --- the command ---
 
 
-def test_the_command_says_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+def answer(folder: Path, options: list[str]) -> Any:
+    """What the command's own process hands over, computed in this process."""
+    command._answer(str(folder / "answer.json"), options)
+    return json.loads((folder / "answer.json").read_text())
+
+
+def test_the_command_says_what_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from audit import run
 
-    options = ["--train", "broken_trainings.FORGOTTEN", "--records", "broken_trainings.data"]
-    options += ["--jobs", "1"]
-    assert run.main([*options, "--trials", "100"]) == 1
+    options = ["--records", "broken_trainings.data", "--jobs", "1", "--trials", "100"]
+    assert run.main(["--train", "broken_trainings.FORGOTTEN", *options]) == 1
     assert "an attack shows at least" in capsys.readouterr().out
-    options[1] = "broken_trainings.RIGHT"
-    assert run.main([*options, "--trials", "100"]) == 0
-    assert "no broken premise found" in capsys.readouterr().out
-    assert run.main([*options, "--threat", "XTCV"]) == 2
-    assert "threat must be one of" in capsys.readouterr().err
+    found = answer(tmp_path, ["--train", "broken_trainings.RIGHT", *options])
+    assert found["exit_code"] == 0
+    assert "no broken premise found" in found["words"]
 
 
-def test_the_command_names_a_function_that_is_missing(tmp_path: Path) -> None:
-    # In this process: the test above has shown that the command prints the child's answer.
-    answer = tmp_path / "answer.json"
-    command._answer(str(answer), ["--train", "broken_trainings.nothing"])
-    given = json.loads(answer.read_text())
-    assert "train must be a name" in given["error"]
-    assert given["exit_code"] == 2
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--train", "broken_trainings.nothing"], "train must be a name"),
+        (["--train", "broken_trainings.RIGHT", "--threat", "XTCV"], "threat must be one of"),
+    ],
+)
+def test_the_command_names_what_is_wrong(tmp_path: Path, options: list[str], error: str) -> None:
+    found = answer(tmp_path, options)
+    assert error in found["error"]
+    assert found["exit_code"] == 2
 
 
 def _exits(records: Any, candidate: Any, seed: Any, watch: Any) -> None:
