@@ -243,7 +243,7 @@ def cost_of_trials(
         if found is not None and (found.epsilon < best or protocol is not None):
             best, name = found.epsilon, f"{found.name}, {assumed_protocol.spec}"
     assumed = _ASSUMED[way]
-    if protocol is not None or prior is not None:
+    if chosen == "random":
         assumed += f"; {_OF_THE_PRIOR[prior is not None]}"
     return TuningCost(len(runs), chosen, delta, best, name, everything, assumed, _WHY[way])
 

@@ -121,6 +121,18 @@ def most_leaked(prior: Any, law: Any, epsilon: Any) -> Any:
     return most
 
 
+def test_random_trials_assume_that_no_less_private_one_was_possible() -> None:
+    quiet = DiscreteMechanism((0.5606, 0.4394), (0.1694, 0.8306), directed=True)
+    loud = DiscreteMechanism((1.0, 0.0), (0.1, 0.9), directed=True)
+    found = tuning.cost_of_trials([quiet] * 3, "random", 0.19)
+    assert found.bound == "tight, fixed:3"
+    assert most_leaked(Mixture((quiet,), (1.0,)), repetitions.Fixed(3), found.best_only) <= 0.19
+    # Draws of both are quiet in one of eight tunings, but leak more than is stated of them.
+    either = Mixture((quiet, loud), (0.5, 0.5))
+    assert most_leaked(either, repetitions.Fixed(3), found.best_only) > 0.4
+    assert "no trial of the prior is less private" in found.assumed
+
+
 def test_trials_of_mixed_noise_cost_the_mean_over_a_prior_that_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
