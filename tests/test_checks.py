@@ -1,12 +1,16 @@
 """Validation of user input: names in any case, numbers in range, one-line errors."""
 
+import ast
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import audit
 from audit import accounting, checks, repetitions
 from audit.dpsgd import DpSgdSettings
 from audit.dpsgd.precision import check_precision
@@ -140,3 +144,29 @@ def test_integers_larger_than_floats_are_refused() -> None:
     for large in (10**400, "1" + "0" * 400):
         with pytest.raises(ValueError, match="steps must be a whole number >= 1 that a float can"):
             checks.integer("steps", large, 1)
+
+
+def test_the_value_that_is_used_is_the_one_that_was_checked() -> None:
+    # "0.5" and Decimal("0.5") pass a check, so a function must go on with the number it returns.
+    discarded = []
+    for path in sorted(Path(audit.__file__).parent.rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            given = {one.arg for one in [*function.args.args, *function.args.kwonlyargs]}
+            for one in function.body:
+                if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
+                    name = ast.unparse(one.value.func).removeprefix("checks.")
+                    values = [ast.unparse(value) for value in one.value.args]
+                    if name in ("interval", "integer", "check_confidence") and given & {*values}:
+                        discarded.append(f"{path.name}: {ast.unparse(one)}")
+    assert not discarded
+
+
+def test_numbers_may_be_text_decimals_or_fractions() -> None:
+    for number in ("0.25", Decimal("0.25"), Fraction(1, 4), np.float32(0.25)):
+        assert accounting.full_batch_noise_multiplier(number, "300") == pytest.approx(69.282, 1e-5)
+        assert accounting.calibrate_mu(number, "1e-5") == accounting.calibrate_mu(0.25, 1e-5)
+        law = repetitions.parse_repetitions("poisson:2")
+        assert law.given_no_failure(number) == law.given_no_failure(0.25)
+        assert repetitions.Binomial(9, 0.5).with_mean(number).mean == 0.25

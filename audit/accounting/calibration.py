@@ -60,7 +60,7 @@ def full_batch_noise_multiplier(mu: float, steps: int) -> float:
         >>> round(full_batch_noise_multiplier(0.25, steps=300), 3)
         69.282
     """
-    checks.interval("mu", mu, 0.0)
+    mu = checks.interval("mu", mu, 0.0)
     return math.sqrt(checks.integer("steps", steps, 1)) / mu
 
 
@@ -120,8 +120,8 @@ def mean_inclusion_mu(noise_multiplier: float, steps: int, sampling_rate: float 
         >>> round(mean_inclusion_mu(1.0, steps=500, sampling_rate=0.01), 4)
         0.2236
     """
-    checks.interval("noise_multiplier", noise_multiplier, 0.0)
-    checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
+    noise_multiplier = checks.interval("noise_multiplier", noise_multiplier, 0.0)
+    sampling_rate = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
     return sampling_rate * math.sqrt(checks.integer("steps", steps, 1)) / noise_multiplier
 
 
@@ -135,8 +135,8 @@ def gdp_limit_mu(noise_multiplier: float, steps: int, sampling_rate: float = 1.0
         >>> round(gdp_limit_mu(1.0, steps=500, sampling_rate=0.01), 4)
         0.3824
     """
-    checks.interval("noise_multiplier", noise_multiplier, 0.04)
-    checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
+    noise_multiplier = checks.interval("noise_multiplier", noise_multiplier, 0.04)
+    sampling_rate = checks.interval("sampling_rate", sampling_rate, 0.0, 1.0, closed_high=True)
     c = sampling_rate * math.sqrt(checks.integer("steps", steps, 1))
     u = 1.0 / noise_multiplier
     # For large noise the terms cancel to u^2/2 + O(u^3); expm1 and erf avoid the cancellation.

@@ -74,7 +74,7 @@ def best_conversion(
     refined: int = 97,
 ) -> tuple[float, float]:
     """Best order of `renyi_to_epsilon`, and its epsilon, which may be negative."""
-    checks.interval("delta", delta, 0.0, 1.0)
+    delta = checks.interval("delta", delta, 0.0, 1.0)
     return minimize_over_alpha(
         lambda alpha: epsilon_of_order(renyi(alpha), alpha, delta), low, high, refined
     )
@@ -109,7 +109,7 @@ def solve_epsilon(
         >>> round(solve_epsilon(lambda epsilon: math.exp(-2.0 * epsilon), 1e-4), 4)
         4.6052
     """
-    checks.interval("delta", delta, 0.0, 1.0)
+    delta = checks.interval("delta", delta, 0.0, 1.0)
     target = delta * (1.0 - PROFILE_ACCURACY)
 
     def missed(epsilon: float) -> float:

@@ -81,7 +81,7 @@ def normaliser_epsilon(delta: float, batch_size: int, parameters: int, steps: in
         29.4
     """
     shape, log_ratio = _shape_and_ratio(batch_size, parameters, steps)
-    checks.interval("delta", delta, 0.0, 1.0)
+    delta = checks.interval("delta", delta, 0.0, 1.0)
     try:
         return solve_epsilon(lambda epsilon: _delta(epsilon, shape, log_ratio), delta)
     except DeltaUnreachable as error:  # the profile falls to 0, but epsilon is sought to 1e8 alone

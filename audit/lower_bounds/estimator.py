@@ -29,14 +29,15 @@ def default_facts(protocol: Protocol = _NOT_TUNED) -> Facts:
     return facts_of_tuning(protocol, *others)
 
 
-def check_confidence(confidence: float) -> None:
-    """Refuses a confidence that is not in (0, 1), or too close to 1 for the arithmetic."""
-    checks.interval("confidence", confidence, 0.0, 1.0)
+def check_confidence(confidence: float) -> float:
+    """Returns the confidence; refuses one outside (0, 1) or too close to 1 for the arithmetic."""
+    confidence = checks.interval("confidence", confidence, 0.0, 1.0)
     if 1.0 - confidence < _MIN_ALPHA:
         raise InvalidInput(
             f"confidence must be at most 1 - {_MIN_ALPHA:g}, the limit of the arithmetic, got "
             f"{confidence!r}"
         )
+    return confidence
 
 
 class Estimator(ABC):
@@ -143,8 +144,8 @@ class Estimator(ABC):
         plan: SequentialPlan | int | None = None,
     ) -> LowerBound:
         """The same for validated scores, whose sorted arrays several estimators then share."""
-        checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
-        check_confidence(confidence)
+        delta = checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
+        confidence = check_confidence(confidence)
         direction = checks.one_of("direction", direction, DIRECTIONS)
         ways = [way for way in ("higher", "lower") if direction in (way, "both")]
         alpha = (1.0 - float(confidence)) * as_plan(plan).share / len(ways)

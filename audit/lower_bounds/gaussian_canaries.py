@@ -74,8 +74,8 @@ def gaussian_canaries_bound(
         >>> round(bound.epsilon, 2)  # true value 1.99
         1.91
     """
-    checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
-    check_confidence(confidence)
+    delta = checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
+    confidence = check_confidence(confidence)
     values, coins = checked_canaries("scores", scores, included)
     without, with_canary = values[~coins], values[coins]
     mu = mu_lower_limit(without, with_canary, 1.0 - confidence)

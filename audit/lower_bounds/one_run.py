@@ -178,12 +178,12 @@ def one_run_bounds(
         >>> rows[0].epsilon > 1.0
         True
     """
-    checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
-    check_confidence(confidence)
+    delta = checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
+    confidence = check_confidence(confidence)
     values, labels = checked_canaries("scores", scores, included)
     canaries, in_count = len(values), int(labels.sum())
     if guesses is not None:
-        checks.integer("guesses", guesses, 1, max(canaries, 1))
+        guesses = checks.integer("guesses", guesses, 1, max(canaries, 1))
     alpha = 1.0 - confidence
     bounds = []
     for method in _METHODS:

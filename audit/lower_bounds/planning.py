@@ -71,7 +71,7 @@ def trials_needed(epsilon: float, delta: float = 1e-5, confidence: float = 0.95)
     """
     epsilon = checks.interval("epsilon", epsilon, 0.0, 500.0, closed_low=True)
     delta = checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
-    check_confidence(confidence)
+    confidence = check_confidence(confidence)
     alpha = TWO_TAILS_SHARE * (1.0 - confidence)
 
     def provable(trials: int) -> float:

@@ -58,8 +58,8 @@ def doubling_sizes(trials: int, first: int = 500) -> tuple[int, ...]:
         >>> doubling_sizes(10_000, first=1_000)
         (1250, 2500, 5000, 10000)
     """
-    checks.integer("trials", trials, 1)
-    checks.integer("first", first, 1)
+    trials = checks.integer("trials", trials, 1)
+    first = checks.integer("first", first, 1)
     sizes = [trials]
     while sizes[-1] >= 2 * first:
         sizes.append(sizes[-1] // 2)

@@ -222,7 +222,7 @@ class Repetitions(ABC):
 
     def chance_to_include(self, candidates: int) -> float:
         """Chance that a given one of m equally likely candidates is trained, 1 - phi(1 - 1/m)."""
-        checks.integer("candidates", candidates, 1)
+        candidates = checks.integer("candidates", candidates, 1)
         return float(self.phi_survival(1.0 / candidates))
 
     def given_no_failure(self, failure: float) -> "Repetitions":
@@ -234,6 +234,12 @@ class Repetitions(ABC):
         Args:
             failure: probability that one run fails, in [0, 1).
         """
+        return self._given_no_failure(
+            checks.interval("failure", failure, 0.0, 1.0, closed_low=True)
+        )
+
+    def _given_no_failure(self, failure: float) -> "Repetitions":
+        """The same for a validated probability of failure."""
         return GivenNoFailure(self, failure) if failure > 0.0 else self
 
     @property
@@ -302,7 +308,7 @@ class GivenNoFailure(Repetitions):
     failure: float
 
     def __post_init__(self) -> None:
-        checks.interval("failure", self.failure, 0.0, 1.0)
+        checks.store_validated(self, failure=checks.interval("failure", self.failure, 0.0, 1.0))
         if not np.isfinite(self._log_chance):
             raise InvalidInput(
                 f"failure must leave {self.distribution.spec} a positive probability that no run "
@@ -354,7 +360,7 @@ class GivenNoFailure(Repetitions):
         slope = self.distribution.log_phi_prime_at(np.asarray(log_x) + self._log_keep)
         return slope + (self._log_keep - self._log_chance)
 
-    def given_no_failure(self, failure: float) -> Repetitions:
+    def _given_no_failure(self, failure: float) -> Repetitions:
         return GivenNoFailure(self.distribution, self.failure + (1.0 - self.failure) * failure)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:

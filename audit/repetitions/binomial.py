@@ -83,7 +83,7 @@ class Binomial(Repetitions):
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
         return rng.binomial(self.n, self.p, size).astype(np.int64)
 
-    def given_no_failure(self, failure: float) -> Repetitions:
+    def _given_no_failure(self, failure: float) -> Repetitions:
         return Binomial(self.n, self.p * (1.0 - failure) / (1.0 - self.p * failure))
 
     @property
@@ -91,7 +91,7 @@ class Binomial(Repetitions):
         return 0.0, float(self.n)
 
     def with_mean(self, mean: float) -> Repetitions:
-        checks.interval("mean", mean, 0.0, 1e15)
+        mean = checks.interval("mean", mean, 0.0, 1e15)
         return Binomial(self.n, min(mean / self.n, 1.0))
 
     @property

@@ -58,7 +58,7 @@ class Fixed(Repetitions):
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
         return np.full(size, self.k, dtype=np.int64)
 
-    def given_no_failure(self, failure: float) -> Repetitions:
+    def _given_no_failure(self, failure: float) -> Repetitions:
         return self
 
     @property

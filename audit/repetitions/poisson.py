@@ -72,7 +72,7 @@ class Poisson(Repetitions):
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
         return rng.poisson(self.mu, size).astype(np.int64)
 
-    def given_no_failure(self, failure: float) -> Repetitions:
+    def _given_no_failure(self, failure: float) -> Repetitions:
         return Poisson(self.mu * (1.0 - failure))
 
     @property

@@ -112,7 +112,7 @@ class Truncated(Repetitions):
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
         return rng.choice(self.most + 1, size=size, p=self._pmf).astype(np.int64)
 
-    def given_no_failure(self, failure: float) -> Repetitions:
+    def _given_no_failure(self, failure: float) -> Repetitions:
         return Truncated(self.distribution.given_no_failure(failure), self.most)
 
     @property

@@ -146,9 +146,9 @@ class TruncatedNegativeBinomial(Repetitions):
         v = np.exp(np.clip(log_v, self._log_gamma, 0.0))
         return 1 + rng.negative_binomial(self.eta + 1.0, v, size).astype(np.int64)
 
-    def given_no_failure(self, failure: float) -> Repetitions:
+    def _given_no_failure(self, failure: float) -> Repetitions:
         gamma = self.gamma + (1.0 - self.gamma) * failure
-        return replace(self, gamma=gamma) if gamma < 1.0 else super().given_no_failure(failure)
+        return replace(self, gamma=gamma) if gamma < 1.0 else super()._given_no_failure(failure)
 
     @property
     def means(self) -> tuple[float, float]:
@@ -156,7 +156,7 @@ class TruncatedNegativeBinomial(Repetitions):
         return 1.0, 0.1 * replace(self, gamma=1e-280).mean if self.eta < 0.0 else math.inf
 
     def with_mean(self, mean: float) -> Repetitions:
-        checks.interval("mean", mean, 1.0, 1e15, closed_low=True)
+        mean = checks.interval("mean", mean, 1.0, 1e15, closed_low=True)
 
         def excess(log_gamma: float) -> float:
             return math.log(replace(self, gamma=math.exp(log_gamma)).mean) - math.log(mean)

@@ -64,5 +64,5 @@ class TwoPoint(Repetitions):
         return self.s + 2.0 * (1.0 - self.s), math.inf
 
     def with_mean(self, mean: float) -> Repetitions:
-        checks.interval("mean", mean, 0.0, 1e15)
+        mean = checks.interval("mean", mean, 0.0, 1e15)
         return TwoPoint(self.s, max(round((mean - self.s) / (1.0 - self.s)), 2))

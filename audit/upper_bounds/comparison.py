@@ -45,7 +45,7 @@ def protocols_with(runs: float) -> dict[str, Protocol]:
     Args:
         runs: expected number of runs, at least 2.
     """
-    checks.interval("runs", runs, *MAX_COMPARED, closed_low=True, closed_high=True)
+    runs = checks.interval("runs", runs, *MAX_COMPARED, closed_low=True, closed_high=True)
     logarithmic = TruncatedNegativeBinomial(0.0, 0.5).with_mean(runs)
     count = round(runs)
     return {

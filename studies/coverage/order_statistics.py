@@ -127,7 +127,7 @@ def order_statistics_bound(
         22.6
     """
     checks.interval("delta", delta, 0.0, 1.0, closed_low=True)
-    check_confidence(confidence)
+    confidence = check_confidence(confidence)
     values, coins = checked_canaries("signed_scores", signed_scores, included)
     checks.integer("guesses", guesses, 1, max(len(values), 1))
     most_certain = np.argsort(-np.abs(values), kind="stable")[:guesses]

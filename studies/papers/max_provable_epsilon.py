@@ -88,7 +88,7 @@ def max_provable_epsilon(
     p, q = mechanism.p / mechanism.p.sum(), mechanism.q / mechanism.q.sum()
     checks.interval("delta", delta, 0.0, 1.0)
     checks.integer("trials", trials, 1)
-    check_confidence(confidence)
+    confidence = check_confidence(confidence)
     checks.interval("chance", chance, 0.0, 1.0)
     # Approximation by two normal distributions whose distance is the sum of both quantiles.
     apart = max(float(special.ndtri(chance) + special.ndtri(confidence)), 0.0)

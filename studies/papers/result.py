@@ -24,6 +24,7 @@ _MARKERS = ("^", "s", "o", "D")
 # in proportion, so they are limited to a multiple of the paper's.
 _MAX_POINTS = 1_000
 _MAX_MULTIPLE = 100
+_MAX_WORK = 100_000  # times the paper's, of all settings together
 # Names of settings in the second version.
 _FORMER_SETTINGS = {"games": "trials", "laws": "distributions", "specs": "protocols"}
 
@@ -110,6 +111,8 @@ class Reproduction:
             default = known[name].default if name in known and name != "seed" else None
             if isinstance(default, int) and isinstance(value, int):
                 times *= value / default
+            elif isinstance(default, tuple) and isinstance(value, list | tuple):
+                times *= len(value) / len(default)
         return times
 
     def run(self, settings: Mapping[str, Any] | None = None) -> Result:
@@ -126,23 +129,28 @@ class Reproduction:
         for name, value in (settings or {}).items():
             current = name if name in known else _FORMER_SETTINGS.get(name, name)
             chosen[checks.one_of("setting", current, known)] = value
-        for name, value in chosen.items():
-            _check(name, value, known[name].default)
+        chosen = {name: _check(name, one, known[name].default) for name, one in chosen.items()}
+        if (times := self.work(chosen)) > _MAX_WORK:
+            raise ValueError(
+                f"settings must need at most {_MAX_WORK:,} times the work of the paper's, got "
+                f"{times:.3g} times"
+            )
         return self.compute(**chosen)
 
 
-def _check(name: str, value: object, default: object) -> None:
-    """Checks that a setting is a number, a text or a list, like its default."""
+def _check(name: str, value: Any, default: object) -> Any:
+    """Returns a setting that is a number, a text or a list, like its default; refuses others."""
     if isinstance(default, int):
         high = {"points": _MAX_POINTS, "seed": None}.get(name, _MAX_MULTIPLE * default)
-        checks.integer(name, value, 0 if name == "seed" else 1, high)  # type: ignore[arg-type]
-    elif isinstance(default, str):
+        return checks.integer(name, value, 0 if name == "seed" else 1, high)
+    if isinstance(default, str):
         if not isinstance(value, str):
-            raise ValueError(f"{name} must be text, got {value!r}")
+            raise ValueError(f"{name} must be text, got {checks.one_line(value)}")
     elif isinstance(default, float):
-        checks.interval(name, value)  # type: ignore[arg-type]
+        return checks.interval(name, value)
     elif not isinstance(value, list | tuple) or not value:
-        raise ValueError(f"{name} must be a list, got {value!r}")
+        raise ValueError(f"{name} must be a list, got {checks.one_line(value)}")
+    return value
 
 
 @dataclass

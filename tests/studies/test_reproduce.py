@@ -389,6 +389,23 @@ def test_settings_that_would_take_for_ever_are_refused(
     assert "tunings must be a whole number in [1, 200000], got" in capsys.readouterr().err
 
 
+def test_settings_that_take_long_together_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preset = tmp_path / "many.toml"
+    # Each is allowed alone: 67 times the points, and 5,000 times the curves.
+    preset.write_text(f"points = 1000.0\nmeans = {[3.0] * 10_000}")
+    assert main(["kk-subset", "--preset", str(preset), "--out", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "settings must need at most 100,000 times the work of the paper's, got " in line
+
+
+def test_shipped_settings_are_within_the_limit_of_work() -> None:
+    for path in sorted((ROOT / "runs").glob("reproduce-*.toml")):
+        name = path.read_text().split("audit.reproduce ")[1].split()[0]
+        assert REPRODUCTIONS[name].work(tomllib.loads(path.read_text())) <= 50_000.0
+
+
 def test_command_says_how_much_larger_the_settings_are() -> None:
     assert REPRODUCTIONS["ps-fig1"].work({"seed": 9, "tunings": 2_000}) == 1.0
     # Each of two counts is ten times the paper's; trials were called games in version 2.

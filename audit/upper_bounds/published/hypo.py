@@ -118,8 +118,8 @@ def hypo_pure(epsilon_0: float, repetitions: str | Repetitions, ratio: float) ->
         >>> round(hypo_pure(0.5, "tnb:0,0.1", ratio=2.0), 3)
         2.386
     """
-    checks.interval("epsilon_0", epsilon_0, 0.0)
-    checks.interval("ratio", ratio, 1.0, closed_low=True)
+    epsilon_0 = checks.interval("epsilon_0", epsilon_0, 0.0)
+    ratio = checks.interval("ratio", ratio, 1.0, closed_low=True)
     return (2.0 + power_law(repetitions).eta) * (epsilon_0 + math.log(ratio))
 
 
@@ -144,8 +144,8 @@ def project_density(
         [0.5, 1.0, 1.5]
     """
     values = np.asarray(density, dtype=np.float64)
-    checks.interval("low", low, 0.0, 1.0, closed_low=True, closed_high=True)
-    checks.interval("high", high, 1.0, closed_low=True)
+    low = checks.interval("low", low, 0.0, 1.0, closed_low=True, closed_high=True)
+    high = checks.interval("high", high, 1.0, closed_low=True)
     if values.ndim != 1 or not np.isfinite(values).all():
         raise InvalidInput(
             f"density must be finite numbers in one row, got {checks.one_line(values)}"

@@ -97,9 +97,9 @@ def corollary_6_2(
         1.500000055
     """
     repetitions = parse_repetitions(repetitions)
-    checks.interval("epsilon_1", epsilon_1, 0.0, closed_low=True)
-    checks.interval("delta_1", delta_1, 0.0, 1.0, closed_low=True, closed_high=True)
-    checks.interval("epsilon_hat", epsilon_hat, 0.0, closed_low=True)
+    epsilon_1 = checks.interval("epsilon_1", epsilon_1, 0.0, closed_low=True)
+    delta_1 = checks.interval("delta_1", delta_1, 0.0, 1.0, closed_low=True, closed_high=True)
+    epsilon_hat = checks.interval("epsilon_hat", epsilon_hat, 0.0, closed_low=True)
     law = power_law(repetitions)
     log_odds = math.log1p(-law.gamma) - math.log(law.gamma)
     inside = float(np.logaddexp(epsilon_1, log_odds + safe_log(delta_1)))
@@ -176,9 +176,9 @@ def propose_test_release(
         >>> round(released.epsilon(1e-4), 3)
         1.774
     """
-    checks.interval("test_epsilon", test_epsilon, 0.0, closed_low=True)
-    checks.interval("test_delta", test_delta, 0.0, 1.0, closed_low=True)
-    checks.interval("failure", failure, 0.0, 1.0, closed_low=True)
+    test_epsilon = checks.interval("test_epsilon", test_epsilon, 0.0, closed_low=True)
+    test_delta = checks.interval("test_delta", test_delta, 0.0, 1.0, closed_low=True)
+    failure = checks.interval("failure", failure, 0.0, 1.0, closed_low=True)
     epsilons = released.profile_grid()
     deltas = np.minimum(released.delta(epsilons) + test_delta + failure, 1.0)
     return PrivacyProfile(epsilons + test_epsilon, deltas)
@@ -187,7 +187,7 @@ def propose_test_release(
 def _one_release(noise: str, scale: float, monotone: bool) -> Mechanism:
     """The additive noise at sensitivity 2, or 1 if all queries move in the same direction."""
     noise = checks.one_of("noise", noise, _NOISES)
-    checks.interval("scale", scale, 0.0)
+    scale = checks.interval("scale", scale, 0.0)
     moved = scale if monotone else scale / 2.0
     return GaussianMechanism(1.0 / moved) if noise == "gaussian" else LaplaceMechanism(moved)
 
@@ -214,7 +214,7 @@ def noisy_max(
         >>> round(noisy_max(10, scale=4.0, delta=1e-6).epsilon, 3)
         2.49
     """
-    checks.integer("candidates", candidates, 1)
+    candidates = checks.integer("candidates", candidates, 1)
     one = _one_release(noise, scale, monotone)
     rounds = checks.integer("rounds", rounds, 1)
     source = f"Koskela, Redberg & Wang 2024, theorem {'3.2' if rounds == 1 else '3.3'}"
@@ -269,9 +269,9 @@ def noisy_max_closed_form(candidates: int, scale: float, delta: float) -> float:
         >>> round(noisy_max_closed_form(10, scale=4.0, delta=1e-6), 2)
         2.96
     """
-    checks.integer("candidates", candidates, 1)
-    checks.interval("scale", scale, 0.0)
-    checks.interval("delta", delta, 0.0, 1.0)
+    candidates = checks.integer("candidates", candidates, 1)
+    scale = checks.interval("scale", scale, 0.0)
+    delta = checks.interval("delta", delta, 0.0, 1.0)
     return 2.0 / scale**2 + 2.0 / scale * math.sqrt(2.0 * math.log(candidates / delta))
 
 
@@ -284,7 +284,7 @@ def noisy_max_renyi(
         >>> round(noisy_max_renyi(10, scale=4.0, delta=1e-6), 2)
         2.65
     """
-    checks.integer("candidates", candidates, 1)
+    candidates = checks.integer("candidates", candidates, 1)
     base = _one_release(noise, scale, monotone)
     return renyi_to_epsilon(
         lambda alpha: base.renyi(alpha) + np.log(candidates) / (alpha - 1.0), delta

@@ -356,8 +356,8 @@ def corollary_21(
         >>> tuple(round(value, 6) for value in corollary_21(1.0, 1e-6, Poisson(10.0)))
         (1.581977, 4.956493, 1e-05)
     """
-    checks.interval("epsilon_0", epsilon_0, 0.0)
-    checks.interval("delta_0", delta_0, 0.0, 1.0, closed_low=True)
+    epsilon_0 = checks.interval("epsilon_0", epsilon_0, 0.0)
+    delta_0 = checks.interval("delta_0", delta_0, 0.0, 1.0, closed_low=True)
     growth = math.expm1(epsilon_0)
     # As in theorem 6, having no run at all adds its own term, which matters where E[K] is small.
     mu = repetitions.mu * (1.0 - delta_0)
