@@ -71,7 +71,7 @@ class TunedMechanism(Mechanism):
         def delta(epsilon: float) -> float:
             return max(curve.delta(epsilon) for curve in curves)
 
-        epsilons = np.linspace(0.0, reach(delta), _GRID)
+        epsilons = np.linspace(0.0, reach(delta) or 1.0, _GRID)
         return PrivacyProfile(epsilons, np.array([delta(epsilon) for epsilon in epsilons]))
 
     @property

@@ -83,8 +83,11 @@ class Entry:
             found = self.body(base, argument, delta)
         except NotApplicable as error:
             return UpperBound(self.name, math.inf, self.claim, reason=str(error))
-        if math.isnan(found.epsilon):
-            return UpperBound(self.name, math.inf, self.claim, reason="its numbers fail here")
+        if not math.isfinite(found.epsilon):
+            failed = (
+                "its numbers fail here" if math.isnan(found.epsilon) else "no epsilon reaches delta"
+            )
+            return UpperBound(self.name, math.inf, self.claim, reason=failed)
         claim = replace(
             self.claim,
             source=found.source or self.claim.source,

@@ -384,6 +384,14 @@ def test_the_sum_over_losses_is_the_double_integral() -> None:
     assert SubsetCurve(tuned, base.pairs[0], base.pairs[0], 0.2) == replace(curve, on_all=False)
 
 
+def test_a_subset_of_runs_whose_profile_is_constant() -> None:
+    # One run reveals the data set with probability 1/2, and so does the whole with one run each.
+    base = DiscreteMechanism([0.5, 0.5, 0.0], [0.0, 0.5, 0.5], directed=True)
+    assert tuning_cost(base, "subset:0.2/fixed:1", 0.5001).epsilon == 0.0
+    with pytest.raises(DeltaUnreachable, match="no epsilon reaches delta"):
+        tuning_cost(base, "subset:0.2/fixed:1", 0.4999)
+
+
 def test_a_subset_reduces_to_what_it_must() -> None:
     base, law = GaussianMechanism(0.6), repetitions.parse_repetitions("tnb:1,0.2")
     one, tuned = base.epsilon(DELTA), upper_bounds.TunedMechanism(base, law)
