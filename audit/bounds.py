@@ -29,6 +29,7 @@ from audit.upper_bounds.registry import answered
 
 _SOLVES = ("noise", "runs", "distribution")
 _MAX_TUNINGS = 10**6
+_MANY_TRIALS = 1000
 
 
 def bound_named(name: str | None, protocol: Protocol) -> Bound | None:
@@ -547,6 +548,8 @@ def _tuning_done(arguments: argparse.Namespace) -> int:
     }
     if arguments.trials is not None:
         trials = read_trials(arguments.trials, neighbours, group_size)
+        if not arguments.json and len(different := set(trials)) > _MANY_TRIALS:
+            console.note(f"{len(different):,} different trials, whose cost takes up to a minute")
         found = cost_of_trials(trials, arguments.chosen, **options)
     else:
         from audit.integrations.optuna import cost_of_study

@@ -18,6 +18,9 @@ __all__ = [
     "WorkerDied",
 ]
 
+_MAX_CHARACTERS = 2000
+"""Length of a message."""
+
 
 class AuditError(Exception):
     """Base class of the errors of this package.
@@ -30,6 +33,15 @@ class AuditError(Exception):
         ...     print(error)
         delta must be in (0, 1), got 2.0
     """
+
+    def __init__(self, *values: object) -> None:
+        # A message quotes what was given, which may be a text of any length.
+        super().__init__(*(_shortened(one) if isinstance(one, str) else one for one in values))
+
+
+def _shortened(text: str) -> str:
+    kept = _MAX_CHARACTERS // 2
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:kept]}[...]{text[-kept:]}"
 
 
 class InvalidInput(AuditError, ValueError):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import audit
-from audit import accounting, checks, repetitions
+from audit import accounting, checks, errors, repetitions
 from audit.dpsgd import DpSgdSettings
 from audit.dpsgd.precision import check_precision
 from audit.game.settings import AuditConfig
@@ -170,3 +170,12 @@ def test_numbers_may_be_text_decimals_or_fractions() -> None:
         law = repetitions.parse_repetitions("poisson:2")
         assert law.given_no_failure(number) == law.given_no_failure(0.25)
         assert repetitions.Binomial(9, 0.5).with_mean(number).mean == 0.25
+
+
+def test_a_message_is_short_whatever_it_quotes() -> None:
+    for message in ("no", "x" * 2000):
+        assert str(errors.InvalidInput(message)) == message
+    assert len(str(errors.StudyAborted("x" * 10**6))) < 2010
+    with pytest.raises(ValueError, match="trials must be a readable csv file, got 'xxx") as error:
+        audit.cost_of_trials("x" * 10**6, "grid")
+    assert len(str(error.value)) < 2010

@@ -48,6 +48,8 @@ class Outcome:
     def __post_init__(self) -> None:
         try:
             number = float(self.score)
+        except OverflowError:  # a whole number beyond the largest float loses, as infinity does
+            number = math.inf
         except (TypeError, ValueError):
             # The value is an output of a run, so only its type is shown.
             came = type(self.score).__name__

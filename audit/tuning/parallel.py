@@ -36,7 +36,7 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
     while next(tasks(), None) is not None:
         calls = (joblib.delayed(_attempt)(task) for task in itertools.islice(tasks(), share))
         workers = joblib.Parallel(**given, return_as="generator_unordered" if streams else "list")
-        died = False
+        died, results = False, None
         try:
             results = workers(calls)
             for one in results:  # noqa: UP028 (closed below, where it may warn)
@@ -47,7 +47,7 @@ def attempts(tasks: Callable[[], Iterator[Task]], jobs: int) -> Iterator[Attempt
             # When it is closed early, joblib's warning would reveal how many runs were left.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                if streams:
+                if streams and results is not None:
                     results.close()
         if died:
             raise RuntimeError(

@@ -194,11 +194,14 @@ class Space:
             if "" in space:
                 raise InvalidInput("space must name every hyperparameter, got an empty name")
             return cls({str(name): _dimension(str(name), given) for name, given in space.items()})
-        candidates = list(space) if isinstance(space, Iterable) else []
+        try:
+            candidates = list(space)
+        except TypeError:  # also an array without a dimension, which has an iterator
+            candidates = []
         if not candidates or not all(isinstance(one, Mapping) for one in candidates):
             raise InvalidInput(
                 "space must be a mapping from names to values, or a list of candidates, each a "
-                f"mapping, got {space!r}"
+                f"mapping, got {checks.one_line(space)}"
             )
         return cls({"": Choice(tuple(dict(one) for one in candidates))})
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from audit.own_training.findings import PremiseReport
 
 _PUBLIC = "public"
+_MAX_JOBS = 1024
 # The safe default: most training loops compute the divisor of their noisy sums from n.
 _NEIGHBOURS = "zero-out"
 
@@ -470,7 +471,7 @@ class Study:
             PrivacyLeak: the rehearsal found a broken premise of the training loop.
             Exception: any error of the rehearsal.
         """
-        jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1)
+        jobs = jobs if jobs == -1 else checks.integer("jobs", jobs, 1, _MAX_JOBS)
         _functions(train=train, accept=accept, save=save, load=load)
         if (save is None) != (load is None):
             raise InvalidInput("save and load must be given together, got one of them")

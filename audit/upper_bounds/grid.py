@@ -8,6 +8,7 @@ small probability, and what is below counts as a full leak.
 """
 
 import math
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,7 +96,8 @@ class GridCurve:
     @property
     def least(self) -> float:
         """The `cut` of candidates that all data sets have all outputs of."""
-        return self.negligible / (sum(self.counts) * self.inclusion)
+        least = self.negligible / (sum(self.counts) * self.inclusion)
+        return max(least, sys.float_info.min)  # its logarithm is needed
 
     def _mixtures(self, rounded: bool) -> tuple[ShiftedProfiles, ...]:
         steps = [self._boundary(pair, rounded) for pair in self.pairs]

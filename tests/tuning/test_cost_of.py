@@ -571,3 +571,9 @@ def test_trials_of_groups_cost_as_much_as_groups_of_the_same_runs(
     path.write_text("mu\n0.1\n")
     assert bounds.main([*given, "--group-size", "3"]) == 2
     assert "group_size must be 1 for a trial with mu or rho" in capsys.readouterr().err
+
+
+def test_a_delta_below_the_normal_numbers_gives_a_bound() -> None:
+    found = tuning.cost_of_trials([GaussianMechanism(0.1)] * 3, "grid", delta=1e-320)
+    assert found.best_only is not None
+    assert found.best_only >= GaussianMechanism(0.1).epsilon(1e-320)

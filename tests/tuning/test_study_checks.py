@@ -3,6 +3,7 @@
 import contextlib
 from typing import Any
 
+import numpy as np
 import pytest
 from light_runs import noisy
 from study_helpers import (
@@ -14,6 +15,7 @@ from study_helpers import (
 )
 
 from audit import accounting, tuning
+from audit.errors import InvalidInput
 
 # The bounds of a certificate are tested elsewhere.
 pytestmark = pytest.mark.usefixtures("region_alone")
@@ -232,3 +234,18 @@ def test_two_accountants_of_one_run_add_up() -> None:
 
     with pytest.raises(tuning.StudyAborted, match="steps must be at most 100 in a run, got 120"):
         study(base=DP_SGD).run(train)
+
+
+@pytest.mark.parametrize("space", [np.array(0.5), np.ma.masked, "x" * 10**6, 1j])
+def test_a_space_that_is_none_is_one_short_line(space: Any) -> None:
+    with pytest.raises(InvalidInput, match="space must be a mapping from names to values, or") as e:
+        tuning.Study(space, "fixed:2", base="gaussian:0.1", folder=None)
+    assert len(str(e.value)) < 500
+
+
+def test_hostile_scores_and_jobs_are_refused_or_lose() -> None:
+    assert tuning.Outcome(10**400).lost
+    study = tuning.Study({"lr": [1]}, "fixed:2", base="gaussian:0.1", folder=None)
+    for jobs in (0, -2, 1e308, 10**30, "x"):
+        with pytest.raises(InvalidInput, match="jobs must be a whole number in"):
+            study.run(lambda trial: tuning.Outcome(1.0), jobs=jobs)
